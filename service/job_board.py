@@ -21,7 +21,7 @@ Outcome = Literal["succeeded", "failed", "retried", "cancelled"]
 
 
 @dataclass(frozen=True)
-class JobFigures:
+class JobTotals:
     """Attempts of jobs: outcomes by kind, error codes, and number and seconds by kind."""
 
     ends: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
@@ -30,30 +30,30 @@ class JobFigures:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
-class JobTally:
+class JobMetrics:
     """Counts the attempts of one process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._figures = JobFigures()
+        self._totals = JobTotals()
 
     def ended(self, kind: str, outcome: Outcome, code: str | None = None) -> None:
         """Count the outcome of an attempt, with its error code if there is one."""
         with self._lock:
-            self._figures.ends[kind, outcome] += 1
+            self._totals.ends[kind, outcome] += 1
             if code is not None:
-                self._figures.errors[code] += 1
+                self._totals.errors[code] += 1
 
     def took(self, kind: str, seconds: float) -> None:
         """Count the seconds of an attempt, whatever its outcome."""
         with self._lock:
-            self._figures.tries[kind] += 1
-            self._figures.seconds[kind] += seconds
+            self._totals.tries[kind] += 1
+            self._totals.seconds[kind] += seconds
 
-    def figures(self) -> JobFigures:
-        """Return a copy of the current figures."""
+    def totals(self) -> JobTotals:
+        """Return a copy of the totals so far."""
         with self._lock:
-            return copy.deepcopy(self._figures)
+            return copy.deepcopy(self._totals)
 
 
 class Interrupted(SoupError):
@@ -69,7 +69,7 @@ class JobBoard:
         self._watchers: dict[str, list[Callable[[], None]]] = defaultdict(list)
         self._running: dict[str, threading.Event] = {}
         self._lock = threading.Lock()
-        self.tally = JobTally()
+        self.metrics = JobMetrics()
         """Counts of the jobs that ran here."""
         self.closed = False
         """True once the server stops: no queued or running job ends here any more."""

@@ -17,6 +17,6 @@ class SamplingFlags:
     stop: Annotated[list[str] | None, typer.Option(help="Text to stop at; may be repeated.")] = None
     seed: Annotated[int | None, typer.Option(help="The same seed, the same text.")] = None
 
-    def sampling(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """The options as keyword arguments of `SoupClient.complete` and `chat`."""
         return {**asdict(self), "stop": self.stop or None}

@@ -59,13 +59,13 @@ class ServerMetrics:
         )
         errors = CounterMetricFamily("soup_job_errors", "Errors that tries of jobs ended with here.", labels=("code",))
         took = SummaryMetricFamily("soup_job_seconds", "Seconds that tries of jobs took here.", labels=("kind",))
-        tally = self._services.jobs.tally.figures()
+        totals = self._services.jobs.metrics.totals()
         for kind in KINDS:
             for outcome in get_args(Outcome):
-                ended.add_metric((kind, outcome), tally.ends[kind, outcome])
-            took.add_metric((kind,), tally.tries[kind], tally.seconds[kind])
+                ended.add_metric((kind, outcome), totals.ends[kind, outcome])
+            took.add_metric((kind,), totals.tries[kind], totals.seconds[kind])
         for code in BY_CODE:
-            errors.add_metric((code,), tally.errors[code])
+            errors.add_metric((code,), totals.errors[code])
         yield from (ended, errors, took)
 
     def _ready(self) -> Iterator[Metric]:

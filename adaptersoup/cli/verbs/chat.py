@@ -51,7 +51,7 @@ def chat(
       soup chat team/law --system "Answer in one sentence."
       soup chat base/small --temperature 0 < questions.txt
     """
-    conversation = Conversation(remote, model, system or "", {"max_tokens": max_tokens, **sampling.sampling()})
+    conversation = Conversation(remote, model, system or "", {"max_tokens": max_tokens, **sampling.fields()})
     if not sys.stdin.isatty():
         for line in sys.stdin:
             if line.strip():

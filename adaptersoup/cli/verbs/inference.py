@@ -71,7 +71,7 @@ def generate(
       cat prompt.txt | soup generate team/soup -
     """
     text = sys.stdin.read() if prompt == "-" else prompt
-    options = {"max_tokens": max_tokens, **sampling.sampling()}
+    options = {"max_tokens": max_tokens, **sampling.fields()}
     if stream:
         with remote.client.stream(model, text, **options) as chunks:
             for chunk in chunks:

@@ -56,13 +56,13 @@ def engine(services: AppServices, principal: Admin) -> EngineState:
     """The content of the page; raises Forbidden for keys that do not see the whole server."""
     if principal.namespaces is not None:
         raise Forbidden("The engine is of the whole server: this takes a key with all namespaces.")
-    figures = {
-        label: figures
-        for label, figures in services.engine.adapter_totals().items()
-        if figures.answers or figures.generated_tokens or figures.scored_tokens
+    totals_by_label = {
+        label: totals
+        for label, totals in services.engine.adapter_totals().items()
+        if totals.answers or totals.generated_tokens or totals.scored_tokens
     }
-    names = GROUPS | _newest_refs(services, principal, [label for label in figures if label not in GROUPS])
-    times = [_adapter_times(names[label], totals) for label, totals in figures.items()]
+    names = GROUPS | _newest_refs(services, principal, [label for label in totals_by_label if label not in GROUPS])
+    times = [_adapter_times(names[label], totals) for label, totals in totals_by_label.items()]
     times.sort(key=lambda row: (-row.generated_tokens - row.scored_tokens, row.model))
     return EngineState(bases=list(services.engine.loaded_bases()), counters=services.engine.counters(), adapters=times)
 

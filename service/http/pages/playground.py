@@ -63,7 +63,7 @@ PROMPT = BodyLimit(lambda settings: 2 * BYTES_PER_CHARACTER * settings.max_text_
 GenerationRequest = ChatRequest | CompletionRequest
 
 
-class Sampling(Wire):
+class SamplingForm(Wire):
     """The sampling parameters and the values that the form starts with."""
 
     temperature: float = 0.7
@@ -83,7 +83,7 @@ class Playground(Wire):
     """Base models with a chat template."""
     kind: Kind
     """The kind of request that fits the first model."""
-    drawing: Sampling = Sampling()
+    sampling: SamplingForm = Field(default=SamplingForm(), alias="drawing")
     mix: list[SliderIngredient]
     """Adapters and weights of the sliders."""
 
@@ -221,7 +221,7 @@ def _page(
         form=form,
         answers=answers,
         max_models=MAX_MODELS,
-        max_tokens=MAX_TABLE_TOKENS,
+        max_table_tokens=MAX_TABLE_TOKENS,
         max_ingredients=MAX_INGREDIENTS,
     )
 
@@ -280,11 +280,11 @@ def _is_message(value: object) -> bool:
     return isinstance(value["content"], str) and value["role"] in ("user", "assistant")
 
 
-def _parse_sampling(form: Mapping[str, str]) -> Sampling:
+def _parse_sampling(form: Mapping[str, str]) -> SamplingForm:
     """The sampling parameters of a form, with the defaults for blank fields; raises InvalidParameter."""
-    fields = {name: form[name].strip() for name in Sampling.model_fields if form.get(name, "").strip()}
+    fields = {name: form[name].strip() for name in SamplingForm.model_fields if form.get(name, "").strip()}
     try:
-        return Sampling.model_validate(fields, strict=False)
+        return SamplingForm.model_validate(fields, strict=False)
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None
 

@@ -32,13 +32,13 @@ events = st.lists(
 )
 
 
-def count(tally: AdapterMetrics, digest: str | None, what: str, amount: int) -> None:
+def count(metrics: AdapterMetrics, digest: str | None, what: str, amount: int) -> None:
     if what == "first":
-        tally.add_first_token(digest, float(amount))
+        metrics.add_first_token(digest, float(amount))
     elif what == "answer":
-        tally.add_answer(digest, float(amount))
+        metrics.add_answer(digest, float(amount))
     else:
-        tally.add_tokens(digest, **{what: amount})
+        metrics.add_tokens(digest, **{what: amount})
 
 
 def total(figures: dict[str, AdapterTotals]) -> AdapterTotals:
@@ -51,14 +51,14 @@ def total(figures: dict[str, AdapterTotals]) -> AdapterTotals:
 def test_labels_are_few_and_their_sums_never_fall(
     script: list[tuple[str | None, str, int]], labels: int, known: int
 ) -> None:
-    tally, alone = AdapterMetrics(labels=labels, remembered=known), AdapterMetrics(labels=8)
-    seen = tally.totals()
+    metrics, alone = AdapterMetrics(labels=labels, remembered=known), AdapterMetrics(labels=8)
+    seen = metrics.totals()
     for event in script:
-        count(tally, *event)
+        count(metrics, *event)
         count(alone, *event)
-        now = tally.totals()
+        now = metrics.totals()
         assert len(now) <= labels + 2
-        assert len(tally._unlabelled_tokens) <= known
+        assert len(metrics._unlabelled_tokens) <= known
         for label, one in now.items():
             before = asdict(seen.get(label, AdapterTotals()))
             assert all(value >= before[name] for name, value in asdict(one).items()), label
@@ -72,27 +72,27 @@ def test_labels_are_few_and_their_sums_never_fall(
 def test_whoever_has_more_than_twice_the_tokens_has_the_label(
     script: list[tuple[str | None, str, int]], labels: int
 ) -> None:
-    tally = AdapterMetrics(labels=labels)
+    metrics = AdapterMetrics(labels=labels)
     tokens: dict[str, int] = {}
     for digest, what, amount in script:
-        count(tally, digest, what, amount)
+        count(metrics, digest, what, amount)
         if digest is not None and what in ("generated", "scored"):
             tokens[digest] = tokens.get(digest, 0) + amount
-    own = tally.totals().keys() - {BASE, OTHER}
+    own = metrics.totals().keys() - {BASE, OTHER}
     for digest, amount in tokens.items():
         assert digest in own or all(amount <= 2 * tokens.get(other, 0) for other in own)
 
 
 def test_a_label_that_comes_back_goes_on_from_its_sums() -> None:
-    tally = AdapterMetrics(labels=1)
-    tally.add_tokens("a", generated=10)
-    tally.add_tokens("b", generated=21)  # more than twice as many: counted before b had the label
-    assert {label: one.generated_tokens for label, one in tally.totals().items()} == {"base": 0, "other": 21, "b": 0}
-    tally.add_tokens("b", generated=4)
-    tally.add_tokens("a", generated=41)
-    assert {label: one.generated_tokens for label, one in tally.totals().items()} == {"base": 0, "other": 62, "a": 10}
-    tally.add_tokens("a", generated=1)
-    assert tally.totals()["a"].generated_tokens == 11
+    metrics = AdapterMetrics(labels=1)
+    metrics.add_tokens("a", generated=10)
+    metrics.add_tokens("b", generated=21)  # more than twice as many: counted before b had the label
+    assert {label: one.generated_tokens for label, one in metrics.totals().items()} == {"base": 0, "other": 21, "b": 0}
+    metrics.add_tokens("b", generated=4)
+    metrics.add_tokens("a", generated=41)
+    assert {label: one.generated_tokens for label, one in metrics.totals().items()} == {"base": 0, "other": 62, "a": 10}
+    metrics.add_tokens("a", generated=1)
+    assert metrics.totals()["a"].generated_tokens == 11
 
 
 def test_the_engine_counts_by_adapter(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,17 +140,17 @@ def test_hits_loads_and_evictions_tell_whether_the_bank_is_large_enough(base: Lo
 
 
 def test_as_many_labels_as_the_documentation_says() -> None:
-    tally = AdapterMetrics()
+    metrics = AdapterMetrics()
     for number in range(MAX_LABELS + 5):
-        tally.add_answer(str(number), 1.0)
-    figures = tally.totals()
+        metrics.add_answer(str(number), 1.0)
+    figures = metrics.totals()
     assert len(figures) == MAX_LABELS + 2 == 34
     assert figures[OTHER].answers == 5
 
 
 def test_labels_do_not_end_often() -> None:
     """However adapters take turns, what is remembered of ended labels stays small."""
-    tally = AdapterMetrics(labels=2)
+    metrics = AdapterMetrics(labels=2)
     for number in range(2000):
-        tally.add_tokens(str(number % 50), generated=1 + number)
-    assert len(tally._replaced) <= 2 * 20, "1,999,000 tokens are below 2**21"
+        metrics.add_tokens(str(number % 50), generated=1 + number)
+    assert len(metrics._replaced) <= 2 * 20, "1,999,000 tokens are below 2**21"

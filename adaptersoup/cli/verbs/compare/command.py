@@ -23,7 +23,7 @@ from registry.errors import SoupError
 
 
 @dataclass(frozen=True)
-class Subject:
+class ComparisonFlags:
     """The options for the strategies and texts of a comparison."""
 
     sample: Annotated[Path | None, typer.Option(help=f"Of one domain: {SAMPLE_FORMS}")] = None
@@ -54,7 +54,7 @@ def compare(
         typer.Argument(help="Folders of domains, each with sample.* or valid.*, and test.*", metavar="FOLDER..."),
     ] = None,
     *,
-    subject: Subject,
+    comparison_flags: ComparisonFlags,
     output: OutputFlags,
     flags: Annotated[ParsedFlags, SELECTION.only(*POOL)],
 ) -> None:
@@ -73,8 +73,14 @@ def compare(
     """
     if sum((output.csv, output.markdown, remote.json)) > 1:
         raise typer.BadParameter("Give one of --csv, --markdown and --json.")
-    draws = draws_of(domains or (), subject.sample, subject.test, number=subject.draws, size=subject.size)
-    comparisons, errors = _compare(remote, draws, subject, flags, keep=output.keep)
+    draws = draws_of(
+        domains or (),
+        comparison_flags.sample,
+        comparison_flags.test,
+        number=comparison_flags.draws,
+        size=comparison_flags.size,
+    )
+    comparisons, errors = _compare(remote, draws, comparison_flags, flags, keep=output.keep)
     _print(remote, comparisons, output)
     save_plot(output.plot, lambda: strategies_plot_of(comparisons))
     for row, error in errors:
@@ -83,13 +89,13 @@ def compare(
 
 
 def _compare(
-    remote: Remote, draws: Sequence[Draw], subject: Subject, flags: ParsedFlags, *, keep: bool
+    remote: Remote, draws: Sequence[Draw], comparison_flags: ComparisonFlags, flags: ParsedFlags, *, keep: bool
 ) -> tuple[list[dict[str, Any]], list[tuple[str, SoupError]]]:
     """The comparison of each draw, and the errors with the names of their rows.
 
     Raises the first error if no draw could be compared.
     """
-    pool, strategies = pool_of(flags), strategies_of(subject.strategy or ())
+    pool, strategies = pool_of(flags), strategies_of(comparison_flags.strategy or ())
     comparisons: list[dict[str, Any]] = []
     errors: list[tuple[str, SoupError]] = []
     with temporary_soups(remote.client, keep=keep) as soups, progress_bar("comparing") as report:
