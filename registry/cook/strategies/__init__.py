@@ -1,7 +1,7 @@
 """Strategies of a cook, one a file: each proposes candidates for a job, and knows what that takes.
 
-`STRATEGIES` has them by name; the conformance class in the tests runs over every entry. None of them scores a candidate
-or stores one.
+`STRATEGIES` has them by effort; the conformance class in the tests runs over every entry. None of them scores a
+candidate or stores one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Strategy:
     needs_ingredients: bool = True
 
 
-STRATEGIES: dict[str, Strategy] = {
-    "recipe": Strategy(selected.propose),
+STRATEGIES: dict[Effort, Strategy] = {
     "instant": Strategy(selected.propose),
     "quick": Strategy(quick.propose, quick.passes, needs_ingredients=False),
     "thorough": Strategy(thorough.propose, thorough.passes, needs_ingredients=False),
@@ -42,8 +41,8 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def strategy_of(request: CookRequest) -> Strategy:
-    """The strategy of a request: that of its effort or, where it names none, its recipe or its selector."""
-    return STRATEGIES[request.effort or ("instant" if request.recipe is None else "recipe")]
+    """The strategy of a request's effort; one without is instant, by a recipe as by a selector."""
+    return STRATEGIES[request.effort or "instant"]
 
 
 def dearer_efforts(

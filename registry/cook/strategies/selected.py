@@ -1,4 +1,4 @@
-"""Strategies `instant` and by recipe: the adapters that the selector chose, or that the recipe names, as they are.
+"""Strategy `instant`: the adapters that the selector chose, or that the recipe names, as they are.
 
 The selection with its weights is the paper's soup (AdapterSoup, section 2).
 """

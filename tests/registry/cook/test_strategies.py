@@ -14,16 +14,25 @@ from registry.cook.job import CookJob
 from registry.cook.scoring import judge
 from registry.cook.strategies import STRATEGIES, strategy_of
 from registry.errors import Internal
-from registry.spec import HOLDS_OUT, CookRequest, Evidence
+from registry.spec import HOLDS_OUT, CookRequest, Effort, Evidence
 from tests.registry.toy_registry import ToyRegistry, by_hand, sample
 
 ON_DATABASES = ("sqlite",)  # they ask a catalogue nothing that the tests of cooks do not
 
 ADAPTERS = ("code", "law", "zoo")
 WEIGHING = ("quick", "thorough")
+RECIPE = by_hand("acme/law", "acme/zoo")
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        *((effort, {"effort": effort}) for effort in STRATEGIES),
+        ("instant", {"recipe": RECIPE}),
+        ("tune", {"recipe": RECIPE, "effort": "tune"}),
+    ],
+    ids=[*STRATEGIES, "recipe", "tuned recipe"],
+)
 @pytest.mark.parametrize("passages", [30, 12])
 class TestConformance:
     @pytest.fixture
@@ -34,8 +43,7 @@ class TestConformance:
         return verbs
 
     @pytest.fixture
-    def job(self, pool: ToyRegistry, name: str, passages: int) -> CookJob:
-        chosen: dict[str, Any] = {"recipe": by_hand("acme/law", "acme/zoo")} if name == "recipe" else {"effort": name}
+    def job(self, pool: ToyRegistry, name: Effort, chosen: dict[str, Any], passages: int) -> CookJob:
         fields = {"sample": sample("law", count=passages), "verify": True, **chosen}
         request = CookRequest.model_validate(fields)
         assert strategy_of(request) is STRATEGIES[name]
@@ -50,7 +58,7 @@ class TestConformance:
         return select_ingredients(job)
 
     @pytest.fixture
-    def proposal(self, job: CookJob, name: str) -> Proposal:
+    def proposal(self, job: CookJob, name: Effort) -> Proposal:
         proposed = STRATEGIES[name].propose(job)
         assert isinstance(proposed, Proposal)
         return proposed
@@ -70,7 +78,7 @@ class TestConformance:
             judge(job, Proposal((candidate, candidate)), Evidence())
 
     def test_workers_that_fit_a_candidate_see_no_passage_that_it_is_scored_on(
-        self, pool: ToyRegistry, name: str, job: CookJob, proposal: Proposal
+        self, pool: ToyRegistry, name: Effort, job: CookJob, proposal: Proposal
     ) -> None:
         assert job.sample is not None
         split = job.sample.split
@@ -87,7 +95,7 @@ class TestConformance:
             assert set(texts) == set(job.texts) - set(job.sample.texts_of(fold))
 
     def test_candidates_are_judged_on_held_out_passages_where_there_is_a_search(
-        self, name: str, job: CookJob, proposal: Proposal
+        self, name: Effort, job: CookJob, proposal: Proposal
     ) -> None:
         assert job.sample is not None
         assert (proposal.search is not None) == (name in (*WEIGHING, "tune"))
@@ -96,7 +104,7 @@ class TestConformance:
             assert proposal.search.trials == ()
 
     def test_where_the_selector_abstains_it_proposes_without_ingredients_or_needs_them(
-        self, name: str, job: CookJob
+        self, name: Effort, job: CookJob
     ) -> None:
         strategy = STRATEGIES[name]
         assert strategy.needs_ingredients is (name not in WEIGHING)
@@ -105,8 +113,15 @@ class TestConformance:
             assert isinstance(proposed, Proposal)
             assert "selected" not in {candidate.way for candidate in proposed.candidates}
 
-    def test_its_price_grows_with_the_adapters_to_look_at(self, name: str, passages: int) -> None:
-        price = STRATEGIES[name].passes
-        assert (price is None) == (name in ("recipe", "instant"))
-        if price is not None:
-            assert 1 < price(passages, 8) <= price(passages, 64)
+
+@pytest.mark.parametrize("effort", STRATEGIES)
+@pytest.mark.parametrize("passages", [30, 12])
+def test_its_price_grows_with_the_adapters_to_look_at(effort: Effort, passages: int) -> None:
+    price = STRATEGIES[effort].passes
+    assert (price is None) == (effort == "instant")
+    if price is not None:
+        assert 1 < price(passages, 8) <= price(passages, 64)
+
+
+def test_a_request_without_an_effort_is_instant() -> None:
+    assert strategy_of(CookRequest.model_validate({"sample": sample("law")})) is STRATEGIES["instant"]
