@@ -5,7 +5,7 @@ bucket or from none, and what it did not need is given back when it has ended; o
 wears off too. So the average over time holds exactly. `Rates` counts in the memory of this process;
 servers that share a database count together (`SharedRates`), in rows of PostgreSQL and by the same rules.
 
-Used by `http.metering`. Knows no requests and no keys, only subjects by name.
+Used by `http.models.metering`. Knows no requests and no keys, only subjects by name.
 """
 
 from __future__ import annotations

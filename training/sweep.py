@@ -120,10 +120,9 @@ def read_domain(folder: Path, spec: TrainingSpec = TrainingSpec()) -> Domain:
     """
     train, valid = (_file(folder, split) for split in ("train", "valid"))
     data = Data(read_items(spec, train), read_items(spec, valid))
+    # Checked here, before hours of training other domains.
     for path, items, at_least in ((train, data.train, MIN_TEXTS), (valid, data.valid, MIN_VALID_TEXTS)):
-        enough(
-            items, at_least, of="items that are not empty", where=str(path)
-        )  # before hours of training other domains
+        enough(items, at_least, of="items that are not empty", where=str(path))
     return Domain(folder.resolve().name, train, valid, data)
 
 

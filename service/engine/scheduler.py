@@ -143,8 +143,8 @@ class Scheduler:
         step.others_decoding = bool(other_bases)
         limit = self.max_step_tokens
         if step.decodes:
-            single_namespace = self._waiting.is_single_namespace(self._running, self._scoring)
-            step.token_budget = self.step_times.beside_decodes(base_id, limit, single_namespace=single_namespace)
+            same_namespaces = self._waiting.has_same_namespaces(self._running, self._scoring)
+            step.token_budget = self.step_times.beside_decodes(base_id, limit, same_namespaces=same_namespaces)
         else:
             step.token_budget = self.step_times.between_decodes(base_id, other_bases, limit)
         self._update_shares()

@@ -11,9 +11,9 @@ MIN_TOKENS = 16
 UNMEASURED_SHARE = 4
 """Divides the maximum until the first measurement."""
 GAP_SECONDS = 0.2
-"""Step time that is always allowed where prompts wait only for streams of their own key.
+"""Step time that is always allowed if all work is of keys that see the same namespaces.
 
-It costs those streams evenness only: the prompts are done sooner, and the fixed cost of a step is paid less often.
+It costs their streams evenness only: their prompts are done sooner, and the fixed cost of a step is paid less often.
 """
 SMOOTHING = 0.2
 DECODE_STEPS = 8
@@ -26,9 +26,9 @@ PROBE_INTERVAL = 64
 class StepTimes:
     """Measured seconds of decode steps and of one prefill token, by base model, and the budgets that follow from them.
 
-    A step that decodes takes at most twice as long as one that only decodes, or `GAP_SECONDS` where no other key has
-    work; a step between decode steps of other base models takes at most as long as those. A step without streams is
-    kept short, too, while there are several `recent_keys`.
+    A step that decodes takes at most twice as long as one that only decodes, or `GAP_SECONDS` if all work is of keys
+    that see the same namespaces; a step between decode steps of other base models takes at most as long as those. A
+    step without streams is kept short, too, while there are several `recent_keys`.
     """
 
     def __init__(self) -> None:
@@ -37,18 +37,18 @@ class StepTimes:
         self._decode_seconds: dict[str, float] = {}  # of a step with decode tokens only
         self._token_seconds: dict[str, float] = {}  # of one prefill token
 
-    def beside_decodes(self, base_id: str, limit: int, *, single_namespace: bool = False) -> int:
+    def beside_decodes(self, base_id: str, limit: int, *, same_namespaces: bool = False) -> int:
         """Prefill tokens, at most `limit`, that the next step of a base model may take beside its decode tokens.
 
-        `single_namespace`: streams and prompts are of one namespace, and nobody else has work. The first step, and one
-        in `PROBE_INTERVAL`, gets none, to measure decoding alone.
+        `same_namespaces`: all work is generations of this base model, for keys that see the same namespaces. The first
+        step, and one in `PROBE_INTERVAL`, gets none, to measure decoding alone.
         """
         self._step_count[base_id] = self._step_count.get(base_id, -1) + 1
         if self._step_count[base_id] % PROBE_INTERVAL == 0:
             return 0
         budget = self._tokens_per_decode_step(base_id, base_id, limit)
         decode, token = self._decode_seconds.get(base_id), self._token_seconds.get(base_id)
-        if not single_namespace or decode is None or not token:
+        if not same_namespaces or decode is None or not token:
             return budget
         return max(budget, min(limit, int((GAP_SECONDS - decode) / token)))
 

@@ -80,8 +80,8 @@ class WaitingQueue:
                 return group.waiting[0]
         return None
 
-    def is_single_namespace(self, running: Iterable[Sequence], scoring: Collection[SequenceGroup]) -> bool:
-        """Return True if all requests are generations of one namespace and one base model."""
+    def has_same_namespaces(self, running: Iterable[Sequence], scoring: Collection[SequenceGroup]) -> bool:
+        """Return True if all requests are generations of one base model, for keys that see the same namespaces."""
         groups = self.groups() + [sequence.group for sequence in running]
         generations = [group.request for group in groups if isinstance(group.request, GenerateRequest)]
         namespaces = {(request.base_id, request.namespace) for request in generations}

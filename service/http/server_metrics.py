@@ -26,12 +26,12 @@ BLOBS_SECONDS = 60.0
 
 
 class ServerMetrics:
-    """The parts of one server, there once it has started, as metrics; `clock` is the tests' seam for time."""
+    """Metrics of a server's services, which `services` returns once it has started; tests set another `clock`."""
 
     def __init__(
         self, services: Callable[[], Services], readiness: Readiness, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._of = services
+        self._get_services = services
         self._readiness = readiness
         self._clock = clock
         self._blobs: tuple[float, list[Metric]] | None = None
@@ -50,7 +50,7 @@ class ServerMetrics:
 
     @property
     def _services(self) -> Services:
-        return self._of()
+        return self._get_services()
 
     def _ends(self) -> Iterator[Metric]:
         """Yield all kinds, outcomes and codes, also those at 0: a counter that first appears at 1 has no increase."""

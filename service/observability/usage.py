@@ -1,7 +1,7 @@
 """Usage of inference, counted in memory and written to the database every few seconds and at the end.
 
-`http.metering` counts, the runtime starts and stops the writer. A killed process loses the counts since the last write.
-Counts that cannot be written are written with the next.
+`http.models.metering` counts, the runtime starts and stops the writer. A killed process loses the counts since the last
+write. Counts that cannot be written are written with the next.
 """
 
 from __future__ import annotations

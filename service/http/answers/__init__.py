@@ -1,1 +1,4 @@
-"""Answers that take some building: of completions, chat, jobs, soups and lineage, as models of `schemas`."""
+"""Build answers: completions and chats, whole or token by token; jobs, soups and lineage, as a key may see them.
+
+Nothing here knows routes, or decides who may call one.
+"""

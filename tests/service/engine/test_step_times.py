@@ -1,4 +1,4 @@
-"""Prompts wait less for streams of their own key, and nobody else's stream waits for them."""
+"""Prompts wait less for streams of keys that see the same namespaces, and nobody else's stream waits for them."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def test_where_anybody_else_has_work_streams_keep_their_pace(other: Request, run
 
 def test_before_anything_was_measured_prompts_of_one_key_take_the_same_part_of_a_step() -> None:
     scheduler = scheduler_of(rows=24, tokens=400)
-    assert scheduler.step_times.beside_decodes("b", 400, single_namespace=True) == 0
+    assert scheduler.step_times.beside_decodes("b", 400, same_namespaces=True) == 0
     assert (
-        scheduler.step_times.beside_decodes("b", 400, single_namespace=True)
+        scheduler.step_times.beside_decodes("b", 400, same_namespaces=True)
         == scheduler.step_times.beside_decodes("b", 400)
         == 100
     )
