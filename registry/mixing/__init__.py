@@ -38,7 +38,8 @@ class MixingMethod:
     - `resolved` is the mixing as the recipe stores it, with defaults filled in.
     - `statistic` is the statistic that `mix` reads of each of several ingredients beside its tensors.
 
-    With `by_site` the report lists residuals by site. Methods `by_lapack` give the same bytes on one machine only.
+    With `by_site` the report lists residuals by site. Methods `by_lapack` give the same bytes on one machine only. With
+    `init_advice` a refusal for initialisations alone says that the request may vouch for them.
     """
 
     check: Callable[[Sequence[SoupIngredient], Any], list[str]]
@@ -47,12 +48,13 @@ class MixingMethod:
     too_wide: Callable[[Sequence[SoupIngredient], Any, int], list[str]] = lambda _ingredients, _mixing, _max_width: []
     by_site: bool = False
     by_lapack: bool = False
+    init_advice: bool = False
     resolved: Callable[[Sequence[SoupIngredient], Any, BaseShape], Mixing] = lambda _ingredients, mixing, _shape: mixing
     statistic: Callable[[Any], StatisticKind | None] = lambda _mixing: None
 
 
 MIXINGS = {
-    "average": MixingMethod(average.check, average.result, average.mix),
+    "average": MixingMethod(average.check, average.result, average.mix, init_advice=True),
     "concat": MixingMethod(concat.check, concat.result, concat.mix, too_wide=concat.too_wide),
     "recompress": MixingMethod(
         recompress.check,
@@ -64,9 +66,9 @@ MIXINGS = {
         statistic=recompress.statistic,
     ),
     "align": MixingMethod(align.check, align.result, align.mix, by_lapack=True),
-    "ties": MixingMethod(entrywise.check, entrywise.result, ties.mix),
-    "dare": MixingMethod(entrywise.check, entrywise.result, dare.mix),
-    "slerp": MixingMethod(entrywise.check, entrywise.result, slerp.mix, too_wide=slerp.too_many),
+    "ties": MixingMethod(entrywise.check, entrywise.result, ties.mix, init_advice=True),
+    "dare": MixingMethod(entrywise.check, entrywise.result, dare.mix, init_advice=True),
+    "slerp": MixingMethod(entrywise.check, entrywise.result, slerp.mix, too_wide=slerp.too_many, init_advice=True),
     "task_arithmetic": MixingMethod(
         task_arithmetic.check,
         task_arithmetic.result,
@@ -85,4 +87,10 @@ MIXINGS = {
     ),
     "merge": MixingMethod(merge.check, merge.result, merge.mix),
 }
-"""The mixing methods by the `method` of a `Mixing`."""
+"""The mixing methods by the `method` of a `Mixing`.
+
+A new one: its value, a member of the union in registry/spec/mixing.py, exported by registry/spec; a file here; its row
+above; for a rule on single entries also a member of `Entrywise`. Also a flag for each option and a word in the help of
+`--mixing` (adaptersoup/cli/verbs/cook.py), tests/registry/mixing/test_contract.py, docs/explanation/mixing.md, the
+glossary and `make openapi`.
+"""

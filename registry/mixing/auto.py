@@ -35,10 +35,6 @@ _REFUSED = {
 }
 
 
-_SAME_INIT = ("average", "ties", "dare", "slerp")
-"""Methods that mix values position by position, and so need one initialisation."""
-
-
 @dataclass(frozen=True)
 class Choice:
     """The mixing of a recipe and the reason for it; the reason is empty where the request named the method."""
@@ -113,7 +109,8 @@ def _advice(ingredients: Sequence[SoupIngredient], against: Mapping[str, Sequenc
     if not MIXINGS["average"].check(ingredients, AverageMixing()):
         by_average = "mix by 'average', which takes the factors of a LoRA apart"
         changes.append("leave 'scale' at 1" if "average" in against else by_average)
-    if any(list(against.get(method, ())) == init_reasons(ingredients) != [] for method in _SAME_INIT):
+    advised = [list(reasons) for method, reasons in against.items() if MIXINGS[method].init_advice]
+    if init_reasons(ingredients) and init_reasons(ingredients) in advised:
         changes.append("set mixing.assume_same_init if you know that they started from the same tensors")
     if not changes:
         several = len({ingredient.config.method for ingredient in ingredients}) > 1

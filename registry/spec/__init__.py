@@ -91,7 +91,7 @@ from registry.spec.structures.pruned import MaskRule, Pruned, PruningScore
 from registry.spec.structures.structure import HeadConfig, widths_together, without_none
 from registry.spec.structures.union import UnionConfig
 from registry.spec.tuning import Tuned, Tuning, TuningOptions, TuningReport, TuningRequest, TuningSetting
-from registry.spec.unions import MIXING_FIELDS, UNION_MEMBERS
+from registry.spec.unions import MIXING_REQUESTS, UNION_MEMBERS
 from registry.spec.weighing import (
     ByLosses,
     Screened,
@@ -105,7 +105,7 @@ from registry.spec.weighing import (
 __all__ = [
     "BY_GRADIENTS",
     "HOLDS_OUT",
-    "MIXING_FIELDS",
+    "MIXING_REQUESTS",
     "MOST_PASSAGES",
     "UNION_MEMBERS",
     "WEIGHING",

@@ -39,6 +39,8 @@ class _Method(Frozen):
 
     keeps_init: ClassVar[bool] = True
     """True if the soup has the initialisation of its ingredients, which it cannot with tensors of other shapes."""
+    widens: ClassVar[bool] = False
+    """True if the soup can be wider than each ingredient, so that a request's `max_width` bounds it."""
 
 
 class _WithoutMasks(_Method):
@@ -77,6 +79,7 @@ class ConcatMixing(_OfAnyInit):
     scale: Scale = "1"
 
     keeps_init: ClassVar[bool] = False
+    widens: ClassVar[bool] = True
 
 
 class RecompressMixing(_OfAnyInit):
@@ -94,6 +97,7 @@ class RecompressMixing(_OfAnyInit):
     by_inputs: Literal[True] | None = Field(default=None, exclude_if=not_set)
 
     keeps_init: ClassVar[bool] = False
+    widens: ClassVar[bool] = True
 
 
 class AlignMixing(_OfAnyInit):
@@ -155,6 +159,8 @@ class TaskArithmeticMixing(_OfAnyInit):
     init: DrawnInit | None = Field(default=None, exclude_if=not_set)
     init_seed: int | None = Field(default=None, ge=0, lt=2**63, exclude_if=not_set)
 
+    widens: ClassVar[bool] = True  # of LoRAs ranks add up
+
 
 class FisherMixing(_WithoutMasks):
     """Fisher merging (Matena and Raffel, NeurIPS 2022): every value weighed by its diagonal Fisher information.
@@ -181,6 +187,8 @@ class RegMeanMixing(_WithoutMasks):
     off_diagonal: UpToOne = "0.9"
     assume_same_init: bool = False
 
+    widens: ClassVar[bool] = True  # of LoRAs ranks add up
+
 
 class MergeMixing(_OfAnyInit):
     """The adapter of a bank of experts: the mean of their weights and biases (AdaMix, section 3.3).
@@ -203,6 +211,8 @@ class AutoMixing(Frozen):
     method: Literal["auto"] = "auto"
     scale: Scale = "1"
     assume_same_init: bool = False
+
+    widens: ClassVar[bool] = True
 
 
 _Settled = (

@@ -38,7 +38,7 @@ UNION_MEMBERS: Mapping[str, frozenset[str]] = MappingProxyType(
     }
 )
 """Discriminator values by the field of a request."""
-MIXING_FIELDS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {member.model_fields["method"].default: frozenset(member.model_fields) for member in _members(MixingRequest)}
+MIXING_REQUESTS: Mapping[str, Any] = MappingProxyType(
+    {member.model_fields["method"].default: member for member in _members(MixingRequest)}
 )
-"""The fields of each mixing method."""
+"""The classes of a `MixingRequest` by their method."""

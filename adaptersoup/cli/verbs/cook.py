@@ -15,15 +15,13 @@ from adaptersoup.cli.remote import SAMPLE_FORMS, Remote, verb
 from adaptersoup.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
 from adaptersoup.cli.selection_text import selection_table, talk_about, talk_about_price, talk_about_search
 from adaptersoup.client.samples import read_texts
-from registry.spec import MIXING_FIELDS, CookRequest, HandRecipe, WeightedRef
+from registry.spec import MIXING_REQUESTS, CookRequest, HandRecipe, WeightedRef
 
 if TYPE_CHECKING:
     from plots.style import Plot
 
 
 SELECTING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
-_WIDENING = ("auto", "concat", "recompress", "task_arithmetic", "regmean")
-"""The mixing methods that can make a soup wider than its ingredients, so that --max-width limits them."""
 
 COOK = Flags(
     CookRequest,
@@ -161,8 +159,9 @@ def _mixing_fields(flags: ParsedFlags) -> dict[str, Any]:
     if "masks" in flags and mixing["method"] == "auto":
         mixing["method"] = "average"  # no other method keeps masks
     method = mixing["method"]
-    unknown = [COOK.by_path[f"mixing.{name}"] for name in mixing if name not in MIXING_FIELDS[method]]
-    if "max_width" in flags and method not in _WIDENING:
+    spec = MIXING_REQUESTS[method]
+    unknown = [COOK.by_path[f"mixing.{name}"] for name in mixing if name not in spec.model_fields]
+    if "max_width" in flags and not spec.widens:
         unknown.append("--max-width")
     if unknown:
         raise typer.BadParameter(f"--mixing {method} does not take {', '.join(unknown)}: drop it, or mix otherwise.")

@@ -18,9 +18,9 @@ from registry.adapters.weights import save_tensors
 from registry.errors import InvalidRecipe
 from registry.mixing import MIXINGS
 from registry.mixing.compat import SoupIngredient
-from registry.spec import BankConfig, Mixing, MixingRequest, MixReport, Recipe, RecipeIngredient
+from registry.spec import AdapterConfig, BankConfig, Mixing, MixingRequest, MixReport, Recipe, RecipeIngredient
 from tests.registry.mixing.test_structures import reported
-from tests.registry.random_adapters import BASE, INIT, SHAPE, bottleneck, known, part, started
+from tests.registry.random_adapters import BASE, INIT, SHAPE, bottleneck, known, lora, part, started
 from tests.repository import REPOSITORY
 
 REQUESTS: TypeAdapter[Any] = TypeAdapter(MixingRequest)
@@ -149,3 +149,11 @@ def test_recipes_keep_their_digests(mixing: dict[str, str], digest: str) -> None
     one = RecipeIngredient(digest=BASE, weight="1")
     recipe = Recipe(base_fingerprint=BASE, ingredients=(one,), mixing=REQUESTS.validate_python(mixing))
     assert recipe.digest == digest
+
+
+@pytest.mark.parametrize("config", [bottleneck("bapna_firat", 4), lora(rank=2)], ids=["bottleneck", "lora"])
+@pytest.mark.parametrize("method", sorted(MIXINGS.keys() - {"merge"}))
+def test_only_methods_that_say_so_make_wider_soups(method: str, config: AdapterConfig) -> None:
+    mixing = REQUESTS.validate_python({"method": method})
+    soup = MIXINGS[method].result([part(n, config, "0.5") for n in range(2)], mixing)
+    assert soup.width <= config.width or mixing.widens
