@@ -15,12 +15,13 @@ from pydantic import TypeAdapter
 from registry.errors import Internal, InvalidParameter, InvalidSample
 from registry.progress import Progress
 from registry.selectors.ranking import Member, Ranking
-from registry.spec import CosineSpec, GmmSpec, PosteriorSpec, SelectOptions, SelectorSpec, UniformSpec
+from registry.spec import SelectOptions, SelectorSpec
+from registry.spec.selection import SelectorSpecBase
 
 Float64 = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.floating[Any]]
 Arrays = Mapping[str, npt.NDArray[Any]]
-Spec = TypeVar("Spec", bound=GmmSpec | CosineSpec | PosteriorSpec | UniformSpec)
+Spec = TypeVar("Spec", bound=SelectorSpecBase)
 
 SPECS: TypeAdapter[Any] = TypeAdapter(SelectorSpec)
 STATE_VERSION = 2

@@ -14,8 +14,8 @@ FIT_VERSION = 2
 """Incremented when fits of the same spec give another result: pools are then fitted again at their next use."""
 
 
-class _Spec(Frozen):
-    """The kind and parameters of a selector."""
+class SelectorSpecBase(Frozen):
+    """The kind and parameters of a selector; `SelectorSpec` is the union of all of them."""
 
     @property
     def encoder_name(self) -> EncoderName | None:
@@ -32,7 +32,7 @@ class _Spec(Frozen):
         return digest_of({"fit": FIT_VERSION, "spec": self.resolved().model_dump(mode="json")})
 
 
-class GmmSpec(_Spec):
+class GmmSpec(SelectorSpecBase):
     """Clusters over mean-pooled base embeddings (AdapterSoup, section 2, after Aharoni & Goldberg 2020).
 
     `mode="paper"`: full covariance, component 0 dropped, 50 dimensions. The default is tied covariance, 32
@@ -60,7 +60,7 @@ class GmmSpec(_Spec):
         )
 
 
-class CosineSpec(_Spec):
+class CosineSpec(SelectorSpecBase):
     """Mean cosine between the sample and each domain (AdapterSoup, section 2).
 
     `threshold=None`: the 5th percentile of the scores that the pool's domains have with their own other text. The
@@ -78,7 +78,7 @@ class CosineSpec(_Spec):
         return self.encoder
 
 
-class PosteriorSpec(_Spec):
+class PosteriorSpec(SelectorSpecBase):
     """Gaussians over mean-pooled base embeddings, one a domain with a shared covariance: their posteriors are weights.
 
     Log-densities are multiplied by `temperature`, so that posteriors are spread; domains below `least` are left out,
@@ -93,7 +93,7 @@ class PosteriorSpec(_Spec):
     seed: int = Field(default=0, ge=0, lt=2**32)
 
 
-class UniformSpec(_Spec):
+class UniformSpec(SelectorSpecBase):
     """Every adapter of the pool with equal weight; looks at no text and never abstains."""
 
     kind: Literal["uniform"] = "uniform"
