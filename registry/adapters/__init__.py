@@ -151,6 +151,13 @@ STRUCTURES: dict[str, StructureEntry] = {
         routes=mean_routes,
     ),
 }
+"""The structures by `method` of their configuration.
+
+A new one: its configuration in registry/spec/structures, a member of `AdapterConfig` in registry/spec/config.py,
+exported by registry/spec; a file here; its entry above. Also tests/registry/adapters/test_contract.py, the glossary and
+`make openapi`; to train it training/spec.py, to select it alone `--pool-method` (adaptersoup/cli/selection_flags.py).
+tests/registry/adapters/test_toy_structure.py takes one from push to soup.
+"""
 
 _PAPER: dict[str, tuple[Literal["relu", "gelu"], float]] = {
     "houlsby": ("gelu", 1.0),

@@ -15,4 +15,9 @@ from registry.selectors.uniform import UniformSelector
 SELECTORS: dict[str, type[Selector[Any]]] = {
     selector.kind: selector for selector in (GmmSelector, CosineSelector, PosteriorSelector, UniformSelector)
 }
-"""Selector classes by the `kind` of their spec."""
+"""Selector classes by the `kind` of their spec.
+
+A new one: its spec, a member of `SelectorSpec` in registry/spec/selection.py, exported by registry/spec; a file here;
+its class above. Also `SPECS` in tests/registry/selectors/test_contract.py, docs/explanation/selection.md, the glossary,
+the tree in README.md and `make openapi`. Flags of the command line follow from the spec.
+"""
