@@ -159,12 +159,17 @@ def _mixing_fields(flags: ParsedFlags) -> dict[str, Any]:
     if "masks" in flags and mixing["method"] == "auto":
         mixing["method"] = "average"  # no other method keeps masks
     method = mixing["method"]
-    spec = MIXING_REQUESTS[method]
-    unknown = [COOK.by_path[f"mixing.{name}"] for name in mixing if name not in spec.model_fields]
-    if "max_width" in flags and not spec.widens:
-        unknown.append("--max-width")
-    if unknown:
-        raise typer.BadParameter(f"--mixing {method} does not take {', '.join(unknown)}: drop it, or mix otherwise.")
+    supporting = {
+        COOK.by_path[f"mixing.{name}"]: [
+            key for key, request in MIXING_REQUESTS.items() if name in request.model_fields
+        ]
+        for name in mixing
+    }
+    if "max_width" in flags:
+        supporting["--max-width"] = [key for key, request in MIXING_REQUESTS.items() if request.widens]
+    for flag, methods in supporting.items():
+        if method not in methods:
+            raise typer.BadParameter(f"--mixing {method} does not take {flag}: drop it, or use {', '.join(methods)}.")
     return fields
 
 

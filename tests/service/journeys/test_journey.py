@@ -426,8 +426,8 @@ class TestBanks:
             (["--recipe", "bank/kitchen", "--mixing", "average"], 3, "mixing 'merge' of a recipe of it alone"),
             (["--recipe", "bank/kitchen,lora_bank/kitchen"], 3, "2 of them banks"),
             (["--recipe", "bank/kitchen", "--scale", "0.5"], 3, "A merge has no scale"),
-            (["--recipe", "bank/kitchen", "--mixing", "merge", "--scale", "0.5"], 2, "drop --scale"),
-            (["--recipe", "bank/kitchen", "--mixing", "merge", "--masks", "first"], 2, "drop --masks"),
+            (["--recipe", "bank/kitchen", "--mixing", "merge", "--scale", "0.5"], 2, "does not take --scale"),
+            (["--recipe", "bank/kitchen", "--mixing", "merge", "--masks", "first"], 2, "does not take --masks"),
             (["--recipe", "bank/kitchen", "--mixing", "merge", "--max-width", "9"], 2, "--max-width"),
         ],
     )
