@@ -163,11 +163,10 @@ class TestJourney:
             if row["abstained"]:
                 assert row["perplexity"] == rows["base"]["perplexity"]
 
-    def test_incompatible_initialisations_are_3(self, soup: Soup, folders: Path, tmp_path: Path) -> None:
-        law = read_directory(folders / "law")
+    def test_incompatible_initialisations_are_3(self, soup: Soup, live: Live, tmp_path: Path) -> None:
+        weights = adapter_weights(live.world.runtime, seed=9)  # bytes of no other name, which a lineage could show
         write_directory(
-            tmp_path / "odd",
-            AdapterContents(config=law.config, domain="odd", weights=law.weights.read_bytes(), base_model="tiny"),
+            tmp_path / "odd", AdapterContents(config=CONFIG, domain="odd", weights=weights, base_model="tiny")
         )
         assert soup("push", tmp_path / "odd", "--namespace", "odd")[0] == 0
         code, out, err = soup("cook", "--recipe", "odd/odd=1,team/cooking=1", "--mixing", "average", "--no-verify")
