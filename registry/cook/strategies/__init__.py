@@ -38,7 +38,7 @@ STRATEGIES: dict[Effort, Strategy] = {
     "thorough": Strategy(thorough.propose, thorough.passes, needs_ingredients=False),
     "tune": Strategy(tune.propose, tune.passes),
 }
-"""The strategies by effort, and that of a recipe by hand.
+"""The strategies by effort.
 
 A new one: its effort in `Effort` and the sets beside it in registry/spec/search.py, with a `Way` for soups made as none
 are so far; a file here; its row above. One that compares candidates is in `HOLDS_OUT` and returns a `Search`. Also a
