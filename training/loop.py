@@ -1,7 +1,8 @@
-"""The optimisation loop: AdamW, warm-up and decay, accumulation, clipping, the best state by validation loss.
+"""The optimisation loop: AdamW, accumulation, clipping, the best state by validation loss.
 
-Called by the trainer of adapters and by the demo's training of its base model. On the CPU the same seeds, data,
-number of threads and version of torch give the same bits, also after a resume from a checkpoint.
+Learning rates are those of `Hyperparameters.learning_rate_at`. Called by the trainer of adapters and by the demo's
+training of its base model. On the CPU the same seeds, data, number of threads and version of torch give the same bits,
+also after a resume from a checkpoint.
 """
 
 from __future__ import annotations

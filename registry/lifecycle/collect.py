@@ -3,7 +3,7 @@
 Called periodically by the server, and by a route for admins. Unused unnamed soups are retired, and removed after the
 grace period, as are selectors that no longer serve and unreferenced blobs. Files are removed some time after their
 rows: until then storing the same bytes again restores them. Ended jobs, usage and audit entries are removed at the age
-that the settings give.
+that the settings give: `context.Retention`, which `runtime.retention_of` makes of them.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class PosteriorSelector(UpdatableSelector[PosteriorSpec]):
             distances = distances[:, remaining]
         percent = novelty(distances, self.own_distances_) if remaining else None
         posteriors = _posteriors(distances, self.spec.temperature) if remaining else np.empty((len(checked), 0))
-        shares = posteriors.mean(axis=0)
+        shares = posteriors.mean(axis=0)  # `stability` forms the same mean for each draw
         order = best_first(shares, range(len(remaining)))
         least = max(self.spec.least if options.min_share is None else options.min_share, MIN_WEIGHT)
         warnings = [] if percent is None or percent < NOVEL else [novelty_warning(percent)]

@@ -87,7 +87,7 @@ from registry.spec.structures.bottleneck import BottleneckConfig
 from registry.spec.structures.fusion import FusionConfig
 from registry.spec.structures.lora import LoraConfig, LoraGroup, LoraModule
 from registry.spec.structures.prefix import PrefixConfig
-from registry.spec.structures.pruned import MaskRule, Pruned, PruningScore
+from registry.spec.structures.pruned import SCORING_PASSES, MaskRule, Pruned, PruningScore
 from registry.spec.structures.structure import HeadConfig, widths_together, without_none
 from registry.spec.structures.union import UnionConfig
 from registry.spec.tuning import Tuned, Tuning, TuningOptions, TuningReport, TuningRequest, TuningSetting
@@ -107,6 +107,7 @@ __all__ = [
     "HOLDS_OUT",
     "MIXING_REQUESTS",
     "MOST_PASSAGES",
+    "SCORING_PASSES",
     "UNION_MEMBERS",
     "WEIGHING",
     "WEIGHT_PLACES",

@@ -15,7 +15,7 @@ import numpy as np
 
 from registry.base_model import BaseText
 from registry.errors import Internal, SoupError
-from service.engine.choice import Choice, StopCondition
+from service.engine.answer_choice import Choice, StopCondition
 from service.engine.grammars import GrammarState
 from service.engine.request import (
     GenerateRequest,

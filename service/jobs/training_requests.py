@@ -15,7 +15,7 @@ from registry.context import Caller
 from registry.errors import Incompatible, InvalidParameter, TooLarge
 from registry.names import check_part, digest_of, parse_ref, split_name
 from registry.quotas import check_jobs
-from registry.spec import FusionConfig, HeadConfig
+from registry.spec import SCORING_PASSES, FusionConfig, HeadConfig
 from registry.uploads.files import blob_size
 from service.access.keys import Principal
 from service.jobs.queue_limits import check_queue
@@ -24,7 +24,6 @@ from service.settings import Settings
 from training.build import config_of, hyperparameters_on, not_fused
 from training.hyperparameters import Hyperparameters
 from training.inputs import check_block
-from training.methods.pruning_scores import NEEDS_GRADIENTS
 from training.request import TrainingRequest
 from training.spec import BANK, FusionRequest, TaskKey, TrainingSpec
 from training.tasks import TASKS
@@ -134,10 +133,8 @@ def _check_size(services: Services, request: TrainingRequest, members: Sequence[
 
 
 def _scoring_passes(spec: TrainingSpec) -> int:
-    """Forward and backward passes of pruning before the first step; GraSP's Hessian doubles them."""
-    if spec.pruning is None or spec.pruning.score not in NEEDS_GRADIENTS:
-        return 0
-    return spec.pruning.batches * (2 if spec.pruning.score == "grasp" else 1)
+    """Forward and backward passes of pruning before the first step."""
+    return 0 if spec.pruning is None else spec.pruning.batches * SCORING_PASSES.get(spec.pruning.score, 0)
 
 
 def _check_numbers(numbers: Hyperparameters, prefix: int, settings: Settings, *, scoring: int) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from registry.adapters import AdapterModule
 from registry.adapters.masks import add_masks, keep_highest, mask_name, pack, projections, unpack
 from registry.errors import InvalidParameter
-from registry.spec import AdapterConfig, Pruned
+from registry.spec import SCORING_PASSES, AdapterConfig, Pruned
 from training.hyperparameters import PruningOptions
-from training.methods.pruning_scores import NEEDS_GRADIENTS, Loss, Scores, scores_of
+from training.methods.pruning_scores import Loss, Scores, scores_of
 
 Masks = dict[str, Tensor]
 """bool by the name of a weight, of its shape; False where it is pruned."""
@@ -37,7 +37,7 @@ def prune(
     names_by_prefix = _prunable_names(adapter)
     parameters = dict(adapter.named_parameters())
     weights = {name: parameters[name] for names in names_by_prefix.values() for name in names}
-    batches = _batches(rows, options, batch=batch) if options.score in NEEDS_GRADIENTS else []
+    batches = _batches(rows, options, batch=batch) if options.score in SCORING_PASSES else []
     scores = scores_of(options.score, weights, loss, batches, seed=options.seed)
     pruned: dict[str, Pruned] = {}
     masks: Masks = {}
@@ -47,7 +47,7 @@ def prune(
         pruned[prefix] = Pruned(
             **options.model_dump(include={"score", "sparsity", "scope", "seed"}),
             masked=sum(int((~keep).sum()) for keep in prefix_masks.values()),
-            data=data_digest if options.score in NEEDS_GRADIENTS else None,
+            data=data_digest if options.score in SCORING_PASSES else None,
         )
     _apply_masks(adapter, adapter.config.with_pruned(pruned), masks)
     return adapter

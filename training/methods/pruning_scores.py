@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from registry.errors import InvalidParameter, more_problems
-from registry.spec import PruningScore
+from registry.spec import SCORING_PASSES, PruningScore
 
 Loss = Callable[[Tensor], Tensor]
 """Rows int64 (batch, width) -> their mean loss, a scalar that can be differentiated."""
 Scores = dict[str, Tensor]
-NEEDS_GRADIENTS: frozenset[PruningScore] = frozenset({"snip", "grasp"})
 
 
 def scores_of(
@@ -39,7 +38,7 @@ def scores_of(
     """
     if score == "magnitude":
         return {name: weight.detach().cpu().double().abs() for name, weight in weights.items()}
-    if score not in NEEDS_GRADIENTS:
+    if score not in SCORING_PASSES:
         rng = np.random.Generator(np.random.PCG64(seed))
         return {name: torch.from_numpy(rng.random(tuple(weight.shape))) for name, weight in weights.items()}
     parameters = list(weights.values())

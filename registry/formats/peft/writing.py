@@ -1,6 +1,6 @@
 """Write the `adapter_config.json` of a LoRA or a prefix, short and readable; `lora` reads equal values back.
 
-Called by `directory`.
+Called by `directory`. `soup export` changes these files for an engine (`adapters.lora_ranks.uniform`).
 """
 
 from __future__ import annotations

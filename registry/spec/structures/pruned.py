@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -10,6 +11,8 @@ from registry.names import Digest
 from registry.spec.frozen import Frozen
 
 PruningScore = Literal["random", "magnitude", "erdos_renyi", "snip", "grasp"]
+SCORING_PASSES: Mapping[PruningScore, int] = {"snip": 1, "grasp": 2}
+"""Backward passes over training text that a score takes; the others take none."""
 MaskRule = Literal["union", "intersect", "first", "reprune"]
 
 

@@ -21,7 +21,7 @@ from transformers import (
 
 from registry.errors import InvalidParameter, InvalidPrompt
 from registry.spec import BaseShape
-from service.engine.choice import REPLACEMENT, Choice, Detokenizer, StopChecker, StopCondition
+from service.engine.answer_choice import REPLACEMENT, Choice, Detokenizer, StopChecker, StopCondition
 from service.engine.request import GenerateRequest, SamplingParams, ScoreRequest, State
 from service.engine.sampler import (
     Draw,

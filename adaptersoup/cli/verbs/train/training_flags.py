@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from adaptersoup.cli.flags import Flag, Flags, ParsedFlags
 from registry.errors import InvalidParameter
+from registry.spec import SCORING_PASSES
 from registry.spec.wording import describe_error
 from training.hyperparameters import SPARSITY
 from training.spec import BLOCK, PruningRequest, TrainingSpec
@@ -127,7 +128,7 @@ def _check_effect(flags: ParsedFlags) -> None:
             flags.present("sparsity", "score", "widen"),
             "--sparsity, --score or --widen",
         ),
-        (("pruning_batches",), score in ("snip", "grasp"), "--score snip or grasp"),
+        (("pruning_batches",), score in SCORING_PASSES, f"--score {' or '.join(SCORING_PASSES)}"),
         (("pruning_seed",), score != "magnitude", "a --score that draws: magnitude does not"),
         (("trained_norms",), flags["structure"] == "houlsby", "--structure houlsby"),
     ):
