@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import (
     MinPLogitsWarper,
@@ -300,6 +300,7 @@ pieces_and_stops = st.tuples(
 
 class TestStopCutter:
     @given(pieces_and_stops)
+    @example((["abc"], ["b", "a"]))  # two stop strings in one piece
     def test_the_cut_does_not_depend_on_the_pieces(self, case: tuple[list[str], list[str]]) -> None:
         pieces, stops = case
         expected = first_stop("".join(pieces), stops)
