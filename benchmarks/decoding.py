@@ -37,7 +37,7 @@ from benchmarks.subjects import (
 )
 from benchmarks.writing import PROMPT, Rows, Writing, check_same, check_told_apart, drawn, peft_of
 from registry.base_model import LoadedBase
-from service.engine import Engine, LoadableAdapter
+from service.engine import Engine, EngineLimits, LoadableAdapter
 
 ROWS, MORE_ROWS, TOKENS = 16, 64, 32
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}
@@ -96,7 +96,7 @@ class Setting:
 def prepare(base: LoadedBase, *, rows: int, more: int, tokens: int) -> Setting:
     """An engine that is not started, prompts and adapters."""
     base = silent(base)
-    engine = Engine(Given({base.entry.id: base}), max_rows=max(rows, more), bank_bytes=2**40)
+    engine = Engine(Given({base.entry.id: base}), EngineLimits(max_rows=max(rows, more), bank_bytes=2**40))
     some, many = (Writing(base, engine, count, tokens) for count in (rows, more))
     return Setting(some, many, drawn(base, lora_of(base.shape), max(rows, more)), drawn(base, bottleneck_of(), rows))
 

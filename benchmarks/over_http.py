@@ -44,7 +44,7 @@ from demo.server import Server, running
 from registry.base_model import LoadedBase, load_base
 from registry.errors import Internal
 from registry.spec import BaseEntry
-from service.engine import Delta, Engine, GenerateRequest, SamplingParams, ScoreRequest, Ticket
+from service.engine import Delta, Engine, EngineLimits, GenerateRequest, SamplingParams, ScoreRequest, Ticket
 from service.engine.text_calls import has_bos, text_windows
 
 STREAMS, CLIENTS, PROMPT, TOKENS = 32, 64, 32, 32
@@ -176,7 +176,7 @@ def prepare(base: LoadedBase, scratch: Path, *, streams: int, clients: int) -> I
     bases.write_text(
         f"[bases.{json.dumps(base.entry.id)}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in entry.items())
     )
-    engine = Engine(Given({base.entry.id: base}), max_rows=streams)
+    engine = Engine(Given({base.entry.id: base}), EngineLimits(max_rows=streams))
     engine.start()
     try:
         began = time.perf_counter()

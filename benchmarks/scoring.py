@@ -23,7 +23,7 @@ from benchmarks.subjects import CONTEXT, Given, Window, about, base_options, cho
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import padded
 from registry.errors import Internal
-from service.engine import Engine, ScoreRequest
+from service.engine import Engine, EngineLimits, ScoreRequest
 
 STEP_TOKENS = 2048
 BATCH = 16
@@ -81,7 +81,7 @@ class Setting:
 
 def run(base: LoadedBase, *, rows: int, repeats: int, name: str = "scoring") -> Result:
     """Every way, in turn."""
-    setting = Setting(base, Engine(Given({base.entry.id: base}), max_step_tokens=STEP_TOKENS), rows)
+    setting = Setting(base, Engine(Given({base.entry.id: base}), EngineLimits(max_step_tokens=STEP_TOKENS)), rows)
     setting.redraw(0)
     setting.engine.start()
     try:

@@ -39,7 +39,7 @@ from registry.adapters.loadable import Tensors
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
 from registry.errors import Internal
-from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams
+from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams
 
 HELD = 16
 """Adapters that the engine holds ready."""
@@ -62,7 +62,8 @@ class Setting:
     def engine(self) -> Engine:
         """One that holds `held` adapters ready, started."""
         engine = Engine(
-            Given({self.base.entry.id: self.base}), max_rows=CLIENTS, bank_bytes=self.held * self.stored[0].size_bytes
+            Given({self.base.entry.id: self.base}),
+            EngineLimits(max_rows=CLIENTS, bank_bytes=self.held * self.stored[0].size_bytes),
         )
         engine.start()
         return engine

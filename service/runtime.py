@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from registry.base_model import read_allowlist
 from registry.blobs import ServerBlobs, open_blobs
@@ -28,7 +28,7 @@ from service.access.identities import identities_of
 from service.access.key_watch import KeyWatch
 from service.access.keys import ensure_admin_key
 from service.base_models import ServedBaseModels
-from service.engine import Engine
+from service.engine import Engine, EngineLimits
 from service.engine.adapter_cache import smallest_adapter_bytes
 from service.engine.bases import AllowedBases
 from service.job_board import JobBoard
@@ -64,18 +64,7 @@ class Runtime:
         check_role(settings)
         self.database = Database(settings.database, pool_size=settings.database_pool)
         allowed = AllowedBases({} if settings.bases is None else read_allowlist(settings.bases), settings.cache)
-        self.engine = engine_of(
-            settings,
-            allowed,
-            max_queue=settings.engine_queue,
-            max_queue_tokens=settings.engine_queue_tokens,
-            max_step_tokens=settings.engine_batch_tokens,
-            max_rows=settings.engine_rows,
-            bank_bytes=settings.adapter_bank_bytes,
-            kv_bytes=settings.engine_kv_bytes,
-            share_prompts=settings.engine_share_prompts,
-            memory_bytes=settings.memory_bytes,
-        )
+        self.engine = engine_of(settings, allowed)
         self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)
         self.key_watch = KeyWatch(self.database)
         self.identities = identities_of(settings, self.key_watch)
@@ -293,14 +282,15 @@ def check_role(settings: Settings) -> None:
         )
 
 
-def engine_of(settings: Settings, allowed: AllowedBases, **limits: Any) -> Engine:
+def engine_of(settings: Settings, allowed: AllowedBases) -> Engine:
     """The engine of this process, or one whose replicas on Ray generate if the settings name a cluster."""
+    limits = EngineLimits.of(settings)
     if settings.ray_address is None:
-        return Engine(allowed, **limits)
+        return Engine(allowed, limits)
     from service.ray_serving.engine import RayEngine
 
     return RayEngine(
-        allowed, address=settings.ray_address, app=settings.ray_app, seconds=settings.ray_seconds, **limits
+        allowed, address=settings.ray_address, app=settings.ray_app, seconds=settings.ray_seconds, limits=limits
     )
 
 

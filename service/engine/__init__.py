@@ -3,12 +3,14 @@
 `request` has requests and results, `steps` the values that are scheduled; `scheduler` builds steps, within the limits
 of `fairness`, `waiting_queue`, `step_times`, `kv_budget` and `prefix_cache`; `executor` runs a step on a `runner`
 (`packing`, `kv_cache`, `sampler`, `grammars`) and adds its results to the `draft` of each request; `base_cache` and
-`adapter_cache` load weights, `eviction` frees memory. `engine` is the thread, `text_calls` its blocking calls. It knows
-no HTTP, no catalogue and no names: adapters are digests with a function that loads them.
+`adapter_cache` load weights, `eviction` frees memory. `engine` is the thread, `limits` are what it holds at most, and
+`text_calls` its blocking calls. It knows no HTTP, no catalogue and no names: adapters are digests with a function that
+loads them.
 """
 
 from registry.adapters.loadable import LoadableAdapter
 from service.engine.engine import Engine
+from service.engine.limits import EngineLimits
 from service.engine.request import (
     Completion,
     Delta,
@@ -25,6 +27,7 @@ __all__ = [
     "Completion",
     "Delta",
     "Engine",
+    "EngineLimits",
     "GenerateRequest",
     "Generation",
     "LoadableAdapter",

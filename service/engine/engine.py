@@ -24,7 +24,8 @@ from service.engine.eviction import Evictor
 from service.engine.executor import Executor
 from service.engine.fairness import AdmissionControl
 from service.engine.kv_budget import KVBudget
-from service.engine.prefix_cache import PrefixCache, PrefixSharing
+from service.engine.limits import EngineLimits
+from service.engine.prefix_cache import PrefixCache
 from service.engine.request import GenerateRequest, Request, State, virtual_tokens
 from service.engine.runner import Runner
 from service.engine.runner_check import checked_runner
@@ -47,39 +48,25 @@ STOPPING = "The server is shutting down; try again when it is back."
 class Engine(TextCalls):
     """Scores and generates for the base models of `bases`, which are loaded on demand.
 
-    Limits: `max_queue` requests of `max_queue_tokens` tokens are admitted at once (`AdmissionControl`); `memory_bytes`
-    is for the weights of base models and adapters together, `kv_bytes` for keys and values of running sequences and of
-    cached prefixes (None: no limit, and no prefix is cached); the others are the scheduler's and the adapter cache's.
-    `share_prompts` says between which keys cached prefixes are shared. A started engine loads weights in background
-    threads, one that is only stepped loads them within the step.
+    A started engine loads weights in background threads, one that is only stepped loads them within the step.
     """
 
-    def __init__(
-        self,
-        bases: BaseSource,
-        *,
-        max_queue: int = 256,
-        max_queue_tokens: float = math.inf,
-        max_step_tokens: int = 2048,
-        max_rows: int = 16,
-        bank_bytes: int = 512 * 2**20,
-        kv_bytes: int | None = None,
-        share_prompts: PrefixSharing = "namespace",
-        memory_bytes: int | None = None,
-    ) -> None:
+    def __init__(self, bases: BaseSource, limits: EngineLimits = EngineLimits()) -> None:
         self._source = bases
-        self._kv_budget = KVBudget(kv_bytes, self._position_bytes)
-        self._admission = AdmissionControl(max_queue, max_queue_tokens)
-        self._bases: BaseCache[Runner] = BaseCache(bases, memory_bytes, self._notify, self._prepare)
+        self._kv_budget = KVBudget(limits.kv_bytes, self._position_bytes)
+        self._admission = AdmissionControl(limits.max_queue, limits.max_queue_tokens)
+        self._bases: BaseCache[Runner] = BaseCache(bases, limits.memory_bytes, self._notify, self._prepare)
         self._scheduler = Scheduler(
             admission=self._admission,
-            max_step_tokens=max_step_tokens,
-            max_running=max_rows,
-            prefixes=PrefixCache(self._kv_budget, share_prompts, lambda base_id: self._bases.peek(base_id).packed),
+            max_step_tokens=limits.max_step_tokens,
+            max_running=limits.max_rows,
+            prefixes=PrefixCache(
+                self._kv_budget, limits.share_prompts, lambda base_id: self._bases.peek(base_id).packed
+            ),
             can_chunk=lambda base_id: self._source.text(base_id).shape.kind == "causal",
         )
         self._is_packed: dict[str, bool] = {}  # by base model, once loaded
-        self._adapters = AdapterCache(bank_bytes, lambda *adapter: self._evictor.adapter_budget(*adapter))
+        self._adapters = AdapterCache(limits.bank_bytes, lambda *adapter: self._evictor.adapter_budget(*adapter))
         self._drafts: dict[SequenceGroup, Draft] = {}
         self._metrics = AdapterMetrics()
         self._executor = Executor(self._adapters, self._drafts, self._metrics)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from registry.errors import Busy, Internal, SoupError, Unavailable
 from registry.tasks.ray_connection import ray_connection
-from service.engine import Delta, Engine, GenerateRequest, Generation, Ticket
+from service.engine import Delta, Engine, EngineLimits, GenerateRequest, Generation, Ticket
 from service.engine.base_cache import BaseSource
 from service.engine.draft import RequestProgress
 from service.engine.engine import STOPPING
@@ -70,8 +70,10 @@ class RayEngine(Engine):
     to admit it.
     """
 
-    def __init__(self, bases: BaseSource, *, address: str, app: str, seconds: float, **limits: Any) -> None:
-        super().__init__(bases, **limits)
+    def __init__(
+        self, bases: BaseSource, *, address: str, app: str, seconds: float, limits: EngineLimits = EngineLimits()
+    ) -> None:
+        super().__init__(bases, limits)
         self._address, self._app, self._seconds = address, app, seconds
         self._remote: dict[SequenceGroup, _RemoteRequest] = {}
         """Requests that are sent to replicas, under the engine's lock."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field
 
@@ -11,6 +10,7 @@ from registry.base_model import read_allowlist
 from registry.errors import InvalidParameter
 from registry.spec import BaseEntry, BlobPlace
 from registry.spec.frozen import Frozen
+from service.engine import EngineLimits
 from service.settings import Settings
 
 
@@ -22,14 +22,7 @@ class ReplicaPlan(Frozen):
     """Read only. A bucket's credentials come from the node's own variables."""
     cache: Path
     threads: int | None
-    rows: int
-    queue: int
-    queue_tokens: int
-    batch_tokens: int
-    kv_bytes: int
-    share_prompts: Literal["off", "namespace", "all"]
-    bank_bytes: int
-    memory_bytes: int | None
+    limits: EngineLimits
 
 
 def plan_of(settings: Settings) -> ReplicaPlan:
@@ -48,12 +41,5 @@ def plan_of(settings: Settings) -> ReplicaPlan:
         blobs=place.model_copy(update=folders),
         cache=cache,
         threads=settings.threads,
-        rows=settings.engine_rows,
-        queue=settings.engine_queue,
-        queue_tokens=settings.engine_queue_tokens,
-        batch_tokens=settings.engine_batch_tokens,
-        kv_bytes=settings.engine_kv_bytes,
-        share_prompts=settings.engine_share_prompts,
-        bank_bytes=settings.adapter_bank_bytes,
-        memory_bytes=settings.memory_bytes,
+        limits=EngineLimits.of(settings),
     )

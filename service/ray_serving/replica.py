@@ -43,17 +43,7 @@ class Replica:
         self._blobs = open_blobs(plan.blobs, make=plan.blobs.url is not None)
         self._bases = AllowedBases(plan.bases, plan.cache)
         self._grammars = Grammars()
-        self._engine = Engine(
-            self._bases,
-            max_queue=plan.queue,
-            max_queue_tokens=plan.queue_tokens,
-            max_step_tokens=plan.batch_tokens,
-            max_rows=plan.rows,
-            bank_bytes=plan.bank_bytes,
-            kv_bytes=plan.kv_bytes,
-            share_prompts=plan.share_prompts,
-            memory_bytes=plan.memory_bytes,
-        )
+        self._engine = Engine(self._bases, plan.limits)
         self._engine.preload(list(plan.bases))
         self._engine.start()
         self._streams = 0

@@ -26,7 +26,7 @@ from registry.adapters import create, paper_config
 from registry.base_model import BaseText, LoadedBase, load_base, load_text, weight_bytes
 from registry.errors import NotFound, SoupError, Unavailable
 from registry.spec import BaseEntry
-from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, Ticket
+from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, Ticket
 from service.engine.runner_check import checked_runner
 from tests.service.engine.stepping import run
 from tests.tiny_models import build_tiny_base
@@ -149,7 +149,7 @@ class TestWithoutABudget:
 
 class TestTheBudget:
     def test_the_least_recently_used_goes_and_its_memory_is_free(self, source: Source) -> None:
-        engine = Engine(source, memory_bytes=20)
+        engine = Engine(source, EngineLimits(memory_bytes=20))
         for base_id in "aba":
             engine.submit(request(base_id))
             run(engine)
@@ -161,7 +161,7 @@ class TestTheBudget:
 
     def test_a_base_beyond_the_budget_is_refused_with_both_numbers(self, source: Source) -> None:
         source.sizes["b"] = 21
-        engine = Engine(source, memory_bytes=20)
+        engine = Engine(source, EngineLimits(memory_bytes=20))
         with pytest.raises(Unavailable, match="'b' takes 21 bytes, and this server may hold 20 bytes"):
             engine.submit(request("b"))
         ticket = engine.submit(request("a"))
@@ -169,7 +169,7 @@ class TestTheBudget:
         assert ticket.result(0)
 
     def test_none_is_dropped_under_rows_that_generate(self, source: Source) -> None:
-        engine = Engine(source, memory_bytes=10)
+        engine = Engine(source, EngineLimits(memory_bytes=10))
         first = engine.submit(request("a", 30))
         engine.step()
         second = engine.submit(request("b"))
@@ -182,7 +182,7 @@ class TestTheBudget:
 
     def test_who_comes_first_is_served_first_however_many_come_later(self, source: Source) -> None:
         """A stream of requests for the base that is held cannot keep another waiting for ever."""
-        engine = Engine(source, memory_bytes=10, max_rows=2)
+        engine = Engine(source, EngineLimits(memory_bytes=10, max_rows=2))
         engine.submit(request("a", 20))
         engine.step()
         waiting = engine.submit(request("b"))
@@ -199,7 +199,7 @@ class TestTheBudget:
 
     def test_what_fits_together_runs_together(self, source: Source) -> None:
         source.sizes |= {"a": 5, "b": 5}
-        engine = Engine(source, memory_bytes=10)
+        engine = Engine(source, EngineLimits(memory_bytes=10))
         tickets = [engine.submit(request(base_id, 8)) for base_id in "acb"]
         for _ in range(30):
             engine.step()
@@ -207,7 +207,7 @@ class TestTheBudget:
         assert source.loads == ["a", "b", "c"], "b beside a, c when both have ended"
 
     def test_scores_need_no_place_between_their_batches(self, source: Source) -> None:
-        engine = Engine(source, memory_bytes=10, max_step_tokens=4)
+        engine = Engine(source, EngineLimits(memory_bytes=10, max_step_tokens=4))
         windows = tuple((0, 1, 2, 3) for _ in range(6))
         tickets = [engine.submit(ScoreRequest(base_id, windows)) for base_id in "ab"]
         run(engine)
@@ -221,7 +221,7 @@ class TestTheBudget:
     def test_every_request_ends_and_the_budget_holds(
         self, once: Source, wanted: list[tuple[str, int, int]], budget: int
     ) -> None:
-        engine = Engine(once, memory_bytes=budget, max_rows=3)
+        engine = Engine(once, EngineLimits(memory_bytes=budget, max_rows=3))
         tickets = []
         for base_id, tokens, steps in wanted:
             tickets.append(engine.submit(request(base_id, tokens)))
@@ -241,7 +241,7 @@ class TestFreeing:
         return source.alive()
 
     def test_answers_and_drafts_keep_no_model(self, source: Source) -> None:
-        engine = Engine(source, memory_bytes=10)
+        engine = Engine(source, EngineLimits(memory_bytes=10))
         kept = [engine.submit(request("a")), engine.submit(ScoreRequest("a", ((0, 1, 2),), pooled=frozenset({0})))]
         text = engine.base("a")
         run(engine)
@@ -250,7 +250,7 @@ class TestFreeing:
         assert text.tokenize("still here")
 
     def test_errors_keep_no_model(self, source: Source) -> None:
-        engine = Engine(source, memory_bytes=100_000)
+        engine = Engine(source, EngineLimits(memory_bytes=100_000))
         source.sizes |= {"a": 60_000, "b": 60_000}
         failed = engine.submit(request("a", adapter=handle_of(source, "a", value=float("nan"))))
         run(engine)
@@ -259,7 +259,7 @@ class TestFreeing:
         assert self.switched(source, engine) == 1
 
     def test_a_cancelled_generation_keeps_no_model(self, source: Source) -> None:
-        engine = Engine(source, memory_bytes=10)
+        engine = Engine(source, EngineLimits(memory_bytes=10))
         ticket = engine.submit(request("a", 40))
         for _ in range(4):
             engine.step()
@@ -268,7 +268,7 @@ class TestFreeing:
 
     def test_its_adapters_leave_with_it(self, source: Source) -> None:
         source.sizes |= {"a": 60_000, "b": 60_000}
-        engine = Engine(source, memory_bytes=100_000)
+        engine = Engine(source, EngineLimits(memory_bytes=100_000))
         engine.submit(request("a", adapter=handle_of(source, "a")))
         run(engine)
         assert engine.counters()["adapters_held"] == 1
@@ -280,7 +280,7 @@ class TestFreeing:
 
 class TestAdapters:
     def test_adapters_get_what_the_bases_leave(self, source: Source) -> None:
-        engine = Engine(source, memory_bytes=10 + 2 * SIZE)
+        engine = Engine(source, EngineLimits(memory_bytes=10 + 2 * SIZE))
         for seed in range(4):
             engine.submit(request("a", adapter=handle_of(source, "a", seed)))
             run(engine)
@@ -292,7 +292,7 @@ class TestAdapters:
         assert engine.loaded_bases() == ("a", "b")
 
     def test_an_idle_base_makes_room_for_an_adapter(self, source: Source) -> None:
-        engine = Engine(source, memory_bytes=10 + SIZE)
+        engine = Engine(source, EngineLimits(memory_bytes=10 + SIZE))
         source.sizes |= {"a": 10, "b": SIZE}
         for base_id in "ab":
             engine.submit(request(base_id))
@@ -306,7 +306,7 @@ class TestAdapters:
 
     def test_an_adapter_waits_for_its_place_beside_bases_in_use(self, source: Source) -> None:
         """Two bases fit, but not with an adapter: neither adapter fails because somebody uses the other base."""
-        engine = Engine(source, memory_bytes=20 + SIZE - 1)
+        engine = Engine(source, EngineLimits(memory_bytes=20 + SIZE - 1))
         tickets = []
         for number in range(3):
             for base_id in "ab":
@@ -330,7 +330,7 @@ class TestAdapters:
     def test_every_request_ends_well_where_each_alone_would(
         self, once: Source, wanted: list[tuple[str, int, int | None, int]], budget: int
     ) -> None:
-        engine = Engine(once, memory_bytes=budget, max_rows=3)
+        engine = Engine(once, EngineLimits(memory_bytes=budget, max_rows=3))
         tickets = []
         for base_id, tokens, seed, steps in wanted:
             adapter = None if seed is None else handle_of(once, base_id, seed)
@@ -343,7 +343,7 @@ class TestAdapters:
         assert all(ticket.result(0) for ticket in tickets)
 
     def test_a_base_that_comes_takes_no_adapter_away_that_is_in_use(self, source: Source) -> None:
-        engine = Engine(source, memory_bytes=20 + SIZE - 1)
+        engine = Engine(source, EngineLimits(memory_bytes=20 + SIZE - 1))
         running = engine.submit(request("a", 20, handle_of(source, "a")))
         engine.step()
         coming = engine.submit(request("b"))
@@ -356,7 +356,7 @@ class TestAdapters:
         assert engine.counters()["adapter_loads_total"] == 1
 
     def test_an_adapter_without_any_room_is_refused_with_the_numbers(self, source: Source) -> None:
-        engine = Engine(source, memory_bytes=11)
+        engine = Engine(source, EngineLimits(memory_bytes=11))
         ticket = engine.submit(request("a", adapter=handle_of(source, "a")))
         run(engine)
         with pytest.raises(Unavailable, match=rf"takes {SIZE} bytes, and .* take 10 of the 11 bytes"):
@@ -396,7 +396,7 @@ class TestLoading:
 
     def test_what_cannot_be_loaded_fails_its_requests_only_and_is_tried_again(self, source: Source) -> None:
         source.broken = {"b"}
-        engine = Engine(source, memory_bytes=20)
+        engine = Engine(source, EngineLimits(memory_bytes=20))
         tickets = [engine.submit(request(base_id)) for base_id in "abba"]
         run(engine)
         assert [ticket.exception(0) is None for ticket in tickets] == [True, False, False, True]
@@ -418,7 +418,7 @@ class TestLoading:
 
     def test_preload_takes_as_many_as_fit_in_order(self, source: Source) -> None:
         source.sizes |= {"a": 10, "b": 15, "c": 5}
-        engine = Engine(source, memory_bytes=16)
+        engine = Engine(source, EngineLimits(memory_bytes=16))
         engine.preload(["a", "b", "c"])
         assert (source.loads, engine.loaded_bases()) == (["a", "c"], ("a", "c"))
 
@@ -546,7 +546,7 @@ def test_models_are_built_one_at_a_time(entries: dict[str, BaseEntry]) -> None:
 
 
 def test_sources_are_asked_by_many_threads(source: Source) -> None:
-    engine = Engine(source, memory_bytes=20)
+    engine = Engine(source, EngineLimits(memory_bytes=20))
     engine.start()
 
     def ask(number: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from registry.adapters import expected_tensors, paper_config
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import LoadedBase, load_base
 from registry.spec import AdapterConfig, BaseEntry
-from service.engine import Delta, Engine, GenerateRequest, SamplingParams, ScoreRequest, Ticket
+from service.engine import Delta, Engine, EngineLimits, GenerateRequest, SamplingParams, ScoreRequest, Ticket
 from tests.service.loaded_bases import LoadedBases
 from tests.tiny_models import build_tiny_base
 
@@ -135,7 +135,9 @@ class Client:
 
 def test_nobody_is_ever_served_with_anothers_adapter(base: LoadedBase, canaries: list[Canary]) -> None:
     largest = max(one.handle.size_bytes for one in canaries)
-    engine = Engine(LoadedBases(base), bank_bytes=HELD * largest, max_rows=64, max_queue=4 * CLIENTS * AT_ONCE)
+    engine = Engine(
+        LoadedBases(base), EngineLimits(bank_bytes=HELD * largest, max_rows=64, max_queue=4 * CLIENTS * AT_ONCE)
+    )
     clients = [Client(engine, canaries, seed) for seed in range(CLIENTS)]
     engine.start()
     try:

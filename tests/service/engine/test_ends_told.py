@@ -8,7 +8,7 @@ import pytest
 
 from registry.base_model import LoadedBase
 from registry.errors import Busy, InvalidPrompt
-from service.engine import Engine, GenerateRequest, ScoreRequest
+from service.engine import Engine, EngineLimits, GenerateRequest, ScoreRequest
 from tests.service.engine.stepping import greedy, run
 from tests.service.loaded_bases import LoadedBases
 
@@ -30,7 +30,7 @@ def told() -> Told:
 
 @pytest.fixture
 def engine(base: LoadedBase) -> Engine:
-    return Engine(LoadedBases(base), max_queue=2)
+    return Engine(LoadedBases(base), EngineLimits(max_queue=2))
 
 
 def generate(told: Told, tokens: int = 6, **more: object) -> GenerateRequest:

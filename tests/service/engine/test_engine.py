@@ -32,6 +32,7 @@ from registry.spec import BaseEntry
 from service.engine import (
     Delta,
     Engine,
+    EngineLimits,
     GenerateRequest,
     Generation,
     LoadableAdapter,
@@ -70,7 +71,7 @@ def bytes_of(handle: LoadableAdapter) -> int:
 
 
 def engine_of(base: LoadedBase, **limits: int) -> Engine:
-    return Engine(LoadedBases(base), **limits)
+    return Engine(LoadedBases(base), EngineLimits(**limits))
 
 
 @pytest.fixture

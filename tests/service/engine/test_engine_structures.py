@@ -23,7 +23,7 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
+from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from service.engine.text_calls import text_windows
 from tests.service.engine.stepping import answers_of_joining_rows, greedy, run
 from tests.service.loaded_bases import LoadedBases
@@ -75,7 +75,7 @@ def reference(
 def test_rows_that_join_and_leave_at_any_time_get_what_they_get_alone(
     base: LoadedBase, structure: str, seed: int
 ) -> None:
-    engine, draw = Engine(LoadedBases(base), max_rows=3), np.random.default_rng(seed)
+    engine, draw = Engine(LoadedBases(base), EngineLimits(max_rows=3)), np.random.default_rng(seed)
 
     def requests() -> Iterator[GenerateRequest]:
         for _ in range(8):

@@ -20,7 +20,7 @@ from registry.adapters import attached, create, from_tensors, paper_config
 from registry.base_model import LoadedBase, load_base
 from registry.base_model.likelihood import token_log_probs
 from registry.spec import AdapterConfig, BaseEntry, LoraConfig, LoraModule
-from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
+from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from tests.service.loaded_bases import LoadedBases
 from tests.tiny_models import VARIANTS, build_tiny_base
 
@@ -82,7 +82,7 @@ def alone(base: LoadedBase, prompt: tuple[int, ...], given: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_rows_that_join_and_leave_get_what_they_get_alone(base: LoadedBase, method: str) -> None:
-    engine, handle = Engine(LoadedBases(base), max_rows=4), handle_of(base, method)
+    engine, handle = Engine(LoadedBases(base), EngineLimits(max_rows=4)), handle_of(base, method)
     params = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=1)
     tickets = []
     for number, prompt in enumerate(prompts_of(1)):

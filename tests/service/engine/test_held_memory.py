@@ -8,7 +8,7 @@ import pytest
 from registry.adapters import create, paper_config
 from registry.base_model import LoadedBase, load_base
 from registry.spec import BaseEntry
-from service.engine import Engine, GenerateRequest, LoadableAdapter
+from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter
 from service.engine.kv_budget import MIN_ROW_POSITIONS
 from service.engine.runner import Runner
 from tests.service.engine.stepping import greedy, run
@@ -48,7 +48,7 @@ def test_keys_and_values_take_what_they_may_and_no_more(base: LoadedBase, rows: 
     """Many short rows come and go, long ones take their place; a slab's spare rows are counted."""
     draw = np.random.default_rng(rows)
     each = MIN_ROW_POSITIONS * Engine(LoadedBases(base))._position_bytes("base")
-    engine = Engine(LoadedBases(base), kv_bytes=rows * each, max_rows=64)
+    engine = Engine(LoadedBases(base), EngineLimits(kv_bytes=rows * each, max_rows=64))
     spare = 0
     for number in range(120):
         length = int(draw.integers(2, 40 if number % 3 else 120))
@@ -69,7 +69,7 @@ def test_adapters_and_their_stacks_take_what_bases_leave(base: LoadedBase, adapt
     handles = [handle(base, number) for number in range(6)]
     size = handles[0].size_bytes
     budget = WEIGHTS + adapters * size
-    engine = Engine(LoadedBases(base, bytes=WEIGHTS), memory_bytes=budget)
+    engine = Engine(LoadedBases(base, bytes=WEIGHTS), EngineLimits(memory_bytes=budget))
     expected = [engine_alone(base, one) for one in handles]
     tickets = []
     stacked = 0
@@ -88,7 +88,7 @@ def test_adapters_and_their_stacks_take_what_bases_leave(base: LoadedBase, adapt
 def test_stacks_take_at_most_as_much_as_adapters_may(base: LoadedBase) -> None:
     handles = [handle(base, number) for number in range(6)]
     bank = 6 * handles[0].size_bytes
-    engine = Engine(LoadedBases(base), bank_bytes=bank)
+    engine = Engine(LoadedBases(base), EngineLimits(bank_bytes=bank))
     for number in range(30):
         engine.submit(asked(handles[number % 6], length=1 + number % 7))
         for _ in range(number % 4):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from registry.base_model import LoadedBase, load_base
 from registry.spec import PrefixConfig
-from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams, Ticket
+from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, Ticket
 from service.engine.kv_budget import row_capacity
 from service.engine.kv_cache import KVCache
 from service.engine.prefix_cache import BLOCK_SIZE
@@ -29,7 +29,7 @@ PLENTY = 2**22
 
 
 def engine_of(base: LoadedBase, **limits: object) -> Engine:
-    return Engine(LoadedBases(base), **{"kv_bytes": PLENTY, **limits})  # type: ignore[arg-type]
+    return Engine(LoadedBases(base), EngineLimits(**{"kv_bytes": PLENTY, **limits}))  # type: ignore[arg-type]
 
 
 def ask(
@@ -228,7 +228,7 @@ class TestWhatStays:
         assert engine.counters()["kv_bytes"] == engine.counters()["kept_bytes"] > 0
 
     def test_a_base_model_that_is_dropped_takes_it_along(self, base: LoadedBase) -> None:
-        engine = Engine(LoadedBases(base, bytes=10), kv_bytes=PLENTY, memory_bytes=15)
+        engine = Engine(LoadedBases(base, bytes=10), EngineLimits(kv_bytes=PLENTY, memory_bytes=15))
         assert ask(engine, self.prompt)[1] == 0
         ask(engine, (1, 2, 3), base="other", namespace=None)
         assert engine.loaded_bases() == ("other",)

@@ -18,7 +18,7 @@ from grpc.aio import AioRpcError, Metadata
 from registry.adapters.loadable import LoadableAdapter, Stored
 from registry.base_model import LoadedBase
 from registry.errors import Busy, Unavailable
-from service.engine import Delta, Engine, GenerateRequest, Generation, SamplingParams
+from service.engine import Delta, Engine, EngineLimits, GenerateRequest, Generation, SamplingParams
 from service.engine.request import RequestTimeline, timeline_observer
 from service.ray_serving import engine as away
 from service.ray_serving.engine import RayEngine
@@ -70,7 +70,7 @@ class Handle:
 @contextmanager
 def served(base: LoadedBase, *scripts: Script, **limits: Any) -> Iterator[tuple[RayEngine, Handle]]:
     """An engine as after `start`, without a cluster."""
-    found = RayEngine(LoadedBases(base), address="127.0.0.1:1", app="soup", seconds=20.0, **limits)
+    found = RayEngine(LoadedBases(base), address="127.0.0.1:1", app="soup", seconds=20.0, limits=EngineLimits(**limits))
     handle = Handle(*scripts)
     found._handle = handle
     found._ray_thread.start()
