@@ -5,7 +5,7 @@ Small files are sent inside the manifest, large ones as blobs, which are sent on
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,30 +33,6 @@ class Pushed:
 
     adapter: Json
     status: PushStatus
-
-
-def push_folder(
-    client: SoupClient,
-    folder: Path | AdapterDirectory,
-    *,
-    name: str,
-    domain: str | None = None,
-    base: str | None = None,
-    owner: str | None = None,
-    texts: Sequence[str] | None = None,
-    tags: Sequence[str] = (),
-    metadata: Mapping[str, str | int | float | bool | None] | None = None,
-    progress: Progress | None = None,
-    anew: bool = False,
-) -> Json:
-    """Push an adapter directory as `name`; a PEFT directory of a LoRA is accepted unchanged.
-
-    `domain`, `base` (a base model's id) and `texts` replace the directory's, tags and metadata are added to its card's;
-    `owner` is the person responsible for the name. With `anew` all bytes are sent, also those that the server has.
-    Raises InvalidManifest if neither argument nor directory names the domain, and for an empty owner.
-    """
-    more = Additions(domain=domain, base=base, owner=owner, texts=texts, tags=tags, metadata=metadata or {})
-    return client.push_directory(folder, name=name, more=more, progress=progress, anew=anew)
 
 
 def send_folder(

@@ -15,7 +15,6 @@ from functools import cached_property
 from pathlib import Path
 
 from adaptersoup.client.client import SoupClient
-from adaptersoup.client.transfer import push_folder
 from demo.base_models import base_entry
 from demo.job import Job, own_job, shorten
 from demo.prepare import convert_all, neutral_domains
@@ -157,7 +156,7 @@ def opened(
         there = {one["name"] for one in client.adapters(kind="adapter")}
         for name in (*job.pushed, FRESH):
             if name not in there:
-                pushed = push_folder(client, job.adapters / name, name=f"{NAMESPACE}/{name}")
+                pushed = client.push_directory(job.adapters / name, name=f"{NAMESPACE}/{name}")
                 if pushed.get("job"):
                     client.wait_job(pushed["job"])
         scores = Scores(job.home / "scores")

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from adaptersoup.client.client import SoupClient
-from adaptersoup.client.transfer import push_folder
 from benchmarks.report import Result
 from benchmarks.soups.cells import Answers
 from benchmarks.soups.greedy import Found, greedy
@@ -47,7 +46,7 @@ def bank(folder: Path, base: Path) -> Iterator[Setting]:
                         base_model=BASE_ID, provenance=Provenance() if name == OTHER else OF_ONE_START,
                     )  # fmt: skip
                     path = write_directory(folder / "adapters" / name, contents)
-                    push_folder(client, path, name=f"{NAMESPACE}/{name}")
+                    client.push_directory(path, name=f"{NAMESPACE}/{name}")
                 loaded = world.runtime.bases[BASE_ID]
                 job = Job(folder, folder / "data", loaded.entry, BANK, DOMAINS, "", folder / "adapters")
                 scores = Scores(folder / "scores")

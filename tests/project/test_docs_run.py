@@ -98,7 +98,6 @@ def home(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def _push(world: World, folder: Path) -> None:
     """Adapters of the demo's structure and initialisation, on disk and on the server, ready to be selected."""
     from adaptersoup.client.client import SoupClient
-    from adaptersoup.client.transfer import push_folder
     from registry.adapters import create
     from registry.adapters.weights import init_hash, save_tensors
 
@@ -121,7 +120,7 @@ def _push(world: World, folder: Path) -> None:
                         texts=passages(words, 60),
                     ),
                 )
-                pushed = push_folder(client, written, name=f"demo/{domain}")
+                pushed = client.push_directory(written, name=f"demo/{domain}")
                 client.wait_job(str(pushed["job"]))
 
 

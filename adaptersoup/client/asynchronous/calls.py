@@ -108,11 +108,15 @@ class AsyncCalls(AsyncBlobs):
         folder: Path | AdapterDirectory,
         *,
         name: str,
-        more: Additions,
+        more: Additions = Additions(),
         progress: Progress | None = None,
         anew: bool = False,
     ) -> Json:
-        """Push an adapter directory as `name`; raises InvalidManifest if neither it nor `more` names the domain."""
+        """Push an adapter directory as `name`; a PEFT directory of a LoRA is accepted unchanged.
+
+        With `anew` all bytes are sent, also those that the server has. Raises InvalidManifest if neither the directory
+        nor `more` names the domain, and for an empty owner.
+        """
         local = folder if isinstance(folder, AdapterDirectory) else await in_thread(read_directory, folder)
         manifest = manifest_of(local, name, more)
         try:

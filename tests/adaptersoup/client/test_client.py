@@ -13,9 +13,10 @@ import httpx2
 import pytest
 
 from adaptersoup.client import samples
+from adaptersoup.client.additions import Additions
 from adaptersoup.client.client import SoupClient
 from adaptersoup.client.samples import read_texts
-from adaptersoup.client.transfer import pull_folder, push_folder
+from adaptersoup.client.transfer import pull_folder
 from registry import errors
 from registry.errors import (
     Busy,
@@ -193,7 +194,7 @@ class TestPush:
 
     def test_a_small_adapter_is_one_request(self, folder: Path) -> None:
         server = Server().on("POST /v1/adapters", ok({"ref": "team/law@1"}, 201))
-        push_folder(server.client(), folder, name="team/law", tags=["v2"], metadata={"k": 1})
+        server.client().push_directory(folder, name="team/law", more=Additions(tags=["v2"], metadata={"k": 1}))
         assert server.said() == ["POST /v1/adapters"]
         body = server.body()
         assert base64.b64decode(body["files"][WEIGHTS_FILE]["base64"]) == b"w" * 100
@@ -208,13 +209,13 @@ class TestPush:
         server = Server().on("POST /v1/adapters", ok({"ref": "team/law@1"}))
         for digest in (weights, sample):
             server.on(f"PUT /v1/blobs/{digest}", ok({}))
-        push_folder(server.client(inline_bytes=10), folder, name="team/law")
+        server.client(inline_bytes=10).push_directory(folder, name="team/law")
         assert server.body()["files"] == {WEIGHTS_FILE: {"digest": weights}}
         assert server.body()["sample"] == {"blob": sample}
 
     def test_the_given_sample_wins(self, folder: Path) -> None:
         server = Server().on("POST /v1/adapters", ok({}))
-        push_folder(server.client(), folder, name="team/law", texts=["three"], domain="other")
+        server.client().push_directory(folder, name="team/law", more=Additions(texts=["three"], domain="other"))
         assert server.body()["sample"] == {"texts": ["three"]}
         assert server.body()["domain"] == "other"
 
@@ -224,7 +225,7 @@ class TestPush:
             tmp_path / "e", AdapterContents(config=CONFIG, domain="x", weights=b"w", embeddings=(b"vectors", note))
         )
         server = Server().on("POST /v1/adapters", ok({}))
-        push_folder(server.client(), tmp_path / "e", name="team/e")
+        server.client().push_directory(tmp_path / "e", name="team/e")
         (sent,) = server.body()["sample"]["embeddings"]
         assert (sent["encoder"], sent["unit"]) == (DIGEST, "passage")
         assert base64.b64decode(sent["file"]["base64"]) == b"vectors"
@@ -232,7 +233,7 @@ class TestPush:
     def test_without_a_sample_none_is_sent(self, tmp_path: Path) -> None:
         write_directory(tmp_path / "n", AdapterContents(config=CONFIG, domain="x", weights=b"w"))
         server = Server().on("POST /v1/adapters", ok({}))
-        push_folder(server.client(), tmp_path / "n", name="team/n")
+        server.client().push_directory(tmp_path / "n", name="team/n")
         assert "sample" not in server.body()
 
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from adaptersoup.cli import app as cli
+from adaptersoup.client.additions import Additions
 from adaptersoup.client.client import SoupClient
-from adaptersoup.client.transfer import pull_folder, push_folder
+from adaptersoup.client.transfer import pull_folder
 from registry.adapters.masks import is_mask, mask_name, mask_problems, pack, projections, unpack, without_masks
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
@@ -57,7 +58,9 @@ def stocked(live: Live, folders: dict[str, Path]) -> Live:
                 assert cli.run(["push", str(folder), "--name", ref, "--wait", *address]) == 0
             else:
                 texts = passages(folder.name, KEPT)
-                pushed = push_folder(client, folder, name=ref, domain=folder.name, texts=texts, base="tiny")
+                pushed = client.push_directory(
+                    folder, name=ref, more=Additions(domain=folder.name, texts=texts, base="tiny")
+                )
                 jobs.append(pushed["job"])
         sample = {"texts": passages("code", KEPT)}
         jobs.append(live.world.push("lora/code", seed=5, domain="code", sample=sample)["job"])
@@ -171,7 +174,7 @@ def test_it_is_pulled_as_a_directory_that_does_the_same_and_can_be_pushed(
     pull_folder(client, soup["model"], tmp_path / "pulled")
     expected = structure.by_hand(base, parts, list(structure.shares.values()), ids)
     assert torch.allclose(structure.pulled(base, tmp_path / "pulled", ids), expected, atol=1e-4)
-    again = push_folder(client, tmp_path / "pulled", name=f"{name}/again", domain="again")
+    again = client.push_directory(tmp_path / "pulled", name=f"{name}/again", more=Additions(domain="again"))
     assert again["digest"] == soup["digest"]
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from adaptersoup.client.additions import Additions
 from adaptersoup.client.client import SoupClient
-from adaptersoup.client.transfer import push_folder, send_folder
+from adaptersoup.client.transfer import send_folder
 from registry.blobs.bucket import Bucket
 from registry.errors import Unavailable
 from registry.formats import AdapterContents, read_directory, write_directory
@@ -326,7 +326,7 @@ def test_a_push_repairs_what_a_server_has_not_found_to_be_damaged_yet(url: str, 
                 client = SoupClient(live.url, world.admin, inline_bytes=0)
                 digest = sha256_digest(weights)
                 assert client.has_blob(digest) is bool(number)
-                assert push_folder(client, tmp_path / "law", name="acme/law")["weights_blob"] == digest
+                assert client.push_directory(tmp_path / "law", name="acme/law")["weights_blob"] == digest
                 assert world.client.get(f"/v1/blobs/{digest}").content == weights
                 client.close()
         shutil.rmtree(tmp_path / "data" / "cache")

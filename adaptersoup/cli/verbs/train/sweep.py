@@ -22,11 +22,10 @@ from adaptersoup.cli.verbs.train.progress import Table, progress_table
 from adaptersoup.cli.verbs.train.record import validation
 from adaptersoup.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from adaptersoup.client import SoupClient
-from adaptersoup.client.additions import name_of
+from adaptersoup.client.additions import Additions, name_of
 from adaptersoup.client.samples import read_texts
-from adaptersoup.client.transfer import push_folder
 from adaptersoup.tables import columns
-from registry.formats import AdapterDirectory, read_directory
+from registry.formats import AdapterDirectory
 from registry.names import check_part
 from training.request import merge_request
 from training.spec import BANK, SAMPLE
@@ -231,7 +230,7 @@ def _push(client: SoupClient, folder: AdapterDirectory, name: str) -> str:
     """Push one adapter; of a bank of experts the server makes the merge, and so records its ingredients."""
     bank = folder.path.with_name(folder.path.name + BANK)
     if "bank" not in folder.provenance.training or not bank.is_dir():
-        return str(push_folder(client, folder, name=name)["ref"])
+        return str(client.push_directory(folder, name=name)["ref"])
     sample = None if folder.sample is None else read_texts(folder.sample)
-    ref = str(push_folder(client, read_directory(bank), name=name + BANK, texts=sample)["ref"])
+    ref = str(client.push_directory(bank, name=name + BANK, more=Additions(texts=sample))["ref"])
     return str(client.cook(merge_request(ref, name=name))["model"])
