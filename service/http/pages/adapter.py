@@ -27,8 +27,8 @@ from service.http.pages.losses import (
 )
 from service.http.pages.models import AliasChip, Use, aliases_by_ref, use_of
 from service.http.pages.page import PageRoute, render_page
-from service.http.routes.adapters import get_file, list_adapters, list_files
-from service.http.routes.usage import get_usage
+from service.http.routes.adapters import AdapterListQuery, get_file, list_adapters, list_files
+from service.http.routes.usage import UsageListQuery, get_usage
 from service.http.schemas.adapters import Adapter, Lineage, StoredFile, adapter_body
 from service.http.schemas.usage import UsageList, UsageTotal
 from service.http.schemas.wire import Wire
@@ -64,8 +64,9 @@ def model(ns: str, name: str, services: AppServices, principal: Reader) -> Model
     """The content of the page."""
     row = adapter_named(services, principal, ns, name)
     body, lineage = adapter_body(row), lineage_of(services, principal.namespaces, row)
-    versions = list_adapters(services, principal, name=f"{row.namespace}/{row.name}", limit=MAX_VERSIONS)
-    usage = get_usage(services, principal, model=row.ref, by=["model"])
+    query = AdapterListQuery(name=f"{row.namespace}/{row.name}", limit=MAX_VERSIONS)
+    versions = list_adapters(services, principal, query)
+    usage = get_usage(services, principal, UsageListQuery(model=row.ref, by=["model"]))
     assert isinstance(usage, UsageList)
     return ModelPage(
         adapter=body,

@@ -11,7 +11,7 @@ from service.http.pages import paths
 from service.http.pages.forms import Text, parse_midnight, text_or_none
 from service.http.pages.page import PageRoute, render_page
 from service.http.requests.paging import Cursor, Limit
-from service.http.routes.audit import list_audit
+from service.http.routes.audit import AuditListQuery, list_audit
 from service.http.schemas.audit import AuditList
 from service.http.security.auth import Admin
 
@@ -26,7 +26,7 @@ def audit_filters(
     since: Text = None,
     until: Text = None,
 ) -> dict[str, Any]:
-    """The filters of a query, as arguments of `list_audit`."""
+    """The filters of a query, as fields of AuditListQuery; some may be longer than its, and match nothing."""
     texts = {"action": action, "subject": subject, "namespace": namespace, "key_id": key_id}
     days = {"since": parse_midnight(since, "since"), "until": parse_midnight(until, "until")}
     return {name: text_or_none(text) for name, text in texts.items()} | days
@@ -38,7 +38,7 @@ Filters = Annotated[dict[str, Any], Depends(audit_filters)]
 @pages.get(paths.AUDIT + paths.CSV, response_model=None)
 def audit_csv(services: AppServices, principal: Admin, filters: Filters) -> Response | AuditList:
     """All entries as a CSV file."""
-    return list_audit(services, principal, **filters, format="csv")
+    return list_audit(services, principal, AuditListQuery.model_construct(**filters, format="csv"))
 
 
 @pages.get(paths.AUDIT + paths.JSON, response_model=AuditList)
@@ -46,7 +46,7 @@ def audit(
     services: AppServices, principal: Admin, filters: Filters, limit: Limit = None, cursor: Cursor = None
 ) -> Response | AuditList:
     """The content of the page."""
-    return list_audit(services, principal, **filters, limit=limit, cursor=cursor)
+    return list_audit(services, principal, AuditListQuery.model_construct(**filters, limit=limit, cursor=cursor))
 
 
 @pages.get(paths.AUDIT)

@@ -25,7 +25,7 @@ from service.http.pages.forms import Form, takes_form
 from service.http.pages.models import Filters, QueryFilters
 from service.http.pages.page import PageRoute, render_page
 from service.http.requests.body_limits import BodyLimit
-from service.http.routes.adapters import change_adapter, list_adapters, retire_adapter
+from service.http.routes.adapters import AdapterListQuery, change_adapter, list_adapters, retire_adapter
 from service.http.schemas.adapters import AdapterPatch, ListedAdapter, listed_body
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Writer
@@ -128,9 +128,8 @@ def _search(services: Services, principal: Principal, filters: Filters) -> list[
     versions: list[ListedAdapter] = []
     cursor: str | None = None
     while True:
-        page = list_adapters(
-            services, principal, **filters.model_dump(), limit=services.settings.max_page_size, cursor=cursor
-        )
+        query = AdapterListQuery(**filters.model_dump(), limit=services.settings.max_page_size, cursor=cursor)
+        page = list_adapters(services, principal, query)
         versions += page.data
         if len(versions) > MAX_VERSIONS:
             raise TooLarge(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -55,6 +56,14 @@ class Comparison(Wire):
     models: list[ModelFacts]
 
 
+@dataclass(frozen=True)
+class CompareForm:
+    """The names of models and the text that were entered in the form."""
+
+    names: list[str] = field(default_factory=list)
+    text: str = ""
+
+
 @pages.get(paths.COMPARE + paths.JSON)
 def comparison(services: AppServices, principal: Reader, model: ModelNames = None) -> Comparison:
     """The content of the page, each model once whatever its names."""
@@ -89,7 +98,7 @@ def compare_page(request: Request, services: AppServices, principal: Reader, mod
         compared = comparison(services, principal, model)
     except SoupError as error:
         names = [name for name in model or () if name.strip()]
-        return _page(request, services, principal, None, names=names, error=error)
+        return _page(request, services, principal, None, CompareForm(names), error=error)
     return _page(request, services, principal, compared)
 
 
@@ -99,20 +108,20 @@ async def measure(request: Request, form: Form, services: AppServices, principal
     """The page with the perplexity of a text under each model, compared with the first."""
     if not principal.has("read"):
         raise Forbidden("This key lacks the scope 'read', which the page of models that are compared needs.")
-    names, text = numbered_fields(form, "model", MAX_MODELS), form.get("text", "")
+    entered = CompareForm(numbered_fields(form, "model", MAX_MODELS), form.get("text", ""))
     compared: Comparison | None = None
     try:
-        compared = await in_thread(comparison, services, principal, names)
-        texts = await in_thread(_split_text, compared, text)
+        compared = await in_thread(comparison, services, principal, entered.names)
+        texts = await in_thread(_split_text, compared, entered.text)
         refs = [model.model for model in compared.models]
         answers = await compare_with_first(request, services, principal, refs, texts)
     except Cancelled:
         raise
     except SoupError as error:
-        return await in_thread(_page, request, services, principal, compared, names=names, text=text, error=error)
+        return await in_thread(_page, request, services, principal, compared, entered, error=error)
     if form.get("as") == "csv":
         return csv_response([_scores_table(answers)], "scores")
-    return await in_thread(_page, request, services, principal, compared, text=text, answers=answers)
+    return await in_thread(_page, request, services, principal, compared, entered, answers=answers)
 
 
 def _split_text(compared: Comparison, text: str) -> list[str]:
@@ -129,13 +138,12 @@ def _page(
     services: Services,
     principal: Principal,
     compared: Comparison | None,
+    entered: CompareForm = CompareForm(),
     *,
-    names: Sequence[str] = (),
-    text: str = "",
     answers: Sequence[PerplexityAnswer] = (),
     error: SoupError | None = None,
 ) -> Response:
-    """The page; without `compared` models the form has the `names` that could not be resolved."""
+    """The page; without `compared` models the form has the names that could not be resolved."""
     models = [] if compared is None else compared.models
     intervals = [
         (answer.model, answer.baseline.difference, *answer.baseline.interval)
@@ -147,8 +155,8 @@ def _page(
         "compare.html",
         error=error,
         models=models,
-        model_names=[model.model for model in models] or list(names),
-        text=text,
+        model_names=[model.model for model in models] or entered.names,
+        text=entered.text,
         tables=[] if compared is None else comparison_tables(compared),
         scores=_scores_table(answers) if answers else None,
         intervals=intervals,

@@ -20,7 +20,7 @@ from service.http.pages import paths
 from service.http.pages.forms import text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.requests.paging import Cursor, Limit
-from service.http.routes.adapters import list_adapters
+from service.http.routes.adapters import AdapterListQuery, list_adapters
 from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader, needs
@@ -130,7 +130,7 @@ def models(
     services: AppServices, principal: Reader, filters: QueryFilters, limit: Limit = None, cursor: Cursor = None
 ) -> ModelList:
     """The content of the page."""
-    adapters = list_adapters(services, principal, **filters.model_dump(), limit=limit, cursor=cursor)
+    adapters = list_adapters(services, principal, AdapterListQuery(**filters.model_dump(), limit=limit, cursor=cursor))
     aliases, gains = aliases_by_ref(services, adapters.data), gains_by_ref(services, adapters.data)
     rows = [
         ListedModel(
@@ -210,5 +210,6 @@ def use_of(services: Services, principal: Principal, row: ListedAdapter) -> Use:
 def suggested_models(services: Services, principal: Principal) -> list[str]:
     """Names that an input for a model suggests: base models, then the newest adapters, all that answer with text."""
     bases = [f"base/{id}" for id, base in sorted(services.bases.items()) if why_no_text(base.shape, None) is None]
-    newest = list_adapters(services, principal, limit=min(MAX_SUGGESTED, services.settings.max_page_size)).data
-    return bases + [row.ref for row in newest if use_of(services, principal, row) in {"yes", "scope"}]
+    query = AdapterListQuery(limit=min(MAX_SUGGESTED, services.settings.max_page_size))
+    newest = list_adapters(services, principal, query)
+    return bases + [row.ref for row in newest.data if use_of(services, principal, row) in {"yes", "scope"}]

@@ -16,7 +16,7 @@ from service.http.pages.downloads import ThemeQuery, svg_response
 from service.http.pages.forms import Text, parse_date, text_or_none
 from service.http.pages.page import PageRoute, render_page
 from service.http.requests.paging import Cursor, Limit
-from service.http.routes.usage import Anyone, get_usage
+from service.http.routes.usage import Anyone, UsageListQuery, get_usage
 from service.http.schemas.usage import Group, UsageEntry, UsageList
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -40,13 +40,10 @@ class UsageQuery(NamedTuple):
             raise InvalidParameter(f"'by' is one of {', '.join(get_args(Group))}.", param="by")
         return cast(Group, group)
 
-    def parse(self) -> dict[str, Any]:
-        """Return the filters as arguments of `get_usage`; raises InvalidParameter."""
-        return {
-            "since": parse_date(self.since, "since"),
-            "until": parse_date(self.until, "until"),
-            "by": [self.group],
-        }
+    def parse(self, **page: Any) -> UsageListQuery:
+        """Return the filters with a format or a page, as `get_usage` takes them; raises InvalidParameter."""
+        since, until = parse_date(self.since, "since"), parse_date(self.until, "until")
+        return UsageListQuery(since=since, until=until, by=[self.group], **page)
 
 
 def usage_query(
@@ -62,7 +59,7 @@ Filters = Annotated[UsageQuery, Depends(usage_query)]
 @pages.get(paths.USAGE + paths.CSV, response_model=None)
 def usage_csv(services: AppServices, principal: Anyone, filters: Filters) -> Response | UsageList:
     """All rows as a CSV file."""
-    return get_usage(services, principal, **filters.parse(), format="csv")
+    return get_usage(services, principal, filters.parse(format="csv"))
 
 
 @pages.get(paths.USAGE + paths.JSON)
@@ -70,7 +67,7 @@ def usage(
     services: AppServices, principal: Anyone, filters: Filters, limit: Limit = None, cursor: Cursor = None
 ) -> UsageList:
     """The content of the page."""
-    usage_list = get_usage(services, principal, **filters.parse(), limit=limit, cursor=cursor)
+    usage_list = get_usage(services, principal, filters.parse(limit=limit, cursor=cursor))
     assert isinstance(usage_list, UsageList)
     return usage_list
 

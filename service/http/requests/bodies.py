@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
@@ -91,7 +92,12 @@ class CheckedRoute(APIRoute):
 
 def _query_names(dependant: Dependant) -> Iterator[str]:
     """Yield the names of the query parameters of a route and of its dependencies."""
-    yield from (parameter.alias for parameter in dependant.query_params)
+    for parameter in dependant.query_params:
+        model = parameter.field_info.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            yield from model.model_fields
+        else:
+            yield parameter.alias
     for dependency in dependant.dependencies:
         yield from _query_names(dependency)
 

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, AliasRow
@@ -20,6 +20,7 @@ from registry.push import push
 from registry.quotas import check_stored
 from registry.select.pools import enqueue_refits
 from registry.spec import Manifest
+from registry.spec.frozen import Frozen
 from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
 from service.http.app_services import AppServices
@@ -69,45 +70,36 @@ def push_adapter(
     return adapter_body(pushed.row, job=pushed.job, warnings=pushed.warnings)
 
 
+class AdapterListQuery(Frozen):
+    """Filters of a list of adapters, and its page."""
+
+    base_model: str | None = None
+    method: str | None = None
+    domain: str | None = None
+    owner: str | None = None
+    """Who answers for them, letter for letter."""
+    namespace: str | None = None
+    name: str | None = None
+    """`law`, in whatever namespace, or `team/law`."""
+    tag: list[str] | None = None
+    """Given several times, all of them."""
+    kind: Literal["adapter", "soup"] | None = None
+    tuned_on: Digest | None = None
+    q: str | None = None
+    limit: Limit = None
+    cursor: Cursor = None
+
+
 @router.get("")
-def list_adapters(
-    services: AppServices,
-    principal: Reader,
-    base_model: str | None = None,
-    method: str | None = None,
-    domain: str | None = None,
-    owner: Annotated[str | None, Query(description="Who answers for them, letter for letter.")] = None,
-    namespace: str | None = None,
-    name: Annotated[str | None, Query(description="`law`, in whatever namespace, or `team/law`.")] = None,
-    tag: Annotated[list[str] | None, Query(description="Given several times, all of them.")] = None,
-    kind: Literal["adapter", "soup"] | None = None,
-    tuned_on: Digest | None = None,
-    q: str | None = None,
-    limit: Limit = None,
-    cursor: Cursor = None,
-) -> AdapterList:
+def list_adapters(services: AppServices, principal: Reader, query: Annotated[AdapterListQuery, Query()]) -> AdapterList:
     """Live adapters and soups this key sees, newest first, without their provenance.
 
     `q` looks for words in name, domain, tags and card: each of its words is one there, or the beginning of one.
     `tuned_on` is the digest of a sample: those that have learnt from it, by training or through their ingredients.
     """
-    size = page_size(limit, services)
+    size, filters = page_size(query.limit, services), query.model_dump(exclude={"tag", "limit"})
     with services.registry.database.read() as catalogue:
-        page = catalogue.adapters.list(
-            principal.namespaces,
-            base_model=base_model,
-            method=method,
-            domain=domain,
-            owner=owner,
-            namespace=namespace,
-            name=name,
-            tags=tag or (),
-            kind=kind,
-            tuned_on=tuned_on,
-            q=q,
-            limit=size,
-            cursor=cursor,
-        )
+        page = catalogue.adapters.list(principal.namespaces, **filters, tags=query.tag or (), limit=size)
     return AdapterList(data=[listed_body(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
@@ -247,18 +239,30 @@ def list_aliases(ns: str, name: str, services: AppServices, principal: Reader) -
     return AliasList(data=[_alias(row) for row in rows])
 
 
+class AliasPath(NamedTuple):
+    """Namespace, name and alias of a path."""
+
+    ns: str
+    name: str
+    alias: str
+
+
+async def alias_path(ns: str, name: str, alias: str) -> AliasPath:
+    """Return the alias that a path names."""
+    return AliasPath(ns, name, alias)
+
+
 @router.put("/{ns}/{name}/aliases/{alias}")
 def put_alias(
     request: Request,
-    ns: str,
-    name: str,
-    alias: str,
+    path: Annotated[AliasPath, Depends(alias_path)],
     body: AliasBody,
     services: AppServices,
     principal: Writer,
     if_match: IfMatch = None,
 ) -> Alias:
     """Point an alias at a version; with If-Match only if it is still what the caller saw."""
+    ns, name, alias = path
     check_alias(alias)
     with services.registry.database.write() as catalogue:
         target = catalogue.adapters.resolve(
@@ -275,9 +279,14 @@ def put_alias(
 
 @router.delete("/{ns}/{name}/aliases/{alias}", status_code=204, response_class=Response)
 def delete_alias(
-    request: Request, ns: str, name: str, alias: str, services: AppServices, principal: Writer, if_match: IfMatch = None
+    request: Request,
+    path: Annotated[AliasPath, Depends(alias_path)],
+    services: AppServices,
+    principal: Writer,
+    if_match: IfMatch = None,
 ) -> Response:
     """Remove an alias."""
+    ns, name, alias = path
     principal.check_visible(ns)
     principal.check_write(ns)
     with services.registry.database.write() as catalogue:

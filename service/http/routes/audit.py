@@ -7,8 +7,10 @@ from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
+from pydantic import Field
 
 from registry.catalogue.rows import AuditRow, Page
+from registry.spec.frozen import Frozen
 from service.http.app_services import AppServices
 from service.http.files.csv_lines import CSV, csv_file
 from service.http.requests.bodies import CheckedRoute
@@ -18,53 +20,43 @@ from service.http.schemas.wire import Moment
 from service.http.security.auth import Admin
 
 router = APIRouter(prefix="/v1/audit", tags=["keys"], route_class=CheckedRoute)
-
-
-Word = Annotated[str | None, Query(max_length=300)]
-Action = Annotated[
-    str | None,
-    Query(max_length=64, description="Only this action, or with a dot at its end all that begin so: `key.`."),
-]
-Since = Annotated[Moment | None, Query(description="Only from this moment on, with its offset.")]
-Until = Annotated[Moment | None, Query(description="Only before this moment, with its offset.")]
-
-
+Word = Annotated[str | None, Field(max_length=300)]
 COLUMNS = ("at", "action", "subject", "namespace", "key_id", "request_id", "detail")
+
+
+class AuditListQuery(Frozen):
+    """Filters of the audit log, its format and its page."""
+
+    action: str | None = Field(None, max_length=64)
+    """Only this action, or with a dot at its end all that begin so: `key.`."""
+    subject: Word = None
+    namespace: Word = None
+    key_id: Word = None
+    since: Moment | None = None
+    """Only from this moment on, with its offset."""
+    until: Moment | None = None
+    """Only before this moment, with its offset."""
+    format: Literal["json", "csv"] = "json"
+    """`csv` is all of it, as a file."""
+    limit: Limit = None
+    cursor: Cursor = None
 
 
 @router.get("", response_model=AuditList, responses=CSV)
 def list_audit(
-    services: AppServices,
-    principal: Admin,
-    action: Action = None,
-    subject: Word = None,
-    namespace: Word = None,
-    key_id: Word = None,
-    since: Since = None,
-    until: Until = None,
-    format: Annotated[Literal["json", "csv"], Query(description="`csv` is all of it, as a file.")] = "json",
-    limit: Limit = None,
-    cursor: Cursor = None,
+    services: AppServices, principal: Admin, query: Annotated[AuditListQuery, Query()]
 ) -> Response | AuditList:
     """One page of what was done in the namespaces this key sees, as far as it matches every filter."""
 
+    filters = query.model_dump(exclude={"format", "limit", "cursor"})
+
     def page(size: int, cursor: str | None) -> Page[AuditRow]:
         with services.registry.database.read() as catalogue:
-            return catalogue.audit.list(
-                principal.namespaces,
-                action=action,
-                subject=subject,
-                namespace=namespace,
-                key_id=key_id,
-                since=since,
-                until=until,
-                limit=size,
-                cursor=cursor,
-            )
+            return catalogue.audit.list(principal.namespaces, **filters, limit=size, cursor=cursor)
 
-    if format == "csv":
+    if query.format == "csv":
         return csv_file("audit.csv", COLUMNS, partial(page, services.settings.max_page_size), _cells)
-    current = page(page_size(limit, services), cursor)
+    current = page(page_size(query.limit, services), query.cursor)
     entries = [AuditEntry.model_validate(row, from_attributes=True) for row in current.rows]
     return AuditList(data=entries, next_cursor=current.next_cursor)
 

@@ -12,6 +12,7 @@ from registry.evaluate.matrix import pairs_of
 from registry.names import Digest, digest_of
 from registry.quotas import check_jobs
 from registry.select.select import pool_of
+from registry.spec.frozen import Frozen
 from service.access.keys import Principal
 from service.http.answers.jobs import requested_job_body
 from service.http.app_services import AppServices
@@ -41,35 +42,34 @@ def evaluate_pool(
     return requested_job_body(row, principal)
 
 
+class EvaluationListQuery(Frozen):
+    """Filters of a list of evaluations, and its page."""
+
+    base_model: str | None = None
+    namespace: str | None = None
+    adapter: Digest | None = None
+    """The digest of an adapter."""
+    sample: Digest | None = None
+    """The digest of a sample."""
+    limit: Limit = None
+    cursor: Cursor = None
+
+
 @router.get("")
 def list_evaluations(
-    services: AppServices,
-    principal: Reader,
-    base_model: str | None = None,
-    namespace: str | None = None,
-    adapter: Annotated[Digest | None, Query(description="The digest of an adapter.")] = None,
-    sample: Annotated[Digest | None, Query(description="The digest of a sample.")] = None,
-    limit: Limit = None,
-    cursor: Cursor = None,
+    services: AppServices, principal: Reader, query: Annotated[EvaluationListQuery, Query()]
 ) -> EvaluationList:
     """Evaluations of adapters on samples, of both of which the key sees a live version, newest first."""
+    base_model = query.base_model
     if base_model is not None and base_model not in services.bases:
         raise InvalidParameter(
             f"{base_model[:64]!r} is not on the allowlist; this server has: {', '.join(sorted(services.bases))}.",
             param="base_model",
         )
     fingerprint = None if base_model is None else services.bases[base_model].shape.fingerprint
-    size = page_size(limit, services)
+    size, filters = page_size(query.limit, services), query.model_dump(exclude={"base_model", "limit"})
     with services.registry.database.read() as catalogue:
-        page = catalogue.evaluations.list(
-            principal.namespaces,
-            base_fingerprint=fingerprint,
-            namespace=namespace,
-            adapter=adapter,
-            sample=sample,
-            limit=size,
-            cursor=cursor,
-        )
+        page = catalogue.evaluations.list(principal.namespaces, base_fingerprint=fingerprint, **filters, limit=size)
     return EvaluationList(data=[evaluation_body(row) for row in page.rows], next_cursor=page.next_cursor)
 
 

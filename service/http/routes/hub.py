@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from registry.catalogue.rows import ListedRow
@@ -17,6 +18,7 @@ from registry.errors import InvalidParameter, NotFound
 from registry.formats.usage import ADAPTERSOUP, PEFT
 from registry.names import is_part
 from registry.spec import UNION_MEMBERS
+from registry.spec.frozen import Frozen
 from service.http.app_services import AppServices
 from service.http.files.hub_revisions import (
     COMMIT,
@@ -77,36 +79,46 @@ def hub_whoami(principal: Reader) -> HubUser:
 # --- repositories ---------------------------------------------------------------------------------
 
 
+class HubListQuery(Frozen, extra="ignore"):
+    """Filters of a list of repositories, and its page; `_check_query` refuses other parameters."""
+
+    author: str | None = None
+    """A namespace."""
+    search: str | None = None
+    """Words, as `q` of /v1/adapters."""
+    filter: list[str] | None = None
+    """Tags; given several times, all of them."""
+    sort: str | None = None
+    limit: int | None = Field(None, ge=1)
+    """Repositories of a page; never more than a page has."""
+    cursor: Cursor = None
+
+
 @router.get("/api/models", response_model_exclude_none=True)
 def hub_list(
     request: Request,
     response: Response,
     services: AppServices,
     principal: Reader,
-    author: Annotated[str | None, Query(description="A namespace.")] = None,
-    search: Annotated[str | None, Query(description="Words, as `q` of /v1/adapters.")] = None,
-    filter: Annotated[list[str] | None, Query(description="Tags; given several times, all of them.")] = None,
-    sort: str | None = None,
-    limit: Annotated[int | None, Query(ge=1, description="Repositories of a page; never more than a page has.")] = None,
-    cursor: Cursor = None,
+    query: Annotated[HubListQuery, Query()],
 ) -> list[HubModel]:
     """Repositories this key sees, newest first, each name once; `link` leads to the next page.
 
     A page may have fewer than were asked for where tags are looked for that no card has, such as `peft`.
     """
-    _check_query(request, sort)
-    size = min(limit or services.settings.page_size, services.settings.max_page_size)
-    filter_tags = filter or []
+    _check_query(request, query.sort)
+    size = min(query.limit or services.settings.page_size, services.settings.max_page_size)
+    filter_tags = query.filter or []
     card_tags = [tag for tag in filter_tags if is_part(tag) and tag not in DERIVED_TAGS]
     with services.registry.database.read() as catalogue:
         page = catalogue.adapters.list(
             principal.namespaces,
-            namespace=author,
-            q=search or None,
+            namespace=query.author,
+            q=query.search or None,
             tags=card_tags,
             newest=True,
             limit=size,
-            cursor=cursor,
+            cursor=query.cursor,
         )
     if page.next_cursor is not None:
         response.headers["link"] = f'<{_next_url(request, page.next_cursor)}>; rel="next"'

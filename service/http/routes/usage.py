@@ -10,10 +10,12 @@ from operator import attrgetter
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
+from pydantic import Field
 
 from registry.catalogue.rows import Page
 from registry.catalogue.usage import GROUPS, NUMBERS, UsageFilter
 from registry.catalogue.usage_rows import UsageRow
+from registry.spec.frozen import Frozen
 from service.access.keys import Principal
 from service.http.app_services import AppServices
 from service.http.files.csv_lines import CSV, csv_file
@@ -26,22 +28,30 @@ router = APIRouter(prefix="/v1/usage", tags=["keys"], route_class=CheckedRoute)
 Anyone = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))]
 """Every key may read its own usage."""
 
-Word = Annotated[str | None, Query(max_length=200)]
+Word = Annotated[str | None, Field(max_length=200)]
+
+
+class UsageListQuery(Frozen):
+    """Filters and groups of usage, its format and its page."""
+
+    since: date | None = None
+    """Only from this day on (UTC)."""
+    until: date | None = None
+    """Only before this day (UTC)."""
+    key_id: Word = None
+    namespace: Word = None
+    model: Word = None
+    by: list[Group] | None = Field(None, max_length=8)
+    """What sums are told apart by; all four."""
+    format: Literal["json", "csv"] = "json"
+    """`csv` is all of it, as a file."""
+    limit: Limit = None
+    cursor: Cursor = None
 
 
 @router.get("", response_model=UsageList, responses=CSV)
 def get_usage(
-    services: AppServices,
-    principal: Anyone,
-    since: Annotated[date | None, Query(description="Only from this day on (UTC).")] = None,
-    until: Annotated[date | None, Query(description="Only before this day (UTC).")] = None,
-    key_id: Word = None,
-    namespace: Word = None,
-    model: Word = None,
-    by: Annotated[list[Group] | None, Query(max_length=8, description="What sums are told apart by; all four.")] = None,
-    format: Annotated[Literal["json", "csv"], Query(description="`csv` is all of it, as a file.")] = "json",
-    limit: Limit = None,
-    cursor: Cursor = None,
+    services: AppServices, principal: Anyone, query: Annotated[UsageListQuery, Query()]
 ) -> Response | UsageList:
     """What this key has used; with scope admin, what was used in its namespaces. All-seeing admins see everything.
 
@@ -52,19 +62,19 @@ def get_usage(
     usage_filter = UsageFilter(
         principal.key_id,
         principal.namespaces if principal.has("admin") else (),
-        since=since,
-        until=until,
-        values={"key_id": key_id, "namespace": namespace, "model": model},
+        since=query.since,
+        until=query.until,
+        values=query.model_dump(include={"key_id", "namespace", "model"}),
     )
-    groups = tuple(by or GROUPS)
+    groups = tuple(query.by or GROUPS)
 
     def page(size: int, cursor: str | None) -> Page[UsageRow]:
         with services.registry.database.read() as catalogue:
             return catalogue.usage.list(usage_filter, by=groups, limit=size, cursor=cursor)
 
-    if format == "csv":
+    if query.format == "csv":
         return csv_file("usage.csv", columns(groups), partial(page, services.settings.max_page_size), cells(groups))
-    current = page(page_size(limit, services), cursor)
+    current = page(page_size(query.limit, services), query.cursor)
     with services.registry.database.read() as catalogue:
         total = catalogue.usage.total(usage_filter)
     return UsageList(

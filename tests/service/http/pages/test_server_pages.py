@@ -99,6 +99,7 @@ def test_the_audit_is_filtered_as_the_api_filters_it(stocked: World, admin: Sign
     assert 'value="2020-01-01"' in page
     assert not active(page)
     assert "Nothing that this key sees matches" in admin.page("/audit?until=2020-01-01")
+    assert "Nothing that this key sees matches" in admin.page("/audit?action=" + 100 * "k")  # longer than any
     assert admin.get("/audit.csv?action=adapter.").text.startswith("at,action,subject")
 
 
