@@ -298,7 +298,7 @@ pieces_and_stops = st.tuples(
 )
 
 
-class TestStopCutter:
+class TestStopChecker:
     @given(pieces_and_stops)
     @example((["abc"], ["b", "a"]))  # two stop strings in one piece
     def test_the_cut_does_not_depend_on_the_pieces(self, case: tuple[list[str], list[str]]) -> None:
