@@ -23,7 +23,8 @@ PATIENCE = 30.0
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
-    "--disable-features=Translate,OptimizationHints,MediaRouter,AutofillServerCommunication", "--mute-audio",
+    "--disable-features=Translate,OptimizationHints,MediaRouter,AutofillServerCommunication,BackForwardCache",
+    "--mute-audio",
     "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--remote-debugging-pipe",
 )  # fmt: skip
 KEYS = {
@@ -94,6 +95,11 @@ class Browser:
                 self._answers[said["id"]] = said
             elif said.get("sessionId") in self.pages:
                 self.pages[said["sessionId"]].heard(said["method"], said["params"])
+
+    def listen(self, seconds: float) -> None:
+        """Take what the browser says within so many seconds."""
+        if select.select([self._in], [], [], seconds)[0]:
+            self._read(time.monotonic())
 
     @contextmanager
     def page(self, origin: str, *, width: int = 1280, dark: bool = False) -> Iterator[Page]:
@@ -169,19 +175,18 @@ class Page:
 
     def until(self, condition: str) -> None:
         """Wait until an expression is true, on whatever page there is by then; where it throws, it is not true yet."""
-        waiting = (
-            f"new Promise(done => {{ const holds = () => {{ try {{ return {condition} }} catch {{ return false }} }};"
-            "const look = () => holds() ? done(1) : setTimeout(look, 20); look() })"
-        )
+        holds = f"(() => {{ try {{ return !!({condition}) }} catch {{ return false }} }})()"
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
-                self.evaluate(waiting)
+                if self.evaluate(holds):
+                    return
             except BrowserError as error:
-                if time.monotonic() > deadline or not any(one in str(error) for one in NAVIGATED):
+                if not any(message in str(error) for message in NAVIGATED):
                     raise
-            else:
-                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"not so within {PATIENCE} seconds: {condition}")
+            self._browser.listen(0.02)
 
     def open(self, path: str) -> None:
         """Go to a page of the server, and wait until it is there with all that it loads."""
