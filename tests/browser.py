@@ -210,6 +210,11 @@ class Page:
         self.evaluate(f"document.querySelector({json.dumps(selector)}).focus()")
         self.call("Input.insertText", text=text)
 
+    def type(self, text: str) -> None:
+        """Type into the field that the page itself focuses, which it does some time after it is complete."""
+        self.until("document.activeElement.matches('input, textarea')")
+        self.call("Input.insertText", text=text)
+
     def press(self, key: str, times: int = 1) -> None:
         """Press a key."""
         text, code = KEYS[key]

@@ -42,7 +42,7 @@ def page(chrome: Browser, stocked: Live) -> Iterator[Page]:
         assert page.path == "/sign-in?next=%2Fmodels%3Fkind%3Dadapter"
         look_at(page, "/sign-in")
         page.open("/sign-in?next=%2Fmodels%3Fkind%3Dadapter")
-        page.call("Input.insertText", text=stocked.world.key(["read", "write", "infer"], ["acme"]))  # it has the focus
+        page.type(stocked.world.key(["read", "write", "infer"], ["acme"]))
         page.press("Enter")
         page.until("location.pathname === '/models' && document.readyState === 'complete'")
         yield page
@@ -362,7 +362,7 @@ def test_what_an_admin_sees(chrome: Browser, stocked: Live) -> None:
     """Usage, audit, engine and keys; a key is made and revoked by keyboard."""
     with chrome.page(stocked.url) as admin:
         admin.open("/sign-in?next=/keys")
-        admin.call("Input.insertText", text=stocked.world.admin)
+        admin.type(stocked.world.admin)
         admin.press("Enter")
         admin.until("location.pathname === '/keys' && document.readyState === 'complete'")
         for path in ("/usage", "/usage?by=model", "/audit", "/engine", "/keys"):
