@@ -17,8 +17,6 @@ FIXTURES = frozenset({"world", "target", "postgres", "own", "object_store"})
 KINDS = frozenset({"postgresql", "objects"})
 """Parameters of tests that run on one of several things, of which these are servers."""
 REFUSED = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "socket.bind"})
-EXPRESSION = "not slow and not long"
-"""What `make quick` selects by."""
 SENTENCE = "Quick tests start no process and no server: mark the test `slow`, or do without."
 
 

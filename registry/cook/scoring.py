@@ -109,7 +109,7 @@ def _judge_held_out(job: CookJob, proposal: Proposal, search: Search, evidence: 
     if best_mixture is not None and narrowed is not None:
         scored_narrow = _score(job, narrowed, base_nll)
         scored.append(scored_narrow)
-        if _narrow_unless_worse(scored_narrow, best_mixture) is scored_narrow:
+        if not _is_worse(scored_narrow, best_mixture):
             rivals = [*(rival for rival in rivals if rival is not best_mixture), scored_narrow]
     search = search.model_copy(update={"trials": tuple(candidate.trial for candidate in scored)})
     if not rivals:
@@ -163,10 +163,10 @@ def _loss_then_selected_last(rival: ScoredCandidate) -> tuple[float, bool]:
     return rival.loss, rival.candidate.way == "selected" and rival.candidate.trained is None
 
 
-def _narrow_unless_worse(narrow: ScoredCandidate, wide: ScoredCandidate) -> ScoredCandidate:
-    """The narrow form of a wide soup, unless it is worse by more than a standard error."""
+def _is_worse(narrow: ScoredCandidate, wide: ScoredCandidate) -> bool:
+    """Return True if the narrow form of a wide soup is worse by more than a standard error."""
     worse = paired_difference(narrow.scores.nll, wide.scores.nll, wide.scores.tokens)
-    return narrow if worse.difference <= worse.standard_error else wide
+    return worse.difference > worse.standard_error
 
 
 # --- beside the best ---------------------------------------------------------------------------------
