@@ -20,7 +20,7 @@ from pathlib import Path
 from registry import cores
 
 WIDE = torch.ones(400, 400)
-PF_EXITING = 4  # a thread that was joined is listed until the kernel has put its remains away
+PF_EXITING = 4  # set while the kernel still lists a thread that has ended
 
 def runs(thread):
     try:
@@ -45,6 +45,8 @@ def in_thread(work):
     thread = threading.Thread(target=lambda: found.append(work()))
     thread.start()
     thread.join()
+    while runs(Path("/proc/self/task", str(thread.native_id))):
+        pass  # join returns a moment before the kernel's thread ends
     return found[0]
 """
 
