@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from adaptersoup.requests import check_texts
+from adaptersoup.requests import Text, check_texts
 from adaptersoup.synchronous.client import Client
 from adaptersoup.values import Cell, Perplexity, Soup, Table, Tabular
 from registry.errors import InvalidParameter, NotFound
@@ -106,7 +106,7 @@ class Comparison(Tabular):
 
 def compare(
     client: Client,
-    domains: Mapping[str, tuple[Sequence[str], Sequence[str]]],
+    domains: Mapping[str, tuple[Sequence[Text], Sequence[Text]]],
     strategies: Mapping[str, Mapping[str, Any]],
     *,
     base: str,
@@ -146,7 +146,7 @@ def _compared(domain: str, strategy: str, soup: Soup, score: Perplexity) -> Comp
 
 
 @contextmanager
-def _temporary_soup(client: Client, sample: Sequence[str], options: Mapping[str, Any]) -> Iterator[Soup]:
+def _temporary_soup(client: Client, sample: Sequence[Text], options: Mapping[str, Any]) -> Iterator[Soup]:
     """Cook a soup under a temporary name and retire it on exit, also after an error.
 
     The name keeps it apart from an equal soup that somebody else may have.

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from adaptersoup.values import Adapter, Listed, Soup
 from registry.errors import InvalidParameter
-from registry.spec import CookRequest, SampleSource
+from registry.spec import CookRequest, Passage, SampleSource
 from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.jobs import Job
 
 T = TypeVar("T", bound=BaseModel)
 Model = str | Listed | Adapter | Soup
 """The name of an adapter, a soup or a base model (`base/...`), or a value of one."""
+Text = Passage | Mapping[str, str]
+"""A passage, or a prompt with its answer as {"prompt": ..., "answer": ...}."""
+_PASSAGES = TypeAdapter(list[Passage])
 
 
 def model_name(model: Model) -> str:
@@ -25,11 +28,14 @@ def model_name(model: Model) -> str:
     return model.ref if isinstance(model, ListedAdapter) else model
 
 
-def check_texts(texts: Sequence[str]) -> list[str]:
-    """A list of texts; raises InvalidParameter for a single string, and for items that are not strings."""
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
-        raise InvalidParameter("Give a list of texts: strings, one for each passage.", param="texts")
-    return list(texts)
+def check_texts(texts: Sequence[Text]) -> list[Passage]:
+    """A list of passages; raises InvalidParameter for a single string, and for items that are no passages."""
+    try:
+        return _PASSAGES.validate_python(texts)
+    except ValidationError:
+        raise InvalidParameter(
+            "Give a list of passages: strings, or objects with a 'prompt' and its 'answer'.", param="texts"
+        ) from None
 
 
 def request_of(kind: type[T], **fields: Any) -> T:

@@ -18,7 +18,7 @@ from adaptersoup.client.additions import name_of as name_of_folder
 from adaptersoup.comparison import Comparison, compare
 from adaptersoup.local_server import LocalServer
 from adaptersoup.matrix import evaluate_on
-from adaptersoup.requests import Model, check_texts, model_name, request_of
+from adaptersoup.requests import Model, Text, check_texts, model_name, request_of
 from adaptersoup.synchronous.client import Client
 from adaptersoup.values import Adapter, Adapters, Perplexity, Selection, Selector, Soup
 from registry import cores
@@ -123,7 +123,7 @@ class Store:
         *,
         name: str,
         domain: str | None = None,
-        texts: Sequence[str] | None = None,
+        texts: Sequence[Text] | None = None,
         tags: Sequence[str] = (),
         base: str | None = None,
         owner: str | None = None,
@@ -168,7 +168,7 @@ class Store:
 
     def select(
         self,
-        texts: Sequence[str],
+        texts: Sequence[Text],
         *,
         selector: str | Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
@@ -186,7 +186,7 @@ class Store:
 
     def cook(
         self,
-        texts: Sequence[str] | None = None,
+        texts: Sequence[Text] | None = None,
         *,
         effort: str | None = None,
         name: str | None = None,
@@ -204,7 +204,7 @@ class Store:
             self._wait_embedded(progress)
         return self.client.cook(texts, effort=effort, name=name, selector=selector, progress=progress, **more)
 
-    def evaluate(self, model: Model, texts: Sequence[str], *, baseline: Model | None = "base") -> Perplexity:
+    def evaluate(self, model: Model, texts: Sequence[Text], *, baseline: Model | None = "base") -> Perplexity:
         """Perplexity of texts under a model, compared with `baseline`: by default the base model, None for none."""
         return self.client.evaluate(model, texts, baseline=self.base if baseline == "base" else baseline)
 

@@ -44,8 +44,8 @@ from demo.server import Server, running
 from registry.base_model import LoadedBase, load_base
 from registry.errors import Internal
 from registry.spec import BaseEntry
-from service.engine import Delta, Engine, EngineLimits, GenerateRequest, SamplingParams, ScoreRequest, Ticket
-from service.engine.text_calls import has_bos, text_windows
+from service.engine import Delta, Engine, EngineLimits, GenerateRequest, SamplingParams, Ticket
+from service.engine.text_calls import score_request, text_windows
 
 STREAMS, CLIENTS, PROMPT, TOKENS = 32, 64, 32, 32
 GOAL, STRETCH = 0.10, 0.05
@@ -112,8 +112,7 @@ class Setting:
     def scores_by_engine(self) -> list[float]:
         """The same from the engine, passages tokenised on the way."""
         tickets = self.engine.submit_all([
-            ScoreRequest(self.base.entry.id, tuple(text_windows(self.base, text)), bos=has_bos(self.base))
-            for text in self.texts
+            score_request(self.base, text_windows(self.base, text), None) for text in self.texts
         ])  # fmt: skip
         return [sum(ticket.result().nll) for ticket in tickets]
 

@@ -13,7 +13,7 @@ from registry.catalogue.rows import Namespaces
 from registry.encoders.contract import Encoder
 from registry.progress import Progress
 from registry.selectors.loaded import LoadedSelectors
-from registry.spec import BaseEntry, BaseShape, DefaultLimits, Effort, PassageScore
+from registry.spec import BaseEntry, BaseShape, DefaultLimits, Effort, Passage, PassageScore
 
 if TYPE_CHECKING:  # torch comes with it, which a process that fits selectors starts without
     from registry.adapters.loadable import LoadableAdapter
@@ -38,7 +38,7 @@ class BaseModel(Protocol):
         """The encoders for its texts, by digest: its hidden states, and others that are installed."""
 
     def score(
-        self, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
+        self, texts: Sequence[Passage], adapter: LoadableAdapter | None, *, progress: Progress
     ) -> Sequence[PassageScore]:
         """Log-likelihoods of texts, with or without an adapter; `progress` may raise to cancel."""
 

@@ -1,4 +1,4 @@
-"""Durable writes of files, and strict readers of JSON, JSON lines and TOML. Standard library only.
+"""Durable writes of files, and strict readers of JSON, JSON lines and TOML.
 
 Used by modules that keep state in files (blobs, checkpoints of trainings, the file of the admin key), and by those that
 read JSON and JSON lines from clients.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import Invalid, InvalidManifest, InvalidParameter, InvalidSample
+from registry.spec.passage import Passage, PromptAnswer
 
 MOUNTS = Path("/proc/self/mountinfo")
 LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
@@ -166,27 +167,37 @@ def loads_strict(
 # --- JSON lines ------------------------------------------------------------------------------------
 
 
-def encode_lines(texts: Iterable[str]) -> bytes:
-    """JSON lines of {"text"}: the format of a sample on disk, on the wire and as a blob.
+def encode_lines(passages: Iterable[Passage]) -> bytes:
+    """JSON lines of {"text"}, or of {"prompt", "answer"}: the format of a sample on disk, on the wire and as a blob.
 
     Raises InvalidSample for a lone surrogate, which UTF-8 cannot encode.
     """
+    values = ({"text": passage} if isinstance(passage, str) else passage.model_dump() for passage in passages)
     try:
-        return b"".join(json.dumps({"text": text}, ensure_ascii=False).encode() + b"\n" for text in texts)
+        return b"".join(json.dumps(value, ensure_ascii=False).encode() + b"\n" for value in values)
     except UnicodeEncodeError as error:
         raise InvalidSample(
             f"A text of the sample is not valid Unicode (a lone surrogate at position {error.start}).", param="sample"
         ) from None
 
 
-def decode_lines(data: bytes | str, *, name: Callable[[int], str] = "Line {} of the sample".format) -> list[str]:
-    """The texts of JSON lines of {"text"}; raises InvalidSample, whose message calls a line `name(number)`."""
-    texts = []
+def decode_lines(data: bytes | str, *, name: Callable[[int], str] = "Line {} of the sample".format) -> list[Passage]:
+    """The passages of JSON lines of {"text"} or {"prompt", "answer"}.
+
+    Raises InvalidSample, whose message calls a line `name(number)`.
+    """
+    passages: list[Passage] = []
     for number, value in parse_lines(data, name=name, error=_invalid_sample):
-        if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-            raise _invalid_sample(f'{name(number)} is not an object with a string "text".')
-        texts.append(value["text"])
-    return texts
+        match value:
+            case {"text": str(text)}:
+                passages.append(text)
+            case {"prompt": str(prompt), "answer": str(answer)}:
+                passages.append(PromptAnswer(prompt=prompt, answer=answer))
+            case _:
+                raise _invalid_sample(
+                    f'{name(number)} is not an object with a string "text", or with strings "prompt" and "answer".'
+                )
+    return passages
 
 
 def _invalid_sample(message: str) -> InvalidSample:

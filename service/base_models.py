@@ -14,7 +14,7 @@ from registry.encoders import BaseModelEncoder, CachedEncoder, Encoder, Sentence
 from registry.encoders.contract import EmbeddedText
 from registry.errors import NotFound, Unavailable
 from registry.progress import Progress
-from registry.spec import BaseEntry, BaseShape, PassageScore
+from registry.spec import BaseEntry, BaseShape, Passage, PassageScore
 from service.engine import Engine
 from service.engine.bases import AllowedBases
 from service.engine.text_calls import has_bos
@@ -98,7 +98,7 @@ class ServedBaseModel:
         return encoders
 
     def score(
-        self, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
+        self, texts: Sequence[Passage], adapter: LoadableAdapter | None, *, progress: Progress
     ) -> Sequence[PassageScore]:
         """Score the log-likelihoods of texts, waiting if the engine's queue is full; `progress` may raise to end it."""
 

@@ -19,7 +19,7 @@ from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.loadable import Tensors
 from registry.adapters.weighted import WeightedAdapter
 from registry.base_model import LoadedBase
-from registry.base_model.likelihood import batches, padded, token_log_probs
+from registry.base_model.likelihood import batches, scored_log_probs
 from registry.spec import AdapterConfig, ByLosses, StoredAdapter
 from training.passages import CELLS, Rows, split_rows
 from training.score_cache import ScoreCache, key_of, name_of
@@ -37,7 +37,7 @@ Loaded = Callable[[int], Candidate]
 
 @dataclass
 class Singles:
-    """Scores of single adapters on rows of two tokens or more, cached for `owner`.
+    """Scores of single adapters on rows, cached for `owner`.
 
     Rows are scored in `groups` groups. `tokens` counts the tokens scored, those from the cache excluded.
     """
@@ -113,13 +113,14 @@ def by_losses(
 
 @torch.no_grad()
 def token_scores(base: LoadedBase, adapter: AdapterModule | None, rows: Rows) -> np.ndarray:
-    """log p in nats of every predicted token of rows of two tokens or more, one row after the other: (tokens,)."""
+    """log p in nats of every predicted token of rows, one row after the other: (tokens,)."""
     by_row: dict[int, np.ndarray] = {}
     with nullcontext() if adapter is None else attached(base.model, adapter):
-        for numbers in batches([len(row) for row in rows], max_tokens=CELLS):
-            ids, mask = padded([rows[number] for number in numbers], pad_id=0, device=base.model.device)
-            scores = token_log_probs(base.model, ids, mask).double().cpu().numpy()
-            by_row |= {number: row[: len(rows[number]) - 1] for number, row in zip(numbers, scores, strict=True)}
+        for numbers in batches([len(row.ids) for row in rows], max_tokens=CELLS):
+            batch = [rows[number] for number in numbers]
+            scores = scored_log_probs(base.model, batch, pad_id=0).double().cpu().numpy()
+            for number, row, log_probs in zip(numbers, batch, scores, strict=True):
+                by_row[number] = log_probs[row.start - 1 : len(row.ids) - 1]
     return np.concatenate([by_row[number] for number in range(len(rows))])
 
 

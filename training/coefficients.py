@@ -50,7 +50,7 @@ def weigh(
     """
     names = {name_of(candidate) for candidate in request.candidates}
     beside = [adapter for adapter in request.beside if name_of(adapter) not in names]
-    rows = [row for row in rows_of(base, request.texts, max_tokens=request.max_tokens) if row]
+    rows = [row for row in rows_of(base, request.texts, max_tokens=request.max_tokens) if row.scored]
     cache = ScoreCache(0) if cache is None or request.noise else cache
     run = _WeighingRun(base, request, (*request.candidates, *beside), load, progress, cache)
     order = np.random.default_rng(request.seed).permutation(len(rows))

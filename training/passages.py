@@ -10,32 +10,40 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from registry.base_model import LoadedBase
-from registry.base_model.likelihood import batches, padded, token_log_probs
+from registry.base_model.likelihood import Window, batches, scored_log_probs
 from registry.errors import InvalidSample
+from registry.spec import Passage
 
 CELLS = 4096
 """Tokens in one forward and backward pass, padding included."""
 
-Row = Sequence[int]
-Rows = Sequence[Row]
+Rows = Sequence[Window]
 
 
-def rows_of(base: LoadedBase, texts: Sequence[str], *, max_tokens: int) -> list[list[int]]:
-    """Tokenize texts with the base's BOS, cut at `max_tokens` or the context; a row without a predicted token is empty.
+def rows_of(base: LoadedBase, texts: Sequence[Passage], *, max_tokens: int) -> list[Window]:
+    """The tokens of each text, with the base's BOS.
 
-    Raises InvalidSample if no text has a token to predict.
+    A text is cut at its end, and a prompt at its beginning, to `max_tokens` or the context. Raises InvalidSample if no
+    text has a token to predict.
     """
     most = min(max_tokens, base.shape.context)
-    cut = [base.tokenize(text)[:most] for text in texts]
-    rows = [row if len(row) > 1 else [] for row in cut]
-    if not any(rows):
+    rows = [_row_of(base, text, most) for text in texts]
+    if not tokens_of(rows):
         raise InvalidSample("The sample holds no token that the base model can predict.", param="sample")
     return rows
 
 
+def _row_of(base: LoadedBase, text: Passage, most: int) -> Window:
+    ids, prompt = base.tokenize_passage(text)
+    left_out = min(prompt, max(0, len(base.with_bos([])) + len(ids) - most))
+    ids, prompt = ids[left_out:], prompt - left_out
+    row = base.with_bos(ids)
+    return Window(tuple(row[:most]), max(1, prompt + len(row) - len(ids)))
+
+
 def tokens_of(rows: Rows) -> int:
-    """Count the tokens of the rows that are predicted (all but the first of each)."""
-    return sum(max(0, len(row) - 1) for row in rows)
+    """Count the tokens of the rows that are predicted."""
+    return sum(row.scored for row in rows)
 
 
 def split_rows(rows: Rows, count: int) -> list[Rows]:
@@ -59,10 +67,9 @@ def add_gradients(base: LoadedBase, rows: Rows, *, before_forward: Callable[[], 
     `before_forward` is called before each forward pass.
     """
     total, tokens = 0.0, tokens_of(rows)
-    for numbers in batches([len(row) for row in rows], max_tokens=CELLS):
+    for numbers in batches([len(row.ids) for row in rows], max_tokens=CELLS):
         before_forward()
-        ids, mask = padded([rows[number] for number in numbers], pad_id=0, device=base.model.device)
-        loss = -token_log_probs(base.model, ids, mask).double().sum() / tokens
+        loss = -scored_log_probs(base.model, [rows[number] for number in numbers], pad_id=0).double().sum() / tokens
         loss.backward()  # type: ignore[no-untyped-call]
         total += float(loss.detach())
     return total

@@ -62,7 +62,7 @@ def key_of(owner: str, quantity: str, adapters: Sequence[str], rows: Rows) -> by
     for word in (owner, quantity, *adapters):
         digest.update(f"{len(word)}:{word}".encode())
     for row in rows:
-        digest.update(f"{len(row)}:".encode() + np.asarray(row, dtype=np.int64).tobytes())
+        digest.update(f"{len(row.ids)}:{row.start}:".encode() + np.asarray(row.ids, dtype=np.int64).tobytes())
     return digest.digest()
 
 

@@ -23,11 +23,11 @@ from registry.adapters import AdapterModule, attached, from_tensors
 from registry.adapters.loadable import Tensors
 from registry.adapters.moments import measured_weights, packed
 from registry.base_model import LoadedBase
-from registry.base_model.likelihood import hidden_states, lm_logits, log_probs_of, logit_slices
+from registry.base_model.likelihood import Window, hidden_states, lm_logits, log_probs_of, logit_slices
 from registry.errors import InvalidSample
 from registry.progress import Progress, silent
 from registry.spec import MeasuredStatistic, StatisticRequest, StoredAdapter
-from training.passages import Row, rows_of, tokens_of
+from training.passages import rows_of, tokens_of
 
 Load = Callable[[StoredAdapter], Tensors]
 Keep = Callable[[Mapping[str, Tensor]], str]
@@ -44,7 +44,7 @@ def measure(
     """
     config = request.adapter.config
     max_tokens = min(request.max_tokens, base.shape.context - config.prefix_length)
-    rows = [row for row in rows_of(base, request.texts, max_tokens=max_tokens) if row]
+    rows = [row for row in rows_of(base, request.texts, max_tokens=max_tokens) if row.scored]
     adapter = from_tensors(config, base.shape, load(request.adapter)).to(base.model.device)
     with attached(base.model, adapter):
         compute = _fisher if request.kind == "fisher" else _inputs
@@ -61,14 +61,14 @@ def _no_numbers(place: str) -> InvalidSample:
     )
 
 
-def _reported(rows: Sequence[Row], progress: Progress) -> Iterator[Row]:
+def _reported(rows: Sequence[Window], progress: Progress) -> Iterator[Window]:
     """Iterate over the rows, reporting progress before each; `progress` may raise."""
     for number, row in enumerate(rows):
         progress(number, len(rows), "computing what mixing needs to know")
         yield row
 
 
-def _fisher(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Row], seed: int) -> dict[str, Tensor]:
+def _fisher(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Window], seed: int) -> dict[str, Tensor]:
     """The diagonal Fisher information of one token by tensor name, fp32."""
     values = dict(adapter.named_parameters())
     sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in values.items()}
@@ -77,14 +77,14 @@ def _fisher(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Row], seed:
     for value in values.values():
         value.requires_grad_()
     for row in rows:
-        ids = torch.tensor([row], device=base.model.device)
-        states = hidden_states(base.model, ids, torch.ones_like(ids))[0, :-1]
+        ids = torch.tensor([row.ids], device=base.model.device)
+        states = hidden_states(base.model, ids, torch.ones_like(ids))[0, row.start - 1 : -1]
         if not torch.isfinite(states).all():  # nothing can be drawn from them
             raise _no_numbers("the last hidden state")
         log_probs = log_probs_of(base.model, states, drawn(base, states.detach(), generator))
         for name, gradient in zip(values, torch.autograd.grad(log_probs.sum(), list(values.values())), strict=True):
             sums[name] += gradient.double().square()
-        tokens += len(row) - 1
+        tokens += row.scored
     return {name: (total / tokens).to("cpu", torch.float32) for name, total in sums.items()}
 
 
@@ -98,13 +98,13 @@ def drawn(base: LoadedBase, states: Tensor, generator: torch.Generator) -> Tenso
     return torch.cat(tokens).to(states.device)
 
 
-def _inputs(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Row], _seed: int) -> dict[str, Tensor]:
+def _inputs(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Window], _seed: int) -> dict[str, Tensor]:
     """Second moments of inputs, packed, by the name of the projection's weight; without a LoRA's B (never used)."""
     tensors = dict(adapter.named_parameters())
     watch = _Watch({name: tensors[name] for name in measured_weights(adapter.config, tensors)})
     with torch.inference_mode(), watch:
         for row in rows:
-            ids = torch.tensor([row], device=base.model.device)
+            ids = torch.tensor([row.ids], device=base.model.device)
             hidden_states(base.model, ids, torch.ones_like(ids))
     return {name: packed(watch.sums.pop(name) / tokens) for name, tokens in watch.tokens.items()}
 

@@ -54,9 +54,9 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
             f"needs {MIN_TOKENS}: send more text, or choose effort 'quick'.",
             param="sample",
         )
-    if any(not any(row for number, row in enumerate(rows) if number not in fold) for fold in request.folds):
+    if any(not any(row.scored for number, row in enumerate(rows) if number not in fold) for fold in request.folds):
         raise InvalidSample("All passages with text would be held out: there is nothing to train on.", param="sample")
-    held_out = [number for fold in request.folds for number in fold if rows[number]]
+    held_out = [number for fold in request.folds for number in fold if rows[number].scored]
     if not held_out:
         raise InvalidSample("No passage that is held out has a token to score: send others.", param="sample")
     run = _TuningRun(base, request, load(request.start), rows, progress)
@@ -67,7 +67,7 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     """For each pass, the NLL of every held-out text by its number."""
     states: list[State] = []
     for turn, fold in enumerate(request.folds):
-        scored = [number for number in fold if rows[number]]
+        scored = [number for number in fold if rows[number].scored]
         fit_texts = [number for number in range(len(rows)) if number not in fold]
         for done, adapter in enumerate(run.passes(turn, fit_texts)):
             if done == len(nll_after):
@@ -83,7 +83,7 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
         states = [last.state_dict()] * (best + 1)
     return Tuned(
         held_out=tuple(held_out),
-        tokens=tuple(tokens_of([rows[number]]) for number in held_out),
+        tokens=tuple(rows[number].scored for number in held_out),
         base_nll=tuple(base_nll[number] for number in held_out),
         nll=tuple(tuple(by_text[number] for number in held_out) for by_text in nll_after),
         trained_nll=tuple(nll / tokens for nll, tokens in run.by_pass[: len(nll_after) - 1]),
@@ -123,7 +123,7 @@ class _TuningRun:
     def passes(self, turn: int, numbers: Sequence[int], *, until: int | None = None) -> Iterator[AdapterModule]:
         """Train on these texts; yields the attached adapter at the start and after each pass, up to pass `until`."""
         request = self.request
-        rows = [self.rows[number] for number in numbers if self.rows[number]]
+        rows = [self.rows[number] for number in numbers if self.rows[number].scored]
         pass_steps = math.ceil(len(rows) / request.batch)
         steps = pass_steps * request.passes
         adapter = from_tensors(request.start.config, self.base.shape, dict(self.start)).to(self.base.model.device)

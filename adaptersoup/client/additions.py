@@ -19,7 +19,7 @@ from registry.formats import (
     AdapterDirectory,
     EmbeddingsNote,
 )
-from registry.spec import Card, Manifest
+from registry.spec import Card, Manifest, Passage
 
 PULLED = (CONFIG_FILE, SOUP_FILE, WEIGHTS_FILE, SAMPLES_FILE, CARD_FILE)
 """Files that a pull writes; other names in a server's list are ignored."""
@@ -35,7 +35,7 @@ class Additions:
     domain: str | None = None
     base: str | None = None
     owner: str | None = None
-    texts: Sequence[str] | None = None
+    texts: Sequence[Passage] | None = None
     tags: Sequence[str] = ()
     metadata: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     license: str | None = None
@@ -87,7 +87,7 @@ def name_of(path: Path) -> str:
     return re.sub(r"[^a-z0-9._-]+", "-", path.resolve().name.lower()).lstrip("._-")[:64] or "adapter"
 
 
-def texts_of(local: AdapterDirectory, more: Additions) -> Sequence[str] | EmbeddingsNote | None:
+def texts_of(local: AdapterDirectory, more: Additions) -> Sequence[Passage] | EmbeddingsNote | None:
     """The texts of a directory's sample, or the note of a sample of embeddings; None if there is no sample."""
     if more.texts is not None:
         return more.texts

@@ -33,10 +33,12 @@ from registry.spec import (
     CookRequest,
     EncoderName,
     Manifest,
+    Passage,
     PoolRequest,
     SampleSource,
     SelectOptions,
     SelectorSpec,
+    json_of,
 )
 from training.request import TrainingRequest
 
@@ -271,9 +273,9 @@ class SoupClient(Calls):
         """A base model by its id, with its architecture. Raises NotFound if the server does not have it."""
         return self.json("GET", f"/v1/models/{path_segment(base_id)}")
 
-    def perplexity(self, model: str, texts: Sequence[str], *, baseline: str | None = None) -> Json:
+    def perplexity(self, model: str, texts: Sequence[Passage], *, baseline: str | None = None) -> Json:
         """Perplexity of texts under a model, and a baseline's with the paired standard error."""
-        body = drop_none({"model": model, "texts": list(texts), "baseline": baseline})
+        body = drop_none({"model": model, "texts": [json_of(text) for text in texts], "baseline": baseline})
         return self.json("POST", "/v1/perplexity", json=body)
 
     def complete(self, model: str, prompt: str, **sampling: Any) -> Json:

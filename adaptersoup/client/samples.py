@@ -1,4 +1,4 @@
-"""Texts of local files: JSON lines of {"text"} (gzipped too), plain text by paragraphs, or standard input.
+"""Passages of local files: JSON lines (gzipped too), plain text by paragraphs, or standard input.
 
 A folder stands for all such files in it, in the order of their names. Used by the client and the command line; the
 server's side of a sample is `registry.samples.sample`.
@@ -15,14 +15,15 @@ from pathlib import Path
 
 from registry.errors import InvalidSample, NotFound
 from registry.samples.texts import split_texts
+from registry.spec import Passage
 
 MAX_BYTES = 256 * 1024 * 1024
 ENDINGS = (".jsonl", ".jsonl.gz", ".txt", ".txt.gz")
 """Endings of the files that are read from a folder."""
 
 
-def read_texts(path: Path) -> list[str]:
-    """The texts of a .jsonl, .jsonl.gz or .txt file (one passage per paragraph), or of standard input (`-`).
+def read_texts(path: Path) -> list[Passage]:
+    """The passages of a .jsonl, .jsonl.gz or .txt file (one passage per paragraph), or of standard input (`-`).
 
     Standard input and other names are JSON lines if their first character is `{`, else paragraphs. For a folder, the
     texts of all its files with one of ENDINGS. Raises NotFound, or InvalidSample with the line that is wrong.
@@ -45,7 +46,7 @@ def _display_name(path: Path) -> str:
     return "Standard input" if str(path) == "-" else str(path)
 
 
-def _read_folder(folder: Path) -> list[str]:
+def _read_folder(folder: Path) -> list[Passage]:
     files = sorted(path for path in folder.iterdir() if path.name.lower().endswith(ENDINGS) and path.is_file())
     if not files:
         raise InvalidSample(f"{folder} holds no {', '.join(ENDINGS)} file.", param="sample")

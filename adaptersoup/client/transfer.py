@@ -21,7 +21,7 @@ from registry.formats import AdapterDirectory, EmbeddingsNote
 from registry.names import file_digest, sha256_digest
 from registry.progress import Progress
 from registry.samples.draw import draw
-from registry.spec import AdapterConfig, Card, Manifest, Provenance
+from registry.spec import AdapterConfig, Card, Manifest, Passage, Provenance, scored_text
 
 PushStatus = Literal["pushed", "sent again", "owner changed", "there already"]
 """Outcome of a push; `sent again` are bytes of a stored version, which repairs damaged ones."""
@@ -97,7 +97,7 @@ class StoredVersion:
 
 
 def find_stored(
-    client: SoupClient, manifest: Manifest, weights: str, texts: Sequence[str] | EmbeddingsNote | None
+    client: SoupClient, manifest: Manifest, weights: str, texts: Sequence[Passage] | EmbeddingsNote | None
 ) -> StoredVersion | None:
     """The live version of this name that has the bytes of a push; None if no version is known to have them.
 
@@ -113,14 +113,14 @@ def find_stored(
     return None
 
 
-def _has_sample(row: Json, texts: Sequence[str] | EmbeddingsNote | None) -> bool:
+def _has_sample(row: Json, texts: Sequence[Passage] | EmbeddingsNote | None) -> bool:
     """Return True if a push with these texts would leave the stored sample as it is."""
     if texts is None:
         return True
     if isinstance(texts, EmbeddingsNote) or row.get("sample_state") not in ("ready", "pending"):
         return False
     stored = row.get("sample") or {}
-    passages = list(dict.fromkeys(text for text in texts if text.strip()))
+    passages = list(dict.fromkeys(text for text in texts if scored_text(text).strip()))
     drawn, _ = draw(passages, int(stored.get("kept") or len(passages)))  # as many as the server drew, if it did
     return stored.get("digest") == sha256_digest(encode_lines(drawn))
 

@@ -22,12 +22,12 @@ from adaptersoup.client.paths import (
     job_path,
 )
 from adaptersoup.client.synchronous.connection import Stream
-from adaptersoup.requests import Model, check_texts, cook_body, id_of, model_name, request_of, spec_of, to_json
+from adaptersoup.requests import Model, Text, check_texts, cook_body, id_of, model_name, request_of, spec_of, to_json
 from adaptersoup.synchronous.operators import OperatorCalls
 from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
 from registry.errors import InvalidParameter
 from registry.progress import Progress
-from registry.spec import Card, PoolRequest
+from registry.spec import Card, PoolRequest, full_text, json_of
 from service.http.schemas.adapters import Alias, Lineage, Purged, StoredFile
 from service.http.schemas.chat import ChatAnswer, ChatChunk
 from service.http.schemas.collections import Collection
@@ -72,7 +72,7 @@ class Client(OperatorCalls):
         *,
         name: str,
         domain: str | None = None,
-        texts: Sequence[str] | None = None,
+        texts: Sequence[Text] | None = None,
         tags: Sequence[str] = (),
         base: str | None = None,
         owner: str | None = None,
@@ -203,7 +203,7 @@ class Client(OperatorCalls):
 
     def select(
         self,
-        texts: Sequence[str],
+        texts: Sequence[Text],
         *,
         selector: str | Mapping[str, Any] | None = None,
         options: Mapping[str, Any] | None = None,
@@ -229,21 +229,22 @@ class Client(OperatorCalls):
 
     def nearest(
         self,
-        texts: Sequence[str],
+        texts: Sequence[Text],
         *,
         limit: int = 10,
         pool: Mapping[str, Any] | None = None,
         progress: Progress | None = None,
     ) -> Nearest:
         """The adapters whose samples are most like these texts; a pool never fitted is fitted first."""
-        request = request_of(NearestRequest, texts=tuple(check_texts(texts)), limit=limit, pool=pool)
+        whole = tuple(full_text(text) for text in check_texts(texts))
+        request = request_of(NearestRequest, texts=whole, limit=limit, pool=pool)
         values = {"texts": list(request.texts), "limit": request.limit, "pool": request.pool}
         answer = self._http.once_fitted("/v1/adapters/search", values, progress)
         return body_of(Nearest, answer)
 
     def cook(
         self,
-        texts: Sequence[str] | None = None,
+        texts: Sequence[Text] | None = None,
         *,
         effort: str | None = None,
         name: str | None = None,
@@ -262,7 +263,7 @@ class Client(OperatorCalls):
 
     def begin_cook(
         self,
-        texts: Sequence[str] | None = None,
+        texts: Sequence[Text] | None = None,
         *,
         effort: str | None = None,
         name: str | None = None,
@@ -360,10 +361,11 @@ class Client(OperatorCalls):
         """A base model by its id, with its architecture. Raises NotFound if the server does not have it."""
         return body_of(ModelCard, self._http.json("GET", f"/v1/models/{path_segment(base_id)}"))
 
-    def evaluate(self, model: Model, texts: Sequence[str], *, baseline: Model | None = None) -> Perplexity:
+    def evaluate(self, model: Model, texts: Sequence[Text], *, baseline: Model | None = None) -> Perplexity:
         """Perplexity of texts under a model, with a baseline's and their paired difference if one is named."""
         against = None if baseline is None else model_name(baseline)
-        body = drop_none({"model": model_name(model), "texts": check_texts(texts), "baseline": against})
+        passages = [json_of(text) for text in check_texts(texts)]
+        body = drop_none({"model": model_name(model), "texts": passages, "baseline": against})
         return body_of(Perplexity, self._http.json("POST", "/v1/perplexity", json=body))
 
     def generate(self, model: Model, prompt: str, **sampling: Any) -> str:

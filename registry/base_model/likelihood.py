@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from registry.errors import InvalidParameter
-from registry.spec import PassageScore
+from registry.spec import Passage, PassageScore, scored_text
 
 _LOGIT_CELLS = 2**24  # logits in memory at a time: 64 MiB of fp32
 _CACHED_CELLS = 2**18  # logits in a slice on a CPU: 1 MiB of fp32, which its cache holds
@@ -53,9 +53,9 @@ def lm_logits(model: nn.Module, hidden: Tensor) -> Tensor:
     return logits
 
 
-def log_probs_of_next(model: nn.Module, hidden: Tensor, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-    """fp32 (batch, time - 1): log p(token t + 1 | tokens up to t) in nats; 0 where that token is padding."""
-    targets, scored = input_ids[:, 1:], attention_mask[:, 1:].bool()
+def log_probs_of_next(model: nn.Module, hidden: Tensor, input_ids: Tensor, mask: Tensor) -> Tensor:
+    """fp32 (batch, time - 1): log p(token t + 1 | tokens up to t) in nats; 0 where that token is not in the mask."""
+    targets, scored = input_ids[:, 1:], mask[:, 1:].bool()
     log_probs = log_probs_of(model, hidden[:, :-1][scored], targets[scored])
     return torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device).masked_scatter(scored, log_probs)
 
@@ -171,21 +171,40 @@ def without_bos(ids: Sequence[int], bos_id: int | None) -> Sequence[int]:
     return ids[1:] if ids and ids[0] == bos_id else ids
 
 
-def windows(ids: Sequence[int], *, context: int, bos_id: int | None) -> list[list[int]]:
+class Window(NamedTuple):
+    """Token ids that a model reads together, of which those from index `start` on are scored."""
+
+    ids: tuple[int, ...]
+    start: int = 1
+
+    @property
+    def scored(self) -> int:
+        """The number of tokens that are scored."""
+        return max(0, len(self.ids) - self.start)
+
+
+def windows(ids: Sequence[int], *, context: int, bos_id: int | None, prompt: int = 0) -> list[Window]:
     """A text's tokens (without BOS) cut into consecutive windows of at most `context`, each beginning with BOS.
 
     Every text token is scored exactly once, as a token after the first of a window
     (docs/explanation/methods.md#perplexity); a BOS that the text itself begins with is that of its first window.
     Without a BOS, each window begins with the last token of the one before, and only the text's first token stays
-    unscored. An empty text has no window. Raises InvalidParameter for a context below 2.
+    unscored. The first `prompt` tokens are read and not scored, and windows of these alone are left out. An empty text
+    has no window. Raises InvalidParameter for a context below 2.
     """
     if context < 2:
         raise InvalidParameter(f"A context of {context} tokens leaves nothing to predict.", param="context")
-    step = context - 1
+    step, front = context - 1, () if bos_id is None else (bos_id,)
     if bos_id is not None:
+        given = len(ids)
         ids = without_bos(ids, bos_id)
-        return [[bos_id, *ids[start : start + step]] for start in range(0, len(ids), step)]
-    return [list(ids[start : start + context]) for start in range(0, max(len(ids) - 1, min(len(ids), 1)), step)]
+        prompt -= given - len(ids)
+    last = len(ids) if front else max(len(ids) - 1, min(len(ids), 1))
+    cut = [
+        Window((*front, *ids[first : first + step + (not front)]), max(1, prompt - first + len(front)))
+        for first in range(0, last, step)
+    ]
+    return [window for window in cut if prompt <= 0 or window.scored > 0]
 
 
 def batches(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:
@@ -211,37 +230,42 @@ def padded(rows: Sequence[Sequence[int]], *, pad_id: int, device: torch.device |
     return ids, mask
 
 
-def text_scores(
-    texts: Sequence[str], cut: Sequence[Sequence[Sequence[int]]], nll: Sequence[float]
-) -> list[PassageScore]:
+def text_scores(texts: Sequence[Passage], cut: Sequence[Sequence[Window]], nll: Sequence[float]) -> list[PassageScore]:
     """The score of each text: `cut` has its windows, `nll` (nats) that of each window of all texts in their order."""
     window_nll = iter(nll)
     return [
         PassageScore(
             nll=sum(next(window_nll) for _ in windows),
             tokens=scored_tokens(windows),
-            bytes=len(text.encode()),
+            bytes=len(scored_text(text).encode()),
             windows=len(windows),
         )
         for text, windows in zip(texts, cut, strict=True)
     ]
 
 
-def scored_tokens(windows: Sequence[Sequence[int]]) -> int:
-    """The number of tokens scored in a text's windows: all of each but its first."""
-    return sum(len(window) - 1 for window in windows)
+def scored_tokens(windows: Sequence[Window]) -> int:
+    """The number of tokens scored in a text's windows."""
+    return sum(window.scored for window in windows)
+
+
+def scored_log_probs(model: nn.Module, windows: Sequence[Window], *, pad_id: int) -> Tensor:
+    """`token_log_probs` of windows (windows, longest - 1), 0 where a token is padding or not scored; differentiable."""
+    device = next(model.parameters()).device
+    ids, mask = padded([window.ids for window in windows], pad_id=pad_id, device=device)
+    starts = torch.tensor([[window.start] for window in windows], device=device)
+    scored = mask * (torch.arange(ids.shape[1], device=device) >= starts)
+    return log_probs_of_next(model, hidden_states(model, ids, mask), ids, scored)
 
 
 @torch.inference_mode()
-def score_windows(model: nn.Module, windows: Sequence[Sequence[int]], *, max_tokens: int, pad_id: int) -> list[float]:
-    """NLL in nats of each window, summed over all its tokens but the first; batches of about `max_tokens`."""
+def score_windows(model: nn.Module, windows: Sequence[Window], *, max_tokens: int, pad_id: int) -> list[float]:
+    """NLL in nats of each window, summed over its scored tokens; batches of about `max_tokens`."""
     scores = [0.0] * len(windows)
-    device = next(model.parameters()).device
-    todo = [index for index, window in enumerate(windows) if len(window) > 1]
-    for batch in batches([len(windows[index]) for index in todo], max_tokens=max_tokens):
+    todo = [index for index, window in enumerate(windows) if window.scored > 0]
+    for batch in batches([len(windows[index].ids) for index in todo], max_tokens=max_tokens):
         rows = [todo[index] for index in batch]
-        ids, mask = padded([windows[index] for index in rows], pad_id=pad_id, device=device)
-        sums = token_log_probs(model, ids, mask).double().sum(dim=1)
+        sums = scored_log_probs(model, [windows[index] for index in rows], pad_id=pad_id).double().sum(dim=1)
         for index, total in zip(rows, sums.tolist(), strict=True):
             scores[index] = -total
     return scores

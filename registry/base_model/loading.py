@@ -27,7 +27,7 @@ from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint, weig
 from registry.base_model.likelihood import without_bos
 from registry.base_model.text_ends import generation_ends
 from registry.errors import InvalidParameter, Unavailable
-from registry.spec import BaseEntry, BaseShape
+from registry.spec import BaseEntry, BaseShape, Passage
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -79,6 +79,13 @@ class BaseText:
         else:
             [encoding] = backend.encode_batch_fast([text], add_special_tokens=False)
         return self.with_bos(list(encoding.ids), bos=bos)
+
+    def tokenize_passage(self, passage: Passage) -> tuple[list[int], int]:
+        """Token ids of a passage without a BOS, and how many of them, at the beginning, are those of its prompt."""
+        if isinstance(passage, str):
+            return self.tokenize(passage, bos=False), 0
+        prompt = self.tokenize(passage.prompt, bos=False)
+        return prompt + self.tokenize(passage.answer, bos=False), len(prompt)
 
     def with_bos(self, ids: list[int], *, bos: bool | None = None) -> list[int]:
         """Token ids of a text with the BOS in front as `tokenize` puts it: once, and only where `bos` says so."""

@@ -15,7 +15,7 @@ from registry.cook.sample import FEW, Split
 from registry.cook.timed import TimedBase
 from registry.errors import InvalidParameter
 from registry.progress import Progress
-from registry.spec import Budget, TuningOptions, WeighingRequest
+from registry.spec import Budget, Passage, TuningOptions, WeighingRequest, characters_of
 
 LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
 """What a budget leaves of weighing at least. Where it leaves fewer than LEAST_ALONE alone, none is scored so."""
@@ -144,13 +144,13 @@ def _training(passages: int) -> float:
 # --- budgets ---------------------------------------------------------------------------------------
 
 
-def passes_within(budget: Budget, base: TimedBase, texts: Sequence[str], *, progress: Progress) -> float:
+def passes_within(budget: Budget, base: TimedBase, texts: Sequence[Passage], *, progress: Progress) -> float:
     """How many passes of the base over the texts a budget allows, for which some of them may be scored."""
     if budget.passes is not None:
         return budget.passes
     timed = texts[:TIMED]
     scores = base.score(timed, None, progress=progress)
-    share = sum(map(len, timed)) / sum(map(len, texts))
+    share = characters_of(timed) / characters_of(texts)
     if budget.tokens is not None:
         return budget.tokens * share / max(1, sum(score.tokens for score in scores))
     forward = base.spent(texts).forward_seconds or 0.0

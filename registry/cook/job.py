@@ -14,6 +14,7 @@ from registry.select.select import Chosen, Fit
 from registry.spec import (
     CookRequest,
     MeasuredStatistic,
+    Passage,
     StatisticRequest,
     Tuned,
     TuningRequest,
@@ -55,7 +56,7 @@ class CookJob:
     selection: Chosen | None = None
 
     @property
-    def texts(self) -> tuple[str, ...]:
+    def texts(self) -> tuple[Passage, ...]:
         """The passages of the sample; none without a sample, or with one of vectors."""
         return () if self.sample is None else self.sample.texts
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from registry.context import BaseModel, Caller, Registry
 from registry.errors import InvalidSample
 from registry.samples.sample import CheckedSample, check_sample
-from registry.spec import CookRequest, SampleReport
+from registry.spec import CookRequest, Passage, SampleReport
 
 HELD_OUT_EVERY = 5
 """Every fifth passage of a sample is held out."""
@@ -59,7 +59,7 @@ class Sample:
     checked: CheckedSample
 
     @property
-    def texts(self) -> tuple[str, ...]:
+    def texts(self) -> tuple[Passage, ...]:
         """The passages; none where only vectors came."""
         return self.checked.texts
 
@@ -73,17 +73,17 @@ class Sample:
         """Which passages are held out of what."""
         return Split.of(len(self.texts))
 
-    def texts_of(self, numbers: Sequence[int]) -> tuple[str, ...]:
+    def texts_of(self, numbers: Sequence[int]) -> tuple[Passage, ...]:
         """The passages of these numbers."""
         return tuple(self.texts[number] for number in numbers)
 
     @property
-    def fit_texts(self) -> tuple[str, ...]:
+    def fit_texts(self) -> tuple[Passage, ...]:
         """The passages that the answer is fitted on."""
         return self.texts_of(self.split.fit)
 
     @property
-    def held_out_texts(self) -> tuple[str, ...]:
+    def held_out_texts(self) -> tuple[Passage, ...]:
         """The passages that candidates are scored on, fold by fold."""
         return self.texts_of(self.split.held_out)
 

@@ -17,7 +17,7 @@ from registry.cook.candidate import Candidate, Proposal, Scores
 from registry.cook.job import CookJob
 from registry.cook.mix import Mixed, mix
 from registry.errors import Internal
-from registry.spec import Evidence, NoiseControl, Search, SingleBeside, Trial, Verification, Weighing
+from registry.spec import Evidence, NoiseControl, Passage, Search, SingleBeside, Trial, Verification, Weighing
 from registry.uncertainty import paired_difference
 
 
@@ -30,13 +30,13 @@ def judge(job: CookJob, proposal: Proposal, evidence: Evidence) -> Outcome:
     return _judge_held_out(job, proposal, proposal.search, evidence)
 
 
-def score_texts(job: CookJob, soup: Mixed | None, texts: Sequence[str]) -> Scores:
+def score_texts(job: CookJob, soup: Mixed | None, texts: Sequence[Passage]) -> Scores:
     """The scores of texts under a soup or, without one, the base model."""
     scores = job.base.score(texts, None if soup is None else soup.adapter, progress=job.progress)
     return Scores(np.array([score.nll for score in scores]), np.array([score.tokens for score in scores]))
 
 
-def _base_nll(job: CookJob, numbers: Sequence[int], texts: Sequence[str]) -> np.ndarray:
+def _base_nll(job: CookJob, numbers: Sequence[int], texts: Sequence[Passage]) -> np.ndarray:
     """The base model's NLL of passages, (passages,), which embedding the sample may have yielded."""
     vectors = None if job.selection is None else job.selection.vectors
     if vectors is not None and vectors.base_nll is not None:

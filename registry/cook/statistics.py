@@ -30,6 +30,7 @@ from registry.spec import (
     BaseShape,
     MeasuredStatistic,
     MixingRequest,
+    Passage,
     StatisticKind,
     StatisticRequest,
     StoredAdapter,
@@ -187,7 +188,7 @@ def _without_statistics(plan: MixPlan) -> MixPlan:
     return plan
 
 
-def _spread(texts: Sequence[str]) -> tuple[str, ...]:
+def _spread(texts: Sequence[Passage]) -> tuple[Passage, ...]:
     """MOST_PASSAGES texts at most, taken evenly from all over."""
     if len(texts) <= MOST_PASSAGES:
         return tuple(texts)

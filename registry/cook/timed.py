@@ -10,7 +10,7 @@ from registry.adapters.loadable import LoadableAdapter
 from registry.context import BaseModel
 from registry.encoders import Encoder
 from registry.progress import Progress
-from registry.spec import BaseEntry, BaseShape, PassageScore, Spent
+from registry.spec import BaseEntry, BaseShape, Passage, PassageScore, Spent, characters_of
 
 
 @dataclass
@@ -42,7 +42,7 @@ class TimedBase:
         return self.base.encoders()
 
     def score(
-        self, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress
+        self, texts: Sequence[Passage], adapter: LoadableAdapter | None, *, progress: Progress
     ) -> Sequence[PassageScore]:
         """Log-likelihoods of texts, timed."""
         began = time.perf_counter()
@@ -50,15 +50,15 @@ class TimedBase:
         self.add(time.perf_counter() - began, texts)
         return scores
 
-    def add(self, seconds: float, texts: Sequence[str]) -> None:
+    def add(self, seconds: float, texts: Sequence[Passage]) -> None:
         """Count texts that were scored elsewhere, such as in the process that computes gradients."""
         self.seconds += seconds
-        self.characters += sum(map(len, texts))
+        self.characters += characters_of(texts)
 
-    def spent(self, sample: Sequence[str]) -> Spent:
+    def spent(self, sample: Sequence[Passage]) -> Spent:
         """The seconds since this was made; in passes over `sample` too, where anything was scored."""
         elapsed = time.perf_counter() - self.began
         if not self.characters or not sample:
             return Spent(seconds=elapsed)
-        forward = self.seconds / self.characters * sum(map(len, sample))
+        forward = self.seconds / self.characters * characters_of(sample)
         return Spent(seconds=elapsed, forward_seconds=forward, passes=elapsed / forward if forward > 0 else None)

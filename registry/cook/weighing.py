@@ -29,6 +29,7 @@ from registry.spec import (
     BaseShape,
     ConcatMixing,
     CookRequest,
+    Passage,
     Search,
     StoredAdapter,
     Way,
@@ -105,7 +106,7 @@ class _Weigher:
     depth: Depth
     limits: Mapping[str, int] = field(default_factory=dict)
 
-    def task(self, selection: Chosen, selected: Sequence[SoupIngredient], texts: Sequence[str]) -> _Task:
+    def task(self, selection: Chosen, selected: Sequence[SoupIngredient], texts: Sequence[Passage]) -> _Task:
         """The task of weighing the adapters of a ranking on texts."""
         job = self.job
         adapters = shortlist(job, selection)
@@ -174,7 +175,7 @@ def _screened_together(tasks: Sequence[_Task]) -> list[_Task]:
 
 
 def weighing_request(
-    request: CookRequest, depth: Depth, adapters: Sequence[Adapter], texts: Sequence[str]
+    request: CookRequest, depth: Depth, adapters: Sequence[Adapter], texts: Sequence[Passage]
 ) -> WeighingRequest:
     """The request to weigh adapters on texts to a depth."""
     return WeighingRequest(

@@ -18,7 +18,7 @@ from registry.errors import DamagedBlob, Incompatible, Internal, InvalidParamete
 from registry.files import decode_lines
 from registry.progress import Progress
 from registry.select.pools import check_not_empty, members_of
-from registry.spec import AdapterConfig, BaseEntry, PassageScore, PoolSpec
+from registry.spec import AdapterConfig, BaseEntry, Passage, PassageScore, PoolSpec
 from registry.stored.adapters import loadable
 from registry.tasks.run import run_tasks
 from registry.tasks.task import Pool, Task, TaskLost, Watch
@@ -178,11 +178,11 @@ class _Run:
         self.report()
         return False
 
-    def texts_of(self, row: AdapterRow) -> list[str]:
+    def texts_of(self, row: AdapterRow) -> list[Passage]:
         """The first passages of an adapter's sample."""
         return decode_lines(self.registry.blobs.read(_sample(row)))[: self.passages]
 
-    def score_sample(self, row: AdapterRow) -> tuple[list[str], Sequence[PassageScore]]:
+    def score_sample(self, row: AdapterRow) -> tuple[list[Passage], Sequence[PassageScore]]:
         """The first passages of an adapter's sample, and their scores by the base model alone."""
         texts = self.texts_of(row)
         base_scores = self.base.score(texts, None, progress=self.report)
@@ -216,7 +216,7 @@ class _Run:
 def _evaluate_here(run: _Run, pairs: Iterable[Pair]) -> None:
     """Evaluate pairs, ordered by sample, in this process; adapters and samples with an error are skipped."""
     sample: str | None = None
-    texts: Sequence[str] = ()
+    texts: Sequence[Passage] = ()
     base_scores: Sequence[PassageScore] = ()
     unreadable: set[str] = set()
     for done, pair in enumerate(pairs):
@@ -273,7 +273,7 @@ class _WorkerEvaluation:
             run.done += len(adapter_pairs)
 
     def _adapter_tasks(
-        self, by_adapter: Iterable[list[Pair]], texts: Mapping[str, tuple[str, ...]], started: list[list[Pair]]
+        self, by_adapter: Iterable[list[Pair]], texts: Mapping[str, tuple[Passage, ...]], started: list[list[Pair]]
     ) -> Iterator[Task]:
         """A task for each adapter, whose pairs are appended to `started`; its weights are read when it is started."""
         for pairs in by_adapter:
@@ -288,7 +288,7 @@ class _WorkerEvaluation:
             samples = tuple(pair.sample for pair in pairs)
             yield Task(self._to_score(samples, (adapter.digest, adapter.config, weights)), texts)
 
-    def _read_texts(self, sampled: Mapping[str, AdapterRow]) -> dict[str, tuple[str, ...]]:
+    def _read_texts(self, sampled: Mapping[str, AdapterRow]) -> dict[str, tuple[Passage, ...]]:
         """The texts of samples by digest; a damaged one is recorded and skipped."""
         texts = {}
         for digest, row in sampled.items():
@@ -299,7 +299,7 @@ class _WorkerEvaluation:
         return texts
 
     def _score_base(
-        self, texts: Mapping[str, tuple[str, ...]], sampled: Mapping[str, AdapterRow]
+        self, texts: Mapping[str, tuple[Passage, ...]], sampled: Mapping[str, AdapterRow]
     ) -> dict[str, list[PassageScore]]:
         """Scores of the base model by sample digest; a sample with too few tokens is recorded and skipped."""
         digests, base_scores = list(texts), {}

@@ -24,7 +24,7 @@ from registry.formats.peft.lora import adapter_config
 from registry.formats.peft.writing import PeftConfig, is_peft_config, peft_config
 from registry.formats.refusal import refusal
 from registry.names import Digest
-from registry.spec import AdapterConfig, BaseShape, Card, Frozen, Provenance, Unit
+from registry.spec import AdapterConfig, BaseShape, Card, Frozen, Passage, Provenance, Unit
 from registry.tensor_file import header_of
 
 SOUP_FILE = "soup.json"
@@ -218,7 +218,7 @@ class AdapterContents:
     base_fingerprint: str | None = None
     shape: BaseShape | None = None
     provenance: Provenance = field(default_factory=Provenance)
-    texts: Sequence[str] | None = None
+    texts: Sequence[Passage] | None = None
     embeddings: tuple[bytes, EmbeddingsNote] | None = None
     card: Card = field(default_factory=Card)
     relation: Relation = "adapter"

@@ -1,4 +1,4 @@
-"""Draws the texts of a sample where more were sent than its maximum. Standard library only.
+"""Draws the passages of a sample where more were sent than its maximum.
 
 Called by the registry for each sample, and by the client, to tell whether a server has the resulting sample already.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from registry.spec import Passage
+
 DRAW_SEED = 0
 
 
-def draw(texts: Sequence[str], maximum: int) -> tuple[list[str], int | None]:
+def draw(texts: Sequence[Passage], maximum: int) -> tuple[list[Passage], int | None]:
     """At most `maximum` texts, in their order, and the seed of the draw (None where all are drawn)."""
     if len(texts) <= maximum:
         return list(texts), None

@@ -1,7 +1,7 @@
 """Cleans, counts, embeds and records samples.
 
 Called by the verbs; `embed` by the job that embeds a pushed sample. The report counts each text that is dropped. A
-sample is stored as JSON lines of {"text"}; its digest is that of these bytes.
+sample is stored as JSON lines of {"text"} or {"prompt", "answer"}; its digest is that of these bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,16 @@ from registry.names import digest_of, sha256_digest
 from registry.progress import Progress
 from registry.samples.draw import draw
 from registry.samples.embeddings_file import read_embeddings, save_embeddings
-from registry.spec import EmbeddingSource, SampleReport, SampleSource, Unit
+from registry.spec import (
+    EmbeddingSource,
+    Passage,
+    SampleReport,
+    SampleSource,
+    Unit,
+    characters_of,
+    full_text,
+    scored_text,
+)
 from registry.stored.files import record_bytes
 from registry.uploads.files import read_blob, read_file
 
@@ -51,30 +60,31 @@ class Vectors:
 
 @dataclass(frozen=True)
 class CheckedSample:
-    """A usable sample: its report, and either texts with their stored bytes or the client's vectors."""
+    """A usable sample: its report, and either passages with their stored bytes or the client's vectors."""
 
     report: SampleReport
-    texts: tuple[str, ...] = ()
+    texts: tuple[Passage, ...] = ()
     data: bytes = b""
     vectors: tuple[Vectors, ...] = ()
 
 
 def prepare(
-    texts: Sequence[str], limits: SampleLimits = SampleLimits(), *, bos: str | None = None, novel: bool = False
+    texts: Sequence[Passage], limits: SampleLimits = SampleLimits(), *, bos: str | None = None, novel: bool = False
 ) -> CheckedSample:
     """Clean a sample: drop empty texts and exact duplicates, and draw from more texts than the maximum.
 
-    A text that is only `bos`, the base's BOS token, counts as empty. `novel` lowers the minimum (`SampleLimits`).
-    Raises InvalidSample for too few usable sequences or too many characters in all, TooLarge for too long a text.
+    A text or answer that is only `bos`, the base's BOS token, counts as empty. `novel` lowers the minimum
+    (`SampleLimits`). Raises InvalidSample for too few usable sequences or too many characters in all, TooLarge for too
+    long a text.
     """
-    longest = max(map(len, texts), default=0)
+    longest = max((len(full_text(text)) for text in texts), default=0)
     if longest > limits.max_chars:
         raise TooLarge(
             f"One text of the sample has {longest} characters and the limit is {limits.max_chars}: split it into "
             "passages.",
             param="sample",
         )
-    filled = [text for text in texts if text.strip() not in ("", bos)]
+    filled = [text for text in texts if scored_text(text).strip() not in ("", bos)]
     unique = list(dict.fromkeys(filled))
     least = _least(limits, novel=novel)
     if len(unique) < least:
@@ -84,7 +94,7 @@ def prepare(
             param="sample",
         )
     drawn, seed = draw(unique, limits.maximum)
-    characters = sum(map(len, drawn))
+    characters = characters_of(drawn)
     if characters > limits.characters:
         raise InvalidSample(
             f"The {len(drawn)} passages of the sample have {characters} characters and the limit is "
@@ -187,10 +197,14 @@ def _check_array(array: np.ndarray, unit: Unit, encoder: Encoder, limits: Sample
 
 
 def embed_texts(
-    texts: tuple[str, ...], encoder: Encoder, progress: Progress | None = None, *, scored: bool = True
+    texts: tuple[Passage, ...], encoder: Encoder, progress: Progress | None = None, *, scored: bool = True
 ) -> Vectors:
-    """Embed a sample's texts with one encoder; `progress` may raise to cancel. Without `scored` no `base_nll`."""
-    embedded = encoder.encode(texts, scored=scored, progress=progress)
+    """Embed a sample's texts with one encoder; `progress` may raise to cancel.
+
+    There is no `base_nll` without `scored`, nor where a prompt is in the sample, which an encoder reads like the rest.
+    """
+    scored = scored and all(isinstance(text, str) for text in texts)
+    embedded = encoder.encode([full_text(text) for text in texts], scored=scored, progress=progress)
     return Vectors(
         encoder=encoder.digest,
         array=embedded.vectors,

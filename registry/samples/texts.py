@@ -1,4 +1,4 @@
-"""Splits text into passages: JSON lines of {"text"}, or paragraphs. Used by clients and by pages."""
+"""Splits text into passages: JSON lines of a sample, or paragraphs. Used by clients and by pages."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import re
 
 from registry.errors import InvalidSample
 from registry.files import decode_lines
+from registry.spec import Passage
 
 
-def split_texts(text: str, *, label: str, is_lines: bool | None = None) -> list[str]:
-    """The texts of JSON lines or paragraphs; without `is_lines` the first character decides.
+def split_texts(text: str, *, label: str, is_lines: bool | None = None) -> list[Passage]:
+    """The passages of JSON lines or paragraphs; without `is_lines` the first character decides.
 
     Raises InvalidSample, whose message calls the text `label` and names the invalid line.
     """
     if is_lines is None:
         is_lines = text.lstrip().startswith("{")
-    texts = decode_lines(text, name=lambda number: f"{label}, line {number},") if is_lines else _paragraphs(text)
-    if not texts:
+    passages = decode_lines(text, name=lambda number: f"{label}, line {number},") if is_lines else _paragraphs(text)
+    if not passages:
         raise InvalidSample(f"{label} holds no text.", param="sample")
-    return texts
+    return passages
 
 
-def _paragraphs(text: str) -> list[str]:
+def _paragraphs(text: str) -> list[Passage]:
     return [paragraph.strip() for paragraph in re.split(r"\n[ \t\r]*\n", text) if paragraph.strip()]

@@ -41,6 +41,7 @@ from registry.spec.mixing import (
     TaskArithmeticMixing,
     TiesMixing,
 )
+from registry.spec.passage import Passage, PromptAnswer, characters_of, full_text, json_of, scored_text
 from registry.spec.recipe import (
     Cooked,
     CookRequest,
@@ -161,6 +162,7 @@ __all__ = [
     "NewCard",
     "NoiseControl",
     "Owner",
+    "Passage",
     "PassageScore",
     "PerplexityReport",
     "PoolRequest",
@@ -168,6 +170,7 @@ __all__ = [
     "PosteriorSpec",
     "PrefixConfig",
     "Price",
+    "PromptAnswer",
     "Provenance",
     "Pruned",
     "PruningScore",
@@ -213,6 +216,10 @@ __all__ = [
     "Words",
     "canonical_decimal",
     "canonical_weights",
+    "characters_of",
+    "full_text",
+    "json_of",
+    "scored_text",
     "weights_by_digest",
     "widths_together",
     "without_none",

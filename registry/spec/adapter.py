@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from registry.names import Digest, Part, canonical_json
 from registry.spec.config import AdapterConfig
 from registry.spec.frozen import Frozen, Words, printable, without_nul
+from registry.spec.passage import Passage
 
 Unit = Literal["passage", "sentence"]
 InitSource = Literal["trained_here", "declared", "unknown"]
@@ -100,9 +101,9 @@ class EmbeddingSource(Frozen):
 
 
 class SampleSource(Frozen):
-    """A sample as sent: texts, an uploaded JSON-lines blob of {"text"}, or embeddings."""
+    """A sample as sent: passages, an uploaded JSON-lines blob of {"text"} or {"prompt", "answer"}, or embeddings."""
 
-    texts: tuple[str, ...] | None = Field(default=None, fail_fast=True)
+    texts: tuple[Passage, ...] | None = Field(default=None, fail_fast=True)
     blob: Digest | None = None
     embeddings: tuple[EmbeddingSource, ...] | None = Field(default=None, max_length=16, fail_fast=True)
 

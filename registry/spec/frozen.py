@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 
 def without_nul(text: str) -> str:
@@ -31,6 +38,18 @@ def printable(text: str) -> str:
     if text != text.strip():
         raise ValueError("must not begin or end with a blank")
     return text
+
+
+def one_of(sentence: str) -> WrapValidator:
+    """Return a validator that makes a union fail with one sentence instead of one error per member."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise ValueError(sentence) from error
+
+    return WrapValidator(check)
 
 
 Words = Annotated[str, AfterValidator(without_nul)]

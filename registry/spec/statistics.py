@@ -12,6 +12,7 @@ from pydantic import Field
 
 from registry.names import Digest
 from registry.spec.frozen import Frozen
+from registry.spec.passage import Passage
 from registry.spec.weighing import StoredAdapter
 
 StatisticKind = Literal["fisher", "inputs"]
@@ -27,7 +28,7 @@ class StatisticRequest(Frozen):
 
     kind: StatisticKind
     adapter: StoredAdapter
-    texts: tuple[str, ...] = Field(min_length=1)
+    texts: tuple[Passage, ...] = Field(min_length=1)
     max_tokens: int = Field(default=256, ge=2)
     seed: int = Field(default=0, ge=0, lt=2**32)
 

@@ -13,6 +13,7 @@ from pydantic import Field
 from registry.names import Digest
 from registry.spec.decimals import UpToOne
 from registry.spec.frozen import Frozen
+from registry.spec.passage import Passage
 from registry.spec.weighing import StoredAdapter
 
 TuningSetting = Literal["forbid", "allow", "default"]
@@ -58,7 +59,7 @@ class TuningRequest(Frozen):
     stored; without, there is one fold, and the result of its training is stored.
     """
 
-    texts: tuple[str, ...] = Field(min_length=1)
+    texts: tuple[Passage, ...] = Field(min_length=1)
     start: StoredAdapter
     folds: tuple[tuple[int, ...], ...] = Field(min_length=1)
     whole: bool

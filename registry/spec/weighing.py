@@ -12,6 +12,7 @@ from pydantic import Field
 from registry.names import Digest
 from registry.spec.config import AdapterConfig
 from registry.spec.frozen import Frozen
+from registry.spec.passage import Passage
 from registry.spec.structures.structure import widths_together
 
 
@@ -33,7 +34,7 @@ class WeighingRequest(Frozen):
     adapters together; those `beside` the candidates are screened for that alone.
     """
 
-    texts: tuple[str, ...] = Field(min_length=1)
+    texts: tuple[Passage, ...] = Field(min_length=1)
     candidates: tuple[StoredAdapter, ...] = Field(min_length=1)
     beside: tuple[StoredAdapter, ...] = ()
     screened: int = Field(default=30, ge=1)
@@ -49,7 +50,7 @@ class WeighingRequest(Frozen):
     """True if initial coefficients are proportional to the screen, with `start` as the mean or 1 as the sum."""
     alone: int = Field(default=0, ge=0)
     noise: bool = False
-    unseen: tuple[str, ...] = ()
+    unseen: tuple[Passage, ...] = ()
     max_tokens: int = Field(default=512, ge=2)
     """The length that texts are truncated to."""
     seed: int = Field(default=0, ge=0, lt=2**32)

@@ -141,6 +141,10 @@ class ScoreDraft(RequestProgress):
         self._sums: dict[int, np.ndarray] = {}
         self._tokens: dict[int, int] = {}
 
+    def first_scored(self, index: int) -> int:
+        """The index of the first token of window `index` that is scored."""
+        return self.request.starts[index] if self.request.starts else 1
+
     def add(self, index: int, nll: float, states: np.ndarray | None, tokens: int, *, is_first: bool) -> None:
         """Add the NLL of a segment of window `index`, and the sum (hidden,) of the states of so many tokens.
 

@@ -100,12 +100,13 @@ class Executor:
         sequence, group = segment.sequence, segment.sequence.group
         draft = self._drafts[group]
         needs_nll = needs_pooled = False
-        pooling_offset = 0
+        pooling_offset = unscored = 0
         alternatives: int | None = None
         if isinstance(draft, ScoreDraft):
             needs_nll = draft.has_likelihood
             needs_pooled = sequence.index in draft.request.pooled or not draft.has_likelihood
             pooling_offset = int(needs_pooled and draft.request.bos and segment.start == 0)
+            unscored = max(0, draft.first_scored(sequence.index) - segment.start - 1)
         elif (
             draft.request.params.prompt_logprobs and sequence.index == 0 and segment.start < sequence.prompt_length - 1
         ):
@@ -119,6 +120,7 @@ class Executor:
             next_id=sequence.ids[segment.end] if segment.end < len(sequence.ids) else None,
             needs_logits=segment.output == "next",
             needs_nll=needs_nll,
+            unscored=unscored,
             alternatives=alternatives,
             needs_pooled=needs_pooled,
             pooling_offset=pooling_offset,

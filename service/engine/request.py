@@ -127,8 +127,9 @@ class GenerateRequest:
 class ScoreRequest:
     """Score windows of token ids, and average the last hidden states of those in `pooled`.
 
-    With `bos` each window starts with a BOS, which the mean excludes. An encoder only has mean states: all windows are
-    then in `pooled`. `owner` and `on_end` are as in a GenerateRequest.
+    `starts` has the index of the first token of each window that is scored; without it all but the first are. With
+    `bos` each window starts with a BOS, which the mean excludes. An encoder only has mean states: all windows are then
+    in `pooled`. `owner` and `on_end` are as in a GenerateRequest.
     """
 
     base_id: str
@@ -138,6 +139,7 @@ class ScoreRequest:
     bos: bool = True
     on_end: OnEnd | None = None
     owner: str | None = None
+    starts: tuple[int, ...] = ()
 
     def check(self, shape: BaseShape) -> None:
         """Raise InvalidPrompt for no windows or an invalid one, InvalidParameter for scores by no language model."""

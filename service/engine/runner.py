@@ -34,9 +34,9 @@ class ForwardTask:
 
     Their keys and values are kept in the row of `sequence` (None: not kept); those before `start` are first copied from
     `copy_from`, another sequence or a cached prefix, if given. `next_id` is the token that follows the last one, if
-    known. Results: logits after the last token (`needs_logits`), the NLL of all following tokens (`needs_nll`), their
-    log-probabilities with so many `alternatives`, the sum of the last hidden states but for the first
-    `pooling_offset` (`needs_pooled`).
+    known. Results: logits after the last token (`needs_logits`), the NLL of the following tokens but for the first
+    `unscored` (`needs_nll`), the log-probabilities of all with so many `alternatives`, the sum of the last hidden
+    states but for the first `pooling_offset` (`needs_pooled`).
     """
 
     ids: Sequence[int]
@@ -47,6 +47,7 @@ class ForwardTask:
     next_id: int | None = None
     needs_logits: bool = False
     needs_nll: bool = False
+    unscored: int = 0
     alternatives: int | None = None
     needs_pooled: bool = False
     pooling_offset: int = 0
@@ -344,13 +345,15 @@ class _ResultReader:
                 self._results[number].logits = row
 
     def _read_nll(self, numbers: list[int]) -> None:
-        """NLL of the following tokens of all these tasks at once, summed for each in fp64."""
+        """NLL of the scored following tokens of all these tasks at once, summed for each in fp64."""
         positions: list[int] = []
         next_ids: list[int] = []
         indices: list[int] = []
         for index, number in enumerate(numbers):
-            following = self._tasks[number].following_ids
-            positions += range(self._starts[number], self._starts[number] + len(following))
+            task = self._tasks[number]
+            following = task.following_ids[task.unscored :]
+            first = self._starts[number] + task.unscored
+            positions += range(first, first + len(following))
             next_ids += following
             indices += [index] * len(following)
         if not next_ids:

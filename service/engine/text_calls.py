@@ -11,14 +11,15 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, wait
+from dataclasses import replace
 from typing import Any
 
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
-from registry.base_model.likelihood import scored_tokens, text_scores, windows
+from registry.base_model.likelihood import Window, scored_tokens, text_scores, windows
 from registry.encoders.contract import EmbeddedText, beginning
 from registry.errors import Busy, Cancelled, InvalidPrompt
-from registry.spec import AdapterConfig, PassageScore
+from registry.spec import AdapterConfig, Passage, PassageScore
 from service.engine.request import GenerateRequest, Generation, Request, ScoreRequest, Scores
 from service.engine.steps import Ticket
 from service.engine.text_support import text_capacity
@@ -29,7 +30,6 @@ POLL_SECONDS = 0.1
 ShouldStop = Callable[[], bool]
 WindowsDone = Callable[[int, int], None]
 """Called with `(done, total)` windows; jobs report the rest by `registry.progress.Progress`."""
-Windows = list[tuple[int, ...]]
 
 
 class TextCalls(ABC):
@@ -58,21 +58,20 @@ class TextCalls(ABC):
     def score(
         self,
         base_id: str,
-        texts: Sequence[str],
+        texts: Sequence[Passage],
         adapter: LoadableAdapter | None = None,
         *,
         should_stop: ShouldStop | None = None,
         progress: WindowsDone | None = None,
         patient: bool = False,
     ) -> list[PassageScore]:
-        """Log-likelihood of each text; an empty one has no tokens and an NLL of 0."""
+        """Log-likelihood of each text, or answer; an empty one has no tokens and an NLL of 0."""
         base = self.base(base_id)
         windows_by_text = [text_windows(base, text, None if adapter is None else adapter.config) for text in texts]
-        flat = tuple(itertools.chain.from_iterable(windows_by_text))
+        flat = list(itertools.chain.from_iterable(windows_by_text))
         nll: Sequence[float] = ()
         if flat:
-            request = ScoreRequest(base_id, flat, adapter, bos=has_bos(base))
-            scores: Scores = self._compute(request, should_stop, progress, patient)
+            scores: Scores = self._compute(score_request(base, flat, adapter), should_stop, progress, patient)
             nll = scores.nll
         return text_scores(texts, windows_by_text, nll)
 
@@ -93,9 +92,9 @@ class TextCalls(ABC):
         """
         base = self.base(base_id)
         scored = scored and base.shape.kind == "causal"
-        windows_by_text: list[Windows] = []
-        starts: list[int] = []
-        flat: Windows = []
+        windows_by_text: list[list[Window]] = []
+        firsts: list[int] = []
+        flat: list[Window] = []
         for number, text in enumerate(texts):
             if progress is not None:
                 progress(0, len(texts))
@@ -103,21 +102,21 @@ class TextCalls(ABC):
             windows_of_text = text_windows(base, text if scored else first_window_text(base, text))
             if not windows_of_text:
                 raise empty_text_error(base, number, text)
-            starts.append(len(flat))
+            firsts.append(len(flat))
             windows_by_text.append(windows_of_text)
             flat += windows_of_text if scored else windows_of_text[:1]
         if not flat:
             return []
-        request = ScoreRequest(base_id, tuple(flat), pooled=frozenset(starts), bos=has_bos(base))
+        request = replace(score_request(base, flat, None), pooled=frozenset(firsts))
         scores: Scores = self._compute(request, should_stop, progress, patient)
         return [
             EmbeddedText(
-                vector=scores.vectors[start],
-                nll=sum(scores.nll[start : start + len(windows_of_text)]) if scored else None,
+                vector=scores.vectors[first],
+                nll=sum(scores.nll[first : first + len(windows_of_text)]) if scored else None,
                 tokens=scored_tokens(windows_of_text) if scored else 0,
                 truncated=len(windows_of_text) > 1,
             )
-            for start, windows_of_text in zip(starts, windows_by_text, strict=True)
+            for first, windows_of_text in zip(firsts, windows_by_text, strict=True)
         ]
 
     def generate(self, request: GenerateRequest, *, should_stop: ShouldStop | None = None) -> Generation:
@@ -166,12 +165,19 @@ def has_bos(base: BaseText) -> bool:
     return base.entry.bos and base.bos_id is not None
 
 
-def text_windows(base: BaseText, text: str, config: AdapterConfig | None = None) -> Windows:
+def score_request(base: BaseText, windows: Sequence[Window], adapter: LoadableAdapter | None) -> ScoreRequest:
+    """The request to score windows of texts of a base model."""
+    ids, starts = zip(*windows, strict=True)
+    return ScoreRequest(base.entry.id, ids, adapter, bos=has_bos(base), starts=starts)
+
+
+def text_windows(base: BaseText, passage: Passage, config: AdapterConfig | None = None) -> list[Window]:
     """Windows of token ids for an adapter of `config`, or for the base model alone; none for an empty text."""
-    ids, closing = base.tokenize(text, bos=False), closing_tokens(base)
+    (ids, prompt), closing = base.tokenize_passage(passage), closing_tokens(base)
     bos_id = base.bos_id if has_bos(base) else None
     context = text_capacity(base.shape, config) - len(closing)
-    return [(*window, *closing) for window in windows(ids, context=context, bos_id=bos_id)]
+    cut = windows(ids, context=context, bos_id=bos_id, prompt=prompt)
+    return [window._replace(ids=(*window.ids, *closing)) for window in cut]
 
 
 def first_window_text(base: BaseText, text: str) -> str:

@@ -25,7 +25,7 @@ from registry.names import parse_ref, split_name
 from registry.progress import Progress
 from registry.push import Pushed, push
 from registry.quotas import check_stored
-from registry.spec import FileSource, Manifest, SampleSource
+from registry.spec import FileSource, Manifest, SampleSource, full_text, scored_text
 from registry.stored.files import record_bytes
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
@@ -316,8 +316,9 @@ def _sample(training: Training, folder: AdapterDirectory) -> tuple[SampleSource 
         return None, ()
     limits = training.services.registry.limits.sample
     texts = decode_lines(folder.sample.read_bytes())
-    usable = [text for text in dict.fromkeys(texts) if text.strip() and len(text) <= limits.max_chars]
-    cumulative = accumulate(map(len, usable))
+    filled = [text for text in dict.fromkeys(texts) if scored_text(text).strip()]
+    usable = [text for text in filled if len(full_text(text)) <= limits.max_chars]
+    cumulative = accumulate(len(full_text(text)) for text in usable)
     usable = [text for text, characters in zip(usable, cumulative, strict=True) if characters <= limits.characters]
     if len(usable) >= limits.minimum:
         return SampleSource(texts=tuple(usable)), ()

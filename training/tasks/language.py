@@ -17,7 +17,7 @@ from registry.adapters import AdapterModule
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import hidden_states, score_windows, text_scores, token_log_probs, windows
 from registry.evaluate.perplexity import report
-from registry.spec import HeadConfig, PassageScore, PerplexityReport
+from registry.spec import HeadConfig, Passage, PassageScore, PerplexityReport
 from training.data import MIN_TEXTS, Examples, pack, text_of
 from training.tasks.contract import Scored, Task, under
 
@@ -129,12 +129,13 @@ def _figures(perplexity: PerplexityReport) -> dict[str, float]:
     }
 
 
-def passage_scores(base: LoadedBase, texts: Sequence[str], *, block: int, batch: int = 8) -> list[PassageScore]:
-    """Score the log-likelihood of each text under the base with the attached adapter, if any.
+def passage_scores(base: LoadedBase, texts: Sequence[Passage], *, block: int, batch: int = 8) -> list[PassageScore]:
+    """Score the log-likelihood of each text, or answer, under the base with the attached adapter, if any.
 
     A text is BOS + its tokens, in windows of at most `block`, each with BOS. Memory is that of `batch` blocks.
     """
     bos_id = base.bos_id if base.entry.bos else None
-    cut = [windows(base.tokenize(text, bos=False), context=block, bos_id=bos_id) for text in texts]
+    tokenized = [base.tokenize_passage(text) for text in texts]
+    cut = [windows(ids, context=block, bos_id=bos_id, prompt=prompt) for ids, prompt in tokenized]
     flat = [window for text_windows in cut for window in text_windows]
     return text_scores(texts, cut, score_windows(base.model, flat, max_tokens=batch * block, pad_id=0))

@@ -15,6 +15,7 @@ from adaptersoup.cli.remote import SAMPLE_FORMS, ModelArgument, Remote, verb
 from adaptersoup.cli.sampling_flags import SamplingFlags
 from adaptersoup.client.samples import read_texts
 from adaptersoup.tables import fields, one_line
+from registry.spec import full_text
 
 if TYPE_CHECKING:
     from plots.style import Plot
@@ -105,7 +106,10 @@ def embed(
     """
     if (text is None) == (texts is None):
         raise typer.BadParameter("Give TEXT, or --texts FILE.")
-    contents = [sys.stdin.read() if text == "-" else str(text)] if texts is None else read_texts(texts)
+    if texts is None:
+        contents = [sys.stdin.read() if text == "-" else str(text)]
+    else:
+        contents = [full_text(passage) for passage in read_texts(texts)]
     with progress_bar("embedding"):
         answer = remote.client.embed(model, contents)
     remote.answer(answer, *(json.dumps(row["embedding"]) for row in answer["data"]))

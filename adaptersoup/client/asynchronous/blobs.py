@@ -21,7 +21,7 @@ from registry.errors import DigestMismatch, Internal, InvalidParameter, NotFound
 from registry.files import encode_lines
 from registry.names import file_digest, sha256_digest
 from registry.progress import Progress, silent
-from registry.spec import SampleSource
+from registry.spec import Passage, SampleSource
 
 
 class AsyncBlobs(AsyncConnection):
@@ -68,8 +68,8 @@ class AsyncBlobs(AsyncConnection):
         report(size, size, name)
         return digest
 
-    async def sample(self, texts: Sequence[str], *, anew: bool = False) -> SampleSource:
-        """Texts as a sample of a request: inline, or as an uploaded blob (see `upload`) if they are large."""
+    async def sample(self, texts: Sequence[Passage], *, anew: bool = False) -> SampleSource:
+        """Passages as a sample of a request: inline, or as an uploaded blob (see `upload`) if they are large."""
         data = encode_lines(texts)
         if len(data) <= self.inline_bytes:
             return SampleSource(texts=tuple(texts))

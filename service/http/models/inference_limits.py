@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from registry.errors import InvalidParameter, TooLarge
+from registry.spec import Passage, PromptAnswer, full_text
 from service.http.models.named_models import ResolvedModel
 from service.settings import Settings
 
@@ -17,15 +18,18 @@ def check_text(text: str | Sequence[int], settings: Settings, *, param: str) -> 
         raise TooLarge(f"'{param}' has {len(text)} {unit}; at most {limit} are taken.", param=param)
 
 
-def check_texts(texts: Sequence[str | Sequence[int]], settings: Settings, *, param: str) -> None:
+def check_texts(texts: Sequence[Passage | Sequence[int]], settings: Settings, *, param: str) -> None:
     """Raise InvalidParameter for an empty text or list of token ids, TooLarge for too many or one that is too long."""
     limit = settings.max_texts
     if len(texts) > limit:
         raise TooLarge(f"'{param}' holds {len(texts)} texts; at most {limit} are taken.", param=param)
     for number, text in enumerate(texts):
-        if not text:
+        if isinstance(text, PromptAnswer) and not text.answer:
+            raise InvalidParameter(f"Text {number} of '{param}' has no answer.", param=param)
+        content = full_text(text) if isinstance(text, str | PromptAnswer) else text
+        if not content:
             raise InvalidParameter(f"Text {number} of '{param}' is empty.", param=param)
-        check_text(text, settings, param=f"{param}.{number}")
+        check_text(content, settings, param=f"{param}.{number}")
 
 
 def check_ids(tokens: Sequence[int], model: ResolvedModel, *, param: str) -> None:

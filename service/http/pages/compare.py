@@ -14,7 +14,7 @@ from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow
 from registry.errors import Cancelled, Forbidden, InvalidParameter, InvalidPrompt, SoupError
 from registry.samples.texts import split_texts
-from registry.spec import Recipe
+from registry.spec import Passage, Recipe
 from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
 from service.http.app_services import AppServices
@@ -124,7 +124,7 @@ async def measure(request: Request, form: Form, services: AppServices, principal
     return await in_thread(_page, request, services, principal, compared, entered, answers=answers)
 
 
-def _split_text(compared: Comparison, text: str) -> list[str]:
+def _split_text(compared: Comparison, text: str) -> list[Passage]:
     """The passages of the text that models are scored on; raises InvalidParameter, InvalidPrompt."""
     if len(compared.models) < 2:
         raise InvalidParameter("Name two models at least: the others are held against the first.", param="model-2")

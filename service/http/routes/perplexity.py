@@ -1,23 +1,23 @@
 """`POST /v1/perplexity`: perplexity of a model on texts with standard errors, optionally compared with a second model.
 
 A text is tokenised as BOS + text and split into consecutive windows of the context, each with BOS, so that every token
-is scored once (docs/explanation/methods.md#perplexity).
+is scored once (docs/explanation/methods.md#perplexity). Of a prompt with its answer only the answer's tokens are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fastapi import APIRouter, Request, Response
 
-from registry.base_model.likelihood import text_scores
+from registry.base_model.likelihood import Window, text_scores
 from registry.errors import InvalidParameter
 from registry.evaluate import perplexity as evaluate
-from registry.spec import PerplexityReport
+from registry.spec import Passage, PerplexityReport
 from service.access.keys import Principal
 from service.engine import ScoreRequest, Scores
-from service.engine.text_calls import Windows, has_bos, text_windows
+from service.engine.text_calls import score_request, text_windows
 from service.http.answers.streaming import finish
 from service.http.app_services import AppServices
 from service.http.models.inference_limits import check_texts
@@ -49,7 +49,7 @@ async def perplexity(
 
 
 async def compare_with_first(
-    request: Request, services: Services, principal: Principal, names: Sequence[str], texts: Sequence[str]
+    request: Request, services: Services, principal: Principal, names: Sequence[str], texts: Sequence[Passage]
 ) -> list[PerplexityAnswer]:
     """Return the perplexity of each model but the first, compared with the first; each model is scored once."""
     inputs, requests = await in_thread(_prepare, request, services, principal, names, texts)
@@ -62,18 +62,16 @@ class ModelInput:
     """The texts for one model: the windows of token ids of each text."""
 
     model: ResolvedModel
-    windows: list[Windows]
+    windows: list[list[Window]]
 
     def request(self, principal: Principal) -> ScoreRequest:
         """Return one request to the engine for the windows of all texts, in order."""
-        flat = tuple(window for text in self.windows for window in text)
-        return ScoreRequest(
-            self.model.base_id, flat, adapter=self.model.handle, bos=has_bos(self.model.base), owner=principal.key_id
-        )
+        flat = [window for text in self.windows for window in text]
+        return replace(score_request(self.model.base, flat, self.model.handle), owner=principal.key_id)
 
 
 def _prepare(
-    request: Request, services: Services, principal: Principal, names: Sequence[str], texts: Sequence[str]
+    request: Request, services: Services, principal: Principal, names: Sequence[str], texts: Sequence[Passage]
 ) -> tuple[list[ModelInput], list[ScoreRequest]]:
     check_texts(texts, services.settings, param="texts")
     services.engine.check_admission(principal.key_id, local=True)  # what is refused costs nobody else's time
@@ -94,7 +92,7 @@ def _prepare(
 
 
 def _answers(
-    texts: Sequence[str], inputs: Sequence[ModelInput], scores: Sequence[Scores], *, baseline: int | None, seed: int
+    texts: Sequence[Passage], inputs: Sequence[ModelInput], scores: Sequence[Scores], *, baseline: int | None, seed: int
 ) -> list[PerplexityAnswer]:
     """Return the answer for each model but the baseline; `baseline` is an index into `inputs`."""
     passages = [text_scores(texts, item.windows, score.nll) for item, score in zip(inputs, scores, strict=True)]

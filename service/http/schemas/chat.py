@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
+from registry.spec.frozen import one_of
 from service.http.schemas.sampling import MaxTokens, Neutral, Sampling
-from service.http.schemas.wire import Usage, Wire, one_of
+from service.http.schemas.wire import Usage, Wire
 
 
 class TextPart(Wire):

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, StringConstraints, model_validator
 
-from service.http.schemas.wire import ModelName, OpenAIBody, Wire, one_of
+from registry.spec.frozen import one_of
+from service.http.schemas.wire import ModelName, OpenAIBody, Wire
 
 
 class TextFormat(Wire):

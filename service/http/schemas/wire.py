@@ -12,19 +12,18 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
     model_validator,
 )
 
 from registry.errors import InvalidParameter
-from registry.spec.frozen import Frozen
+from registry.spec import Passage
+from registry.spec.frozen import Frozen, one_of
 
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 """A base id, `base/<id>`, `ns/name[@...]` or an adapter digest."""
 Texts = Annotated[list[str], Field(fail_fast=True)]
 """Validation stops at the first bad entry: one error for each of millions of entries would cost gigabytes."""
+Passages = Annotated[list[Passage], Field(fail_fast=True)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 Wait = Annotated[float, Field(ge=0, description="Seconds to wait for the answer before a job is given instead.")]
 
@@ -38,18 +37,6 @@ def _date(value: Any) -> Any:
 
 Moment = Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_date)]
 """A date and time with its offset, as text."""
-
-
-def one_of(sentence: str) -> WrapValidator:
-    """Return a validator that makes a union fail with one sentence instead of one error per member."""
-
-    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return handler(value)
-        except ValidationError as error:
-            raise ValueError(sentence) from error
-
-    return WrapValidator(check)
 
 
 TextsOrIds = Annotated[

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.sites import FAMILIES
 from registry.base_model import load_base, shape_of
-from registry.base_model.likelihood import score_windows, token_log_probs
+from registry.base_model.likelihood import Window, score_windows, token_log_probs
 from registry.errors import Incompatible
 from registry.spec import BaseEntry, BottleneckConfig, LoraConfig, LoraModule
 from tests.registry.random_adapters import drawn
@@ -236,7 +236,7 @@ def test_a_family_without_an_entry_serves_and_takes_lora(tmp_path):
     )  # fmt: skip
     base = load_base(BaseEntry(id="phi", source=str(folder)))
     own = base.model(IDS).logits.log_softmax(-1)[:, :-1].gather(-1, IDS[:, 1:, None]).sum((1, 2))
-    found = score_windows(base.model, IDS.tolist(), max_tokens=100, pad_id=0)
+    found = score_windows(base.model, [Window(tuple(ids)) for ids in IDS.tolist()], max_tokens=100, pad_id=0)
     assert found == pytest.approx((-own).tolist(), rel=1e-5)
     with pytest.raises(Incompatible, match=r"'phi'.*known families: .*gpt2, gpt_neox, llama"):
         create(paper_config("pfeiffer"), base.shape, seed=0)
@@ -287,7 +287,7 @@ def test_shape_without_loading_is_the_loaded_ones(base):
 
 @pytest.mark.parametrize("rows", [[[0, 5, 17, 250, 3, 99], [0, 8], [0, 44, 45, 46]]])
 def test_padded_scores_are_those_of_rows_alone(base, rows):
-    found = score_windows(base.model, rows, max_tokens=1000, pad_id=7)
+    found = score_windows(base.model, [Window(tuple(row)) for row in rows], max_tokens=1000, pad_id=7)
     for row, nll in zip(rows, found, strict=True):
         logits = base.model(torch.tensor([row])).logits[0, :-1]
         assert nll == pytest.approx(float(F.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum")), rel=1e-5)

@@ -16,7 +16,7 @@ from registry.adapters.initial import INITS
 from registry.adapters.prefix import PROMPT
 from registry.adapters.weights import init_hash
 from registry.base_model import load_base
-from registry.base_model.likelihood import score_windows, token_log_probs
+from registry.base_model.likelihood import Window, score_windows, token_log_probs
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseEntry, PrefixConfig
@@ -304,5 +304,5 @@ def test_scoring_is_that_of_a_text_after_virtual_tokens(gpt2):
         adapter = from_tensors(PrefixConfig(length=3), gpt2.shape, tensors)
         whole = token_log_probs(gpt2.model, torch.cat([front, torch.tensor(text)], 1), torch.ones((1, 7)))
         with attached(gpt2.model, adapter):
-            found = score_windows(gpt2.model, text, max_tokens=64, pad_id=0)
+            found = score_windows(gpt2.model, [Window(tuple(ids)) for ids in text], max_tokens=64, pad_id=0)
     assert found[0] == pytest.approx(-float(whole[0, 3:].double().sum()), abs=1e-4)

@@ -14,6 +14,7 @@ from torch import Tensor
 import registry.base_model.likelihood as likelihood
 from registry.adapters import attached, create, paper_config
 from registry.base_model.likelihood import (
+    Window,
     batches,
     hidden_states,
     lm_logits,
@@ -28,6 +29,7 @@ from registry.errors import InvalidParameter
 from registry.spec import BaseShape
 
 ROWS = [[0, 5, 17, 250, 3, 99], [0, 8], [0, 44, 45, 46], [0]]
+WINDOWS = [Window(tuple(row)) for row in ROWS]
 
 
 def log_softmax_of(model, row):
@@ -70,12 +72,12 @@ def test_an_attached_adapter_is_in_every_path_and_gets_gradients(model):
         fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300
     )
     adapter = create(paper_config("bapna_firat", bottleneck=4), shape, seed=0, init="linear")
-    base = score_windows(model, ROWS, max_tokens=100, pad_id=0)
+    base = score_windows(model, WINDOWS, max_tokens=100, pad_id=0)
     ids, mask = padded(ROWS, pad_id=0)
     with attached(model, adapter):
         with torch.no_grad():
             expected = [-float(log_softmax_of(model, row).sum()) for row in ROWS]
-        got = score_windows(model, ROWS, max_tokens=100, pad_id=0)
+        got = score_windows(model, WINDOWS, max_tokens=100, pad_id=0)
         (-token_log_probs(model, ids, mask).sum()).backward()
     assert got == pytest.approx(expected, abs=1e-3)
     assert abs(got[0] - base[0]) > 1e-2
@@ -89,34 +91,43 @@ def test_half_precision_gives_fp32_log_probs(model):
 
 
 def test_scores_do_not_depend_on_batches(model):
-    rows = [[0, *range(1, n)] for n in (9, 2, 30, 1, 17, 64)]
-    want = [-float(log_softmax_of(model, row).sum()) if len(row) > 1 else 0.0 for row in rows]
+    cut = [Window((0, *range(1, n)), start) for n, start in ((9, 1), (2, 1), (30, 12), (1, 1), (17, 16), (64, 1))]
+    want = [-float(log_softmax_of(model, ids)[start - 1 :].sum()) if len(ids) > 1 else 0.0 for ids, start in cut]
     for max_tokens in (1, 40, 10_000):
-        assert score_windows(model, rows, max_tokens=max_tokens, pad_id=0) == pytest.approx(want, abs=2e-3)
+        assert score_windows(model, cut, max_tokens=max_tokens, pad_id=0) == pytest.approx(want, abs=2e-3)
     assert score_windows(model, [], max_tokens=10, pad_id=0) == []
-    assert score_windows(model, [[0]], max_tokens=10, pad_id=0) == [0.0]
 
 
 @given(st.lists(st.integers(1, 299), max_size=60), st.integers(2, 20))
 def test_windows_with_bos_score_every_token_once_in_order(ids, context):
-    cut = windows(ids, context=context, bos_id=0)
+    cut = [window.ids for window in windows(ids, context=context, bos_id=0)]
     assert [token for window in cut for token in window[1:]] == ids
     assert all(window[0] == 0 and 2 <= len(window) <= context for window in cut)
     assert all(len(window) == context for window in cut[:-1])
+
+
+@given(st.lists(st.integers(1, 299), max_size=60), st.integers(2, 20), st.integers(0, 60), st.sampled_from([0, None]))
+def test_a_prompt_is_read_and_not_scored(ids, context, prompt, bos_id):
+    """Windows are those of the whole text, but for those that hold nothing else."""
+    whole, cut = (windows(ids, context=context, bos_id=bos_id, prompt=tokens) for tokens in (0, prompt))
+    scored = [token for window in cut for token in window.ids[window.start :]]
+    assert scored == ids[max(prompt, int(bos_id is None)) :]
+    assert [window.ids for window in cut] == [window.ids for window in whole][len(whole) - len(cut) :]
+    assert prompt == 0 or all(window.scored for window in cut)
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(2, 20))
 def test_windows_of_a_text_with_a_bos_of_its_own_hold_one_at_its_start(ids, context):
     """However the text goes on: a BOS further on is a token like any other."""
     own = windows([0, *ids], context=context, bos_id=0)
-    assert [token for window in own for token in window[1:]] == ids
+    assert [token for window in own for token in window.ids[1:]] == ids
     if ids[:1] != [0]:
         assert own == windows(ids, context=context, bos_id=0)
 
 
 @given(st.lists(st.integers(1, 299), max_size=60), st.integers(2, 20))
 def test_windows_without_bos_leave_only_the_first_token_unscored(ids, context):
-    cut = windows(ids, context=context, bos_id=None)
+    cut = [window.ids for window in windows(ids, context=context, bos_id=None)]
     assert [token for window in cut for token in window[1:]] == ids[1:]
     assert all(b[0] == a[-1] for a, b in itertools.pairwise(cut))
     assert all(len(window) <= context for window in cut)

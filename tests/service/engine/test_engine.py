@@ -17,7 +17,7 @@ from torch import Tensor
 
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.base_model import BaseText, LoadedBase, load_base
-from registry.base_model.likelihood import score_windows, token_log_probs
+from registry.base_model.likelihood import Window, score_windows, token_log_probs
 from registry.errors import (
     Busy,
     Cancelled,
@@ -28,7 +28,7 @@ from registry.errors import (
     SoupError,
     Unavailable,
 )
-from registry.spec import BaseEntry
+from registry.spec import BaseEntry, PromptAnswer
 from service.engine import (
     Delta,
     Engine,
@@ -44,6 +44,7 @@ from service.engine.adapter_cache import AdapterCache
 from service.engine.runner import ForwardResult, ForwardTask, Runner
 from tests.service.engine.stepping import answers_of_joining_rows, greedy, run
 from tests.service.loaded_bases import LoadedBases
+from training.tasks.language import passage_scores
 
 CONFIG = paper_config("bapna_firat", bottleneck=4)
 TEXTS = [
@@ -272,7 +273,7 @@ class TestTexts:
     def direct(self, base: LoadedBase, text: str) -> tuple[float, int]:
         ids = base.tokenize(text, bos=False)
         step = base.shape.context - 1
-        windows = [[0, *ids[start : start + step]] for start in range(0, len(ids), step)]
+        windows = [Window((0, *ids[start : start + step])) for start in range(0, len(ids), step)]
         return sum(score_windows(base.model, windows, max_tokens=1, pad_id=0)), len(ids)
 
     def test_scores_are_those_of_each_text_alone(self, base: LoadedBase, engine: Engine) -> None:
@@ -281,6 +282,22 @@ class TestTexts:
             assert score.nll == pytest.approx(nll, rel=1e-5)
             assert (score.tokens, score.bytes) == (tokens, len(text.encode()))
         assert engine.score("tiny", TEXTS)[2].windows > 1
+
+    def test_of_a_prompt_with_its_answer_only_the_answer_is_scored(self, base: LoadedBase) -> None:
+        """However a step cuts the texts, and with a prompt longer than the context."""
+        passages = [
+            PromptAnswer(prompt=prompt, answer=" It was void.") for prompt in ("", "The court held: ", TEXTS[2])
+        ]
+        expected = passage_scores(base, passages, block=base.shape.context)
+        answer = len(base.tokenize(" It was void.", bos=False))
+        for max_step_tokens in (5, 2048):
+            engine = engine_of(base, max_step_tokens=max_step_tokens)
+            engine.start()
+            scores = engine.score("tiny", passages)
+            engine.stop(drain=0)
+            assert [score.tokens for score in scores] == [answer] * 3
+            assert [score.nll for score in scores] == pytest.approx([score.nll for score in expected], rel=1e-5)
+        assert scores[0].nll == pytest.approx(self.direct(base, " It was void.")[0], rel=1e-5)
 
     def test_an_adapter_changes_scores_and_comes_off_again(self, base: LoadedBase, engine: Engine) -> None:
         handle = handle_of(base, 1)

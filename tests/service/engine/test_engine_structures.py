@@ -12,7 +12,7 @@ import torch
 
 from registry.adapters import attached, expected_tensors, from_tensors
 from registry.base_model import LoadedBase
-from registry.base_model.likelihood import hidden_states, lm_logits, score_windows
+from registry.base_model.likelihood import Window, hidden_states, lm_logits, score_windows
 from registry.errors import InvalidParameter, InvalidPrompt, Unavailable
 from registry.spec import (
     AdapterConfig,
@@ -21,7 +21,9 @@ from registry.spec import (
     FusionConfig,
     HeadConfig,
     PrefixConfig,
+    PromptAnswer,
     UnionConfig,
+    scored_text,
 )
 from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from service.engine.text_calls import text_windows
@@ -97,7 +99,7 @@ def test_one_prompt_in_several_choices_and_with_its_own_scores(base: LoadedBase,
     generation = tickets[0].result(0)
     assert {choice.token_ids for choice in generation.choices} == {reference(base, prompt, 4, handle)}
     with attached(base.model, from_tensors(handle.config, base.shape, handle.load())):
-        [own] = score_windows(base.model, [prompt], max_tokens=100, pad_id=0)
+        [own] = score_windows(base.model, [Window(prompt)], max_tokens=100, pad_id=0)
     assert sum(generation.prompt.token_logprobs[1:]) == pytest.approx(-own, rel=1e-4)
 
 
@@ -105,12 +107,14 @@ def test_one_prompt_in_several_choices_and_with_its_own_scores(base: LoadedBase,
 def test_texts_of_any_length_are_scored_as_they_are_alone(base: LoadedBase, structure: str) -> None:
     engine, handle = Engine(LoadedBases(base)), handle_of(base, STRUCTURES[structure])
     engine.start()
-    texts = ["x", "Heat the oil, add the onions. " * 9, "A soup"]
+    texts = ["x", "Heat the oil, add the onions. " * 9, PromptAnswer(prompt="A soup is" * 20, answer=" of onions")]
     found = engine.score("tiny", texts, handle)
     engine.stop(drain=0)
     for text, score in zip(texts, found, strict=True):
         windows = text_windows(base, text, handle.config)
-        assert sum(len(window) - 1 for window in windows) == score.tokens == len(base.tokenize(text, bos=False))
+        assert (
+            sum(window.scored for window in windows) == score.tokens == len(base.tokenize(scored_text(text), bos=False))
+        )
         with attached(base.model, from_tensors(handle.config, base.shape, handle.load())):
             alone = [score_windows(base.model, [window], max_tokens=100, pad_id=0)[0] for window in windows]
         assert score.nll == pytest.approx(sum(alone), rel=1e-4)
@@ -119,7 +123,7 @@ def test_texts_of_any_length_are_scored_as_they_are_alone(base: LoadedBase, stru
 @pytest.mark.parametrize("structure", ["prefix", "mam"])
 def test_a_prefix_takes_its_part_of_the_context(base: LoadedBase, structure: str) -> None:
     engine, handle = Engine(LoadedBases(base)), handle_of(base, STRUCTURES[structure])
-    assert max(len(window) for window in text_windows(base, "Heat the oil. " * 50, handle.config)) == 64 - 5
+    assert max(len(window.ids) for window in text_windows(base, "Heat the oil. " * 50, handle.config)) == 64 - 5
     prompt = tuple(range(5, 55))  # 50 tokens, 5 of the prefix: 9 are left
     ticket = engine.submit(GenerateRequest("tiny", prompt, handle, greedy(None)))
     run(engine)

@@ -11,6 +11,7 @@ import typer
 
 from adaptersoup.client.samples import ENDINGS, find_texts, read_texts
 from registry.errors import NotFound
+from registry.spec import Passage
 
 SAMPLES, TESTS = ("sample", "valid"), ("test",)
 """Names of the files in a domain's folder, without their endings."""
@@ -22,8 +23,8 @@ class Draw:
 
     domain: str
     number: int
-    sample: Sequence[str]
-    test: Sequence[str]
+    sample: Sequence[Passage]
+    test: Sequence[Passage]
     of_several: bool
 
     @property
@@ -54,7 +55,7 @@ def _draws(domain: str, sample: Path, test: Path, number: int, size: int | None)
             "take fewer, or one draw."
         )
     for index in range(number):
-        drawn: Sequence[str] = passages
+        drawn: Sequence[Passage] = passages
         if size is not None and size < len(passages):
             generator = random.Random(f"{domain}-{index}")  # noqa: S311 - a sample, no secret
             drawn = [passages[i] for i in sorted(generator.sample(range(len(passages)), size))]

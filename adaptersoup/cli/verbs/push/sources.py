@@ -22,6 +22,7 @@ from registry.errors import InvalidSample, NotFound, SoupError, Unavailable
 from registry.files import parse_lines
 from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
+from registry.spec import Passage
 
 
 class Samples:
@@ -32,7 +33,7 @@ class Samples:
             raise NotFound(f"{path} is neither a folder of samples nor a file of them.", param="sample")
         self.path = path
 
-    def of(self, folder: str, domain: str) -> Sequence[str] | None:
+    def of(self, folder: str, domain: str) -> Sequence[Passage] | None:
         """The texts for an adapter by its folder's name, or else by its domain; None if there are none."""
         names = dict.fromkeys((folder, domain))
         if self.path.is_dir():
@@ -81,7 +82,7 @@ class Source:
         """Bytes of the weights."""
         return 0 if self.directory is None else self.directory.weights.stat().st_size
 
-    def texts(self) -> Sequence[str] | None:
+    def texts(self) -> Sequence[Passage] | None:
         """The texts of the sample, None to use the directory's; raises NotFound or InvalidSample."""
         if self.sample is not None:
             return read_texts(self.sample)
