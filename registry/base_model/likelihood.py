@@ -195,13 +195,11 @@ def windows(ids: Sequence[int], *, context: int, bos_id: int | None, prompt: int
     if context < 2:
         raise InvalidParameter(f"A context of {context} tokens leaves nothing to predict.", param="context")
     step, front = context - 1, () if bos_id is None else (bos_id,)
-    if bos_id is not None:
-        given = len(ids)
-        ids = without_bos(ids, bos_id)
-        prompt -= given - len(ids)
-    last = len(ids) if front else max(len(ids) - 1, min(len(ids), 1))
+    text = ids if bos_id is None else without_bos(ids, bos_id)
+    prompt -= len(ids) - len(text)
+    last = len(text) if front else max(len(text) - 1, min(len(text), 1))
     cut = [
-        Window((*front, *ids[first : first + step + (not front)]), max(1, prompt - first + len(front)))
+        Window((*front, *text[first : first + step + (not front)]), max(1, prompt - first + len(front)))
         for first in range(0, last, step)
     ]
     return [window for window in cut if prompt <= 0 or window.scored > 0]

@@ -201,7 +201,7 @@ class TestSoups:
 
     def test_what_is_asked_for_wrongly_never_leaves(self, asked: Asked) -> None:
         for wrong in ("one text", [1, 2]):
-            with pytest.raises(InvalidParameter, match="a list of texts"):
+            with pytest.raises(InvalidParameter, match="a list of passages"):
                 asked("cook", wrong)
         with pytest.raises(InvalidParameter, match="efort"):
             asked("cook", ["a"], efort="quick")
