@@ -25,6 +25,10 @@ class Server:
         self.answers[what] = list(answers) if len(answers) > 1 else answers[0]
         return self
 
+    def job_ends(self, state: str = "succeeded", **more: Any) -> Server:
+        """Answer that the job `j1` has ended, as its events do."""
+        return self.on("GET /v1/jobs/j1/events", events(("done", {}))).on("GET /v1/jobs/j1", ok(job(state, **more)))
+
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         self.requests.append(request)
         found = self.answers.get(f"{request.method} {request.url.path}")

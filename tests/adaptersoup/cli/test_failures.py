@@ -12,12 +12,27 @@ from registry.errors import Busy, Forbidden, Incompatible, InvalidParameter, Sou
     [
         ("Several base models are here: give base_model.", True),
         ("base_model 'x' is not one of small.", True),
+        ("Two are that one; say which it is as 'base_model', one of a, b.", True),
+        ("The pool's base_model is not given; this server has: a, b.", True),
         ("Every snip score of base_model.model.transformer.h.0.attn.c_attn.lora_A.weight is 0.", False),
         ("The fields my_base_model and base_models are not known.", False),
     ],
 )
 def test_a_flag_is_named_where_the_field_is_and_not_where_a_tensor_is_called_like_it(message, hinted):
     assert ("base_model is --base" in explain(InvalidParameter(message))) is hinted
+
+
+def test_every_field_that_a_sentence_names_is_told_by_its_flag():
+    told = explain(Incompatible("They cannot be mixed: raise max_width, or set mixing.assume_same_init."))
+    assert "max_width is --max-width" in told
+    assert "assume_same_init is --assume-same-init" in told
+    assert "--base" not in told
+
+
+def test_who_has_no_key_is_told_where_one_is_and_what_makes_more():
+    told = explain(Unauthenticated("This needs a key."))
+    assert told.startswith("Error: This needs a key.\n")
+    assert all(hint in told for hint in ("--key", "SOUP_KEY", "admin.key", "soup keys create"))
 
 
 def test_a_key_that_has_to_end_is_told_the_flag_and_not_other_scopes():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -112,10 +110,7 @@ def test_a_server_that_does_not_answer_is_no_missing_adapter(tmp_path: Path) -> 
         LoraCache(client, tmp_path, base_model=BASE_ID).directory("acme/law")
 
 
-def test_the_cache_starts_without_torch_and_the_plugin_is_where_vllm_looks() -> None:
-    program = "import sys, adaptersoup.client.lora_cache; print('torch' in sys.modules, 'transformers' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+def test_the_plugin_is_where_vllm_looks() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     module, _, function = project["entry-points"]["vllm.general_plugins"]["adaptersoup"].partition(":")
     source = REPOSITORY.joinpath(*module.split(".")).with_suffix(".py").read_text()

@@ -1,11 +1,10 @@
-"""`adaptersoup.Client` and `AsyncClient` on a real server: the same calls, the same values, nothing lost in either."""
+"""`adaptersoup.Client` on a real server: values with all that it says; `AsyncClient`, its source, where it awaits."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from pydantic import BaseModel
 from adaptersoup import Adapter, AsyncClient, Client, Selection, Soup
 from adaptersoup.client.client import SoupClient
 from plots.style import to_svg
-from registry.errors import Cancelled, Conflict, InvalidParameter, NotFound, Retired, Unauthenticated, Unavailable
+from registry.errors import Cancelled, InvalidParameter, Retired, Unavailable
 from registry.formats import (
     CONFIG_FILE,
     SAMPLES_FILE,
@@ -27,51 +26,25 @@ from registry.formats import (
 )
 from registry.names import sha256_digest
 from registry.spec import Card, Provenance
-from service.engine import Delta, GenerateRequest, Ticket
 from service.http.schemas.jobs import Job, Progress
-from tests.service.cluster import PATIENCE
 from tests.service.passages import WORDS, passages
 from tests.service.scripted_server import Server, events, ok
 from tests.service.servers import CONFIG, Live, adapter_weights
 
 INIT = Provenance(init_hash=f"sha256:{7:064x}", init_source="declared")
+QUESTION = [{"role": "user", "content": "?"}]
+CHUNK = {
+    "id": "c", "created": 1, "model": "m", "system_fingerprint": "f", "object": "chat.completion.chunk",
+    "choices": [{"index": 0, "delta": {"content": "Hi"}, "logprobs": None, "finish_reason": None}],
+}  # fmt: skip
 OTHERWISE = {"perplexity": "evaluate", "push_patiently": None, "wait_embedded": None}
 """Methods of `SoupClient` that are called otherwise, or are no call of their own."""
 
 
-class Asked:
-    """A client of either kind, used alike."""
-
-    def __init__(self, kind: str, url: str, key: str | None) -> None:
-        self.loop = asyncio.new_event_loop() if kind == "awaited" else None
-        self.client: Any = AsyncClient(url, key) if self.loop else Client(url, key)
-
-    def __call__(self, name: str, /, *given: Any, **named: Any) -> Any:
-        found = getattr(self.client, name)(*given, **named)
-        return self.loop.run_until_complete(found) if self.loop else found
-
-    def all(self, name: str, /, *given: Any, **named: Any) -> list[Any]:
-        """The rows of a list, or the pieces of a stream."""
-        found = getattr(self.client, name)(*given, **named)
-
-        async def gone_through() -> list[Any]:
-            return [one async for one in found]
-
-        return self.loop.run_until_complete(gone_through()) if self.loop else list(found)
-
-    def close(self) -> None:
-        if self.loop:
-            self.loop.run_until_complete(self.client.aclose())
-            self.loop.close()
-        else:
-            self.client.close()
-
-
-@pytest.fixture(scope="module", params=["waiting", "awaited"])
-def asked(request: pytest.FixtureRequest, live: Live) -> Iterator[Asked]:
-    found = Asked(request.param, live.url, live.world.admin)
-    yield found
-    found.close()
+@pytest.fixture(scope="module")
+def typed(live: Live) -> Iterator[Client]:
+    with Client(live.url, live.world.admin) as typed:
+        yield typed
 
 
 @pytest.fixture(scope="module")
@@ -92,14 +65,38 @@ def folders(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stocked(asked: Asked, folders: Path) -> str:
-    """A namespace of this kind of client, with an adapter for each domain."""
-    namespace = "async" if asked.loop else "sync"
+def stocked(typed: Client, folders: Path) -> str:
+    """A namespace with an adapter for each domain."""
     for domain in WORDS:
-        pushed = asked("push", folders / domain, name=f"{namespace}/{domain}", tags=["v1"])
+        pushed = typed.push(folders / domain, name=f"typed/{domain}", tags=["v1"])
         if pushed.job:
-            assert asked("wait_job", pushed.job).state == "succeeded"
-    return namespace
+            assert typed.wait_job(pushed.job).state == "succeeded"
+    return "typed"
+
+
+class Endless(httpx2.SyncByteStream, httpx2.AsyncByteStream):
+    """An answer with the same chunk again and again, until it is closed."""
+
+    closed = False
+
+    @property
+    def transport(self) -> httpx2.MockTransport:
+        headers = {"content-type": "text/event-stream"}
+        return httpx2.MockTransport(lambda _: httpx2.Response(200, stream=self, headers=headers))
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            yield events(("message", CHUNK)).content
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self:
+            yield chunk
+
+    def close(self) -> None:
+        self.closed = True
+
+    async def aclose(self) -> None:
+        self.closed = True
 
 
 def holds(value: Any, raw: Any) -> bool:
@@ -115,180 +112,143 @@ def holds(value: Any, raw: Any) -> bool:
 
 class TestStored:
     def test_what_was_pushed_is_listed_and_shown_with_all_that_the_server_says(
-        self, asked: Asked, stocked: str, client: SoupClient
+        self, typed: Client, stocked: str, client: SoupClient
     ) -> None:
-        found = asked("adapters", namespace=stocked, kind="adapter")
+        found = typed.adapters(namespace=stocked, kind="adapter")
         assert sorted(one.domain for one in found) == sorted(WORDS)
-        whole = asked("adapter", found[0])
+        whole = typed.adapter(found[0])
         assert isinstance(whole, Adapter)
         assert holds(whole, client.adapter(found[0].ref))
         assert holds(list(found), list(client.adapters(namespace=stocked, kind="adapter")))
-        assert holds(asked("lineage", found[0].ref), client.lineage(found[0].ref))
-        assert holds(asked("files", found[0].digest), client.files(found[0].digest))
-        assert holds(asked("models"), client.models())
+        assert holds(typed.lineage(found[0].ref), client.lineage(found[0].ref))
+        assert holds(typed.files(found[0].digest), client.files(found[0].digest))
+        assert holds(typed.models(), client.models())
 
-    def test_a_folder_comes_back_as_it_was(self, asked: Asked, stocked: str, folders: Path, tmp_path: Path) -> None:
-        assert asked("pull", f"{stocked}/court", tmp_path / "court") == tmp_path / "court"
+    def test_a_folder_comes_back_as_it_was(self, typed: Client, stocked: str, folders: Path, tmp_path: Path) -> None:
+        assert typed.pull(f"{stocked}/court", tmp_path / "court") == tmp_path / "court"
         assert read_directory(tmp_path / "court").config == CONFIG
-        with pytest.raises(Conflict):
-            asked("pull", f"{stocked}/court", tmp_path / "court")
-        asked("pull", f"{stocked}/court", tmp_path / "court", replace=True)
+        typed.pull(f"{stocked}/court", tmp_path / "court", replace=True)
 
-    def test_large_files_go_in_parts(self, asked: Asked) -> None:
-        data = bytes(range(256)) * 1000 + (b"a" if asked.loop else b"b")
+    def test_large_files_go_in_parts(self, typed: Client) -> None:
+        data = bytes(range(256)) * 1000 + b"a"
         told: list[int] = []
-        digest = asked("upload", data, part_bytes=100_000, progress=lambda done, total, name: told.append(done))
+        digest = typed.upload(data, part_bytes=100_000, progress=lambda done, total, name: told.append(done))
         assert digest == sha256_digest(data)
         assert told == [0, 100_000, 200_000, 256_001]
-        assert asked("has_blob", digest)
-        assert not asked("has_blob", sha256_digest(b"none"))
+        assert typed.has_blob(digest)
+        assert not typed.has_blob(sha256_digest(b"none"))
 
-    def test_card_aliases_and_life_of_a_version(self, asked: Asked, stocked: str, folders: Path) -> None:
-        pushed = asked("push", folders / "code", name=f"{stocked}/changed", owner="us")
+    def test_card_aliases_and_life_of_a_version(self, typed: Client, stocked: str, folders: Path) -> None:
+        pushed = typed.push(folders / "code", name=f"{stocked}/changed", owner="us")
         ref = pushed.ref
         assert pushed.owner == "us"
-        assert asked("update_adapter", ref, owner="them").owner == "them"
-        assert [one.ref for one in asked("adapters", owner="them", namespace=stocked)] == [ref]
-        assert asked("update_adapter", ref, owner="").owner is None
-        changed = asked("update_adapter", ref, card=Card(tags=("v2",)))
+        assert typed.update_adapter(ref, owner="them").owner == "them"
+        assert [one.ref for one in typed.adapters(owner="them", namespace=stocked)] == [ref]
+        assert typed.update_adapter(ref, owner="").owner is None
+        changed = typed.update_adapter(ref, card=Card(tags=("v2",)))
         assert changed.card.tags == ("v2",)
-        alias = asked("put_alias", f"{stocked}/changed", "prod", 1)
-        assert (alias.alias, [one.ref for one in asked("aliases", ref)]) == ("prod", [ref])
-        asked("delete_alias", f"{stocked}/changed", "prod")
-        assert [one.ref for one in asked("delete_adapter", ref)] == [ref]
-        assert asked("restore", ref).retired_at is None
-        assert asked("purge", ref).adapter.ref == ref
-        assert asked("collect", dry_run=True).dry_run
+        alias = typed.put_alias(f"{stocked}/changed", "prod", 1)
+        assert (alias.alias, [one.ref for one in typed.aliases(ref)]) == ("prod", [ref])
+        typed.delete_alias(f"{stocked}/changed", "prod")
+        assert [one.ref for one in typed.delete_adapter(ref)] == [ref]
+        assert typed.restore(ref).retired_at is None
+        assert typed.purge(ref).adapter.ref == ref
+        assert typed.collect(dry_run=True).dry_run
         with pytest.raises(Retired, match="purged"):
-            asked("adapter", f"{stocked}/changed")
+            typed.adapter(f"{stocked}/changed")
 
 
 class TestSoups:
     def test_a_selector_a_selection_and_a_soup_are_values_that_show_themselves(
-        self, asked: Asked, stocked: str, client: SoupClient
+        self, typed: Client, stocked: str, client: SoupClient
     ) -> None:
         pool = {"namespaces": [stocked]}
-        fitted = asked("fit", "cosine", pool=pool)
+        fitted = typed.fit("cosine", pool=pool)
         assert fitted.domains == 3
         assert "cosine over 3 domains" in fitted._repr_html_()
         assert "cosine over 3 domains" in to_svg(fitted.plot())
-        assert holds(asked("selector", fitted.id), client.selector(fitted.id))
-        assert fitted.id in [one.id for one in asked.all("selectors")]
-        chosen = asked("select", passages("court", 20, seed=1), pool=pool)
+        assert holds(typed.selector(fitted.id), client.selector(fitted.id))
+        assert fitted.id in [one.id for one in typed.selectors()]
+        chosen = typed.select(passages("court", 20, seed=1), pool=pool)
         assert isinstance(chosen, Selection)
         assert [one.domain for one in chosen.selection.selected] == ["court"]
-        assert asked("nearest", passages("court", 3, seed=1), pool=pool).data[0].adapter.domain == "court"
-        soup = asked("cook", passages("court", 20, seed=1), pool=pool, effort="instant")
+        assert typed.nearest(passages("court", 3, seed=1), pool=pool).data[0].adapter.domain == "court"
+        soup = typed.cook(passages("court", 20, seed=1), pool=pool, effort="instant")
         assert isinstance(soup, Soup)
         assert soup.verification is not None
 
-    def test_a_job_is_watched_and_its_soup_read(self, asked: Asked, stocked: str) -> None:
+    def test_a_job_is_watched_and_its_soup_read(self, typed: Client, stocked: str) -> None:
         recipe = {"ingredients": [{"ref": f"{stocked}/court"}, {"ref": f"{stocked}/code", "weight": 3.0}]}
-        begun = asked("begin_cook", recipe=recipe, mixing="average", name=f"{stocked}/mixed")
+        begun = typed.begin_cook(recipe=recipe, mixing="average", name=f"{stocked}/mixed")
         assert isinstance(begun, Job)
-        said = asked.all("watch", begun)
+        said = list(typed.watch(begun))
         assert all(isinstance(one, Progress) for one in said[:-1])
         assert isinstance(said[-1], Job)
         assert said[-1].state == "succeeded"
-        soup = asked("soup_of", begun)
+        soup = typed.soup_of(begun)
         assert soup.model == f"{stocked}/mixed@1"
-        assert asked("job", begun.id).state == asked("cancel_job", begun).state == "succeeded"
-        assert begun.id in [one.id for one in asked.all("jobs", kind="cook")]
-        embedded = asked.all("jobs", kind="embed", limit=1)[0]
+        assert typed.job(begun.id).state == typed.cancel_job(begun).state == "succeeded"
+        assert begun.id in [one.id for one in typed.jobs(kind="cook")]
+        embedded = next(iter(typed.jobs(kind="embed", limit=1)))
         with pytest.raises(InvalidParameter, match="cooks nothing"):
-            asked("soup_of", embedded)
-        assert asked("cook", recipe=recipe, mixing="average", name=f"{stocked}/mixed").cached
+            typed.soup_of(embedded)
+        assert typed.cook(recipe=recipe, mixing="average", name=f"{stocked}/mixed").cached
 
-    def test_what_is_asked_for_wrongly_never_leaves(self, asked: Asked) -> None:
+    def test_what_is_asked_for_wrongly_never_leaves(self, typed: Client) -> None:
         for wrong in ("one text", [1, 2]):
-            with pytest.raises(InvalidParameter, match="a list of passages"):
-                asked("cook", wrong)
+            for call in (typed.cook, typed.select, lambda texts: typed.evaluate("base/tiny", texts)):
+                with pytest.raises(InvalidParameter, match="a list of passages"):
+                    call(wrong)
         with pytest.raises(InvalidParameter, match="efort"):
-            asked("cook", ["a"], efort="quick")
+            typed.cook(["a"], efort="quick")
 
 
 class TestInference:
-    def test_scores_and_text_whole_and_in_pieces(self, asked: Asked, stocked: str) -> None:
+    def test_scores_and_text_whole_and_in_pieces(self, typed: Client, stocked: str) -> None:
         model, drawn = f"{stocked}/court", {"max_tokens": 6, "seed": 1}
-        found = asked("evaluate", model, passages("court", 3), baseline="base/tiny")
+        found = typed.evaluate(model, passages("court", 3), baseline="base/tiny")
         assert found.baseline.model == "base/tiny"
-        whole = asked("complete", model, "0 1", **drawn)
-        pieces = asked.all("stream", model, "0 1", **drawn)
+        whole = typed.complete(model, "0 1", **drawn)
+        pieces = list(typed.stream(model, "0 1", **drawn))
         assert len(pieces) > 1
         said = "".join(one.choices[0].text for one in pieces)
-        assert said == whole.choices[0].text == asked("generate", model, "0 1", **drawn)
-        assert len(asked("embed", "base/tiny", ["a", "b"]).data) == 2
+        assert said == whole.choices[0].text == typed.generate(model, "0 1", **drawn)
+        assert len(typed.embed("base/tiny", ["a", "b"]).data) == 2
 
-    def test_a_chat_too(self, client: SoupClient) -> None:
-        chunk = {
-            "id": "c", "created": 1, "model": "m", "system_fingerprint": "f", "object": "chat.completion.chunk",
-            "choices": [{"index": 0, "delta": {"content": "Hi"}, "logprobs": None, "finish_reason": None}],
-        }  # fmt: skip
-        server = Server().on("POST /v1/chat/completions", events(("message", chunk), tail="data: [DONE]\n\n"))
+    def test_a_chat_too(self) -> None:
+        server = Server().on("POST /v1/chat/completions", events(("message", CHUNK), tail="data: [DONE]\n\n"))
         with Client("http://soup.test", transport=httpx2.MockTransport(server)) as typed:
-            said = list(typed.stream_chat("m", [{"role": "user", "content": "?"}]))
-        assert [one.choices[0].delta.content for one in said] == ["Hi"]
+            chunks = list(typed.stream_chat("m", QUESTION))
+        assert [one.choices[0].delta.content for one in chunks] == ["Hi"]
 
-    def test_whoever_breaks_off_within_with_ends_it_on_the_server(
-        self, asked: Asked, live: Live, stocked: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        engine, ended = live.world.runtime.engine, threading.Event()
-        submit_all, tickets = engine.submit_all, list[Ticket]()
+    def test_whoever_breaks_off_within_with_closes_the_answer(self) -> None:
+        """The server then ends it."""
+        answer = Endless()
+        with Client("http://soup.test", transport=answer.transport) as typed:
+            with typed.stream_chat("m", QUESTION) as chunks:
+                next(chunks)
+            assert answer.closed
 
-        def slowed(requests: Sequence[GenerateRequest]) -> list[Ticket]:
-            """Submit them with half a second between two tokens: what is not cancelled takes half a minute."""
+    def test_whoever_breaks_off_within_async_with_does_too(self) -> None:
+        answer = Endless()
 
-            def on_token(delta: Delta) -> None:
-                ended.wait(0.5)
-                assert request.on_token is not None
-                request.on_token(delta)
+        async def broken_off() -> bool:
+            async with AsyncClient("http://soup.test", transport=answer.transport) as client:
+                async with client.stream_chat("m", QUESTION) as chunks:
+                    await anext(chunks)
+                return answer.closed
 
-            [request] = requests
-            tickets.extend(submit_all([replace(request, on_token=on_token)]))
-            tickets[0].add_done_callback(lambda _: ended.set())
-            return tickets
-
-        monkeypatch.setattr(engine, "submit_all", slowed)
-        stream = asked.client.stream(f"{stocked}/court", "0 1", max_tokens=60)  # held: nothing collects it
-
-        async def first() -> Any:
-            async with stream as pieces:
-                piece = await anext(pieces)
-            await asyncio.to_thread(ended.wait, PATIENCE)  # the loop has to run for the connection to be closed
-            return piece
-
-        if asked.loop:
-            piece = asked.loop.run_until_complete(first())
-        else:
-            with stream as pieces:
-                piece = next(pieces)
-        assert piece.choices[0].text is not None
-        assert ended.wait(PATIENCE)
-        assert tickets[0].cancelled()
+        assert asyncio.run(broken_off())
 
 
-class TestClosed:
-    """A client is closed once; what is asked of it afterwards is refused in our words, and nothing is sent."""
-
-    def test_one_that_waits(self, live: Live) -> None:
-        client = Client(live.url, live.world.admin)
-        begun, asked = client.keys(), client.stream("base/tiny", "0 1")
-        client.close()
-        client.close()
-        for call in (client.models, lambda: list(begun), lambda: next(asked)):
-            with pytest.raises(Unavailable, match="This client is closed: make another one"):
-                call()
-
-    def test_one_that_is_awaited(self, live: Live) -> None:
-        async def closed() -> None:
-            client = AsyncClient(live.url, live.world.admin)
-            await client.aclose()
-            with pytest.raises(Unavailable, match="This client is closed: make another one"):
-                await client.models()
-            with pytest.raises(Unavailable, match="This client is closed"):
-                await anext(client.stream("base/tiny", "0 1"))
-
-        asyncio.run(closed())
+def test_a_closed_client_refuses_in_a_sentence_and_sends_nothing(live: Live) -> None:
+    client = Client(live.url, live.world.admin)
+    begun, pieces = client.keys(), client.stream("base/tiny", "0 1")
+    client.close()
+    client.close()
+    for call in (client.models, lambda: list(begun), lambda: next(pieces)):
+        with pytest.raises(Unavailable, match="This client is closed: make another one"):
+            call()
 
 
 class TestEventLoop:
@@ -318,32 +278,25 @@ class TestEventLoop:
 
 class TestOperators:
     def test_keys_namespaces_limits_usage_audit_and_health(
-        self, asked: Asked, stocked: str, live: Live, client: SoupClient
+        self, typed: Client, stocked: str, live: Live, client: SoupClient
     ) -> None:
-        made = asked("create_key", "clerk", scopes=["read"], namespaces=[stocked])
+        made = typed.create_key("clerk", scopes=["read"], namespaces=[stocked])
         assert made.secret.startswith("sk-soup-")
-        assert asked("change_key", made.id, name="other").name == "other"
-        assert asked("rotate_key", made.id).secret != made.secret
-        assert holds(asked("limits", key_id=made.id), client.limits(key_id=made.id))
-        assert asked("change_limits", key_id=made.id, adapters=3).limits.adapters == 3
-        assert asked("revoke_key", made.id).revoked_at is not None
-        assert made.id in [one.id for one in asked.all("keys")]
-        kept = asked("namespace", stocked)
-        assert asked("change_namespace", stocked, tuning="forbid", if_match=kept.etag).tuning == "forbid"
-        assert asked("namespace", stocked).etag != kept.etag
-        assert asked.all("audit", limit=3)[0].action
-        assert made.id in asked("audit_csv")
-        assert all(one.requests for one in asked.all("usage", by=["model"]))
-        assert asked("usage_csv").startswith("day")
-        assert asked("ready").status == "ready"
-
-    def test_errors_are_those_of_the_registry(self, asked: Asked, live: Live) -> None:
-        with pytest.raises(NotFound):
-            asked("adapter", "team/none")
-        nobody = Asked("awaited" if asked.loop else "waiting", live.url, "sk-soup-none")
-        with pytest.raises(Unauthenticated):
-            nobody.all("keys")
-        nobody.close()
+        assert typed.change_key(made.id, name="other").name == "other"
+        assert typed.rotate_key(made.id).secret != made.secret
+        assert holds(typed.limits(key_id=made.id), client.limits(key_id=made.id))
+        assert typed.change_limits(key_id=made.id, adapters=3).limits.adapters == 3
+        assert typed.revoke_key(made.id).revoked_at is not None
+        keys = list(typed.keys())
+        assert made.id in [key.id for key in keys]
+        kept = typed.namespace(stocked)
+        assert typed.change_namespace(stocked, tuning="forbid", if_match=kept.etag).tuning == "forbid"
+        assert typed.namespace(stocked).etag != kept.etag
+        assert next(iter(typed.audit(limit=3))).action
+        assert made.id in typed.audit_csv()
+        assert all(one.requests for one in typed.usage(by=["model"]))
+        assert typed.usage_csv().startswith("day")
+        assert typed.ready().status == "ready"
 
 
 class TestOtherVersions:
@@ -369,6 +322,21 @@ class TestOtherVersions:
 
 
 class TestAwaiting:
+    def test_lists_and_streams_are_gone_through_on_a_real_server(self, live: Live, stocked: str, typed: Client) -> None:
+        fitted = typed.fit("uniform", pool={"namespaces": [stocked]}).id
+
+        async def gone_through() -> tuple[set[str], str]:
+            async with AsyncClient(live.url, live.world.admin) as client:
+                found = await client.adapters(namespace=stocked)
+                selectors = [selector.id async for selector in client.selectors()]
+                pieces = [piece async for piece in client.stream(f"{stocked}/court", "0 1", max_tokens=6, seed=1)]
+            assert fitted in selectors
+            return {adapter.ref for adapter in found}, "".join(piece.choices[0].text for piece in pieces)
+
+        refs = {adapter.ref for adapter in typed.adapters(namespace=stocked)}
+        whole = typed.complete(f"{stocked}/court", "0 1", max_tokens=6, seed=1).choices[0].text
+        assert asyncio.run(gone_through()) == (refs, whole)
+
     def test_calls_run_beside_each_other_and_a_full_queue_is_waited_for(self) -> None:
         paused: list[float] = []
 
