@@ -100,10 +100,14 @@ KINDS: dict[str, Callable[[str, Theme], Plot]] = {
 }
 
 
-def texts(plot: Plot) -> list[str]:
-    """Every text of the plot's SVG, in its order."""
-    root = ElementTree.fromstring(to_svg(plot))
+def texts_in(svg: str) -> list[str]:
+    """Every text of an SVG, in its order."""
+    root = ElementTree.fromstring(svg)
     return ["".join(element.itertext()) for element in root.iter() if element.tag.endswith("}text")]
+
+
+def texts(plot: Plot) -> list[str]:
+    return texts_in(to_svg(plot))
 
 
 def soup(*, abstained: bool = False) -> Plot:
@@ -153,7 +157,7 @@ def test_perplexity_shows_both_models_their_difference_and_every_text_once() -> 
     assert not any("against" in text for text in alone)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(st.lists(st.floats(0.001, 1e4), min_size=2, max_size=40))
 def test_the_histogram_counts_every_text_once(losses: list[float]) -> None:
     scores = tuple(PassageScore(nll=nll, tokens=1, bytes=1) for nll in losses)
@@ -183,19 +187,18 @@ def test_fits_evaluations_and_trainings_show_their_figures() -> None:
     assert {"held out", "in training"} <= set(texts(training_plot("t", record)))
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_takes_names_literally_in_both_themes_and_is_deterministic(kind: str, theme: Theme) -> None:
+def test_every_kind_takes_names_literally_in_both_themes_and_is_deterministic(kind: str) -> None:
     name = "<b>&$x^2$ ]]> 法\x07"
-    svg = to_svg(KINDS[kind](name, theme))
-    assert svg == to_svg(KINDS[kind](name, theme))
-    shown = texts(KINDS[kind](name, theme))
-    assert any("<b>&$x^2$ ]]> 法?" in text for text in shown), shown
-    assert theme.ground in svg
-    assert "<script" not in svg
+    light, again, dark = (to_svg(KINDS[kind](name, theme)) for theme in (LIGHT, LIGHT, DARK))
+    assert light == again
+    for svg, theme in ((light, LIGHT), (dark, DARK)):
+        assert any("<b>&$x^2$ ]]> 法?" in text for text in texts_in(svg)), texts_in(svg)
+        assert theme.ground in svg
+        assert "<script" not in svg
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.text(max_size=60), st.floats(-1e12, 1e12), st.floats(0, 1e12))
 def test_any_text_and_any_size_gives_one_whole_file(name: str, value: float, half: float) -> None:
     svg = to_svg(panels(name, [name], [Panel(name, [Interval.around(name, value, half)])]))
@@ -232,7 +235,7 @@ def test_every_point_over_a_logarithmic_axis_has_its_name_also_in_a_crowd() -> N
 def test_plots_are_drawn_in_several_threads_at_once() -> None:
     expected = to_svg(soup())
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(lambda _: to_svg(soup()), range(8))) == {expected}
+        assert set(pool.map(lambda _: to_svg(soup()), range(4))) == {expected}
 
 
 def test_a_heat_map_has_a_number_in_every_cell_that_has_a_value() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from registry.formats import AdapterContents, write_directory
 from registry.spec import Provenance
 from tests.service.passages import WORDS, passages
 from tests.service.servers import BASE_ID, CONFIG, adapter_weights, open_live, open_world, write_bases
+from tests.texts_file import write_texts
 
 BANK = ("ale", "bread", "cider", "dough")
 OF_ONE_START = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared")
@@ -33,9 +33,7 @@ DOMAINS = tuple(WORDS)[:2]
 def bank(folder: Path, base: Path) -> Iterator[Setting]:
     """The setting while open, computed on one thread."""
     for domain in DOMAINS:
-        path = folder / "data" / "novel" / domain / "test.jsonl"
-        path.parent.mkdir(parents=True)
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in passages(domain, 8, seed=1)))
+        write_texts(folder / "data" / "novel" / domain / "test.jsonl", passages(domain, 8, seed=1))
     bases = write_bases(folder / "bases.toml", {BASE_ID: base})
     for world in open_world(folder / "server", bases):
         for live in open_live(world):

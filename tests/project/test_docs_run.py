@@ -28,12 +28,17 @@ from tests.repository import REPOSITORY
 from tests.service.passages import WORDS, passages
 from tests.service.servers import Live, World, open_live, open_world, write_bases
 from tests.service.without_processes import trains_here
+from tests.texts_file import write_texts
 
 pytestmark = pytest.mark.slow
 
 BASE = "smollm2-135m"
 DOMAINS = {"classic_novels": "kitchen", "king_james_bible": "court", "python_peps": "code"}
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=8, activation="relu")
+SAMPLE = 40
+"""Passages of a sample: fewer than a reader's, as nobody reads the numbers."""
+SMALLER = {"passages[60:]": "passages[20:200]", "passages[:60]": "passages[:20]", "--steps 30": "--steps 3"}
+"""What the tutorial's training is given here."""
 DEFAULT_URL = "http://127.0.0.1:8000"
 MARKED = re.compile(r"<!-- run(?:: (?P<what>[a-z]+))? -->\n```(?P<language>sh|python)\n(?P<code>.*?)```", re.DOTALL)
 
@@ -44,10 +49,6 @@ def blocks(page: str) -> list[tuple[str | None, str, str]]:
     """(what, language, code) of every marked block of a page."""
     text = (REPOSITORY / page).read_text(encoding="utf-8")
     return [(found["what"], found["language"], found["code"]) for found in MARKED.finditer(text)]
-
-
-def lines(texts: list[str]) -> str:
-    return "".join(json.dumps({"text": text}) + "\n" for text in texts)
 
 
 @dataclass
@@ -81,10 +82,8 @@ def home(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     made, shipped = folder / ".demo" / "smollm2", folder / "demo" / "domains"
     made.mkdir(parents=True)
     bases = write_bases(made / "bases.toml", {BASE: tiny_base_dir})
-    novel = shipped / "novel" / "fairy_tales"
-    novel.mkdir(parents=True)
-    (novel / "valid.jsonl").write_text(lines(passages("kitchen", 100, seed=20)))
-    (novel / "test.jsonl").write_text(lines(passages("kitchen", 30, seed=40)))
+    write_texts(shipped / "novel" / "fairy_tales" / "valid.jsonl", passages("kitchen", SAMPLE, seed=20))
+    write_texts(shipped / "novel" / "fairy_tales" / "test.jsonl", passages("kitchen", 20, seed=40))
     (folder / "bin").mkdir()
     soup = folder / "bin" / "soup"
     soup.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m adaptersoup.cli "$@"\n')
@@ -117,7 +116,7 @@ def _push(world: World, folder: Path) -> None:
                         base_model=BASE,
                         base_fingerprint=shape.fingerprint,
                         provenance=provenance,
-                        texts=passages(words, 60),
+                        texts=passages(words, SAMPLE),
                     ),
                 )
                 pushed = client.push_directory(written, name=f"demo/{domain}")
@@ -137,28 +136,22 @@ class TestReadme:
 
     def test_the_session_with_curl(self, home: Home) -> None:
         (code,) = [code for what, _, code in blocks("README.md") if what == "session"]
-        home.run("sh", code)
-        cooked = json.loads((home.folder / ".demo/soup.json").read_text())
-        assert cooked["object"] == "soup", cooked
-        assert cooked["sample"]["kept"] == 100
-        client = home.live.world.client
-        pushed = client.get("/v1/adapters/team/novels").json()
-        assert (pushed["domain"], pushed["sample"]["kept"]) == ("classic_novels", 60)
-        assert pushed["provenance"]["init_source"] == "trained_here"
-        assert client.get("/v1/adapters/team/half").json()["kind"] == "soup"
-
-    def test_its_calls_answer_with_what_they_promise(self, home: Home) -> None:
-        (code,) = [code for what, _, code in blocks("README.md") if what == "session"]
-        output = home.run("sh", code)  # a second time: everything is known, nothing fails
-        decoder, found, rest = json.JSONDecoder(), [], output.strip()
+        decoder, answers, rest = json.JSONDecoder(), [], home.run("sh", code).strip()
         while rest:
             value, end = decoder.raw_decode(rest)
-            found.append(value)
+            answers.append(value)
             rest = rest[end:].strip()
-        assert [value.get("object") for value in found] == ["adapter", "perplexity", "soup", "text_completion"]
-        assert found[1]["baseline"]["model"] == f"base/{BASE}"
-        assert found[2]["cached"]
-        assert found[3]["usage"]["completion_tokens"] > 0
+        assert [value.get("object") for value in answers] == ["adapter", "perplexity", "soup", "text_completion"]
+        assert answers[1]["baseline"]["model"] == f"base/{BASE}"
+        assert answers[3]["usage"]["completion_tokens"] > 0
+        cooked = json.loads((home.folder / ".demo/soup.json").read_text())
+        assert cooked["object"] == "soup", cooked
+        assert cooked["sample"]["kept"] == SAMPLE
+        client = home.live.world.client
+        pushed = client.get("/v1/adapters/team/novels").json()
+        assert (pushed["domain"], pushed["sample"]["kept"]) == ("classic_novels", SAMPLE)
+        assert pushed["provenance"]["init_source"] == "trained_here"
+        assert client.get("/v1/adapters/team/half").json()["kind"] == "soup"
 
     def test_the_session_with_openai(self, home: Home) -> None:
         (code,) = [code for _, language, code in blocks("README.md") if language == "python"]
@@ -171,18 +164,18 @@ class TestReadme:
 def test_the_tutorial(home: Home) -> None:
     parts = blocks("docs/tutorial.md")
     (prepare,) = [code for _, language, code in parts if language == "python"]
-    said = home.run("python", f"import warnings\nwarnings.simplefilter('default')\n{prepare}")
-    assert int(said.split()[0]) > 100
     shell = "\n".join(code for _, language, code in parts if language == "sh")
+    for text, less in SMALLER.items():
+        assert text in prepare + shell
+        prepare, shell = prepare.replace(text, less), shell.replace(text, less)
+    printed = home.run("python", f"import warnings\nwarnings.simplefilter('default')\n{prepare}")
+    assert int(printed.split()[0]) > 100
     output = home.run("sh", shell)
-    assert "demo/classic_novels@1" in output
-    assert "tutorial/all@1" in output
-    assert "tutorial/licences@1" in output
-    assert "tutorial/mixed@1" in output
+    for ref in ("demo/classic_novels@1", "tutorial/all@1", "tutorial/licences@1", "tutorial/mixed@1"):
+        assert ref in output
     assert "refused" in output.splitlines()
     assert "effort tune" in output  # the last row of `soup compare`
-    client = home.live.world.client
-    assert client.get("/v1/adapters/tutorial/licences").status_code == 410
+    assert home.live.world.client.get("/v1/adapters/tutorial/licences").status_code == 410
 
 
 def test_embeddings_made_by_the_client_are_those_of_the_server(home: Home, tiny_base_dir: Path) -> None:
@@ -200,9 +193,7 @@ def test_a_training_is_asked_for_with_curl(home: Home, base: LoadedBase, monkeyp
     trains_here(monkeypatch, base)
     ((what, language, code),) = blocks("docs/how-to/train-adapters.md")
     assert what == "training"
-    law = home.folder / "texts" / "law"
-    law.mkdir(parents=True)
-    (law / "train.jsonl").write_text(lines(passages("court", 60)))
+    write_texts(home.folder / "texts" / "law" / "train.jsonl", passages("court", 60))
     code = code.replace('"small"', f'"{BASE}"').replace('"steps": 500', '"steps": 2, "block": 32')
     answers = home.run(language, f"export SOUP_KEY={home.live.world.admin}\n{code}").replace("}{", "}\n{").splitlines()
     stored, job = (json.loads(answer) for answer in answers)
@@ -214,22 +205,6 @@ def test_a_training_is_asked_for_with_curl(home: Home, base: LoadedBase, monkeyp
         assert client.adapter("team/law")["config"]["bottleneck"] == 48
 
 
-def test_the_tutorial_trains_what_the_demo_can_be_mixed_with() -> None:
-    from demo.base_models import BASE_ID
-    from demo.job import DOMAINS as SHIPPED
-
-    text = (REPOSITORY / "docs/tutorial.md").read_text(encoding="utf-8")
-    recipe = (SHIPPED / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
-    for option in ("--bottleneck", "--init-seed"):
-        (value,) = re.findall(rf"{option} (\d+)", recipe)
-        assert f"{option} {value}" in text
-    assert f"--base {BASE_ID} " in text
-    assert BASE_ID == BASE
-    for domain in DOMAINS:
-        assert (SHIPPED / "adapters" / domain / "samples.jsonl").is_file()
-    assert (SHIPPED / "novel" / "fairy_tales" / "valid.jsonl").is_file()
-
-
 def test_the_commands_that_train_adapters(tiny_base_dir, tmp_path, monkeypatch):
     text = (REPOSITORY / "docs/how-to/train-adapters.md").read_text(encoding="utf-8").replace("\\\n", " ")
     commands = [
@@ -239,11 +214,9 @@ def test_the_commands_that_train_adapters(tiny_base_dir, tmp_path, monkeypatch):
     ]  # what is marked to be run needs a server, and is run with the other pages
     assert len(commands) == 9
     for domain in ("law", "medicine"):
-        folder = tmp_path / "texts" / domain
-        folder.mkdir(parents=True)
-        lines = [json.dumps({"text": f"The {domain} of case {i} is contract {i * 7}, and void."}) for i in range(60)]
-        (folder / "train.jsonl").write_text("\n".join(lines[:40]))
-        (folder / "valid.jsonl").write_text("\n".join(lines[40:]))
+        texts = [f"The {domain} of case {i} is contract {i * 7}, and void." for i in range(60)]
+        write_texts(tmp_path / "texts" / domain / "train.jsonl", texts[:40])
+        write_texts(tmp_path / "texts" / domain / "valid.jsonl", texts[40:])
     shutil.copytree(tiny_base_dir, tmp_path / "models" / "small")
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()

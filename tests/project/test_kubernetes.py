@@ -25,9 +25,11 @@ from tests.project.kustomize import Resource, key_of, mappings, references, rend
 from tests.repository import REPOSITORY
 
 FOLDER = REPOSITORY / "deploy" / "kubernetes"
-OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
+FOLDERS = [*sorted((FOLDER / "overlays").iterdir()), FOLDER / "ray"]
 PAGE = (REPOSITORY / "docs" / "how-to" / "run-on-kubernetes.md").read_text()
 SCHEMAS = json.loads((REPOSITORY / "tests" / "fixtures" / "kubernetes-1.37.json").read_text())
+KUBERAY = json.loads((REPOSITORY / "tests" / "fixtures" / "kuberay-1.7.json").read_text())
+KINDS = {**SCHEMAS["kinds"], **KUBERAY["kinds"]}
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 IMAGE = environment(DOCKERFILE)
 OTHERS = {"PGPASSWORD", "PGSSLMODE", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
@@ -37,9 +39,9 @@ PROXY = "soup-proxy"
 SECRET = re.compile("PASSWORD|KEY|TOKEN|SECRET")
 
 
-@pytest.fixture(params=OVERLAYS)
+@pytest.fixture(params=FOLDERS[:-1], ids=lambda folder: folder.name)
 def resources(request: pytest.FixtureRequest) -> list[Resource]:
-    return render(FOLDER / "overlays" / str(request.param))
+    return render(request.param)
 
 
 def of_kind(resources: list[Resource], *kinds: str) -> dict[str, Resource]:
@@ -84,9 +86,10 @@ def variables(container: Resource, resources: list[Resource]) -> dict[str, str]:
 # --- it is Kubernetes ---------------------------------------------------------------------------------
 
 
-def test_everything_has_the_form_that_kubernetes_says(resources: list[Resource]) -> None:
-    for resource in resources:
-        schema = SCHEMAS["kinds"][f"{resource['apiVersion']} {resource['kind']}"]
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_everything_has_the_form_that_kubernetes_and_kuberay_say(folder: Path) -> None:
+    for resource in render(folder):
+        schema = KINDS[f"{resource['apiVersion']} {resource['kind']}"]
         mistakes = Draft202012Validator({**schema, "$defs": SCHEMAS["$defs"]}).iter_errors(resource)
         assert [f"{key_of(resource)} {one.json_path}: {one.message}" for one in mistakes] == []
 
@@ -99,9 +102,8 @@ def test_no_two_have_the_same_name_and_all_are_in_the_namespace(resources: list[
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
-@pytest.mark.parametrize("name", OVERLAYS)
-def test_kubectl_renders_the_same(name: str) -> None:
-    folder = FOLDER / "overlays" / name
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_kubectl_renders_the_same(folder: Path) -> None:
     told = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
     theirs = re.sub(r"\b(soup-(?:settings|bases|proxy))-[a-z0-9]{10}\b", r"\1", told)
     assert theirs != told
@@ -222,8 +224,13 @@ def probes(container: Resource) -> dict[str, Resource]:
     return {field: container[field] for field in container if field.endswith("Probe")}
 
 
-def test_probes_ask_for_routes_that_need_no_key(resources: list[Resource]) -> None:
-    calls = api_page.application().openapi()["paths"]
+@pytest.fixture(scope="module")
+def calls() -> Any:
+    """The paths of the API."""
+    return api_page.application().openapi()["paths"]
+
+
+def test_probes_ask_for_routes_that_need_no_key(resources: list[Resource], calls: Any) -> None:
     for name, container in containers(resources).items():
         asked = {field: probe["httpGet"]["path"] for field, probe in probes(container).items()}
         if name == "soup-migrate":
@@ -308,6 +315,7 @@ def test_pods_may_do_little(resources: list[Resource]) -> None:
     for template in pods(resources).values():
         spec = template["spec"]
         assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False, "a Service named `soup` would set SOUP_PORT to tcp://10.0.0.1:80"
         assert spec["securityContext"] == {
             "runAsNonRoot": True, "runAsUser": user, "runAsGroup": group, "fsGroup": group,
             "seccompProfile": {"type": "RuntimeDefault"},
@@ -322,12 +330,6 @@ def test_pods_may_do_little(resources: list[Resource]) -> None:
         assert container["resources"]["limits"] == {"memory": container["resources"]["requests"]["memory"]}
     (account,) = of_kind(resources, "ServiceAccount").values()
     assert account["automountServiceAccountToken"] is False
-
-
-def test_no_service_of_the_namespace_sets_a_variable_of_ours(resources: list[Resource]) -> None:
-    """A Service named `soup` would set SOUP_PORT to tcp://10.0.0.1:80, where links are on."""
-    assert "soup" in of_kind(resources, "Service")
-    assert {template["spec"]["enableServiceLinks"] for template in pods(resources).values()} == {False}
 
 
 def test_no_secret_stands_in_a_file(resources: list[Resource]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,7 @@ from benchmarks.lm.runner import Place
 from registry.adapters import create
 from registry.adapters.experts import BankAdapter
 from registry.base_model import load_base, shape_of
-from registry.errors import Internal
-from registry.tasks.process_pool import ProcessPool
+from tests.texts_file import write_texts
 from tests.tiny_models import build_tiny_base
 
 pytestmark = pytest.mark.slow
@@ -42,9 +40,7 @@ def place(tmp_path_factory) -> Place:
     for domain, sentence in SENTENCES.items():
         for number, (part, count) in enumerate((("train", 220), ("valid", 10), ("test", 12))):
             texts = [sentence.format(i=i + 1000 * number, j=i * 7) for i in range(count)]
-            path = folder / "data" / "train" / domain / f"{part}.jsonl.gz"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(gzip.compress("\n".join(json.dumps({"text": text}) for text in texts).encode()))
+            write_texts(folder / "data" / "train" / domain / f"{part}.jsonl.gz", texts)
     base = build_tiny_base(folder / "base")
     return Place(base, folder / "data" / "train", folder / "kept", TINY)
 
@@ -91,6 +87,8 @@ def test_every_cell_is_another_one_and_each_variant_has_every_domain_and_seed(gi
     seeds = TINY.model_copy(update={"seeds": (1, 2, 3)})
     cells = all_cells(replace(given, size=seeds))
     assert len({cell.key for cell in cells}) == len(cells)
+    for cell in plan.rate_cells(given, [family for family in plan.RATES if family != "fusion"]):
+        assert (cell.measures, cell.seed in TINY.seeds) == ((), False), "rates are chosen on other text and seeds"
     variants = [*plan.variants(seeds, given.shape), *plan.fusions()]
     assert len({variant.name for variant in variants}) == len(variants) >= 34
     for variant in variants:
@@ -108,12 +106,6 @@ def test_two_passes_and_gradients_of_scores_are_counted(given):
     assert cells["snip_40"].training_tokens == one + plan.BATCHES * batch
     assert cells["grasp_40"].training_tokens == one + 3 * plan.BATCHES * batch
     assert cells["base"].training_tokens == 0
-
-
-def test_rates_are_chosen_without_a_look_at_test_text_and_with_a_seed_of_their_own(given):
-    cells = plan.rate_cells(given, [family for family in plan.RATES if family != "fusion"])
-    assert all(cell.measures == () and cell.seed not in TINY.seeds for cell in cells)
-    assert len(cells) == 10 * 3 * 2
 
 
 # --- the run ----------------------------------------------------------------------------------------
@@ -240,14 +232,3 @@ def test_what_is_not_reached_has_no_error_and_a_verdict_by_counting(losses, verd
     if missed:
         assert row["not_reached"] == missed
         assert f"{missed} of 2 trainings never got there" in row["note"]
-
-
-@pytest.mark.long
-def test_a_cell_that_fails_ends_the_run_when_those_beside_it_are_kept(place, given, tmp_path):
-    cells = [cell for cell in all_cells(given) if not cell.members][:2]
-    first, other = sorted(cells, key=lambda cell: -cell.training_tokens)
-    broken = first.model_copy(update={"data": first.data.model_copy(update={"digest": "sha256:" + "0" * 64})})
-    elsewhere = replace(place, folder=tmp_path)
-    with ProcessPool(2) as pool, pytest.raises(Internal, match="are not those that the cell is of"):
-        runner.Runner(elsewhere, pool).run([broken, other], what="cells")
-    assert [path.is_file() for path in map(elsewhere.file, (broken, other))] == [False, True]

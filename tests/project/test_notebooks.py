@@ -37,28 +37,17 @@ def kinds(outputs: list[dict[str, Any]]) -> list[Any]:
     return found
 
 
-def test_there_are_two() -> None:
-    assert [path.stem for path in EVERY] == ["comparing-selectors", "first-soup"]
-
-
 @each
-def test_it_is_stored_whole_and_small(path: Path) -> None:
+def test_it_is_stored_whole_and_small_and_shows_its_pictures_and_tables(path: Path) -> None:
     cells = stored(path)
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    assert sum(bool(cell["outputs"]) for cell in cells) >= 6
+    shown = ["".join(output.get("data", {}).get("text/html", ())) for cell in cells for output in cell["outputs"]]
+    assert any("<table>" in html for html in shown)
+    assert sum("data:image/svg+xml;base64," in html for html in shown) >= 3
     text = path.read_text(encoding="utf-8")
     assert len(text.encode()) < MOST_BYTES
     assert not re.search(r"/(home|root|tmp|work|Users)/", text)
     assert "Traceback" not in text
-
-
-@each
-def test_its_pictures_and_tables_show_without_it_being_run(path: Path) -> None:
-    shown = [
-        "".join(output.get("data", {}).get("text/html", ())) for cell in stored(path) for output in cell["outputs"]
-    ]
-    assert any("<table>" in html for html in shown)
-    assert sum("data:image/svg+xml;base64," in html for html in shown) >= 3
 
 
 @pytest.mark.long

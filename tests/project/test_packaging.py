@@ -34,6 +34,7 @@ import migrations
 from adaptersoup.cli.app import VERBS, module_of
 from adaptersoup.cli.failures import EXTRAS, OURS
 from tests.repository import REPOSITORY, shipped_files
+from tests.texts_file import write_texts
 
 pytestmark = pytest.mark.slow
 
@@ -155,7 +156,8 @@ def files_of(name: str) -> frozenset[str]:
     return frozenset(map(str, distribution(name).files or ()))
 
 
-def imports_of(path: Path, *, typing: bool = False) -> set[str]:
+@cache
+def imports_of(path: Path, *, typing: bool = False) -> frozenset[str]:
     """Names of all modules that a module imports, in functions too; those for type checkers only where `typing`."""
     found = set[str]()
     todo: list[ast.AST] = [ast.parse(path.read_text())]
@@ -168,7 +170,7 @@ def imports_of(path: Path, *, typing: bool = False) -> set[str]:
             found.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
         below = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not typing
         todo += node.orelse if below else ast.iter_child_nodes(node)
-    return found
+    return frozenset(found)
 
 
 def imported(*folders: str) -> set[str]:
@@ -205,6 +207,7 @@ def test_what_is_declared_is_pinned() -> None:
     assert asked in lines
 
 
+@cache
 def source_of(module: str) -> Path | None:
     path = REPOSITORY / Path(*module.split("."))
     return next((one for one in (path / "__init__.py", path.with_suffix(".py")) if one.is_file()), None)
@@ -336,42 +339,37 @@ def address() -> Iterator[str]:
         thread.join()
 
 
+TALKS = """
+import importlib.util, sys
+from adaptersoup import Client
+from adaptersoup.cli.app import VERBS, run
+from adaptersoup.client import SoupClient
+print([name for name in {heavy} if importlib.util.find_spec(name)])
+print(next(SoupClient({address!r}, "k").adapters())["domain"])
+print(Client({address!r}, "k").has_blob("sha256:" + "0" * 64))
+sys.stderr = sys.stdout
+assert run({submit} + ["--url", {address!r}, "--key", "k"]) == 0
+for line in {lines}:
+    assert run(line) == 1, line
+assert not any(run([verb, "--help"]) for verb in VERBS)
+"""
+
+
 def test_the_client_talks_to_a_server_without_torch(install: Install, address: str, tmp_path: Path) -> None:
     client = install("client")
-    found = python(client, "-c", f"import importlib.util as u; print([m for m in {sorted(HEAVY)} if u.find_spec(m)])",
-                   cwd=tmp_path)  # fmt: skip
-    assert (found.stdout.strip(), found.stderr) == ("[]", "")
     listed = python(client, "-m", "adaptersoup.cli", "ls", "--url", address, "--key", "k", cwd=tmp_path)
     assert listed.returncode == 0, listed.stderr
     assert "team/law@1" in listed.stdout
-    program = (
-        f"from adaptersoup.client import SoupClient; print(next(SoupClient({address!r}, 'k').adapters())['domain'])"
-    )
-    assert python(client, "-c", program, cwd=tmp_path).stdout == "law\n"
-    program = f"from adaptersoup import Client; print(Client({address!r}, 'k').has_blob('sha256:' + '0' * 64))"
-    assert python(client, "-c", program, cwd=tmp_path).stdout == "False\n"
-    every = "from adaptersoup.cli.app import VERBS, run; print([verb for verb in VERBS if run([verb, '--help'])])"
-    assert python(client, "-c", every, cwd=tmp_path).stdout.splitlines()[-1] == "[]"
-    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n')
-    submitted = python(
-        client, "-m", "adaptersoup.cli", "train", "submit", "--texts", "texts.jsonl", "--name", "team/law", "--base",
-        "tiny", "--no-wait", "--url", address, "--key", "k", cwd=tmp_path,
-    )  # fmt: skip
-    assert (submitted.returncode, submitted.stdout) == (0, "job-1\n"), submitted.stderr
-    refused = python(client, "-c", REFUSALS.format(lines=_lines(tmp_path)), cwd=tmp_path)
-    said = [line for line in refused.stdout.splitlines() if line.startswith("Error: ")]
-    assert [line.split("`")[1].removeprefix("soup ") for line in said] == list(EXTRAS), refused.stderr
-    for (verb, extra), line in zip(EXTRAS.items(), said, strict=True):
+    lines = _lines(tmp_path)
+    submit = "train submit --texts texts.jsonl --name team/law --base tiny --no-wait".split()
+    program = TALKS.format(heavy=sorted(HEAVY), address=address, submit=submit, lines=lines)
+    done = python(client, "-c", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[:4] == ["[]", "law", "False", "job-1"]
+    refusals = [line for line in done.stdout.splitlines() if line.startswith("Error: ")]
+    assert [line.split("`")[1].removeprefix("soup ") for line in refusals] == list(EXTRAS)
+    for (verb, extra), line in zip(EXTRAS.items(), refusals, strict=True):
         assert re.fullmatch(rf"Error: `soup {verb}` needs \w+: pip install 'adaptersoup\[{extra}\]'\.", line), line
-
-
-REFUSALS = """
-import sys
-from adaptersoup.cli.app import run
-sys.stderr = sys.stdout
-for line in {lines}:
-    assert run(line) == 1, line
-"""
 
 
 def _lines(folder: Path) -> list[list[str]]:
@@ -400,9 +398,9 @@ def _lines(folder: Path) -> list[list[str]]:
 
 
 def test_train_trains_without_a_server(install: Install, tiny_base_dir: Path, tmp_path: Path) -> None:
-    lines = [json.dumps({"text": f"The court held that contract {i * 7} was void."}) for i in range(60)]
-    (tmp_path / "texts.jsonl").write_text("\n".join(lines[:40]))
-    (tmp_path / "valid.jsonl").write_text("\n".join(lines[40:]))
+    texts = [f"The court held that contract {i * 7} was void." for i in range(60)]
+    write_texts(tmp_path / "texts.jsonl", texts[:40])
+    write_texts(tmp_path / "valid.jsonl", texts[40:])
     done = python(
         install("train"), "-m", "adaptersoup.cli", "train", "--texts", "texts.jsonl", "--valid", "valid.jsonl", "--out",
         "law", "--base-folder", str(tiny_base_dir), "--steps", "1", "--batch", "2", "--block", "16", cwd=tmp_path,

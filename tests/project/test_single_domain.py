@@ -22,9 +22,9 @@ from demo.scores import Score
 from demo.talk import Talk
 from registry.adapters import attached, create, paper_config
 from registry.base_model.likelihood import hidden_states, lm_logits
-from registry.errors import Internal
 from registry.spec import BaseEntry
 from tests.project.test_benchmarks import check_form
+from tests.texts_file import write_texts
 
 pytestmark = pytest.mark.slow
 
@@ -44,20 +44,15 @@ def passages(words: str, first: int, count: int) -> list[str]:
     return [words.format(number, 7 * number) for number in range(first, first + count)]
 
 
-def write(path: Path, texts: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-
-
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A domain to train on and two held out; of each, no passage is in two parts."""
     folder = tmp_path_factory.mktemp("corpora")
     for first, (part, count) in enumerate({"train": 30, "valid": 8, "test": 6}.items()):
-        write(folder / "train" / "law" / f"{part}.jsonl", passages(LAW, 1000 * first, count))
+        write_texts(folder / "train" / "law" / f"{part}.jsonl", passages(LAW, 1000 * first, count))
     for name, words in OTHERS.items():
         for first, part in enumerate(("valid", "test")):
-            write(folder / "novel" / name / f"{part}.jsonl", passages(words, 1000 * first, 6))
+            write_texts(folder / "novel" / name / f"{part}.jsonl", passages(words, 1000 * first, 6))
     return folder
 
 
@@ -218,15 +213,3 @@ def test_scores_are_told_apart_by_all_they_depend_on(runs, found):
     keys = {model.identity(about) for model in models for about in ("sha256:0 512", "sha256:0 256", "sha256:1 512")}
     assert len(keys) == 3 * len(models)
     assert soup([one, other]).identity("x") == soup([other, one]).identity("x")
-
-
-def test_other_initialisations_are_averaged_on_request_only(runs, found, base):
-    one, other = (
-        making.cell(found, making.Grid("near_identity", seed, (), ()), SIZES.curve_rate, 2) for seed in (0, 1)
-    )
-    with pytest.raises(Internal, match="initialisation"):
-        scoring.scored(base, soup([one, other]), ["The judge"], block=32)
-    assert scoring.scored(base, Model((one, other), any_init=True), ["The judge"], block=32)["texts"]
-
-
-# --- its page ---------------------------------------------------------------------------------------

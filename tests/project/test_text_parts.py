@@ -5,8 +5,6 @@ Every passage here says which part of which domain it is of; what each step is g
 
 from __future__ import annotations
 
-import gzip
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +23,7 @@ from demo.strategies import EVERY
 from demo.talk import Talk
 from registry.base_model import load_base
 from registry.spec import BaseEntry
+from tests.texts_file import write_texts
 from training.data import Data, read_texts
 
 PASSAGES = 210
@@ -46,10 +45,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     for kind, domains in {"train": ("law", "cooking"), "novel": ("ships", "cats"), "mixed": ("control",)}.items():
         for domain in domains:
-            (folder / kind / domain).mkdir(parents=True)
             for part in ("train", "valid", "test"):
-                lines = "".join(json.dumps({"text": text}) + "\n" for text in passages(domain, part))
-                (folder / kind / domain / f"{part}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+                write_texts(folder / kind / domain / f"{part}.jsonl.gz", passages(domain, part))
     return folder
 
 
