@@ -1,4 +1,4 @@
-"""Several `soup serve` as processes over one PostgreSQL and one folder of blobs."""
+"""`soup serve` as processes, one over its data folder or several over one PostgreSQL and one folder of blobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 
 KEY = "sk-soup-" + "c" * 43
-
+FINAL = frozenset({"succeeded", "failed", "cancelled"})
 
 PATIENCE = 60.0
 """Seconds of waiting."""
@@ -35,6 +35,12 @@ def until(done: Callable[[], Any], what: str = "it") -> Any:
         Event().wait(pause)
         waited, pause = waited + pause, min(1.2 * pause, 0.1)
     raise AssertionError(f"{what} never came about")
+
+
+def ended(client: Any, job: str) -> dict[str, Any]:
+    """A job, as the server of this client sees it, once it is over."""
+    path = f"/v1/jobs/{job}"
+    return dict(until(lambda: (row := client.get(path).json())["state"] in FINAL and row, f"the end of {job}"))
 
 
 def free_port() -> int:
@@ -125,3 +131,12 @@ def cluster(folder: Path, **settings: Any) -> Iterator[Cluster]:
 def client_of(url: str, key: str = KEY) -> httpx2.Client:
     """A client with a key."""
     return httpx2.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60, trust_env=False)
+
+
+@contextmanager
+def one_server(data: Path, bases: Path) -> Iterator[Process]:
+    """A server over a data folder that outlives it."""
+    with cluster(data.with_name("processes"), bases=bases, blobs=None) as processes:
+        server = processes.server(data=data)
+        server.wait()
+        yield server
