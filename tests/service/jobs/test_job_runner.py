@@ -32,15 +32,27 @@ from service.settings import Settings
 from tests.postgres import Databases
 from tests.registry.memory_blobs import MemoryBlobs
 
+ON_DATABASES = ("sqlite",)  # what the queue's own SQL does on each is asked in `registry/catalogue/test_jobs.py`
 PATIENCE = 20.0
+LATER = timedelta(days=1)
 Run = Callable[[JobContext], dict[str, Any]]
+SECRET = "secret text of a sample"
+
+
+def fails(error: Exception) -> Run:
+    """A run that raises."""
+
+    def run(*_: Any) -> dict[str, Any]:
+        raise error
+
+    return run
 
 
 class Stage:
     """A queue, a runner over it, and one kind of job, `test`, that does what a test says."""
 
-    def __init__(self, database: Database, folder: Path) -> None:
-        self.database = database
+    def __init__(self, database: Database, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.database, self.patch = database, patch
         self.settings = Settings(data=folder, job_lease_seconds=60.0)
         self.started = threading.Semaphore(0)
         self.go_on = threading.Event()
@@ -71,12 +83,20 @@ class Stage:
             runner.start()
         return runner
 
-    def enqueue(self, **options: Any) -> str:
+    def plays(self, **changes: Any) -> None:
+        """Have the kind `test` differ in these fields."""
+        self.patch.setattr(module, "KINDS", {"test": replace(self.kind(), **changes)})
+
+    def enqueue(self, kind: str = "test") -> str:
         with self.database.write() as catalogue:
-            job = catalogue.jobs.enqueue("test", {}, namespace="acme", created_by="key-1", **options)
+            job = catalogue.jobs.enqueue(kind, {}, namespace="acme", created_by="key-1")
         for runner in self.runners:
             runner.services.jobs.wake()
         return job.id
+
+    def lost(self) -> Any:
+        """Every job that runs is taken for one whose process died."""
+        return self.change(lambda jobs: jobs.requeue_expired(datetime.now(UTC) + LATER))
 
     def row(self, job: str) -> JobRow:
         with self.database.read() as catalogue:
@@ -101,6 +121,17 @@ class Stage:
         """The job once it ended and was cleaned up after."""
         return self.until(runner, job, lambda row: row.state in FINAL and job in self.cleaned)
 
+    def done(self) -> JobRow:
+        """A new job, run to its end by a new runner."""
+        return self.ended(self.runner(), self.enqueue())
+
+    def holding(self, **settings: Any) -> tuple[JobRunner, str]:
+        """A runner and the job that it runs, which goes on until the test lets it."""
+        self.run = self.hold
+        runner, job = self.runner(**settings), self.enqueue()
+        assert self.started.acquire(timeout=PATIENCE)
+        return runner, job
+
     def hold(self, context: JobContext) -> dict[str, Any]:
         """A run that goes on, reporting, until the test lets it."""
         self.started.release()
@@ -109,100 +140,77 @@ class Stage:
         return {"held": True}
 
 
+def claim(runner: JobRunner) -> JobRow:
+    claimed = runner._claim("quick")
+    assert claimed is not None
+    return claimed
+
+
 @pytest.fixture
 def stage(databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.1)
     monkeypatch.setattr(module, "PROGRESS_SECONDS", 0.0)
     with databases.new(tmp_path) as database:
-        stage = Stage(database, tmp_path)
-        monkeypatch.setattr(module, "KINDS", {"test": stage.kind()})
+        stage = Stage(database, tmp_path, monkeypatch)
+        stage.plays()
         yield stage
         stage.go_on.set()
         for runner in stage.runners:
             runner.stop()
 
 
+CALLER = Caller("key-1", ("acme",), "req-1")
+
+
 class TestEnds:
     def test_success_with_its_result_and_its_progress(self, stage: Stage) -> None:
-        runner = stage.runner()
-        stage.run = stage.hold
-        job = stage.enqueue()
+        runner, job = stage.holding()
         half = stage.until(runner, job, lambda row: row.progress.get("done") == 1)
         assert (half.state, half.progress) == ("running", {"done": 1, "total": 2, "message": "half-way"})
         stage.go_on.set()
         row = stage.ended(runner, job)
         assert (row.state, row.error, row.attempts, result_of(row)) == ("succeeded", None, 1, {"held": True})
+        assert cancel(runner.services, CALLER, job) == row, "what ended stays as it is"
         assert stage.without == []
 
-    def test_a_failure_is_stored_whole_and_raised_again(self, stage: Stage) -> None:
-        def fail(_: JobContext) -> dict[str, Any]:
-            raise Incompatible("No.", param="recipe", problems=["a", "b"])
-
-        stage.run = fail
-        runner = stage.runner()
-        job = stage.enqueue()
-        row = stage.ended(runner, job)
-        assert (row.state, row.attempts, stage.without) == ("failed", 1, [job])
+    def test_a_failure_is_not_tried_again_but_stored_whole_and_raised_again(self, stage: Stage) -> None:
+        stage.run = fails(Incompatible("No.", param="recipe", problems=["a", "b"]))
+        row = stage.done()
+        assert (row.state, row.attempts, stage.without) == ("failed", 1, [row.id])
         with pytest.raises(Incompatible, match=r"No\.") as caught:
             result_of(row)
         assert (caught.value.param, caught.value.problems) == ("recipe", ("a", "b"))
 
-    @pytest.mark.parametrize("error", [Busy("full"), RuntimeError("secret text of a sample")])
+    @pytest.mark.parametrize("error", [Busy("full"), RuntimeError(SECRET)])
     def test_what_may_pass_is_tried_again(self, stage: Stage, error: Exception) -> None:
-        def fail_twice(context: JobContext) -> dict[str, Any]:
-            if context.row.attempts < 3:
-                raise error
-            return {"at": context.row.attempts}
-
-        stage.run = fail_twice
-        runner = stage.runner()
-        row = stage.ended(runner, stage.enqueue())
+        stage.run = lambda context: fails(error)(context) if context.row.attempts < 3 else {"at": context.row.attempts}
+        row = stage.done()
         assert (row.state, row.result, row.error) == ("succeeded", {"at": 3}, None)
 
-    def test_but_not_for_ever_and_its_words_stay_in_the_log(self, stage: Stage) -> None:
-        def fail(_: JobContext) -> dict[str, Any]:
-            raise RuntimeError("secret text of a sample")
-
-        stage.run = fail
-        runner = stage.runner()
-        job = stage.enqueue()
-        row = stage.ended(runner, job)
-        assert (row.state, row.attempts, stage.without, stage.cleaned) == ("failed", 3, [job], [job])
-        assert row.error["code"] == "internal"
-        assert "RuntimeError" in row.error["message"]
-        assert "secret" not in str(row.error)
-
-    def test_the_log_has_it_once_a_try_with_its_places(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-        def fail(_: JobContext) -> dict[str, Any]:
-            raise OSError(errno.EIO, "secret text of a sample")
-
-        stage.run = fail
+    def test_but_not_for_ever_and_its_words_stay_out_of_the_row_and_its_places_are_logged(
+        self, stage: Stage, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stage.run = fails(OSError(errno.EIO, SECRET))
         with caplog.at_level(logging.INFO, "soup.jobs"):
-            job = stage.enqueue()
-            stage.ended(stage.runner(), job)
-        records = [record for record in caplog.records if job in str(vars(record))]
+            row = stage.done()
+        assert (row.state, row.attempts, stage.without, stage.cleaned) == ("failed", 3, [row.id], [row.id])
+        assert (row.error["code"], "OSError" in row.error["message"]) == ("internal", True)
+        assert SECRET not in str(row.error)
+        records = [record for record in caplog.records if row.id in str(vars(record))]
         assert len(records) == 3
         for record in records:
             said = json.loads(JsonFormatter().format(record))
-            assert (said["level"], said["job"], said["error"], said["errno"]) == ("error", job, "OSError", "EIO")
-            assert any(Path(__file__).name in place and place.endswith(" fail") for place in said["where"])
-            assert "secret" not in str(said)
+            assert (said["level"], said["job"], said["error"], said["errno"]) == ("error", row.id, "OSError", "EIO")
+            assert any(Path(__file__).name in place and place.endswith(" run") for place in said["where"])
+            assert SECRET not in str(said)
 
-    def test_what_was_sent_wrong_is_not_tried_again(self, stage: Stage) -> None:
-        def fail(_: JobContext) -> dict[str, Any]:
-            raise InvalidSample("Too few.")
-
-        stage.run = fail
-        runner = stage.runner()
-        assert stage.ended(runner, stage.enqueue()).attempts == 1
-
-    def test_one_bad_end_does_not_end_the_worker(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_bad_end_does_not_end_the_worker(self, stage: Stage) -> None:
         def clean(_: Any, row: JobRow) -> None:
             stage.cleaned.append(row.id)
             raise OSError("the disk is gone")
 
-        monkeypatch.setattr(module, "KINDS", {"test": JobKind(lambda _: {}, lambda _: None, clean=clean)})
+        stage.plays(clean=clean)
         runner = stage.runner()
         for _ in range(2):
             assert stage.ended(runner, stage.enqueue()).state == "succeeded"
@@ -216,28 +224,23 @@ class TestEnds:
             return real(*args, **named)
 
         monkeypatch.setattr(Jobs, "claim", claim)
-        runner = stage.runner()
-        assert stage.ended(runner, stage.enqueue()).state == "succeeded"
+        assert stage.done().state == "succeeded"
 
 
 class TestCancel:
     def test_a_queued_job_never_runs(self, stage: Stage) -> None:
         runner = stage.runner(start=False)
         job = stage.enqueue()
-        assert cancel(runner.services, Caller("key-1", ("acme",), "req-1"), job).state == "cancelled"
+        assert cancel(runner.services, CALLER, job).state == "cancelled"
         assert (stage.cleaned, stage.without) == ([job], [job])
         runner.start()
-        other = stage.enqueue()
-        stage.ended(runner, other)
+        stage.ended(runner, stage.enqueue())
         assert stage.row(job).attempts == 0
         with pytest.raises(Cancelled):
             result_of(stage.row(job))
 
     def test_a_running_job_ends_at_its_next_word_and_is_cleaned_up_once(self, stage: Stage) -> None:
-        stage.run = stage.hold
-        runner = stage.runner()
-        job = stage.enqueue()
-        assert stage.started.acquire(timeout=PATIENCE)
+        runner, job = stage.holding()
         cancel(runner.services, Caller("key-1", None, "req-1"), job)
         row = stage.ended(runner, job)
         assert (row.state, row.result, row.error) == ("cancelled", None, None)
@@ -247,9 +250,8 @@ class TestCancel:
         stage.run = stage.hold
         runner = stage.runner(start=False)
         job = stage.enqueue()
-        claimed = runner._claim("quick")
-        assert claimed is not None
-        cancel(runner.services, Caller("key-1", None, "req-1"), job)
+        claimed = claim(runner)
+        cancel(runner.services, CALLER, job)
         runner._run(claimed)
         assert stage.row(job).state == "cancelled"
 
@@ -257,19 +259,9 @@ class TestCancel:
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module, "PROGRESS_SECONDS", 1e9)
-        stage.run = stage.hold
-        runner = stage.runner(job_lease_seconds=0.2)
-        job = stage.enqueue()
-        assert stage.started.acquire(timeout=PATIENCE)
+        runner, job = stage.holding(job_lease_seconds=0.2)
         stage.change(lambda jobs: jobs.cancel(job))
         assert stage.ended(runner, job).state == "cancelled"
-
-    def test_what_ended_stays_as_it_is(self, stage: Stage) -> None:
-        runner = stage.runner()
-        job = stage.enqueue()
-        before = stage.ended(runner, job)
-        assert cancel(runner.services, Caller("key-1", None, "req-1"), job) == before
-        assert stage.without == []
 
     def test_unknown_and_foreign(self, stage: Stage) -> None:
         runner = stage.runner(start=False)
@@ -280,22 +272,15 @@ class TestCancel:
         assert stage.row(job).state == "queued"
 
     def test_a_cancellation_nobody_asked_for_is_a_failure(self, stage: Stage) -> None:
-        def fail(_: JobContext) -> dict[str, Any]:
-            raise Cancelled("The engine dropped it.")
-
-        stage.run = fail
-        runner = stage.runner()
-        row = stage.ended(runner, stage.enqueue())
+        stage.run = fails(Cancelled("The engine dropped it."))
+        row = stage.done()
         assert (row.state, row.error["message"]) == ("failed", "The engine dropped it.")
 
 
 class TestProcesses:
     def test_a_server_that_stops_gives_its_jobs_back_as_they_were(self, stage: Stage) -> None:
-        stage.run = stage.hold
-        first = stage.runner()
-        job = stage.enqueue()
-        assert stage.started.acquire(timeout=PATIENCE)
-        first.stop()
+        first, job = stage.holding()
+        assert first.stop() is True
         row = stage.row(job)
         assert (row.state, row.attempts, row.error, stage.cleaned) == ("queued", 0, None, [])
         stage.go_on.set()
@@ -305,7 +290,7 @@ class TestProcesses:
         """What its thread comes to afterwards ends nothing, and the next server runs it anew."""
         over = threading.Event()
 
-        def deaf(context: JobContext) -> dict[str, Any]:
+        def deaf(_: JobContext) -> dict[str, Any]:
             stage.started.release()
             stage.go_on.wait(PATIENCE)
             over.set()
@@ -323,18 +308,9 @@ class TestProcesses:
         stage.run = lambda context: {"by": "the next"}
         assert stage.ended(stage.runner(), job).result == {"by": "the next"}
 
-    def test_who_watches_a_job_hears_that_the_server_stops(self, stage: Stage) -> None:
-        runner = stage.runner()
-        told = threading.Event()
-        with runner.services.jobs.watched("job-1", told.set):
-            runner.begin_stop()
-        assert told.is_set()
-        assert runner.services.jobs.closed
-        assert runner.stop() is True
-
-    def test_a_request_that_waits_for_a_job_is_answered_when_the_server_stops(self, stage: Stage) -> None:
+    def test_who_waits_for_a_job_hears_that_the_server_stops(self, stage: Stage) -> None:
         runner = stage.runner(start=False)
-        job = stage.enqueue()
+        job, told = stage.enqueue(), threading.Event()
 
         async def ask() -> JobRow:
             waiting = asyncio.ensure_future(wait_for_job(runner.services, job, 10 * PATIENCE))
@@ -342,21 +318,22 @@ class TestProcesses:
             runner.begin_stop()
             return await asyncio.wait_for(waiting, PATIENCE)
 
-        assert asyncio.run(ask()).state == "queued"
+        with runner.services.jobs.watched(job, told.set):
+            assert asyncio.run(ask()).state == "queued"
+        assert told.is_set()
+        assert runner.services.jobs.closed
+        assert runner.stop() is True
 
     def test_what_a_dead_process_was_at_is_taken_up_at_once_by_the_only_owner(self, stage: Stage) -> None:
         job = stage.enqueue()
-        dead = stage.runner(start=False)
-        assert dead._claim("quick") is not None
+        claim(stage.runner(start=False))
         row = stage.ended(stage.runner(), job)
         assert (row.state, row.attempts) == ("succeeded", 2)
 
     def test_others_wait_for_its_lease(self, stage: Stage) -> None:
         lost, kept = stage.enqueue(), stage.enqueue()
-        dead = stage.runner(start=False, job_lease_seconds=0.3)
-        assert dead._claim("quick") is not None
-        alive = stage.runner(start=False)
-        assert alive._claim("quick") is not None
+        claim(stage.runner(start=False, job_lease_seconds=0.3))
+        claim(stage.runner(start=False))
         runner = stage.runner(sole_owner=False, job_lease_seconds=1.0)
         assert stage.ended(runner, lost).attempts == 2
         assert stage.row(kept).state == "running"
@@ -364,73 +341,55 @@ class TestProcesses:
     def test_a_job_that_ends_its_process_each_time_is_given_up_and_cleaned_up(self, stage: Stage) -> None:
         job = stage.enqueue()
         for _ in range(3):
-            assert stage.runner(start=False)._claim("quick") is not None
-            stage.change(lambda jobs: jobs.requeue_expired(datetime.now(UTC) + timedelta(days=1)))
+            claim(stage.runner(start=False))
+            stage.lost()
         row = stage.ended(stage.runner(), job)
         assert (row.state, stage.without, stage.cleaned) == ("failed", [job], [job])
         assert "without a word, 3 times" in row.error["message"]
 
-    def test_what_comes_further_each_time_is_not_given_up_however_often_its_process_ends(
-        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_comes_further_each_time_is_not_given_up_however_often_its_process_ends(self, stage: Stage) -> None:
         """A training that saves itself: a server that crashes is no failure of its own."""
-        saved = 0
-        kind = replace(stage.kind(), reached=lambda _services, _row: saved)
-        monkeypatch.setattr(module, "KINDS", {"test": kind})
-        job = stage.enqueue()
         began: list[int] = []
+        stage.plays(reached=lambda _services, _row: 100 * len(began))
+        job = stage.enqueue()
 
         def crash(context: JobContext) -> dict[str, Any]:
-            nonlocal saved
-            saved += 100
             began.append(context.row.attempts)
-            stage.change(lambda jobs: jobs.requeue_expired(datetime.now(UTC) + timedelta(days=1)))
+            stage.lost()
             raise RuntimeError("the process is gone, and with it whatever it would say")
 
         stage.run = crash
         for _ in range(6):
             runner = stage.runner(start=False)
-            claimed = runner._claim("quick")
-            assert claimed is not None
-            runner._run(claimed)
+            runner._run(claim(runner))
         assert began == [1, 2, 3, 4, 5, 6]
-        stage.run = lambda context: {"saved": saved}
+        stage.run = lambda context: {"saved": True}
         row = stage.ended(stage.runner(), job)
-        assert (row.state, row.result, row.attempts) == ("succeeded", {"saved": 600}, 7)
+        assert (row.state, row.result, row.attempts) == ("succeeded", {"saved": True}, 7)
 
-    def test_and_given_up_once_it_comes_no_further(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-        kind = replace(stage.kind(), reached=lambda _services, _row: 100)
-        monkeypatch.setattr(module, "KINDS", {"test": kind})
+    def test_and_given_up_once_it_comes_no_further(self, stage: Stage) -> None:
+        stage.plays(reached=lambda _services, _row: 100)
         job = stage.enqueue()
-        stage.run = lambda _context: stage.change(
-            lambda jobs: {"lost": jobs.requeue_expired(datetime.now(UTC) + timedelta(days=1))}
-        )
+        stage.run = lambda _context: {"lost": stage.lost()}
         for _ in range(4):
             runner = stage.runner(start=False)
-            claimed = runner._claim("quick")
-            assert claimed is not None
-            runner._run(claimed)
+            runner._run(claim(runner))
         row = stage.ended(stage.runner(), job)
         assert (row.state, stage.without) == ("failed", [job])
         assert "without a word, 3 times" in row.error["message"]
 
-    @pytest.mark.parametrize("end", ["succeed", "fail", "retry"])
-    def test_a_job_given_to_another_meanwhile_is_the_others_to_end(self, stage: Stage, end: str) -> None:
+    @pytest.mark.parametrize("end", [lambda _: {"stale": True}, fails(InvalidSample("stale")), fails(Busy("stale"))])
+    def test_a_job_given_to_another_meanwhile_is_the_others_to_end(self, stage: Stage, end: Run) -> None:
         runner = stage.runner(start=False)
         job = stage.enqueue()
 
         def lose(context: JobContext) -> dict[str, Any]:
-            moment = datetime.now(UTC) + timedelta(days=1)
-            stage.change(lambda jobs: jobs.requeue_expired(moment))
-            assert stage.change(lambda jobs: jobs.claim("other", ["test"], 60, moment)).id == job
-            if end == "succeed":
-                return {"stale": True}
-            raise InvalidSample("stale") if end == "fail" else Busy("stale")
+            stage.lost()
+            assert stage.change(lambda jobs: jobs.claim("other", ["test"], 60, datetime.now(UTC) + LATER)).id == job
+            return end(context)
 
         stage.run = lose
-        claimed = runner._claim("quick")
-        assert claimed is not None
-        runner._run(claimed)
+        runner._run(claim(runner))
         row = stage.row(job)
         assert (row.state, row.result, row.error, stage.cleaned, stage.without) == ("running", None, None, [], [])
         assert stage.change(lambda jobs: jobs.succeed(job, {"fresh": True}, worker="other"))
@@ -446,33 +405,24 @@ class TestProcesses:
             assert runner._claim("quick") is None
         assert (stage.row(job).state, stage.row(job).attempts) == ("queued", 0)
         trouble[0] = None
-        claimed = runner._claim("quick")
-        assert claimed is not None
-        assert claimed.id == job
+        assert claim(runner).id == job
 
     def test_who_waits_is_told_of_the_end_though_cleaning_fails(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def fail(*_: Any) -> None:
-            raise Unavailable("The folder is gone.")
-
-        monkeypatch.setattr(module, "KINDS", {"test": replace(stage.kind(), clean=fail)})
+        stage.plays(clean=fails(Unavailable("The folder is gone.")))
         runner = stage.runner(start=False)
         told: list[str] = []
         monkeypatch.setattr(runner.services.jobs, "tell", told.append)
         job = stage.enqueue()
-        claimed = runner._claim("quick")
-        assert claimed is not None
         with pytest.raises(Unavailable):
-            runner._run(claimed)
+            runner._run(claim(runner))
         assert (stage.row(job).state, told) == ("succeeded", [job])
 
     def test_two_workers_share_the_queue(self, stage: Stage) -> None:
-        stage.run = stage.hold
-        runner = stage.runner(job_workers=2)
-        jobs = [stage.enqueue() for _ in range(3)]
-        for _ in range(2):
-            assert stage.started.acquire(timeout=PATIENCE)
+        runner, first = stage.holding(job_workers=2)
+        jobs = [first, stage.enqueue(), stage.enqueue()]
+        assert stage.started.acquire(timeout=PATIENCE)
         assert [stage.row(job).state for job in jobs] == ["running", "running", "queued"]
         stage.go_on.set()
         for job in jobs:
@@ -494,22 +444,15 @@ class TestLanes:
         quick = JobKind(lambda _: {"quick": True}, lambda _: None, lane=KINDS["cook"].lane)
         slow = replace(stage.kind(), lane=KINDS[kind].lane)
         monkeypatch.setattr(module, "KINDS", {"test": slow, "quick": quick})
-        stage.run = stage.hold
-        runner = stage.runner()
-        training = stage.enqueue()
-        assert stage.started.acquire(timeout=PATIENCE)
-        with stage.database.write() as catalogue:
-            job = catalogue.jobs.enqueue("quick", {}, namespace="acme", created_by="key-1")
-        runner.services.jobs.wake()
-        assert stage.until(runner, job.id, lambda row: row.state in FINAL).result == {"quick": True}
+        runner, training = stage.holding()
+        job = stage.enqueue("quick")
+        assert stage.until(runner, job, lambda row: row.state in FINAL).result == {"quick": True}
         assert stage.row(training).state == "running"
         stage.go_on.set()
         assert stage.ended(runner, training).state == "succeeded"
 
-    def test_a_server_that_trains_nothing_leaves_trainings_queued(
-        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(module, "KINDS", {"test": replace(stage.kind(), lane="training")})
+    def test_a_server_that_trains_nothing_leaves_trainings_queued(self, stage: Stage) -> None:
+        stage.plays(lane="training")
         idle = stage.runner(training_workers=0)
         job = stage.enqueue()
         idle.stop()
