@@ -30,6 +30,7 @@ from tests.service.servers import Live, World
 
 DATABASES = KINDS
 PROCESSES = True
+pytestmark = pytest.mark.one_database  # the queue is asked on each in `registry/catalogue/test_jobs.py`
 
 INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
 
@@ -69,6 +70,12 @@ def held_texts(world: World) -> list[str]:
     """Blobs that hold a request of somebody's."""
     blobs = world.registry.blobs
     return [digest for digest in blobs.digests() if blobs.read(digest).startswith(b'{"request"')]
+
+
+@pytest.fixture
+def _retried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(jobs_module, "IDLE_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -134,14 +141,7 @@ class TestFollowing:
         rest = world.client.get("/v1/jobs", params={"kind": "embed", "limit": 2, "cursor": first["next_cursor"]}).json()
         assert [one["id"] for one in (*first["data"], *rest["data"])][:3] == [one["id"] for one in embeds][:3]
 
-    def test_a_job_says_whose_it_is(self, world: World) -> None:
-        cook(world, world.key(["read", "write"], ["acme"]), recipe=by_hand("acme/code", "acme/kitchen"))
-        newest = world.client.get("/v1/keys").json()["data"][-1]
-        listed = world.client.get("/v1/jobs?kind=cook&limit=1").json()["data"][0]
-        assert (listed["created_by"], listed["owner"]) == (newest["id"], newest["name"])
-        assert job_of(world, listed["id"])["owner"] == newest["name"]
-
-    def test_a_name_of_a_key_stays_within_the_namespaces_of_that_key(self, world: World) -> None:
+    def test_a_job_says_whose_it_is_to_whom_sees_all_that_its_key_sees(self, world: World) -> None:
         """The embedding in `acme` is of the admin key, the training in it of a key that sees more than `acme`."""
 
         def owners(secret: str) -> dict[str, Any]:
@@ -158,7 +158,9 @@ class TestFollowing:
         assert embed["owner"] == "admin"
         both, one, other = (world.key(["read", "write"], spaces) for spaces in (["acme", "theirs"], ["acme"], ["acme"]))
         wide, near = cooked(both)["id"], cooked(other)
-        assert near["owner"] == "test"
+        newest = world.client.get("/v1/keys").json()["data"][-1]
+        assert (near["created_by"], near["owner"]) == (newest["id"], newest["name"]) == (newest["id"], "test")
+        assert job_of(world, near["id"])["owner"] == "test"
         seen = owners(one)
         assert seen[embed["id"]] == (embed["created_by"], None)
         assert seen[wide] == (None, None)  # it may read what this key does not see
@@ -201,29 +203,22 @@ class TestCooking:
         everything = b"".join(world.registry.blobs.read(digest) for digest in world.registry.blobs.digests())
         assert texts["texts"][0].encode() not in everything
 
-    def test_a_cook_that_is_cancelled_leaves_no_soup(self, world: World, held_score: threading.Event) -> None:
-        body = {"sample": {"texts": passages("court", 25)}, "recipe": by_hand("acme/court", "acme/kitchen")}
-        job = cook(world, **body, verify=True, name="acme/never").json()["id"]
-        until(lambda: job_of(world, job)["state"] == "running")
-        with SoupClient(str(world.client.base_url), world.admin, transport=world.client._transport) as client:
-            assert client.cancel_job(job)["state"] == "cancelled"
-        held_score.set()
-        assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
-        assert world.client.get("/v1/adapters/acme/never").status_code == 404
-        until(lambda: not held_texts(world))
-
-    def test_waiting_for_a_cancelled_job_says_so(
+    def test_a_cook_that_is_cancelled_leaves_no_soup_and_who_waits_for_it_is_told(
         self, world: World, client: SoupClient, held_score: threading.Event
     ) -> None:
-        body = {"sample": {"texts": passages("court", 25)}, "recipe": by_hand("acme/court"), "verify": True}
+        body = {"sample": {"texts": passages("court", 25)}, "recipe": by_hand("acme/court", "acme/kitchen")}
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(cook, world, **body, wait=60)
+            waiting = pool.submit(cook, world, **body, verify=True, name="acme/never", wait=60)
             job = until(lambda: world.client.get("/v1/jobs?kind=cook&state=running").json()["data"])[0]["id"]
-            world.client.post(f"/v1/jobs/{job}/cancel")
+            assert client.cancel_job(job)["state"] == "cancelled"
             answer = waiting.result(60)
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "cancelled")
         with pytest.raises(Cancelled):
             client.wait_job(job)
+        held_score.set()
+        assert client.cancel_job(job)["state"] == "cancelled"
+        assert world.client.get("/v1/adapters/acme/never").status_code == 404
+        until(lambda: not held_texts(world))
 
     def test_a_wait_beyond_the_limit_starts_nothing(self, world: World) -> None:
         before = world.client.get("/v1/jobs?kind=cook").json()["data"]
@@ -257,50 +252,46 @@ class TestFitting:
         body = {"selector": {"kind": "cosine", "encoder": "base", "seed": seed}, "wait": wait}
         return world.client.post("/v1/selectors", json=body)
 
-    def stopped_child(self, world: World) -> int:
-        """The process that fits, running and made to stand still."""
-        assert self.fit(world, 1).status_code == 201
-        child = world.runtime.jobs.fitting._child
-        assert child is not None
-        os.kill(child.pid, signal.SIGSTOP)
-        return child.pid
+    def stopped_child(self, world: World, seed: int) -> tuple[str, int]:
+        """A fit under way, and its process, made to stand still before it has come to it."""
+        fitting = world.runtime.jobs.fitting
+        fitting.stop()
+        job = self.fit(world, seed, wait=0).json()["id"]
+        pid = until(lambda: fitting._child.pid)
+        os.kill(pid, signal.SIGSTOP)
+        return job, pid
 
-    def test_a_fit_that_is_cancelled_ends_at_once_and_the_next_one_works(self, world: World) -> None:
-        pid = self.stopped_child(world)
-        job = self.fit(world, 2, wait=0).json()["id"]
-        until(lambda: job_of(world, job)["state"] == "running")
-        assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
-        until(lambda: not alive(pid))
-        assert self.fit(world, 3).status_code == 201
-
-    def test_a_fit_whose_process_is_killed_is_tried_again(
-        self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
-        pid = self.stopped_child(world)
-        job = self.fit(world, 4, wait=0).json()["id"]
-        until(lambda: job_of(world, job)["progress"]["message"])
-        os.kill(pid, signal.SIGKILL)
-        done = client.wait_job(job)
-        assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 2, None)
-        assert self.fit(world, 5).status_code == 201
-
-    def test_a_process_that_was_killed_between_two_fits_is_not_missed(self, world: World) -> None:
-        pid = self.stopped_child(world)
-        os.kill(pid, signal.SIGKILL)
-        assert self.fit(world, 6).status_code == 201
-
+    @pytest.mark.usefixtures("_retried_at_once")
     def test_a_process_that_never_starts_is_one_sentence(
         self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
         world.runtime.jobs.fitting.stop()
-        monkeypatch.setattr(sys, "executable", "/bin/false")
-        job = self.fit(world, 7, wait=0).json()["id"]
-        with pytest.raises(Unavailable, match="process that fits selectors"):
-            client.wait_job(job)
-        monkeypatch.undo()
-        assert self.fit(world, 8).status_code == 201
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", "/bin/false")
+            job = self.fit(world, 1, wait=0).json()["id"]
+            with pytest.raises(Unavailable, match="process that fits selectors"):
+                client.wait_job(job)
+        assert self.fit(world, 2).status_code == 201
+
+    def test_a_process_that_was_killed_between_two_fits_is_not_missed(self, world: World) -> None:
+        assert self.fit(world, 3).status_code == 201
+        child = world.runtime.jobs.fitting._child
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        assert self.fit(world, 4).status_code == 201
+
+    def test_a_fit_that_is_cancelled_ends_at_once(self, world: World) -> None:
+        job, pid = self.stopped_child(world, 5)
+        until(lambda: job_of(world, job)["state"] == "running")
+        assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
+        until(lambda: not alive(pid))
+
+    @pytest.mark.usefixtures("_retried_at_once")
+    def test_a_fit_whose_process_is_killed_is_tried_again(self, world: World, client: SoupClient) -> None:
+        job, pid = self.stopped_child(world, 6)
+        os.kill(pid, signal.SIGKILL)
+        done = client.wait_job(job)
+        assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 2, None)
 
     def test_what_the_fit_refuses_comes_out_as_it_is(self, world: World) -> None:
         body = {"selector": {"kind": "cosine", "encoder": "base"}, "pool": {"tag": "nobody"}, "wait": 60}
@@ -325,9 +316,7 @@ class TestWeighing:
         os.kill(pid, signal.SIGSTOP)
         return job, pid
 
-    def test_others_do_not_wait_behind_one_that_is_cancelled_at_once_and_the_next_one_works(
-        self, world: World, client: SoupClient
-    ) -> None:
+    def test_others_do_not_wait_behind_one_that_is_cancelled_at_once(self, world: World) -> None:
         job, pid = self.stopped_child(world, 21)
         plain = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), name="acme/meanwhile", wait=60)
         assert plain.status_code in (200, 201), plain.text
@@ -335,21 +324,9 @@ class TestWeighing:
         assert (shown["state"], shown["kind"]) == ("running", "search")
         assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
         until(lambda: not alive(pid))
-        assert client.wait_job(self.quick(world, 22))["state"] == "succeeded"
 
-    def test_an_error_ends_the_process(self, world: World) -> None:
-        computing, (base, *_) = world.runtime.jobs.computing, world.runtime.services.registry.bases.values()
-        missing = StoredAdapter(config=paper_config("bapna_firat", bottleneck=2), blob="sha256:" + "0" * 64)
-        request = WeighingRequest(texts=("some words",), candidates=(missing,))
-        with pytest.raises(SoupError):
-            computing.weigh(base.entry, request, progress=silent)
-        assert computing._child
-        assert computing._child.pid is None
-
-    def test_one_whose_process_is_killed_is_tried_again(
-        self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
+    @pytest.mark.usefixtures("_retried_at_once")
+    def test_one_whose_process_is_killed_is_tried_again(self, world: World, client: SoupClient) -> None:
         job, pid = self.stopped_child(world, 23)
         os.kill(pid, signal.SIGKILL)
         done = client.wait_job(job)
@@ -371,7 +348,6 @@ class TestWeighing:
         assert client.wait_job(self.quick(world, 32))["result"]["search"]["seconds"] > 0
         until(lambda: not alive(first))
         until(lambda: computing._child and computing._child.pid is None)
-        assert client.wait_job(self.quick(world, 33))["state"] == "succeeded"
 
     def test_it_tunes_soups_and_computes_statistics_too(self, world: World, client: SoupClient) -> None:
         computing, blobs = world.runtime.jobs.computing, world.registry.blobs
@@ -387,6 +363,15 @@ class TestWeighing:
         assert computing._tasks == tasks + 3
         assert computing._child
         assert computing._child.pid is not None
+
+    def test_an_error_ends_the_process(self, world: World) -> None:
+        computing, (base, *_) = world.runtime.jobs.computing, world.runtime.services.registry.bases.values()
+        missing = StoredAdapter(config=paper_config("bapna_firat", bottleneck=2), blob="sha256:" + "0" * 64)
+        request = WeighingRequest(texts=("some words",), candidates=(missing,))
+        with pytest.raises(SoupError):
+            computing.weigh(base.entry, request, progress=silent)
+        assert computing._child
+        assert computing._child.pid is None
 
 
 def alive(pid: int) -> bool:
