@@ -24,7 +24,7 @@ LONGEST = (
     "service/engine/test_families_served.py",
     "service/journeys/test_selection.py",
     "project/test_adaptersoup.py",
-    "service/journeys/test_killed_server.py",
+    "service/journeys/test_object_store.py",
     "adaptersoup/cli/test_cli_journey.py",
     "adaptersoup/cli/test_command_line_live.py",
     "service/engine/test_base_memory.py",

