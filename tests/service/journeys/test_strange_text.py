@@ -13,7 +13,7 @@ from tests.service.servers import World
 DATABASES = KINDS
 
 NUL, LONG, HUGE = "a\x00b", "x" * 5000, "9" * 40
-STRANGE = [NUL, LONG, HUGE, "%", "_", "\\", "'; DROP TABLE adapters; --", "ÄÖ\u200b\ufeff", "\U0001f9c2", "-1", "\x7f"]
+STRANGE = [NUL, LONG, HUGE, "%_\\", "'; DROP TABLE adapters; --", "ÄÖ\u200b\ufeff\U0001f9c2\x7f", "-1"]
 FILTERS = ("q", "domain", "tag", "method", "base_model", "kind")
 PATHS = (
     "/v1/adapters/{}/law", "/v1/adapters/acme/{}", "/v1/adapters/acme/law@{}",
