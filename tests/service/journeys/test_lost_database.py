@@ -11,26 +11,21 @@ import pytest
 from registry.errors import Unavailable
 from service.runtime import Runtime
 from service.settings import Settings
-from tests.service.servers import BASE_ID, World, open_world, write_bases
-
-
-@pytest.fixture
-def bases(tiny_base_dir: Path, tmp_path: Path) -> Path:
-    return write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
+from tests.service.servers import World, open_world
 
 
 @contextmanager
-def served(data: Path, bases: Path, **settings: object) -> Iterator[World]:
-    yield from open_world(data, bases, ready_seconds=0, job_workers=0, **settings)
+def served(data: Path, allowlist: Path, **settings: object) -> Iterator[World]:
+    yield from open_world(data, allowlist, ready_seconds=0, job_workers=0, **settings)
 
 
 def stored(data: Path) -> set[str]:
     return {path.name for path in (data / "blobs").glob("??/*")}
 
 
-def test_it_is_noticed_before_a_push_is_acknowledged(bases: Path, tmp_path: Path) -> None:
+def test_it_is_noticed_before_a_push_is_acknowledged(allowlist: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with served(data, bases) as world:
+    with served(data, allowlist) as world:
         world.push("acme/there")
         file = data / "soup.db"
         file.rename(data / "elsewhere.db")
@@ -47,41 +42,28 @@ def test_it_is_noticed_before_a_push_is_acknowledged(bases: Path, tmp_path: Path
         world.push("acme/there", seed=1)
 
 
-def test_a_start_without_it_is_refused_until_it_is_back(bases: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with served(data, bases) as world:
-        pushed = world.push("acme/there")
-    before = stored(data)
-    assert before
-    file = data / "soup.db"
-    copy = file.read_bytes()
-    file.unlink()
-    for _ in range(2):
-        with pytest.raises(Unavailable, match=r"is new and names no blob, but .* holds 1: .*back-up-and-restore"):
-            Runtime(Settings(data=data, bases=bases)).start()
-    assert stored(data) == before
-    file.write_bytes(copy)
-    with served(data, bases) as world:
-        assert world.client.get("/v1/adapters/acme/there").json()["digest"] == pushed["digest"]
-
-
-def test_an_older_copy_sets_aside_what_it_does_not_know_and_the_newer_one_has_it_back(
-    bases: Path, tmp_path: Path
+def test_a_start_without_it_is_refused_and_an_older_copy_sets_aside_what_the_newer_one_has_back(
+    allowlist: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "data"
-    with served(data, bases) as world:
-        world.push("acme/early")
     file = data / "soup.db"
+    with served(data, allowlist) as world:
+        world.push("acme/early")
     older = file.read_bytes()
-    with served(data, bases) as world:
+    with served(data, allowlist) as world:
         late = world.push("acme/late", seed=1)
     newer, every = file.read_bytes(), stored(data)
+    file.unlink()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"is new and names no blob, but .* holds 2: .*back-up-and-restore"):
+            Runtime(Settings(data=data, bases=allowlist)).start()
+    assert stored(data) == every
     file.write_bytes(older)
-    with served(data, bases) as world:
+    with served(data, allowlist) as world:
         assert world.client.get("/v1/adapters/acme/late").status_code == 404
         assert stored(data) < every
     file.write_bytes(newer)
-    with served(data, bases) as world:
+    with served(data, allowlist) as world:
         assert world.client.get("/v1/adapters/acme/late").json()["digest"] == late["digest"]
         assert world.client.get("/v1/adapters/acme/late/files/adapter_model.safetensors").status_code == 200
     assert stored(data) == every

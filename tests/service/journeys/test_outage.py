@@ -20,7 +20,7 @@ from service.jobs import runner as jobs_module
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.postgres import Postgres, postgres_server
-from tests.service.cluster import until
+from tests.service.cluster import ended, until
 from tests.service.passages import passages
 from tests.service.servers import BASE_ID, World, adapter_weights, open_world, write_bases
 
@@ -99,13 +99,12 @@ def gone_at(own: Postgres, monkeypatch: pytest.MonkeyPatch, world: World, moment
 
         return call
 
-    if moment == "as its bytes are stored":
-        monkeypatch.setattr(world.registry.blobs, "put_bytes", going(world.registry.blobs.put_bytes))
-    elif moment == "between its rows":
-        monkeypatch.setattr(Adapters, "add", going(Adapters.add))
-    else:
-        engine = world.runtime.database.engine
-        monkeypatch.setattr(engine.dialect, "do_commit", going(engine.dialect.do_commit))
+    place, name = {
+        "as its bytes are stored": (world.registry.blobs, "put_bytes"),
+        "between its rows": (Adapters, "add"),
+        "as it is committed": (world.runtime.database.engine.dialect, "do_commit"),
+    }[moment]
+    monkeypatch.setattr(place, name, going(getattr(place, name)))
 
 
 @pytest.mark.parametrize("moment", ["as its bytes are stored", "between its rows", "as it is committed"])
@@ -160,19 +159,10 @@ def test_the_queue_goes_on_and_the_log_tells_no_password(
     with caplog.at_level(logging.INFO):
         own.stop()
         said(world.client.get("/v1/jobs"))
-        told = threading.Event()
-        while not told.wait(0.01):
-            if any("claimed" in message or "heartbeat" in message for message in caplog.messages):
-                told.set()
+        until(lambda: any("claimed" in message or "heartbeat" in message for message in caplog.messages))
         own.start()
     assert PASSWORD not in caplog.text
-    job = f"/v1/jobs/{pushed['job']}"
-    waited = threading.Event()
-    for _ in range(3000):
-        row = world.client.get(job).json()
-        if row["state"] == "succeeded":
-            break
-        waited.wait(0.01)
+    row = ended(world.client, pushed["job"])
     assert row["state"] == "succeeded", row
     assert sum("no job can be claimed" in message for message in caplog.messages) == 1  # not every second of it
     assert world.client.get("/v1/adapters/acme/later").json()["sample_state"] == "ready"

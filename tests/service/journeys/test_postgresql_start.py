@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,13 +51,13 @@ def refusal(settings: Settings) -> str:
 
 
 def test_an_empty_database_is_not_filled_by_serving(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is empty" in refusal(settings)
-    assert "run 'soup migrate'" in refusal(settings)
+    said = refusal(settings)
+    assert "is empty" in said
+    assert "run 'soup migrate'" in said
     assert cli.run(["serve", "--port", "0"]) == 1
     assert "soup migrate" in capsys.readouterr().err
-    database = Database(settings.database)
-    assert migrations.current(database.engine) is None
-    database.close()
+    with closing(Database(settings.database)) as database:
+        assert migrations.current(database.engine) is None
 
 
 def test_a_database_in_another_encoding_is_refused(postgres: Postgres, tmp_path: Path) -> None:
@@ -65,8 +66,9 @@ def test_a_database_in_another_encoding_is_refused(postgres: Postgres, tmp_path:
     url = make_url(postgres.url(empty=True)).set(database="latin").render_as_string(hide_password=False)
     settings = Settings(data=tmp_path / "data", database_url=url)
     try:
-        assert "in LATIN1" in refusal(settings)
-        assert "--encoding=UTF8" in refusal(settings)
+        said = refusal(settings)
+        assert "in LATIN1" in said
+        assert "--encoding=UTF8" in said
     finally:
         postgres.drop(settings.database)
 
@@ -89,9 +91,7 @@ def test_migrate_needs_no_data_folder_and_disturbs_nobodys(
         runtime.stop()
 
 
-def test_a_database_behind_names_the_command(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_database_behind_names_the_command(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.run(["migrate"]) == 0
     head = migrations.head()
     monkeypatch.setattr(migrations, "head", lambda: "9999")  # a later version of the code
@@ -100,13 +100,22 @@ def test_a_database_behind_names_the_command(
     assert "needs revision '9999': run 'soup migrate'" in said
 
 
-def test_a_database_ahead_is_left_alone(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def later(settings: Settings, postgres: Postgres, capsys: pytest.CaptureFixture[str]) -> Iterator[Database]:
+    """The database of a later version, beside which this one still serves."""
     assert cli.run(["migrate"]) == 0
-    database = Database(settings.database)
-    with database.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-        connection.exec_driver_sql("UPDATE oldest_version SET revision = '9998'")
     capsys.readouterr()
+    with closing(Database(settings.database)) as database:
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        yield database
+
+
+def test_a_database_ahead_is_left_alone(
+    settings: Settings, later: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with later.engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE oldest_version SET revision = '9998'")
     said = refusal(settings)
     known = (
         f"'9999' (it serves versions from revision '9998' on), which this version (revision '{migrations.head()}') "
@@ -116,20 +125,13 @@ def test_a_database_ahead_is_left_alone(settings: Settings, capsys: pytest.Captu
     assert "soup migrate" not in said
     assert cli.run(["migrate"]) == 1
     assert "start the version that wrote it" in capsys.readouterr().err
-    assert migrations.current(database.engine) == "9999"
-    database.close()
+    assert migrations.current(later.engine) == "9999"
 
 
 def test_migrate_of_the_version_before_changes_nothing_so_that_its_servers_start(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
+    settings: Settings, later: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In containers servers are started once it has ended without an error: also where one goes back a version."""
-    assert cli.run(["migrate"]) == 0
-    database = Database(settings.database)
-    with database.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")  # which still serves this one
-    database.close()
-    capsys.readouterr()
     assert cli.run(["migrate"]) == 0
     said = capsys.readouterr()
     assert said.out.strip() == "9999"
