@@ -16,8 +16,8 @@ from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.moments import measured_weights, packed
 from registry.adapters.weights import init_hash
 from registry.mixing import MIXINGS
-from registry.mixing.compat import SoupIngredient, Statistic
-from registry.mixing.report import ExactMixture
+from registry.mixing.compat import SoupIngredient, Statistic, by_digest
+from registry.mixing.report import ExactMixture, report_of
 from registry.spec import (
     AdapterConfig,
     BaseShape,
@@ -25,7 +25,10 @@ from registry.spec import (
     LoraConfig,
     LoraModule,
     Mixing,
+    MixReport,
     Provenance,
+    Recipe,
+    RecipeIngredient,
     canonical_weights,
 )
 
@@ -41,8 +44,9 @@ LINEARS = {
     }.items()
 }  # fmt: skip
 SHAPE = BaseShape(
-    fingerprint=BASE, model_type="gpt2", hidden_size=16, num_layers=2, context=32, vocab_size=50, linears=LINEARS
-)
+    fingerprint=BASE, model_type="gpt2", hidden_size=16, num_layers=2, context=32, vocab_size=50, linears=LINEARS,
+    kv=(2, 8),
+)  # fmt: skip
 STRUCTURES = {
     "bapna_firat": {"structure": "bapna_firat", "activation": "relu"},
     "bapna_firat_residual": {"structure": "bapna_firat", "activation": "gelu", "input": "residual"},
@@ -137,6 +141,18 @@ def residual(parts: Sequence[SoupIngredient], mixing: Mixing) -> float:
     config = method.result(parts, mixing)
     exact = ExactMixture(config, SHAPE, mixing)
     return exact.mixture.residual(config, method.mix([exact.watched(one) for one in parts], mixing)) or 0.0
+
+
+def reported(parts: Sequence[SoupIngredient], mixing: Mixing) -> tuple[dict[str, torch.Tensor], MixReport]:
+    """The soup and its report, as `cook` makes them."""
+    ordered = by_digest(parts)
+    method = MIXINGS[mixing.method]
+    config = method.result(ordered, mixing)
+    exact = ExactMixture(config, SHAPE, mixing)
+    tensors = method.mix([exact.watched(one) for one in ordered], mixing)
+    ingredients = tuple(RecipeIngredient(digest=one.digest, weight=one.weight) for one in ordered)
+    recipe = Recipe(base_fingerprint=BASE, ingredients=ingredients, mixing=mixing)
+    return tensors, report_of(ordered, recipe, config, tensors, shape=SHAPE, exact=exact)
 
 
 def deltas(config: AdapterConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -8,11 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry.errors import Incompatible
-from registry.mixing import align, concat
-from registry.mixing.auto import choose_mixing
-from registry.spec import AlignMixing, AverageMixing, ConcatMixing, HeadConfig, UnionConfig
-from tests.registry.random_adapters import STRUCTURES, bottleneck, lora, part, residual, tensors_of, updates, weighted
+from registry.mixing import align
+from registry.spec import AlignMixing, AverageMixing
+from tests.registry.random_adapters import STRUCTURES, bottleneck, part, residual, tensors_of, updates
 
 ALIGN = AlignMixing()
 PROBES = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
@@ -62,27 +60,8 @@ def test_scales_count(scale: str) -> None:
         assert torch.allclose(found[site], float(scale) * 2.0 * update, rtol=1e-4, atol=1e-4), site
 
 
-@pytest.mark.parametrize("kind", ["bapna_firat", "houlsby", "pfeiffer_residual"])
-def test_strangers_are_nearer_to_the_exact_mixture_than_averaged(kind: str) -> None:
-    parts = weighted([bottleneck(kind, 8)] * 3, [1, 2, 3])
-    assert residual(parts, ALIGN) < residual(parts, AverageMixing(assume_same_init=True))
-
-
-@pytest.mark.parametrize("weights", [[1, 1, 1], [3, 1, 2]])
-@given(order=st.permutations(range(3)))
-def test_the_order_of_ingredients_changes_no_bit(weights, order) -> None:
-    parts = weighted([bottleneck("bapna_firat", 4, scale=1.0 + n) for n in range(3)], weights)
-    again = [parts[number] for number in order]
-    assert align.result(parts, ALIGN) == align.result(again, ALIGN)
-    one, other = align.mix(parts, ALIGN), align.mix(again, ALIGN)
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def test_one_ingredient_is_itself_and_scaled_it_is_folded() -> None:
-    one = part(0, bottleneck("bapna_firat", 4))
-    assert align.result([one], ALIGN) == one.config
-    assert all(torch.equal(tensor, one.load()[name]) for name, tensor in align.mix([one], ALIGN).items())
-    assert residual([one], AlignMixing(scale="2")) < 1e-6
+def test_one_ingredient_scaled_is_folded() -> None:
+    assert residual([part(0, bottleneck("bapna_firat", 4))], AlignMixing(scale="2")) < 1e-6
 
 
 def test_neurons_that_are_nothing_are_no_trouble() -> None:
@@ -91,26 +70,3 @@ def test_neurons_that_are_nothing_are_no_trouble() -> None:
     parts = [part(0, config, "0.5"), part(1, config, "0.5", load=lambda: silent)]
     tensors = align.mix(parts, ALIGN)
     assert all(torch.isfinite(tensor).all() for tensor in tensors.values())
-
-
-@pytest.mark.parametrize(
-    ("configs", "words"),
-    [
-        ([bottleneck("pfeiffer", 3), bottleneck("pfeiffer", 4)], "'bottleneck' differ"),
-        ([bottleneck("pfeiffer"), bottleneck("parallel")], "'structure' differ"),
-        ([lora(), lora()], "is a lora: mix by another method"),
-        ([bottleneck("pfeiffer"), lora()], "The methods differ"),
-        ([bottleneck("pfeiffer", 3000)] * 2, "is 3000 wide, and at most 2048 neurons"),
-        ([UnionConfig(members=(lora(), HeadConfig(task="classification", labels=("a", "b"))))] * 2, "union of"),
-    ],
-)
-def test_what_cannot_be_aligned_is_refused(configs, words: str) -> None:
-    with pytest.raises(Incompatible, match="cannot be aligned") as refused:
-        choose_mixing([part(n, config) for n, config in enumerate(configs)], ALIGN, max_width=4096)
-    assert words in refused.value.message
-
-
-def test_factors_of_layers_are_refused() -> None:
-    parts = [part(n, bottleneck("pfeiffer"), layers={"layers.0.ffn": "1"}) for n in range(2)]
-    assert "only 'concat' and 'recompress' can keep" in " ".join(align.check(parts, ALIGN))
-    assert concat.check(parts, ConcatMixing()) == []

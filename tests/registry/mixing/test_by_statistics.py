@@ -10,35 +10,26 @@ import pytest
 import torch
 
 from registry.adapters.moments import measured_weights, packed, unpacked
-from registry.errors import Incompatible, Internal
+from registry.errors import Internal
 from registry.mixing import MIXINGS
-from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient, Statistic
 from registry.spec import (
     AverageMixing,
     ConcatMixing,
     FisherMixing,
-    HeadConfig,
-    PrefixConfig,
     RecompressMixing,
     RegMeanMixing,
-    UnionConfig,
 )
-from tests.registry.pruned_adapters import sparse
 from tests.registry.random_adapters import (
     INIT,
-    OTHER_INIT,
     bottleneck,
     deltas,
     known,
     lora,
-    part,
-    tensors_of,
     weighted,
 )
 
 PLAIN = bottleneck("bapna_firat", 5)
-BOTH = [FisherMixing(), RegMeanMixing()]
 
 
 def ours(parts: Sequence[SoupIngredient], mixing) -> dict[str, torch.Tensor]:
@@ -83,17 +74,6 @@ def test_equal_fishers_are_the_average_and_none_too() -> None:
             assert torch.allclose(tensor, average[name], rtol=1e-6, atol=1e-7), name
 
 
-def test_a_value_is_that_of_the_one_ingredient_it_matters_to() -> None:
-    parts = weighted([PLAIN] * 2, [1, 3], provenance=INIT)
-    name = "layers.0.ffn.down.weight"
-    says = [{key: torch.zeros_like(one) for key, one in parts[0].load().items()} for _ in parts]
-    says[1][name][2, 3] = 1e-12
-    parts = [
-        replace(one, statistic=Statistic(one.digest, lambda own=own: own)) for one, own in zip(parts, says, strict=True)
-    ]
-    assert ours(parts, FisherMixing())[name][2, 3] == parts[1].load()[name][2, 3]
-
-
 # --- RegMean --------------------------------------------------------------------------------------
 
 
@@ -115,22 +95,6 @@ def test_regmean_is_the_papers_formula(off: str) -> None:
             left = left + float(one.weight) * gram
             right = right + float(one.weight) * gram @ one.load()[name].double().numpy().T
         assert np.allclose(tensor.numpy(), np.linalg.solve(left, right).T, rtol=1e-4, atol=1e-4), name
-
-
-def test_regmean_has_the_least_error_on_what_was_read() -> None:
-    """Of all matrices, here of small steps around it, the one whose outputs are nearest."""
-    parts = measured([PLAIN] * 2, [1, 1], "inputs", provenance=INIT)
-    name = "layers.1.ffn.up.weight"
-    fitted = ours(parts, RegMeanMixing(off_diagonal="1"))[name].double().numpy()
-
-    def error(value: np.ndarray) -> float:
-        differences = [value - one.load()[name].double().numpy() for one in parts]
-        grams = [moments_of(one.load_statistic()[name], value.shape[1]) for one in parts]
-        return sum(float(np.trace(d @ gram @ d.T)) for d, gram in zip(differences, grams, strict=True))
-
-    draw = np.random.default_rng(0)
-    for size in (1e-3, 1e-1):
-        assert all(error(fitted + size * draw.normal(size=fitted.shape)) > error(fitted) for _ in range(5))
 
 
 def test_inputs_that_nobody_reads_get_the_average() -> None:
@@ -177,86 +141,13 @@ def test_regmean_of_loras_is_the_formula_on_their_updates(scale: str) -> None:
     assert method.too_wide(measured([PLAIN] * 2, [1, 1], "inputs"), mixing, 1) == []
 
 
-# --- what they have in common ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mixing", BOTH, ids=lambda one: one.method)
-class TestByStatistics:
-    def kind(self, mixing) -> str:
-        kind = MIXINGS[mixing.method].statistic(mixing)
-        assert kind is not None
-        return kind
-
-    def test_one_ingredient_is_itself_and_needs_no_statistic(self, mixing) -> None:
-        for config in (PLAIN, lora(3)):
-            (one,) = weighted([config], [1])
-            assert MIXINGS[mixing.method].check([one], mixing) == []
-            assert MIXINGS[mixing.method].result([one], mixing) == config
-            assert all(torch.equal(tensor, one.load()[name]) for name, tensor in ours([one], mixing).items())
-
-    def test_copies_of_one_are_that_one(self, mixing) -> None:
-        same = tensors_of(PLAIN, 0)
-        parts = measured([PLAIN] * 3, [1, 3, 4], self.kind(mixing), provenance=INIT, load=lambda: same)
-        for name, tensor in ours(parts, mixing).items():
-            assert torch.allclose(tensor, same[name], rtol=1e-5, atol=1e-6), name
-
-    def test_the_scale_is_of_the_output(self, mixing) -> None:
-        parts = measured([PLAIN] * 2, [1, 1], self.kind(mixing), provenance=INIT)
-        plain, doubled = ours(parts, mixing), ours(parts, mixing.model_copy(update={"scale": "2"}))
-        for name, tensor in plain.items():
-            assert torch.equal(doubled[name], tensor * 2 if ".up." in name else tensor), name
-
-    def test_without_a_statistic_nothing_is_mixed(self, mixing) -> None:
+def test_without_a_statistic_nothing_is_mixed() -> None:
+    for mixing in (FisherMixing(), RegMeanMixing()):
         with pytest.raises(Internal, match="was to be mixed by a statistic"):
             ours(weighted([PLAIN] * 2, [1, 1], provenance=INIT), mixing)
 
-    def test_what_cannot_be_mixed_so_is_refused(self, mixing) -> None:
-        head = HeadConfig(task="classification", labels=("no", "yes"))
-        union = UnionConfig(members=(PrefixConfig(length=2), bottleneck("parallel", 3)))
-        pruned, tensors = sparse(bottleneck("pfeiffer", 4), 0)
-        sampled = {"provenance": INIT, "sample": INIT.init_hash}
-        for parts, words in (
-            ([part(n, PLAIN, provenance=INIT) for n in range(2)], "acme/a0@1, acme/a1@1 have no sample whose text is"),
-            (
-                [part(0, PLAIN, **sampled), part(1, PLAIN, provenance=INIT)],
-                "acme/a1@1 has no sample whose text is kept",
-            ),
-            ([part(0, PLAIN, provenance=INIT), part(1, PLAIN, provenance=OTHER_INIT)], "initialisations differ"),
-            ([part(n, pruned, load=lambda: tensors, **sampled) for n in range(2)], "is pruned, and"),
-            ([part(n, head, **sampled) for n in range(2)], "has no projections to mix"),
-            ([part(n, union, **sampled) for n in range(2)], "of bottlenecks and LoRAs, and acme/a0@1 is a union"),
-            ([part(n, PLAIN, layers={"layers.0.ffn": "1"}, **sampled) for n in range(2)], "factors by layer"),
-        ):
-            with pytest.raises(Incompatible) as refused:
-                choose_mixing(parts, mixing, max_width=512)
-            assert words in refused.value.message, refused.value.message
-        vouched = mixing.model_copy(update={"assume_same_init": True})
-        parts = [part(n, PLAIN, sample=INIT.init_hash) for n in range(2)]
-        assert choose_mixing(parts, vouched, max_width=512).mixing == vouched
-
-
-def test_regmean_of_loras_on_other_modules_is_refused() -> None:
-    parts = measured([lora(2), lora(2, leaves=("c_fc",))], [1, 1], "inputs")
-    assert "on different modules, and RegMean needs the same" in MIXINGS["regmean"].check(parts, RegMeanMixing())[0]
-
 
 # --- recompress by inputs -------------------------------------------------------------------------
-
-
-def seen_error(parts, config, soup, path: str) -> tuple[float, float]:
-    """(error, size) of a module's update on what is read there, squared and weighed."""
-    name = f"base_model.model.{path}.lora_A.weight"
-    wanted = sum(
-        float(one.weight) * update(one.config, one.load(), path) for one in parts if path in one.config.widths()
-    )
-    difference = update(config, soup, path) - wanted
-    grams = [
-        float(one.weight) * moments_of(one.load_statistic()[name], wanted.shape[1])
-        for one in parts
-        if path in one.config.widths()
-    ]
-    moments = sum(grams)
-    return float(np.trace(difference @ moments @ difference.T)), float(np.trace(wanted @ moments @ wanted.T))
 
 
 def test_a_lora_is_truncated_by_what_its_modules_read() -> None:
@@ -278,23 +169,10 @@ def test_a_lora_is_truncated_by_what_its_modules_read() -> None:
         left, sizes, right = np.linalg.svd(wanted @ root, full_matrices=False)
         best = (left[:, :3] * sizes[:3]) @ right[:3] @ np.linalg.inv(root)
         assert np.allclose(update(config, soup, path), best, rtol=1e-4, atol=1e-3), path
-        error, size = seen_error(parts, config, soup, path)
-        assert error == pytest.approx(float((sizes[3:] ** 2).sum()), rel=1e-4)
-        assert error < 0.98 * seen_error(parts, config, other, path)[0]
-        assert error < size
+        assert not np.allclose(update(config, other, path), best, rtol=1e-2, atol=1e-2), path
 
 
-def test_by_inputs_is_of_loras_and_nothing_changes_where_nothing_is_left_out() -> None:
-    by_inputs = RecompressMixing(by_inputs=True)
-    check = MIXINGS["recompress"].check
-    assert (
-        "'by_inputs' is of LoRAs, and acme/a0@1 is a bottleneck"
-        in check(measured([PLAIN] * 2, [1, 1], "inputs"), by_inputs)[0]
-    )
-    assert (
-        "have no sample whose text is kept, and 'by_inputs' goes"
-        in check(weighted([lora(2)] * 2, [1, 1]), by_inputs)[0]
-    )
+def test_by_inputs_nothing_changes_where_nothing_is_left_out() -> None:
     parts = measured([lora(2)] * 2, [1, 1], "inputs")
     wide, exact = ours(parts, RecompressMixing(by_inputs=True, width=4)), ours(parts, ConcatMixing())
     assert all(torch.equal(tensor, exact[name]) for name, tensor in wide.items())

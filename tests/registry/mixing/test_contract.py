@@ -2,48 +2,80 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import pytest
 import torch
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from registry.adapters import expected_tensors, tensor_problems
 from registry.adapters.weights import save_tensors
 from registry.errors import InvalidRecipe
 from registry.mixing import MIXINGS
 from registry.mixing.compat import SoupIngredient
-from registry.spec import AdapterConfig, BankConfig, Mixing, MixingRequest, MixReport, Recipe, RecipeIngredient
-from tests.registry.mixing.test_structures import reported
-from tests.registry.random_adapters import BASE, INIT, SHAPE, bottleneck, known, lora, part, started
+from registry.spec import (
+    AdapterConfig,
+    AverageMixing,
+    BankConfig,
+    ConcatMixing,
+    DareMixing,
+    FisherMixing,
+    LoraConfig,
+    LoraModule,
+    Mixing,
+    MixingRequest,
+    MixReport,
+    Recipe,
+    RecipeIngredient,
+    SlerpMixing,
+    TiesMixing,
+)
+from tests.other_processor import elsewhere
+from tests.registry.random_adapters import (
+    BASE,
+    INIT,
+    LINEARS,
+    SHAPE,
+    bottleneck,
+    known,
+    lora,
+    part,
+    reported,
+    started,
+    tensors_of,
+    updates,
+    weighted,
+)
 from tests.repository import REPOSITORY
 
 REQUESTS: TypeAdapter[Any] = TypeAdapter(MixingRequest)
+PLAIN = bottleneck("bapna_firat", 4)
+METHODS = sorted(MIXINGS)
+OF_SEVERAL = sorted(MIXINGS.keys() - {"merge"})
+PROBES = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
 
 
-def some_parts(method: str, count: int = 2) -> list[SoupIngredient]:
-    """Ingredients that a method takes: bottlenecks of one start, or one bank."""
+def some_parts(method: str, config: AdapterConfig = PLAIN, **changes: Any) -> list[SoupIngredient]:
+    """Ingredients that a method takes: bottlenecks of one start, the heaviest of which are alike, or one bank."""
     if method == "merge":
-        bank = BankConfig(expert=bottleneck("bapna_firat", 3), experts=2)
-        return [part(0, bank, load=lambda: drawn(bank), provenance=INIT)]
-    config, weights = bottleneck("bapna_firat", 4), {1: ["1"], 2: ["0.25", "0.75"]}[count]
+        return [part(0, BankConfig(expert=bottleneck("bapna_firat", 3), experts=2), provenance=INIT, **changes)]
+    weights = ["0.25", "0.75"] if method == "slerp" else ["0.4", "0.2", "0.4"]
     provenance = started(config) if method == "task_arithmetic" else INIT
-    parts = [part(n, config, weights[n], provenance=provenance) for n in range(count)]
+    parts = [part(n, config, weight, provenance=provenance, **changes) for n, weight in enumerate(weights)]
     kind = MIXINGS[method].statistic(REQUESTS.validate_python({"method": method}))
     return parts if kind is None else [known(one, kind) for one in parts]
 
 
-def drawn(config: Any) -> dict[str, torch.Tensor]:
-    draw = np.random.default_rng(0)
-    return {
-        name: torch.from_numpy(draw.normal(0, 0.5, size).astype(np.float32))
-        for name, size in expected_tensors(config, SHAPE).items()
-    }
+def mixing_of(method: str, parts: Sequence[SoupIngredient] = (), **fields: Any) -> Mixing:
+    """As a recipe has it whose request names the method and these fields."""
+    asked = REQUESTS.validate_python({"method": method, **fields})
+    return MIXINGS[method].resolved(parts or some_parts(method), asked, SHAPE)
 
 
 def broken(parts: Sequence[SoupIngredient]) -> list[SoupIngredient]:
@@ -57,36 +89,28 @@ def broken(parts: Sequence[SoupIngredient]) -> list[SoupIngredient]:
     return [replace(parts[0], load=load), *parts[1:]]
 
 
-@pytest.mark.parametrize("method", sorted(MIXINGS))
+def soup_updates(parts: Sequence[SoupIngredient], mixing: Mixing) -> dict[str, torch.Tensor]:
+    method = MIXINGS[mixing.method]
+    return updates(method.result(parts, mixing), method.mix(parts, mixing), PROBES)
+
+
+def test_every_method_is_a_member_of_the_union() -> None:
+    assert {one.model_fields["method"].default for one in get_args(get_args(Mixing)[0])} == set(MIXINGS)
+
+
+@pytest.mark.parametrize("method", METHODS)
 class TestEveryMixingMethod:
-    def mixing(self, method: str) -> Mixing:
-        """As a recipe has it whose request names nothing but the method."""
-        asked = REQUESTS.validate_python({"method": method})
-        return MIXINGS[method].resolved(some_parts(method), asked, SHAPE)
-
-    def test_it_is_a_member_of_the_union_by_its_own_name(self, method: str) -> None:
-        names = {one.model_fields["method"].default for one in get_args(get_args(Mixing)[0])}
-        assert names == set(MIXINGS)
-        assert self.mixing(method).method == method
-
-    def test_its_fields_are_checked_and_written_back_alike(self, method: str) -> None:
-        mixing: BaseModel = self.mixing(method)
-        assert REQUESTS.validate_json(mixing.model_dump_json()) == mixing
-        with pytest.raises(ValidationError):
-            REQUESTS.validate_python({"method": method, "no_such_field": 1})
-
     def test_what_it_makes_fits_its_configuration(self, method: str) -> None:
-        parts, mixing = some_parts(method), self.mixing(method)
+        parts, mixing = some_parts(method), mixing_of(method)
         assert MIXINGS[method].check(parts, mixing) == []
         config = MIXINGS[method].result(parts, mixing)
         found = {name: tuple(tensor.shape) for name, tensor in MIXINGS[method].mix(parts, mixing).items()}
         assert tensor_problems(expected_tensors(config, SHAPE), found) == []
 
-    def test_the_same_bytes_again_and_in_any_order(self, method: str) -> None:
-        parts, mixing = some_parts(method), self.mixing(method)
-        made = [save_tensors(MIXINGS[method].mix(some, mixing)) for some in (parts, parts, parts[::-1])]
-        assert len(set(made)) == 1
-        assert MIXINGS[method].result(parts, mixing) == MIXINGS[method].result(parts[::-1], mixing)
+    def test_the_same_bytes_in_any_order(self, method: str) -> None:
+        orders, mixing = [*permutations(some_parts(method))], mixing_of(method)
+        assert len({save_tensors(MIXINGS[method].mix(parts, mixing)) for parts in orders}) == 1
+        assert len({MIXINGS[method].result(parts, mixing) for parts in orders}) == 1
 
     def test_every_ingredient_is_read_once_and_none_by_the_check(self, method: str) -> None:
         read: list[int] = []
@@ -94,7 +118,7 @@ class TestEveryMixingMethod:
         def counted(one: SoupIngredient) -> SoupIngredient:
             return replace(one, load=lambda: read.append(one.adapter_id) or one.load())  # type: ignore[func-returns-value]
 
-        parts, mixing = [counted(one) for one in some_parts(method)], self.mixing(method)
+        parts, mixing = [counted(one) for one in some_parts(method)], mixing_of(method)
         MIXINGS[method].check(parts, mixing)
         MIXINGS[method].result(parts, mixing)
         assert read == []
@@ -103,28 +127,29 @@ class TestEveryMixingMethod:
 
     def test_numbers_that_are_none_are_refused(self, method: str) -> None:
         with pytest.raises(InvalidRecipe, match="not finite"):
-            MIXINGS[method].mix(broken(some_parts(method)), self.mixing(method))
+            MIXINGS[method].mix(broken(some_parts(method)), mixing_of(method))
 
     def test_nothing_is_mixed_over_two_bases(self, method: str) -> None:
         parts = some_parts(method)
         other = replace(parts[-1], base_fingerprint="sha256:" + "c" * 64, adapter_id=9, ref="acme/other@1")
-        reasons = MIXINGS[method].check([*parts, other], self.mixing(method))
+        reasons = MIXINGS[method].check([*parts, other], mixing_of(method))
         assert reasons
         assert method == "merge" or "The base models differ" in reasons[0]
 
     def test_its_report_tells_sizes_and_the_residual(self, method: str) -> None:
-        parts, mixing = some_parts(method), self.mixing(method)
+        parts, mixing = some_parts(method), mixing_of(method)
         tensors, report = reported(parts, mixing)
         assert (report.method, report.members) == (method, len(parts))
         assert report.size_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         assert report.residual is not None
-        assert (report.residuals is not None) == MIXINGS[method].by_site
+        assert (report.residuals is not None) == MIXINGS[method].by_site == ("residuals" in report.model_dump())
         assert MixReport.model_validate(report.model_dump(mode="json")) == report
 
     def test_the_recipe_has_the_digest_of_its_fields_alone(self, method: str) -> None:
         one = RecipeIngredient(digest=BASE, weight="1")
-        recipe = Recipe(base_fingerprint=BASE, ingredients=(one,), mixing=self.mixing(method))
-        assert Recipe.model_validate_json(recipe.model_dump_json()).digest == recipe.digest
+        recipe = Recipe(base_fingerprint=BASE, ingredients=(one,), mixing=mixing_of(method))
+        again = Recipe.model_validate_json(recipe.model_dump_json())
+        assert (again, again.digest) == (recipe, recipe.digest)
 
     def test_it_is_explained(self, method: str) -> None:
         pages = Path(REPOSITORY) / "docs"
@@ -134,26 +159,91 @@ class TestEveryMixingMethod:
         assert method in (pages / "reference" / "glossary.md").read_text()
 
 
+@pytest.mark.parametrize("method", OF_SEVERAL)
+class TestThoseOfSeveralAdapters:
+    @pytest.mark.parametrize("config", [bottleneck("parallel"), lora(rslora=True)], ids=lambda one: one.method)
+    def test_one_ingredient_is_itself_bit_for_bit(self, method: str, config: AdapterConfig) -> None:
+        if (method, config.method) in (("align", "lora"), ("task_arithmetic", "bottleneck")):
+            return  # which takes no LoRA, and which goes from the start and back
+        half = part(0, config, dtype="BF16", provenance=INIT, load=lambda: tensors_of(config, 0, torch.bfloat16))
+        mixing = mixing_of(method, [half])
+        assert MIXINGS[method].check([half], mixing) == []
+        assert MIXINGS[method].result([half], mixing) == config
+        assert save_tensors(MIXINGS[method].mix([half], mixing)) == save_tensors(half.load())
+
+    def test_copies_of_one_are_that_one(self, method: str) -> None:
+        same = tensors_of(PLAIN, 0)
+        parts = some_parts(method, load=lambda: same)
+        mixing = mixing_of(method)
+        if hasattr(mixing, "density"):  # nothing is left out
+            mixing = mixing.model_copy(update={"density": "1"})
+        error = 0.02 if method == "recompress" else 1e-5  # that of its ridge
+        found = soup_updates(parts, mixing)
+        for site, update in updates(PLAIN, same, PROBES).items():
+            assert (found[site] - update).norm() < error * update.norm(), site
+
+    def test_the_scale_is_of_the_output(self, method: str) -> None:
+        if method in ("task_arithmetic", "recompress"):
+            return  # whose scale is of the distance from the start, and which is fitted to what is scaled
+        parts = some_parts(method)
+        plain, scaled = (soup_updates(parts, mixing_of(method, scale=scale)) for scale in ("1", "-2"))
+        for site, update in plain.items():
+            torch.testing.assert_close(scaled[site], -2 * update, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("config", [PLAIN, lora(rank=2)], ids=lambda one: one.method)
+    def test_only_those_that_say_so_make_wider_soups(self, method: str, config: AdapterConfig) -> None:
+        mixing = REQUESTS.validate_python({"method": method})
+        soup = MIXINGS[method].result([part(n, config, "0.5") for n in range(2)], mixing)
+        assert soup.width <= config.width or mixing.widens
+
+
 @pytest.mark.parametrize(
     ("mixing", "digest"),
     [
-        ({"method": "average"}, "sha256:77201b32c9271ee110120643cb8aa53579c260fdc122dbc86a473115ba8404a8"),
-        (
-            {"method": "concat", "scale": "0.5"},
-            "sha256:7e66c6f8fe39ff930037d2403c548da6692df279fa41f7a3283392444460e8ce",
-        ),
-        ({"method": "merge"}, "sha256:67886c76b40fe735b69e17e7a83e8ed148eec2d9cd1c243b4bd815da8e08d585"),
+        ({"method": "average"}, "77201b32c9271ee110120643cb8aa53579c260fdc122dbc86a473115ba8404a8"),
+        ({"method": "concat", "scale": "0.5"}, "7e66c6f8fe39ff930037d2403c548da6692df279fa41f7a3283392444460e8ce"),
+        ({"method": "merge"}, "67886c76b40fe735b69e17e7a83e8ed148eec2d9cd1c243b4bd815da8e08d585"),
     ],
 )
 def test_recipes_keep_their_digests(mixing: dict[str, str], digest: str) -> None:
     one = RecipeIngredient(digest=BASE, weight="1")
     recipe = Recipe(base_fingerprint=BASE, ingredients=(one,), mixing=REQUESTS.validate_python(mixing))
-    assert recipe.digest == digest
+    assert recipe.digest == f"sha256:{digest}"
 
 
-@pytest.mark.parametrize("config", [bottleneck("bapna_firat", 4), lora(rank=2)], ids=["bottleneck", "lora"])
-@pytest.mark.parametrize("method", sorted(MIXINGS.keys() - {"merge"}))
-def test_only_methods_that_say_so_make_wider_soups(method: str, config: AdapterConfig) -> None:
-    mixing = REQUESTS.validate_python({"method": method})
-    soup = MIXINGS[method].result([part(n, config, "0.5") for n in range(2)], mixing)
-    assert soup.width <= config.width or mixing.widens
+# --- the same bytes everywhere --------------------------------------------------------------------
+
+EVERYWHERE = "4a0329fcb2af6306c2facb3dc4276905f04c17789bf9ff7155a33d2f167fa5a8"
+
+
+def digests_of_some() -> str:
+    """One of what commit faf82b18 made too, and one of averages and exact mixtures."""
+    wide = LoraConfig.of({path: LoraModule(5, 7.0) for path in LINEARS}, rslora=True)
+    two = weighted([bottleneck("bapna_firat", 5)] * 2, [1, 2], provenance=INIT)
+    narrow = weighted([bottleneck("bapna_firat", 5), bottleneck("bapna_firat", 3)], [0.3, 0.1])
+    groups: list[list[tuple[list[SoupIngredient], Mixing]]] = [
+        [
+            (two, TiesMixing()),
+            (two, DareMixing()),
+            (two, SlerpMixing()),
+            ([known(one, "fisher") for one in two], FisherMixing(scale="0.7")),
+        ],
+        [
+            (weighted([PLAIN] * 5, [0.1, 0.7, 1.3, 2.9, 0.05]), AverageMixing()),
+            (narrow, ConcatMixing(scale="0.7")),
+            (weighted([wide, lora(3, 5.0)], [0.3, 0.1]), ConcatMixing(scale="0.7")),
+        ],
+    ]
+    return " ".join(
+        hashlib.sha256(b"".join(save_tensors(MIXINGS[one.method].mix(parts, one)) for parts, one in group)).hexdigest()
+        for group in groups
+    )
+
+
+@pytest.mark.slow
+def test_the_bytes_are_the_same_on_every_processor_and_as_commit_faf82b18_made_them() -> None:
+    """`ATEN_CPU_CAPABILITY=default` runs torch's plain kernels."""
+    other = {"ATEN_CPU_CAPABILITY": "default", "NPY_DISABLE_CPU_FEATURES": "AVX512F", "OMP_NUM_THREADS": "3"}
+    here = digests_of_some()
+    assert here.split()[0] == EVERYWHERE
+    assert elsewhere(digests_of_some, other) == here

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from registry.adapters import sites_of
-from registry.errors import Incompatible
-from registry.mixing import MIXINGS, concat
+from registry.mixing import concat
 from registry.mixing.auto import choose_mixing
 from registry.mixing.report import ExactMixture
-from registry.spec import AutoMixing, AverageMixing, ConcatMixing, HandRecipe, Recipe, RecipeIngredient
+from registry.spec import AutoMixing, ConcatMixing, HandRecipe, Recipe, RecipeIngredient
 from tests.registry.random_adapters import (
     BASE,
     SHAPE,
@@ -95,14 +94,9 @@ def test_one_ingredient_with_layers_is_a_soup_and_not_the_adapter_itself():
     )
 
 
-def test_an_average_does_not_keep_them():
+def test_auto_concatenates_what_an_average_does_not_keep():
     parts = [layered(n, bottleneck("pfeiffer"), [0.5] * 12) for n in range(2)]
     assert choose_mixing(parts, AutoMixing(), max_width=512).mixing == ConcatMixing()
-    assert any(
-        "only 'concat' and 'recompress' can keep" in why for why in MIXINGS["average"].check(parts, AverageMixing())
-    )
-    with pytest.raises(Incompatible, match="factors by layer"):
-        choose_mixing(parts, AverageMixing(assume_same_init=True), max_width=512)
 
 
 def test_places_are_named_as_tensors_and_modules_are():

@@ -16,22 +16,21 @@ from registry.errors import Incompatible
 from registry.mixing import MIXINGS
 from registry.mixing.auto import best_unranked, choose_mixing
 from registry.mixing.average import mix, result
-from registry.mixing.report import ExactMixture, report_of
+from registry.mixing.report import ExactMixture
 from registry.spec import (
     AutoMixing,
     AverageMixing,
     ConcatMixing,
     HeadConfig,
     Pruned,
-    Recipe,
-    RecipeIngredient,
     UnionConfig,
     canonical_weights,
 )
 from tests.registry.pruned_adapters import sparse, sparse_part
-from tests.registry.random_adapters import BASE, INIT, SHAPE, bottleneck, lora, part, tensors_of
+from tests.registry.random_adapters import INIT, SHAPE, bottleneck, lora, part, reported, tensors_of
 
 CONFIG = bottleneck("pfeiffer")
+UNION = UnionConfig(members=(bottleneck("parallel"), HeadConfig(task="classification", labels=("a", "b"))))
 RULES = ("union", "intersect", "first", "reprune")
 rules = st.sampled_from(RULES)
 weights = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=4)
@@ -66,8 +65,8 @@ def keeps(config, tensors):
 # --- laws -----------------------------------------------------------------------------------------
 
 
+@settings(max_examples=10)
 @given(weights, rules, st.randoms(use_true_random=False))
-@settings(max_examples=25)
 def test_the_order_of_ingredients_changes_nothing(drawn, rule, random):
     parts = parts_of(CONFIG, drawn)
     shuffled = random.sample(parts, len(parts))
@@ -77,8 +76,8 @@ def test_the_order_of_ingredients_changes_nothing(drawn, rule, random):
     assert save_tensors(tensors) == save_tensors(same)
 
 
+@settings(max_examples=10)
 @given(weights)
-@settings(max_examples=25)
 def test_a_union_loses_nothing_of_the_average(drawn):
     parts = parts_of(CONFIG, drawn)
     _, tensors = mixed(parts)
@@ -87,10 +86,11 @@ def test_a_union_loses_nothing_of_the_average(drawn):
     assert save_tensors(without_masks(tensors)) == save_tensors(average)
 
 
-@given(weights)
-@settings(max_examples=25)
-def test_masks_are_what_their_names_say(drawn):
-    parts = parts_of(CONFIG, drawn)
+@settings(max_examples=10)
+@pytest.mark.parametrize("config", [CONFIG, UNION], ids=lambda one: one.method)
+@given(drawn=weights)
+def test_masks_are_what_their_names_say(config, drawn):
+    parts = parts_of(config, drawn)
     own = [keeps(one.config, one.load()) for one in parts]
     found = {rule: keeps(*mixed(parts, rule)) for rule in RULES}
     heaviest = max(range(len(parts)), key=lambda i: (float(parts[i].weight), [-ord(c) for c in parts[i].digest]))
@@ -101,8 +101,8 @@ def test_masks_are_what_their_names_say(drawn):
         assert torch.equal(found["first"][name], first)
 
 
+@settings(max_examples=10)
 @given(weights)
-@settings(max_examples=25)
 def test_pruning_again_keeps_the_mean_density_and_the_largest(drawn):
     parts = parts_of(CONFIG, drawn)
     _, average = mixed(parts)
@@ -138,7 +138,7 @@ def test_copies_average_to_themselves(count, rule):
         bottleneck("houlsby_plain"),
         bottleneck("bapna_firat"),
         lora(rank=3, leaves=("c_attn", "c_fc")),
-        UnionConfig(members=(bottleneck("parallel"), HeadConfig(task="classification", labels=("a", "b")))),
+        UNION,
     ],
     ids=["houlsby", "bapna_firat", "lora", "union"],
 )
@@ -253,21 +253,9 @@ def test_concatenated_they_are_dense():
 # --- the report -----------------------------------------------------------------------------------
 
 
-def report(parts, mixing):
-    method = MIXINGS[mixing.method]
-    ordered = sorted(parts, key=lambda one: one.digest)
-    recipe = Recipe(
-        base_fingerprint=BASE,
-        ingredients=tuple(RecipeIngredient(digest=one.digest, weight=one.weight) for one in ordered),
-        mixing=mixing,
-    )
-    config, tensors = method.result(ordered, mixing), method.mix(ordered, mixing)
-    return report_of(ordered, recipe, config, tensors, shape=SHAPE, exact=ExactMixture(config, SHAPE, mixing)), config
-
-
 def test_the_report_says_what_is_pruned():
     parts = parts_of(CONFIG, [0.5, 0.5])
-    found, config = report(parts, AverageMixing())
+    found, config = reported(parts, AverageMixing())[1], result(parts, AverageMixing())
     plain = sum(tensor.numel() for tensor in tensors_of(CONFIG, 0).values())
     assert found.parameters == plain - config.pruned.masked
     assert found.size_bytes == 4 * plain + 4 * 64 // 8
@@ -275,19 +263,14 @@ def test_the_report_says_what_is_pruned():
     assert note.startswith(f"Pruned are {config.pruned.masked} entries (")
     shares = " ".join(f"{one.config.pruned.sparsity:.1%}," for one in sorted(parts, key=lambda one: one.digest))
     assert note.endswith(f", by masks 'union' of ingredients pruned by {shares.rstrip(',')}.")
-    assert report(parts, ConcatMixing())[0].notes[0].endswith("by concat no mask is kept.")
+    assert reported(parts, ConcatMixing())[1].notes[0].endswith("by concat no mask is kept.")
     mixture = [parts[0], part(1, CONFIG, "0.5", provenance=INIT)]
-    assert report(mixture, AverageMixing())[0].notes[0].endswith("by average an ingredient keeps every entry.")
+    assert reported(mixture, AverageMixing())[1].notes[0].endswith("by average an ingredient keeps every entry.")
     plainly = [part(n, CONFIG, "0.5", provenance=INIT) for n in range(2)]
-    assert report(plainly, AverageMixing())[0].notes == ()
-    assert report(plainly, AverageMixing(masks="intersect"))[0].notes == (
+    assert reported(plainly, AverageMixing())[1].notes == ()
+    assert reported(plainly, AverageMixing(masks="intersect"))[1].notes == (
         "None of the ingredients is pruned: masks 'intersect' changed nothing.",
     )
-
-
-def test_the_mask_rule_is_in_the_recipe_only_where_it_is_set():
-    assert "masks" not in AverageMixing().model_dump(mode="json")
-    assert AverageMixing(masks="first").model_dump(mode="json")["masks"] == "first"
 
 
 @pytest.mark.parametrize("rule", RULES)

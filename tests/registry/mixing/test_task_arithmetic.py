@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from registry.adapters import create
 from registry.errors import Incompatible
 from registry.mixing import MIXINGS
-from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient
 from registry.spec import (
-    AverageMixing,
     ConcatMixing,
-    HeadConfig,
-    PrefixConfig,
     Provenance,
     TaskArithmeticMixing,
-    UnionConfig,
 )
-from tests.registry.pruned_adapters import sparse
 from tests.registry.random_adapters import (
-    INIT,
     OTHER_INIT,
     SHAPE,
     bottleneck,
     lora,
-    part,
     started,
     tensors_of,
     weighted,
@@ -56,13 +47,6 @@ def test_it_is_the_papers_formula(config, coefficients) -> None:
         vectors = [tensors_of(config, n)[name].double() - first for n in range(3)]
         wanted = first + sum(c * vector for c, vector in zip(coefficients, vectors, strict=True))
         assert torch.allclose(tensor.double(), wanted, rtol=1e-6, atol=1e-6), name
-
-
-def test_at_scale_1_it_is_the_average() -> None:
-    parts = weighted([PLAIN] * 3, [1, 2, 5], provenance=started(PLAIN))
-    average = MIXINGS["average"].mix(parts, AverageMixing())
-    for name, tensor in ours(parts).items():
-        assert torch.allclose(tensor, average[name], rtol=1e-6, atol=1e-7), name
 
 
 def test_what_learnt_nothing_stays_at_the_start() -> None:
@@ -103,38 +87,4 @@ def test_of_loras_it_is_the_sum_of_their_updates_exactly(scale: str) -> None:
     assert METHOD.result(parts, mixing) == MIXINGS["concat"].result(parts, exact)
     wanted = MIXINGS["concat"].mix(parts, exact)
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in METHOD.mix(parts, mixing).items())
-    path = "transformer.h.0.attn.c_attn"
-    names = [f"base_model.model.{path}.lora_{side}.weight" for side in "BA"]
-    soup = METHOD.mix(parts, mixing)
-    found = soup[names[0]].double() @ soup[names[1]].double()
-    updates = [
-        float(one.weight) * one.config.scaling(one.config.modules()[path]) * np.asarray(b) @ np.asarray(a)
-        for one in parts[:2]
-        for b, a in [[one.load()[name].double() for name in names]]
-    ]
-    assert np.allclose(found.numpy(), float(scale) * sum(updates), rtol=1e-5, atol=1e-5)
     assert "max_width is 5" in METHOD.too_wide(parts, mixing, 5)[0]
-
-
-def test_what_cannot_be_mixed_so_is_refused() -> None:
-    head = HeadConfig(task="classification", labels=("no", "yes"))
-    union = UnionConfig(members=(PrefixConfig(length=2), bottleneck("parallel", 3)))
-    config, tensors = sparse(bottleneck("pfeiffer", 4), 0)
-    for parts, words in (
-        ([part(0, PLAIN, provenance=INIT), part(1, PLAIN, provenance=OTHER_INIT)], "initialisations differ"),
-        ([part(n, PLAIN) for n in range(2)], "is unknown"),
-        ([part(0, PLAIN)], "is unknown"),
-        ([part(0, PLAIN, provenance=INIT)], "name 'init_seed'"),
-        (
-            [part(n, bottleneck("houlsby"), provenance=INIT) for n in range(2)],
-            "trained LayerNorms of acme/a0@1 started",
-        ),
-        ([part(n, config, provenance=INIT, load=lambda: tensors) for n in range(2)], "is pruned, and"),
-        ([part(n, head, provenance=INIT) for n in range(2)], "has no projections to mix"),
-        ([part(n, union, provenance=INIT) for n in range(2)], "of bottlenecks and LoRAs, and acme/a0@1 is a union"),
-        ([part(n, PLAIN, provenance=INIT, layers={"layers.0.ffn": "1"}) for n in range(2)], "factors by layer"),
-        ([part(0, PLAIN, provenance=INIT), part(1, lora(2))], "methods differ"),
-    ):
-        with pytest.raises(Incompatible) as refused:
-            choose_mixing(parts, TaskArithmeticMixing(), max_width=512)
-        assert words in refused.value.message, refused.value.message
