@@ -1,4 +1,4 @@
-"""Attaching: always removed, nothing of the base changed, other dtypes, other families, misfits refused."""
+"""Attaching: always removed, nothing of the base changed, other dtypes, misfits refused."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import copy
 
 import pytest
 import torch
-from transformers import PhiConfig, PhiForCausalLM
 
-from registry.adapters import attached, create, from_tensors, paper_config, sites
+from registry.adapters import attached, create, from_tensors, paper_config
 from registry.errors import Incompatible, Internal
 from registry.spec import BaseShape, LoraConfig, LoraModule
 
@@ -19,8 +18,8 @@ IDS = torch.tensor([[0, 5, 17, 250, 3, 99]])
 STRUCTURES = ["houlsby", "pfeiffer", "bapna_firat", "parallel"]
 
 
-def adapter_for(structure, model, shape=SHAPE):
-    return create(paper_config(structure, bottleneck=4), shape, seed=5, init="linear", base=model)
+def adapter_for(structure, model):
+    return create(paper_config(structure, bottleneck=4), SHAPE, seed=5, init="linear", base=model)
 
 
 def hooks_of(model):
@@ -44,17 +43,6 @@ def test_hooks_leave_when_attaching_fails_half_way(model):
     with pytest.raises(RuntimeError, match="half way"), attached(model, adapter):
         raise AssertionError("never attached")
     assert hooks_of(model) == 0
-
-
-def test_one_after_the_other_and_again(model):
-    first, second = adapter_for("bapna_firat", model), adapter_for("pfeiffer", model)
-    seen = []
-    for adapter in (first, second, first, second):
-        with torch.no_grad(), attached(model, adapter):
-            seen.append(model(IDS).logits)
-    assert torch.equal(seen[0], seen[2])
-    assert torch.equal(seen[1], seen[3])
-    assert not torch.equal(seen[0], seen[1])
 
 
 def test_one_adapter_on_two_models_at_once(model, tiny_base_dir):
@@ -105,32 +93,6 @@ def test_unknown_family_names_the_known_ones(model):
         create(paper_config("pfeiffer"), SHAPE.model_copy(update={"model_type": "no-such"}), seed=0)
     with pytest.raises(Incompatible, match="known families"), attached(torch.nn.Linear(1, 1), adapter):
         raise AssertionError("never attached")
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_another_family_needs_a_table_entry_only(structure, monkeypatch):
-    monkeypatch.setitem(
-        sites.FAMILIES,
-        "phi",  # one norm a layer, both sub-layers read it
-        sites.Family(
-            layers="model.layers", attention="self_attn", ffn="mlp", ffn_input="mlp", norms=("input_layernorm",)
-        ),
-    )
-    torch.manual_seed(0)
-    config = PhiConfig(
-        vocab_size=300, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=64, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    model = PhiForCausalLM(config).eval().requires_grad_(False)
-    shape = SHAPE.model_copy(update={"model_type": "phi"})
-    neutral = create(paper_config(structure, bottleneck=4), shape, seed=0, init="zero_up", base=model)
-    adapter = adapter_for(structure, model, shape)
-    base = model(IDS).logits
-    with torch.no_grad(), attached(model, neutral):
-        torch.testing.assert_close(model(IDS).logits, base, rtol=1e-6, atol=1e-6)
-    with torch.no_grad(), attached(model, adapter):
-        assert (model(IDS).logits - base).abs().max() > 1e-3
-    assert hooks_of(model) == 0
 
 
 @pytest.mark.parametrize("norm", [torch.nn.Identity(), torch.nn.LayerNorm(32, bias=False), torch.nn.RMSNorm(32)])

@@ -117,7 +117,10 @@ def test_it_starts_from_its_seed_alone(name: str, base: LoadedBase) -> None:
     assert list(expected_tensors(config, base.shape)) == canonical_order(first)
     assert all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in first.values())
     assert init_hash(first) == init_hash(again) != init_hash(another)
-    for wrong, reason in (({"seed": -1}, "not negative"), ({"seed": 0, "init": "ones"}, "not one of")):
+    for wrong, reason in (
+        ({"seed": -1}, "not negative"),
+        ({"seed": 0, "init": "ones"}, "near_identity, linear, zero_up"),
+    ):
         with pytest.raises(InvalidParameter, match=reason):
             create(config, base.shape, base=base.model, **wrong)
 
@@ -163,18 +166,20 @@ def test_a_push_refuses_it_with_any_tensor_missing_reshaped_added_or_not_finite(
 ) -> None:
     config, tensors = one
 
-    def problem(changed: Mapping[str, Tensor], error: type[Exception], said: str) -> None:
-        with pytest.raises(error, match=said):
+    def problems(changed: Mapping[str, Tensor], error: type[Incompatible | InvalidWeights]) -> str:
+        with pytest.raises(error) as refused:
             check_weights(save_tensors(changed), config, base.shape, max_bytes=10**7)
+        return "\n".join(refused.value.problems)
 
+    missing = problems({}, Incompatible)
+    reshaped = problems({name: tensor.reshape(-1, 1, 1) for name, tensor in tensors.items()}, Incompatible)
+    nan = {name: tensor if is_mask(name) else tensor + float("nan") for name, tensor in tensors.items()}
+    broken = problems(nan, InvalidWeights)
     for name, tensor in tensors.items():
-        problem({key: value for key, value in tensors.items() if key != name}, Incompatible, "missing")
-        problem({**tensors, name: tensor.reshape(-1, 1, 1)}, Incompatible, "is needed")
-        if not is_mask(name):
-            broken = tensor.clone()
-            broken.view(-1)[0] = float("nan")
-            problem({**tensors, name: broken}, InvalidWeights, "NaN")
-    problem({**tensors, "extra.weight": torch.zeros(2)}, Incompatible, "not expected")
+        assert f"Tensor {name} {list(tensor.shape)} is missing." in missing
+        assert f"Tensor {name} has shape {[tensor.numel(), 1, 1]}, and {list(tensor.shape)} is needed." in reshaped
+        assert is_mask(name) or f"Tensor '{name}' holds {tensor.numel()} values that are NaN" in broken
+    assert "'extra.weight' is not expected" in problems({**tensors, "extra.weight": torch.zeros(2)}, Incompatible)
 
 
 def test_it_leaves_the_base_as_it_was(one: tuple[AdapterConfig, dict[str, Tensor]], base) -> None:

@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -27,7 +26,7 @@ from registry.spec import (
     LoraModule,
     UnionConfig,
 )
-from tests.registry.random_adapters import SHAPE, STRUCTURES, bottleneck, lora
+from tests.registry.random_adapters import SHAPE, STRUCTURES, bottleneck, drawn, lora
 
 SHARES = ("up", "down", "none")
 EXPERTS = {**{kind: bottleneck(kind) for kind in STRUCTURES}, "lora": lora(leaves=("c_attn", "c_fc"))}
@@ -37,15 +36,6 @@ HEAD = HeadConfig(task="classification", labels=("good", "bad"))
 
 def bank_config(expert: BottleneckConfig | LoraConfig, **fields: Any) -> BankConfig:
     return BankConfig.model_validate({"expert": expert, **fields})
-
-
-def drawn(config: BankConfig, shape: BaseShape, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A bank's tensors with copies that differ."""
-    draw = np.random.default_rng(seed)
-    return {
-        name: torch.from_numpy(draw.normal(0, 0.3, size).astype(np.float32))
-        for name, size in expected_tensors(config, shape).items()
-    }
 
 
 def bank_of(config: BankConfig, shape: BaseShape, seed: int = 0) -> BankAdapter:
@@ -94,12 +84,12 @@ def test_names_are_the_experts_and_copies_have_a_leading_dimension():
 
 
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("kind", EXPERTS)
+@pytest.mark.parametrize("kind", ["houlsby", "bapna_firat", "lora"])
 def test_every_copy_starts_as_the_plain_adapter_does(kind, share, base):
     shape = base.shape
     expert = expert_on(kind, shape)
     plain = create(expert, shape, seed=7, base=base.model).state_dict()
-    for experts in (2, 3, 5, 7):
+    for experts in (3, 7):
         bank = create(bank_config(expert, experts=experts, share=share), shape, seed=7, base=base.model)
         assert isinstance(bank, BankAdapter)
         started = bank.state_dict()
@@ -176,8 +166,10 @@ def test_half_precision_is_merged_in_fp32():
 # --- on a base model --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("kind", ["houlsby", "parallel", "bapna_firat", "lora"])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [("gpt2", "parallel"), ("gpt2", "bapna_firat"), ("gpt2", "lora"), ("gpt2", "houlsby"), ("llama", "houlsby")],
+)
 @pytest.mark.parametrize("share", SHARES)
 def test_a_route_is_the_adapter_of_its_copies_and_none_is_the_merge(family, kind, share, bases):
     model, shape = bases(family).model, bases(family).shape
@@ -197,26 +189,6 @@ def test_a_route_is_the_adapter_of_its_copies_and_none_is_the_merge(family, kind
             with bank.routed(routes):
                 assert torch.equal(logits(model), routed)
             assert torch.equal(logits(model), merged)
-
-
-def test_a_route_reaches_every_projection_alone(base):
-    """Changing the copy of one projection changes the output; changing a copy that is not drawn does not."""
-    model, shape = base.model, base.shape
-    config = bank_config(bottleneck("houlsby"), experts=2, share="none")
-    bank = bank_of(config, shape)
-    routes = dict.fromkeys(bank.projections, 0)
-    assert len(bank.projections) == shape.num_layers * 2 * 2
-    with torch.no_grad(), attached(model, bank):
-        with bank.routed(routes):
-            at_first = logits(model)
-        for path in bank.projections:
-            with bank.routed({**routes, path: 1}):
-                assert not torch.equal(logits(model), at_first), path
-        for parameter in bank.parameters():
-            if parameter.ndim > 1 and parameter.shape[0] == 2:
-                parameter[1].add_(1.0)
-        with bank.routed(routes):
-            assert torch.equal(logits(model), at_first)
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -240,19 +212,6 @@ def test_gradients_reach_the_drawn_experts_and_what_is_shared_and_no_other(kind,
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_without_a_route_every_expert_has_its_share_of_the_gradient(base):
-    model, shape = base.model, base.shape
-    config = bank_config(bottleneck("pfeiffer"), experts=4)
-    bank = bank_of(config, shape)
-    with attached(model, bank):
-        logits(model).square().mean().backward()
-    copies = dict(bank.named_parameters())["layers.0.ffn.down.weight"].grad
-    assert copies is not None
-    for one in copies[1:]:
-        torch.testing.assert_close(one, copies[0], rtol=1e-5, atol=1e-7)
-    assert copies[0].abs().sum() > 0
-
-
 def test_a_copy_of_a_bank_is_its_own(base):
     model, shape = base.model, base.shape
     bank = bank_of(bank_config(bottleneck("pfeiffer")), shape)
@@ -273,7 +232,7 @@ def test_a_copy_of_a_bank_is_its_own(base):
 def test_routes_are_drawn_uniformly_and_apart_from_each_other():
     bank = bank_of(bank_config(bottleneck("pfeiffer"), share="none"), SHAPE)
     torch.manual_seed(0)
-    draws = 4000
+    draws = 1000
     single: Counter[tuple[str, int]] = Counter()
     pairs: Counter[tuple[int, int]] = Counter()
     first, second = bank.projections[:2]

@@ -1,7 +1,4 @@
-"""Every family of causal models: adapters against layers written out by hand, over the base's own sub-modules.
-
-Those of encoders are in test_encoder_adapters.py.
-"""
+"""Every family: adapters against layers written out by hand, over the base's own sub-modules."""
 
 from __future__ import annotations
 
@@ -13,10 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from registry.adapters import attached, create, from_tensors, paper_config
+from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
 from registry.adapters.sites import FAMILIES
 from registry.base_model import load_base, shape_of
-from registry.base_model.likelihood import Window, score_windows, token_log_probs
+from registry.base_model.likelihood import Window, hidden_states, padded, score_windows
 from registry.errors import Incompatible
 from registry.spec import BaseEntry, BottleneckConfig, LoraConfig, LoraModule
 from tests.registry.random_adapters import drawn
@@ -41,7 +38,12 @@ CASES = {
     "parallel-residual": BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", input="residual"),
 }
 CAUSAL = [name for name, family in FAMILIES.items() if not family.post_norm]
+ENCODERS = sorted(FAMILIES.keys() - set(CAUSAL))
 ON_BASES = (*sorted(CAUSAL), "gpt_neox-sequential")  # GPT-NeoX also with the two sub-layers one after the other
+PAIRS = [
+    (name, case) for name in (*ON_BASES, *ENCODERS) for case in CASES
+    if name not in ENCODERS or case != "parallel-residual"  # there the module's argument is the residual stream
+]  # fmt: skip
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99, 42, 7], [0, 8, 8, 130, 21, 60, 299, 1]])
 
 
@@ -117,6 +119,19 @@ def side_by_side(attend, feed):
     return forward
 
 
+def post_norm(attend, feed):
+    """A layer of an encoder, LN(f(x) + x) twice; `attend` and `feed` give what is added."""
+
+    def forward(layer, x, *args, hand, **kwargs):
+        y = hand.norm(0, hand.attention(attend(layer, x, *args, **kwargs)) + x)
+        f, structure, residual = feed(layer, y), hand.config.structure, hand.config.input == "residual"
+        if structure == "pfeiffer" and residual:  # adapters 1.3: original_ln_before, _after, residual_before_ln
+            return hand.norms[1](f + hand.bottleneck("ffn", hand.norms[1](f + y)) + y)
+        return hand.block(hand.norm(1, hand.ffn(f, y, y) + y))
+
+    return forward
+
+
 def llama_attention(layer, x, **kwargs):
     return layer.self_attn(hidden_states=x, **kwargs)[0]
 
@@ -138,27 +153,53 @@ def opt_ffn(layer, x):
     return layer.fc2(torch.relu(layer.fc1(x)))
 
 
-LAYERS = {name: ("model.layers", sequential(llama_attention, mlp)) for name in RMS} | {
-    "gpt2": ("transformer.h", sequential(gpt2_attention, mlp)),
-    "gpt_neox": ("gpt_neox.layers", side_by_side(neox_attention, mlp)),
-    "gpt_neox-sequential": ("gpt_neox.layers", sequential(neox_attention, mlp)),
-    "opt": ("model.decoder.layers", sequential(llama_attention, opt_ffn)),
-}
-NORMS = dict.fromkeys((*RMS, "gpt_neox"), ("input_layernorm", "post_attention_layernorm")) | {
-    "gpt2": ("ln_1", "ln_2"),
-    "opt": ("self_attn_layer_norm", "final_layer_norm"),
-}
+def bert_attention(layer, x, mask, *_, **kwargs):
+    return layer.attention.output.dense(layer.attention.self(x, attention_mask=mask, **kwargs)[0])
+
+
+def bert_ffn(layer, x):
+    return layer.output.dense(layer.intermediate(x))
+
+
+def distilbert_attention(layer, x, mask, **kwargs):
+    return layer.attention(x, attention_mask=mask, **kwargs)[0]
+
+
+def distilbert_ffn(layer, x):
+    return layer.ffn(x)
+
+
+NORMS = ("input_layernorm", "post_attention_layernorm")
+BERT = ("encoder.layer", post_norm(bert_attention, bert_ffn), ("attention.output.LayerNorm", "output.LayerNorm"))
+OPT_NORMS = ("self_attn_layer_norm", "final_layer_norm")
+LAYERS = {
+    **dict.fromkeys(RMS, ("model.layers", sequential(llama_attention, mlp), NORMS)),
+    "gpt2": ("transformer.h", sequential(gpt2_attention, mlp), ("ln_1", "ln_2")),
+    "gpt_neox": ("gpt_neox.layers", side_by_side(neox_attention, mlp), NORMS),
+    "gpt_neox-sequential": ("gpt_neox.layers", sequential(neox_attention, mlp), NORMS),
+    "opt": ("model.decoder.layers", sequential(llama_attention, opt_ffn), OPT_NORMS),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), BERT),
+    "distilbert": (
+        "transformer.layer", post_norm(distilbert_attention, distilbert_ffn), ("sa_layer_norm", "output_layer_norm"),
+    ),
+}  # fmt: skip
 
 
 def by_hand(variant, model, config, tensors):
     """A copy of `model` whose layers are the ones above."""
     patched = copy.deepcopy(model)
-    path, forward = LAYERS[variant]
+    path, forward, norms = LAYERS[variant]
     for i, layer in enumerate(patched.get_submodule(path)):
-        hand = Hand(config, tensors, i, [getattr(layer, name) for name in NORMS[variant.removesuffix("-sequential")]])
+        hand = Hand(config, tensors, i, [layer.get_submodule(name) for name in norms])
         bound = MethodType(forward, layer)
         layer.forward = lambda *args, bound=bound, hand=hand, **kwargs: bound(*args, hand=hand, **kwargs)
     return patched
+
+
+def outputs(base, model=None, ids=IDS):
+    """Logits, or the hidden states of an encoder."""
+    model = base.model if model is None else model
+    return model(ids).logits if base.shape.kind == "causal" else hidden_states(model, ids, torch.ones_like(ids))
 
 
 def agree(got, want):
@@ -174,43 +215,46 @@ def test_the_tests_know_every_family():
     assert {name for name, family in FAMILIES.items() if family.rms_norms} == set(RMS)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("variant", ON_BASES)
+@pytest.mark.parametrize(("variant", "case"), PAIRS)
 def test_hooked_layers_are_the_layers_written_by_hand(bases, variant, case):
     base, config = bases(variant), CASES[case]
     tensors = drawn(config, base.shape)
     with torch.no_grad():
         with attached(base.model, from_tensors(config, base.shape, tensors)):
-            hooked = base.model(IDS).logits
-        agree(hooked, by_hand(variant, base.model, config, tensors)(IDS).logits)
-        assert (hooked - base.model(IDS).logits).abs().max() > 0.1
+            hooked = outputs(base)
+        agree(hooked, outputs(base, by_hand(variant, base.model, config, tensors)))
+        assert (hooked - outputs(base)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_reach_every_adapter_tensor_and_not_the_base(base, case):
-    config, model = CASES[case], base.model
+@pytest.mark.parametrize(("family", "case"), [pair for pair in PAIRS if pair[0] in ("gpt2", "llama", "bert")])
+def test_gradients_reach_every_adapter_tensor_and_not_the_base(bases, family, case):
+    base, config = bases(family), CASES[case]
     adapter = from_tensors(config, base.shape, drawn(config, base.shape))
-    with attached(model, adapter):
-        (-token_log_probs(model, IDS, torch.ones_like(IDS))).mean().backward()
+    with attached(base.model, adapter):
+        found = outputs(base)
+    (found * torch.linspace(-1, 1, found.shape[-1])).pow(2).mean().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in adapter.parameters())
-    assert all(p.grad is None for p in model.parameters())
+    assert all(p.grad is None for p in base.model.parameters())
 
 
-def test_nothing_trained_is_the_base_to_the_bit(base):
-    for config in CASES.values():
-        adapter = create(config, base.shape, seed=1, init="zero_up", base=base.model)
-        with torch.no_grad(), attached(base.model, adapter):
-            logits = base.model(IDS).logits
-        assert torch.equal(logits, base.model(IDS).logits), config
+@pytest.mark.parametrize("family", [*ON_BASES, *ENCODERS])
+def test_nothing_trained_is_the_base_to_the_bit(bases, family):
+    base = bases(family)
+    with torch.no_grad():
+        plain = outputs(base)
+        for case in [case for name, case in PAIRS if name == family]:
+            with attached(base.model, create(CASES[case], base.shape, seed=1, init="zero_up", base=base.model)):
+                assert torch.equal(outputs(base), plain), case
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox"])
 @pytest.mark.parametrize("case", CASES)
-def test_cached_decoding_equals_one_pass(base, case):
-    model, config = base.model, CASES[case]
-    with torch.no_grad(), attached(model, from_tensors(config, base.shape, drawn(config, base.shape))):
-        whole = model(IDS).logits[:, -1]
-        first = model(IDS[:, :5], use_cache=True)
-        rest = model(IDS[:, 5:], past_key_values=first.past_key_values, use_cache=True)
+def test_cached_decoding_equals_one_pass(bases, family, case):
+    base, config = bases(family), CASES[case]
+    with torch.no_grad(), attached(base.model, from_tensors(config, base.shape, drawn(config, base.shape))):
+        whole = base.model(IDS).logits[:, -1]
+        first = base.model(IDS[:, :5], use_cache=True)
+        rest = base.model(IDS[:, 5:], past_key_values=first.past_key_values, use_cache=True)
     agree(rest.logits[:, -1], whole)
 
 
@@ -224,6 +268,47 @@ def test_an_adapter_of_another_family_is_refused(bases, made_for, put_on):
         attached(bases(put_on).model, adapter),
     ):
         raise AssertionError("never attached")
+
+
+# encoders
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"parallel-residual"}))
+def test_rows_of_a_batch_of_an_encoder_get_what_they_get_alone(encoder, case):
+    config = CASES[case]
+    adapter = from_tensors(config, encoder.shape, drawn(config, encoder.shape))
+    rows = [[0, 5, 17, 2], [0, 5, 17, 250, 3, 99, 42, 2], [0, 2]]
+    ids, mask = padded(rows, pad_id=1)
+    with torch.no_grad(), attached(encoder.model, adapter):
+        together = hidden_states(encoder.model, ids, mask)
+        for row, found in zip(rows, together, strict=True):
+            agree(found[: len(row)], outputs(encoder, ids=torch.tensor([row]))[0])
+
+
+@pytest.mark.parametrize("case", ["houlsby", "pfeiffer-residual", "bapna_firat-residual"])
+def test_half_precision_encoders_keep_their_dtype(encoder, case):
+    half = copy.deepcopy(encoder.model).to(torch.bfloat16)
+    adapter = from_tensors(CASES[case], encoder.shape, drawn(CASES[case], encoder.shape))
+    with attached(half, adapter), torch.no_grad():
+        assert outputs(encoder, half).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("family", ENCODERS)
+def test_on_an_encoder_a_parallel_adapter_reads_one_thing_and_the_other_name_is_refused(bases, family):
+    with pytest.raises(Incompatible, match=r"argument is the residual stream.*input='module'"):
+        expected_tensors(CASES["parallel-residual"], bases(family).shape)
+
+
+def test_a_lora_on_an_encoder_adds_its_product(encoder):
+    path = "encoder.layer.1.attention.self.value"
+    config = LoraConfig.of({path: LoraModule(2, 6.0)})
+    tensors = drawn(config, encoder.shape)
+    patched = copy.deepcopy(encoder.model)
+    a, b = (tensors[f"base_model.model.{path}.lora_{side}.weight"] for side in "AB")
+    with torch.no_grad():
+        patched.get_submodule(path).weight += 3.0 * b @ a
+        with attached(encoder.model, from_tensors(config, encoder.shape, tensors)):
+            agree(outputs(encoder), outputs(encoder, patched))
 
 
 # families without an entry

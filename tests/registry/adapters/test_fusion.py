@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,15 +13,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
-from registry.adapters.bottleneck import ACTIVATIONS
 from registry.adapters.fusion import ATTENTION
-from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible
-from registry.spec import BaseEntry, BaseShape, BottleneckConfig, FusionConfig, Pruned
+from registry.spec import BaseShape, BottleneckConfig, FusionConfig, LoraConfig, LoraModule, PrefixConfig, Pruned
 from tests.registry.random_adapters import drawn
 from tests.repository import REPOSITORY
-from tests.tiny_models import build_tiny_encoder
 from training.methods.fusion import fusion_config, fusion_start
 
 ON_BASES = ("gpt2", "llama", "opt")
@@ -85,39 +81,6 @@ def test_logits_are_adapterhubs(kind: str, member: BottleneckConfig) -> None:
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_one_site_is_the_formula(gpt2: LoadedBase, name: str) -> None:
-    """Every term of it, in double precision, one position at a time."""
-    config = FusionConfig(member=MEMBERS[name], members=3)
-    tensors = drawn(config, gpt2.shape)
-    adapter = from_tensors(config, gpt2.shape, tensors)
-    t = {name.removeprefix("layers.1."): x.double() for name, x in tensors.items() if name.startswith("layers.1.")}
-    states = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(1))
-    wanted = torch.zeros(2, 3, 32, dtype=torch.float64)
-    for row in range(2):
-        for time in range(3):
-            x = states[row, time].double()
-            updates = []
-            for k in range(3):
-                z = x
-                if name == "bapna_firat":
-                    z = (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + 1e-5)
-                    z = z * t[f"member{k}.ffn.norm.weight"] + t[f"member{k}.ffn.norm.bias"]
-                inner = ACTIVATIONS[config.member.activation](
-                    t[f"member{k}.ffn.down.weight"] @ z + t[f"member{k}.ffn.down.bias"]
-                )
-                out = t[f"member{k}.ffn.up.weight"] @ inner + t[f"member{k}.ffn.up.bias"]
-                updates.append(config.member.scale * out)
-            query = t["fusion.query.weight"] @ x + t["fusion.query.bias"]
-            scores = [float(query @ (t["fusion.key.weight"] @ u + t["fusion.key.bias"])) for u in updates]
-            weights = [math.exp(s - max(scores)) for s in scores]
-            for w, u in zip(weights, updates, strict=True):
-                wanted[row, time] += w / sum(weights) * (t["fusion.value.weight"] @ u)
-    with torch.inference_mode():
-        found = adapter.double().layers[1].update(states)  # type: ignore[operator]
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", MEMBERS)
 def test_a_fusion_of_copies_is_the_member_where_the_value_is_the_identity(base: LoadedBase, name: str) -> None:
     """So it acts where its members act, and reads what they read, on every family."""
     member = MEMBERS[name]
@@ -133,16 +96,14 @@ def test_a_fusion_of_copies_is_the_member_where_the_value_is_the_identity(base: 
     assert (wanted - plain).abs().max() > 1e-2
 
 
-def test_it_acts_where_its_members_act_on_encoders_too(tmp_path: Path) -> None:
-    path = build_tiny_encoder(tmp_path / "bert", model_type="bert")
-    base = load_base(BaseEntry(id="tiny", source=str(path), kind="encoder"))
-    tensors = drawn(PFEIFFER, base.shape)
+def test_it_acts_where_its_members_act_on_encoders_too(encoder: LoadedBase) -> None:
+    tensors = drawn(PFEIFFER, encoder.shape)
     config = FusionConfig(member=PFEIFFER, members=2)
-    start = create(config, base.shape, seed=0).state_dict() | fusion_start(config, [tensors] * 2)
+    start = create(config, encoder.shape, seed=0).state_dict() | fusion_start(config, [tensors] * 2)
     found = []
-    for one in (from_tensors(PFEIFFER, base.shape, tensors), from_tensors(config, base.shape, start)):
-        with attached(base.model, one), torch.inference_mode():
-            found.append(base.model(IDS).last_hidden_state)
+    for one in (from_tensors(PFEIFFER, encoder.shape, tensors), from_tensors(config, encoder.shape, start)):
+        with attached(encoder.model, one), torch.inference_mode():
+            found.append(encoder.model(IDS).last_hidden_state)
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-5)
 
 
@@ -195,9 +156,13 @@ def test_pruned_members_are_taken_with_their_zeros(gpt2: LoadedBase) -> None:
         FusionConfig(member=pruned, members=2)
 
 
+LORA = LoraConfig.of({"transformer.h.0.mlp.c_fc": LoraModule(2, 4.0)})
+
+
 @pytest.mark.parametrize(
     ("members", "reasons"),
     [
+        ([PFEIFFER, LORA, PrefixConfig(length=2)], ["number 2 is lora, number 3 is prefix"]),
         ([PFEIFFER], ["at least 2 members, and 1 came"]),
         ([], ["at least 2 members, and 0 came"]),
         (
@@ -213,14 +178,6 @@ def test_what_cannot_be_fused_is_refused_with_every_reason(members, reasons) -> 
     assert len(found.value.problems) == len(reasons)
     for problem, reason in zip(found.value.problems, reasons, strict=True):
         assert reason in problem
-
-
-def test_other_methods_are_refused_by_name(gpt2: LoadedBase) -> None:
-    from registry.spec import LoraConfig, LoraModule, PrefixConfig
-
-    lora = LoraConfig.of({"transformer.h.0.mlp.c_fc": LoraModule(2, 4.0)})
-    with pytest.raises(Incompatible, match=r"number 2 is lora, number 3 is prefix"):
-        fusion_config([PFEIFFER, lora, PrefixConfig(length=2)])
 
 
 def test_members_that_do_not_go_together_are_refused(gpt2: LoadedBase) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import DynamicCache
 
-from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
+from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.head import HeadModule, head_module
 from registry.adapters.initial import INITS
 from registry.adapters.weights import adapter_digest, init_hash
@@ -26,6 +24,7 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
+from tests.registry.adapters.test_families import by_hand
 from tests.registry.random_adapters import drawn
 
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99], [0, 8, 8, 130, 21, 60]])
@@ -51,14 +50,6 @@ def logits(base: LoadedBase) -> Tensor:
 
 
 class TestMam:
-    def test_names_are_the_members_below_their_methods(self, gpt2: LoadedBase) -> None:
-        shapes = expected_tensors(MAM, gpt2.shape)
-        assert list(shapes)[-1] == "bottleneck.layers.1.ffn.up.weight"
-        assert shapes == {
-            "prefix.prompt_embeddings": (3, 2 * 2 * 2 * 16),
-            **{f"bottleneck.{name}": size for name, size in expected_tensors(PARALLEL, gpt2.shape).items()},
-        }
-
     def test_it_is_the_prefix_in_the_cache_and_the_bottleneck_beside_each_ffn(self, base: LoadedBase) -> None:
         """The prefix as states that were cached, the parallel adapter written out over the base's own modules."""
         tensors = drawn(MAM, base.shape)
@@ -67,14 +58,13 @@ class TestMam:
         assert base.shape.kv is not None
         heads, size = base.shape.kv
         states = tensors["prefix.prompt_embeddings"].view(3, 2, 2, heads, size).permute(1, 2, 3, 0, 4)
-        from transformers import DynamicCache
-
         cache = DynamicCache()
         for layer in range(2):
             keys, values = (states[layer, which].unsqueeze(0).expand(2, -1, -1, -1) for which in (0, 1))
             cache.update(keys, values, layer)
-        with by_hand(base, own(tensors, "bottleneck")), torch.inference_mode():
-            wanted = base.model(IDS, past_key_values=cache).logits
+        layers_by_hand = by_hand(base.shape.model_type, base.model, PARALLEL, own(tensors, "bottleneck"))
+        with torch.inference_mode():
+            wanted = layers_by_hand(IDS, past_key_values=cache).logits
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
     def test_gradients_reach_every_member(self, base: LoadedBase) -> None:
@@ -84,44 +74,6 @@ class TestMam:
         for name, parameter in adapter.named_parameters():
             assert parameter.grad is not None, name
             assert parameter.grad.any(), name
-
-    def test_both_members_count(self, base: LoadedBase) -> None:
-        tensors = drawn(MAM, base.shape)
-        found = []
-        for without in ("", "prefix.", "bottleneck."):
-            kept = {n: t * 0 if without and n.startswith(without) else t for n, t in tensors.items()}
-            with attached(base.model, from_tensors(MAM, base.shape, kept)):
-                found.append(logits(base))
-        assert (found[0] - found[1]).abs().max() > 1e-2 < (found[0] - found[2]).abs().max()
-
-
-@contextmanager
-def by_hand(base: LoadedBase, tensors: dict[str, Tensor]) -> Iterator[None]:
-    """Parallel adapters by this test's own hooks: 4 (U relu(D x + b_D) + b_U) beside each feed-forward module."""
-    paths = {
-        "gpt2": ("transformer.h.{}.mlp", "transformer.h.{}.mlp"),
-        "opt": ("model.decoder.layers.{}.fc1", "model.decoder.layers.{}.fc2"),
-    }
-    before, after = paths.get(base.shape.model_type, ("model.layers.{}.mlp", "model.layers.{}.mlp"))
-    handles = []
-    for layer in range(2):
-        t = {n.removeprefix(f"layers.{layer}.ffn."): x for n, x in tensors.items() if f"layers.{layer}." in n}
-        seen: list[Tensor] = []
-
-        def keep(_module, args, seen=seen) -> None:
-            seen[:] = [args[0]]
-
-        def add(_module, _args, output, seen=seen, t=t) -> Tensor:
-            inner = torch.relu(seen[0] @ t["down.weight"].T + t["down.bias"])
-            return output + 4.0 * (inner @ t["up.weight"].T + t["up.bias"])
-
-        handles.append(base.model.get_submodule(before.format(layer)).register_forward_pre_hook(keep))
-        handles.append(base.model.get_submodule(after.format(layer)).register_forward_hook(add))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class TestUnions:
@@ -158,14 +110,6 @@ class TestUnions:
         finally:
             module.weight.data = kept
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
-
-    def test_a_head_changes_nothing_of_what_the_base_computes(self, base: LoadedBase) -> None:
-        task = UnionConfig(members=(PARALLEL, LABELS))
-        tensors = drawn(task, base.shape)
-        with attached(base.model, from_tensors(task, base.shape, tensors)):
-            found = logits(base)
-        with attached(base.model, from_tensors(PARALLEL, base.shape, own(tensors, "bottleneck"))):
-            assert torch.equal(logits(base), found)
 
     def test_reasons_of_all_members_are_told(self, bases) -> None:
         union = UnionConfig(members=(PARALLEL, LABELS, PrefixConfig(length=2), lora(bases("gpt2"))))

@@ -78,21 +78,6 @@ def llamas(said: Mapping[str, object], tensors: Mapping[str, Tensor], name: str)
     return alpha / b.shape[1] * b @ a
 
 
-def half_apart(vector: Tensor, angles: Tensor) -> Tensor:
-    """Heads (heads, size) turned as transformers does: the number at i with that at i + size/2."""
-    first, second = vector.chunk(2, dim=-1)
-    return torch.cat(
-        [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()], dim=-1
-    )
-
-
-def neighbours(vector: Tensor, angles: Tensor) -> Tensor:
-    """Heads (heads, size) turned as llama.cpp does for Llamas: the number at 2i with that at 2i + 1."""
-    first, second = vector[..., ::2], vector[..., 1::2]
-    turned = first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()
-    return torch.stack(turned, dim=-1).flatten(-2)
-
-
 @pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_llama_cpp_adds_what_the_lora_adds(family: str, rslora: bool, shapes: Shapes, tmp_path: Path) -> None:
@@ -126,28 +111,6 @@ def test_llama_cpp_adds_what_the_lora_adds(family: str, rslora: bool, shapes: Sh
                 ]
                 ours = ours[places]
             torch.testing.assert_close(added, ours)
-
-
-def test_queries_and_keys_meet_as_before_under_each_ones_rotation(shapes: Shapes, tmp_path: Path) -> None:
-    """What attention computes of them: the rotation of llama.cpp on its rows, of transformers on ours."""
-    shape = shapes("llama")
-    config = on_layers(shape)
-    tensors = drawn(config, shape)
-    said, found = read(gguf_file(config, tensors, base_of(shape), name="a/b"), tmp_path)
-    assert shape.kv is not None
-    size = shape.kv[1]
-    source = torch.randn((2, shape.hidden_size), generator=torch.Generator().manual_seed(1))
-    angles = torch.tensor([[3.0], [7.0]]) / 10 ** torch.arange(size // 2)  # of two positions
-    met = []
-    for turned, of in (
-        (half_apart, lambda part: update(config, tensors, f"model.layers.0.self_attn.{part}_proj")),
-        (neighbours, lambda part: llamas(said, found, f"blk.0.attn_{part}")),
-    ):
-        query, key = (
-            turned((of(part) @ source[row]).unflatten(0, (-1, size)), angles[row]) for row, part in enumerate("qk")
-        )
-        met.append(query @ key.T)  # (heads of queries, heads of keys)
-    torch.testing.assert_close(met[1], met[0], rtol=1e-4, atol=1e-4)
 
 
 def test_weights_stay_as_they_are_where_one_alpha_does_for_all(shapes: Shapes, tmp_path: Path) -> None:

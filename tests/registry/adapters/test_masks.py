@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from registry.adapters import create, expected_tensors, from_tensors
-from registry.adapters.masks import is_mask, mask_problems, pack, packed_bytes, projections, unpack, without_masks
+from registry.adapters.masks import is_mask, pack, packed_bytes, projections, unpack, without_masks
 from registry.adapters.weights import (
     check_weights,
     init_hash,
     load_tensors,
     save_tensors,
-    scale_output,
 )
 from registry.errors import Incompatible, Internal, InvalidParameter, InvalidWeights
 from registry.formats.adapterhub import checkpoint_files
@@ -53,10 +52,6 @@ def test_a_mask_is_one_bit_an_entry_and_comes_back(size, draw):
     assert packed.shape == (packed_bytes(keep.numel()),)
     assert packed.numpy().tolist() == np.packbits(keep.numpy()).tolist()
     assert torch.equal(unpack(packed, keep.shape), keep)
-
-
-def test_the_first_entry_is_the_highest_bit():
-    assert pack(torch.tensor([[True, False, False], [False, False, True]])).tolist() == [0b10000100]
 
 
 # --- what has masks -------------------------------------------------------------------------------
@@ -121,13 +116,6 @@ def test_an_initialisation_is_not_hashed_after_pruning():
         init_hash(TENSORS)
 
 
-def test_scaling_leaves_masks_alone():
-    scaled = scale_output(TENSORS, CONFIG, 0.5)
-    assert all(torch.equal(scaled[name], tensor) for name, tensor in TENSORS.items() if is_mask(name))
-    assert torch.equal(scaled["layers.0.ffn.up.weight"], TENSORS["layers.0.ffn.up.weight"] * 0.5)
-    assert not mask_problems(CONFIG, scaled)
-
-
 def test_what_has_no_place_for_masks_is_not_written():
     config, tensors = sparse(bottleneck("pfeiffer"), 1)
     with pytest.raises(Incompatible, match="no place for the masks"):
@@ -138,29 +126,20 @@ def test_what_has_no_place_for_masks_is_not_written():
 # --- what a push refuses --------------------------------------------------------------------------
 
 
-def test_an_entry_under_the_mask_that_is_not_zero():
+def test_what_the_masks_and_the_configuration_do_not_say_alike():
     keep = unpack(TENSORS[DOWN + ".mask"], TENSORS[DOWN + ".weight"].shape)
-    spoiled = TENSORS[DOWN + ".weight"].masked_fill(~keep, 1e-30)
-    problems = refused({**TENSORS, DOWN + ".weight": spoiled})
-    assert problems == (f"Tensor '{DOWN}.weight' holds {int((~keep).sum())} entries that are masked and not zero.",)
-
-
-def test_minus_zero_is_zero():
-    keep = unpack(TENSORS[DOWN + ".mask"], TENSORS[DOWN + ".weight"].shape)
-    check({**TENSORS, DOWN + ".weight": TENSORS[DOWN + ".weight"].masked_fill(~keep, -0.0)})
-
-
-def test_another_count_than_the_configuration_says():
-    keep = unpack(TENSORS[DOWN + ".mask"], TENSORS[DOWN + ".weight"].shape).reshape(-1)
-    keep[int((~keep).nonzero()[0])] = True
-    problems = refused({**TENSORS, DOWN + ".mask": pack(keep)})
-    masked = CONFIG.pruned.masked
-    assert problems == (f"The masks leave out {masked - 1} entries, and the configuration says {masked}.",)
-
-
-def test_a_share_that_the_count_is_not():
-    config = CONFIG.with_pruned({"": CONFIG.pruned.model_copy(update={"sparsity": 0.9})})
-    assert "no share of 0.9" in refused(TENSORS, config)[0]
+    masked, total = int((~keep).sum()), CONFIG.pruned.masked
+    spoiled, minus_zero = (TENSORS[DOWN + ".weight"].masked_fill(~keep, value) for value in (1e-30, -0.0))
+    assert refused({**TENSORS, DOWN + ".weight": spoiled}) == (
+        f"Tensor '{DOWN}.weight' holds {masked} entries that are masked and not zero.",
+    )
+    check({**TENSORS, DOWN + ".weight": minus_zero})
+    keep.view(-1)[int((~keep.view(-1)).nonzero()[0])] = True
+    assert refused({**TENSORS, DOWN + ".mask": pack(keep)}) == (
+        f"The masks leave out {total - 1} entries, and the configuration says {total}.",
+    )
+    another = CONFIG.with_pruned({"": CONFIG.pruned.model_copy(update={"sparsity": 0.9})})
+    assert "no share of 0.9" in refused(TENSORS, another)[0]
 
 
 def test_bits_beyond_the_last_entry():

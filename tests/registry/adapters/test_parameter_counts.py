@@ -15,7 +15,6 @@ from registry.base_model import shape_of
 from registry.spec import (
     AdapterConfig,
     BankConfig,
-    BaseEntry,
     BaseShape,
     FusionConfig,
     HeadConfig,
@@ -24,7 +23,7 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from tests.tiny_models import TINY_CONFIGS, build_tiny_base, build_tiny_encoder
+from tests.tiny_models import TINY_CONFIGS
 
 D, LAYERS, M, R, LENGTH, K, LABELS = 32, 2, 5, 3, 4, 3, 6
 ENCODERS = ("bert", "roberta", "distilbert")
@@ -35,12 +34,8 @@ HEAD = HeadConfig(task="classification", labels=tuple(f"label-{i}" for i in rang
 
 
 @pytest.fixture(scope="module", params=[*sorted(TINY_CONFIGS), *ENCODERS])
-def shape(request, tmp_path_factory) -> BaseShape:
-    family, folder = request.param, tmp_path_factory.mktemp(request.param)
-    if family in ENCODERS:
-        source = build_tiny_encoder(folder, model_type=family)
-        return shape_of(BaseEntry(id="tiny", source=str(source), kind="encoder"))
-    return shape_of(BaseEntry(id="tiny", source=str(build_tiny_base(folder, model_type=family))))
+def shape(request, base_entry) -> BaseShape:
+    return shape_of(base_entry(request.param))
 
 
 def lora(shape: BaseShape) -> LoraConfig:

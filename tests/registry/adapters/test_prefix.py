@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from registry.base_model.likelihood import Window, score_windows, token_log_prob
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseEntry, PrefixConfig
-from tests.tiny_models import CAUSAL, TINY_CONFIGS, TINY_CONTEXT, build_tiny_base, build_tiny_encoder
+from tests.tiny_models import CAUSAL, TINY_CONFIGS, TINY_CONTEXT, build_tiny_base
 
 LENGTH = 5
 KV = {
@@ -220,12 +219,10 @@ class TestRefused:
         with pytest.raises(Incompatible, match="do not show keys and values of one size"):
             expected_tensors(PrefixConfig(length=2), gpt2.shape.model_copy(update={"kv": None}))
 
-    def test_an_encoder(self, tmp_path):
-        path = build_tiny_encoder(tmp_path / "bert", model_type="bert")
-        base = load_base(BaseEntry(id="tiny", source=str(path), kind="encoder"))
-        assert base.shape.kv is None
+    def test_an_encoder(self, encoder):
+        assert encoder.shape.kv is None
         with pytest.raises(Incompatible, match="no causal model"):
-            create(PrefixConfig(length=2), base.shape, seed=0)
+            create(PrefixConfig(length=2), encoder.shape, seed=0)
 
     def test_a_prefix_without_room_for_text(self, gpt2):
         with pytest.raises(Incompatible, match=r"63 virtual tokens leaves no room for text in a context of 64"):
@@ -283,12 +280,10 @@ def test_training_in_mixed_precision(base):
     assert adapter.prompt_embeddings.grad.any()
 
 
-def test_half_precision_bases(tmp_path: Path):
-    path = build_tiny_base(tmp_path / "base")
-    base = load_base(BaseEntry(id="tiny", source=str(path), dtype="bfloat16"))
-    adapter = prefix_of(base)
-    with torch.inference_mode(), attached(base.model, adapter):
-        found = base.model(IDS, attention_mask=LEFT)
+def test_half_precision_bases(gpt2):
+    model = copy.deepcopy(gpt2.model).to(torch.bfloat16)
+    with torch.inference_mode(), attached(model, prefix_of(gpt2)):
+        found = model(IDS, attention_mask=LEFT)
     assert found.logits.dtype == torch.bfloat16
     assert found.past_key_values.layers[0].keys.dtype == torch.bfloat16
     assert torch.isfinite(found.logits).all()

@@ -8,7 +8,6 @@ from typing import get_args
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from registry.adapters import STRUCTURES, create, expected_tensors, from_tensors, paper_config
 from registry.adapters.initial import INITS
@@ -16,7 +15,6 @@ from registry.adapters.weights import init_hash
 from registry.errors import Incompatible, InvalidParameter, UnknownMethod
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
 from registry.tensor_file import canonical_order
-from tests.tiny_models import build_tiny_base
 
 FINGERPRINT = "sha256:" + "0" * 64
 TINY = BaseShape(fingerprint=FINGERPRINT, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300)
@@ -26,12 +24,6 @@ SMALL = BaseShape(
 
 
 PINNED = "sha256:09f33dd6c214f787ae2788dc4ea0daf3139247d9fb4c6ace035bc58608356254"
-
-
-@pytest.fixture(scope="module")
-def tiny_llama(tmp_path_factory):
-    folder = build_tiny_base(tmp_path_factory.mktemp("llama"), model_type="llama")
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize(
@@ -47,22 +39,6 @@ def test_parameter_counts_of_gpt2_small_are_those_published(structure, published
     """On every family they are the formulas of test_parameter_counts.py."""
     shapes = expected_tensors(paper_config(structure, bottleneck=64), SMALL)
     assert sum(math.prod(dims) for dims in shapes.values()) == published
-
-
-def test_names_and_shapes_are_the_canonical_ones():
-    assert expected_tensors(paper_config("bapna_firat", bottleneck=4), TINY.model_copy(update={"num_layers": 1})) == {
-        "layers.0.ffn.down.bias": (4,),
-        "layers.0.ffn.down.weight": (4, 32),
-        "layers.0.ffn.norm.bias": (32,),
-        "layers.0.ffn.norm.weight": (32,),
-        "layers.0.ffn.up.bias": (32,),
-        "layers.0.ffn.up.weight": (32, 4),
-    }
-    houlsby = expected_tensors(paper_config("houlsby", bottleneck=4), TINY)
-    assert {name.removeprefix("layers.1.") for name in houlsby if name.startswith("layers.1.")} == {
-        *(f"{s}.{p}.{k}" for s in ("attention", "ffn") for p in ("down", "up") for k in ("weight", "bias")),
-        *(f"base_norm.{j}.{k}" for j in (0, 1) for k in ("weight", "bias")),
-    }
 
 
 def test_canonical_order_counts_layers_as_numbers():
@@ -97,12 +73,6 @@ def test_linear_is_the_spread_of_torch_linear():
     assert state["layers.3.ffn.down.weight"].std().item() == pytest.approx(1 / math.sqrt(3 * 768), rel=0.02)
 
 
-def test_zero_up_shares_a_random_down():
-    state = create(paper_config("parallel", bottleneck=8), TINY, seed=7, init="zero_up").state_dict()
-    assert all(not t.any() for name, t in state.items() if ".up." in name or name.endswith("bias"))
-    assert all(t.any() for name, t in state.items() if name.endswith("down.weight"))
-
-
 def test_initial_bytes_are_pinned():
     """A change here breaks averaging with every adapter trained before it."""
     state = create(
@@ -125,30 +95,13 @@ def test_houlsby_starts_from_the_base_norms(model):
 
 def test_houlsby_without_trained_norms_has_none_and_needs_no_base():
     config = paper_config("houlsby", bottleneck=4).model_copy(update={"trained_norms": False})
-    names = expected_tensors(config, TINY)
+    names = create(config, TINY, seed=0).state_dict()
     assert len(names) == 2 * 8
     assert not any("norm" in name for name in names)
-    assert create(config, TINY, seed=0).config == config
 
 
-def test_rms_norms_have_a_weight_and_no_bias(tiny_llama):
-    names = expected_tensors(paper_config("houlsby", bottleneck=4), TINY.model_copy(update={"model_type": "llama"}))
-    assert [name for name in names if "base_norm" in name and name.startswith("layers.1")] == [
-        "layers.1.base_norm.0.weight",
-        "layers.1.base_norm.1.weight",
-    ]
-    adapter = create(
-        paper_config("houlsby", bottleneck=4), TINY.model_copy(update={"model_type": "llama"}), seed=0, base=tiny_llama
-    )
-    want = tiny_llama.model.layers[1].post_attention_layernorm.weight
-    assert torch.equal(adapter.state_dict()["layers.1.base_norm.1.weight"], want)
-    assert adapter.state_dict()["layers.1.base_norm.1.weight"].data_ptr() != want.data_ptr()
-
-
-def test_bad_requests_are_refused():
+def test_an_unknown_method_is_refused_with_those_that_are_known():
     config = paper_config("pfeiffer", bottleneck=4)
-    with pytest.raises(InvalidParameter, match="near_identity, linear, zero_up"):
-        create(config, TINY, seed=0, init="ones")
     with pytest.raises(
         UnknownMethod, match="'ia3' is not one of adamix, bottleneck, fusion, head, lora, prefix, union"
     ):
@@ -178,11 +131,9 @@ def test_from_tensors_says_everything_that_is_wrong_at_once():
 
 
 @pytest.mark.parametrize("init", INITS)
-@pytest.mark.parametrize("structure", ["houlsby", "pfeiffer", "bapna_firat", "parallel"])
-def test_same_seed_same_bytes_other_seed_other_bytes(structure, init, model):
-    config = paper_config(structure, bottleneck=4)
-    torch.manual_seed(1)
-    first = init_hash(create(config, TINY, seed=3, init=init, base=model).state_dict())
-    torch.manual_seed(2)
-    assert init_hash(create(config, TINY, seed=3, init=init, base=model).state_dict()) == first
-    assert init_hash(create(config, TINY, seed=4, init=init, base=model).state_dict()) != first
+def test_same_seed_same_bytes_other_seed_other_bytes(init):
+    first, again, other = (
+        init_hash(create(paper_config("bapna_firat", bottleneck=4), TINY, seed=seed, init=init).state_dict())
+        for seed in (3, 3, 4)
+    )
+    assert first == again != other

@@ -14,12 +14,11 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch import nn
 
-from registry.adapters import STRUCTURES, AdapterModule, StructureEntry, attached, create, from_tensors
+from registry.adapters import STRUCTURES, AdapterModule, StructureEntry
 from registry.adapters.attach import Edit
 from registry.adapters.mixture import Constant
 from registry.adapters.sites import layer_sites
 from registry.adapters.weights import adapter_digest, load_tensors
-from registry.base_model.likelihood import hidden_states
 from registry.catalogue import adapters, listing
 from registry.errors import Incompatible
 from registry.push import push
@@ -27,7 +26,6 @@ from registry.spec import AdapterConfig, AverageMixing, BaseShape, ConcatMixing,
 from registry.spec.structures.structure import Structure
 from tests.registry.toy_registry import (
     CONFIG,
-    OTHER_INIT,
     SHAPE,
     WEIGHTS,
     ToyRegistry,
@@ -37,6 +35,7 @@ from tests.registry.toy_registry import (
     weights,
 )
 
+ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` asks one of each kind
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99]])
 
 
@@ -104,27 +103,11 @@ def pushed(verbs: ToyRegistry, domain: str, *, seed: int, config: ShiftConfig = 
 
 def test_it_is_pushed_with_its_configuration_and_digest(shifts: ToyRegistry) -> None:
     row = shifts.row(1)
-    assert row.config == SHIFT
+    assert (row.config, shifts.row(3).config) == (SHIFT, CONFIG)
     assert row.parameters == SHAPE.num_layers * SHAPE.hidden_size
     assert row.digest == adapter_digest(SHAPE.fingerprint, SHIFT, load_tensors(weights(0, SHIFT)))
     with pytest.raises(Incompatible, match="those of this configuration's shift adapter on this base"):
         push(shifts.registry, shifts.caller(), shifts.manifest("acme/bad").model_copy(update={"config": SHIFT}))
-
-
-def test_attached_it_changes_the_output(bases) -> None:
-    base = bases("gpt2")
-    tensors = {"shift": torch.randn(base.shape.num_layers, base.shape.hidden_size)}
-    plain = states(base)
-    with attached(base.model, create(SHIFT, base.shape, seed=0)):
-        assert torch.equal(states(base), plain)
-    with attached(base.model, from_tensors(SHIFT, base.shape, tensors)):
-        assert not torch.allclose(states(base), plain, atol=1e-2)
-    assert torch.equal(states(base), plain)
-
-
-def states(base) -> torch.Tensor:
-    with torch.no_grad():
-        return hidden_states(base.model, IDS, torch.ones_like(IDS))
 
 
 def test_two_are_averaged_and_the_average_is_exact(shifts: ToyRegistry) -> None:
@@ -149,19 +132,6 @@ def test_a_sample_selects_those_that_mix(shifts: ToyRegistry) -> None:
     assert "The methods differ: acme/law@1 has shift; acme/zoo@1 has bottleneck." in out.reason
 
 
-def test_it_is_refused_with_other_structures_values_and_starts(shifts: ToyRegistry) -> None:
-    pushed(shifts, "sea", seed=3, config=ShiftConfig(strength=2.0))
-    pushed(shifts, "sky", seed=4, provenance=OTHER_INIT)
-    for other, said in {
-        "acme/zoo": "The methods differ: acme/law@1 has shift; acme/zoo@1 has bottleneck.",
-        "acme/sea": "The values of 'strength' differ: acme/law@1 has 1.0; acme/sea@1 has 2.0.",
-        "acme/sky": "The initialisations differ",
-    }.items():
-        with pytest.raises(Incompatible) as refused:
-            shifts.cook(recipe=by_hand("acme/law", other))
-        assert said in refused.value.message
-
-
 def test_it_is_refused_what_it_cannot_do(shifts: ToyRegistry) -> None:
     both = by_hand("acme/law", "acme/code")
     with pytest.raises(Incompatible, match="side by side as one adapter, and acme/law@1 is a shift"):
@@ -171,7 +141,3 @@ def test_it_is_refused_what_it_cannot_do(shifts: ToyRegistry) -> None:
     assert SHIFT.with_pruned({"": Pruned(score="snip", sparsity=0.5, masked=8)}) == SHIFT
     assert SHIFT.widened(2) is None
     assert SHIFT.is_language_model
-
-
-def test_known_structures_are_read_as_before(shifts: ToyRegistry) -> None:
-    assert shifts.row(3).config == CONFIG
