@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from registry.adapters import attached, from_tensors
 from registry.adapters.weights import adapter_digest, check_weights, load_tensors, save_tensors
-from registry.base_model import load_base
 from registry.base_model.loading import LoadedBase
 from registry.errors import InvalidManifest, InvalidWeights, NotFound, UnknownMethod
 from registry.formats import (
@@ -32,12 +32,11 @@ from registry.formats import (
 from registry.formats.peft.lora import adapter_config
 from registry.formats.peft.prefix import prefix_config
 from registry.spec import (
-    BaseEntry,
     Card,
     PrefixConfig,
     Provenance,
 )
-from tests.tiny_models import CAUSAL, build_tiny_base
+from tests.tiny_models import CAUSAL
 
 IDS = torch.arange(1, 13).reshape(2, 6)
 SHORT = {"gpt2": ["c_attn", "c_fc"], "gpt_neox": ["query_key_value", "dense_4h_to_h"], "opt": ["q_proj", "fc1"]}
@@ -45,11 +44,7 @@ BLOCKS = {"gpt2": "h", "gpt_neox": "layers", "opt": "layers"}
 HEX = "sha256:" + "a" * 64
 
 
-ON_BASES = CAUSAL
-
-
-def loaded(model_type: str, folder: Path) -> LoadedBase:
-    return load_base(BaseEntry(id="tiny", source=str(build_tiny_base(folder / "base", model_type=model_type))))
+ON_BASES = ("gpt2", "llama")
 
 
 def fresh(base: LoadedBase) -> Any:
@@ -101,6 +96,9 @@ def digest(base: LoadedBase, folder: AdapterDirectory) -> str:
     return adapter_digest(base.shape.fingerprint, folder.config, load_tensors(data))
 
 
+OPTIONS = ("plain", "rslora", "patterns", "regex", "layers", "one layer", "all-linear", "exclude")
+
+
 def options_of(base: LoadedBase) -> dict[str, dict[str, Any]]:
     """Every way to say which modules, ranks and alphas there are."""
     model_type = base.shape.model_type
@@ -125,14 +123,20 @@ def same(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)  # PEFT adds W x and s B A x in another order
 
 
-OPTIONS = ["plain", "rslora", "patterns", "regex", "layers", "one layer", "all-linear", "exclude"]
 pytestmark = pytest.mark.filterwarnings(
     "ignore::UserWarning:peft", "ignore:.*is_gradient_checkpointing.*:FutureWarning"
 )
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_the_logits_are_pefts_there_and_back(base: LoadedBase, tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "option"),
+    [*[("gpt2", option) for option in OPTIONS], *[(family, "patterns") for family in CAUSAL if family != "gpt2"],
+     ("llama", "all-linear"), ("gpt_neox", "all-linear"), ("llama", "regex")],
+)  # fmt: skip
+def test_the_logits_are_pefts_there_and_back(
+    bases: Callable[[str], LoadedBase], tmp_path: Path, family: str, option: str
+) -> None:
+    base = bases(family)
     written = trained(base, tmp_path / "peft", **options_of(base)[option])
     folder = read_directory(written.folder)
     assert (written.logits - logits_of(base.model)).abs().max() > 1e-3
@@ -162,8 +166,8 @@ def test_half_precision_files(gpt2: LoadedBase, tmp_path: Path, dtype: torch.dty
     same(of_peft(gpt2, written.folder), written.logits)
 
 
-def test_a_head_of_its_own_may_have_a_lora(tmp_path: Path) -> None:
-    base = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "b", model_type="gpt_neox"))))
+def test_a_head_of_its_own_may_have_a_lora(bases: Callable[[str], LoadedBase], tmp_path: Path) -> None:
+    base = bases("gpt_neox")
     written = trained(base, tmp_path / "peft", target_modules=["embed_out", "dense"])
     same(ours(base, read_directory(written.folder)), written.logits)
 

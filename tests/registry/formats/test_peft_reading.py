@@ -213,7 +213,7 @@ SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 
 class TestAnything:
-    @settings(max_examples=300)
+    @settings(max_examples=100)
     @given(st.dictionaries(FIELDS, JSON, max_size=4))
     def test_any_configuration_is_read_or_refused(self, fields: dict[str, Any]) -> None:
         with contextlib.suppress(UnknownMethod, InvalidManifest):
