@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from registry.base_model import load_text, read_allowlist
 from registry.base_model.chat_template import render, template_of
 from registry.errors import InvalidParameter, Unavailable
 from registry.spec import BaseEntry
-from tests.tiny_models import build_tiny_base, build_tiny_encoder, with_special
+from tests.tiny_models import build_tiny_encoder, with_special
 
 OURS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}<|endoftext|>\n{% endfor %}"
 NEEDS_SYSTEM = "{% if messages[0].role != 'system' %}{{ raise_exception('a system message comes first') }}{% endif %}"
@@ -20,8 +21,8 @@ HELLO = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return build_tiny_base(tmp_path / "model")
+def folder(tiny_base_dir: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_base_dir, tmp_path / "model"))
 
 
 def allowlist(folder: Path, template: str, kind: str = "causal") -> Path:

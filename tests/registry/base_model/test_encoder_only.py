@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import BertModel
 from transformers.utils import logging
 
-from registry.base_model import load_base, load_text, read_allowlist, shape_of, weight_bytes
+from registry.base_model import load_base, load_text, shape_of, weight_bytes
 from registry.base_model.likelihood import hidden_states
-from registry.errors import InvalidParameter, Unavailable
+from registry.errors import Unavailable
 from registry.spec import BaseEntry
 from tests.tiny_models import TINY_ENCODERS, build_tiny_base, build_tiny_encoder
 
@@ -42,15 +42,6 @@ def mean_pool(hidden, mask):
 def change_config(folder, **changes):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
-
-
-def test_the_allowlist_says_that_a_base_is_an_encoder(folder, tmp_path):
-    path = tmp_path / "bases.toml"
-    path.write_text('[bases.bert]\nsource = "base"\nkind = "encoder"\n[bases.other]\nsource = "base"\n')
-    assert {name: entry.kind for name, entry in read_allowlist(path).items()} == {"bert": "encoder", "other": "causal"}
-    path.write_text('[bases.bert]\nsource = "base"\nkind = "decoder"\n')
-    with pytest.raises(InvalidParameter, match="bert: kind"):
-        read_allowlist(path)
 
 
 @pytest.mark.parametrize("model_type", TINY_ENCODERS)

@@ -50,14 +50,6 @@ def test_token_log_probs_equal_log_softmax_row_by_row(model):
     torch.testing.assert_close(log_probs, token_log_probs(model, others, mask))  # the padding token does not matter
 
 
-@pytest.mark.parametrize("cells", [1, 300, 700, 10**9])
-def test_slices_of_the_vocabulary_projection_change_nothing(model, monkeypatch, cells):
-    ids, mask = padded(ROWS, pad_id=0)
-    want = token_log_probs(model, ids, mask)
-    monkeypatch.setattr(likelihood, "_LOGIT_CELLS", cells)
-    torch.testing.assert_close(token_log_probs(model, ids, mask), want, rtol=0, atol=1e-5)
-
-
 def test_hidden_states_and_logits_are_the_models_own(model):
     ids, mask = padded(ROWS, pad_id=0)
     hidden = hidden_states(model, ids, mask)
@@ -82,12 +74,6 @@ def test_an_attached_adapter_is_in_every_path_and_gets_gradients(model):
     assert got == pytest.approx(expected, abs=1e-3)
     assert abs(got[0] - base[0]) > 1e-2
     assert all(p.grad is not None and torch.isfinite(p.grad).all() and p.grad.any() for p in adapter.parameters())
-
-
-def test_half_precision_gives_fp32_log_probs(model):
-    half = model.to(torch.bfloat16)
-    ids, mask = padded(ROWS[:1], pad_id=0)
-    assert token_log_probs(half, ids, mask).dtype == torch.float32
 
 
 def test_scores_do_not_depend_on_batches(model):
@@ -162,21 +148,6 @@ def test_chosen_log_probs_and_their_gradients_are_those_of_log_softmax(monkeypat
     ours, plain_one = (torch.autograd.grad((one * weights).sum(), logits)[0] for one in (found, want))
     assert ours.dtype == dtype
     torch.testing.assert_close(ours, plain_one)
-
-
-def test_chosen_log_probs_are_differentiable_twice():
-    ids = torch.tensor([0, 3, 6, 6, 1])
-
-    def loss(logits):
-        return likelihood.chosen_log_probs(logits, ids).square().sum()
-
-    def plain_loss(logits):
-        return torch.log_softmax(logits, dim=-1).gather(1, ids[:, None]).square().sum()
-
-    at = torch.randn(5, 7, generator=torch.Generator().manual_seed(1))
-    hessian = torch.autograd.functional.hessian
-    torch.testing.assert_close(hessian(loss, at), hessian(plain_loss, at), atol=1e-5, rtol=1e-4)
-    assert likelihood.chosen_log_probs(torch.empty(0, 7), ids[:0]).shape == (0,)
 
 
 # --- the output layer, some rows at a time ----------------------------------------------------------
