@@ -8,15 +8,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from registry.encoders import BaseModelEncoder, Encoder, SentenceBertEncoder
-from registry.encoders.contract import EmbeddedText
+from registry.encoders.contract import CHARACTERS, EmbeddedText, beginning
 from registry.errors import Cancelled, Internal, InvalidSample, Unavailable
 
 FINGERPRINT = "sha256:" + "a" * 64
@@ -37,20 +38,17 @@ def fake_embed(texts: Sequence[str], **_options: Any) -> list[EmbeddedText]:
 
 
 @pytest.fixture(scope="module")
-def encoders() -> dict[str, Encoder]:
-    return {"base": BaseModelEncoder(FINGERPRINT, 4, fake_embed), "sbert": SentenceBertEncoder()}
+def sbert() -> SentenceBertEncoder:
+    return SentenceBertEncoder()
 
 
-ENCODERS = {"base": BaseModelEncoder, "sbert": SentenceBertEncoder}
+@pytest.fixture
+def encoder(name: str, sbert: SentenceBertEncoder) -> Encoder:
+    return sbert if name == "sbert" else BaseModelEncoder(FINGERPRINT, 4, fake_embed)
 
 
-@pytest.mark.parametrize("name", list(ENCODERS))
+@pytest.mark.parametrize("name", ["base", "sbert"])
 class TestEveryEncoder:
-    @pytest.fixture
-    def encoder(self, name: str, encoders: dict[str, Encoder]) -> Encoder:
-        assert isinstance(encoders[name], ENCODERS[name])
-        return encoders[name]
-
     def test_shapes_and_dtypes(self, encoder: Encoder) -> None:
         embedded = encoder.encode(TEXTS)
         n = len(embedded.vectors)
@@ -77,7 +75,7 @@ class TestEveryEncoder:
 
     def test_progress_counts_up_to_all(self, encoder: Encoder) -> None:
         seen: list[tuple[int, int]] = []
-        embedded = encoder.encode(TEXTS * 12, progress=lambda done, total, message: seen.append((done, total)))
+        embedded = encoder.encode(TEXTS * 6, progress=lambda done, total, message: seen.append((done, total)))
         assert seen == sorted(seen)
         assert seen[0][0] == 0
         assert seen[-1] == (len(embedded.vectors), len(embedded.vectors))
@@ -88,7 +86,7 @@ class TestEveryEncoder:
                 raise Cancelled("enough")
 
         with pytest.raises(Cancelled):
-            encoder.encode(TEXTS * 12, progress=cancel)
+            encoder.encode(TEXTS * 6, progress=cancel)
         assert len(encoder.encode(TEXTS[:1]).vectors) >= 1  # no lock is left behind
 
 
@@ -160,7 +158,7 @@ class TestBaseModelEncoder:
 
 
 class TestSentenceBert:
-    def test_vectors_are_those_that_stored_pools_hold(self, encoders: dict[str, Encoder]) -> None:
+    def test_vectors_are_those_that_stored_pools_hold(self, sbert: SentenceBertEncoder) -> None:
         """Taken at commit faf82b18. Processors sum in other orders, which moves a unit vector by some 1e-7."""
         texts = [
             "The court held that the contract was void.", "Stir the onions", "Ünïcode, 漢字 and 🙂.", "word " * 252,
@@ -173,42 +171,34 @@ class TestSentenceBert:
             [-0.007663, -0.0951316, -0.0386284, 0.0496335],
             [-0.1202686, 0.1064418, -0.0140307, -0.0567963],
         ]
-        vectors = encoders["sbert"].encode(texts).vectors
+        vectors = sbert.encode(texts).vectors
         assert vectors[:, :4] == pytest.approx(np.array(before), abs=1e-5)
         assert vectors @ vectors[0] == pytest.approx([1, -0.0231581, -0.0193811, 0.0658694, 0.7688588], abs=1e-5)
 
-    def test_unit_vectors_of_sentences(self, encoders: dict[str, Encoder]) -> None:
-        embedded = encoders["sbert"].encode(["One sentence here. Another one there.", "A third."])
+    def test_unit_vectors_of_sentences(self, sbert: SentenceBertEncoder) -> None:
+        embedded = sbert.encode(["One sentence here. Another one there.", "A third."])
         assert embedded.source.tolist() == [0, 0, 1]
         assert np.linalg.norm(embedded.vectors, axis=1) == pytest.approx(1.0, abs=1e-5)
-        assert encoders["sbert"].dimensions == 384
+        assert sbert.dimensions == 384
         assert embedded.nll is None
         assert embedded.tokens is None
 
-    def test_two_hundred_sentences_unless_told(self, encoders: dict[str, Encoder]) -> None:
+    def test_two_hundred_sentences_unless_told(self, sbert: SentenceBertEncoder) -> None:
         texts = [" ".join(f"This is sentence {i} of text {j}." for i in range(15)) for j in range(15)]
-        embedded = encoders["sbert"].encode(texts)
+        embedded = sbert.encode(texts)
         assert len(embedded.vectors) == 200
         assert len(set(embedded.source.tolist())) == 15
 
-    def test_truncation_is_counted_at_the_limit(self, encoders: dict[str, Encoder]) -> None:
+    def test_truncation_is_counted_at_the_limit(self, sbert: SentenceBertEncoder) -> None:
         fits, longer = "word " * 254, "word " * 255  # 256 pieces with [CLS] and [SEP], and one more
-        assert encoders["sbert"].encode([fits]).truncated == 0
-        assert encoders["sbert"].encode([longer, fits, "x " * 3000]).truncated == 2
+        assert sbert.encode([fits]).truncated == 0
+        assert sbert.encode([longer, fits, "x " * 3000]).truncated == 2
 
-    def test_threads_share_one_model(self, encoders: dict[str, Encoder]) -> None:
-        encoder, found = encoders["sbert"], {}
-        expected = [encoder.encode([text]).vectors for text in TEXTS[:4]]
-
-        def work(i: int) -> None:
-            found[i] = encoder.encode([TEXTS[i]]).vectors
-
-        threads = [Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert all(np.allclose(found[i], expected[i], atol=1e-6) for i in range(4))
+    def test_threads_share_one_model(self, sbert: SentenceBertEncoder) -> None:
+        expected = [sbert.encode([text]).vectors for text in TEXTS[:4]]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda text: sbert.encode([text]).vectors, TEXTS[:4]))
+        assert all(np.allclose(one, other, atol=1e-6) for one, other in zip(found, expected, strict=True))
 
     def test_the_digest_is_that_of_the_files(self, tmp_path: Path) -> None:
         source = SentenceBertEncoder().folder
@@ -247,9 +237,58 @@ class TestSentenceBert:
         with pytest.raises(Unavailable, match="have the digest none instead of"):
             SentenceBertEncoder().encode(["text"])
 
-    def test_white_space_has_no_sentence(self, encoders: dict[str, Encoder]) -> None:
+    def test_white_space_has_no_sentence(self, sbert: SentenceBertEncoder) -> None:
         with pytest.raises(InvalidSample):
-            encoders["sbert"].encode(["  ", "\n"])
+            sbert.encode(["  ", "\n"])
+
+    def test_a_huge_sentence_is_not_tokenised_whole(
+        self, sbert: SentenceBertEncoder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sbert.encode(["word"])
+        model, lengths = sbert._model, []
+        assert model is not None
+
+        def tokenizer(text: str | list[str], **options: Any) -> Any:
+            lengths.extend(map(len, [text] if isinstance(text, str) else text))
+            return model.tokenizer(text, **options)
+
+        def encode(sentences: list[str], **options: Any) -> Any:
+            lengths.extend(map(len, sentences))
+            return model.encode(sentences, **options)
+
+        shown = SimpleNamespace(tokenizer=tokenizer, encode=encode, max_seq_length=model.max_seq_length)
+        monkeypatch.setattr(sbert, "_model", shown)
+        assert sbert.encode(["word " * 200_000]).truncated == 1
+        assert 0 < max(lengths) <= 2 * CHARACTERS * 256
+
+    def test_the_vector_of_a_beginning_is_that_of_the_whole(self, sbert: SentenceBertEncoder) -> None:
+        sentences = ["word " * 3000, "supercalifragilistic " * 1000, "x" * 12_000 + " and more" * 500, "short one"]
+        found = sbert.encode(sentences)
+        assert found.truncated == 3
+        assert sbert._model is not None
+        whole = sbert._model.encode(sentences, normalize_embeddings=True)
+        np.testing.assert_allclose(found.vectors, whole, atol=1e-6)
+
+
+def words(text: str) -> int:
+    return len(text.split())
+
+
+class TestBeginning:
+    """The beginning of a text decides its vector; the rest is never handed to a tokenizer."""
+
+    @pytest.mark.parametrize("text", ["", "short", "a few words " * 3])
+    def test_what_is_short_is_read_whole_without_a_count(self, text: str) -> None:
+        assert beginning(text, lambda _: pytest.fail("nothing is to be counted"), tokens=10) == text
+
+    def test_of_what_is_long_a_start_with_twice_the_tokens(self) -> None:
+        found = beginning("word " * 1000, words, tokens=10)
+        assert found == ("word " * 1000)[: CHARACTERS * 10]
+        assert words(found) >= 20
+
+    @pytest.mark.parametrize("text", ["x" * 10_000, " " * 9_000 + "word " * 40])
+    def test_few_tokens_in_many_characters_are_looked_for_further_on(self, text: str) -> None:
+        assert beginning(text, words, tokens=10) == text
 
 
 @pytest.mark.slow

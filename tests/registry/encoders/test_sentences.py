@@ -25,58 +25,27 @@ from registry.encoders.sentences import split_sentences
         ("The U.S. Senate met. It voted.", ["The U.S. Senate met.", "It voted."]),
         ("A (good.) Thing. ", ["A (good.)", "Thing."]),
         ("no capital. after the stop", ["no capital. after the stop"]),
+        # lines of a paragraph that are wrapped
+        ("It was wrapped by an editor,\nin a sentence. And it goes on for\na while\n\nWithout a stop\n\nThe end.",
+         ["It was wrapped by an editor, in a sentence.", "And it goes on for a while", "Without a stop", "The end."]),
+        # headings and items
+        ("Ingredients\n- two eggs\n- a cup of milk\n1. Beat the eggs.\n2) Add the milk.\nServe warm",
+         ["Ingredients", "- two eggs", "- a cup of milk", "1. Beat the eggs.", "2) Add the milk.", "Serve warm"]),
+        # code, indented and fenced, and prose that is indented
+        ("Call it like this.\n\n    x = f(1); y = x[0]\n    print(x.y, {'a': 1})\n\nThen stop.",
+         ["Call it like this.", "x = f(1); y = x[0]\n    print(x.y, {'a': 1})", "Then stop."]),
+        ("Look. See.\n```python\na = 1\n\nb = 2\n```\nDone.", ["Look.", "See.", "a = 1\n\nb = 2", "Done."]),
+        ("    This line is indented but it is plain prose. It has two sentences",
+         ["This line is indented but it is plain prose.", "It has two sentences"]),
+        # rules and ornaments, unless nothing else is there
+        ("Title\n\n-----\n\n* * *\n\nText.", ["Title", "Text."]),
+        ("***", ["***"]),
+        (" \n\t ", []),
+        ("", []),
     ],
 )  # fmt: skip
-def test_prose(text: str, expected: list[str]) -> None:
+def test_units(text: str, expected: list[str]) -> None:
     assert split_sentences(text) == expected
-
-
-def test_wrapped_lines_are_joined_and_paragraphs_are_not() -> None:
-    text = (
-        "This paragraph was wrapped by an editor at about sixty\n"
-        "characters, in the middle of a sentence. And it goes on for\n"
-        "a while\n\nNext paragraph without a stop\n\nThe end."
-    )
-    assert split_sentences(text) == [
-        "This paragraph was wrapped by an editor at about sixty characters, in the middle of a sentence.",
-        "And it goes on for a while",
-        "Next paragraph without a stop",
-        "The end.",
-    ]
-
-
-def test_headings_and_items_stand_alone() -> None:
-    text = "Ingredients\n- two eggs\n- a cup of milk\n1. Beat the eggs.\n2) Add the milk.\nServe warm"
-    assert split_sentences(text) == [
-        "Ingredients", "- two eggs", "- a cup of milk", "1. Beat the eggs.", "2) Add the milk.", "Serve warm",
-    ]  # fmt: skip
-
-
-def test_code_is_one_unit_as_it_stands() -> None:
-    text = "Call it like this.\n\n    x = f(1); y = x[0]\n    print(x.y, {'a': 1})\n\nThen stop."
-    assert split_sentences(text) == [
-        "Call it like this.",
-        "x = f(1); y = x[0]\n    print(x.y, {'a': 1})",
-        "Then stop.",
-    ]
-
-
-def test_fenced_code_keeps_its_blank_lines_together() -> None:
-    assert split_sentences("Look. See.\n```python\na = 1\n\nb = 2\n```\nDone.") == [
-        "Look.", "See.", "a = 1\n\nb = 2", "Done.",
-    ]  # fmt: skip
-
-
-def test_indented_prose_is_prose() -> None:
-    text = "    This line is indented but it is plain prose. It has two sentences"
-    assert split_sentences(text) == ["This line is indented but it is plain prose.", "It has two sentences"]
-
-
-def test_rules_and_ornaments_are_dropped_unless_nothing_else_is_there() -> None:
-    assert split_sentences("Title\n\n-----\n\n* * *\n\nText.") == ["Title", "Text."]
-    assert split_sentences("***") == ["***"]
-    assert split_sentences(" \n\t ") == []
-    assert split_sentences("") == []
 
 
 @pytest.mark.parametrize(

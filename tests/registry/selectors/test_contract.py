@@ -53,18 +53,8 @@ def selector(kind: str, spec: Any, fitted: dict[str, Selector]) -> Selector:
     return fitted[f"{kind}-{SPECS[kind].index(spec)}"]
 
 
-def test_every_kind_has_specs_here() -> None:
-    assert set(SPECS) == set(SELECTORS)
-    assert all(SELECTORS[kind].kind == kind == spec.kind for kind, specs in SPECS.items() for spec in specs)
-
-
 @pytest.mark.parametrize(("kind", "spec"), CASES)
 class TestEverySelector:
-    def test_the_constructor_only_stores(self, kind: str, spec: Any) -> None:
-        selector = SELECTORS[kind](spec)
-        assert selector.spec is spec
-        assert not [name for name in vars(selector) if name.endswith("_")]
-
     def test_the_state_round_trips_to_the_last_bit(self, kind: str, selector: Selector) -> None:
         again = restored(selector)
         assert again.spec == selector.spec
@@ -142,15 +132,11 @@ class TestEverySelector:
 
 @pytest.mark.parametrize(("kind", "spec"), TEXT_CASES)
 class TestThoseThatLookAtText:
-    def test_what_the_sample_is_made_of_is_selected_first(self, selector: Selector) -> None:
-        selection = selector.rank(SAMPLE, options=SelectOptions(threshold=0)).selection()
-        assert selection.selected[0].domain == "d0"
-        assert list(selection.scores.values()) == sorted(selection.scores.values(), reverse=True)
-
     def test_single_is_the_top_one_whatever_the_threshold(self, selector: Selector) -> None:
         options = SelectOptions(single=True, min_share=1.0, threshold=1.0)
         selection = selector.rank(SAMPLE, options=options).selection()
         assert [(entry.domain, entry.weight) for entry in selection.selected] == [("d0", "1")]
+        assert list(selection.scores.values()) == sorted(selection.scores.values(), reverse=True)
         assert not selection.abstained
 
     def test_nothing_good_enough_abstains_or_takes_the_top(self, selector: Selector) -> None:
@@ -228,6 +214,10 @@ class TestThoseThatLookAtText:
 class TestStability:
     """Against the slow way: draw the sample's units again, and ask the selector itself."""
 
+    @pytest.fixture(autouse=True)
+    def _few_draws(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stability, "DRAWS", 50)
+
     def test_it_is_the_share_of_draws_that_choose_the_adapter(self, selector: Selector, options: SelectOptions) -> None:
         sample = np.concatenate([around(centres(4, 12)[n], size, seed=n) for n, size in ((0, 9), (1, 7), (2, 3))])
         times = np.random.default_rng(stability.SEED).multinomial(19, np.full(19, 1 / 19), size=stability.DRAWS)
@@ -244,15 +234,6 @@ class TestStability:
         selection = ranking.selection()
         assert {entry.digest: entry.stability for entry in selection.selected}.items() <= shares.items()
         assert selection == selector.rank(sample, options=options, exclude=exclude).selection()
-
-    def test_the_same_of_more_text_is_more_stable(self, selector: Selector, options: SelectOptions) -> None:
-        if options.single:
-            pytest.skip("asks for one, which is as stable as can be")
-        sample = np.concatenate([SAMPLE[:4], SAMPLE[50:52]])
-        loose = options.model_copy(update={"min_share": 0.3})
-        once, often = (selector.rank(np.tile(sample, (n, 1)), options=loose).selection().selected for n in (1, 40))
-        assert [entry.digest for entry in once] == [entry.digest for entry in often]
-        assert sum(entry.stability or 0 for entry in once) <= sum(entry.stability or 0 for entry in often)
 
 
 def test_who_takes_no_part_makes_room() -> None:

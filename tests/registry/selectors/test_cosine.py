@@ -30,16 +30,6 @@ def test_the_score_is_the_mean_cosine_over_all_pairs() -> None:
         assert selection.scores[d.domain] == pytest.approx((unit(sample) @ unit(d.vectors).T).mean(), abs=1e-6)
 
 
-def test_lengths_do_not_matter() -> None:
-    domains = gaussian_domains(3)
-    longer = [domain(d.domain, d.vectors * np.arange(1, 121)[:, None]) for d in domains]
-    sample = around(np.ones(12), 20, seed=3)
-    one, two = (
-        CosineSelector(CosineSpec(encoder="base")).fit(pool).rank(sample).selection() for pool in (domains, longer)
-    )
-    assert one.scores == pytest.approx(two.scores, abs=1e-6)
-
-
 def test_the_papers_threshold_is_there_for_who_asks() -> None:
     selector = CosineSelector(PAPER).fit(axis_domains())
     assert (selector.threshold_, selector.report_["threshold_from"]) == (0.15, "spec")

@@ -29,13 +29,6 @@ class Stored:
         return held.get(DIGESTS[number], load)
 
 
-def test_a_state_is_read_once() -> None:
-    held, stored = LoadedSelectors(1000), Stored()
-    assert stored.get(held, 0) is stored.get(held, 0)
-    assert stored.get(held, 1) is not stored.get(held, 0)
-    assert (stored.read, held.bytes) == ([0, 1], 200)
-
-
 def test_what_was_asked_for_longest_ago_goes_first() -> None:
     held, stored = LoadedSelectors(300), Stored()
     for number in (0, 1, 2, 0, 3):  # 1 has to go

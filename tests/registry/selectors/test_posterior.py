@@ -52,15 +52,6 @@ def test_weights_are_the_posteriors_of_those_that_are_taken() -> None:
     assert single.weight == "1"
 
 
-def test_a_lower_temperature_spreads_the_weights() -> None:
-    largest = []
-    for temperature in (0.01, 0.1, 1.0):
-        selector = PosteriorSelector(PosteriorSpec(dimensions=6, temperature=temperature)).fit(NEAR)
-        largest.append(max(selector.rank(SAMPLE).selection(listed=None).scores.values()))
-    assert largest == sorted(largest)
-    assert largest[0] < 0.3 < largest[-1]
-
-
 @given(out=st.sets(st.integers(0, 4), max_size=4))
 def test_who_is_excluded_shares_in_nothing(out: set[int]) -> None:
     every = SELECTOR.rank(SAMPLE).selection(listed=None).scores
