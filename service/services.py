@@ -13,6 +13,7 @@ from service.base_models import ServedBaseModels
 from service.engine import Engine
 from service.engine.grammars import Grammars
 from service.job_board import JobBoard
+from service.mixtures import Mixtures
 from service.observability.usage import UsageCounts
 from service.rates import Rates, SharedRates
 from service.settings import Settings
@@ -38,6 +39,7 @@ class Services:
     uploads: UploadSessions
     rates: Rates | SharedRates
     usage: UsageCounts
+    mixtures: Mixtures
     signed_url: Callable[[str], str] | None = None
     """The URL of the store that a download of a blob is sent to; None where the server sends it."""
     tracing: Tracing | None = None

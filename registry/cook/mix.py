@@ -124,13 +124,23 @@ def plan_recipe(ingredients: Sequence[SoupIngredient], mixing: Mixing, shape: Ba
 
 
 def mix(registry: Registry, base: BaseModel, plan: MixPlan) -> Mixed:
-    """Choose the mixing method where it is `auto`, then mix, or read the bytes of the same recipe cooked before.
+    """Mix a plan, or read the bytes of the same recipe cooked before; raises as `choose_recipe` does."""
+    planned, reason = choose_recipe(base, plan)
+    return mix_recipe(registry, base, planned, reason=reason)
+
+
+def choose_recipe(base: BaseModel, plan: MixPlan) -> tuple[PlannedRecipe, str]:
+    """The recipe of a plan, and why its method was taken where the plan leaves that open; reads no tensor.
 
     Raises Incompatible with all reasons at once.
     """
     choice = choose_mixing(plan.ingredients, plan.mixing, max_width=plan.max_width)
     check_fingerprint(plan.ingredients, base)
-    planned = plan_recipe(plan.ingredients, choice.mixing, base.shape)
+    return plan_recipe(plan.ingredients, choice.mixing, base.shape), choice.reason
+
+
+def mix_recipe(registry: Registry, base: BaseModel, planned: PlannedRecipe, *, reason: str) -> Mixed:
+    """Mix a recipe, or read the bytes of the same recipe cooked before."""
     recipe = planned.recipe
     with registry.database.read() as catalogue:
         stored = catalogue.soups.recipe(recipe.digest)
@@ -156,7 +166,7 @@ def mix(registry: Registry, base: BaseModel, plan: MixPlan) -> Mixed:
         digest=digest,
         report=report,
         cached=cached,
-        reason=choice.reason,
+        reason=reason,
         replaces=replaces,
     )
 

@@ -17,6 +17,7 @@ from service.access.keys import Principal
 from service.engine.text_support import why_no_text
 from service.http.models.embedding_limit import limit_embeddings
 from service.http.models.named_models import ResolvedModel, language_model, resolve_model, sole_base
+from service.http.schemas.sampling import Sampling
 from service.services import Services
 
 AUTO = "auto"
@@ -31,14 +32,14 @@ def is_auto(services: Services, model: str) -> bool:
     return model == AUTO and services.settings.auto_model and AUTO not in services.bases
 
 
-def model_for(services: Services, principal: Principal, model: str, texts: Sequence[str]) -> ResolvedModel:
-    """Return the model that a request names, or for `auto` the one whose sample is most like its texts.
+def model_for(services: Services, principal: Principal, body: Sampling, texts: Sequence[str]) -> ResolvedModel:
+    """Return the model or mixture that a request names, or for `auto` the one whose sample is most like its texts.
 
     Raises as `language_model` does; for `auto` InvalidParameter on a server of several base models, InvalidPrompt
     without any text, and Unavailable if no selector was fitted for the adapters that the key sees.
     """
-    if not is_auto(services, model):
-        return language_model(services, principal, model)
+    if body.adapters is not None or not is_auto(services, body.model):
+        return language_model(services, principal, body.model, body.adapters)
     base_id = sole_base(services)
     base = services.bases[base_id]
     passages = [text[-LAST_CHARACTERS:] for text in texts[-LAST_TEXTS:]]
@@ -51,6 +52,6 @@ def model_for(services: Services, principal: Principal, model: str, texts: Seque
     with limit_embeddings(services):
         best = likeliest(services.registry, principal.caller(""), sample, pool=PoolRequest(base_model=base_id))
     chosen = None if best is None else resolve_model(services, principal, best.member.ref)
-    if chosen is None or chosen.row is None or why_no_text(base.shape, chosen.row.config) is not None:
+    if chosen is None or chosen.config is None or why_no_text(base.shape, chosen.config) is not None:
         return replace(language_model(services, principal, f"base/{base_id}"), chosen=True)
     return replace(chosen, chosen=True)

@@ -1,15 +1,18 @@
 """Charge inference to a key and a namespace: tokens are taken from their rate limits and settled when it ends.
 
 Called by the routes that infer, after all other checks; the engine calls back with the tokens that a request really
-took, however it ends, and usage is counted then. An adapter is charged to its namespace, a base model to the key's own.
+took, however it ends, and usage is counted then. An adapter is charged to its namespace, a base model to the key's own,
+and a mixture to the namespaces of its adapters, in the proportions of their weights.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from fastapi import Request
@@ -41,24 +44,22 @@ def admit(
     A metered request settles its tokens when it ends. Raises RateLimitExceeded, and TooLarge if a request needs more
     tokens than a minute has. Reads the limits from the catalogue.
     """
-    subjects: list[tuple[Subject, Subject]] = [
-        (("key", principal.key_id), ("namespace", _namespace(model, principal))) for model, _ in engine_requests
-    ]
+    charges = [_charges(model, principal) for model, _ in engine_requests]
     needed = [tokens_needed(model, engine_request) for model, engine_request in engine_requests]
     totals = Counter[Subject]()
-    for key_and_namespace, tokens in zip(subjects, needed, strict=True):
-        totals.update(dict.fromkeys(key_and_namespace, tokens))
+    for shares, tokens in zip(charges, needed, strict=True):
+        totals.update({subject: math.ceil(share * tokens) for subject, share in shares.items()})
     limits = _limits(services, totals)
     wants = [want for subject, tokens in totals.items() for want in _wants(subject, limits[subject], tokens)]
     request.state.rate_headers = partial(_headers, services.rates, wants)
     _check_size(wants)
     services.rates.take(wants)
     meter, metered = Meter(services, principal, engine_requests[0][0]), []
-    for (model, engine_request), key_and_namespace, tokens in zip(engine_requests, subjects, needed, strict=True):
+    for (model, engine_request), shares, tokens in zip(engine_requests, charges, needed, strict=True):
         token_wants = [
-            want
-            for subject in key_and_namespace
-            for want in _wants(subject, limits[subject], tokens)
+            (want, share)
+            for subject, share in shares.items()
+            for want in _wants(subject, limits[subject], math.ceil(share * tokens))
             if want.measure == "tokens"
         ]
         metered.append(replace(engine_request, on_end=partial(meter.on_end, model, token_wants)))
@@ -74,18 +75,22 @@ class Meter:
         self._model = model
         self._is_counted = False
 
-    def on_end(self, model: ResolvedModel, wants: Sequence[Want], read: int, written: int) -> None:
+    def on_end(self, model: ResolvedModel, wants: Sequence[tuple[Want, float]], read: int, written: int) -> None:
         """Settle and count the tokens of a request to the engine that has ended. Called in the engine's thread."""
-        for want in wants:
-            self._services.rates.settle(want, read + written)
-        if read:
-            self._count(model, UsageSum(tokens_in=read, tokens_out=written))
-            if not self._is_counted:
-                self._count(self._model, UsageSum(requests=1))
-            self._is_counted = True
+        for want, share in wants:
+            self._services.rates.settle(want, math.ceil(share * (read + written)))
+        if not read:
+            return
+        shares = [share for _, _, share in _parts(model, self._principal)]
+        for number, (tokens_in, tokens_out) in enumerate(zip(split(read, shares), split(written, shares), strict=True)):
+            self._count(model, number, UsageSum(tokens_in=tokens_in, tokens_out=tokens_out))
+        if not self._is_counted:
+            self._count(self._model, 0, UsageSum(requests=1))
+        self._is_counted = True
 
-    def _count(self, model: ResolvedModel, used: UsageSum) -> None:
-        self._services.usage.count(self._principal.key_id, _namespace(model, self._principal), _name(model), used)
+    def _count(self, model: ResolvedModel, number: int, used: UsageSum) -> None:
+        namespace, name, _ = _parts(model, self._principal)[number]
+        self._services.usage.count(self._principal.key_id, namespace, name, used)
 
 
 def tokens_needed(model: ResolvedModel, engine_request: GenerateRequest | ScoreRequest) -> int:
@@ -153,10 +158,23 @@ def _check_size(wants: Sequence[Want]) -> None:
             )
 
 
-def _namespace(model: ResolvedModel, principal: Principal) -> str:
-    return principal.home if model.row is None else model.row.namespace
+def split(total: int, shares: Sequence[float]) -> list[int]:
+    """Split a number in the proportions of shares that sum to 1; the sum of the result is the number."""
+    bounds = [round(total * bound) for bound in accumulate(shares)]
+    return [stop - start for start, stop in pairwise([0, *bounds[:-1], total])]
 
 
-def _name(model: ResolvedModel) -> str:
-    """Return the canonical name of a model."""
-    return f"base/{model.base_id}" if model.row is None else model.row.ref
+def _parts(model: ResolvedModel, principal: Principal) -> list[tuple[str, str, float]]:
+    """Return the namespace, canonical name and share of each model that is charged, the largest share first."""
+    if not model.rows:
+        return [(principal.home, f"base/{model.base_id}", 1.0)]
+    parts = [(row.namespace, row.ref, share) for row, share in model.rows]
+    return sorted(parts, key=lambda part: -part[2])
+
+
+def _charges(model: ResolvedModel, principal: Principal) -> dict[Subject, float]:
+    """Return who is charged with a request, and for which share of its tokens: the key, and each namespace."""
+    charges: dict[Subject, float] = {("key", principal.key_id): 1.0}
+    for namespace, _, share in _parts(model, principal):
+        charges["namespace", namespace] = min(1.0, charges.get(("namespace", namespace), 0.0) + share)
+    return charges

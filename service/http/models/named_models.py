@@ -1,4 +1,4 @@
-"""Resolve the adapter or base model that a request names, once per request, in a thread.
+"""Resolve the adapter, mixture of adapters or base model that a request names, once per request, in a thread.
 
 Unknown names and those of other namespaces are both NotFound, deleted ones Retired; an adapter that cannot be used is
 an error and never silently replaced by the base model.
@@ -6,38 +6,53 @@ an error and never silently replaced by the base model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
 from registry.catalogue import AdapterRow
+from registry.cook.ingredients import recipe_ingredients
+from registry.cook.mix import MixPlan, choose_recipe
 from registry.errors import Incompatible, InvalidName, InvalidParameter, NotFound, Unavailable
 from registry.names import BaseRef, NameRef, check_part, parse_ref
+from registry.spec import AdapterConfig, AutoMixing, CookRequest, HandRecipe, WeightedRef
 from registry.stored.adapters import loadable
 from service.access.keys import Principal
 from service.base_models import ServedBaseModel
 from service.engine.text_support import check_supports_text
+from service.http.models.mixture_names import is_mixture, mixture_name, parse_mixture
 from service.services import Services
+
+MAX_WIDTH = int(CookRequest.model_fields["max_width"].default)
+"""The widest mixture, as of a soup by hand."""
 
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A base model, with an adapter or without.
+    """A base model, with an adapter or a mixture of adapters or without.
 
     `name` is the model's name in answers: the text of the request, or the adapter's ref if the server has `chosen` it.
+    `rows` are the stored adapters with their shares of what the model costs, which sum to 1: none for the base model
+    alone, one for an adapter.
     """
 
     name: str
     base_id: str
     base: BaseText
-    row: AdapterRow | None = None
+    rows: tuple[tuple[AdapterRow, float], ...] = ()
     handle: LoadableAdapter | None = None
     chosen: bool = False
 
     @property
     def digest(self) -> str | None:
-        """The adapter's digest, None for the base model alone."""
-        return None if self.row is None else self.row.digest
+        """The adapter's digest, of a mixture that of the soup it would be stored as; None for the base model alone."""
+        return None if self.handle is None else self.handle.digest
+
+    @property
+    def config(self) -> AdapterConfig | None:
+        """The adapter's configuration, None for the base model alone."""
+        return None if self.handle is None else self.handle.config
 
     @property
     def fingerprint(self) -> str:
@@ -50,7 +65,7 @@ class ResolvedModel:
         headers = {"x-soup-digest": self.fingerprint}
         if self.chosen:
             headers["x-soup-model"] = self.name
-        if self.row is not None and self.row.learnt_from:
+        if any(row.learnt_from for row, _ in self.rows):
             headers["x-soup-tuned"] = "true"
         return headers
 
@@ -70,11 +85,13 @@ def adapter_named(services: Services, principal: Principal, ns: str, name: str) 
 
 
 def resolve_model(services: Services, principal: Principal, text: str) -> ResolvedModel:
-    """Resolve a base id, `base/<id>` or any ref to a model, whose weights are loaded when it runs.
+    """Resolve a base id, `base/<id>`, any ref, or the name of a mixture; its weights are loaded when it runs.
 
     Raises InvalidName, NotFound, Retired, Unavailable (its base is not on the allowlist) and Incompatible (the
-    operator has replaced the base under the adapter).
+    operator has replaced the base under the adapter); for a mixture also as `mixture_of` does.
     """
+    if is_mixture(text):
+        return mixture_of(services, principal, parse_mixture(text), name=text)
     if "/" not in text and not text.startswith("sha256:"):
         return ResolvedModel(name=text, base_id=text, base=base_named(services, check_part(text, "model")).text)
     ref = parse_ref(text)
@@ -82,26 +99,73 @@ def resolve_model(services: Services, principal: Principal, text: str) -> Resolv
         return ResolvedModel(name=text, base_id=ref.id, base=base_named(services, ref.id).text)
     with services.registry.database.read_autocommit() as catalogue:
         row = catalogue.adapters.resolve(principal.namespaces, ref)
-    if row.base_model not in services.bases:
-        raise Unavailable(f"'{row.ref}' needs base model '{row.base_model}', which this server no longer serves.")
-    base = services.bases[row.base_model].text
+    base = _base_of(services, row).text
     if base.shape.fingerprint != row.base_fingerprint:
         raise Incompatible(
             f"'{row.ref}' was made for another state of base model '{row.base_model}' "
             f"({row.base_fingerprint[:19]} and not {base.shape.fingerprint[:19]})."
         )
     return ResolvedModel(
-        name=text, base_id=row.base_model, base=base, row=row, handle=loadable(row, services.registry.blobs)
+        name=text,
+        base_id=row.base_model,
+        base=base,
+        rows=((row, 1.0),),
+        handle=loadable(row, services.registry.blobs),
     )
 
 
-def language_model(services: Services, principal: Principal, text: str) -> ResolvedModel:
-    """Resolve a model that can continue or score text.
+def mixture_of(
+    services: Services, principal: Principal, refs: tuple[WeightedRef, ...], *, name: str, base: str | None = None
+) -> ResolvedModel:
+    """Resolve adapters with weights to the soup of that recipe by hand, which is mixed unless it was lately.
 
-    Raises as `resolve_model` does, and InvalidParameter for adapters with a head, banks of experts, and encoders.
+    A single adapter is that adapter. Raises as a cook by this recipe does, and InvalidParameter for a `base` that is no
+    base model or another one than the adapters'.
     """
-    model = resolve_model(services, principal, text)
-    check_supports_text(model.base.shape, None if model.row is None else model.row.config, f"'{text}'")
+    registry = services.registry
+    base_id, ingredients = recipe_ingredients(registry, principal.caller(""), HandRecipe(ingredients=refs))
+    if base is not None:
+        named = resolve_model(services, principal, base)
+        if named.handle is not None or named.base_id != base_id:
+            raise InvalidParameter(
+                f"'adapters' are of base model '{base_id}': name that as 'model', and not '{base}'.", param="model"
+            )
+    with registry.database.read_autocommit() as catalogue:
+        rows = [catalogue.adapters.get(ingredient.adapter_id) for ingredient in ingredients]
+    if len(rows) == 1 and ingredients[0].layers is None:
+        return replace(resolve_model(services, principal, rows[0].digest), name=name)
+    served = _base_of(services, rows[0])
+    planned, _ = choose_recipe(served, MixPlan(ingredients, AutoMixing(), MAX_WIDTH))
+    total = sum(float(ingredient.weight) for ingredient in ingredients)
+    shares = [float(ingredient.weight) / total for ingredient in ingredients]
+    return ResolvedModel(
+        name=name,
+        base_id=base_id,
+        base=served.text,
+        rows=tuple(zip(rows, shares, strict=True)),
+        handle=services.mixtures.adapter(served, planned),
+    )
+
+
+def _base_of(services: Services, row: AdapterRow) -> ServedBaseModel:
+    if row.base_model not in services.bases:
+        raise Unavailable(f"'{row.ref}' needs base model '{row.base_model}', which this server no longer serves.")
+    return services.bases[row.base_model]
+
+
+def language_model(
+    services: Services, principal: Principal, text: str, adapters: Sequence[WeightedRef] | None = None
+) -> ResolvedModel:
+    """Resolve a model that can continue or score text, or a base model's mixture of these adapters.
+
+    Raises as `resolve_model` and `mixture_of` do, and InvalidParameter for adapters with a head, banks of experts, and
+    encoders.
+    """
+    if adapters is None:
+        model = resolve_model(services, principal, text)
+    else:
+        model = mixture_of(services, principal, tuple(adapters), name=mixture_name(adapters), base=text)
+    check_supports_text(model.base.shape, model.config, f"'{model.name}'")
     return model
 
 

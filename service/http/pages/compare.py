@@ -169,23 +169,25 @@ def _page(
 
 
 def _model_facts(services: Services, principal: Principal, model: ResolvedModel) -> ModelFacts:
-    if model.row is None:
+    if len(model.rows) != 1:
+        kind = "mixture, not stored" if model.rows else "base model"
         return ModelFacts(
-            model=f"base/{model.base_id}",
+            model=model.name if model.rows else f"base/{model.base_id}",
             base_model=model.base_id,
-            kind="base",
-            facts={"Kind": "base model", "Base model": model.base_id},
+            kind="soup" if model.rows else "base",
+            facts={"Kind": kind, "Base model": model.base_id},
             recipe=None,
-            ingredients={},
+            ingredients={row.ref: f"{share:.6g}" for row, share in model.rows},
         )
-    lineage = lineage_of(services, principal.namespaces, model.row)
+    [(row, _)] = model.rows
+    lineage = lineage_of(services, principal.namespaces, row)
     names = {parent.digest: parent.ref or parent.digest for parent in lineage.parents}
     ingredients = () if lineage.recipe is None else lineage.recipe.ingredients
     return ModelFacts(
-        model=model.row.ref,
+        model=row.ref,
         base_model=model.base_id,
-        kind=model.row.kind,
-        facts=_facts(model.row, lineage.recipe),
+        kind=row.kind,
+        facts=_facts(row, lineage.recipe),
         recipe=lineage.recipe,
         ingredients={names.get(item.digest, item.digest): item.weight for item in ingredients},
     )

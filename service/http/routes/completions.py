@@ -62,7 +62,7 @@ def _prepare(
     for prompt in body.prompts:
         check_text(prompt, services.settings, param="prompt")
     services.engine.check_admission(principal.key_id)  # what is refused costs nobody else's time
-    model = model_for(services, principal, body.model, [prompt for prompt in body.prompts if isinstance(prompt, str)])
+    model = model_for(services, principal, body, [prompt for prompt in body.prompts if isinstance(prompt, str)])
     prompts = [_prompt(model, prompt, special=body.add_special_tokens) for prompt in body.prompts]
     schema = schema_of(body.response_format)
     engine_requests = _engine_requests(body, model, prompts, principal)

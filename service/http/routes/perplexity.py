@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from registry.base_model.likelihood import Window, text_scores
 from registry.errors import InvalidParameter
 from registry.evaluate import perplexity as evaluate
-from registry.spec import Passage, PerplexityReport
+from registry.spec import Passage, PerplexityReport, WeightedRef
 from service.access.keys import Principal
 from service.engine import ScoreRequest, Scores
 from service.engine.text_calls import score_request, text_windows
@@ -31,6 +31,8 @@ from service.http.thread_turns import in_thread
 from service.services import Services
 
 router = APIRouter(tags=["inference"], route_class=CheckedRoute)
+NamedModel = tuple[str, Sequence[WeightedRef] | None]
+"""The name of a model, and the adapters that a base model is given."""
 
 
 @router.post("/v1/perplexity")
@@ -39,8 +41,10 @@ async def perplexity(
     request: Request, response: Response, body: PerplexityRequest, services: AppServices, principal: ModelUser
 ) -> PerplexityAnswer:
     """Perplexity = exp(sum NLL / sum tokens); `standard_error` is that of `mean_nll` over texts, a lower bound."""
-    names = [body.model] if body.baseline is None else [body.model, body.baseline]
-    inputs, requests = await in_thread(_prepare, request, services, principal, names, body.texts)
+    named: list[NamedModel] = [(body.model, body.adapters)]
+    if body.baseline is not None:
+        named.append((body.baseline, None))
+    inputs, requests = await in_thread(_prepare, request, services, principal, named, body.texts)
     scores = await finish(request, services.engine, requests)
     response.headers.update(answer_headers(request, inputs[0].model))
     baseline = None if body.baseline is None else 1
@@ -52,7 +56,7 @@ async def compare_with_first(
     request: Request, services: Services, principal: Principal, names: Sequence[str], texts: Sequence[Passage]
 ) -> list[PerplexityAnswer]:
     """Return the perplexity of each model but the first, compared with the first; each model is scored once."""
-    inputs, requests = await in_thread(_prepare, request, services, principal, names, texts)
+    inputs, requests = await in_thread(_prepare, request, services, principal, [(name, None) for name in names], texts)
     scores = await finish(request, services.engine, requests)
     return await in_thread(_answers, texts, inputs, scores, baseline=0, seed=0)
 
@@ -71,23 +75,18 @@ class ModelInput:
 
 
 def _prepare(
-    request: Request, services: Services, principal: Principal, names: Sequence[str], texts: Sequence[Passage]
+    request: Request, services: Services, principal: Principal, named: Sequence[NamedModel], texts: Sequence[Passage]
 ) -> tuple[list[ModelInput], list[ScoreRequest]]:
     check_texts(texts, services.settings, param="texts")
     services.engine.check_admission(principal.key_id, local=True)  # what is refused costs nobody else's time
-    models = [language_model(services, principal, name) for name in names]
+    models = [language_model(services, principal, name, adapters) for name, adapters in named]
     if len({model.base_id for model in models}) > 1:
         bases = ", ".join(dict.fromkeys(model.base_id for model in models))
         raise InvalidParameter(
             f"These models are of several base models ({bases}), which count other tokens: compare those of one alone.",
             param="baseline",
         )
-    inputs = [
-        ModelInput(
-            model, [text_windows(model.base, text, None if model.row is None else model.row.config) for text in texts]
-        )
-        for model in models
-    ]
+    inputs = [ModelInput(model, [text_windows(model.base, text, model.config) for text in texts]) for model in models]
     return inputs, admit(request, services, principal, [(item.model, item.request(principal)) for item in inputs])
 
 

@@ -7,13 +7,14 @@ from typing import Literal
 from pydantic import Field
 
 from registry.spec import BaselineReport, PerplexityReport
-from service.http.schemas.wire import ModelName, Passages, Wire
+from service.http.schemas.wire import MixedAdapters, ModelName, Passages, Wire
 
 
 class PerplexityRequest(Wire):
     """Texts to score under a model, and optionally under a second one to compare with."""
 
     model: ModelName
+    adapters: MixedAdapters | None = None
     texts: Passages = Field(min_length=1)
     baseline: ModelName | None = None
     seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of the bootstrap behind the standard errors.")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, StringConstraints, model_validator
 
 from registry.spec.frozen import one_of
-from service.http.schemas.wire import ModelName, OpenAIBody, Wire
+from service.http.schemas.wire import MixedAdapters, ModelName, OpenAIBody, Wire
 
 
 class TextFormat(Wire):
@@ -104,6 +104,7 @@ class Sampling(OpenAIBody):
     """What completions and chat completions have in common."""
 
     model: ModelName
+    adapters: MixedAdapters | None = None
     temperature: float = Field(default=1.0, ge=0, le=100)
     top_p: float = Field(default=1.0, gt=0, le=1)
     n: int = Field(default=1, ge=1)

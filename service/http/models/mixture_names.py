@@ -1,0 +1,43 @@
+"""The names of mixtures: `acme/law*0.7+acme/style*0.5`, adapters with their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from registry.errors import InvalidParameter, TooLarge
+from registry.spec import MOST_MIXED, WeightedRef
+
+
+def is_mixture(name: str) -> bool:
+    """Return True for the name of a mixture: no ref of one model contains these characters."""
+    return "+" in name or "*" in name
+
+
+def parse_mixture(name: str) -> tuple[WeightedRef, ...]:
+    """The adapters and weights of a mixture's name; an adapter without a weight has 1.
+
+    Raises InvalidParameter for a weight that is no number from 0 up, and TooLarge for more than 64 adapters.
+    """
+    parts = name.split("+")
+    if len(parts) > MOST_MIXED:
+        raise TooLarge(f"'model' mixes {len(parts)} adapters; at most {MOST_MIXED} are mixed.", param="model")
+    refs = []
+    for part in parts:
+        ref, has_weight, weight = part.partition("*")
+        try:
+            value = float(weight) if has_weight else 1.0
+        except ValueError:
+            value = -1.0
+        if not ref or not 0 <= value < float("inf"):
+            raise InvalidParameter(
+                f"'{part[:80]}' in 'model' is no adapter with a weight: a mixture is written as "
+                "team/law*0.7+team/style*0.5, with weights from 0 up.",
+                param="model",
+            )
+        refs.append(WeightedRef(ref=ref.strip(), weight=value))
+    return tuple(refs)
+
+
+def mixture_name(refs: Sequence[WeightedRef]) -> str:
+    """The name of a mixture."""
+    return "+".join(f"{ref.ref}*{ref.weight:g}" for ref in refs)

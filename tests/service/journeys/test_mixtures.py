@@ -1,0 +1,172 @@
+"""Several adapters in one request: the soup of that recipe by hand, with nothing stored."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from registry.cook import mix
+from registry.spec import Provenance
+from service.http.models.metering import split
+from tests.service.servers import BASE_ID, Live, World
+
+INIT = Provenance(init_hash=f"sha256:{3:064x}", init_source="declared").model_dump()
+ADAPTERS = [{"ref": "acme/law", "weight": 0.7}, {"ref": "other/style", "weight": 0.5}]
+NAME = "acme/law*0.7+other/style*0.5"
+ASKED = {"model": BASE_ID, "prompt": "0 1", "max_tokens": 8, "temperature": 0, "logprobs": 0}
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    for seed, name in enumerate(("acme/law", "other/style", "acme/plain")):
+        world.push(name, seed=seed, provenance=INIT)
+    return world
+
+
+def complete(world: World, **changes: Any) -> Any:
+    return world.client.post("/v1/completions", json={**ASKED, **changes})
+
+
+def refused(world: World, status: int, sentence: str, **changes: Any) -> None:
+    answer = complete(world, **changes)
+    assert answer.status_code == status, answer.text
+    assert sentence in answer.json()["error"]["message"]
+
+
+def test_a_mixture_is_the_soup_of_its_recipe_with_nothing_stored(stocked: World) -> None:
+    rows = len(stocked.client.get("/v1/adapters").json()["data"])
+    mixed, named = complete(stocked, adapters=ADAPTERS), complete(stocked, model=NAME)
+    assert mixed.status_code == 200, mixed.text
+    assert len(stocked.client.get("/v1/adapters").json()["data"]) == rows
+    soup = stocked.client.post("/v1/soups", json={"recipe": {"ingredients": ADAPTERS}, "name": "acme/soup", "wait": 60})
+    stored = complete(stocked, model="acme/soup")
+    for answer in (mixed, named):
+        assert answer.headers["x-soup-digest"] == soup.json()["digest"] == stored.headers["x-soup-digest"]
+        assert answer.json()["choices"] == stored.json()["choices"]
+        assert answer.json()["model"] == NAME
+    assert mixed.json()["choices"] != complete(stocked).json()["choices"], "the base alone says something else"
+
+
+def test_chats_and_perplexity_take_mixtures_too(stocked: World) -> None:
+    texts = ["THE COURT HELD", "heat the oil"]
+    answers = [
+        stocked.client.post("/v1/perplexity", json={"texts": texts, **model}).json()
+        for model in ({"model": BASE_ID, "adapters": ADAPTERS}, {"model": NAME, "baseline": BASE_ID})
+    ]
+    assert answers[0]["mean_nll"] == answers[1]["mean_nll"] != answers[1]["baseline"]["mean_nll"]
+    refusal = stocked.client.post(
+        "/v1/chat/completions",
+        json={"model": BASE_ID, "adapters": ADAPTERS, "messages": [{"role": "user", "content": "hi"}]},
+    )
+    assert "chat template" in refusal.json()["error"]["message"], "the tiny base has none; the mixture was resolved"
+
+
+def test_one_adapter_is_that_adapter(stocked: World) -> None:
+    row = stocked.client.get("/v1/adapters/acme/law").json()
+    assert complete(stocked, model="acme/law*3").headers["x-soup-digest"] == row["digest"]
+
+
+def test_a_mixture_is_mixed_once_however_many_ask_for_it(stocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, count = threading.Event(), threading.Event(), []
+    real = mix.PlannedRecipe.mix
+
+    def counted(planned: mix.PlannedRecipe) -> Any:
+        count.append(planned)
+        begun.set()
+        assert go_on.wait(60)
+        return real(planned)
+
+    monkeypatch.setattr(mix.PlannedRecipe, "mix", counted)
+    answers: list[Any] = []
+    asking = [
+        threading.Thread(target=lambda: answers.append(complete(stocked, model="acme/law*1+acme/plain*3")))
+        for _ in range(3)
+    ]
+    for thread in asking:
+        thread.start()
+    assert begun.wait(60)
+    go_on.set()
+    for thread in asking:
+        thread.join()
+    assert complete(stocked, model="acme/plain*3+acme/law").status_code == 200, "in any order"
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert len(count) == 1
+
+
+def test_one_that_cannot_be_mixed_is_tried_again_the_next_time(stocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "acme/law*2+acme/plain*5"
+
+    def broken(_planned: mix.PlannedRecipe) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mix.PlannedRecipe, "mix", broken)
+        assert complete(stocked, model=name).status_code >= 500
+    assert complete(stocked, model=name).status_code == 200
+
+
+def test_usage_is_counted_for_each_adapter_in_the_proportions_of_their_weights(stocked: World) -> None:
+    key = stocked.key(["infer"], ["acme", "other"])
+    body = {**ASKED, "model": NAME, "prompt": "0 1 2 3 10 21 32 43"}
+    answer = stocked.client.post("/v1/completions", json=body, headers=stocked.headers(key)).json()
+    stocked.runtime.services.usage.write()
+    rows = stocked.client.get("/v1/usage", params={"by": "model"}, headers=stocked.headers(key)).json()["data"]
+    used = {row["model"]: row for row in rows}
+    assert used.keys() == {"acme/law@1", "other/style@1"}
+    for tokens, total in (("tokens_in", "prompt_tokens"), ("tokens_out", "completion_tokens")):
+        law, style = (used[name][tokens] for name in ("acme/law@1", "other/style@1"))
+        assert law + style == answer["usage"][total]
+        assert law == pytest.approx(answer["usage"][total] * 7 / 12, abs=1)
+    assert [used[name]["requests"] for name in ("acme/law@1", "other/style@1")] == [1, 0]
+
+
+@pytest.mark.parametrize(("total", "shares"), [(10, [0.5, 0.5]), (7, [0.583, 0.417]), (1, [0.4, 0.3, 0.3]), (0, [1.0])])
+def test_parts_of_a_number_sum_to_it(total: int, shares: list[float]) -> None:
+    parts = split(total, shares)
+    assert sum(parts) == total
+    assert all(abs(part - total * share) <= 1 for part, share in zip(parts, shares, strict=True))
+
+
+def test_rights_are_those_of_each_ingredient(stocked: World) -> None:
+    headers = stocked.headers(stocked.key(["infer"], ["acme"]))
+    for model in ({"model": NAME}, {"model": BASE_ID, "adapters": ADAPTERS}):
+        answer = stocked.client.post("/v1/completions", json={**ASKED, **model}, headers=headers)
+        assert answer.status_code == 404
+        assert "other/style" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("weight", ["x", "nan", "-1", "inf", ""])
+def test_a_weight_that_is_none_is_refused(stocked: World, weight: str) -> None:
+    refused(stocked, 400, "weights from 0 up", model=f"acme/law*{weight}+other/style")
+
+
+def test_what_cannot_be_mixed_is_refused_in_a_sentence(stocked: World) -> None:
+    refused(stocked, 400, "Every weight of the recipe is 0", model="acme/law*0+other/style*0")
+    refused(stocked, 413, "65 adapters; at most 64", model="+".join(["acme/law"] * 65))
+    refused(stocked, 400, "2000 characters", model="acme/law+" * 1111 + "acme/law")
+    refused(stocked, 400, "at most 64", adapters=ADAPTERS[:1] * 65)
+    refused(stocked, 400, "name that as 'model'", model="acme/law", adapters=ADAPTERS)
+    refused(stocked, 404, "acme/nowhere", model="acme/law+acme/nowhere")
+    stocked.client.delete("/v1/adapters/acme/plain@1")
+    refused(stocked, 410, "acme/plain", model="acme/law+acme/plain")
+
+
+def test_embeddings_are_the_base_models(stocked: World) -> None:
+    answer = stocked.client.post("/v1/embeddings", json={"model": NAME, "input": "a"})
+    assert "Embeddings are the base model's" in answer.json()["error"]["message"]
+
+
+def test_openais_client_sends_adapters_in_its_extra_body(live: Live, stocked: World) -> None:
+    answer = live.openai().completions.create(
+        model=BASE_ID, prompt="0 1", max_tokens=2, temperature=0, extra_body={"adapters": ADAPTERS}
+    )
+    assert answer.model == NAME
+
+
+def test_pages_compare_and_ask_a_mixture(stocked: World) -> None:
+    compared = stocked.client.get("/compare.json", params={"model": [BASE_ID, NAME]}).json()
+    facts = compared["models"][1]
+    assert (facts["model"], facts["kind"]) == (NAME, "soup")
+    assert facts["ingredients"] == {"acme/law@1": "0.583333", "other/style@1": "0.416667"}
