@@ -50,8 +50,16 @@ class Mixtures:
                 self._adapters.pop(key, None)
             future.set_exception(error)
             raise
-        future.set_result(replace(mixed, load=partial(self._tensors, base, planned)))
+        future.set_result(mixed)
+        self._remember(key, replace(mixed, load=partial(self._tensors, base, planned)))
         return mixed
+
+    def _remember(self, key: str, adapter: LoadableAdapter) -> None:
+        """Keep an adapter without its tensors, which those that waited for it still have."""
+        remembered: Future[LoadableAdapter] = Future()
+        remembered.set_result(adapter)
+        with self._lock:
+            self._adapters[key] = remembered
 
     def _tensors(self, base: BaseModel, planned: PlannedRecipe) -> Tensors:
         return mix_recipe(self._registry, base, planned, reason="").tensors

@@ -81,7 +81,7 @@ class Meter:
             self._services.rates.settle(want, math.ceil(share * (read + written)))
         if not read:
             return
-        shares = [share for _, _, share in _parts(model, self._principal)]
+        shares = [share for _, _, share in _charged(model, self._principal)]
         for number, (tokens_in, tokens_out) in enumerate(zip(split(read, shares), split(written, shares), strict=True)):
             self._count(model, number, UsageSum(tokens_in=tokens_in, tokens_out=tokens_out))
         if not self._is_counted:
@@ -89,7 +89,7 @@ class Meter:
         self._is_counted = True
 
     def _count(self, model: ResolvedModel, number: int, used: UsageSum) -> None:
-        namespace, name, _ = _parts(model, self._principal)[number]
+        namespace, name, _ = _charged(model, self._principal)[number]
         self._services.usage.count(self._principal.key_id, namespace, name, used)
 
 
@@ -164,17 +164,17 @@ def split(total: int, shares: Sequence[float]) -> list[int]:
     return [stop - start for start, stop in pairwise([0, *bounds[:-1], total])]
 
 
-def _parts(model: ResolvedModel, principal: Principal) -> list[tuple[str, str, float]]:
+def _charged(model: ResolvedModel, principal: Principal) -> list[tuple[str, str, float]]:
     """Return the namespace, canonical name and share of each model that is charged, the largest share first."""
     if not model.rows:
         return [(principal.home, f"base/{model.base_id}", 1.0)]
-    parts = [(row.namespace, row.ref, share) for row, share in model.rows]
-    return sorted(parts, key=lambda part: -part[2])
+    charged = [(row.namespace, row.ref, share) for row, share in model.rows]
+    return sorted(charged, key=lambda entry: -entry[2])
 
 
 def _charges(model: ResolvedModel, principal: Principal) -> dict[Subject, float]:
     """Return who is charged with a request, and for which share of its tokens: the key, and each namespace."""
     charges: dict[Subject, float] = {("key", principal.key_id): 1.0}
-    for namespace, _, share in _parts(model, principal):
+    for namespace, _, share in _charged(model, principal):
         charges["namespace", namespace] = min(1.0, charges.get(("namespace", namespace), 0.0) + share)
     return charges

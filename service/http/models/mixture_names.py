@@ -18,19 +18,19 @@ def parse_mixture(name: str) -> tuple[WeightedRef, ...]:
 
     Raises InvalidParameter for a weight that is no number from 0 up, and TooLarge for more than 64 adapters.
     """
-    parts = name.split("+")
-    if len(parts) > MOST_MIXED:
-        raise TooLarge(f"'model' mixes {len(parts)} adapters; at most {MOST_MIXED} are mixed.", param="model")
+    items = name.split("+")
+    if len(items) > MOST_MIXED:
+        raise TooLarge(f"'model' mixes {len(items)} adapters; at most {MOST_MIXED} are mixed.", param="model")
     refs = []
-    for part in parts:
-        ref, has_weight, weight = part.partition("*")
+    for item in items:
+        ref, has_weight, weight = item.partition("*")
         try:
             value = float(weight) if has_weight else 1.0
         except ValueError:
             value = -1.0
         if not ref or not 0 <= value < float("inf"):
             raise InvalidParameter(
-                f"'{part[:80]}' in 'model' is no adapter with a weight: a mixture is written as "
+                f"'{item[:80]}' in 'model' is no adapter with a weight: a mixture is written as "
                 "team/law*0.7+team/style*0.5, with weights from 0 up.",
                 param="model",
             )
