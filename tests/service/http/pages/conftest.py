@@ -1,4 +1,7 @@
-"""Debian's Chromium for the tests of this folder; where it is missing they are skipped, and fail where CI is set."""
+"""Whoever looks at the pages: Debian's Chromium, and a browser without a screen.
+
+Where Chromium is missing its tests are skipped, and fail where CI is set.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.browser import Browser, chromium
+from tests.service.http.pages.signed import Signed
+from tests.service.servers import World
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +25,9 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser = Browser(program, tmp_path_factory.mktemp("chromium"))
     yield browser
     browser.close()
+
+
+@pytest.fixture(scope="module")
+def browser(stocked: World) -> Signed:
+    """Somebody who has signed in on what the module calls `stocked`, with a key that may do all of it in `acme`."""
+    return Signed(stocked, stocked.key(["read", "write", "infer"], ["acme"]))

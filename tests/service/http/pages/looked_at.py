@@ -11,10 +11,8 @@ from tests.repository import REPOSITORY
 
 AXE = REPOSITORY / "tests" / "axe"
 STANDARDS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
-COLOURS = ["color-contrast", "link-in-text-block"]
-"""axe's rules of which the answer depends on the colours: the others see the same in the light as in the dark."""
-LOOKS = ((1280, False, False), (1280, True, True), (320, False, True), (320, True, False))
-"""How wide, whether dark, and whether the colours alone are looked at: all else is, once at each width."""
+LOOKS = ((1280, False), (320, True))
+"""How wide, and whether dark: the layout depends on the one alone, colours on the other alone."""
 
 
 @cache
@@ -22,31 +20,31 @@ def axe() -> str:
     return (AXE / "axe.min.js").read_text(encoding="utf-8")
 
 
-def findings(page: Page, *, colours: bool = False) -> list[str]:
-    """What axe finds on the page as it is; with `colours` by the rules about these alone."""
+def findings(page: Page) -> list[str]:
+    """What axe finds on the page as it is."""
     if page.evaluate("typeof axe") == "undefined":
         page.evaluate(axe() + "; 0")
-    only = {"type": "rule", "values": COLOURS} if colours else {"type": "tag", "values": STANDARDS}
-    options = {"runOnly": only, "resultTypes": ["violations"]}
+    options = {"runOnly": {"type": "tag", "values": STANDARDS}, "resultTypes": ["violations"]}
     told = "r => r.violations.map(v => v.id + ': ' + v.nodes.map(n => n.html).join(' | '))"
     found = page.evaluate(f"axe.run(document, {options!r}).then({told})")
     return list(found)
 
 
-def look_at(page: Page, path: str, *, until: str = "true") -> None:
-    """Open a page at both widths, light and dark: nothing is wrong with it, and it is no wider than the window.
-
-    It is looked at once the expression `until` is true.
-    """
-    page.open(path)
-    page.until(until)
-    for width, dark, colours in LOOKS:
+def check_looks(page: Page) -> None:
+    """Nothing is wrong with the page as it is, wide and narrow, light and dark, and it is no wider than the window."""
+    for width, dark in LOOKS:
         page.look(width=width, dark=dark)
-        found = findings(page, colours=colours)
-        assert not found, (path, width, dark, found)
+        found = findings(page)
+        assert not found, (page.path, width, dark, found)
         wide = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= width, (path, width, wide)
+        assert wide <= width, (page.path, width, wide)
     page.look()
+
+
+def look_at(page: Page, path: str) -> None:
+    """Open a page: nothing is wrong with it, and it says nothing in the console."""
+    page.open(path)
+    check_looks(page)
     assert not page.said, page.said
     assert not page.foreign, page.foreign
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from html import unescape
 from html.parser import HTMLParser
 from typing import Any
@@ -13,20 +14,25 @@ from httpx2 import Response
 
 from tests.service.servers import World
 
+HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
 TOKEN = re.compile(r'name="form" value="([0-9a-f]{64})"')
 
 
 class Signed:
-    """What a person does with pages, without running their scripts; redirects are not followed."""
+    """What a person does with pages, without running their scripts; redirects are not followed.
+
+    Nothing in a page that it gets may run or style something but files of ours, whatever people wrote into it.
+    """
 
     def __init__(self, world: World, secret: str | None = None, **client: Any) -> None:
         self.client = TestClient(world.app, follow_redirects=False, **client)
+        self.client.portal = world.client.portal  # the event loop of the other client, not a new one for each request
         if secret is not None:
             answer = self.sign_in(secret)
             assert answer.status_code == 303, answer.text
 
     def get(self, path: str, **options: Any) -> Response:
-        return self.client.get(path, **options)
+        return _inactive(self.client.get(path, **options))
 
     def page(self, path: str) -> str:
         """A page that has to be there."""
@@ -36,13 +42,17 @@ class Signed:
 
     def token(self, path: str) -> str:
         """The token of the forms of a page."""
-        found = TOKEN.search(self.page(path))
-        assert found is not None
-        return found[1]
+        return TOKEN.findall(self.page(path))[0]
+
+    @cached_property
+    def form_token(self) -> str:
+        """The token of all forms of this browser, for as long as its session lasts."""
+        pages = (self.get(path).text for path in ("/jobs", "/sign-in"))  # the second where it may not see the first
+        return next(token for page in pages for token in TOKEN.findall(page))
 
     def send(self, path: str, page: str, **fields: str) -> Response:
         """Send a form of `page` to `path`."""
-        return self.client.post(path, data={"form": self.token(page), **fields})
+        return _inactive(self.client.post(path, data={"form": self.token(page), **fields}))
 
     def plots(self, page: str) -> list[set[str]]:
         """The texts of every plot that a page shows, the same in light and dark."""
@@ -69,6 +79,12 @@ class Signed:
 def read(html: str) -> str:
     """What is to be read of a page, without its markup."""
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", html)))
+
+
+def check_says(answer: Response, status: int, said: str) -> None:
+    """A page has a status and, without its markup, a text."""
+    text = read(answer.text)
+    assert (answer.status_code, said in text) == (status, True), text
 
 
 class _Elements(HTMLParser):
@@ -98,3 +114,9 @@ def active(html: str) -> list[str]:
         if tag in {"style", "iframe", "object", "embed", "base"} or (tag == "script" and not ours) or wrong or away:
             found.append(f"{tag} {attributes}")
     return found
+
+
+def _inactive(answer: Response) -> Response:
+    if answer.headers.get("content-type", "").startswith("text/html"):
+        assert active(answer.text) == []
+    return answer

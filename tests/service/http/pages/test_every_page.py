@@ -1,4 +1,4 @@
-"""Deny by default, page by page: without a session, with one whose key has ended, with those of other namespaces."""
+"""Deny by default, page by page: without a session, and with one of another namespace or of too small a scope."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from service.http.app import ROUTES
 from service.http.pages import paths
 from service.http.pages.cookies import STALE_FORM
 from service.http.pages.site import PAGES
-from tests.service.http.pages.signed import TOKEN, Signed
+from tests.service.http.pages.signed import Signed
+from tests.service.http.stock import cook_soup, fit_selector, push_embedded
 from tests.service.servers import World
 
 UNKNOWN = {
@@ -54,52 +55,25 @@ def there(world: World) -> dict[str, str]:
     for number, name in enumerate(("one", "two")):
         world.push(f"foreign/{name}", seed=number, domain="confidential")
     for name, text in (("three", "The court held number {}."), ("four", "Heat the oil, add {} onions.")):
-        sample = {"texts": [text.format(number) for number in range(25)]}
-        made = world.push(f"foreign/{name}", seed=len(name), domain=f"confidential {name}", sample=sample)
-        world.client.get(f"/v1/jobs/{made['job']}/events")  # ends with it
-    writer = world.headers(world.key(["read", "write"], ["foreign"]))
-    fit = {"selector": {"kind": "posterior"}, "wait": 60}
-    assert world.client.post("/v1/selectors", json=fit, headers=writer).status_code == 201
-    recipe = {"ingredients": [{"ref": "foreign/one"}, {"ref": "foreign/two"}]}
-    assert world.client.post("/v1/soups", json={"recipe": recipe, "name": "foreign/mix", "wait": 60}).status_code == 201
+        texts = [text.format(number) for number in range(25)]
+        push_embedded(world, f"foreign/{name}", texts, seed=len(name), domain=f"confidential {name}")
+    fit_selector(world, namespace="foreign")
+    cook_soup(world, "foreign/mix", {"foreign/one": 1, "foreign/two": 1})
     job = world.client.get("/v1/jobs").json()["data"][0]["id"]
     return {**UNKNOWN, "ns": "foreign", "name": "mix@1", "id": job}
 
 
-@pytest.fixture(scope="module")
-def ended(world: World) -> dict[str, Signed]:
-    """Browsers whose key was revoked, and has expired, since they signed in with it."""
-    found = {}
-    for kind in ("revoked", "expired"):
-        made = world.client.post("/v1/keys", json={"name": kind, "scopes": ["admin"], "namespaces": None}).json()
-        found[kind] = Signed(world, made["secret"])
-        if kind == "revoked":
-            world.client.delete(f"/v1/keys/{made['id']}")
-        else:
-            with world.runtime.database.engine.begin() as connection:
-                connection.exec_driver_sql("UPDATE keys SET expires_at = 1 WHERE id = ?", (made["id"],))
-    return found
-
-
-def token_of(browser: Signed) -> str:
-    """The token of this browser's forms, so that what is refused is refused for another reason."""
-    for path in ("/jobs", "/sign-in"):  # the second where nobody is signed in, or may see the first
-        found = TOKEN.search(browser.get(path).text)
-        if found is not None:
-            return found[1]
-    raise AssertionError("no page has a form")
-
-
-def asked(browser: Signed, method: str, path: str, fields: dict[str, str] | None = None, **headers: str) -> Any:
+def asked(browser: Signed, method: str, path: str, fields: dict[str, str] | None = None) -> Any:
+    sent: dict[str, Any] = {}
+    if method == "POST":
+        data = {"form": browser.form_token, "sample": "x", **(fields or {})}
+        sent = {"json": {}} if path == paths.PUSH_UPLOADS else {"data": data}
+    if method != "GET":
+        sent["headers"] = {"soup-form": browser.form_token}
     jar = browser.client.cookies.jar
-    held = list(jar)  # a refusal may have the browser give its session up
-    data = {"form": token_of(browser), "sample": "x", **(fields or {})} if method == "POST" else None
-    headers |= {"soup-form": token_of(browser)} if method not in {"GET", "HEAD"} else {}
-    sent: dict[str, Any] = {"json": {}} if (method, path) == ("POST", paths.PUSH_UPLOADS) else {"data": data}
-    for cookie in held:
-        jar.set_cookie(cookie)
-    answer = browser.client.request(method, path, **sent, headers=headers)
-    for cookie in held:
+    held = list(jar)
+    answer = browser.client.request(method, path, **sent)
+    for cookie in held:  # a refusal may have the browser give its session up
         jar.set_cookie(cookie)
     return answer
 
@@ -120,21 +94,30 @@ def test_pages_take_no_path_of_the_api() -> None:
     assert "models" in RESERVED_NAMESPACES
 
 
-@pytest.mark.parametrize("kind", ["nobody", "malformed", "revoked", "expired"])
-def test_whoever_is_not_signed_in_sees_nothing(
-    world: World, there: dict[str, str], ended: dict[str, Signed], kind: str
-) -> None:
-    browser = ended.get(kind) or Signed(world)
-    headers = {"cookie": "soup-session=malformed; soup-form=x"} if kind == "malformed" else {}
+def test_whoever_is_not_signed_in_sees_nothing(world: World, there: dict[str, str]) -> None:
+    browser = Signed(world)
     for method, path in operations():
         if (method, path) in OPEN:
             continue
-        here, nowhere = (asked(browser, method, filled(path, one), **headers) for one in (there, UNKNOWN))
         for_programs = path.endswith((".json", ".csv", ".svg", "/events")) or path.startswith("/push/")
-        for answer in (here, nowhere):
-            assert answer.status_code == (401 if for_programs else 303), (kind, method, path)
+        for values in (there, UNKNOWN):
+            answer = asked(browser, method, filled(path, values))
+            assert answer.status_code == (401 if for_programs else 303), (method, path)
             assert for_programs or answer.headers["location"].startswith("/sign-in")
             assert "confidential" not in answer.text
+
+
+def test_no_form_is_taken_without_the_token_of_this_browser_or_from_another_site(world: World) -> None:
+    browser = Signed(world, world.admin)
+    foreign = {"sec-fetch-site": "cross-site"}
+    for method, path in operations():
+        if method == "GET" or (method, path) in OPEN:
+            continue
+        for token, headers in (("0" * 64, {}), (browser.form_token, foreign)):
+            sent = {"soup-form": token, "content-type": "application/x-www-form-urlencoded", **headers}
+            answer = browser.client.request(method, filled(path, UNKNOWN), content=f"form={token}", headers=sent)
+            told = answer.text.replace("&#39;", "'")
+            assert (answer.status_code, STALE_FORM in told or "of another site" in told) == (403, True), (method, path)
 
 
 KEYS: dict[str, tuple[list[str], list[str]]] = {
@@ -159,13 +142,8 @@ def test_what_a_query_or_a_form_names_leaks_nothing_either(world: World, there: 
                 for one in ("foreign/mix@1", "nobody/unknown-name")
             ]
             assert told[0] == told[1], (path, query)
-    for path in (paths.MAP, paths.MAP + paths.JSON, "/map/places.csv"):
-        told = [
-            _plain(browser.get(f"{path}?selector={one}").text, {"selector": one})
-            for one in (*fitted, "sel-" + "0" * 16)
-        ]
-        assert len(set(told)) == 1, path
-    for path in (paths.SELECTOR, paths.SELECTOR + paths.JSON, "/selectors/{id}/members.csv"):
+    by_selector = [f"{path}?selector={{id}}" for path in (paths.MAP, paths.MAP + paths.JSON, "/map/places.csv")]
+    for path in (*by_selector, paths.SELECTOR, paths.SELECTOR + paths.JSON, "/selectors/{id}/members.csv"):
         told = [
             _plain(browser.get(path.replace("{id}", one)).text, {"selector": one})
             for one in (*fitted, "sel-" + "0" * 16)
@@ -174,33 +152,22 @@ def test_what_a_query_or_a_form_names_leaks_nothing_either(world: World, there: 
     for path in (paths.PLAYGROUND, paths.PLAYGROUND_EVENTS, paths.COMPARE):
         told = []
         for model in ("foreign/mix@1", "nobody/unknown-name"):
-            fields = {
-                "model-1": "base/tiny",
-                "model-2": model,
-                "prompt": "x",
-                "text": "x",
-                "max_tokens": "1",
-                "seed": "1",
-            }
-            fields |= {"model-1": model} if path == paths.PLAYGROUND_EVENTS else {}
+            first = model if path == paths.PLAYGROUND_EVENTS else "base/tiny"
+            models = {"model-1": first, "model-2": model}
+            fields = {**models, "prompt": "x", "text": "x", "max_tokens": "1", "seed": "1"}
             answer = asked(browser, "POST", path, fields)
             told.append((answer.status_code, _plain(answer.text, {"model": model, "quoted": quote_plus(model)})))
         assert told[0] == told[1], path
 
 
-@pytest.mark.parametrize(("by", "kind"), [*(("session", kind) for kind in KEYS), ("key", next(iter(KEYS)))])
-def test_every_page_with_every_kind_of_key_leaks_nothing(
-    world: World, there: dict[str, str], kind: str, by: str
-) -> None:
-    """What is another's is told as what is not: by status and by text. By a session, and by the key itself."""
-    secret = world.key(*KEYS[kind])
-    browser = Signed(world, secret if by == "session" else None)
-    headers = {} if by == "session" else {"authorization": f"Bearer {secret}"}
-    leaks = []
+@pytest.mark.parametrize("kind", KEYS)
+def test_every_page_with_every_kind_of_key_leaks_nothing(world: World, there: dict[str, str], kind: str) -> None:
+    """What is another's is told as what is not: by status and by text."""
+    browser, leaks = Signed(world, world.key(*KEYS[kind])), []
     for method, path in operations():
         if (method, path) in OPEN | ANYBODY:
             continue
-        here, nowhere = (asked(browser, method, filled(path, one), **headers) for one in (there, UNKNOWN))
+        here, nowhere = (asked(browser, method, filled(path, one)) for one in (there, UNKNOWN))
         told = [_plain(answer.text, there, UNKNOWN) for answer in (here, nowhere)]
         wrong = here.status_code != nowhere.status_code or "confidential" in here.text
         wrong |= told[0] != told[1] and (method, path) not in OWN

@@ -8,7 +8,8 @@ import pytest
 
 from tests.browser import Browser, Page
 from tests.service.http.pages.cooked import evidence
-from tests.service.http.pages.looked_at import findings, look_at
+from tests.service.http.pages.looked_at import check_looks, findings, look_at, signed_in
+from tests.service.http.stock import cook_soup, fit_selector, push_embedded, queue_job
 from tests.service.servers import Live
 
 SAMPLES = {
@@ -21,16 +22,11 @@ HOSTILE = '"><script>console.error("ran")</script><img src=x onerror=console.err
 @pytest.fixture(scope="module")
 def stocked(live: Live) -> Live:
     world = live.world
-    card = {"tags": ["court", "eu"], "description": "of contracts"}
-    pushed = [
-        world.push(f"acme/{name}", seed=seed, domain=name, card=card if seed == 1 else {}, sample={"texts": texts})
-        for seed, (name, texts) in enumerate(SAMPLES.items(), 1)
-    ]
+    push_embedded(world, "acme/law", SAMPLES["law"], seed=1, domain="law", card={"description": "of contracts"})
+    push_embedded(world, "acme/food", SAMPLES["food"], seed=2, domain="food")
     world.push("acme/hostile", seed=3, domain=HOSTILE, card={"description": HOSTILE, "license": HOSTILE})
     world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 1})
     world.client.patch("/v1/namespaces/acme", json={"protected_aliases": ["prod"]})
-    for one in pushed:
-        world.client.get(f"/v1/jobs/{one['job']}/events")  # ends with it
     return live
 
 
@@ -59,24 +55,7 @@ def _quiet(page: Page) -> Iterator[None]:
 def test_signing_in_by_keyboard_leads_to_the_page_that_was_asked_for(page: Page) -> None:
     assert page.path == "/models?kind=adapter"
     assert "acme/law@1" in page.text("main")
-
-
-def test_models(page: Page) -> None:
-    look_at(page, "/models")
-
-
-def test_the_checks_see_what_is_wrong(chrome: Browser, stocked: Live) -> None:
-    """A check that cannot fail says nothing: a field without a label, a style and a request that are not ours."""
-    with chrome.page(stocked.url) as other:
-        other.open("/sign-in")
-        other.evaluate("document.querySelector('label').remove()")
-        assert any(one.startswith("label") for one in findings(other))
-        other.evaluate("document.body.insertAdjacentHTML('beforeend', '<i style=color:red>x</i>')")
-        other.evaluate("fetch('https://elsewhere.test/').catch(() => 0)")
-        other.evaluate("console.log('said')")
-        assert any("Content Security Policy" in one and "style" in one for one in other.said)
-        assert any("Content Security Policy" in one and "elsewhere.test" in one for one in other.said)
-        assert "said" in other.said
+    check_looks(page)
 
 
 def test_a_list_follows_what_is_typed_and_its_address_too(page: Page) -> None:
@@ -100,36 +79,6 @@ def test_the_first_tab_skips_to_the_content_and_focus_is_seen(page: Page) -> Non
     assert page.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
 
 
-def test_a_mistake_is_a_page(page: Page) -> None:
-    look_at_errors = page.said
-    page.open("/models?cursor=x")
-    assert "This was not done" in page.text("h1")
-    assert all("400" in one for one in look_at_errors)  # the browser says so of the page itself
-    look_at_errors.clear()
-
-
-def test_a_key_that_is_none_is_told_so_beside_the_field(chrome: Browser, stocked: Live) -> None:
-    with chrome.page(stocked.url) as other:
-        other.open("/sign-in")
-        other.fill("#key", "sk-soup-" + "0" * 43)
-        other.press("Enter")
-        other.until("document.querySelector('[role=alert]') !== null")
-        assert "unknown or revoked" in other.text("[role=alert]")
-        assert other.evaluate("document.querySelector('#key').value") == ""
-
-
-def test_signing_out_by_mouse(chrome: Browser, stocked: Live) -> None:
-    with chrome.page(stocked.url) as other:
-        other.open("/sign-in")
-        other.fill("#key", stocked.world.key(["read"], ["acme"]))
-        other.click("main button")
-        other.until("location.pathname === '/models'")
-        other.click(".me button")
-        other.until("location.pathname === '/sign-in' && document.readyState === 'complete'")
-        other.open("/models")
-        assert other.path == "/sign-in?next=%2Fmodels"
-
-
 def test_what_is_wrong_is_said_in_the_place_of_the_list_which_comes_back(page: Page) -> None:
     page.open("/models")
     page.fill("#tag", "NO!")
@@ -146,15 +95,12 @@ def test_what_is_wrong_is_said_in_the_place_of_the_list_which_comes_back(page: P
 def test_a_key_that_ends_while_one_types_leads_to_the_form_to_sign_in(chrome: Browser, stocked: Live) -> None:
     client = stocked.world.client
     made = client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
-    with chrome.page(stocked.url) as other:
-        other.open("/sign-in")
-        other.fill("#key", made["secret"])
-        other.press("Enter")
-        other.until("location.pathname === '/models' && document.readyState === 'complete'")
+    with signed_in(chrome, stocked.url, made["secret"]) as other:
         client.delete(f"/v1/keys/{made['id']}")
         other.fill("#q", "law")
         other.until("location.pathname === '/sign-in'")
         assert "next=%2Fmodels%3Fq%3Dlaw" in other.path
+        other.said.clear()  # the browser says so of the request
 
 
 # --- the other pages --------------------------------------------------------------------------------
@@ -163,13 +109,8 @@ def test_a_key_that_ends_while_one_types_leads_to_the_form_to_sign_in(chrome: Br
 @pytest.fixture(scope="module")
 def cooked(stocked: Live) -> str:
     """A soup whose evidence says all that there is to say."""
-    client = stocked.world.client
-    recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/food"}]}
-    soup = client.post("/v1/soups", json={"recipe": recipe, "name": "acme/mix", "wait": 60}).json()["soup"]
-    with stocked.world.registry.database.write() as catalogue:
-        row = catalogue.adapters.list(None, name="acme/mix", limit=1, cursor=None).rows[0]
-        told = evidence(hostile=HOSTILE).model_dump(mode="json")
-        catalogue.soups.add_evidence(row.id, soup["recipe_digest"], told)
+    told = evidence(hostile=HOSTILE).model_dump(mode="json")
+    cook_soup(stocked.world, "acme/mix", {"acme/law": 1, "acme/food": 1}, told)
     return "acme/mix@1"
 
 
@@ -178,16 +119,6 @@ def test_one_model_and_why_a_soup_is_as_it_is(page: Page, cooked: str) -> None:
         look_at(page, path)
     page.click(".crumbs a:last-child")
     page.until("location.pathname === '/models/acme/mix@1' && document.readyState === 'complete'")
-
-
-def test_what_is_wider_than_the_window_can_be_scrolled_by_keyboard(page: Page, cooked: str) -> None:
-    page.open(f"/soups/{cooked}")
-    page.look(width=320)
-    page.evaluate("document.querySelector('[aria-label^=\"Table: Adapters that were weighed\"]').focus()")
-    assert page.evaluate("document.activeElement.scrollWidth > document.activeElement.clientWidth")
-    page.press("ArrowRight")
-    page.until("document.activeElement.scrollLeft > 0")
-    page.look()
 
 
 def test_cooking_by_a_dropped_file_and_looking_at_what_comes_of_it(page: Page, stocked: Live) -> None:
@@ -246,9 +177,6 @@ def test_a_text_to_cook_outlives_the_session_of_its_key_alone(chrome: Browser, s
         page.open("/sign-in?next=/cook")
         sign_in(page, second)
         send_without_session()
-        page.fill("#key", "sk-soup-wrong")
-        page.press("Enter")
-        page.until("document.querySelector('#problem') !== null")
         sign_in(page, second)
         assert page.evaluate(sample) == text
         others = "[document.querySelector('#name').value, document.querySelector('#effort-instant').checked]"
@@ -265,31 +193,16 @@ def test_a_text_to_cook_outlives_the_session_of_its_key_alone(chrome: Browser, s
 
 
 def test_a_job_is_cancelled_by_keyboard_and_the_page_follows(page: Page, stocked: Live) -> None:
-    with stocked.world.registry.database.write() as catalogue:
-        id = catalogue.jobs.enqueue(
-            "fit", {"pool": {"namespaces": ["acme"]}}, namespace="acme", created_by="nobody", delay=3600.0
-        ).id
-    look_at(page, f"/jobs/{id}")
+    look_at(page, f"/jobs/{queue_job(stocked.world)}")
     page.evaluate("document.querySelector('.running button').focus()")
     page.press("Enter")
     page.until("document.querySelector('.state.cancelled') !== null")
     look_at(page, "/jobs")
 
 
-def test_a_job_that_ends_elsewhere_ends_on_the_page(page: Page, stocked: Live) -> None:
-    with stocked.world.registry.database.write() as catalogue:
-        id = catalogue.jobs.enqueue(
-            "fit", {"pool": {"namespaces": ["acme"]}}, namespace="acme", created_by="nobody", delay=3600.0
-        ).id
-    page.open(f"/jobs/{id}")
-    assert "It waits for its turn." in page.text("main")
-    stocked.world.client.post(f"/v1/jobs/{id}/cancel")
-    page.until("document.querySelector('.state.cancelled') !== null")
-
-
 def test_one_prompt_is_put_to_two_models_side_by_side(page: Page, stocked: Live) -> None:
     """Both answers are those of the API, as they were streamed; the words of each are told apart."""
-    look_at(page, "/playground?model=acme/law@1&model=acme/food@1")
+    page.open("/playground?model=acme/law@1&model=acme/food@1")
     page.fill("#prompt", "The court ")
     page.evaluate("document.querySelector('#seed').value = '3'")
     page.evaluate("document.querySelector('#max_tokens').value = '8'")
@@ -308,10 +221,7 @@ def test_one_prompt_is_put_to_two_models_side_by_side(page: Page, stocked: Live)
     assert page.path == "/playground?model=acme/law@1&model=acme/food@1"
     assert page.text(".playground .do").strip() == "Ask"  # nothing runs that could be stopped
     page.evaluate("document.querySelector('details').open = true")
-    for width in (1280, 320):
-        page.look(width=width)
-        assert findings(page) == []
-    page.look()
+    check_looks(page)
 
 
 def test_what_a_model_refuses_stands_in_the_place_of_its_answer(page: Page) -> None:
@@ -341,31 +251,23 @@ def test_an_answer_is_stopped_and_the_next_one_begun(page: Page) -> None:
 
 
 def test_models_are_compared_and_measured_on_a_text(page: Page, cooked: str) -> None:
-    look_at(page, f"/compare?model=acme/law@1&model={cooked}")
+    page.open(f"/compare?model=acme/law@1&model={cooked}")
     assert "What is in them, by weight" in page.text("main")
     page.fill("#text", "\n\n".join(SAMPLES["food"][:6]))
     page.click("#predict ~ form button")
     page.until("document.querySelector('#predict ~ figure img') !== null && document.readyState === 'complete'")
     assert "Perplexity on 6 passages" in page.text("main")
     assert "onions" in page.evaluate("document.querySelector('#text').value")
-    for width in (1280, 320):
-        page.look(width=width)
-        assert findings(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.look()
+    check_looks(page)
     page.click(".pages a")
     page.until("location.pathname === '/playground' && document.readyState === 'complete'")
     assert page.evaluate("document.querySelector('#model-2').value") == cooked
 
 
 def test_what_an_admin_sees(chrome: Browser, stocked: Live) -> None:
-    """Usage, audit, engine and keys; a key is made and revoked by keyboard."""
-    with chrome.page(stocked.url) as admin:
-        admin.open("/sign-in?next=/keys")
-        admin.type(stocked.world.admin)
-        admin.press("Enter")
-        admin.until("location.pathname === '/keys' && document.readyState === 'complete'")
-        for path in ("/usage", "/usage?by=model", "/audit", "/engine", "/keys"):
+    """Usage, audit, engine and keys; a key is made by keyboard, and they sign out by mouse."""
+    with signed_in(chrome, stocked.url, stocked.world.admin) as admin:
+        for path in ("/usage?by=model", "/audit", "/engine", "/keys"):
             look_at(admin, path)
         admin.fill("#name", "for a reader")
         admin.evaluate("document.querySelector('#scope-read').focus()")
@@ -374,34 +276,19 @@ def test_what_an_admin_sees(chrome: Browser, stocked: Live) -> None:
         admin.press("Enter")
         admin.until("document.querySelector('#secret') !== null && document.readyState === 'complete'")
         assert admin.text(".verdict").startswith("sk-soup-")
-        assert findings(admin) == []
         admin.evaluate("window.before = 1")
         admin.call("Page.reload")  # the page of keys: the form is not sent again, and the secret is gone
         admin.until("window.before === undefined && document.readyState === 'complete'")
         assert (admin.path, admin.text(".verdict")) == ("/keys", "")
-        admin.evaluate(
-            "[...document.querySelectorAll('summary')].find(one => one.innerText.includes('reader')).click()"
-        )
-        assert findings(admin) == []
-        (made,) = [one for one in stocked.world.client.get("/v1/keys").json()["data"] if one["name"] == "for a reader"]
-        admin.fill(f"#name-{made['id']}", "for a reader")
-        admin.press("Enter")
-        admin.until("document.querySelector('main').innerText.includes('✕ revoked')")
-        assert admin.said == []
-        assert admin.foreign == []
+        admin.click(".me button")
+        admin.until("location.pathname === '/sign-in' && document.readyState === 'complete'")
 
 
 def test_a_text_is_placed_on_the_map(page: Page, stocked: Live) -> None:
-    writer = stocked.world.headers(stocked.world.key(["read", "write", "infer"], ["acme"]))
-    fit = {"selector": {"kind": "posterior"}, "wait": 60}
-    assert stocked.world.client.post("/v1/selectors", json=fit, headers=writer).status_code == 201
-    look_at(page, "/map")
+    fit_selector(stocked.world)
+    page.open("/map")
     page.fill("#text", "\n\n".join(SAMPLES["food"][:6]))
     page.click("#place ~ form button")
     page.until("document.querySelector('img.plot[src*=\"&x=\"]') !== null && document.readyState === 'complete'")
     assert "It is most like acme/food@1" in page.text(".answer")
-    for width, dark in ((1280, False), (320, True)):
-        page.look(width=width, dark=dark)
-        assert findings(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.look()
+    check_looks(page)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from registry.select.domain_map import fit_plane
-from tests.service.http.pages.signed import Signed, active, read
+from tests.service.http.pages.signed import HOSTILE, Signed, check_says, read
+from tests.service.http.stock import fit_selector, push_embedded
 from tests.service.servers import World
 
 SAMPLES = {
@@ -16,14 +17,12 @@ SAMPLES = {
     "food": [f"Heat the oil, add {number} onions and stir until golden." for number in range(25)],
     "code": [f"def f{number}(x): return x + {number} if x else None" for number in range(25)],
 }
-HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
 
 
 @pytest.fixture(scope="module")
 def stocked(world: World) -> World:
     for seed, (name, texts) in enumerate(SAMPLES.items()):
-        made = world.push(f"acme/{name}", seed=seed, domain=name, sample={"texts": texts})
-        world.client.get(f"/v1/jobs/{made['job']}/events")  # ends with it
+        push_embedded(world, f"acme/{name}", texts, seed=seed, domain=name)
     return world
 
 
@@ -37,9 +36,7 @@ def test_nothing_is_drawn_before_something_was_fitted(stocked: World) -> None:
 
 @pytest.fixture(scope="module")
 def fitted(stocked: World) -> World:
-    writer = stocked.headers(stocked.key(["read", "write"], ["acme"]))
-    asked = {"selector": {"kind": "posterior"}, "wait": 60}
-    assert stocked.client.post("/v1/selectors", json=asked, headers=writer).status_code == 201
+    fit_selector(stocked)
     return stocked
 
 
@@ -55,7 +52,6 @@ def test_every_domain_has_its_place(browser: Signed) -> None:
     assert 0 < found["explained"] <= 1 + 1e-9
     page = browser.page("/map")
     assert browser.plots(page) == [{"code", "food", "law"}]
-    assert not active(page)
     rows = list(csv.DictReader(browser.get("/map/places.csv").text.splitlines()))
     assert [row["Adapter"] for row in rows] == ["acme/code@1", "acme/food@1", "acme/law@1"]
 
@@ -73,7 +69,6 @@ def test_a_text_lies_among_them_as_the_selector_says(fitted: World, browser: Sig
     page = browser.send("/map", "/map", text="\n\n".join(texts)).text
     assert "It is most like" in read(page)
     assert browser.plots(page) == [{"code", "food", "law", "your text"}]
-    assert not active(page)
 
 
 @pytest.mark.parametrize("plot", ["map/plot.svg?x=1e308&y=0", "compare/plot.svg?model=m&value=0&low=-1e308&high=1e308"])
@@ -82,17 +77,14 @@ def test_numbers_that_no_axis_shows_are_refused(browser: Signed, plot: str) -> N
     assert browser.get(f"/{plot.replace('1e308', '1e9')}").status_code == 200
 
 
-@pytest.mark.parametrize(("text", "said"), [(" ", "Paste some text"), ('{"text": 5}', "The text")])
-def test_what_cannot_be_placed_is_said(browser: Signed, text: str, said: str) -> None:
-    answer = browser.send("/map", "/map", text=text)
-    assert answer.status_code in {400, 422}
-    assert said in read(answer.text)
+@pytest.mark.parametrize(("text", "status", "said"), [(" ", 422, "Paste some text"), ('{"text": 5}', 422, "The text")])
+def test_what_cannot_be_placed_is_said(browser: Signed, text: str, status: int, said: str) -> None:
+    check_says(browser.send("/map", "/map", text=text), status, said)
 
 
 def test_hostile_text_is_text(browser: Signed) -> None:
     answer = browser.send("/map", "/map", text=f"{HOSTILE} is a passage of some length, or so one would think.")
     assert answer.status_code == 200
-    assert not active(answer.text)
 
 
 def test_other_keys_have_no_map_of_these(fitted: World, browser: Signed) -> None:
@@ -105,15 +97,11 @@ def test_other_keys_have_no_map_of_these(fitted: World, browser: Signed) -> None
 
 
 def test_selectors_of_other_kinds_do_not_hide_the_one_that_has_a_map(fitted: World, browser: Signed) -> None:
-    writer = fitted.headers(fitted.key(["read", "write"], ["acme"]))
     before = browser.get("/map.json").json()["selector"]["id"]
-    for threshold in (0.1, 0.2, 0.3):
-        fit = {"selector": {"kind": "cosine", "threshold": threshold}, "wait": 60}
-        made = fitted.client.post("/v1/selectors", json=fit, headers=writer)
-        assert made.status_code == 201, made.text
+    cosine = fit_selector(fitted, "cosine")
     assert browser.get("/map.json").json()["selector"]["id"] == before
-    other = browser.get(f"/map?selector={made.json()['id']}")
-    assert (other.status_code, "only posterior selectors have a map" in read(other.text)) == (400, True)
+    other = browser.get(f"/map?selector={cosine}")
+    check_says(other, 400, "only posterior selectors have a map")
     assert before in other.text  # another can be chosen
 
 

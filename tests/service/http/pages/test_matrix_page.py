@@ -10,10 +10,10 @@ from service.http.pages import matrix
 from service.http.pages.matrix import LEVELS, colour_level
 from tests.browser import Browser
 from tests.service.http.pages.looked_at import findings, look_at, signed_in
-from tests.service.http.pages.signed import Signed, active, elements, read
+from tests.service.http.pages.signed import HOSTILE, Signed, check_says, elements, read
+from tests.service.http.stock import push_embedded
 from tests.service.servers import Live, World
 
-HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
 TEXTS = {
     HOSTILE: [f"The court held that contract number {number} was void." for number in range(25)],
     "food": [f"Heat the oil, add {number} onions and stir until golden." for number in range(25)],
@@ -23,14 +23,8 @@ TEXTS = {
 @pytest.fixture(scope="module")
 def stocked(world: World) -> World:
     for seed, (domain, texts) in enumerate(TEXTS.items(), 1):
-        made = world.push(f"acme/a{seed}", seed=seed, domain=domain, sample={"texts": texts})
-        world.client.get(f"/v1/jobs/{made['job']}/events")  # ends with it
+        push_embedded(world, f"acme/a{seed}", texts, seed=seed, domain=domain)
     return world
-
-
-@pytest.fixture
-def browser(stocked: World) -> Signed:
-    return Signed(stocked, stocked.key(["read", "write"], ["acme"]))
 
 
 def evaluated(world: World, browser: Signed) -> None:
@@ -42,11 +36,10 @@ def evaluated(world: World, browser: Signed) -> None:
 
 def test_what_is_missing_is_counted_and_evaluated_by_a_button(stocked: World, browser: Signed) -> None:
     before = browser.get("/matrix.json").json()
-    if not before["evaluations"]:
-        assert (before["pairs"], before["missing"]) == (4, 4)
-        page = browser.page("/matrix")
-        assert "Nothing is evaluated yet that this key sees." in read(page)
-        assert "4 of 4 pairs" in read(page)
+    assert (before["pairs"], before["missing"]) == (4, 4)
+    page = read(browser.page("/matrix"))
+    assert "Nothing is evaluated yet that this key sees." in page
+    assert "4 of 4 pairs" in page
     evaluated(stocked, browser)
     found = browser.get("/matrix.json").json()
     assert found["missing"] == 0
@@ -56,7 +49,6 @@ def test_what_is_missing_is_counted_and_evaluated_by_a_button(stocked: World, br
     assert found["evaluations"] == there
     page = browser.page("/matrix")
     assert "all 4 pairs are evaluated" in read(page)
-    assert not active(page)
     cells = [at for tag, at in elements(page) if tag == "td"]
     assert len(cells) == 4
     assert [number for number, at in enumerate(cells) if at["class"].endswith(" own")] == [0, 3]
@@ -72,16 +64,15 @@ def test_other_keys_see_none_of_it(stocked: World, browser: Signed) -> None:
         assert other.get(f"/matrix.json{query}").json()["evaluations"] == []
         assert "a1@1" not in other.page(f"/matrix{query}")
         assert "a1@1" not in other.get(f"/matrix/evaluations.csv{query}").text
-    refused = other.send("/matrix", "/matrix", namespace="acme", base_model="tiny")
-    assert (refused.status_code, "may not read namespace" in read(refused.text)) == (403, True)
+    fields = {"namespace": "acme", "base_model": "tiny"}
+    check_says(other.send("/matrix", "/matrix", **fields), 403, "may not read namespace")
     reader = Signed(stocked, stocked.key(["read"], ["acme"]))
     assert '<form method="post" action="/matrix"' not in reader.page("/matrix")
 
 
-@pytest.mark.parametrize("query", [f"namespace={HOSTILE}", "namespace=nobody", "base_model="])
-def test_a_query_that_finds_nothing_is_a_page(stocked: World, browser: Signed, query: str) -> None:
-    page = browser.page(f"/matrix?{query}")
-    assert not active(page)
+def test_a_query_that_finds_nothing_is_a_page(browser: Signed) -> None:
+    for query in (f"namespace={HOSTILE}", "namespace=nobody", "base_model="):
+        browser.page(f"/matrix?{query}")
 
 
 def test_a_base_model_that_is_not_here_is_told(browser: Signed) -> None:
@@ -89,29 +80,28 @@ def test_a_base_model_that_is_not_here_is_told(browser: Signed) -> None:
     assert browser.get("/matrix.json?base_model=none").status_code == 400
 
 
-def test_a_large_one_is_drawn_in_part(stocked: World, browser: Signed, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluated(stocked, browser)
-    monkeypatch.setattr(matrix, "MAX_DRAWN", 1)
-    page = browser.page("/matrix")
-    assert "Drawn are the first 1 of 2 adapters and 2 domains" in read(page)
-    assert len([tag for tag, _ in elements(page) if tag == "td"]) == 1
-    assert len(browser.get("/matrix/evaluations.csv").text.splitlines()) == 5
-
-
-def test_where_there_are_more_than_the_page_looks_at_it_says_so_and_the_csv_has_all(
+def test_what_is_too_large_to_be_drawn_looked_at_or_counted_is_said_and_the_csv_has_all(
     stocked: World, browser: Signed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluated(stocked, browser)
     assert "Looked at are the newest" not in read(browser.page("/matrix"))
+    monkeypatch.setattr(matrix, "MAX_DRAWN", 1)
+    page = browser.page("/matrix")
+    assert "Drawn are the first 1 of 2 adapters and 2 domains" in read(page)
+    assert len([tag for tag, _ in elements(page) if tag == "td"]) == 1
     monkeypatch.setattr(matrix, "MAX_EVALUATIONS", 3)
     assert "Looked at are the newest 3 evaluations" in read(browser.page("/matrix"))
     assert len(browser.get("/matrix/evaluations.csv").text.splitlines()) == 5
+    assert browser.get("/matrix.json").json()["pairs"] == 4
+    monkeypatch.setattr(matrix, "LARGEST_POOL", 1)
+    found = browser.get("/matrix.json").json()
+    assert (found["pairs"], found["missing"]) == (None, None)
+    assert "What is missing" not in read(browser.page("/matrix"))
 
 
 def test_an_adapter_is_outlined_on_its_own_sample_where_another_has_the_same(stocked: World) -> None:
     for seed, name in enumerate(("a", "b"), 71):
-        made = stocked.push(f"twins/{name}", seed=seed, domain=name, sample={"texts": TEXTS["food"]})
-        stocked.client.get(f"/v1/jobs/{made['job']}/events")
+        push_embedded(stocked, f"twins/{name}", TEXTS["food"], seed=seed, domain=name)
     browser = Signed(stocked, stocked.key(["read", "write"], ["twins"]))
     evaluated(stocked, browser)
     cells = [at for tag, at in elements(browser.page("/matrix")) if tag == "td"]
@@ -122,9 +112,7 @@ def test_names_that_share_weights_or_a_sample_are_counted(stocked: World) -> Non
     """Each is named by its newest version, and those that another key alone sees are not counted for this one."""
     for space in ("shared", "hidden"):
         for seed, name in ((81, "a"), (81, "b"), (82, "c"), (82, "c")):
-            made = stocked.push(f"{space}/{name}", seed=seed, domain=name, sample={"texts": TEXTS["food"]})
-            if made["job"] is not None:
-                stocked.client.get(f"/v1/jobs/{made['job']}/events")
+            push_embedded(stocked, f"{space}/{name}", TEXTS["food"], seed=seed, domain=name)
     key = stocked.key(["read", "write"], ["shared"])
     browser = Signed(stocked, key)
     evaluated(stocked, browser)
@@ -139,18 +127,6 @@ def test_names_that_share_weights_or_a_sample_are_counted(stocked: World) -> Non
     assert told == {"shared/b@1": (2, 3), "shared/c@1": (1, 3)}
 
 
-def test_a_pool_that_is_too_large_to_be_read_is_not_counted(
-    stocked: World, browser: Signed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluated(stocked, browser)
-    monkeypatch.setattr(matrix, "LARGEST_POOL", 1)
-    found = browser.get("/matrix.json").json()
-    assert (found["pairs"], found["missing"], len(found["evaluations"])) == (None, None, 4)
-    assert "What is missing" not in read(browser.page("/matrix"))
-    monkeypatch.setattr(matrix, "LARGEST_POOL", 2)
-    assert browser.get("/matrix.json").json()["pairs"] == 4
-
-
 def test_a_difference_has_a_colour_where_it_is_told_apart_from_none() -> None:
     assert [colour_level(value, 0.01, 0.4) for value in (-0.4, -0.1, -0.015, 0.0, 0.015, 0.11, 0.4)] == [
         -LEVELS, -1, 0, 0, 0, 2, LEVELS
@@ -161,8 +137,7 @@ def test_a_difference_has_a_colour_where_it_is_told_apart_from_none() -> None:
 
 def test_it_is_looked_at_and_evaluated_by_keyboard(chrome: Browser, live: Live, stocked: World) -> None:
     texts = [f"Goals of player {number} in the match." for number in range(25)]
-    made = stocked.push("acme/late", seed=7, domain="sport", sample={"texts": texts})
-    stocked.client.get(f"/v1/jobs/{made['job']}/events")
+    push_embedded(stocked, "acme/late", texts, seed=7, domain="sport")
     with signed_in(chrome, live.url, stocked.key(["read", "write"], ["acme"])) as page:
         page.open("/matrix")
         page.evaluate("document.querySelector('#missing ~ form button').focus()")

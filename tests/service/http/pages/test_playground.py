@@ -1,4 +1,4 @@
-"""The playground without scripts, the stream that its script reads, and models that are compared."""
+"""The playground without scripts, the stream that its script reads, its sliders, and models that are compared."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ import math
 import re
 from html import unescape
 from pathlib import Path
-from unittest.mock import Mock
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from registry.errors import Busy, Cancelled, Internal, SoupError
-from service.http.pages import compare
+from registry.names import TEMPORARY
 from service.http.pages.playground import Playground
+from service.http.pages.slider_recipe import MAX_INGREDIENTS
 from service.http.problems import status_of
 from service.http.schemas.completions import CompletionRequest
-from tests.service.http.pages.signed import Signed, active, read
-from tests.service.servers import BASE_ID, World, with_template
+from tests.browser import Browser
+from tests.service.http.pages.looked_at import check_looks, signed_in
+from tests.service.http.pages.signed import Signed, check_says, elements, read
+from tests.service.http.stock import cook_soup
+from tests.service.servers import BASE_ID, Live, World, with_template
 
 HOSTILE = "\"><script>alert(1)</script> {{7*7777}} '&amp;"
 
@@ -38,23 +42,16 @@ def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 def stocked(world: World) -> World:
     world.push("acme/law", seed=1, domain="law")
     world.push("acme/food", seed=2, domain=HOSTILE)
+    world.push("acme/code", seed=4, domain="code")
     world.push("other/secret", seed=3, domain="hidden-domain")
-    ingredients = [{"ref": "acme/law@1", "weight": 3}, {"ref": "acme/food", "weight": 1}]
-    asked = {"recipe": {"ingredients": ingredients}, "name": "acme/mix", "wait": 60}
-    assert world.client.post("/v1/soups", json=asked).status_code == 201
+    cook_soup(world, "acme/mix", {"acme/law@1": 3, "acme/food": 1})
     return world
-
-
-@pytest.fixture(scope="module")
-def browser(stocked: World) -> Signed:
-    return Signed(stocked, stocked.key(["read", "infer"], ["acme"]))
 
 
 def spans(page: str) -> str:
     """The text of the coloured tokens of a page's first answer."""
-    found = re.search(r"data-text>(.*?)</div>", page, re.DOTALL)
-    assert found is not None
-    return unescape("".join(re.findall(r'<span class="token [^>]*>(.*?)</span>', found[1], re.DOTALL)))
+    (answer, *_) = re.findall(r"data-text>(.*?)</div>", page, re.DOTALL)
+    return unescape("".join(re.findall(r'<span class="token [^>]*>(.*?)</span>', answer, re.DOTALL)))
 
 
 def test_it_begins_with_the_models_of_its_address(browser: Signed) -> None:
@@ -76,7 +73,6 @@ def test_answers_are_those_of_the_api(stocked: World, browser: Signed) -> None:
     assert spans(answer.text) == same["text"]
     assert answer.text.count('class="reply"') == 3  # and the empty one, for the script
     assert f"{100 * math.exp(same['logprobs']['token_logprobs'][0]):.1f} %" in read(answer.text)
-    assert not active(answer.text)
 
 
 def test_the_script_reads_the_stream_of_the_api(browser: Signed) -> None:
@@ -105,11 +101,9 @@ def test_the_script_reads_the_stream_of_the_api(browser: Signed) -> None:
 def test_what_cannot_be_asked_is_said_once(browser: Signed, fields: dict[str, str], said: str) -> None:
     page = browser.send("/playground", "/playground", **fields)
     events = browser.send("/playground/events", "/playground", **fields)
-    assert said in read(page.text)
     assert events.status_code >= 400
     assert said in events.json()["error"]["message"]
-    assert not active(page.text)
-    assert page.status_code == events.status_code
+    check_says(page, events.status_code, said)
     assert fields["prompt"].strip() in unescape(page.text)  # what was typed is not lost
 
 
@@ -175,15 +169,7 @@ def test_a_conversation_goes_on_where_it_was(stocked: World, browser: Signed) ->
     asked = {"model": "base/chatty", "messages": messages, "seed": 3, "max_tokens": 5, "temperature": 0.7}
     same = stocked.client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
     shown = re.search(r"data-text>(.*?)</div>", page.text, re.DOTALL)
-    assert shown is not None
     assert unescape(re.sub("<[^>]*>", "", shown[1])).strip() == same.strip()
-
-
-def test_it_takes_the_scope_to_ask(stocked: World) -> None:
-    reader = Signed(stocked, stocked.key(["read"], ["acme"]))
-    assert reader.get("/playground").status_code == 403
-    assert 'href="/playground"' not in reader.page("/models")
-    assert 'href="/compare"' in reader.page("/models")
 
 
 # --- compare ---------------------------------------------------------------------------------------------
@@ -197,7 +183,6 @@ def test_models_are_told_side_by_side(browser: Signed) -> None:
     assert found[1]["ingredients"] == {"acme/law@1": "0.75", "acme/food@1": "0.25"}
     page = browser.page(f"/compare?{BOTH}")
     assert "What is in them, by weight" in page
-    assert not active(page)
     rows = list(csv.reader(browser.get(f"/compare/recipes.csv?{BOTH}").text.splitlines()))
     assert rows[0] == ["Ingredient", "acme/law@1", "acme/mix@1"]
     assert sorted(rows[1:]) == [["acme/food@1", "", "0.25"], ["acme/law@1", "", "0.75"]]
@@ -207,8 +192,7 @@ def test_nothing_is_compared_before_something_is_named(browser: Signed) -> None:
     page = browser.page("/compare")
     assert "What they are" not in page
     unknown = browser.get("/compare?model=acme/law&model=other/secret")
-    assert unknown.status_code == 404
-    assert "There is no" in read(unknown.text)
+    check_says(unknown, 404, "There is no")
     assert "hidden-domain" not in unknown.text
 
 
@@ -229,16 +213,6 @@ def test_a_text_is_measured_as_the_api_measures_it(stocked: World, browser: Sign
     (texts,) = browser.plots(page.text)
     reach = (same["baseline"]["interval"][1] - same["baseline"]["interval"][0]) / 2
     assert f"{same['baseline']['difference']:+.4f} ± {reach:.4f}" in texts
-    assert not active(page.text)
-
-
-def test_models_are_suggested_on_pages_alone(browser: Signed, monkeypatch: pytest.MonkeyPatch) -> None:
-    suggested = Mock(return_value=["acme/law@1"])
-    monkeypatch.setattr(compare, "suggested_models", suggested)
-    fields = {"model-1": "acme/law@1", "model-2": "acme/mix@1", "text": "The court.", "as": "csv"}
-    told = browser.send("/compare", "/compare", **fields)
-    assert told.headers["content-type"].startswith("text/csv")
-    assert suggested.call_count == 1, "on the page with the form, not for the file"
 
 
 def test_every_model_is_scored_once(stocked: World, browser: Signed) -> None:
@@ -258,9 +232,7 @@ def test_every_model_is_scored_once(stocked: World, browser: Signed) -> None:
 
 def test_models_of_other_bases_are_not_scored(browser: Signed) -> None:
     fields = {"model-1": "acme/law", "model-2": "base/chatty", "text": "The court."}
-    page = browser.send("/compare", f"/compare?{BOTH}", **fields)
-    assert page.status_code == 400
-    assert "of several base models" in read(page.text)
+    check_says(browser.send("/compare", f"/compare?{BOTH}", **fields), 400, "of several base models")
 
 
 def test_one_model_under_two_names_is_one(browser: Signed) -> None:
@@ -269,7 +241,7 @@ def test_one_model_under_two_names_is_one(browser: Signed) -> None:
     assert [one["model"] for one in found] == ["acme/law@1"]
 
 
-def test_a_reader_is_offered_models_too(stocked: World) -> None:
+def test_a_reader_is_offered_models_to_compare(stocked: World) -> None:
     reader = Signed(stocked, stocked.key(["read"], ["acme"]))
     assert '<option value="acme/law@1">' in reader.page("/compare")
 
@@ -280,7 +252,102 @@ def test_what_cannot_be_measured_keeps_the_text(browser: Signed) -> None:
         ({"model-1": "acme/law", "model-2": "acme/nothing"}, 404, "There is no"),
     ):
         page = browser.send("/compare", f"/compare?{BOTH}", **fields, text=HOSTILE)
-        assert page.status_code == status
-        assert said in read(page.text)
+        check_says(page, status, said)
         assert HOSTILE in unescape(page.text)
-        assert not active(page.text)
+
+
+# --- sliders ---------------------------------------------------------------------------------------------
+
+
+def weights(world: World, ref: str) -> dict[str, float]:
+    """The weights of a soup by the names of its parts."""
+    found = world.client.get(f"/v1/adapters/{ref}/lineage").json()["parents"]
+    return {one["ref"]: float(one["weight"]) for one in found}
+
+
+def test_a_recipe_is_cooked_under_a_temporary_name_and_asked_beside_its_parts(stocked: World, browser: Signed) -> None:
+    fields = {"mix-1": "acme/law@1", "weight-1": "3", "mix-2": " acme/food@1 ", "weight-2": "1", "mix-3": ""}
+    answer = browser.send("/playground/mix", "/playground", **fields, **{"weight-3": "0.5"})
+    assert answer.status_code == 303
+    place = urlsplit(answer.headers["location"])
+    asked = parse_qs(place.query)
+    soup, *beside = asked["model"]
+    assert (place.path, beside) == ("/playground", ["acme/law@1", "acme/food@1"])
+    assert asked["mix"] == ["acme/law@1*3", "acme/food@1*1"]
+    assert soup.startswith(f"acme/{TEMPORARY}")
+    assert weights(stocked, soup) == {"acme/law@1": 0.75, "acme/food@1": 0.25}
+    page = browser.page(answer.headers["location"])
+    values = {at.get("id", ""): at.get("value", "") for tag, at in elements(page) if tag == "input"}
+    found = [values[name] for name in ("model-1", "mix-1", "weight-1", "slider-2")]
+    assert found == [soup, "acme/law@1", "3", "1.0"]
+    twin = browser.get(answer.headers["location"].replace("?", ".json?", 1)).json()
+    assert twin["mix"] == [{"ref": "acme/law@1", "weight": 3.0}, {"ref": "acme/food@1", "weight": 1.0}]
+
+
+def test_one_adapter_alone_is_that_adapter(browser: Signed) -> None:
+    fields = {"mix-1": "acme/law@1", "weight-1": "0.2", "mix-2": "acme/food", "weight-2": "0"}
+    answer = browser.send("/playground/mix", "/playground", **fields)
+    asked = parse_qs(urlsplit(answer.headers["location"]).query)
+    assert asked["model"] == ["acme/law@1", "acme/food"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "said"),
+    [
+        ({}, 400, "Name an adapter"),
+        ({"mix-1": "acme/law", "weight-1": "0"}, 400, "a weight above zero"),
+        ({"mix-1": "a" * 201, "weight-1": "1"}, 400, "at most 200"),
+        ({"mix-1": "acme/law", "weight-1": "-1"}, 400, "zero or more"),
+        ({"mix-1": "acme/law", "weight-1": "nan"}, 400, "zero or more"),
+        ({"mix-1": "acme/law", "weight-1": HOSTILE}, 400, "zero or more"),
+        ({"mix-1": HOSTILE, "weight-1": "1"}, 400, "This was not done"),
+        ({"mix-1": "acme/nothing", "weight-1": "1"}, 404, "acme/nothing"),
+        ({"mix-1": "other/secret", "weight-1": "1"}, 404, "other/secret"),
+    ],
+)
+def test_what_cannot_be_cooked_is_said(browser: Signed, fields: dict[str, str], status: int, said: str) -> None:
+    answer = browser.send("/playground/mix", "/playground", **fields)
+    check_says(answer, status, said)
+
+
+def test_an_address_with_a_recipe_that_is_none_is_refused(browser: Signed) -> None:
+    for query in ("mix=acme/law", "mix=*1", "mix=acme/law*x", "&".join(["mix=acme/law*1"] * (MAX_INGREDIENTS + 1))):
+        assert browser.get(f"/playground?{query}").status_code == 400, query
+        assert browser.get(f"/playground.json?{query}").status_code == 400, query
+
+
+def test_keys_that_do_not_write_have_no_sliders(stocked: World) -> None:
+    uses = Signed(stocked, stocked.key(["infer"], ["acme"]))
+    assert "data-mix" not in uses.page("/playground")
+
+
+def test_sliders_write_a_recipe_and_the_soup_answers_beside_its_parts(
+    chrome: Browser, live: Live, stocked: World
+) -> None:
+    with signed_in(chrome, live.url, stocked.key(["read", "write", "infer"], ["acme"])) as page:
+        page.open("/playground?model=acme/law@1")
+        page.fill("#prompt", "The court ")
+        page.evaluate("document.querySelector('#max_tokens').value = '4'")
+        page.fill("#mix-1", "acme/code@1")
+        page.fill("#mix-2", "acme/food@1")
+        page.evaluate("document.querySelector('#slider-1').focus()")
+        page.press("ArrowRight", 10)
+        assert page.evaluate("document.querySelector('#weight-1').value") == "0.6"
+        page.evaluate("document.querySelector('#weight-2').value = ''")
+        page.fill("#weight-2", "0.2")
+        assert page.evaluate("document.querySelector('#slider-2').value") == "0.2"
+        page.evaluate("document.querySelector('[data-cook]').focus()")
+        page.press("Enter")
+        page.until("document.querySelectorAll('.answers [data-table]:not([hidden])').length === 3")
+        soup = page.evaluate("document.querySelector('#model-1').value")
+        assert weights(stocked, soup) == {"acme/code@1": 0.75, "acme/food@1": 0.25}
+        assert page.text(".answers .reply:nth-child(1) h2") == soup
+        assert page.evaluate("document.querySelector('#prompt').value") == "The court "
+        check_looks(page)
+        page.evaluate("document.querySelector('#mix-1').value = ''")
+        page.fill("#mix-1", "acme/nothing")
+        page.evaluate("document.querySelector('[data-cook]').click()")
+        page.until("!document.querySelector('[data-mix] [data-problem]').hidden")
+        assert "acme/nothing" in page.text("[data-mix] [data-problem]")
+        assert all("404" in one for one in page.said)  # the browser says so of the request
+        page.said.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,12 @@ from registry.names import sha256_digest
 from registry.spec import Card, LoraConfig
 from service.http.pages import push
 from tests.browser import Browser, Page
-from tests.service.http.pages.looked_at import findings, look_at, signed_in
-from tests.service.http.pages.signed import Signed
+from tests.service.http.pages.looked_at import check_looks, findings, signed_in
+from tests.service.http.pages.signed import HOSTILE, Signed
 from tests.service.lora_pushes import CONFIG as LORA
 from tests.service.lora_pushes import lora_weights
 from tests.service.servers import BASE_ID, CONFIG, Live, World, adapter_weights
 
-HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
 TEXTS = [f"The court held that contract number {number} was void." for number in range(25)]
 
 
@@ -66,64 +66,79 @@ def pushed(page: Page) -> str:
 # --- in a browser -----------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_dropped_and_pushed_with_all_that_it_says(
-    chrome: Browser, live: Live, world: World, ours: Path
-) -> None:
-    with signed_in(chrome, live.url, world.key(["read", "write"], ["acme"])) as page:
-        look_at(page, "/push")
-        page.open("/push")
-        page.drop("[data-target]", ours)
-        page.until("document.querySelector('#name').value !== ''")
-        assert page.evaluate("document.querySelector('#name').value") == "acme/my-law"
-        assert page.evaluate("document.querySelector('#domain').placeholder") == "law"
-        assert "1 more, which are not sent" in page.text("[data-files]")
-        page.fill("#tags", "reviewed")
-        page.press("Enter")
-        assert pushed(page) == "Pushed: acme/my-law@1 25 sequences: about 100 are better."
-        for width, dark in ((1280, False), (320, True)):
-            page.look(width=width, dark=dark)
-            assert findings(page) == []
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-        size = (ours / "adapter_model.safetensors").stat().st_size
-        parts = [url for url in page.asked if "/push/uploads/" in url and "digest=" not in url]
-        assert len(parts) >= -(-size // 1000)
-        before = len(page.asked)
-        page.click("[data-begin]")  # all of it is there already
-        page.until("document.querySelector('[data-begin]').disabled === false")
-        assert pushed(page).startswith("Pushed: acme/my-law@1")
-        assert not [url for url in page.asked[before:] if "/push/uploads/" in url]
-        page.press("Enter")  # the link has the focus
-        page.until("location.pathname === '/models/acme/my-law@1' && document.readyState === 'complete'")
+@pytest.fixture(scope="module")
+def secret(world: World) -> str:
+    return world.key(["read", "write"], ["acme"])
+
+
+@pytest.fixture(scope="module")
+def signed_page(chrome: Browser, live: Live, secret: str) -> Iterator[Page]:
+    with signed_in(chrome, live.url, secret) as page:
+        yield page
+
+
+@pytest.fixture
+def page(signed_page: Page) -> Page:
+    """The page of pushes, which has asked for nothing yet."""
+    signed_page.open("/push")
+    signed_page.asked.clear()
+    return signed_page
+
+
+def drop(page: Page, folder: Path, name: str = "") -> None:
+    """Drop a folder, and have it called something else than the page proposes."""
+    page.drop("[data-target]", folder)
+    page.until("document.querySelector('#name').value !== ''")
+    if name:
+        page.evaluate(f"document.querySelector('#name').value = '{name}'")
+
+
+def test_a_folder_is_dropped_and_pushed_with_all_that_it_says(page: Page, world: World, ours: Path) -> None:
+    drop(page, ours)
+    assert page.evaluate("document.querySelector('#name').value") == "acme/my-law"
+    assert page.evaluate("document.querySelector('#domain').placeholder") == "law"
+    assert "1 more, which are not sent" in page.text("[data-files]")
+    page.fill("#tags", "reviewed")
+    page.press("Enter")
+    assert pushed(page) == "Pushed: acme/my-law@1 25 sequences: about 100 are better."
+    check_looks(page)
+    size = (ours / "adapter_model.safetensors").stat().st_size
+    parts = [url for url in page.asked if "/push/uploads/" in url and "digest=" not in url]
+    assert len(parts) >= -(-size // 1000)
+    page.asked.clear()
+    page.click("[data-begin]")  # all of it is there already
+    page.until("document.querySelector('[data-begin]').disabled === false")
+    assert pushed(page).startswith("Pushed: acme/my-law@1")
+    assert not [url for url in page.asked if "/push/uploads/" in url]
+    page.press("Enter")  # the link has the focus
+    page.until("location.pathname === '/models/acme/my-law@1' && document.readyState === 'complete'")
     row = world.client.get("/v1/adapters/acme/my-law").json()
     assert (row["domain"], row["card"]["tags"], row["card"]["description"]) == ("law", ["court", "reviewed"], HOSTILE)
     assert row["weights_blob"] == sha256_digest((ours / "adapter_model.safetensors").read_bytes())
     assert row["sample"]["kept"] == 25
 
 
-def test_a_folder_of_pefts_is_chosen_by_its_field(chrome: Browser, live: Live, world: World, pefts: Path) -> None:
-    with signed_in(chrome, live.url, world.key(["read", "write"], ["acme"])) as page:
-        page.open("/push")
-        page.choose("#folder", pefts)
-        page.until("document.querySelector('#name').value !== ''")
-        page.evaluate("document.querySelector('#name').value = 'acme/chosen'")
-        page.evaluate("document.querySelector('[data-begin]').focus()")
-        page.press("Enter")
-        assert "does not say which domain" in pushed(page)
-        assert findings(page) == []
-        assert all("400" in one for one in page.said)  # the browser says so of the request
-        page.said.clear()
-        page.fill("#domain", "law")
-        page.press("Enter")
-        page.until("document.querySelector('[data-said] a') !== null")
-        assert "acme/chosen@1" in page.text("[data-said]")
+def test_a_folder_of_pefts_is_chosen_by_its_field(page: Page, world: World, pefts: Path) -> None:
+    page.choose("#folder", pefts)
+    page.until("document.querySelector('#name').value !== ''")
+    page.evaluate("document.querySelector('#name').value = 'acme/chosen'")
+    page.evaluate("document.querySelector('[data-begin]').focus()")
+    page.press("Enter")
+    assert "does not say which domain" in pushed(page)
+    assert findings(page) == []
+    assert all("400" in one for one in page.said)  # the browser says so of the request
+    page.said.clear()
+    page.fill("#domain", "law")
+    page.press("Enter")
+    page.until("document.querySelector('[data-said] a') !== null")
+    assert "acme/chosen@1" in page.text("[data-said]")
     row = world.client.get("/v1/adapters/acme/chosen").json()
     there = world.client.get(f"/v1/adapters/{row['digest']}").json()
     assert (there["config"]["method"], there["domain"]) == ("lora", "law")
 
 
-def test_what_was_sent_before_is_not_sent_again(chrome: Browser, live: Live, world: World, ours: Path) -> None:
+def test_what_was_sent_before_is_not_sent_again(page: Page, world: World, secret: str, ours: Path) -> None:
     """By another program with the same key, or by this page before it was closed."""
-    secret = world.key(["read", "write"], ["acme"])
     data = adapter_weights(world.runtime, seed=77)
     (ours / "adapter_model.safetensors").write_bytes(data)
     headers = world.headers(secret)
@@ -134,19 +149,15 @@ def test_what_was_sent_before_is_not_sent_again(chrome: Browser, live: Live, wor
         f"/v1/blobs/uploads/{id}", content=data[:half], headers={**headers, "content-range": f"0-{half - 1}"}
     )
     assert sent.status_code == 202
-    with signed_in(chrome, live.url, secret) as page:
-        page.open("/push")
-        page.drop("[data-target]", ours)
-        page.until("document.querySelector('#name').value !== ''")
-        page.evaluate("document.querySelector('#name').value = 'acme/gone-on'")
-        page.click("[data-begin]")
-        assert pushed(page).startswith("Pushed: acme/gone-on@1")
-        parts = [url for url in page.asked if url.endswith(f"/push/uploads/{id}")]
-        assert len(parts) == -(-(len(data) - half) // 1000)
+    drop(page, ours, "acme/gone-on")
+    page.click("[data-begin]")
+    assert pushed(page).startswith("Pushed: acme/gone-on@1")
+    parts = [url for url in page.asked if url.endswith(f"/push/uploads/{id}")]
+    assert len(parts) == -(-(len(data) - half) // 1000)
 
 
 def test_a_server_that_is_away_for_a_moment_is_asked_again_and_goes_on(
-    chrome: Browser, live: Live, world: World, ours: Path, monkeypatch: pytest.MonkeyPatch
+    page: Page, world: World, ours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ours / "adapter_model.safetensors").write_bytes(adapter_weights(world.runtime, seed=78))
     add, asked = push.add_part, []
@@ -158,16 +169,12 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again_and_goes_on(
         return await add(*given)
 
     monkeypatch.setattr(push, "add_part", sometimes)
-    with signed_in(chrome, live.url, world.key(["read", "write"], ["acme"])) as page:
-        page.open("/push")
-        page.drop("[data-target]", ours)
-        page.until("document.querySelector('#name').value !== ''")
-        page.evaluate("document.querySelector('#name').value = 'acme/patient'")
-        page.click("[data-begin]")
-        assert pushed(page).startswith("Pushed: acme/patient@1")
-        assert asked[1] == asked[2] == "1000-1999"
-        assert all("503" in one for one in page.said)
-        page.said.clear()
+    drop(page, ours, "acme/patient")
+    page.click("[data-begin]")
+    assert pushed(page).startswith("Pushed: acme/patient@1")
+    assert asked[1] == asked[2] == "1000-1999"
+    assert all("503" in one for one in page.said)
+    page.said.clear()
 
 
 @pytest.mark.parametrize(
@@ -178,23 +185,20 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again_and_goes_on(
     ],
 )
 def test_a_folder_that_is_no_adapters_is_told_before_anything_is_sent(
-    chrome: Browser, live: Live, world: World, ours: Path, change: str, said: str
+    page: Page, ours: Path, change: str, said: str
 ) -> None:
     (ours / change).unlink()
-    with signed_in(chrome, live.url, world.key(["read", "write"], ["acme"])) as page:
-        page.open("/push")
-        page.drop("[data-target]", ours)
-        page.until("!document.querySelector('[data-problem]').hidden")
-        assert said in page.text("[data-problem]")
-        assert not [url for url in page.asked if "/push/" in url]
+    page.drop("[data-target]", ours)
+    page.until("!document.querySelector('[data-problem]').hidden")
+    assert said in page.text("[data-problem]")
+    assert not [url for url in page.asked if "/push/" in url]
 
 
 def test_a_key_that_is_revoked_meanwhile_is_told_so(chrome: Browser, live: Live, world: World, ours: Path) -> None:
     made = world.client.post("/v1/keys", json={"name": "k", "scopes": ["read", "write"], "namespaces": ["acme"]}).json()
     with signed_in(chrome, live.url, made["secret"]) as page:
         page.open("/push")
-        page.drop("[data-target]", ours)
-        page.until("document.querySelector('#name').value !== ''")
+        drop(page, ours)
         world.client.delete(f"/v1/keys/{made['id']}")
         page.click("[data-begin]")
         assert pushed(page) == "Your session has ended: sign in on another page, then push again."
@@ -204,13 +208,12 @@ def test_a_key_that_is_revoked_meanwhile_is_told_so(chrome: Browser, live: Live,
 # --- over HTTP --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def browser(world: World) -> Signed:
-    return Signed(world, world.key(["read", "write"], ["acme"]))
+CONFIG_TEXT = json.dumps({"domain": "law", "base_model": BASE_ID, "config": CONFIG.model_dump(mode="json")})
 
 
-def config_text() -> str:
-    return json.dumps({"domain": "law", "base_model": BASE_ID, "config": CONFIG.model_dump(mode="json")})
+@pytest.fixture(scope="module")
+def browser(world: World, secret: str) -> Signed:
+    return Signed(world, secret)
 
 
 def uploaded(browser: Signed, data: bytes) -> str:
@@ -228,27 +231,6 @@ def test_what_the_page_begins_with(browser: Signed, world: World) -> None:
     twin = browser.get("/push.json").json()
     assert (twin["namespaces"], twin["base_models"]) == (["acme"], [BASE_ID])
     assert twin["most_bytes"] == world.runtime.settings.max_blob_bytes
-    reader = Signed(world, world.key(["read"], ["acme"]))
-    assert reader.get("/push").status_code == 403
-    assert 'href="/push"' not in reader.page("/models")
-
-
-def test_nothing_is_taken_without_the_token_of_a_form_or_from_another_site(browser: Signed) -> None:
-    token = browser.token("/push")
-    calls: list[tuple[str, str, dict[str, Any]]] = [
-        ("POST", "/push/uploads", {"json": {}}),
-        ("PATCH", "/push/uploads/x", {"content": b"x"}),
-        ("PUT", "/push/uploads/x?digest=x", {}),
-        ("POST", "/push/manifest", {"data": {"name": "acme/x"}}),
-    ]
-    for method, path, sent in calls:
-        for headers in ({}, {"soup-form": "0" * 64}, {"soup-form": token, "sec-fetch-site": "cross-site"}):
-            answer = browser.client.request(method, path, headers=headers, **sent)
-            assert answer.status_code == 403, (method, path, headers)
-            assert answer.headers["content-type"] == "application/json"
-    assert browser.get("/push/uploads", params={"digest": sha256_digest(b"none")}).json() == {
-        "there": False, "upload": None
-    }  # fmt: skip
 
 
 def test_uploads_and_blobs_of_others_are_not_there(world: World, browser: Signed) -> None:
@@ -263,47 +245,48 @@ def test_uploads_and_blobs_of_others_are_not_there(world: World, browser: Signed
     assert other.get("/push/uploads", params={"digest": sha256_digest(b"y")}).json()["upload"]["id"] == id
     mine = {"soup-form": browser.token("/push"), "content-range": "0-0"}
     assert browser.client.patch(f"/push/uploads/{id}", content=b"y", headers=mine).status_code == 404
-    fields = {"name": "acme/stolen", "adapter_config.json": config_text(), "adapter_model.safetensors": digest}
+    fields = {"name": "acme/stolen", "adapter_config.json": CONFIG_TEXT, "adapter_model.safetensors": digest}
     assert browser.send("/push/manifest", "/push", **fields).status_code == 404
     own = {**fields, "name": "other/own"}
     assert browser.send("/push/manifest", "/push", **own).status_code == 403
     assert other.send("/push/manifest", "/push", **own).status_code == 201
 
 
+@pytest.fixture(scope="module")
+def weights(world: World, browser: Signed) -> str:
+    """The digest of weights that were uploaded."""
+    return uploaded(browser, adapter_weights(world.runtime, seed=6))
+
+
 @pytest.mark.parametrize(
-    ("changes", "code", "said"),
+    ("changes", "said"),
     [
-        ({"adapter_config.json": None}, 400, "no adapter_config.json"),
-        ({"adapter_model.safetensors": None}, 400, "no adapter_model.safetensors"),
-        ({"adapter_config.json": "{"}, 400, "adapter_config.json"),
-        ({"adapter_config.json": '{"domain": "x"}'}, 400, "config"),
-        ({"adapter_config.json": '{"peft_type": "LORA"}'}, 400, "domain"),
-        ({"adapter_config.json": '{"peft_type": "LORA"}', "domain": "law"}, 400, "r"),
-        ({"adapter_model.safetensors": "../../etc/passwd"}, 400, "adapter_model.safetensors"),
-        ({"name": HOSTILE}, 400, "name"),
-        ({"tags": HOSTILE}, 400, "tags"),
-        ({"README.md": "---\ntags: {a: b}\n---\n"}, 400, "tags"),
-        ({"samples.jsonl": "sha256:" + "0" * 64, "embeddings.safetensors": "sha256:" + "0" * 64}, 400, "keep one"),
-        ({"embeddings.safetensors": "sha256:" + "0" * 64}, 400, "what made embeddings.safetensors"),
+        ({"adapter_config.json": None}, "no adapter_config.json"),
+        ({"adapter_model.safetensors": None}, "no adapter_model.safetensors"),
+        ({"adapter_config.json": "{"}, "adapter_config.json"),
+        ({"adapter_config.json": '{"domain": "x"}'}, "config"),
+        ({"adapter_config.json": '{"peft_type": "LORA"}'}, "domain"),
+        ({"adapter_config.json": '{"peft_type": "LORA"}', "domain": "law"}, "r"),
+        ({"adapter_model.safetensors": "../../etc/passwd"}, "adapter_model.safetensors"),
+        ({"name": HOSTILE}, "name"),
+        ({"tags": HOSTILE}, "tags"),
+        ({"README.md": "---\ntags: {a: b}\n---\n"}, "tags"),
+        ({"samples.jsonl": "sha256:" + "0" * 64, "embeddings.safetensors": "sha256:" + "0" * 64}, "keep one"),
+        ({"embeddings.safetensors": "sha256:" + "0" * 64}, "what made embeddings.safetensors"),
     ],
 )
 def test_a_folder_that_cannot_be_pushed_is_refused_with_the_reason(
-    world: World, browser: Signed, changes: dict[str, str | None], code: int, said: str
+    world: World, browser: Signed, weights: str, changes: dict[str, str | None], said: str
 ) -> None:
-    digest = uploaded(browser, adapter_weights(world.runtime, seed=6))
-    fields = {"name": "acme/x", "adapter_config.json": config_text(), "adapter_model.safetensors": digest, **changes}
+    fields = {"name": "acme/x", "adapter_config.json": CONFIG_TEXT, "adapter_model.safetensors": weights, **changes}
     answer = browser.send("/push/manifest", "/push", **{name: one for name, one in fields.items() if one is not None})
-    assert answer.status_code == code, answer.text
+    assert answer.status_code == 400, answer.text
     assert said in json.dumps(answer.json())
     assert world.client.get("/v1/adapters/acme/x").status_code == 404
 
 
-def test_a_text_that_is_too_long_is_refused_with_its_length(browser: Signed) -> None:
-    digest = sha256_digest(b"")
-    fields = {
-        "name": "acme/x",
-        "adapter_config.json": " " * (push.MAX_TEXT_LENGTH + 1),
-        "adapter_model.safetensors": digest,
-    }
+def test_a_text_that_is_too_long_is_refused_with_its_length(browser: Signed, weights: str) -> None:
+    long = " " * (push.MAX_TEXT_LENGTH + 1)
+    fields = {"name": "acme/x", "adapter_config.json": long, "adapter_model.safetensors": weights}
     answer = browser.send("/push/manifest", "/push", **fields)
     assert (answer.status_code, "use `soup push`" in answer.text) == (400, True)

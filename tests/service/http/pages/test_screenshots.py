@@ -20,6 +20,7 @@ from registry.names import sha256_digest
 from tests.browser import Browser, Page
 from tests.repository import REPOSITORY
 from tests.service.http.pages.looked_at import signed_in
+from tests.service.http.stock import fit_selector
 from tests.service.servers import BASE_ID, Live, World
 from tests.service.without_processes import trains_here
 
@@ -91,8 +92,7 @@ def filled(world: World, base: LoadedBase) -> World:
         client.get(f"/v1/jobs/{job}/events")
     client.put("/v1/adapters/team/law/aliases/prod", json={"version": 1})
     client.patch("/v1/namespaces/team", json={"protected_aliases": ["prod"]})
-    fit = {"selector": {"kind": "posterior"}, "wait": 60}
-    assert client.post("/v1/selectors", json=fit, headers=headers).status_code == 201
+    fit_selector(world, namespace="team")
     cook = {"sample": {"texts": NOVEL}, "effort": "quick", "name": "team/menus", "wait": 0}
     assert not ended(client.post("/v1/soups", json=cook, headers=headers))["abstained"]
     ended(client.post("/v1/evaluations", json={}, headers=headers))
@@ -121,16 +121,18 @@ def taken(page: Page, tmp_path: Path) -> Iterator[Callable[..., None]]:
     return take
 
 
-def test_models(page: Page, taken: Callable[..., None]) -> None:
-    page.open("/models")
-    assert page.text("main").count("team/") == 5
-    taken("models", high=960)
-
-
-def test_why_a_soup(page: Page, taken: Callable[..., None]) -> None:
-    page.open("/soups/team/menus@1")
-    assert "lower perplexity than the base model" in page.text(".answer")
-    taken("soup", high=1000)
+@pytest.mark.parametrize(
+    ("name", "path", "said", "high"),
+    [
+        ("models", "/models", "team/menus", 960),
+        ("soup", "/soups/team/menus@1", "lower perplexity than the base model", 1000),
+        ("matrix", "/matrix", "all 16 pairs are evaluated", 790),
+    ],
+)
+def test_a_page(page: Page, taken: Callable[..., None], name: str, path: str, said: str, high: int) -> None:
+    page.open(path)
+    assert said in page.text("main")
+    taken(name, high=high)
 
 
 def test_cook(page: Page, taken: Callable[..., None]) -> None:
@@ -157,19 +159,7 @@ def test_playground(page: Page, taken: Callable[..., None]) -> None:
     taken("playground", high=1180)
 
 
-def test_matrix(page: Page, taken: Callable[..., None]) -> None:
-    page.open("/matrix")
-    assert page.evaluate("document.querySelectorAll('.heat td').length") == 16
-    taken("matrix", high=790)
-
-
 def test_training(page: Page, taken: Callable[..., None], filled: World) -> None:
     id = filled.client.get("/v1/jobs", params={"kind": "train"}).json()["data"][0]["id"]
     page.open(f"/trainings/{id}")
     taken("training", high=990)
-
-
-def test_every_picture_of_the_documentation_is_taken_here_and_small() -> None:
-    found = {path.stem: path.stat().st_size for path in PICTURES.glob("*.png")}
-    assert set(found) == {"models", "soup", "cook", "map", "playground", "matrix", "training"}
-    assert max(found.values()) < MOST

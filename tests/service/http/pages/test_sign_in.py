@@ -6,12 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from service.http.pages.paths import path_after_sign_in
-from service.settings import Settings
-from tests.service.http.pages.signed import TOKEN, Signed, active, read
-from tests.service.servers import World, open_world, write_bases
+from tests.service.http.pages.signed import TOKEN, Signed, read
+from tests.service.servers import World
 
 WRONG = "sk-soup-" + "0" * 43
 
@@ -111,7 +109,6 @@ def test_cookies_of_others_on_the_host_change_nothing_and_are_not_unquoted(
     browser = Signed(world)
     page = browser.get("/sign-in")
     held, token = page.headers["set-cookie"].partition(";")[0], TOKEN.search(page.text)
-    assert token is not None
     fields, cookies = {"form": token[1], "key": reader}, {"cookie": f"{foreign}; {held}"}
     answer = Signed(world).client.post("/sign-in", data=fields, headers=cookies)
     assert answer.status_code == 303, read(answer.text)
@@ -129,7 +126,6 @@ def test_behind_tls_cookies_go_by_tls_and_are_this_hosts_alone(world: World, rea
     assert page.headers["set-cookie"].startswith("__Host-soup-form=")
     assert "; Secure" in page.headers["set-cookie"]
     token = re.search(r'name="form" value="(\w+)"', page.text)
-    assert token is not None
     held = page.headers["set-cookie"].partition(";")[0]
     answer = secure.client.post("/sign-in", data={"form": token[1], "key": reader}, headers={"cookie": held})
     assert answer.headers["set-cookie"].startswith("__Host-soup-session=")
@@ -144,7 +140,6 @@ def test_a_key_that_is_none_is_told_so_and_never_shown_again(world: World) -> No
         assert "set-cookie" not in answer.headers
         assert 'role="alert"' in answer.text
         assert not secret or secret not in answer.text
-        assert active(answer.text) == []
     world.runtime.key_watch.write(last=True)
     refused = world.client.get("/v1/audit", params={"action": "key.refuse", "limit": 1}).json()["data"][0]
     assert refused["detail"]["reason"] == "unknown"
@@ -163,8 +158,6 @@ def test_signing_out_ends_the_session_everywhere(world: World, reader: str) -> N
 def test_signing_in_again_ends_the_session_before(world: World, reader: str) -> None:
     browser = Signed(world, reader)
     held = {"cookie": f"soup-session={browser.client.cookies['soup-session']}"}
-    assert Signed(world).get("/models", headers=held).status_code == 200
-    assert browser.sign_in(WRONG).status_code == 401
     assert Signed(world).get("/models", headers=held).status_code == 200
     assert browser.sign_in(world.key(["read"], ["other"])).status_code == 303
     assert Signed(world).get("/models", headers=held).status_code == 303
@@ -227,45 +220,16 @@ def test_what_is_no_form_is_refused_before_it_is_gathered(world: World) -> None:
         assert browser.client.post("/sign-in", content=body, headers=headers).status_code == status, body[:30]
 
 
+PLACES = ("/models", "/models?q=a%20b&tag=x", "/models/acme/law@2")
+
+
 @pytest.mark.parametrize(
     "text",
     [
         *("https://evil.test/", "//evil.test/models", "/\\evil.test", "javascript:alert(1)", "models", "/v1/keys"),
         *("/docs", "/sign-in", "/sign-in/out", "/models\r\nx: y", "/models#x\x00", "/mod\u00e9", "/" + "a" * 3000),
-        *("", "http:///models", "/%2f/evil.test"),
+        *("", "http:///models", "/%2f/evil.test", *PLACES),
     ],
 )
 def test_signing_in_leads_to_pages_of_ours_alone(text: str) -> None:
-    assert path_after_sign_in(text) == "/"
-
-
-@pytest.mark.parametrize("text", ["/models", "/models?q=a%20b&tag=x", "/models/acme/law@2"])
-def test_signing_in_leads_to_pages(text: str) -> None:
-    assert path_after_sign_in(text) == text
-
-
-def test_pages_can_be_left_out(world: World, tmp_path: Any, served: Any) -> None:
-    bases = write_bases(tmp_path / "bases.toml", served)
-    for without in open_world(tmp_path / "data", bases, pages=False, preload=False):
-        for path in ("/", "/models", "/sign-in", "/assets/soup.css"):
-            assert without.client.get(path).status_code == 404
-            assert without.client.get(path, headers={"authorization": ""}).status_code == 401
-
-
-def test_without_keys_there_is_nothing_to_sign_in_to(tmp_path: Any, served: Any) -> None:
-    bases = write_bases(tmp_path / "bases.toml", served)
-    for alone in open_world(tmp_path / "data", bases, no_auth=True, preload=False):
-        browser = Signed(alone, base_url="http://localhost")
-        assert browser.get("/sign-in").headers["location"] == "/"
-        page = browser.page("/models")
-        assert "Sign out" not in page
-        assert browser.get("/models", headers={"host": "evil.test"}).status_code == 403
-
-
-def test_the_settings_have_bounds() -> None:
-    assert (Settings().pages, Settings().pages_session_seconds, Settings().pages_secure) == (True, 43_200.0, False)
-    for seconds in (60, 2_592_000):
-        assert Settings(pages_session_seconds=seconds).pages_session_seconds == seconds
-    for seconds in (59, 2_592_001):
-        with pytest.raises(ValidationError, match="pages_session_seconds"):
-            Settings(pages_session_seconds=seconds)
+    assert path_after_sign_in(text) == (text if text in PLACES else "/")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from registry.base_model import LoadedBase
-from registry.names import parse_ref, sha256_digest
+from registry.names import sha256_digest
 from service.http.pages.losses import MAX_ROWS, losses_table, training_losses, tuning_losses
 from tests.browser import Browser
 from tests.service.http.pages.looked_at import look_at, signed_in
-from tests.service.http.pages.signed import Signed, active, read
+from tests.service.http.pages.signed import HOSTILE, Signed, read
+from tests.service.http.stock import cook_soup, fit_selector, push_embedded, queue_job, set_job
 from tests.service.servers import BASE_ID, Live, World
 from tests.service.without_processes import trains_here
 
-HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
 TEXTS = [f"The judge of court {number} held that contract {number * 7} was void." for number in range(60)]
 SPEC: dict[str, Any] = {
     "adapter": {"bottleneck": 4},
@@ -33,9 +33,7 @@ HISTORY = {
 def stocked(world: World) -> World:
     """Two domains with a fitted selector, a soup that it chose for, and a training that succeeded."""
     for seed, (name, text) in enumerate({"law": "The court held number {}.", "food": "Heat {} onions."}.items()):
-        sample = {"texts": [text.format(number) for number in range(25)]}
-        made = world.push(f"acme/{name}", seed=seed, domain=name, sample=sample)
-        world.client.get(f"/v1/jobs/{made['job']}/events")  # ends with it
+        push_embedded(world, f"acme/{name}", [text.format(number) for number in range(25)], seed=seed, domain=name)
     world.push("acme/long", seed=3, domain=HOSTILE, provenance={"training": HISTORY})
     return world
 
@@ -58,11 +56,6 @@ def trained(stocked: World, base: LoadedBase) -> str:
     return str(id)
 
 
-@pytest.fixture(scope="module")
-def browser(stocked: World) -> Signed:
-    return Signed(stocked, stocked.key(["read"], ["acme"]))
-
-
 # --- trainings --------------------------------------------------------------------------------------------
 
 
@@ -74,7 +67,6 @@ def test_a_training_shows_what_came_of_it_and_the_losses_of_its_record(
     assert listed["job"] == browser.get(f"/jobs/{trained}.json").json()
     page = browser.page("/trainings")
     assert 'href="/models/acme/trained@1"' in page
-    assert not active(page)
     found = browser.get(f"/trainings/{trained}.json").json()
     record = stocked.client.get("/v1/adapters/acme/trained").json()["provenance"]["training"]
     assert found["losses"]["held_out"] == record["valid_history"]
@@ -85,7 +77,6 @@ def test_a_training_shows_what_came_of_it_and_the_losses_of_its_record(
     (texts,) = browser.plots(page)
     assert {"held out", "in training", "step"} <= texts
     assert f'href="/jobs/{trained}"' in page
-    assert not active(page)
     rows = list(csv.DictReader(browser.get(f"/trainings/{trained}/losses.csv").text.splitlines()))
     assert [float(row["Loss on what was held out"]) for row in rows if row["Loss on what was held out"]] == [
         loss for _, loss in record["valid_history"]
@@ -105,17 +96,13 @@ def test_the_version_that_was_trained_has_the_same_losses(browser: Signed, train
 
 
 def test_a_tuned_soup_has_the_losses_of_its_passes(stocked: World, browser: Signed) -> None:
-    recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/food"}]}
-    made = stocked.client.post("/v1/soups", json={"recipe": recipe, "name": "acme/tuned", "wait": 60}).json()
     report = {
         "passes": 2, "kept": 1, "rate": "0.005", "losses": [3.5, 3.25, 3.4], "trained_losses": [3.3, 3.0],
         "trainings": 1,
     }  # fmt: skip
-    with stocked.registry.database.write() as catalogue:
-        row = catalogue.adapters.resolve(None, parse_ref("acme/tuned"))
-        catalogue.soups.add_evidence(row.id, made["recipe_digest"], {"search": {"tuning": report}})
+    cook_soup(stocked, "acme/tuned", {"acme/law": 1, "acme/food": 1}, {"search": {"tuning": report}})
     with stocked.runtime.database.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE adapters SET tuned_on = ? WHERE id = ?", ("sha256:" + "1" * 64, row.id))
+        connection.exec_driver_sql("UPDATE adapters SET tuned_on = ? WHERE name = 'tuned'", ("sha256:" + "1" * 64,))
     found = browser.get("/models/acme/tuned@1.json").json()["losses"]
     assert found == {
         "by": "pass", "best": 1, "training": [[1, 3.3], [2, 3.0]], "held_out": [[0, 3.5], [1, 3.25], [2, 3.4]]
@@ -123,50 +110,43 @@ def test_a_tuned_soup_has_the_losses_of_its_passes(stocked: World, browser: Sign
     assert "Tuning curve" in browser.page("/models/acme/tuned@1")
 
 
+def queue_training(world: World, *, name: str = "acme/none", reach: tuple[str, ...] = ("acme",)) -> str:
+    """A training that waits, asked for by a key that reads `reach`."""
+    request = {"name": name, "domain": "x", "base_model": BASE_ID}
+    arguments = {"request": request, "reach": list(reach), "scope": ["acme"], "request_id": "r", "key": "0" * 64}
+    return queue_job(world, "train", arguments)
+
+
 def test_of_a_training_that_failed_there_is_nothing_to_draw(stocked: World, browser: Signed) -> None:
-    request = {"name": "acme/none", "domain": "x", "base_model": BASE_ID}
-    arguments = {"request": request, "reach": ["acme"], "scope": ["acme"], "request_id": "r", "key": "0" * 64}
-    with stocked.registry.database.write() as catalogue:
-        id = catalogue.jobs.enqueue("train", arguments, namespace="acme", created_by="nobody", delay=3600.0).id
-    page = browser.page(f"/trainings/{id}")
-    assert "It is drawn once there are losses" in page
+    id = queue_training(stocked)
+    assert "It is drawn once there are losses" in browser.page(f"/trainings/{id}")
     stocked.client.post(f"/v1/jobs/{id}/cancel")
     assert "No adapter came of it" in browser.page(f"/trainings/{id}")
     assert browser.get(f"/trainings/{id}/losses.csv").status_code == 404
-    hidden = dict(arguments, reach=["acme", "other"])
-    with stocked.registry.database.write() as catalogue:
-        id = catalogue.jobs.enqueue("train", hidden, namespace="acme", created_by="nobody", delay=3600.0).id
+    id = queue_training(stocked, reach=("acme", "other"))
     assert "acme/none" not in browser.page(f"/trainings/{id}")
     assert browser.get(f"/trainings/{id}.json").json()["asked"] is None
 
 
 def test_of_one_that_came_to_nothing_its_own_losses_are_drawn_with_its_error(stocked: World, browser: Signed) -> None:
-    request = {"name": "acme/none", "domain": "x", "base_model": BASE_ID}
-    arguments = {"request": request, "reach": ["acme"], "scope": ["acme"], "request_id": "r", "key": "0" * 64}
-
-    def failed(reach: list[str], error: str) -> str:
+    def failed(reach: tuple[str, ...], error: str) -> str:
+        id = queue_training(stocked, reach=reach)
         with stocked.registry.database.write() as catalogue:
-            made = catalogue.jobs.enqueue(
-                "train", {**arguments, "reach": reach}, namespace="acme", created_by="nobody", delay=3600.0
-            )
-            catalogue.curves.put(made.id, {"train_history": [[1, 9.0]]})
-            catalogue.curves.put(made.id, HISTORY)
+            catalogue.curves.put(id, {"train_history": [[1, 9.0]]})
+            catalogue.curves.put(id, HISTORY)
         report = json.dumps({"done": 30, "total": 100, "message": ""})
         told = json.dumps({"code": "invalid_parameter", "message": error})
-        with stocked.runtime.database.engine.begin() as connection:
-            change = "UPDATE jobs SET state = 'failed', progress = ?, error = ? WHERE id = ?"
-            connection.exec_driver_sql(change, (report, told, made.id))
-        return str(made.id)
+        set_job(stocked, id, state="failed", progress=report, error=told)
+        return id
 
-    id = failed(["acme"], f"Training diverged at step 31. {HOSTILE}")
+    id = failed(("acme",), f"Training diverged at step 31. {HOSTILE}")
     found = browser.get(f"/trainings/{id}.json").json()["losses"]
     assert (found["held_out"], found["best"]) == (HISTORY["valid_history"], 20)
     page = browser.page(f"/trainings/{id}")
     assert "It failed after step 30 of 100, and nothing was pushed: Training diverged at step 31." in read(page)
     assert len(browser.plots(page)) == 1
-    assert not active(page)
     assert browser.get(f"/trainings/{id}/losses.csv").text.count("\n") == 5
-    hidden = failed(["acme", "other"], "Not for this key.")
+    hidden = failed(("acme", "other"), "Not for this key.")
     assert browser.get(f"/trainings/{hidden}.json").json()["losses"] is None
     assert "Not for this key" not in browser.page(f"/trainings/{hidden}")
     assert browser.get(f"/trainings/{hidden}/losses.csv").status_code == 404
@@ -191,13 +171,9 @@ def test_a_training_whose_adapter_was_retired_says_so(stocked: World, browser: S
 
 
 def test_a_live_adapter_without_a_record_is_not_said_to_be_gone(stocked: World, browser: Signed) -> None:
-    request = {"name": "acme/law", "domain": "x", "base_model": BASE_ID}
-    arguments = {"request": request, "reach": ["acme"], "scope": ["acme"], "request_id": "r", "key": "0" * 64}
-    with stocked.registry.database.write() as catalogue:
-        id = catalogue.jobs.enqueue("train", arguments, namespace="acme", created_by="nobody", delay=3600.0).id
+    id = queue_training(stocked, name="acme/law")
     stocked.client.post(f"/v1/jobs/{id}/cancel")
-    with stocked.runtime.database.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE jobs SET result = ? WHERE id = ?", ('{"adapter": "acme/law@1"}', id))
+    set_job(stocked, id, result='{"adapter": "acme/law@1"}')
     page = read(browser.page(f"/trainings/{id}"))
     assert "pushed without a record of its training" in page
     assert "is gone" not in page
@@ -217,20 +193,16 @@ def test_a_live_adapter_without_a_record_is_not_said_to_be_gone(stocked: World, 
 def test_a_record_that_is_not_as_our_trainer_writes_it_is_not_drawn(history: Any) -> None:
     assert training_losses({"valid_history": history, "train_history": history, "best_step": HOSTILE}) is None
     half = training_losses({"valid_history": history, "train_history": [[1, 2.0]], "best_step": history})
-    assert half is not None
     assert (half.held_out, half.best) == ([], None)
 
 
 def test_a_best_step_that_is_true_is_no_step() -> None:
-    found = training_losses({"valid_history": [[0, 2.0], [1, 1.0]], "best_step": True})
-    assert found is not None
-    assert found.best is None
+    assert training_losses({"valid_history": [[0, 2.0], [1, 1.0]], "best_step": True}).best is None
 
 
 def test_a_long_history_is_a_short_table_that_has_the_best_and_the_last_step() -> None:
     history = [[step, 5.0 - step / 1000] for step in range(0, 1000, 2)]
     found = training_losses({"valid_history": history, "best_step": 734})
-    assert found is not None
     steps = [row[0] for row in losses_table(found, max_rows=MAX_ROWS).rows]
     assert len(steps) <= MAX_ROWS + 2
     assert {0, 734, 998} <= set(steps)
@@ -240,7 +212,6 @@ def test_a_long_history_is_a_short_table_that_has_the_best_and_the_last_step() -
 def test_evidence_of_before_says_what_it_knows() -> None:
     report = {"passes": 1, "kept": 0, "rate": "0.005", "losses": [3.5, 3.6], "trainings": 1}
     found = tuning_losses([{"search": {"tuning": report}}, {"search": None}, {}])
-    assert found is not None
     assert (found.training, found.held_out, found.best) == ([], [(0, 3.5), (1, 3.6)], 0)
     assert tuning_losses([{"search": {}}]) is None
 
@@ -251,17 +222,10 @@ def test_evidence_of_before_says_what_it_knows() -> None:
 @pytest.fixture(scope="module")
 def fitted(stocked: World) -> str:
     """The id of a selector, and a soup that was cooked with it."""
-    writer = stocked.headers(stocked.key(["read", "write"], ["acme"]))
-    fit = {"selector": {"kind": "posterior"}, "wait": 60}
-    made = stocked.client.post("/v1/selectors", json=fit, headers=writer)
-    assert made.status_code == 201
-    recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/food", "weight": 2}]}
-    soup = stocked.client.post("/v1/soups", json={"recipe": recipe, "name": "acme/chosen", "wait": 60}).json()
-    with stocked.registry.database.write() as catalogue:
-        row = catalogue.adapters.resolve(None, parse_ref("acme/chosen"))
-        for _ in range(2):
-            catalogue.soups.add_evidence(row.id, soup["recipe_digest"], {"selector": made.json()["id"]})
-    return str(made.json()["id"])
+    selector = fit_selector(stocked)
+    chosen = {"selector": selector}
+    cook_soup(stocked, "acme/chosen", {"acme/law": 1, "acme/food": 2}, chosen, chosen)
+    return selector
 
 
 def test_a_selector_shows_its_pool_its_measurements_and_who_was_chosen_with_it(
@@ -277,33 +241,26 @@ def test_a_selector_shows_its_pool_its_measurements_and_who_was_chosen_with_it(
         assert said in page
     rows = list(csv.DictReader(browser.get(f"/selectors/{fitted}/members.csv").text.splitlines()))
     assert [row["Adapter"] for row in rows] == [one["ref"] for one in there["members"]]
-    assert not active(browser.page("/selectors"))
 
 
 def test_a_selector_that_measures_nothing_is_listed_too(stocked: World, browser: Signed, fitted: str) -> None:
-    writer = stocked.headers(stocked.key(["read", "write"], ["acme"]))
-    fit = {"selector": {"kind": "uniform"}, "wait": 60}
-    made = stocked.client.post("/v1/selectors", json=fit, headers=writer).json()
+    other = fit_selector(stocked, "uniform")
     page = read(browser.page("/selectors"))
-    assert made["id"] in page
+    assert other in page
     assert fitted in page
 
 
 def test_what_a_selector_does_not_know_yet_is_named(stocked: World, browser: Signed, fitted: str) -> None:
-    sample = {"texts": [f"Goals of player {number} in the match." for number in range(25)]}
-    made = stocked.push("acme/sport", seed=9, domain=HOSTILE, sample=sample)
-    stocked.client.get(f"/v1/jobs/{made['job']}/events")
+    texts = [f"Goals of player {number} in the match." for number in range(25)]
+    push_embedded(stocked, "acme/sport", texts, seed=9, domain=HOSTILE)
     page = browser.page(f"/selectors/{fitted}")
     there = browser.get(f"/selectors/{fitted}.json").json()["selector"]
     assert ("acme/sport@1" in page) == ("acme/sport@1" in there["not_yet_included"]) is True
-    assert not active(page)
 
 
-def test_selectors_of_pools_beyond_the_key_are_not_there(stocked: World, fitted: str) -> None:
+def test_selectors_of_pools_beyond_the_key_are_not_listed(stocked: World, fitted: str) -> None:
     other = Signed(stocked, stocked.key(["read"], ["other"]))
     assert other.get("/selectors.json").json()["data"] == []
-    for path in (f"/selectors/{fitted}", f"/selectors/{fitted}.json", f"/selectors/{fitted}/members.csv"):
-        assert other.get(path).status_code == 404, path
 
 
 # --- in a browser -----------------------------------------------------------------------------------------
@@ -311,7 +268,11 @@ def test_selectors_of_pools_beyond_the_key_are_not_there(stocked: World, fitted:
 
 def test_they_are_looked_at(chrome: Browser, live: Live, trained: str, fitted: str) -> None:
     with signed_in(chrome, live.url, live.world.key(["read", "write"], ["acme"])) as page:
-        for path in ("/trainings", f"/trainings/{trained}", "/models/acme/trained@1", "/models/acme/long@1"):
-            look_at(page, path)
-        for path in ("/selectors", f"/selectors/{fitted}"):
+        for path in (
+            "/trainings",
+            f"/trainings/{trained}",
+            "/models/acme/long@1",
+            "/selectors",
+            f"/selectors/{fitted}",
+        ):
             look_at(page, path)
