@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.service.http.stock import fit_selector, push_embedded
 from tests.service.servers import BASE_ID, World, with_template
 
 SETTINGS = {"auto_model": True}
@@ -34,11 +35,8 @@ def fitted(world: World) -> World:
     for namespace, swap in (("acme", False), ("other", True)):
         for seed, (name, texts) in enumerate(SAMPLES.items()):
             label = name if not swap else f"{name}-of-others"
-            made = world.push(f"{namespace}/{label}", seed=seed, domain=label, sample={"texts": texts})
-            world.client.get(f"/v1/jobs/{made['job']}/events")  # ends with it
-    fit = {"selector": {"kind": "posterior"}, "wait": 60}
-    answer = world.client.post("/v1/selectors", json=fit, headers=key_of(world, "acme"))
-    assert answer.status_code == 201, answer.text
+            push_embedded(world, f"{namespace}/{label}", texts, seed=seed, domain=label)
+    fit_selector(world)
     return world
 
 

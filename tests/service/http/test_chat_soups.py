@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from registry.errors import Unavailable
 from service.engine import GenerateRequest, SamplingParams
-from service.settings import Settings
+from tests.service.http.stock import cook_soup
 from tests.service.servers import World, open_world
 
 TEMPLATE = (
@@ -59,10 +58,7 @@ def soup(world: World) -> str:
     """The name of a soup of two adapters."""
     for number, name in enumerate(("team/first", "team/second")):
         world.push(name, seed=number)
-    body = {"name": "team/chat", "recipe": {"ingredients": [{"ref": "team/first"}, {"ref": "team/second"}]}}
-    answer = world.client.post("/v1/soups", json={**body, "wait": 60})
-    assert answer.status_code in {200, 201}, answer.text
-    return str(answer.json()["model"])
+    return str(cook_soup(world, "team/chat", {"team/first": 1, "team/second": 1})["model"])
 
 
 def chat(world: World, model: str, **body: Any) -> Any:
@@ -96,15 +92,6 @@ def probabilities(answer: Any) -> list[float]:
     return [token["logprob"] for token in answer["choices"][0]["logprobs"]["content"]]
 
 
-def test_its_stream_says_the_same(world: World, soup: str) -> None:
-    whole = chat(world, soup)["choices"][0]["message"]["content"]
-    asked = {"model": soup, "messages": HELLO, "temperature": 0, "max_tokens": 12, "stream": True}
-    lines = world.client.post("/v1/chat/completions", json=asked).text.split("\n\n")
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-    assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == whole
-    assert lines[-2] == "data: [DONE]"
-
-
 def test_an_answer_ends_with_its_turn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The token that the template puts behind an answer ends it, in a chat alone, and is not shown."""
     base = world.runtime.bases["tiny"].text
@@ -133,12 +120,3 @@ def test_its_text_is_in_the_tokenizers_description(world: World, soup: str) -> N
     for query in ({}, {"model": soup}):
         info = world.client.get("/tokenizer_info", params=query).json()
         assert info["chat_template"] == TEMPLATE
-
-
-def test_a_broken_template_stops_the_start(chatty_base: Path, tmp_path: Path) -> None:
-    from service.runtime import Runtime
-
-    bases = allowlist(tmp_path, chatty_base, "{% for m in messages %}")
-    runtime = Runtime(Settings(data=tmp_path / "data", bases=bases, preload=False))
-    with pytest.raises(Unavailable, match="its chat_template fails on a user's message"):
-        runtime.start()

@@ -16,6 +16,7 @@ from registry.evaluate import matrix as verb
 from registry.names import digest_of, parse_ref
 from registry.select.select import pool_of
 from registry.spec import PoolRequest
+from tests.service.http.stock import push_embedded
 from tests.service.servers import BASE_ID, Soup, World, adapter_weights
 
 TEXTS = {
@@ -25,12 +26,16 @@ TEXTS = {
 }
 
 
-def pushed(world: World, ref: str, domain: str, seed: int) -> dict[str, Any]:
+def pushed(world: World, ref: str, domain: str, seed: int, **manifest: Any) -> None:
     """An adapter with the sample of a domain, embedded."""
-    made = world.push(ref, seed=seed, domain=domain, sample={"texts": TEXTS[domain]})
-    if made["job"]:
-        world.client.get(f"/v1/jobs/{made['job']}/events")  # ends with it
-    return made
+    push_embedded(world, ref, TEXTS[domain], domain=domain, seed=seed, **manifest)
+
+
+def overflowing(world: World) -> dict[str, Any]:
+    """Files of an adapter whose outputs overflow."""
+    good = load(adapter_weights(world.runtime, seed=0))
+    data = save({name: torch.full_like(value, 3e38) for name, value in good.items()})
+    return {"adapter_model.safetensors": {"base64": base64.b64encode(data).decode()}}
 
 
 @pytest.fixture(scope="module")
@@ -130,40 +135,9 @@ def test_a_job_that_is_ended_leaves_what_it_had_and_the_next_goes_on(stocked: Wo
     assert evaluated(stocked, headers, passages=5) == {"pairs": 4, "computed": 1, "known": 3, "failed": {}}
 
 
-def test_an_adapter_that_cannot_be_run_is_named_and_keeps_no_other_from_it(stocked: World) -> None:
-    pushed(stocked, "damaged/law", "law", 31)
-    broken = pushed(stocked, "damaged/food", "food", 32)
-    data = stocked.registry.blobs.read(broken["weights_blob"])
-    stored = (
-        one for one in stocked.runtime.settings.data.rglob("*") if one.is_file() and one.stat().st_size == len(data)
-    )
-    path = next(one for one in stored if one.read_bytes() == data)
-    path.chmod(0o600)
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    headers = stocked.headers(stocked.key(["read", "write"], ["damaged"]))
-    found = evaluated(stocked, headers, passages=5)
-    assert (found["pairs"], found["computed"], list(found["failed"])) == (4, 2, ["damaged/food@1"])
-    assert {adapter for adapter, _ in known(stocked, headers)} == {"damaged/law@1"}
-
-
-def test_an_adapter_whose_outputs_overflow_keeps_no_other_from_it(stocked: World) -> None:
-    pushed(stocked, "huge/law", "law", 41)
-    huge = {
-        name: torch.full_like(value, 3e38) for name, value in load(adapter_weights(stocked.runtime, seed=0)).items()
-    }
-    weights = {"adapter_model.safetensors": {"base64": base64.b64encode(save(huge)).decode()}}
-    made = stocked.push("huge/food", domain="food", sample={"texts": TEXTS["food"]}, files=weights)
-    stocked.client.get(f"/v1/jobs/{made['job']}/events")
-    headers = stocked.headers(stocked.key(["read", "write"], ["huge"]))
-    found = evaluated(stocked, headers, passages=5)
-    assert (found["pairs"], found["computed"], list(found["failed"])) == (4, 2, ["huge/food@1"])
-    assert {adapter for adapter, _ in known(stocked, headers)} == {"huge/law@1"}
-
-
 def test_text_that_several_adapters_have_is_one_sample(stocked: World) -> None:
     for seed, name in enumerate(("a", "b"), 51):
-        made = stocked.push(f"shared/{name}", seed=seed, domain=name, sample={"texts": TEXTS["law"]})
-        stocked.client.get(f"/v1/jobs/{made['job']}/events")
+        push_embedded(stocked, f"shared/{name}", TEXTS["law"], seed=seed, domain=name)
     headers = stocked.headers(stocked.key(["read", "write"], ["shared"]))
     assert evaluated(stocked, headers, passages=5) == {"pairs": 2, "computed": 2, "known": 0, "failed": {}}
     assert len(known(stocked, headers)) == 2
@@ -225,34 +199,19 @@ def test_too_large_a_pool_is_refused_with_its_size(
         assert stocked.client.post("/v1/evaluations", json=body, headers=headers).status_code == 400, body
 
 
-def test_the_command_prints_what_is_known(stocked: World, soup: Soup) -> None:
-    for seed, domain in enumerate(("law", "food"), 21):
-        pushed(stocked, f"ended/{domain}", domain, seed)
-    code, out, said = soup("matrix", "--pool-namespace", "ended", "--passages", "5")
-    assert (code, out.count("ended/law@1")) == (0, 2), said
-    assert out.splitlines()[0].split()[:3] == ["DOMAIN", "ADAPTER", "DIFFERENCE"]
-    assert soup("matrix", "--show", "--pool-namespace", "ended")[1] == out
-    assert "Nothing is evaluated yet." in soup("matrix", "--show", "--pool-namespace", "nobody")[2]
-    code, out, said = soup("matrix", "--pool-namespace", "ended", "--passages", "6", "--no-wait")
-    assert (code, out.startswith("job-"), "soup jobs watch" in said) == (0, True, True)
-
-
 def test_the_command_prints_what_its_pool_has_and_tells_what_failed(stocked: World, soup: Soup) -> None:
-    for seed, (space, domain) in enumerate((("left", "law"), ("right", "food")), 61):
-        made = stocked.push(
-            f"{space}/{domain}", seed=seed, domain=domain, sample={"texts": TEXTS[domain]}, card={"tags": [space]}
-        )
-        stocked.client.get(f"/v1/jobs/{made['job']}/events")
+    pushed(stocked, "left/law", "law", 61, card={"tags": ["left"]})
+    pushed(stocked, "right/food", "food", 62)
     both = ("--pool-namespace", "left", "--pool-namespace", "right")
     code, out, said = soup("matrix", *both, "--passages", "5")
     assert (code, out.count("left/law@1"), out.count("right/food@1")) == (0, 2, 2), said
+    assert out.splitlines()[0].split()[:3] == ["DOMAIN", "ADAPTER", "DIFFERENCE"]
+    assert soup("matrix", "--show", *both)[1] == out
     one = soup("matrix", "--show", *both, "--pool-tag", "left")[1]
     assert (one.count("left/law@1"), one.count("right/food@1")) == (1, 0)
-    huge = {
-        name: torch.full_like(value, 3e38) for name, value in load(adapter_weights(stocked.runtime, seed=0)).items()
-    }
-    weights = {"adapter_model.safetensors": {"base64": base64.b64encode(save(huge)).decode()}}
-    made = stocked.push("left/food", domain="food", sample={"texts": TEXTS["food"]}, files=weights)
-    stocked.client.get(f"/v1/jobs/{made['job']}/events")
+    assert "Nothing is evaluated yet." in soup("matrix", "--show", "--pool-namespace", "nobody")[2]
+    code, out, said = soup("matrix", *both, "--passages", "6", "--no-wait")
+    assert (code, out.startswith("job-"), "soup jobs watch" in said) == (0, True, True)
+    pushed(stocked, "left/food", "food", 0, files=overflowing(stocked))
     code, out, said = soup("matrix", "--pool-namespace", "left", "--passages", "5")
     assert (code, "left/food@1: " in said, "left/law@1" in out) == (1, True, True), said

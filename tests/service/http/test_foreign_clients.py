@@ -25,13 +25,11 @@ def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 @pytest.fixture(scope="module")
 def digest(live: Live) -> str:
-    pushed: str = live.world.push("team/cooking", seed=5)["digest"]
-    return pushed
+    return str(live.world.push("team/cooking", seed=5)["digest"])
 
 
 def ids_of(live: Live, text: str) -> list[int]:
-    found: list[int] = live.world.client.post("/tokenize", json={"model": "tiny", "prompt": text}).json()["tokens"]
-    return found
+    return list(live.world.client.post("/tokenize", json={"model": "tiny", "prompt": text}).json()["tokens"])
 
 
 @pytest.mark.parametrize("client", ["langchain", "litellm"])
@@ -43,7 +41,6 @@ def test_what_its_users_call_works(live: Live, digest: str, client: str) -> None
     assert found["chat"] == chat.choices[0].message.content
     assert "".join(found["stream"]) == found["chat"]
     assert found["digest"] == digest
-    assert chat.usage is not None
     assert found["usage"].items() >= {
         "input_tokens": chat.usage.prompt_tokens, "output_tokens": chat.usage.completion_tokens,
         "total_tokens": chat.usage.total_tokens,
