@@ -354,6 +354,18 @@ def purging(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch, where: object, 
     monkeypatch.setattr(where, name, then)
 
 
+def domains_of(cooked: Cooked) -> list[str]:
+    """The domains that were selected."""
+    assert cooked.evidence.selection is not None
+    return [domain.domain for domain in cooked.evidence.selection.selected]
+
+
+def reasons(cooked: Cooked) -> dict[str, str]:
+    """By domain why it was left out."""
+    assert cooked.evidence.selection is not None
+    return {domain.domain: domain.reason for domain in cooked.evidence.selection.left_out}
+
+
 def assert_rebuilt(verbs: ToyRegistry, cooked: Cooked, **request: Any) -> None:
     """Delete the bytes of a soup and cook it again: the same row, recipe, report and bytes."""
     blob = verbs.row(cooked.soup_id).weights_blob

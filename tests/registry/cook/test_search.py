@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from pydantic import ValidationError
 
 from registry.context import Limits, SampleLimits
 from registry.cook import shortlist, weighing
@@ -13,7 +12,7 @@ from registry.cook.ingredients import ingredient_of
 from registry.cook.mix import mix
 from registry.cook.strategies import quick as quick_strategy
 from registry.cook.strategies import thorough as thorough_strategy
-from registry.errors import Incompatible, InvalidParameter, InvalidSample, NotFound
+from registry.errors import Incompatible, InvalidSample, NotFound
 from registry.selectors.ranking import LISTED
 from registry.spec import ConcatMixing, CookRequest, PrefixConfig, RecompressMixing
 from tests.registry.toy_registry import (
@@ -23,9 +22,7 @@ from tests.registry.toy_registry import (
     SHAPE,
     WIDE_LORA,
     ToyRegistry,
-    passages,
     sample,
-    vectors_of,
 )
 
 ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
@@ -35,12 +32,11 @@ NAMES = ("code", "law", "news", "zoo")
 
 
 @pytest.fixture
-def pool(verbs) -> ToyRegistry:
+def pool(ready) -> ToyRegistry:
     """Four adapters, each with its own initialisation. None passes the screen; any soup gains 0.1 nats a token."""
-    for seed, name in enumerate(NAMES):
-        verbs.ready(f"acme/{name}", seed=seed, provenance={})
-    verbs.tiny.anything_helps = 0.1
-    return verbs
+    registry = ready(*NAMES, one_start=False)
+    registry.tiny.anything_helps = 0.1
+    return registry
 
 
 def helps(pool: ToyRegistry, **scores: float) -> dict[str, str]:
@@ -173,9 +169,9 @@ def test_only_what_can_be_put_side_by_side_is_weighed_and_the_rest_is_told_why(p
     assert "The methods differ" in left_out.reason
 
 
-@pytest.mark.parametrize("block", [1, 3, 256])
-@pytest.mark.parametrize("most", [1, 3, 64])
-@pytest.mark.parametrize("also", [(), ("acme/zoo",)])
+@pytest.mark.parametrize(
+    ("block", "most", "also"), [(1, 1, ()), (1, 3, ()), (3, 3, ("acme/zoo",)), (3, 64, ("acme/zoo",))]
+)
 def test_a_ranking_is_gone_through_in_blocks_until_there_are_enough(pool, monkeypatch, block, most, also):
     """Of whatever size the blocks are: the same are weighed, and the same is told of the others."""
     pool.ready("acme/lora", seed=9, config=LORA, provenance=OTHER_INIT, text="law")
@@ -211,12 +207,12 @@ def test_where_nobody_can_be_put_beside_another_the_block_does_not_matter(verbs,
 
 
 def test_of_many_that_are_not_weighed_the_best_ranked_are_named(pool):
-    for number in range(40):
+    for number in range(LISTED + 2):
         pool.ready(f"acme/n{number:02}", seed=100 + number, text="law", config=LORA, provenance=OTHER_INIT)
     helps(pool, law=0.4)
     search = quick(pool, "zoo").evidence.search
     assert len(search.left_out) == LISTED
-    assert search.more_left_out == {shortlist.NOT_BESIDE: 40 - LISTED}
+    assert search.more_left_out == {shortlist.NOT_BESIDE: 2}
 
 
 def test_loras_that_know_different_modules_keep_the_factors_of_their_own(verbs):
@@ -298,7 +294,7 @@ def few(pool: ToyRegistry, count: int = 15, effort: str = "quick", **request):
     return pool.cook(sample=sample("law", count=count), effort=effort, verify=True, **request)
 
 
-@pytest.mark.parametrize("count", [3, 5, 15, 19])
+@pytest.mark.parametrize("count", [3, 19])
 def test_of_few_passages_each_is_held_out_of_one_weighing_and_the_first_is_by_all(pool, count):
     pool.registry = replace(pool.registry, limits=Limits(sample=SampleLimits(minimum=3, novel=3)))
     helps(pool, law=0.4)
@@ -426,8 +422,7 @@ def test_noise_is_tried_on_every_passage_once(pool):
     assert trial(cooked, "recompressed").members == 2
 
 
-@pytest.mark.parametrize(("effort", "passes"), [("quick", 18), ("thorough", 25), ("thorough", 60)])
-@pytest.mark.parametrize("count", [5, 9, 12])
+@pytest.mark.parametrize(("effort", "passes", "count"), [("quick", 18, 9), ("thorough", 25, 5), ("thorough", 60, 12)])
 def test_a_budget_cuts_all_weighings(pool, effort, passes, count):
     helps(pool, law=0.4)
     few(pool, count, effort=effort)
@@ -442,27 +437,16 @@ def test_a_budget_cuts_all_weighings(pool, effort, passes, count):
     assert len({alone for _, _, alone in cut}) == 1
 
 
-def test_a_budget_that_is_too_small_is_refused_before_anything_is_weighed_with_what_would_do(pool):
-    helps(pool, law=0.4)
-    with pytest.raises(InvalidParameter, match="at least") as refused:
-        few(pool, 6, budget={"passes": 1})
-    assert pool.weighings == []
-    least = float(str(refused.value).partition("at least ")[2].partition(":")[0])
-    few(pool, 6, budget={"passes": least + 0.1})
-    assert len(pool.weighings) == 4
-
-
 # --- adapters by name, and noise -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("effort", ["quick", "thorough"])
-def test_adapters_by_name_are_weighed_without_being_in_the_pool(pool, effort):
+def test_adapters_by_name_are_weighed_without_being_in_the_pool(pool):
     outside = pool.push("acme/general", seed=9, provenance={}).row
     helps(pool, general=0.4)
-    cooked = pool.cook(sample=sample("law"), effort=effort, verify=True, also=["acme/general", "acme/general@1"])
+    cooked = quick(pool, also=["acme/general", "acme/general@1"])
     assert [one.digest for one in cooked.recipe.ingredients] == [outside.digest]
     assert len(pool.weighings[-1].candidates) == 5
-    pool.cook(sample=sample("law"), effort=effort, verify=True, also=["acme/law"])
+    quick(pool, also=["acme/law"])
     assert len(pool.weighings[-1].candidates) == 4
 
 
@@ -479,11 +463,10 @@ def test_adapters_by_name_are_seen_by_the_key_and_go_with_the_others(pool):
         quick(pool, also=["acme/lora"])
 
 
-@pytest.mark.parametrize("effort", ["quick", "thorough"])
-def test_noise_is_weighed_alike_and_tried_on_the_same_passages(pool, effort):
+def test_noise_is_weighed_alike_and_tried_on_the_same_passages(pool):
     helps(pool, law=0.4, news=0.2)
     pool.noise_helps = 0.03
-    cooked = pool.cook(sample=sample("law"), effort=effort, verify=True, control=True)
+    cooked = thorough(pool, control=True)
     real, drawn = pool.weighings
     assert (drawn.noise, drawn.unseen) == (True, tuple(sample("law")["texts"][4::5]))
     assert (drawn.texts, drawn.candidates, drawn.keep, drawn.steps) == (
@@ -494,34 +477,3 @@ def test_noise_is_weighed_alike_and_tried_on_the_same_passages(pool, effort):
     assert noise.ahead == pytest.approx(-0.065, abs=0.01)
     assert noise.standard_error > 0
     assert quick(pool).evidence.search.noise is None
-
-
-# --- what is refused -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("request_", "sentence"),
-    [
-        ({"effort": "tune", "also": ["acme/law"]}, "are for efforts that weigh adapters"),
-        ({"effort": "tune", "control": True}, "are for efforts that weigh adapters"),
-        *[
-            ({"effort": effort, **request}, sentence)
-            for effort in ("quick", "thorough")
-            for request, sentence in [
-                ({"verify": False}, "'verify' cannot be false"),
-                ({"mixing": {"method": "average"}}, "finds its own mixing"),
-                ({"options": {"single": True}}, "weighs several adapters"),
-            ]
-        ],
-        ({"effort": "instant", "sample": None, "recipe": {"ingredients": [{"ref": "a/b"}]}}, "leaves nothing to"),
-    ],
-)
-def test_contradictions_are_refused(request_, sentence):
-    with pytest.raises(ValidationError, match=sentence):
-        CookRequest.model_validate({"sample": sample("law"), **request_})
-
-
-def test_vectors_alone_cannot_be_weighed(pool):
-    vectors = vectors_of(pool.base, passages("law", 30, seed=7))
-    with pytest.raises(InvalidSample, match="needs the sample's text"):
-        pool.cook(sample=vectors, effort="quick", verify=True)

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from registry.cook.strategies.tune import held_out_nll
-from registry.errors import InvalidParameter, InvalidSample
-from registry.spec import CookRequest, HeadConfig, PoolSpec, PosteriorSpec, Provenance, Tuned, UnionConfig
+from registry.errors import InvalidParameter
+from registry.spec import HeadConfig, PoolSpec, PosteriorSpec, Provenance, Tuned, UnionConfig
 from tests.registry.toy_registry import (
     CONFIG,
     SHAPE,
@@ -18,9 +17,7 @@ from tests.registry.toy_registry import (
     ToyRegistry,
     by_hand,
     inline,
-    passages,
     sample,
-    vectors_of,
 )
 
 ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
@@ -29,11 +26,9 @@ HEADED = UnionConfig(members=(CONFIG, HeadConfig(task="classification", labels=(
 
 
 @pytest.fixture
-def pool(verbs) -> ToyRegistry:
+def pool(ready) -> ToyRegistry:
     """Four adapters that started from the same tensors."""
-    for seed, name in enumerate(("code", "law", "news", "zoo")):
-        verbs.ready(f"acme/{name}", seed=seed)
-    return verbs
+    return ready("code", "law", "news", "zoo")
 
 
 def tune(pool: ToyRegistry, *domains: str, count: int = 30, **request):
@@ -44,16 +39,13 @@ def test_the_start_is_the_selectors_soup_and_the_tuned_one_is_stored_and_marked(
     cooked = tune(pool)
     (request,) = pool.tunings
     row = pool.row(cooked.soup_id)
-    assert not cooked.abstained
+    assert (cooked.abstained, cooked.recipe.mixing.method) == (False, "average")
     assert cooked.reason == "2 adapters by average, then tuned on the sample."
-    assert cooked.recipe.mixing.method == "average"
-    assert row.tuned
-    assert row.card.metadata["tuned"] is True
+    assert (row.tuned, row.card.metadata["tuned"]) == (True, True)
     assert "it has learnt from sample" in row.card.description
     assert row.provenance == Provenance(training={"tuning": cooked.recipe.tuning.model_dump(mode="json")})
     assert cooked.recipe.tuning.sample == row.sample.digest
-    assert row.size_bytes == cooked.report.size_bytes
-    assert cooked.report.residual is None
+    assert (row.size_bytes, cooked.report.residual) == (cooked.report.size_bytes, None)
     assert any("no mixture" in note for note in cooked.report.notes)
     start = pool.cook(sample=sample("law", "zoo"), effort="instant")
     start_row = pool.row(start.soup_id)
@@ -109,12 +101,10 @@ def test_of_few_passages_each_is_held_out_once_and_the_last_training_is_on_all(p
 @pytest.mark.parametrize(
     ("count", "passes", "rate"),
     [
-        (100, 1, "0.005"),
         (60, 1, "0.005"),
         (58, 2, "0.003"),
         (30, 2, "0.003"),
         (28, 3, "0.001"),
-        (12, 4, "0.001"),
         (5, 6, "0.001"),
     ],
 )
@@ -155,14 +145,17 @@ def test_a_retired_soup_is_trained_anew(pool):
     assert len(pool.tunings) == 2
 
 
-def test_where_training_does_not_help_the_answer_is_the_start(pool):
+@pytest.mark.parametrize("recipe", [None, by_hand("acme/law", "acme/zoo")])
+def test_where_training_does_not_help_the_answer_is_the_start_and_nothing_is_kept(pool, recipe):
     pool.learns = -0.1
-    cooked = tune(pool)
+    cooked = tune(pool, keep="leases", recipe=recipe)
     assert cooked.recipe.tuning is None
-    assert pool.row(cooked.soup_id).tuned_on is None
+    assert (pool.row(cooked.soup_id).tuned_on, pool.row(cooked.soup_id).kind) == (None, "soup")
     assert cooked.digest == pool.cook(sample=sample("law", "zoo"), effort="instant").digest
     assert cooked.evidence.search.tuning.kept == 0
     assert cooked.evidence.verification.held_out
+    assert "Training did not better it" in cooked.reason
+    assert "Nothing is kept as domain 'leases'" in cooked.reason
 
 
 def test_what_does_not_beat_the_base_is_not_cooked_and_leaves_no_blob(pool):
@@ -185,9 +178,8 @@ def test_a_recipe_by_hand_is_a_start_too_also_of_one_adapter(pool):
     assert alone.digest != pool.named("acme/law").digest
 
 
-def test_what_cannot_be_averaged_starts_as_narrow_as_one_adapter(verbs):
-    for seed, name in enumerate(("law", "zoo")):
-        verbs.ready(f"acme/{name}", seed=seed, provenance={})
+def test_what_cannot_be_averaged_starts_as_narrow_as_one_adapter(ready):
+    verbs = ready("law", "zoo", one_start=False)
     cooked = tune(verbs)
     assert cooked.recipe.mixing.method == "recompress"
     assert verbs.tunings[0].start.config.width == cooked.report.width_in[0] == cooked.report.width_out
@@ -212,41 +204,11 @@ def test_a_tuned_soup_that_is_there_can_be_kept_later(pool):
     assert (pool.row(again.soup_id).kind, pool.row(again.soup_id).version) == ("adapter", 2)
 
 
-@pytest.mark.parametrize("recipe", [None, by_hand("acme/law")])
-def test_an_answer_that_is_the_start_says_that_nothing_is_kept(pool, recipe):
-    pool.learns = -0.1
-    cooked = tune(pool, keep="leases", recipe=recipe)
-    assert "Training did not better it" in cooked.reason
-    assert "Nothing is kept as domain 'leases'" in cooked.reason
-    assert pool.row(cooked.soup_id).domain != "leases"
-
-
 def test_what_has_no_likelihood_is_refused_without_a_word_of_verify(pool):
     pool.ready("acme/headed", seed=9, config=HEADED)
     with pytest.raises(InvalidParameter, match="goes by losses on text, and acme/headed") as refused:
         tune(pool, recipe=by_hand("acme/headed"))
     assert (refused.value.param, "verify" in refused.value.message) == ("effort", False)
-
-
-def test_vectors_alone_cannot_be_trained_on(pool):
-    with pytest.raises(InvalidSample, match="needs the sample's text"):
-        pool.cook(sample=vectors_of(pool.base, passages("law", 30, seed=7)), effort="tune", verify=True)
-
-
-@pytest.mark.parametrize(
-    ("request_", "sentence"),
-    [
-        ({"verify": False}, "'verify' cannot be false"),
-        ({"sample": None, "recipe": by_hand("a/b")}, "trains on a sample"),
-        ({"tuning": {"rate": 0}}, "must be more than 0"),
-        ({"tuning": {"passes": 0}}, "greater than or equal to 1"),
-        ({"effort": "instant", "tuning": {}}, "are for effort 'tune'"),
-        ({"effort": "instant", "keep": "law"}, "are for effort 'tune'"),
-    ],
-)
-def test_contradictions_are_refused(request_, sentence):
-    with pytest.raises(ValidationError, match=sentence):
-        CookRequest.model_validate({"effort": "tune", "sample": {"texts": ["a"]}, **request_})
 
 
 @given(
@@ -262,14 +224,6 @@ def test_no_passage_has_a_part_in_choosing_the_state_that_it_is_scored_under(by_
     for number in range(count):
         others = np.delete(nll, number, axis=1).sum(axis=1)
         assert found[number] in nll[np.isclose(others, others.min(), rtol=1e-12), number]
-
-
-def test_a_leak_would_be_seen():
-    """Of many states that are noise the best looks better than the start on the passages that chose it."""
-    nll = np.random.default_rng(0).normal(5.0, 1.0, size=(50, 8))
-    leaking = nll[nll.sum(axis=1).argmin()].mean()
-    assert leaking < 4.5
-    assert np.mean(held_out_nll(_tuned(nll))) > leaking + 0.4
 
 
 def _tuned(nll: np.ndarray) -> Tuned:

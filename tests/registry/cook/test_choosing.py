@@ -1,0 +1,394 @@
+"""Select and cook: what is chosen, what is left out and why, also of what is purged meanwhile, and when the answer is
+the base model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Literal
+
+import pytest
+from pydantic import ValidationError
+from sqlalchemy import update
+
+from registry.catalogue.tables import adapters
+from registry.cook import ingredients
+from registry.cook.job import Computations
+from registry.errors import (
+    Cancelled,
+    Incompatible,
+    InvalidParameter,
+    InvalidRecipe,
+    InvalidSample,
+    NotFound,
+    Retired,
+    Unavailable,
+)
+from registry.names import parse_ref, sha256_digest
+from registry.samples.sample import check_sample
+from registry.select.select import SelectQuery, encoder_for, select
+from registry.spec import (
+    CookRequest,
+    CosineSpec,
+    GmmSpec,
+    PassageScore,
+    PoolRequest,
+    PoolSpec,
+    SampleSource,
+    SelectOptions,
+    UniformSpec,
+    Weighing,
+    WeighingRequest,
+)
+from tests.registry.toy_registry import (
+    OTHER_CONFIG,
+    OTHER_INIT,
+    SHAPE,
+    ToyRegistry,
+    by_hand,
+    domains_of,
+    passages,
+    purging,
+    reasons,
+    sample,
+    vectors_of,
+)
+
+ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
+
+UNIFORM = {"kind": "uniform"}
+
+
+class TestSelect:
+    def chosen(self, verbs: ToyRegistry, texts: dict, spec=None, **options):
+        source = SampleSource.model_validate(texts)
+        return select(
+            verbs.registry,
+            verbs.caller(),
+            check_sample(verbs.registry, verbs.caller(), source, encoders=verbs.known, bos=None),
+            SelectQuery(PoolRequest(), spec or GmmSpec(), SelectOptions(**options)),
+            fit=verbs.fit,
+        )
+
+    def test_a_pool_is_fitted_once_and_the_old_selector_names_what_it_does_not_know(self, stocked):
+        first = self.chosen(stocked, sample("law"))
+        stocked.ready("acme/new", seed=5)
+        again = self.chosen(stocked, sample("zoo"))
+        assert (stocked.fits, again.not_yet_included) == (1, ("acme/new@1",))
+        assert first.selector.id == again.selector.id
+        assert [domain.domain for domain in first.selection.selected] == ["law"]
+        assert [domain.domain for domain in again.selection.selected] == ["zoo"]
+
+    def test_it_says_who_was_superseded_and_by_whom(self, verbs):
+        verbs.ready("acme/old", domain="law")
+        verbs.ready("acme/new", domain="law", seed=1)
+        verbs.ready("acme/twin", domain="zoo", seed=2)
+        verbs.ready("acme/zoo", domain="animals", seed=2)
+        verbs.ready("evil/copy", domain="anything", seed=1)
+        said = {one.ref: one.reason for one in self.chosen(verbs, sample("law")).selection.left_out}
+        assert said["acme/old@1"] == "acme/new@1 is newer and has the same domain label."
+        assert said["acme/twin@1"] == "acme/zoo@1 is newer and has the same bytes."
+        assert said["evil/copy@1"] == "acme/new@1 has the same bytes and was there before."
+
+    def test_a_retired_member_is_dropped_before_thresholds(self, stocked):
+        """Two in three passages are of a domain that was retired: no threshold counts them for it any more."""
+        self.chosen(stocked, sample("law"))
+        ids = {name: stocked.named(f"acme/{name}").id for name in ("law", "code", "zoo")}
+        with stocked.database.write() as catalogue:
+            catalogue.adapters.retire(ids["law"])
+        mixed = {"texts": passages("law", 60, seed=7) + passages("code", 30, seed=7)}
+        chosen = self.chosen(stocked, mixed, min_share=0.5)
+        assert stocked.fits == 1
+        assert sum(chosen.selection.scores.values()) == pytest.approx(1)
+        assert set(chosen.selection.scores) == {"code", "zoo"}
+        assert len(chosen.selection.selected) == 1
+        left = {domain.ref: domain.reason for domain in chosen.selection.left_out}
+        assert "retired since the fit" in left["acme/law@1"]
+        with stocked.database.write() as catalogue:
+            for name in ("code", "zoo"):
+                catalogue.adapters.retire(ids[name])
+        none = self.chosen(stocked, sample("law")).selection
+        assert (none.abstained, len(none.left_out)) == (True, 3)
+
+    def test_vectors_must_be_of_the_selectors_encoder(self, stocked):
+        assert self.chosen(stocked, vectors_of(stocked.base, passages("law"))).selection.selected[0].domain == "law"
+        with pytest.raises(InvalidSample, match="needs vectors of encoder 'sbert'"):
+            self.chosen(stocked, vectors_of(stocked.base, passages("law")), CosineSpec())
+
+    def test_an_encoder_that_is_not_installed_is_unavailable(self, stocked):
+        with pytest.raises(Unavailable, match="'sbert'"):
+            encoder_for(CosineSpec(), {stocked.base.digest: stocked.base})
+
+
+class TestMixedPools:
+    def test_others_than_the_best_leave_before_the_cap_with_their_reasons(self, stocked):
+        stocked.ready("acme/otherinit", seed=10, provenance=OTHER_INIT)
+        stocked.ready("acme/unknowninit", seed=11, provenance={})
+        stocked.ready("acme/structure", seed=12, config=OTHER_CONFIG)
+        texts = passages("law", 40, seed=7)
+        for name in ("otherinit", "unknowninit", "structure", "code", "zoo"):
+            texts += passages(name, 20, seed=7)
+        options = {"max_ingredients": 3, "min_share": 0.05}
+        cooked = stocked.cook(sample={"texts": texts}, options=options, mixing={"method": "average"})
+        assert set(domains_of(cooked)) == {"law", "code", "zoo"}
+        assert [one.weight for one in cooked.evidence.selection.selected] == ["0.5", "0.25", "0.25"]
+        assert cooked.reason == "3 adapters by average."
+        assert cooked.evidence.selection.reason.startswith("6 domains pass, 3 can be mixed with acme/law@1")
+        left = reasons(cooked)
+        assert "initialisations differ" in left["otherinit"]
+        assert "initialisation of acme/unknowninit@1 is unknown" in left["unknowninit"]
+        assert "'structure' differ" in left["structure"]
+        assert all("Cannot be mixed with acme/law@1" in left[name] for name in left)
+        assert sum(cooked.evidence.selection.scores.values()) == pytest.approx(1)
+
+    def test_the_cap_comes_after_and_says_so(self, stocked):
+        """And what cannot be mixed gives its text to nobody: no third domain may gain from that."""
+        stocked.ready("acme/stranger", seed=10, provenance={})
+        texts = passages("law", 40, seed=7) + passages("stranger", 39, seed=7)
+        alone = stocked.cook(sample={"texts": texts}, mixing={"method": "average"})
+        assert alone.model == "acme/law@1"
+        assert set(reasons(alone)) == {"stranger", "code", "zoo"}
+        texts += passages("code", 25, seed=7) + passages("zoo", 20, seed=7)
+        cooked = stocked.cook(sample={"texts": texts}, options={"max_ingredients": 2}, mixing={"method": "average"})
+        assert domains_of(cooked) == ["law", "code"]
+        assert reasons(cooked)["zoo"] == "Passes, but 2 better ones are taken already."
+
+    def test_vouching_for_the_initialisations_lets_them_in(self, stocked):
+        stocked.ready("acme/unknowninit", seed=11, provenance={})
+        cooked = stocked.cook(sample=sample("law", "unknowninit"), mixing={"assume_same_init": True})
+        assert set(domains_of(cooked)) == {"law", "unknowninit"}
+        row = stocked.row(cooked.soup_id)
+        assert row.card.metadata["assume_same_init"] is True
+        assert row.provenance.init_source == "unknown"
+
+    def test_uniform_ranks_nothing_so_the_largest_group_that_mixes_decides(self, stocked):
+        stocked.ready("acme/aaa-first", seed=10, provenance={})
+        stocked.ready("acme/aab-second", seed=11, provenance={})
+        cooked = stocked.cook(sample=sample("law"), selector=UNIFORM)
+        assert set(domains_of(cooked)) == {"law", "code", "zoo"}
+        assert "unknown" in reasons(cooked)["aaa-first"]
+        with stocked.database.write() as catalogue:
+            for name in ("law", "code", "zoo"):
+                catalogue.adapters.retire(catalogue.adapters.resolve(None, parse_ref(f"acme/{name}")).id)
+        alone = stocked.cook(sample=sample("law"), selector=UNIFORM, mixing={"method": "average"})
+        assert alone.model == "acme/aaa-first@1"  # where nothing mixes it is one adapter
+
+    def test_a_member_that_is_gone_keeps_that_reason(self, stocked):
+        stranger = stocked.ready("acme/stranger", seed=10, provenance={})
+        stocked.cook(sample=sample("law"))
+        with stocked.database.write() as catalogue:
+            catalogue.adapters.retire(stranger.id)
+        stocked.ready("acme/new", seed=11, provenance={})
+        assert "retired since the fit" in reasons(stocked.cook(sample=sample("law")))["stranger"]
+
+
+class TestAbstaining:
+    def test_a_sample_of_no_domain(self, stocked):
+        request = {"sample": sample("law"), "selector": {"kind": "cosine", "threshold": 1.0}}
+        cooked = stocked.cook(**request)
+        assert (cooked.abstained, cooked.model, cooked.soup_id, cooked.digest) == (True, "base/tiny", None, None)
+        assert cooked.evidence.selection.abstained
+        assert cooked.reason == cooked.evidence.selection.reason
+        assert stocked.scored == []
+        assert stocked.cook(**request, options={"when_none": "top"}).model == "acme/law@1"
+
+    @pytest.mark.parametrize(("gain", "helps"), [(0.5, True), (0.0, False)])
+    def test_verify(self, stocked, gain, helps):
+        soup = stocked.cook(sample=sample("law", "code"), name="acme/probe").digest
+        stocked.gains[soup] = lambda text: gain
+        cooked = stocked.cook(sample=sample("law", "code"), effort="instant", verify=True, name="acme/verified")
+        seen = cooked.evidence.verification
+        assert seen.helps is helps
+        assert cooked.abstained is not helps
+        assert seen.difference == pytest.approx(-gain)
+        assert seen.passages == 60
+        assert stocked.scored == [soup]  # the base's NLL came with the embedding
+        if not helps:
+            assert "does not beat the base model by one standard error" in cooked.reason
+            with pytest.raises(NotFound):
+                stocked.named("acme/verified")
+
+    def test_a_gain_within_one_standard_error_does_not_help(self, stocked):
+        soup = stocked.cook(sample=sample("law", "code")).digest
+        noisy = {text: (2.0 if number % 2 else -1.9) for number, text in enumerate(sample("law", "code")["texts"])}
+        stocked.gains[soup] = noisy.__getitem__
+        seen = stocked.cook(sample=sample("law", "code"), verify=True).evidence.verification
+        assert -seen.standard_error < seen.difference < 0
+        assert not seen.helps
+
+    def test_a_recipe_by_hand_is_verified_where_a_sample_comes_with_it(self, stocked):
+        recipe = by_hand("acme/law", "acme/code")
+        cooked = stocked.cook(recipe=recipe, sample=sample("law"), verify=True)
+        assert cooked.abstained
+        assert stocked.scored[1] is None  # nothing was embedded, so the base is scored too
+        assert not stocked.cook(recipe=recipe, verify=True).abstained
+
+    def test_verifying_needs_text_and_tokens_and_cooking_only_vectors(self, stocked):
+        vectors = vectors_of(stocked.base, passages("law") + passages("code"))
+        cooked = stocked.cook(sample=vectors)
+        assert set(domains_of(cooked)) == {"law", "code"}
+        assert not stocked.row(cooked.soup_id).sample.has_text
+        with pytest.raises(InvalidSample, match="only vectors came"):
+            stocked.cook(sample=vectors, verify=True)
+        stocked.tiny.score = lambda texts, *_, **__: [PassageScore(nll=0, tokens=0, bytes=1) for _ in texts]
+        with pytest.raises(InvalidSample, match="no token"):
+            stocked.cook(recipe=by_hand("acme/law"), sample=sample("law"), verify=True)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("request_", "error", "sentence"),
+        [
+            ({"recipe": {"ingredients": [{"ref": "acme/nobody"}]}}, NotFound, "acme/nobody"),
+            ({"recipe": {"ingredients": [{"ref": "base/tiny"}]}}, NotFound, "is a base model"),
+            ({"recipe": {"ingredients": [{"ref": "acme/law", "weight": 0}]}}, InvalidRecipe, "Every weight"),
+            ({"recipe": {"ingredients": [{"ref": "acme/law", "weight": 1e308}] * 2}}, InvalidRecipe, "must be finite"),
+            ({"sample": {"texts": ["one"]}}, InvalidSample, "at least 5"),
+            ({"sample": sample("law"), "selector": UNIFORM, "options": {"single": True}}, InvalidParameter, "single"),
+        ],
+    )
+    def test_one_sentence(self, stocked, request_, error, sentence):
+        with pytest.raises(error, match=sentence):
+            stocked.cook(**request_)
+
+    def test_all_incompatibilities_at_once_before_a_tensor_is_read(self, stocked):
+        stocked.push("acme/a", seed=20, config=OTHER_CONFIG, provenance={})
+        stocked.push("acme/b", seed=21, provenance=OTHER_INIT)
+        for digest in list(stocked.blobs.digests()):
+            stocked.blobs.delete(digest)
+        refs = ["acme/law", "acme/a", "acme/b"]
+        with pytest.raises(Incompatible) as caught:
+            stocked.cook(recipe=by_hand(*refs))
+        assert len(caught.value.problems) == 3
+        assert "one structure" in caught.value.message
+
+    def test_an_adapter_of_a_base_that_was_replaced(self, stocked):
+        foreign = stocked.push("acme/foreign", seed=20).row
+        replaced = update(adapters).where(adapters.c.id == foreign.id)
+        with stocked.database.engine.begin() as connection:
+            connection.execute(replaced.values(base_fingerprint=sha256_digest(b"older")))
+        with pytest.raises(Incompatible, match="another state of base model 'tiny'"):
+            stocked.cook(recipe=by_hand("acme/foreign"))
+
+    def test_foreign_ingredients_and_samples_are_unknown(self, stocked):
+        theirs = stocked.ready("theirs/secret", seed=30)
+        for ref in ("theirs/secret", "theirs/secret@1", theirs.digest):
+            with pytest.raises(NotFound):
+                stocked.cook(scope=("acme",), recipe=by_hand(ref))
+        cooked = stocked.cook(scope=("acme",), sample=sample("law", "secret"), selector=UNIFORM)
+        assert "secret" not in cooked.model_dump_json()
+        with pytest.raises(NotFound):
+            stocked.cook(scope=("acme",), sample={"blob": theirs.sample.digest})
+        assert stocked.cook(scope=("acme", "theirs"), sample={"blob": theirs.sample.digest}).model
+
+    def test_cancelled_between_two_steps_nothing_is_stored(self, stocked):
+        def stop(done: int, total: int, message: str) -> None:
+            if message.startswith("verifying"):
+                raise Cancelled("enough")
+
+        stocked.progress = stop
+        with pytest.raises(Cancelled):
+            stocked.cook(sample=sample("law", "code"), effort="instant", verify=True, name="acme/never")
+        with pytest.raises(NotFound):
+            stocked.named("acme/never")
+
+
+@pytest.mark.parametrize(
+    ("request_", "sentence"),
+    [
+        ({"effort": "tune", "also": ["acme/law"]}, "are for efforts that weigh adapters"),
+        ({"effort": "tune", "control": True}, "are for efforts that weigh adapters"),
+        ({"effort": "quick", "verify": False}, "'verify' cannot be false"),
+        ({"effort": "tune", "verify": False}, "'verify' cannot be false"),
+        ({"effort": "thorough", "mixing": {"method": "average"}}, "finds its own mixing"),
+        ({"effort": "quick", "options": {"single": True}}, "weighs several adapters"),
+        ({"effort": "instant", "recipe": by_hand("a/b")}, "leaves nothing to search"),
+        ({"effort": "tune", "sample": None, "recipe": by_hand("a/b")}, "trains on a sample"),
+        ({"effort": "tune", "tuning": {"rate": 0}}, "must be more than 0"),
+        ({"effort": "instant", "tuning": {}}, "are for effort 'tune'"),
+        ({"effort": "instant", "keep": "law"}, "are for effort 'tune'"),
+        ({"budget": {"passes": 3}}, "'budget' is for efforts that compute gradients"),
+        ({"effort": "instant", "budget": {"passes": 3}}, "'budget' is for efforts that compute gradients"),
+        ({"effort": "quick", "budget": {}}, "give one of"),
+        ({"mixing": {"method": "concat", "assume_same_init": True}}, "assume_same_init"),
+        ({"mixing": {"method": "blend"}}, "blend"),
+        ({"mixing": "concat"}, "mixing"),
+        ({"mixing": {"scale": "0"}}, "scale"),
+        ({"max_width": 65537}, "max_width"),
+        ({"effort": "quick", "budget": {"passes": 1, "seconds": 1}}, "give one of"),
+    ],
+)
+def test_a_request_that_contradicts_itself_is_refused(request_, sentence):
+    with pytest.raises(ValidationError, match=sentence):
+        CookRequest.model_validate({"sample": sample("law"), **request_})
+
+
+# --- an adapter that is purged in the middle of a cook ---------------------------------------------------
+
+EVERYBODY = PoolSpec(base_fingerprint=SHAPE.fingerprint)
+TWO_DOMAINS = {"texts": passages("law", 15, seed=1) + passages("tax", 15, seed=1)}
+BOTH = {"ingredients": [{"ref": f"acme/{name}", "weight": 0.5} for name in ("law", "tax")]}
+
+
+@pytest.fixture
+def three(ready) -> ToyRegistry:
+    registry = ready("law", "tax", "code")
+    registry.tiny.anything_helps = 0.5
+    return registry
+
+
+@pytest.mark.parametrize("moment", ["once it is chosen", "before its weights are read", "before the soup is stored"])
+def test_a_cook_goes_on_without_it_and_says_why(
+    three: ToyRegistry, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    where = {
+        "once it is chosen": (ingredients, "rows_of"),
+        "before its weights are read": (three.blobs, "read"),
+        "before the soup is stored": (three.blobs, "put_bytes"),
+    }
+    three.fit(EVERYBODY, UniformSpec(), None)
+    purging(three, monkeypatch, *where[moment])
+    cooked = three.cook(sample=TWO_DOMAINS, selector={"kind": "uniform"}, name="acme/soup")
+    assert "purged since the fit" in reasons(cooked)["law"]
+    assert cooked.recipe is not None
+    assert len(cooked.recipe.ingredients) == 2
+    with three.database.read() as catalogue:
+        stored = [row.ref for row in catalogue.adapters.list(None, kind="soup", limit=9).rows]
+        assert catalogue.soups.children(cooked.recipe.ingredients[0].digest, None)[0].ref == cooked.model
+    assert stored == ["acme/soup@1"]  # and no soup of it, which its purge could not have named
+
+
+@pytest.mark.parametrize("effort", ["quick", "tune"])
+def test_a_search_and_a_training_begin_again(
+    three: ToyRegistry, monkeypatch: pytest.MonkeyPatch, effort: Literal["quick", "tune"]
+) -> None:
+    three.helpful = {three.named(f"acme/{name}").weights_blob: 0.4 for name in ("law", "tax")}
+    three.cook(sample=TWO_DOMAINS, effort="instant", verify=True)
+
+    def weigh(base_id: str, request: WeighingRequest) -> Weighing:
+        for one in request.candidates:  # as the process that weighs does
+            three.blobs.read(one.blob)
+        return three.weigh(base_id, request)
+
+    processes = SimpleNamespace(weigh=weigh, tune=three.tune)
+    purging(three, monkeypatch, processes, "weigh" if effort == "quick" else "tune")
+    three.computations = Computations(
+        three.fit, lambda *asked: processes.weigh(*asked), lambda *asked: processes.tune(*asked), three.measure
+    )
+    cooked = three.cook(sample=TWO_DOMAINS, effort=effort, verify=True, name="acme/soup")
+    assert "purged since the fit" in reasons(cooked)["law"]
+    assert "beginning again without what was purged meanwhile" in three.said
+
+
+@pytest.mark.parametrize("where", ["read", "put_bytes"])
+def test_where_it_was_named_the_answer_names_it(
+    three: ToyRegistry, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    purging(three, monkeypatch, three.blobs, where)
+    with pytest.raises(Retired, match=r"acme/law@1 was purged while the soup was made: nothing of it is left"):
+        three.cook(recipe=BOTH, name="acme/soup")
+
+
+def test_what_others_still_have_is_mixed(three: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    three.push("other/law", seed=0)
+    purging(three, monkeypatch, three.blobs, "read")
+    assert not three.cook(recipe=BOTH, name="acme/soup").abstained
