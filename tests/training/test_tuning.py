@@ -84,85 +84,77 @@ def test_what_is_kept_says_of_held_out_passages_what_the_answer_says(base: Loade
     assert sum(found.nll[found.best_pass]) < sum(found.nll[0])
 
 
-def test_held_out_passages_are_not_trained_on(base: LoadedBase) -> None:
+def test_held_out_passages_are_not_trained_on(gpt2: LoadedBase) -> None:
     """Other text in their place changes what is said of them, and not what is trained."""
-    config = structures(base)["bapna_firat"]
+    config = structures(gpt2)["bapna_firat"]
     other = tuple(f"{text} and other words" if number % 5 == 4 else text for number, text in enumerate(TEXTS))
-    (first, one), (second, two) = tuned(base, config, passes=1), tuned(base, config, passes=1, texts=other)
+    (first, one), (second, two) = tuned(gpt2, config, passes=1), tuned(gpt2, config, passes=1, texts=other)
     assert first.best_pass == second.best_pass == 1
     assert first.nll != second.nll
     for name, tensor in one.items():
         assert torch.equal(tensor, two[name]), name
 
 
-def test_each_fold_is_held_out_of_its_own_training_and_the_last_is_on_all(base: LoadedBase) -> None:
-    config = structures(base)["bapna_firat"]
+def test_each_fold_is_held_out_of_its_own_training_and_the_last_is_on_all(gpt2: LoadedBase) -> None:
+    config = structures(gpt2)["bapna_firat"]
     folds = tuple(tuple(range(first, len(TEXTS), 3)) for first in range(3))
-    found, kept = tuned(base, config, folds=folds, whole=True)
+    found, kept = tuned(gpt2, config, folds=folds, whole=True)
     assert sorted(found.held_out) == list(range(len(TEXTS)))
-    alone, _ = tuned(base, config, folds=folds[:1])
+    alone, _ = tuned(gpt2, config, folds=folds[:1])
     of_first = [found.held_out.index(number) for number in folds[0]]
     assert [found.nll[2][at] for at in of_first] == pytest.approx(alone.nll[2])
     assert kept
-    begun = create(config, base.shape, seed=0).state_dict()
+    begun = create(config, gpt2.shape, seed=0).state_dict()
     assert any(not torch.equal(kept[name], begun[name]) for name in kept)
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_each_pass_says_how_well_it_predicted_what_it_trained_on(base: LoadedBase, whole: bool) -> None:
+def test_each_pass_says_how_well_it_predicted_what_it_trained_on(gpt2: LoadedBase, whole: bool) -> None:
     """With a rate of next to nothing that is what the start gets on the same passages."""
     folds = ((0, 1), (2, 3)) if whole else ((4, 9),)
     config = paper_config("houlsby", bottleneck=4)
-    found, _ = tuned(base, config, rate="0.000001", passes=3, batch=1, folds=folds, whole=whole)
+    found, _ = tuned(gpt2, config, rate="0.000001", passes=3, batch=1, folds=folds, whole=whole)
     assert len(found.trained_nll) == len(found.nll) - 1 == 3
-    block = base.shape.context
-    scores = passage_scores(base, TEXTS, block=block)
+    block = gpt2.shape.context
+    scores = passage_scores(gpt2, TEXTS, block=block)
     trainings = [[n for n in range(len(TEXTS)) if n not in fold] for fold in folds]
     on = [number for some in trainings for number in some] + (list(range(len(TEXTS))) if whole else [])
     nll = sum(scores[number].nll for number in on) / sum(scores[number].tokens for number in on)
     assert found.trained_nll[0] == pytest.approx(nll, abs=0.02)
-    quick, _ = tuned(base, config, rate="0.05", passes=3, batch=1, folds=folds, whole=whole)
+    quick, _ = tuned(gpt2, config, rate="0.05", passes=3, batch=1, folds=folds, whole=whole)
     assert quick.trained_nll[2] < quick.trained_nll[0]
 
 
-def test_the_same_request_gives_the_same_tensors(base: LoadedBase) -> None:
-    config = structures(base)["lora"]
-    (_, one), (_, two) = tuned(base, config), tuned(base, config)
-    (_, other) = tuned(base, config, seed=1)
+def test_the_same_request_gives_the_same_tensors(gpt2: LoadedBase) -> None:
+    config = structures(gpt2)["lora"]
+    (_, one), (_, two) = tuned(gpt2, config), tuned(gpt2, config)
+    (_, other) = tuned(gpt2, config, seed=1)
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
-def test_training_begins_where_the_start_is(base: LoadedBase) -> None:
-    config = structures(base)["bapna_firat"]
-    drawn = {n: t + 0.05 for n, t in create(config, base.shape, seed=3).state_dict().items()}
-    found, _ = tuned(base, config, start=drawn)
-    with attached(base.model, from_tensors(config, base.shape, drawn)):
+def test_training_begins_where_the_start_is(gpt2: LoadedBase) -> None:
+    config = structures(gpt2)["bapna_firat"]
+    drawn = {n: t + 0.05 for n, t in create(config, gpt2.shape, seed=3).state_dict().items()}
+    found, _ = tuned(gpt2, config, start=drawn)
+    with attached(gpt2.model, from_tensors(config, gpt2.shape, drawn)):
         held = [TEXTS[number] for number in found.held_out]
-        scores = passage_scores(base, held, block=base.shape.context)
+        scores = passage_scores(gpt2, held, block=gpt2.shape.context)
     assert [score.nll for score in scores] == pytest.approx(found.nll[0], rel=1e-6)
 
 
-def test_where_no_pass_is_better_the_start_is_kept_and_nothing_is_stored(base: LoadedBase) -> None:
-    config = structures(base)["bapna_firat"]
-    (_, good) = tuned(base, config)
+def test_a_training_ends_after_three_passes_without_gain_and_keeps_the_start(gpt2: LoadedBase) -> None:
+    config = structures(gpt2)["bapna_firat"]
+    (_, good) = tuned(gpt2, config)
     strange = tuple(text if number % 5 == 4 else "zq xv " * 8 + str(number) for number, text in enumerate(TEXTS))
-    found, kept = tuned(base, config, start=good, texts=strange, rate="0.1", passes=2)
-    assert (found.best_pass, found.blob, kept) == (0, None, {})
+    found, kept = tuned(gpt2, config, start=good, texts=strange, rate="0.1", passes=40)
+    assert (found.best_pass, found.blob, kept, len(found.nll)) == (0, None, {}, 4)
     assert min(map(sum, found.nll[1:])) > sum(found.nll[0])
 
 
-def test_a_training_ends_after_three_passes_without_gain(base: LoadedBase) -> None:
-    config = structures(base)["bapna_firat"]
-    (_, good) = tuned(base, config)
-    strange = tuple(text if number % 5 == 4 else "zq xv " * 8 + str(number) for number, text in enumerate(TEXTS))
-    found, _ = tuned(base, config, start=good, texts=strange, rate="0.1", passes=40)
-    assert (found.best_pass, len(found.nll)) == (0, 4)
-
-
-def test_long_passages_are_scored_on_as_many_tokens_as_are_trained_on(base: LoadedBase) -> None:
+def test_long_passages_are_scored_on_as_many_tokens_as_are_trained_on(gpt2: LoadedBase) -> None:
     long = tuple(" ".join([text] * 40) for text in TEXTS)
-    found, _ = tuned(base, structures(base)["lora"], texts=long, passes=1, max_tokens=32)
+    found, _ = tuned(gpt2, structures(gpt2)["lora"], texts=long, passes=1, max_tokens=32)
     assert set(found.tokens) == {31}
 
 
@@ -175,25 +167,25 @@ def test_nothing_of_the_base_changes(base: LoadedBase) -> None:
     assert all(parameter.grad is None for parameter in base.model.parameters())
 
 
-def test_too_few_tokens_are_refused_with_their_number(base: LoadedBase) -> None:
+def test_too_few_tokens_are_refused_with_their_number(gpt2: LoadedBase) -> None:
     with pytest.raises(InvalidSample, match=r"has \d+ tokens to train on with 'max_tokens' 64, and tuning needs 400"):
-        tuned(base, structures(base)["lora"], texts=TEXTS[:5], folds=((4,),))
+        tuned(gpt2, structures(gpt2)["lora"], texts=TEXTS[:5], folds=((4,),))
 
 
-def test_a_sample_with_text_in_held_out_passages_only_is_refused(base: LoadedBase) -> None:
+def test_a_sample_with_text_in_held_out_passages_only_is_refused(gpt2: LoadedBase) -> None:
     texts = ("", *(TEXTS[:1] * 60))
     with pytest.raises(InvalidSample, match="nothing to train on"):
-        tuned(base, structures(base)["lora"], texts=texts, folds=(tuple(range(1, 61)),))
+        tuned(gpt2, structures(gpt2)["lora"], texts=texts, folds=(tuple(range(1, 61)),))
 
 
-def test_a_pruned_start_is_refused(base: LoadedBase) -> None:
-    config = structures(base)["bapna_firat"]
+def test_a_pruned_start_is_refused(gpt2: LoadedBase) -> None:
+    config = structures(gpt2)["bapna_firat"]
     pruned = config.with_pruned({"": Pruned(score="magnitude", sparsity=0.5, masked=4)})
     with pytest.raises(InvalidParameter, match="pruned adapter is not tuned"):
-        tuned(base, pruned, start={})
+        tuned(gpt2, pruned, start={})
 
 
-def test_it_can_be_cancelled_between_two_steps(base: LoadedBase) -> None:
+def test_it_can_be_cancelled_between_two_steps(gpt2: LoadedBase) -> None:
     said: list[tuple[int, int]] = []
 
     def stop(done: int, total: int, _message: str) -> None:
@@ -202,13 +194,13 @@ def test_it_can_be_cancelled_between_two_steps(base: LoadedBase) -> None:
             raise Cancelled("enough")
 
     with pytest.raises(Cancelled):
-        tuned(base, structures(base)["lora"], progress=stop)
+        tuned(gpt2, structures(gpt2)["lora"], progress=stop)
     assert [done for done, _ in said] == [0, 1, 2, 3]
-    assert not base.model._forward_pre_hooks
+    assert not gpt2.model._forward_pre_hooks
 
 
-def test_held_out_passages_without_a_token_are_refused(base: LoadedBase) -> None:
+def test_held_out_passages_without_a_token_are_refused(gpt2: LoadedBase) -> None:
     """Nothing would say whether training helps."""
     texts = tuple("" if number % 5 == 4 else text for number, text in enumerate(TEXTS))
     with pytest.raises(InvalidSample, match="No passage that is held out has a token"):
-        tuned(base, paper_config("bapna_firat", bottleneck=4), texts=texts)
+        tuned(gpt2, paper_config("bapna_firat", bottleneck=4), texts=texts)

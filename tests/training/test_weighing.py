@@ -1,0 +1,513 @@
+"""Weighing: slopes are the slopes of the loss, coefficients are the weights of the soup that is made of them; and
+mixtures by losses, on models and on tables."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import Tensor
+
+import training.by_losses
+from registry.adapters import AdapterModule, attached, expected_tensors, from_tensors, paper_config, sites_of
+from registry.adapters.weighted import WeightedAdapter
+from registry.base_model import LoadedBase
+from registry.cook.budget import scored_by_losses
+from registry.errors import Cancelled, Incompatible, InvalidSample
+from registry.mixing import concat
+from registry.names import sha256_digest
+from registry.spec import (
+    AdapterConfig,
+    ByLosses,
+    ConcatMixing,
+    LoraConfig,
+    LoraModule,
+    StoredAdapter,
+    Weighing,
+    WeighingRequest,
+)
+from tests.registry.random_adapters import part
+from tests.tiny_models import TINY_SENTENCES
+from training.by_losses import expectation_maximisation, greedy, token_scores
+from training.coefficients import noise_like, weigh
+from training.passages import Rows, rows_of, tokens_of
+from training.score_cache import ENTRY_BYTES, ScoreCache
+from training.tasks.language import passage_scores
+
+ON_BASES = ("gpt2", "llama")
+TEXTS = tuple(f"{sentence} {number}" for number in range(3) for sentence in TINY_SENTENCES)
+Bank = dict[str, tuple[AdapterConfig, dict[str, Tensor]]]
+
+
+def loras(base: LoadedBase) -> tuple[AdapterConfig, AdapterConfig]:
+    """Two LoRAs of different ranks, of which the second knows more modules."""
+    paths = sorted(path for path in base.shape.linears if path.endswith(("c_attn", "q_proj", "query_key_value")))
+    more = sorted(path for path in base.shape.linears if path.endswith(("c_fc", "up_proj", "dense_h_to_4h")))
+    return (
+        LoraConfig.of({path: LoraModule(2, 4.0) for path in paths}),
+        LoraConfig.of({path: LoraModule(3, 1.0) for path in [*paths, *more]}),
+    )
+
+
+def drawn(base: LoadedBase, config: AdapterConfig, seed: int, size: float = 0.2) -> dict[str, Tensor]:
+    """Tensors that change what the base says, Houlsby's norms the same for every seed."""
+    draw, same = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
+    return {
+        name: 1 + 0.1 * torch.randn(shape, generator=same)
+        if ".base_norm." in name
+        else size * torch.randn(shape, generator=draw)
+        for name, shape in expected_tensors(config, base.shape).items()
+    }
+
+
+def bank_of(base: LoadedBase, count: int = 4) -> Bank:
+    """Adapters and their opposites: of each pair one helps on a text."""
+    config = paper_config("bapna_firat", bottleneck=4)
+    some = [drawn(base, config, number // 2) for number in range(count)]
+    signed = [{n: -t if ".up." in n and number % 2 else t for n, t in one.items()} for number, one in enumerate(some)]
+    return {sha256_digest(str(number).encode()): (config, one) for number, one in enumerate(signed)}
+
+
+def asked(bank: Bank, texts: Sequence[str] = TEXTS, **fields: object) -> WeighingRequest:
+    candidates = [StoredAdapter(config=config, blob=blob) for blob, (config, _) in bank.items()]
+    return WeighingRequest.model_validate({"texts": texts, "candidates": candidates, "steps": 4, **fields})
+
+
+def weighed(base: LoadedBase, bank: Bank, **fields: object) -> Weighing:
+    return weigh(base, asked(bank, **fields), lambda one: bank[one.blob][1])
+
+
+def mean_nll(base: LoadedBase, texts: Sequence[str] = TEXTS) -> float:
+    scores = passage_scores(base, texts, block=base.shape.context)
+    return sum(one.nll for one in scores) / sum(one.tokens for one in scores)
+
+
+@pytest.mark.parametrize("structure", ["bapna_firat", "houlsby", "parallel", "lora"])
+def test_coefficients_are_the_weights_of_the_soup_that_they_are_written_into(base: LoadedBase, structure: str) -> None:
+    if structure == "lora":
+        configs = loras(base)
+    else:
+        configs = (paper_config(structure, bottleneck=3), paper_config(structure, bottleneck=5))
+    loaded = [drawn(base, config, seed) for seed, config in enumerate(configs)]
+    bank = WeightedAdapter(configs, loaded, base.shape)
+    with torch.no_grad():
+        values = torch.rand(bank.coefficients.shape, generator=torch.Generator().manual_seed(5))
+        bank.coefficients.copy_(values.round(decimals=3))
+        bank.apply_coefficients()
+    parts = [
+        part(
+            number, config, load=lambda n=number: loaded[n],
+            layers={
+                site: f"{float(row[number]):.9f}"
+                for site, row in zip(bank.sites, bank.coefficients.tolist(), strict=True)
+                if site in sites_of(config, base.shape)
+            },
+        )
+        for number, config in enumerate(configs)
+    ]  # fmt: skip
+    mixing = ConcatMixing()
+    soup = from_tensors(concat.result(parts, mixing), base.shape, concat.mix(parts, mixing))
+    with attached(base.model, bank):
+        found = mean_nll(base)
+    with attached(base.model, soup):
+        assert found == pytest.approx(mean_nll(base), abs=1e-5)
+    assert found != pytest.approx(mean_nll(base), abs=1e-3)
+
+
+def test_the_screen_is_the_slope_of_the_mean_nll(base: LoadedBase) -> None:
+    bank = bank_of(base, 3)
+    found = weighed(base, bank, screened=100)
+    assert len(found.screened) == 3
+    step = 1e-3
+    for one, (config, tensors) in zip(found.screened, bank.values(), strict=True):
+        at: dict[float, float] = {}
+        for weight in (step, -step):
+            scaled = {name: t * weight if ".up." in name else t for name, t in tensors.items()}
+            with attached(base.model, from_tensors(config, base.shape, scaled).double()):
+                at[weight] = mean_nll(base)
+        assert one.score == pytest.approx((at[-step] - at[step]) / (2 * step), rel=1e-2, abs=1e-3)
+        assert one.standard_error is not None
+        assert 0 < one.standard_error < 1
+
+
+def test_what_only_harms_is_not_kept(gpt2: LoadedBase) -> None:
+    """Of an adapter and its opposite exactly one helps, to first order."""
+    pair = bank_of(gpt2, 2)
+    found = weighed(gpt2, pair)
+    scores = [screened.score for screened in found.screened]
+    assert scores[0] == pytest.approx(-scores[1], rel=1e-3)
+    assert found.chosen == ((0,) if scores[0] > 0 else (1,))
+    harmful = {blob: pair[blob] for number, blob in enumerate(pair) if number not in found.chosen}
+    nothing = weighed(gpt2, harmful)
+    assert (nothing.chosen, nothing.coefficients, nothing.losses) == ((), (), ())
+
+
+def test_only_those_that_fit_the_width_beside_the_better_ones_are_kept_and_mixed(gpt2: LoadedBase) -> None:
+    """Of an adapter and its opposite one helps: two of these four, here of different widths."""
+    bank = bank_of(gpt2, 4)
+    scores = [one.score for one in weighed(gpt2, bank).screened]
+    first, second = (at for at in sorted(range(4), key=lambda at: -scores[at]) if scores[at] > 0)
+    assert weighed(gpt2, bank, max_width=8).chosen == (first, second)  # each is 4 wide
+    narrow = weighed(gpt2, bank, max_width=7, alone=4)
+    assert narrow.chosen == (first,)
+    assert narrow.by_losses is not None
+    assert len(narrow.by_losses.greedy) == 1
+    assert weighed(gpt2, bank, max_width=1).chosen == (first,)  # one by itself is as wide as it is
+
+
+def test_loras_of_different_modules_are_as_wide_as_the_wider(gpt2: LoadedBase) -> None:
+    one, other = loras(gpt2)[0], LoraConfig.of({"elsewhere": LoraModule(8, 8.0)})
+    stored = [StoredAdapter(config=config, blob=sha256_digest(b"x")) for config in (one, other)]
+    asked = WeighingRequest(texts=("t",), candidates=tuple(stored), max_width=8)
+    assert asked.fits([0, 1])
+    assert not asked.model_copy(update={"max_width": 7}).fits([0, 1])
+
+
+def test_steps_lower_the_loss_and_are_the_same_bits_again(gpt2: LoadedBase) -> None:
+    bank = bank_of(gpt2, 5)
+    first, again = (weighed(gpt2, bank, keep=3, steps=20, batch=len(TEXTS)) for _ in range(2))
+    assert first.losses[-1] < first.losses[0]
+    assert (first.coefficients, first.screened, first.losses) == (again.coefficients, again.screened, again.losses)
+    assert len(first.chosen) <= 3
+    assert all(value == 0 or value >= 0.01 for by_site in first.coefficients for value in by_site.values())
+    other = weighed(gpt2, bank, keep=3, steps=20, seed=1, batch=4)
+    assert other.losses != first.losses
+
+
+def test_a_start_by_the_screen_has_its_proportions(gpt2: LoadedBase) -> None:
+    found = weighed(gpt2, bank_of(gpt2, 6), by_screen=True, steps=1, rate=1e-9, start=0.3)
+    scores = [found.screened[at].score for at in found.chosen]
+    total = min(1.0, 0.3 * len(scores))
+    for score, by_site in zip(scores, found.coefficients, strict=True):
+        start = score / sum(scores) * total
+        assert list(by_site.values()) == pytest.approx([start if start >= 0.01 else 0.0] * len(by_site), rel=1e-4)
+
+
+def test_the_base_is_as_it_was_also_where_it_was_ended(gpt2: LoadedBase) -> None:
+    before = mean_nll(gpt2)
+    bank = bank_of(gpt2)
+    weighed(gpt2, bank)
+    assert mean_nll(gpt2) == before
+
+    def end(done: int, _total: int, _message: str) -> None:
+        if done >= 6:
+            raise Cancelled("enough")
+
+    with pytest.raises(Cancelled):
+        weigh(gpt2, asked(bank), lambda one: bank[one.blob][1], progress=end)
+    assert mean_nll(gpt2) == before
+    assert not any(parameter.requires_grad for parameter in gpt2.model.parameters())
+
+
+def test_texts_are_counted_cut_and_refused_where_none_has_a_token(gpt2: LoadedBase) -> None:
+    bank = bank_of(gpt2, 2)
+    found = weighed(gpt2, bank, texts=TEXTS, screened=4, max_tokens=5, batch=3, steps=2)
+    assert found.screen_tokens == 4 * 4
+    assert found.step_tokens == 2 * 3 * 4
+    assert all(map(math.isfinite, found.losses))
+    with pytest.raises(InvalidSample, match="no token that the base model can predict"):
+        weighed(gpt2, bank, texts=("",))
+
+
+def test_one_text_is_enough(gpt2: LoadedBase) -> None:
+    found = weighed(gpt2, bank_of(gpt2, 2), texts=TEXTS[:1])
+    assert [one.standard_error for one in found.screened] == [None, None]
+
+
+def test_adapters_of_another_base_are_refused(gpt2: LoadedBase) -> None:
+    bank = bank_of(gpt2, 2)
+    short = {blob: {n: t for n, t in tensors.items() if "layers.1" not in n} for blob, (_, tensors) in bank.items()}
+    with pytest.raises(Incompatible):
+        weigh(gpt2, asked(bank), lambda one: short[one.blob])
+
+
+# --- noise, and texts that had no part in it -------------------------------------------------------
+
+
+def test_unseen_texts_are_scored_under_the_coefficients(base: LoadedBase) -> None:
+    bank = bank_of(base, 3)
+    unseen = ("Another text that nobody weighed.", "", "And one more of these.")
+    found = weighed(base, bank, unseen=unseen, steps=6)
+    assert found.unseen is not None
+    kept = [list(bank.values())[at] for at in found.chosen]
+    mixture = WeightedAdapter([config for config, _ in kept], [tensors for _, tensors in kept], base.shape)
+    with torch.no_grad():
+        for column, by_site in enumerate(found.coefficients):
+            for row, site in enumerate(mixture.sites):
+                mixture.coefficients[row, column] = by_site[site]
+        mixture.apply_coefficients()
+    with attached(base.model, mixture):
+        expected = passage_scores(base, unseen, block=base.shape.context)
+    assert found.unseen.nll == pytest.approx([one.nll for one in expected], abs=1e-4)
+    assert found.unseen.tokens == tuple(one.tokens for one in expected)
+    harmful = {blob: one for number, (blob, one) in enumerate(bank.items()) if number not in found.chosen}
+    nothing = weighed(base, harmful, unseen=unseen).unseen
+    assert nothing is not None
+    assert nothing.nll == pytest.approx([one.nll for one in passage_scores(base, unseen, block=base.shape.context)])
+
+
+def test_noise_has_the_shapes_and_the_spread_of_what_it_stands_for(gpt2: LoadedBase) -> None:
+    config = paper_config("bapna_firat", bottleneck=64)
+    tensors = drawn(gpt2, config, 3)
+    noise = noise_like(tensors, np.random.default_rng(1))
+    assert noise.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (noise[name].shape, noise[name].dtype) == (tensor.shape, tensor.dtype)
+        assert not torch.equal(noise[name], tensor)
+    large = max(tensors, key=lambda name: tensors[name].numel())
+    assert float(noise[large].std()) == pytest.approx(float(tensors[large].std()), rel=0.1)
+    assert not (noise_like(tensors, np.random.default_rng(1))[large] != noise[large]).any()
+
+
+def test_noise_takes_the_place_of_the_candidates(gpt2: LoadedBase) -> None:
+    bank = bank_of(gpt2, 3)
+    real, first, again, other = (
+        weighed(gpt2, bank, **fields)
+        for fields in ({}, {"noise": True}, {"noise": True}, {"noise": True, "seed": 1})
+    )  # fmt: skip
+    assert first.screened == again.screened
+    assert len({real.screened, first.screened, other.screened}) == 3
+
+
+# --- what is known ---------------------------------------------------------------------------------
+
+TOOK = {"screen_tokens", "alone_tokens"}
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_an_answer_has_the_same_bits_whatever_was_asked_before(gpt2: LoadedBase, few: bool) -> None:
+    """Some of its passages, some of its adapters, or all in another order: sums run as if nothing had been."""
+    bank, names = bank_of(gpt2, 6), list(bank_of(gpt2, 6))
+    how = {"alone": 3, "owner": "me", "by_screen": few, **({"groups": 100, "screened": 100} if few else {})}
+
+    def request(texts: Sequence[str], of: Sequence[str] = names) -> WeighingRequest:
+        return asked({name: bank[name] for name in of}, texts, **how)
+
+    def found(request: WeighingRequest, cache: ScoreCache) -> Weighing:
+        return weigh(gpt2, request, lambda one: bank[one.blob][1], cache=cache)
+
+    texts = TEXTS[:7]
+    cold = found(request(texts[1:]), ScoreCache())
+    asked_before = (
+        request(texts[::2]), request(texts, names[:4]), request(texts, names[::-1]), request(texts[1:], names[::-1])
+    )  # fmt: skip
+    for before in asked_before:
+        cache = ScoreCache()
+        found(before, cache)
+        warm = found(request(texts[1:]), cache)
+        assert warm.model_dump(exclude=TOOK) == cold.model_dump(exclude=TOOK)
+    assert (warm.screen_tokens, warm.alone_tokens) == (0, 0)
+
+
+def test_who_stands_beside_the_candidates_is_screened_for_the_same_bits_and_never_kept(gpt2: LoadedBase) -> None:
+    """So requests about other candidates of the same adapters know what the first of them found."""
+    bank, cache = bank_of(gpt2, 6), ScoreCache()
+    everyone = asked(bank, owner="me", by_screen=True).candidates
+
+    def found(candidates: Sequence[StoredAdapter], cache: ScoreCache) -> Weighing:
+        request = asked(bank, owner="me", by_screen=True, alone=2)
+        request = request.model_copy(update={"candidates": tuple(candidates), "beside": everyone})
+        return weigh(gpt2, request, lambda one: bank[one.blob][1], cache=cache)
+
+    whole = found(everyone, cache)
+    some = found(everyone[4:0:-1], cache)
+    assert some.screen_tokens == 0
+    assert [one.score for one in some.screened] == [one.score for one in whole.screened[4:0:-1]]
+    assert max(some.chosen) < 4
+    assert some.model_dump(exclude=TOOK) == found(everyone[4:0:-1], ScoreCache()).model_dump(exclude=TOOK)
+
+
+# --- mixtures by losses -----------------------------------------------------------------------------
+
+TABLES = st.integers(0, 2**32 - 1).map(
+    lambda seed: np.log(np.random.default_rng(seed).uniform(0.001, 1, size=(2 + seed % 4, 30)))
+)
+
+
+def likelihood(weights: Sequence[float] | np.ndarray, log_probs: np.ndarray) -> float:
+    return float(np.log(np.asarray(weights) @ np.exp(log_probs)).sum())
+
+
+# --- weights ---------------------------------------------------------------------------------------
+
+
+@given(TABLES)
+def test_every_iteration_makes_the_text_more_likely_and_weights_are_shares(log_probs: np.ndarray) -> None:
+    found = [expectation_maximisation(log_probs, iterations=number) for number in (0, 1, 2, 5, 50)]
+    values = [likelihood(weights, log_probs) for weights in found]
+    assert all(after >= before - 1e-9 for before, after in itertools.pairwise(values))
+    assert all(weights.sum() == pytest.approx(1) and (weights >= 0).all() for weights in found)
+
+
+@settings(max_examples=10)
+@given(TABLES)
+def test_no_other_weights_make_it_more_likely(log_probs: np.ndarray) -> None:
+    """Against SciPy's solver of the same convex problem."""
+    count = len(log_probs)
+    best = minimize(
+        lambda weights: -likelihood(np.maximum(weights, 1e-12), log_probs), np.full(count, 1 / count),
+        bounds=[(0, 1)] * count, constraints={"type": "eq", "fun": lambda weights: weights.sum() - 1}, method="SLSQP",
+    )  # fmt: skip
+    found = likelihood(expectation_maximisation(log_probs, iterations=3000), log_probs)
+    assert found >= -best.fun - 1e-3
+
+
+@given(TABLES, st.floats(-500, 500))
+def test_a_factor_of_a_tokens_own_changes_nothing(log_probs: np.ndarray, shift: float) -> None:
+    moved = log_probs.copy()
+    moved[:, 3] += shift
+    assert expectation_maximisation(moved) == pytest.approx(expectation_maximisation(log_probs), abs=1e-9)
+
+
+# --- members ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 6))
+def test_members_are_added_while_they_lower_the_loss(seed: int, count: int, most: int) -> None:
+    draw = np.random.default_rng(seed)
+    table = {
+        frozenset(some): draw.uniform() for n in range(count) for some in itertools.combinations(range(count), n + 1)
+    }
+    found = greedy(count, lambda members: table[frozenset(members)], fits=lambda some: len(some) <= most)
+    assert 1 <= len(found) <= min(most, count)
+    assert len(set(found)) == len(found)
+    losses = [table[frozenset(found[: n + 1])] for n in range(len(found))]
+    assert losses[0] == min(table[frozenset([n])] for n in range(count))
+    assert all(after < before for before, after in itertools.pairwise(losses))
+    if len(found) < min(most, count):
+        others = set(range(count)) - set(found)
+        assert all(table[frozenset([*found, other])] >= losses[-1] for other in others)
+
+
+# --- on a model ------------------------------------------------------------------------------------
+
+
+def by_losses(base: LoadedBase, **fields: object) -> ByLosses:
+    found = weighed(base, bank_of(base, 5), alone=3, **fields).by_losses
+    assert found is not None
+    return found
+
+
+def test_the_best_by_the_screen_are_scored_by_themselves(gpt2: LoadedBase) -> None:
+    bank = bank_of(gpt2, 5)
+    found = weighed(gpt2, bank, alone=3)
+    assert found.by_losses is not None
+    scores = [one.score for one in found.screened]
+    assert found.by_losses.scored == tuple(sorted(range(5), key=lambda at: -scores[at])[:3])
+    rows = rows_of(gpt2, TEXTS, max_tokens=512)
+    plain = token_scores(gpt2, None, rows)
+    assert found.alone_tokens == 4 * len(plain) == 4 * tokens_of(rows)
+    adapters = list(bank.values())
+    for number, difference in zip(found.by_losses.scored, found.by_losses.differences, strict=True):
+        config, tensors = adapters[number]
+        scored = token_scores(gpt2, from_tensors(config, gpt2.shape, tensors), rows)
+        assert difference == pytest.approx(plain.mean() - scored.mean(), abs=1e-6)
+    assert 0 <= sum(found.by_losses.em) <= 1 + 1e-9
+
+
+def test_greedy_members_have_the_loss_of_their_even_mixture(gpt2: LoadedBase) -> None:
+    bank = list(bank_of(gpt2, 5).values())
+    found = by_losses(gpt2, keep=2)
+    assert 1 <= len(found.greedy) <= 2
+    assert set(found.greedy) <= set(found.scored)
+    rows = rows_of(gpt2, TEXTS, max_tokens=512)[::4]
+    mixture = WeightedAdapter(*zip(*(bank[at] for at in found.scored), strict=True), gpt2.shape)  # type: ignore[misc]
+    mixture.requires_grad_(False)
+
+    def loss(members: Sequence[int]) -> float:
+        mixture.coefficients.zero_()
+        mixture.coefficients[:, [found.scored.index(at) for at in members]] = 1 / len(members)
+        mixture.apply_coefficients()
+        return -float(token_scores(gpt2, mixture, rows).mean())
+
+    alone = {at: loss([at]) for at in found.scored}
+    assert loss(found.greedy) <= min(alone.values()) + 1e-9
+    assert found.greedy[0] == min(alone, key=lambda at: alone[at])
+
+
+@pytest.mark.parametrize("keep", [1, 5])
+def test_the_plan_counts_at_least_the_passages_that_are_scored(
+    gpt2: LoadedBase, monkeypatch: pytest.MonkeyPatch, keep: int
+) -> None:
+    """The price of a thorough cook has the most that greedy search can take; less where adapters stop helping."""
+    scored: list[int] = []
+
+    def counted(base: LoadedBase, adapter: AdapterModule | None, rows: Rows) -> np.ndarray:
+        scored.append(len(rows))
+        return token_scores(base, adapter, rows)
+
+    monkeypatch.setattr(training.by_losses, "token_scores", counted)
+    monkeypatch.setattr(training.by_losses, "greedy", lambda count, loss, *, fits: every_step(count, loss, keep))
+    texts = TEXTS[: len(TEXTS) // 4 * 4]
+    weighed(gpt2, bank_of(gpt2, 8), texts=texts, alone=8, keep=keep)
+    least = 9 * len(texts)  # the base and each of eight
+    assert least < sum(scored) <= scored_by_losses(8, [len(texts)])
+    assert keep == 1 or sum(scored) > 0.9 * scored_by_losses(8, [len(texts)])
+
+
+def every_step(count: int, loss: Callable[[Sequence[int]], float], most: int) -> tuple[int, ...]:
+    """Greedy search in which every step helps."""
+    chosen: list[int] = []
+    while len(chosen) < min(most, count):
+        for other in sorted(set(range(count)) - set(chosen)):
+            loss([*chosen, other])
+        chosen.append(min(set(range(count)) - set(chosen)))
+    return tuple(chosen)
+
+
+def test_nothing_is_scored_alone_unless_asked_for_and_it_can_be_ended(gpt2: LoadedBase) -> None:
+    bank = bank_of(gpt2, 3)
+    assert weighed(gpt2, bank).by_losses is None
+    said: list[tuple[int, int]] = []
+
+    def end(done: int, total: int, message: str) -> None:
+        said.append((done, total))
+        if "by itself" in message:
+            raise Cancelled("enough")
+
+    before = token_scores(gpt2, None, rows_of(gpt2, TEXTS, max_tokens=512))
+    with pytest.raises(Cancelled):
+        weigh(gpt2, asked(bank, alone=3), lambda one: bank[one.blob][1], progress=end)
+    assert (token_scores(gpt2, None, rows_of(gpt2, TEXTS, max_tokens=512)) == before).all()
+    assert all(done < total for done, total in said)
+
+
+# --- what is known ---------------------------------------------------------------------------------
+
+
+def test_a_part_of_the_passages_is_known_and_another_owner_or_noise_knows_nothing(gpt2: LoadedBase) -> None:
+    bank, cache = bank_of(gpt2, 4), ScoreCache()
+
+    def found(**fields: object) -> Weighing:
+        request = asked(bank, **{"alone": 2, "owner": "me", "groups": 100, "screened": 100, **fields})
+        return weigh(gpt2, request, lambda one: bank[one.blob][1], cache=cache)
+
+    found(alone=4)
+    part = found(texts=TEXTS[::2])
+    assert (part.screen_tokens, part.alone_tokens) == (0, 0)
+    fresh = weighed(gpt2, bank, texts=TEXTS[::2], alone=2, groups=100, screened=100)
+    assert part.chosen == fresh.chosen
+    assert part.screened == fresh.screened
+    assert part.by_losses == fresh.by_losses
+    for other in ({"owner": "you"}, {"owner": "me", "noise": True}, {"texts": (*TEXTS, "one more")}):
+        assert found(**other).screen_tokens > 0
+        assert found(**{**other, "owner": "x"}).alone_tokens > 0
+
+
+def test_the_least_recently_used_entry_is_evicted() -> None:
+    cache = ScoreCache(3 * (8 * 10 + ENTRY_BYTES))
+    for name in (b"a", b"b", b"c"):
+        cache.put(name, np.zeros(10))
+    assert cache.get(b"a") is not None
+    cache.put(b"d", np.zeros(10))
+    assert cache.get(b"b") is None
+    assert all(cache.get(name) is not None for name in (b"a", b"c", b"d"))
+    cache.put(b"e", np.zeros(1000))  # more than there is room for
+    assert cache.get(b"e") is None
