@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from adaptersoup.cli.app import run as soup
-from registry.adapters import create, from_tensors, paper_config
+from registry.adapters import create, paper_config
 from registry.adapters.weights import save_tensors
 from registry.base_model import load_base
 from registry.errors import Incompatible, InvalidParameter
 from registry.formats import AdapterContents, read_directory, write_directory
-from registry.spec import BankConfig, BaseEntry, PrefixConfig, UnionConfig
+from registry.spec import BaseEntry, PrefixConfig, UnionConfig
 from tests.tiny_models import build_tiny_base, build_tiny_encoder
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
 from tests.training.task_items import ITEMS, LABELLED, QUESTIONS, as_json
@@ -122,21 +122,6 @@ def test_what_a_prefix_takes_is_no_room_for_texts(base):
         train_on(base, config, TEXTS, VALID, hyperparameters=numbers)
 
 
-def test_a_bank_is_measured_as_its_merge(base):
-    from registry.adapters.experts import merge_bank
-
-    config = BankConfig(expert=paper_config("pfeiffer", bottleneck=4), experts=3)
-    found = train_on(base, config, TEXTS, VALID, hyperparameters=RECIPE.model_copy(update={"steps": 5}))
-    bank = evaluate_task(base, from_tensors(config, base.shape, found.tensors), LANGUAGE_MODELLING, VALID)
-    merged = from_tensors(config.expert, base.shape, merge_bank(config, found.tensors))
-    assert evaluate_task(base, merged, LANGUAGE_MODELLING, VALID) == pytest.approx(bank, rel=1e-6)
-
-
-@pytest.mark.parametrize("key", TASKS)
-def test_the_task_is_read_off_the_directory(folders, key):
-    assert task_of(folders[key]).key == key
-
-
 def test_questions_are_left_without_an_answer_by_what_was_trained_to(base, folders, tmp_path):
     none = [replace(item, answers=()) for item in QUESTIONS[::2]]
     config = with_head(paper_config("pfeiffer", bottleneck=2), TASKS["question_answering"].head(QUESTIONS))
@@ -164,11 +149,6 @@ def test_another_base_than_recorded_is_refused(folders, tmp_path):
     other = load_base(BaseEntry(id="other", source=str(build_tiny_base(tmp_path, seed=5))))
     with pytest.raises(Incompatible, match="was made for the base model with fingerprint"):
         adapter_of(folders["classification"], other)
-
-
-def test_no_items_are_refused(base):
-    with pytest.raises(InvalidParameter, match="evaluation data is empty"):
-        evaluate_task(base, None, LANGUAGE_MODELLING, [])
 
 
 @pytest.mark.parametrize(

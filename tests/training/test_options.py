@@ -1,26 +1,27 @@
-"""What a training may have beside its numbers: a start of its own, pruning, a bank; alone, resumed, and refused."""
+"""Training adapters on a tiny frozen base: what changes and what does not, alone and resumed, and what is refused."""
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 import torch
 
 from registry.adapters import attached, create, from_tensors, paper_config
-from registry.adapters.experts import merge_bank
-from registry.adapters.masks import is_mask
 from registry.adapters.weights import init_hash, save_tensors
 from registry.errors import Cancelled, Conflict, Incompatible, InvalidParameter
+from registry.names import digest_of
 from registry.spec import BankConfig, HeadConfig, PrefixConfig, UnionConfig
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
-from training.checkpoint import Saving
+from training.checkpoint import FILE, Saving
 from training.data import Data
 from training.hyperparameters import Hyperparameters, PruningOptions
 from training.inputs import TrainingInputs
 from training.methods.fusion import fusion_config, fusion_start
 from training.methods.lora_targets import lora_for
 from training.tasks import LANGUAGE_MODELLING, TASKS
+from training.trainer import MAX_VALIDATIONS, loss_of, thinned
 
 RECIPE = Hyperparameters(steps=8, batch=4, block=32, learning_rate=1e-2, evaluations=2)
 PLAIN = paper_config("pfeiffer", bottleneck=4)
@@ -29,8 +30,12 @@ MAM = UnionConfig(members=(PrefixConfig(length=2), paper_config("parallel", bott
 PRUNING = PruningOptions(sparsity=0.5, batches=2)
 
 
-def train(base, config=PLAIN, **changes):
-    return train_on(base, config, TEXTS, VALID, **{"hyperparameters": RECIPE, **changes})
+def train(base, config=PLAIN, texts=TEXTS, valid_texts=VALID, **changes):
+    return train_on(base, config, texts, valid_texts, **{"hyperparameters": RECIPE, **changes})
+
+
+def numbers(**changed):
+    return {"hyperparameters": RECIPE.model_copy(update=changed)}
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +49,22 @@ def fused(base):
 @pytest.mark.parametrize(
     "ask",
     [
-        {}, {"config": PrefixConfig(length=3)}, {"config": MAM}, {"config": BANK, "consistency": "paper"},
-        {"config": BANK, "consistency": "released"}, {"config": BANK, "consistency": "none"}, {"pruning": PRUNING},
-        {"config": MAM, "pruning": PRUNING, "init": "linear"}, {"config": "fused"},
-        {"config": "fused", "pruning": PRUNING}, {"config": "lora"},
-        {"config": "lora", "init": "small_b", "pruning": PRUNING},
+        pytest.param({}, id="plain"),
+        pytest.param({"config": paper_config("houlsby", bottleneck=4)}, id="houlsby"),
+        pytest.param({"config": paper_config("parallel", bottleneck=4), "init": "zero_up"}, id="parallel"),
+        pytest.param({"config": PrefixConfig(length=3)}, id="prefix"),
+        pytest.param({"config": MAM}, id="mam"),
+        pytest.param({"config": BANK, "consistency": "paper"}, id="paper"),
+        pytest.param({"config": BANK, "consistency": "released"}, id="released"),
+        pytest.param({"config": BANK, "consistency": "none"}, id="none"),
+        pytest.param({"pruning": PRUNING}, id="snip"),
+        pytest.param({"config": MAM, "pruning": PRUNING, "init": "linear"}, id="mam-snip"),
+        pytest.param({"config": "fused"}, id="fusion"),
+        pytest.param({"config": "fused", "pruning": PRUNING}, id="fusion-snip"),
+        pytest.param({"config": "lora"}, id="lora"),
+        pytest.param({"config": "lora", "init": "small_b", "pruning": PRUNING}, id="lora-snip"),
     ],
-    ids=["plain", "prefix", "mam", "paper", "released", "none", "snip", "mam-snip", "fusion", "fusion-snip", "lora",
-         "lora-snip"],
-)  # fmt: skip
+)
 def test_everything_that_trains_helps_leaves_the_base_alone_and_is_resumed_to_the_same_bits(base, fused, tmp_path, ask):
     ask, asked = dict(ask), []
     if ask.get("config") == "fused":
@@ -62,6 +74,7 @@ def test_everything_that_trains_helps_leaves_the_base_alone_and_is_resumed_to_th
     before = state_hash(base.model)
     whole = train(base, **ask)
     assert state_hash(base.model) == before
+    assert not any(p.requires_grad or p.grad is not None for p in base.model.parameters())
     assert whole.record["valid_perplexity"] < whole.record["valid_perplexity_before"]
     with pytest.raises(Cancelled):
         train(base, **ask, saving=Saving(tmp_path), should_stop=lambda: asked.append(1) or len(asked) > 3)
@@ -77,6 +90,70 @@ def valid_loss(base, adapter):
     rows = torch.from_numpy(LANGUAGE_MODELLING.encode(base, VALID, block=32).rows)
     with attached(base.model, adapter), torch.no_grad():
         return float(LANGUAGE_MODELLING.loss(base, adapter, rows))
+
+
+def test_one_init_seed_gives_one_init_hash_whatever_is_trained(base):
+    first, second, other = train(base), train(base, **numbers(data_seed=9)), train(base, init_seed=1)
+    fresh = create(PLAIN, base.shape, seed=0)
+    assert first.init_hash == second.init_hash == init_hash(fresh.state_dict()) != other.init_hash
+    assert first.provenance.init_source == "trained_here"
+    assert save_tensors(first.tensors) != save_tensors(second.tensors)
+
+
+def test_a_long_history_is_thinned_and_keeps_its_best_step():
+    history = [(step, 5.0 - (step == 4321)) for step in range(10_001)]
+    kept = thinned(history, best_step=4321)
+    assert len(kept) <= MAX_VALIDATIONS + 2
+    assert {0, 4321, 10_000} <= {step for step, _ in kept}
+    assert thinned(history[:MAX_VALIDATIONS], best_step=3) == history[:MAX_VALIDATIONS]
+    assert thinned([], best_step=0) == []
+
+
+def test_the_record_is_json_and_says_how_it_was_made(base):
+    record = json.loads(json.dumps(train(base, **numbers(steps=12, evaluations=3)).record, allow_nan=False))
+    expected = {
+        "steps": 12,
+        "texts": len(TEXTS),
+        "tokens_trained": 12 * 4 * 31,
+        "base": {"fingerprint": base.shape.fingerprint, "dtype": "float32"},
+        "data": {"train": digest_of(TEXTS), "valid": digest_of(VALID)},
+        "data_seed": 0,
+        "schedule": "linear",
+        "dtype": "float32",
+    }
+    assert {name: record[name] for name in expected} == expected
+    assert [step for step, _ in record["valid_history"]] == [0, 4, 8, 12]
+    assert [step for step, _ in record["train_history"]] == list(range(1, 13))
+    assert record["train_history"][-1][1] < record["train_history"][0][1]
+    tokens = sum(len(base.tokenize(text)) for text in TEXTS)
+    assert record["tokens_available"] + record["tokens_left_out"] == tokens
+
+
+def test_bfloat16_trains_too_and_the_adapter_stays_float32(base):
+    before = state_hash(base.model)
+    config = paper_config("houlsby", bottleneck=8)
+    trained, plain = train(base, config, **numbers(dtype="bfloat16")), train(base, config)
+    assert state_hash(base.model) == before
+    assert {tensor.dtype for tensor in trained.tensors.values()} == {torch.float32}
+    assert trained.record["valid_perplexity"] < trained.record["valid_perplexity_before"]
+    assert trained.record["valid_perplexity"] == pytest.approx(plain.record["valid_perplexity"], rel=0.05)
+    assert trained.record["valid_perplexity_before"] != plain.record["valid_perplexity_before"]
+
+
+def test_backward_stops_at_the_first_adapter(base):
+    """What reaches the first adapter asks for no gradient, so nothing below it is kept for a backward pass."""
+    adapter = create(paper_config("bapna_firat", bottleneck=4), base.shape, seed=0)
+    needs = {}
+    layers = base.model.transformer.h
+    handles = [
+        layer.mlp.register_forward_hook(lambda _m, _a, out, i=i: needs.update({i: out.requires_grad}))
+        for i, layer in enumerate(layers)
+    ]
+    with attached(base.model, adapter):
+        loss_of(base)(torch.randint(0, 300, (2, 16)))
+    for handle in handles:
+        handle.remove()
+    assert needs == {0: False, 1: True}
 
 
 # --- start --------------------------------------------------------------------------------------------
@@ -118,32 +195,11 @@ def test_the_members_of_a_fusion_stay_as_they_came(base, fused):
 # --- banks and pruning --------------------------------------------------------------------------------
 
 
-def test_a_bank_starts_where_the_plain_adapter_does_and_is_validated_as_its_merge(base):
-    bank, plain = train(base, BANK), train(base)
-    assert bank.init_hash == plain.init_hash
-    assert bank.record["consistency"] == "released"
-    merged = from_tensors(PLAIN, base.shape, merge_bank(BANK, bank.tensors))
-    assert math.exp(valid_loss(base, merged)) == pytest.approx(bank.record["valid_perplexity"], rel=1e-5)
-
-
-def test_what_is_pruned_is_not_counted_as_trained_and_starts_as_the_dense_adapter(base):
-    dense, sparse = train(base), train(base, pruning=PRUNING)
-    masked = sparse.config.pruned.masked
-    assert dense.record["parameters"]["trained"] - masked == sparse.record["parameters"]["trained"]
-    assert sparse.init_hash == dense.init_hash
-    assert sparse.record["pruning"] == PRUNING.model_dump(mode="json")
-    assert sparse.config.pruned.data == sparse.record["data"]["train"]
-    zeros = sum(int((tensor == 0).sum()) for name, tensor in sparse.tensors.items() if name.endswith("n.weight"))
-    assert masked >= zeros > 0
-    assert any(is_mask(name) for name in sparse.tensors)
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "said"),
     [
         ({"consistency": "paper"}, InvalidParameter, "this adapter is a bottleneck"),
         ({"config": BANK, "pruning": PRUNING}, InvalidParameter, "not pruned: choose one"),
-        ({"config": PrefixConfig(length=2), "pruning": PRUNING}, InvalidParameter, "no projections to prune"),
         ({"init": "zero_up", "pruning": PRUNING}, InvalidParameter, "zero"),
     ],
 )
@@ -155,18 +211,28 @@ def test_options_that_do_not_go_together_are_refused(base, changes, error, said)
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
+        ({}, numbers(learning_rate=2e-2), r"learning_rate \(0.01 there, 0.02 here\)"),
+        ({}, numbers(schedule="cosine"), r"schedule \(\"linear\" there"),
+        ({}, {"texts": TEXTS[::-1]}, r"data.train \("),
+        ({}, {"valid_texts": VALID[1:]}, r"data.valid \("),
+        ({}, {"config": paper_config("pfeiffer", bottleneck=8)}, r"config.bottleneck \(4 there, 8 here\)"),
+        ({}, {"init_seed": 5}, r"init_seed \(0 there, 5 here\)"),
+        ({}, {"init": "linear"}, r"init \("),
         ({"pruning": PRUNING}, {}, r"pruning \("),
-        ({"pruning": PRUNING}, {"pruning": PruningOptions(sparsity=0.25, batches=2)}, r"pruning\.sparsity \(0.5 there"),
+        ({"pruning": PRUNING}, {"pruning": PruningOptions(sparsity=0.25, batches=2)}, r"pruning.sparsity \(0.5 there"),
         ({"config": BANK}, {"config": BANK, "consistency": "paper"}, r'consistency \("released" there, "paper" here'),
-        ({"config": BANK}, {"config": BankConfig(expert=PLAIN, experts=2)}, r"config\.experts \(3 there"),
+        ({"config": BANK}, {"config": BankConfig(expert=PLAIN, experts=2)}, r"config.experts \(3 there"),
         ({}, {"start": {"layers.0.ffn.down.weight": torch.zeros(4, 32)}}, r"start \(null there"),
     ],
 )
-def test_the_checkpoint_of_other_options_is_refused(base, tmp_path, before, now, said):
+def test_the_checkpoint_of_another_training_is_refused_with_what_differs(base, tmp_path, before, now, said):
     with pytest.raises(Cancelled):
         train(base, **before, saving=Saving(tmp_path), should_stop=lambda: True)
-    with pytest.raises(Conflict, match=said):
+    saved = (tmp_path / FILE).read_bytes()
+    with pytest.raises(Conflict, match=said) as caught:
         train(base, **now, saving=Saving(tmp_path))
+    assert any(said.split(r" \(")[0] in problem for problem in caught.value.problems)
+    assert (tmp_path / FILE).read_bytes() == saved
 
 
 # --- records ------------------------------------------------------------------------------------------

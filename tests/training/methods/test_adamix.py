@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,14 +17,13 @@ from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.experts import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.base_model.likelihood import lm_logits
-from registry.errors import Cancelled, InvalidParameter
+from registry.errors import InvalidParameter
 from registry.formats import read_directory
 from registry.spec import BankConfig, UnionConfig
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
 from tests.training.task_items import LABELLED
-from training.checkpoint import Saving
 from training.data import pack
-from training.hyperparameters import Hyperparameters, PruningOptions
+from training.hyperparameters import Hyperparameters
 from training.methods.adamix import consistent_loss
 from training.methods.lora_targets import lora_for
 from training.tasks import TASKS
@@ -119,8 +117,7 @@ def test_many_rows_are_taken_some_at_a_time_and_give_the_same(base):
     )
 
 
-@pytest.mark.parametrize("cells", [1, 2 * 300, 10**9])
-@pytest.mark.parametrize("mode", MODES[:2])
+@pytest.mark.parametrize(("cells", "mode"), [(1, "paper"), (2 * 300, "released"), (10**9, "paper")])
 def test_states_that_the_base_makes_logits_of_have_the_same_loss_and_gradients(base, monkeypatch, cells, mode):
     """Parts of the vocabulary's logits, as at 50,000 tokens, change nothing."""
     monkeypatch.setattr(likelihood, "_LOGIT_CELLS", cells)
@@ -153,15 +150,6 @@ def test_a_bank_trains_in_bfloat16(base):
     assert record["valid_perplexity"] < record["valid_perplexity_before"]
 
 
-def test_passes_that_agree_cost_their_cross_entropy_alone(base):
-    first, _, targets, weights = batch_of(0, 5, 4)
-    same = first.detach().clone().requires_grad_()
-    for mode in MODES[:2]:
-        found = Played(base, first, same, targets=targets, weights=weights).loss(mode)
-        torch.testing.assert_close(found, Scored(first, targets, weights).loss())
-        assert torch.autograd.grad(found, same)[0].abs().max() < 1e-12
-
-
 @pytest.mark.parametrize("mode", MODES[:2])
 def test_certainty_gives_numbers(base, mode):
     first = torch.tensor([[1e4, 0.0, -1e4]], requires_grad=True)
@@ -184,16 +172,15 @@ def test_the_papers_second_route_has_other_experts_and_the_released_one_may_have
     _, _, targets, weights = batch_of(0, 1, 2)
     alike = {"paper": 0, "released": 0}
     torch.manual_seed(0)
-    for mode in alike:
-        for _ in range(60):
-            first, second, *_ = batch_of(0, 1, 2)
-            played = Played(base, first, second, targets=targets, weights=weights)
-            played.loss(mode)
-            one, other = played.routes
-            alike[mode] += sum(a == b for a, b in zip(one, other, strict=True))
-            assert None not in {*one, *other}
-            assert not any(played.bank.get_submodule(path).chosen is not None for path in played.bank.projections)
-    total = 60 * base.shape.num_layers * 2
+    for mode in [*alike] * 20:
+        first, second, *_ = batch_of(0, 1, 2)
+        played = Played(base, first, second, targets=targets, weights=weights)
+        played.loss(mode)
+        one, other = played.routes
+        alike[mode] += sum(a == b for a, b in zip(one, other, strict=True))
+        assert None not in {*one, *other}
+        assert not any(played.bank.get_submodule(path).chosen is not None for path in played.bank.projections)
+    total = 20 * base.shape.num_layers * 2
     assert alike["paper"] == 0
     assert abs(alike["released"] - total / 3) < 5 * math.sqrt(total * 2 / 9)
 
@@ -201,8 +188,7 @@ def test_the_papers_second_route_has_other_experts_and_the_released_one_may_have
 # --- the training -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["houlsby", "lora"])
+@pytest.mark.parametrize(("kind", "mode"), [("houlsby", "paper"), ("lora", "released"), ("lora", "none")])
 def test_a_bank_trains_and_its_merge_is_what_was_validated(base, kind, mode):
     before = state_hash(base.model)
     trained = train(base, kind, consistency=mode)
@@ -226,73 +212,12 @@ def test_a_bank_starts_as_a_plain_adapter_and_says_so(base):
     assert train(base, init_seed=6).init_hash != plain
 
 
-def test_experts_part_and_what_is_shared_stays_one(base):
-    trained = train(base)
-    copies = trained.tensors["layers.0.ffn.down.weight"]
-    assert copies.shape == (4, 8, base.shape.hidden_size)
-    assert len({save_tensors({"x": one.contiguous()}) for one in copies}) == 4
-    assert trained.tensors["layers.0.ffn.up.weight"].shape == (base.shape.hidden_size, 8)
-
-
 def test_the_modes_are_different_trainings_and_the_same_seeds_the_same(base):
     made = {mode: save_tensors(train(base, consistency=mode).tensors) for mode in MODES}
     assert len(set(made.values())) == 3
     assert save_tensors(train(base).tensors) == made["released"]  # the default
     other = RECIPE.model_copy(update={"data_seed": 1})
     assert save_tensors(train(base, hyperparameters=other).tensors) != made["released"]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_stopped_training_goes_on_to_the_same_bits(base, mode, tmp_path: Path):
-    """The routes are random numbers too: they go on where the checkpoint left them."""
-    whole = train(base, consistency=mode)
-    seen: list[int] = []
-    with pytest.raises(Cancelled):
-        train(
-            base, consistency=mode, saving=Saving(tmp_path, every_steps=2, every_seconds=None),
-            progress=lambda step, steps, said: seen.append(step), should_stop=lambda: len(seen) == 5,
-        )  # fmt: skip
-    torch.manual_seed(99)
-    again = train(base, consistency=mode, saving=Saving(tmp_path, every_steps=2, every_seconds=None))
-    assert again.resumed_at == 5
-    assert save_tensors(again.tensors) == save_tensors(whole.tensors)
-    assert again.record == whole.record
-
-
-def test_random_routing_at_inference_can_be_measured(base):
-    """The ablation of the paper's section 4.3: the same bank, routed at random and merged."""
-    trained = train(base, share="none")
-    bank = from_tensors(trained.config, base.shape, trained.tensors)
-    assert isinstance(bank, BankAdapter)
-    blocks = valid_blocks(base)
-    torch.manual_seed(0)
-    with attached(base.model, bank), torch.no_grad():
-        merged = float(loss_of(base)(blocks))
-        routed = []
-        for _ in range(3):
-            with bank.routed(bank.draw()):
-                routed.append(float(loss_of(base)(blocks)))
-    assert math.exp(merged) == pytest.approx(trained.record["valid_perplexity"], rel=1e-5)
-    assert len({merged, *routed}) == 4
-
-
-def test_a_bank_is_written_as_a_folder_and_read_again(base, tmp_path):
-    trained = train(base, "lora", share="none")
-    trained.write(tmp_path / "bank", base, domain="law", passages=TEXTS[:5])
-    folder = read_directory(tmp_path / "bank")
-    assert (folder.config, folder.provenance) == (trained.config, trained.provenance)
-    stored = load_tensors(folder.weights.read_bytes())
-    assert stored.keys() == trained.tensors.keys()
-    assert all(torch.equal(tensor, trained.tensors[name]) for name, tensor in stored.items())
-
-
-def test_what_makes_no_sense_is_refused(base):
-    with pytest.raises(InvalidParameter, match="not pruned"):
-        train(base, pruning=PruningOptions())
-    with pytest.raises(InvalidParameter, match="experts of a bank"):
-        train_on(base, expert_of("pfeiffer", base), TEXTS, VALID, hyperparameters=RECIPE, consistency="paper")
-    with pytest.raises(InvalidParameter, match="diverged"):
-        train(base, hyperparameters=RECIPE.model_copy(update={"learning_rate": 1e30, "steps": 50}))
 
 
 def test_the_adapter_of_a_bank_has_its_start_and_says_of_what_it_was_made(base, tmp_path):
@@ -308,7 +233,7 @@ def test_the_adapter_of_a_bank_has_its_start_and_says_of_what_it_was_made(base, 
         one.merged()
 
 
-@pytest.mark.parametrize(("kind", "mode"), [("bert", "released"), *(("gpt2", mode) for mode in MODES)])
+@pytest.mark.parametrize(("kind", "mode"), [("bert", "released"), ("gpt2", "paper")])
 def test_a_bank_learns_to_classify_with_one_head_for_all_its_experts(base, encoder, kind, mode):
     """The tasks of the paper: labels by a head that is trained with the bank and kept by its merge."""
     task, on = TASKS["classification"], encoder if kind == "bert" else base

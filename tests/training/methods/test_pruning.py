@@ -11,18 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from registry.adapters import attached, create, from_tensors, paper_config
+from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
 from registry.adapters.masks import is_mask, mask_name, mask_problems, projections, unpack, without_masks
 from registry.adapters.weights import check_weights, init_hash, save_tensors
-from registry.errors import Cancelled, InvalidParameter
-from registry.spec import FusionConfig, HeadConfig, PrefixConfig, UnionConfig
+from registry.errors import InvalidParameter
+from registry.spec import BankConfig, BottleneckConfig, FusionConfig, HeadConfig, LoraConfig, PrefixConfig, UnionConfig
+from tests.registry.random_adapters import SHAPE, lora
 from tests.training.conftest import TEXTS, VALID, train_on
-from training.checkpoint import Saving
 from training.data import pack
 from training.hyperparameters import Hyperparameters, PruningOptions
 from training.methods.lora_targets import lora_for
 from training.methods.pruning import masks_of, prune
 from training.methods.pruning_scores import scores_of
+from training.methods.widening import sparsity_of, widened
 from training.trainer import loss_of
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,6 @@ pytestmark = pytest.mark.slow
 RECIPE = Hyperparameters(
     steps=6, batch=4, accumulate=2, block=32, learning_rate=1e-2, weight_decay=0.1, evaluations=3, beta2=0.98
 )
-SCORES = ("random", "magnitude", "erdos_renyi", "snip", "grasp")
 DATA = "sha256:" + "d" * 64
 
 
@@ -101,15 +101,6 @@ def test_a_layer_at_a_time_each_has_the_share(drawn, sparsity):
         assert int((~keep).sum()) == round(sparsity * scores[name].numel())
 
 
-@given(scored, st.floats(0.1, 0.45))
-def test_more_sparsity_prunes_what_less_does_and_more(drawn, sparsity):
-    scores = as_scores(drawn)
-    if round(sparsity * sum(one.numel() for one in scores.values())) == 0:
-        return
-    few, many = (masks_of(scores, PruningOptions(sparsity=s)) for s in (sparsity, 2 * sparsity))
-    assert all(bool((few[name] | ~many[name]).all()) for name in scores)
-
-
 @given(
     st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=2, max_size=5),
     st.floats(0.05, 0.95),
@@ -125,12 +116,6 @@ def test_erdos_renyi_keeps_in_proportion_to_inputs_and_outputs(sizes, sparsity):
     lowest = [(kept[name] - 1) / sum(one.shape) for name, one in scores.items()]  # full ones are below the rate
     highest = [(kept[name] + 1) / sum(one.shape) for name, one in scores.items() if kept[name] < one.numel()]
     assert max(lowest) <= min(highest)
-
-
-def test_same_sized_projections_have_the_same_density_under_erdos_renyi():
-    scores = {str(i): torch.rand(8, 16, dtype=torch.float64) for i in range(4)}
-    keep = masks_of(scores, PruningOptions(score="erdos_renyi", sparsity=0.5))
-    assert [int(one.sum()) for one in keep.values()] == [64] * 4
 
 
 # --- scores ---------------------------------------------------------------------------------------
@@ -173,8 +158,16 @@ def test_snip_and_grasp_by_hand():
     assert all(parameter.grad is None for parameter in weights.values())
 
 
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("structure", ["bapna_firat", "houlsby"])
+@pytest.mark.parametrize(
+    ("score", "structure"),
+    [
+        ("random", "bapna_firat"),
+        ("magnitude", "houlsby"),
+        ("erdos_renyi", "bapna_firat"),
+        ("snip", "houlsby"),
+        ("grasp", "bapna_firat"),
+    ],
+)
 def test_every_score_leaves_an_adapter_that_can_be_pushed(base, score, structure):
     config = paper_config(structure, bottleneck=5)
     adapter = pruned_one(base, config, score=score, sparsity=0.4)
@@ -240,9 +233,6 @@ def test_a_lora_that_starts_small_can_be_scored_by_gradients(base, score):
     config = lora_for(base.shape, rank=3, alpha=6.0)
     adapter = pruned_one(base, config, init="small_b", score=score)
     assert mask_problems(adapter.config, tensors_of(adapter)) == []
-    trained = train(base, config, init="small_b", pruning=PruningOptions(score=score))
-    assert trained.record["init"] == "small_b"
-    assert trained.config.pruned is not None
 
 
 def test_mam_is_pruned_in_its_bottleneck(base):
@@ -257,7 +247,7 @@ def test_mam_is_pruned_in_its_bottleneck(base):
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in tensors.items())
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", ["magnitude", "snip"])
 def test_a_fusion_is_pruned_in_its_attention(base, score):
     config = FusionConfig(member=paper_config("pfeiffer", bottleneck=3), members=2)
     adapter = pruned_one(base, config, init="linear", score=score)
@@ -292,18 +282,6 @@ def test_pruned_entries_stay_zero_and_the_others_train(base):
     assert trained.record["pruning"]["sparsity"] == 0.5
     kept = sum(tensor.numel() for tensor in without_masks(trained.tensors).values()) - trained.config.pruned.masked
     assert trained.record["parameters"]["trained"] == kept
-
-
-def test_a_stopped_training_goes_on_with_its_mask(base, tmp_path):
-    config, options = paper_config("pfeiffer", bottleneck=5), PruningOptions(sparsity=0.5)
-    whole = train(base, config, pruning=options)
-    steps = iter([False] * 3 + [True] * 9)
-    with pytest.raises(Cancelled):
-        train(base, config, pruning=options, saving=Saving(tmp_path), should_stop=lambda: next(steps))
-    resumed = train(base, config, pruning=options, saving=Saving(tmp_path))
-    assert resumed.resumed_at == 3
-    assert save_tensors(resumed.tensors) == save_tensors(whole.tensors)
-    assert resumed.config == whole.config
 
 
 def test_a_mask_that_is_brought_along_is_the_one_that_counts(base):
@@ -347,3 +325,65 @@ def test_a_gradient_that_is_no_number():
     weight = {"a": nn.Parameter(torch.ones(1, 2))}
     with pytest.raises(InvalidParameter, match="not finite"):
         scores_of("snip", weight, lambda _: weight["a"].sum() * math.inf, [torch.zeros(1, 1)], seed=0)
+
+
+# --- wider, and pruned to as many entries as before ------------------------------------------------
+
+NARROW = paper_config("houlsby", bottleneck=6)
+MAM = UnionConfig(members=(PrefixConfig(length=3), paper_config("parallel", bottleneck=5)))
+
+
+def entries(config):
+    sizes = expected_tensors(config, SHAPE)
+    return sum(math.prod(sizes[name]) for names in projections(config, sizes).values() for name in names)
+
+
+@given(st.sampled_from([NARROW, lora(rank=3), lora(rank=5, rslora=True, leaves=("c_fc", "c_attn"))]), st.integers(2, 9))
+def test_as_many_entries_stay(config, factor):
+    wide = widened(config, factor)
+    assert entries(wide) == factor * entries(config)
+    assert entries(wide) - round(sparsity_of(factor) * entries(wide)) == entries(config)
+
+
+def test_the_papers_shares():
+    assert [round(sparsity_of(factor), 2) for factor in (2, 3, 4)] == [0.5, 0.67, 0.75]
+
+
+def test_nothing_but_the_width_changes():
+    wide = widened(NARROW, 3)
+    assert isinstance(wide, BottleneckConfig)
+    assert wide == NARROW.model_copy(update={"bottleneck": 18})
+    for config in (lora(rank=3, alpha=6.0), lora(rank=4, alpha=7.0, rslora=True)):
+        grown = widened(config, 2)
+        assert isinstance(grown, LoraConfig)
+        for path, module in config.modules().items():
+            found = grown.modules()[path]
+            assert found.rank == 2 * module.rank
+            assert grown.scaling(found) == pytest.approx(config.scaling(module))
+
+
+def test_of_a_union_what_has_a_width_is_widened():
+    wide = widened(MAM, 2)
+    assert isinstance(wide, UnionConfig)
+    assert {member.method: member for member in wide.members} == {
+        "bottleneck": paper_config("parallel", bottleneck=10),
+        "prefix": PrefixConfig(length=3),
+    }
+
+
+def test_what_cannot_be_widened():
+    head = HeadConfig(task="classification", labels=("a", "b"))
+    narrow = paper_config("pfeiffer", bottleneck=4)
+    for config in (
+        head,
+        PrefixConfig(length=3),
+        UnionConfig(members=(head, PrefixConfig(length=3))),
+        FusionConfig(member=narrow, members=2),
+        BankConfig(expert=narrow),
+    ):
+        with pytest.raises(InvalidParameter, match=f"A {config.method} adapter has no width"):
+            widened(config, 2)
+    with pytest.raises(InvalidParameter, match="at least twice"):
+        widened(narrow, 1)
+    with pytest.raises(InvalidParameter, match="cannot be"):
+        widened(narrow.model_copy(update={"bottleneck": 40_000}), 2)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from registry.adapters import create, paper_config
 from registry.errors import InvalidParameter
 from tests.tiny_models import TINY_SENTENCES
 from tests.training.task_items import QUESTIONS
@@ -24,6 +25,7 @@ from training.tasks.answering import (
     _best_span,
     _windows,
 )
+from training.tasks.contract import with_head
 from training.tasks.encoding import batch_of
 
 TASK = TASKS["question_answering"]
@@ -125,9 +127,6 @@ def test_windows_are_counted(base):
 
 
 def test_scores_outside_of_the_context_are_not_looked_at(base):
-    from registry.adapters import create, paper_config
-    from training.tasks.contract import with_head
-
     adapter = create(with_head(paper_config("pfeiffer"), TASK.head(QUESTIONS)), base.shape, seed=0)
     rows = torch.from_numpy(TASK.encode(base, QUESTIONS[:3], block=60, at_least=1).rows)
     with torch.no_grad():
@@ -178,9 +177,6 @@ def test_both_forms_of_squads_answers_are_read_and_repeated_ones_count_once():
 
 
 def test_figures_take_the_best_right_answer_and_none_where_there_is_none(base, monkeypatch):
-    from registry.adapters import create, paper_config
-    from training.tasks.contract import with_head
-
     items = [
         Question("a?", "The red fox", (("red fox", 4), ("fox", 8))), Question("b?", "The red fox", (("red", 4),)),
         Question("c?", "The red fox", ()), Question("d?", "The red fox", ()),
