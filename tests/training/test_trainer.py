@@ -156,8 +156,6 @@ def test_what_is_longer_than_a_block_is_counted_and_told(tiny_base_dir, tmp_path
     assert soup([*arguments, "--block", "40", "--task", "classification"]) == 0
     said = capsys.readouterr().err
     assert "Longer than a block of 40 tokens: 20 texts cut, 20 texts cut to validate on." in said
-    assert soup([*arguments, "--block", "2", "--task", "classification", "--replace"]) == 1
-    assert "A block of 2 tokens has no room for a text: 2 stand around it." in capsys.readouterr().err
 
 
 def test_a_training_without_a_checkpoint_says_that_nothing_is_kept(command, monkeypatch, capsys):

@@ -23,6 +23,7 @@ from registry.spec import (
     MixReport,
     Provenance,
     RecompressMixing,
+    TaskArithmeticMixing,
 )
 from tests.registry.toy_registry import (
     CONFIG,
@@ -30,6 +31,7 @@ from tests.registry.toy_registry import (
     LORA,
     SHAPE,
     WEIGHTS,
+    WIDE_LORA,
     ToyRegistry,
     assert_rebuilt,
     by_hand,
@@ -176,7 +178,46 @@ class TestByHand:
         assert verbs.row(cooked.soup_id).dtype == "F32"
 
 
+class TestLora:
+    @pytest.fixture
+    def loras(self, verbs) -> ToyRegistry:
+        """Two LoRAs of unknown starts, other ranks and other modules."""
+        for seed, (name, config) in enumerate({"law": LORA, "code": WIDE_LORA}.items()):
+            verbs.ready(f"acme/{name}", seed=seed, config=config, provenance=UNKNOWN)
+        return verbs
+
+    def test_one_alone_is_itself_bit_for_bit(self, loras):
+        blobs = set(loras.blobs.digests())
+        cooked = loras.cook(recipe=by_hand("acme/code"), verify=True, sample=None)
+        assert (cooked.model, cooked.created) == ("acme/code@1", False)
+        assert (cooked.report.residual, cooked.report.relative_cost) == (0.0, 1.0)
+        assert loras.blobs.read(loras.row(cooked.soup_id).weights_blob) == weights(1, WIDE_LORA)
+        assert set(loras.blobs.digests()) == blobs
+
+    def test_a_pool_of_unknown_origins_is_fitted_selected_from_and_cooked(self, loras):
+        cooked = loras.cook(sample=texts(law=30, code=30), pool={"method": "lora"})
+        assert set(domains_of(cooked)) == {"law", "code"}
+        assert cooked.reason == "2 adapters by concat: LoRAs are mixed exactly, whatever they started from."
+        assert (set(cooked.report.width_in), cooked.report.width_out) == ({2, 3}, 5)
+        config = loras.row(cooked.soup_id).config
+        for path, module in config.modules().items():
+            assert module.rank == module.alpha == (5 if path.endswith("c_attn") else 3)
+
+
 class TestPools:
+    def test_the_best_decides_the_method_of_a_mixed_pool(self, strangers):
+        strangers.ready("acme/low", seed=10, config=LORA)
+        strangers.ready("acme/rank", seed=11, config=WIDE_LORA)
+        of_bottlenecks = strangers.cook(sample=texts(law=40, low=30, rank=25, zoo=20))
+        assert domains_of(of_bottlenecks) == ["law", "zoo"]
+        expected = (
+            "Cannot be mixed with acme/law@1: The methods differ: acme/law@1 has bottleneck; acme/low@1 has lora."
+        )
+        assert reasons(of_bottlenecks)["low"] == expected
+        of_loras = strangers.cook(sample=texts(low=40, law=30, rank=25, zoo=20))
+        assert domains_of(of_loras) == ["low", "rank"]
+        assert set(reasons(of_loras)) == {"law", "zoo", "code"}
+
     def test_of_many_that_cannot_be_mixed_the_best_ranked_are_named(self, strangers):
         for number in range(LISTED + 2):
             strangers.ready(f"acme/n{number:02}", seed=100 + number, text="law", config=LORA, provenance=UNKNOWN)
@@ -251,6 +292,8 @@ def test_lost_bytes_are_made_again_to_the_last_bit(verbs, config, mixing):
     first = verbs.cook(recipe=by_hand("acme/law", "acme/code"), mixing=mixing)
     row, method = verbs.row(first.soup_id), mixing["method"]
     assert first.recipe.mixing.method == method
+    if method == "task_arithmetic":
+        assert first.recipe.mixing == TaskArithmeticMixing(scale="1.5", init="zero_up", init_seed=5)
     if config == CONFIG:
         assert (first.report.width_out, first.report.relative_cost) == (2, 1.0)
         assert (row.provenance.init_hash == verbs.named("acme/law").provenance.init_hash) == (method != "align")
