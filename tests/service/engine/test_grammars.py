@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry.base_model import BaseText, LoadedBase, load_base, load_text
+from registry.base_model import BaseText, LoadedBase, load_text
 from registry.errors import InvalidParameter, SoupError, TooLarge, Unavailable
 from registry.spec import BaseEntry
 from service.engine import Engine, GenerateRequest, SamplingParams
@@ -24,7 +24,7 @@ from service.engine.grammars import ANY_OBJECT, LIMITS, Grammar, Grammars, Gramm
 from service.engine.json_schema import MAX_CHARS, validate_schema
 from service.engine.sampler import Draw, RandomStream, sample_tokens
 from service.engine.text_support import stop_token_ids
-from tests.service.engine.stepping import greedy, run
+from tests.service.engine.stepping import answered, greedy, run, tokens_of
 from tests.service.loaded_bases import LoadedBases
 from tests.tiny_models import build_tiny_base
 
@@ -34,11 +34,6 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def base(tiny_base_dir: Path) -> LoadedBase:
-    return load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
 
 
 @pytest.fixture(scope="module")
@@ -171,11 +166,9 @@ class TestWalk:
         check_follows(written(base, compiled(grammars, base, schema), seed), schema)
 
     @pytest.mark.parametrize("schema", [LINKED, ONE_OF, PERSON, {"type": "object"}])
-    @pytest.mark.parametrize("seed", range(8))
-    def test_schemas_that_name_others(
-        self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any], seed: int
-    ) -> None:
-        check_follows(written(base, compiled(grammars, base, schema), seed), schema)
+    def test_schemas_that_name_others(self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any]) -> None:
+        for seed in range(8):
+            check_follows(written(base, compiled(grammars, base, schema), seed), schema)
 
 
 HARD = {"type": "string", "pattern": r"^(.*\w.{10,40}\W.*){20,30}$"}
@@ -195,11 +188,8 @@ class TestEngine:
         self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any], temperature: float
     ) -> None:
         engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, schema)
-        tickets = [
-            engine.submit(self.ask(base, grammar, seed, n=4, temperature=temperature)) for seed in range(4)
-        ]  # 16 rows
-        run(engine)
-        choices = [choice for ticket in tickets for choice in ticket.result(0).choices]
+        asked = [self.ask(base, grammar, seed, n=4, temperature=temperature) for seed in range(4)]  # 16 rows
+        choices = [choice for answer in answered(engine, *asked) for choice in answer.choices]
         ended = [choice for choice in choices if choice.finish_reason == "stop"]
         assert temperature == 0 or len(ended) >= len(choices) / 4
         for choice in ended:
@@ -219,17 +209,8 @@ class TestEngine:
             for seed, schema in enumerate(schemas)
         ]
 
-        def alone(request: GenerateRequest) -> tuple[int, ...]:
-            engine = Engine(LoadedBases(base))
-            ticket = engine.submit(request)
-            run(engine)
-            found: tuple[int, ...] = ticket.result(0).choices[0].token_ids
-            return found
-
-        engine = Engine(LoadedBases(base))
-        tickets = [engine.submit(request) for request in asked]
-        run(engine)
-        assert [ticket.result(0).choices[0].token_ids for ticket in tickets] == [alone(request) for request in asked]
+        alone = [tokens_of(Engine(LoadedBases(base)), request)[0] for request in asked]
+        assert tokens_of(Engine(LoadedBases(base)), *asked) == alone
 
     def test_a_bias_towards_what_is_not_allowed_changes_nothing_that_is_said(
         self, base: LoadedBase, grammars: Grammars
@@ -239,9 +220,8 @@ class TestEngine:
         request = GenerateRequest(
             "tiny", (0,), params=greedy(20, logit_bias=((letter, 100.0), (0, 100.0))), grammar=grammar
         )
-        ticket = engine.submit(request)
-        run(engine)
-        (choice,) = ticket.result(0).choices
+        [answer] = answered(engine, request)
+        (choice,) = answer.choices
         assert json.loads(choice.text) in {"left", "right"}
         assert choice.finish_reason == "stop"
         assert 0 not in choice.token_ids, "it is complete without an end"
@@ -249,29 +229,24 @@ class TestEngine:
     def test_what_may_go_on_ends_with_the_end_of_a_text(self, base: LoadedBase, grammars: Grammars) -> None:
         engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, {"type": "integer", "minimum": 0})
         nine = base.tokenize("9", bos=False)[0]
-        bias = {"logit_bias": ((nine, 100.0), (0, 99.0))}
-        longest = engine.submit(GenerateRequest("tiny", (5,), params=greedy(4, **bias), grammar=grammar))
-        bias = {"logit_bias": ((nine, 50.0), (0, 100.0))}
-        ended = engine.submit(GenerateRequest("tiny", (5,), params=greedy(4, **bias), grammar=grammar))
-        run(engine)
-        (long,), (short,) = longest.result(0).choices, ended.result(0).choices
+        biases = (((nine, 100.0), (0, 99.0)), ((nine, 50.0), (0, 100.0)))
+        asked = [GenerateRequest("tiny", (5,), params=greedy(4, logit_bias=bias), grammar=grammar) for bias in biases]
+        (long,), (short,) = (answer.choices for answer in answered(engine, *asked))
         assert (long.text, long.finish_reason) == ("9999", "length")
         assert (short.text, short.finish_reason, short.token_ids[-1]) == (short.token_ids and "9", "stop", 0)
 
     def test_a_stop_text_cuts_where_it_stands(self, base: LoadedBase, grammars: Grammars) -> None:
         engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, {"const": {"a": "xyz", "b": 1}})
         request = GenerateRequest("tiny", (5,), params=greedy(40, stop=("y",)), grammar=grammar)
-        ticket = engine.submit(request)
-        run(engine)
-        (choice,) = ticket.result(0).choices
+        [answer] = answered(engine, request)
+        (choice,) = answer.choices
         assert "".join(choice.text.split()) == '{"a":"x'
         assert choice.finish_reason == "stop"
 
     def test_log_probabilities_are_those_of_the_model(self, base: LoadedBase, grammars: Grammars) -> None:
         engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, {"const": "ab"})
-        ticket = engine.submit(GenerateRequest("tiny", (5,), params=greedy(9, logprobs=1), grammar=grammar))
-        run(engine)
-        (choice,) = ticket.result(0).choices
+        [answer] = answered(engine, GenerateRequest("tiny", (5,), params=greedy(9, logprobs=1), grammar=grammar))
+        (choice,) = answer.choices
         assert choice.text == '"ab"'
         with torch.inference_mode():
             logits = base.model(torch.tensor([[5, *choice.token_ids]])).logits[0]
@@ -294,13 +269,10 @@ class TestEngine:
 
     def test_choices_walk_each_for_themselves(self, base: LoadedBase, grammars: Grammars) -> None:
         engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, PERSON)
-        many = engine.submit(self.ask(base, grammar, 7, n=3))
-        run(engine)
-        one = engine.submit(self.ask(base, grammar, 7))
-        run(engine)
-        texts = [choice.text for choice in many.result(0).choices]
+        many, one = answered(engine, self.ask(base, grammar, 7, n=3), self.ask(base, grammar, 7))
+        texts = [choice.text for choice in many.choices]
         assert len(set(texts)) == 3
-        assert texts[0] == one.result(0).choices[0].text
+        assert texts[0] == one.choices[0].text
 
 
 class TestChoose:

@@ -29,8 +29,14 @@ def sequence(
     return Sequence(0, group, index, list(ids), before, len(ids), computed=len(ids) - 1 if done is None else done)
 
 
-def kept_of(limit: int | None = 100 * MIN_ROW_POSITIONS, sharing: PrefixSharing = "namespace") -> PrefixCache:
-    return PrefixCache(KVBudget(limit, lambda _base_id: 1), sharing)
+def kept_of(
+    *sequences: Sequence, limit: int | None = 100 * MIN_ROW_POSITIONS, sharing: PrefixSharing = "namespace"
+) -> PrefixCache:
+    """A cache to which these were added."""
+    kept = PrefixCache(KVBudget(limit, lambda _base_id: 1), sharing)
+    for one in sequences:
+        kept.add(one)
+    return kept
 
 
 def long(length: int, start: int = 0) -> Ids:
@@ -39,8 +45,7 @@ def long(length: int, start: int = 0) -> Ids:
 
 class TestFinding:
     def test_what_begins_alike_is_found_to_the_token(self) -> None:
-        kept = kept_of()
-        kept.add(sequence(long(50)))
+        kept = kept_of(sequence(long(50)))
         [text], _ = kept.take_changes()
         assert text.ids == long(49)
         for ids, shared in (
@@ -51,15 +56,12 @@ class TestFinding:
             assert kept.find(sequence(ids)) == (None, 0)
 
     def test_the_text_that_has_most_is_taken(self) -> None:
-        kept = kept_of()
-        for end in (20, 30, 25):
-            kept.add(sequence((*long(end), 900 + end, *long(9))))
+        kept = kept_of(*(sequence((*long(end), 900 + end, *long(9))) for end in (20, 30, 25)))
         text, shared = kept.find(sequence(long(60)))
         assert (shared, text and text.ids[30]) == (30, 930)
 
     def test_other_scopes_and_requests_that_share_nothing_find_nothing(self) -> None:
-        kept = kept_of()
-        kept.add(sequence(long(50), adapter="d"))
+        kept = kept_of(sequence(long(50), adapter="d"))
         assert kept.find(sequence(long(50), adapter="d"))[1] == 49
         scored = GenerateRequest("b", long(50), params=SamplingParams(prompt_logprobs=True), namespace="a")
         for other in (
@@ -74,9 +76,8 @@ class TestFinding:
             assert kept.find(other) == (None, 0)
 
     def test_every_key_shares_where_the_operator_says_so_and_none_where_not(self) -> None:
-        kept, off, unbounded = kept_of(sharing="all"), kept_of(sharing="off"), kept_of(None)
-        for one in (kept, off, unbounded):
-            one.add(sequence(long(50)))
+        one = sequence(long(50))
+        kept, off, unbounded = kept_of(one, sharing="all"), kept_of(one, sharing="off"), kept_of(one, limit=None)
         assert kept.find(sequence(long(50), namespace="b"))[1] == 49
         assert kept.find(sequence(long(50), namespace=None)) == (None, 0)
         assert (len(off), len(unbounded)) == (0, 0)
@@ -86,10 +87,7 @@ class TestFinding:
             return iter(range(len(ids) // BLOCK_SIZE))
 
         monkeypatch.setattr(prefix_cache, "block_hashes", equal)
-        kept = kept_of()
-        kept.add(sequence(long(50)))
-        kept.add(sequence(long(50), namespace="b"))
-        kept.add(sequence(long(50, start=100)))
+        kept = kept_of(sequence(long(50)), sequence(long(50), namespace="b"), sequence(long(50, start=100)))
         text, shared = kept.find(sequence(long(40)))
         assert text is not None
         assert (text.ids, text.scope, shared) == (long(49), ("b", None, "a"), 39)
@@ -97,9 +95,8 @@ class TestFinding:
         assert kept.find(sequence(long(50), namespace="c")) == (None, 0)
 
     def test_a_look_compares_few_texts_however_many_begin_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        kept = kept_of(1000 * MIN_ROW_POSITIONS)
-        for number in range(100):
-            kept.add(sequence((*long(BLOCK_SIZE), *[1000 + number] * BLOCK_SIZE)))
+        alike = (sequence((*long(BLOCK_SIZE), *[1000 + number] * BLOCK_SIZE)) for number in range(100))
+        kept = kept_of(*alike, limit=1000 * MIN_ROW_POSITIONS)
         compared: list[Ids] = []
         monkeypatch.setattr(
             prefix_cache, "common_length", lambda one, other: compared.append(one) or common_length(one, other)
@@ -110,18 +107,16 @@ class TestFinding:
 
 class TestKeeping:
     def test_the_longer_of_two_that_begin_alike_stays(self) -> None:
-        kept = kept_of()
-        kept.add(sequence(long(30)))
-        kept.add(sequence(long(60)))
-        kept.add(sequence(long(40)))
+        kept = kept_of(sequence(long(30)), sequence(long(60)), sequence(long(40)))
         assert len(kept) == 1
         assert kept.bytes == 59
 
     def test_what_is_too_short_or_of_a_further_choice_is_not_kept(self) -> None:
-        kept = kept_of()
-        kept.add(sequence(long(50), done=BLOCK_SIZE - 1))
-        kept.add(sequence(long(50), index=1))
-        kept.add(sequence(long(50), request=ScoreRequest("b", (long(50),))))
+        kept = kept_of(
+            sequence(long(50), done=BLOCK_SIZE - 1),
+            sequence(long(50), index=1),
+            sequence(long(50), request=ScoreRequest("b", (long(50),))),
+        )
         assert (len(kept), kept.take_changes()) == (0, ([], []))
 
     def test_a_base_model_that_cannot_keep_any_is_not_asked_to(self) -> None:
@@ -131,15 +126,12 @@ class TestKeeping:
         assert len(kept) == 1
 
     def test_a_prefix_before_a_text_counts(self) -> None:
-        kept = kept_of()
-        kept.add(sequence(long(50), before=8))
+        kept = kept_of(sequence(long(50), before=8))
         [text], _ = kept.take_changes()
         assert text.positions == kept.bytes == 57
 
     def test_the_least_recently_used_makes_room_and_what_a_step_takes_over_stays(self) -> None:
-        kept = kept_of()
-        for number in range(3):
-            kept.add(sequence(long(41, start=100 * number)))
+        kept = kept_of(*(sequence(long(41, start=100 * number)) for number in range(3)))
         first, second, third = kept.take_changes()[0]
         assert kept.find(sequence(long(41)))[0] is first
         assert kept.evict_bytes(1)
@@ -154,9 +146,7 @@ class TestKeeping:
         assert (len(kept), kept.bytes, kept._prefixes_by_block) == (0, 0, {})
 
     def test_a_base_model_that_is_dropped_takes_its_texts_along(self) -> None:
-        kept = kept_of()
-        for base in "bc":
-            kept.add(sequence(long(50), base=base))
+        kept = kept_of(*(sequence(long(50), base=base) for base in "bc"))
         kept.take_changes()
         kept.evict_base("b")
         assert [text.scope[0] for text in kept.take_changes()[1]] == ["b"]
@@ -164,8 +154,7 @@ class TestKeeping:
         assert kept.find(sequence(long(50), base="c"))[1] == 49
 
     def test_what_goes_before_it_was_copied_is_never_told_of(self) -> None:
-        kept = kept_of()
-        kept.add(sequence(long(50)))
+        kept = kept_of(sequence(long(50)))
         kept.evict_bytes(1)
         assert kept.take_changes() == ([], [])
 

@@ -22,7 +22,7 @@ from transformers import (
 from registry.errors import InvalidParameter, InvalidPrompt
 from registry.spec import BaseShape
 from service.engine.answer_choice import REPLACEMENT, Choice, Detokenizer, StopChecker, StopCondition
-from service.engine.request import GenerateRequest, SamplingParams, ScoreRequest, State
+from service.engine.request import GenerateRequest, SamplingParams, ScoreRequest
 from service.engine.sampler import (
     Draw,
     RandomStream,
@@ -103,35 +103,20 @@ class TestChoose:
 
     def test_frequencies_follow_the_distribution(self) -> None:
         wanted = torch.tensor([0.5, 0.0, 0.3, 0.2])
-        drawn = Counter(drawn_alone(wanted.log(), SamplingParams(), RandomStream(5, 0), i) for i in range(6000))
+        drawn = Counter(drawn_alone(wanted.log(), SamplingParams(), RandomStream(5, 0), i) for i in range(2000))
         assert drawn[1] == 0
         for token, probability in enumerate(wanted.tolist()):
-            assert abs(drawn[token] / 6000 - probability) < 0.025
+            assert abs(drawn[token] / 2000 - probability) < 0.03
 
     def test_temperature_sharpens_and_flattens(self) -> None:
         logits = torch.tensor([1.0, 0.0])
 
         def share(temperature: float) -> float:
             params = SamplingParams(temperature=temperature)
-            return sum(drawn_alone(logits, params, RandomStream(1, 0), i) == 0 for i in range(2000)) / 2000
+            return sum(drawn_alone(logits, params, RandomStream(1, 0), i) == 0 for i in range(400)) / 400
 
         assert share(0.25) > share(1.0) > share(10.0) > 0.5
         assert share(1e-6) == 1.0, "next to zero does not overflow"
-
-    def test_top_p_never_leaves_the_nucleus(self) -> None:
-        logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-        for top_p, kept in ((0.39, {0}), (0.5, {0, 1}), (0.71, {0, 1, 2}), (1.0, {0, 1, 2, 3})):
-            params = SamplingParams(top_p=top_p)
-            assert {drawn_alone(logits, params, RandomStream(3, 0), i) for i in range(300)} == kept
-
-    @given(st.lists(st.floats(-30, 30), min_size=1, max_size=40), st.floats(0.01, 1.0))
-    def test_the_nucleus_is_the_smallest_that_reaches_top_p(self, values: list[float], top_p: float) -> None:
-        probabilities = torch.softmax(torch.tensor(values, dtype=torch.float64), dim=-1)
-        kept = keep_nucleus(probabilities, top_p)
-        assert set(kept.tolist()) <= {0.0, *probabilities.tolist()}
-        assert kept.sum() >= top_p - 1e-9
-        assert kept.sum() - kept[kept > 0].min() < top_p + 1e-9
-        assert kept.max() == probabilities.max()
 
     @pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.75, 2), (0.875, 3), (0.9, 4), (1.0, 5)])
     def test_tokens_that_reach_top_p_exactly_are_enough(self, top_p: float, kept: int) -> None:
@@ -207,7 +192,7 @@ class TestSteering:
     )
     def test_what_may_be_drawn_is_what_transformers_leaves(self, params: SamplingParams, warper: Any) -> None:
         left = warper(torch.tensor([[0]]), self.logits[None].clone())[0].isfinite().nonzero().flatten().tolist()
-        drawn = {drawn_alone(self.logits, params, RandomStream(1, 0), position) for position in range(2000)}
+        drawn = {drawn_alone(self.logits, params, RandomStream(1, 0), position) for position in range(1000)}
         assert drawn <= set(left)
         likely = [i for i in left if torch.softmax(self.logits, 0)[i] > 0.01]
         assert set(likely) <= drawn
@@ -264,11 +249,6 @@ class TestDetokenizer:
         words = [" a", " b", "c", " d"]
         detokenizer = Detokenizer(lambda ids: "".join(words[i] for i in ids).lstrip())
         assert [detokenizer.push(i) for i in range(4)] == ["a", " b", "c", " d"]
-
-    def test_noise_is_not_held_back_for_ever(self) -> None:
-        detokenizer = Detokenizer(lossy)
-        shown = "".join(detokenizer.push(0xFF) for _ in range(100))
-        assert shown == REPLACEMENT * 97
 
     def test_work_per_token_stays_small(self) -> None:
         longest = 0
@@ -402,6 +382,3 @@ class TestRequests:
         rest.check(SHAPE)
         assert rest.length_limit(SHAPE) == 7
         GenerateRequest("b", (1,) * 10, params=SamplingParams(max_tokens=0)).check(SHAPE)
-
-    def test_final_states(self) -> None:
-        assert {state for state in State if state.is_final} == {State.FINISHED, State.FAILED, State.CANCELLED}
