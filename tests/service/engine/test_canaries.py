@@ -24,7 +24,7 @@ from service.engine import Delta, Engine, EngineLimits, GenerateRequest, Samplin
 from tests.service.loaded_bases import LoadedBases
 from tests.tiny_models import build_tiny_base
 
-REQUESTS = int(os.environ.get("SOAK", "2000"))
+REQUESTS = int(os.environ.get("SOAK", "1000"))
 ADAPTERS, HELD, CLIENTS, AT_ONCE = (500, 50, 8, 40) if REQUESTS > 2000 else (64, 12, 4, 32)
 STRENGTH = 1000.0
 CONFIGS: list[AdapterConfig] = [

@@ -6,10 +6,7 @@ with windows shorter than what is generated, so that what slides out of sight ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +14,13 @@ import torch
 from torch import Tensor
 
 from registry.adapters import attached, create, from_tensors, paper_config
-from registry.base_model import LoadedBase, load_base
+from registry.base_model import LoadedBase
 from registry.base_model.likelihood import token_log_probs
-from registry.spec import AdapterConfig, BaseEntry, LoraConfig, LoraModule
+from registry.spec import AdapterConfig, LoraConfig, LoraModule
 from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
+from tests.service.engine.stepping import answered, answers_of_joining_rows
 from tests.service.loaded_bases import LoadedBases
-from tests.tiny_models import VARIANTS, build_tiny_base
+from tests.tiny_models import VARIANTS
 
 pytestmark = pytest.mark.slow
 
@@ -80,50 +78,28 @@ def alone(base: LoadedBase, prompt: tuple[int, ...], given: tuple[int, ...]) -> 
     return tuple(likeliest[:end]), log_probs[:-1].gather(-1, ids[0, len(prompt) :, None]).squeeze(-1)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_rows_that_join_and_leave_get_what_they_get_alone(base: LoadedBase, method: str) -> None:
-    engine, handle = Engine(LoadedBases(base), EngineLimits(max_rows=4)), handle_of(base, method)
+def test_rows_that_join_and_leave_get_what_they_get_alone(base: LoadedBase) -> None:
+    engine, draw = Engine(LoadedBases(base), EngineLimits(max_rows=4)), np.random.default_rng(1)
+    handles = [handle_of(base, method) for method in METHODS]
     params = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=1)
-    tickets = []
-    for number, prompt in enumerate(prompts_of(1)):
-        tickets.append((prompt, engine.submit(GenerateRequest("tiny", prompt, handle, params))))
-        for _ in range(5 * number):  # the first rows are far ahead when the last come
-            engine.step()
-    while engine.step():
-        pass
-    for prompt, ticket in tickets:
-        choice = ticket.result(0).choices[0]
-        with with_adapter(base, handle):
-            tokens, log_probs = alone(base, prompt, choice.token_ids)
+    requests = [GenerateRequest("tiny", prompt, handles[n % 3], params) for n, prompt in enumerate(prompts_of(1))]
+    for request, choice in answers_of_joining_rows(engine, requests, draw, most_steps=9):
+        with with_adapter(base, request.adapter):
+            tokens, log_probs = alone(base, request.prompt, choice.token_ids)
         assert choice.token_ids == tokens
         assert choice.token_logprobs == pytest.approx(log_probs.tolist(), abs=5e-5)  # of 5, summed in another order
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_scores_and_vectors_of_a_padded_batch_are_those_of_each_row(base: LoadedBase, method: str) -> None:
-    engine, handle, windows = Engine(LoadedBases(base)), handle_of(base, method), tuple(prompts_of(2))
-    ticket = engine.submit(ScoreRequest("tiny", windows, handle, pooled=frozenset(range(len(windows))), bos=False))
-    while engine.step():
-        pass
-    scores = ticket.result(0)
-    for number, window in enumerate(windows):
-        ids = torch.tensor([window])
-        with torch.no_grad(), with_adapter(base, handle):
-            nll = -float(token_log_probs(base.model, ids, torch.ones_like(ids)).double().sum())
-            hidden = base.model.base_model(input_ids=ids).last_hidden_state[0].mean(dim=0).numpy()
-        assert scores.nll[number] == pytest.approx(nll, abs=1e-5 * len(window))
-        np.testing.assert_allclose(scores.vectors[number], hidden, atol=2e-5)
-
-
-@pytest.mark.parametrize("variant", ["mistral-window-4", "qwen2-alternating", "qwen3-alternating"])
-def test_the_windows_of_these_tests_are_short_enough_to_matter(
-    bases: Callable[[str], LoadedBase], tmp_path: Path, variant: str
-) -> None:
-    base, ids = bases(variant), torch.tensor([prompts_of(1)[2]])
-    family, _ = VARIANTS[variant]
-    without: dict[str, Any] = {"sliding_window": None} if family == "mistral" else {"use_sliding_window": False}
-    path = build_tiny_base(tmp_path / "all", model_type=family, **without)
-    everything = load_base(BaseEntry(id="all", source=str(path)))
-    seen, all_seen = (one.model(input_ids=ids).logits.detach() for one in (base, everything))
-    torch.testing.assert_close(seen[0, :4], all_seen[0, :4])
-    assert float((seen[0, -1] - all_seen[0, -1]).abs().max()) > 1e-2
+def test_scores_and_vectors_of_a_padded_batch_are_those_of_each_row(base: LoadedBase) -> None:
+    engine, windows = Engine(LoadedBases(base)), tuple(prompts_of(2))
+    pooled = frozenset(range(len(windows)))
+    handles = [handle_of(base, method) for method in METHODS]
+    requests = [ScoreRequest("tiny", windows, handle, pooled=pooled, bos=False) for handle in handles]
+    for handle, scores in zip(handles, answered(engine, *requests), strict=True):
+        for number, window in enumerate(windows):
+            ids = torch.tensor([window])
+            with torch.no_grad(), with_adapter(base, handle):
+                nll = -float(token_log_probs(base.model, ids, torch.ones_like(ids)).double().sum())
+                hidden = base.model.base_model(input_ids=ids).last_hidden_state[0].mean(dim=0).numpy()
+            assert scores.nll[number] == pytest.approx(nll, abs=1e-5 * len(window))
+            np.testing.assert_allclose(scores.vectors[number], hidden, atol=2e-5)

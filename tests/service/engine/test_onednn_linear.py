@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,10 +13,11 @@ from torch import nn
 
 from registry.base_model import LoadedBase, load_base
 from registry.base_model.likelihood import hidden_states, lm_logits
+from registry.spec import BaseEntry
 from service.engine import onednn_linear
 from service.engine.bases import loaded_weight_bytes
 from service.engine.onednn_linear import ReorderedLinear, can_reorder, reorder_linears
-from tests.tiny_models import TINY_ENCODERS, VARIANTS, build_tiny
+from tests.tiny_models import TINY_ENCODERS, VARIANTS
 
 pytestmark = pytest.mark.skipif(not can_reorder(torch.float32, "cpu"), reason="torch was built without oneDNN")
 
@@ -44,12 +45,13 @@ def test_a_gradient_goes_through_it() -> None:
     torch.testing.assert_close(x.grad, weight.sum(0).expand(2, 3))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [*VARIANTS, *TINY_ENCODERS])
-def test_a_base_model_computes_what_it_did(name: str, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, "float32") for name in (*VARIANTS, *TINY_ENCODERS)), ("llama", "bfloat16")]
+)
+def test_a_base_model_computes_what_it_did(base_entry: Callable[[str], BaseEntry], name: str, dtype: str) -> None:
     if not can_reorder(getattr(torch, dtype), "cpu"):
         pytest.skip("this processor has no such product")
-    entry = build_tiny(tmp_path, name).model_copy(update={"dtype": dtype})
+    entry = base_entry(name).model_copy(update={"dtype": dtype})
     base = load_base(entry)
     plain, linears = computed(base), base.shape.linears
     assert reorder_linears(base.model) == len(linears)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from registry.base_model import LoadedBase, load_base
+from registry.base_model import LoadedBase
 from registry.base_model.likelihood import hidden_states
 from service.engine.packing import IMPLEMENTATION, Chunk, Packing, first_position, packed_states
-from tests.tiny_models import TINY_ENCODERS, VARIANTS, build_tiny
+from tests.tiny_models import TINY_ENCODERS, VARIANTS
 
+ON_BASES = (*VARIANTS, *TINY_ENCODERS, "xlm-roberta")
 LENGTHS = (7, 20, 20, 20, 3, 1)
-
-
-@pytest.fixture(scope="module", params=[*VARIANTS, *TINY_ENCODERS, "xlm-roberta"])
-def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedBase:
-    return load_base(build_tiny(tmp_path_factory.mktemp(request.param), request.param))
 
 
 @torch.inference_mode()
