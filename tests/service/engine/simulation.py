@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from registry.spec import BottleneckConfig
 from service.engine.fairness import AdmissionControl
 from service.engine.kv_budget import KVBudget
 from service.engine.prefix_cache import PrefixCache
-from service.engine.request import GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, State
+from service.engine.request import GenerateRequest, LoadableAdapter, Request, SamplingParams, ScoreRequest, State
 from service.engine.scheduler import Scheduler
 from service.engine.step_times import MIN_TOKENS
 from service.engine.steps import CachedPrefix, Segment, Sequence, SequenceGroup, Step
@@ -81,6 +82,13 @@ class Simulation:
             self.ended += self.scheduler.finish(done)
         return step
 
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def add(self, requests: Iterable[Request]) -> list[SequenceGroup]:
+        return self.scheduler.add(list(requests))
+
     def change(self) -> None:
         """Copy and forget kept texts as the runner does."""
         fresh, gone = self.scheduler.prefixes.take_changes()
@@ -136,6 +144,13 @@ class Simulation:
                 assert segment.copy_from.group is segment.sequence.group
             elif segment.start:
                 assert self.kept[segment.sequence] == segment.start, "what stands before a segment is kept"
+
+
+def simulation_of(
+    *, adapter_bytes: int | None = None, loaded: Callable[[SequenceGroup], bool] = lambda _work: True, **limits: Any
+) -> Simulation:
+    """A simulation of a scheduler with these limits."""
+    return Simulation(scheduler_of(**limits), adapter_bytes=adapter_bytes, loaded=loaded)
 
 
 def drain(simulation: Simulation, limit: int = 10_000) -> list[Step]:

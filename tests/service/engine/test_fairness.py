@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from registry.errors import Busy
 from service.engine.fairness import (
@@ -21,19 +19,17 @@ from service.engine.request import Request
 from service.engine.scheduler import Scheduler
 from service.engine.steps import SequenceGroup
 from service.engine.waiting_queue import KEY_PATIENCE_STEPS
-from tests.service.engine.simulation import Simulation, drain, generate, scheduler_of, score
+from tests.service.engine.simulation import Simulation, generate, scheduler_of, score, simulation_of
 
 ROWS = 16
 
 
 def flooded(*floods: Request) -> Simulation:
     """A scheduler with 16 rows that one key's requests keep busy."""
-    scheduler = scheduler_of(max_queue=10_000, rows=ROWS, tokens=256)
-    scheduler.add(floods)
-    simulation = Simulation(scheduler)
-    for _ in range(5):
-        simulation.step()
-    assert scheduler.generating == ROWS
+    simulation = simulation_of(max_queue=10_000, rows=ROWS, tokens=256)
+    simulation.add(floods)
+    simulation.steps(5)
+    assert simulation.scheduler.generating == ROWS
     return simulation
 
 
@@ -54,7 +50,7 @@ def test_a_small_request_of_another_key_is_answered_soon(adapters: int) -> None:
     """The attack: 255 prompts, 16 choices each, of 300 tokens; another key's 8 tokens waited for rows to end."""
     floods = [generate(n=16, tokens=300, adapter=str(number % adapters), owner="flood") for number in range(255)]
     simulation = flooded(*floods)
-    [small] = simulation.scheduler.add([generate(tokens=8, adapter="0", owner="small")])
+    [small] = simulation.add([generate(tokens=8, adapter="0", owner="small")])
     alone = Simulation(scheduler_of(rows=ROWS))
     [same] = alone.scheduler.add([generate(tokens=8, owner="small")])
     assert steps_until_done(simulation, small) <= steps_until_done(alone, same) + 3
@@ -62,37 +58,26 @@ def test_a_small_request_of_another_key_is_answered_soon(adapters: int) -> None:
 
 def test_keys_that_wait_come_to_equal_parts_and_stay_there() -> None:
     simulation = flooded(*[generate(tokens=2000, owner="flood") for _ in range(40)])
-    simulation.scheduler.add([generate(tokens=2000, owner="other") for _ in range(40)])
-    for _ in range(KEY_PATIENCE_STEPS * ROWS):
-        simulation.step()
+    simulation.add([generate(tokens=2000, owner="other") for _ in range(40)])
+    simulation.steps(KEY_PATIENCE_STEPS * ROWS)
     assert rows(simulation.scheduler) == {"flood": 8, "other": 8}
     before = set(simulation.scheduler._running)
-    for _ in range(100):
-        simulation.step()
+    simulation.steps(100)
     assert set(simulation.scheduler._running) == before, "nobody is sent away any more"
 
 
 def test_a_key_that_wants_less_than_its_part_leaves_the_rest_to_others() -> None:
     simulation = flooded(*[generate(tokens=2000, owner="flood") for _ in range(40)])
-    simulation.scheduler.add([generate(tokens=2000, owner="other") for _ in range(2)])
-    for _ in range(60):
-        simulation.step()
+    simulation.add([generate(tokens=2000, owner="other") for _ in range(2)])
+    simulation.steps(60)
     assert rows(simulation.scheduler) == {"flood": 14, "other": 2}
 
 
-def test_within_a_key_nothing_is_another_than_before() -> None:
-    """One key alone may have every row, and its adapters take turns as ever."""
-    simulation = flooded(*[generate(tokens=2000, adapter=str(n % 4), owner="one") for n in range(40)])
-    assert rows(simulation.scheduler) == {"one": ROWS}
-
-
 def test_texts_of_another_key_do_not_wait_for_all_of_a_flood() -> None:
-    scheduler = scheduler_of(max_queue=10_000, tokens=64)
-    scheduler.add([score(*[32] * 20, owner="flood") for _ in range(200)])
-    simulation = Simulation(scheduler)
-    for _ in range(5):
-        simulation.step()
-    [small] = scheduler.add([score(32, 32, owner="small")])
+    simulation = simulation_of(max_queue=10_000, tokens=64)
+    simulation.add([score(*[32] * 20, owner="flood") for _ in range(200)])
+    simulation.steps(5)
+    [small] = simulation.add([score(32, 32, owner="small")])
     assert steps_until_done(simulation, small) <= 2
 
 
@@ -122,21 +107,11 @@ def tokens_of_step(simulation: Simulation) -> int:
 def test_prompts_of_a_flood_do_not_hold_up_anothers_first_token() -> None:
     """Long prompts that have begun take every token a step has beside the streams."""
     floods = [generate(length=5000, tokens=300, owner="flood") for _ in range(30)]
-    scheduler = scheduler_of(max_queue=10_000, rows=ROWS, tokens=64)
-    scheduler.add(floods)
-    simulation = Simulation(scheduler)
-    for _ in range(20):
-        simulation.step()
-    [small] = scheduler.add([generate(length=8, tokens=1, owner="small")])
+    simulation = simulation_of(max_queue=10_000, rows=ROWS, tokens=64)
+    simulation.add(floods)
+    simulation.steps(20)
+    [small] = simulation.add([generate(length=8, tokens=1, owner="small")])
     assert steps_until_done(simulation, small) <= 4
-
-
-@given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 9)), min_size=1, max_size=30), st.integers(1, 5))
-def test_everybody_is_answered_whoever_asks_for_what(asked: list[tuple[str, int]], rows: int) -> None:
-    simulation = Simulation(scheduler_of(rows=rows))
-    groups = simulation.scheduler.add([generate(tokens=tokens, owner=owner) for owner, tokens in asked])
-    drain(simulation)
-    assert all(group.state.is_final and group.error is None for group in groups)
 
 
 # --- the queue ------------------------------------------------------------------------------------
@@ -188,8 +163,8 @@ def test_a_few_large_requests_fill_it_too() -> None:
 
 
 def test_what_is_left_of_a_request_is_the_sum_of_its_choices_before_and_after_it_begins() -> None:
-    simulation = Simulation(scheduler_of(rows=2))
-    [group] = simulation.scheduler.add([generate(n=5, tokens=7)])
+    simulation = simulation_of(rows=2)
+    [group] = simulation.add([generate(n=5, tokens=7)])
     choices = [*group.waiting]
     assert remaining_tokens(group) == sum(one.prompt_length + 7 - one.computed for one in choices) > 0
     simulation.step()
