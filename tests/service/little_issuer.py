@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,12 @@ MADE = {
 JWK = {"RS": RSAAlgorithm, "PS": RSAAlgorithm, "ES": ECAlgorithm, "Ed": OKPAlgorithm}
 
 
+@cache
+def signing_key(kid: str, algorithm: str) -> Any:
+    """A private key of this kind, made once a test process: an RSA key takes a tenth of a second."""
+    return MADE[algorithm[:2]]()
+
+
 def public_jwk(key: Any, algorithm: str) -> dict[str, Any]:
     """The public half of a key, as a key set has it."""
     return dict(JWK[algorithm[:2]].to_jwk(key.public_key(), as_dict=True))
@@ -69,7 +76,7 @@ class LittleIssuer:
 
     def new_key(self, kid: str, algorithm: str, *, named: bool = True) -> None:
         """Make and publish a key; `named` says its algorithm in the key set."""
-        key = MADE[algorithm[:2]]()
+        key = signing_key(kid, algorithm)
         self.keys[kid] = key, algorithm
         self.published.append(
             {**public_jwk(key, algorithm), "kid": kid, "use": "sig", **({"alg": algorithm} if named else {})}

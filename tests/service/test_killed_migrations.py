@@ -20,7 +20,7 @@ from tests.repository import REPOSITORY
 from tests.service import killed_migrations
 
 BEFORE = LAST_RELEASE
-STATEMENTS = 5
+STATEMENTS = 15
 
 
 @pytest.mark.slow

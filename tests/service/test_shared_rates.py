@@ -11,8 +11,9 @@ import pytest
 
 from registry.catalogue import Database
 from registry.errors import RateLimitExceeded, Unavailable
-from service.rates import SharedRates, Want
+from service.rates import SharedRates
 from tests.postgres import Postgres
+from tests.service.test_rates import want
 
 pytestmark = pytest.mark.slow
 
@@ -26,10 +27,6 @@ def servers(postgres: Postgres) -> Iterator[list[SharedRates]]:
     for database in databases:
         database.close()
     postgres.drop(url)
-
-
-def want(amount: int, limit: int = 60, subject: str = "Key 'a'") -> Want:
-    return Want(subject, "tokens", limit, amount)
 
 
 def test_what_one_server_took_another_has_not(servers: list[SharedRates]) -> None:

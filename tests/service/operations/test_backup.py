@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -34,17 +34,31 @@ TODAY = date(2026, 1, 2)
 STORE = "0" * 32
 
 
-@pytest.fixture
-def verbs(databases: Databases, tmp_path: Path) -> Iterator[ToyRegistry]:
+@contextmanager
+def registry_over(databases: Databases, data: Path) -> Iterator[ToyRegistry]:
     """A registry of two adapters and a selector over a folder that carries its database's mark."""
-    with databases.new(tmp_path / "data", pool_size=4) as database:
-        (tmp_path / "data").mkdir(exist_ok=True)
-        verbs = ToyRegistry(database, LocalBlobs(tmp_path / "data" / "blobs"))
+    data.mkdir()
+    with databases.new(data, pool_size=4) as database:
+        verbs = ToyRegistry(database, LocalBlobs(data / "blobs"))
         with database.write() as catalogue:
             verbs.blobs.set_aside.set_mark(catalogue.stores.advance(STORE, after=0))
         verbs.ready("acme/law")
         verbs.ready("acme/code", seed=1)
         verbs.fit(PoolSpec(base_fingerprint=SHAPE.fingerprint), CosineSpec(encoder="base"), verbs.base.digest)
+        yield verbs
+
+
+@pytest.fixture
+def verbs(tmp_path: Path) -> Iterator[ToyRegistry]:
+    """A registry whose kind of database is none of the test's business."""
+    with registry_over(Databases("sqlite", None), tmp_path / "data") as verbs:
+        yield verbs
+
+
+@pytest.fixture
+def verbs_of_each(databases: Databases, tmp_path: Path) -> Iterator[ToyRegistry]:
+    """One on each kind of database."""
+    with registry_over(databases, tmp_path / "data") as verbs:
         yield verbs
 
 
@@ -93,7 +107,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_round_trip_into_either_kind_of_database(verbs, folder, tmp_path, kind, request) -> None:
+def test_a_round_trip_into_either_kind_of_database(verbs_of_each, folder, tmp_path, kind, request) -> None:
+    verbs = verbs_of_each
     _sign_in(verbs.database)
     done = backed_up(verbs, folder)
     assert done.unsound == ()
@@ -143,23 +158,24 @@ def _replaced_in_one_transaction(verbs: ToyRegistry, folder: Path, settings: Set
         assert rows(database) == restored_rows(verbs.database)
 
 
+def test_what_is_pushed_meanwhile_is_in_it_whole_or_not_at_all(verbs_of_each, folder, tmp_path) -> None:
+    verbs, seeds = verbs_of_each, iter(range(10, 99))
+
+    def progress(done: int, total: int, message: str) -> None:
+        if total and done < total:
+            verbs.push(f"acme/new{(seed := next(seeds))}", seed=seed)
+
+    first = backed_up(verbs, folder, progress=progress)
+    assert first.unsound == ()
+    second = backed_up(verbs, folder)
+    assert second.new == second.manifest.blobs - first.manifest.blobs > 0
+    assert [path.name for path in folder.glob("*.db")] == [second.manifest.database]
+    settings = target(tmp_path / "other")
+    restore(settings, folder, replace=False, progress=silent)
+    assert started(settings).missing == 0
+
+
 class TestBackup:
-    def test_what_is_pushed_meanwhile_is_in_it_whole_or_not_at_all(self, verbs, folder, tmp_path) -> None:
-        seeds = iter(range(10, 99))
-
-        def progress(done: int, total: int, message: str) -> None:
-            if total and done < total:
-                verbs.push(f"acme/new{(seed := next(seeds))}", seed=seed)
-
-        first = backed_up(verbs, folder, progress=progress)
-        assert first.unsound == ()
-        second = backed_up(verbs, folder)
-        assert second.new == second.manifest.blobs - first.manifest.blobs > 0
-        assert [path.name for path in folder.glob("*.db")] == [second.manifest.database]
-        settings = target(tmp_path / "other")
-        restore(settings, folder, replace=False, progress=silent)
-        assert started(settings).missing == 0
-
     def test_one_that_is_cut_off_is_none_and_a_second_leaves_the_first(self, verbs, folder, tmp_path) -> None:
         def cut(done: int, total: int, message: str) -> None:
             if "new" in message and done == 1:
@@ -221,11 +237,6 @@ class TestBackup:
 
 
 class TestRestore:
-    @pytest.fixture
-    def databases(self, request: pytest.FixtureRequest) -> Databases:
-        """The kind of the source is none of these tests' business."""
-        return Databases("sqlite", None)
-
     def refused(self, settings: Settings, folder: Path, error: type[SoupError], says: str, **how: bool) -> None:
         """Refused, with nothing written."""
         before = files(settings.data)
@@ -322,15 +333,14 @@ class TestRestore:
             storage.replace_sqlite(new, tmp_path / "soup.db", backups=tmp_path)
         assert not (tmp_path / "soup.db").exists()
 
-    def test_a_link_in_place_of_the_manifest_is_not_followed(self, verbs, folder, tmp_path) -> None:
-        backed_up(verbs, folder)
-        (folder / "backup.json").rename(tmp_path / "elsewhere")
-        (folder / "backup.json").symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(OSError, match="symbolic links"):
-            restore(target(tmp_path / "other"), folder, replace=False, progress=silent)
-
-    def test_the_mark_is_the_databases(self, verbs, folder, tmp_path) -> None:
+    def test_the_mark_is_the_databases_and_a_link_in_place_of_the_manifest_is_not_followed(
+        self, verbs, folder, tmp_path
+    ) -> None:
         backed_up(verbs, folder)
         settings = target(tmp_path / "other")
         restore(settings, folder, replace=False, progress=silent)
         assert LocalBlobs(settings.blobs_dir).set_aside.mark() == StoreMark(store=STORE, generation=1)
+        (folder / "backup.json").rename(tmp_path / "elsewhere")
+        (folder / "backup.json").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(OSError, match="symbolic links"):
+            restore(target(tmp_path / "another"), folder, replace=False, progress=silent)

@@ -13,6 +13,7 @@ from tests.postgres import Databases
 from tests.registry.damaged_files import flip, overwrite
 from tests.registry.toy_registry import SHAPE, ToyRegistry
 
+ON_DATABASES = ("sqlite",)  # backups ask each kind which rows name a blob
 FAST = 10**12
 
 
@@ -99,11 +100,9 @@ class TestWhatIsFound:
         checked(verbs)
         verbs.blobs.read(row.weights_blob)
         place = verbs.blobs.place(row.weights_blob)
-        with place.open("r+b") as file:
-            file.seek(-1, 2)
-            last = file.read(1)[0]
-            file.seek(-1, 2)
-            file.write(bytes([last ^ 1]))
+        changed = bytearray(place.read_bytes())
+        changed[-1] ^= 1
+        place.write_bytes(changed)
         assert list(found(verbs)) == [row.weights_blob]
 
     @pytest.mark.parametrize("mark", [None, StoreMark(store="1" * 32, generation=1)])
