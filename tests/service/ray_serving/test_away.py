@@ -130,34 +130,29 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(away, "PAUSE_SECONDS", 0.0)
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), STOPPED], ids=["cancelled", "rpc"])
-def test_a_replica_that_is_stopped_before_a_token_is_followed_by_another(
-    base: LoadedBase, error: BaseException
+STOPS = pytest.mark.parametrize("error", [asyncio.CancelledError(), STOPPED], ids=["cancelled", "rpc"])
+
+
+@STOPS
+@pytest.mark.parametrize(
+    ("before", "tries"),
+    [(([],), 2), (([], [TOKEN], ReplicaResult(3, 1, WHOLE)), 1)],
+    ids=["before a token", "at the end"],
+)
+def test_a_replica_that_is_stopped_before_a_token_is_followed_by_another_and_one_that_has_answered_is_not(
+    base: LoadedBase, error: BaseException, before: tuple[ReplicaMessage, ...], tries: int
 ) -> None:
-    with served(base, fails(error, []), says([], ReplicaResult(3, 1, WHOLE))) as (engine, handle):
+    with served(base, fails(error, *before), says([], ReplicaResult(3, 1, WHOLE))) as (engine, handle):
         assert engine.submit(asked(base)).result(20) == WHOLE
-        assert len(handle.answers) == 2
+        assert len(handle.answers) == tries
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), STOPPED], ids=["cancelled", "rpc"])
+@STOPS
 def test_a_replica_that_is_stopped_after_a_token_is_an_error(base: LoadedBase, error: BaseException) -> None:
     with served(base, fails(error, [], [TOKEN])) as (engine, handle):
         with pytest.raises(Unavailable, match="before the answer was whole"):
             engine.submit(asked(base)).result(20)
         assert len(handle.answers) == 1
-
-
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), STOPPED], ids=["cancelled", "rpc"])
-def test_a_replica_that_is_stopped_after_the_end_has_answered(base: LoadedBase, error: BaseException) -> None:
-    with served(base, fails(error, [], [TOKEN], ReplicaResult(3, 1, WHOLE))) as (engine, _):
-        assert engine.submit(asked(base)).result(20) == WHOLE
-
-
-def test_what_ends_with_a_stop_is_no_answer(base: LoadedBase) -> None:
-    with served(base, waits_after([])) as (engine, _):
-        ticket = engine.submit(asked(base))
-    with pytest.raises(Unavailable, match="shutting down"):
-        ticket.result(20)
 
 
 def until_taken(engine: RayEngine) -> None:

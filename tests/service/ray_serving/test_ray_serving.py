@@ -48,8 +48,6 @@ class Fleet:
     refs: list[str] = field(default_factory=list)
     direct: dict[str, list[str]] = field(default_factory=dict)
     """Of each model the data of all events of a stream."""
-    writer: str = ""
-    """A key that may not infer."""
 
     def soup(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a command line."""
@@ -110,13 +108,12 @@ def fleet(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     for world in open_world(data, bases, bootstrap_key=KEY, engine_rows=1, pages=False):
         refs += [world.push(f"team/soup{seed}", seed=seed)["ref"] for seed in range(1, SOUPS + 1)]
         direct = {ref: [*stream(world.client, ref), json.dumps(whole(world.client, ref))] for ref in refs}
-        writer = world.key(["write"])
     with ray_nodes(2) as nodes:
         variables = with_token(
             SOUP_BASES=str(bases), SOUP_DATA=str(data), SOUP_RAY_ADDRESS=nodes.address, SOUP_ENGINE_ROWS="1",
             SOUP_THREADS="1", OMP_NUM_THREADS="1", SOUP_PAGES="false", SOUP_PORT="0", SOUP_RAY_SECONDS="20",
         )  # fmt: skip
-        found = Fleet("", httpx2.Client(), nodes, variables, refs, direct, writer)
+        found = Fleet("", httpx2.Client(), nodes, variables, refs, direct)
         deployed = found.soup("ray", "deploy", "--replicas", "2", "--cpus", "0.6", "--json")
         assert deployed.returncode == 0, deployed.stderr
         assert json.loads(deployed.stdout)["replicas"] == {"RUNNING": 2}
@@ -152,45 +149,11 @@ def refused(answer: httpx2.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["error"]["code"]
 
 
-def test_what_a_key_may_is_said_before_ray_is_asked(fleet: Fleet) -> None:
-    with closing(client_of(fleet.url, fleet.writer)) as writer:
-        assert refused(writer.post("/v1/completions", json=asked("tiny"))) == (403, "forbidden")
-    with closing(client_of(fleet.url, "sk-soup-" + "x" * 43)) as stranger:
-        assert refused(stranger.post("/v1/completions", json=asked("tiny"))) == (401, "unauthenticated")
-
-
-def test_what_a_replica_refuses_has_its_status_and_words(fleet: Fleet) -> None:
-    unknown = fleet.client.post("/v1/completions", json=asked("team/nobody"))
-    assert refused(unknown) == (404, "not_found")
-    too_long = fleet.client.post("/v1/completions", json=asked("tiny", max_tokens=5000))
-    assert refused(too_long) == (400, "invalid_parameter")
-    assert "context" in too_long.json()["error"]["message"]
-
-
 def test_answers_in_json_follow_their_schema(fleet: Fleet) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
     answer = fleet.client.post("/v1/completions", json=asked(fleet.refs[1], response_format=wanted))
     assert json.loads(answer.json()["choices"][0]["text"]) in ({"a": 1}, {"a": 2})
-
-
-def test_usage_is_what_the_replicas_took(fleet: Fleet) -> None:
-    def tokens() -> tuple[int, int]:
-        rows = fleet.client.get("/v1/usage", params={"model": fleet.refs[2]}).json()["data"]
-        return sum(row["tokens_in"] for row in rows), sum(row["tokens_out"] for row in rows)
-
-    before = tokens()
-    said = fleet.client.post("/v1/completions", json=asked(fleet.refs[2])).json()["usage"]
-    wanted = before[0] + said["prompt_tokens"], before[1] + said["completion_tokens"]
-    until(lambda: tokens() == wanted, "the usage")
-
-
-def test_a_client_that_goes_away_ends_the_generation(fleet: Fleet) -> None:
-    body = asked(fleet.refs[1], stream=True, n=16)
-    with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
-        next(events(answer.iter_lines()))
-    until(lambda: "soup_engine_requests 0.0" in fleet.client.get("/metrics").text, "the end of the request")
-    assert stream(fleet.client, fleet.refs[1]) == fleet.direct[fleet.refs[1]][:-1]
 
 
 def test_another_token_is_refused_at_once(fleet: Fleet) -> None:
@@ -267,5 +230,5 @@ def test_without_replicas_a_request_is_told_when_to_come_again(fleet: Fleet) -> 
     told = fleet.soup("ray", "status")
     assert (told.returncode, "soup ray deploy" in told.stderr) == (1, True)
     answer = fleet.client.post("/v1/completions", json=asked("tiny"))
-    assert refused(answer) == (503, "unavailable")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
     assert int(answer.headers["retry-after"]) > 0

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from registry.adapters.loadable import LoadableAdapter
-from registry.errors import Busy, InvalidParameter, Unavailable
+from registry.errors import Busy, Internal, InvalidParameter, SoupError, Unavailable
 from registry.spec import BottleneckConfig
 from service.engine import Delta, GenerateRequest, SamplingParams, ScoreRequest, Ticket
+from service.http.readiness import AWAY, STUCK, Readiness
 from service.ray_serving.plan import ReplicaPlan, plan_of
 from service.ray_serving.replica import Replica
 from service.ray_serving.wire import (
@@ -28,6 +31,7 @@ from service.ray_serving.wire import (
 from service.settings import Settings
 from tests.service.servers import CONFIG, World, open_world, write_bases
 
+pytestmark = pytest.mark.anyio
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0)
 
 
@@ -57,13 +61,16 @@ def asked(world: World, ref: str | None, **more: object) -> ReplicaRequest:
     return replica_request(request_of(world, ref, **more), world.runtime.bases["tiny"].shape.fingerprint)
 
 
-@asynccontextmanager
-async def replica(world: World) -> AsyncIterator[Replica]:
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def replica(world: World, anyio_backend: str) -> AsyncIterator[Replica]:
     found = Replica(plan_of(world.runtime.settings))
-    try:
-        yield found
-    finally:
-        found.stop()
+    yield found
+    found.stop()
 
 
 async def said(one: Replica, what: ReplicaRequest) -> tuple[list[Delta], ReplicaResult]:
@@ -73,32 +80,31 @@ async def said(one: Replica, what: ReplicaRequest) -> tuple[list[Delta], Replica
     return [delta for piece in tokens for delta in piece], ended
 
 
-def test_it_generates_what_the_server_does(world: World) -> None:
-    async def check() -> None:
-        async with replica(world) as one:
-            for ref in (None, "team/a", "team/b", "team/a"):
-                expected = world.runtime.engine.generate(request_of(world, ref))
-                tokens, ended = await said(one, asked(world, ref))
-                assert ended.generation == replace(expected, reused=ended.generation.reused)
-                assert tuple(delta.token_id for delta in tokens) == expected.choices[0].token_ids
-                assert (ended.prompt_tokens, ended.generated_tokens) == (3, len(tokens))
-
-    asyncio.run(check())
+async def until(done: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if done():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("the engine has requests still")
 
 
-def test_bytes_of_another_digest_are_refused(world: World) -> None:
+async def test_it_generates_what_the_server_does(world: World, replica: Replica) -> None:
+    for ref in (None, "team/a", "team/b", "team/a"):
+        expected = world.runtime.engine.generate(request_of(world, ref))
+        tokens, ended = await said(replica, asked(world, ref))
+        assert ended.generation == replace(expected, reused=ended.generation.reused)
+        assert tuple(delta.token_id for delta in tokens) == expected.choices[0].token_ids
+        assert (ended.prompt_tokens, ended.generated_tokens) == (3, len(tokens))
+
+
+async def test_bytes_of_another_digest_are_refused(world: World, replica: Replica) -> None:
     """The blob that a request names is another adapter's: an error, and no token of that one."""
-
-    async def check() -> None:
-        async with replica(world) as one:
-            mine, others = asked(world, "team/a"), asked(world, "team/b")
-            tokens, ended = await said(one, replace(mine, stored=others.stored))
-            assert (tokens, ended.generation, ended.generated_tokens) == ([], None, 0)
-            assert ended.error is not None
-            assert ended.error["code"] == "internal"
-            assert (await said(one, mine))[1].error is None
-
-    asyncio.run(check())
+    mine, others = asked(world, "team/a"), asked(world, "team/b")
+    tokens, ended = await said(replica, replace(mine, stored=others.stored))
+    assert (tokens, ended.generation, ended.generated_tokens) == ([], None, 0)
+    assert ended.error is not None
+    assert ended.error["code"] == "internal"
+    assert (await said(replica, mine))[1].error is None
 
 
 @pytest.mark.parametrize(
@@ -110,95 +116,66 @@ def test_bytes_of_another_digest_are_refused(world: World) -> None:
         (lambda one: replace(one, params=replace(PARAMS, max_tokens=5000)), "invalid_parameter"),
     ],
 )
-def test_what_cannot_be_is_an_error_that_travels(
-    world: World, change: Callable[[ReplicaRequest], ReplicaRequest], code: str
+async def test_what_cannot_be_is_an_error_that_travels(
+    world: World, replica: Replica, change: Callable[[ReplicaRequest], ReplicaRequest], code: str
 ) -> None:
-    async def check() -> None:
-        async with replica(world) as one:
-            tokens, ended = await said(one, change(asked(world, "team/a")))
-            assert ended.error is not None
-            assert (tokens, ended.error["code"]) == ([], code)
-
-    asyncio.run(check())
+    tokens, ended = await said(replica, change(asked(world, "team/a")))
+    assert ended.error is not None
+    assert (tokens, ended.error["code"]) == ([], code)
 
 
-def test_whoever_stops_listening_ends_the_generation(world: World) -> None:
-    async def check() -> None:
-        async with replica(world) as one:
-            long = asked(world, "team/a", params=replace(PARAMS, max_tokens=40, n=16))
-            async with aclosing(one.generate(long)) as pieces:
-                assert await anext(pieces) == []
-            for _ in range(1000):
-                if not one._engine.counters()["requests"]:
-                    break
-                await asyncio.sleep(0.01)
-            assert one._engine.counters()["requests"] == 0
-
-    asyncio.run(check())
+async def test_whoever_stops_listening_ends_the_generation(world: World, replica: Replica) -> None:
+    long = asked(world, "team/a", params=replace(PARAMS, max_tokens=40, n=16))
+    async with aclosing(replica.generate(long)) as pieces:
+        assert await anext(pieces) == []
+    await until(lambda: not replica._engine.counters()["requests"])
 
 
-def test_what_is_submitted_for_nobody_is_cancelled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_submitted_for_nobody_is_cancelled(
+    world: World, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client is gone while a thread checks its request: the engine drops what that thread hands it."""
+    submit, there, gone = replica._engine.submit, threading.Event(), threading.Event()
+    tickets: list[Ticket] = []
 
-    async def check() -> None:
-        async with replica(world) as one:
-            submit, there, gone = one._engine.submit, threading.Event(), threading.Event()
-            tickets: list[Ticket] = []
+    def late(request: object) -> Ticket:
+        there.set()
+        assert gone.wait(20)
+        tickets.append(submit(request))  # type: ignore[arg-type]
+        return tickets[-1]
 
-            def late(request: object) -> Ticket:
-                there.set()
-                assert gone.wait(20)
-                tickets.append(submit(request))  # type: ignore[arg-type]
-                return tickets[-1]
-
-            monkeypatch.setattr(one._engine, "submit", late)
-            long = asked(world, None, params=SamplingParams(max_tokens=60, n=64, temperature=0.5))
-            listening = asyncio.create_task(said(one, long))
-            assert await asyncio.to_thread(there.wait, 20)
-            listening.cancel()
-            with suppress(asyncio.CancelledError):
-                await listening
-            gone.set()
-            for _ in range(1000):
-                if tickets and not one._engine.counters()["requests"]:
-                    break
-                await asyncio.sleep(0.01)
-            counts = one._engine.counters()
-            assert (counts["requests_cancelled_total"], counts["requests_finished_total"]) == (1, 0)
-
-    asyncio.run(check())
+    monkeypatch.setattr(replica._engine, "submit", late)
+    long = asked(world, None, params=SamplingParams(max_tokens=60, n=64, temperature=0.5))
+    listening = asyncio.create_task(said(replica, long))
+    assert await asyncio.to_thread(there.wait, 20)
+    listening.cancel()
+    with suppress(asyncio.CancelledError):
+        await listening
+    gone.set()
+    await until(lambda: bool(tickets) and not replica._engine.counters()["requests"])
+    counts = replica._engine.counters()
+    assert (counts["requests_cancelled_total"], counts["requests_finished_total"]) == (1, 0)
 
 
-def test_whoever_listens_slowly_gets_every_token(world: World) -> None:
-    async def check() -> None:
-        async with replica(world) as one:
-            what = asked(world, "team/a", params=replace(PARAMS, max_tokens=20))
-            async with aclosing(one.generate(what)) as pieces:
-                assert await anext(pieces) == []
-                got = await anext(pieces)
-                for _ in range(1000):
-                    if not one._engine.counters()["requests"]:
-                        break
-                    await asyncio.sleep(0.01)
-                *rest, ended = [piece async for piece in pieces]
-            assert isinstance(got, list)
-            assert isinstance(ended, ReplicaResult)
-            assert ended.generation is not None
-            tokens = [delta.token_id for piece in (got, *rest) if isinstance(piece, list) for delta in piece]
-            assert tuple(tokens) == ended.generation.choices[0].token_ids
-
-    asyncio.run(check())
+async def test_whoever_listens_slowly_gets_every_token(world: World, replica: Replica) -> None:
+    what = asked(world, "team/a", params=replace(PARAMS, max_tokens=20))
+    async with aclosing(replica.generate(what)) as pieces:
+        assert await anext(pieces) == []
+        got = await anext(pieces)
+        await until(lambda: not replica._engine.counters()["requests"])
+        *rest, ended = [piece async for piece in pieces]
+    assert isinstance(got, list)
+    assert isinstance(ended, ReplicaResult)
+    assert ended.generation is not None
+    tokens = [delta.token_id for piece in (got, *rest) if isinstance(piece, list) for delta in piece]
+    assert tuple(tokens) == ended.generation.choices[0].token_ids
 
 
 def test_a_folder_of_blobs_that_is_not_there_is_said(world: World, tmp_path: Path) -> None:
     plan = plan_of(world.runtime.settings)
     gone = plan.model_copy(update={"blobs": plan.blobs.model_copy(update={"folder": tmp_path / "gone"})})
-
-    async def check() -> None:
-        with pytest.raises(Unavailable, match="gone"):
-            Replica(gone)
-
-    asyncio.run(check())
+    with pytest.raises(Unavailable, match="gone"):
+        Replica(gone)
 
 
 def test_a_plan_travels_as_json_and_holds_no_secret(world: World) -> None:
@@ -236,3 +213,26 @@ def test_errors_travel_whole(error: Busy | Unavailable | InvalidParameter) -> No
     found = received_error(sent_error(error))
     assert (type(found), found.message, found.param) == (type(error), error.message, error.param)
     assert getattr(found, "retry_after", None) == getattr(error, "retry_after", None)
+
+
+# --- /readyz of a server whose replicas are lost ---------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "settings", "expected"),
+    [
+        (Unavailable("Lost."), {"ray_address": "127.0.0.1:1"}, ("ready", AWAY)),
+        (Unavailable("Gone."), {}, ("not_ready", STUCK)),
+        (Internal("Broken."), {"ray_address": "127.0.0.1:1"}, ("not_ready", STUCK)),
+    ],
+)
+def test_a_server_without_replicas_stays_ready_and_one_whose_engine_fails_does_not(
+    world: World, error: SoupError, settings: dict[str, str], expected: tuple[str, str]
+) -> None:
+    def submit(_: object) -> None:
+        raise error
+
+    parts = world.runtime.services
+    engine: Any = SimpleNamespace(submit=submit, loaded_bases=lambda: ("tiny",), preloading=False)
+    found = Readiness().of(replace(parts, engine=engine, settings=parts.settings.model_copy(update=settings)))
+    assert (found.status, found.checks["base/tiny"], found.checks["database"]) == (*expected, "ok")
