@@ -7,7 +7,7 @@ import json
 import select
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -18,7 +18,7 @@ import pytest
 
 from tests.service.proxies import INFERENCE, PROXIES, proxy
 
-pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", PROXIES)]
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", PROXIES, scope="module")]
 MODELS = [f"acme/a{number}" for number in range(24)]
 MIB = 1024 * 1024
 
@@ -137,25 +137,39 @@ class World:
         return {model: self.ask(model).json()["by"] for model in MODELS}
 
 
-@pytest.fixture
-def world(name: str, tmp_path: Path) -> Iterator[World]:
+@contextmanager
+def opened(name: str, folder: Path) -> Iterator[World]:
+    """A proxy before servers, all of which end afterwards."""
     with ExitStack() as stack:
-        world = World(stack, name, tmp_path)
+        world = World(stack, name, folder)
         yield world
     for one in world.servers:
         one.end()
 
 
-def test_a_model_stays_on_its_server_and_models_spread(world: World, name: str) -> None:
-    served = world.served()
-    assert set(served.values()) == {one.server_port for one in world.servers}
-    assert world.served() == served
+@pytest.fixture
+def world(name: str, tmp_path: Path) -> Iterator[World]:
+    with opened(name, tmp_path) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def shared(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """For tests that leave the servers as they were."""
+    with opened(name, tmp_path_factory.mktemp("proxy")) as world:
+        yield world
+
+
+def test_a_model_stays_on_its_server_and_models_spread(shared: World, name: str) -> None:
+    served = shared.served()
+    assert set(served.values()) == {one.server_port for one in shared.servers}
+    assert shared.served() == served
     for path in INFERENCE:
-        assert world.ask(MODELS[0], path).json()["by"] == served[MODELS[0]]
+        assert shared.ask(MODELS[0], path).json()["by"] == served[MODELS[0]]
     for spread in ("base/tiny", "tiny", "auto"):  # nothing has to be loaded
-        assert len({world.ask(spread).json()["by"] for _ in range(20)}) > 1
+        assert len({shared.ask(spread).json()["by"] for _ in range(20)}) > 1
     if name.startswith("haproxy"):  # it looks into the body where there is no header
-        assert {model: world.ask(model, header=False).json()["by"] for model in MODELS} == served
+        assert {model: shared.ask(model, header=False).json()["by"] for model in MODELS} == served
 
 
 def test_the_models_of_a_dead_server_move_and_no_others(world: World) -> None:
@@ -208,9 +222,9 @@ def test_a_client_that_goes_away_ends_its_request_at_the_server(world: World, mo
     assert gone.wait(20)
 
 
-def test_a_large_upload_passes_as_it_comes(world: World) -> None:
+def test_a_large_upload_passes_as_it_comes(shared: World) -> None:
     begun, digest = Event(), hashlib.sha256()
-    for one in world.servers:
+    for one in shared.servers:
         one.begun = begun
 
     def body() -> Iterator[bytes]:
@@ -220,14 +234,14 @@ def test_a_large_upload_passes_as_it_comes(world: World) -> None:
             yield piece
             assert number or begun.wait(20), "nothing of it came before all was sent"
 
-    answer = world.client.put("/v1/blobs/x", content=body(), headers={"content-length": str(24 * MIB)})
+    answer = shared.client.put("/v1/blobs/x", content=body(), headers={"content-length": str(24 * MIB)})
     assert answer.json() == {"sha256": digest.hexdigest()}
 
 
-def test_headers_pass_and_figures_do_not(world: World) -> None:
+def test_headers_pass_and_figures_do_not(shared: World) -> None:
     sent = {"authorization": "Bearer sk-soup-x", "x-request-id": "mine", "range": "bytes=0-3", "if-match": "a"}
-    answer = world.client.get("/v1/adapters/a/b", headers=sent)
+    answer = shared.client.get("/v1/adapters/a/b", headers=sent)
     seen = answer.json()["headers"]
     assert {name: seen[name] for name in sent} == sent
     assert answer.headers["x-soup-digest"] == "sha256:1"
-    assert world.client.get("/metrics").status_code == 403
+    assert shared.client.get("/metrics").status_code == 403

@@ -146,10 +146,3 @@ def test_the_reference_page_lists_every_setting_as_it_is() -> None:
 
 def test_a_secret_is_not_in_what_settings_print() -> None:
     assert "sk-soup" not in repr(Settings(bootstrap_key="sk-soup-secret"))  # type: ignore[arg-type]
-
-
-def test_keys_are_needed_unless_said_otherwise() -> None:
-    settings = Settings()
-    assert not settings.no_auth
-    assert not settings.metrics_public
-    assert settings.host == "127.0.0.1"
