@@ -215,10 +215,8 @@ class TestTexts:
         expected = passage_scores(base, passages, block=base.shape.context)
         answer = len(base.tokenize(" It was void.", bos=False))
         for max_step_tokens in (5, 2048):
-            engine = engine_of(base, max_step_tokens=max_step_tokens)
-            engine.start()
-            scores = engine.score("tiny", passages)
-            engine.stop(drain=0)
+            with started(engine_of(base, max_step_tokens=max_step_tokens)) as engine:
+                scores = engine.score("tiny", passages)
             assert [score.tokens for score in scores] == [answer] * 3
             assert [score.nll for score in scores] == pytest.approx([score.nll for score in expected], rel=1e-5)
         assert scores[0].nll == pytest.approx(self.direct(base, " It was void.")[0], rel=1e-5)

@@ -27,7 +27,7 @@ from registry.spec import (
 )
 from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from service.engine.text_calls import text_windows
-from tests.service.engine.stepping import answered, answers_of_joining_rows, greedy, run, tokens_of
+from tests.service.engine.stepping import answered, answers_of_joining_rows, greedy, run, started, tokens_of
 from tests.service.loaded_bases import LoadedBases
 
 PREFIX = PrefixConfig(length=5)
@@ -101,11 +101,10 @@ def test_one_prompt_in_several_choices_and_with_its_own_scores(base: LoadedBase,
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_texts_of_any_length_are_scored_as_they_are_alone(base: LoadedBase, structure: str) -> None:
-    engine, handle = Engine(LoadedBases(base)), handle_of(base, STRUCTURES[structure])
-    engine.start()
+    handle = handle_of(base, STRUCTURES[structure])
     texts = ["x", "Heat the oil, add the onions. " * 9, PromptAnswer(prompt="A soup is" * 20, answer=" of onions")]
-    found = engine.score("tiny", texts, handle)
-    engine.stop(drain=0)
+    with started(Engine(LoadedBases(base))) as engine:
+        found = engine.score("tiny", texts, handle)
     for text, score in zip(texts, found, strict=True):
         windows = text_windows(base, text, handle.config)
         assert (
@@ -164,10 +163,8 @@ def test_many_labels_are_not_all_told(base: LoadedBase) -> None:
 
 @pytest.fixture
 def reading(encoder: LoadedBase) -> Iterator[Engine]:
-    engine = Engine(LoadedBases(encoder))
-    engine.start()
-    yield engine
-    engine.stop(drain=0)
+    with started(Engine(LoadedBases(encoder))) as engine:
+        yield engine
 
 
 def test_an_encoder_embeds_and_does_nothing_else(encoder: LoadedBase, reading: Engine) -> None:
