@@ -38,7 +38,7 @@ def world(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
             for seed, domain in enumerate(DOMAINS):
                 pushed = world.push(
                     f"{base_id}/{domain}", seed=seed, domain=domain, base_model=base_id,
-                    sample={"texts": passages(domain, 12)},
+                    sample={"texts": passages(domain, 20)},
                 )  # fmt: skip
                 finish(world, pushed["job"])
         yield world
@@ -118,7 +118,7 @@ def test_a_base_beyond_the_budget_is_refused_in_one_sentence(
 
 
 def test_a_pool_is_over_one_base(world: World) -> None:
-    sample = {"texts": passages("kitchen", 12, seed=3)}
+    sample = {"texts": passages("kitchen", 20, seed=3)}
     how = {"sample": sample, "selector": {"kind": "cosine"}, "options": {"single": True}, "wait": 120}
     for base_id in BASES:
         answer = post(world, "/v1/select", **how, pool={"base_model": base_id})
