@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import csv
 import io
 import json
@@ -10,7 +11,7 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from registry.spec import Card, CookRequest, CosineSpec, HandRecipe, Provenance,
 from service.http.requests.pool_waiting import until_selectable
 from service.jobs.contract import JobContext
 from service.jobs.kinds import KINDS
+from tests.adaptersoup.cli.outcome import done
 from tests.registry.damaged_files import flip
 from tests.registry.random_adapters import lora
 from tests.service.http.pages.signed import Signed
@@ -41,6 +43,7 @@ from tests.service.passages import passages
 from tests.service.scripted_server import Server, ok, refusal
 from tests.service.servers import Live, Soup, with_template
 
+Pushes = Callable[[str], Path]
 NAMES = ("anatomy", "botany", "chemistry", "drama")
 
 
@@ -65,6 +68,48 @@ def many(tmp_path: Path, weights: list[bytes]) -> Path:
     for name, data in zip(NAMES, weights, strict=True):
         write_directory(tmp_path / "many" / name, AdapterContents(config=lora(), weights=data, base_model="tiny"))
     return tmp_path / "many"
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def scripted(command: Soup, server: Server) -> Soup:
+    """Runs a command line against `server`, which answers what a test tells it to."""
+    return lambda *args: command(*args, connect=lambda url, key: server.client())
+
+
+@pytest.fixture
+def patient(command: Soup, live: Live, held_embedding: threading.Event) -> tuple[Soup, list[float]]:
+    """Runs a command line whose client lets the server embed at its first pause; the pauses, in seconds."""
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        held_embedding.set()
+        with SoupClient(live.url, live.world.admin) as other:
+            for job in [row for row in other.jobs(kind="embed") if row["state"] in ("queued", "running")]:
+                other.wait_job(job["id"])
+
+    def connect(*_: Any) -> SoupClient:
+        return SoupClient(live.url, live.world.admin, pause=pause)
+
+    return lambda *args: command(*args, connect=connect), pauses
+
+
+@pytest.fixture
+def held_embedding(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The server embeds no sample until the event is set."""
+    gate, kind = threading.Event(), KINDS["embed"]
+
+    def run(context: JobContext) -> dict[str, Any]:
+        assert gate.wait(60)
+        return kind.run(context)
+
+    monkeypatch.setitem(KINDS, "embed", replace(kind, run=run))
+    return gate
 
 
 def states(said: str) -> dict[str, str]:
@@ -150,8 +195,7 @@ class TestPushingMany:
             folders = [tmp_path / str(number) / name for name in ("kept", "also")]
             for folder in folders:
                 write_directory(folder, sent)
-            code, _, err = soup("push", *folders, "--namespace", "made")
-            assert code == 0, err
+            _, err = done(soup("push", *folders, "--namespace", "made"))
             told.append((err.splitlines()[-1], "stayed as stored" in " ".join(err.split())))
         assert told == [("2 pushed.", False), ("2 there already.", False), ("2 there already.", True)]
 
@@ -216,39 +260,26 @@ class TestPushingMany:
     def test_a_name_that_is_too_long_for_a_file_is_the_name_of_none(self, tmp_path: Path) -> None:
         assert sources.Samples(tmp_path).of("x" * 250, "y" * 300) is None
 
-    def test_folders_of_one_name_are_not_versions_of_each_other(self, command: Soup, many: Path) -> None:
+    def test_folders_of_one_name_are_not_versions_of_each_other(
+        self, scripted: Soup, server: Server, many: Path
+    ) -> None:
         (many / "Anatomy").mkdir()
-        server = Server()
-        folders = [many / "Anatomy", many / "anatomy"]
-        code, out, err = command("push", *folders, connect=lambda url, key: server.client())
+        code, out, err = scripted("push", many / "Anatomy", many / "anatomy")
         assert (code, out, server.requests) == (2, "", [])
         assert "many/anatomy would both be default/anatomy" in "".join(err.split("\n"))
 
     def test_a_sample_that_another_push_has_queued_is_waited_for(
-        self, soup: Soup, command: Soup, live: Live, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, soup: Soup, patient: tuple[Soup, list[float]], many: Path, tmp_path: Path
     ) -> None:
         (tmp_path / "samples").mkdir()
         for name in ("drama", "botany"):
             (tmp_path / "samples" / f"{name}.txt").write_text("\n\n".join(passages("court", 25)))
-        gate = hold_embedding(monkeypatch)
         asked = ("push", many / "drama", many / "botany", "--namespace", "twice", "--samples", tmp_path / "samples")
         assert soup(*asked)[0] == 0
-        looked: list[float] = []
-
-        def pause(seconds: float) -> None:
-            looked.append(seconds)
-            gate.set()
-            with SoupClient(live.url, live.world.admin) as other:
-                for one in [row for row in other.jobs(kind="embed") if row["state"] in ("queued", "running")]:
-                    other.wait_job(one["id"])
-
-        def connect(*_: Any) -> SoupClient:
-            return SoupClient(live.url, live.world.admin, pause=pause)
-
-        code, out, err = command(*asked, "--wait", "--json", connect=connect)
-        assert code == 0, err
+        run, pauses = patient
+        out, _ = done(run(*asked, "--wait", "--json"))
         assert set(states(out).values()) == {"there already"}
-        assert looked
+        assert pauses
         assert [one["sample_state"] for one in json.loads(out)["data"]] == ["ready", "ready"]
 
     def test_ctrl_c_while_samples_are_waited_for_still_tells_as_json(
@@ -294,10 +325,7 @@ class TestManifest:
             ("many/botany", "other/plants", "", "", "", "", "", "", "", ""),
             (),
         )
-        code, out, err = soup(
-            "push", "--manifest", file, "--namespace", "csv", "--tag", "all", "--owner", "us", "--json"
-        )
-        assert code == 0, err
+        out, _ = done(soup("push", "--manifest", file, "--namespace", "csv", "--tag", "all", "--owner", "us", "--json"))
         bones, plants = json.loads(out)["data"]
         assert (bones["ref"], bones["domain"], bones["sample"]["kept"]) == ("csv/bones@1", "Bones, all", 25)
         card = {"description": "Of bones.", "license": "mit", "tags": ["all", "v2", "eu"]}
@@ -308,8 +336,7 @@ class TestManifest:
     def test_other_owners_of_what_is_there_are_said_and_nothing_is_sent(
         self, soup: Soup, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        code, _, err = soup("push", *sorted(many.iterdir()), "--namespace", "held")
-        assert code == 0, err
+        done(soup("push", *sorted(many.iterdir()), "--namespace", "held"))
 
         def sent(*_: Any, **__: Any) -> None:
             raise AssertionError("known already, and sent")
@@ -318,8 +345,7 @@ class TestManifest:
         rows = [(f"many/{name}", "" if name == "drama" else f"{name} team") for name in NAMES]
         file = self.write(tmp_path / "owners.csv", ("path", "owner"), *rows)
         for became in ("owner changed", "there already"):
-            code, out, err = soup("push", "--manifest", file, "--namespace", "held", "--json")
-            assert code == 0, err
+            out, _ = done(soup("push", "--manifest", file, "--namespace", "held", "--json"))
             wanted = {f"held/{name}": "there already" if name == "drama" else became for name in NAMES}
             assert states(out) == wanted
             found = json.loads(soup("ls", "--namespace", "held", "--json")[1])["data"]
@@ -339,8 +365,7 @@ class TestManifest:
         file = self.write(
             tmp_path / "one.csv", ("path", "description", "license"), ("many/anatomy", "Of bones.", "mit")
         )
-        code, out, err = soup("push", "--manifest", file, "--namespace", "row", "--json")
-        assert code == 0, err
+        out, _ = done(soup("push", "--manifest", file, "--namespace", "row", "--json"))
         (row,) = json.loads(out)["data"]
         assert (row["domain"], row["card"]["description"], row["card"]["license"]) == ("anatomy", "Of bones.", "mit")
         assert states(soup("push", "--manifest", file, "--namespace", "row", "--json")[1]) == {
@@ -358,85 +383,63 @@ class TestManifest:
             ('path,description\nmany/anatomy,"open\nmany/botany,x\n', "line 3: unexpected end of data"),
             ('path,description\nmany/anatomy,"a"b\nmany/botany,x\n', "line 2: ',' expected after"),
             (f"path,description\nmany/anatomy,{'x' * 140_000}\n", "line 2: field larger than field limit"),
-        ],
-    )
-    def test_what_is_no_csv_is_refused(self, command: Soup, many: Path, tmp_path: Path, text: str, said: str) -> None:
-        server, file = Server(), tmp_path / "many.csv"
-        file.write_text(text)
-        code, out, err = command("push", "--manifest", file, connect=lambda url, key: server.client())
-        assert (code, out, server.requests) == (1, "", [])
-        assert said in err
-
-    @pytest.mark.parametrize(
-        ("rows", "said"),
-        [
-            ([("path", "nmae")], "has 'nmae'; columns are path, name, domain, base, owner, sample"),
-            ([("name",)], "has no column 'path'"),
-            ([("path", "path")], "has 'path' twice"),
-            ([("path",), ("many/botany", "x")], "line 2: 2 cells under 1 columns"),
-            ([("path", "tags"), ("many/botany", "No"), ("", "")], "line 2: tags.0"),
-            ([("path", "name"), ("many/botany", "No"), ("many/drama", "v1/x")], "(2 rows are wrong)"),
-            ([("path", "sample"), ("many/botany", "none.txt")], "none.txt is not there"),
-            ([("path", "metadata"), ("many/botany", "odd")], "metadata takes key=value"),
-            ([("path", "name"), ("", "x")], "line 2: The cell of 'path' is empty."),
-            ([("path", "domain"), ("many/botany", "x" * 300)], "line 2: domain: must have at most 200"),
-            ([("path", "base"), ("many/botany", "x" * 65)], "line 2: base: must have at most 64"),
-            ([("path", "name"), ("many/botany", ""), ("many/../many/botany", "")], "would both be default/botany"),
-            ([("path", "name"), ("many/botany", ""), ("many/drama", "botany")], "would both be default/botany"),
+            ("path,nmae\n", "has 'nmae'; columns are path, name, domain, base, owner, sample"),
+            ("name\n", "has no column 'path'"),
+            ("path,path\n", "has 'path' twice"),
+            ("path\nmany/botany,x\n", "line 2: 2 cells under 1 columns"),
+            ("path,tags\nmany/botany,No\n,\n", "line 2: tags.0"),
+            ("path,name\nmany/botany,No\nmany/drama,v1/x\n", "(2 rows are wrong)"),
+            ("path,sample\nmany/botany,none.txt\n", "none.txt is not there"),
+            ("path,metadata\nmany/botany,odd\n", "metadata takes key=value"),
+            ("path,name\n,x\n", "line 2: The cell of 'path' is empty."),
+            (f"path,domain\nmany/botany,{'x' * 300}\n", "line 2: domain: must have at most 200"),
+            (f"path,base\nmany/botany,{'x' * 65}\n", "line 2: base: must have at most 64"),
+            ("path,name\nmany/botany,\nmany/../many/botany,\n", "would both be default/botany"),
+            ("path,name\nmany/botany,\nmany/drama,botany\n", "would both be default/botany"),
         ],
     )
     def test_what_is_wrong_is_said_before_anything_is_sent(
-        self, command: Soup, many: Path, tmp_path: Path, rows: list[Sequence[str]], said: str
+        self, scripted: Soup, server: Server, many: Path, tmp_path: Path, text: str, said: str
     ) -> None:
-        server = Server()
-        file = self.write(tmp_path / "many.csv", *rows)
-        code, out, err = command("push", "--manifest", file, connect=lambda url, key: server.client())
+        file = tmp_path / "many.csv"
+        file.write_text(text)
+        code, out, err = scripted("push", "--manifest", file)
         assert (code, out, server.requests) == (1, "", [])
         assert said in err
 
-    def test_arguments_that_do_not_go_together(self, command: Soup, many: Path, tmp_path: Path) -> None:
+    def test_arguments_that_do_not_go_together(self, scripted: Soup, many: Path, tmp_path: Path) -> None:
         file = self.write(tmp_path / "many.csv", ("path",))
         for wrong in (
             [], ["--manifest", file], ["--manifest", file, many], ["--manifest", file, "--name", "a/b"],
-            [many / "drama", many / "botany", "--domain", "x"],
+            [many / "drama", many / "botany", "--domain", "x"], [many / "drama", many / "botany", "--name", "a/b"],
         ):  # fmt: skip
-            assert command("push", *wrong, connect=lambda url, key: Server().client())[0] == 2
+            assert scripted("push", *wrong)[0] == 2
 
 
 class TestFullServer:
-    def test_a_full_queue_is_waited_for_by_one_of_many(self, command: Soup, many: Path) -> None:
-        busy = refusal(429, "busy", "Full.", headers={"retry-after": "7"})
-        turns: Iterator[httpx2.Response] = iter([*[busy] * 8, *[ok({"ref": "a/b@1", "domain": "d"}, 201)] * 2])
-        server = Server().on("GET /v1/adapters", ok({"data": []}))
-        server.on("POST /v1/adapters", lambda _: next(turns))
-        code, _, err = command(
-            "push", many / "drama", many / "botany", "--parallel", 1, connect=lambda url, key: server.client()
-        )
-        assert (code, sum(server.pauses)) == (0, 56.0), err
+    @pytest.mark.parametrize(("retry_after", "refusals", "waited"), [("7", 8, 56), ("0", 3, 3)])
+    def test_a_full_queue_is_waited_for_by_one_of_many(
+        self, scripted: Soup, server: Server, many: Path, retry_after: str, refusals: int, waited: int
+    ) -> None:
+        busy = refusal(429, "busy", "Full.", headers={"retry-after": retry_after})
+        server.on("GET /v1/adapters", ok({"data": []}))
+        server.on("POST /v1/adapters", *[busy] * refusals, *[ok({"ref": "a/b@1", "domain": "d"}, 201)] * 2)
+        code, _, err = scripted("push", many / "drama", many / "botany", "--parallel", 1)
+        assert (code, sum(server.pauses)) == (0, waited), err
         assert max(server.pauses) <= 1.0, "whoever ends the command is heard within a second"
 
-    def test_a_server_that_says_0_seconds_is_asked_a_second_later(self, command: Soup, many: Path) -> None:
-        busy = refusal(429, "busy", "Full.", headers={"retry-after": "0"})
-        server = Server().on("GET /v1/adapters", ok({"data": []}))
-        server.on("POST /v1/adapters", *[busy] * 3, *[ok({"ref": "a/b@1", "domain": "d"}, 201)] * 2)
-        folders = (many / "drama", many / "botany")
-        assert command("push", *folders, "--parallel", 1, connect=lambda url, key: server.client())[0] == 0
-        assert server.pauses == [1.0] * 3
+    def test_a_pool_is_waited_for_a_second_at_least_or_not_at_all(self, server: Server) -> None:
         pending = refusal(503, "unavailable", "Embedding.", param="pool", headers={"retry-after": "0"})
-        server.on("POST /v1/soups", pending, ok({"object": "soup", "model": "base/x"}))
-        server.client().cook(CookRequest(sample=SampleSource(texts=("a",))))
-        assert server.pauses[3:] == [1]
-
-    def test_who_does_not_wait_does_not_wait_for_the_pool_either(self) -> None:
-        pending = refusal(503, "unavailable", "Embedding.", param="pool", headers={"retry-after": "2"})
-        server = Server().on("POST /v1/soups", pending).on("POST /v1/selectors", pending)
-        for begin in (
-            lambda: server.client().cook(CookRequest(sample=SampleSource(texts=("a",))), wait=False),
-            lambda: server.client().fit(CosineSpec(), wait=False),
-        ):
+        request = CookRequest(sample=SampleSource(texts=("a",)))
+        server.on("POST /v1/soups", pending, pending, ok({"object": "soup", "model": "base/x"}))
+        server.on("POST /v1/selectors", pending)
+        client = server.client()
+        for begin in (lambda: client.cook(request, wait=False), lambda: client.fit(CosineSpec(), wait=False)):
             with pytest.raises(Unavailable, match="Embedding"):
                 begin()
         assert server.pauses == []
+        client.cook(request)
+        assert server.pauses == [1]
 
 
 class TestRightAfterAPush:
@@ -449,32 +452,27 @@ class TestRightAfterAPush:
         ("cooked", "cook", "--no-verify", "--selector", "cosine", "--top", "--pool-namespace", "cooked", "--sample"),
     )
 
+    @pytest.fixture
+    def push_with_sample(self, soup: Soup, many: Path, tmp_path: Path) -> Pushes:
+        """Pushes `<namespace>/drama` with a sample; gives the sample's file."""
+
+        def push(namespace: str) -> Path:
+            file = tmp_path / "text.txt"
+            file.write_text("\n\n".join(passages("court", 25)))
+            done(soup("push", many / "drama", "--name", f"{namespace}/drama", "--domain", namespace, "--sample", file))
+            return file
+
+        return push
+
     @pytest.mark.parametrize("call", CALLS, ids=[call[0] for call in CALLS])
     def test_it_is_waited_for(
-        self, command: Soup, soup: Soup, live: Live, many: Path, tmp_path: Path, call: tuple[str, ...],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:  # fmt: skip
+        self, soup: Soup, patient: tuple[Soup, list[float]], push_with_sample: Pushes, call: tuple[str, ...]
+    ) -> None:
         namespace, *asked = call
-        file = tmp_path / "text.txt"
-        file.write_text("\n\n".join(passages("court", 25)))
-        gate = hold_embedding(monkeypatch)
-        push = ("push", many / "drama", "--name", f"{namespace}/drama", "--domain", namespace, "--sample", file)
-        job = json.loads(soup(*push, "--json")[1])["job"]
-        waited: list[float] = []
-
-        def pause(seconds: float) -> None:
-            waited.append(seconds)
-            gate.set()
-            with SoupClient(live.url, live.world.admin) as client:
-                client.wait_job(job)
-
-        def connect(*_: Any) -> SoupClient:
-            return SoupClient(live.url, live.world.admin, pause=pause)
-
-        last = "seed=0" if asked[0] == "fit" else file
-        code, out, err = command(*asked, last, connect=connect)
-        assert code == 0, err
-        assert waited[0] == 2, "as the server says in Retry-After"
+        file = push_with_sample(namespace)
+        run, pauses = patient
+        out, _ = done(run(*asked, "seed=0" if asked[0] == "fit" else file))
+        assert pauses[0] == 2, "as the server says in Retry-After"
         assert f"{namespace}/drama@1" in out or asked[0] == "fit"
         assert json.loads(soup("jobs", "ls", "--state", "failed", "--json")[1])["data"] == []
 
@@ -486,34 +484,28 @@ class TestRightAfterAPush:
         assert json.loads(soup("jobs", "ls", "--state", "failed", "--json")[1])["data"] == []
 
     def test_a_request_that_waits_is_answered_when_the_sample_is_there(
-        self, soup: Soup, live: Live, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, live: Live, push_with_sample: Pushes, monkeypatch: pytest.MonkeyPatch, held_embedding: threading.Event
     ) -> None:
-        file = tmp_path / "text.txt"
-        file.write_text("\n\n".join(passages("code", 25)))
-        gate = hold_embedding(monkeypatch)
-        assert soup("push", many / "drama", "--name", "curl/drama", "--domain", "curl", "--sample", file)[0] == 0
+        push_with_sample("curl")
         body = {"texts": ["x"], "pool": {"namespaces": ["curl"]}, "wait": 0}
         refused = live.world.client.post("/v1/adapters/search", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-        monkeypatch.setattr("service.http.requests.pool_waiting.CHECK_SECONDS", Opens(gate))
+        monkeypatch.setattr("service.http.requests.pool_waiting.CHECK_SECONDS", Opens(held_embedding))
         answer = live.world.client.post("/v1/adapters/search", json={**body, "wait": 60})
         assert [one["adapter"]["ref"] for one in answer.json()["data"]] == ["curl/drama@1"]
 
     def test_what_is_refused_anyhow_is_refused_without_waiting(
-        self, soup: Soup, live: Live, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, live: Live, push_with_sample: Pushes, held_embedding: threading.Event
     ) -> None:
-        file = tmp_path / "text.txt"
-        file.write_text("\n\n".join(passages("code", 25)))
-        gate = hold_embedding(monkeypatch)
-        assert soup("push", many / "drama", "--name", "early/drama", "--domain", "e", "--sample", file)[0] == 0
+        push_with_sample("early")
         with SoupClient(live.url, live.world.admin) as client:
             key = client.create_key("early", scopes=["write"], namespaces=["early"])["secret"]
-        body = {"sample": {"texts": passages("code", 25)}, "pool": {"namespaces": ["early"]}, "wait": 0.5}
+        body = {"sample": {"texts": passages("code", 25)}, "pool": {"namespaces": ["early"]}, "wait": 0.2}
         answers = [
             httpx2.post(f"{live.url}/v1/soups", json=body | more, headers={"authorization": f"Bearer {key}"})
             for more in ({"name": "other/x"}, {"name": "early/x"})
         ]
-        gate.set()
+        held_embedding.set()
         assert [one.status_code for one in answers] == [403, 503]
 
     def test_many_requests_of_a_key_look_as_often_as_one(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -561,23 +553,17 @@ class Opens(float):
         return super().__mul__(other)
 
 
-def hold_embedding(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Has the server embed no sample until the event is set."""
-    gate, kind = threading.Event(), KINDS["embed"]
-
-    def run(context: JobContext) -> dict[str, Any]:
-        assert gate.wait(60)
-        return kind.run(context)
-
-    monkeypatch.setitem(KINDS, "embed", replace(kind, run=run))
-    return gate
+@pytest.fixture(scope="module")
+def bulk(live: Live, weights: list[bytes]) -> None:
+    """An adapter of each name in the namespace `bulk`, with the tag `draft`."""
+    card = {"tags": ["draft"]}
+    for name, data in zip(NAMES, weights, strict=True):
+        files = {WEIGHTS_FILE: {"base64": base64.b64encode(data).decode()}}
+        live.world.push(f"bulk/{name}", domain=name, config=lora().model_dump(mode="json"), files=files, card=card)
 
 
+@pytest.mark.usefixtures("bulk")
 class TestChangingMany:
-    @pytest.fixture(autouse=True)
-    def pushed(self, soup: Soup, many: Path) -> None:
-        assert soup("push", *sorted(many.iterdir()), "--namespace", "bulk", "--tag", "draft")[0] == 0
-
     def tags(self, soup: Soup, **filters: str) -> dict[str, list[str]]:
         asked = [part for name, value in filters.items() for part in (f"--{name}", value)]
         rows = json.loads(soup("ls", "--namespace", "bulk", "--json", *asked)[1])["data"]
@@ -667,14 +653,12 @@ class TestChangingMany:
 
 
 class TestEmptyFilters:
-    @pytest.mark.parametrize("verb", [("rm",), ("edit", "--add-tag", "x")], ids=["rm", "edit"])
+    @pytest.mark.parametrize(("verb", "empty"), [(("rm",), ""), (("edit", "--add-tag", "x"), " ")], ids=["rm", "edit"])
     @pytest.mark.parametrize("flag", ["--matching", "--domain", "--tag", "--name", "--namespace", "--base", "--method"])
-    @pytest.mark.parametrize("empty", ["", " "])
     def test_a_filter_that_is_empty_does_not_stand_for_everything(
-        self, command: Soup, verb: tuple[str, ...], flag: str, empty: str
+        self, scripted: Soup, server: Server, verb: tuple[str, ...], flag: str, empty: str
     ) -> None:
-        server = Server()
-        code, out, err = command(*verb, "--kind", "adapter", flag, empty, connect=lambda url, key: server.client())
+        code, out, err = scripted(*verb, "--kind", "adapter", flag, empty)
         assert (code, out, server.requests) == (2, "", [])
         assert f"{flag} is empty" in " ".join(err.split())
 
@@ -838,8 +822,7 @@ class TestChat:
         monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
         monkeypatch.setattr("builtins.input", typed)
         monkeypatch.setattr("adaptersoup.cli.verbs.chat.write", interrupted)
-        code, _, err = soup("chat", *self.SHORT, "--history", tmp_path / "history")
-        assert code == 0, err
+        _, err = done(soup("chat", *self.SHORT, "--history", tmp_path / "history"))
         assert "(stopped)" in err
         assert "Error:" in err
         assert asked[-1][0] == {"role": "system", "content": "be"}
@@ -887,8 +870,7 @@ class TestComparing:
     def test_domains_and_draws_in_one_table(self, soup: Soup, novel: Path, tmp_path: Path) -> None:
         asked = ("compare", novel / "kitchen", novel / "court", "--draws", 2, "--size", 22, *self.ASKED)
         before = self.soups(soup)
-        code, out, err = soup(*asked, "--json", "--plot", tmp_path / "c.svg")
-        assert code == 0, err
+        out, _ = done(soup(*asked, "--json", "--plot", tmp_path / "c.svg"))
         assert self.soups(soup) == before, "what was cooked for the comparison is gone"
         found = json.loads(out)["data"]
         rows = list(csv.DictReader(io.StringIO(report.csv_text(found))))
@@ -992,13 +974,13 @@ class TestComparing:
         assert [row["strategy"] for row in json.loads(out)["rows"]] == ["base", "uniform soup"]
         assert "cannot be written: Is a directory" in err
 
-    def test_what_does_not_go_together(self, command: Soup, novel: Path) -> None:
-        server, court = Server(), novel / "court"
+    def test_what_does_not_go_together(self, scripted: Soup, server: Server, novel: Path) -> None:
+        court = novel / "court"
         for wrong in (
             [], ["--sample", court / "test.txt"], [court, "--sample", court / "test.txt", "--test", court / "test.txt"],
             [court, "--draws", 2], [court, "--csv", "--json"], [court, "--strategy", "odd"],
             [court, "--draws", 2, "--size", 30], [court, "--plot", novel / "none" / "c.svg"],
         ):  # fmt: skip
-            assert command("compare", *wrong, connect=lambda url, key: server.client())[0] == 2, wrong
-        assert command("compare", novel, connect=lambda url, key: server.client())[0] == 1
+            assert scripted("compare", *wrong)[0] == 2, wrong
+        assert scripted("compare", novel)[0] == 1
         assert server.requests == []
