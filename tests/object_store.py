@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -44,6 +45,7 @@ class ObjectStore:
 @contextmanager
 def object_store_server() -> Iterator[ObjectStore]:
     """The server and its variables while open."""
+    os.environ.setdefault("S3_UPLOAD_PART_MIN_SIZE", "10240")  # of moto: parts of 5 MiB, the least of S3's, take long
     from moto.server import ThreadedMotoServer  # a second, which only those pay who need it
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from registry.errors import InvalidManifest
 from registry.files import JsonCount, is_local, loads_strict, make_directory, replace_file
+from tests.registry.refusing_disk import failing
 
 
 def test_the_bytes_are_synced_before_they_have_the_name_and_the_name_after(tmp_path: Path, synced: list[str]) -> None:
@@ -43,12 +45,9 @@ def test_a_link_beside_is_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_disk_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     (tmp_path / "a").write_bytes(b"old")
     with monkeypatch.context() as patch:
-        patch.setattr(*((os, "fsync", fail) if step == "fsync" else (Path, "replace", fail)))
+        patch.setattr(os if step == "fsync" else Path, step, failing(errno.ENOSPC))
         with pytest.raises(OSError, match="space"):
             replace_file(tmp_path / "a", b"new", temporary=tmp_path / "a.new")
     assert (tmp_path / "a").read_bytes() == b"old"
@@ -103,8 +102,13 @@ class TestStrictJson:
         with pytest.raises(InvalidManifest, match=says):
             loads_strict(text)
 
-    @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
-                        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))  # fmt: skip
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=4), inner),
+            max_leaves=10,
+        )
+    )
     def test_reads_what_json_writes(self, value: Any) -> None:
         assert loads_strict(json.dumps(value)) == value
         assert loads_strict(json.dumps(value).encode()) == value

@@ -11,6 +11,7 @@ import pytest
 from registry.blobs import AcknowledgedUpload, FileUpload, FileUploads, LocalBlobs
 from registry.errors import Conflict, DigestMismatch, Internal, Unavailable
 from registry.names import sha256_digest
+from tests.registry.refusing_disk import failing
 
 ID = "upload-1"
 
@@ -56,8 +57,8 @@ def test_a_part_is_synced_before_it_is_kept_and_its_name_when_it_is_made(files, 
     assert files.blobs.read("sha256:" + name) == b"hello world"
 
 
-def test_one_process_reads_no_file_again(files, monkeypatch):
-    """Not even after a part that broke off, whose bytes are cut off again."""
+def test_a_file_is_read_again_once_after_a_restart(files, monkeypatch):
+    """And not after a part that broke off, whose bytes are cut off again."""
     again = read_again(monkeypatch)
     add(files, b"hello", 0)
     with pytest.raises(RuntimeError), files.open(ID) as file:
@@ -65,16 +66,10 @@ def test_one_process_reads_no_file_again(files, monkeypatch):
         file.write(b"lost")
         raise RuntimeError
     assert files.size(ID) == 5
-    add(files, b" world", 5)
-    finish(files, b"hello world")
+    add(files, b" wor", 5)
     assert again == []
-
-
-def test_after_a_restart_a_file_is_read_once(files, monkeypatch):
-    again = read_again(monkeypatch)
-    add(files, b"hello", 0)
     other = FileUploads(files.blobs)
-    add(other, b" world", 5)
+    add(other, b"ld", 9)
     finish(other, b"hello world")
     assert again == ["read"]
 
@@ -116,10 +111,7 @@ def test_more_of_what_is_a_blob_already_does_not_change_that(files):
 
 
 def test_on_a_disk_without_links_the_file_becomes_the_blob(files, monkeypatch):
-    def refused(*_args, **_options):
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(os, "link", failing(errno.EPERM))
     add(files, b"hello", 0)
     finish(files, b"hello")
     assert files.size(ID) == 0
@@ -166,12 +158,8 @@ def test_a_file_that_a_sweep_took_between_opening_and_holding_is_made_again(file
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_keeps_what_was_kept(files, monkeypatch, number):
     add(files, b"hello", 0)
-
-    def fail(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
+        patch.setattr(os, "fsync", failing(number))
         with pytest.raises(Unavailable):
             add(files, b" world", 5)
     assert (files.folder / ID).read_bytes() == b"hello"

@@ -15,7 +15,7 @@ from registry.blobs import LocalBlobs
 from registry.errors import DamagedBlob, Unavailable
 from registry.names import sha256_digest
 from registry.spec import StoreMark
-from tests.registry.refusing_disk import refuse_new_files
+from tests.registry.refusing_disk import failing, refuse_new_files
 
 HELLO = sha256_digest(b"hello")
 MARK = StoreMark(store="0" * 32, generation=1)
@@ -99,13 +99,16 @@ def test_a_mark_that_is_gone_or_no_mark(store):
     check_back(store)
 
 
-def test_servers_that_share_it_start_while_this_one_runs(store):
-    LocalBlobs(store.folder).set_aside.set_mark(MARK.model_copy(update={"generation": 2}))
-    check_back(store)
-
-
-def test_a_folder_that_was_copied_back_without_what_is_on_its_way(store):
-    (store.folder / "incoming").rmdir()
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: LocalBlobs(folder).set_aside.set_mark(MARK.model_copy(update={"generation": 2})),
+        lambda folder: (folder / "incoming").rmdir(),
+    ],
+    ids=["servers that share it start meanwhile", "it was copied back without what was on its way"],
+)
+def test_what_changes_nothing_for_this_server(store, change):
+    change(store.folder)
     check_back(store)
 
 
@@ -149,12 +152,8 @@ def test_a_full_disk_is_full_until_there_is_room_for_what_it_refused(store, monk
     """A byte fits on many a disk that is full for everybody."""
     data, free = b"x" * 50_000, [10_000]
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free[0], f_frsize=1))
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
+        patch.setattr(os, "fsync", failing(errno.ENOSPC))
         with pytest.raises(Unavailable, match="is full"):
             store.put_bytes(data)
     assert store.probe() == "is full"

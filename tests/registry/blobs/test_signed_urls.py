@@ -1,24 +1,21 @@
-"""URLs that Google's and Azure's stores take, signed on this machine, checked as those say that they check them.
+"""URLs that are signed for Google's and Azure's stores on this machine: of which object, for what, and until when.
 
-S3's are tried on a server in tests/service/http/test_presigned.py. Nothing here asks a network.
+The library answers for the signatures. S3's are tried on a server in tests/service/http/test_presigned.py. Nothing here
+asks a network.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import hmac
 import json
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from registry.blobs.bucket import Bucket
@@ -28,7 +25,6 @@ from tests.object_store import object_blobs
 
 DIGEST = sha256_digest(b"hello")
 KEY = f"soup/blobs/{DIGEST[7:9]}/{DIGEST[7:]}"
-ACCOUNT_KEY = b"k" * 64
 SECONDS = 300
 SECRET = "secret-of-the-store"
 Set = Callable[..., None]
@@ -47,62 +43,40 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Set:
     return set_all
 
 
-@pytest.fixture(scope="module")
-def signer() -> RSAPrivateKey:
-    return generate_private_key(65537, 2048)
-
-
 @pytest.fixture
-def account(signer: RSAPrivateKey, tmp_path: Path) -> Path:
+def account(tmp_path: Path) -> Path:
     """The file of a service account's key."""
-    pem = signer.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    key = generate_private_key(65537, 2048)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
     said = {"type": "service_account", "private_key": pem, "private_key_id": "1", "client_email": "soup@x.example"}
     (tmp_path / "account.json").write_text(json.dumps(said))
     return tmp_path / "account.json"
 
 
-def signed(url: str, folder: Path) -> str:
-    """A URL of an object that is never asked for, as the server signs one."""
-    return object_blobs(url, folder).signed_url(DIGEST, seconds=SECONDS)
+def signed(url: str, folder: Path) -> tuple[str, dict[str, str]]:
+    """Where an object is that is never asked for, as the server signs its URL, and what the URL says beside that."""
+    parts = urlsplit(object_blobs(url, folder).signed_url(DIGEST, seconds=SECONDS))
+    said = {name: value for name, [value] in parse_qs(parts.query, strict_parsing=True).items()}
+    return f"{parts.scheme}://{parts.netloc}{parts.path}", said
 
 
-def test_googles_is_of_the_object_and_ends(
-    environment: Set, signer: RSAPrivateKey, account: Path, tmp_path: Path
-) -> None:
+def test_googles_is_of_the_object_and_ends(environment: Set, account: Path, tmp_path: Path) -> None:
     """https://cloud.google.com/storage/docs/access-control/signing-urls-manually, version 4."""
     environment(GOOGLE_SERVICE_ACCOUNT=str(account))
-    began = datetime.now(UTC)
-    url = urlsplit(signed("gs://team/soup/blobs", tmp_path))
-    assert (url.scheme, url.netloc, url.path) == ("https", "storage.googleapis.com", f"/team/{KEY}")
-    said = {name: value for name, [value] in parse_qs(url.query, strict_parsing=True).items()}
+    place, said = signed("gs://team/soup/blobs", tmp_path)
+    assert place == f"https://storage.googleapis.com/team/{KEY}"
     assert (said["X-Goog-Expires"], said["X-Goog-SignedHeaders"]) == (str(SECONDS), "host")
-    moment = datetime.strptime(said["X-Goog-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-    assert timedelta(seconds=-1) <= moment - began < timedelta(minutes=1)
-    who, _, scope = said["X-Goog-Credential"].partition("/")
-    assert who == "soup@x.example"
-    signature = bytes.fromhex(said.pop("X-Goog-Signature"))
-    query = "&".join(f"{name}={quote(value, safe='')}" for name, value in sorted(said.items()))
-    asked = f"GET\n{url.path}\n{query}\nhost:{url.netloc}\n\nhost\nUNSIGNED-PAYLOAD"
-    text = f"GOOG4-RSA-SHA256\n{said['X-Goog-Date']}\n{scope}\n{hashlib.sha256(asked.encode()).hexdigest()}"
-    signer.public_key().verify(signature, text.encode(), PKCS1v15(), hashes.SHA256())  # raises InvalidSignature
+    assert said["X-Goog-Credential"].startswith("soup@x.example/")
 
 
 def test_azures_is_of_the_object_for_reading_and_ends(environment: Set, tmp_path: Path) -> None:
     """https://learn.microsoft.com/rest/api/storageservices/create-service-sas, from version 2020-12-06 on."""
-    environment(
-        AZURE_STORAGE_ACCOUNT_NAME="acme", AZURE_STORAGE_ACCOUNT_KEY=base64.b64encode(ACCOUNT_KEY).decode()
-    )  # fmt: skip
-    began = datetime.now(UTC)
-    url = urlsplit(signed("az://team/soup/blobs", tmp_path))
-    assert (url.scheme, url.netloc, url.path) == ("https", "acme.blob.core.windows.net", f"/team/{KEY}")
-    said = {name: value for name, [value] in parse_qs(url.query, strict_parsing=True).items()}
+    environment(AZURE_STORAGE_ACCOUNT_NAME="acme", AZURE_STORAGE_ACCOUNT_KEY=base64.b64encode(b"k" * 64).decode())
+    place, said = signed("az://team/soup/blobs", tmp_path)
+    assert place == f"https://acme.blob.core.windows.net/team/{KEY}"
     assert (said["sp"], said["sr"]) == ("r", "b"), "read one blob"
     first, last = (datetime.fromisoformat(said[name]) for name in ("st", "se"))
-    assert timedelta(seconds=-1) <= first - began < timedelta(minutes=1)
     assert last - first == timedelta(seconds=SECONDS)
-    fields = [said["sp"], said["st"], said["se"], f"/blob/acme{unquote(url.path)}", "", "", "", said["sv"], said["sr"]]
-    text = "\n".join([*fields, *[""] * 7])
-    assert said["sig"] == base64.b64encode(hmac.digest(ACCOUNT_KEY, text.encode(), "sha256")).decode()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from registry.blobs.verified import FileStamp, VerifiedFiles
 from registry.errors import DamagedBlob
 from registry.names import sha256_digest
 from tests.registry.damaged_files import flip, overwrite
+from tests.registry.refusing_disk import failing
+from tests.registry.together import together
 
 HELLO = sha256_digest(b"hello")
 
@@ -47,75 +49,55 @@ def test_a_file_is_hashed_once_however_often_it_is_read(store, hashed):
         assert store.is_whole(HELLO)
         store.put_bytes(b"hello")
     assert hashed == [HELLO[7:]]
-
-
-def test_another_store_believes_nothing(store, hashed):
-    store.put_bytes(b"hello")
-    store.read(HELLO)
     LocalBlobs(store.folder).read(HELLO)
-    assert len(hashed) == 2
+    assert hashed == [HELLO[7:]] * 2, "another store believes nothing"
 
 
-def test_it_is_hashed_again_when_its_bytes_its_times_or_its_inode_are_others(store, hashed):
+@pytest.fixture
+def replaced(store: LocalBlobs) -> Callable[[bytes], None]:
+    """Has another inode of the same size and times in the place of a blob."""
+
+    def replace(data: bytes) -> None:
+        path = store.place(HELLO)
+        copy = path.with_name("copy")
+        copy.write_bytes(data)
+        os.utime(copy, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+        copy.replace(path)
+
+    return replace
+
+
+def test_it_is_hashed_again_when_its_bytes_its_times_or_its_inode_are_others(store, hashed, replaced):
     store.put_bytes(b"hello")
     store.read(HELLO)
-    path = store.place(HELLO)
-    overwrite(path, b"hello")
+    overwrite(store.place(HELLO), b"hello")
     store.read(HELLO)
-    copy = path.with_name("copy")
-    copy.write_bytes(b"hello")
-    os.utime(copy, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
-    copy.replace(path)
+    replaced(b"hello")
     store.read(HELLO)
     assert len(hashed) == 3
-    flip(path)
-    with pytest.raises(DamagedBlob):
-        store.read(HELLO)
-
-
-def test_damage_under_the_old_size_and_time_is_seen(store):
-    """A copy that keeps times is another inode, or at least was changed at another time."""
-    store.put_bytes(b"hello")
-    store.read(HELLO)
-    path = store.place(HELLO)
-    times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
-    other = path.with_name("other")
-    other.write_bytes(b"hellO")
-    os.utime(other, ns=times)
-    other.replace(path)
-    with pytest.raises(DamagedBlob):
+    for damage in (lambda: flip(store.place(HELLO)), lambda: replaced(b"hellO")):
+        damage()
+        with pytest.raises(DamagedBlob):
+            store.read(HELLO)
+        store.put_bytes(b"hello")
         store.read(HELLO)
 
 
 def test_many_that_want_it_at_once_wait_for_one_hash(store, hashed):
     store.put_bytes(b"hello")
-    start, read = threading.Barrier(8), []
-
-    def work() -> None:
-        start.wait()
-        read.append(store.read(HELLO))
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (read, hashed) == ([b"hello"] * 8, [HELLO[7:]])
+    assert together(8, lambda _: store.read(HELLO)) == [b"hello"] * 8
+    assert hashed == [HELLO[7:]]
 
 
 def test_what_the_disk_does_not_give_is_damaged(store, monkeypatch):
     store.put_bytes(b"hello")
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(hashlib, "file_digest", fail)
+    monkeypatch.setattr(hashlib, "file_digest", failing(errno.EIO))
     with pytest.raises(DamagedBlob, match=rf"{HELLO} cannot be read on this server \(Input/output error\)"):
         store.read(HELLO)
     assert not store.is_whole(HELLO)
 
 
-def test_the_repair_is_told_and_a_second_upload_is_not(store, caplog):
+def test_a_repair_is_told_and_replaces_the_file_and_a_second_upload_is_not(store, caplog):
     store.put_bytes(b"hello")
     store.put_bytes(b"hello")
     with store.writer(HELLO, max_bytes=5) as writer:
@@ -123,17 +105,11 @@ def test_the_repair_is_told_and_a_second_upload_is_not(store, caplog):
         writer.commit()
     assert caplog.messages == []
     flip(store.place(HELLO))
-    store.put_bytes(b"hello")
-    assert caplog.messages == [f"blob {HELLO} was damaged: the right bytes were sent again and have replaced it"]
-
-
-def test_a_repair_replaces_the_file_and_writes_into_nothing(store):
-    store.put_bytes(b"hello")
-    flip(store.place(HELLO))
     damaged = store.place(HELLO).read_bytes()
     with store.place(HELLO).open("rb") as file:
         store.put_bytes(b"hello")
-        assert file.read() == damaged
+        assert file.read() == damaged, "it is not written into"
+    assert caplog.messages == [f"blob {HELLO} was damaged: the right bytes were sent again and have replaced it"]
     assert store.read(HELLO) == b"hello"
 
 
