@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy.exc import IntegrityError
 
 from registry.catalogue.tables import adapters
 from registry.errors import Incompatible, NotFound, PreconditionFailed, Retired
-from registry.names import BaseRef, DigestRef, parse_ref, sha256_digest
+from registry.names import BaseRef, parse_ref, sha256_digest
 from registry.spec import BottleneckConfig, Card, Provenance
+from tests.registry.catalogue.test_paging import all_rows
 from tests.registry.catalogue_rows import add, add_ready, new_adapter, pool_of, sample_of
 
 EVERYTHING = {"limit": 100}
@@ -45,18 +45,6 @@ class TestVersions:
         assert row.created_at.utcoffset() == timedelta(0)
         assert catalogue.adapters.get(row.id) == row
 
-    def test_versions_count_up_within_a_name(self, catalogue):
-        refs = [add(catalogue, name).ref for name in ("acme/law", "acme/law", "acme/lay", "other/law", "acme/law")]
-        assert refs == ["acme/law@1", "acme/law@2", "acme/lay@1", "other/law@1", "acme/law@3"]
-
-    def test_a_retired_version_is_never_given_again(self, catalogue):
-        catalogue.adapters.retire(add(catalogue).id)
-        assert add(catalogue).version == 2
-
-    def test_an_adapter_without_a_known_blob_is_refused(self, catalogue):
-        with pytest.raises(IntegrityError):
-            catalogue.adapters.add(new_adapter())
-
     def test_an_id_that_is_none_was_purged_since_it_was_read(self, catalogue):
         assert catalogue.adapters.get_or_none(12345) is None
         with pytest.raises(Retired, match="purged meanwhile"):
@@ -71,45 +59,19 @@ class TestVersions:
         catalogue.adapters.retire(first.id)
         assert catalogue.adapters.find_by_digest("acme", "law", first.digest) is None
 
-    def test_live_versions(self, catalogue):
-        rows = [add(catalogue) for _ in range(3)]
-        catalogue.adapters.retire(rows[1].id)
-        assert [row.version for row in catalogue.adapters.live_versions("acme", "law")] == [3, 1]
-        assert [row.version for row in catalogue.adapters.live_versions("acme", "law", limit=1)] == [3]
-
-    def test_versions_that_aliases_point_at(self, catalogue):
+    def test_live_versions_and_those_that_aliases_point_at(self, catalogue):
         rows = [add(catalogue) for _ in range(4)]
         for alias, version in (("old", 1), ("older", 1), ("gone", 2), ("prod", 3)):
             catalogue.aliases.put("acme", "law", alias, version)
         catalogue.aliases.put("acme", "lay", "other", 4)
         catalogue.adapters.retire(rows[1].id)
         assert [row.version for row in catalogue.adapters.aliased_versions("acme", "law")] == [3, 1]
-
-    def test_a_config_of_a_newer_server_is_refused_in_words(self, catalogue):
-        row = add(catalogue)
-        newer = """UPDATE adapters SET config = '{"method": "of 2031"}'"""
-        catalogue.adapters._connection.exec_driver_sql(newer)
-        with pytest.raises(Incompatible, match="acme/law"):
-            catalogue.adapters.get(row.id)
+        assert [row.version for row in catalogue.adapters.live_versions("acme", "law")] == [4, 3, 1]
+        assert [row.version for row in catalogue.adapters.live_versions("acme", "law", limit=1)] == [4]
 
 
 class TestResolve:
-    def test_a_bare_name_is_the_newest_live_version(self, catalogue):
-        first, second = add(catalogue), add(catalogue)
-        assert resolve(catalogue, "acme/law") == second
-        catalogue.adapters.retire(second.id)
-        assert resolve(catalogue, "acme/law") == first
-        assert resolve(catalogue, "acme/law@1") == first
-
-    def test_retired_is_not_unknown(self, catalogue):
-        row = add(catalogue)
-        catalogue.adapters.retire(row.id)
-        for text in ("acme/law", "acme/law@1", row.digest):
-            with pytest.raises(Retired):
-                resolve(catalogue, text)
-        for text in ("acme/law@2", "acme/lay", sha256_digest(b"?")):
-            with pytest.raises(NotFound):
-                resolve(catalogue, text)
+    """Beside what `test_refs` finds by itself."""
 
     def test_foreign_is_unknown_word_for_word(self, catalogue):
         row = add(catalogue)
@@ -123,14 +85,6 @@ class TestResolve:
                 assert foreign.value.message == f"There is no adapter {text}, or this key does not see it."
         assert resolve(catalogue, "acme/law@stable", ("acme",)) == row
 
-    def test_a_digest_is_any_live_row_of_it_that_is_visible(self, catalogue):
-        mine, theirs = add(catalogue, "acme/law", digest="d"), add(catalogue, "other/law", digest="d")
-        ref = DigestRef(mine.digest)
-        assert catalogue.adapters.resolve(None, ref) == theirs
-        assert catalogue.adapters.resolve(("acme",), ref) == mine
-        catalogue.adapters.retire(theirs.id)
-        assert catalogue.adapters.resolve(None, ref) == mine
-
     def test_a_base_model_is_no_adapter(self, catalogue):
         with pytest.raises(NotFound, match="base model"):
             catalogue.adapters.resolve(None, BaseRef("tiny"))
@@ -143,18 +97,6 @@ class TestResolve:
 
 
 class TestAliases:
-    def test_an_alias_is_the_version_it_points_at(self, catalogue):
-        first, second = add(catalogue), add(catalogue)
-        catalogue.aliases.put("acme", "law", "stable", first.version)
-        assert resolve(catalogue, "acme/law@stable") == first
-        catalogue.aliases.put("acme", "law", "stable", second.version)
-        assert resolve(catalogue, "acme/law@stable") == second
-        catalogue.adapters.retire(second.id)
-        with pytest.raises(Retired):
-            resolve(catalogue, "acme/law@stable")
-        with pytest.raises(NotFound):
-            resolve(catalogue, "acme/law@other")
-
     def test_they_are_listed_and_deleted(self, catalogue):
         for alias in ("stable", "beta"):
             catalogue.aliases.put("acme", "law", alias, 1)
@@ -237,6 +179,7 @@ class TestCards:
     def test_the_progress_of_a_sample_leaves_the_etag(self, catalogue):
         """Who read a card before its sample was embedded can still change it."""
         row = add(catalogue)
+        assert catalogue.adapters.set_sample_state(row.id, "failed").sample is None
         attached = catalogue.adapters.attach_sample(row.id, sample_of("law"))
         ready = catalogue.adapters.set_sample_state(row.id, "ready", truncated={"sbert": 3})
         assert (attached.sample_state, ready.sample_state) == ("pending", "ready")
@@ -245,18 +188,8 @@ class TestCards:
         failed = catalogue.adapters.set_sample_state(row.id, "failed")
         assert failed.sample == ready.sample
 
-    def test_a_state_without_a_sample_keeps_none(self, catalogue):
-        assert catalogue.adapters.set_sample_state(add(catalogue).id, "failed").sample is None
-
 
 class TestList:
-    def test_newest_first_without_the_retired(self, catalogue):
-        rows = [add(catalogue, f"acme/{name}") for name in "abc"]
-        catalogue.adapters.retire(rows[1].id)
-        assert names(catalogue.adapters.list(None, **EVERYTHING)) == ["acme/c@1", "acme/a@1"]
-        assert names(catalogue.adapters.list(("other",), **EVERYTHING)) == []
-        assert names(catalogue.adapters.list((), **EVERYTHING)) == []
-
     def test_samples_that_were_learnt_from_are_found_by_tensors_and_live_rows_by_them(self, catalogue):
         """Of all names and versions of some tensors, the retired ones too."""
         first, second = (sample_of(text).digest for text in ("one", "two"))
@@ -291,8 +224,11 @@ class TestList:
             ({"tags": ["x"], "kind": "adapter", "domain": "law"}, "a"),
             ({"tags": ["x"], "base_model": "tiny", "domain": "c"}, ""),
         ):
-            rows = catalogue.adapters.list(None, **filters, **EVERYTHING).rows
+            rows = all_rows(lambda filters=filters, **page: catalogue.adapters.list(None, **filters, **page), 2)
             assert "".join(row.name for row in rows) == found, filters
+        add(catalogue, "acme/a", digest="newer")
+        newest = catalogue.adapters.list(None, newest=True, **EVERYTHING)
+        assert names(newest) == ["acme/a@2", "other/c@1", "acme/b@1"]
 
 
 class TestPools:

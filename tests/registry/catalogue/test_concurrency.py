@@ -7,10 +7,9 @@ import os
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,43 +18,12 @@ from registry.blobs import LocalBlobs
 from registry.catalogue import Database
 from registry.errors import PreconditionFailed
 from registry.names import sha256_digest
-from registry.spec import Card
 from tests.registry.catalogue_rows import add
+from tests.registry.together import together
 from tests.repository import REPOSITORY
 
 
-def together(number: int, work: Callable[[int], object]) -> None:
-    """Run `work(0..number-1)` in threads that start at one moment; the first error is raised here."""
-    start, errors = threading.Barrier(number), []
-
-    def run(index: int) -> None:
-        try:
-            start.wait()
-            work(index)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(number)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
 class TestThreads:
-    def test_each_version_is_given_once(self, database):
-        def push(index: int) -> None:
-            for number in range(5):
-                with database.write() as catalogue:
-                    add(catalogue, digest=f"{index}-{number}")
-
-        together(8, push)
-        with database.read() as catalogue:
-            versions = [row.version for row in catalogue.adapters.live_versions("acme", "law")]
-        assert versions == list(range(40, 0, -1))
-
     def test_no_change_of_an_alias_is_lost(self, database):
         """Each thread adds one to the version it read; whoever was overtaken reads again."""
         with database.write() as catalogue:
@@ -78,28 +46,6 @@ class TestThreads:
         with database.read() as catalogue:
             assert catalogue.aliases.get("acme", "law", "stable").version == 24
 
-    def test_no_change_of_a_card_is_lost(self, database):
-        with database.write() as catalogue:
-            id = add(catalogue, card=Card(metadata={})).id
-
-        def mark(index: int) -> None:
-            for number in range(4):
-                done = False
-                while not done:
-                    with database.read() as catalogue:
-                        row = catalogue.adapters.get(id)
-                    card = Card(metadata={**row.card.metadata, f"{index}-{number}": True})
-                    try:
-                        with database.write() as catalogue:
-                            catalogue.adapters.update_card(id, card=card, if_match=row.etag)
-                        done = True
-                    except PreconditionFailed:
-                        pass
-
-        together(6, mark)
-        with database.read() as catalogue:
-            assert len(catalogue.adapters.get(id).card.metadata) == 24
-
     def test_each_job_is_claimed_once_while_more_come(self, database):
         claimed: list[str] = []
 
@@ -108,70 +54,33 @@ class TestThreads:
                 with database.write() as catalogue:
                     catalogue.jobs.enqueue("embed", {"n": [index, number]}, namespace="acme", created_by="k")
                 with database.write() as catalogue:
-                    row = catalogue.jobs.claim(f"w{index}", ["embed"], 60, _later())
-                if row is not None:
-                    claimed.append(row.id)
+                    later = datetime.now(UTC) + timedelta(seconds=5)
+                    claimed.append(catalogue.jobs.claim(f"w{index}", ["embed"], 60, later).id)
 
         together(8, work)
-        assert len(claimed) == len(set(claimed)) == 40
+        assert len(set(claimed)) == 40
 
     def test_one_job_for_one_dedupe_key(self, database):
-        ids = set()
-
-        def enqueue(index: int) -> None:
+        def enqueue(_: int) -> str:
             with database.write() as catalogue:
-                job = catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by="k", dedupe_key="pool")
-            ids.add(job.id)
+                return catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by="k", dedupe_key="pool").id
 
-        together(8, enqueue)
-        assert len(ids) == 1
+        assert len(set(together(8, enqueue))) == 1
 
-    def test_readers_see_whole_transactions_while_others_write(self, database):
-        """Each write adds one adapter and one audit entry; no reader ever sees a different number of the two."""
-        done = threading.Event()
-
-        def read() -> None:
-            while True:
-                last = done.is_set()
-                with database.read() as catalogue:
-                    adapters = catalogue.adapters.list(None, limit=1000).rows
-                    entries = catalogue.audit.list(None, limit=1000).rows
-                assert len(adapters) == len(entries)
-                if last:
-                    return
-
-        def write() -> None:
-            try:
-                for number in range(40):
-                    with database.write() as catalogue:
-                        row = add(catalogue, digest=str(number))
-                        catalogue.audit.record("push", row.ref, key_id=None, request_id=None, detail={})
-            finally:
-                done.set()
-
-        together(4, lambda index: write() if index == 0 else read())
-
-    def test_more_threads_than_connections(self, databases, tmp_path):
+    def test_each_version_is_given_once_to_more_threads_than_connections(self, databases, tmp_path):
         with databases.new(tmp_path / "small", pool_size=2) as database:
-            self.check_few_connections(database)
 
-    def check_few_connections(self, database):
-        def both(index: int) -> None:
-            for number in range(4):
-                with database.write() as catalogue:
-                    row = add(catalogue, digest=f"{index}-{number}")
-                with database.read() as catalogue:
-                    assert catalogue.adapters.get(row.id) == row
+            def push(index: int) -> None:
+                for number in range(4):
+                    with database.write() as catalogue:
+                        row = add(catalogue, digest=f"{index}-{number}")
+                    with database.read() as catalogue:
+                        assert catalogue.adapters.get(row.id) == row
 
-        together(12, both)
-        with database.read() as catalogue:
-            assert len(catalogue.adapters.live_versions("acme", "law")) == 48
-
-
-def _later():
-    from datetime import UTC, datetime, timedelta
-
-    return datetime.now(UTC) + timedelta(seconds=5)
+            together(8, push)
+            with database.read() as catalogue:
+                versions = [row.version for row in catalogue.adapters.live_versions("acme", "law")]
+            assert versions == list(range(32, 0, -1))
 
 
 # --- processes ------------------------------------------------------------------------------------
@@ -226,21 +135,21 @@ def start(script: str, folder: Path, name: str, url: str) -> subprocess.Popen[st
 class TestProcesses:
     def test_processes_that_open_migrate_and_write_one_new_database_at_once(self, databases, tmp_path):
         with databases.url(tmp_path, empty=True) as url:
-            children = [start(OPEN_AND_PUSH, tmp_path, f"p{number}", url) for number in range(3)]
+            children = [start(OPEN_AND_PUSH, tmp_path, f"p{number}", url) for number in range(2)]
             said = [json.loads(line) for child in children for line in child.communicate()[0].splitlines()]
-        assert [child.returncode for child in children] == [0, 0, 0]
-        assert sorted(version for version, _ in said) == list(range(1, 31))
+        assert [child.returncode for child in children] == [0, 0]
+        assert sorted(version for version, _ in said) == list(range(1, 21))
         claimed = [job for _, job in said if job is not None]
-        assert len(claimed) == len(set(claimed)) == 29  # all but the first found the job of the push before
+        assert len(claimed) == len(set(claimed)) == 19  # all but the first found the job of the push before
 
     def test_kill_9_during_a_write(self, databases, tmp_path):
         """Rows come with their job, audit entry and bytes, or not at all; what was acknowledged is there."""
         acknowledged: dict[int, str] = {}
         with databases.url(tmp_path) as url:
-            for life in range(4):
+            for life in range(2):
                 child = start(PUSH_FOR_EVER, tmp_path, f"life-{life}", url)
                 assert child.stdout is not None
-                lines = [child.stdout.readline() for _ in range(3 + 4 * life)]
+                lines = [child.stdout.readline() for _ in range(3 + 10 * life)]
                 child.kill()
                 lines += child.stdout.read().splitlines(keepends=True)
                 child.stdout.close()

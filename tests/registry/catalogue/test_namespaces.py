@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy.exc import IntegrityError
 
 from registry.catalogue.namespaces import NamespaceSettings
 from registry.errors import PreconditionFailed
@@ -21,11 +20,6 @@ def test_what_is_set_is_of_one_namespace(catalogue):
         assert row == catalogue.namespaces.get("acme")
         assert row.tuning == tuning
         assert catalogue.namespaces.get("acmeother").tuning == "allow"
-
-
-def test_a_setting_that_is_none_is_refused_by_the_database(catalogue):
-    with pytest.raises(IntegrityError):
-        catalogue.namespaces.set("acme", {"tuning": "never"})
 
 
 @pytest.mark.parametrize("first", [None, "allow", "forbid"])

@@ -18,11 +18,6 @@ def owners(catalogue, **filters):
     return {row.ref: row.owner for row in catalogue.adapters.list(None, limit=100, **filters).rows}
 
 
-def test_nobody_is_said_to_answer_until_somebody_says_so(catalogue):
-    assert add(catalogue).owner is None
-    assert owners(catalogue) == {"acme/law@1": None}
-
-
 def test_a_later_version_has_the_owner_of_its_name_unless_it_brings_another(catalogue):
     add(catalogue, owner="legal")
     assert add(catalogue, digest="two").owner == "legal"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,11 +30,12 @@ def database(url: str) -> Iterator[Database]:
     database.close()
 
 
-def test_reads_and_writes_have_the_isolation_they_need_whatever_the_default_is(postgres: Postgres, url: str) -> None:
-    name = make_url(url).database
+def test_reads_and_writes_have_the_isolation_they_need_whatever_the_default_is(
+    postgres: Postgres, database: Database
+) -> None:
+    name = database.engine.url.database
     postgres.sql(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
     postgres.sql(f"ALTER DATABASE {name} SET default_transaction_deferrable = on")
-    database = Database(url)
     for _ in range(2):  # the second time on the same connection
         for open_, isolation, read_only in (
             (database.read, "repeatable read", "on"), (database.write, "read committed", "off"),
@@ -44,49 +44,18 @@ def test_reads_and_writes_have_the_isolation_they_need_whatever_the_default_is(p
                 connection = catalogue.adapters._connection
                 assert connection.execute(text("SHOW transaction_isolation")).scalar_one() == isolation
                 assert connection.execute(text("SHOW transaction_read_only")).scalar_one() == read_only
-    database.close()
 
 
-def test_a_glance_begins_no_transaction(url: str) -> None:
-    database = Database(url)
+def test_a_glance_begins_no_transaction(database: Database) -> None:
     for _ in range(2):
-        with database.read_autocommit() as catalogue:
-            assert catalogue.keys.by_secret("0" * 64) is None
-            driver: Any = catalogue.keys._connection.connection.driver_connection
-            assert driver.info.transaction_status == TransactionStatus.IDLE
-        with database.read() as catalogue:  # on the same connection, which is told anew
-            assert catalogue.keys.by_secret("0" * 64) is None
-            driver = catalogue.keys._connection.connection.driver_connection
-            assert driver.info.transaction_status == TransactionStatus.INTRANS
-    database.close()
-
-
-def test_writers_of_two_processes_take_turns_and_each_sees_what_the_one_before_stored(url: str) -> None:
-    """Each `Database` stands for a process: they share nothing but the server."""
-    several = [Database(url) for _ in range(4)]
-    start = threading.Barrier(8)
-
-    def push(index: int) -> None:
-        start.wait()
-        for number in range(5):
-            with several[index % 4].write() as catalogue:
-                add(catalogue, digest=f"{index}-{number}")
-                catalogue.blobs.grant("acme", new_adapter(digest="same").weights_blob)
-                catalogue.aliases.put("acme", "law", "stable", number)
-                catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by="k", dedupe_key="one")
-
-    with several[0].write() as catalogue:
-        catalogue.blobs.record(new_adapter(digest="same").weights_blob, 1)
-    threads = [threading.Thread(target=push, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    with several[0].read() as catalogue:
-        assert [row.version for row in catalogue.adapters.live_versions("acme", "law")] == list(range(40, 0, -1))
-        assert len(catalogue.jobs.list(None, limit=99).rows) == 1
-    for database in several:
-        database.close()
+        for open_, status in (
+            (database.read_autocommit, TransactionStatus.IDLE),
+            (database.read, TransactionStatus.INTRANS),  # on the same connection, which is told anew
+        ):
+            with open_() as catalogue:
+                assert catalogue.keys.by_secret("0" * 64) is None
+                driver: Any = catalogue.keys._connection.connection.driver_connection
+                assert driver.info.transaction_status == status
 
 
 def test_a_writer_that_freezes_loses_its_turn(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,14 +104,12 @@ def test_cut_in_the_middle_is_unavailable_and_stores_nothing(postgres: Postgres,
         assert "\n" not in caught.value.message
 
 
-def test_a_standby_takes_no_writes(postgres: Postgres, url: str) -> None:
-    postgres.sql(f"ALTER DATABASE {make_url(url).database} SET default_transaction_read_only = on")
-    database = Database(url)
+def test_a_standby_takes_no_writes(postgres: Postgres, database: Database) -> None:
+    postgres.sql(f"ALTER DATABASE {database.engine.url.database} SET default_transaction_read_only = on")
     with pytest.raises(Unavailable, match="no writes"), database.write() as catalogue:
         add(catalogue)
     with database.read() as catalogue:
         assert catalogue.adapters.list(None, limit=9).rows == ()
-    database.close()
 
 
 def test_too_many_connections_is_unavailable(postgres: Postgres, url: str) -> None:

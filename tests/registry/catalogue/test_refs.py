@@ -69,7 +69,7 @@ class RefsMean(RuleBasedStateMachine):
             return type(error)
 
     def refs_mean_what_the_model_says(self) -> None:
-        for scope in (None, (), ("acme",), ("acme", "other")):
+        for scope in (None, (), ("acme",)):
             seen = {name: rows for name, rows in self.rows.items() if scope is None or name.split("/")[0] in scope}
             for name in NAMES:
                 rows = seen.get(name, [])
@@ -90,5 +90,5 @@ class RefsMean(RuleBasedStateMachine):
 
 def test_refs_mean_what_the_model_says(database):
     RefsMean.database = database
-    RefsMean.TestCase.settings = settings(max_examples=20, stateful_step_count=12)
+    RefsMean.TestCase.settings = settings(max_examples=8, stateful_step_count=20)
     RefsMean.TestCase().runTest()

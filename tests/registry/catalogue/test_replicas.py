@@ -13,6 +13,7 @@ from registry.catalogue import Database
 from registry.catalogue.replicas import replicas
 from registry.errors import Incompatible
 from tests.postgres import Databases
+from tests.registry.together import together
 
 BASES = {"tiny": "sha256:" + "1" * 64}
 OTHERS = {"tiny": "sha256:" + "2" * 64}
@@ -88,8 +89,7 @@ def test_of_two_that_start_at_once_with_other_states_one_is_refused(database: Da
             return False
         return True
 
-    with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(start, range(4))) == 1
+    assert sum(together(4, start)) == 1
 
 
 def test_who_leaves_is_gone_and_the_next_to_join_deletes_the_dead(database: Database) -> None:

@@ -1,25 +1,16 @@
-"""Searching adapters: words alike on both databases, tags, names; what keeps the index, and that it is used."""
+"""Searching adapters: words alike on both databases, tags, names; what keeps the index. That it is used: test_plans."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import event, insert
 
-from registry.catalogue import Catalogue, Database
-from registry.catalogue.adapters import columns_of
-from registry.catalogue.tables import adapter_tags, adapters
-from registry.catalogue.words import LONGEST_WORD, MOST_BYTES, adapter_words, indexed, words_of
+from registry.catalogue import Catalogue
+from registry.catalogue.words import LONGEST_WORD, MOST_BYTES, indexed, words_of
 from registry.errors import InvalidName, InvalidParameter
 from registry.spec import Card
 from tests.registry.catalogue_rows import add, new_adapter
-
-ROWS = 1_500
-UNSETTLED = "SELECT relname FROM pg_class WHERE relname LIKE 'adapter%%' AND relkind = 'r' AND relallvisible < relpages"
-"""Tables of which a plan's cost still depends on when it is made."""
-FILLER = " ".join(f"filler{n}" for n in range(60))
 
 
 def found(catalogue: Catalogue, visible: tuple[str, ...] | None = None, **filters: Any) -> list[str]:
@@ -141,98 +132,3 @@ def test_what_is_said_later_is_found_and_what_is_no_longer_said_is_not(catalogue
     catalogue.removals.purge(retired)
     assert found(catalogue, q="law") == []
     assert add(catalogue, "acme/tax").ref == found(catalogue, q="tax")[0]
-
-
-# --- indexes ----------------------------------------------------------------------------------------
-
-
-def rare(number: int, tag: str = "x") -> tuple[str, ...]:
-    """The tag for one in forty."""
-    return (tag,) if number % 40 == 0 else ()
-
-
-@pytest.fixture(scope="module")
-def shelf(databases, tmp_path_factory) -> Iterator[Database]:
-    """A database with so many adapters that it pays to use an index."""
-    with databases.new(tmp_path_factory.mktemp("shelf")) as database:
-        with database.write() as catalogue:
-            blob = add(catalogue, "acme/first").weights_blob
-        made = [
-            new_adapter(
-                f"team{n % 150}/a{n}", domain=f"d{n % 100}", weights_blob=blob, tags=("common", *rare(n, "rare")),
-                kind="soup" if rare(n) else "adapter", base_model="big" if rare(n) else "tiny",
-                owner="few" if rare(n) else None,
-                description=f"word{n} common {FILLER}",
-            )
-            for n in range(ROWS)
-        ]  # fmt: skip
-        with database.engine.begin() as connection:
-            rows = [
-                {**columns_of(new), "version": 1, "method": "lora" if rare(n) else "bottleneck"}
-                for n, new in enumerate(made)
-            ]
-            connection.execute(insert(adapters), rows)
-            ids = dict(connection.execute(adapters.select().with_only_columns(adapters.c.name, adapters.c.id)).all())
-            connection.execute(insert(adapter_words), [{"adapter_id": ids[n.name], "words": indexed(n)} for n in made])
-            tags = [{"adapter_id": ids[new.name], "tag": tag} for new in made for tag in new.card.tags]
-            connection.execute(insert(adapter_tags), tags)
-        if databases.kind == "postgresql":  # which does so by itself; SQLite is never asked to
-            with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                # Rows count as visible to all, on which costs depend, once their commits are on the disk: VACUUM's too.
-                for statement in ("SET synchronous_commit = on", "CHECKPOINT", "VACUUM ANALYZE"):
-                    connection.exec_driver_sql(statement)
-                assert connection.exec_driver_sql(UNSETTLED).all() == []
-        yield database
-
-
-def plan_of(database: Database, visible: tuple[str, ...] | None, filters: dict[str, Any]) -> tuple[str, str]:
-    """The statement of a list, and the plan that the database makes of it."""
-    seen: list[tuple[str, Any]] = []
-
-    def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        seen.append((statement, parameters))
-
-    event.listen(database.engine, "before_cursor_execute", note)
-    try:
-        with database.read() as catalogue:
-            catalogue.adapters.list(visible, limit=2, **filters)
-    finally:
-        event.remove(database.engine, "before_cursor_execute", note)
-    statement, parameters = seen[-1]
-    with database.engine.connect() as connection:
-        how = "EXPLAIN QUERY PLAN " if database.engine.dialect.name == "sqlite" else "EXPLAIN "
-        rows = connection.exec_driver_sql(how + statement, parameters)
-        return statement, "\n".join(str(row[-1]) for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("visible", "filters", "index"),
-    [
-        (None, {}, "ix_adapters_live"),
-        (("team3",), {}, "ix_adapters_live_namespace"),
-        (None, {"kind": "soup"}, "ix_adapters_live_kind"),
-        (None, {"domain": "d7"}, "ix_adapters_live_domain"),
-        (None, {"base_model": "big"}, "ix_adapters_live_base_model"),
-        (None, {"method": "lora"}, "ix_adapters_live_method"),
-        (None, {"owner": "few"}, "ix_adapters_live_owner"),
-        (None, {"name": "a7"}, "ix_adapters_live_name"),
-        (None, {"tags": ["rare"]}, "adapter_words_index|ix_adapter_tags_tag"),
-        (None, {"tags": ["common"], "kind": "soup"}, "adapter_words_index|ix_adapters_live_kind"),
-        (None, {"q": "word777"}, "adapter_words_index"),
-        (None, {"q": "word1321", "tags": ["common"], "kind": "adapter"}, "adapter_words_index"),
-        (None, {"q": "word1320", "tags": ["rare"], "kind": "soup"}, "adapter_words_index|pk_adapter_words"),  # of few
-        (("team3", "team4"), {"q": "word1323"}, "adapter_words_index"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_lists_use_their_index_and_read_no_provenance(shelf: Database, visible: Any, filters: Any, index: str) -> None:
-    statement, plan = plan_of(shelf, visible, filters)
-    assert any(name in plan for name in index.split("|")), plan
-    assert "provenance" not in statement
-    assert "Seq Scan" not in plan
-    if shelf.engine.dialect.name == "postgresql" and "q" not in filters:
-        assert plan.replace("Index Scan using pk_adapters", "", 1).count("Index Scan") == 0, (
-            "only a page's rows are read"
-        )
-    assert "TEMP B-TREE" not in plan, "SQLite sorts what it could read in order"
-    assert "SCAN adapters" not in plan.replace("SCAN adapters USING INDEX", "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy.exc import IntegrityError
 
 from registry.catalogue.rows import SelectorRow
 from registry.errors import NotFound
@@ -41,11 +40,6 @@ def test_what_is_added_comes_back(catalogue, pool, spec):
     assert (row.pool, row.spec, row.members, row.encoder_digest) == (pool, spec, members, None)
     assert row.report == {"held_out_accuracy": 0.5}
     assert catalogue.selectors.get(None, "sel-1") == row
-
-
-def test_its_state_is_stored_first(catalogue):
-    with pytest.raises(IntegrityError):
-        fitted(catalogue, "sel-1", state_blob=sha256_digest(b"never stored"))
 
 
 def test_a_known_id_is_the_stored_row(catalogue):

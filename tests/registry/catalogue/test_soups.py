@@ -52,10 +52,6 @@ class TestRecipes:
         cook(catalogue, "acme/s", recipe_of(digest))
         assert catalogue.soups.recipe(recipe_of(digest, mixing=AverageMixing(scale=0.5)).digest) is None
 
-    def test_its_bytes_are_stored_first(self, catalogue):
-        with pytest.raises(IntegrityError):
-            catalogue.soups.add_recipe(recipe_of(sha256_digest(b"a")), sha256_digest(b"s"), sha256_digest(b"w"), REPORT)
-
 
 class TestLineage:
     def test_both_ways(self, catalogue):
@@ -139,7 +135,3 @@ class TestEmbeddings:
         assert catalogue.samples.embedding(row.sample_digest, sha256_digest(b"e3")) is None
         assert {one.encoder_name for one in catalogue.samples.embeddings(row.sample_digest)} == {"sbert", "base"}
         assert catalogue.samples.embeddings(sha256_digest(b"?")) == []
-
-    def test_the_vectors_are_stored_first(self, catalogue):
-        with pytest.raises(IntegrityError):
-            catalogue.samples.add_embedding(self.row())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
 import pytest
@@ -15,7 +13,9 @@ from registry.errors import InvalidParameter, QuotaExceeded, RateLimitExceeded
 from registry.names import sha256_digest
 from registry.quotas import check_jobs, check_stored
 from registry.spec import DefaultLimits, UseLimits
+from tests.registry.catalogue.test_paging import all_rows
 from tests.registry.catalogue_rows import add
+from tests.registry.together import together
 
 NONE = DefaultLimits()
 
@@ -57,20 +57,17 @@ def test_each_byte_counts_once(database: Database) -> None:
 @pytest.mark.parametrize(("kind", "subject"), [("key", "key-1"), ("namespace", "acme")])
 def test_of_two_at_the_same_time_one_passes(database: Database, kind: str, subject: str) -> None:
     limit(database, kind, subject, adapters=1)
-    ready = threading.Barrier(2)
 
-    def push(name: str) -> bool:
-        ready.wait(10)
+    def push(number: int) -> bool:
         try:
             with database.write() as catalogue:
-                row = add(catalogue, f"acme/{name}")
+                row = add(catalogue, f"acme/{number}")
                 check_stored(catalogue, NONE, "adapters", key_id="key-1", namespaces=[row.namespace])
         except QuotaExceeded:
             return False
         return True
 
-    with ThreadPoolExecutor(2) as pool:
-        assert sorted(pool.map(push, ["one", "two"])) == [False, True]
+    assert sorted(together(2, push)) == [False, True]
     with database.read() as catalogue:
         assert catalogue.limits.adapters("namespace", "acme") == 1
 
@@ -123,14 +120,7 @@ def test_pages_of_usage_are_the_whole(database: Database) -> None:
         catalogue.usage.add(ROWS)
         whole = catalogue.usage.list(which, limit=99).rows
         assert [row.day for row in whole] == sorted((key.day for key in ROWS), reverse=True)
-        found, cursor = [], None
-        while True:
-            page = catalogue.usage.list(which, limit=5, cursor=cursor)
-            found += page.rows
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        assert tuple(found) == whole
+        assert tuple(all_rows(lambda **page: catalogue.usage.list(which, **page), 5)) == whole
         for wrong in ("x", "é", "WzFd", "WyJhIl0=", "WyJcdTAwMDAiLCIiLCIiLCIiXQ=="):
             with pytest.raises(InvalidParameter):
                 catalogue.usage.list(which, limit=5, cursor=wrong)
