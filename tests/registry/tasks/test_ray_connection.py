@@ -59,16 +59,16 @@ def cluster() -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _only_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
 
 
 @pytest.mark.slow
 class TestARealCluster:
-    def test_it_takes_its_token_and_listens_on_loopback(self, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    def test_it_takes_its_token_and_listens_on_loopback(self, cluster: str) -> None:
         check_cluster(cluster)
         assert ipaddress.ip_address(cluster.partition(":")[0]).is_loopback
 
@@ -76,6 +76,7 @@ class TestARealCluster:
         self, cluster: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         (tmp_path / "token").write_text(TOKEN + "\n")
+        monkeypatch.delenv("RAY_AUTH_TOKEN")
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
         check_cluster(cluster)
 
@@ -85,38 +86,55 @@ class TestARealCluster:
         with pytest.raises(Unauthenticated, match="refuses this token"):
             check_cluster(cluster)
 
-    def test_no_token_is_a_sentence_that_says_where_one_belongs(self, cluster: str) -> None:
+    def test_no_token_is_a_sentence_that_says_where_one_belongs(
+        self, cluster: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("RAY_AUTH_TOKEN")
         with pytest.raises(Unauthenticated, match="RAY_AUTH_TOKEN_PATH"):
             check_cluster(cluster)
 
 
-@pytest.fixture
-def open_head() -> Iterator[str]:
-    """What answers whoever asks, as the head of a cluster without tokens does."""
+class Head(grpc.GenericRpcHandler):
+    """A head that takes one token, or answers whoever asks, as that of a cluster without tokens does."""
 
-    class Everyone(grpc.GenericRpcHandler):
-        def service(self, _: object) -> object:
-            return grpc.unary_unary_rpc_method_handler(lambda *_: b"")
+    def __init__(self, token: str | None) -> None:
+        self.token = token
 
-    server = grpc.server(ThreadPoolExecutor(1), handlers=[Everyone()])
-    port = server.add_insecure_port("127.0.0.1:0")
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        said = dict(handler_call_details.invocation_metadata).get("authorization")
+
+        def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
+            if self.token is not None and said != f"Bearer {self.token}":
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@contextmanager
+def answering(token: str | None, credentials: grpc.ServerCredentials | None = None) -> Iterator[str]:
+    """The address of a head, over TLS with its credentials."""
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Head(token)])
+    address = "127.0.0.1:0"
+    port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
 
 
 class TestWithoutACluster:
     def test_one_that_asks_for_no_token_is_refused_unless_the_operator_wants_that(
-        self, open_head: str, monkeypatch: pytest.MonkeyPatch
+        self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-        with pytest.raises(Unauthenticated, match="asks for no token"):
-            check_cluster(open_head)
-        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-        check_cluster(open_head)
+        with answering(None) as address:
+            with pytest.raises(Unauthenticated, match="asks for no token"):
+                check_cluster(address)
+            monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+            check_cluster(address)
 
-    def test_nobody_at_the_address_is_said_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    def test_nobody_at_the_address_is_said_at_once(self) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -129,32 +147,18 @@ class TestWithoutACluster:
             check_cluster(address)
 
     def test_a_token_file_that_cannot_be_read_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.delenv("RAY_AUTH_TOKEN")
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "gone"))
         with pytest.raises(Unauthenticated, match="gone"):
             auth_token()
 
     def test_without_the_extra_the_sentence_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
         monkeypatch.setitem(sys.modules, "grpc", None)
         with pytest.raises(SoupError, match=r"pip install 'adaptersoup\[ray\]'"):
             check_cluster("127.0.0.1:6379")
 
 
 # --- over TLS, where Ray's own connections are -------------------------------------------------------
-
-
-class Head(grpc.GenericRpcHandler):
-    """A head that takes one token."""
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        said = dict(handler_call_details.invocation_metadata).get("authorization")
-
-        def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
-            if said != f"Bearer {TOKEN}":
-                context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
-            return b""
-
-        return grpc.unary_unary_rpc_method_handler(answer)
 
 
 @pytest.fixture(scope="module")
@@ -173,27 +177,22 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture
 def tls_head(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     own, key = (path.read_bytes() for path in files)
-    server = grpc.server(ThreadPoolExecutor(1), handlers=[Head()])
-    credentials = grpc.ssl_server_credentials([(key, own)], root_certificates=own, require_client_auth=True)
-    port = server.add_secure_port("127.0.0.1:0", credentials)
-    server.start()
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    with answering(TOKEN, grpc.ssl_server_credentials([(key, own)], own, require_client_auth=True)) as address:
+        yield address
 
 
 @pytest.mark.slow
 def test_the_question_goes_over_tls(tls_head: str, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_USE_TLS", "1")
-    monkeypatch.setenv("RAY_TLS_SERVER_CERT", str(files[0]))
-    monkeypatch.setenv("RAY_TLS_SERVER_KEY", str(files[1]))
+    own, key = map(str, files)
+    for name, value in (("USE_TLS", "1"), ("TLS_SERVER_CERT", own), ("TLS_SERVER_KEY", key)):
+        monkeypatch.setenv(f"RAY_{name}", value)
     with pytest.raises(Unavailable, match="RAY_TLS_CA_CERT names no file"):
         check_cluster(tls_head)
-    monkeypatch.setenv("RAY_TLS_CA_CERT", str(files[0].with_name("none")))
+    monkeypatch.setenv("RAY_TLS_CA_CERT", "/nowhere/none")
     with pytest.raises(Unavailable, match="RAY_TLS_SERVER_CERT cannot be read"):
         check_cluster(tls_head)
-    monkeypatch.setenv("RAY_TLS_CA_CERT", str(files[0]))
+    monkeypatch.setenv("RAY_TLS_CA_CERT", own)
     check_cluster(tls_head)
 
 
