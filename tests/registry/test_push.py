@@ -33,6 +33,7 @@ from tests.registry.toy_registry import (
     weights,
 )  # fmt: skip
 
+ON_DATABASES = ("sqlite",)  # their statements are the same on each kind
 POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
 
 
@@ -65,12 +66,8 @@ def test_a_push_repairs_what_is_damaged_and_the_audit_has_it(verbs):
     assert verbs.blobs.is_whole(row.weights_blob)
     assert verbs.blobs.is_whole(row.sample.digest)
     verbs.push(sample=texts)
-    with verbs.database.read() as catalogue:
-        entries = catalogue.audit.list(None, limit=9).rows
-    repairs = [(one.action, one.subject, one.key_id) for one in entries if one.action != "adapter.push"]
-    assert sorted(repairs) == sorted(
-        ("blob.repair", digest, "key-1") for digest in (row.weights_blob, row.sample.digest)
-    )
+    repairs = [(one.subject, one.key_id) for one in verbs.audit("blob.repair")]
+    assert sorted(repairs) == sorted((digest, "key-1") for digest in (row.weights_blob, row.sample.digest))
 
 
 def test_an_uploaded_file_that_is_damaged_is_our_mistake_and_a_lost_one_too(verbs):
@@ -98,12 +95,10 @@ class TestWhatIsStored:
         with verbs.database.read() as catalogue:
             job = catalogue.jobs.get(("acme",), pushed.job)
             assert (job.kind, job.arguments) == ("embed", {"adapter_id": row.id})
-            assert [(one.action, one.subject) for one in catalogue.audit.list(None, limit=9).rows] == [
-                ("adapter.push", "acme/law@1")
-            ]
             assert catalogue.blobs.is_visible(("acme",), row.weights_blob)
             assert catalogue.blobs.is_visible(("acme",), row.sample.digest)
             assert not catalogue.blobs.is_visible(("other",), row.weights_blob)
+        assert [(one.action, one.subject) for one in verbs.audit()] == [("adapter.push", "acme/law@1")]
 
     def test_half_precision_is_kept_and_the_base_may_be_named_by_its_fingerprint(self, verbs):
         files = {WEIGHTS: inline(weights(0, dtype=torch.float16))}
@@ -170,11 +165,7 @@ class TestAgain:
         assert (brought.row.owner, third.created) == ("court", True)
         with verbs.database.read() as catalogue:
             assert {row.owner for row in catalogue.adapters.list(None, limit=9).rows} == {"tax"}
-            said = [
-                (row.action, row.subject, row.detail.get("owner"))
-                for row in reversed(catalogue.audit.list(None, limit=9).rows)
-            ]
-        assert said == [
+        assert [(one.action, one.subject, one.detail.get("owner")) for one in verbs.audit()] == [
             ("adapter.push", "acme/law@1", "legal"),
             ("adapter.push", "acme/law@2", None),
             ("adapter.change", "acme/law@1", "contracts"),

@@ -26,22 +26,12 @@ def test_difference_is_the_ratio_of_sums_not_the_mean_of_ratios():
     assert found.difference == (98.0 / 101.0)
 
 
-@pytest.mark.parametrize("passages", [2, 5, 20])
-def test_intervals_hold_the_difference_nine_times_in_ten(passages: int):
-    rng, inside = np.random.default_rng(6), 0
-    for _ in range(600):
-        found = paired_difference(rng.normal(3, 2, passages), np.zeros(passages), np.ones(passages), resamples=400)
-        assert found.interval is not None
-        inside += found.interval[0] <= 3 <= found.interval[1]
-    assert 0.87 <= inside / 600 <= 0.93
-
-
-def test_intervals_are_those_of_student():
-    rng = np.random.default_rng(7)
-    values = rng.normal(size=9)
-    found = paired_difference(values, np.zeros(9), np.ones(9), resamples=40_000)
-    theirs = stats.t.interval(0.9, df=8, loc=values.mean(), scale=stats.sem(values))
-    assert found.interval == pytest.approx(theirs, abs=0.02)
+@pytest.mark.parametrize("passages", [2, 9])
+def test_intervals_are_those_of_student(passages: int):
+    values = np.random.default_rng(7).normal(size=passages)
+    found = paired_difference(values, np.zeros(passages), np.ones(passages), resamples=40_000)
+    theirs = stats.t.interval(0.9, df=passages - 1, loc=values.mean(), scale=stats.sem(values))
+    assert found.interval == pytest.approx(theirs, rel=0.03)
 
 
 def test_equal_to_a_bootstrap_written_out():

@@ -22,7 +22,7 @@ from registry.adapters.moments import measured_weights, packed
 from registry.adapters.weights import load_tensors, save_tensors, save_unique
 from registry.blobs import BlobStore
 from registry.catalogue import Database
-from registry.catalogue.rows import AdapterRow, SelectorRow
+from registry.catalogue.rows import AdapterRow, AuditRow, SelectorRow
 from registry.context import BaseModel, Caller, Limits, Registry
 from registry.cook.cook import cook
 from registry.cook.job import Computations
@@ -300,6 +300,11 @@ class ToyRegistry:
     def named(self, name: str) -> AdapterRow:
         with self.database.read() as catalogue:
             return catalogue.adapters.resolve(None, parse_ref(name))
+
+    def audit(self, action: str | None = None) -> list[AuditRow]:
+        """What the audit has, or has of an action, oldest first."""
+        with self.database.read() as catalogue:
+            return list(reversed(catalogue.audit.list(None, action=action, limit=100).rows))
 
     def row(self, id: int | None) -> AdapterRow:
         assert id is not None
