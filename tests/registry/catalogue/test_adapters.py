@@ -8,7 +8,7 @@ import pytest
 
 from registry.catalogue.tables import adapters
 from registry.errors import Incompatible, NotFound, PreconditionFailed, Retired
-from registry.names import BaseRef, parse_ref, sha256_digest
+from registry.names import BaseRef, DigestRef, parse_ref, sha256_digest
 from registry.spec import BottleneckConfig, Card, Provenance
 from tests.registry.catalogue.test_paging import all_rows
 from tests.registry.catalogue_rows import add, add_ready, new_adapter, pool_of, sample_of
@@ -45,6 +45,12 @@ class TestVersions:
         assert row.created_at.utcoffset() == timedelta(0)
         assert catalogue.adapters.get(row.id) == row
 
+    def test_versions_count_up_within_a_name_and_none_is_given_again(self, catalogue):
+        refs = [add(catalogue, name).ref for name in ("acme/law", "acme/law", "acme/lay", "other/law")]
+        assert refs == ["acme/law@1", "acme/law@2", "acme/lay@1", "other/law@1"]
+        catalogue.adapters.retire(resolve(catalogue, "acme/law").id)
+        assert add(catalogue).version == 3
+
     def test_an_id_that_is_none_was_purged_since_it_was_read(self, catalogue):
         assert catalogue.adapters.get_or_none(12345) is None
         with pytest.raises(Retired, match="purged meanwhile"):
@@ -71,7 +77,22 @@ class TestVersions:
 
 
 class TestResolve:
-    """Beside what `test_refs` finds by itself."""
+    def test_a_bare_name_is_the_newest_live_version(self, catalogue):
+        first, second = add(catalogue), add(catalogue)
+        assert resolve(catalogue, "acme/law") == second
+        catalogue.adapters.retire(second.id)
+        assert resolve(catalogue, "acme/law") == first
+        assert resolve(catalogue, "acme/law@1") == first
+
+    def test_retired_is_not_unknown(self, catalogue):
+        row = add(catalogue)
+        catalogue.adapters.retire(row.id)
+        for text in ("acme/law", "acme/law@1", row.digest):
+            with pytest.raises(Retired):
+                resolve(catalogue, text)
+        for text in ("acme/law@2", "acme/lay", sha256_digest(b"?")):
+            with pytest.raises(NotFound):
+                resolve(catalogue, text)
 
     def test_foreign_is_unknown_word_for_word(self, catalogue):
         row = add(catalogue)
@@ -85,6 +106,14 @@ class TestResolve:
                 assert foreign.value.message == f"There is no adapter {text}, or this key does not see it."
         assert resolve(catalogue, "acme/law@stable", ("acme",)) == row
 
+    def test_a_digest_is_any_live_row_of_it_that_is_visible(self, catalogue):
+        mine, theirs = add(catalogue, "acme/law", digest="d"), add(catalogue, "other/law", digest="d")
+        ref = DigestRef(mine.digest)
+        assert catalogue.adapters.resolve(None, ref) == theirs
+        assert catalogue.adapters.resolve(("acme",), ref) == mine
+        catalogue.adapters.retire(theirs.id)
+        assert catalogue.adapters.resolve(None, ref) == mine
+
     def test_a_base_model_is_no_adapter(self, catalogue):
         with pytest.raises(NotFound, match="base model"):
             catalogue.adapters.resolve(None, BaseRef("tiny"))
@@ -97,6 +126,18 @@ class TestResolve:
 
 
 class TestAliases:
+    def test_an_alias_is_the_version_it_points_at(self, catalogue):
+        first, second = add(catalogue), add(catalogue)
+        catalogue.aliases.put("acme", "law", "stable", first.version)
+        assert resolve(catalogue, "acme/law@stable") == first
+        catalogue.aliases.put("acme", "law", "stable", second.version)
+        assert resolve(catalogue, "acme/law@stable") == second
+        catalogue.adapters.retire(second.id)
+        with pytest.raises(Retired):
+            resolve(catalogue, "acme/law@stable")
+        with pytest.raises(NotFound):
+            resolve(catalogue, "acme/law@other")
+
     def test_they_are_listed_and_deleted(self, catalogue):
         for alias in ("stable", "beta"):
             catalogue.aliases.put("acme", "law", alias, 1)

@@ -259,6 +259,12 @@ class TestTheEnd:
         catalogue.jobs.succeed(row.id, {})
         assert catalogue.jobs.get(None, row.id).error is None
 
+    def test_a_queued_job_cannot_end(self, catalogue):
+        row = enqueue(catalogue)
+        assert not catalogue.jobs.succeed(row.id, {})
+        assert not catalogue.jobs.fail(row.id, {}, None)
+        assert catalogue.jobs.get(None, row.id) == row
+
 
 class TestLeases:
     def test_a_heartbeat_prolongs(self, catalogue):

@@ -18,7 +18,7 @@ from registry.catalogue.words import adapter_words, indexed
 from registry.names import DigestRef, NameRef, sha256_digest
 from tests.registry.catalogue_rows import add, new_adapter
 
-ROWS = 1_500
+ROWS, KEYS = 1_500, 3_000
 BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
 SOON = BEGIN + timedelta(days=2)
 OWN = "pk_|uq_|ix_|sqlite_autoindex_"
@@ -61,7 +61,7 @@ def full(databases, tmp_path_factory) -> Iterator[Database]:
             connection.execute(insert(adapter_tags), tags)
             named = [{"namespace": new.namespace, "name": new.name, "alias": "prod", "version": 1} for new in made]
             connection.execute(insert(aliases), [{**one, "revision": 1} for one in named])
-            connection.execute(insert(keys), list(map(key, range(ROWS))))
+            connection.execute(insert(keys), list(map(key, range(KEYS))))
             connection.execute(insert(jobs), list(map(job, range(ROWS))))
             connection.execute(
                 insert(job_askers), [{"job": f"job-{n}", "key_id": "key-2", "asked_at": BEGIN} for n in range(ROWS)]
