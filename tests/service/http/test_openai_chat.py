@@ -25,31 +25,30 @@ def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     return {"tiny": tiny_base_dir, "chatty": with_template(tiny_base_dir, tmp_path_factory.mktemp("chat"), TEMPLATE)}
 
 
-def test_the_template_makes_the_prompt(live: Live) -> None:
-    client = live.openai()
-    chat = client.chat.completions.create(model="chatty", messages=HELLO, temperature=0, max_tokens=6)
-    assert chat.object == "chat.completion"
-    assert chat.choices[0].message.role == "assistant"
+@pytest.fixture
+def openai_client(live: Live) -> Any:
+    """The real client, whose answers are not narrowed down."""
+    return live.openai()
+
+
+def test_the_template_makes_the_prompt(live: Live, openai_client: Any) -> None:
+    chat = openai_client.chat.completions.create(model="chatty", messages=HELLO, temperature=0, max_tokens=6)
+    assert (chat.object, chat.choices[0].message.role) == ("chat.completion", "assistant")
     assert chat.system_fingerprint is not None
-    headers = live.world.headers(live.world.admin)
     text = "<|endoftext|>system: Be brief.\n<|endoftext|>user: The fox?\n<|endoftext|>assistant: "
-    ids = live.world.client.post(
-        "/tokenize", json={"model": "chatty", "prompt": text, "add_special_tokens": False}, headers=headers
-    ).json()["tokens"]
-    plain = client.completions.create(model="chatty", prompt=ids, temperature=0, max_tokens=6)
+    asked = {"model": "chatty", "prompt": text, "add_special_tokens": False}
+    ids = live.world.client.post("/tokenize", json=asked).json()["tokens"]
+    plain = openai_client.completions.create(model="chatty", prompt=ids, temperature=0, max_tokens=6)
     assert chat.choices[0].message.content == plain.choices[0].text
     assert chat.usage == plain.usage
-    assert chat.usage is not None
     assert chat.usage.prompt_tokens == len(ids)
 
 
-def test_a_stream_says_what_the_whole_says(live: Live) -> None:
-    client = live.openai()
+def test_a_stream_says_what_the_whole_says(openai_client: Any) -> None:
     ask: dict[str, Any] = {"model": "chatty", "messages": HELLO, "seed": 5, "max_tokens": 8, "n": 2}
-    whole = client.chat.completions.create(**ask)
-    text = ["", ""]
-    reasons: list[str | None] = [None, None]
-    chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    whole = openai_client.chat.completions.create(**ask)
+    text, reasons = ["", ""], [None, None]
+    chunks = list(openai_client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
     for chunk in chunks[:-1]:
         (choice,) = chunk.choices
         text[choice.index] += choice.delta.content or ""
@@ -57,55 +56,42 @@ def test_a_stream_says_what_the_whole_says(live: Live) -> None:
     assert text == [choice.message.content for choice in whole.choices]
     assert reasons == [choice.finish_reason for choice in whole.choices]
     assert [chunk.choices[0].delta.role for chunk in chunks[:2]] == ["assistant", "assistant"]
-    assert chunks[-1].usage == whole.usage
-    assert chunks[-1].choices == []
+    assert (chunks[-1].usage, chunks[-1].choices) == (whole.usage, [])
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
 
 
-def test_without_a_limit_the_answer_may_fill_the_context(live: Live) -> None:
-    answer = live.openai().chat.completions.create(model="chatty", messages=HELLO[1:], seed=1)
-    assert answer.usage is not None
-    if answer.choices[0].finish_reason == "length":
-        assert answer.usage.total_tokens == 64
+def test_without_a_limit_the_answer_may_fill_the_context(openai_client: Any) -> None:
+    answer = openai_client.chat.completions.create(model="chatty", messages=HELLO[1:], seed=1)
+    assert answer.choices[0].finish_reason == "stop" or answer.usage.total_tokens == 64
 
 
-def test_logprobs(live: Live) -> None:
-    client = live.openai()
+def test_logprobs(openai_client: Any) -> None:
     ask: dict[str, Any] = {
         "model": "chatty", "messages": HELLO, "temperature": 0, "max_completion_tokens": 5, "logprobs": True,
     }  # fmt: skip
-    whole = client.chat.completions.create(**ask, top_logprobs=2).choices[0]
-    assert whole.logprobs is not None
-    assert whole.logprobs.content is not None
+    (whole,) = openai_client.chat.completions.create(**ask, top_logprobs=2).choices
     assert len(whole.logprobs.content) == 5
     for token in whole.logprobs.content:
-        assert token.top_logprobs[0].logprob == token.logprob
         assert len(token.top_logprobs) == 2
-        assert token.bytes is not None
-    joined = b"".join(bytes(token.bytes or ()) for token in whole.logprobs.content)
-    assert joined.decode("utf-8", "replace").startswith(
-        (whole.message.content or "").rstrip("\N{REPLACEMENT CHARACTER}")
-    )
+        assert token.top_logprobs[0].logprob == token.logprob
+    joined = b"".join(bytes(token.bytes) for token in whole.logprobs.content).decode("utf-8", "replace")
+    assert joined.startswith(whole.message.content.rstrip("\N{REPLACEMENT CHARACTER}"))
     streamed = []
-    for chunk in client.chat.completions.create(**ask, top_logprobs=2, stream=True):
+    for chunk in openai_client.chat.completions.create(**ask, top_logprobs=2, stream=True):
         if chunk.choices[0].logprobs is not None:
             streamed += chunk.choices[0].logprobs.content or []
-    assert [token.model_dump() for token in streamed] == [token.model_dump() for token in whole.logprobs.content]
-    none = client.chat.completions.create(**ask).choices[0].logprobs
-    assert none is not None
-    assert none.content is not None
-    assert none.content[0].top_logprobs == []
+    assert streamed == whole.logprobs.content
+    (none,) = openai_client.chat.completions.create(**ask).choices
+    assert none.logprobs.content[0].top_logprobs == []
 
 
-def test_parts_of_text_are_one_text(live: Live) -> None:
-    client = live.openai()
-    parts: list[Any] = [
-        {"role": "user", "content": [{"type": "text", "text": "The "}, {"type": "text", "text": "fox"}]}
-    ]
-    plain: list[Any] = [{"role": "user", "content": "The fox"}]
+def test_parts_of_text_are_one_text(openai_client: Any) -> None:
+    parts = [{"type": "text", "text": "The "}, {"type": "text", "text": "fox"}]
     one, other = (
-        client.chat.completions.create(model="chatty", messages=messages, temperature=0, max_tokens=4)
-        for messages in (parts, plain)
+        openai_client.chat.completions.create(
+            model="chatty", messages=[{"role": "user", "content": content}], temperature=0, max_tokens=4
+        )
+        for content in (parts, "The fox")
     )
     assert one.choices[0].message.content == other.choices[0].message.content
     assert one.usage == other.usage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -25,24 +26,21 @@ def by_hand(world: World, texts: list[str], *, seed: int | None = None) -> list[
     """(NLL, tokens) of each text, window by window, with plain log-softmax."""
     base = load_base(world.runtime.bases["tiny"].entry)
     found = []
-    adapter = None
-    if seed is not None:
-        adapter = from_tensors(CONFIG, base.shape, load_tensors(adapter_weights(world.runtime, seed=seed)))
-    for text in texts:
-        ids = base.tokenizer(text, add_special_tokens=False)["input_ids"]
-        nll, tokens = 0.0, 0
-        for start in range(0, len(ids), base.shape.context - 1):
-            window = torch.tensor([[base.bos_id, *ids[start : start + base.shape.context - 1]]])
-            with torch.no_grad():
-                if adapter is None:
+    with ExitStack() as stack:
+        if seed is not None:
+            tensors = load_tensors(adapter_weights(world.runtime, seed=seed))
+            stack.enter_context(attached(base.model, from_tensors(CONFIG, base.shape, tensors)))
+        for text in texts:
+            ids = base.tokenizer(text, add_special_tokens=False)["input_ids"]
+            nll, tokens = 0.0, 0
+            for start in range(0, len(ids), base.shape.context - 1):
+                window = torch.tensor([[base.bos_id, *ids[start : start + base.shape.context - 1]]])
+                with torch.no_grad():
                     logits = base.model(window).logits
-                else:
-                    with attached(base.model, adapter):
-                        logits = base.model(window).logits
-            scores = torch.log_softmax(logits.double(), -1)[0, :-1]
-            nll -= float(scores.gather(1, window[0, 1:, None]).sum())
-            tokens += window.shape[1] - 1
-        found.append((nll, tokens))
+                scores = torch.log_softmax(logits.double(), -1)[0, :-1]
+                nll -= float(scores.gather(1, window[0, 1:, None]).sum())
+                tokens += window.shape[1] - 1
+            found.append((nll, tokens))
     return found
 
 
@@ -50,7 +48,7 @@ def ask(world: World, **body: Any) -> Any:
     return world.client.post("/v1/perplexity", json={"model": "tiny", "texts": TEXTS, **body})
 
 
-@pytest.mark.parametrize(("model", "seed"), [("tiny", None), ("base/tiny", None), ("team/ppl", 21)])
+@pytest.mark.parametrize(("model", "seed"), [("base/tiny", None), ("team/ppl", 21)])
 def test_it_is_what_the_model_says(world: World, model: str, seed: int | None) -> None:
     world.push("team/ppl", seed=21)
     answer = ask(world, model=model).json()
@@ -91,25 +89,15 @@ def test_the_seed_fixes_the_standard_error(world: World) -> None:
     assert ask(world, seed=1).json()["standard_error"] != ask(world, seed=2).json()["standard_error"]
 
 
-def test_one_text_and_the_order_of_texts(world: World) -> None:
-    alone = ask(world, texts=TEXTS[:1]).json()
-    both = ask(world, texts=TEXTS[::-1]).json()
-    assert alone["texts"][0]["nll"] == pytest.approx(both["texts"][2]["nll"], rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
         ({"texts": []}, 400, "texts"),
-        ({"texts": "one"}, 400, "texts"),
         ({"texts": ["a", ""]}, 400, "Text 1 of 'texts' is empty."),
         ({"texts": ["a"] * 2001}, 413, "2001"),
         ({"texts": ["a" * 1_000_001]}, 413, "characters"),
-        ({"model": ""}, 400, "model"),
         ({"model": "nothing"}, 404, "base model"),
-        ({"model": "team/nothing"}, 404, ""),
         ({"baseline": "team/nothing"}, 404, ""),
-        ({"baseline": "nothing"}, 404, ""),
         ({"seed": -1}, 400, "seed"),
         ({"stride": 5}, 400, "'stride' is not known"),
     ],
@@ -125,9 +113,3 @@ def test_a_retired_model_is_410(world: World) -> None:
     world.client.delete("/v1/adapters/team/late")
     assert ask(world, model="team/late").status_code == 410
     assert ask(world, baseline="team/late").status_code == 410
-
-
-def test_it_needs_scope_infer(world: World) -> None:
-    headers = world.headers(world.key(["read", "write"]))
-    body = {"model": "tiny", "texts": TEXTS}
-    assert world.client.post("/v1/perplexity", json=body, headers=headers).status_code == 403
