@@ -62,13 +62,6 @@ def sample(tmp_path: Path) -> Path:
     return file
 
 
-def record(folder: Path, base: str | None) -> Path:
-    """The directory with another base model in PEFT's file."""
-    file = folder / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": base}))
-    return folder
-
-
 def body(folder: Path, **fields: Any) -> dict[str, Any]:
     """A manifest as somebody with curl writes it: PEFT's two files as they are."""
     return {
@@ -83,7 +76,7 @@ def body(folder: Path, **fields: Any) -> dict[str, Any]:
 
 class TestCommandLine:
     def test_as_it_lies_on_disk_there_and_back(
-        self, soup: Soup, lora: Callable[..., Path], sample: Path, models: dict[str, Any], tmp_path: Path
+        self, soup: Soup, lora: Callable[..., Path], sample: Path, tmp_path: Path
     ) -> None:
         folder = lora(alpha_pattern={"h.1.attn.c_attn": 5})
         command = ("push", folder, "--name", "acme/law", "--domain", "law", "--sample", sample, "--wait")
@@ -98,13 +91,6 @@ class TestCommandLine:
         assert soup("pull", "acme/law", tmp_path / "pulled")[0] == 0
         assert (tmp_path / "pulled" / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
         assert soup("push", tmp_path / "pulled", "--name", "acme/law")[:2] == (0, "acme/law@1\n")
-        ids = torch.arange(1, 9)[None]
-        with torch.inference_mode():
-            one, two = (
-                peft.PeftModel.from_pretrained(copy.deepcopy(models["small"]), str(path)).eval()(input_ids=ids).logits
-                for path in (folder, tmp_path / "pulled")
-            )
-        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
 
     def test_what_is_served_is_what_peft_says(
         self, soup: Soup, lora: Callable[..., Path], models: dict[str, Any], live: Live
@@ -112,16 +98,13 @@ class TestCommandLine:
         folder = lora(use_rslora=True, name="served")
         assert soup("push", folder, "--name", "acme/served", "--domain", "law")[0] == 0
         ids = [0, 30, 31, 32, 33]
-        told = live.openai().completions.create(
-            model="acme/served", prompt=ids, max_tokens=1, temperature=0, logprobs=1, echo=True
-        )
+        asked = {"model": "acme/served", "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
+        told = live.world.client.post("/v1/completions", json=asked).json()
         model = peft.PeftModel.from_pretrained(copy.deepcopy(models["small"]), str(folder)).eval()
         with torch.inference_mode():
             scores = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], dim=-1)
         expected = [float(scores[at, token]) for at, token in enumerate(ids[1:])]
-        assert told.choices[0].logprobs is not None
-        found = told.choices[0].logprobs.token_logprobs
-        assert found is not None
+        found = told["choices"][0]["logprobs"]["token_logprobs"]
         assert found[1 : len(ids)] == pytest.approx(expected, abs=1e-4)
 
     def test_without_a_domain(self, soup: Soup, lora: Callable[..., Path]) -> None:
@@ -138,23 +121,6 @@ class TestCommandLine:
         assert "2 base models here (llama, llama-two) are that one" in err
         assert soup("push", folder, "--name", "acme/twins", "--domain", "law", "--base", "base/llama-two")[0] == 0
         assert json.loads(soup("show", "acme/twins", "--json")[1])["base_model"] == "llama-two"
-
-    def test_a_base_that_none_matches_tells_no_folder(
-        self, soup: Soup, lora: Callable[..., Path], served: dict[str, Path]
-    ) -> None:
-        code, _, err = soup("push", record(lora(), "meta/other"), "--name", "acme/other", "--domain", "law")
-        assert code == 3
-        assert "records base model 'meta/other', and no base model here is that one" in err
-        assert "llama, llama-two, small" in err
-        assert not any(str(path) in err for path in served.values())
-        assert soup("push", record(lora(), None), "--name", "acme/other", "--domain", "law")[0] == 1
-        assert soup("push", record(lora(), "small/"), "--name", "acme/other", "--domain", "law")[0] == 0
-
-    def test_modules_the_base_lacks(self, soup: Soup, lora: Callable[..., Path]) -> None:
-        code, _, err = soup("push", lora("llama"), "--name", "acme/lacks", "--domain", "law", "--base", "small")
-        assert code == 3
-        assert "no linear module model.layers.0.self_attn.q_proj" in err
-        assert "transformer.h.0" in err
 
     def test_what_is_not_supported_is_refused_before_anything_is_sent(
         self, soup: Soup, lora: Callable[..., Path]
@@ -186,9 +152,7 @@ class TestOverHttp:
         ("change", "status", "code", "says"),
         [
             ({"use_dora": True, "bias": "all"}, 400, "unknown_method", "use_dora"),
-            ({"peft_type": "IA3"}, 400, "unknown_method", "IA3"),
             ({"r": 7}, 400, "invalid_manifest", "rank 2 in the weights and 7 in the configuration"),
-            ({"target_modules": ["c_fc"]}, 400, "invalid_manifest", "does not target"),
             ({"rank_pattern": {"(a+)+b": 2, "(?!x)": 2}}, 400, "invalid_manifest", "(?!x)"),
         ],
         ids=str,
@@ -202,15 +166,3 @@ class TestOverHttp:
         assert (answer.status_code, error["code"]) == (status, code), answer.text
         assert says in error["message"]
         assert world.client.get("/v1/adapters/acme/refused").status_code == 404
-
-    def test_exactly_one_configuration(self, world: World, lora: Callable[..., Path]) -> None:
-        config = {"method": "lora", "groups": [{"targets": ["a"], "rank": 1, "alpha": 1}]}
-        for fields in ({"config": config}, {"peft_config": None}):
-            error = world.client.post("/v1/adapters", json=body(lora(), **fields)).json()["error"]
-            assert "either 'config' or 'peft_config'" in error["message"]
-
-    def test_a_recorded_base_stands_for_itself(self, world: World, lora: Callable[..., Path]) -> None:
-        sent = body(lora(), name="acme/recorded", base_model=None, recorded_base="small")
-        assert world.client.post("/v1/adapters", json=sent).json()["base_model"] == "small"
-        sent["recorded_base"] = "\x00"
-        assert world.client.post("/v1/adapters", json=sent).status_code == 400

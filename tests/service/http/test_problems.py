@@ -68,27 +68,6 @@ def test_every_error_has_the_shape_and_a_status(client: TestClient, kind: type[S
     problems.ErrorBody.model_validate(answer.json())
 
 
-@pytest.mark.parametrize(
-    ("kind", "status"),
-    [
-        (errors.InvalidName, 400),
-        (errors.DigestMismatch, 400),
-        (errors.InvalidWeights, 422),
-        (errors.Incompatible, 422),
-        (errors.TooLarge, 413),
-        (errors.NotFound, 404),
-        (errors.Retired, 410),
-        (errors.Unauthenticated, 401),
-        (errors.Forbidden, 403),
-        (errors.Busy, 429),
-        (errors.Unavailable, 503),
-        (errors.PreconditionFailed, 412),
-    ],
-)
-def test_statuses(kind: type[SoupError], status: int) -> None:
-    assert problems.status_of(kind("x")) == status
-
-
 def test_busy_says_when_to_come_back_and_401_how_to_authenticate() -> None:
     assert problems.response_of(errors.Busy("Full.", retry_after=7)).headers["retry-after"] == "7"
     assert problems.response_of(errors.Unauthenticated("No key.")).headers["www-authenticate"] == "Bearer"

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,15 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from adaptersoup.client.client import SoupClient
 from service.observability.tracing import Tracing
-from tests.service.servers import Live, World, open_live, open_world, write_bases
+from service.settings import Settings
+from tests.service.servers import Live, World, open_world, serving, write_bases
 
 pytestmark = pytest.mark.slow
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -35,8 +38,7 @@ class Collector:
         self.services: set[str] = set()
         self.bytes = b""
 
-    def take(self, path: str, body: bytes) -> None:
-        assert path == "/v1/traces"
+    def take(self, body: bytes) -> None:
         self.bytes += body
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             self.services |= {
@@ -54,11 +56,7 @@ class Collector:
 
 
 def said(span: Span) -> dict[str, Any]:
-    found = {}
-    for one in span.attributes:
-        kind = one.value.WhichOneof("value")
-        found[one.key] = getattr(one.value, kind)
-    return found
+    return {one.key: getattr(one.value, str(one.value.WhichOneof("value"))) for one in span.attributes}
 
 
 @pytest.fixture(scope="module")
@@ -66,25 +64,14 @@ def collecting() -> Iterator[tuple[Collector, str]]:
     """A collector on loopback, and its address."""
     collector = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            if self.headers.get("content-encoding") == "gzip":
-                body = gzip.decompress(body)
-            collector.take(self.path, body)
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
+    async def take(request: Request) -> Response:
+        body = await request.body()
+        is_packed = request.headers.get("content-encoding") == "gzip"
+        collector.take(gzip.decompress(body) if is_packed else body)
+        return Response()
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield collector, f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(Starlette(routes=[Route("/v1/traces", take, methods=["POST"])]), Settings()) as port:
+        yield collector, f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +84,6 @@ def world(
     folder = tmp_path_factory.mktemp("traced")
     bases = write_bases(folder / "bases.toml", served)
     yield from open_world(folder / "data", bases, **database_settings, otel_endpoint=collecting[1])
-
-
-@pytest.fixture(scope="module")
-def live(world: World) -> Iterator[Live]:
-    yield from open_live(world)
 
 
 @pytest.fixture
@@ -236,7 +218,7 @@ def test_a_collector_that_is_gone_keeps_nobody(caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.CRITICAL):
         with tracing.job("cook", "job-1", None):
             assert tracing.traceparent() is not None
-        tracing.close(1.0)
+        tracing.close(0.1)
     assert tracing.traceparent() is None
 
 
