@@ -60,12 +60,8 @@ def test_tasks_come_to_the_figures_of_the_stores_engine(
     with Store(shutil.copytree(stocked, tmp_path / "here"), **SETTINGS) as here:
         assert here.evaluate_pool(passages=10) == found
         assert known(store) == known(here)
-    assert len(known(store)) == 9
-
-
-def test_what_is_known_is_not_computed_again(store: Store, processes: ProcessPool) -> None:
-    assert elsewhere(store, processes, namespaces=("team",), tag=None).computed == 9
     assert elsewhere(store, processes) == CrossEvaluated(pairs=9, computed=0, known=9, failed={})
+    assert len(known(store)) == 9
 
 
 def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(store: Store, processes: ProcessPool) -> None:
@@ -91,7 +87,7 @@ def test_it_is_ended_by_its_progress_and_goes_on(store: Store, processes: Proces
         elsewhere(store, processes, stop)
     before = len(known(store))
     assert 0 < before < 9
-    assert elsewhere(store, processes) == CrossEvaluated(pairs=9, computed=9 - before, known=before, failed={})
+    assert store.evaluate_pool(passages=10) == CrossEvaluated(pairs=9, computed=9 - before, known=before, failed={})
 
 
 def test_what_is_of_ray_alone_is_refused_without_it(store: Store) -> None:
