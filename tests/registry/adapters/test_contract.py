@@ -173,12 +173,16 @@ def test_a_push_refuses_it_with_any_tensor_missing_reshaped_added_or_not_finite(
 
     missing = problems({}, Incompatible)
     reshaped = problems({name: tensor.reshape(-1, 1, 1) for name, tensor in tensors.items()}, Incompatible)
-    nan = {name: tensor if is_mask(name) else tensor + float("nan") for name, tensor in tensors.items()}
-    broken = problems(nan, InvalidWeights)
+    nan = torch.tensor([float("nan")])
+    first_is_nan = {
+        name: tensor if is_mask(name) else torch.cat([nan, tensor.reshape(-1)[1:]]).reshape(tensor.shape)
+        for name, tensor in tensors.items()
+    }
+    broken = problems(first_is_nan, InvalidWeights)
     for name, tensor in tensors.items():
         assert f"Tensor {name} {list(tensor.shape)} is missing." in missing
         assert f"Tensor {name} has shape {[tensor.numel(), 1, 1]}, and {list(tensor.shape)} is needed." in reshaped
-        assert is_mask(name) or f"Tensor '{name}' holds {tensor.numel()} values that are NaN" in broken
+        assert is_mask(name) or f"Tensor '{name}' holds 1 values that are NaN" in broken
     assert "'extra.weight' is not expected" in problems({**tensors, "extra.weight": torch.zeros(2)}, Incompatible)
 
 

@@ -213,7 +213,7 @@ def test_pinned_hub_revision_is_loaded_from_the_cache(folder, tmp_path, monkeypa
 def test_a_hub_repository_is_fetched_at_its_pinned_revision_and_only_what_is_needed(folder, tmp_path, monkeypatch):
     needed = sorted(file.name for file in folder.iterdir())
     (folder / "onnx").mkdir()
-    for name in ("onnx/model.safetensors", "consolidated.safetensors", "pytorch_model.bin", "modeling_tiny.py"):
+    for name in ("onnx/config.json", "consolidated.safetensors", "pytorch_model.bin", "modeling_tiny.py"):
         (folder / name).write_bytes(b"not for us")
 
     def download(repository, *, revision, **patterns):
