@@ -220,8 +220,9 @@ class TestCooking:
         assert world.client.get("/v1/adapters/acme/never").status_code == 404
         until(lambda: not held_texts(world))
 
-    def test_a_wait_beyond_the_limit_starts_nothing(self, world: World) -> None:
+    def test_a_wait_beyond_the_limit_or_a_request_for_nothing_starts_nothing(self, world: World) -> None:
         before = world.client.get("/v1/jobs?kind=cook").json()["data"]
+        assert "Give a 'sample'" in cook(world).json()["error"]["message"]
         assert cook(world, recipe=by_hand("acme/court"), wait=1e6).status_code == 400
         assert cook(world, recipe=by_hand("acme/court"), wait=-1).status_code == 400
         assert world.client.get("/v1/jobs?kind=cook").json()["data"] == before

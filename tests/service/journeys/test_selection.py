@@ -10,7 +10,7 @@ import pytest
 from adaptersoup.client.client import SoupClient
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
-from registry.errors import InvalidSample, NotFound, Retired
+from registry.errors import Retired
 from registry.spec import Provenance, SampleSource, UniformSpec
 from tests.postgres import KINDS
 from tests.service.passages import WORDS, passages
@@ -329,25 +329,6 @@ def test_a_wait_that_is_too_long_is_refused_where_there_is_nothing_to_wait_for(s
     assert stocked.world.client.post(path, json={**asked, "wait": 120}).status_code == 200
     refused = stocked.world.client.post(path, json={**asked, "wait": 1e6})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "wait")
-
-
-@pytest.mark.one_database
-@pytest.mark.parametrize(
-    ("body", "error", "sentence"),
-    [
-        ({"sample": {"texts": ["one", "two"]}}, InvalidSample, "2 different sequences"),
-        ({"recipe": {"ingredients": [{"ref": "acme/nobody"}]}}, NotFound, "acme/nobody"),
-        ({"recipe": {"ingredients": [{"ref": "acme/kitchen", "weight": 0}]}}, None, "Every weight"),
-        ({"sample": {"texts": []}, "recipe": None, "wait": 1e6}, None, "at most"),
-        ({}, None, "Give a 'sample'"),
-    ],
-)
-def test_bad_requests_are_one_clear_sentence(stocked, body, error, sentence):
-    answer = cook(stocked, **body)
-    assert 400 <= answer.status_code < 500
-    assert sentence in answer.json()["error"]["message"]
-    if error is not None:
-        assert answer.json()["error"]["code"] == error.code
 
 
 def test_a_retired_ingredient_is_gone_by_name_and_its_soups_stay(stocked, http):
