@@ -25,16 +25,13 @@ def parse_mixture(name: str) -> tuple[WeightedRef, ...]:
     for item in items:
         ref, has_weight, weight = item.partition("*")
         try:
-            value = float(weight) if has_weight else 1.0
-        except ValueError:
-            value = -1.0
-        if not ref or not 0 <= value < float("inf"):
+            refs.append(WeightedRef(ref=ref.strip(), weight=float(weight) if has_weight else 1.0))
+        except ValueError:  # of the number, or of the value
             raise InvalidParameter(
                 f"'{item[:80]}' in 'model' is no adapter with a weight: a mixture is written as "
                 "team/law*0.7+team/style*0.5, with weights from 0 up.",
                 param="model",
-            )
-        refs.append(WeightedRef(ref=ref.strip(), weight=value))
+            ) from None
     return tuple(refs)
 
 

@@ -23,7 +23,7 @@ from service.base_models import ServedBaseModel
 from service.engine.text_support import why_no_text
 from service.http import problems
 from service.http.app_services import AppServices
-from service.http.models.named_models import resolve_model
+from service.http.models.named_models import language_model, resolve_model
 from service.http.pages import paths
 from service.http.pages.forms import BYTES_PER_CHARACTER, SMALL, Form, numbered_fields, takes_form
 from service.http.pages.models import MAX_MODELS, ModelNames, suggested_models
@@ -34,18 +34,16 @@ from service.http.pages.slider_recipe import (
     SliderIngredient,
     ingredients_of_form,
     ingredients_of_query,
-    soup_request,
+    model_of,
 )
 from service.http.pages.templates import url
 from service.http.requests.body_limits import BodyLimit
 from service.http.routes.chat import chat_completions
 from service.http.routes.completions import completions
-from service.http.routes.soups import cook_soup
 from service.http.schemas.chat import ChatRequest
 from service.http.schemas.completions import CompletionRequest
-from service.http.schemas.jobs import Job
 from service.http.schemas.wire import Wire
-from service.http.security.auth import ModelUser, Writer
+from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
 from service.services import Services
 from service.settings import Settings
@@ -159,17 +157,13 @@ def playground_page(
 
 @pages.post(paths.PLAYGROUND_MIX)
 @takes_form(SMALL)
-async def mix(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
-    """Cook the recipe of the sliders and redirect to a playground with the soup and its heaviest ingredients.
-
-    Redirects to the job if cooking takes longer than a request waits.
-    """
+async def mix(form: Form, services: AppServices, principal: ModelUser) -> Response:
+    """Mix the adapters of the sliders and redirect to a playground with the mixture and its heaviest ingredients."""
     ingredients = ingredients_of_form(form)
-    soup = await cook_soup(request, Response(), soup_request(ingredients, principal.home), services, principal)
-    if isinstance(soup, Job):
-        return redirect_to(f"/jobs/{soup.id}")
+    mixture = model_of(ingredients)
+    await in_thread(language_model, services, principal, mixture)  # what cannot be mixed is said here
     by_weight = sorted(ingredients, key=lambda item: -item.weight)
-    models = list(dict.fromkeys([soup.model, *(item.ref for item in by_weight)]))[:MAX_MODELS]
+    models = list(dict.fromkeys([mixture, *(item.ref for item in by_weight)]))[:MAX_MODELS]
     return redirect_to(url(paths.PLAYGROUND, model=models, mix=list(map(str, ingredients))))
 
 

@@ -1,4 +1,4 @@
-"""The recipe that the playground's sliders describe: adapters and their weights, in its form and in its URL."""
+"""The mixture that the playground's sliders describe: adapters and their weights, in its form and in its URL."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from fastapi import Query
 from pydantic import ValidationError
 
 from registry.errors import InvalidParameter
-from registry.names import temporary_name
-from registry.spec import HandRecipe, WeightedRef
+from registry.spec import WeightedRef
 from service.http import problems
-from service.http.schemas.soups import SoupRequest
+from service.http.models.mixture_names import mixture_name
 from service.http.schemas.wire import Wire
 
 MAX_INGREDIENTS = 5
@@ -24,7 +23,7 @@ MixQuery = Annotated[list[str] | None, Query(max_length=MAX_INGREDIENTS, descrip
 
 
 class SliderIngredient(Wire):
-    """An adapter and its weight, which is divided by the sum of all weights when the recipe is cooked."""
+    """An adapter and its weight, which is divided by the sum of all weights when it is mixed."""
 
     ref: str
     weight: float
@@ -63,13 +62,12 @@ def _parse_ingredient(ref: str, weight: str, source: str) -> SliderIngredient:
     return SliderIngredient(ref=ref, weight=value)
 
 
-def soup_request(ingredients: Sequence[SliderIngredient], namespace: str) -> SoupRequest:
-    """A request to cook the ingredients under a generated name; raises InvalidParameter if all weights are zero."""
+def model_of(ingredients: Sequence[SliderIngredient]) -> str:
+    """The name of the model that the sliders describe; raises InvalidParameter if all weights are zero."""
     try:
         weighted = [WeightedRef(ref=item.ref, weight=item.weight) for item in ingredients if item.weight > 0]
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None
     if not weighted:
         raise InvalidParameter("Name an adapter and give it a weight above zero.", param="mix-1")
-    recipe = HandRecipe(ingredients=tuple(weighted))
-    return SoupRequest(recipe=recipe, name=f"{namespace}/{temporary_name()}", verify=False)
+    return weighted[0].ref if len(weighted) == 1 else mixture_name(weighted)

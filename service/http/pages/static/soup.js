@@ -216,10 +216,10 @@ for (const form of document.querySelectorAll("[data-ask]")) {
   });
 }
 
-// The sliders of a recipe: keep each slider and its number equal. Cooking replaces the models of the playground by the
-// soup and its ingredients, keeps the prompt, and sends it at once.
+// The sliders of a mixture: keep each slider and its number equal. Mixing replaces the models of the playground by the
+// mixture and its ingredients, keeps the prompt, and sends it at once.
 for (const form of document.querySelectorAll("[data-mix]")) {
-  const [cook, status, problem] = ["cook", "said", "problem"].map((name) => form.querySelector(`[data-${name}]`));
+  const [mix, status, problem] = ["mix-button", "said", "problem"].map((name) => form.querySelector(`[data-${name}]`));
   const prompt = document.querySelector("[data-ask]");
   for (const slider of form.querySelectorAll("[data-slider]")) {
     const number = form.elements[slider.dataset.slider];
@@ -234,7 +234,7 @@ for (const form of document.querySelectorAll("[data-mix]")) {
   };
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    [cook.disabled, problem.hidden, status.textContent] = [true, true, "It is cooked."];
+    [mix.disabled, problem.hidden, status.textContent] = [true, true, "Mixing …"];
     try {
       const answer = await fetch(form.action, { method: "POST", body: new URLSearchParams(new FormData(form)) });
       const destination = new URL(answer.url);
@@ -242,18 +242,18 @@ for (const form of document.querySelectorAll("[data-mix]")) {
         const models = destination.searchParams.getAll("model");
         for (const field of prompt.querySelectorAll("[name^=model-]")) field.value = models.shift() ?? "";
         history.replaceState(null, "", destination.pathname + destination.search);
-        status.textContent = `Cooked: ${prompt.elements["model-1"].value}`;
+        status.textContent = `Mixed: ${prompt.elements["model-1"].value}`;
         if (prompt.elements.prompt.value.trim()) prompt.requestSubmit();
         else prompt.elements.prompt.focus();
       } else if (answer.ok) {
-        location.assign(destination); // the job is still running, or the session has ended
+        location.assign(destination); // the session has ended
       } else {
         const message = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("#what + .lead");
-        fail(message?.textContent ?? "It could not be cooked.");
+        fail(message?.textContent ?? "It could not be mixed.");
       }
     } catch {
-      fail("The connection broke. Cook it again.");
+      fail("The connection broke. Mix it again.");
     }
-    cook.disabled = false;
+    mix.disabled = false;
   });
 }

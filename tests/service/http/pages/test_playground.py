@@ -13,7 +13,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from registry.errors import Busy, Cancelled, Internal, SoupError
-from registry.names import TEMPORARY
 from service.http.pages.playground import Playground
 from service.http.pages.slider_recipe import MAX_INGREDIENTS
 from service.http.problems import status_of
@@ -95,7 +94,7 @@ def test_the_script_reads_the_stream_of_the_api(browser: Signed) -> None:
         ({"model-1": "acme/law", "prompt": "x", "max_tokens": "-1"}, "max_tokens"),
         ({"model-1": "acme/law", "prompt": "x", "kind": "chat", "before": "[{"}, "What was said before"),
         ({"model-1": "other/secret", "prompt": "x"}, "There is no"),
-        ({"model-1": HOSTILE, "prompt": HOSTILE}, "name"),
+        ({"model-1": HOSTILE, "prompt": HOSTILE}, "no adapter with a weight"),
     ],
 )
 def test_what_cannot_be_asked_is_said_once(browser: Signed, fields: dict[str, str], said: str) -> None:
@@ -259,27 +258,21 @@ def test_what_cannot_be_measured_keeps_the_text(browser: Signed) -> None:
 # --- sliders ---------------------------------------------------------------------------------------------
 
 
-def weights(world: World, ref: str) -> dict[str, float]:
-    """The weights of a soup by the names of its parts."""
-    found = world.client.get(f"/v1/adapters/{ref}/lineage").json()["parents"]
-    return {one["ref"]: float(one["weight"]) for one in found}
-
-
-def test_a_recipe_is_cooked_under_a_temporary_name_and_asked_beside_its_parts(stocked: World, browser: Signed) -> None:
+def test_a_mixture_is_asked_beside_its_adapters_and_not_stored(stocked: World) -> None:
+    browser = Signed(stocked, stocked.key(["infer"], ["acme"]))
     fields = {"mix-1": "acme/law@1", "weight-1": "3", "mix-2": " acme/food@1 ", "weight-2": "1", "mix-3": ""}
     answer = browser.send("/playground/mix", "/playground", **fields, **{"weight-3": "0.5"})
     assert answer.status_code == 303
     place = urlsplit(answer.headers["location"])
     asked = parse_qs(place.query)
-    soup, *beside = asked["model"]
+    mixture, *beside = asked["model"]
     assert (place.path, beside) == ("/playground", ["acme/law@1", "acme/food@1"])
     assert asked["mix"] == ["acme/law@1*3", "acme/food@1*1"]
-    assert soup.startswith(f"acme/{TEMPORARY}")
-    assert weights(stocked, soup) == {"acme/law@1": 0.75, "acme/food@1": 0.25}
+    assert mixture == "acme/law@1*3+acme/food@1*1"
     page = browser.page(answer.headers["location"])
     values = {at.get("id", ""): at.get("value", "") for tag, at in elements(page) if tag == "input"}
     found = [values[name] for name in ("model-1", "mix-1", "weight-1", "slider-2")]
-    assert found == [soup, "acme/law@1", "3", "1.0"]
+    assert found == [mixture, "acme/law@1", "3", "1.0"]
     twin = browser.get(answer.headers["location"].replace("?", ".json?", 1)).json()
     assert twin["mix"] == [{"ref": "acme/law@1", "weight": 3.0}, {"ref": "acme/food@1", "weight": 1.0}]
 
@@ -305,7 +298,7 @@ def test_one_adapter_alone_is_that_adapter(browser: Signed) -> None:
         ({"mix-1": "other/secret", "weight-1": "1"}, 404, "other/secret"),
     ],
 )
-def test_what_cannot_be_cooked_is_said(browser: Signed, fields: dict[str, str], status: int, said: str) -> None:
+def test_what_cannot_be_mixed_is_said(browser: Signed, fields: dict[str, str], status: int, said: str) -> None:
     answer = browser.send("/playground/mix", "/playground", **fields)
     check_says(answer, status, said)
 
@@ -316,15 +309,8 @@ def test_an_address_with_a_recipe_that_is_none_is_refused(browser: Signed) -> No
         assert browser.get(f"/playground.json?{query}").status_code == 400, query
 
 
-def test_keys_that_do_not_write_have_no_sliders(stocked: World) -> None:
-    uses = Signed(stocked, stocked.key(["infer"], ["acme"]))
-    assert "data-mix" not in uses.page("/playground")
-
-
-def test_sliders_write_a_recipe_and_the_soup_answers_beside_its_parts(
-    chrome: Browser, live: Live, stocked: World
-) -> None:
-    with signed_in(chrome, live.url, stocked.key(["read", "write", "infer"], ["acme"])) as page:
+def test_sliders_write_a_mixture_which_answers_beside_its_adapters(chrome: Browser, live: Live, stocked: World) -> None:
+    with signed_in(chrome, live.url, stocked.key(["read", "infer"], ["acme"])) as page:
         page.open("/playground?model=acme/law@1")
         page.fill("#prompt", "The court ")
         page.evaluate("document.querySelector('#max_tokens').value = '4'")
@@ -336,17 +322,17 @@ def test_sliders_write_a_recipe_and_the_soup_answers_beside_its_parts(
         page.evaluate("document.querySelector('#weight-2').value = ''")
         page.fill("#weight-2", "0.2")
         assert page.evaluate("document.querySelector('#slider-2').value") == "0.2"
-        page.evaluate("document.querySelector('[data-cook]').focus()")
+        page.evaluate("document.querySelector('[data-mix-button]').focus()")
         page.press("Enter")
         page.until("document.querySelectorAll('.answers [data-table]:not([hidden])').length === 3")
-        soup = page.evaluate("document.querySelector('#model-1').value")
-        assert weights(stocked, soup) == {"acme/code@1": 0.75, "acme/food@1": 0.25}
-        assert page.text(".answers .reply:nth-child(1) h2") == soup
+        mixture = "acme/code@1*0.6+acme/food@1*0.2"
+        assert page.evaluate("document.querySelector('#model-1').value") == mixture
+        assert page.text(".answers .reply:nth-child(1) h2") == mixture
         assert page.evaluate("document.querySelector('#prompt').value") == "The court "
         check_looks(page)
         page.evaluate("document.querySelector('#mix-1').value = ''")
         page.fill("#mix-1", "acme/nothing")
-        page.evaluate("document.querySelector('[data-cook]').click()")
+        page.evaluate("document.querySelector('[data-mix-button]').click()")
         page.until("!document.querySelector('[data-mix] [data-problem]').hidden")
         assert "acme/nothing" in page.text("[data-mix] [data-problem]")
         assert all("404" in one for one in page.said)  # the browser says so of the request
