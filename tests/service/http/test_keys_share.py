@@ -13,9 +13,8 @@ import pytest
 
 from registry.errors import Busy
 from service.http.routes import adapters
-from tests.service.servers import World, with_template
+from tests.service.servers import World
 
-TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 CALLS = {
     "/v1/completions": {"prompt": ["a b", "c"], "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 2},
@@ -25,8 +24,8 @@ CALLS = {
 
 
 @pytest.fixture(scope="module")
-def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {"tiny": with_template(tiny_base_dir, tmp_path_factory.mktemp("share"), TEMPLATE)}
+def served(templated_base: Path) -> dict[str, Path]:
+    return {"tiny": templated_base}
 
 
 @pytest.mark.parametrize("path", CALLS)
@@ -42,15 +41,6 @@ def test_a_request_carries_its_key(world: World, path: str, monkeypatch: pytest.
     answer = world.client.post(path, json={"model": "tiny", **CALLS[path]}, headers=world.headers(made["secret"]))
     assert answer.status_code == 200, answer.text
     assert {request.owner for request in seen} == {made["id"]}
-
-
-def test_a_full_queue_refuses_who_filled_it_and_says_when(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(requests: Any) -> Any:
-        raise Busy("The engine holds 2 requests.", retry_after=17)
-
-    monkeypatch.setattr(world.runtime.engine, "submit_all", full)
-    answer = world.client.post("/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 1})
-    assert (answer.status_code, answer.headers["retry-after"]) == (429, "17")
 
 
 def test_a_key_whose_requests_take_long_leaves_threads_to_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
