@@ -27,7 +27,7 @@ from tests.service.cluster import until
 from tests.service.servers import BASE_ID, Live, World, open_world, write_bases
 
 DATABASES = KINDS
-pytestmark = pytest.mark.one_database  # journeys ask each kind what these do
+pytestmark = [pytest.mark.usefixtures("unhurried"), pytest.mark.one_database]  # journeys ask each kind the same
 UPLOADS = "/v1/blobs/uploads"
 DATA = bytes(range(256)) * 20
 
@@ -130,14 +130,6 @@ class TestPlainPath:
         refused(world.client.get(path), 404, "not_found")
         assert part_files(world) == set()
 
-    def test_the_last_part_may_come_with_the_end(self, world: World) -> None:
-        data = DATA + b"last"
-        path = opened(world)
-        patch(world, path, data[:100], 0)
-        span = {"content-range": f"100-{len(data) - 1}"}
-        assert put(world, path, data, content=data[100:], headers=span).status_code == 201
-        assert world.client.get(f"/v1/blobs/{digest_of(data)}").content == data
-
     @pytest.mark.parametrize("chunked", [False, True])
     def test_all_of_it_may_come_with_the_end(self, world: World, chunked: bool) -> None:
         data = DATA + b"all at once" + bytes([chunked])
@@ -172,7 +164,7 @@ class TestPlainPath:
         assert part_files(world) == set()
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300), st.sets(st.integers(1, 299), max_size=6), st.booleans())
 def test_any_split_gives_the_same_blob(world: World, data: bytes, cuts: set[int], with_end: bool) -> None:
     bounds = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
@@ -190,32 +182,15 @@ def test_any_split_gives_the_same_blob(world: World, data: bytes, cuts: set[int]
 
 
 class TestWhatIsRefused:
-    @pytest.mark.parametrize(
-        "span",
-        [
-            "", " ", "-", "0", "0-", "-4", "bytes 0-4/5", "bytes=0-4", "0-4/5", "4-0", "0 - 4", "0-4,5-9", "+0-4",
-            "0--4", "0x0-4", "a-b", "0-4-9", "0.0-4", "0-" + "9" * 19, "0-4;",
-        ],
-    )  # fmt: skip
-    def test_a_range_that_is_none(self, world: World, span: str) -> None:
-        path = opened(world)
-        for method in ("PATCH", "PUT"):
-            answer = world.client.request(
-                method,
-                path,
-                content=b"01234",
-                headers={"content-range": span},
-                params={"digest": digest_of(b"01234")} if method == "PUT" else {},
-            )
-            refused(answer, 400, "invalid_parameter")
+    @pytest.mark.parametrize("span", ["", "0-", "bytes 0-4/5", "0-4/5", "4-0", "0 - 4", "0-4,5-9", "+0-4", "a-b"])
+    @pytest.mark.parametrize("method", ["PATCH", "PUT"])
+    def test_a_range_that_is_none(self, world: World, method: str, span: str) -> None:
+        path, digest = opened(world), {"digest": digest_of(b"01234")} if method == "PUT" else {}
+        answer = world.client.request(method, path, content=b"01234", headers={"content-range": span}, params=digest)
+        refused(answer, 400, "invalid_parameter")
         assert offset(world, path) == 0
 
-    def test_a_part_without_a_range(self, world: World) -> None:
-        path = opened(world)
-        assert "Content-Range" in refused(world.client.patch(path, content=b"x"), 400, "invalid_parameter")
-        assert offset(world, path) == 0
-
-    @pytest.mark.parametrize("start", [0, 1, 9, 11, 10**9])
+    @pytest.mark.parametrize("start", [0, 9, 11])
     def test_a_part_that_begins_elsewhere_is_told_the_offset(self, world: World, start: int) -> None:
         path = opened(world)
         patch(world, path, b"0123456789", 0)
@@ -228,7 +203,7 @@ class TestWhatIsRefused:
         assert put(world, path, b"", content=b"x").headers["upload-offset"] == "10"  # no range: all of it
         assert offset(world, path) == 10
 
-    @pytest.mark.parametrize("came", [b"", b"0123", b"012345"])
+    @pytest.mark.parametrize("came", [b"0123", b"012345"])
     def test_another_length_than_the_range_says(self, world: World, came: bytes) -> None:
         path, span = opened(world), {"content-range": "2-6"}
         patch(world, path, b"ab", 0)
@@ -248,32 +223,14 @@ class TestWhatIsRefused:
         assert world.client.head(f"/v1/blobs/{digest_of(b'these bytes')}").status_code == 404
         assert part_files(world) == set()
 
-    def test_no_digest_and_one_that_is_none_do_not(self, world: World) -> None:
+    @pytest.mark.parametrize(("params", "code"), [({}, "invalid_parameter"), ({"digest": "sha256:x"}, "invalid_name")])
+    def test_no_digest_and_one_that_is_none_do_not(self, world: World, params: dict[str, str], code: str) -> None:
         path = opened(world)
         patch(world, path, b"these bytes", 0)
-        refused(world.client.put(path), 400, "invalid_parameter")
-        for name in (
-            "sha256:short",
-            "md5:" + "a" * 32,
-            "../../admin.key",
-            digest_of(b"").upper(),
-            digest_of(b"") + "\n",
-        ):
-            refused(world.client.put(path, params={"digest": name}), 400, "invalid_name")
+        refused(world.client.put(path, params=params), 400, code)
         assert put(world, path, b"these bytes").status_code == 201
 
-    def test_what_was_said_when_it_was_opened_holds(self, world: World) -> None:
-        path = opened(world, digest=digest_of(b"0123456789"), size=10)
-        refused(patch(world, path, b"0123456789x", 0), 400, "invalid_parameter")
-        patch(world, path, b"01234", 0)
-        for data in (b"01234", b"0123456789"):  # another digest, and not all of it
-            refused(put(world, path, data), 400, "invalid_parameter")
-        assert patch(world, path, b"56789", 5).status_code == 202
-        assert put(world, path, b"0123456789").status_code == 201
-
-    @pytest.mark.parametrize(
-        "body", [{"digest": "sha256:x"}, {"size": -1}, {"size": "1"}, {"size": 1.5}, {"size": 2**60}, {"more": 1}, []]
-    )
+    @pytest.mark.parametrize("body", [{"digest": "sha256:x"}, {"size": -1}, {"size": "1"}, {"more": 1}, []])
     def test_what_it_cannot_become(self, world: World, body: Any) -> None:
         refused(world.client.post(UPLOADS, json=body), 400, "invalid_parameter")
         assert world.client.get(UPLOADS).json()["data"] == []
@@ -285,15 +242,18 @@ class TestWhoseItIs:
         mine, other = (world.headers(world.key(["read", "write"], ["ours"])) for _ in range(2))
         path = world.client.post(UPLOADS, headers=mine).headers["location"]
         world.client.patch(path, content=b"secret", headers={**mine, "content-range": "0-5"})
+        span = {"content-range": "6-6"}
         for headers in (other, world.headers(world.admin)):
-            for method, body in (("GET", {}), ("PATCH", {"content": b"x"}), ("PUT", {}), ("DELETE", {})):
-                asked = {"headers": {**headers, "content-range": "6-6"}}
-                if method == "PUT":
-                    asked = {"params": {"digest": digest_of(b"secret")}, "headers": headers}
-                there = world.client.request(method, path, **asked, **body)
-                nowhere = world.client.request(method, f"{UPLOADS}/upload-{'0' * 24}", **asked, **body)
-                assert (there.status_code, there.content) == (nowhere.status_code, nowhere.content)
-                assert there.status_code == 404
+            for method, request in (
+                ("GET", {"headers": headers}),
+                ("PATCH", {"headers": {**headers, **span}, "content": b"x"}),
+                ("PUT", {"headers": headers, "params": {"digest": digest_of(b"secret")}}),
+                ("DELETE", {"headers": headers}),
+            ):
+                there = world.client.request(method, path, **request)
+                nowhere = world.client.request(method, f"{UPLOADS}/upload-{'0' * 24}", **request)
+                assert (there.status_code, there.content) == (404, nowhere.content)
+                assert nowhere.status_code == 404
             assert world.client.get(UPLOADS, headers=headers).json()["data"] == []
         assert world.client.get(path, headers=mine).headers["upload-offset"] == "6"
 
@@ -304,16 +264,6 @@ class TestWhoseItIs:
         world.client.put(path, content=data, params={"digest": digest_of(data)}, headers=mine)
         assert world.client.get(f"/v1/blobs/{digest_of(data)}", headers=mine).content == data
         assert world.client.get(f"/v1/blobs/{digest_of(data)}", headers=theirs).status_code == 404
-
-    def test_it_needs_the_scope_to_write(self, world: World) -> None:
-        path = opened(world)
-        reader = world.headers(world.key(["read", "infer"], None))
-        for method, where in (
-            ("POST", UPLOADS),
-            ("GET", UPLOADS),
-            *((m, path) for m in ("GET", "PATCH", "PUT", "DELETE")),
-        ):
-            refused(world.client.request(method, where, headers=reader, params={"digest": "x"}), 403, "forbidden")
 
     def test_an_expired_one_is_gone_and_swept(self, world: World) -> None:
         path, later = opened(world, digest=digest_of(DATA)), opened(world)
@@ -370,7 +320,6 @@ class TestBounds:
         assert patch(small, first, b"x" * 600, 0).status_code == 202
 
     def test_no_blob_beyond_the_limit(self, small: World) -> None:
-        refused(small.client.post(UPLOADS, json={"size": 1001}), 413, "too_large")
         path = opened(small)
         patch(small, path, b"x" * 600, 0)
         refused(patch(small, path, b"x" * 401, 600), 413, "too_large")
@@ -431,40 +380,21 @@ class TestRaces:
         assert put(world, path, data).status_code == 201
 
 
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class TestDisks:
-    def test_a_full_disk_while_a_part_comes(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        path = opened(world)
-        patch(world, path, b"held", 0)
-
-        def full(*_: object) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "fsync", full)
-            assert "is full" in refused(patch(world, path, b"more", 4), 503, "unavailable")
-        assert offset(world, path) == 4
-        assert next((world.runtime.settings.blobs_dir / "uploads").iterdir()).read_bytes() == b"held"
-        assert patch(world, path, b"again", 4).status_code == 202
-        assert put(world, path, b"heldagain").status_code == 201
-        assert not world.registry.blobs.is_failing
-
-    @pytest.mark.parametrize(("number", "words"), [(errno.ENOSPC, "is full"), (errno.EROFS, "is read-only")])
-    def test_a_disk_that_takes_no_file(
-        self, world: World, number: int, words: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_disk_that_takes_no_file(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         path = opened(world)
         with monkeypatch.context() as patched:
-            refuse_new_files(patched, number)
-            assert words in refused(patch(world, path, b"more", 0), 503, "unavailable")
+            refuse_new_files(patched, errno.EROFS)
+            assert "is read-only" in refused(patch(world, path, b"more", 0), 503, "unavailable")
         assert patch(world, path, b"more", 0).status_code == 202
 
     def test_an_end_that_fails_may_be_tried_again(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         path = opened(world)
         patch(world, path, b"to be finished", 0)
-
-        def full(*_: object) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
         with monkeypatch.context() as patched:
             patched.setattr(Path, "replace", full)
             refused(put(world, path, b"to be finished"), 503, "unavailable")
