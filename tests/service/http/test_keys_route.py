@@ -38,27 +38,21 @@ def test_the_secret_is_shown_once(world: World) -> None:
 def test_keys_have_pages_and_a_client_that_knows_none_gets_all(world: World) -> None:
     """An admin of some namespaces turns pages of its own keys only."""
     mine = make(world, namespaces=["team", "other"], scopes=["admin"]).json()
-    own = [make(world, namespaces=["team"] if number % 2 else None).json()["id"] for number in range(5)][1::2]
+    made = [make(world, namespaces=["team"] if number % 2 else None).json()["id"] for number in range(5)]
     for secret in (world.admin, mine["secret"]):
         headers = world.headers(secret)
         everything = world.client.get("/v1/keys", headers=headers).json()
         assert everything["next_cursor"] is None
-        assert [one["created_at"] for one in everything["data"]] == sorted(
-            one["created_at"] for one in everything["data"]
-        )
-        found: list[Any] = []
-        cursor: str | None = None
-        while cursor is not None or not found:
-            where = {"limit": 2} if cursor is None else {"limit": 2, "cursor": cursor}
-            page = world.client.get("/v1/keys", params=where, headers=headers).json()
-            assert len(page["data"]) == 2 or page["next_cursor"] is None
-            found += page["data"]
-            cursor = page["next_cursor"]
-        assert found == everything["data"]
-    assert {mine["id"], *own} <= {one["id"] for one in everything["data"]}
-    assert all(set(one["namespaces"]) <= {"team", "other"} for one in everything["data"])
-    assert world.client.get("/v1/keys", params={"cursor": "nonsense"}).status_code == 400
-    assert world.client.get("/v1/keys", params={"limit": 10_000}).status_code == 400
+        first = world.client.get("/v1/keys", params={"limit": 2}, headers=headers).json()
+        rest = world.client.get("/v1/keys", params={"limit": 90, "cursor": first["next_cursor"]}, headers=headers)
+        assert len(first["data"]) == 2
+        assert first["data"] + rest.json()["data"] == everything["data"]
+    seen = {one["id"] for one in everything["data"]}
+    assert {mine["id"], *made[1::2]} <= seen
+    assert seen.isdisjoint(made[::2])
+    for wrong in ({"cursor": "nonsense"}, {"limit": 10_000}):
+        assert world.client.get("/v1/keys", params=wrong).status_code == 400
+    assert world.client.get("/v1/audit", params={"cursor": "nonsense"}).status_code == 400
 
 
 def test_a_revoked_key_is_refused_from_the_next_request_on(world: World) -> None:
@@ -71,20 +65,6 @@ def test_a_revoked_key_is_refused_from_the_next_request_on(world: World) -> None
     assert world.client.get("/v1/adapters", headers=headers).status_code == 401
     again = world.client.delete(f"/v1/keys/{made['id']}")
     assert again.json()["revoked_at"] == revoked.json()["revoked_at"]
-
-
-def test_the_last_admin_key_is_not_revoked(world: World) -> None:
-    admins = [
-        one["id"] for one in world.client.get("/v1/keys").json()["data"]
-        if one["namespaces"] is None and "admin" in one["scopes"] and one["revoked_at"] is None
-    ]  # fmt: skip
-    for id in admins[1:]:
-        assert world.client.delete(f"/v1/keys/{id}").status_code == 200
-    make(world, namespaces=["team"], scopes=["admin"])
-    answer = world.client.delete(f"/v1/keys/{admins[0]}")
-    assert answer.status_code == 409, answer.text
-    assert "the last one with scope 'admin' and all namespaces" in answer.json()["error"]["message"]
-    assert world.client.get("/v1/keys").status_code == 200
 
 
 def ahead(**gap: float) -> str:
@@ -107,15 +87,19 @@ def test_a_key_that_expired_is_refused_and_says_so(world: World) -> None:
     assert "This key expired on 2020-02-03" in answer.json()["error"]["message"]
 
 
-def test_an_admin_key_that_expires_is_not_the_one_that_stays(world: World) -> None:
+def test_the_last_admin_key_of_all_namespaces_that_lasts_is_not_revoked(world: World) -> None:
     lasting = [
         one["id"] for one in world.client.get("/v1/keys").json()["data"]
         if one["namespaces"] is None and "admin" in one["scopes"] and not one["revoked_at"] and not one["expires_at"]
     ]  # fmt: skip
-    assert make(world, scopes=["admin"], expires_at=ahead(days=1)).status_code == 201
+    for others in ({"expires_at": ahead(days=1)}, {"namespaces": ["team"]}):
+        assert make(world, scopes=["admin"], **others).status_code == 201
     for id in lasting[1:]:
         assert world.client.delete(f"/v1/keys/{id}").status_code == 200
-    assert world.client.delete(f"/v1/keys/{lasting[0]}").status_code == 409
+    answer = world.client.delete(f"/v1/keys/{lasting[0]}")
+    assert answer.status_code == 409
+    assert "the last one with scope 'admin' and all namespaces" in answer.json()["error"]["message"]
+    assert world.client.get("/v1/keys").status_code == 200
 
 
 def test_a_key_that_expires_makes_none_that_outlive_it(world: World) -> None:
@@ -123,10 +107,6 @@ def test_a_key_that_expires_makes_none_that_outlive_it(world: World) -> None:
     assert make(world, admin).status_code == 403
     assert make(world, admin, expires_at=ahead(days=3)).status_code == 403
     assert make(world, admin, expires_at=ahead(days=1)).status_code == 201
-
-
-def test_an_unknown_key_is_404(world: World) -> None:
-    assert world.client.delete("/v1/keys/key-nothing").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -138,16 +118,12 @@ def test_an_unknown_key_is_404(world: World) -> None:
         {"name": "a\0b"},
         {"namespaces": []},
         {"namespaces": ["base"]},
-        {"namespaces": ["../up"]},
-        {"namespaces": ["UPPER"]},
         {"prefix": "sk-soup-mine"},
         {"expires_at": "2020-01-01T00:00:00Z"},
         {"expires_at": "2999-01-01T00:00:00Z"},
         {"expires_at": "9999-12-31T23:59:59-14:00"},
         {"expires_at": "0001-01-01T00:00:00+14:00"},
         {"expires_at": "2030-01-01T00:00:00"},
-        {"expires_at": "soon"},
-        {"expires_at": 4102444800},
         {"expires_at": 2000000000},
         {"expires_at": "2000000000"},
     ],
@@ -164,24 +140,16 @@ def test_namespaces_must_be_said(world: World) -> None:
 def test_an_admin_of_some_namespaces_cannot_reach_beyond_them(world: World) -> None:
     admin = world.key(["admin"], ["team"])
     everything = make(world).json()
-    assert make(world, admin, namespaces=None).status_code == 403
-    assert make(world, admin, namespaces=["other"]).status_code == 403
-    assert make(world, admin, namespaces=["team", "other"]).status_code == 403
+    for wider in (None, ["other"], ["team", "other"]):
+        assert make(world, admin, namespaces=wider).status_code == 403
     own = make(world, admin, namespaces=["team"])
     assert own.status_code == 201
     headers = world.headers(admin)
     seen = world.client.get("/v1/keys", headers=headers).json()["data"]
     assert all(key["namespaces"] == ["team"] for key in seen)
-    assert world.client.delete(f"/v1/keys/{everything['id']}", headers=headers).status_code == 404
+    for id in (everything["id"], "key-nothing"):
+        assert world.client.delete(f"/v1/keys/{id}", headers=headers).status_code == 404
     assert world.client.delete(f"/v1/keys/{own.json()['id']}", headers=headers).status_code == 200
-
-
-@pytest.mark.parametrize("scopes", [["read"], ["write"], ["infer"], ["read", "write", "infer"]])
-def test_keys_are_for_admins(world: World, scopes: list[str]) -> None:
-    headers = world.headers(world.key(scopes))
-    assert world.client.get("/v1/keys", headers=headers).status_code == 403
-    assert world.client.get("/v1/audit", headers=headers).status_code == 403
-    assert make(world, world.key(scopes)).status_code == 403
 
 
 def test_what_was_done_is_in_the_audit(world: World) -> None:
@@ -226,20 +194,7 @@ class TestAuditFilters:
         assert self.subjects(world, subject=id, until=entry["at"]) == []
         assert self.subjects(world, subject=id, since="2000-01-01T00:00:00Z", until="9999-12-31T00:00:00Z") == [id]
 
-    @pytest.mark.parametrize("since", ["2026-01-01T00:00:00", "1767225600", "soon", ""])
+    @pytest.mark.parametrize("since", ["2026-01-01T00:00:00", "1767225600"])
     def test_a_moment_without_its_offset_is_none(self, world: World, since: str) -> None:
         answer = world.client.get("/v1/audit", params={"since": since})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "since")
-
-
-def test_an_admin_of_some_namespaces_sees_their_audit_only(world: World) -> None:
-    world.push("seen/adapter")
-    world.push("unseen/adapter", seed=1)
-    headers = world.headers(world.key(["admin"], ["seen"]))
-    subjects = [entry["subject"] for entry in world.client.get("/v1/audit", headers=headers).json()["data"]]
-    assert subjects
-    assert all(subject.startswith("seen/") for subject in subjects)
-
-
-def test_a_cursor_that_is_none_is_refused(world: World) -> None:
-    assert world.client.get("/v1/audit", params={"cursor": "nonsense"}).status_code == 400

@@ -49,16 +49,6 @@ def test_only_its_admins_change_it(world: World) -> None:
         assert change(world, "team", "default", world.key(scopes, namespaces)).status_code == status
 
 
-def test_who_sees_it_reads_it(world: World) -> None:
-    for scopes, namespaces, status in (
-        (["read"], ["team"], 200),
-        (["write", "infer"], ["team"], 403),
-        (["read"], ["other"], 404),
-    ):
-        headers = world.headers(world.key(scopes, namespaces))
-        assert world.client.get("/v1/namespaces/team", headers=headers).status_code == status
-
-
 def test_of_two_changes_at_the_same_time_none_is_lost(world: World) -> None:
     etag = world.client.get("/v1/namespaces/raced").json()["etag"]
     first = change(world, "raced", "forbid", **{"if-match": f'"{etag}"'})
@@ -85,7 +75,7 @@ def test_a_setting_that_is_none_is_refused(world: World, body: dict[str, Any]) -
     assert world.client.patch("/v1/namespaces/acme", json=body).status_code == 400
 
 
-@pytest.mark.parametrize("ns", ["base", "UPPER", "-x", "a" * 65])
+@pytest.mark.parametrize("ns", ["base", "UPPER"])
 def test_what_can_be_no_namespace_is_refused(world: World, ns: str) -> None:
     assert world.client.get(f"/v1/namespaces/{ns}").status_code == 400
     assert change(world, ns, "forbid").status_code == 400

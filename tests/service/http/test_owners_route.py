@@ -59,18 +59,14 @@ def test_an_owner_gives_no_right_and_takes_one_to_change(stocked: World) -> None
 
 
 def test_two_who_change_it_at_the_same_time_do_not_lose_the_first(stocked: World) -> None:
-    etag = (
-        stocked.client.get("/v1/adapters/other/law").headers.get("etag")
-        or stocked.client.get("/v1/adapters/other/law").json()["etag"]
-    )
-    said = {"json": {"owner": "first"}, "headers": {"if-match": f'"{etag}"'}}
-    assert stocked.client.patch("/v1/adapters/other/law", **said).status_code == 200
-    said["json"] = {"owner": "second"}
-    assert stocked.client.patch("/v1/adapters/other/law", **said).status_code == 412
+    path = "/v1/adapters/other/law"
+    headers = {"if-match": f'"{stocked.client.get(path).json()["etag"]}"'}
+    for owner, status in (("first", 200), ("second", 412)):
+        assert stocked.client.patch(path, json={"owner": owner}, headers=headers).status_code == status
     assert change(stocked, "other/law", owner="legal@acme.example").status_code == 200
 
 
-@pytest.mark.parametrize("owner", ["", " ", "a\nb", "a\u202eb", "a\u2067b", "x" * 201, 7, ["legal"]])
+@pytest.mark.parametrize("owner", ["", " ", "a\nb", "a\u202eb", "x" * 201, 7])
 def test_what_names_nobody_is_refused_and_the_field_is_named(stocked: World, owner: object) -> None:
     answer = change(stocked, "acme/law", owner=owner)
     assert answer.status_code == 400
@@ -105,13 +101,6 @@ def test_the_hub_says_it_and_what_a_commit_pins_stays(stocked: World) -> None:
     assert stocked.client.delete("/v1/adapters/acme/law@2").status_code == 200
 
 
-def test_a_push_of_what_is_known_gives_the_name_its_owner(stocked: World) -> None:
-    answer = stocked.push("acme/law", seed=1, owner="somebody else")
-    assert (answer["owner"], answer["warnings"]) == ("somebody else", [])
-    newest = stocked.client.get("/v1/audit?subject=acme/law@1").json()["data"][0]
-    assert (newest["action"], newest["detail"]["owner"]) == ("adapter.change", "somebody else")
-
-
 @pytest.mark.parametrize("said", [{}, {"owner": "us"}])
 def test_a_cook_that_says_no_owner_is_one_that_the_last_release_can_do(stocked: World, said: dict[str, str]) -> None:
     """Its workers refuse a request with a field that they do not know."""
@@ -123,11 +112,10 @@ def test_a_cook_that_says_no_owner_is_one_that_the_last_release_can_do(stocked: 
     assert {name: request[name] for name in ("owner",) if name in request} == said
 
 
-@pytest.mark.parametrize("owner", ["", "a\nb"])
 @pytest.mark.parametrize("path", ["soups", "trainings"])
-def test_what_is_cooked_and_trained_is_nobodys_that_names_nobody(stocked: World, path: str, owner: str) -> None:
+def test_what_is_cooked_and_trained_is_nobodys_that_names_nobody(stocked: World, path: str) -> None:
     about = []
-    for said in ({}, {"owner": owner}):
+    for said in ({}, {"owner": "a\nb"}):
         answer = stocked.client.post(f"/v1/{path}", json={"name": "acme/law", **said})
         assert answer.status_code == 400
         about.append("owner" in answer.text)
