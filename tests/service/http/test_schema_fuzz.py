@@ -17,26 +17,28 @@ from benchmarks.faults.schemas import Caller, run_schema
 from service.http.problems import ErrorBody
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "4"))
-FOLLOWED = int(os.environ.get("FUZZ_FOLLOWED", "90"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "3"))
+FOLLOWED = int(os.environ.get("FUZZ_FOLLOWED", "60"))
 """Requests of journeys along the document's links; `python -m benchmarks.trust --only schemathesis` sends 10,000."""
 
+pytestmark = pytest.mark.usefixtures("unhurried")
 SETTINGS = {"wait_seconds": 0, "max_wait_seconds": 0, "job_workers": 0}  # waits for no job
 
 
 def operations(world: World) -> list[Any]:
+    """Calls whose path has something to draw; `test_fuzz_api.py` draws bodies and queries."""
     schema = schemathesis.openapi.from_asgi("/openapi.json", world.app)
     found = [result.ok() for result in schema.get_all_operations()]
     # an event stream ends with its job, and no job here does
-    return [operation for operation in found if not operation.path.endswith("/events")]
+    return [operation for operation in found if operation.path_parameters and not operation.path.endswith("/events")]
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_nothing_breaks_the_server(world: World, mode: GenerationMode) -> None:
+def test_no_path_breaks_the_server(world: World, mode: GenerationMode) -> None:
     world.push("team/adapter", seed=1)
     headers = world.headers(world.admin)
     found = operations(world)
-    assert len(found) > 30
+    assert len(found) > 20
     for operation in found:
 
         @settings(max_examples=EXAMPLES, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
