@@ -2,73 +2,39 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from demo import run as demo_run
+from demo import server as demo_server
 from demo.__main__ import main
 from demo.server import DemoFailed, running
-from registry.adapters import create, paper_config
-from registry.adapters.weights import save_tensors
-from registry.base_model import load_base
+from registry.base_model import shape_of
 from registry.errors import SoupError
 from registry.spec import BaseEntry
+from tests.adaptersoup.cli.test_cold_start import loaded
+from tests.project.test_demo_convert import write_neutral
 from tests.repository import REPOSITORY
+from tests.service.passages import passages
+from tests.texts_file import write_texts
 
 pytestmark = pytest.mark.slow
-
-WORDS = {
-    "law": ["court", "judge", "void", "contract", "claim", "appeal", "clause", "order"],
-    "cooking": ["onion", "oil", "stir", "golden", "heat", "salt", "pan", "butter"],
-    "poems": ["court", "onion", "judge", "oil", "moon", "star", "night", "song"],
-}
-
-
-def passages(domain: str, count: int, start: int) -> list[str]:
-    words = WORDS[domain]
-    return [
-        ". ".join(f"The {words[(i + k) % 8]} and the {words[(i * k + 3) % 8]} {i}" for k in range(6))
-        for i in range(start, start + count)
-    ]
-
-
-def write(path: Path, texts: list[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)))
 
 
 @pytest.fixture
 def world(tmp_path, tiny_base_dir, monkeypatch):
     """Data, base and neutral adapters, as `make demo` takes them, in the current folder."""
-    base = load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
-    initial = create(paper_config("bapna_firat", bottleneck=4), base.shape, seed=1).state_dict()
-    adapters = tmp_path / "adapters"
-    adapters.mkdir()
-    for number, name in enumerate(("", "law", "cooking", "control_mixed")):
-        rng = torch.Generator().manual_seed(number)
-        tensors = {
-            key.replace(".ffn.", "."): value + (0.2 * torch.randn(value.shape, generator=rng) if name else 0)
-            for key, value in initial.items()
-        }
-        if not name:
-            (adapters / "initial.safetensors").write_bytes(save_tensors(tensors))
-            continue
-        (adapters / name).mkdir()
-        (adapters / name / "adapter.safetensors").write_bytes(save_tensors(tensors))
-        (adapters / name / "adapter.json").write_text('{"structure": "bapna_firat", "bottleneck": 4}')
-    for domain in ("law", "cooking"):
-        write(tmp_path / "data" / "train" / domain / "train.jsonl.gz", passages(domain, 30, 0))
-    write(tmp_path / "data" / "novel" / "poems" / "valid.jsonl.gz", passages("poems", 24, 0))
-    write(tmp_path / "data" / "novel" / "poems" / "test.jsonl.gz", passages("poems", 21, 100))
+    shape = shape_of(BaseEntry(id="tiny", source=str(tiny_base_dir)))
+    write_neutral(tmp_path / "adapters", shape, ("law", "cooking", "control_mixed"))
+    for domain, words in (("law", "court"), ("cooking", "kitchen")):
+        write_texts(tmp_path / "data" / "train" / domain / "train.jsonl.gz", passages(words, 30))
+    write_texts(tmp_path / "data" / "novel" / "poems" / "valid.jsonl.gz", passages("code", 24, seed=1))
+    write_texts(tmp_path / "data" / "novel" / "poems" / "test.jsonl.gz", passages("code", 21, seed=2))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -121,32 +87,26 @@ def test_the_whole_demo(world, capsys):
     assert uniform["perplexity"] != base["perplexity"]
     service = next(row for row in result["rows"] if row["method"] == "the_service_verified")
     assert service["abstained"] == (service["model"] == f"base/{Path(world[3]).name}")
-    assert "demo/law@1" in json.dumps(result["rows"])
+    assert {"demo/law@1", "demo/cooking@1"} & {row.get("model") for row in result["rows"]}
 
 
-@pytest.mark.long
-def test_the_demo_again_on_postgresql_scores_nothing_again(world, postgres, capsys):
-    assert main([*world, "--out", "results/main_job.json"]) == 0
-    first = capsys.readouterr().out
-    picture = Path(next(line.removeprefix("Picture: ") for line in first.splitlines() if line.startswith("Picture: ")))
-    drawn = picture.read_bytes()
-    home = next(Path(".demo").glob("main_job-*"))
-    scores = {path.name: path.stat().st_mtime_ns for path in (home / "scores-float32").iterdir()}
-    shutil.rmtree(home / "server")
-    url = postgres.url(empty=True)
-    assert main([*world, "--database-url", url, "--out", "results/main_job.json"]) == 0
-    assert not (home / "server" / "soup.db").exists()
-    again = {path.name: path.stat().st_mtime_ns for path in (home / "scores-float32").iterdir()}
-    assert again == scores  # nothing was scored again: all digests are the same
-    there = capsys.readouterr().out
-    assert there.splitlines()[1].split(";")[0] == first.splitlines()[1].split(";")[0]  # but for the seconds
-    assert there.split("What to do next")[0].splitlines()[2:] == first.split("What to do next")[0].splitlines()[2:]
-    assert picture.read_bytes() == drawn
-    assert json.loads(Path("results/main_job.json").read_text())["command"].endswith("results/main_job.json")
-    assert url not in Path("results/main_job.json").read_text()
+SOUP = """
+import pathlib, signal, sys
+match sys.argv[1]:
+    case "serve":
+        data = pathlib.Path(sys.argv[sys.argv.index("--data") + 1])
+        data.mkdir()
+        (data / "admin.key").write_text("sk-soup-x")
+        print('{"url": "http://127.0.0.1:9"}', flush=True)
+        signal.pause()
+    case "ls":
+        print('{"data": []}')
+    case "show":
+        sys.exit(f"Error: There is no adapter {sys.argv[2]}.")
+"""
 
 
-def test_a_failing_command_is_told_and_the_server_is_stopped_when_the_demo_fails(world, monkeypatch, capsys):
+def test_a_failing_command_is_told_and_the_server_is_stopped_when_the_demo_fails(world, tmp_path, monkeypatch, capsys):
     def fails(_kitchen, server, _talk):
         assert len(servers()) == 1
         assert json.loads(server.soup("ls", "--json"))["data"] == []
@@ -154,6 +114,9 @@ def test_a_failing_command_is_told_and_the_server_is_stopped_when_the_demo_fails
             server.soup("show", "demo/none")
         raise SoupError("Something in the middle broke.")
 
+    program = tmp_path / "adaptersoup.cli"
+    program.write_text(SOUP)
+    monkeypatch.setattr(demo_server, "SOUP", (sys.executable, str(program)))
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(demo_run, "_push", fails)
     assert main(world) == 1
@@ -172,27 +135,28 @@ def test_a_server_that_cannot_start_says_why(tmp_path, monkeypatch):
     assert servers() == []
 
 
-@pytest.mark.parametrize("arguments", [["--data", "x"], ["--base", "x", "--adapters", "y"]])
-def test_data_and_adapters_go_together(arguments, capsys):
-    assert main(arguments) == 2
-    assert "give" in capsys.readouterr().err
-
-
-def test_what_is_not_there_is_said_in_one_sentence(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--data", "x"], 2, "give both"),
+        (["--base", "x", "--adapters", "y"], 2, "give both"),
+        (["--data", "none", "--base", "none", "--adapters", "none"], 1, "none holds no <domain>/adapter.safetensors"),
+    ],
+)
+def test_what_is_missing_is_told_in_one_sentence(arguments, code, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["--data", "none", "--base", "none", "--adapters", "none"]) == 1
-    err = capsys.readouterr().err
-    assert err.startswith("error: none holds no <domain>/adapter.safetensors")
-    assert len(err.splitlines()) == 1
+    assert main(arguments) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert told in line
 
 
-def test_help_is_quick_and_needs_no_torch():
-    check = "import sys\nfrom demo.__main__ import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
-    done = subprocess.run(
-        [sys.executable, "-c", check + "assert 'torch' not in sys.modules"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "--adapters" in done.stdout
+def test_help_needs_no_torch():
+    program = """
+from demo.__main__ import main
+try:
+    main(["--help"])
+except SystemExit as end:
+    assert not end.code
+"""
+    assert loaded(program, {"torch"}) == set()

@@ -1,4 +1,4 @@
-"""`soup backup` and `soup restore` over the data folder of a server that answers pushes meanwhile."""
+"""`soup backup`, `soup restore` and `soup check` over the data folder of a server that answers pushes meanwhile."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.operations.backup_folder import read_manifest
+from tests.adaptersoup.cli.outcome import done
 from tests.postgres import KINDS
 from tests.registry.damaged_files import flip
 from tests.service.servers import Soup, World, open_world, write_bases
@@ -17,12 +18,28 @@ DATABASES = KINDS
 SETTINGS = {"job_workers": 0, "preload": False}
 
 
-@pytest.fixture
-def backup(world: World, command: Soup, tmp_path: Path) -> Soup:
-    """Runs `soup backup` over the server's database and folder, into `tmp_path / "backup"`."""
+def over(world: World, command: Soup, verb: str, *places: Path) -> Soup:
+    """Runs a verb over the server's database and folder."""
     settings = world.runtime.settings
     url = [] if settings.database_url is None else ["--database-url", settings.database]
-    return lambda *flags: command("backup", tmp_path / "backup", "--data", settings.data, *url, *flags)
+    return lambda *flags: command(verb, *places, "--data", settings.data, *url, *flags)
+
+
+@pytest.fixture
+def backup(world: World, command: Soup, tmp_path: Path) -> Soup:
+    """Runs `soup backup` into `tmp_path / "backup"`."""
+    return over(world, command, "backup", tmp_path / "backup")
+
+
+@pytest.fixture
+def check(world: World, command: Soup) -> Soup:
+    return over(world, command, "check")
+
+
+def weights_file(world: World, name: str, *, seed: int) -> Path:
+    """The file with the weights of a new adapter."""
+    digest = world.push(name, seed=seed)["weights_blob"]
+    return Path(world.runtime.settings.blobs_dir / digest[7:9] / digest[7:])
 
 
 def test_a_server_goes_on_and_what_it_acknowledged_is_restored(
@@ -49,13 +66,11 @@ def test_a_server_goes_on_and_what_it_acknowledged_is_restored(
     told = json.loads(out)
     assert (told["object"], told["unsound"], told["lacking"]) == ("backup", [], [])
     assert told["new"] == told["blobs"] >= 1
-    code, _, err = backup()
-    assert code == 0
+    _, err = done(backup())
     assert "0 not whole and left out." in err
 
     bases = write_bases(tmp_path / "bases.toml", {world.base_id: tiny_base_dir})
-    code, _, err = command("restore", tmp_path / "backup", "--data", tmp_path / "other")
-    assert code == 0, err
+    _, err = done(command("restore", tmp_path / "backup", "--data", tmp_path / "other"))
     (there,) = open_names(tmp_path / "other", bases)
     assert {"acme/before", *pushed} <= there
 
@@ -70,19 +85,20 @@ def open_names(data: Path, bases: Path) -> list[set[str]]:
     return found
 
 
+@pytest.mark.one_database
 def test_a_damaged_blob_fails_and_is_named(world: World, backup: Soup) -> None:
-    digest = world.push("acme/damaged", seed=2)["weights_blob"]
-    place = world.runtime.settings.blobs_dir / digest[7:9] / digest[7:]
-    flip(place)
+    file = weights_file(world, "acme/damaged", seed=2)
+    flip(file)
     try:
         code, out, err = backup()
         assert code == 1
-        assert f"{digest}  damaged  weights of acme/damaged@1" in out
+        assert f"sha256:{file.name}  damaged  weights of acme/damaged@1" in out
         assert "1 not whole and left out." in err
     finally:
-        flip(place)
+        flip(file)
 
 
+@pytest.mark.one_database
 def test_nothing_is_restored_under_a_server(world: World, backup: Soup, command: Soup, tmp_path: Path) -> None:
     assert backup()[0] == 0
     data = world.runtime.settings.data
@@ -92,6 +108,7 @@ def test_nothing_is_restored_under_a_server(world: World, backup: Soup, command:
     assert world.client.get("/v1/adapters").status_code == 200
 
 
+@pytest.mark.one_database
 def test_a_folder_that_is_no_backup_and_data_that_is_not_there(world: World, command: Soup, tmp_path: Path) -> None:
     code, _, err = command("restore", tmp_path, "--data", tmp_path / "other")
     assert code == 1
@@ -100,5 +117,33 @@ def test_a_folder_that_is_no_backup_and_data_that_is_not_there(world: World, com
     code, _, err = command("backup", tmp_path / "backup", "--data", tmp_path / "other")
     assert code == 1
     assert "There is no database in" in err
+    code, _, err = command("check", "--data", tmp_path / "other")
+    assert (code, err) == (1, f"Error: There is no database in {tmp_path / 'other'} (--data or SOUP_DATA).\n")
+    assert not (tmp_path / "other").exists()
     with pytest.raises(Exception, match="no whole backup"):
         read_manifest(tmp_path / "backup")
+
+
+@pytest.mark.one_database
+def test_check_names_what_is_not_whole_and_fails(world: World, check: Soup) -> None:
+    file = weights_file(world, "acme/law", seed=3)
+    for flags in ([], ["--all"], ["--all", "--rate", "1000000000"]):
+        code, out, err = check(*flags)
+        assert (code, out) == (0, ""), err
+        assert err.endswith("bytes read: 0 missing, 0 damaged, 0 unreadable.\n")
+    whole = flip(file)
+    assert check()[0] == 0, "of the right size: only --all reads it"
+    code, out, err = check("--all")
+    assert code == 1
+    assert "BLOB" in out
+    assert f"sha256:{file.name}  damaged  weights of acme/law@1" in out
+    assert err.endswith("0 missing, 1 damaged, 0 unreadable.\n")
+    file.unlink()
+    code, out, _ = check("--json")
+    report = json.loads(out)
+    assert (code, report["missing"], report["bytes"]) == (1, 1, 0)
+    assert report["unsound"] == [
+        {"digest": f"sha256:{file.name}", "problem": "missing", "named_by": ["weights of acme/law@1"]}
+    ]
+    file.write_bytes(whole)
+    assert check("--all")[0] == 0

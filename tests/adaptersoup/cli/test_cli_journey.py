@@ -1,4 +1,4 @@
-"""The main job by the command line over a real port: push, fit, select, cook, compare, use, pull, retire.
+"""The main job by the command line over a real port: push, fit, select, cook, compare, use, pull.
 
 On SQLite: the routes that it calls are tested on PostgreSQL as well by the journeys over HTTP and by their own tests.
 """
@@ -21,7 +21,10 @@ from safetensors.torch import load_file, save_file
 from adaptersoup.cli import app as cli
 from registry.formats import WEIGHTS_FILE, AdapterContents, read_directory, write_directory
 from registry.spec import Provenance
+from service.observability import logs
+from tests.adaptersoup.cli.outcome import done
 from tests.service.servers import CONFIG, Live, Soup, adapter_weights, write_bases
+from tests.texts_file import write_texts
 
 INIT = "sha256:" + "d" * 64
 WORDS = {
@@ -59,8 +62,7 @@ def folders(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("texts")
     (root / "sample.txt").write_text("\n\n".join(passages("law", 40)[10:]))
-    (root / "test.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in passages("law", 36)[30:]))
-    return {"sample": root / "sample.txt", "test": root / "test.jsonl"}
+    return {"sample": root / "sample.txt", "test": write_texts(root / "test.jsonl", passages("law", 36)[30:])}
 
 
 @pytest.fixture(scope="module")
@@ -80,20 +82,10 @@ class TestJourney:
         assert pushed.split() == ["team/code@1", "team/cooking@1", "team/law@1", "team/sailing@1"]
         assert soup("push", folders / "law", "--name", "team/law", "--tag", "v1")[:2] == (0, "team/law@1\n")
 
-    def test_look(self, soup: Soup) -> None:
-        code, out, _ = soup("ls", "--json", "--tag", "v1")
-        rows = json.loads(out)["data"]
-        assert code == 0
-        assert {row["domain"]: row["sample_state"] for row in rows} == dict.fromkeys(WORDS, "ready")
-        assert "20 of" not in soup("show", "team/law")[1]
-        assert "30 of 30 passages" in soup("show", "team/law")[1]
-
     def test_fit_and_select(self, soup: Soup, texts: dict[str, Path]) -> None:
-        code, out, err = soup("fit", "--selector", "gmm", "--set", "dimensions=8")
-        assert code == 0, err
+        out, _ = done(soup("fit", "--selector", "gmm", "--set", "dimensions=8"))
         assert out.startswith("sel-")
-        code, out, err = soup("select", "--sample", texts["sample"], "--selector", "cosine", "--json")
-        assert code == 0, err
+        out, _ = done(soup("select", "--sample", texts["sample"], "--selector", "cosine", "--json"))
         selection = json.loads(out)["selection"]
         assert {row["domain"] for row in [*selection["selected"], *selection["left_out"]]} == set(WORDS)
         assert max(selection["scores"], key=lambda domain: selection["scores"][domain]) == "law"
@@ -115,8 +107,7 @@ class TestJourney:
         assert whole == streamed
         assert whole.strip("\n")
 
-        code, out, err = soup("pull", "team/mixed", tmp_path / "mixed")
-        assert code == 0, err
+        out, err = done(soup("pull", "team/mixed", tmp_path / "mixed"))
         folder = read_directory(tmp_path / "mixed")
         assert folder.provenance.init_hash == INIT  # averaging keeps the initialisation
         assert (tmp_path / "mixed" / WEIGHTS_FILE).stat().st_size > 0
@@ -127,12 +118,10 @@ class TestJourney:
     def test_cook_from_a_sample(self, soup: Soup, texts: dict[str, Path]) -> None:
         code, out, err = soup("cook", "--sample", texts["sample"], "--selector", "cosine", "--single", "--no-verify")
         assert (code, out) == (0, "team/law@1\n"), err
-        code, out, err = soup("cook", "--sample", texts["sample"], "--selector", "uniform", "--pool-tag", "v1")
-        assert code == 0, err
+        out, err = done(soup("cook", "--sample", texts["sample"], "--selector", "uniform", "--pool-tag", "v1"))
         assert "standard error" in err  # verified on the sample
         assert out.strip() == "base/tiny" or out.startswith("default/soup-")
-        code, out, err = soup("cook", "--sample", texts["sample"], "--effort", "quick")
-        assert code == 0, err
+        out, err = done(soup("cook", "--sample", texts["sample"], "--effort", "quick"))
         assert "TAKES OFF" in err
         assert "on the held-out passages" in err.lower()
 
@@ -145,23 +134,11 @@ class TestJourney:
             ("ppl", "team/law", "--texts", texts["test"], "--baseline", "base/tiny", "team/law on 6 texts"),
         ):
             file = tmp_path / f"{verb}.svg"
-            code, _, err = soup(verb, *asked, "--plot", file)
-            assert code == 0, err
+            _, err = done(soup(verb, *asked, "--plot", file))
             assert f"{file} shows it." in err
             assert title in "".join(ElementTree.parse(file).getroot().itertext())
         for wrong in (["--plot", tmp_path / "none" / "c.svg"], ["--plot", "c.png"], ["--plot", "c.svg", "--no-wait"]):
             assert soup("cook", *sample, *wrong)[0] == 2, wrong
-
-    def test_compare(self, soup: Soup, texts: dict[str, Path]) -> None:
-        code, out, err = soup("compare", "--sample", texts["sample"], "--test", texts["test"], "--json")
-        assert code == 0, err
-        rows = {row["strategy"]: row for row in json.loads(out)["rows"]}
-        assert rows["base"]["difference"] == 0
-        assert rows["single, cosine"]["model"] == "team/law@1"
-        assert len(rows["uniform soup"]["ingredients"]) == 4  # soups are no part of a pool
-        for row in rows.values():
-            if row["abstained"]:
-                assert row["perplexity"] == rows["base"]["perplexity"]
 
     def test_incompatible_initialisations_are_3(self, soup: Soup, live: Live, tmp_path: Path) -> None:
         weights = adapter_weights(live.world.runtime, seed=9)  # bytes of no other name, which a lineage could show
@@ -172,32 +149,6 @@ class TestJourney:
         code, out, err = soup("cook", "--recipe", "odd/odd=1,team/cooking=1", "--mixing", "average", "--no-verify")
         assert (code, out) == (3, "")
         assert "init" in err
-
-    def test_keys(self, soup: Soup, live: Live, capsys: pytest.CaptureFixture[str]) -> None:
-        secret = soup("keys", "create", "reader", "--scope", "read", "--namespace", "other")[1].strip()
-        assert cli.run(["ls", "--quiet", "--url", live.url, "--key", secret]) == 0
-        assert capsys.readouterr().out == ""
-        assert cli.run(["rm", "team/law", "--url", live.url, "--key", secret]) == 1
-        key_id = next(k["id"] for k in json.loads(soup("keys", "ls", "--json")[1])["data"] if k["name"] == "reader")
-        assert soup("keys", "rm", key_id)[0] == 0
-        assert cli.run(["ls", "--url", live.url, "--key", secret]) == 1
-        assert "revoked" in capsys.readouterr().err
-
-    def test_jobs(self, soup: Soup) -> None:
-        assert soup("fit", "--selector", "uniform")[0] == 0
-        assert soup("cook", "--recipe", "team/law=1,team/cooking=1", "--no-verify")[0] == 0
-        jobs = json.loads(soup("jobs", "ls", "--json")[1])["data"]
-        assert {"embed", "fit", "cook"} <= {job["kind"] for job in jobs}
-        assert soup("jobs", "watch", jobs[0]["id"])[0] == 0
-
-    def test_retire(self, soup: Soup, folders: Path) -> None:
-        assert soup("push", folders / "code", "--name", "old/code")[:2] == (0, "old/code@1\n")
-        assert "old/code@1" in soup("ls", "-q")[1]
-        assert soup("rm", "old/code@1")[:2] == (0, "old/code@1\n")
-        code, _, err = soup("generate", "old/code", "x")
-        assert code == 1
-        assert "retired" in err
-        assert "old/code@1" not in soup("ls", "-q")[1]
 
 
 @pytest.mark.slow
@@ -234,52 +185,29 @@ class TestServe:
         assert done["before"] == done["after"]
         assert done["backup"] is None
 
-    @pytest.mark.parametrize(
-        ("flags", "says"),
-        [
-            (["--bases", "nowhere.toml"], "nowhere.toml"),
-            (["--host", "256.0.0.1"], "256.0.0.1"),
-        ],
-    )
-    def test_what_it_cannot_do_is_one_sentence(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], says: str
+    def test_a_base_model_that_cannot_be_loaded_ends_it(
+        self, command: Soup, tiny_base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "adaptersoup.cli",
-            "serve",
-            "--data",
-            str(tmp_path / "d"),
-            "--port",
-            "0",
-            *flags,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == 1
-        assert done.stdout == ""
-        assert says in done.stderr
-        assert "Traceback" not in done.stderr
-
-    def test_a_base_model_that_cannot_be_loaded_ends_it(self, tiny_base_dir: Path, tmp_path: Path) -> None:
+        """In this process, whose log and handlers of signals are put back."""
         broken = shutil.copytree(tiny_base_dir, tmp_path / "broken")
         tensors = load_file(broken / "model.safetensors")
         save_file(dict(list(tensors.items())[1:]), broken / "model.safetensors", metadata={"format": "pt"})
         bases = write_bases(tmp_path / "bases.toml", {"tiny": broken})
-        command = [sys.executable, "-m", "adaptersoup.cli", "serve", "--bases", str(bases), "--port", "0"]
-        done = subprocess.run(
-            [*command, "--data", str(tmp_path / "d")], capture_output=True, text=True, check=False, timeout=120
-        )
-        assert (done.returncode, done.stdout) == (1, "")
-        assert "\nError: " in done.stderr
-        assert done.stderr.endswith("  - Tensor transformer.h.0.attn.c_attn.bias is missing.\n")
-        assert "Traceback" not in done.stderr
+        monkeypatch.setattr(logs, "configure_logging", lambda _: None)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            code, out, err = command("serve", "--bases", bases, "--port", 0, "--data", tmp_path / "d")
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        assert (code, out) == (1, "")
+        assert "\nError: " in err
+        assert err.endswith("  - Tensor transformer.h.0.attn.c_attn.bias is missing.\n")
 
-    def test_a_new_database_is_made(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.run(["migrate", "--data", str(tmp_path / "d")]) == 0
-        said = capsys.readouterr()
-        assert said.out.strip()
-        assert "From nothing" in said.err
+    def test_a_new_database_is_made(self, tmp_path: Path, command: Soup) -> None:
+        out, err = done(command("migrate", "--data", tmp_path / "d"))
+        assert out.strip()
+        assert "From nothing" in err
 
     @pytest.mark.parametrize("url", ["nonsense", "oracle://x/y", "sqlite:////nowhere/at/all.db"])
     def test_a_database_that_is_none(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str) -> None:
