@@ -201,7 +201,8 @@ class Scheduler:
     def _claim_adapter(self, group: SequenceGroup) -> bool:
         """Return True if a request's adapter is loaded and within the budget.
 
-        For one that has waited long, sequences of other adapters are preempted until it is.
+        For one that has waited long, sequences of other adapters are preempted until it is, but none whose prompt is
+        still being computed: two keys would throw away each other's prompts for ever.
         """
         if not self._adapter_is_loaded(group):
             return False
@@ -210,7 +211,10 @@ class Scheduler:
         if self._waiting.has_waited_long(group.queue_key) and AdapterBudget(limit, scored).try_add(group):
             while not self._adapter_budget.try_add(group):
                 with_adapter = [s for s in self._running if s.group.digest is not None]
-                for sequence in [s for s in with_adapter if s.group.digest == with_adapter[-1].group.digest]:
+                preempted = [s for s in with_adapter if s.group.digest == with_adapter[-1].group.digest]
+                if not all(sequence.is_decoding for sequence in preempted):
+                    return False
+                for sequence in preempted:
                     self._preempt(sequence)
                 self._adapter_budget = AdapterBudget(limit, [*self._running, *scored])
         return self._adapter_budget.try_add(group)
