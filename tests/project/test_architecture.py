@@ -25,16 +25,6 @@ LINES_PER_MODULE = 400
 LONG_FUNCTION = 30
 LONG_FUNCTIONS_SHARE = 0.1
 
-NAMED = ("adaptersoup", "registry", "service", "training", "plots")
-REFUSED_NAMES = frozenset(
-    "found one ones said told asked given taken known left kept wanted own its before every some others other again "
-    "beyond held heard shown tried looked seen led made what why how who whom thing things part parts it this that "
-    "these those".split()
-)
-PUBLISHED = ("registry/spec/", "service/http/schemas/", "service/http/routes/", "registry/evaluate/matrix.py")
-"""Docstrings and fields are the API's there, or stored: their words are not changed for the code's sake."""
-REFUSED_BEGINNINGS = ("As ", "What ", "The same", "Those ", "Whether ")
-
 Found = list[str]
 
 
@@ -204,38 +194,6 @@ def loggers_named_by_their_module(root: Path) -> Found:
     ]
 
 
-def names_that_say_nothing(root: Path) -> Found:
-    """Names say what a thing is; docstrings say what a function returns or does."""
-    refused = []
-    for path, tree in modules(*NAMED, root=root):
-        published = path.startswith(PUBLISHED)
-        fields = {
-            statement.target
-            for node in nodes(tree)
-            if isinstance(node, ast.ClassDef) and published
-            for statement in node.body
-            if isinstance(statement, ast.AnnAssign)
-        }
-        for node in nodes(tree):
-            match node:
-                case (
-                    ast.Name(id=name, ctx=ast.Store(), lineno=line)
-                    | ast.Attribute(attr=name, ctx=ast.Store(), lineno=line)
-                    | ast.arg(arg=name, lineno=line)
-                    | ast.ExceptHandler(name=str(name), lineno=line)
-                    | ast.FunctionDef(name=name, lineno=line)
-                    | ast.AsyncFunctionDef(name=name, lineno=line)
-                ) if node not in fields and name.strip("_") in REFUSED_NAMES:
-                    refused.append(f"{path}:{line}: {name}")
-                case ast.ClassDef(name=name, lineno=line) if name.strip("_").lower() in REFUSED_NAMES:
-                    refused.append(f"{path}:{line}: {name}")
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) and not published:
-                docstring = ast.get_docstring(node) or ""
-                if docstring.startswith(REFUSED_BEGINNINGS):
-                    refused.append(f"{path}:{getattr(node, 'lineno', 1)}: {docstring[:30]}")
-    return refused
-
-
 CANARIES: list[tuple[Callable[[Path], Found], str, str]] = [
     (vague_names, "service/http/routes/utils.py", ""),
     (long_modules, "registry/long.py", "x = 1\n" * (LINES_PER_MODULE + 1)),
@@ -256,14 +214,6 @@ CANARIES: list[tuple[Callable[[Path], Found], str, str]] = [
     (benchmarks_in_the_demo, "demo/measured.py", "def f():\n    from benchmarks.report import Result"),
     (long_functions, "demo/long.py", "def f():\n" + "    x = 1\n" * LONG_FUNCTION),
     (modules_that_do_not_say_what_they_are_for, "demo/silent.py", "x = 1"),
-    (names_that_say_nothing, "plots/canary.py", "found = 1"),
-    (names_that_say_nothing, "plots/canary.py", "def f(part: int) -> None: ..."),
-    (names_that_say_nothing, "plots/canary.py", "def _told() -> None: ..."),
-    (names_that_say_nothing, "plots/canary.py", "class Said: ..."),
-    (names_that_say_nothing, "plots/canary.py", "def f(self):\n    self._heard = True"),
-    (names_that_say_nothing, "plots/canary.py", "try:\n    x = 1\nexcept OSError as what:\n    pass"),
-    (names_that_say_nothing, "plots/canary.py", 'class A:\n    """What was said."""'),
-    (names_that_say_nothing, "registry/spec/canary.py", "class A:\n    found: int\nasync def kept(): ..."),
     (loggers_named_by_their_module, "service/moved.py", "import logging\nlog = logging.getLogger(__name__)"),
 ]
 RULES = list(dict.fromkeys(rule for rule, _, _ in CANARIES))
