@@ -1,9 +1,8 @@
 """Schedules steps: which tokens of which sequences the next forward pass computes. No tensors, models or threads.
 
-Called by the engine only, under its lock. All state transitions of requests happen here. A step is one forward pass of
-one base model: the newest token of each decoding sequence, and beside them, within a token budget, tokens of prompts
-and of texts to score, each with its own adapter or none. Long ones are computed in chunks, so that streams keep moving.
-Base models take turns, and so do keys and adapters, so that none waits until others have finished.
+Called by the engine only, under its lock; all states of requests change here. A step is a pass of one base model: the
+newest token of each decoding sequence, and within a budget tokens of prompts and texts to score, in chunks where these
+are long. Base models, keys and adapters take turns, so that none waits until others have finished.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ class Scheduler:
     """Holds the requests in the engine and schedules their sequences in turns.
 
     `admission` limits the requests held, `max_running` the sequences that generate together, `max_step_tokens` the
-    prefill tokens of a step, except for a text that runs alone. `can_chunk` says of a base model id whether a text may
-    be computed in several steps.
+    prefill tokens of a step but for a text that runs alone. `can_chunk(base_id)`: may a text be computed in chunks?
     """
 
     def __init__(
@@ -201,8 +199,8 @@ class Scheduler:
     def _claim_adapter(self, group: SequenceGroup) -> bool:
         """Return True if a request's adapter is loaded and within the budget.
 
-        For one that has waited long, sequences of other adapters are preempted until it is, but none whose prompt is
-        still being computed: two keys would throw away each other's prompts for ever.
+        For one that has waited long, sequences of other adapters are preempted until it is, but no prompt that is
+        being computed: two keys would throw away each other's for ever.
         """
         if not self._adapter_is_loaded(group):
             return False
@@ -210,8 +208,8 @@ class Scheduler:
         limit = self._adapter_budget.limit
         if self._waiting.has_waited_long(group.queue_key) and AdapterBudget(limit, scored).try_add(group):
             while not self._adapter_budget.try_add(group):
-                with_adapter = [s for s in self._running if s.group.digest is not None]
-                preempted = [s for s in with_adapter if s.group.digest == with_adapter[-1].group.digest]
+                digest = [s.group.digest for s in self._running if s.group.digest is not None][-1]
+                preempted = [sequence for sequence in self._running if sequence.group.digest == digest]
                 if not all(sequence.is_decoding for sequence in preempted):
                     return False
                 for sequence in preempted:
@@ -237,8 +235,7 @@ class Scheduler:
     def _reserve_for_start(self, sequence: Sequence) -> bool:
         """Reserve memory for a sequence that is to start; return False if there is none.
 
-        If its request has waited long, it preempts sequences of the busiest adapter. If memory was reserved for its
-        request and is not enough, it preempts every later sequence.
+        A request that has waited long preempts the busiest adapter's; one with too little reserved all later ones.
         """
         group = sequence.group
         if not self._reservation.allows(group):
