@@ -339,7 +339,7 @@ class TestBrokenFolders:
             read_checkpoint(folder)
 
 
-RAN = Path(tempfile.gettempdir()) / f"ran-{os.getpid()}"
+RAN = Path(tempfile.gettempdir()) / "a-hostile-pickle-ran"
 
 
 class Bomb:
