@@ -96,7 +96,7 @@ class Setting:
 def prepare(base: LoadedBase, *, rows: int, more: int, tokens: int) -> Setting:
     """An engine that is not started, prompts and adapters."""
     base = silent(base)
-    engine = Engine(Given({base.entry.id: base}), EngineLimits(max_rows=max(rows, more), bank_bytes=2**40))
+    engine = Engine(Given({base.entry.id: base}), EngineLimits(max_running=max(rows, more), adapter_cache_bytes=2**40))
     some, many = (Writing(base, engine, count, tokens) for count in (rows, more))
     return Setting(some, many, drawn(base, lora_of(base.shape), max(rows, more)), drawn(base, bottleneck_of(), rows))
 

@@ -175,7 +175,7 @@ def prepare(base: LoadedBase, scratch: Path, *, streams: int, clients: int) -> I
     bases.write_text(
         f"[bases.{json.dumps(base.entry.id)}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in entry.items())
     )
-    engine = Engine(Given({base.entry.id: base}), EngineLimits(max_rows=streams))
+    engine = Engine(Given({base.entry.id: base}), EngineLimits(max_running=streams))
     engine.start()
     try:
         began = time.perf_counter()

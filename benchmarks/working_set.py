@@ -63,7 +63,7 @@ class Setting:
         """One that holds `held` adapters ready, started."""
         engine = Engine(
             Given({self.base.entry.id: self.base}),
-            EngineLimits(max_rows=CLIENTS, bank_bytes=self.held * self.stored[0].size_bytes),
+            EngineLimits(max_running=CLIENTS, adapter_cache_bytes=self.held * self.stored[0].size_bytes),
         )
         engine.start()
         return engine

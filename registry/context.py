@@ -67,7 +67,7 @@ class SampleLimits:
 
 @dataclass(frozen=True)
 class Limits:
-    """Maximum sizes of what clients send, by the server's settings."""
+    """Maximum sizes of what clients send; a server takes them from its settings (`service.runtime.limits_of`)."""
 
     inline_bytes: int = 8 * 2**20
     weights_bytes: int = 2**30

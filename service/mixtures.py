@@ -16,7 +16,7 @@ from registry.adapters.loadable import LoadableAdapter, Tensors
 from registry.context import BaseModel, Registry
 from registry.cook.mix import PlannedRecipe, mix_recipe
 
-MAX_MIXTURES = 1024
+REMEMBERED_MIXTURES = 1024
 """Mixtures that are remembered; the least recently used is forgotten first."""
 
 
@@ -39,7 +39,7 @@ class Mixtures:
             if is_new := future is None:
                 future = self._adapters[key] = Future()
             self._adapters.move_to_end(key)
-            if len(self._adapters) > MAX_MIXTURES:
+            if len(self._adapters) > REMEMBERED_MIXTURES:
                 self._adapters.popitem(last=False)
         if not is_new:
             return future.result()

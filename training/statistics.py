@@ -64,7 +64,7 @@ def _no_numbers(place: str) -> InvalidSample:
 def _reported(rows: Sequence[Window], progress: Progress) -> Iterator[Window]:
     """Iterate over the rows, reporting progress before each; `progress` may raise."""
     for number, row in enumerate(rows):
-        progress(number, len(rows), "computing what mixing needs to know")
+        progress(number, len(rows), "computing the statistics")
         yield row
 
 

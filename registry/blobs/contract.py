@@ -1,4 +1,4 @@
-"""Protocols of blob stores, their writers and unfinished uploads; one conformance test class runs over all stores."""
+"""Protocols of blob stores, their writers and unfinished uploads; one conformance test class runs over both."""
 
 from __future__ import annotations
 

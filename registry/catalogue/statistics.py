@@ -28,8 +28,8 @@ class Statistics(Repository[StatisticRow]):
         self._delete(statistics, *_has_key(row.adapter_digest, row.sample_digest, row.kind))
         self._insert(statistics, **asdict(row))
 
-    def named(self, visible: Namespaces, adapter_digest: str, blob: str) -> StatisticRow | None:
-        """The statistic of an adapter in a blob, if a visible version has this adapter and the statistic's sample."""
+    def find_by_blob(self, visible: Namespaces, adapter_digest: str, blob: str) -> StatisticRow | None:
+        """The statistic of an adapter stored in `blob`, if a version in a visible namespace has this adapter and sample."""
         is_visible = exists().where(
             adapters.c.digest == statistics.c.adapter_digest,
             adapters.c.sample_digest == statistics.c.sample_digest,
@@ -40,8 +40,8 @@ class Statistics(Repository[StatisticRow]):
         )
         return self._first(query.limit(1))
 
-    def lost(self, blobs: Collection[str]) -> set[str]:
-        """The given blobs that are no longer the blob of a statistic."""
+    def missing_blobs(self, blobs: Collection[str]) -> set[str]:
+        """Those of `blobs` that no statistic refers to."""
         query = select(statistics.c.blob_digest).where(statistics.c.blob_digest.in_(sorted(blobs)))
         return set(blobs) - set(self._connection.scalars(query))
 

@@ -31,23 +31,23 @@ def cook(
     namespace: str,
     computations: Computations,
     progress: Progress,
-    settled: Effort | None = None,
+    queued_effort: Effort | None = None,
 ) -> Cooked:
     """Cook a request; `namespace` takes an unnamed soup, and `progress` may raise Cancelled between two steps.
 
-    `settled` is the default effort that was chosen when the request was queued; it overrides the default of now. An
+    `queued_effort` is the default effort that was chosen when the request was queued; it overrides the default of now. An
     adapter that is purged meanwhile is left out with its reason; where the request names it, Retired is raised. Raises
     Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter, NotFound, and Forbidden for
     effort `tune` where the namespace that the soup is written to forbids it.
     """
     target = split_name(request.name)[0] if request.name else namespace
     effort_by_default = request.effort is None
-    if settled is not None:
-        request = request.model_copy(update={"effort": settled})
+    if queued_effort is not None:
+        request = request.model_copy(update={"effort": queued_effort})
     request = with_default_effort(registry, request, target)
     progress(0, STEPS, "reading the sample")
     job = read_request(registry, caller, request, namespace=namespace, computations=computations, progress=progress)
-    cooked = _cook_until_nothing_is_purged(job)
+    cooked = _cook_with_retry(job)
     spent = job.base.spent(job.texts)
     cooked = cooked.model_copy(update={"spent": spent, "beyond": _prices(job, spent, cooked, target)})
     if request.effort == "tune" and effort_by_default:
@@ -78,7 +78,7 @@ def read_request(
     return CookJob(registry, caller, request, base, sample, ingredients, namespace, computations, progress)
 
 
-def _cook_until_nothing_is_purged(job: CookJob) -> Cooked:
+def _cook_with_retry(job: CookJob) -> Cooked:
     """Cook once; retry if an adapter the selector knew was purged while cooking."""
     purged = _count_purged(job)
     while True:
@@ -120,6 +120,7 @@ def _cook_once(job: CookJob) -> Cooked:
 
 
 def _outcome(job: CookJob) -> Outcome:
+    """The strategy's own outcome, or its proposal judged."""
     strategy = strategy_of(job.request)
     evidence = evidence_of(job)
     if strategy.needs_ingredients and not job.ingredients:

@@ -207,7 +207,10 @@ def _check_ref(
         raise InvalidRecipe(f"{ref.ref} is in the recipe twice, with factors of its own.", param="recipe")
     if earlier is not None and ref.statistic != earlier.statistic:
         raise InvalidRecipe(f"{ref.ref} is in the recipe twice, with another statistic.", param="recipe")
-    if ref.statistic is not None and catalogue.statistics.named(caller.namespaces, row.digest, ref.statistic) is None:
+    if (
+        ref.statistic is not None
+        and catalogue.statistics.find_by_blob(caller.namespaces, row.digest, ref.statistic) is None
+    ):
         raise InvalidRecipe(
             f"{ref.statistic} is no statistic of {ref.ref} on a sample that this key sees: name one of a stored "
             "recipe, or leave it out.",

@@ -39,7 +39,7 @@ from registry.stored.files import record_bytes
 
 MOST_BYTES = 2**29
 """Bytes of the second moments of all ingredients, at most: they grow with the square of what is read."""
-MOST_READ = 2048
+MOST_SOLVED_INPUTS = 2048
 """Values that a projection may read where a system of that size is solved: time grows with its cube."""
 
 
@@ -92,25 +92,25 @@ class _Statistics:
         """The statistic that the recipe names, else that of the ingredient's own sample."""
         registry = self.job.registry
         if ingredient.statistic is not None:
-            return self._checked(ingredient, ingredient.statistic)
+            return self._named_by_recipe(ingredient, ingredient.statistic)
         assert ingredient.sample is not None  # the mixing method's check
         with registry.database.read() as catalogue:
-            row = self._whole(catalogue, ingredient, ingredient.sample)
+            row = self._find_stored(catalogue, ingredient, ingredient.sample)
         if row is None:
             row = self._compute(ingredient, ingredient.sample)
         return stored_statistic(registry.blobs, row.blob_digest)
 
-    def _checked(self, ingredient: SoupIngredient, statistic: Statistic) -> Statistic:
+    def _named_by_recipe(self, ingredient: SoupIngredient, statistic: Statistic) -> Statistic:
         with self.job.registry.database.read() as catalogue:
-            row = catalogue.statistics.named(None, ingredient.digest, statistic.blob)
+            row = catalogue.statistics.find_by_blob(None, ingredient.digest, statistic.blob)
         if row is None:
             raise purged_while_cooking(ingredient)
         if row.kind != self.kind:
             subject = f"{statistic.blob} is a statistic of kind '{row.kind}' of {ingredient.ref}"
-            raise InvalidRecipe(f"{subject}, and this mixing goes by '{self.kind}': leave it out.", param="recipe")
+            raise InvalidRecipe(f"{subject}, and this mixing method needs '{self.kind}': leave it out.", param="recipe")
         return statistic
 
-    def _whole(self, catalogue: Catalogue, ingredient: SoupIngredient, sample: str) -> StatisticRow | None:
+    def _find_stored(self, catalogue: Catalogue, ingredient: SoupIngredient, sample: str) -> StatisticRow | None:
         """The stored statistic, if its file is there and sound: a damaged one is computed anew."""
         row = catalogue.statistics.find(ingredient.digest, sample, self.kind)
         return row if row is not None and self.job.registry.blobs.is_whole(row.blob_digest) else None
@@ -121,18 +121,18 @@ class _Statistics:
             owner = catalogue.adapters.get_or_none(ingredient.adapter_id)
         if owner is None:
             raise purged_while_cooking(ingredient)
-        job.report(2, f"computing what mixing needs to know of {ingredient.ref}")
-        self._check_room(ingredient, owner, sample)
-        texts = _spread(decode_lines(registry.blobs.read(sample)))
+        job.report(2, f"computing the statistics of {ingredient.ref}")
+        self._check_quota(ingredient, owner, sample)
+        texts = _evenly_spaced(decode_lines(registry.blobs.read(sample)))
         stored = StoredAdapter(config=owner.config, blob=owner.weights_blob)
         request = StatisticRequest(kind=self.kind, adapter=stored, texts=texts)
         measured = job.computations.measure(job.base.entry.id, request)
         try:
             return self._record(ingredient, owner, sample, measured)
         finally:
-            self._delete_unnamed(measured.blob)
+            self._delete_unreferenced(measured.blob)
 
-    def _check_room(self, ingredient: SoupIngredient, owner: AdapterRow, sample: str) -> None:
+    def _check_quota(self, ingredient: SoupIngredient, owner: AdapterRow, sample: str) -> None:
         """Raises QuotaExceeded before a pass whose result does not fit the quota of the adapter's owner.
 
         A statistic that replaces a damaged one counts already.
@@ -159,7 +159,7 @@ class _Statistics:
         with registry.database.write() as catalogue:
             if not catalogue.adapters.has_sample(ingredient.digest, sample):
                 raise purged_while_cooking(ingredient)
-            stored = self._whole(catalogue, ingredient, sample)
+            stored = self._find_stored(catalogue, ingredient, sample)
             if stored is not None:
                 return stored
             record_bytes(registry, catalogue, measured.blob, data)
@@ -169,7 +169,7 @@ class _Statistics:
             check_stored(catalogue, registry.quotas, "stored_bytes", key_id=owner.created_by, namespaces=namespaces)
         return row
 
-    def _delete_unnamed(self, blob: str) -> None:
+    def _delete_unreferenced(self, blob: str) -> None:
         """Delete a computed file that no row names; none can while this looks."""
         registry = self.job.registry
         with registry.database.write() as catalogue:
@@ -188,7 +188,7 @@ def _without_statistics(plan: MixPlan) -> MixPlan:
     return plan
 
 
-def _spread(texts: Sequence[Passage]) -> tuple[Passage, ...]:
+def _evenly_spaced(texts: Sequence[Passage]) -> tuple[Passage, ...]:
     """MOST_PASSAGES texts at most, taken evenly from all over."""
     if len(texts) <= MOST_PASSAGES:
         return tuple(texts)
@@ -219,9 +219,9 @@ def _check_size(ingredients: Sequence[SoupIngredient], shape: BaseShape, *, is_s
             f"{MOST_BYTES} at most are taken: {instead}",
             param="mixing",
         )
-    if is_solved and widest > MOST_READ:
+    if is_solved and widest > MOST_SOLVED_INPUTS:
         raise Incompatible(
-            f"One of these has a projection that reads {widest} values, and RegMean takes {MOST_READ} at most: "
+            f"One of these has a projection that reads {widest} values, and RegMean takes {MOST_SOLVED_INPUTS} at most: "
             f"{instead}",
             param="mixing",
         )

@@ -99,7 +99,7 @@ def _check_ingredients(catalogue: Catalogue, soup: Mixed) -> None:
     for ingredient in soup.ingredients:
         if not catalogue.adapters.has_digest(ingredient.digest):
             raise purged_while_cooking(ingredient)
-        if ingredient.statistic is not None and catalogue.statistics.lost([ingredient.statistic.blob]):
+        if ingredient.statistic is not None and catalogue.statistics.missing_blobs([ingredient.statistic.blob]):
             raise purged_while_cooking(ingredient)
 
 

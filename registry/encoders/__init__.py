@@ -1,4 +1,4 @@
-"""Encoders turn texts into vectors: `base` mean-pools the base model, `sbert` embeds sentences.
+"""Encoders turn texts into vectors: `base` has the engine average the base model's states, `sbert` embeds sentences.
 
 Importing this package is cheap: sentence-BERT loads its model, and torch with it, at its first use.
 """

@@ -50,7 +50,7 @@ def purge(registry: Registry, caller: Caller, adapter_id: int) -> Purged:
             enqueue_refits(catalogue, row, created_by=caller.key_id, refits=registry.refits)
         sample = None if row.sample is None else row.sample.digest
         blobs = catalogue.removals.purge(row)
-        lost_statistics = catalogue.statistics.lost(blobs)
+        lost_statistics = catalogue.statistics.missing_blobs(blobs)
         catalogue.removals.release(row.namespace, blobs)
         caller.audit(catalogue, "adapter.purge", row.ref, digest=row.digest, sample=sample)
         moment = datetime.now(UTC)

@@ -43,7 +43,6 @@ from registry.spec.mixing import (
 )
 from registry.spec.passage import Passage, PromptAnswer, characters_of, full_text, json_of, scored_text
 from registry.spec.recipe import (
-    MOST_MIXED,
     Cooked,
     CookRequest,
     Evidence,
@@ -108,7 +107,6 @@ __all__ = [
     "BY_GRADIENTS",
     "HOLDS_OUT",
     "MIXING_REQUESTS",
-    "MOST_MIXED",
     "MOST_PASSAGES",
     "SCORING_PASSES",
     "UNION_MEMBERS",

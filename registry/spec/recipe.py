@@ -97,10 +97,6 @@ class Recipe(Frozen):
         return digest_of(self)
 
 
-MOST_MIXED = 64
-"""Adapters that a request mixes at most without storing the soup."""
-
-
 class WeightedRef(Frozen):
     """An ingredient written by hand: any adapter ref and a weight, normalised over the recipe.
 

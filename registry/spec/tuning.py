@@ -40,7 +40,11 @@ class TuningOptions(Frozen):
 
 
 class Tuning(Frozen):
-    """The training that a recipe's mixture went through: all that decides it beside the sample's text."""
+    """The training that a recipe's mixture went through: all that decides it beside the sample's text.
+
+    Constants of `training.tuning` (warm-up, clipping, no weight decay) decide it too: one that changes becomes a field
+    here, so that recipes of before keep their digests and their bytes.
+    """
 
     sample: Digest
     passes: int

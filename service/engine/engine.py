@@ -54,19 +54,21 @@ class Engine(TextCalls):
     def __init__(self, bases: BaseSource, limits: EngineLimits = EngineLimits()) -> None:
         self._source = bases
         self._kv_budget = KVBudget(limits.kv_bytes, self._position_bytes)
-        self._admission = AdmissionControl(limits.max_queue, limits.max_queue_tokens)
+        self._admission = AdmissionControl(limits.max_requests, limits.max_tokens)
         self._bases: BaseCache[Runner] = BaseCache(bases, limits.memory_bytes, self._notify, self._prepare)
         self._scheduler = Scheduler(
             admission=self._admission,
             max_step_tokens=limits.max_step_tokens,
-            max_running=limits.max_rows,
+            max_running=limits.max_running,
             prefixes=PrefixCache(
                 self._kv_budget, limits.share_prompts, lambda base_id: self._bases.peek(base_id).packed
             ),
             can_chunk=lambda base_id: self._source.text(base_id).shape.kind == "causal",
         )
         self._is_packed: dict[str, bool] = {}  # by base model, once loaded
-        self._adapters = AdapterCache(limits.bank_bytes, lambda *adapter: self._evictor.adapter_budget(*adapter))
+        self._adapters = AdapterCache(
+            limits.adapter_cache_bytes, lambda *adapter: self._evictor.adapter_budget(*adapter)
+        )
         self._drafts: dict[SequenceGroup, Draft] = {}
         self._metrics = AdapterMetrics()
         self._executor = Executor(self._adapters, self._drafts, self._metrics)

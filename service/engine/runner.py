@@ -317,7 +317,7 @@ class _ResultReader:
         self._by_head(self._read_nll, [n for n, task in enumerate(self._tasks) if task.needs_nll])
         for number in [n for n, task in enumerate(self._tasks) if task.alternatives is not None]:
             self._by_head(self._read_alternatives, [number])
-        self._pool([n for n, task in enumerate(self._tasks) if task.needs_pooled])
+        self._sum_states([n for n, task in enumerate(self._tasks) if task.needs_pooled])
         return self._results
 
     def _by_head(self, read: Callable[[list[int]], None], numbers: list[int]) -> None:
@@ -380,7 +380,7 @@ class _ResultReader:
             result.log_probs += chosen_log_probs(scores, next_ids[rows])
             result.top_tokens += top_tokens(scores, task.alternatives)
 
-    def _pool(self, numbers: list[int]) -> None:
+    def _sum_states(self, numbers: list[int]) -> None:
         """fp32 sums of each task's states, but for its first `pooling_offset`."""
         for number in numbers:
             task, start = self._tasks[number], self._starts[number]

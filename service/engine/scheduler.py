@@ -182,12 +182,12 @@ class Scheduler:
 
     def _start_prompts(self, base_id: str, step: StepBuilder) -> None:
         """Start waiting prompts, one of each key and adapter in turn."""
-        while step.token_budget > 0 and self._may_run_another(base_id):
-            sequence = next((s for s in self._next_sequences(base_id) if self._claim_adapter(s.group)), None)
+        while step.token_budget > 0 and self._free_slot(base_id):
+            sequence = next((s for s in self._next_sequences(base_id) if self._claim_adapter_or_preempt(s.group)), None)
             if sequence is None:
                 break
             self._copy_source(sequence)  # marks it as used, so that it is evicted last to make room for the sequence
-            if not self._reserve_for_start(sequence):
+            if not self._reserve_or_preempt(sequence):
                 break
             self._waiting.move_to_end(sequence.group.queue_key)
             self._start(sequence)
@@ -196,11 +196,11 @@ class Scheduler:
     def _next_sequences(self, base_id: str) -> list[Sequence]:
         return self._waiting.next_sequences(base_id, only=self._reservation.holder, excluded=self._preempted)
 
-    def _claim_adapter(self, group: SequenceGroup) -> bool:
+    def _claim_adapter_or_preempt(self, group: SequenceGroup) -> bool:
         """Return True if a request's adapter is loaded and within the budget.
 
-        For one that has waited long, sequences of other adapters are preempted until it is, but no prompt that is
-        being computed: two keys would throw away each other's for ever.
+        For a request that has waited long other adapters' sequences are preempted, but never a prompt in prefill: two
+        keys would preempt each other for ever.
         """
         if not self._adapter_is_loaded(group):
             return False
@@ -217,10 +217,10 @@ class Scheduler:
                 self._adapter_budget = AdapterBudget(limit, [*self._running, *scored])
         return self._adapter_budget.try_add(group)
 
-    def _may_run_another(self, base_id: str) -> bool:
-        """Return True if another sequence may generate.
+    def _free_slot(self, base_id: str) -> bool:
+        """Return True if fewer than `max_running` sequences generate, preempting one for a request that waited long.
 
-        For one that has waited long, a sequence of a key or adapter that runs several is preempted.
+        The one that is preempted is of a key or adapter that runs several.
         """
         if self.generating < self.max_running:
             return True
@@ -232,10 +232,10 @@ class Scheduler:
         self._preempt(preemptible[-1])
         return True
 
-    def _reserve_for_start(self, sequence: Sequence) -> bool:
+    def _reserve_or_preempt(self, sequence: Sequence) -> bool:
         """Reserve memory for a sequence that is to start; return False if there is none.
 
-        A request that has waited long preempts the busiest adapter's; one with too little reserved all later ones.
+        Preempts all later sequences for the holder of the reservation, the busiest adapter's for who waited long.
         """
         group = sequence.group
         if not self._reservation.allows(group):
@@ -280,7 +280,7 @@ class Scheduler:
         if not can_start:
             return
         for group in self._scoring_turns.order(group for group in self._scoring if group.base_id == base_id):
-            if step.token_budget < 1 or not self._claim_adapter(group):
+            if step.token_budget < 1 or not self._claim_adapter_or_preempt(group):
                 continue
             scheduled = len(step.prefills)
             while group.waiting and self._start_text(group.waiting[0], step):
@@ -301,7 +301,7 @@ class Scheduler:
             return False
         has_prefix = sequence.virtual_tokens > 0
         in_chunks = (has_prefix or not (fits or step.delays_nobody)) and self._can_chunk(group.base_id)
-        if in_chunks and self._reserve_for_start(sequence):
+        if in_chunks and self._reserve_or_preempt(sequence):
             self._start(sequence)
             self._add_chunk(sequence, step)
             return True

@@ -39,7 +39,7 @@ def _run(context: JobContext) -> dict[str, Any]:
         namespace=arguments["namespace"],
         computations=context.computations,
         progress=context.progress,
-        settled=arguments.get("effort"),
+        queued_effort=arguments.get("effort"),
     )
     return cooked.model_dump(mode="json")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import BaseSettings
 
+from service.settings.sizes import MIB
+
 
 class QuotaSettings(BaseSettings):
     """Default quotas and rates of keys and namespaces without limits of their own."""
@@ -66,6 +68,12 @@ class QuotaSettings(BaseSettings):
         le=10**15,
         description="Cooks, fits and trainings that wait or run of a namespace; beyond it 429; none: no limit.",
     )
+    max_uploads: int = Field(
+        32, ge=1, le=10_000, description="Uploads in parts that a key may have unfinished; beyond it 429."
+    )
+    max_upload_bytes: int = Field(
+        8192 * MIB, ge=1, description="Bytes of a key's unfinished uploads together; beyond it 429 for all but one."
+    )
     usage_seconds: float = Field(
         5.0, gt=0, le=3600, description="How often counted usage is written; a process that is killed loses as much."
     )
@@ -74,11 +82,14 @@ class QuotaSettings(BaseSettings):
 class RetentionSettings(BaseSettings):
     """When unused and ended objects are removed."""
 
+    keep_upload_seconds: float = Field(
+        86_400.0, gt=0, description="How long an unfinished upload is kept after its last part."
+    )
     collect_days: float = Field(
         7,
         ge=0,
         le=36_500,
-        description="Days after which uploads that nothing was made of, selectors that no longer serve, and unnamed "
+        description="Days after which blobs that nothing was made of, selectors that no longer serve, and unnamed "
         "soups that were retired are removed; 0: never.",
     )
     collect_seconds: float = Field(3600.0, gt=0, description="How often what is due is removed.")

@@ -9,7 +9,7 @@ MIB = 1024 * 1024
 
 
 class SizeSettings(BaseSettings):
-    """The most that one request, file or sample may hold, and how many uploads a key may have unfinished."""
+    """The most that one request, file or sample may hold."""
 
     max_json_bytes: int = Field(
         64 * MIB, ge=1024, description="Largest JSON body; most calls take less, all of them 413 beyond it."
@@ -22,15 +22,6 @@ class SizeSettings(BaseSettings):
     )
     max_inline_bytes: int = Field(32 * MIB, ge=0, description="Largest file inline in a manifest, decoded.")
     max_blob_bytes: int = Field(2048 * MIB, ge=1, description="Largest blob uploaded.")
-    max_uploads: int = Field(
-        32, ge=1, le=10_000, description="Uploads in parts that a key may have unfinished; beyond it 429."
-    )
-    max_upload_bytes: int = Field(
-        8192 * MIB, ge=1, description="Bytes of a key's unfinished uploads together; beyond it 429 for all but one."
-    )
-    keep_upload_seconds: float = Field(
-        86_400.0, gt=0, description="How long an unfinished upload is kept after its last part."
-    )
     max_weights_bytes: int = Field(1024 * MIB, ge=1, description="Largest weights file of an adapter.")
     max_embeddings_bytes: int = Field(64 * MIB, ge=1, description="Largest embeddings file of a sample.")
     max_sample_bytes: int = Field(16 * MIB, ge=1, description="Largest sample as an uploaded JSON-lines blob.")

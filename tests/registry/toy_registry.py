@@ -254,7 +254,7 @@ class ToyRegistry:
             namespace=namespace,
             computations=self.computations,
             progress=self.progress,
-            settled=settled,
+            queued_effort=settled,
         )
 
     def weigh(self, base_id: str, request: WeighingRequest) -> Weighing:

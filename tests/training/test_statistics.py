@@ -173,7 +173,7 @@ def test_the_base_is_as_it_was_and_what_is_wrong_is_told(gpt2: LoadedBase, kind:
         measured(gpt2, config, kind, texts=("",))
 
     def stop(done: int, _total: int, message: str) -> None:
-        assert message == "computing what mixing needs to know"
+        assert message == "computing the statistics"
         if done == 1:
             raise Cancelled("Enough.")
 

@@ -1,1 +1,2 @@
-"""The verbs of `soup`, one module each and named like it; none imports another. `adaptersoup.cli.app` finds them."""
+"""The verbs of `soup`, one module each and named like it but for `SHARED_MODULES` of `adaptersoup.cli.app`,
+which finds them; none imports another."""

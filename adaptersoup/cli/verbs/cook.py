@@ -33,11 +33,15 @@ COOK = Flags(
             "thorough (more), tune (trains on the sample).",
         ),
         "also": Flag("also", "Efforts quick and thorough: an adapter to weigh beside the pool's; may be repeated."),
-        "control": Flag("control", "Efforts quick and thorough: say what adapters of noise bring.", switch=True),
-        "budget_seconds": Flag("budget.seconds", "The most that weighing or training may take, about."),
-        "budget_passes": Flag("budget.passes", "The same in passes of the base model over the sample."),
-        "budget_tokens": Flag("budget.tokens", "The same in tokens; a token with its gradient counts as 3.5."),
-        "passes": Flag("tuning.passes", "Effort tune: times that training goes over the sample."),
+        "control": Flag(
+            "control",
+            "Efforts quick and thorough: also weigh random adapters of the same size, as a baseline.",
+            switch=True,
+        ),
+        "budget_seconds": Flag("budget.seconds", "Approximate limit in seconds for weighing or training."),
+        "budget_passes": Flag("budget.passes", "Approximate limit in passes of the base model over the sample."),
+        "budget_tokens": Flag("budget.tokens", "Approximate limit in tokens; a token with its gradient counts as 3.5."),
+        "passes": Flag("tuning.passes", "Effort tune: epochs over the sample."),
         "rate": Flag("tuning.rate", "Effort tune: AdamW's learning rate."),
         "keep": Flag("keep", "Effort tune: the domain that the tuned adapter goes back into the pool as."),
         "verify": Flag(
@@ -57,18 +61,20 @@ COOK = Flags(
             "The widest soup that concat or recompress may make; by default {default}.",
             limits=(None, None),
         ),
-        "width": Flag("mixing.width", "How wide recompress makes it; by default as the widest ingredient."),
-        "seed": Flag("mixing.seed", "Of what recompress or dare draws; by default {default}."),
-        "density": Flag("mixing.density", "The share of entries that ties or dare keeps."),
+        "width": Flag("mixing.width", "Width of the soup by recompress; by default that of its widest ingredient."),
+        "seed": Flag("mixing.seed", "Random seed of recompress and dare; by default {default}."),
+        "density": Flag("mixing.density", "Share of the entries that ties and dare keep."),
         "init_seed": Flag(
             "mixing.init_seed", "The seed of the start that task_arithmetic adds to, where none is known."
         ),
         "by_inputs": Flag(
             "mixing.by_inputs", "Recompress LoRAs by what their modules read on their samples.", switch=True
         ),
-        "off_diagonal": Flag("mixing.off_diagonal", "What regmean multiplies moments of two inputs by."),
+        "off_diagonal": Flag("mixing.off_diagonal", "Factor on the off-diagonal second moments in regmean."),
         "scale": Flag("mixing.scale", "Factor on the soup's output; by default {default}."),
-        "assume_same_init": Flag("mixing.assume_same_init", "Vouch for one initialisation; the recipe says so."),
+        "assume_same_init": Flag(
+            "mixing.assume_same_init", "Treat the adapters as started from the same tensors; recorded in the recipe."
+        ),
         "masks": Flag("mixing.masks", "The one mask of an average of pruned adapters; by default their union."),
         **SELECTION.only(*POOL),
     },

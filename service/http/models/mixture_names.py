@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from registry.errors import InvalidParameter, TooLarge
-from registry.spec import MOST_MIXED, WeightedRef
+from registry.spec import WeightedRef
+from service.http.schemas.wire import MAX_MIXED_ADAPTERS
 
 
 def is_mixture(name: str) -> bool:
@@ -16,11 +17,11 @@ def is_mixture(name: str) -> bool:
 def parse_mixture(name: str) -> tuple[WeightedRef, ...]:
     """The adapters and weights of a mixture's name; an adapter without a weight has 1.
 
-    Raises InvalidParameter for a weight that is no number from 0 up, and TooLarge for more than 64 adapters.
+    Raises InvalidParameter for a weight that is no number from 0 up, and TooLarge for too many adapters.
     """
     items = name.split("+")
-    if len(items) > MOST_MIXED:
-        raise TooLarge(f"'model' mixes {len(items)} adapters; at most {MOST_MIXED} are mixed.", param="model")
+    if len(items) > MAX_MIXED_ADAPTERS:
+        raise TooLarge(f"'model' mixes {len(items)} adapters; at most {MAX_MIXED_ADAPTERS} are mixed.", param="model")
     refs = []
     for item in items:
         ref, has_weight, weight = item.partition("*")

@@ -17,6 +17,7 @@ from registry.samples.texts import split_texts
 from registry.spec import Passage, Recipe
 from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
+from service.http.answers.perplexity import compare_with_first
 from service.http.app_services import AppServices
 from service.http.models.named_models import ResolvedModel, resolve_model
 from service.http.pages import filters, paths
@@ -24,7 +25,6 @@ from service.http.pages.downloads import Cell, Column, PlotNumber, Table, ThemeQ
 from service.http.pages.forms import SAMPLE, Form, numbered_fields, takes_form
 from service.http.pages.models import MAX_MODELS, ModelNames, suggested_models
 from service.http.pages.page import PageRoute, render_page
-from service.http.routes.perplexity import compare_with_first
 from service.http.schemas.perplexity import PerplexityAnswer
 from service.http.schemas.wire import Wire
 from service.http.security.auth import ModelUser, Reader, needs

@@ -18,7 +18,7 @@ from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import SMALL, takes_form
 from service.http.pages.page import PageRoute, redirect_to, render_page
-from service.http.pages.report import SoupReport, report_context, report_drawings, report_of_soup, report_tables
+from service.http.pages.report import CookReport, report_context, report_drawings, report_of_soup, report_tables
 from service.http.requests.paging import Cursor, Limit
 from service.http.routes.jobs import cancel_job, follow_job, get_job, list_jobs
 from service.http.schemas.jobs import Job, JobList
@@ -107,7 +107,7 @@ def cancel(id: str, request: Request, services: AppServices, principal: Writer) 
     return redirect_to(f"/jobs/{cancel_job(id, request, services, principal).id}")
 
 
-def _existing_report(id: str, services: Services, principal: Principal) -> SoupReport:
+def _existing_report(id: str, services: Services, principal: Principal) -> CookReport:
     """The report of a cook; raises NotFound if the job has none."""
     report = _report(get_job(id, services, principal))
     if report is None:
@@ -115,7 +115,7 @@ def _existing_report(id: str, services: Services, principal: Principal) -> SoupR
     return report
 
 
-def _report(job: Job) -> SoupReport | None:
+def _report(job: Job) -> CookReport | None:
     """The report of a cook; None for a job of another kind or without a result that the key sees."""
     if job.kind not in COOKS or job.result is None:
         return None

@@ -29,7 +29,7 @@ from service.http.pages.forms import BYTES_PER_CHARACTER, SMALL, Form, numbered_
 from service.http.pages.models import MAX_MODELS, ModelNames, suggested_models
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.pages.slider_recipe import (
-    MAX_INGREDIENTS,
+    SLIDERS,
     MixQuery,
     SliderIngredient,
     ingredients_of_form,
@@ -216,7 +216,7 @@ def _page(
         answers=answers,
         max_models=MAX_MODELS,
         max_table_tokens=MAX_TABLE_TOKENS,
-        max_ingredients=MAX_INGREDIENTS,
+        max_ingredients=SLIDERS,
     )
 
 

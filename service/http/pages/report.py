@@ -35,7 +35,7 @@ MAX_SEGMENTS = 200
 """Segments of the largest plot of weights by layer; the table has any number."""
 
 
-class SoupReport(Wire):
+class CookReport(Wire):
     """The result of a cook and its evidence."""
 
     object: Literal["soup_report"] = "soup_report"
@@ -60,7 +60,7 @@ class SoupReport(Wire):
         return None if check is None else 1 - math.exp(check.difference)
 
 
-def report_of_soup(soup: Soup, cooked_at: datetime | None) -> SoupReport:
+def report_of_soup(soup: Soup, cooked_at: datetime | None) -> CookReport:
     """The report of a cook job's result."""
     evidence = Evidence(
         selector=soup.selector,
@@ -71,7 +71,7 @@ def report_of_soup(soup: Soup, cooked_at: datetime | None) -> SoupReport:
         verification=soup.verification,
         search=soup.search,
     )
-    return SoupReport(
+    return CookReport(
         model=soup.model,
         abstained=soup.abstained,
         reason=soup.reason,
@@ -98,7 +98,7 @@ def names_by_digest(evidence: Evidence) -> dict[str, tuple[str, str]]:
 # --- tables -------------------------------------------------------------------------------------------
 
 
-def report_tables(report: SoupReport) -> list[Table]:
+def report_tables(report: CookReport) -> list[Table]:
     """The tables of a report that have rows."""
     tables = (
         _weights_table(report),
@@ -111,7 +111,7 @@ def report_tables(report: SoupReport) -> list[Table]:
     return [table for table in tables if table is not None and table.rows]
 
 
-def _weights_table(report: SoupReport) -> Table | None:
+def _weights_table(report: CookReport) -> Table | None:
     """The ingredients of the recipe, heaviest first."""
     if report.recipe is None:
         return None
@@ -135,7 +135,7 @@ def _weights_table(report: SoupReport) -> Table | None:
     return Table("weights", caption, columns, tuple(rows))
 
 
-def _layers_table(report: SoupReport) -> Table | None:
+def _layers_table(report: CookReport) -> Table | None:
     """The weight of each ingredient at each site: its weight times its factor there."""
     ingredients = () if report.recipe is None else report.recipe.ingredients
     if not ingredients or ingredients[0].layers is None:
@@ -150,12 +150,12 @@ def _layers_table(report: SoupReport) -> Table | None:
     return Table("layers", "How much of each is added at each site", columns, rows)
 
 
-def measured_differences(report: SoupReport) -> list[Interval]:
+def measured_differences(report: CookReport) -> list[Interval]:
     """The measured differences of mean NLL against the base."""
     return base_differences(report.evidence.search, report.evidence.verification, abstained=report.abstained)
 
 
-def _differences_table(report: SoupReport) -> Table:
+def _differences_table(report: CookReport) -> Table:
     columns = (
         Column("What was tried"),
         Column("Against the base", "difference"),
@@ -166,7 +166,7 @@ def _differences_table(report: SoupReport) -> Table:
     return Table("differences", "Mean NLL per token against the base, with 90 % intervals", columns, rows)
 
 
-def _candidates_table(report: SoupReport) -> Table | None:
+def _candidates_table(report: CookReport) -> Table | None:
     """The candidates of the search."""
     if report.evidence.search is None:
         return None
@@ -197,7 +197,7 @@ def _candidates_table(report: SoupReport) -> Table | None:
     )
 
 
-def _excluded_table(report: SoupReport) -> Table:
+def _excluded_table(report: CookReport) -> Table:
     """The adapters that are neither ingredients nor candidates, and why."""
     selection, search = report.evidence.selection, report.evidence.search
     included = set() if report.recipe is None else {item.digest for item in report.recipe.ingredients}
@@ -216,7 +216,7 @@ def _excluded_table(report: SoupReport) -> Table:
     return Table("left-out", "Adapters of the pool that were not looked at further, and why", columns, tuple(rows))
 
 
-def _efforts_table(report: SoupReport) -> Table:
+def _efforts_table(report: CookReport) -> Table:
     columns = (Column("Effort"), Column("Passes over the sample", "number"), Column("Seconds, about", "number"))
     rows = tuple((price.effort, price.passes, price.seconds) for price in report.more_effort)
     return Table("efforts", "What spending more would take for the same sample", columns, rows)
@@ -225,7 +225,7 @@ def _efforts_table(report: SoupReport) -> Table:
 # --- plots --------------------------------------------------------------------------------------------
 
 
-def report_drawings(report: SoupReport, theme: Theme) -> Drawings:
+def report_drawings(report: CookReport, theme: Theme) -> Drawings:
     """The plots that have rows: `differences` with their intervals, `layers` with the weights by site."""
     drawings: dict[str, Callable[[], Plot]] = {}
     differences = measured_differences(report)
@@ -241,7 +241,7 @@ def report_drawings(report: SoupReport, theme: Theme) -> Drawings:
     return drawings
 
 
-def report_context(report: SoupReport) -> dict[str, Any]:
+def report_context(report: CookReport) -> dict[str, Any]:
     """The values of the template `report.html` beside the report."""
     tables = {table.name: table for table in report_tables(report)}
     return {"tables": tables, "plots": list(report_drawings(report, LIGHT))}

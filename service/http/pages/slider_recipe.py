@@ -15,11 +15,11 @@ from service.http import problems
 from service.http.models.mixture_names import mixture_name
 from service.http.schemas.wire import Wire
 
-MAX_INGREDIENTS = 5
+SLIDERS = 5
 """Adapters that have a slider."""
 SEPARATOR = "*"
 """Between an adapter and its weight in a URL: `mix=acme/law@1*0.7`."""
-MixQuery = Annotated[list[str] | None, Query(max_length=MAX_INGREDIENTS, description="Adapters and weights.")]
+MixQuery = Annotated[list[str] | None, Query(max_length=SLIDERS, description="Adapters and weights.")]
 
 
 class SliderIngredient(Wire):
@@ -43,7 +43,7 @@ def ingredients_of_query(mix: Sequence[str] | None) -> list[SliderIngredient]:
 
 def ingredients_of_form(form: Mapping[str, str]) -> list[SliderIngredient]:
     """The ingredients in a form, without those whose adapter is blank; raises InvalidParameter."""
-    rows = [(number, form.get(f"mix-{number}", "").strip()) for number in range(1, MAX_INGREDIENTS + 1)]
+    rows = [(number, form.get(f"mix-{number}", "").strip()) for number in range(1, SLIDERS + 1)]
     return [
         _parse_ingredient(ref, form.get(f"weight-{number}", "").strip() or "0", f"weight-{number}")
         for number, ref in rows

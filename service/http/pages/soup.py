@@ -19,7 +19,7 @@ from service.http.models.named_models import adapter_named
 from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.page import PageRoute, render_page
-from service.http.pages.report import SoupReport, names_by_digest, report_context, report_drawings, report_tables
+from service.http.pages.report import CookReport, names_by_digest, report_context, report_drawings, report_tables
 from service.http.security.auth import Reader
 from service.services import Services
 
@@ -32,7 +32,7 @@ class NumberedReport:
     """A soup, the report of one of its cooks, the number of that cook from 1, and the count of all."""
 
     row: AdapterRow
-    report: SoupReport
+    report: CookReport
     number: int
     count: int
 
@@ -60,7 +60,7 @@ def soup_svg(
 
 
 @pages.get(paths.SOUP + paths.JSON)
-def soup(ns: str, name: str, services: AppServices, principal: Reader, evidence: EvidenceNumber = None) -> SoupReport:
+def soup(ns: str, name: str, services: AppServices, principal: Reader, evidence: EvidenceNumber = None) -> CookReport:
     """The content of the page."""
     return _load_report(services, principal, ns, name, evidence).report
 
@@ -101,7 +101,7 @@ def _load_report(services: Services, principal: Principal, ns: str, name: str, n
     names = {parent.digest: (parent.ref, "") for parent in lineage.parents if parent.ref is not None}
     with services.registry.database.read() as catalogue:
         recipe = catalogue.soups.recipe(row.recipe_digest)
-    report = SoupReport(
+    report = CookReport(
         model=row.ref,
         abstained=False,
         reason="",

@@ -16,12 +16,14 @@ from pydantic import (
 )
 
 from registry.errors import InvalidParameter
-from registry.spec import MOST_MIXED, Passage, WeightedRef
+from registry.spec import Passage, WeightedRef
 from registry.spec.frozen import Frozen, one_of
 
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
 """A base id, `base/<id>`, `ns/name[@...]`, an adapter digest, or a mixture (`ns/a*0.7+ns/b*0.3`)."""
-MixedAdapters = Annotated[list[WeightedRef], Field(min_length=1, max_length=MOST_MIXED, fail_fast=True)]
+MAX_MIXED_ADAPTERS = 64
+"""Adapters that a request may mix without storing the soup."""
+MixedAdapters = Annotated[list[WeightedRef], Field(min_length=1, max_length=MAX_MIXED_ADAPTERS, fail_fast=True)]
 """Adapters with their weights, of which the base model in `model` is given the soup."""
 Texts = Annotated[list[str], Field(fail_fast=True)]
 """Validation stops at the first bad entry: one error for each of millions of entries would cost gigabytes."""

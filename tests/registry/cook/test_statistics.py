@@ -186,7 +186,7 @@ def test_adapters_without_text_are_refused_before_anything_is_computed(two: ToyR
 def test_what_is_too_large_is_refused_before_anything_is_computed(
     two: ToyRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(statistics, "MOST_READ", 7)
+    monkeypatch.setattr(statistics, "MOST_SOLVED_INPUTS", 7)
     with pytest.raises(Incompatible, match="that reads 8 values, and RegMean takes 7 at most"):
         two.cook(recipe=RECIPE, mixing={"method": "regmean"})
     two.cook(recipe=RECIPE, mixing=FISHER)  # as large as the adapter
@@ -249,7 +249,7 @@ def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) 
     with pytest.raises(Cancelled):
         two.cook(recipe=RECIPE, mixing=FISHER)
     assert two.blobs.is_whole(statistics_of(two, "acme/law"))
-    assert "computing what mixing needs to know of acme/tax@1" in two.said
+    assert "computing the statistics of acme/tax@1" in two.said
     two.computations = real
     two.cook(recipe=RECIPE, mixing=FISHER)
     assert len(two.measurings) == 2
@@ -346,7 +346,7 @@ def test_it_goes_with_its_text_and_soups_of_it_are_named(two: ToyRegistry) -> No
         assert catalogue.soups.lost_statistics(soup.recipe_digest) == {blob}
         assert catalogue.soups.missing_ingredients(soup.recipe_digest) == set()
         assert catalogue.soups.lost_statistics(plain.recipe_digest) == set()
-        assert catalogue.statistics.lost([blob]) == {blob}
+        assert catalogue.statistics.missing_blobs([blob]) == {blob}
     assert two.blobs.is_whole(soup.weights_blob)
 
 

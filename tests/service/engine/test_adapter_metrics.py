@@ -124,7 +124,7 @@ def test_the_engine_counts_by_adapter(base: LoadedBase, monkeypatch: pytest.Monk
 def test_hits_loads_and_evictions_tell_whether_the_bank_is_large_enough(base: LoadedBase) -> None:
     handles = [handle_of(base, seed) for seed in range(3)]
     size = sum(tensor.numel() * 4 for tensor in handles[0].load().values())
-    engine = Engine(LoadedBases(base), EngineLimits(bank_bytes=2 * size))
+    engine = Engine(LoadedBases(base), EngineLimits(adapter_cache_bytes=2 * size))
 
     def ask(seed: int) -> tuple[float, ...]:
         engine.submit(GenerateRequest("tiny", (1, 2), handles[seed], greedy(4)))

@@ -168,7 +168,7 @@ class TestTheBudget:
 
     def test_who_comes_first_is_served_first_however_many_come_later(self, source: Source) -> None:
         """A stream of requests for the base that is held cannot keep another waiting for ever."""
-        engine = Engine(source, EngineLimits(memory_bytes=10, max_rows=2))
+        engine = Engine(source, EngineLimits(memory_bytes=10, max_running=2))
         engine.submit(request("a", 20))
         engine.step()
         waiting = engine.submit(request("b"))
@@ -280,7 +280,7 @@ class TestAdapters:
     def test_every_request_ends_well_where_each_alone_would(
         self, once: LoadedBases, wanted: list[tuple[str, int, int | None, int]], budget: int
     ) -> None:
-        engine = Engine(once, EngineLimits(memory_bytes=budget, max_rows=3))
+        engine = Engine(once, EngineLimits(memory_bytes=budget, max_running=3))
         tickets = []
         for base_id, tokens, seed, steps in wanted:
             adapter = None if seed is None else handle_of(once, base_id, seed)

@@ -136,7 +136,8 @@ class Client:
 def test_nobody_is_ever_served_with_anothers_adapter(base: LoadedBase, canaries: list[Canary]) -> None:
     largest = max(one.handle.size_bytes for one in canaries)
     engine = Engine(
-        LoadedBases(base), EngineLimits(bank_bytes=HELD * largest, max_rows=64, max_queue=4 * CLIENTS * AT_ONCE)
+        LoadedBases(base),
+        EngineLimits(adapter_cache_bytes=HELD * largest, max_running=64, max_requests=4 * CLIENTS * AT_ONCE),
     )
     clients = [Client(engine, canaries, seed) for seed in range(CLIENTS)]
     engine.start()

@@ -30,7 +30,7 @@ def told() -> Told:
 
 @pytest.fixture
 def engine(base: LoadedBase) -> Engine:
-    return Engine(LoadedBases(base), EngineLimits(max_queue=2))
+    return Engine(LoadedBases(base), EngineLimits(max_requests=2))
 
 
 def generate(told: Told, tokens: int = 6, **more: object) -> GenerateRequest:

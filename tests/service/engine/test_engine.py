@@ -136,7 +136,7 @@ class TestSampling:
     def test_a_seed_gives_the_same_tokens_whatever_else_runs(self, base: LoadedBase) -> None:
         request = self.request(prompts_of(base)[0], seed=3, n=2, top_p=0.9)
         [alone] = answered(engine_of(base), request)
-        crowd = engine_of(base, max_rows=5)
+        crowd = engine_of(base, max_running=5)
         others = crowd.submit_all([self.request(other, seed=i) for i, other in enumerate(prompts_of(base))])
         crowd.step()
         crowd.step()
@@ -344,7 +344,7 @@ class TestManyAtOnce:
     def test_an_adapter_larger_than_the_bank_is_refused_with_the_numbers(self, base: LoadedBase) -> None:
         known = replace(handle_of(base, 0), size_bytes=2000)
         size = bytes_of(known)
-        engine = engine_of(base, bank_bytes=size - 1)
+        engine = engine_of(base, adapter_cache_bytes=size - 1)
         with pytest.raises(InvalidParameter, match=r"takes 9000 bytes, .* hold \d+ bytes .*SOUP_ADAPTER_BANK_BYTES"):
             engine.submit(GenerateRequest("tiny", (1,), replace(known, size_bytes=9000)))
         assert size > 2000, "as a file it is smaller than as fp32"
@@ -420,7 +420,7 @@ class TestRefusals:
         assert len(tokens) == 3
 
     def test_callers_are_told_to_come_back_when_what_is_held_is_computed(self, base: LoadedBase) -> None:
-        engine = engine_of(base, max_queue=2)
+        engine = engine_of(base, max_requests=2)
         request = GenerateRequest("tiny", (1, 2), params=greedy(40))
         tickets = engine.submit_all([request] * 2)
         with pytest.raises(Busy) as unknown:
@@ -441,7 +441,7 @@ class TestRefusals:
         assert engine._speed > 1
 
     def test_a_patient_caller_waits_for_its_place(self, base: LoadedBase) -> None:
-        engine = engine_of(base, max_queue=1)
+        engine = engine_of(base, max_requests=1)
         first = engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(2)))
         with pytest.raises(Busy):
             engine.score("tiny", ["x"])
@@ -660,7 +660,7 @@ class TestStop:
         engine.stop()
 
     def test_a_waiting_caller_hears_of_the_stop(self, base: LoadedBase) -> None:
-        engine = engine_of(base, max_queue=1)
+        engine = engine_of(base, max_requests=1)
         engine.submit(GenerateRequest("tiny", (1,)))
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(engine.score, "tiny", ["x"], patient=True)

@@ -73,7 +73,7 @@ def reference(
 
 @pytest.mark.slow
 def test_rows_that_join_and_leave_at_any_time_get_what_they_get_alone(base: LoadedBase) -> None:
-    engine, draw = Engine(LoadedBases(base), EngineLimits(max_rows=3)), np.random.default_rng(0)
+    engine, draw = Engine(LoadedBases(base), EngineLimits(max_running=3)), np.random.default_rng(0)
     handles = [None, *(handle_of(base, config, seed) for seed, config in enumerate((*STRUCTURES.values(), PFEIFFER)))]
 
     def requests() -> Iterator[GenerateRequest]:

@@ -79,7 +79,7 @@ def alone(base: LoadedBase, prompt: tuple[int, ...], given: tuple[int, ...]) -> 
 
 
 def test_rows_that_join_and_leave_get_what_they_get_alone(base: LoadedBase) -> None:
-    engine, draw = Engine(LoadedBases(base), EngineLimits(max_rows=4)), np.random.default_rng(1)
+    engine, draw = Engine(LoadedBases(base), EngineLimits(max_running=4)), np.random.default_rng(1)
     handles = [handle_of(base, method) for method in METHODS]
     params = SamplingParams(max_tokens=TOKENS, temperature=0.0, logprobs=1)
     requests = [GenerateRequest("tiny", prompt, handles[n % 3], params) for n, prompt in enumerate(prompts_of(1))]

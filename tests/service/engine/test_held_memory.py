@@ -55,7 +55,7 @@ def test_keys_and_values_take_what_they_may_and_no_more(base: LoadedBase, rows: 
     """Many short rows come and go, long ones take their place; a slab's spare rows are counted."""
     draw = np.random.default_rng(rows)
     each = MIN_ROW_POSITIONS * Engine(LoadedBases(base))._position_bytes("base")
-    engine = Engine(LoadedBases(base), EngineLimits(kv_bytes=rows * each, max_rows=64))
+    engine = Engine(LoadedBases(base), EngineLimits(kv_bytes=rows * each, max_running=64))
     spare = 0
     for number in range(60):
         length = int(draw.integers(2, 40 if number % 3 else 120))
@@ -94,7 +94,7 @@ def test_adapters_and_their_stacks_take_what_bases_leave(
 
 def test_stacks_take_at_most_as_much_as_adapters_may(base: LoadedBase, handles: list[LoadableAdapter]) -> None:
     bank = 6 * handles[0].size_bytes
-    engine = Engine(LoadedBases(base), EngineLimits(bank_bytes=bank))
+    engine = Engine(LoadedBases(base), EngineLimits(adapter_cache_bytes=bank))
     for number in range(30):
         engine.submit(asked(handles[number % 6], length=1 + number % 7))
         for _ in range(number % 4):

@@ -108,7 +108,7 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_taken_over_changes_nothing_whatever_joins_leaves_and_goes(world: World, seed: int, rows: int) -> None:
     draw = np.random.default_rng(seed)
     each = world.alone._position_bytes("tiny")
-    engine = engine_of(world.base, kv_bytes=rows * row_capacity(1) * each, max_rows=3, max_step_tokens=40)
+    engine = engine_of(world.base, kv_bytes=rows * row_capacity(1) * each, max_running=3, max_step_tokens=40)
     asked: list[tuple[GenerateRequest, Ticket]] = []
     talk = Conversations(world, draw)
     with pytest.MonkeyPatch.context() as patch:

@@ -172,7 +172,7 @@ def until_over(engine: RayEngine) -> None:
 
 
 def test_what_replicas_have_taken_does_not_fill_the_queue_of_the_server(base: LoadedBase) -> None:
-    with served(base, waits_after([]), max_queue=1) as (engine, handle):
+    with served(base, waits_after([]), max_requests=1) as (engine, handle):
         for number in range(5):
             engine.check_admission(None)
             engine.submit(asked(base))
@@ -182,7 +182,7 @@ def test_what_replicas_have_taken_does_not_fill_the_queue_of_the_server(base: Lo
 
 
 def test_what_no_replica_has_taken_does(base: LoadedBase) -> None:
-    with served(base, takes_nothing, max_queue=1) as (engine, _):
+    with served(base, takes_nothing, max_requests=1) as (engine, _):
         engine.submit(asked(base))
         with pytest.raises(Busy, match="limit is 1 requests"):
             engine.check_admission(None)
@@ -193,7 +193,7 @@ def test_what_no_replica_has_taken_does(base: LoadedBase) -> None:
 
 
 def test_texts_are_scored_beside_a_full_queue_of_what_is_generated(base: LoadedBase) -> None:
-    with served(base, takes_nothing, max_queue=1) as (engine, _):
+    with served(base, takes_nothing, max_requests=1) as (engine, _):
         engine.submit(asked(base))
         engine.check_admission(None, local=True)
         assert engine.score(base.entry.id, ["the cat"], patient=True)[0].tokens > 0

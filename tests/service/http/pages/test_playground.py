@@ -14,7 +14,7 @@ import pytest
 
 from registry.errors import Busy, Cancelled, Internal, SoupError
 from service.http.pages.playground import Playground
-from service.http.pages.slider_recipe import MAX_INGREDIENTS
+from service.http.pages.slider_recipe import SLIDERS
 from service.http.problems import status_of
 from service.http.schemas.completions import CompletionRequest
 from tests.browser import Browser
@@ -231,7 +231,7 @@ def test_every_model_is_scored_once(stocked: World, browser: Signed) -> None:
 
 def test_models_of_other_bases_are_not_scored(browser: Signed) -> None:
     fields = {"model-1": "acme/law", "model-2": "base/chatty", "text": "The court."}
-    check_says(browser.send("/compare", f"/compare?{BOTH}", **fields), 400, "of several base models")
+    check_says(browser.send("/compare", f"/compare?{BOTH}", **fields), 400, "different base models")
 
 
 def test_one_model_under_two_names_is_one(browser: Signed) -> None:
@@ -304,7 +304,7 @@ def test_what_cannot_be_mixed_is_said(browser: Signed, fields: dict[str, str], s
 
 
 def test_an_address_with_a_recipe_that_is_none_is_refused(browser: Signed) -> None:
-    for query in ("mix=acme/law", "mix=*1", "mix=acme/law*x", "&".join(["mix=acme/law*1"] * (MAX_INGREDIENTS + 1))):
+    for query in ("mix=acme/law", "mix=*1", "mix=acme/law*x", "&".join(["mix=acme/law*1"] * (SLIDERS + 1))):
         assert browser.get(f"/playground?{query}").status_code == 400, query
         assert browser.get(f"/playground.json?{query}").status_code == 400, query
 

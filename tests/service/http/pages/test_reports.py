@@ -14,7 +14,7 @@ from registry.spec import Recipe, RecipeIngredient
 from service.http.pages.downloads import csv_response
 from service.http.pages.report import (
     MAX_SEGMENTS,
-    SoupReport,
+    CookReport,
     measured_differences,
     names_by_digest,
     report_context,
@@ -31,7 +31,7 @@ HOSTILE = '=cmd|"><script>alert(1)</script>'
 
 def report(
     *, difference: float = -0.03, abstained: bool = False, hostile: str = "too far", sites: int = 2
-) -> SoupReport:
+) -> CookReport:
     found = evidence(difference=difference, hostile=hostile)
     layers = [{f"layers.{n}.ffn": factor for n in range(sites)} for factor in ("1", "0.5")]
     parts = [
@@ -39,13 +39,13 @@ def report(
         for (name, weight), at in zip((("law", "0.4"), ("food", "0.1")), layers, strict=True)
     ]
     recipe = None if abstained else Recipe(base_fingerprint=DIGESTS["law"], ingredients=tuple(parts))
-    return SoupReport(
+    return CookReport(
         model="base/tiny" if abstained else "acme/mix@1", abstained=abstained, reason="Because.", cooked_at=None,
         recipe=recipe, mixing=None, evidence=found, names=names_by_digest(found),
     )  # fmt: skip
 
 
-def drawn(one: SoupReport) -> str:
+def drawn(one: CookReport) -> str:
     template = environment().get_template("report.html")
     return template.render(report=one, page_path="/soups/acme/mix@1", page_query="", **report_context(one))
 
