@@ -29,7 +29,7 @@ class Statistics(Repository[StatisticRow]):
         self._insert(statistics, **asdict(row))
 
     def find_by_blob(self, visible: Namespaces, adapter_digest: str, blob: str) -> StatisticRow | None:
-        """The statistic of an adapter stored in `blob`, if a version in a visible namespace has this adapter and sample."""
+        """The statistic of an adapter in `blob`, if a version in a visible namespace has this adapter and sample."""
         is_visible = exists().where(
             adapters.c.digest == statistics.c.adapter_digest,
             adapters.c.sample_digest == statistics.c.sample_digest,

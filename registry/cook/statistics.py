@@ -221,7 +221,7 @@ def _check_size(ingredients: Sequence[SoupIngredient], shape: BaseShape, *, is_s
         )
     if is_solved and widest > MOST_SOLVED_INPUTS:
         raise Incompatible(
-            f"One of these has a projection that reads {widest} values, and RegMean takes {MOST_SOLVED_INPUTS} at most: "
-            f"{instead}",
+            f"One of these has a projection that reads {widest} values, and RegMean takes {MOST_SOLVED_INPUTS} at "
+            f"most: {instead}",
             param="mixing",
         )
