@@ -37,8 +37,8 @@ def cook(
 
     `queued_effort` is the default effort that was chosen when the request was queued, in place of the default of now.
     An adapter that is purged meanwhile is left out with its reason; where the request names it, Retired is raised.
-    Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter, NotFound, and for effort
-    `tune` Forbidden where the namespace that the soup is written to forbids it.
+    Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter, NotFound, and for
+    effort `tune` Forbidden where the namespace that the soup is written to forbids it.
     """
     target = split_name(request.name)[0] if request.name else namespace
     effort_by_default = request.effort is None
