@@ -167,7 +167,8 @@ def has_bos(base: BaseText) -> bool:
 
 def score_request(base: BaseText, windows: Sequence[Window], adapter: LoadableAdapter | None) -> ScoreRequest:
     """The request to score windows of texts of a base model."""
-    ids, starts = zip(*windows, strict=True)
+    ids = tuple(window.ids for window in windows)
+    starts = tuple(window.start for window in windows)
     return ScoreRequest(base.entry.id, ids, adapter, bos=has_bos(base), starts=starts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from registry.errors import InvalidParameter, TooLarge
+from registry.errors import InvalidName, TooLarge
 from registry.spec import WeightedRef
 from service.http.schemas.wire import MAX_MIXED_ADAPTERS
 
@@ -17,7 +17,7 @@ def is_mixture(name: str) -> bool:
 def parse_mixture(name: str) -> tuple[WeightedRef, ...]:
     """The adapters and weights of a mixture's name; an adapter without a weight has 1.
 
-    Raises InvalidParameter for a weight that is no number from 0 up, and TooLarge for too many adapters.
+    Raises InvalidName for a weight that is no number from 0 up, and TooLarge for too many adapters.
     """
     items = name.split("+")
     if len(items) > MAX_MIXED_ADAPTERS:
@@ -28,8 +28,8 @@ def parse_mixture(name: str) -> tuple[WeightedRef, ...]:
         try:
             refs.append(WeightedRef(ref=ref.strip(), weight=float(weight) if has_weight else 1.0))
         except ValueError:  # of the number, or of the value
-            raise InvalidParameter(
-                f"'{item[:80]}' in 'model' is no adapter with a weight: a mixture is written as "
+            raise InvalidName(
+                f"'{item[:80]}' in 'model' is not valid: a mixture is written as "
                 "team/law*0.7+team/style*0.5, with weights from 0 up.",
                 param="model",
             ) from None

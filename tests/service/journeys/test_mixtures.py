@@ -146,7 +146,7 @@ def test_what_cannot_be_mixed_is_refused_in_a_sentence(stocked: World) -> None:
     refused(stocked, 400, "Every weight of the recipe is 0", model="acme/law*0+other/style*0")
     refused(stocked, 413, "65 adapters; at most 64", model="+".join(["acme/law"] * 65))
     refused(stocked, 400, "2000 characters", model="acme/law+" * 1111 + "acme/law")
-    refused(stocked, 400, "no adapter with a weight", model="acme/law+" + "a" * 201)
+    refused(stocked, 400, "not valid", model="acme/law+" + "a" * 201)
     refused(stocked, 400, "name", model="acme/law+")
     refused(stocked, 400, "at most 64", adapters=ADAPTERS[:1] * 65)
     refused(stocked, 400, "name that as 'model'", model="acme/law", adapters=ADAPTERS)

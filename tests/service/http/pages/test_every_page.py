@@ -33,7 +33,7 @@ OWN = {("POST", paths.PUSH_UPLOADS)}
 """What gives whoever may write something new of their own, which names nothing that is there."""
 ASKING = {
     paths.HOME,
-    *(paths.PLAYGROUND, paths.PLAYGROUND + paths.JSON, paths.PLAYGROUND_EVENTS),
+    *(paths.PLAYGROUND, paths.PLAYGROUND + paths.JSON, paths.PLAYGROUND_EVENTS, paths.PLAYGROUND_MIX),
     *(paths.USAGE, paths.USAGE + paths.JSON, paths.USAGE + paths.CSV, paths.USAGE_SVG),
 }
 """For keys with the scope `infer`, too; all others take another."""
