@@ -17,7 +17,7 @@ T = TypeVar("T", bound=BaseModel)
 Model = str | Listed | Adapter | Soup
 """The name of an adapter, a soup or a base model (`base/...`), or a value of one."""
 Text = Passage | Mapping[str, str]
-"""A passage, or a prompt with its answer as {"prompt": ..., "answer": ...}."""
+"""A text, or a prompt with its answer: a `PromptAnswer`, or {"prompt": ..., "answer": ...}."""
 _PASSAGES = TypeAdapter(list[Passage])
 
 

@@ -1,7 +1,7 @@
-"""Mixtures of adapters that requests name and nobody stores, by their recipe.
+"""Mixtures of adapters that requests name and nobody stores.
 
-A mixture is mixed once, however many requests name it at a time. Its tensors are kept by the engine's adapter cache;
-here is only what identifies it, and it is mixed again where that cache has evicted it.
+A mixture is mixed once, however many requests name it at a time. The engine's adapter cache keeps its tensors; here is
+only what identifies it, and it is mixed again where that cache has evicted it.
 """
 
 from __future__ import annotations
@@ -9,57 +9,67 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 
 from registry.adapters.loadable import LoadableAdapter, Tensors
-from registry.context import BaseModel, Registry
-from registry.cook.mix import PlannedRecipe, mix_recipe
+from registry.cook.mix import PlannedRecipe
 
 REMEMBERED_MIXTURES = 1024
-"""Mixtures that are remembered; the least recently used is forgotten first."""
+"""The least recently used is forgotten first."""
+MIXING_THREADS = 2
+"""Mixtures that are mixed at once; other requests wait."""
+
+
+@dataclass(frozen=True)
+class _Mixed:
+    """A mixture that was mixed: its digest and size, and its tensors for whoever loads it first."""
+
+    digest: str
+    size_bytes: int
+    tensors: list[Tensors]
+
+    def adapter(self, planned: PlannedRecipe) -> LoadableAdapter:
+        return LoadableAdapter(self.digest, planned.config, partial(self._load, planned), self.size_bytes)
+
+    def _load(self, planned: PlannedRecipe) -> Tensors:
+        try:
+            return self.tensors.pop()
+        except IndexError:
+            return planned.mix()[0]
 
 
 class Mixtures:
     """The adapters of recipes that are not stored."""
 
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry
-        self._adapters: OrderedDict[str, Future[LoadableAdapter]] = OrderedDict()
+    def __init__(self) -> None:
+        self._mixed: OrderedDict[str, Future[_Mixed]] = OrderedDict()
         self._lock = threading.Lock()
+        self._mixing = threading.BoundedSemaphore(MIXING_THREADS)
 
-    def adapter(self, base: BaseModel, planned: PlannedRecipe) -> LoadableAdapter:
+    def adapter(self, planned: PlannedRecipe) -> LoadableAdapter:
         """The soup of a recipe as an adapter, with the digest that it would be stored under; raises what mixing does.
 
         A request that comes while another mixes the same recipe waits for it.
         """
         key = planned.recipe.digest
         with self._lock:
-            future = self._adapters.get(key)
+            future = self._mixed.get(key)
             if is_new := future is None:
-                future = self._adapters[key] = Future()
-            self._adapters.move_to_end(key)
-            if len(self._adapters) > REMEMBERED_MIXTURES:
-                self._adapters.popitem(last=False)
-        if not is_new:
-            return future.result()
+                future = self._mixed[key] = Future()
+            self._mixed.move_to_end(key)
+            if len(self._mixed) > REMEMBERED_MIXTURES:
+                self._mixed.popitem(last=False)
+        if is_new:
+            self._mix(planned, future)
+        return future.result().adapter(planned)
+
+    def _mix(self, planned: PlannedRecipe, future: Future[_Mixed]) -> None:
         try:
-            mixed = mix_recipe(self._registry, base, planned, reason="").adapter
+            with self._mixing:
+                tensors, report = planned.mix()
+            future.set_result(_Mixed(planned.digest_of(tensors), report.size_bytes, [tensors]))
         except BaseException as error:
             with self._lock:
-                self._adapters.pop(key, None)
+                self._mixed.pop(planned.recipe.digest, None)
             future.set_exception(error)
-            raise
-        future.set_result(mixed)
-        self._remember(key, replace(mixed, load=partial(self._tensors, base, planned)))
-        return mixed
-
-    def _remember(self, key: str, adapter: LoadableAdapter) -> None:
-        """Keep an adapter without its tensors, which those that waited for it still have."""
-        remembered: Future[LoadableAdapter] = Future()
-        remembered.set_result(adapter)
-        with self._lock:
-            self._adapters[key] = remembered
-
-    def _tensors(self, base: BaseModel, planned: PlannedRecipe) -> Tensors:
-        return mix_recipe(self._registry, base, planned, reason="").tensors

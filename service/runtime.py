@@ -206,7 +206,7 @@ class Runtime:
             uploads=UploadSessions(registry, blobs.uploads(), upload_limits_of(settings)),
             rates=Rates() if storage.is_sqlite(self.database) else SharedRates(self.database),
             usage=UsageCounts(self.database),
-            mixtures=Mixtures(registry),
+            mixtures=Mixtures(),
             tracing=self.tracing,
             signed_url=_signing(blobs, settings.blobs_presigned_seconds),
         )

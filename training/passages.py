@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from registry.base_model import LoadedBase
-from registry.base_model.likelihood import Window, batches, scored_log_probs
+from registry.base_model.likelihood import Window, batches, scored_log_probs, windows
 from registry.errors import InvalidSample
 from registry.spec import Passage
 
@@ -23,8 +23,8 @@ Rows = Sequence[Window]
 def rows_of(base: LoadedBase, texts: Sequence[Passage], *, max_tokens: int) -> list[Window]:
     """The tokens of each text, with the base's BOS.
 
-    A text is cut at its end, and a prompt at its beginning, to `max_tokens` or the context. Raises InvalidSample if no
-    text has a token to predict.
+    Each is the first window of `max_tokens` or the context (`likelihood.windows`); a text without tokens is a window of
+    none. Raises InvalidSample if no text has a token to predict.
     """
     most = min(max_tokens, base.shape.context)
     rows = [_row_of(base, text, most) for text in texts]
@@ -35,10 +35,8 @@ def rows_of(base: LoadedBase, texts: Sequence[Passage], *, max_tokens: int) -> l
 
 def _row_of(base: LoadedBase, text: Passage, most: int) -> Window:
     ids, prompt = base.tokenize_passage(text)
-    left_out = min(prompt, max(0, len(base.with_bos([])) + len(ids) - most))
-    ids, prompt = ids[left_out:], prompt - left_out
-    row = base.with_bos(ids)
-    return Window(tuple(row[:most]), max(1, prompt + len(row) - len(ids)))
+    bos_id = base.bos_id if base.entry.bos else None
+    return next(iter(windows(ids, context=most, bos_id=bos_id, prompt=prompt)), Window(()))
 
 
 def tokens_of(rows: Rows) -> int:

@@ -189,20 +189,24 @@ def windows(ids: Sequence[int], *, context: int, bos_id: int | None, prompt: int
     Every text token is scored exactly once, as a token after the first of a window
     (docs/explanation/methods.md#perplexity); a BOS that the text itself begins with is that of its first window.
     Without a BOS, each window begins with the last token of the one before, and only the text's first token stays
-    unscored. The first `prompt` tokens are read and not scored, and windows of these alone are left out. An empty text
-    has no window. Raises InvalidParameter for a context below 2.
+    unscored. The first `prompt` tokens are not scored; of these the last are read, as many as leave room for the rest
+    in the first window, or half a window before a rest that is longer. An empty text has no window. Raises
+    InvalidParameter for a context below 2.
     """
     if context < 2:
         raise InvalidParameter(f"A context of {context} tokens leaves nothing to predict.", param="context")
-    step, front = context - 1, () if bos_id is None else (bos_id,)
+    step, start = context - 1, () if bos_id is None else (bos_id,)
     text = ids if bos_id is None else without_bos(ids, bos_id)
     prompt -= len(ids) - len(text)
-    last = len(text) if front else max(len(text) - 1, min(len(text), 1))
-    cut = [
-        Window((*front, *text[first : first + step + (not front)]), max(1, prompt - first + len(front)))
-        for first in range(0, last, step)
+    if prompt > 0:
+        room, answer = context - len(start), len(text) - prompt
+        kept_prompt = min(prompt, room - answer if answer < room else room // 2)
+        text, prompt = text[prompt - kept_prompt :], kept_prompt
+    end = len(text) if start else max(len(text) - 1, min(len(text), 1))
+    return [
+        Window((*start, *text[first : first + step + (not start)]), max(1, prompt - first + len(start)))
+        for first in range(0, end, step)
     ]
-    return [window for window in cut if prompt <= 0 or window.scored > 0]
 
 
 def batches(lengths: Sequence[int], *, max_tokens: int) -> list[list[int]]:

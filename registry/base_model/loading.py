@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint, weig
 from registry.base_model.likelihood import without_bos
 from registry.base_model.text_ends import generation_ends
 from registry.errors import InvalidParameter, Unavailable
-from registry.spec import BaseEntry, BaseShape, Passage
+from registry.spec import BaseEntry, BaseShape, Passage, full_text
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -81,11 +82,16 @@ class BaseText:
         return self.with_bos(list(encoding.ids), bos=bos)
 
     def tokenize_passage(self, passage: Passage) -> tuple[list[int], int]:
-        """Token ids of a passage without a BOS, and how many of them, at the beginning, are those of its prompt."""
+        """Token ids of a passage without a BOS, and how many of them, at the beginning, are those of its prompt.
+
+        A token that holds the end of the prompt and the beginning of the answer is the answer's.
+        """
+        ids = self.tokenize(full_text(passage), bos=False)
         if isinstance(passage, str):
-            return self.tokenize(passage, bos=False), 0
+            return ids, 0
         prompt = self.tokenize(passage.prompt, bos=False)
-        return prompt + self.tokenize(passage.answer, bos=False), len(prompt)
+        pairs = zip(ids, prompt, strict=False)
+        return ids, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def with_bos(self, ids: list[int], *, bos: bool | None = None) -> list[int]:
         """Token ids of a text with the BOS in front as `tokenize` puts it: once, and only where `bos` says so."""

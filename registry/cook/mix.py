@@ -123,12 +123,6 @@ def plan_recipe(ingredients: Sequence[SoupIngredient], mixing: Mixing, shape: Ba
     return PlannedRecipe(ordered, recipe, MIXINGS[recipe.mixing.method].result(ordered, recipe.mixing), shape)
 
 
-def mix(registry: Registry, base: BaseModel, plan: MixPlan) -> Mixed:
-    """Mix a plan, or read the bytes of the same recipe cooked before; raises as `choose_recipe` does."""
-    planned, reason = choose_recipe(base, plan)
-    return mix_recipe(registry, base, planned, reason=reason)
-
-
 def choose_recipe(base: BaseModel, plan: MixPlan) -> tuple[PlannedRecipe, str]:
     """The recipe of a plan, and why its method was taken where the plan leaves that open; reads no tensor.
 
@@ -139,8 +133,9 @@ def choose_recipe(base: BaseModel, plan: MixPlan) -> tuple[PlannedRecipe, str]:
     return plan_recipe(plan.ingredients, choice.mixing, base.shape), choice.reason
 
 
-def mix_recipe(registry: Registry, base: BaseModel, planned: PlannedRecipe, *, reason: str) -> Mixed:
-    """Mix a recipe, or read the bytes of the same recipe cooked before."""
+def mix(registry: Registry, base: BaseModel, plan: MixPlan) -> Mixed:
+    """Mix a plan, or read the bytes of the same recipe cooked before; raises as `choose_recipe` does."""
+    planned, reason = choose_recipe(base, plan)
     recipe = planned.recipe
     with registry.database.read() as catalogue:
         stored = catalogue.soups.recipe(recipe.digest)

@@ -201,7 +201,7 @@ def embed_texts(
 ) -> Vectors:
     """Embed a sample's texts with one encoder; `progress` may raise to cancel.
 
-    There is no `base_nll` without `scored`, nor where a prompt is in the sample, which an encoder reads like the rest.
+    There is no `base_nll` without `scored`, nor for a sample with prompts, whose tokens an encoder would score too.
     """
     scored = scored and all(isinstance(text, str) for text in texts)
     embedded = encoder.encode([full_text(text) for text in texts], scored=scored, progress=progress)

@@ -43,6 +43,7 @@ from registry.spec.mixing import (
 )
 from registry.spec.passage import Passage, PromptAnswer, characters_of, full_text, json_of, scored_text
 from registry.spec.recipe import (
+    MAX_WIDTH,
     Cooked,
     CookRequest,
     Evidence,
@@ -106,6 +107,7 @@ from registry.spec.weighing import (
 __all__ = [
     "BY_GRADIENTS",
     "HOLDS_OUT",
+    "MAX_WIDTH",
     "MIXING_REQUESTS",
     "MOST_PASSAGES",
     "SCORING_PASSES",

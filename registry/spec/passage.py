@@ -11,7 +11,7 @@ from registry.spec.frozen import Frozen, one_of
 class PromptAnswer(Frozen):
     """A prompt and the answer that follows it: only the tokens of the answer count in losses and perplexity.
 
-    The two are tokenised one after the other and joined without a character in between, as an answer is generated.
+    The two are one text, without a character in between: an answer begins with the space that it needs.
     """
 
     prompt: str

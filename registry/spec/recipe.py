@@ -123,6 +123,10 @@ class HandRecipe(Frozen):
         return self
 
 
+MAX_WIDTH = 512
+"""The widest mixture by default."""
+
+
 class CookRequest(Frozen):
     """`POST /v1/soups`: cook from a sample (`sample`, `selector`, `options`, `pool`) or by hand (`recipe`).
 
@@ -147,7 +151,7 @@ class CookRequest(Frozen):
     pool: PoolRequest = PoolRequest()
     recipe: HandRecipe | None = None
     mixing: MixingRequest = AutoMixing()
-    max_width: int = Field(default=512, ge=1, le=65536)
+    max_width: int = Field(default=MAX_WIDTH, ge=1, le=65536)
     """The widest bottleneck (or largest rank of a LoRA) that a mixture may have."""
     name: str | None = Field(default=None, max_length=129)
     """`namespace/name`; a name alone is in the namespace that the key makes things in."""

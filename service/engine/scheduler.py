@@ -199,8 +199,7 @@ class Scheduler:
     def _claim_adapter_or_preempt(self, group: SequenceGroup) -> bool:
         """Return True if a request's adapter is loaded and within the budget.
 
-        For a request that has waited long other adapters' sequences are preempted, but never a prompt in prefill: two
-        keys would preempt each other for ever.
+        For a request that has waited long, sequences of other adapters are preempted until it is.
         """
         if not self._adapter_is_loaded(group):
             return False
@@ -208,11 +207,8 @@ class Scheduler:
         limit = self._adapter_budget.limit
         if self._waiting.has_waited_long(group.queue_key) and AdapterBudget(limit, scored).try_add(group):
             while not self._adapter_budget.try_add(group):
-                digest = [s.group.digest for s in self._running if s.group.digest is not None][-1]
-                preempted = [sequence for sequence in self._running if sequence.group.digest == digest]
-                if not all(sequence.is_decoding for sequence in preempted):
-                    return False
-                for sequence in preempted:
+                with_adapter = [s for s in self._running if s.group.digest is not None]
+                for sequence in [s for s in with_adapter if s.group.digest == with_adapter[-1].group.digest]:
                     self._preempt(sequence)
                 self._adapter_budget = AdapterBudget(limit, [*self._running, *scored])
         return self._adapter_budget.try_add(group)

@@ -1,6 +1,6 @@
 """The engine of a server that sends generations to replicas on Ray.
 
-Scores, embeddings, and generations with an adapter that is not stored (a soup that is being cooked) are computed by the
+Scores, embeddings, and generations with an adapter that is not stored (a mixture in a request) are computed by the
 engine of this process. If a replica is lost before its first token, another one gets the request; after that the
 stream ends with an error, since a second attempt may generate other text.
 """

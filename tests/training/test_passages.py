@@ -6,7 +6,6 @@ import pytest
 
 from registry.adapters import attached, create, paper_config
 from registry.base_model import LoadedBase
-from registry.base_model.likelihood import Window
 from registry.spec import Passage, PromptAnswer
 from training.passages import add_gradients, rows_of, tokens_of
 from training.tasks.language import passage_scores
@@ -18,12 +17,19 @@ PROMPTED = PromptAnswer(prompt="The court held that contract 7", answer=" was vo
 def test_a_text_is_cut_at_its_end_and_a_prompt_at_its_beginning(base: LoadedBase, passage: Passage) -> None:
     ids, prompt = base.tokenize_passage(passage)
     front = base.with_bos([])
-    for most in range(len(ids) - prompt + 2, len(ids) + 3):
+    for most in range(len(ids) - prompt + len(front) + 1, len(ids) + 3):
         [row] = rows_of(base, [passage], max_tokens=most)
         room = most - len(front)
         kept = ids[:room] if isinstance(passage, str) else ids[-room:]
-        assert row == Window((*front, *kept), max(1, len(front) + prompt - (len(ids) - len(kept)) * (prompt > 0)))
+        assert row.ids == (*front, *kept)
         assert isinstance(passage, str) or row.scored == len(ids) - prompt
+
+
+def test_an_answer_that_is_longer_leaves_half_the_row_to_its_prompt(base: LoadedBase) -> None:
+    passage = PromptAnswer(prompt="The court held that " * 5, answer="contract 7 was void. " * 9)
+    [row] = rows_of(base, [passage], max_tokens=40)
+    room = 40 - len(base.with_bos([]))
+    assert (len(row.ids), row.scored) == (40, room - room // 2)
 
 
 def test_the_loss_is_the_mean_over_answers_alone(base: LoadedBase) -> None:

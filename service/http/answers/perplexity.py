@@ -10,7 +10,7 @@ from fastapi import Request
 from registry.base_model.likelihood import Window, text_scores
 from registry.errors import InvalidParameter
 from registry.evaluate import perplexity as evaluate
-from registry.spec import Passage, PerplexityReport, WeightedRef
+from registry.spec import Passage, PerplexityReport
 from service.access.keys import Principal
 from service.engine import ScoreRequest, Scores
 from service.engine.text_calls import score_request, text_windows
@@ -19,10 +19,11 @@ from service.http.models.inference_limits import check_texts
 from service.http.models.metering import admit
 from service.http.models.named_models import ResolvedModel, language_model
 from service.http.schemas.perplexity import ComparedModel, PerplexityAnswer
+from service.http.schemas.wire import MixedAdapter
 from service.http.thread_turns import in_thread
 from service.services import Services
 
-NamedModel = tuple[str, Sequence[WeightedRef] | None]
+NamedModel = tuple[str, Sequence[MixedAdapter] | None]
 """The name of a model, and the adapters that a base model is given."""
 
 
@@ -46,7 +47,7 @@ class ModelInput:
     def request(self, principal: Principal) -> ScoreRequest:
         """Return one request to the engine for the windows of all texts, in order."""
         flat = [window for text in self.windows for window in text]
-        return replace(score_request(self.model.base, flat, self.model.handle), owner=principal.key_id)
+        return replace(score_request(self.model.base, flat, self.model.stored), owner=principal.key_id)
 
 
 def admit_texts(

@@ -41,6 +41,8 @@ def admit(
 ) -> list[EngineRequest]:
     """Take the tokens that requests to the engine may need from the rate limits, and return metered requests.
 
+    Mixtures are mixed after that, so that nobody has more of them mixed than the limits allow.
+
     A metered request settles its tokens when it ends. Raises RateLimitExceeded, and TooLarge if a request needs more
     tokens than a minute has. Reads the limits from the catalogue.
     """
@@ -54,7 +56,15 @@ def admit(
     request.state.rate_headers = partial(_headers, services.rates, wants)
     _check_size(wants)
     services.rates.take(wants)
-    meter, metered = Meter(services, principal, engine_requests[0][0]), []
+    try:
+        adapters = [model.handle for model, _ in engine_requests]
+    except BaseException:
+        for want in wants:
+            if want.measure == "tokens":
+                services.rates.settle(want, 0)
+        raise
+    meter = Meter(services, principal, engine_requests[0][0])
+    metered: list[EngineRequest] = []
     for (model, engine_request), shares, tokens in zip(engine_requests, charges, needed, strict=True):
         token_wants = [
             (want, share)
@@ -62,7 +72,8 @@ def admit(
             for want in _wants(subject, limits[subject], math.ceil(share * tokens))
             if want.measure == "tokens"
         ]
-        metered.append(replace(engine_request, on_end=partial(meter.on_end, model, token_wants)))
+        on_end = partial(meter.on_end, model, token_wants)
+        metered.append(replace(engine_request, adapter=adapters[len(metered)], on_end=on_end))
     return metered
 
 

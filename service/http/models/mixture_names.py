@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from registry.errors import InvalidName, TooLarge
-from registry.spec import WeightedRef
-from service.http.schemas.wire import MAX_MIXED_ADAPTERS
+from pydantic import ValidationError
+
+from registry.errors import InvalidName, InvalidParameter
+from registry.spec import canonical_decimal
+from service.http.schemas.wire import MAX_MIXED_ADAPTERS, MixedAdapter
 
 
 def is_mixture(name: str) -> bool:
@@ -14,28 +16,29 @@ def is_mixture(name: str) -> bool:
     return "+" in name or "*" in name
 
 
-def parse_mixture(name: str) -> tuple[WeightedRef, ...]:
+def parse_mixture(name: str) -> tuple[MixedAdapter, ...]:
     """The adapters and weights of a mixture's name; an adapter without a weight has 1.
 
-    Raises InvalidName for a weight that is no number from 0 up, and TooLarge for too many adapters.
+    Raises InvalidName for a weight that is no number from 0 to 1000, and InvalidParameter for too many adapters.
     """
     items = name.split("+")
     if len(items) > MAX_MIXED_ADAPTERS:
-        raise TooLarge(f"'model' mixes {len(items)} adapters; at most {MAX_MIXED_ADAPTERS} are mixed.", param="model")
-    refs = []
+        message = f"'model' mixes {len(items)} adapters; at most {MAX_MIXED_ADAPTERS} are mixed."
+        raise InvalidParameter(message, param="model")
+    adapters = []
     for item in items:
         ref, has_weight, weight = item.partition("*")
         try:
-            refs.append(WeightedRef(ref=ref.strip(), weight=float(weight) if has_weight else 1.0))
-        except ValueError:  # of the number, or of the value
+            adapters.append(MixedAdapter(ref=ref.strip(), weight=float(weight) if has_weight else 1.0))
+        except (ValueError, ValidationError):  # of the number, or of the values
             raise InvalidName(
-                f"'{item[:80]}' in 'model' is not valid: a mixture is written as "
-                "team/law*0.7+team/style*0.5, with weights from 0 up.",
+                f"'{item[:80]}' in 'model' is not valid: a mixture is written as team/law*0.7+team/style*0.5, with "
+                "weights from 0 to 1000.",
                 param="model",
             ) from None
-    return tuple(refs)
+    return tuple(adapters)
 
 
-def mixture_name(refs: Sequence[WeightedRef]) -> str:
-    """The name of a mixture."""
-    return "+".join(f"{ref.ref}*{ref.weight:g}" for ref in refs)
+def mixture_name(adapters: Sequence[MixedAdapter]) -> str:
+    """The name of a mixture, which `parse_mixture` reads; weights have nine decimal places at most."""
+    return "+".join(f"{adapter.ref}*{canonical_decimal(adapter.weight)}" for adapter in adapters)

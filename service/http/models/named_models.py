@@ -6,26 +6,25 @@ an error and never silently replaced by the base model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
 from registry.catalogue import AdapterRow
 from registry.cook.ingredients import recipe_ingredients
-from registry.cook.mix import MixPlan, choose_recipe
-from registry.errors import Incompatible, InvalidName, InvalidParameter, NotFound, Unavailable
+from registry.cook.mix import MixPlan, PlannedRecipe, choose_recipe
+from registry.errors import Incompatible, InvalidName, InvalidParameter, InvalidRecipe, NotFound, Unavailable
 from registry.names import BaseRef, NameRef, check_part, parse_ref
-from registry.spec import AdapterConfig, AutoMixing, CookRequest, HandRecipe, WeightedRef
+from registry.spec import MAX_WIDTH, AdapterConfig, AutoMixing, HandRecipe, WeightedRef
 from registry.stored.adapters import loadable
 from service.access.keys import Principal
 from service.base_models import ServedBaseModel
 from service.engine.text_support import check_supports_text
 from service.http.models.mixture_names import is_mixture, mixture_name, parse_mixture
+from service.http.schemas.wire import MixedAdapter
 from service.services import Services
-
-MAX_WIDTH = int(CookRequest.model_fields["max_width"].default)
-"""The widest mixture, as of a soup by hand."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +33,40 @@ class ResolvedModel:
 
     `name` is the model's name in answers: the text of the request, or the adapter's ref if the server has `chosen` it.
     `rows` are the stored adapters with their shares of what the model costs, which sum to 1: none for the base model
-    alone, one for an adapter.
+    alone, one for an adapter. A mixture is `planned`, and `mix` mixes it.
     """
 
     name: str
     base_id: str
     base: BaseText
     rows: tuple[tuple[AdapterRow, float], ...] = ()
-    handle: LoadableAdapter | None = None
+    stored: LoadableAdapter | None = None
+    planned: PlannedRecipe | None = None
+    mix: Callable[[], LoadableAdapter] | None = field(default=None, compare=False, repr=False)
     chosen: bool = False
 
-    @property
-    def digest(self) -> str | None:
-        """The adapter's digest, of a mixture that of the soup it would be stored as; None for the base model alone."""
-        return None if self.handle is None else self.handle.digest
+    @cached_property
+    def handle(self) -> LoadableAdapter | None:
+        """The adapter, None for the base model alone. The first use mixes a mixture: after a request is admitted."""
+        return self.stored if self.mix is None else self.mix()
 
     @property
     def config(self) -> AdapterConfig | None:
         """The adapter's configuration, None for the base model alone."""
-        return None if self.handle is None else self.handle.config
+        adapter = self.stored or self.planned
+        return None if adapter is None else adapter.config
+
+    @property
+    def identity(self) -> str:
+        """The digest of the stored adapter or of the mixture's recipe, else the id of the base model."""
+        if self.planned is not None:
+            return self.planned.recipe.digest
+        return self.base_id if self.stored is None else self.stored.digest
+
+    @property
+    def digest(self) -> str | None:
+        """The adapter's digest, for a mixture that of the equal stored soup; None for the base model alone."""
+        return None if self.handle is None else self.handle.digest
 
     @property
     def fingerprint(self) -> str:
@@ -110,40 +124,51 @@ def resolve_model(services: Services, principal: Principal, text: str) -> Resolv
         base_id=row.base_model,
         base=base,
         rows=((row, 1.0),),
-        handle=loadable(row, services.registry.blobs),
+        stored=loadable(row, services.registry.blobs),
     )
 
 
 def mixture_of(
-    services: Services, principal: Principal, refs: tuple[WeightedRef, ...], *, name: str, base: str | None = None
+    services: Services, principal: Principal, adapters: Sequence[MixedAdapter], *, name: str, base: str | None = None
 ) -> ResolvedModel:
-    """Resolve adapters with weights to the soup of that recipe by hand, which is mixed unless it was lately.
+    """Resolve adapters with weights to the soup of that recipe by hand, without mixing it; one adapter is itself.
 
-    A single adapter is that adapter. Raises as a cook by this recipe does, and InvalidParameter for a `base` that is no
-    base model or another one than the adapters'.
+    Raises as a cook by this recipe does, and InvalidParameter where `base`, if there is one, does not name the base
+    model of the adapters.
     """
+    param = "model" if base is None else "adapters"
+    try:
+        return _planned_mixture(services, principal, adapters, name=name, base=base)
+    except (InvalidRecipe, Incompatible) as error:
+        raise type(error)(error.message, param=param) from error
+
+
+def _planned_mixture(
+    services: Services, principal: Principal, adapters: Sequence[MixedAdapter], *, name: str, base: str | None
+) -> ResolvedModel:
     registry = services.registry
-    base_id, ingredients = recipe_ingredients(registry, principal.caller(""), HandRecipe(ingredients=refs))
+    recipe = HandRecipe(ingredients=tuple(WeightedRef(ref=item.ref, weight=item.weight) for item in adapters))
+    base_id, ingredients = recipe_ingredients(registry, principal.caller(""), recipe)
     if base is not None:
         named = resolve_model(services, principal, base)
-        if named.handle is not None or named.base_id != base_id:
+        if named.config is not None or named.base_id != base_id:
             raise InvalidParameter(
                 f"'adapters' are of base model '{base_id}': name that as 'model', and not '{base}'.", param="model"
             )
     with registry.database.read_autocommit() as catalogue:
         rows = [catalogue.adapters.get(ingredient.adapter_id) for ingredient in ingredients]
-    if len(rows) == 1 and ingredients[0].layers is None:
-        return replace(resolve_model(services, principal, rows[0].digest), name=name)
+    if len(rows) == 1:
+        return replace(resolve_model(services, principal, rows[0].ref), name=name)
     served = _base_of(services, rows[0])
     planned, _ = choose_recipe(served, MixPlan(ingredients, AutoMixing(), MAX_WIDTH))
-    total = sum(float(ingredient.weight) for ingredient in ingredients)
-    shares = [float(ingredient.weight) / total for ingredient in ingredients]
+    shares = [float(ingredient.weight) for ingredient in ingredients]
     return ResolvedModel(
         name=name,
         base_id=base_id,
         base=served.text,
         rows=tuple(zip(rows, shares, strict=True)),
-        handle=services.mixtures.adapter(served, planned),
+        planned=planned,
+        mix=partial(services.mixtures.adapter, planned),
     )
 
 
@@ -154,7 +179,7 @@ def _base_of(services: Services, row: AdapterRow) -> ServedBaseModel:
 
 
 def language_model(
-    services: Services, principal: Principal, text: str, adapters: Sequence[WeightedRef] | None = None
+    services: Services, principal: Principal, text: str, adapters: Sequence[MixedAdapter] | None = None
 ) -> ResolvedModel:
     """Resolve a model that can continue or score text, or a base model's mixture of these adapters.
 
@@ -164,7 +189,7 @@ def language_model(
     if adapters is None:
         model = resolve_model(services, principal, text)
     else:
-        model = mixture_of(services, principal, tuple(adapters), name=mixture_name(adapters), base=text)
+        model = mixture_of(services, principal, adapters, name=mixture_name(adapters), base=text)
     check_supports_text(model.base.shape, model.config, f"'{model.name}'")
     return model
 

@@ -68,7 +68,7 @@ class CompareForm:
 def comparison(services: AppServices, principal: Reader, model: ModelNames = None) -> Comparison:
     """The content of the page, each model once whatever its names."""
     resolved = [resolve_model(services, principal, name.strip()) for name in model or () if name.strip()]
-    distinct = {entry.digest or entry.base_id: entry for entry in resolved}
+    distinct = {entry.identity: entry for entry in resolved}
     return Comparison(models=[_model_facts(services, principal, entry) for entry in distinct.values()])
 
 

@@ -161,7 +161,7 @@ async def mix(form: Form, services: AppServices, principal: ModelUser) -> Respon
     """Mix the adapters of the sliders and redirect to a playground with the mixture and its heaviest ingredients."""
     ingredients = ingredients_of_form(form)
     mixture = model_of(ingredients)
-    await in_thread(language_model, services, principal, mixture)  # what cannot be mixed is said here
+    await in_thread(language_model, services, principal, mixture)  # raises for what cannot be mixed
     by_weight = sorted(ingredients, key=lambda item: -item.weight)
     models = list(dict.fromkeys([mixture, *(item.ref for item in by_weight)]))[:MAX_MODELS]
     return redirect_to(url(paths.PLAYGROUND, model=models, mix=list(map(str, ingredients))))

@@ -10,10 +10,10 @@ from fastapi import Query
 from pydantic import ValidationError
 
 from registry.errors import InvalidParameter
-from registry.spec import WeightedRef
+from registry.spec import canonical_decimal
 from service.http import problems
 from service.http.models.mixture_names import mixture_name
-from service.http.schemas.wire import Wire
+from service.http.schemas.wire import MixedAdapter, Wire
 
 SLIDERS = 5
 """Adapters that have a slider."""
@@ -29,7 +29,7 @@ class SliderIngredient(Wire):
     weight: float
 
     def __str__(self) -> str:
-        return f"{self.ref}{SEPARATOR}{self.weight:g}"
+        return f"{self.ref}{SEPARATOR}{canonical_decimal(self.weight)}"
 
 
 def ingredients_of_query(mix: Sequence[str] | None) -> list[SliderIngredient]:
@@ -57,7 +57,7 @@ def _parse_ingredient(ref: str, weight: str, source: str) -> SliderIngredient:
         value = float(weight)
     except ValueError:
         value = math.nan
-    if not ref or not 0 <= value < math.inf:
+    if not ref or not 0 <= value <= 1000:
         raise InvalidParameter(f"{source[:80]!r} is no adapter with a weight of zero or more.", param="mix")
     return SliderIngredient(ref=ref, weight=value)
 
@@ -65,7 +65,7 @@ def _parse_ingredient(ref: str, weight: str, source: str) -> SliderIngredient:
 def model_of(ingredients: Sequence[SliderIngredient]) -> str:
     """The name of the model that the sliders describe; raises InvalidParameter if all weights are zero."""
     try:
-        weighted = [WeightedRef(ref=item.ref, weight=item.weight) for item in ingredients if item.weight > 0]
+        weighted = [MixedAdapter(ref=item.ref, weight=item.weight) for item in ingredients if item.weight > 0]
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None
     if not weighted:

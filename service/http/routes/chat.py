@@ -91,7 +91,7 @@ def _engine_request(
     return GenerateRequest(
         model.base_id,
         ids,
-        adapter=model.handle,
+        adapter=model.stored,
         params=params,
         namespace=principal.sharing,
         owner=principal.key_id,

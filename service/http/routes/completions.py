@@ -92,7 +92,7 @@ def _engine_requests(
         GenerateRequest(
             model.base_id,
             prompt.ids,
-            adapter=model.handle,
+            adapter=model.stored,
             params=params,
             namespace=principal.sharing,
             owner=principal.key_id,

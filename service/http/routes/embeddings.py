@@ -57,7 +57,7 @@ def _prepare(
     check_texts(inputs, services.settings, param="input")
     services.engine.check_admission(principal.key_id, local=True)  # what is refused costs nobody else's time
     model = resolve_model(services, principal, body.model)
-    if model.handle is not None:
+    if model.config is not None:
         raise InvalidParameter(
             f"Embeddings are the base model's; ask for 'base/{model.base_id}' to embed as samples are.", param="model"
         )

@@ -48,6 +48,12 @@ def test_at_most_five_best_first() -> None:
     assert "taken already" in selection.left_out[0].reason
 
 
+def test_a_threshold_of_zero_is_taken_as_it_is() -> None:
+    selector, sample = CosineSelector(CosineSpec()).fit(gaussian_domains(3)), around(np.ones(12), 20, seed=3)
+    selection = selector.rank(sample, options=SelectOptions(threshold=0.0)).selection()
+    assert selection.thresholds == {"similarity": 0.0}
+
+
 @pytest.mark.parametrize("encoder", ["base", "sbert"])
 def test_the_threshold_is_the_fifth_percentile_of_own_scores(encoder: EncoderName) -> None:
     shared = np.full(12, 30.0)  # as mean-pooled states have: cosines near 1 between all domains

@@ -19,7 +19,7 @@ from service.engine.request import Request
 from service.engine.scheduler import Scheduler
 from service.engine.steps import SequenceGroup
 from service.engine.waiting_queue import KEY_PATIENCE_STEPS
-from tests.service.engine.simulation import Simulation, drain, generate, scheduler_of, score, simulation_of
+from tests.service.engine.simulation import Simulation, generate, scheduler_of, score, simulation_of
 
 ROWS = 16
 
@@ -71,15 +71,6 @@ def test_a_key_that_wants_less_than_its_part_leaves_the_rest_to_others() -> None
     simulation.add([generate(tokens=2000, owner="other") for _ in range(2)])
     simulation.steps(60)
     assert rows(simulation.scheduler) == {"flood": 14, "other": 2}
-
-
-def test_two_keys_whose_adapters_have_no_room_together_do_not_undo_each_others_prompts() -> None:
-    """Prompts that take two steps each: without an end where the first piece of one pushes the other out."""
-    simulation = simulation_of(tokens=12, rows=3, adapter_bytes=1)
-    simulation.add([
-        generate(13, adapter="a", tokens=9, owner="x"), generate(10, adapter="b", tokens=9, owner="y")
-    ])  # fmt: skip
-    assert drain(simulation, limit=100)
 
 
 def test_texts_of_another_key_do_not_wait_for_all_of_a_flood() -> None:

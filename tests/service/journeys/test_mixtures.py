@@ -6,15 +6,23 @@ import threading
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from registry.cook import mix
 from registry.spec import Provenance
+from service.access.keys import Principal
 from service.http.models.metering import split
+from service.http.models.mixture_names import mixture_name, parse_mixture
+from service.http.models.named_models import resolve_model
+from service.http.schemas.wire import MixedAdapter
+from service.mixtures import Mixtures
 from tests.service.servers import BASE_ID, Live, World
 
 INIT = Provenance(init_hash=f"sha256:{3:064x}", init_source="declared").model_dump()
 ADAPTERS = [{"ref": "acme/law", "weight": 0.7}, {"ref": "other/style", "weight": 0.5}]
 NAME = "acme/law*0.7+other/style*0.5"
+ADMIN = Principal("key-admin", None, frozenset({"admin"}))
 ASKED = {"model": BASE_ID, "prompt": "0 1", "max_tokens": 8, "temperature": 0, "logprobs": 0}
 
 
@@ -49,49 +57,88 @@ def test_a_mixture_is_the_soup_of_its_recipe_with_nothing_stored(stocked: World)
     assert mixed.json()["choices"] != complete(stocked).json()["choices"], "the base alone says something else"
 
 
-def test_chats_and_perplexity_take_mixtures_too(stocked: World) -> None:
+def test_perplexity_takes_mixtures_too(stocked: World) -> None:
     texts = ["THE COURT HELD", "heat the oil"]
     answers = [
         stocked.client.post("/v1/perplexity", json={"texts": texts, **model}).json()
         for model in ({"model": BASE_ID, "adapters": ADAPTERS}, {"model": NAME, "baseline": BASE_ID})
     ]
     assert answers[0]["mean_nll"] == answers[1]["mean_nll"] != answers[1]["baseline"]["mean_nll"]
-    refusal = stocked.client.post(
-        "/v1/chat/completions",
-        json={"model": BASE_ID, "adapters": ADAPTERS, "messages": [{"role": "user", "content": "hi"}]},
-    )
-    assert "chat template" in refusal.json()["error"]["message"], "the tiny base has none; the mixture was resolved"
 
 
-def test_one_adapter_is_that_adapter(stocked: World) -> None:
+def test_one_adapter_is_that_adapter_under_its_own_name(stocked: World) -> None:
+    stocked.push("zzz/copy", seed=0, provenance=INIT)
     row = stocked.client.get("/v1/adapters/acme/law").json()
     assert complete(stocked, model="acme/law*3").headers["x-soup-digest"] == row["digest"]
+    resolved = resolve_model(stocked.runtime.services, ADMIN, "acme/law*3")
+    assert [adapter.ref for adapter, _ in resolved.rows] == ["acme/law@1"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["acme/law", "a/b@prod"]), st.floats(0, 1000)), min_size=1, max_size=5))
+def test_a_mixtures_name_is_read_as_it_was_written(adapters: list[tuple[str, float]]) -> None:
+    mixed = [MixedAdapter(ref=ref, weight=weight) for ref, weight in adapters]
+    assert [(item.ref, item.weight) for item in parse_mixture(mixture_name(mixed))] == [
+        (ref, pytest.approx(weight, abs=1e-9)) for ref, weight in adapters
+    ]
+
+
+def test_a_mixture_that_was_evicted_is_mixed_again(stocked: World) -> None:
+    planned = resolve_model(stocked.runtime.services, ADMIN, NAME).planned
+    assert planned is not None
+    adapter = Mixtures().adapter(planned)
+    first, again = adapter.load(), adapter.load()
+    assert first is not again
+    assert planned.digest_of(first) == planned.digest_of(again) == adapter.digest
+
+
+def test_nothing_is_mixed_for_who_only_reads_or_is_beyond_a_limit(
+    stocked: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mixed(_planned: mix.PlannedRecipe) -> Any:
+        raise AssertionError("it is mixed")
+
+    monkeypatch.setattr(mix.PlannedRecipe, "mix", mixed)
+    name = "acme/law*4+acme/plain*5"
+    assert stocked.client.get("/compare.json", params={"model": [BASE_ID, name]}).status_code == 200
+    assert stocked.client.post("/v1/embeddings", json={"model": name, "input": "a"}).status_code == 400
+    limited = stocked.client.post("/v1/keys", json={"name": "slow", "scopes": ["infer"], "namespaces": ["acme"]}).json()
+    limits = {"tokens_per_minute": 1}
+    assert stocked.client.patch(f"/v1/keys/{limited['id']}/limits", json=limits).status_code == 200
+    headers = stocked.headers(limited["secret"])
+    assert stocked.client.post("/v1/completions", json={**ASKED, "model": name}, headers=headers).status_code in (
+        413,
+        429,
+    )
 
 
 def test_a_mixture_is_mixed_once_however_many_ask_for_it(stocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go_on, count = threading.Event(), threading.Event(), []
+    planned = resolve_model(stocked.runtime.services, ADMIN, "acme/law*1+acme/plain*3").planned
+    again = resolve_model(stocked.runtime.services, ADMIN, "acme/plain*3+acme/law").planned
+    assert planned is not None
+    assert again is not None, "in any order"
+    mixtures, all_ask, count = Mixtures(), threading.Barrier(4), []
     real = mix.PlannedRecipe.mix
 
     def counted(planned: mix.PlannedRecipe) -> Any:
         count.append(planned)
-        begun.set()
-        assert go_on.wait(60)
+        all_ask.wait(60)
         return real(planned)
 
+    def ask() -> None:
+        if threading.current_thread() is not first:
+            all_ask.wait(60)
+        adapters.append(mixtures.adapter(planned))
+
     monkeypatch.setattr(mix.PlannedRecipe, "mix", counted)
-    answers: list[Any] = []
-    asking = [
-        threading.Thread(target=lambda: answers.append(complete(stocked, model="acme/law*1+acme/plain*3")))
-        for _ in range(3)
-    ]
+    adapters: list[Any] = []
+    asking = [threading.Thread(target=ask) for _ in range(4)]
+    first = asking[0]
     for thread in asking:
         thread.start()
-    assert begun.wait(60)
-    go_on.set()
     for thread in asking:
         thread.join()
-    assert complete(stocked, model="acme/plain*3+acme/law").status_code == 200, "in any order"
-    assert [answer.status_code for answer in answers] == [200] * 3
+    assert mixtures.adapter(again) == adapters[0]
+    assert [adapter.digest for adapter in adapters] == [adapters[0].digest] * 4
     assert len(count) == 1
 
 
@@ -139,15 +186,16 @@ def test_rights_are_those_of_each_ingredient(stocked: World) -> None:
 
 @pytest.mark.parametrize("weight", ["x", "nan", "-1", "inf", ""])
 def test_a_weight_that_is_none_is_refused(stocked: World, weight: str) -> None:
-    refused(stocked, 400, "weights from 0 up", model=f"acme/law*{weight}+other/style")
+    refused(stocked, 400, "weights from 0 to 1000", model=f"acme/law*{weight}+other/style")
 
 
 def test_what_cannot_be_mixed_is_refused_in_a_sentence(stocked: World) -> None:
     refused(stocked, 400, "Every weight of the recipe is 0", model="acme/law*0+other/style*0")
-    refused(stocked, 413, "65 adapters; at most 64", model="+".join(["acme/law"] * 65))
+    refused(stocked, 400, "65 adapters; at most 64", model="+".join(["acme/law"] * 65))
     refused(stocked, 400, "2000 characters", model="acme/law+" * 1111 + "acme/law")
     refused(stocked, 400, "not valid", model="acme/law+" + "a" * 201)
-    refused(stocked, 400, "name", model="acme/law+")
+    refused(stocked, 400, "not valid", model="acme/law+")
+    refused(stocked, 400, "layers", adapters=[{**ADAPTERS[0], "layers": {"x": 1}}, ADAPTERS[1]])
     refused(stocked, 400, "at most 64", adapters=ADAPTERS[:1] * 65)
     refused(stocked, 400, "name that as 'model'", model="acme/law", adapters=ADAPTERS)
     refused(stocked, 404, "acme/nowhere", model="acme/law+acme/nowhere")
