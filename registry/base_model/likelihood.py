@@ -200,8 +200,8 @@ def windows(ids: Sequence[int], *, context: int, bos_id: int | None, prompt: int
     prompt -= len(ids) - len(text)
     if prompt > 0:
         room, answer = context - len(start), len(text) - prompt
-        kept_prompt = min(prompt, room - answer if answer < room else room // 2)
-        text, prompt = text[prompt - kept_prompt :], kept_prompt
+        read_prompt = min(prompt, room - answer if answer < room else room // 2)
+        text, prompt = text[prompt - read_prompt :], read_prompt
     end = len(text) if start else max(len(text) - 1, min(len(text), 1))
     return [
         Window((*start, *text[first : first + step + (not start)]), max(1, prompt - first + len(start)))

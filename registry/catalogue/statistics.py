@@ -41,7 +41,7 @@ class Statistics(Repository[StatisticRow]):
         return self._first(query.limit(1))
 
     def missing_blobs(self, blobs: Collection[str]) -> set[str]:
-        """Those of `blobs` that no statistic refers to."""
+        """The blobs that no statistic refers to."""
         query = select(statistics.c.blob_digest).where(statistics.c.blob_digest.in_(sorted(blobs)))
         return set(blobs) - set(self._connection.scalars(query))
 
