@@ -153,7 +153,7 @@ def test_a_statistic_that_is_named_is_the_adapters_and_what_its_method_goes_by(t
     with pytest.raises(InvalidRecipe, match="is no statistic of"):
         two.cook(recipe=weights, mixing=FISHER)
     with pytest.raises(
-        InvalidRecipe, match=r"is a statistic of kind 'fisher' of acme/.*, and this mixing goes by 'inp"
+        InvalidRecipe, match=r"is a statistic of kind 'fisher' of acme/.*, and this mixing method needs 'inp"
     ):
         two.cook(recipe=named, mixing={"method": "regmean"})
     with pytest.raises(InvalidRecipe, match="twice, with another statistic"):
