@@ -188,16 +188,23 @@ def decode_lines(data: bytes | str, *, name: Callable[[int], str] = "Line {} of 
     """
     passages: list[Passage] = []
     for number, value in parse_lines(data, name=name, error=_invalid_sample):
-        match value:
-            case {"text": str(text)}:
-                passages.append(text)
-            case {"prompt": str(prompt), "answer": str(answer)}:
-                passages.append(PromptAnswer(prompt=prompt, answer=answer))
-            case _:
-                raise _invalid_sample(
-                    f'{name(number)} is not an object with a string "text", or with strings "prompt" and "answer".'
-                )
+        passage = passage_of(value)
+        if passage is None:
+            raise _invalid_sample(
+                f'{name(number)} is not an object with a string "text", or with strings "prompt" and "answer".'
+            )
+        passages.append(passage)
     return passages
+
+
+def passage_of(value: object) -> Passage | None:
+    """The passage of a JSON value, which may have other keys too; None if it is none."""
+    match value:
+        case {"text": str(text)}:
+            return text
+        case {"prompt": str(prompt), "answer": str(answer)}:
+            return PromptAnswer(prompt=prompt, answer=answer)
+    return None
 
 
 def _invalid_sample(message: str) -> InvalidSample:

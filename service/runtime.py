@@ -33,7 +33,6 @@ from service.engine.adapter_cache import smallest_adapter_bytes
 from service.engine.bases import AllowedBases
 from service.job_board import JobBoard
 from service.jobs.runner import JobRunner
-from service.mixtures import Mixtures
 from service.observability.usage import UsageCounts, UsageWriter
 from service.operations import storage
 from service.operations.blob_check import check_blobs
@@ -206,7 +205,6 @@ class Runtime:
             uploads=UploadSessions(registry, blobs.uploads(), upload_limits_of(settings)),
             rates=Rates() if storage.is_sqlite(self.database) else SharedRates(self.database),
             usage=UsageCounts(self.database),
-            mixtures=Mixtures(),
             tracing=self.tracing,
             signed_url=_signing(blobs, settings.blobs_presigned_seconds),
         )

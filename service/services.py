@@ -39,8 +39,8 @@ class Services:
     uploads: UploadSessions
     rates: Rates | SharedRates
     usage: UsageCounts
-    mixtures: Mixtures
     signed_url: Callable[[str], str] | None = None
     """The URL of the store that a download of a blob is sent to; None where the server sends it."""
     tracing: Tracing | None = None
     grammars: Grammars = field(default_factory=Grammars)
+    mixtures: Mixtures = field(default_factory=Mixtures)

@@ -27,7 +27,7 @@ from adaptersoup.requests import Model, Text, check_texts, cook_body, id_of, mod
 from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
 from registry.errors import InvalidParameter
 from registry.progress import Progress
-from registry.spec import Card, PoolRequest, full_text, json_of
+from registry.spec import Card, PoolRequest, json_of
 from service.http.schemas.adapters import Alias, Lineage, Purged, StoredFile
 from service.http.schemas.chat import ChatAnswer, ChatChunk
 from service.http.schemas.collections import Collection
@@ -236,9 +236,9 @@ class AsyncClient(AsyncOperatorCalls):
         progress: Progress | None = None,
     ) -> Nearest:
         """The adapters whose samples are most like these texts; a pool never fitted is fitted first."""
-        whole = tuple(full_text(text) for text in check_texts(texts))
-        request = request_of(NearestRequest, texts=whole, limit=limit, pool=pool)
-        values = {"texts": list(request.texts), "limit": request.limit, "pool": request.pool}
+        request = request_of(NearestRequest, texts=tuple(check_texts(texts)), limit=limit, pool=pool)
+        passages = [json_of(text) for text in request.texts]
+        values = {"texts": passages, "limit": request.limit, "pool": request.pool}
         answer = await self._http.once_fitted("/v1/adapters/search", values, progress)
         return body_of(Nearest, answer)
 

@@ -186,7 +186,7 @@ class SoupClient(Calls):
 
     def nearest(
         self,
-        texts: Sequence[str],
+        texts: Sequence[Passage],
         *,
         limit: int | None = None,
         encoder: EncoderName | None = None,
@@ -194,7 +194,7 @@ class SoupClient(Calls):
         progress: Progress | None = None,
     ) -> Json:
         """The adapters whose samples are most like these texts; a pool never fitted is fitted first."""
-        values = {"texts": list(texts), "limit": limit, "encoder": encoder, "pool": pool}
+        values = {"texts": [json_of(text) for text in texts], "limit": limit, "encoder": encoder, "pool": pool}
         return self.once_fitted("/v1/adapters/search", values, progress)
 
     def cook(self, request: CookRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:

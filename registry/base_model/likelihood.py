@@ -195,16 +195,16 @@ def windows(ids: Sequence[int], *, context: int, bos_id: int | None, prompt: int
     """
     if context < 2:
         raise InvalidParameter(f"A context of {context} tokens leaves nothing to predict.", param="context")
-    step, start = context - 1, () if bos_id is None else (bos_id,)
+    step, bos = context - 1, () if bos_id is None else (bos_id,)
     text = ids if bos_id is None else without_bos(ids, bos_id)
     prompt -= len(ids) - len(text)
     if prompt > 0:
-        room, answer = context - len(start), len(text) - prompt
+        room, answer = context - len(bos), len(text) - prompt
         read_prompt = min(prompt, room - answer if answer < room else room // 2)
         text, prompt = text[prompt - read_prompt :], read_prompt
-    end = len(text) if start else max(len(text) - 1, min(len(text), 1))
+    end = len(text) if bos else max(len(text) - 1, min(len(text), 1))
     return [
-        Window((*start, *text[first : first + step + (not start)]), max(1, prompt - first + len(start)))
+        Window((*bos, *text[first : first + step + (not bos)]), max(1, prompt - first + len(bos)))
         for first in range(0, end, step)
     ]
 

@@ -68,7 +68,8 @@ def read_request(
     """The job of a request: its recipe resolved, its base model found, its sample read."""
     ingredients: tuple[SoupIngredient, ...] = ()
     if request.recipe is not None:
-        base_id, ingredients = recipe_ingredients(registry, caller, request.recipe)
+        rows, ingredients = recipe_ingredients(registry, caller, request.recipe)
+        base_id = rows[0].base_model
     else:
         base_id = pool_base(request.pool, registry.bases)
     if base_id not in registry.bases:

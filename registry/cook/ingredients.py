@@ -156,8 +156,8 @@ def _compatible_selection(
 
 def recipe_ingredients(
     registry: Registry, caller: Caller, recipe: HandRecipe
-) -> tuple[str, tuple[SoupIngredient, ...]]:
-    """The base model's id and the ingredients of a recipe by hand.
+) -> tuple[tuple[AdapterRow, ...], tuple[SoupIngredient, ...]]:
+    """The adapters of a recipe by hand, and each as its ingredient.
 
     An adapter named twice counts with the sum of its weights; weight 0 is left out. What cannot be mixed is found
     by the mixing method, with all reasons. Raises NotFound, Retired, InvalidName or InvalidRecipe.
@@ -185,18 +185,18 @@ def recipe_ingredients(
         raise InvalidRecipe(
             f"The recipe's weights {error}." if has_layers else f"The recipe's {error}.", param="recipe"
         ) from None
+    digests = [digest for digest in weights if decimals[digest] != "0"]
+    if not digests:
+        raise InvalidRecipe("Every weight of the recipe is 0 at nine decimal places.", param="recipe")
     ingredients = tuple(
         replace(
             ingredient_of(rows[digest], decimals[digest], registry.blobs),
             layers=refs[digest].layers,
             statistic=_statistic_of(registry.blobs, refs[digest]),
         )
-        for digest in weights
-        if decimals[digest] != "0"
+        for digest in digests
     )
-    if not ingredients:
-        raise InvalidRecipe("Every weight of the recipe is 0 at nine decimal places.", param="recipe")
-    return rows[first].base_model, ingredients
+    return tuple(rows[digest] for digest in digests), ingredients
 
 
 def _check_ref(

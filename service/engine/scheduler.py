@@ -231,7 +231,8 @@ class Scheduler:
     def _reserve_or_preempt(self, sequence: Sequence) -> bool:
         """Reserve memory for a sequence that is to start; return False if there is none.
 
-        Preempts all later sequences for the holder of the reservation, the busiest adapter's for who waited long.
+        For the holder of the reservation all later sequences are preempted, for a request that has waited long those of
+        the busiest adapter.
         """
         group = sequence.group
         if not self._reservation.allows(group):

@@ -18,7 +18,7 @@ from adaptersoup.client.samples import read_texts
 from adaptersoup.tables import columns, fields, one_line, spelt
 from registry.errors import InvalidParameter
 from registry.names import BaseRef, parse_ref
-from registry.spec import EncoderName, PoolRequest, full_text
+from registry.spec import EncoderName, PoolRequest
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _nearest(
         raise typer.BadParameter("--near goes with --base, --method, --namespace and one --tag; drop the others.")
     namespaces = None if filters["namespace"] is None else (filters["namespace"],)
     pool = PoolRequest(base_model=filters["base_model"], method=filters["method"], tag=tags[0], namespaces=namespaces)
-    texts = [full_text(passage) for passage in read_texts(file)]
+    texts = read_texts(file)
     with progress_bar("looking") as report:
         answer = remote.client.nearest(texts, limit=limit, encoder=encoder, pool=pool, progress=report)
     if remote.json:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import TypeVar
@@ -46,11 +46,12 @@ def admit(
     A metered request settles its tokens when it ends. Raises RateLimitExceeded, and TooLarge if a request needs more
     tokens than a minute has. Reads the limits from the catalogue.
     """
-    charges = [_charges(model, principal) for model, _ in engine_requests]
+    charges = [charges_of(model, principal) for model, _ in engine_requests]
     needed = [tokens_needed(model, engine_request) for model, engine_request in engine_requests]
+    amounts = [_amounts(charged, principal, tokens) for charged, tokens in zip(charges, needed, strict=True)]
     totals = Counter[Subject]()
-    for shares, tokens in zip(charges, needed, strict=True):
-        totals.update({subject: math.ceil(share * tokens) for subject, share in shares.items()})
+    for amount in amounts:
+        totals.update(amount)
     limits = _limits(services, totals)
     wants = [want for subject, tokens in totals.items() for want in _wants(subject, limits[subject], tokens)]
     request.state.rate_headers = partial(_headers, services.rates, wants)
@@ -63,45 +64,53 @@ def admit(
             if want.measure == "tokens":
                 services.rates.settle(want, 0)
         raise
-    meter = Meter(services, principal, engine_requests[0][0])
+    meter = Meter(services, principal, charges[0][0])
     metered: list[EngineRequest] = []
-    for (model, engine_request), shares, tokens in zip(engine_requests, charges, needed, strict=True):
-        token_wants = [
-            (want, share)
-            for subject, share in shares.items()
-            for want in _wants(subject, limits[subject], math.ceil(share * tokens))
+    for (_, engine_request), adapter, charged, amount in zip(engine_requests, adapters, charges, amounts, strict=True):
+        token_wants = {
+            subject: want
+            for subject, tokens in amount.items()
+            for want in _wants(subject, limits[subject], tokens)
             if want.measure == "tokens"
-        ]
-        on_end = partial(meter.on_end, model, token_wants)
-        metered.append(replace(engine_request, adapter=adapters[len(metered)], on_end=on_end))
+        }
+        metered.append(replace(engine_request, adapter=adapter, on_end=partial(meter.on_end, charged, token_wants)))
     return metered
 
 
-class Meter:
-    """Settles and counts one HTTP request for a model, which may be several requests to the engine, some for others."""
+@dataclass(frozen=True)
+class Charge:
+    """The share of a request that one model of a namespace is charged with; the shares of a request sum to 1."""
 
-    def __init__(self, services: Services, principal: Principal, model: ResolvedModel) -> None:
+    namespace: str
+    model: str
+    share: float
+
+
+class Meter:
+    """Settles and counts one HTTP request, which may be several to the engine; `main` counts it as a request."""
+
+    def __init__(self, services: Services, principal: Principal, main: Charge) -> None:
         self._services = services
         self._principal = principal
-        self._model = model
+        self._main = main
         self._is_counted = False
 
-    def on_end(self, model: ResolvedModel, wants: Sequence[tuple[Want, float]], read: int, written: int) -> None:
+    def on_end(self, charges: Sequence[Charge], wants: Mapping[Subject, Want], read: int, written: int) -> None:
         """Settle and count the tokens of a request to the engine that has ended. Called in the engine's thread."""
-        for want, share in wants:
-            self._services.rates.settle(want, math.ceil(share * (read + written)))
+        used = _amounts(charges, self._principal, read + written)
+        for subject, want in wants.items():
+            self._services.rates.settle(want, used[subject])
         if not read:
             return
-        shares = [share for _, _, share in _charged(model, self._principal)]
-        for number, (tokens_in, tokens_out) in enumerate(zip(split(read, shares), split(written, shares), strict=True)):
-            self._count(model, number, UsageSum(tokens_in=tokens_in, tokens_out=tokens_out))
+        shares = [charge.share for charge in charges]
+        for charge, tokens_in, tokens_out in zip(charges, split(read, shares), split(written, shares), strict=True):
+            self._count(charge, UsageSum(tokens_in=tokens_in, tokens_out=tokens_out))
         if not self._is_counted:
-            self._count(self._model, 0, UsageSum(requests=1))
+            self._count(self._main, UsageSum(requests=1))
         self._is_counted = True
 
-    def _count(self, model: ResolvedModel, number: int, used: UsageSum) -> None:
-        namespace, name, _ = _charged(model, self._principal)[number]
-        self._services.usage.count(self._principal.key_id, namespace, name, used)
+    def _count(self, charge: Charge, used: UsageSum) -> None:
+        self._services.usage.count(self._principal.key_id, charge.namespace, charge.model, used)
 
 
 def tokens_needed(model: ResolvedModel, engine_request: GenerateRequest | ScoreRequest) -> int:
@@ -175,17 +184,18 @@ def split(total: int, shares: Sequence[float]) -> list[int]:
     return [stop - start for start, stop in pairwise([0, *bounds[:-1], total])]
 
 
-def _charged(model: ResolvedModel, principal: Principal) -> list[tuple[str, str, float]]:
-    """Return the namespace, canonical name and share of each model that is charged, the largest share first."""
+def charges_of(model: ResolvedModel, principal: Principal) -> list[Charge]:
+    """Return the charges of a request for a model, the largest share first."""
     if not model.rows:
-        return [(principal.home, f"base/{model.base_id}", 1.0)]
-    charged = [(row.namespace, row.ref, share) for row, share in model.rows]
-    return sorted(charged, key=lambda entry: -entry[2])
+        return [Charge(principal.home, f"base/{model.base_id}", 1.0)]
+    charges = [Charge(row.namespace, row.ref, share) for row, share in model.rows]
+    return sorted(charges, key=lambda charge: -charge.share)
 
 
-def _charges(model: ResolvedModel, principal: Principal) -> dict[Subject, float]:
-    """Return who is charged with a request, and for which share of its tokens: the key, and each namespace."""
-    charges: dict[Subject, float] = {("key", principal.key_id): 1.0}
-    for namespace, _, share in _charged(model, principal):
-        charges["namespace", namespace] = min(1.0, charges.get(("namespace", namespace), 0.0) + share)
-    return charges
+def _amounts(charges: Sequence[Charge], principal: Principal, tokens: int) -> dict[Subject, int]:
+    """Return what so many tokens take from the limits of the key and of each namespace, rounded up."""
+    shares: dict[Subject, float] = {}
+    for charge in charges:
+        shares["namespace", charge.namespace] = shares.get(("namespace", charge.namespace), 0.0) + charge.share
+    amounts = {subject: min(tokens, math.ceil(share * tokens)) for subject, share in shares.items()}
+    return {("key", principal.key_id): tokens, **amounts}

@@ -146,17 +146,15 @@ def mixture_of(
 def _planned_mixture(
     services: Services, principal: Principal, adapters: Sequence[MixedAdapter], *, name: str, base: str | None
 ) -> ResolvedModel:
-    registry = services.registry
     recipe = HandRecipe(ingredients=tuple(WeightedRef(ref=item.ref, weight=item.weight) for item in adapters))
-    base_id, ingredients = recipe_ingredients(registry, principal.caller(""), recipe)
+    rows, ingredients = recipe_ingredients(services.registry, principal.caller(""), recipe)
+    base_id = rows[0].base_model
     if base is not None:
         named = resolve_model(services, principal, base)
         if named.config is not None or named.base_id != base_id:
             raise InvalidParameter(
                 f"'adapters' are of base model '{base_id}': name that as 'model', and not '{base}'.", param="model"
             )
-    with registry.database.read_autocommit() as catalogue:
-        rows = [catalogue.adapters.get(ingredient.adapter_id) for ingredient in ingredients]
     if len(rows) == 1:
         return replace(resolve_model(services, principal, rows[0].ref), name=name)
     served = _base_of(services, rows[0])

@@ -23,6 +23,7 @@ from service.base_models import ServedBaseModel
 from service.engine.text_support import why_no_text
 from service.http import problems
 from service.http.app_services import AppServices
+from service.http.models.mixture_names import mixture_name
 from service.http.models.named_models import language_model, resolve_model
 from service.http.pages import paths
 from service.http.pages.forms import BYTES_PER_CHARACTER, SMALL, Form, numbered_fields, takes_form
@@ -31,7 +32,6 @@ from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.pages.slider_recipe import (
     SLIDERS,
     MixQuery,
-    SliderIngredient,
     ingredients_of_form,
     ingredients_of_query,
     model_of,
@@ -42,7 +42,7 @@ from service.http.routes.chat import chat_completions
 from service.http.routes.completions import completions
 from service.http.schemas.chat import ChatRequest
 from service.http.schemas.completions import CompletionRequest
-from service.http.schemas.wire import Wire
+from service.http.schemas.wire import MixedAdapter, Wire
 from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
 from service.services import Services
@@ -82,7 +82,7 @@ class Playground(Wire):
     kind: Kind
     """The kind of request that fits the first model."""
     sampling: SamplingForm = Field(default=SamplingForm(), alias="drawing")
-    mix: list[SliderIngredient]
+    mix: list[MixedAdapter]
     """Adapters and weights of the sliders."""
 
 
@@ -158,13 +158,13 @@ def playground_page(
 @pages.post(paths.PLAYGROUND_MIX)
 @takes_form(SMALL)
 async def mix(form: Form, services: AppServices, principal: ModelUser) -> Response:
-    """Mix the adapters of the sliders and redirect to a playground with the mixture and its heaviest ingredients."""
+    """Redirect to a playground with the mixture of the sliders and its heaviest ingredients, if it can be mixed."""
     ingredients = ingredients_of_form(form)
     mixture = model_of(ingredients)
     await in_thread(language_model, services, principal, mixture)  # raises for what cannot be mixed
     by_weight = sorted(ingredients, key=lambda item: -item.weight)
     models = list(dict.fromkeys([mixture, *(item.ref for item in by_weight)]))[:MAX_MODELS]
-    return redirect_to(url(paths.PLAYGROUND, model=models, mix=list(map(str, ingredients))))
+    return redirect_to(url(paths.PLAYGROUND, model=models, mix=[mixture_name([item]) for item in ingredients]))
 
 
 @pages.post(paths.PLAYGROUND)

@@ -10,10 +10,9 @@ from fastapi import Query
 from pydantic import ValidationError
 
 from registry.errors import InvalidParameter
-from registry.spec import canonical_decimal
 from service.http import problems
 from service.http.models.mixture_names import mixture_name
-from service.http.schemas.wire import MixedAdapter, Wire
+from service.http.schemas.wire import MixedAdapter
 
 SLIDERS = 5
 """Adapters that have a slider."""
@@ -22,17 +21,7 @@ SEPARATOR = "*"
 MixQuery = Annotated[list[str] | None, Query(max_length=SLIDERS, description="Adapters and weights.")]
 
 
-class SliderIngredient(Wire):
-    """An adapter and its weight, which is divided by the sum of all weights when it is mixed."""
-
-    ref: str
-    weight: float
-
-    def __str__(self) -> str:
-        return f"{self.ref}{SEPARATOR}{canonical_decimal(self.weight)}"
-
-
-def ingredients_of_query(mix: Sequence[str] | None) -> list[SliderIngredient]:
+def ingredients_of_query(mix: Sequence[str] | None) -> list[MixedAdapter]:
     """The ingredients in a URL; raises InvalidParameter."""
     ingredients = []
     for text in mix or ():
@@ -41,7 +30,7 @@ def ingredients_of_query(mix: Sequence[str] | None) -> list[SliderIngredient]:
     return ingredients
 
 
-def ingredients_of_form(form: Mapping[str, str]) -> list[SliderIngredient]:
+def ingredients_of_form(form: Mapping[str, str]) -> list[MixedAdapter]:
     """The ingredients in a form, without those whose adapter is blank; raises InvalidParameter."""
     rows = [(number, form.get(f"mix-{number}", "").strip()) for number in range(1, SLIDERS + 1)]
     return [
@@ -51,23 +40,26 @@ def ingredients_of_form(form: Mapping[str, str]) -> list[SliderIngredient]:
     ]
 
 
-def _parse_ingredient(ref: str, weight: str, source: str) -> SliderIngredient:
-    """An ingredient; raises InvalidParameter, with the `source` in its message, for a weight that is none."""
+def _parse_ingredient(ref: str, weight: str, source: str) -> MixedAdapter:
+    """An adapter with its weight; raises InvalidParameter, with the `source` in its message, for a weight that is none.
+
+    Raises InvalidParameter too for a name or a weight that no mixture takes.
+    """
     try:
         value = float(weight)
     except ValueError:
         value = math.nan
-    if not ref or not 0 <= value <= 1000:
+    if not ref or not value >= 0:
         raise InvalidParameter(f"{source[:80]!r} is no adapter with a weight of zero or more.", param="mix")
-    return SliderIngredient(ref=ref, weight=value)
-
-
-def model_of(ingredients: Sequence[SliderIngredient]) -> str:
-    """The name of the model that the sliders describe; raises InvalidParameter if all weights are zero."""
     try:
-        weighted = [MixedAdapter(ref=item.ref, weight=item.weight) for item in ingredients if item.weight > 0]
+        return MixedAdapter(ref=ref, weight=value)
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None
+
+
+def model_of(ingredients: Sequence[MixedAdapter]) -> str:
+    """The name of the model that the sliders describe; raises InvalidParameter if all weights are zero."""
+    weighted = [item for item in ingredients if item.weight > 0]
     if not weighted:
         raise InvalidParameter("Name an adapter and give it a weight above zero.", param="mix-1")
     return weighted[0].ref if len(weighted) == 1 else mixture_name(weighted)

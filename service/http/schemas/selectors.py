@@ -11,6 +11,7 @@ from registry.names import Digest
 from registry.spec import (
     CosineSpec,
     EncoderName,
+    Passage,
     PoolRequest,
     PoolSpec,
     PosteriorSpec,
@@ -117,7 +118,7 @@ class SelectRequest(Frozen):
 class NearestRequest(Frozen):
     """`POST /v1/adapters/search`: the adapters of a pool whose samples are most like some text."""
 
-    texts: tuple[str, ...] = Field(min_length=1, max_length=500, fail_fast=True)
+    texts: tuple[Passage, ...] = Field(min_length=1, max_length=500, fail_fast=True)
     """One is enough; what a pasted text says best is said in passages."""
     encoder: EncoderName = "base"
     pool: PoolRequest = PoolRequest()

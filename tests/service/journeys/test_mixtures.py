@@ -215,7 +215,7 @@ def test_openais_client_sends_adapters_in_its_extra_body(live: Live, stocked: Wo
     assert answer.model == NAME
 
 
-def test_pages_compare_and_ask_a_mixture(stocked: World) -> None:
+def test_a_page_compares_a_mixture(stocked: World) -> None:
     compared = stocked.client.get("/compare.json", params={"model": [BASE_ID, NAME]}).json()
     facts = compared["models"][1]
     assert (facts["model"], facts["kind"]) == (NAME, "soup")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from adaptersoup import Client
+from adaptersoup.cli.verbs.push.sources import Samples
 from adaptersoup.client.client import SoupClient
 from registry.samples.sample import prepare
 from registry.spec import PromptAnswer
@@ -101,3 +102,15 @@ def test_blank_answers_are_empty_passages(stocked: Live) -> None:
     items = [*ITEMS, {"prompt": "Who?", "answer": " "}]
     answer = stocked.world.client.post("/v1/select", json={"sample": {"texts": items}, "wait": 120})
     assert answer.json()["sample"]["empty"] == 1
+
+
+def test_adapters_are_searched_by_prompts_too(stocked: Live) -> None:
+    with SoupClient(stocked.url, stocked.world.admin) as client:
+        assert client.nearest(PASSAGES[:5], limit=1)["data"][0]["adapter"]["ref"] == "acme/court@1"
+
+
+def test_a_file_of_many_samples_may_hold_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "many.jsonl"
+    lines = [{"domain": "law", **ITEMS[0]}, {"domain": "law", "text": "The court."}, {"domain": "tax", **ITEMS[1]}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert Samples(file).of("folder", "law") == [PASSAGES[0], "The court."]

@@ -59,7 +59,7 @@ class BatchFlags:
         Path | None,
         typer.Option(
             help="Samples of many: a folder of files that are called after the adapters' folders or domains, or a file "
-            'of JSON lines of {"domain", "text"}.'
+            'of JSON lines of {"domain", "text"} or {"domain", "prompt", "answer"}.'
         ),
     ] = None
     parallel: Annotated[int, typer.Option(min=1, max=16, help="Adapters sent at once.")] = AT_ONCE

@@ -19,7 +19,7 @@ from adaptersoup.client.additions import Additions, name_of
 from adaptersoup.client.hub_names import is_hub
 from adaptersoup.client.samples import find_texts, read_text, read_texts
 from registry.errors import InvalidSample, NotFound, SoupError, Unavailable
-from registry.files import parse_lines
+from registry.files import parse_lines, passage_of
 from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
 from registry.spec import Passage
@@ -42,13 +42,16 @@ class Samples:
         return next((self._by_domain[name] for name in (domain, folder) if name in self._by_domain), None)
 
     @cached_property
-    def _by_domain(self) -> dict[str, list[str]]:
-        by_domain: dict[str, list[str]] = defaultdict(list)
+    def _by_domain(self) -> dict[str, list[Passage]]:
+        by_domain: dict[str, list[Passage]] = defaultdict(list)
         for number, value in parse_lines(read_text(self.path), name=self._line, error=_invalid):
-            domain, text = (value.get("domain"), value.get("text")) if isinstance(value, dict) else (None, None)
-            if not (isinstance(domain, str) and isinstance(text, str)):
-                raise _invalid(f'{self._line(number)} is not an object with strings "domain" and "text".')
-            by_domain[domain].append(text)
+            domain, passage = value.get("domain") if isinstance(value, dict) else None, passage_of(value)
+            if not isinstance(domain, str) or passage is None:
+                raise _invalid(
+                    f'{self._line(number)} is not an object with strings "domain" and "text", or "prompt" and "answer" '
+                    'in the place of "text".'
+                )
+            by_domain[domain].append(passage)
         return dict(by_domain)
 
     def _line(self, number: int) -> str:
