@@ -120,12 +120,15 @@ class Scheduler:
         """
         self._adapter_is_loaded = adapter_is_loaded
         self._adapter_budget = AdapterBudget(adapter_bytes, self._running)
+        self._step = StepBuilder()
         self._preempted.clear()
         self.prefixes.unpin_except(())
         startable = [base_id for base_id in self._base_turns if ready is None or base_id in ready]
         holder = self._reservation.holder
         if holder is not None and (holder.base_id not in startable or not adapter_is_loaded(holder)):
             self._reservation.suspend()
+        if not self._make_room_for_adapter(startable):
+            startable = []
         for base_id in list(self._base_turns):
             self._base_turns.rotate(-1)
             step = self._build_step(base_id, can_start=base_id in startable)
@@ -183,7 +186,7 @@ class Scheduler:
     def _start_prompts(self, base_id: str, step: StepBuilder) -> None:
         """Start waiting prompts, one of each key and adapter in turn."""
         while step.token_budget > 0 and self._free_slot(base_id):
-            sequence = next((s for s in self._next_sequences(base_id) if self._claim_adapter_or_preempt(s.group)), None)
+            sequence = next((s for s in self._next_sequences(base_id) if self._claim_adapter(s.group)), None)
             if sequence is None:
                 break
             self._copy_source(sequence)  # marks it as used, so that it is evicted last to make room for the sequence
@@ -196,22 +199,41 @@ class Scheduler:
     def _next_sequences(self, base_id: str) -> list[Sequence]:
         return self._waiting.next_sequences(base_id, only=self._reservation.holder, excluded=self._preempted)
 
-    def _claim_adapter_or_preempt(self, group: SequenceGroup) -> bool:
-        """Return True if a request's adapter is loaded and within the budget.
+    def _make_room_for_adapter(self, base_ids: Iterable[str]) -> bool:
+        """Preempt sequences for the adapter of a request that has waited long; return False if nothing may start.
 
-        For a request that has waited long, sequences of other adapters are preempted until it is.
+        A preempted prompt is computed again, so a sequence first generates `TURN_TOKENS` tokens; else long prompts of
+        two adapters would preempt each other for ever. Until there is room nothing else starts, so that the wait ends.
         """
-        if not self._adapter_is_loaded(group):
-            return False
-        scored = [segment.sequence for segment in self._step.prefills if segment.sequence not in self._running]
-        limit = self._adapter_budget.limit
-        if self._waiting.has_waited_long(group.queue_key) and AdapterBudget(limit, scored).try_add(group):
-            while not self._adapter_budget.try_add(group):
-                with_adapter = [s for s in self._running if s.group.digest is not None]
-                for sequence in [s for s in with_adapter if s.group.digest == with_adapter[-1].group.digest]:
+        group = next(filter(self._lacks_room_for_adapter, self._waiting_groups(base_ids)), None)
+        if group is None:
+            return True
+        remaining, preempted = list(self._running), list[Sequence]()
+        for digest in dict.fromkeys(sequence.group.digest for sequence in reversed(self._running)):
+            sequences = [sequence for sequence in remaining if sequence.group.digest == digest]
+            if digest is not None and all(sequence.has_had_turn for sequence in sequences):
+                preempted += sequences
+                remaining = [sequence for sequence in remaining if sequence.group.digest != digest]
+            budget = AdapterBudget(self._adapter_budget.limit, remaining)
+            if budget.try_add(group):
+                for sequence in preempted:
                     self._preempt(sequence)
-                self._adapter_budget = AdapterBudget(limit, [*self._running, *scored])
-        return self._adapter_budget.try_add(group)
+                self._adapter_budget = budget
+                return True
+        return False
+
+    def _waiting_groups(self, base_ids: Iterable[str]) -> list[SequenceGroup]:
+        """The requests of these base models that could start next."""
+        prompts = [sequence.group for base_id in base_ids for sequence in self._next_sequences(base_id)]
+        return prompts + [group for group in self._scoring if group.base_id in base_ids]
+
+    def _lacks_room_for_adapter(self, group: SequenceGroup) -> bool:
+        has_waited = self._waiting.has_waited_long(group.queue_key) and self._adapter_is_loaded(group)
+        return has_waited and not self._adapter_budget.fits(group)
+
+    def _claim_adapter(self, group: SequenceGroup) -> bool:
+        """Return True if a request's adapter is loaded and within the budget."""
+        return self._adapter_is_loaded(group) and self._adapter_budget.try_add(group)
 
     def _free_slot(self, base_id: str) -> bool:
         """Return True if fewer than `max_running` sequences generate, preempting one for a request that waited long.
@@ -277,7 +299,7 @@ class Scheduler:
         if not can_start:
             return
         for group in self._scoring_turns.order(group for group in self._scoring if group.base_id == base_id):
-            if step.token_budget < 1 or not self._claim_adapter_or_preempt(group):
+            if step.token_budget < 1 or not self._claim_adapter(group):
                 continue
             scheduled = len(step.prefills)
             while group.waiting and self._start_text(group.waiting[0], step):
@@ -316,6 +338,7 @@ class Scheduler:
         group.waiting.remove(sequence)
         group.running[sequence] = None
         self._running[sequence] = None
+        sequence.started_with = len(sequence.ids)
         self._update_shares()
         self._waiting.reset_wait(group.queue_key)
         self._reservation.release(group)

@@ -17,6 +17,9 @@ Owner = str | None
 QueueKey = tuple[str, str | None, Owner]
 """Base id, adapter digest and owner: requests with equal ones wait in one queue."""
 
+TURN_TOKENS = 16
+"""Tokens that a sequence generates before it may be preempted for another adapter."""
+
 PrefixScope = tuple[str, str | None, str]
 """Base id, adapter digest, and the namespaces of the key: cached prefixes are shared within one scope."""
 
@@ -55,6 +58,8 @@ class Sequence:
     computed: int = 0
     has_row: bool = False
     """True while memory is reserved for its keys and values."""
+    started_with: int = 0
+    """The number of its tokens when it last started."""
 
     @property
     def is_generation(self) -> bool:
@@ -65,6 +70,11 @@ class Sequence:
     def is_decoding(self) -> bool:
         """True if only its newest token remains to be computed."""
         return self.is_generation and self.has_row and 0 < self.computed == len(self.ids) - 1
+
+    @property
+    def has_had_turn(self) -> bool:
+        """True if it has generated `TURN_TOKENS` tokens since it last started."""
+        return len(self.ids) - self.started_with >= TURN_TOKENS
 
     def next_segment(self, token_budget: int, *, copy_from: Sequence | CachedPrefix | None) -> Segment:
         """The next tokens to compute, at most `token_budget`."""
@@ -217,13 +227,18 @@ class AdapterBudget:
 
     def try_add(self, group: SequenceGroup) -> bool:
         """Add a request's adapter; return False if it does not fit."""
-        adapter = group.request.adapter
-        if adapter is None or adapter.digest in self._sizes:
-            return True
-        if self._sizes and self.limit is not None and sum(self._sizes.values()) + adapter.size_bytes > self.limit:
+        if not self.fits(group):
             return False
-        self._sizes[adapter.digest] = adapter.size_bytes
+        if group.request.adapter is not None:
+            self._sizes[group.request.adapter.digest] = group.request.adapter.size_bytes
         return True
+
+    def fits(self, group: SequenceGroup) -> bool:
+        """Return True if a request's adapter is among these or can be added."""
+        adapter = group.request.adapter
+        if adapter is None or adapter.digest in self._sizes or not self._sizes or self.limit is None:
+            return True
+        return sum(self._sizes.values()) + adapter.size_bytes <= self.limit
 
 
 class StepBuilder:

@@ -16,7 +16,7 @@ from service.engine.kv_budget import MIN_ROW_POSITIONS
 from service.engine.request import GenerateRequest, LoadableAdapter, Request, ScoreRequest, State
 from service.engine.scheduler import Scheduler
 from service.engine.step_times import MIN_TOKENS, PROBE_INTERVAL, StepTimes
-from service.engine.steps import Segment, SequenceGroup
+from service.engine.steps import TURN_TOKENS, Segment, SequenceGroup
 from service.engine.waiting_queue import PATIENCE_STEPS
 from tests.service.engine.simulation import (
     REQUESTS,
@@ -172,6 +172,18 @@ class TestTurns:
         assert other.state is State.FINISHED
         drain(simulation)
         assert all(group.state is State.FINISHED for group in long)
+
+    @pytest.mark.parametrize(("length", "budget", "tokens"), [(13, 12, 9), (300, 100, 40)])
+    def test_long_prompts_of_two_adapters_do_not_preempt_each_other_for_ever(
+        self, length: int, budget: int, tokens: int
+    ) -> None:
+        simulation = simulation_of(tokens=budget, rows=3, adapter_bytes=1)
+        simulation.add([generate(length, adapter="a", tokens=tokens, owner="x") for _ in range(3)])
+        simulation.step()
+        simulation.add([generate(length, adapter="b", tokens=tokens, owner="y")])
+        prefill_steps = math.ceil(length / budget) + 1
+        turns = math.ceil(tokens / TURN_TOKENS)
+        drain(simulation, limit=4 * turns * (prefill_steps + TURN_TOKENS))
 
     def test_a_text_has_its_turn_where_a_stream_fills_the_bank(self) -> None:
         simulation = simulation_of(adapter_bytes=1)
