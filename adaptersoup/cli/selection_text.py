@@ -136,8 +136,18 @@ def talk_about_price(cooked: dict[str, Any]) -> None:
     if spent is None:
         return
     passes = "" if spent["passes"] is None else f", {spent['passes']:.1f} passes of the base over the sample"
-    more = [f"effort {effort['effort']} about {effort['seconds']:.0f} s" for effort in cooked.get("beyond") or ()]
-    talk(f"Took {spent['seconds']:.1f} s{passes}." + (f" More: {', '.join(more)}." if more else ""))
+    more = [
+        f"{effort['effort']} about {effort['seconds']:.0f} s{_gain(effort)}" for effort in cooked.get("beyond") or ()
+    ]
+    talk(f"Took {spent['seconds']:.1f} s{passes}." + (f" Higher efforts: {', '.join(more)}." if more else ""))
+
+
+def _gain(effort: dict[str, Any]) -> str:
+    """By how much past cooks with an effort lowered the NLL, in brackets; empty where there were none."""
+    if effort.get("gain") is None:
+        return ""
+    cooks = "1 past cook" if effort["cooks"] == 1 else f"{effort['cooks']} past cooks"
+    return f" (lowered the NLL by {effort['gain']:.3f} nats per token in the median of {cooks})"
 
 
 def _state(best_pass: int) -> str:

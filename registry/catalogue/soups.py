@@ -87,6 +87,17 @@ class Soups(Repository[RecipeRow]):
                 by_version.setdefault((row.namespace, row.name, row.version), []).append(row.check)
         return by_version
 
+    def searches(
+        self, base_model: str, visible: Namespaces, *, most: int
+    ) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """(search, verification) of the newest `most` cooks with a search of visible soups over a base model."""
+        columns = [evidence.c.evidence[name].label(name) for name in ("search", "verification")]
+        query = select(*columns).join(adapters, evidence.c.adapter_id == adapters.c.id)
+        has_search = evidence.c.evidence[("search", "effort")].as_string().is_not(None)
+        query = query.where(adapters.c.base_model == base_model, seen_by(visible, adapters.c.namespace), has_search)
+        rows = self._connection.execute(query.order_by(evidence.c.id.desc()).limit(most))
+        return [(row.search, row.verification) for row in rows]
+
     def parents(self, recipe_digest: str | None, visible: Namespaces) -> list[tuple[str, str, AdapterRow | None]]:
         """(digest, weight, row) of a recipe's ingredients; the row is None if it is not visible."""
         if recipe_digest is None:

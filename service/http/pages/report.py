@@ -217,8 +217,14 @@ def _excluded_table(report: CookReport) -> Table:
 
 
 def _efforts_table(report: CookReport) -> Table:
-    columns = (Column("Effort"), Column("Passes over the sample", "number"), Column("Seconds, about", "number"))
-    rows = tuple((price.effort, price.passes, price.seconds) for price in report.more_effort)
+    columns = (
+        Column("Effort"),
+        Column("Passes over the sample", "number"),
+        Column("Seconds, about", "number"),
+        Column("Gain in past cooks, nats per token", "number"),
+        Column("Past cooks", "number"),
+    )
+    rows = tuple((price.effort, price.passes, price.seconds, price.gain, price.cooks) for price in report.more_effort)
     return Table("efforts", "What spending more would take for the same sample", columns, rows)
 
 

@@ -104,6 +104,21 @@ class TestLineage:
         }
         assert catalogue.soups.verifications(names[1:2], most=3) == {names[1]: [{"difference": 9}]}
 
+    def test_searches_are_the_newest_that_a_caller_sees(self, catalogue):
+        recipe = recipe_of(add(catalogue, "acme/a").digest)
+        soup, hidden = cook(catalogue, "acme/s", recipe), cook(catalogue, "other/t", recipe)
+        verification = {"difference": -1.0}
+        for effort in ("quick", "thorough", "tune"):
+            search = {"effort": effort}
+            catalogue.soups.add_evidence(soup.id, recipe.digest, {"search": search, "verification": verification})
+        body = {"search": {"effort": "tune"}, "verification": verification}
+        catalogue.soups.add_evidence(hidden.id, recipe.digest, body)
+        catalogue.soups.add_evidence(soup.id, recipe.digest, {"search": None, "verification": verification})
+        newest = [({"effort": effort}, verification) for effort in ("tune", "thorough")]
+        assert catalogue.soups.searches(soup.base_model, ("acme",), most=2) == newest
+        assert len(catalogue.soups.searches(soup.base_model, None, most=9)) == 4
+        assert catalogue.soups.searches("another", None, most=9) == []
+
     def test_evidence_gathers_in_order(self, catalogue):
         recipe = recipe_of(add(catalogue, "acme/a").digest)
         soup, other = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", recipe)

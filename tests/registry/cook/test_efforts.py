@@ -229,15 +229,15 @@ def request(**fields) -> CookRequest:
     ],
 )
 def test_what_does_more_has_a_price(fields, more):
-    prices = dearer_efforts(request(**fields), SPENT, 30, adapters=21, tuning=True)
+    prices = dearer_efforts(request(**fields), SPENT, 30, adapters=21, tuning=True, gains={})
     assert [price.effort for price in prices] == more
     for price in prices:
         assert price.seconds == pytest.approx(START_SECONDS + 2.0 * price.passes)
         assert price.passes == passes_of(price.effort, 30, 21)
-    forbidden = dearer_efforts(request(**fields), SPENT, 30, adapters=21, tuning=False)
+    forbidden = dearer_efforts(request(**fields), SPENT, 30, adapters=21, tuning=False, gains={})
     assert [price.effort for price in forbidden] == [effort for effort in more if effort != "tune"]
     assert (
-        dearer_efforts(request(**fields), Spent(seconds=9.0), 30, adapters=21, tuning=True) == ()
+        dearer_efforts(request(**fields), Spent(seconds=9.0), 30, adapters=21, tuning=True, gains={}) == ()
     )  # no pass was timed
 
 
@@ -281,6 +281,17 @@ def test_every_answer_says_what_it_took(stocked, effort):
     assert ("tune" in [price.effort for price in cooked.beyond]) == (effort != "tune")
     without = stocked.cook(recipe=by_hand("acme/law", "acme/zoo"))
     assert (without.spent.passes, without.beyond) == (None, ())
+
+
+def test_a_price_says_what_the_effort_gained_in_past_cooks(pool):
+    assert {price.cooks for price in left_open(pool, effort="instant").beyond} == {0}
+    evidence = tune(pool).evidence
+    as_selected = next(trial.difference for trial in evidence.search.trials if trial.way == "selected")
+    gain = as_selected - evidence.verification.difference
+    assert gain > 0
+    prices = {price.effort: price for price in left_open(pool, effort="instant").beyond}
+    assert (prices["tune"].gain, prices["tune"].cooks) == (pytest.approx(gain), 1)
+    assert (prices["quick"].gain, prices["quick"].cooks) == (None, 0)
 
 
 def test_where_tuning_is_forbidden_it_has_no_price(stocked):
