@@ -157,9 +157,9 @@ def test_pages_and_anchors_named_in_code_exist() -> None:
         assert not anchor or anchor in anchors(Path(page)), f"{path}: {page}#{anchor}"
 
 
-def tree_of_the_readme() -> set[str]:
-    """Paths of the folders and files in the README's tree; those of folders end with a slash."""
-    tree = re.search(r"<!-- tree -->\n```text\n(.*?)```", read(Path("README.md")), re.DOTALL)
+def documented_tree() -> set[str]:
+    """Paths in the tree of the architecture page; those of folders end with a slash."""
+    tree = re.search(r"<!-- tree -->\n```text\n(.*?)```", read(Path("docs/explanation/architecture.md")), re.DOTALL)
     assert tree is not None
     paths, parents = set(), [""]
     for line in tree[1].splitlines():
@@ -175,8 +175,8 @@ def tree_of_the_readme() -> set[str]:
     return paths
 
 
-def test_the_tree_of_the_readme_has_every_folder() -> None:
-    named = tree_of_the_readme()
+def test_the_documented_tree_has_every_folder() -> None:
+    named = documented_tree()
     assert [path for path in named if not (ROOT / path).exists()] == []
     folders = {path.parent.relative_to(ROOT) for package in SHIPPED for path in (ROOT / package).rglob("__init__.py")}
     assert {f"{folder}/" for folder in folders if len(folder.parts) < 3} - named == set()
