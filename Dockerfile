@@ -1,4 +1,4 @@
-# The server and its command line. docs/how-to/run-in-containers.md says how to use it, docs/decisions/0019 why it is so.
+# The server and its command line. docs/how-to/run-in-containers.md says how to use it, docs/decisions/0020 why it is so.
 #
 #   docker build -t adaptersoup:0.1.0 .
 #

@@ -1,6 +1,6 @@
 """The last release, whose servers share a database with this version's while a fleet is upgraded.
 
-The schema keeps all that it uses until the next release (docs/decisions/0062-two-versions-on-one-schema.md). Updated
+The schema keeps all that it uses until the next release (docs/decisions/0008-two-releases-one-schema.md). Updated
 when a release is made, as described in CONTRIBUTING.md.
 """
 

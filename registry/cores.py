@@ -2,7 +2,7 @@
 
 Torch parallelises an operation with OpenMP worker threads, which libgomp on Linux keeps for each calling thread. Once
 there are more threads than cores, idle ones included, workers no longer spin while they wait for the next operation,
-and a small operation takes many times as long (decision 31 has figures). So in a server each thread uses one core
+and a small operation takes many times as long (decision 14 has figures). So in a server each thread uses one core
 (`use_one_each`), except the engine's, which uses all while it has work (`take_all`), and a thread that borrows all
 cores while none uses them (`borrow_spare`); and workers are ended when their thread is done.
 

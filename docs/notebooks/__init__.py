@@ -1,7 +1,7 @@
 """Notebooks with their outputs: `python -m docs.notebooks` runs their cells, a process for each, and stores what comes.
 
 Cells are Python alone, run in their order as a notebook's kernel does: what is printed, and the value of a last line as
-it shows itself, are the outputs. Jupyter's own runner would bring 26 packages (decision 53).
+it shows itself, are the outputs. Jupyter's own runner would bring 26 packages (decision 23).
 """
 
 from __future__ import annotations

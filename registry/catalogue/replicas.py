@@ -36,7 +36,7 @@ replicas = Table(
     Column("bases", JSON, nullable=False),
     Column("beat", BigInteger, nullable=False),  # microseconds
     Column("seen_at", BigInteger, nullable=False),  # microseconds since 1970, by the database's clock
-    # Only the last release reads and writes the rest: dropped one release later (docs/decisions/0062).
+    # Only the last release reads and writes the rest: dropped one release later (docs/decisions/0008).
     Column("role", String(16), nullable=False, server_default="all"),
     Column("url", String(300)),
     Column("places", Integer, nullable=False, server_default="0"),

@@ -3,7 +3,7 @@
 A `Grammar` is a schema compiled by llguidance for the tokenizer of one base model; `Grammars` compiles them, in the
 threads that serve requests. A `GrammarState` is the position of one answer in a grammar, used by the engine's thread.
 The work and memory of each step are bounded (`LIMITS`): a schema that needs more ends its own request with an error.
-Reasons: docs/decisions/0055-json-mode.md.
+Reasons: docs/decisions/0016-bos-and-json.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It never logs what clients sent: no path, query, header or body, only the route's template; of an unexpected error the
 class and the lines of our code, not its message (messages quote values). A new field has to keep to that, as what
-traces hold does: docs/decisions/0043-what-traces-may-say.md says why.
+traces hold does: docs/decisions/0010-private-text.md says why.
 """
 
 from __future__ import annotations
