@@ -1,7 +1,7 @@
 """Check at a start that the blobs are the database's own, and set aside those that it does not name.
 
 Called by the runtime. Nothing is deleted that an acknowledged push may own: a database that was lost, or an older copy
-that was put back, names fewer blobs than there are (docs/how-to/back-up-and-restore.md).
+that was put back, names fewer blobs than there are (docs/how-to/resolve-a-refused-start.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from registry.spec import StoreMark
 REQUEST = b'{"request": '
 """What the request of a cook begins with: text of a novel domain, which is not kept (`service.jobs.cook`)."""
 LATEST = 1000
-PAGE = "docs/how-to/back-up-and-restore.md"
+PAGE = "docs/how-to/resolve-a-refused-start.md"
 
 log = logging.getLogger("soup.blobs")
 
