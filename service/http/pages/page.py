@@ -5,7 +5,7 @@ Every page is sent with headers that forbid caching, framing and loading anythin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from fastapi import Request, Response
@@ -49,21 +49,51 @@ class NavigationLink:
         return any(map(principal.has, self.scopes)) and not (self.global_only and principal.namespaces is not None)
 
 
+@dataclass(frozen=True)
+class NavigationSection:
+    """Pages under one entry of the menu; `others` begin paths of its pages that are in no menu."""
+
+    name: str
+    links: tuple[NavigationLink, ...]
+    others: tuple[str, ...] = ()
+
+    def visible_to(self, principal: Principal) -> NavigationSection:
+        """The section with the pages that a key may see."""
+        return replace(self, links=tuple(link for link in self.links if link.is_visible_to(principal)))
+
+    def contains(self, path: str) -> bool:
+        """Return True if a page belongs to the section."""
+        return path.startswith((*(link.path for link in self.links), *self.others))
+
+
 NAVIGATION = (
-    NavigationLink(paths.MODELS, "Models", ("read",)),
-    NavigationLink(paths.PUSH, "Push", ("write",)),
-    NavigationLink(paths.COOK, "Cook", ("write",)),
-    NavigationLink(paths.JOBS, "Jobs", ("read",)),
-    NavigationLink(paths.TRAININGS, "Trainings", ("read",)),
-    NavigationLink(paths.SELECTORS, "Selectors", ("read",)),
-    NavigationLink(paths.PLAYGROUND, "Playground", ("infer",)),
-    NavigationLink(paths.COMPARE, "Compare", ("read",)),
-    NavigationLink(paths.MAP, "Map", ("read",)),
-    NavigationLink(paths.MATRIX, "Matrix", ("read",)),
-    NavigationLink(paths.USAGE, "Usage", get_args(KeyScope)),
-    NavigationLink(paths.KEYS, "Keys", ("admin",)),
-    NavigationLink(paths.AUDIT, "Audit", ("admin",)),
-    NavigationLink(paths.ENGINE, "Engine", ("admin",), global_only=True),
+    NavigationSection(
+        "Models",
+        (
+            NavigationLink(paths.MODELS, "Models", ("read",)),
+            NavigationLink(paths.PUSH, "Push", ("write",)),
+            NavigationLink(paths.COMPARE, "Compare", ("read",)),
+            NavigationLink(paths.MAP, "Map", ("read",)),
+            NavigationLink(paths.MATRIX, "Matrix", ("read",)),
+        ),
+        others=("/soups/",),
+    ),
+    NavigationSection("Cook", (NavigationLink(paths.COOK, "Cook", ("write",)),)),
+    NavigationSection("Playground", (NavigationLink(paths.PLAYGROUND, "Playground", ("infer",)),)),
+    NavigationSection(
+        "Jobs",
+        (NavigationLink(paths.JOBS, "Jobs", ("read",)), NavigationLink(paths.TRAININGS, "Trainings", ("read",))),
+    ),
+    NavigationSection(
+        "Admin",
+        (
+            NavigationLink(paths.USAGE, "Usage", get_args(KeyScope)),
+            NavigationLink(paths.KEYS, "Keys", ("admin",)),
+            NavigationLink(paths.AUDIT, "Audit", ("admin",)),
+            NavigationLink(paths.ENGINE, "Engine", ("admin",), global_only=True),
+            NavigationLink(paths.SELECTORS, "Selectors", ("read",)),
+        ),
+    ),
 )
 
 
@@ -110,13 +140,13 @@ def render_page(
         request.state.error_code = values["problem"].code
         status, headers = problems.status_of(error), headers | problems.headers_for(request, error)
     principal: Principal | None = getattr(request.state, "principal", None)
-    links = [link for link in NAVIGATION if principal is not None and link.is_visible_to(principal)]
+    sections = [] if principal is None else [section.visible_to(principal) for section in NAVIGATION]
     frame = {
         "principal": principal,
         "signed_in": principal is not None and principal is not NO_AUTH_PRINCIPAL,
         "token": form_token(request),
         "path": request.url.path,
-        "navigation": links,
+        "navigation": [section for section in sections if section.links],
         "request_id": request.state.request_id,
     }
     html = render_template(template, **{"problem": None, **frame, **values})

@@ -81,6 +81,7 @@ def test_the_first_tab_skips_to_the_content_and_focus_is_seen(page: Page) -> Non
 
 def test_what_is_wrong_is_said_in_the_place_of_the_list_which_comes_back(page: Page) -> None:
     page.open("/models")
+    page.click(".search summary")
     page.fill("#tag", "NO!")
     page.press("Enter")
     page.until("document.querySelector('#found h1') !== null")

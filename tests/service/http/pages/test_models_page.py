@@ -65,7 +65,7 @@ def test_filters_are_the_apis(browser: Signed, query: str, found: list[str]) -> 
     assert refs(browser, f"/models.json?{query}") == found
     page = browser.page(f"/models?{query}")
     assert re.findall(r'href="/models/([^"?]+)"', page) == found
-    assert ("Nothing that this key sees matches" in page) == (not found)
+    assert ("No model that this key sees matches" in page) == (not found)
 
 
 def test_a_filter_is_kept_in_the_form_and_on_the_next_page(browser: Signed) -> None:
