@@ -19,8 +19,8 @@ from registry.spec import Budget, Passage, TuningOptions, WeighingRequest, chara
 
 LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
 """What a budget leaves of weighing at least. Where it leaves fewer than LEAST_ALONE alone, none is scored so."""
-TRAINING_STEPS, MOST_TRAINING_PASSES = 48, 6
-"""Steps that a training has by default, if that takes no more passes."""
+TRAINING_STEPS, MIN_TRAINING_PASSES, MAX_TRAINING_PASSES = 48, 2, 6
+"""Steps that a training has by default, as far as these passes allow."""
 GRADIENT, AN_ADAPTER = 3.2, 0.06
 """Passes of the base that a pass with its gradients takes, and what each adapter that is attached adds."""
 TRAINING = 3.5
@@ -107,8 +107,9 @@ def tuning_passes(passages: int) -> float:
 
 
 def default_passes(passages: int, batch: int) -> int:
-    """The passes over so many training passages that make TRAINING_STEPS steps."""
-    return min(MOST_TRAINING_PASSES, math.ceil(TRAINING_STEPS / math.ceil(passages / batch)))
+    """The passes over so many training passages that make TRAINING_STEPS steps, within the limits of passes."""
+    passes = math.ceil(TRAINING_STEPS / math.ceil(passages / batch))
+    return min(MAX_TRAINING_PASSES, max(MIN_TRAINING_PASSES, passes))
 
 
 def screening_groups(texts: int) -> int:

@@ -27,8 +27,8 @@ class TuningOptions(Frozen):
     """How a soup is trained on a sample; what is left out follows from how many passages there are.
 
     Of `passes` over the training passages, each in steps of `batch` of them, the state after the best is kept, or the
-    start. By default there are as many passes as make 48 steps, at most 6. `rate` is AdamW's: by default 0.005,
-    0.003 for fewer than 48 passages and 0.001 for fewer than 24.
+    start. By default there are as many passes as make 48 steps, at least 2 and at most 6. `rate` is AdamW's: by default
+    0.005, 0.003 for fewer than 48 passages and 0.001 for fewer than 24.
     """
 
     passes: int | None = Field(default=None, ge=1, le=50)

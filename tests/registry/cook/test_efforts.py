@@ -252,7 +252,7 @@ def test_more_is_dearer(passages):
 def test_a_sample_of_a_hundred_is_within_what_the_efforts_promise():
     assert passes_of("quick", 100, 64) <= 9
     assert passes_of("thorough", 100, 64) <= 35
-    assert passes_of("tune", 100, 64) <= 5
+    assert passes_of("tune", 100, 64) <= 8
 
 
 def test_few_passages_cost_no_multiple_of_what_many_do():
