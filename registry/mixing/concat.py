@@ -1,4 +1,4 @@
-"""The exact mixture as one adapter: bottlenecks or ranks side by side (docs/explanation/methods.md#mixing).
+"""The exact mixture as one adapter: bottlenecks or ranks side by side (docs/explanation/mixing.md#concat).
 
 f(x) = scale sum_i w_i f_i(x) in every layer (with factors by layer, sum_i w_i v_il f_il(x)), whatever the ingredients
 started from: the block-diagonal form of the sum of their updates, as `cat` in PEFT (Mangrulkar et al., 2022), with the
