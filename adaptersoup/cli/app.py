@@ -24,45 +24,59 @@ SETTINGS = {"rich_markup_mode": None, "add_completion": False, "pretty_exception
 ROOT = {**SETTINGS, "add_completion": True}
 
 
-VERBS = {
-    "serve": "Start the server.",
-    "ray": "Generate on a Ray cluster.",
-    "migrate": "Bring the database's schema up to date.",
-    "check": "Check the stored blobs.",
-    "blobs": "Copy the blobs into another store.",
-    "backup": "Back up database and blobs into a folder.",
-    "restore": "Put a backup back.",
-    "push": "Push adapter directories.",
-    "pull": "Write an adapter or soup to a directory.",
-    "export": "Write an adapter for another program.",
-    "ls": "List adapters and soups.",
-    "show": "Show one adapter or soup.",
-    "open": "Open the page of a model in the browser.",
-    "edit": "Change card, domain and owner of adapters and soups.",
-    "alias": "List, set and remove aliases of versions.",
-    "rm": "Retire adapters or soups.",
-    "purge": "Remove versions for good.",
-    "collect": "Remove what is due, as the server does every hour.",
-    "select": "Say which adapters fit a sample, and why.",
-    "fit": "Fit a selector over a pool of adapters.",
-    "cook": "Cook a soup for a sample, or by a recipe.",
-    "compare": "Cook with every strategy and compare on other text.",
-    "models": "List what generates text here.",
-    "generate": "Continue a prompt.",
-    "chat": "Chat with a model whose base has a chat template.",
-    "embed": "Embed texts as samples are.",
-    "ppl": "Perplexity of texts under a model.",
-    "keys": "Make, list, change and revoke keys.",
-    "namespaces": "Show and change the settings of namespaces.",
-    "limits": "Show and change the limits of keys and namespaces.",
-    "usage": "Sum up requests and tokens, last day first.",
-    "jobs": "List, show, watch and cancel jobs.",
-    "audit": "List who did what, newest first.",
-    "train": "Train an adapter on texts of a domain.",
-    "evaluate": "Evaluate a trained adapter on data of its task.",
-    "matrix": "Evaluate the adapters of a pool on each other's samples.",
-    "convert": "Convert AdapterHub checkpoints to adapter directories, and back.",
+SECTIONS = {
+    "Commands": {
+        "serve": "Start the server.",
+        "push": "Push adapter directories.",
+        "ls": "List adapters and soups.",
+        "show": "Show one adapter or soup.",
+        "cook": "Cook a soup for a sample, or by a recipe.",
+        "select": "Say which adapters fit a sample, and why.",
+        "generate": "Continue a prompt.",
+        "chat": "Chat with a model whose base has a chat template.",
+        "ppl": "Perplexity of texts under a model.",
+        "train": "Train an adapter on texts of a domain.",
+    },
+    "More for adapters and soups": {
+        "pull": "Write an adapter or soup to a directory.",
+        "export": "Write an adapter for another program.",
+        "open": "Open the page of a model in the browser.",
+        "edit": "Change card, domain and owner of adapters and soups.",
+        "alias": "List, set and remove aliases of versions.",
+        "rm": "Retire adapters or soups.",
+        "purge": "Remove versions for good.",
+        "collect": "Remove what is due, as the server does every hour.",
+        "convert": "Convert AdapterHub checkpoints to adapter directories, and back.",
+    },
+    "More for selection and evaluation": {
+        "fit": "Fit a selector over a pool of adapters.",
+        "compare": "Cook with every strategy and compare on other text.",
+        "matrix": "Evaluate the adapters of a pool on each other's samples.",
+        "evaluate": "Evaluate a trained adapter on data of its task.",
+    },
+    "More for inference": {
+        "models": "List what generates text here.",
+        "embed": "Embed texts as samples are.",
+        "ray": "Generate on a Ray cluster.",
+    },
+    "Administration": {
+        "keys": "Make, list, change and revoke keys.",
+        "namespaces": "Show and change the settings of namespaces.",
+        "limits": "Show and change the limits of keys and namespaces.",
+        "usage": "Sum up requests and tokens, last day first.",
+        "jobs": "List, show, watch and cancel jobs.",
+        "audit": "List who did what, newest first.",
+    },
+    "Operation of a server": {
+        "migrate": "Bring the database's schema up to date.",
+        "check": "Check the stored blobs.",
+        "blobs": "Copy the blobs into another store.",
+        "backup": "Back up database and blobs into a folder.",
+        "restore": "Put a backup back.",
+    },
 }
+"""The verbs of each section of `soup --help` with their summaries, the most used section first."""
+VERBS = {name: summary for section in SECTIONS.values() for name, summary in section.items()}
 
 SHARED_MODULES = {
     "inference": ("models", "generate", "embed", "ppl"),
@@ -87,9 +101,10 @@ class LazyGroup(TyperGroup):
         return command_of(cmd_name) if cmd_name in VERBS else None
 
     def format_commands(self, _: Any, formatter: Any) -> None:
-        """Write the list of verbs in `soup --help`, without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+        """Write the sections of `soup --help`, without importing the verbs."""
+        for title, verbs in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(verbs.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve a verb; fills `commands` for an unknown name, from which the base class suggests similar ones."""
