@@ -13,9 +13,10 @@ import yaml
 
 from service.settings import Settings
 from tests.project.kustomize import Resource, containers, key_of, references, render
-from tests.project.test_kubernetes import FOLDER, PAGE, settings_map
+from tests.project.test_kubernetes import FOLDER, settings_map
 from tests.repository import REPOSITORY
 
+PAGE = (REPOSITORY / "docs" / "how-to" / "run-on-kubernetes-with-ray.md").read_text()
 PART = {"app.kubernetes.io/part-of": "soup-ray"}
 HEAD = "soup-ray-head-svc:6379"
 STRICT = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
