@@ -9,7 +9,7 @@ from adaptersoup.requests import request_of
 from registry.context import Caller
 from registry.evaluate.matrix import CrossEvaluated, EvaluationPool, cross_evaluate
 from registry.progress import Progress
-from registry.select.select import pool_of
+from registry.select.requested import pool_of
 from registry.tasks.run import open_pool
 from service.engine.score_task import score_samples
 from service.http.schemas.evaluations import EvaluationRequest

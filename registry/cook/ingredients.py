@@ -20,7 +20,7 @@ from registry.errors import InvalidRecipe
 from registry.mixing.auto import best_unranked, exclusion_reasons, within_width
 from registry.mixing.compat import SoupIngredient, Statistic
 from registry.names import parse_ref
-from registry.select.select import Chosen, SelectQuery, select
+from registry.select.select import Chosen, SelectQuery, select_from_pool
 from registry.selectors.ranking import Reason
 from registry.spec import (
     HOLDS_OUT,
@@ -56,7 +56,7 @@ def select_ingredients(job: CookJob) -> CookJob:
     holds_out = job.request.effort in HOLDS_OUT and len(sample.texts) >= FEW
     passages = sample.split.fit if holds_out else None
     query = SelectQuery(job.request.pool, selector_of(job.request), job.request.options, passages)
-    selection = select(
+    selection = select_from_pool(
         job.registry,
         job.caller,
         sample.checked,

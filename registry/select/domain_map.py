@@ -16,8 +16,10 @@ from registry.catalogue.rows import SelectorRow
 from registry.context import BaseModel, Registry
 from registry.errors import Incompatible, InvalidParameter, Unavailable
 from registry.samples.sample import CheckedSample
+from registry.select.fitted import load_selector
 from registry.select.pools import gone_members
-from registry.select.select import encoder_for, load_selector, sample_vectors
+from registry.select.requested import encoder_for
+from registry.select.select import sample_vectors
 from registry.selectors.posterior import PosteriorSelector
 from registry.selectors.ranking import Member
 from registry.spec import Selection, SelectOptions

@@ -1,72 +1,35 @@
 """The select verb: a fitted selector chooses adapters of a pool for a sample, with reasons.
 
 Called by the select route and by `cook`. A pool without a fitted selector is fitted first, through a callable that runs
-the fit job; otherwise its selector answers, even if members were added or removed since. Pushes do not refit a
-selector that is long unused (idle): if its pool has changed, it is refitted before it answers.
+the fit job; otherwise its selector answers, even if members were added or removed since.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from functools import cached_property, partial
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from registry.blobs import BlobStore
-from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import SelectorRow
-from registry.context import BaseModel, Caller, Registry
+from registry.context import Caller, Registry
 from registry.encoders.contract import Encoder
-from registry.errors import Busy, InvalidSample, Unavailable
+from registry.errors import InvalidSample, Unavailable
 from registry.progress import Progress
 from registry.samples.sample import CheckedSample, Vectors, embed_texts
-from registry.select.pools import (
-    FitTarget,
-    as_members,
-    check_not_empty,
-    enqueue_fit,
-    gone_members,
-    members_of,
-    missing_members,
-    pool_base,
-    pool_spec,
-)
-from registry.selectors import SELECTORS
+from registry.select.fitted import current_selector, load_selector, record_use
+from registry.select.pools import gone_members, members_of, missing_members
+from registry.select.requested import requested_selector
 from registry.selectors.contract import Selector
 from registry.selectors.novelty import NOVEL
 from registry.selectors.ranking import LISTED, Candidate, Member, Ranking
-from registry.selectors.state import header_size, load_state, map_file, mappable_file_key
 from registry.spec import PoolRequest, PoolSpec, PosteriorSpec, SampleReport, Selection, SelectOptions, SelectorSpec
 
 Fit = Callable[[PoolSpec, SelectorSpec, str | None], SelectorRow]
 """(pool, spec, digest of the encoder) -> the fitted selector; runs the fit job."""
 MAJORITY = 0.5
 """The least posterior of the adapter that `likeliest` returns."""
-USE_RESOLUTION = timedelta(hours=1)
-"""The time of a selector's last use is only written where the stored one is older than this."""
-
-
-@dataclass(frozen=True)
-class RequestedSelector:
-    """The pool and the spec of a selector that a request names, and the base model of both."""
-
-    base: BaseModel
-    pool: PoolSpec
-    spec: SelectorSpec
-
-    @cached_property
-    def encoder(self) -> Encoder | None:
-        """The encoder that the selector needs; raises as `encoder_for` does."""
-        return encoder_for(self.spec, self.base.encoders())
-
-    @property
-    def encoder_digest(self) -> str | None:
-        """The digest of the encoder, None for a selector that looks at no text; raises as `encoder_for` does."""
-        return None if self.encoder is None else self.encoder.digest
 
 
 @dataclass(frozen=True)
@@ -128,7 +91,7 @@ class SelectQuery:
     scored: bool = True
 
 
-def select(
+def select_from_pool(
     registry: Registry,
     caller: Caller,
     sample: CheckedSample,
@@ -187,121 +150,6 @@ def likeliest(registry: Registry, caller: Caller, sample: CheckedSample, *, pool
     if is_novel or not ranking.ranked or ranking.ranked[0].score < MAJORITY:
         return None
     return ranking.ranked[0]
-
-
-def pool_of(registry: Registry, caller: Caller, request: PoolRequest) -> tuple[BaseModel, PoolSpec]:
-    """The base model and the pool of a request; raises InvalidParameter or Forbidden."""
-    base = registry.bases[pool_base(request, registry.bases)]
-    return base, pool_spec(request, base.shape, caller.namespaces)
-
-
-def requested_selector(registry: Registry, caller: Caller, pool: PoolRequest, spec: SelectorSpec) -> RequestedSelector:
-    """The selector of a request's pool; raises InvalidParameter or Forbidden."""
-    return RequestedSelector(*pool_of(registry, caller, pool), spec)
-
-
-def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:
-    """The encoder that a selector needs, None where it looks at no text; raises Unavailable where it is missing."""
-    name = spec.encoder_name
-    if name is None:
-        return None
-    for encoder in encoders.values():
-        if encoder.name == name:
-            return encoder
-    raise Unavailable(f"Encoder {name!r} is not available on this server.")
-
-
-def check_selectable(database: Database, requested: RequestedSelector) -> None:
-    """Raise as `registry.select.pools.check_not_empty` does where the pool has no member."""
-    pool, encoder_digest = requested.pool, requested.encoder_digest
-    with database.read() as catalogue:
-        check_not_empty(catalogue, pool, members_of(catalogue, pool, encoder_digest).rows)
-
-
-def latest(database: Database, requested: RequestedSelector) -> SelectorRow | None:
-    """The newest fitted selector of a pool and spec; None where there is none, or it has another encoder."""
-    encoder_digest = requested.encoder_digest
-    with database.read() as catalogue:
-        row = catalogue.selectors.latest(requested.pool.digest, requested.spec.digest)
-    return row if row is not None and row.encoder_digest == encoder_digest else None
-
-
-def current_selector(registry: Registry, requested: RequestedSelector) -> SelectorRow | None:
-    """The fitted selector of a pool and spec, whose use is recorded; None where a fit is needed first.
-
-    One is needed where the pool was never fitted, changed while its selector was idle, or the selector is damaged.
-    """
-    row = latest(registry.database, requested)
-    if row is None or not registry.blobs.is_whole(row.state_blob):
-        return None
-    now = datetime.now(UTC)
-    with registry.database.read() as catalogue:
-        used_at = catalogue.selectors.asked_at([row.id]).get(row.id, now)
-        is_idle = registry.refits.is_idle(used_at, now)
-        if is_idle and _has_changed(catalogue, row):
-            return None
-    if is_idle:
-        return _wake(registry, row, now)
-    if now - used_at >= USE_RESOLUTION:
-        with suppress(Busy, Unavailable), registry.database.write() as catalogue:  # the next request can record it
-            catalogue.selectors.record_request(row.pool_id, row.spec_digest, now)
-    return row
-
-
-def _wake(registry: Registry, row: SelectorRow, now: datetime) -> SelectorRow | None:
-    """Record the use of an idle selector, so that pushes refit it again; None if its pool has changed meanwhile."""
-    with registry.database.write() as catalogue:
-        if _has_changed(catalogue, row):  # by a push since the caller looked
-            return None
-        catalogue.selectors.record_request(row.pool_id, row.spec_digest, now)
-    return row
-
-
-def _has_changed(catalogue: Catalogue, row: SelectorRow) -> bool:
-    """Return True if the pool of a selector has other members than it was fitted over, and is not empty."""
-    members = as_members(members_of(catalogue, row.pool, row.encoder_digest).rows)
-    return bool(members) and members != row.members
-
-
-def record_use(registry: Registry, row: SelectorRow, base_model: str, *, created_by: str) -> None:
-    """Record the use of a selector that was just fitted, and queue a refit if its pool has changed.
-
-    Pushes during the fit queued none where the selector was idle.
-    """
-    with registry.database.write() as catalogue:
-        catalogue.selectors.record_request(row.pool_id, row.spec_digest, datetime.now(UTC))
-        if _has_changed(catalogue, row):
-            namespace = next(iter(row.pool.namespaces or ("default",)))
-            target = FitTarget(base_model, row.pool, row.spec)
-            enqueue_fit(catalogue, target, namespace=namespace, created_by=created_by, delay=registry.refits.delay)
-
-
-def load_selector(registry: Registry, row: SelectorRow) -> Selector[Any]:
-    """A fitted selector, from the cache or its stored state; it is shared and immutable.
-
-    The arrays of a large one stay in the blob's file, mapped; the file is checked at each call. Raises DamagedBlob.
-    """
-    cached = registry.selectors.find(row.state_blob)
-    if cached is not None:
-        return cached
-    with registry.blobs.open(row.state_blob) as file:
-        file_key = mappable_file_key(file)
-        if file_key is not None:
-            return registry.selectors.get(f"{file_key}:{row.state_blob}", partial(_map_selector, row, file))
-    return registry.selectors.get(row.state_blob, partial(_read_selector, row, registry.blobs))
-
-
-def _read_selector(row: SelectorRow, blobs: BlobStore) -> tuple[Selector[Any], int]:
-    """A selector with its arrays in memory, and its size in bytes."""
-    data = blobs.read(row.state_blob)
-    return SELECTORS[row.spec.kind].from_state(*load_state(data)), len(data)
-
-
-def _map_selector(row: SelectorRow, file: BinaryIO) -> tuple[Selector[Any], int]:
-    """A selector with its arrays mapped from a file, and the bytes that it needs in memory."""
-    data = map_file(file)
-    selector = SELECTORS[row.spec.kind].from_state(*load_state(data))
-    return selector, header_size(data) + selector.cached_bytes
 
 
 def sample_vectors(

@@ -17,7 +17,8 @@ from registry.cook.cook import cook
 from registry.cook.ingredients import selector_of
 from registry.cook.statistics import needs_statistics
 from registry.errors import InvalidParameter, NotFound
-from registry.select.select import check_selectable, current_selector, latest, requested_selector
+from registry.select.fitted import current_selector, latest_selector
+from registry.select.requested import check_selectable, requested_selector
 from registry.spec import BY_GRADIENTS, CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 
@@ -66,7 +67,7 @@ def check_pool(registry: Registry, caller: Caller, request: CookRequest) -> None
     if request.recipe is not None or request.also:
         return
     requested = requested_selector(registry, caller, request.pool, selector_of(request))
-    if latest(registry.database, requested) is None:
+    if latest_selector(registry.database, requested) is None:
         with suppress(InvalidParameter):
             check_selectable(registry.database, requested)
 

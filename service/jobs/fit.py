@@ -6,7 +6,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from registry.select.select import RequestedSelector, record_use
+from registry.select.fitted import record_use
+from registry.select.requested import RequestedSelector
 from registry.spec import PoolSpec, SelectorSpec
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 

@@ -14,7 +14,7 @@ from registry.context import Caller
 from registry.errors import Cancelled, InvalidParameter
 from registry.evaluate.matrix import CrossEvaluated, EvaluationPool, cross_evaluate
 from registry.progress import Progress, silent
-from registry.select.select import pool_of
+from registry.select.requested import pool_of
 from registry.spec import PoolRequest
 from registry.tasks.process_pool import ProcessPool
 from service.engine.score_task import score_samples

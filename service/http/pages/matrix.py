@@ -14,7 +14,7 @@ from registry.catalogue.evaluations import EvaluationRow
 from registry.errors import InvalidParameter, SoupError
 from registry.evaluate.matrix import pairs_of
 from registry.names import check_part
-from registry.select.select import pool_of
+from registry.select.requested import pool_of
 from registry.spec import PoolRequest
 from service.access.keys import Principal
 from service.http.app_services import AppServices

@@ -11,7 +11,7 @@ from registry.errors import InvalidParameter
 from registry.evaluate.matrix import pairs_of
 from registry.names import Digest, digest_of
 from registry.quotas import check_jobs
-from registry.select.select import pool_of
+from registry.select.requested import pool_of
 from registry.spec.frozen import Frozen
 from service.access.keys import Principal
 from service.http.answers.jobs import requested_job_body

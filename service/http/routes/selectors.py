@@ -15,15 +15,10 @@ from registry.cook.ingredients import with_note
 from registry.errors import Forbidden, Unavailable
 from registry.quotas import check_jobs
 from registry.samples.sample import CheckedSample, check_sample, prepare
+from registry.select.fitted import current_selector, latest_selector
 from registry.select.pools import FitTarget, enqueue_fit, members_of, missing_members
-from registry.select.select import (
-    SelectQuery,
-    check_selectable,
-    current_selector,
-    latest,
-    requested_selector,
-    select,
-)
+from registry.select.requested import check_selectable, requested_selector
+from registry.select.select import SelectQuery, select_from_pool
 from registry.selectors.ranking import LISTED
 from registry.spec import PoolRequest, SelectorSpec
 from service.access.keys import Principal
@@ -148,7 +143,7 @@ async def select_adapters(
         fitted = await _fit(request, response, body, services, principal)
         if isinstance(fitted, Job):
             return fitted
-    return await in_thread(_select, services, caller, sample, body)
+    return await in_thread(_selected, services, caller, sample, body)
 
 
 @router.post("/adapters/search", response_model=Nearest | Job, responses={202: {"model": Job}}, tags=["adapters"])
@@ -183,7 +178,7 @@ def _prepare(
     wait_seconds(body.wait, services)  # too long a wait is refused even if nothing is waited for
     requested = requested_selector(services.registry, principal.caller(""), body.pool, body.spec)
     sample = check(requested.base)
-    if latest(services.registry.database, requested) is None and not principal.has("write"):
+    if latest_selector(services.registry.database, requested) is None and not principal.has("write"):
         raise Forbidden("This pool was never fitted with this selector; that takes a key with the scope 'write'.")
     return sample, current_selector(services.registry, requested) is not None
 
@@ -213,10 +208,10 @@ async def _fit(
     return str(result_of(row)["selector"])
 
 
-def _select(services: AppServices, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
+def _selected(services: AppServices, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
     with limit_embeddings(services):
         query = SelectQuery(body.pool, body.spec, body.options, listed=None if body.list_all else LISTED, scored=False)
-        chosen = select(services.registry, caller, sample, query, fit=_no_fit)
+        chosen = select_from_pool(services.registry, caller, sample, query, fit=_no_fit)
     return Selected(
         selection=with_note(services.registry, chosen),
         sample=chosen.report_of(sample),
@@ -229,7 +224,7 @@ def _select(services: AppServices, caller: Caller, sample: CheckedSample, body: 
 def _nearest(services: AppServices, caller: Caller, sample: CheckedSample, body: NearestRequest) -> Nearest:
     with limit_embeddings(services):
         query = SelectQuery(body.pool, body.spec, scored=False)
-        chosen = select(services.registry, caller, sample, query, fit=_no_fit)
+        chosen = select_from_pool(services.registry, caller, sample, query, fit=_no_fit)
     ids = {member.digest: member.adapter_id for member in chosen.selector.members}
     best = [(candidate.score, ids[candidate.member.digest]) for candidate in chosen.ranking.ranked[: body.limit]]
     with services.registry.database.read() as catalogue:

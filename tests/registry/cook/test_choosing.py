@@ -25,7 +25,8 @@ from registry.errors import (
 )
 from registry.names import parse_ref, sha256_digest
 from registry.samples.sample import check_sample
-from registry.select.select import SelectQuery, encoder_for, select
+from registry.select.requested import encoder_for
+from registry.select.select import SelectQuery, select_from_pool
 from registry.spec import (
     CookRequest,
     CosineSpec,
@@ -61,7 +62,7 @@ UNIFORM = {"kind": "uniform"}
 class TestSelect:
     def chosen(self, verbs: ToyRegistry, texts: dict, spec=None, **options):
         source = SampleSource.model_validate(texts)
-        return select(
+        return select_from_pool(
             verbs.registry,
             verbs.caller(),
             check_sample(verbs.registry, verbs.caller(), source, encoders=verbs.known, bos=None),

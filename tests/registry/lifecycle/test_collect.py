@@ -18,7 +18,8 @@ from registry.lifecycle import collect as module
 from registry.lifecycle.collect import FILE_DELAY, Collected, collect, would_collect
 from registry.lifecycle.purge import purge
 from registry.names import temporary_name
-from registry.select.select import RequestedSelector, latest
+from registry.select.fitted import latest_selector
+from registry.select.requested import RequestedSelector
 from registry.spec import CosineSpec, PoolSpec
 from registry.uploads.files import renew_blob
 from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
@@ -222,7 +223,7 @@ class TestSelectors:
         purged(verbs, tax)
         assert collect(idle, after(29), used=lambda _: set()).selectors == 0
         assert collect(idle, after(31), used=lambda _: set()).selectors == 1
-        assert latest(verbs.database, RequestedSelector(verbs.tiny, POOL, CosineSpec())) is None
+        assert latest_selector(verbs.database, RequestedSelector(verbs.tiny, POOL, CosineSpec())) is None
         again = fitted(verbs)
         assert [member.ref for member in again.members] == ["acme/law@1"]
         assert again.state_blob != row.state_blob

@@ -18,6 +18,7 @@ from registry.context import Refits, Registry
 from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter, Unavailable
 from registry.samples.embeddings_file import save_embeddings
 from registry.select import fit as fit_module
+from registry.select.fitted import USE_RESOLUTION, current_selector, latest_selector, load_selector, record_use
 from registry.select.pools import (
     enqueue_refits,
     gone_members,
@@ -26,14 +27,7 @@ from registry.select.pools import (
     pool_base,
     pool_spec,
 )
-from registry.select.select import (
-    USE_RESOLUTION,
-    RequestedSelector,
-    current_selector,
-    latest,
-    load_selector,
-    record_use,
-)
+from registry.select.requested import RequestedSelector
 from registry.selectors import cosine, posterior, state, updating
 from registry.selectors.loaded import LoadedSelectors
 from registry.selectors.state import dump_state
@@ -429,9 +423,9 @@ class TestFit:
         verbs.ready_all("acme/law", "acme/code")
         row = verbs.fit(POOL, SBERT, verbs.sentences.digest)
         requested = RequestedSelector(verbs.tiny, POOL, SBERT)
-        assert latest(verbs.database, requested) == row
+        assert latest_selector(verbs.database, requested) == row
         verbs.sentences.digest = "sha256:" + "0" * 64
-        assert latest(verbs.database, requested) is None
+        assert latest_selector(verbs.database, requested) is None
 
 
 class TestComingAndGoing:

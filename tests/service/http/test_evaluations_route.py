@@ -14,7 +14,7 @@ from registry.context import Caller
 from registry.errors import Cancelled
 from registry.evaluate import matrix as verb
 from registry.names import digest_of, parse_ref
-from registry.select.select import pool_of
+from registry.select.requested import pool_of
 from registry.spec import PoolRequest
 from tests.service.http.stock import push_embedded
 from tests.service.servers import BASE_ID, Soup, World, adapter_weights

@@ -1,0 +1,112 @@
+"""Fitted selectors: the newest of a pool and spec, its use, and loading it.
+
+Called by the verbs and the routes that select. Pushes do not refit a selector that is long unused (idle): if its pool
+has changed, it is refitted before it answers.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, BinaryIO
+
+from registry.blobs import BlobStore
+from registry.catalogue.database import Catalogue, Database
+from registry.catalogue.rows import SelectorRow
+from registry.context import Registry
+from registry.errors import Busy, Unavailable
+from registry.select.pools import FitTarget, as_members, enqueue_fit, members_of
+from registry.select.requested import RequestedSelector
+from registry.selectors import SELECTORS
+from registry.selectors.contract import Selector
+from registry.selectors.state import header_size, load_state, map_file, mappable_file_key
+
+USE_RESOLUTION = timedelta(hours=1)
+"""The time of a selector's last use is only written where the stored one is older than this."""
+
+
+def latest_selector(database: Database, requested: RequestedSelector) -> SelectorRow | None:
+    """The newest fitted selector of a pool and spec; None where there is none, or it has another encoder."""
+    encoder_digest = requested.encoder_digest
+    with database.read() as catalogue:
+        row = catalogue.selectors.latest(requested.pool.digest, requested.spec.digest)
+    return row if row is not None and row.encoder_digest == encoder_digest else None
+
+
+def current_selector(registry: Registry, requested: RequestedSelector) -> SelectorRow | None:
+    """The fitted selector of a pool and spec, whose use is recorded; None where a fit is needed first.
+
+    One is needed where the pool was never fitted, changed while its selector was idle, or the selector is damaged.
+    """
+    row = latest_selector(registry.database, requested)
+    if row is None or not registry.blobs.is_whole(row.state_blob):
+        return None
+    now = datetime.now(UTC)
+    with registry.database.read() as catalogue:
+        used_at = catalogue.selectors.asked_at([row.id]).get(row.id, now)
+        is_idle = registry.refits.is_idle(used_at, now)
+        if is_idle and _has_changed(catalogue, row):
+            return None
+    if is_idle:
+        return _wake(registry, row, now)
+    if now - used_at >= USE_RESOLUTION:
+        with suppress(Busy, Unavailable), registry.database.write() as catalogue:  # the next request can record it
+            catalogue.selectors.record_request(row.pool_id, row.spec_digest, now)
+    return row
+
+
+def _wake(registry: Registry, row: SelectorRow, now: datetime) -> SelectorRow | None:
+    """Record the use of an idle selector, so that pushes refit it again; None if its pool has changed meanwhile."""
+    with registry.database.write() as catalogue:
+        if _has_changed(catalogue, row):  # by a push since the caller looked
+            return None
+        catalogue.selectors.record_request(row.pool_id, row.spec_digest, now)
+    return row
+
+
+def _has_changed(catalogue: Catalogue, row: SelectorRow) -> bool:
+    """Return True if the pool of a selector has other members than it was fitted over, and is not empty."""
+    members = as_members(members_of(catalogue, row.pool, row.encoder_digest).rows)
+    return bool(members) and members != row.members
+
+
+def record_use(registry: Registry, row: SelectorRow, base_model: str, *, created_by: str) -> None:
+    """Record the use of a selector that was just fitted, and queue a refit if its pool has changed.
+
+    Pushes during the fit queued none where the selector was idle.
+    """
+    with registry.database.write() as catalogue:
+        catalogue.selectors.record_request(row.pool_id, row.spec_digest, datetime.now(UTC))
+        if _has_changed(catalogue, row):
+            namespace = next(iter(row.pool.namespaces or ("default",)))
+            target = FitTarget(base_model, row.pool, row.spec)
+            enqueue_fit(catalogue, target, namespace=namespace, created_by=created_by, delay=registry.refits.delay)
+
+
+def load_selector(registry: Registry, row: SelectorRow) -> Selector[Any]:
+    """A fitted selector, from the cache or its stored state; it is shared and immutable.
+
+    The arrays of a large one stay in the blob's file, mapped; the file is checked at each call. Raises DamagedBlob.
+    """
+    cached = registry.selectors.find(row.state_blob)
+    if cached is not None:
+        return cached
+    with registry.blobs.open(row.state_blob) as file:
+        file_key = mappable_file_key(file)
+        if file_key is not None:
+            return registry.selectors.get(f"{file_key}:{row.state_blob}", partial(_map_selector, row, file))
+    return registry.selectors.get(row.state_blob, partial(_read_selector, row, registry.blobs))
+
+
+def _read_selector(row: SelectorRow, blobs: BlobStore) -> tuple[Selector[Any], int]:
+    """A selector with its arrays in memory, and its size in bytes."""
+    data = blobs.read(row.state_blob)
+    return SELECTORS[row.spec.kind].from_state(*load_state(data)), len(data)
+
+
+def _map_selector(row: SelectorRow, file: BinaryIO) -> tuple[Selector[Any], int]:
+    """A selector with its arrays mapped from a file, and the bytes that it needs in memory."""
+    data = map_file(file)
+    selector = SELECTORS[row.spec.kind].from_state(*load_state(data))
+    return selector, header_size(data) + selector.cached_bytes
