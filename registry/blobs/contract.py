@@ -1,4 +1,4 @@
-"""Protocols of blob stores, their writers and unfinished uploads; one conformance test class runs over both."""
+"""Protocols of blob stores, their writers and unfinished uploads; one class of tests holds for every blob store."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from registry.errors import DamagedBlob, Unavailable
 from registry.names import sha256_digest
 from registry.spec import BlobPlace, StoreMark
 from tests.object_store import Fault, FaultHandler, FaultProxy, ObjectStore, fault_proxy, hidden, object_blobs
-from tests.registry.blobs.test_stores import write
+from tests.registry.blobs.contract import write
 from tests.registry.damaged_files import overwrite
 from tests.registry.together import together
 
