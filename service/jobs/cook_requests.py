@@ -11,11 +11,10 @@ from registry.catalogue.rows import JobRow
 from registry.cook.default_effort import with_default_effort
 from registry.errors import InvalidRecipe
 from registry.names import split_name
-from registry.quotas import check_jobs
 from registry.spec import CookRequest
 from service.access.keys import Principal
 from service.jobs.cook import kind_of, request_bytes
-from service.jobs.queue_limits import check_queue
+from service.jobs.queue_limits import job_limits
 from service.services import Services
 
 
@@ -67,8 +66,7 @@ def _enqueue(
     """Queue the job within the limits of its key and namespace, and audit the request."""
     namespace, request_id = arguments["namespace"], arguments["request_id"]
     with services.registry.database.write() as catalogue:
-        check_queue(catalogue, services.settings, kind, principal.key_id)
-        job = catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=principal.key_id)
-        check_jobs(catalogue, services.registry.quotas, kind, key_id=principal.key_id, namespace=namespace)
+        with job_limits(services, catalogue, kind, key_id=principal.key_id, namespace=namespace):
+            job = catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=principal.key_id)
         principal.caller(request_id).audit(catalogue, "soup.ask", job.id, namespace=namespace, name=name)
         return job

@@ -1,16 +1,20 @@
 """Limits of the job queue: how many unfinished jobs of a kind one key, and all keys together, may have.
 
-Checked by code that queues a job for a request, in its transaction if there is one.
+Checked by code that queues a job for a request, in its transaction if there is one; the quotas of jobs are with them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from registry.catalogue import Catalogue
 from registry.errors import Busy
+from registry.quotas import check_jobs
 from service.jobs.contract import workers_of
 from service.jobs.kinds import KINDS
+from service.services import Services
 from service.settings import Settings
 
 UNKNOWN_SECONDS = 5.0
@@ -18,11 +22,16 @@ UNKNOWN_SECONDS = 5.0
 MAX_SECONDS = 3600
 
 
-def check_queue(catalogue: Catalogue, settings: Settings, kind: str, key_id: str, *, limit: int | None = None) -> None:
-    """Raise Busy if the key, or all keys together, have as many unfinished jobs of this kind as allowed.
+@contextmanager
+def job_limits(services: Services, catalogue: Catalogue, kind: str, *, key_id: str, namespace: str) -> Iterator[None]:
+    """Queue one job for a key in this context: raises Busy before, or RateLimitExceeded after it, beyond the limits."""
+    check_queue(catalogue, services.settings, kind, key_id)
+    yield
+    check_jobs(catalogue, services.registry.quotas, kind, key_id=key_id, namespace=namespace)
 
-    `limit` is that of all keys together; by default the setting for all kinds.
-    """
+
+def check_queue(catalogue: Catalogue, settings: Settings, kind: str, key_id: str) -> None:
+    """Raise Busy if the key, or all keys together, have as many unfinished jobs of this kind as allowed."""
     key_count = catalogue.jobs.count_active(kind, created_by=key_id)
     if key_count >= settings.job_queue_per_key:
         raise Busy(
@@ -30,7 +39,8 @@ def check_queue(catalogue: Catalogue, settings: Settings, kind: str, key_id: str
             f"{settings.job_queue_per_key} (SOUP_JOB_QUEUE_PER_KEY): wait until one has ended, or cancel one.",
             retry_after=_seconds(catalogue, settings, kind, turns=catalogue.jobs.count_waiting_namespaces(kind)),
         )
-    count, limit = catalogue.jobs.count_active(kind), settings.job_queue if limit is None else limit
+    count = catalogue.jobs.count_active(kind)
+    limit = settings.training_queue if kind == "train" else settings.job_queue
     if count >= limit:
         raise Busy(
             f"{count} jobs of kind {kind!r} wait or run here, and the limit is {limit}: try again when one has ended.",

@@ -14,11 +14,10 @@ from registry.catalogue.rows import AdapterRow, JobRow
 from registry.context import Caller
 from registry.errors import Incompatible, InvalidParameter, TooLarge
 from registry.names import check_part, digest_of, parse_ref, split_name
-from registry.quotas import check_jobs
 from registry.spec import SCORING_PASSES, FusionConfig, HeadConfig
 from registry.uploads.files import blob_size
 from service.access.keys import Principal
-from service.jobs.queue_limits import check_queue
+from service.jobs.queue_limits import job_limits
 from service.services import Services
 from service.settings import Settings
 from training.build import config_of, hyperparameters_on, not_fused
@@ -79,11 +78,10 @@ def submit(services: Services, principal: Principal, request: TrainingRequest, *
                 job = catalogue.jobs.update_arguments(job, owner)
             audit(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owner)
             return job
-        check_queue(catalogue, services.settings, KIND, principal.key_id, limit=services.settings.training_queue)
-        job = catalogue.jobs.enqueue(
-            KIND, arguments, namespace=namespace, created_by=principal.key_id, dedupe_key=dedupe
-        )
-        check_jobs(catalogue, services.registry.quotas, KIND, key_id=principal.key_id, namespace=namespace)
+        with job_limits(services, catalogue, KIND, key_id=principal.key_id, namespace=namespace):
+            job = catalogue.jobs.enqueue(
+                KIND, arguments, namespace=namespace, created_by=principal.key_id, dedupe_key=dedupe
+            )
         audit(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owner)
         return job
 

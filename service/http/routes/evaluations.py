@@ -10,7 +10,6 @@ from registry.catalogue.rows import JobRow
 from registry.errors import InvalidParameter
 from registry.evaluate.matrix import pairs_of
 from registry.names import Digest, digest_of
-from registry.quotas import check_jobs
 from registry.select.requested import pool_of
 from registry.spec.frozen import Frozen
 from service.access.keys import Principal
@@ -21,7 +20,7 @@ from service.http.requests.paging import Cursor, Limit, page_size
 from service.http.schemas.evaluations import EvaluationList, EvaluationRequest, evaluation_body
 from service.http.schemas.jobs import Job
 from service.http.security.auth import Reader, Writer
-from service.jobs.queue_limits import check_queue
+from service.jobs.queue_limits import job_limits
 
 router = APIRouter(prefix="/v1/evaluations", tags=["evaluations"], route_class=CheckedRoute)
 KIND = "evaluate"
@@ -91,10 +90,8 @@ def begin_evaluation(services: AppServices, principal: Principal, body: Evaluati
         if active is not None:
             catalogue.jobs.add_requester(active.id, principal.key_id, request_id=request_id)
             return active
-        check_queue(catalogue, services.settings, KIND, principal.key_id)
-        job = catalogue.jobs.enqueue(
-            KIND, arguments, namespace=principal.home, created_by=principal.key_id, dedupe_key=dedupe
-        )
-        check_jobs(catalogue, services.registry.quotas, KIND, key_id=principal.key_id, namespace=principal.home)
-        caller.audit(catalogue, "evaluation.ask", job.id, namespace=principal.home)
+        home, key_id = principal.home, principal.key_id
+        with job_limits(services, catalogue, KIND, key_id=key_id, namespace=home):
+            job = catalogue.jobs.enqueue(KIND, arguments, namespace=home, created_by=key_id, dedupe_key=dedupe)
+        caller.audit(catalogue, "evaluation.ask", job.id, namespace=home)
         return job

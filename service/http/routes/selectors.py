@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -13,7 +14,6 @@ from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.context import BaseModel, Caller
 from registry.cook.ingredients import with_note
 from registry.errors import Forbidden, Unavailable
-from registry.quotas import check_jobs
 from registry.samples.sample import CheckedSample, check_sample, prepare
 from registry.select.fitted import current_selector, latest_selector
 from registry.select.pools import FitTarget, enqueue_fit, members_of, missing_members
@@ -22,14 +22,13 @@ from registry.select.select import SelectQuery, select_from_pool
 from registry.selectors.ranking import LISTED
 from registry.spec import PoolRequest, SelectorSpec
 from service.access.keys import Principal
-from service.http.answers.jobs import requested_job_body
+from service.http.answers.pool_jobs import run_pool_job
 from service.http.app_services import AppServices
 from service.http.models.embedding_limit import limit_embeddings
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import FILES, takes
 from service.http.requests.paging import Cursor, Limit, page_size
-from service.http.requests.pool_waiting import until_selectable
-from service.http.requests.waiting import wait_for_job, wait_seconds
+from service.http.requests.waiting import wait_seconds
 from service.http.schemas.adapters import listed_body
 from service.http.schemas.jobs import Job
 from service.http.schemas.selectors import (
@@ -45,8 +44,7 @@ from service.http.schemas.selectors import (
 )
 from service.http.security.auth import Reader, Writer
 from service.http.thread_turns import in_thread
-from service.jobs.queue_limits import check_queue
-from service.jobs.runner import FINAL, result_of
+from service.jobs.queue_limits import job_limits
 
 router = APIRouter(prefix="/v1", tags=["selectors"], route_class=CheckedRoute)
 
@@ -66,22 +64,15 @@ def _check_pool(services: AppServices, caller: Caller, spec: SelectorSpec, reque
     check_selectable(services.registry.database, requested)
 
 
-def _check_queue(services: AppServices, principal: Principal) -> None:
-    """Raise Busy if no fit could be queued."""
-    with services.registry.database.read() as catalogue:
-        check_queue(catalogue, services.settings, "fit", principal.key_id)
-
-
 def _enqueue_fit(
     services: AppServices, principal: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest
 ) -> JobRow:
     requested = requested_selector(services.registry, caller, request, spec)
     with services.registry.database.write() as catalogue:
-        check_queue(catalogue, services.settings, "fit", principal.key_id)
         home, key_id = principal.home, principal.key_id
         target = FitTarget(requested.base.entry.id, requested.pool, spec)
-        job = enqueue_fit(catalogue, target, namespace=home, created_by=key_id, is_requested=True)
-        check_jobs(catalogue, services.registry.quotas, "fit", key_id=key_id, namespace=home)
+        with job_limits(services, catalogue, "fit", key_id=key_id, namespace=home):
+            job = enqueue_fit(catalogue, target, namespace=home, created_by=key_id, is_requested=True)
         caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=spec.kind)
         return job
 
@@ -193,19 +184,16 @@ async def _fit(
     """Fit the pool; return the id of its selector, or the job if that takes longer than the request waits."""
     seconds = wait_seconds(body.wait, services)
     caller = principal.caller(request.state.request_id)
-    remaining = await until_selectable(
+    result = await run_pool_job(
         services,
-        principal.key_id,
-        lambda: _check_pool(services, caller, body.spec, body.pool),
-        lambda: _check_queue(services, principal),
-        seconds,
+        principal,
+        response,
+        kind="fit",
+        check_pool=partial(_check_pool, services, caller, body.spec, body.pool),
+        enqueue=partial(_enqueue_fit, services, principal, caller, body.spec, body.pool),
+        seconds=seconds,
     )
-    job = await in_thread(_enqueue_fit, services, principal, caller, body.spec, body.pool)
-    row = await wait_for_job(services, job.id, remaining)
-    if row.state not in FINAL:
-        response.status_code = 202
-        return requested_job_body(row, principal)
-    return str(result_of(row)["selector"])
+    return result if isinstance(result, Job) else str(result["selector"])
 
 
 def _selected(services: AppServices, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:

@@ -5,19 +5,20 @@ Cooking is always a job, so that it survives a restart; the request waits for it
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request, Response
 
 from registry.spec import Cooked
-from service.access.keys import Principal
-from service.http.answers.jobs import requested_job_body, soup_of
+from service.http.answers.jobs import soup_of
 from service.http.answers.lineage import lineage_of
+from service.http.answers.pool_jobs import run_pool_job
 from service.http.app_services import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import RECIPE, takes
 from service.http.requests.paging import Cursor, Limit, page_size
-from service.http.requests.pool_waiting import until_selectable
-from service.http.requests.waiting import wait_for_job, wait_seconds
+from service.http.requests.waiting import wait_seconds
 from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body, listed_body
 from service.http.schemas.jobs import Job
 from service.http.schemas.soups import Soup, SoupRequest
@@ -25,9 +26,6 @@ from service.http.security.auth import Reader, Writer
 from service.http.thread_turns import in_thread
 from service.jobs.cook import check_pool
 from service.jobs.cook_requests import begin_cook, check_cook
-from service.jobs.queue_limits import check_queue
-from service.jobs.runner import FINAL, result_of
-from service.services import Services
 
 router = APIRouter(prefix="/v1/soups", tags=["soups"], route_class=CheckedRoute)
 
@@ -46,27 +44,20 @@ async def cook_soup(
     seconds = wait_seconds(body.wait, services)
     caller = principal.caller(request.state.request_id)
     check_cook(services, principal, body)
-    remaining = await until_selectable(
+    result = await run_pool_job(
         services,
-        principal.key_id,
-        lambda: check_pool(services.registry, caller, body),
-        lambda: _check_queue(services, principal),
-        seconds,
+        principal,
+        response,
+        kind="search",  # what a cook is whose pool is to be fitted first
+        check_pool=partial(check_pool, services.registry, caller, body),
+        enqueue=partial(begin_cook, services, principal, body, request.state.request_id),
+        seconds=seconds,
     )
-    job = await in_thread(begin_cook, services, principal, body, request.state.request_id)
-    row = await wait_for_job(services, job.id, remaining)
-    if row.state not in FINAL:
-        response.status_code = 202
-        return requested_job_body(row, principal)
-    cooked = Cooked.model_validate(result_of(row))
+    if isinstance(result, Job):
+        return result
+    cooked = Cooked.model_validate(result)
     response.status_code = 201 if cooked.created else 200
     return await in_thread(soup_of, services, cooked)
-
-
-def _check_queue(services: Services, principal: Principal) -> None:
-    """Raise Busy if no cook could be queued whose pool is to be fitted first, which is a `search`."""
-    with services.registry.database.read() as catalogue:
-        check_queue(catalogue, services.settings, "search", principal.key_id)
 
 
 @router.get("")

@@ -32,7 +32,7 @@ from registry.errors import Cancelled, InvalidName, Unavailable
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
 from registry.names import sha256_digest
 from registry.spec import Card, CookRequest, CosineSpec, HandRecipe, Provenance, SampleSource, WeightedRef
-from service.http.requests.pool_waiting import until_selectable
+from service.http.answers.pool_jobs import until_selectable
 from service.jobs.contract import JobContext
 from service.jobs.kinds import KINDS
 from tests.adaptersoup.cli.outcome import done
@@ -490,7 +490,7 @@ class TestRightAfterAPush:
         body = {"texts": ["x"], "pool": {"namespaces": ["curl"]}, "wait": 0}
         refused = live.world.client.post("/v1/adapters/search", json=body)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-        monkeypatch.setattr("service.http.requests.pool_waiting.CHECK_SECONDS", Opens(held_embedding))
+        monkeypatch.setattr("service.http.answers.pool_jobs.CHECK_SECONDS", Opens(held_embedding))
         answer = live.world.client.post("/v1/adapters/search", json={**body, "wait": 60})
         assert [one["adapter"]["ref"] for one in answer.json()["data"]] == ["curl/drama@1"]
 
@@ -510,7 +510,7 @@ class TestRightAfterAPush:
 
     def test_many_requests_of_a_key_look_as_often_as_one(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
         parts, looks = live.world.runtime.services, []
-        monkeypatch.setattr("service.http.requests.pool_waiting.CHECK_SECONDS", 0.1)
+        monkeypatch.setattr("service.http.answers.pool_jobs.CHECK_SECONDS", 0.1)
         most = parts.settings.job_queue_per_key
 
         def check() -> None:

@@ -1,7 +1,7 @@
-"""Wait on the event loop for the first embedded sample of a pool, with one check a second for each key.
+"""Run a job over a pool for a request that waits: for the first embedded sample of the pool, then for the job.
 
-A check reads the database. The waiting requests of a key check once a second altogether, and the first one that
-succeeds makes the others check at once. As many requests of a key may wait as it may have queued jobs.
+A check of the pool reads the database. The waiting requests of a key check once a second altogether, and the first one
+that succeeds makes the others check at once. As many requests of a key may wait as it may have queued jobs.
 
 Called by the routes of soups and selectors.
 """
@@ -11,11 +11,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from anyio.lowlevel import RunVar
+from fastapi import Response
 
+from registry.catalogue.rows import JobRow
 from registry.errors import Busy, Unavailable
+from service.access.keys import Principal
+from service.http.answers.jobs import requested_job_body
+from service.http.requests.waiting import wait_for_job
+from service.http.schemas.jobs import Job
 from service.http.thread_turns import in_thread
+from service.jobs.queue_limits import check_queue
+from service.jobs.runner import FINAL, result_of
 from service.services import Services
 
 CHECK_SECONDS = 1.0
@@ -61,6 +70,35 @@ class Waiters:
 
 
 _waiters: RunVar[Waiters] = RunVar("pool_waiters")
+
+
+async def run_pool_job(
+    services: Services,
+    principal: Principal,
+    response: Response,
+    *,
+    kind: str,
+    check_pool: Check,
+    enqueue: Callable[[], JobRow],
+    seconds: float,
+) -> dict[str, Any] | Job:
+    """Queue a job once its pool has members; return its result, or 202 and the job where that takes longer.
+
+    `check_pool` raises for a pool that cannot be used, or not yet; `kind` is the kind of job that one has whose pool is
+    not fitted.
+    """
+
+    def check_kind() -> None:
+        with services.registry.database.read() as catalogue:
+            check_queue(catalogue, services.settings, kind, principal.key_id)
+
+    remaining = await until_selectable(services, principal.key_id, check_pool, check_kind, seconds)
+    job = await in_thread(enqueue)
+    row = await wait_for_job(services, job.id, remaining)
+    if row.state not in FINAL:
+        response.status_code = 202
+        return requested_job_body(row, principal)
+    return result_of(row)
 
 
 async def until_selectable(services: Services, key_id: str, check: Check, check_queue: Check, seconds: float) -> float:
