@@ -1,4 +1,4 @@
-"""Fairness between keys: admission to the engine, shares of the running sequences, and turns.
+"""Fairness between keys: admission to the engine, and shares of the running sequences.
 
 Used by the scheduler, under the engine's lock. Knows no tensors. The owner of a request is the key that sent it; the
 owner of requests of the server's own jobs is None.
@@ -135,23 +135,3 @@ class RecentKeys:
         since = self._clock() - RECENT_SECONDS
         self._last_request = {owner: at for owner, at in self._last_request.items() if at >= since}
         return len(self._last_request) > 1
-
-
-class KeyTurns:
-    """Round robin between the keys whose texts are scored."""
-
-    def __init__(self) -> None:
-        self._last: dict[Owner, int] = {}
-        self._turn = 0
-
-    def order(self, groups: Iterable[SequenceGroup]) -> list[SequenceGroup]:
-        """Sort requests so that the key whose last turn is longest ago comes first."""
-        groups = list(groups)
-        owners = {group.owner for group in groups}
-        self._last = {owner: turn for owner, turn in self._last.items() if owner in owners}
-        return sorted(groups, key=lambda group: self._last.get(group.owner, 0))
-
-    def note_turn(self, group: SequenceGroup) -> None:
-        """Record a turn of a request's key."""
-        self._turn += 1
-        self._last[group.owner] = self._turn

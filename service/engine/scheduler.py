@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as ListLike
 
-from service.engine.fairness import AdmissionControl, KeyTurns, SequenceShares
+from service.engine.fairness import AdmissionControl, SequenceShares
 from service.engine.kv_budget import KVBudget
+from service.engine.preemption import PreemptionPolicy
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import GenerateRequest, Request, State
 from service.engine.step_times import StepTimes
 from service.engine.steps import AdapterBudget, CachedPrefix, Segment, Sequence, SequenceGroup, Step, StepBuilder
-from service.engine.waiting_queue import MemoryReservation, WaitingQueue
+from service.engine.waiting_queue import MemoryReservation, ScoringQueue, WaitingQueue
 
 
 class Scheduler:
@@ -47,8 +48,8 @@ class Scheduler:
         self._ids = itertools.count()
         self._waiting = WaitingQueue()
         self._reservation = MemoryReservation()
-        self._scoring: deque[SequenceGroup] = deque()
-        self._scoring_turns = KeyTurns()
+        self._preemption = PreemptionPolicy(self._waiting, self._reservation, self.prefixes)
+        self._scoring = ScoringQueue()
         self._running: dict[Sequence, None] = {}  # generations and texts in chunks, in the order of their start
         self._base_turns: deque[str] = deque()
         self._scores_first: set[str] = set()  # base models whose next step considers texts before prompts
@@ -75,7 +76,7 @@ class Scheduler:
         if isinstance(request, GenerateRequest):
             self._waiting.add(group)
         else:
-            self._scoring.append(group)
+            self._scoring.add(group)
         return group
 
     @property
@@ -144,7 +145,7 @@ class Scheduler:
         step.others_decoding = bool(other_bases)
         limit = self.max_step_tokens
         if step.decodes:
-            same_namespaces = self._waiting.has_same_namespaces(self._running, self._scoring)
+            same_namespaces = self._waiting.has_same_namespaces(self._running, self._scoring.groups())
             step.token_budget = self.step_times.beside_decodes(base_id, limit, same_namespaces=same_namespaces)
         else:
             step.token_budget = self.step_times.between_decodes(base_id, other_bases, limit)
@@ -162,7 +163,7 @@ class Scheduler:
         """The newest token of each decoding sequence; preempts the youngest sequences if memory is short."""
         for sequence in self._decoding(base_id):
             while sequence in self._running and not self.prefixes.reserve_row(sequence):
-                self._preempt(next(candidate for candidate in reversed(self._running) if candidate.has_row))
+                self._preempt(self._preemption.for_decode(self._running))
         return [Segment(sequence, sequence.computed, 1, "next") for sequence in self._decoding(base_id)]
 
     def _decoding(self, base_id: str) -> list[Sequence]:
@@ -178,7 +179,7 @@ class Scheduler:
                 self._add_chunk(sequence, step)
         if can_start:
             self._start_prompts(base_id, step)
-        self._waiting.count_step(base_id, self._running, self._scoring)
+        self._waiting.count_step(base_id, self._running, self._scoring.groups())
 
     def _update_shares(self) -> None:
         self._waiting.shares = SequenceShares(self._running, self._waiting.groups(), self.max_running)
@@ -202,30 +203,21 @@ class Scheduler:
     def _make_room_for_adapter(self, base_ids: Iterable[str]) -> bool:
         """Preempt sequences for the adapter of a request that has waited long; return False if nothing may start.
 
-        A preempted prompt is computed again, so a sequence first generates `TURN_TOKENS` tokens; else long prompts of
-        two adapters would preempt each other for ever. Until there is room nothing else starts, so that the wait ends.
+        Until there is room nothing else starts, so that the wait ends.
         """
         group = next(filter(self._lacks_room_for_adapter, self._waiting_groups(base_ids)), None)
         if group is None:
             return True
-        remaining, preempted = list(self._running), list[Sequence]()
-        for digest in dict.fromkeys(sequence.group.digest for sequence in reversed(self._running)):
-            sequences = [sequence for sequence in remaining if sequence.group.digest == digest]
-            if digest is not None and all(sequence.has_had_turn for sequence in sequences):
-                preempted += sequences
-                remaining = [sequence for sequence in remaining if sequence.group.digest != digest]
-            budget = AdapterBudget(self._adapter_budget.limit, remaining)
-            if budget.try_add(group):
-                for sequence in preempted:
-                    self._preempt(sequence)
-                self._adapter_budget = budget
-                return True
-        return False
+        limit = self._adapter_budget.limit
+        for sequence in self._preemption.for_adapter(group, self._running, limit):
+            self._preempt(sequence)
+        self._adapter_budget = AdapterBudget(limit, self._running)
+        return self._adapter_budget.try_add(group)
 
     def _waiting_groups(self, base_ids: Iterable[str]) -> list[SequenceGroup]:
         """The requests of these base models that could start next."""
         prompts = [sequence.group for base_id in base_ids for sequence in self._next_sequences(base_id)]
-        return prompts + [group for group in self._scoring if group.base_id in base_ids]
+        return prompts + [group for group in self._scoring.groups() if group.base_id in base_ids]
 
     def _lacks_room_for_adapter(self, group: SequenceGroup) -> bool:
         has_waited = self._waiting.has_waited_long(group.queue_key) and self._adapter_is_loaded(group)
@@ -236,39 +228,25 @@ class Scheduler:
         return self._adapter_is_loaded(group) and self._adapter_budget.try_add(group)
 
     def _free_slot(self, base_id: str) -> bool:
-        """Return True if fewer than `max_running` sequences generate, preempting one for a request that waited long.
-
-        The one that is preempted is of a key or adapter that runs several.
-        """
+        """Return True if fewer than `max_running` sequences generate, preempting one for a request that waited long."""
         if self.generating < self.max_running:
             return True
         starved = [s.group for s in self._next_sequences(base_id) if self._waiting.has_waited_long(s.group.queue_key)]
         group = next(filter(self._adapter_is_loaded, starved), None)
-        preemptible = [] if group is None else self._waiting.shares.preemptible(group)
-        if len(preemptible) < 2:
-            return False
-        self._preempt(preemptible[-1])
-        return True
+        sequence = None if group is None else self._preemption.for_slot(group)
+        if sequence is not None:
+            self._preempt(sequence)
+        return sequence is not None
 
     def _reserve_or_preempt(self, sequence: Sequence) -> bool:
-        """Reserve memory for a sequence that is to start; return False if there is none.
-
-        For the holder of the reservation all later sequences are preempted, for a request that has waited long those of
-        the busiest adapter.
-        """
+        """Reserve memory for a sequence that is to start, preempting others; return False if there is none."""
         group = sequence.group
         if not self._reservation.allows(group):
             return False
         if self.prefixes.reserve_row(sequence):
             return True
         waited_long = self._waiting.has_waited_long(group.queue_key)
-        preemptible: list[Sequence] = []
-        if self._reservation.may_preempt(group):
-            preemptible = [s for s in reversed(self._running) if s.has_row and s.id > sequence.id]
-        elif waited_long:
-            preemptible = self._waiting.shares.preemptible(group)[:0:-1]  # all but the first, last first
-        positions, freeable = sequence.virtual_tokens + len(sequence.ids), self.prefixes.bytes
-        for running in self._kv_budget.owners_to_preempt(preemptible, group.base_id, positions, freeable=freeable):
+        for running in self._preemption.for_memory(sequence, self._running):
             self._preempt(running)
         is_reserved = self.prefixes.reserve_row(sequence)
         if not is_reserved and (waited_long or not sequence.is_generation):
@@ -298,17 +276,15 @@ class Scheduler:
                 self._add_chunk(sequence, step)
         if not can_start:
             return
-        for group in self._scoring_turns.order(group for group in self._scoring if group.base_id == base_id):
+        for group in self._scoring.in_turn(base_id):
             if step.token_budget < 1 or not self._claim_adapter(group):
                 continue
             scheduled = len(step.prefills)
             while group.waiting and self._start_text(group.waiting[0], step):
                 self._waiting.reset_wait(group.queue_key)
             if len(step.prefills) > scheduled:
-                self._scoring_turns.note_turn(group)
-                self._scoring.remove(group)
-                self._scoring.append(group)
-        self._scoring = deque(group for group in self._scoring if group.waiting)
+                self._scoring.note_turn(group)
+        self._scoring.drop_started()
 
     def _start_text(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Add a text to the step, whole or in chunks; return False if it must wait."""
@@ -357,8 +333,8 @@ class Scheduler:
         group.waiting.appendleft(sequence)
         if sequence.is_generation:
             self._waiting.requeue(group)
-        elif group not in self._scoring:
-            self._scoring.appendleft(group)
+        else:
+            self._scoring.requeue(group)
         self._update_shares()
 
     def _remove(self, sequence: Sequence, *, cache_prefix: bool = False) -> None:
@@ -412,8 +388,7 @@ class Scheduler:
             self._remove(sequence, cache_prefix=state is State.CANCELLED)  # those of failed requests may be damaged
         self._waiting.remove(group)
         self._reservation.release(group)
-        if group in self._scoring:
-            self._scoring.remove(group)
+        self._scoring.remove(group)
         group.waiting.clear()
         del self._groups[group]
         if not any(remaining.base_id == group.base_id for remaining in self._groups):

@@ -1,4 +1,5 @@
-"""Requests that wait to start, in one queue for each key and adapter, and how many steps each queue has waited.
+"""Requests that wait to start: to generate, in one queue for each key and adapter with the steps it has waited, or to
+be scored.
 
 `MemoryReservation` keeps long texts from starving: one needs more memory at once than is ever free while many short
 ones come and go. When it has been refused often, no other request gets memory until it has started.
@@ -14,7 +15,7 @@ from collections.abc import Collection, Container, Iterable
 
 from service.engine.fairness import SequenceShares
 from service.engine.request import GenerateRequest
-from service.engine.steps import QueueKey, Sequence, SequenceGroup
+from service.engine.steps import Owner, QueueKey, Sequence, SequenceGroup
 
 PATIENCE_STEPS = 16
 """Steps after which a waiting adapter may preempt running sequences, for a row, memory, or its place among adapters."""
@@ -121,6 +122,52 @@ class WaitingQueue:
             del self._waited[key]
         for key in [key for key in waiting if key[0] == base_id and key not in content]:
             self._waited[key] = self._waited.get(key, 0) + 1
+
+
+class ScoringQueue:
+    """Requests with texts that wait to be scored, whose keys take turns."""
+
+    def __init__(self) -> None:
+        self._groups: deque[SequenceGroup] = deque()
+        self._turns: dict[Owner, int] = {}
+        """The number of each key's last turn."""
+        self._turn = 0
+
+    def groups(self) -> list[SequenceGroup]:
+        """All requests with a text that waits."""
+        return list(self._groups)
+
+    def add(self, group: SequenceGroup) -> None:
+        """Append a new request."""
+        self._groups.append(group)
+
+    def requeue(self, group: SequenceGroup) -> None:
+        """Put a request with a preempted text in front."""
+        if group not in self._groups:
+            self._groups.appendleft(group)
+
+    def remove(self, group: SequenceGroup) -> None:
+        """Remove a request, if it waits."""
+        if group in self._groups:
+            self._groups.remove(group)
+
+    def in_turn(self, base_id: str) -> list[SequenceGroup]:
+        """The requests of a base model, those first whose key had its last turn longest ago."""
+        groups = [group for group in self._groups if group.base_id == base_id]
+        owners = {group.owner for group in groups}
+        self._turns = {owner: turn for owner, turn in self._turns.items() if owner in owners}
+        return sorted(groups, key=lambda group: self._turns.get(group.owner, 0))
+
+    def note_turn(self, group: SequenceGroup) -> None:
+        """Record a turn of a request's key, and put the request behind all others."""
+        self._turn += 1
+        self._turns[group.owner] = self._turn
+        self._groups.remove(group)
+        self._groups.append(group)
+
+    def drop_started(self) -> None:
+        """Remove the requests whose texts have all started."""
+        self._groups = deque(group for group in self._groups if group.waiting)
 
 
 class MemoryReservation:
