@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adaptersoup.cli.flags import ParsedFlags
-from adaptersoup.cli.output import progress_bar
+from adaptersoup.cli.output import as_json, data, progress_bar
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.remote import Remote, SampleOption, verb
 from adaptersoup.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
-from adaptersoup.cli.selection_text import selection_table, talk_about
+from adaptersoup.cli.selection_text import selection_table, talk_about_selection
 from adaptersoup.client.samples import read_texts
 from adaptersoup.tables import columns, fields, spelt, table_width
 from registry.spec import PosteriorSpec, Selection
+from service.http.schemas.reading import body_of
+from service.http.schemas.selectors import Selected
 
 if TYPE_CHECKING:
     from plots.style import Plot
@@ -115,14 +117,16 @@ def select(
         answer = remote.client.select(
             source, selector=selector, options=options, pool=pool, list_all=list_all, progress=report
         )
-    remote.answer(answer, selection_table(answer["selection"]))
-    if not remote.json:
-        talk_about(answer)
-    save_plot(plot, lambda: _selection_plot(answer))
+    if remote.json:
+        as_json(answer)
+    else:
+        selected = body_of(Selected, answer)
+        data(selection_table(selected.selection))
+        talk_about_selection(selected.selection, selected)
+    save_plot(plot, lambda: _selection_plot(body_of(Selected, answer).selection))
 
 
-def _selection_plot(answer: dict[str, Any]) -> Plot:
+def _selection_plot(selection: Selection) -> Plot:
     from plots.results import selection_plot
-    from service.http.schemas.reading import body_of
 
-    return selection_plot(body_of(Selection, answer["selection"]))
+    return selection_plot(selection)

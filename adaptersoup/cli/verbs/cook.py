@@ -13,9 +13,12 @@ from adaptersoup.cli.output import as_json, data, progress_bar, talk
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.remote import SAMPLE_FORMS, Remote, verb
 from adaptersoup.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
-from adaptersoup.cli.selection_text import selection_table, talk_about, talk_about_price, talk_about_search
+from adaptersoup.cli.selection_text import talk_about_soup
 from adaptersoup.client.samples import read_texts
+from registry.errors import Unavailable
 from registry.spec import MIXING_REQUESTS, CookRequest, HandRecipe, WeightedRef
+from service.http.schemas.reading import body_of
+from service.http.schemas.soups import Soup
 
 if TYPE_CHECKING:
     from plots.style import Plot
@@ -136,17 +139,17 @@ def cook(
         data(cooked["id"])
         talk(f"Cooking goes on as a job: `soup jobs watch {cooked['id']}`.")
     else:
-        _print_notes(cooked)
+        try:
+            talk_about_soup(body_of(Soup, cooked))
+        except Unavailable as error:  # of an older server: the soup is there all the same
+            talk(error.message)
         data(cooked["model"])
-    save_plot(plot, lambda: _drawn(cooked))
+    save_plot(plot, lambda: _drawn(body_of(Soup, cooked)))
 
 
-def _drawn(cooked: dict[str, Any]) -> Plot:
+def _drawn(soup: Soup) -> Plot:
     from plots.results import soup_plot
-    from service.http.schemas.reading import body_of
-    from service.http.schemas.soups import Soup
 
-    soup = body_of(Soup, cooked)
     return soup_plot(
         soup.model,
         soup.reason,
@@ -193,44 +196,3 @@ def parse_recipe(text: str) -> HandRecipe:
     if not ingredients:
         raise typer.BadParameter("--recipe names no ingredient: write it as REF=WEIGHT,REF=WEIGHT.")
     return HandRecipe(ingredients=tuple(ingredients))
-
-
-def _print_notes(cooked: dict[str, Any]) -> None:
-    """Print on stderr the selection, the evidence and the costs of a cook."""
-    if cooked.get("selection"):
-        if not (cooked.get("search") or {}).get("candidates"):  # the table of candidates has the same adapters
-            talk(selection_table(cooked["selection"]))
-        talk_about(cooked)
-    if cooked.get("abstained"):
-        talk(f"The base model is the answer: {cooked.get('reason')}")
-    elif cooked.get("cached"):
-        talk("Cooked before: the same soup is used again.")
-    if cooked.get("search"):
-        talk_about_search(cooked["search"])
-    verification = cooked.get("verification")
-    if verification:
-        texts = "the held-out passages" if verification["held_out"] else "the sample"
-        limits = verification.get("interval")
-        interval = f", 90 % interval {limits[0]:+.4f} to {limits[1]:+.4f}" if limits else ""
-        talk(
-            f"On {texts}: {verification['difference']:+.4f} (standard error {verification['standard_error']:.4f}"
-            f"{interval}) mean NLL per token against the base, over {verification['passages']} passages."
-        )
-    report = cooked.get("report") or {}
-    if report and not cooked.get("abstained"):
-        talk(_mixing_text(cooked.get("reason"), report))
-    for note in report.get("notes") or ():
-        talk(f"Note: {note}")
-    talk_about_price(cooked)
-
-
-def _mixing_text(reason: str | None, report: dict[str, Any]) -> str:
-    """The reason for the mixing, the soup's relative cost and width, and its distance from the exact mixture."""
-    if report.get("members") == 1:
-        return reason or ""
-    figures = [f"{report['relative_cost']:.2f} times the cost of one adapter"]
-    if report.get("width_out"):
-        figures.append(f"width {report['width_out']}")
-    if report.get("residual") is not None:
-        figures.append(f"{report['residual']:.2g} from the exact mixture")
-    return f"{reason or ''} ({', '.join(figures)})".strip()

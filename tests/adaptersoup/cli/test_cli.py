@@ -54,10 +54,12 @@ SELECTION: dict[str, Any] = {
     "abstained": False, "reason": "", "units": 25, "counts": {"0": 3}, "novelty": 40.0, "warnings": ["few units"],
 }  # fmt: skip
 SOUP: dict[str, Any] = {
-    "object": "soup", "abstained": False, "reason": "", "model": "team/soup@1", "cached": False, "soup": ADAPTER,
-    "selection": SELECTION, "sample": None, "selector": "sel-1", "not_yet_included": [],
-    "verification": {"difference": -0.1, "standard_error": 0.01, "interval": [-0.118, -0.082], "passages": 20,
-                     "helps": True, "held_out": False},
+    "object": "soup", "abstained": False, "reason": "", "model": "team/soup@1", "digest": None, "soup": None,
+    "cached": False, "created": True, "recipe": None, "recipe_digest": None, "report": None,
+    "selection": SELECTION, "sample": None, "selector": "sel-1", "fitted_at": None, "not_yet_included": [],
+    "verification": {"base_nll": 3.1, "soup_nll": 3.0, "difference": -0.1, "standard_error": 0.01,
+                     "interval": [-0.118, -0.082], "passages": 20, "tokens": 400, "helps": True, "held_out": False},
+    "search": None, "spent": None, "beyond": [],
 }  # fmt: skip
 
 
@@ -489,10 +491,16 @@ class TestChoosing:
     def test_values(self, text: str, value: object) -> None:
         assert key_values([f"k={text}"], "--x") == {"k": value}
 
+    @staticmethod
+    def selected(selection: dict[str, Any], *notes: str) -> dict[str, Any]:
+        return {
+            "object": "selection", "selection": selection, "selector": "s", "fitted_at": "2026-01-02T03:04:05Z",
+            "sample": {"digest": DIGEST, "received": 3, "kept": 3, "notes": notes}, "not_yet_included": [],
+        }  # fmt: skip
+
     def test_select_counts_whom_it_does_not_list(self, soup: Soup, server: Server, sample: Path) -> None:
         more = {"A posterior below 0.02.": 9000, "retired since the fit": 2}
-        answer = {"object": "selection", "selection": {**SELECTION, "more_left_out": more}, "selector": "s"}
-        server.on("POST /v1/select", ok(answer))
+        server.on("POST /v1/select", ok(self.selected({**SELECTION, "more_left_out": more})))
         _, out, _ = soup("select", "--sample", sample, "--list-all")
         assert out.splitlines()[-2:] == [
             "9000 more were left out: A posterior below 0.02.", "2 more were left out: retired since the fit",
@@ -500,8 +508,7 @@ class TestChoosing:
         assert server.body()["list_all"] is True
 
     def test_select_explains_itself(self, soup: Soup, server: Server, sample: Path) -> None:
-        answer = {"object": "selection", "selection": SELECTION, "sample": {"notes": ["3 sequences"]}, "selector": "s"}
-        server.on("POST /v1/select", ok(answer))
+        server.on("POST /v1/select", ok(self.selected(SELECTION, "3 sequences")))
         narrowed = ("--pool-tag", "v2", "--pool-method", "lora")
         out, err = done(soup("select", "--sample", sample, "--paper", "--max-ingredients", "2", *narrowed))
         assert "below 0.1" in out
@@ -539,11 +546,22 @@ class TestCook:
         """Tuning weighs no candidates, so that no other table says of whom the soup is made."""
         trial = {"way": "tuned", "members": 1, "width": 4, "difference": -0.2, "standard_error": 0.01}
         tuning = {"passes": 1, "kept": 1, "rate": "0.003", "losses": [3.0, 2.8], "trainings": 1}
-        search = {"candidates": [], "trials": [trial], "tuning": tuning, "decided_on": 16, "held_out": 4}
+        search = {
+            "effort": "tune", "candidates": [], "trials": [trial], "tuning": tuning, "decided_on": 16, "held_out": 4,
+            "tokens": 900, "seconds": 2.0,
+        }  # fmt: skip
         server.on("POST /v1/soups", ok({**SOUP, "search": search}, 201))
         _, err = done(soup("cook", "--sample", sample, "--effort", "tune"))
         assert "US law" in err
         assert "3.0000, 2.8000; kept: that after pass 1" in err
+
+    def test_the_model_of_a_server_of_another_version_is_there_without_its_notes(
+        self, soup: Soup, server: Server, sample: Path
+    ) -> None:
+        server.on("POST /v1/soups", ok({name: value for name, value in SOUP.items() if name != "beyond"}, 201))
+        code, out, err = soup("cook", "--sample", sample)
+        assert (code, out) == (0, "team/soup@1\n")
+        assert "first beyond" in err
 
     def test_abstaining_is_an_answer(self, soup: Soup, server: Server, sample: Path) -> None:
         answer = {**SOUP, "abstained": True, "model": "base/tiny", "reason": "It does not help."}
@@ -560,7 +578,10 @@ class TestCook:
         assert body["mixing"] == {"method": "auto", "scale": "1.5", "assume_same_init": True}
 
     def test_how_to_mix(self, soup: Soup, server: Server) -> None:
-        report = {"relative_cost": 1.2, "width_out": 16, "residual": 3e-8, "notes": []}
+        report = {
+            "method": "concat", "members": 2, "weights": ["0.5", "0.5"], "parameters": 64, "size_bytes": 256,
+            "relative_cost": 1.2, "width_out": 16, "residual": 3e-8, "notes": [],
+        }  # fmt: skip
         answer = {**SOUP, "reason": "2 adapters by concat.", "report": report}
         server.on("POST /v1/soups", ok(answer))
         _, err = done(soup("cook", "--recipe", "team/a,team/b", "--mixing", "concat", "--max-width", "16"))
@@ -1013,7 +1034,7 @@ class TestOutput:
         server.on("POST /v1/soups", lambda _: ok(job("queued"), 202))
         progress = {"done": 1, "total": 4, "message": "scoring"}
         server.on("GET /v1/jobs/j1/events", lambda _: events(("progress", progress), ("done", {})))
-        cooked = {**SOUP, "abstained": True, "selection": None, "verification": None, "evidence": {}}
+        cooked = {**SOUP, "abstained": True, "selection": None, "verification": None}
         server.on("GET /v1/jobs/j1", lambda _: ok(job(result=cooked)))
         assert "scoring" not in soup("cook", "--sample", sample)[2]
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
