@@ -45,7 +45,7 @@ MOST_SOLVED_INPUTS = 2048
 
 def needs_statistics(mixing: MixingRequest) -> bool:
     """Return True if a mixing needs statistics, some of which may have to be computed first: that takes a minute."""
-    return not isinstance(mixing, AutoMixing) and MIXINGS[mixing.method].statistic(mixing) is not None
+    return not isinstance(mixing, AutoMixing) and MIXINGS[mixing.method].statistic_kind(mixing) is not None
 
 
 def with_statistics(job: CookJob, plan: MixPlan) -> MixPlan:
@@ -61,7 +61,7 @@ def with_statistics(job: CookJob, plan: MixPlan) -> MixPlan:
         return _without_statistics(plan)
     method = MIXINGS[mixing.method]
     choose_mixing(plan.ingredients, mixing, max_width=plan.max_width)
-    kind = method.statistic(mixing)
+    kind = method.statistic_kind(mixing)
     first = plan.ingredients[0]
     is_itself = len(plan.ingredients) == 1 and method.result(plan.ingredients, mixing) == first.config
     if kind is None or is_itself:

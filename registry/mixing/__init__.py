@@ -36,7 +36,7 @@ class MixingMethod:
     - `too_wide` lists reasons against the number of ingredients or a soup wider than `max_width`; the lowest-ranked
       ingredients are dropped until it is empty.
     - `resolved` is the mixing as the recipe stores it, with defaults filled in.
-    - `statistic` is the statistic that `mix` reads of each of several ingredients beside its tensors.
+    - `statistic_kind` is the kind of statistic that `mix` reads of each of several ingredients beside its tensors.
 
     With `by_site` the report lists residuals by site. Methods `by_lapack` give the same bytes on one machine only. With
     `init_advice` a refusal for initialisations alone says that the request may vouch for them.
@@ -50,7 +50,7 @@ class MixingMethod:
     by_lapack: bool = False
     init_advice: bool = False
     resolved: Callable[[Sequence[SoupIngredient], Any, BaseShape], Mixing] = lambda _ingredients, mixing, _shape: mixing
-    statistic: Callable[[Any], StatisticKind | None] = lambda _mixing: None
+    statistic_kind: Callable[[Any], StatisticKind | None] = lambda _mixing: None
 
 
 MIXINGS = {
@@ -63,7 +63,7 @@ MIXINGS = {
         too_wide=recompress.too_wide,
         by_site=True,
         by_lapack=True,
-        statistic=recompress.statistic,
+        statistic_kind=recompress.statistic_kind,
     ),
     "align": MixingMethod(align.check, align.result, align.mix, by_lapack=True),
     "ties": MixingMethod(entrywise.check, entrywise.result, ties.mix, init_advice=True),
@@ -76,14 +76,14 @@ MIXINGS = {
         too_wide=task_arithmetic.too_wide,
         resolved=task_arithmetic.resolved,
     ),
-    "fisher": MixingMethod(fisher.check, entrywise.result, fisher.mix, statistic=lambda _: "fisher"),
+    "fisher": MixingMethod(fisher.check, entrywise.result, fisher.mix, statistic_kind=lambda _: "fisher"),
     "regmean": MixingMethod(
         regmean.check,
         regmean.result,
         regmean.mix,
         too_wide=regmean.too_wide,
         by_lapack=True,
-        statistic=lambda _: "inputs",
+        statistic_kind=lambda _: "inputs",
     ),
     "merge": MixingMethod(merge.check, merge.result, merge.mix),
 }

@@ -43,7 +43,7 @@ def check(ingredients: Sequence[SoupIngredient], mixing: RecompressMixing) -> li
     return reasons + statistic_reasons(ingredients, "'by_inputs'")
 
 
-def statistic(mixing: RecompressMixing) -> StatisticKind | None:
+def statistic_kind(mixing: RecompressMixing) -> StatisticKind | None:
     """The statistic needed of each ingredient: second moments of its modules' inputs for `by_inputs`, else None."""
     return "inputs" if mixing.by_inputs else None
 

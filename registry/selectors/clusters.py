@@ -18,7 +18,7 @@ from registry.progress import Steps
 from registry.selectors.contract import Float64
 from registry.selectors.drawing import domain_indices
 from registry.selectors.gaussian_mixture import FittedMixture, Mixture, fit_mixture
-from registry.selectors.novelty import mahalanobis, whitening
+from registry.selectors.mahalanobis import mahalanobis, whitening
 from registry.selectors.projection import FittedProjection, Projection, fit_projection
 from registry.spec import GmmSpec
 
@@ -29,7 +29,7 @@ Int64 = npt.NDArray[np.int64]
 class Clusters:
     """Clusters of embeddings and the domains they stand for.
 
-    `table` (clusters, domains) counts the training units; `means` (domains, m) and `whiten` (m, m) give novelty.
+    `table` (clusters, domains) counts the training units; `means` (domains, m) and `whiten` (m, m) give distances.
     """
 
     projection: Projection

@@ -19,7 +19,8 @@ from registry.errors import Internal
 from registry.progress import Progress, Steps
 from registry.selectors.contract import Arrays, Domain, Float64, Floats, check_sample, ordered_domains
 from registry.selectors.drawing import MIN_UNITS, proof_name
-from registry.selectors.novelty import NOVEL, euclidean, mahalanobis, novelty, novelty_warning, whitening_of
+from registry.selectors.mahalanobis import euclidean, mahalanobis, whitening_of
+from registry.selectors.novelty import NOVEL, novelty, novelty_warning
 from registry.selectors.projection import FittedProjection, Projection, Spread
 from registry.selectors.ranking import Evidence, Member, RankedCandidates, Ranking, best_first, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores

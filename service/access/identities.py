@@ -20,7 +20,7 @@ from registry.errors import Busy, Forbidden, Unauthenticated, Unavailable
 from service.access.key_watch import KeyWatch
 from service.access.keys import Principal
 from service.access.oidc.callers import identity_id, tokens_of
-from service.access.oidc.grants import Grants
+from service.access.oidc.mapping import ClaimMapping
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class Identities:
     def __init__(
         self,
         tokens: Tokens,
-        grants: Grants,
+        mapping: ClaimMapping,
         watch: KeyWatch,
         *,
         max_identities: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokens = tokens
-        self._grants = grants
+        self._mapping = mapping
         self._watch = watch
         self._max_identities = max_identities
         self._clock = clock
@@ -77,16 +77,16 @@ class Identities:
         except Unauthenticated:
             self._watch.refused("token", None)
             raise
-        granted = self._grants.of(claims)
-        if granted is None:
+        rights = self._mapping.rights(claims)
+        if rights is None:
             raise Forbidden("This token brings no scope: the server's mapping knows none of its claims' values.")
-        attributes = _Attributes(self._grants.name_of(claims), granted.namespaces, granted.scopes)
+        attributes = _Attributes(self._mapping.name_of(claims), rights.namespaces, rights.scopes)
         row = self._row(claims["sub"], attributes)
         if row.revoked_at is not None:
             self._watch.refused("revoked", row.id)
             raise Unauthenticated("This identity was revoked on this server.")
         self._watch.used(row.id)
-        return Principal(row.id, granted.namespaces, granted.scopes, ends)
+        return Principal(row.id, rights.namespaces, rights.scopes, ends)
 
     def _row(self, subject: str, attributes: _Attributes) -> KeyRow:
         """The row of an identity, which is made, or updated where that is due."""

@@ -6,8 +6,8 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from registry.errors import InvalidParameter, Unavailable
-from service.access.oidc.grants import Grants, read_grants
 from service.access.oidc.issuer import Issuer, check_issuer
+from service.access.oidc.mapping import ClaimMapping, read_mapping
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ def identity_id(issuer: str, subject: str) -> str:
     return "oidc-" + hashlib.sha256(f"{issuer}\n{subject}".encode()).hexdigest()[:24]
 
 
-def tokens_of(settings: Settings) -> tuple[Tokens, Grants] | None:
-    """The verifier of the settings' issuer and the rights of its tokens; None where the settings name no issuer.
+def tokens_of(settings: Settings) -> tuple[Tokens, ClaimMapping] | None:
+    """The verifier of the settings' issuer and the mapping of its tokens; None where the settings name no issuer.
 
     Raises InvalidParameter for settings that exclude each other, and Unavailable where the packages for it are missing.
     """
@@ -35,7 +35,7 @@ def tokens_of(settings: Settings) -> tuple[Tokens, Grants] | None:
             "that says what they bring.",
             param="oidc_issuer",
         )
-    grants = read_grants(settings.oidc_mapping)
+    mapping = read_mapping(settings.oidc_mapping)
     try:
         from service.access.oidc.tokens import Tokens
     except ModuleNotFoundError:
@@ -43,4 +43,4 @@ def tokens_of(settings: Settings) -> tuple[Tokens, Grants] | None:
             "SOUP_OIDC_ISSUER needs PyJWT and cryptography: pip install 'adaptersoup[oidc]'.", param="oidc_issuer"
         ) from None
     issuer = Issuer(settings.oidc_issuer)
-    return Tokens(issuer, audiences=settings.oidc_audience, leeway=settings.oidc_leeway_seconds), grants
+    return Tokens(issuer, audiences=settings.oidc_audience, leeway=settings.oidc_leeway_seconds), mapping

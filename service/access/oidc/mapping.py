@@ -48,7 +48,7 @@ Namespaces = Annotated[tuple[Part, ...] | None, BeforeValidator(_namespaces), Af
 
 
 @dataclass(frozen=True)
-class Granted:
+class Rights:
     """The rights of a token: scopes, and the namespaces in which they hold (None: all)."""
 
     scopes: frozenset[str]
@@ -64,19 +64,19 @@ class Grant(Frozen):
     scopes: tuple[KeyScope, ...] = Field(min_length=1)
     namespaces: Namespaces
 
-    def gives(self, scopes: Collection[str]) -> bool:
+    def includes(self, scopes: Collection[str]) -> bool:
         """Return True if the grant includes all of these scopes."""
         return "admin" in self.scopes or set(scopes) <= set(self.scopes)
 
 
-class Grants(Frozen):
-    """The whole file. The first grant that a token has decides its scopes."""
+class ClaimMapping(Frozen):
+    """The operator's file. The first grant that a token has decides its scopes."""
 
     claim: Name = "groups"
     name_claim: Name = "preferred_username"
     grants: tuple[Grant, ...] = Field(min_length=1, max_length=1000)
 
-    def of(self, claims: Mapping[str, Any]) -> Granted | None:
+    def rights(self, claims: Mapping[str, Any]) -> Rights | None:
         """The rights of a token: the scopes of its first grant, in all namespaces where one of its grants has them.
 
         None where it has no grant.
@@ -87,10 +87,10 @@ class Grants(Frozen):
         if not matching:
             return None
         scopes = frozenset[str](matching[0].scopes)
-        namespaces = [grant.namespaces for grant in matching if grant.gives(scopes)]
+        namespaces = [grant.namespaces for grant in matching if grant.includes(scopes)]
         if None in namespaces:
-            return Granted(scopes, None)
-        return Granted(scopes, tuple(dict.fromkeys(name for names in namespaces for name in names or ())))
+            return Rights(scopes, None)
+        return Rights(scopes, tuple(dict.fromkeys(name for names in namespaces for name in names or ())))
 
     def name_of(self, claims: Mapping[str, Any]) -> str:
         """The display name of the caller, which grants nothing: many issuers let people choose it."""
@@ -111,11 +111,11 @@ def values_of(claims: Mapping[str, Any], claim: str) -> frozenset[str]:
     return frozenset(item for item in value if isinstance(item, str)) if isinstance(value, list) else frozenset()
 
 
-def read_grants(path: Path) -> Grants:
+def read_mapping(path: Path) -> ClaimMapping:
     """The mapping of a file; raises InvalidParameter with every problem."""
     table = read_toml(path, subject="mapping of tokens", param="oidc_mapping")
     try:
-        return Grants.model_validate(table)
+        return ClaimMapping.model_validate(table)
     except ValidationError as error:
         problems = [
             _problem(detail["loc"], describe_error(detail))

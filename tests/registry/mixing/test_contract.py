@@ -68,7 +68,7 @@ def some_parts(method: str, config: AdapterConfig = PLAIN, **changes: Any) -> li
     weights = ["0.25", "0.75"] if method == "slerp" else ["0.4", "0.2", "0.4"]
     provenance = started(config) if method == "task_arithmetic" else INIT
     parts = [part(n, config, weight, provenance=provenance, **changes) for n, weight in enumerate(weights)]
-    kind = MIXINGS[method].statistic(REQUESTS.validate_python({"method": method}))
+    kind = MIXINGS[method].statistic_kind(REQUESTS.validate_python({"method": method}))
     return parts if kind is None else [known(one, kind) for one in parts]
 
 

@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 from registry.selectors import SELECTORS, updating
 from registry.selectors.contract import Domain, Selector
 from registry.selectors.drawing import draw_domain
-from registry.selectors.novelty import whitening
+from registry.selectors.mahalanobis import whitening
 from registry.selectors.posterior import PosteriorSelector
 from registry.selectors.projection import FittedProjection, Spread
 from registry.spec import CosineSpec, GmmSpec, PosteriorSpec, UniformSpec

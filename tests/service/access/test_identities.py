@@ -24,8 +24,8 @@ from service.access.identities import Identities, identities_of
 from service.access.key_watch import KeyWatch
 from service.access.keys import Principal, authenticate
 from service.access.oidc.callers import identity_id
-from service.access.oidc.grants import Granted, read_grants
 from service.access.oidc.issuer import LARGEST, MAX_AGE, REFRESH_AFTER, Issuer
+from service.access.oidc.mapping import Rights, read_mapping
 from service.access.oidc.tokens import Tokens
 from service.settings import Settings
 from tests.service.little_issuer import DISCOVERY, MAPPING, LittleIssuer, little_issuer, public_jwk, signing_key
@@ -74,7 +74,7 @@ def tokens_of(issuer: LittleIssuer, clock: Callable[[], float]) -> Tokens:
 def identities(issuer: LittleIssuer, database: Database, tmp_path: Path, **more: Any) -> Identities:
     tokens = tokens_of(issuer, Clock())
     return Identities(
-        tokens, read_grants(issuer.mapping(tmp_path)), KeyWatch(database), **{"max_identities": 10, **more}
+        tokens, read_mapping(issuer.mapping(tmp_path)), KeyWatch(database), **{"max_identities": 10, **more}
     )
 
 
@@ -296,17 +296,17 @@ def test_a_key_set_elsewhere_is_fetched_over_https_alone(issuer: LittleIssuer, c
     [
         ((), None),
         (("somebody", "LAW-TEAM"), None),
-        (("law-team",), Granted(frozenset({"read", "write", "infer"}), ("law",))),
-        (("med-team", "law-team"), Granted(frozenset({"read", "write", "infer"}), ("law", "med"))),
-        (("law-team", "guests"), Granted(frozenset({"read", "write", "infer"}), ("law",))),  # no write in `public`
-        (("guests",), Granted(frozenset({"infer"}), ("law", "public"))),
-        (("guests", "soup-admins"), Granted(frozenset({"admin"}), None)),
+        (("law-team",), Rights(frozenset({"read", "write", "infer"}), ("law",))),
+        (("med-team", "law-team"), Rights(frozenset({"read", "write", "infer"}), ("law", "med"))),
+        (("law-team", "guests"), Rights(frozenset({"read", "write", "infer"}), ("law",))),  # no write in `public`
+        (("guests",), Rights(frozenset({"infer"}), ("law", "public"))),
+        (("guests", "soup-admins"), Rights(frozenset({"admin"}), None)),
     ],
 )
 def test_grants_never_add_up_to_more_than_one_gives(
-    lasting: LittleIssuer, tmp_path: Path, roles: tuple[str, ...], expected: Granted | None
+    lasting: LittleIssuer, tmp_path: Path, roles: tuple[str, ...], expected: Rights | None
 ) -> None:
-    assert read_grants(lasting.mapping(tmp_path)).of(lasting.claims(*roles)) == expected
+    assert read_mapping(lasting.mapping(tmp_path)).rights(lasting.claims(*roles)) == expected
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_values_are_found_wherever_an_issuer_has_them(tmp_path: Path, claims: di
     path.write_text(
         'claim = "https://example.com/roles"\n' + grant + grant.replace('"a"', '"read:soup"') + 'claim = "scope"\n'
     )
-    assert (read_grants(path).of(claims) is not None) == given
+    assert (read_mapping(path).rights(claims) is not None) == given
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_a_mapping_that_is_wrong_is_refused_with_its_place(tmp_path: Path, befor
     assert before in MAPPING
     path.write_text(MAPPING.replace(before, after))
     with pytest.raises(InvalidParameter, match=said):
-        read_grants(path)
+        read_mapping(path)
 
 
 # --- whose row they make --------------------------------------------------------------------------
@@ -362,7 +362,7 @@ def test_a_caller_has_one_row_which_keeps_what_the_last_token_brought(
 ) -> None:
     clock, watch = Clock(), KeyWatch(database)
     known = Identities(
-        tokens_of(lasting, Clock()), read_grants(lasting.mapping(tmp_path)), watch, max_identities=10, clock=clock
+        tokens_of(lasting, Clock()), read_mapping(lasting.mapping(tmp_path)), watch, max_identities=10, clock=clock
     )
     end = soon(300)
 
@@ -432,7 +432,7 @@ def test_tokens_that_bring_nothing_or_are_refused_make_no_row(
 ) -> None:
     watch = KeyWatch(database)
     known = identities(lasting, database, tmp_path, max_identities=1)
-    known = Identities(known._tokens, known._grants, watch, max_identities=1)
+    known = Identities(known._tokens, known._mapping, watch, max_identities=1)
     with pytest.raises(Forbidden, match="brings no scope"):
         known.principal(lasting.token())
     for _ in range(3):
