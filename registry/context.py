@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +14,7 @@ from registry.encoders.contract import Encoder
 from registry.progress import Progress
 from registry.selectors.loaded import LoadedSelectors
 from registry.spec import BaseEntry, BaseShape, DefaultLimits, Effort, Passage, PassageScore
+from registry.spec.limits import SizeLimits
 
 if TYPE_CHECKING:  # torch comes with it, which a process that fits selectors starts without
     from registry.adapters.loadable import LoadableAdapter
@@ -41,39 +42,6 @@ class BaseModel(Protocol):
         self, texts: Sequence[Passage], adapter: LoadableAdapter | None, *, progress: Progress
     ) -> Sequence[PassageScore]:
         """Log-likelihoods of texts, with or without an adapter; `progress` may raise to cancel."""
-
-
-@dataclass(frozen=True)
-class SampleLimits:
-    """Limits of a sample.
-
-    An adapter's sample needs `minimum` sequences, one to cook or choose for the lesser of `minimum` and `novel`. Fewer
-    than `good` are noted in its report, from more than `maximum` a draw is taken. `max_chars` are the characters of a
-    text, `characters` those of all.
-    """
-
-    minimum: int = 20
-    novel: int = 5
-    good: int = 100
-    maximum: int = 500
-    max_chars: int = 1_000_000
-    characters: int = 2_000_000
-
-    @property
-    def with_single_sequence(self) -> SampleLimits:
-        """These limits for a sample of at least one sequence, which nothing is cooked for."""
-        return replace(self, novel=1)
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Maximum sizes of what clients send; a server takes them from its settings (`service.runtime.limits_of`)."""
-
-    inline_bytes: int = 8 * 2**20
-    weights_bytes: int = 2**30
-    sample_bytes: int = 64 * 2**20
-    embeddings_bytes: int = 64 * 2**20
-    sample: SampleLimits = field(default_factory=SampleLimits)
 
 
 @dataclass(frozen=True)
@@ -123,7 +91,7 @@ class Registry:
     database: Database
     blobs: BlobStore
     bases: Mapping[str, BaseModel] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    limits: SizeLimits = field(default_factory=SizeLimits)
     refits: Refits = Refits()
     default_effort: Effort = "quick"
     quotas: DefaultLimits = field(default_factory=DefaultLimits)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from registry.adapters.weights import check_weights
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, NewAdapter
-from registry.context import BaseModel, Caller, Limits, Registry
+from registry.context import BaseModel, Caller, Registry
 from registry.encoders.contract import Encoder
 from registry.errors import Incompatible, Internal, InvalidManifest
 from registry.formats import WEIGHTS_FILE
@@ -22,6 +22,7 @@ from registry.quotas import StorageQuota, check_additions, check_stored
 from registry.samples.sample import CheckedSample, check_sample, enqueue_embed, record_vectors
 from registry.select.pools import enqueue_refits
 from registry.spec import AdapterConfig, Manifest
+from registry.spec.limits import SizeLimits
 from registry.stored.files import record_bytes
 from registry.tensor_file import parse
 from registry.uploads.files import is_damaged, read_file
@@ -179,7 +180,7 @@ def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
     return _Checked(manifest, new, data, sample, encoders)
 
 
-def _config(manifest: Manifest, weights: bytes, limits: Limits) -> AdapterConfig:
+def _config(manifest: Manifest, weights: bytes, limits: SizeLimits) -> AdapterConfig:
     """The configuration of a manifest; PEFT's is converted with the names and shapes of the tensors."""
     if manifest.config is not None:
         return manifest.config

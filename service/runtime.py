@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 from registry.base_model import read_allowlist
 from registry.blobs import ServerBlobs, open_blobs
 from registry.catalogue.database import Database
-from registry.context import Limits, Refits, Registry, Retention, SampleLimits
+from registry.context import Refits, Registry, Retention
 from registry.cores import use_one_each
 from registry.errors import InvalidParameter, Unavailable
 from registry.names import sha256_digest
 from registry.spec import DefaultLimits, UseLimits
-from registry.uploads.sessions import UploadLimits, UploadSessions
+from registry.spec.limits import SampleLimits, SizeLimits, UploadLimits
+from registry.uploads.sessions import UploadSessions
 from service.access.identities import identities_of
 from service.access.key_watch import KeyWatch
 from service.access.keys import ensure_admin_key
@@ -315,9 +316,9 @@ def tracing_of(settings: Settings) -> Tracing | None:
     return Tracing(settings.otel_endpoint)
 
 
-def limits_of(settings: Settings) -> Limits:
+def limits_of(settings: Settings) -> SizeLimits:
     """The registry's limits of requests, from the settings."""
-    return Limits(
+    return SizeLimits(
         inline_bytes=settings.max_inline_bytes,
         weights_bytes=settings.max_weights_bytes,
         sample_bytes=settings.max_sample_bytes,

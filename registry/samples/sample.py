@@ -13,7 +13,7 @@ import numpy as np
 
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, EmbeddingRow
-from registry.context import Caller, Registry, SampleLimits
+from registry.context import Caller, Registry
 from registry.encoders.contract import Encoder
 from registry.errors import Internal, InvalidSample, TooLarge
 from registry.files import decode_lines, encode_lines
@@ -31,6 +31,7 @@ from registry.spec import (
     full_text,
     scored_text,
 )
+from registry.spec.limits import SampleLimits
 from registry.stored.files import record_bytes
 from registry.uploads.files import read_blob, read_file
 

@@ -1,7 +1,12 @@
-"""Limits of keys and namespaces: rates of inference, and quotas of what is stored and queued."""
+"""Limits of keys and namespaces, rates of inference and quotas, and of the sizes of what clients send.
+
+The defaults of sizes and uploads are those of the server's settings, which refer to them.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -44,3 +49,46 @@ class DefaultLimits(Frozen):
     def of(self, kind: LimitKind) -> UseLimits:
         """The limits of keys or of namespaces."""
         return self.key if kind == "key" else self.namespace
+
+
+@dataclass(frozen=True)
+class SampleLimits:
+    """Limits of a sample.
+
+    An adapter's sample needs `minimum` sequences, one to cook or choose for the lesser of `minimum` and `novel`. Fewer
+    than `good` are noted in its report, from more than `maximum` a draw is taken. `max_chars` are the characters of a
+    text, `characters` those of all.
+    """
+
+    minimum: int = 20
+    novel: int = 5
+    good: int = 100
+    maximum: int = 500
+    max_chars: int = 1_000_000
+    characters: int = 2_000_000
+
+    @property
+    def with_single_sequence(self) -> SampleLimits:
+        """These limits for a sample of at least one sequence, which nothing is cooked for."""
+        return replace(self, novel=1)
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """Maximum sizes of what clients send."""
+
+    inline_bytes: int = 32 * 2**20
+    weights_bytes: int = 2**30
+    sample_bytes: int = 16 * 2**20
+    embeddings_bytes: int = 64 * 2**20
+    sample: SampleLimits = SampleLimits()
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """The open uploads of a key, their bytes together, the bytes of a blob, and how long an idle upload is kept."""
+
+    uploads: int = 32
+    reserved_bytes: int = 8 * 2**30
+    blob_bytes: int = 2 * 2**30
+    lifetime: timedelta = timedelta(days=1)

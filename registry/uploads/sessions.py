@@ -12,8 +12,8 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import UTC, datetime
 
 from registry.blobs import AcknowledgedUpload, LostPartError, OpenUpload, UploadStore
 from registry.catalogue.database import Catalogue
@@ -21,21 +21,12 @@ from registry.catalogue.rows import UploadRow
 from registry.context import Caller, Registry
 from registry.errors import Busy, Conflict, DigestMismatch, InvalidParameter, NotFound, SoupError, WrongOffset
 from registry.spec import UploadPart
+from registry.spec.limits import UploadLimits
 from registry.uploads.files import is_damaged, record_blob, room_for_blob, too_large
 
 log = logging.getLogger("soup.blobs")
 MAX_PARTS = 10_000
 """Parts of an upload that are objects: each is a row, and an object to be read at the end."""
-
-
-@dataclass(frozen=True)
-class UploadLimits:
-    """The open uploads of a key, their bytes together, the bytes of a blob, and how long an idle upload is kept."""
-
-    uploads: int = 32
-    reserved_bytes: int = 8 * 2**30
-    blob_bytes: int = 2 * 2**30
-    lifetime: timedelta = timedelta(days=1)
 
 
 class UploadSessions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import BaseSettings
 
-from service.settings.sizes import MIB
+from registry.spec.limits import UploadLimits
 
 
 class QuotaSettings(BaseSettings):
@@ -69,10 +69,15 @@ class QuotaSettings(BaseSettings):
         description="Cooks, fits and trainings that wait or run of a namespace; beyond it 429; none: no limit.",
     )
     max_uploads: int = Field(
-        32, ge=1, le=10_000, description="Uploads in parts that a key may have unfinished; beyond it 429."
+        UploadLimits.uploads,
+        ge=1,
+        le=10_000,
+        description="Uploads in parts that a key may have unfinished; beyond it 429.",
     )
     max_upload_bytes: int = Field(
-        8192 * MIB, ge=1, description="Bytes of a key's unfinished uploads together; beyond it 429 for all but one."
+        UploadLimits.reserved_bytes,
+        ge=1,
+        description="Bytes of a key's unfinished uploads together; beyond it 429 for all but one.",
     )
     usage_seconds: float = Field(
         5.0, gt=0, le=3600, description="How often counted usage is written; a process that is killed loses as much."
@@ -83,7 +88,9 @@ class RetentionSettings(BaseSettings):
     """When unused and ended objects are removed."""
 
     keep_upload_seconds: float = Field(
-        86_400.0, gt=0, description="How long an unfinished upload is kept after its last part."
+        UploadLimits.lifetime.total_seconds(),
+        gt=0,
+        description="How long an unfinished upload is kept after its last part.",
     )
     collect_days: float = Field(
         7,

@@ -24,7 +24,8 @@ from registry.context import Caller
 from registry.errors import Busy, DigestMismatch, InvalidParameter, NotFound, Unavailable, WrongOffset
 from registry.names import sha256_digest
 from registry.spec import StoreMark
-from registry.uploads.sessions import UploadLimits, UploadSessions
+from registry.spec.limits import UploadLimits
+from registry.uploads.sessions import UploadSessions
 from tests.object_store import FaultProxy, ObjectStore, fault_proxy, object_blobs
 from tests.registry.toy_registry import ToyRegistry
 

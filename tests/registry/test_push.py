@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from registry.context import Limits
 from registry.errors import (
     Cancelled,
     DamagedBlob,
@@ -22,6 +21,7 @@ from registry.names import sha256_digest
 from registry.push import find_base
 from registry.samples.embeddings_file import save_embeddings
 from registry.spec import BottleneckConfig, GmmSpec, PoolSpec, Provenance
+from registry.spec.limits import SizeLimits
 from tests.registry.toy_registry import (
     OTHER_INIT,
     SHAPE,
@@ -215,8 +215,8 @@ class TestRefusals:
             ({"sample": {"texts": passages("law", 19)}}, InvalidSample, "at least 20"),
             ({"sample": {"blob": "sha256:" + "0" * 64}}, NotFound, "upload it first"),
             ({"sample": {"embeddings": []}}, InvalidSample, "one file for each encoder"),
-            ({"limits": Limits(inline_bytes=10)}, TooLarge, "limit is 10: upload it as a blob"),
-            ({"limits": Limits(weights_bytes=10)}, TooLarge, "limit is 10"),
+            ({"limits": SizeLimits(inline_bytes=10)}, TooLarge, "limit is 10: upload it as a blob"),
+            ({"limits": SizeLimits(weights_bytes=10)}, TooLarge, "limit is 10"),
         ],
     )
     def test_one_sentence(self, verbs, fields, error, sentence):
@@ -243,7 +243,7 @@ class TestRefusals:
     def test_a_blob_beyond_the_limit_is_not_read(self, verbs):
         sample = {"blob": uploaded(verbs, encode_lines(passages("law")))}
         with pytest.raises(TooLarge, match=r"sample has .* bytes and the limit is 100"):
-            verbs.push(sample=sample, limits=Limits(sample_bytes=100))
+            verbs.push(sample=sample, limits=SizeLimits(sample_bytes=100))
 
     def test_two_bases_of_one_fingerprint_need_a_name(self, verbs):
         manifest = verbs.manifest(base_model=None, base_fingerprint=SHAPE.fingerprint)

@@ -23,7 +23,7 @@ from registry.adapters.weights import load_tensors, save_tensors, save_unique
 from registry.blobs import BlobStore
 from registry.catalogue import Database
 from registry.catalogue.rows import AdapterRow, AuditRow, SelectorRow
-from registry.context import BaseModel, Caller, Limits, Registry
+from registry.context import BaseModel, Caller, Registry
 from registry.cook.cook import cook
 from registry.cook.job import Computations
 from registry.encoders import BaseModelEncoder, Encoder
@@ -60,6 +60,7 @@ from registry.spec import (
     Weighing,
     WeighingRequest,
 )
+from registry.spec.limits import SizeLimits
 from tests.registry.memory_blobs import MemoryBlobs
 
 LINEARS = {
@@ -221,7 +222,7 @@ class ToyRegistry:
         return Manifest.model_validate({**values, **fields})
 
     def push(self, name: str = "acme/law", *, scope: tuple[str, ...] | None = None, **fields: Any) -> Pushed:
-        registry = replace(self.registry, limits=fields.pop("limits", Limits()))
+        registry = replace(self.registry, limits=fields.pop("limits", SizeLimits()))
         return push(registry, self.caller(scope), self.manifest(name, **fields))
 
     def embed(self, row: AdapterRow) -> AdapterRow:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from registry.context import Limits, SampleLimits
 from registry.cook import shortlist, weighing
 from registry.cook.ingredients import ingredient_of
 from registry.cook.mix import mix
@@ -15,6 +14,7 @@ from registry.cook.strategies import thorough as thorough_strategy
 from registry.errors import Incompatible, InvalidSample, NotFound
 from registry.selectors.ranking import LISTED
 from registry.spec import ConcatMixing, CookRequest, PrefixConfig, RecompressMixing
+from registry.spec.limits import SampleLimits, SizeLimits
 from tests.registry.toy_registry import (
     CONFIG,
     LORA,
@@ -296,7 +296,7 @@ def few(pool: ToyRegistry, count: int = 15, effort: str = "quick", **request):
 
 @pytest.mark.parametrize("count", [3, 19])
 def test_of_few_passages_each_is_held_out_of_one_weighing_and_the_first_is_by_all(pool, count):
-    pool.registry = replace(pool.registry, limits=Limits(sample=SampleLimits(minimum=3, novel=3)))
+    pool.registry = replace(pool.registry, limits=SizeLimits(sample=SampleLimits(minimum=3, novel=3)))
     helps(pool, law=0.4)
     cooked = few(pool, count)
     texts = sample("law", count=count)["texts"]
@@ -309,7 +309,7 @@ def test_of_few_passages_each_is_held_out_of_one_weighing_and_the_first_is_by_al
 
 
 def test_two_are_too_few_to_hold_one_out_of_three(pool):
-    pool.registry = replace(pool.registry, limits=Limits(sample=SampleLimits(minimum=2, novel=2)))
+    pool.registry = replace(pool.registry, limits=SizeLimits(sample=SampleLimits(minimum=2, novel=2)))
     with pytest.raises(InvalidSample, match="Of 2 passages too few can be held out: send 3 or more"):
         few(pool, 2)
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.context import SampleLimits
 from registry.errors import InvalidSample, TooLarge
 from registry.files import decode_lines, encode_lines
 from registry.samples.sample import prepare
+from registry.spec.limits import SampleLimits
 
 WORDS = [f"passage number {i}" for i in range(700)]
 
