@@ -12,13 +12,12 @@ import math
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from registry.errors import Invalid, InvalidManifest, InvalidParameter, InvalidSample
-from registry.spec.passage import Passage, PromptAnswer
+from registry.errors import Invalid, InvalidManifest, InvalidParameter
 
 MOUNTS = Path("/proc/self/mountinfo")
 LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
@@ -165,50 +164,6 @@ def loads_strict(
 
 
 # --- JSON lines ------------------------------------------------------------------------------------
-
-
-def encode_lines(passages: Iterable[Passage]) -> bytes:
-    """JSON lines of {"text"}, or of {"prompt", "answer"}: the format of a sample on disk, on the wire and as a blob.
-
-    Raises InvalidSample for a lone surrogate, which UTF-8 cannot encode.
-    """
-    values = ({"text": passage} if isinstance(passage, str) else passage.model_dump() for passage in passages)
-    try:
-        return b"".join(json.dumps(value, ensure_ascii=False).encode() + b"\n" for value in values)
-    except UnicodeEncodeError as error:
-        raise InvalidSample(
-            f"A text of the sample is not valid Unicode (a lone surrogate at position {error.start}).", param="sample"
-        ) from None
-
-
-def decode_lines(data: bytes | str, *, name: Callable[[int], str] = "Line {} of the sample".format) -> list[Passage]:
-    """The passages of JSON lines of {"text"} or {"prompt", "answer"}.
-
-    Raises InvalidSample, whose message calls a line `name(number)`.
-    """
-    passages: list[Passage] = []
-    for number, value in parse_lines(data, name=name, error=_invalid_sample):
-        passage = passage_of(value)
-        if passage is None:
-            raise _invalid_sample(
-                f'{name(number)} is not an object with a string "text", or with strings "prompt" and "answer".'
-            )
-        passages.append(passage)
-    return passages
-
-
-def passage_of(value: object) -> Passage | None:
-    """The passage of a JSON value, which may have other keys too; None if it is none."""
-    match value:
-        case {"text": str(text)}:
-            return text
-        case {"prompt": str(prompt), "answer": str(answer)}:
-            return PromptAnswer(prompt=prompt, answer=answer)
-    return None
-
-
-def _invalid_sample(message: str) -> InvalidSample:
-    return InvalidSample(message, param="sample")
 
 
 def parse_lines(

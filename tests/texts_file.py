@@ -6,7 +6,7 @@ import gzip
 from collections.abc import Iterable
 from pathlib import Path
 
-from registry.files import encode_lines
+from registry.spec.passage import encode_lines
 
 
 def write_texts(path: Path, texts: Iterable[str]) -> Path:

@@ -16,12 +16,12 @@ from adaptersoup.client.additions import Additions, manifest_of, texts_of
 from adaptersoup.client.answers import Json
 from adaptersoup.client.client import SoupClient
 from registry.errors import DamagedBlob
-from registry.files import encode_lines
 from registry.formats import AdapterDirectory, EmbeddingsNote
 from registry.names import file_digest, sha256_digest
 from registry.progress import Progress
 from registry.samples.draw import draw
 from registry.spec import AdapterConfig, Card, Manifest, Passage, Provenance, scored_text
+from registry.spec.passage import encode_lines
 
 PushStatus = Literal["pushed", "sent again", "owner changed", "there already"]
 """Outcome of a push; `sent again` are bytes of a stored version, which repairs damaged ones."""

@@ -25,14 +25,8 @@ from adaptersoup.client.client import SoupClient
 from benchmarks.faults.content import WEIGHTS, adapter, passages
 from benchmarks.faults.server import BASE, Killable, killable
 from registry.errors import Cancelled, Retired, SoupError
-from registry.files import encode_lines
-from registry.spec import (
-    CookRequest,
-    PoolRequest,
-    PosteriorSpec,
-    SampleSource,
-    UniformSpec,
-)
+from registry.spec import CookRequest, PoolRequest, PosteriorSpec, SampleSource, UniformSpec
+from registry.spec.passage import encode_lines
 from training.request import TrainingRequest
 from training.spec import TrainingSpec
 

@@ -19,7 +19,6 @@ from registry.cook.job import CookJob
 from registry.cook.mix import MixPlan, check_fingerprint
 from registry.cook.store import purged_while_cooking
 from registry.errors import Incompatible, InvalidRecipe
-from registry.files import decode_lines
 from registry.mixing import MIXINGS
 from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient, Statistic
@@ -35,6 +34,7 @@ from registry.spec import (
     StatisticRequest,
     StoredAdapter,
 )
+from registry.spec.passage import decode_lines
 from registry.stored.files import record_bytes
 
 MOST_BYTES = 2**29

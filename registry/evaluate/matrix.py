@@ -15,10 +15,10 @@ from registry.catalogue.evaluations import NewEvaluation
 from registry.catalogue.rows import AdapterRow
 from registry.context import BaseModel, Caller, Registry
 from registry.errors import DamagedBlob, Incompatible, Internal, InvalidParameter, InvalidWeights, NotFound, TooLarge
-from registry.files import decode_lines
 from registry.progress import Progress
 from registry.select.pools import check_not_empty, members_of
 from registry.spec import AdapterConfig, BaseEntry, Passage, PassageScore, PoolSpec
+from registry.spec.passage import decode_lines
 from registry.stored.adapters import loadable
 from registry.tasks.run import run_tasks
 from registry.tasks.task import Pool, Task, TaskLost, Watch

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import Field, ValidationError
 
 from registry.errors import Invalid, InvalidManifest, NotFound
-from registry.files import encode_lines, loads_strict
+from registry.files import loads_strict
 from registry.formats.atomic_directory import CONFIG_FILE, place_files
 from registry.formats.card import CARD_FILE, Relation, format_card, parse_card
 from registry.formats.peft.lora import adapter_config
@@ -25,6 +25,7 @@ from registry.formats.peft.writing import PeftConfig, is_peft_config, peft_confi
 from registry.formats.refusal import refusal
 from registry.names import Digest
 from registry.spec import AdapterConfig, BaseShape, Card, Frozen, Passage, Provenance, Unit
+from registry.spec.passage import encode_lines
 from registry.tensor_file import header_of
 
 SOUP_FILE = "soup.json"

@@ -16,7 +16,6 @@ from registry.catalogue.rows import AdapterRow, EmbeddingRow
 from registry.context import Caller, Registry
 from registry.encoders.contract import Encoder
 from registry.errors import Internal, InvalidSample, TooLarge
-from registry.files import decode_lines, encode_lines
 from registry.names import digest_of, sha256_digest
 from registry.progress import Progress
 from registry.samples.draw import draw
@@ -32,6 +31,7 @@ from registry.spec import (
     scored_text,
 )
 from registry.spec.limits import SampleLimits
+from registry.spec.passage import decode_lines, encode_lines
 from registry.stored.files import record_bytes
 from registry.uploads.files import read_blob, read_file
 

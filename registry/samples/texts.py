@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from registry.errors import InvalidSample
-from registry.files import decode_lines
 from registry.spec import Passage
+from registry.spec.passage import decode_lines
 
 
 def split_texts(text: str, *, label: str, is_lines: bool | None = None) -> list[Passage]:

@@ -1,10 +1,13 @@
-"""Passages of a sample: texts, or prompts with their answers."""
+"""Passages of a sample: texts, or prompts with their answers; and their JSON lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
+from registry.errors import InvalidSample
+from registry.files import parse_lines
 from registry.spec.frozen import Frozen, one_of
 
 
@@ -40,3 +43,50 @@ def characters_of(passages: Iterable[Passage]) -> int:
 def scored_text(passage: Passage) -> str:
     """The text of a passage whose tokens count in losses."""
     return passage if isinstance(passage, str) else passage.answer
+
+
+# --- JSON lines ------------------------------------------------------------------------------------
+
+
+def encode_lines(passages: Iterable[Passage]) -> bytes:
+    """JSON lines of {"text"}, or of {"prompt", "answer"}: the format of a sample on disk, on the wire and as a blob.
+
+    Raises InvalidSample for a lone surrogate, which UTF-8 cannot encode.
+    """
+    values = ({"text": passage} if isinstance(passage, str) else passage.model_dump() for passage in passages)
+    try:
+        return b"".join(json.dumps(value, ensure_ascii=False).encode() + b"\n" for value in values)
+    except UnicodeEncodeError as error:
+        raise InvalidSample(
+            f"A text of the sample is not valid Unicode (a lone surrogate at position {error.start}).", param="sample"
+        ) from None
+
+
+def decode_lines(data: bytes | str, *, name: Callable[[int], str] = "Line {} of the sample".format) -> list[Passage]:
+    """The passages of JSON lines of {"text"} or {"prompt", "answer"}.
+
+    Raises InvalidSample, whose message calls a line `name(number)`.
+    """
+    passages: list[Passage] = []
+    for number, value in parse_lines(data, name=name, error=_invalid_sample):
+        passage = passage_of(value)
+        if passage is None:
+            raise _invalid_sample(
+                f'{name(number)} is not an object with a string "text", or with strings "prompt" and "answer".'
+            )
+        passages.append(passage)
+    return passages
+
+
+def passage_of(value: object) -> Passage | None:
+    """The passage of a JSON value, which may have other keys too; None if it is none."""
+    match value:
+        case {"text": str(text)}:
+            return text
+        case {"prompt": str(prompt), "answer": str(answer)}:
+            return PromptAnswer(prompt=prompt, answer=answer)
+    return None
+
+
+def _invalid_sample(message: str) -> InvalidSample:
+    return InvalidSample(message, param="sample")

@@ -19,13 +19,13 @@ from typing import Any
 from registry.catalogue.rows import AdapterRow, JobRow
 from registry.cook.cook import cook
 from registry.errors import Conflict, Forbidden, Incompatible, Invalid, TooLarge, Unavailable
-from registry.files import decode_lines
 from registry.formats import WEIGHTS_FILE, AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import parse_ref, split_name
 from registry.progress import Progress
 from registry.push import Pushed, push
 from registry.quotas import check_stored
 from registry.spec import FileSource, Manifest, SampleSource, full_text, scored_text
+from registry.spec.passage import decode_lines
 from registry.stored.files import record_bytes
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child

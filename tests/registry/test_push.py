@@ -16,12 +16,12 @@ from registry.errors import (
     NotFound,
     TooLarge,
 )
-from registry.files import encode_lines
 from registry.names import sha256_digest
 from registry.push import find_base
 from registry.samples.embeddings_file import save_embeddings
 from registry.spec import BottleneckConfig, GmmSpec, PoolSpec, Provenance
 from registry.spec.limits import SizeLimits
+from registry.spec.passage import encode_lines
 from tests.registry.toy_registry import (
     OTHER_INIT,
     SHAPE,

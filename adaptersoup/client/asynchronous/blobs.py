@@ -18,10 +18,10 @@ from adaptersoup.client.paths import adapter_path
 from adaptersoup.client.uploading import BINARY, PASSING, TRIES, UPLOADS, Upload, pause_after
 from adaptersoup.client.waiting import in_thread
 from registry.errors import DigestMismatch, Internal, InvalidParameter, NotFound, Unavailable
-from registry.files import encode_lines
 from registry.names import file_digest, sha256_digest
 from registry.progress import Progress, silent
 from registry.spec import Passage, SampleSource
+from registry.spec.passage import encode_lines
 
 
 class AsyncBlobs(AsyncConnection):

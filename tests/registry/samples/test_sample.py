@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import InvalidSample, TooLarge
-from registry.files import decode_lines, encode_lines
 from registry.samples.sample import prepare
 from registry.spec.limits import SampleLimits
+from registry.spec.passage import decode_lines, encode_lines
 
 WORDS = [f"passage number {i}" for i in range(700)]
 

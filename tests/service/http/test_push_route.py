@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from registry.files import encode_lines
 from registry.names import sha256_digest
+from registry.spec.passage import encode_lines
 from tests.postgres import KINDS
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights
 

@@ -19,10 +19,11 @@ from adaptersoup.client.additions import Additions, name_of
 from adaptersoup.client.hub_names import is_hub
 from adaptersoup.client.samples import find_texts, read_text, read_texts
 from registry.errors import InvalidSample, NotFound, SoupError, Unavailable
-from registry.files import parse_lines, passage_of
+from registry.files import parse_lines
 from registry.formats import AdapterDirectory, read_directory
 from registry.names import split_name
 from registry.spec import Passage
+from registry.spec.passage import passage_of
 
 
 class Samples:
