@@ -6,7 +6,6 @@ the server's digests each time it is requested.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 import threading
@@ -16,6 +15,7 @@ from adaptersoup.client.answers import Json
 from adaptersoup.client.client import SoupClient
 from registry.errors import Incompatible, InvalidName, InvalidParameter, NotFound, Retired, Unavailable
 from registry.formats import CONFIG_FILE, WEIGHTS_FILE, move_into_place, new_directory_beside
+from registry.names import file_digest
 
 log = logging.getLogger("soup.client")
 
@@ -78,9 +78,4 @@ class LoraCache:
 
 def _is_intact(directory: Path, digests: dict[str, str]) -> bool:
     """Return True if a directory has the files of a LoRA, with these digests."""
-    return all((directory / name).is_file() and _sha256(directory / name) == digests.get(name) for name in FILES)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return f"sha256:{hashlib.file_digest(opened, 'sha256').hexdigest()}"
+    return all((directory / name).is_file() and file_digest(directory / name) == digests.get(name) for name in FILES)

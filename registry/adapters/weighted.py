@@ -6,7 +6,6 @@ Each site is one pair of products for all adapters, and one backward pass gives 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, LORA_B, PREFIX
 from registry.adapters.mixture import constant_factor
-from registry.spec import AdapterConfig, BaseShape
+from registry.spec import AdapterConfig, BaseShape, widths_together
 
 
 @dataclass(frozen=True)
@@ -48,11 +47,8 @@ class WeightedAdapter(AdapterModule):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__()
-        widths: Counter[str] = Counter()
-        for config in configs:
-            widths.update(config.widths())
         factor = constant_factor(1.0)
-        self.config = configs[0].joined(widths)
+        self.config = configs[0].joined(widths_together(configs))
         self.joined = from_tensors(self.config, shape, join_adapters(configs, loaded, [factor] * len(configs)))
         self.joined.to(device).eval().requires_grad_(False)
         alone = [join_adapters([config], [tensors], [factor]) for config, tensors in zip(configs, loaded, strict=True)]

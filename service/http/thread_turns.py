@@ -20,6 +20,8 @@ from starlette.concurrency import run_in_threadpool
 
 P = ParamSpec("P")
 T = TypeVar("T")
+LARGE_BODY = 16 * 1024
+"""Bytes; larger bodies are parsed in a thread, one at a time, to keep the event loop and the memory free."""
 
 
 class Turns:
@@ -105,13 +107,16 @@ def thread_turn() -> Turn:
     return Turn(turns)
 
 
-def parsing_turn() -> Turn:
-    """Return a turn to parse a large body: one at a time, since parsed bodies take memory."""
+async def parse_in_turn(parse: Callable[[bytearray], T], body: bytearray) -> T:
+    """Parse a body; a large one in a thread, and one at a time, since parsed bodies take memory."""
+    if len(body) <= LARGE_BODY:
+        return parse(body)
     turns = _parsing.get(None)
     if turns is None:
         turns = Turns(1)
         _parsing.set(turns)
-    return Turn(turns)
+    async with Turn(turns):
+        return await run_in_threadpool(parse, body)  # without a thread turn, since others wait for this parse
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,12 +14,9 @@ from adaptersoup.cli.selection_flags import POOL, SELECTION, options_of, pool_of
 from adaptersoup.cli.selection_text import selection_table, talk_about_selection
 from adaptersoup.client.samples import read_texts
 from adaptersoup.tables import columns, fields, spelt, table_width
-from registry.spec import PosteriorSpec, Selection
+from adaptersoup.values import Selection, Selector
+from registry.spec import PosteriorSpec
 from service.http.schemas.reading import body_of
-from service.http.schemas.selectors import Selected
-
-if TYPE_CHECKING:
-    from plots.style import Plot
 
 
 @verb
@@ -50,13 +47,7 @@ def fit(
     else:
         note = report_text({"domains": fitted.get("domains")} | (fitted.get("report") or {}))
     remote.answer(fitted, fitted["id"], note=note)
-    save_plot(plot, lambda: _fit_plot(selector.kind, fitted))
-
-
-def _fit_plot(kind: str, fitted: dict[str, Any]) -> Plot:
-    from plots.results import fit_plot
-
-    return fit_plot(kind, fitted["domains"], fitted["report"])
+    save_plot(plot, lambda: body_of(Selector, fitted).plot())
 
 
 def report_text(report: dict[str, Any]) -> str:
@@ -120,13 +111,7 @@ def select(
     if remote.json:
         as_json(answer)
     else:
-        selected = body_of(Selected, answer)
+        selected = body_of(Selection, answer)
         data(selection_table(selected.selection))
         talk_about_selection(selected.selection, selected)
-    save_plot(plot, lambda: _selection_plot(body_of(Selected, answer).selection))
-
-
-def _selection_plot(selection: Selection) -> Plot:
-    from plots.results import selection_plot
-
-    return selection_plot(selection)
+    save_plot(plot, lambda: body_of(Selection, answer).plot())

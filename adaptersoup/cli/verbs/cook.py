@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -15,14 +15,10 @@ from adaptersoup.cli.remote import SAMPLE_FORMS, Remote, verb
 from adaptersoup.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
 from adaptersoup.cli.selection_text import talk_about_soup
 from adaptersoup.client.samples import read_texts
+from adaptersoup.values import Soup
 from registry.errors import Unavailable
 from registry.spec import MIXING_REQUESTS, CookRequest, HandRecipe, WeightedRef
 from service.http.schemas.reading import body_of
-from service.http.schemas.soups import Soup
-
-if TYPE_CHECKING:
-    from plots.style import Plot
-
 
 SELECTING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
 
@@ -144,21 +140,7 @@ def cook(
         except Unavailable as error:  # of an older server: the soup is there all the same
             talk(error.message)
         data(cooked["model"])
-    save_plot(plot, lambda: _drawn(body_of(Soup, cooked)))
-
-
-def _drawn(soup: Soup) -> Plot:
-    from plots.results import soup_plot
-
-    return soup_plot(
-        soup.model,
-        soup.reason,
-        abstained=soup.abstained,
-        recipe=soup.recipe,
-        selection=soup.selection,
-        search=soup.search,
-        verification=soup.verification,
-    )
+    save_plot(plot, lambda: body_of(Soup, cooked).plot())
 
 
 def _mixing_fields(flags: ParsedFlags) -> dict[str, Any]:

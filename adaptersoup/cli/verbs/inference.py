@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,10 +15,9 @@ from adaptersoup.cli.remote import SAMPLE_FORMS, ModelArgument, Remote, verb
 from adaptersoup.cli.sampling_flags import SamplingFlags
 from adaptersoup.client.samples import read_texts
 from adaptersoup.tables import fields, one_line
+from adaptersoup.values import Perplexity
 from registry.spec import full_text
-
-if TYPE_CHECKING:
-    from plots.style import Plot
+from service.http.schemas.reading import body_of
 
 
 @verb
@@ -152,13 +151,4 @@ def ppl(
             ]
         ),
     )
-    save_plot(plot, lambda: _drawn(answer))
-
-
-def _drawn(answer: dict[str, Any]) -> Plot:
-    from plots.results import perplexity_plot
-    from service.http.schemas.perplexity import PerplexityAnswer
-    from service.http.schemas.reading import body_of
-
-    score = body_of(PerplexityAnswer, answer)
-    return perplexity_plot(score.model, score, against=None if score.baseline is None else score.baseline.model)
+    save_plot(plot, lambda: body_of(Perplexity, answer).plot())

@@ -40,8 +40,9 @@ class ChatAnswers:
             "system_fingerprint": model.fingerprint,
         }
 
-    def whole(self, generation: Generation) -> dict[str, Any]:
+    def whole(self, generations: list[Generation]) -> dict[str, Any]:
         """Return the answer in one piece: a ChatAnswer as JSON, with `object` after the head as in the chunks."""
+        (generation,) = generations
         choices = [
             ChatChoice(
                 index=index,

@@ -54,8 +54,8 @@ class CompletionAnswers:
             "system_fingerprint": model.fingerprint,
         }
 
-    def whole(self, generations: list[Generation]) -> CompletionAnswer:
-        """Return the answer in one piece; `generations` has one entry a prompt."""
+    def whole(self, generations: list[Generation]) -> dict[str, Any]:
+        """Return the answer in one piece, a CompletionAnswer as JSON; `generations` has one entry a prompt."""
         choices = [
             CompletionChoice(
                 index=number * self.body.n + index,
@@ -66,7 +66,7 @@ class CompletionAnswers:
             for number, (prompt, generation) in enumerate(zip(self.prompts, generations, strict=True))
             for index, choice in enumerate(self._returned_choices(generation))
         ]
-        return CompletionAnswer(**self.head, choices=choices, usage=self.usage(generations))
+        return CompletionAnswer(**self.head, choices=choices, usage=self.usage(generations)).model_dump()
 
     def _returned_choices(self, generation: Generation) -> Sequence[Completion]:
         """Return the choices to send: all, or with `best_of` those of the highest mean log-probability."""

@@ -14,16 +14,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import CancelledError as TicketCancelled
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from fastapi import Request
-from fastapi.responses import StreamingResponse
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from registry.errors import Cancelled, SoupError, Unavailable
 from service.engine import Delta, Engine, GenerateRequest, Generation, ScoreRequest, Ticket
 from service.http import problems
 from service.http.answers.events import DONE, Events, event
+from service.http.models.metering import answer_headers
+from service.http.models.named_models import ResolvedModel
 from service.http.thread_turns import in_thread
 
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -176,6 +178,29 @@ class TokenStream:
     def _on_done(self, number: int, _: Any) -> None:
         self._outbox.put(self, number, None)
         self._outbox.flush()
+
+
+class Answers(Protocol):
+    """Builder of an answer, whole from the generations of its prompts."""
+
+    @property
+    def model(self) -> ResolvedModel:
+        """The model that answers."""
+
+    def whole(self, generations: list[Generation]) -> dict[str, Any]:
+        """The answer in one piece, as JSON."""
+
+
+async def respond(
+    request: Request, engine: Engine, answers: Answers, requests: Sequence[GenerateRequest], events: Events | None
+) -> Response:
+    """Return the answer to generate requests: a stream of `events`, or without any the whole of it."""
+    if events is not None:
+        stream = TokenStream(engine, requests, outbox_of(request))
+        await stream.start(request)
+        return EventStream(stream, events, headers=answer_headers(request, answers.model))
+    whole = answers.whole(await finish(request, engine, requests))
+    return JSONResponse(whole, headers=answer_headers(request, answers.model))
 
 
 class EventStream(StreamingResponse):

@@ -13,13 +13,12 @@ from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Depends, Query, Request
-from starlette.concurrency import run_in_threadpool
 
 from registry.errors import InvalidParameter, TooSlow
 from service.http.pages.cookies import check_site, check_token
-from service.http.requests.bodies import LARGE_JSON, read_body
+from service.http.requests.bodies import read_body
 from service.http.requests.body_limits import BodyLimit
-from service.http.thread_turns import parsing_turn
+from service.http.thread_turns import parse_in_turn
 
 URLENCODED = "application/x-www-form-urlencoded"
 MAX_FIELDS = 50
@@ -88,17 +87,9 @@ async def read_form(request: Request, key_id: str, limit: BodyLimit) -> None:
             body = await read_body(request, key_id, limit, request.app.state.bodies.settings)
     except TimeoutError:
         raise TooSlow(f"The form did not come within {ANONYMOUS_SECONDS:g} seconds.") from None
-    fields = await _parse_fields(body)
+    fields = await parse_in_turn(_fields, body)
     check_token(request, fields.get(CSRF_FIELD, ""))
     request.state.fields = fields
-
-
-async def _parse_fields(body: bytearray) -> dict[str, str]:
-    """The fields of a form, parsed in a thread if it is large, one form at a time."""
-    if len(body) <= LARGE_JSON:
-        return _fields(body)
-    async with parsing_turn():
-        return await run_in_threadpool(_fields, body)
 
 
 def _fields(body: bytearray) -> dict[str, str]:

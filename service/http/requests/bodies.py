@@ -16,7 +16,6 @@ from fastapi import Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
@@ -34,12 +33,10 @@ from service.http.requests.body_limits import (
     too_many,
 )
 from service.http.security.auth import allowed, scopes_of
-from service.http.thread_turns import parsing_turn, thread_turn
+from service.http.thread_turns import parse_in_turn, thread_turn
 from service.settings import Settings
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-LARGE_JSON = 16 * 1024
-"""Bytes; larger bodies are parsed in a thread, one at a time, to keep the event loop and the memory free."""
 NO_BODY = object()
 API_PREFIX, OPENAI_TAG = "/v1/", "inference"
 """Prefix of our own API, and the tag of the routes in it that OpenAI's API has too."""
@@ -170,12 +167,7 @@ async def _json_value(request: Request, key_id: str, limit: BodyLimit) -> Any:
     """Return the parsed body, NO_BODY if it is empty; raises as `_read_json` and `parse_json` do."""
     bodies: Bodies = request.app.state.bodies
     body = await _read_json(request, key_id, limit, bodies.settings)
-    if not body:
-        return NO_BODY
-    if len(body) <= LARGE_JSON:
-        return parse_json(body)
-    async with parsing_turn():
-        return await run_in_threadpool(parse_json, body)  # without a thread turn, since others wait for this parse
+    return await parse_in_turn(parse_json, body) if body else NO_BODY
 
 
 async def _read_json(request: Request, key_id: str, limit: BodyLimit, settings: Settings) -> bytearray:

@@ -6,19 +6,18 @@ A base model without a template is refused: a prompt in another format would giv
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from registry.base_model.chat_template import render, template_of
 from registry.errors import InvalidParameter, InvalidPrompt
 from service.access.keys import Principal
 from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers, ChatEvents
-from service.http.answers.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
+from service.http.answers.streaming import JSON_OR_STREAM, respond
 from service.http.app_services import AppServices
 from service.http.models.answer_grammars import schema_of, with_grammar
 from service.http.models.auto_model import model_for
 from service.http.models.inference_limits import check_sampling, check_text
-from service.http.models.metering import admit, answer_headers
+from service.http.models.metering import admit
 from service.http.models.named_models import ResolvedModel
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import CONVERSATION, takes
@@ -37,12 +36,8 @@ async def chat_completions(
 ) -> Response:
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
     answers, requests = await in_thread(_prepare, request, services, principal, body)
-    if body.stream:
-        stream = TokenStream(services.engine, requests, outbox_of(request))
-        await stream.start(request)
-        return EventStream(stream, ChatEvents(answers), headers=answer_headers(request, answers.model))
-    (generation,) = await finish(request, services.engine, requests)
-    return JSONResponse(answers.whole(generation), headers=answer_headers(request, answers.model))
+    events = ChatEvents(answers) if body.stream else None
+    return await respond(request, services.engine, answers, requests, events)
 
 
 def _prepare(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from registry.errors import InvalidParameter, InvalidPrompt, TooLarge
 from service.access.keys import Principal
 from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.completions import CompletionAnswers, CompletionEvents, Prompt
-from service.http.answers.streaming import JSON_OR_STREAM, EventStream, TokenStream, finish, outbox_of
+from service.http.answers.streaming import JSON_OR_STREAM, respond
 from service.http.answers.token_text import TokenText
 from service.http.app_services import AppServices
 from service.http.models.answer_grammars import schema_of, with_grammar
 from service.http.models.auto_model import model_for
 from service.http.models.inference_limits import check_best_of, check_ids, check_sampling, check_text
-from service.http.models.metering import admit, answer_headers
+from service.http.models.metering import admit
 from service.http.models.named_models import ResolvedModel
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import PROMPTS, takes
@@ -37,13 +36,8 @@ async def completions(
     With `best_of` more are generated, and the `n` best of each prompt given back.
     """
     answers, requests = await in_thread(_prepare, request, services, principal, body)
-    if body.stream:
-        stream = TokenStream(services.engine, requests, outbox_of(request))
-        await stream.start(request)
-        return EventStream(stream, CompletionEvents(answers), headers=answer_headers(request, answers.model))
-    generations = await finish(request, services.engine, requests)
-    whole = answers.whole(generations).model_dump()
-    return JSONResponse(whole, headers=answer_headers(request, answers.model))
+    events = CompletionEvents(answers) if body.stream else None
+    return await respond(request, services.engine, answers, requests, events)
 
 
 def _prepare(

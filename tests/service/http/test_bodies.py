@@ -18,8 +18,9 @@ from starlette.types import Message
 from registry.errors import Busy, InvalidParameter
 from service.http.app import ROUTES
 from service.http.requests import bodies
-from service.http.requests.bodies import LARGE_JSON, CheckedRoute, TimedReceive, is_json, parse_json
+from service.http.requests.bodies import CheckedRoute, TimedReceive, is_json, parse_json
 from service.http.requests.body_limits import MAX_KEYS, SMALL, SMALL_BYTES, BodyMemory, limit_of
+from service.http.thread_turns import LARGE_BODY
 from tests.service.http.asked import Asked
 from tests.service.http.checked_app import checked_app
 
@@ -273,7 +274,7 @@ def test_a_body_is_parsed_once_and_a_large_one_not_on_the_event_loop(monkeypatch
 
     async def journey() -> int:
         assert (await Asked(iter([b'{"a": 1}'])).of(checked_app())).status == 200
-        assert (await Asked(iter([b'"' + b"x" * LARGE_JSON + b'"'])).of(checked_app())).status == 200
+        assert (await Asked(iter([b'"' + b"x" * LARGE_BODY + b'"'])).of(checked_app())).status == 200
         return threading.get_ident()
 
     loop = asyncio.run(journey())
