@@ -14,6 +14,7 @@ from registry.spec import (
     Selection,
     SingleBeside,
     Trial,
+    TuningReport,
     Verification,
     WeighedCandidate,
 )
@@ -82,21 +83,21 @@ def talk_about_soup(soup: Soup) -> None:
 
 def _talk_about_search(search: Search) -> None:
     """Print on stderr: the weighed candidates or the tuning, and the trials on held-out passages."""
-    for text in (
-        _candidates_table(search.candidates),
-        _tuning_text(search),
-        *(_trial_text(trial, search.held_out) for trial in search.trials),
-        _single_text(search.single),
-        _noise_text(search.noise),
-    ):
-        if text:
-            talk(text)
+    if search.candidates:
+        talk(_candidates_table(search.candidates))
+    if search.tuning is not None:
+        talk(_tuning_text(search, search.tuning))
+    for trial in search.trials:
+        talk(_trial_text(trial, search.held_out))
+    if search.single is not None:
+        subject = f"{search.single.ref}, the best single adapter (chosen on the other passages)"
+        talk(_rival_text(subject, search.single, "it"))
+    if search.noise is not None:
+        talk(_rival_text("Random adapters of the same sizes, weighed the same way (control)", search.noise, "them"))
 
 
 def _candidates_table(candidates: Sequence[WeighedCandidate]) -> str:
     """The weighed candidates; the last column, `alone`, only if one was scored alone."""
-    if not candidates:
-        return ""
     rows = [
         (
             row.ref,
@@ -113,10 +114,8 @@ def _candidates_table(candidates: Sequence[WeighedCandidate]) -> str:
     return columns(header[:count], [row[:count] for row in rows], within=table_width())
 
 
-def _tuning_text(search: Search) -> str:
-    tuning = search.tuning
-    if tuning is None:
-        return ""
+def _tuning_text(search: Search, tuning: TuningReport) -> str:
+    """The losses of a tuning, and the state that was kept."""
     losses = ", ".join(f"{loss:.4f}" for loss in tuning.losses)
     state = f"that after pass {tuning.kept}" if tuning.kept else "the start"
     return (
@@ -132,32 +131,15 @@ def _trial_text(trial: Trial, held_out: int) -> str:
     )
 
 
-def _single_text(single: SingleBeside | None) -> str:
-    if single is None:
-        return ""
-    return (
-        f"{single.ref}, the best single adapter (chosen on the other passages): "
-        f"{_difference(single)} against the base; the soup against it: {_ahead(single)}."
-    )
-
-
-def _noise_text(noise: NoiseControl | None) -> str:
-    if noise is None:
-        return ""
-    return (
-        f"Random adapters of the same sizes, weighed the same way (control): {_difference(noise)} against the base; "
-        f"the soup against them: {_ahead(noise)}."
-    )
+def _rival_text(subject: str, rival: SingleBeside | NoiseControl, pronoun: str) -> str:
+    """A rival's difference to the base model, and the soup's difference to the rival, in nats per token."""
+    ahead = f"{rival.ahead:+.4f} (standard error {rival.ahead_standard_error:.4f})"
+    return f"{subject}: {_difference(rival)} against the base; the soup against {pronoun}: {ahead}."
 
 
 def _difference(row: Trial | SingleBeside | NoiseControl) -> str:
     """The difference of a row to the base model, in nats per token."""
     return f"{row.difference:+.4f} (standard error {row.standard_error:.4f})"
-
-
-def _ahead(row: SingleBeside | NoiseControl) -> str:
-    """The difference of the soup to a row, in nats per token."""
-    return f"{row.ahead:+.4f} (standard error {row.ahead_standard_error:.4f})"
 
 
 def _verification_text(verification: Verification) -> str:

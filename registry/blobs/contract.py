@@ -8,13 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date
+from io import FileIO
 from pathlib import Path
-from typing import IO, BinaryIO, Protocol
+from typing import IO, BinaryIO, Protocol, TypeVar
 
 from registry.blobs.folder import BlobFolder
-from registry.errors import DamagedBlob, DigestMismatch, InvalidName, TooLarge
+from registry.errors import DamagedBlob, DigestMismatch, Internal, InvalidName, TooLarge
 from registry.names import DIGEST_PATTERN
 from registry.spec import StoreMark, UploadPart
+
+File = TypeVar("File", BinaryIO, FileIO)
 
 
 class BlobWriter(AbstractContextManager["BlobWriter"], Protocol):
@@ -240,6 +243,13 @@ class LostPartError(Exception):
     def __init__(self, upload_part: UploadPart) -> None:
         super().__init__(upload_part.start)
         self.upload_part = upload_part
+
+
+def writable(file: File | None, usage: str) -> File:
+    """An open file; raises Internal with `usage`, which says when it may be written, before or after that."""
+    if file is None or file.closed:
+        raise Internal(usage)
+    return file
 
 
 def hex_of(digest: str) -> str:

@@ -20,10 +20,10 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any, Self
 
-from registry.blobs.contract import AcknowledgedUpload, ServerBlobs, hex_of
+from registry.blobs.contract import AcknowledgedUpload, ServerBlobs, hex_of, writable
 from registry.blobs.folder import sync_blob_name
 from registry.blobs.verified import FileStamp
-from registry.errors import Conflict, DigestMismatch, Internal
+from registry.errors import Conflict, DigestMismatch
 from registry.spec import UploadPart
 
 UPLOADS = "uploads"
@@ -222,7 +222,8 @@ class FileUpload(AbstractContextManager["FileUpload"]):
 
     def __exit__(self, *_: object) -> None:
         """Cut off what was not kept, and unlock the file."""
-        file = self._open_file()
+        file = self._file
+        assert file is not None  # `__enter__` opened it
         with suppress(OSError):  # else it is cut off before the next part
             if not file.closed and self.end > self._kept_end:
                 file.truncate(self._kept_end)
@@ -239,16 +240,8 @@ class FileUpload(AbstractContextManager["FileUpload"]):
         with self._blobs.state.writing(0), self._path.open("rb") as file:
             return hashlib.file_digest(file, "sha256")
 
-    def _open_file(self) -> FileIO:
-        if self._file is None:
-            raise Internal("an unfinished file is used inside 'with'")
-        return self._file
-
     def _writable_file(self) -> FileIO:
-        file = self._open_file()
-        if file.closed:
-            raise Internal("an unfinished file is not written after it was stored")
-        return file
+        return writable(self._file, "an unfinished file is written inside 'with' and before it is stored")
 
 
 class _Hashes:

@@ -20,12 +20,12 @@ from io import BufferedReader
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol, Self
 
-from registry.blobs.contract import ContentCheck, damaged, hex_of, missing, unreadable
+from registry.blobs.contract import ContentCheck, damaged, hex_of, missing, unreadable, writable
 from registry.blobs.file_uploads import FileUploads
 from registry.blobs.folder import ASIDE, BlobFolder, blob_path, sync_blob_name
 from registry.blobs.set_aside import SetAsideFiles
 from registry.blobs.verified import FileStamp, VerifiedFiles
-from registry.errors import DamagedBlob, Internal, Unavailable
+from registry.errors import DamagedBlob, Unavailable
 from registry.files import open_regular, sync_directory
 from registry.names import sha256_digest
 
@@ -295,9 +295,7 @@ class LocalWriter:
         return self._blobs.state.writing(self._check.size)
 
     def _open_file(self) -> BinaryIO:
-        if self._file is None or self._file.closed:
-            raise Internal("a blob is written inside 'with' and before its commit")
-        return self._file
+        return writable(self._file, "a blob is written inside 'with' and before its commit")
 
 
 def _remove_abandoned(temporary: Path) -> None:

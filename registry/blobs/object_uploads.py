@@ -18,9 +18,9 @@ from typing import BinaryIO, Self
 
 from registry.blobs.bucket import Bucket
 from registry.blobs.cache import BlobCache
-from registry.blobs.contract import AcknowledgedUpload, BlobWriter, LostPartError, ServerBlobs, hex_of
+from registry.blobs.contract import AcknowledgedUpload, BlobWriter, LostPartError, ServerBlobs, hex_of, writable
 from registry.blobs.fetching import fetch
-from registry.errors import Conflict, DamagedBlob, Internal, Unavailable
+from registry.errors import Conflict, DamagedBlob, Unavailable
 from registry.spec import UploadPart
 
 UNFINISHED = "unfinished"
@@ -195,23 +195,16 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
 
     def __exit__(self, *_: object) -> None:
         """Delete the file of the part, and unlock the upload."""
+        assert self._file is not None  # `__enter__` opened it
         with suppress(OSError):  # a full disk
-            self._open_file().close()
+            self._file.close()
         self._stack.close()
 
     def _key_of(self, upload_part: UploadPart) -> str:
         return self._uploads.key_of(self._acknowledged.id, upload_part)
 
-    def _open_file(self) -> BinaryIO:
-        if self._file is None:
-            raise Internal("an unfinished upload is used inside 'with'")
-        return self._file
-
     def _writable_file(self) -> BinaryIO:
-        file = self._open_file()
-        if file.closed:
-            raise Internal("an unfinished upload is not written after its part was kept")
-        return file
+        return writable(self._file, "an unfinished upload is written inside 'with' and before its part is kept")
 
 
 def _copy(source: BinaryIO, target: BlobWriter) -> None:

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol, get_args
 
-from registry.catalogue import Database, KeyRow
+from registry.catalogue import Catalogue, Database, KeyRow
 from registry.context import Caller
 from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unauthenticated
 from registry.files import replace_file
@@ -259,3 +259,11 @@ def _write_secret(path: Path, secret: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     replace_file(path, f"{secret}\n".encode("ascii"), temporary=temporary, mode=0o600)
+
+
+def managed_row(catalogue: Catalogue, id: str, principal: Principal) -> KeyRow:
+    """Return a key that this one may manage; raises NotFound, also for a key that it may not."""
+    row = catalogue.keys.find(id)
+    if row is None or not principal.manages(row.namespaces):
+        raise NotFound("There is no such key, or this key may not manage it.", param="id")
+    return row

@@ -51,12 +51,11 @@ def kind_of(registry: Registry, caller: Caller, request: CookRequest) -> str:
     A cook takes minutes if it computes gradients or statistics, or has to fit its pool first. Raises InvalidParameter,
     Forbidden or Unavailable if the caller cannot use the pool.
     """
-    if request.recipe is not None:
-        return "search" if request.effort in BY_GRADIENTS or needs_statistics(request.mixing) else "cook"
-    requested = requested_selector(registry, caller, request.pool, selector_of(request))
-    if request.effort in BY_GRADIENTS or needs_statistics(request.mixing):
-        return "search"
-    return "search" if current_selector(registry, requested) is None else "cook"
+    takes_minutes = request.effort in BY_GRADIENTS or needs_statistics(request.mixing)
+    if request.recipe is None:
+        requested = requested_selector(registry, caller, request.pool, selector_of(request))
+        takes_minutes = takes_minutes or current_selector(registry, requested) is None
+    return "search" if takes_minutes else "cook"
 
 
 def check_pool(registry: Registry, caller: Caller, request: CookRequest) -> None:

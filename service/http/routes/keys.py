@@ -12,10 +12,17 @@ from fastapi import APIRouter, Depends, Request
 
 from registry.catalogue import Catalogue, KeyRow
 from registry.catalogue.rows import JobRow
-from registry.errors import Conflict, Forbidden, InvalidParameter, NotFound
+from registry.errors import Conflict, Forbidden, InvalidParameter
 from registry.names import RESERVED_NAMESPACES
 from service.access.key_watch import present
-from service.access.keys import VISIBLE_CHARACTERS, Principal, new_secret, replace_admin_secret, secret_sha256
+from service.access.keys import (
+    VISIBLE_CHARACTERS,
+    Principal,
+    managed_row,
+    new_secret,
+    replace_admin_secret,
+    secret_sha256,
+)
 from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.paging import Cursor, Limit, page_size
@@ -74,7 +81,7 @@ def list_keys(services: AppServices, principal: Admin, limit: Limit = None, curs
 def managed_key(services: Services, principal: Principal, id: str) -> Key:
     """Return a key that this one may manage; raises NotFound."""
     with services.registry.database.read() as catalogue:
-        return _key(_managed(catalogue, id, principal))
+        return _key(managed_row(catalogue, id, principal))
 
 
 @router.delete("/{id}")
@@ -86,7 +93,7 @@ def revoke_key(request: Request, id: str, services: AppServices, principal: Admi
     """
     cancelled: list[JobRow] = []
     with services.registry.database.write() as catalogue:
-        row = _managed(catalogue, id, principal)
+        row = managed_row(catalogue, id, principal)
         if row.revoked_at is None:
             with _keeping_an_admin(catalogue, id):
                 row = catalogue.keys.revoke(id)
@@ -112,7 +119,7 @@ def change_key(request: Request, id: str, body: KeyPatch, services: AppServices,
     if "scopes" in changes:
         changes["scopes"] = sorted(set(changes["scopes"]))
     with services.registry.database.write() as catalogue:
-        old_row = _managed(catalogue, id, principal)
+        old_row = managed_row(catalogue, id, principal)
         _check_is_changeable(old_row)
         _check_expiry_order(old_row, principal)
         with _keeping_an_admin(catalogue, id):
@@ -134,7 +141,7 @@ def rotate_key(
         raise Forbidden("This key lacks the scope 'admin': it can only replace its own secret.")
     secret = new_secret()
     with services.registry.database.write() as catalogue:
-        old_row = catalogue.keys.get(id) if principal.key_id == id else _managed(catalogue, id, principal)
+        old_row = catalogue.keys.get(id) if principal.key_id == id else managed_row(catalogue, id, principal)
         _check_is_changeable(old_row)
         _check_expiry_order(old_row, principal)
         old_secret = catalogue.keys.secret_of(id)
@@ -144,14 +151,6 @@ def rotate_key(
         caller.audit(catalogue, "key.rotate", id, name=row.name, grace_seconds=body.grace_seconds)
     replace_admin_secret(services.settings.admin_key_path, old_secret, secret)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
-
-
-def _managed(catalogue: Catalogue, id: str, principal: Principal) -> KeyRow:
-    """Return a key that this one may manage; raises NotFound, also for a key that it may not."""
-    row = catalogue.keys.find(id)
-    if row is None or not principal.manages(row.namespaces):
-        raise NotFound("There is no such key, or this key may not manage it.", param="id")
-    return row
 
 
 def _check_is_changeable(row: KeyRow) -> None:

@@ -11,11 +11,11 @@ from fastapi import APIRouter, Request
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import NamespaceRow
-from registry.errors import Forbidden, InvalidName, NotFound
+from registry.errors import Forbidden, InvalidName
 from registry.names import RESERVED_NAMESPACES, check_alias, check_part
 from registry.quotas import effective_limits
 from registry.spec import LimitKind, UseLimits
-from service.access.keys import Principal
+from service.access.keys import Principal, managed_row
 from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.if_match import IfMatch, etag_of
@@ -64,7 +64,7 @@ def _body(row: NamespaceRow) -> Namespace:
 def get_key_limits(id: str, services: AppServices, principal: Admin) -> Limits:
     """The limits of a key, and what it uses of its quotas."""
     with services.registry.database.read() as catalogue:
-        _check_key(catalogue, id, principal)
+        managed_row(catalogue, id, principal)
         return _limits(services, catalogue, "key", id)
 
 
@@ -72,7 +72,7 @@ def get_key_limits(id: str, services: AppServices, principal: Admin) -> Limits:
 def change_key_limits(request: Request, id: str, body: UseLimits, services: AppServices, principal: Admin) -> Limits:
     """Change those limits of a key that are named; null leaves one to the server's default."""
     with services.registry.database.write() as catalogue:
-        _check_key(catalogue, id, principal)
+        managed_row(catalogue, id, principal)
         _change(catalogue, "key", id, body, principal, request.state.request_id)
         return _limits(services, catalogue, "key", id)
 
@@ -111,12 +111,6 @@ def _change(
     principal.caller(request_id).audit(
         catalogue, f"{kind}.limits", audit_subject, limits=changed.model_dump(), before=old.model_dump()
     )
-
-
-def _check_key(catalogue: Catalogue, id: str, principal: Principal) -> None:
-    row = catalogue.keys.find(id)
-    if row is None or not principal.manages(row.namespaces):
-        raise NotFound("There is no such key, or this key may not manage it.", param="id")
 
 
 def _limits(services: AppServices, catalogue: Catalogue, kind: LimitKind, subject: str) -> Limits:

@@ -17,10 +17,9 @@ from registry.errors import Forbidden, Unavailable
 from registry.samples.sample import CheckedSample, check_sample, prepare
 from registry.select.fitted import current_selector, latest_selector
 from registry.select.pools import FitTarget, enqueue_fit, members_of, missing_members
-from registry.select.requested import check_selectable, requested_selector
+from registry.select.requested import RequestedSelector, check_selectable, requested_selector
 from registry.select.select import SelectQuery, select_from_pool
 from registry.selectors.ranking import LISTED
-from registry.spec import PoolRequest, SelectorSpec
 from service.access.keys import Principal
 from service.http.answers.pool_jobs import run_pool_job
 from service.http.app_services import AppServices
@@ -58,22 +57,13 @@ async def fit_selector(
     return fitted if isinstance(fitted, Job) else await in_thread(_selector, services, None, fitted)
 
 
-def _check_pool(services: AppServices, caller: Caller, spec: SelectorSpec, request: PoolRequest) -> None:
-    """Raise for a pool without members, for which the job would fail."""
-    requested = requested_selector(services.registry, caller, request, spec)
-    check_selectable(services.registry.database, requested)
-
-
-def _enqueue_fit(
-    services: AppServices, principal: Principal, caller: Caller, spec: SelectorSpec, request: PoolRequest
-) -> JobRow:
-    requested = requested_selector(services.registry, caller, request, spec)
+def _enqueue_fit(services: AppServices, principal: Principal, caller: Caller, requested: RequestedSelector) -> JobRow:
     with services.registry.database.write() as catalogue:
         home, key_id = principal.home, principal.key_id
-        target = FitTarget(requested.base.entry.id, requested.pool, spec)
+        target = FitTarget(requested.base.entry.id, requested.pool, requested.spec)
         with job_limits(services, catalogue, "fit", key_id=key_id, namespace=home):
             job = enqueue_fit(catalogue, target, namespace=home, created_by=key_id, is_requested=True)
-        caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=spec.kind)
+        caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=requested.spec.kind)
         return job
 
 
@@ -184,13 +174,14 @@ async def _fit(
     """Fit the pool; return the id of its selector, or the job if that takes longer than the request waits."""
     seconds = wait_seconds(body.wait, services)
     caller = principal.caller(request.state.request_id)
+    requested = await in_thread(requested_selector, services.registry, caller, body.pool, body.spec)
     result = await run_pool_job(
         services,
         principal,
         response,
         kind="fit",
-        check_pool=partial(_check_pool, services, caller, body.spec, body.pool),
-        enqueue=partial(_enqueue_fit, services, principal, caller, body.spec, body.pool),
+        check_pool=partial(check_selectable, services.registry.database, requested),
+        enqueue=partial(_enqueue_fit, services, principal, caller, requested),
         seconds=seconds,
     )
     return result if isinstance(result, Job) else str(result["selector"])
