@@ -191,7 +191,7 @@ def test_embeddings_made_by_the_client_are_those_of_the_server(home: Home, tiny_
 @needs_curl
 def test_a_training_is_asked_for_with_curl(home: Home, base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
     trains_here(monkeypatch, base)
-    ((what, language, code),) = blocks("docs/how-to/train-adapters.md")
+    ((what, language, code),) = blocks("docs/how-to/train-on-a-server.md")
     assert what == "training"
     write_texts(home.folder / "texts" / "law" / "train.jsonl", passages("court", 60))
     code = code.replace('"small"', f'"{BASE}"').replace('"steps": 500', '"steps": 2, "block": 32')
@@ -206,7 +206,10 @@ def test_a_training_is_asked_for_with_curl(home: Home, base: LoadedBase, monkeyp
 
 
 def test_the_commands_that_train_adapters(tiny_base_dir, tmp_path, monkeypatch):
-    text = (REPOSITORY / "docs/how-to/train-adapters.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    pages = sorted((REPOSITORY / "docs/how-to").glob("train-*.md"))
+    text = "\n".join(
+        page.read_text(encoding="utf-8").replace("\\\n", " ") for page in pages if page.name != "train-on-ray.md"
+    )
     commands = [
         shlex.split(line)
         for block in re.findall(r"(?<!-->\n)```sh\n(.*?)```", text, re.DOTALL)
