@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.context import Registry
-from registry.spec import BottleneckConfig
+from registry.spec import BaseEntry, BottleneckConfig
 from service.http.connections import BoundedServer, server_config
 from service.settings import Settings
 from tests.postgres import migrated_file
@@ -57,8 +58,12 @@ def with_template(base: Path, folder: Path, template: str) -> Path:
 
 def adapter_weights(runtime: Runtime, *, seed: int, base_id: str = BASE_ID) -> bytes:
     """Weights of an adapter that visibly changes what the tiny base says."""
-    entry = runtime.bases[base_id].entry
-    module = create(CONFIG, shape_of(entry, runtime.settings.cache), seed=seed)
+    return _weights(runtime.bases[base_id].entry, seed)
+
+
+@cache
+def _weights(entry: BaseEntry, seed: int) -> bytes:
+    module = create(CONFIG, shape_of(entry), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         name: tensor + 0.5 * torch.randn(tensor.shape, generator=generator)
@@ -117,8 +122,12 @@ class World:
 
 
 def open_world(data: Path, bases: Path, *, processes: bool = False, **settings: Any) -> Iterator[World]:
-    """A world over `data`, closed afterwards; it fits and computes gradients here, or in `processes` beside it."""
+    """A world over `data`, closed afterwards; it fits and computes gradients here, or in `processes` beside it.
+
+    A key that was refused for asking too much is not slowed down: `test_refusals.py` tests that it is.
+    """
     from service.http.app import create_app
+    from service.http.security import refusals
     from service.jobs import runner
     from service.runtime import Runtime
     from tests.service.without_processes import ComputesHere, FitsHere
@@ -137,7 +146,9 @@ def open_world(data: Path, bases: Path, *, processes: bool = False, **settings: 
         app = create_app(runtime)
         runtime.join()
         admin = "" if settings.get("no_auth") else runtime.settings.admin_key_path.read_text().strip()
-        with TestClient(app, headers={"authorization": f"Bearer {admin}"} if admin else {}) as client:
+        headers = {"authorization": f"Bearer {admin}"} if admin else {}
+        with pytest.MonkeyPatch.context() as patch, TestClient(app, headers=headers) as client:
+            patch.setattr(refusals, "APART", 0.0)
             yield World(runtime=runtime, app=app, client=client, admin=admin)
     finally:
         runtime.stop()

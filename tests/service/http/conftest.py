@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from service.http.security import refusals
 from tests.service.servers import with_template
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -16,9 +15,3 @@ TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfo
 def templated_base(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny GPT-2 with a chat template."""
     return with_template(tiny_base_dir, tmp_path_factory.mktemp("template"), TEMPLATE)
-
-
-@pytest.fixture
-def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key that was refused for asking too much is not slowed down: `test_refusals.py` tests that it is."""
-    monkeypatch.setattr(refusals, "APART", 0.0)

@@ -18,7 +18,7 @@ from tests.postgres import KINDS
 from tests.service.servers import Live, Soup, World
 
 DATABASES = KINDS
-pytestmark = [pytest.mark.usefixtures("unhurried"), pytest.mark.one_database]  # test_use_limits.py asks each kind
+pytestmark = pytest.mark.one_database  # test_use_limits.py asks each kind
 SETTINGS = {"namespace_jobs": 50, "job_workers": 0, "training_workers": 0}
 ASK: dict[str, Any] = {"model": "tiny", "prompt": "a b", "max_tokens": 4, "temperature": 0}
 CALLS: dict[str, dict[str, Any]] = {

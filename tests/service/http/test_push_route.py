@@ -14,7 +14,7 @@ from tests.postgres import KINDS
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights
 
 DATABASES = KINDS
-pytestmark = [pytest.mark.usefixtures("unhurried"), pytest.mark.one_database]  # journeys ask each kind the same
+pytestmark = pytest.mark.one_database  # journeys ask each kind the same
 
 WEIGHTS = "adapter_model.safetensors"
 NOBODY = "sha256:" + "0" * 64

@@ -21,7 +21,6 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "3"))
 FOLLOWED = int(os.environ.get("FUZZ_FOLLOWED", "60"))
 """Requests of journeys along the document's links; `python -m benchmarks.trust --only schemathesis` sends 10,000."""
 
-pytestmark = pytest.mark.usefixtures("unhurried")
 SETTINGS = {"wait_seconds": 0, "max_wait_seconds": 0, "job_workers": 0}  # waits for no job
 
 

@@ -27,7 +27,7 @@ from tests.service.cluster import until
 from tests.service.servers import BASE_ID, Live, World, open_world, write_bases
 
 DATABASES = KINDS
-pytestmark = [pytest.mark.usefixtures("unhurried"), pytest.mark.one_database]  # journeys ask each kind the same
+pytestmark = pytest.mark.one_database  # journeys ask each kind the same
 UPLOADS = "/v1/blobs/uploads"
 DATA = bytes(range(256)) * 20
 
