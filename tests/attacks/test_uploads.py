@@ -19,8 +19,7 @@ def opened(target: Target, **body: Any) -> str:
     answer = target.world.client.post(UPLOADS, json=body or None)
     assert answer.status_code == 202, answer.text
     path = str(answer.headers["location"])
-    added = target.world.client.patch(path, content=DATA, headers={"content-range": "0-9"})
-    assert added.status_code == 202, added.text
+    assert target.world.client.patch(path, content=DATA, headers={"content-range": "0-9"}).status_code == 202
     return path
 
 

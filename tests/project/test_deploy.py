@@ -35,8 +35,7 @@ def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def known(world: World) -> dict[str, set[str]]:
     """Names of samples with their labels, of a server that has done a little of everything."""
     job = world.push("acme/one", sample={"texts": [f"passage {number} of a domain" for number in range(30)]})["job"]
-    ended = world.client.get(f"/v1/jobs/{job}/events")  # to its end
-    assert ended.status_code == 200
+    assert world.client.get(f"/v1/jobs/{job}/events").status_code == 200  # to its end
     world.client.get("/readyz")
     world.client.get("/v1/adapters/acme/none")
     world.client.post("/v1/completions", json={"model": "acme/one", "prompt": "a", "max_tokens": 2})

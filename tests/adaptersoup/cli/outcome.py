@@ -1,4 +1,4 @@
-"""What a command line that succeeded says."""
+"""What a command line says that succeeded, or that was refused."""
 
 from __future__ import annotations
 
@@ -8,3 +8,11 @@ def done(outcome: tuple[int, str, str]) -> tuple[str, str]:
     code, out, err = outcome
     assert code == 0, err
     return out, err
+
+
+def refused(outcome: tuple[int, str, str], code: int = 1) -> str:
+    """stderr of a command line that wrote nothing on stdout and ended with an exit code."""
+    exit_code, out, err = outcome
+    assert (exit_code, out) == (code, ""), err
+    assert "Traceback" not in err
+    return err

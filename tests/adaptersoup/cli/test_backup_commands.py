@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from service.operations.backup_folder import read_manifest
-from tests.adaptersoup.cli.outcome import done
+from tests.adaptersoup.cli.outcome import done, refused
 from tests.postgres import KINDS
 from tests.registry.damaged_files import flip
+from tests.service.answers import answered
 from tests.service.servers import Soup, World, open_world, write_bases
 
 DATABASES = KINDS
@@ -79,9 +80,8 @@ def open_names(data: Path, bases: Path) -> list[set[str]]:
     """What a server over a folder lists, by the admin key that it finds there."""
     found = []
     for other in open_world(data, bases, **SETTINGS):
-        answer = other.client.get("/v1/adapters", params={"limit": 100})
-        assert answer.status_code == 200, answer.text
-        found.append({f"{row['namespace']}/{row['name']}" for row in answer.json()["data"]})
+        answer = answered(other.client.get("/v1/adapters", params={"limit": 100}))
+        found.append({f"{row['namespace']}/{row['name']}" for row in answer["data"]})
     return found
 
 
@@ -102,21 +102,17 @@ def test_a_damaged_blob_fails_and_is_named(world: World, backup: Soup) -> None:
 def test_nothing_is_restored_under_a_server(world: World, backup: Soup, command: Soup, tmp_path: Path) -> None:
     assert backup()[0] == 0
     data = world.runtime.settings.data
-    code, _, err = command("restore", tmp_path / "backup", "--data", data, "--replace")
-    assert code == 1
-    assert "is in use by another server" in err
+    assert "is in use by another server" in refused(
+        command("restore", tmp_path / "backup", "--data", data, "--replace")
+    )
     assert world.client.get("/v1/adapters").status_code == 200
 
 
 @pytest.mark.one_database
 def test_a_folder_that_is_no_backup_and_data_that_is_not_there(world: World, command: Soup, tmp_path: Path) -> None:
-    code, _, err = command("restore", tmp_path, "--data", tmp_path / "other")
-    assert code == 1
-    assert "There is no whole backup in" in err
+    assert "There is no whole backup in" in refused(command("restore", tmp_path, "--data", tmp_path / "other"))
     assert not (tmp_path / "other").exists()
-    code, _, err = command("backup", tmp_path / "backup", "--data", tmp_path / "other")
-    assert code == 1
-    assert "There is no database in" in err
+    assert "There is no database in" in refused(command("backup", tmp_path / "backup", "--data", tmp_path / "other"))
     code, _, err = command("check", "--data", tmp_path / "other")
     assert (code, err) == (1, f"Error: There is no database in {tmp_path / 'other'} (--data or SOUP_DATA).\n")
     assert not (tmp_path / "other").exists()

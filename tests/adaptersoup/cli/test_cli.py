@@ -31,7 +31,7 @@ from adaptersoup.tables import columns
 from registry.formats import AdapterContents, write_directory
 from registry.progress import Progress
 from registry.spec import BottleneckConfig, CookRequest, PoolRequest, SampleSource
-from tests.adaptersoup.cli.outcome import done
+from tests.adaptersoup.cli.outcome import done, refused
 from tests.service.scripted_server import Server, events, job, ok, refusal
 from tests.service.servers import Soup
 from tests.texts_file import write_texts
@@ -105,9 +105,7 @@ class TestHelp:
         assert cli.VERBS[name].rstrip(".") in " ".join(out.split())
 
     def test_a_verb_that_is_none(self, soup: Soup) -> None:
-        code, out, err = soup("psh")
-        assert (code, out) == (2, "")
-        assert "Did you mean 'push'?" in err
+        assert "Did you mean 'push'?" in refused(soup("psh"), 2)
 
     @pytest.mark.parametrize(
         "args",
@@ -118,9 +116,7 @@ class TestHelp:
          ["keys", "set", "k", "--expires", "soon"], ["keys", "rotate", "k", "--grace", "long"]],
     )  # fmt: skip
     def test_usage_errors_are_2_and_send_nothing(self, soup: Soup, server: Server, args: list[str]) -> None:
-        code, out, err = soup(*args)
-        assert (code, out) == (2, "")
-        assert "Error" in err
+        assert "Error" in refused(soup(*args), 2)
         assert server.requests == []
 
 
@@ -147,10 +143,7 @@ class TestFailures:
         server.on("GET /v1/adapters/team/law", ok(ADAPTER))
         listed = [{"name": name, "digest": DIGEST} for name in ("adapter_config.json", "adapter_model.safetensors")]
         server.on("GET /v1/adapters/team/law@1/files", ok({"data": listed}))
-        code, _, err = soup("pull", "team/law", tmp_path / "file" / "under")
-        assert code == 1
-        assert "Traceback" not in err
-        assert str(tmp_path / "file") in err
+        assert str(tmp_path / "file") in refused(soup("pull", "team/law", tmp_path / "file" / "under"))
 
 
 class TestServing:
@@ -159,18 +152,14 @@ class TestServing:
         self, soup: Soup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
     ) -> None:
         monkeypatch.setenv("SOUP_NO_AUTH", "true")
-        code, out, err = soup("serve", "--data", tmp_path / "data", "--host", host)
-        assert (code, out) == (1, "")
+        err = refused(soup("serve", "--data", tmp_path / "data", "--host", host))
         assert host in err
         assert "--no-auth" in err
         assert not (tmp_path / "data").exists()
 
     @pytest.mark.parametrize(("flag", "value"), [("--bases", "nowhere.toml"), ("--host", "256.0.0.1")])
     def test_what_it_cannot_serve_is_one_sentence(self, soup: Soup, tmp_path: Path, flag: str, value: str) -> None:
-        code, out, err = soup("serve", "--data", tmp_path / "data", flag, value)
-        assert (code, out) == (1, "")
-        assert value in err
-        assert "Traceback" not in err
+        assert value in refused(soup("serve", "--data", tmp_path / "data", flag, value))
 
     def test_addresses_of_this_machine(self) -> None:
         assert all(is_loopback(host) for host in ("localhost", "127.0.0.1", "127.8.0.1", "::1"))
@@ -267,9 +256,7 @@ class TestPush:
         assert "goes on where this ended" in err
 
     def test_a_broken_folder_is_found_before_anything_is_sent(self, soup: Soup, server: Server, tmp_path: Path) -> None:
-        code, _, err = soup("push", tmp_path / "nowhere")
-        assert code == 1
-        assert "nowhere" in err
+        assert "nowhere" in refused(soup("push", tmp_path / "nowhere"))
         assert server.requests == []
 
     @pytest.mark.parametrize(
@@ -471,8 +458,7 @@ class TestChoosing:
          ["--paper", "--encoder", "base"], ["--set", "covariance=odd"], ["--set", "x"], ["--pool-tag", "Not A Tag"]],
     )  # fmt: skip
     def test_contradictions_are_usage_errors(self, soup: Soup, server: Server, sample: Path, flags: list[str]) -> None:
-        code, _, err = soup("select", "--sample", sample, *flags)
-        assert code == 2, err
+        refused(soup("select", "--sample", sample, *flags), 2)
         assert server.requests == []
 
     @pytest.mark.parametrize(
@@ -641,9 +627,7 @@ class TestCook:
         ],
     )
     def test_ways_to_mix_that_are_none(self, soup: Soup, server: Server, flags: tuple[str, ...], about: str) -> None:
-        code, _, err = soup("cook", "--recipe", "team/a,team/b", *flags)
-        assert code == 2
-        assert about in err
+        assert about in refused(soup("cook", "--recipe", "team/a,team/b", *flags), 2)
         assert server.requests == []
 
     @pytest.mark.parametrize("recipe", ["", ",", "a=x", "a=-1", "a=nan", "a=inf", "a="])
@@ -788,9 +772,7 @@ class TestCompare:
 
     def test_nothing_can_be_cooked(self, soup: Soup, server: Server, sample: Path) -> None:
         server.on("POST /v1/soups", refusal(400, "invalid_parameter", "The pool is empty."))
-        code, out, err = soup("compare", "--sample", sample, "--test", sample)
-        assert (code, out) == (1, "")
-        assert "The pool is empty." in err
+        assert "The pool is empty." in refused(soup("compare", "--sample", sample, "--test", sample))
 
 
 class TestInference:
@@ -979,9 +961,7 @@ class TestKeysAndJobs:
         server.job_ends()
         assert soup("jobs", "watch", "j1")[0] == 0
         server.job_ends("failed", error=error)
-        code, _, err = soup("jobs", "watch", "j1")
-        assert code == 3
-        assert "They differ." in err
+        assert "They differ." in refused(soup("jobs", "watch", "j1"), 3)
 
 
 class TestOutput:

@@ -14,6 +14,7 @@ from registry.progress import silent
 from registry.samples.embeddings_file import save_embeddings
 from registry.select.fit import fit
 from registry.spec import PoolSpec, UniformSpec
+from tests.service.answers import answered
 from tests.service.servers import BASE_ID, World, adapter_weights
 
 SETTINGS = {"job_workers": 0}  # jobs stay in the queue
@@ -46,9 +47,8 @@ def get(world: World, path: str, **request: Any) -> Any:
 
 def test_card_and_domain_change_and_everything_else_stays(world: World) -> None:
     before = world.push("acme/law", card={"description": "old", "tags": ["eu"]})
-    answer = world.client.patch("/v1/adapters/acme/law", json={"card": {"description": "new"}, "domain": "statutes"})
-    assert answer.status_code == 200
-    after = answer.json()
+    changes = {"card": {"description": "new"}, "domain": "statutes"}
+    after = answered(world.client.patch("/v1/adapters/acme/law", json=changes))
     assert (after["card"]["description"], after["card"]["tags"], after["domain"]) == ("new", [], "statutes")
     assert after["etag"] != before["etag"]
     same = ("digest", "version", "config", "provenance", "created_at", "weights_blob")
@@ -106,13 +106,14 @@ def test_a_new_version_without_a_sample_is_refitted_for_and_until_then_the_old_o
     before = set(queued(world, "fit"))
     world.push("leaving/law", seed=2)
     assert len(set(queued(world, "fit")) - before) == 1
-    answer = world.client.post(
-        "/v1/select",
-        json={"sample": vectors(world), "selector": {"kind": "uniform"}, "pool": {"namespaces": ["leaving"]}},
+    answer = answered(
+        world.client.post(
+            "/v1/select",
+            json={"sample": vectors(world), "selector": {"kind": "uniform"}, "pool": {"namespaces": ["leaving"]}},
+        )
     )
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["selector"] == selector
-    assert [one["ref"] for one in answer.json()["selection"]["selected"]] == ["leaving/law@1"]
+    assert answer["selector"] == selector
+    assert [one["ref"] for one in answer["selection"]["selected"]] == ["leaving/law@1"]
 
 
 # --- aliases --------------------------------------------------------------------------------------
@@ -183,8 +184,7 @@ def test_a_retired_version_comes_back_and_its_pools_are_refitted(world: World) -
         for job in set(queued(world, "fit")) - before:
             catalogue.jobs.cancel(job)
     path = "/v1/adapters/back/law@2/restore"
-    stale = world.client.post(path, headers={"if-match": f'"{newest["etag"]}"'})
-    assert stale.status_code == 412
+    assert world.client.post(path, headers={"if-match": f'"{newest["etag"]}"'}).status_code == 412
     assert get(world, "back/law@2").status_code == 410
     answer = world.client.post(path, headers={"if-match": f'"{gone["etag"]}"'})
     assert (answer.status_code, answer.json()["retired_at"]) == (200, None)

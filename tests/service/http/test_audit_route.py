@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from registry.names import sha256_digest
+from tests.service.answers import answered
 from tests.service.http.stock import push_embedded
 from tests.service.passages import passages
 from tests.service.servers import Soup, World
@@ -34,9 +35,7 @@ def team(world: World) -> dict[str, Any]:
 
 
 def entries(world: World, headers: dict[str, str], **filters: Any) -> list[dict[str, Any]]:
-    answer = world.client.get("/v1/audit", params={"limit": 100, **filters}, headers=headers)
-    assert answer.status_code == 200, answer.text
-    return list(answer.json()["data"])
+    return list(answered(world.client.get("/v1/audit", params={"limit": 100, **filters}, headers=headers))["data"])
 
 
 def test_what_a_namespace_asked_for_is_in_its_audit_and_in_no_others(world: World, team: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.service.answers import refusal
 from tests.service.http.stock import fit_selector, push_embedded
 from tests.service.servers import BASE_ID, World, with_template
 
@@ -90,15 +91,12 @@ def test_a_retired_adapter_is_not_chosen(fitted: World) -> None:
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], "  "])
 def test_without_text_nothing_can_be_chosen(fitted: World, prompt: Any) -> None:
-    answer = ask(fitted, prompt)
-    assert answer.status_code == 400, answer.text
-    assert "goes by the text of a prompt" in answer.json()["error"]["message"]
+    assert "goes by the text of a prompt" in refusal(ask(fitted, prompt), 400)
 
 
 def test_where_nothing_was_fitted_it_says_what_to_do(fitted: World) -> None:
     answer = fitted.client.post("/v1/completions", json={**ASKED, "prompt": "x"}, headers=key_of(fitted, "other"))
-    assert answer.status_code == 503
-    assert "ask /v1/select once" in answer.json()["error"]["message"]
+    assert "ask /v1/select once" in refusal(answer, 503)
 
 
 def test_other_calls_name_a_model(fitted: World) -> None:

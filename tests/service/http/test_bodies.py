@@ -21,6 +21,7 @@ from service.http.requests import bodies
 from service.http.requests.bodies import CheckedRoute, TimedReceive, is_json, parse_json
 from service.http.requests.body_limits import MAX_KEYS, SMALL, SMALL_BYTES, BodyMemory, limit_of
 from service.http.thread_turns import LARGE_BODY
+from tests.service.answers import refusal
 from tests.service.http.asked import Asked
 from tests.service.http.checked_app import checked_app
 
@@ -104,9 +105,7 @@ def test_only_calls_that_need_it_take_large_bodies() -> None:
     ],
 )
 def test_bad_json_is_refused_in_one_sentence(client: TestClient, body: bytes, sentence: str) -> None:
-    answer = post(client, body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == sentence
+    assert refusal(post(client, body), 400) == sentence
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/vnd.x+json", "Application/JSON; charset=utf-8"])
@@ -118,9 +117,7 @@ def test_every_spelling_of_json_is_checked(client: TestClient, kind: str) -> Non
 
 @pytest.mark.parametrize("kind", ["text/plain", ""])
 def test_what_is_not_json_is_refused_and_not_gathered(client: TestClient, kind: str) -> None:
-    answer = post(client, b'{"a": 1}', kind)
-    assert answer.status_code == 400
-    assert "application/json" in answer.json()["error"]["message"]
+    assert "application/json" in refusal(post(client, b'{"a": 1}', kind), 400)
     asked = asyncio.run(Asked(iter([b"x" * 100] * 50), content_type=kind).of(checked_app()))
     assert (asked.status, asked.read) == (400, 100)
 
@@ -132,9 +129,8 @@ def test_an_object_of_absurdly_many_keys_is_refused_before_they_are_compared() -
         return json.dumps({"x": [{str(number): 0 for number in range(keys)}]}).encode()
 
     assert post(client, body(MAX_KEYS)).status_code == 200
-    answer = post(client, body(MAX_KEYS + 1))
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == "The body holds an object with 1001 keys; at most 1000 are taken."
+    sentence = "The body holds an object with 1001 keys; at most 1000 are taken."
+    assert refusal(post(client, body(MAX_KEYS + 1)), 400) == sentence
 
 
 @pytest.mark.parametrize("piece", [b"[],[],", b'"",', b'"', b"{}{}", b"1,", b",", b'\\",'])
@@ -156,9 +152,7 @@ def test_a_call_takes_as_many_values_as_it_is_for_and_no_more(client: TestClient
 
 
 def test_lists_and_objects_may_be_no_more_where_token_ids_may(client: TestClient) -> None:
-    answer = post(client, json.dumps([[]] * VALUES).encode(), path="/ids")
-    assert answer.status_code == 413
-    assert "1000 lists and objects" in answer.json()["error"]["message"]
+    assert "1000 lists and objects" in refusal(post(client, json.dumps([[]] * VALUES).encode(), path="/ids"), 413)
 
 
 def test_commas_and_brackets_inside_of_texts_are_no_values(client: TestClient) -> None:
@@ -187,9 +181,7 @@ def test_beyond_the_limit_is_413(client: TestClient) -> None:
 
 
 def test_a_call_that_needs_little_takes_one_mebibyte(client: TestClient) -> None:
-    answer = post(client, b'"' + b"x" * SMALL_BYTES + b'"')
-    assert answer.status_code == 413
-    assert "larger than 1048576 bytes" in answer.json()["error"]["message"]
+    assert "larger than 1048576 bytes" in refusal(post(client, b'"' + b"x" * SMALL_BYTES + b'"'), 413)
 
 
 def test_the_limit_holds_without_a_length() -> None:

@@ -16,6 +16,7 @@ import torch
 from registry.base_model import load_base
 from registry.errors import InvalidPrompt
 from registry.spec import BaseEntry
+from tests.service.answers import answered, refusal
 from tests.service.passages import passages
 from tests.service.servers import World
 
@@ -54,9 +55,7 @@ def served(tiny_base_dir: Path, said: list[int], tmp_path_factory: pytest.TempPa
 
 
 def post(world: World, path: str, **body: Any) -> Any:
-    answer = world.client.post(path, json={"model": "tiny", **body})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return answered(world.client.post(path, json={"model": "tiny", **body}))
 
 
 def scored(world: World, prompt: Any, **body: Any) -> Any:
@@ -107,8 +106,7 @@ def test_the_perplexity_of_a_text_does_not_change_with_its_bos(world: World, tex
 
 def test_a_text_of_nothing_but_the_bos_has_no_token_to_score(world: World) -> None:
     answer = world.client.post("/v1/perplexity", json={"model": "tiny", "texts": [BOS]})
-    assert answer.status_code == 400
-    assert "nothing to score" in answer.json()["error"]["message"]
+    assert "nothing to score" in refusal(answer, 400)
     both = post(world, "/v1/perplexity", texts=[TEXT, BOS])
     assert both["perplexity"] == post(world, "/v1/perplexity", texts=[TEXT])["perplexity"]
 

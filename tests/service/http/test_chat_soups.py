@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from service.engine import GenerateRequest, SamplingParams
+from tests.service.answers import answered
 from tests.service.http.stock import cook_soup
 from tests.service.servers import World, open_world
 
@@ -63,15 +64,11 @@ def soup(world: World) -> str:
 
 def chat(world: World, model: str, **body: Any) -> Any:
     asked = {"model": model, "messages": HELLO, "temperature": 0, "max_tokens": 12, **body}
-    answer = world.client.post("/v1/chat/completions", json=asked)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return answered(world.client.post("/v1/chat/completions", json=asked))
 
 
 def complete(world: World, **body: Any) -> Any:
-    answer = world.client.post("/v1/completions", json={"model": "tiny", "temperature": 0, **body})
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return answered(world.client.post("/v1/completions", json={"model": "tiny", "temperature": 0, **body}))
 
 
 def test_a_soup_answers_a_conversation_with_its_own_weights(world: World, soup: str) -> None:

@@ -214,8 +214,7 @@ class TestRevisions:
 
 class TestWhoMay:
     def test_public_folders_are_no_way_in(self, acme: World) -> None:
-        answer = acme.client.get("/static/law/resolve/main/README.md", headers={"authorization": ""})
-        assert answer.status_code == 401
+        assert acme.client.get("/static/law/resolve/main/README.md", headers={"authorization": ""}).status_code == 401
 
     def test_unknown_and_foreign_are_the_same(self, acme: World) -> None:
         headers = acme.headers(acme.key(["read"], ["acme"]))

@@ -19,6 +19,7 @@ from registry.adapters.weights import load_tensors
 from registry.base_model import load_base
 from registry.spec import AdapterConfig, BaseEntry
 from service.settings import Settings
+from tests.adaptersoup.cli.outcome import refused
 from tests.service.http.stock import cook_soup
 from tests.service.hub_session import HubError, HubSession
 from tests.service.lora_pushes import lora_weights, push_lora
@@ -245,8 +246,7 @@ class TestOurOwnCommandLine:
         ],
     )
     def test_refusals(self, hub: HubSession, other: Live, source: str, says: str) -> None:
-        code, out, err = self.push(hub, other, source, "--namespace", "refused")
-        assert (code, out) == (1, "")
+        err = refused(self.push(hub, other, source, "--namespace", "refused"))
         assert says in " ".join(err.split())
 
     def test_what_is_too_large_or_not_there_is_not_downloaded(self, other: Live, tmp_path: Path) -> None:

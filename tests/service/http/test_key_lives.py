@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.service.answers import answered
 from tests.service.servers import World
 
 
 def make(world: World, scopes: tuple[str, ...] = ("read",), namespaces: list[str] | None = None) -> dict[str, Any]:
     body = {"name": "k", "scopes": list(scopes), "namespaces": namespaces}
-    made = world.client.post("/v1/keys", json=body)
-    assert made.status_code == 201, made.text
-    return dict(made.json())
+    return dict(answered(world.client.post("/v1/keys", json=body), 201))
 
 
 def change(world: World, id: str, by: str | None = None, **body: Any) -> Any:
@@ -34,9 +33,7 @@ def status(world: World, secret: str, path: str = "/v1/adapters") -> int:
 class TestChange:
     def test_it_holds_from_the_next_request_on_and_is_audited(self, world: World) -> None:
         key = make(world, namespaces=["acme"])
-        changed = change(world, key["id"], scopes=["infer", "infer"], name="other", namespaces=["acme", "beta"])
-        assert changed.status_code == 200
-        body = changed.json()
+        body = answered(change(world, key["id"], scopes=["infer", "infer"], name="other", namespaces=["acme", "beta"]))
         assert (body["scopes"], body["name"], body["namespaces"]) == (["infer"], "other", ["acme", "beta"])
         assert "secret" not in body
         assert status(world, key["secret"]) == 403
@@ -95,9 +92,7 @@ class TestChange:
 class TestRotation:
     def test_the_old_secret_ends_and_the_key_stays(self, world: World) -> None:
         key = make(world, namespaces=["acme"])
-        answer = rotate(world, key["id"])
-        assert answer.status_code == 200
-        new = answer.json()
+        new = answered(rotate(world, key["id"]))
         assert new["secret"] != key["secret"]
         assert new["prefix"] == new["secret"][:12]
         assert {name: new[name] for name in ("id", "name", "scopes", "namespaces", "created_at")} == {

@@ -9,6 +9,7 @@ import pytest
 
 from service.access.keys import new_secret, secret_sha256
 from tests.postgres import KINDS
+from tests.service.answers import answered, refusal
 from tests.service.servers import World
 
 DATABASES = KINDS
@@ -23,9 +24,7 @@ def make(world: World, secret: str | None = None, **body: Any) -> Any:
 
 
 def test_the_secret_is_shown_once(world: World) -> None:
-    answer = make(world, namespaces=["team", "team", "other"], scopes=["infer", "read"])
-    assert answer.status_code == 201
-    made = answer.json()
+    made = answered(make(world, namespaces=["team", "team", "other"], scopes=["infer", "read"]), 201)
     assert made["secret"].startswith(made["prefix"])
     assert len(made["prefix"]) < 20
     assert made["namespaces"] == ["team", "other"]
@@ -59,12 +58,11 @@ def test_a_revoked_key_is_refused_from_the_next_request_on(world: World) -> None
     made = make(world).json()
     headers = world.headers(made["secret"])
     assert world.client.get("/v1/adapters", headers=headers).status_code == 200
-    revoked = world.client.delete(f"/v1/keys/{made['id']}")
-    assert revoked.status_code == 200
-    assert revoked.json()["revoked_at"] is not None
+    revoked = answered(world.client.delete(f"/v1/keys/{made['id']}"))
+    assert revoked["revoked_at"] is not None
     assert world.client.get("/v1/adapters", headers=headers).status_code == 401
     again = world.client.delete(f"/v1/keys/{made['id']}")
-    assert again.json()["revoked_at"] == revoked.json()["revoked_at"]
+    assert again.json()["revoked_at"] == revoked["revoked_at"]
 
 
 def ahead(**gap: float) -> str:
@@ -83,8 +81,7 @@ def test_a_key_that_expired_is_refused_and_says_so(world: World) -> None:
             expires_at=datetime(2020, 2, 3, tzinfo=UTC),
         )  # fmt: skip
     answer = world.client.get("/v1/adapters", headers=world.headers(secret))
-    assert answer.status_code == 401
-    assert "This key expired on 2020-02-03" in answer.json()["error"]["message"]
+    assert "This key expired on 2020-02-03" in refusal(answer, 401)
 
 
 def test_the_last_admin_key_of_all_namespaces_that_lasts_is_not_revoked(world: World) -> None:
@@ -97,8 +94,7 @@ def test_the_last_admin_key_of_all_namespaces_that_lasts_is_not_revoked(world: W
     for id in lasting[1:]:
         assert world.client.delete(f"/v1/keys/{id}").status_code == 200
     answer = world.client.delete(f"/v1/keys/{lasting[0]}")
-    assert answer.status_code == 409
-    assert "the last one with scope 'admin' and all namespaces" in answer.json()["error"]["message"]
+    assert "the last one with scope 'admin' and all namespaces" in refusal(answer, 409)
     assert world.client.get("/v1/keys").status_code == 200
 
 
@@ -142,20 +138,18 @@ def test_an_admin_of_some_namespaces_cannot_reach_beyond_them(world: World) -> N
     everything = make(world).json()
     for wider in (None, ["other"], ["team", "other"]):
         assert make(world, admin, namespaces=wider).status_code == 403
-    own = make(world, admin, namespaces=["team"])
-    assert own.status_code == 201
+    own = answered(make(world, admin, namespaces=["team"]), 201)
     headers = world.headers(admin)
     seen = world.client.get("/v1/keys", headers=headers).json()["data"]
     assert all(key["namespaces"] == ["team"] for key in seen)
     for id in (everything["id"], "key-nothing"):
         assert world.client.delete(f"/v1/keys/{id}", headers=headers).status_code == 404
-    assert world.client.delete(f"/v1/keys/{own.json()['id']}", headers=headers).status_code == 200
+    assert world.client.delete(f"/v1/keys/{own['id']}", headers=headers).status_code == 200
 
 
 def test_what_was_done_is_in_the_audit(world: World) -> None:
     made = make(world, name="audited").json()
-    answer = world.client.delete(f"/v1/keys/{made['id']}", headers={"x-request-id": "r-77"})
-    assert answer.status_code == 200
+    assert world.client.delete(f"/v1/keys/{made['id']}", headers={"x-request-id": "r-77"}).status_code == 200
     entries = world.client.get("/v1/audit", params={"limit": 2}).json()
     revoke, create = entries["data"]
     assert (revoke["action"], revoke["subject"], revoke["request_id"]) == ("key.revoke", made["id"], "r-77")
@@ -167,9 +161,8 @@ def test_what_was_done_is_in_the_audit(world: World) -> None:
 
 class TestAuditFilters:
     def subjects(self, world: World, headers: dict[str, str] | None = None, **filters: str) -> list[str]:
-        answer = world.client.get("/v1/audit", params={"limit": 200, **filters}, headers=headers)
-        assert answer.status_code == 200, answer.text
-        return [entry["subject"] for entry in answer.json()["data"]]
+        answer = answered(world.client.get("/v1/audit", params={"limit": 200, **filters}, headers=headers))
+        return [entry["subject"] for entry in answer["data"]]
 
     def test_each_narrows_and_all_together(self, world: World) -> None:
         first, second = make(world, name="one").json()["id"], make(world, name="two").json()["id"]

@@ -13,6 +13,7 @@ import pytest
 
 from registry.errors import Busy
 from service.http.routes import adapters
+from tests.service.answers import answered
 from tests.service.servers import World
 
 CALLS = {
@@ -71,9 +72,7 @@ def prompt(request: pytest.FixtureRequest) -> list[int]:
 
 def cached(world: World, prompt: Sequence[int], secret: str, **body: Any) -> int:
     asked = {"model": "tiny", "prompt": prompt, "max_tokens": 3, "temperature": 0, **body}
-    answer = world.client.post("/v1/completions", json=asked, headers=world.headers(secret))
-    assert answer.status_code == 200, answer.text
-    usage = answer.json()["usage"]
+    usage = answered(world.client.post("/v1/completions", json=asked, headers=world.headers(secret)))["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 

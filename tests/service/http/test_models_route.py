@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from service.engine import runner_check
+from tests.service.answers import answered
 from tests.service.servers import World, open_world, write_bases
 
 ASK = {"prompt": "a", "max_tokens": 2, "temperature": 0}
@@ -30,9 +31,7 @@ def cold(tiny_base_dir: Path, tmp_path: Path) -> Iterator[World]:
 
 
 def ask(world: World, model: str) -> str:
-    answer = world.client.post("/v1/completions", json={"model": model, **ASK})
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["text"])
+    return str(answered(world.client.post("/v1/completions", json={"model": model, **ASK}))["choices"][0]["text"])
 
 
 def test_packed_is_null_until_the_base_model_is_loaded(cold: World) -> None:

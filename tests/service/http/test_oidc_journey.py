@@ -13,6 +13,7 @@ from openai import AuthenticationError
 from adaptersoup.client.client import SoupClient
 from service.access.oidc.callers import identity_id
 from tests.postgres import KINDS
+from tests.service.answers import answered
 from tests.service.little_issuer import LittleIssuer, little_issuer
 from tests.service.servers import Live, World, open_world, write_bases
 
@@ -81,8 +82,7 @@ def test_what_a_caller_does_is_its_own(world: World, asks: Any, issuer: LittleIs
     """Usage, limits, a soup, a job, an upload and its audit hang on one id, whichever token asked."""
     id = identity_id(issuer.url, "worker")
     one, two = issuer.token("law-team", sub="worker"), issuer.token("med-team", sub="worker", kid="ec")
-    cooked = asks(one, "POST", "/v1/soups", json={"name": "law/half", **RECIPE})
-    assert cooked.status_code == 201, cooked.text
+    assert asks(one, "POST", "/v1/soups", json={"name": "law/half", **RECIPE}).status_code == 201
     upload = asks(one, "POST", "/v1/blobs/uploads")
     assert upload.status_code == 202, upload.text
     where = upload.headers["location"]
@@ -94,8 +94,7 @@ def test_what_a_caller_does_is_its_own(world: World, asks: Any, issuer: LittleIs
     (used,) = asks(one, "GET", "/v1/usage", params={"by": "key_id"}).json()["data"]
     assert (used["key_id"], used["requests"], used["tokens_out"]) == (id, 1, answer["usage"]["completion_tokens"])
     assert {entry["action"] for entry in audit(world, key_id=id)} >= {"key.create", "soup.cook"}
-    limited = world.client.patch(f"/v1/keys/{id}/limits", json={"requests_per_minute": 1})
-    assert limited.status_code == 200, limited.text
+    assert world.client.patch(f"/v1/keys/{id}/limits", json={"requests_per_minute": 1}).status_code == 200
     answers = [
         asks(token, "POST", "/v1/completions", json={"model": "law/half", "prompt": "a", "max_tokens": 1})
         for token in (one, two)
@@ -137,13 +136,13 @@ def test_an_identity_is_listed_is_not_changed_and_can_be_revoked(asks: Any, worl
 
 def test_a_token_that_expires_ends_nothing_that_was_begun(asks: Any, issuer: LittleIssuer, client: SoupClient) -> None:
     """A job is of its identity and goes on with what its token brought; the next request needs a token that lasts."""
-    begun = asks(
-        issuer.token("law-team", sub="night"), "POST", "/v1/soups", json={"name": "law/late", "wait": 0, **COOK}
+    begun = answered(
+        asks(issuer.token("law-team", sub="night"), "POST", "/v1/soups", json={"name": "law/late", "wait": 0, **COOK}),
+        202,
     )
-    assert begun.status_code == 202, begun.text
     expired = issuer.token("law-team", sub="night", exp=int(time.time()) - 60)
-    assert asks(expired, "GET", f"/v1/jobs/{begun.json()['id']}").status_code == 401
-    job = client.wait_job(begun.json()["id"])
+    assert asks(expired, "GET", f"/v1/jobs/{begun['id']}").status_code == 401
+    job = client.wait_job(begun["id"])
     assert (job["state"], job["created_by"]) == ("succeeded", identity_id(issuer.url, "night"))
     assert asks(issuer.token("law-team", sub="night"), "GET", "/v1/adapters/law/late").status_code == 200
 

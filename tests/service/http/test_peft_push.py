@@ -15,6 +15,8 @@ import torch
 
 from registry.base_model import load_base
 from registry.spec import BaseEntry
+from tests.adaptersoup.cli.outcome import refused
+from tests.service.answers import answered
 from tests.service.servers import Live, Soup, World
 from tests.tiny_models import build_tiny_base
 
@@ -108,16 +110,14 @@ class TestCommandLine:
         assert found[1 : len(ids)] == pytest.approx(expected, abs=1e-4)
 
     def test_without_a_domain(self, soup: Soup, lora: Callable[..., Path]) -> None:
-        code, out, err = soup("push", lora(), "--name", "acme/nowhere")
-        assert (code, out) == (1, "")
+        err = refused(soup("push", lora(), "--name", "acme/nowhere"))
         assert "does not say which domain the adapter is of: give --domain." in err
 
     def test_a_base_that_two_entries_match(
         self, soup: Soup, lora: Callable[..., Path], served: dict[str, Path]
     ) -> None:
         folder = lora("llama")
-        code, _, err = soup("push", folder, "--name", "acme/twins", "--domain", "law")
-        assert code == 3
+        err = refused(soup("push", folder, "--name", "acme/twins", "--domain", "law"), 3)
         assert "2 base models here (llama, llama-two) are that one" in err
         assert soup("push", folder, "--name", "acme/twins", "--domain", "law", "--base", "base/llama-two")[0] == 0
         assert json.loads(soup("show", "acme/twins", "--json")[1])["base_model"] == "llama-two"
@@ -125,19 +125,17 @@ class TestCommandLine:
     def test_what_is_not_supported_is_refused_before_anything_is_sent(
         self, soup: Soup, lora: Callable[..., Path]
     ) -> None:
-        code, _, err = soup("push", lora(use_dora=True), "--name", "acme/dora", "--domain", "law")
-        assert code == 1
+        err = refused(soup("push", lora(use_dora=True), "--name", "acme/dora", "--domain", "law"))
         assert "use_dora is not supported: it means DoRA" in err
 
 
 class TestOverHttp:
     def test_pefts_json_as_it_is(self, world: World, lora: Callable[..., Path]) -> None:
-        answer = world.client.post("/v1/adapters", json=body(lora(name="curl")))
-        assert answer.status_code == 201, answer.text
+        answer = answered(world.client.post("/v1/adapters", json=body(lora(name="curl"))), 201)
         again = world.client.post(
-            "/v1/adapters", json=body(lora(name="curl"), peft_config=None, config=answer.json()["config"])
+            "/v1/adapters", json=body(lora(name="curl"), peft_config=None, config=answer["config"])
         )
-        assert (again.status_code, again.json()["digest"]) == (200, answer.json()["digest"])
+        assert (again.status_code, again.json()["digest"]) == (200, answer["digest"])
 
     def test_the_files_are_a_peft_directory(self, world: World, lora: Callable[..., Path]) -> None:
         world.client.post("/v1/adapters", json=body(lora(), name="acme/files")).raise_for_status()

@@ -15,6 +15,7 @@ from registry.errors import SoupError
 from registry.spec import CookRequest
 from registry.spec.wording import describe_error
 from service.http import problems
+from tests.service.answers import refusal
 
 EVERY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, SoupError)]
 
@@ -153,8 +154,7 @@ def test_what_is_wrong_is_said_in_the_words_of_json(kind: Any, value: Any, said:
 
 def test_json_that_is_none(client: TestClient) -> None:
     answer = client.post("/body", content="{", headers={"content-type": "application/json"})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith("The body is not valid JSON: ")
+    assert refusal(answer, 400).startswith("The body is not valid JSON: ")
     answer = client.post("/body", content=b'{"name": "a"}', headers={"content-type": "text/plain"})
     assert "application/json" in answer.json()["error"]["message"]
     assert client.post("/body").json()["error"]["message"] == "The request has no JSON body."

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from registry.names import parse_ref, sha256_digest
+from tests.service.answers import answered
 from tests.service.servers import Soup, World
 
 TEXTS = [f"passage {number} that nobody may read any more" for number in range(30)]
@@ -31,9 +32,7 @@ def test_only_admins_may_and_only_a_version(world: World) -> None:
 def test_neither_text_nor_bytes_are_left(world: World) -> None:
     pushed = world.push("gone/one", seed=2, sample={"texts": TEXTS})
     world.client.delete("/v1/adapters/gone/one@1")
-    answer = purge(world, "gone/one@1", world.key(["admin"], ["gone"]))
-    assert answer.status_code == 200, answer.text
-    body = answer.json()
+    body = answered(purge(world, "gone/one@1", world.key(["admin"], ["gone"])))
     assert body["adapter"]["ref"] == "gone/one@1"
     assert (body["blobs"] >= 2, body["bytes"] > 0, body["not_rebuildable"]) == (True, True, [])
     for digest in (pushed["weights_blob"], pushed["sample"]["digest"]):
@@ -75,9 +74,8 @@ def test_a_collection_by_hand_is_for_admins_of_everything(world: World) -> None:
     with world.runtime.database.write() as catalogue:
         catalogue.removals.forget([sha256_digest(b"long gone")], datetime.now(UTC) - timedelta(days=1))
     for dry_run, left in ((True, 1), (False, 0)):
-        answer = world.client.post("/v1/collect", json={"dry_run": dry_run})
-        assert answer.status_code == 200, answer.text
-        assert (answer.json()["dry_run"], answer.json()["files"]) == (dry_run, 1)
+        answer = answered(world.client.post("/v1/collect", json={"dry_run": dry_run}))
+        assert (answer["dry_run"], answer["files"]) == (dry_run, 1)
         with world.runtime.database.read() as catalogue:
             assert catalogue.removals.count_due(datetime.now(UTC)) == left
     (entry,) = world.client.get("/v1/audit?action=server.collect").json()["data"]
@@ -90,9 +88,7 @@ def test_a_collection_from_the_command_line_names_what_went(world: World, soup: 
     for seed, name in enumerate(("one", "two")):
         world.push(f"mixed/{name}", seed=seed)
     recipe = {"ingredients": [{"ref": f"mixed/{name}", "weight": 0.5} for name in ("one", "two")]}
-    answer = world.client.post("/v1/soups", json={"recipe": recipe, "wait": 60})
-    assert answer.status_code == 201, answer.text
-    cooked = answer.json()["model"]
+    cooked = answered(world.client.post("/v1/soups", json={"recipe": recipe, "wait": 60}), 201)["model"]
     with world.runtime.database.write() as catalogue:
         row = catalogue.adapters.resolve(None, parse_ref(cooked))
         catalogue.adapters.retire(row.id, at=datetime.now(UTC) - timedelta(days=30))

@@ -179,8 +179,7 @@ def test_a_refused_push_grants_no_blob(world: World) -> None:
     writer = world.key(["read", "write"], ["ours"])
     body = manifest(data, name="ours/x", sample={"texts": ["one"]})
     refused(world, body, 422, "invalid_sample", "at least 20", headers=world.headers(writer))
-    answer = world.client.get(f"/v1/blobs/{sha256_digest(data)}", headers=world.headers(writer))
-    assert answer.status_code == 404
+    assert world.client.get(f"/v1/blobs/{sha256_digest(data)}", headers=world.headers(writer)).status_code == 404
     assert not world.registry.blobs.has(sha256_digest(data))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.service.answers import answered
 from tests.service.servers import World, with_template
 
 TEMPLATE = "{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -32,9 +33,7 @@ class Harness:
         self.prefix = self.encode(self.info["bos_token"])[0] or self.encode(self.info["eos_token"])[0]
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        answer = self.world.client.post(path, json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        return answered(self.world.client.post(path, json=body))
 
     def encode(self, text: str) -> list[int]:
         return list(self.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"])

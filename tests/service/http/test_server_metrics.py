@@ -46,8 +46,7 @@ def test_a_job_is_counted_with_its_seconds(world: World) -> None:
 
 def test_a_failure_is_counted_by_its_code(world: World) -> None:
     recipe = {"ingredients": [{"ref": "acme/nobody", "weight": 1.0}]}
-    failed = world.client.post("/v1/soups", json={"recipe": recipe, "wait": 60})
-    assert failed.status_code == 404
+    assert world.client.post("/v1/soups", json={"recipe": recipe, "wait": 60}).status_code == 404
     until(lambda: value(world, "soup_jobs_ended_total", kind="cook", outcome="failed") == 1)
     assert value(world, "soup_job_errors_total", code="not_found") == 1
     assert value(world, "soup_job_errors_total", code="damaged_blob") == 0

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.http.answers.token_text import TokenText
+from tests.service.answers import refusal
 from tests.service.servers import World
 
 
@@ -59,9 +60,7 @@ def test_the_tokenizer_is_described(world: World) -> None:
 )
 def test_what_is_wrong_is_refused(world: World, path: str, body: dict[str, Any], words: str) -> None:
     world.push("team/embed", seed=4)
-    answer = post(world, path, **body)
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
+    assert words in refusal(post(world, path, **body), 400)
 
 
 @given(st.lists(st.integers(1, 299), max_size=12))
@@ -95,9 +94,7 @@ def test_echoed_ids_and_their_offsets_speak_of_the_same_text(world: World) -> No
 @pytest.mark.parametrize("path", ["/detokenize", "/v1/completions"])
 def test_absurdly_many_ids_are_too_large(world: World, path: str) -> None:
     field = "tokens" if path == "/detokenize" else "prompt"
-    answer = post(world, path, **{field: [1] * 1_000_001})
-    assert answer.status_code == 413
-    assert "1000001 token ids" in answer.json()["error"]["message"]
+    assert "1000001 token ids" in refusal(post(world, path, **{field: [1] * 1_000_001}), 413)
 
 
 @pytest.mark.parametrize(

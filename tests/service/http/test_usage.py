@@ -22,6 +22,7 @@ from service.http.files.csv_lines import csv_lines
 from service.http.routes.usage import cells
 from service.observability.usage import UsageCounts, UsageWriter
 from tests.postgres import KINDS
+from tests.service.answers import answered
 from tests.service.servers import Soup, World, open_world, write_bases
 
 DATABASES = KINDS
@@ -41,9 +42,7 @@ def new_key(world: World, *namespaces: str, scopes: tuple[str, ...] = ("infer",)
 
 
 def usage(world: World, headers: dict[str, str] | None = None, **params: Any) -> Any:
-    answer = world.client.get("/v1/usage", params=params, headers=headers)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return answered(world.client.get("/v1/usage", params=params, headers=headers))
 
 
 def drawn(random: random.Random) -> tuple[str, dict[str, Any]]:

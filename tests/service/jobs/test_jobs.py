@@ -24,6 +24,7 @@ from registry.spec import Provenance, StoredAdapter, WeighingRequest
 from service.jobs import runner as jobs_module
 from service.jobs.cook import COOK
 from tests.postgres import KINDS
+from tests.service.answers import answered
 from tests.service.cluster import until
 from tests.service.passages import WORDS, passages
 from tests.service.servers import Live, World
@@ -99,9 +100,7 @@ class TestFollowing:
         self, live: Live, client: SoupClient, held_score: threading.Event
     ) -> None:
         sample = {"texts": passages("kitchen", 25, seed=3)}
-        answer = cook(live.world, sample=sample, recipe=by_hand("acme/kitchen"), verify=True)
-        assert answer.status_code == 202
-        job = answer.json()
+        job = answered(cook(live.world, sample=sample, recipe=by_hand("acme/kitchen"), verify=True), 202)
         assert (job["object"], job["kind"], job["result"]) == ("job", "cook", None)
         until(lambda: job_of(live.world, job["id"])["state"] == "running")
         said: list[str] = []

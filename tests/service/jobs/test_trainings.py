@@ -31,6 +31,7 @@ from service.jobs import train as training_job
 from service.jobs import training_curve
 from service.jobs.contract import JobContext
 from service.jobs.training_folder import TURN, sweep
+from tests.service.answers import answered
 from tests.service.cluster import KEY, ended, one_server, until
 from tests.service.servers import BASE_ID, World, open_world, write_bases
 from tests.service.without_processes import InChild, trains_here
@@ -100,9 +101,7 @@ def cancelled(world: World, job: dict[str, Any]) -> None:
 
 
 def adapter(world: World, name: str) -> dict[str, Any]:
-    answer = world.client.get(f"/v1/adapters/{name}")
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
+    return dict(answered(world.client.get(f"/v1/adapters/{name}")))
 
 
 def is_pushed(world: World, name: str) -> bool:
@@ -555,8 +554,7 @@ class TestRefusals:
     def test_what_a_key_does_not_see_is_not_there_for_it(self, idle: World) -> None:
         ours = idle.key(["read", "write"], ["ours"])
         body = asked(idle, "ours/law")  # the blobs are the admin's
-        answer = idle.client.post("/v1/trainings", json=body, headers=idle.headers(ours))
-        assert answer.status_code == 404
+        assert idle.client.post("/v1/trainings", json=body, headers=idle.headers(ours)).status_code == 404
         put(idle, lines(TEXTS), ours)
         put(idle, lines(VALID), ours)
         foreign = idle.client.post("/v1/trainings", json={**body, "name": "acme/law"}, headers=idle.headers(ours))

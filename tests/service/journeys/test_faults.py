@@ -20,6 +20,7 @@ from registry.names import sha256_digest
 from service import runtime as runtime_module
 from service.jobs import runner as jobs_module
 from tests.registry.damaged_files import flip
+from tests.service.answers import answered
 from tests.service.cluster import ended, until
 from tests.service.passages import passages
 from tests.service.servers import World, open_world
@@ -214,6 +215,4 @@ class TestDamage:
 
 
 def selected(world: World, body: dict[str, Any]) -> dict[str, Any]:
-    answer = world.client.post("/v1/select", json=body)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
+    return dict(answered(world.client.post("/v1/select", json=body)))

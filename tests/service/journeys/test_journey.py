@@ -19,7 +19,9 @@ from adaptersoup.client.transfer import pull_folder
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
 from registry.formats import read_directory
+from tests.adaptersoup.cli.outcome import done
 from tests.postgres import KINDS
+from tests.service.answers import answered
 from tests.service.journeys.structures import KEPT, STRUCTURES
 from tests.service.passages import passages
 from tests.service.servers import Live, Soup
@@ -84,9 +86,7 @@ def row_of(live: Live, ref: str) -> dict[str, Any]:
 
 
 def mean_nll(live: Live, model: str) -> float:
-    answer = live.world.client.post("/v1/perplexity", json={"model": model, "texts": [TEXT]})
-    assert answer.status_code == 200, answer.text
-    return float(answer.json()["mean_nll"])
+    return float(answered(live.world.client.post("/v1/perplexity", json={"model": model, "texts": [TEXT]}))["mean_nll"])
 
 
 # --- every structure --------------------------------------------------------------------------------
@@ -112,9 +112,7 @@ def test_a_pool_of_it_is_cooked_from_a_sample(stocked: Live, name: str) -> None:
 @each
 def test_a_recipe_is_cooked_once_and_says_what_came_of_it(stocked: Live, name: str) -> None:
     structure = STRUCTURES[name]
-    first = mixed(stocked, name)
-    assert first.status_code == 201, first.text
-    soup = first.json()
+    soup = answered(mixed(stocked, name), 201)
     assert not soup["abstained"]
     assert (soup["model"], soup["soup"]["kind"]) == (f"{name}/mixed@1", structure.makes)
     assert soup["recipe"]["mixing"] == structure.mixing
@@ -180,9 +178,9 @@ def test_it_is_pulled_as_a_directory_that_does_the_same_and_can_be_pushed(
 def test_a_selection_of_several_kinds_says_that_no_soup_is_of_them_all(stocked: Live, method: str | None) -> None:
     body = {"sample": {"texts": passages("kitchen", 30, seed=4)}, "selector": {"kind": "uniform"}, "wait": 120}
     pool = {"namespaces": ["lora"], "method": method}
-    answer = stocked.world.client.post("/v1/select", json={**body, "pool": pool})
-    assert answer.status_code == 200, answer.text
-    said = " ".join(answer.json()["selection"]["warnings"])
+    said = " ".join(
+        answered(stocked.world.client.post("/v1/select", json={**body, "pool": pool}))["selection"]["warnings"]
+    )
     kinds = "The chosen are of 2 kinds that are not mixed with each other: lora, pfeiffer."
     assert (kinds in said, "kinds" in said) == (method is None, method is None), said
 
@@ -231,8 +229,7 @@ class TestBanks:
         listed = {row["id"] for row in stocked.world.client.get("/v1/models").json()["data"]}
         assert "bank/mixed" in listed
         assert "bank/kitchen" not in listed
-        code, out, _ = soup("ls", "--json", "--method", "adamix")
-        assert code == 0
+        out, _ = done(soup("ls", "--json", "--method", "adamix"))
         assert {row["ref"] for row in json.loads(out)["data"]} == {"bank/kitchen@1", "lora_bank/kitchen@1"}
 
     @pytest.mark.parametrize(

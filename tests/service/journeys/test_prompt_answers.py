@@ -13,6 +13,8 @@ from adaptersoup.cli.verbs.push.sources import Samples
 from adaptersoup.client.client import SoupClient
 from registry.samples.sample import prepare
 from registry.spec import PromptAnswer
+from tests.adaptersoup.cli.outcome import done
+from tests.service.answers import answered, refusal
 from tests.service.passages import WORDS, passages
 from tests.service.servers import Live, Soup
 
@@ -35,9 +37,7 @@ def stocked(live: Live) -> Live:
 
 
 def perplexity(stocked: Live, model: str, texts: list[Any]) -> dict[str, Any]:
-    answer = stocked.world.client.post("/v1/perplexity", json={"model": model, "texts": texts})
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
+    return dict(answered(stocked.world.client.post("/v1/perplexity", json={"model": model, "texts": texts})))
 
 
 def test_a_sample_is_stored_and_given_back_as_it_was_sent(stocked: Live) -> None:
@@ -72,8 +72,7 @@ def test_a_cook_is_verified_on_answers(stocked: Live, effort: str) -> None:
 def test_files_of_prompts_are_read_by_the_command_line(stocked: Live, soup: Soup, tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(json.dumps(item) + "\n" for item in ITEMS[:3]))
-    code, out, error = soup("ppl", "acme/court", "--texts", file, "--json")
-    assert code == 0, error
+    out, _ = done(soup("ppl", "acme/court", "--texts", file, "--json"))
     assert json.loads(out)["tokens"] == perplexity(stocked, "acme/court", ITEMS[:3])["tokens"]
     file.write_text('{"prompt": "Who?"}\n')
     assert (
@@ -92,10 +91,9 @@ def test_files_of_prompts_are_read_by_the_command_line(stocked: Live, soup: Soup
     ],
 )
 def test_what_is_no_passage_is_refused_in_a_sentence(stocked: Live, item: Any, sentence: str) -> None:
-    answer = stocked.world.client.post("/v1/perplexity", json={"model": "tiny", "texts": ["a", item]})
-    assert answer.status_code == 400
-    assert sentence in answer.json()["error"]["message"]
-    assert answer.json()["error"]["message"].count("\n") == 0
+    said = refusal(stocked.world.client.post("/v1/perplexity", json={"model": "tiny", "texts": ["a", item]}), 400)
+    assert sentence in said
+    assert "\n" not in said
 
 
 def test_blank_answers_are_empty_passages(stocked: Live) -> None:

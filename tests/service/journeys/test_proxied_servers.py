@@ -17,6 +17,7 @@ import httpx2
 import pytest
 
 from tests.postgres import Postgres
+from tests.service.answers import answered
 from tests.service.cluster import Cluster, Process, client_of, cluster, free_port, until
 from tests.service.proxies import PROXIES, proxy
 from tests.service.pushes import manifest, strange_weights
@@ -67,9 +68,7 @@ def world(postgres: Postgres, tiny_base_dir: Path, tmp_path_factory: pytest.Temp
             for seed in range(ADAPTERS):
                 name = f"acme/canary-{seed}"
                 weights = strange_weights(tiny_base_dir, folder / "cache", seed=seed)
-                pushed = client.post("/v1/adapters", json=manifest(name, weights))
-                assert pushed.status_code == 201, pushed.text
-                world.digests[name] = pushed.json()["digest"]
+                world.digests[name] = answered(client.post("/v1/adapters", json=manifest(name, weights)), 201)["digest"]
                 world.said[name] = said(client.post("/v1/completions", json=asked(name)).json())
         assert len({(text, round(likely, 3)) for text, likely in world.said.values()}) == ADAPTERS
         yield world

@@ -18,6 +18,7 @@ from service.http.pages.slider_recipe import SLIDERS
 from service.http.problems import status_of
 from service.http.schemas.completions import CompletionRequest
 from tests.browser import Browser
+from tests.service.answers import refusal
 from tests.service.http.pages.looked_at import check_looks, signed_in
 from tests.service.http.pages.signed import Signed, check_says, elements, read
 from tests.service.http.stock import cook_soup
@@ -120,9 +121,7 @@ BEFORE = [
 @pytest.mark.parametrize("before", BEFORE)
 def test_what_was_said_before_is_turns_of_text(browser: Signed, before: str) -> None:
     fields = {"model-1": "base/chatty", "kind": "chat", "prompt": "x", "before": before}
-    answer = browser.send("/playground/events", "/playground", **fields)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith("What was said before")
+    assert refusal(browser.send("/playground/events", "/playground", **fields), 400).startswith("What was said before")
 
 
 @pytest.mark.parametrize("error", [Internal("SECRET"), Busy("Later.", retry_after=7)])
