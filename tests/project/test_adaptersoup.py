@@ -22,7 +22,6 @@ from registry.names import sha256_digest
 from registry.spec import HOLDS_OUT, BaseEntry, CookRequest, SampleSource
 from tests.texts_file import write_texts
 
-RESULT = {"date": "2026-01-01", "commit": "0" * 40, "machine": {"processor": "x", "cores": 2}, "figures": {}}
 DOMAINS = ("novel_one", "novel_two")
 BANK = ("law", "zoo")
 NLL = {"base": 3.0, "control": 2.9, "law": 2.8, "zoo": 3.1, "fresh": 3.0}

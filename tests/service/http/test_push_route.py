@@ -17,7 +17,6 @@ DATABASES = KINDS
 pytestmark = pytest.mark.one_database  # journeys ask each kind the same
 
 WEIGHTS = "adapter_model.safetensors"
-NOBODY = "sha256:" + "0" * 64
 LORA: dict[str, Any] = {"method": "lora", "groups": [{"targets": ["a.*"], "rank": 1, "alpha": 1}]}
 PASSAGES = [f"passage number {number}" for number in range(700)]
 
