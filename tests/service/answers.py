@@ -11,6 +11,6 @@ def answered(answer: Any, status: int = 200) -> Any:
     return answer.json()
 
 
-def refusal(answer: Any, status: int) -> str:
+def refusal(answer: Any, status: int = 400) -> str:
     """The sentence of a refusal that has this status."""
     return str(answered(answer, status)["error"]["message"])

@@ -26,6 +26,7 @@ from registry.spec import (
     UnionConfig,
 )
 from service.engine.text_calls import text_windows
+from tests.service.answers import answered, refusal
 from tests.service.engine.test_two_bases import finish
 from tests.service.passages import passages
 from tests.service.servers import World, open_world
@@ -93,11 +94,6 @@ def post(world: World, path: str, **body: Any) -> Any:
     return world.client.post(path, json=body)
 
 
-def refusal(answer: Any, status: int = 400) -> str:
-    assert answer.status_code == status, answer.text
-    return str(answer.json()["error"]["message"])
-
-
 def asked(world: World, model: str) -> list[Any]:
     """All the ways to ask for text."""
     chat = [{"role": "user", "content": "x"}]
@@ -152,11 +148,10 @@ def test_the_list_of_models_holds_what_can_be_asked_for(world: World) -> None:
 def test_an_encoder_is_ready_and_embeds(world: World) -> None:
     ready = world.client.get("/readyz").json()
     assert ready["checks"] == {"database": "ok", "blobs": "ok", "base/tiny": "ok", "base/bert": "ok"}
-    answer = post(world, "/v1/embeddings", model="base/bert", input=[TEXT, "x"])
-    assert answer.status_code == 200, answer.text
-    assert [len(one["embedding"]) for one in answer.json()["data"]] == [32, 32]
+    answer = answered(post(world, "/v1/embeddings", model="base/bert", input=[TEXT, "x"]))
+    assert [len(one["embedding"]) for one in answer["data"]] == [32, 32]
     tokens = [post(world, "/tokenize", model="bert", prompt=text).json()["count"] for text in (TEXT, "x")]
-    assert answer.json()["usage"]["prompt_tokens"] == sum(tokens) + 2, "each text ends with SEP"
+    assert answer["usage"]["prompt_tokens"] == sum(tokens) + 2, "each text ends with SEP"
     assert "the context is 64" in refusal(post(world, "/v1/embeddings", model="bert", input=TEXT * 20))
     assert "base model's" in refusal(post(world, "/v1/embeddings", model="lab/bert", input=TEXT))
 
@@ -179,9 +174,8 @@ def test_heads_and_banks_are_no_candidates(world: World) -> None:
     assert nobody.status_code >= 400 or not nobody.json()["selection"]["selected"]
     for name, domain in (("lab/cook", "kitchen"), ("lab/judge", "court")):
         pushed(world, name, "tiny", PFEIFFER, domain=domain, sample={"texts": passages(domain, 20)}, seed=len(name))
-    found = post(world, "/v1/select", **how, selector={"kind": "uniform"}, wait=100)
-    assert found.status_code == 200, found.text
-    refs = {one["ref"].split("@")[0] for one in found.json()["selection"]["selected"]}
+    found = answered(post(world, "/v1/select", **how, selector={"kind": "uniform"}, wait=100))
+    refs = {one["ref"].split("@")[0] for one in found["selection"]["selected"]}
     assert refs == {"lab/cook", "lab/judge"}
 
 
@@ -194,9 +188,7 @@ def test_a_soup_for_an_encoder_is_chosen_and_not_verified(world: World) -> None:
                            "selector": {"kind": "cosine", "encoder": "base"}, "wait": 100}  # fmt: skip
     by_all = how | {"selector": {"kind": "uniform"}}
     assert "'bert' is an encoder: set 'verify' to false" in refusal(post(world, "/v1/soups", **by_all))
-    chosen = post(world, "/v1/select", **how, options={"single": True})
-    assert chosen.status_code == 200, chosen.text
-    [one] = chosen.json()["selection"]["selected"]
+    [one] = answered(post(world, "/v1/select", **how, options={"single": True}))["selection"]["selected"]
     assert one["ref"].startswith("lab/bert-cook")
     recipe = {"ingredients": [{"ref": ref, "weight": 1} for ref in ("lab/bert-cook", "lab/bert-judge")]}
     soup = post(world, "/v1/soups", recipe=recipe, name="lab/bert-soup", wait=100)
@@ -210,19 +202,16 @@ def test_a_soup_of_task_adapters_is_not_verified_either(world: World) -> None:
         pushed(world, f"lab/task-{seed}", "tiny", TASK, seed=seed, provenance=same)
     recipe = {"ingredients": [{"ref": f"lab/task-{seed}", "weight": 1} for seed in (7, 8)]}
     sample = {"texts": passages("kitchen", 20)}
-    assert "lab/task-7@1 answers with a head" in refusal(
-        post(world, "/v1/soups", recipe=recipe, sample=sample, wait=100)
-    )
-    soup = post(world, "/v1/soups", recipe=recipe, name="lab/task-soup", wait=100)
-    assert soup.status_code == 201, soup.text
+    answer = post(world, "/v1/soups", recipe=recipe, sample=sample, wait=100)
+    assert "lab/task-7@1 answers with a head" in refusal(answer)
+    assert post(world, "/v1/soups", recipe=recipe, name="lab/task-soup", wait=100).status_code == 201
     assert "answers with a head" in refusal(post(world, "/v1/completions", model="lab/task-soup", prompt="x"))
 
 
 def test_the_merge_of_a_bank_is_served(world: World) -> None:
-    merged = post(world, "/v1/soups", recipe={"ingredients": [{"ref": "lab/bank", "weight": 1}]}, wait=100)
-    assert merged.status_code == 201, merged.text
-    answer = post(world, "/v1/completions", model=merged.json()["model"], prompt=TEXT, max_tokens=3)
-    assert answer.status_code == 200, answer.text
+    recipe = {"ingredients": [{"ref": "lab/bank", "weight": 1}]}
+    merged = answered(post(world, "/v1/soups", recipe=recipe, wait=100), 201)["model"]
+    assert post(world, "/v1/completions", model=merged, prompt=TEXT, max_tokens=3).status_code == 200
 
 
 # --- served ---------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.postgres import KINDS
+from tests.service.answers import answered, refusal
 from tests.service.servers import World
 
 DATABASES = KINDS
@@ -20,19 +21,16 @@ def change(world: World, ns: str, tuning: str, secret: str | None = None, **head
 
 
 def test_the_defaults_are_there_before_anything_is(world: World) -> None:
-    found = world.client.get("/v1/namespaces/untouched")
-    assert found.status_code == 200
-    assert found.json() == {
+    assert answered(world.client.get("/v1/namespaces/untouched")) == {
         "object": "namespace", "namespace": "untouched", "tuning": "allow", "protected_aliases": [],
         "unnamed_soup_days": None, "etag": "allow-0",
     }  # fmt: skip
 
 
 def test_what_is_changed_is_read_and_audited(world: World) -> None:
-    changed = change(world, "acme", "forbid", **{"x-request-id": "r-78"})
-    assert changed.status_code == 200
-    assert changed.json()["tuning"] == "forbid"
-    assert world.client.get("/v1/namespaces/acme").json() == changed.json()
+    changed = answered(change(world, "acme", "forbid", **{"x-request-id": "r-78"}))
+    assert changed["tuning"] == "forbid"
+    assert world.client.get("/v1/namespaces/acme").json() == changed
     admin = world.headers(world.key(["admin"], ["acme"]))
     (entry, *_) = world.client.get("/v1/audit", headers=admin).json()["data"]
     assert (entry["action"], entry["subject"], entry["request_id"]) == ("namespace.change", "acme/", "r-78")
@@ -51,11 +49,9 @@ def test_only_its_admins_change_it(world: World) -> None:
 
 def test_of_two_changes_at_the_same_time_none_is_lost(world: World) -> None:
     etag = world.client.get("/v1/namespaces/raced").json()["etag"]
-    first = change(world, "raced", "forbid", **{"if-match": f'"{etag}"'})
-    assert first.status_code == 200
+    first = answered(change(world, "raced", "forbid", **{"if-match": f'"{etag}"'}))
     late = change(world, "raced", "default", **{"if-match": f'"{etag}"'})
-    assert late.status_code == 412
-    assert first.json()["etag"] in late.json()["error"]["message"]
+    assert first["etag"] in refusal(late, 412)
     assert change(world, "raced", "default", **{"if-match": "*"}).status_code == 200
 
 
@@ -139,8 +135,7 @@ def test_a_writer_retires_nothing_that_one_points_at(world: World, writer: dict[
         assert "guarded/one@1 is what the protected alias 'prod' points at" in refused.json()["error"]["message"]
     assert world.client.delete("/v1/adapters/guarded/one@2", headers=writer).status_code == 200
     assert world.client.get("/v1/adapters/guarded/one@1").status_code == 200
-    restored = world.client.post("/v1/adapters/guarded/one@2/restore", headers=writer)
-    assert restored.status_code == 200
+    assert world.client.post("/v1/adapters/guarded/one@2/restore", headers=writer).status_code == 200
 
 
 def test_what_is_no_longer_protected_is_free_again(world: World, writer: dict[str, str]) -> None:

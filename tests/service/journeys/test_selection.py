@@ -13,6 +13,7 @@ from registry.adapters.weights import save_tensors
 from registry.errors import Retired
 from registry.spec import Provenance, SampleSource, UniformSpec
 from tests.postgres import KINDS
+from tests.service.answers import answered, refusal
 from tests.service.passages import WORDS, passages
 from tests.service.servers import CONFIG, Live
 
@@ -48,15 +49,7 @@ def cook(stocked: Live, **body):
 
 
 def cooked(stocked: Live, status: int = 201, **body) -> dict:
-    answer = cook(stocked, **body)
-    assert answer.status_code == status, answer.text
-    return answer.json()
-
-
-def refusal(answer, status: int) -> str:
-    """The sentence of a refusal."""
-    assert answer.status_code == status, answer.text
-    return answer.json()["error"]["message"]
+    return answered(cook(stocked, **body), status)
 
 
 def select(stocked: Live, headers=None, **body):
@@ -64,9 +57,7 @@ def select(stocked: Live, headers=None, **body):
 
 
 def selected(stocked: Live, **body) -> dict:
-    answer = select(stocked, **body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return answered(select(stocked, **body))
 
 
 def fitted(stocked: Live, spec: dict, **body) -> dict:
@@ -112,12 +103,11 @@ def nearest(stocked: Live, texts, *, headers=None, **body):
 @pytest.mark.one_database
 def test_the_nearest_to_one_pasted_text_are_the_adapters_of_its_domain_first(stocked):
     for domain in ("kitchen", "code"):
-        answer = nearest(stocked, sample_of(domain)["texts"][:1])
-        assert answer.status_code == 200, answer.text
-        found = [one["adapter"] for one in answer.json()["data"]]
+        answer = answered(nearest(stocked, sample_of(domain)["texts"][:1]))
+        found = [one["adapter"] for one in answer["data"]]
         assert found[0]["ref"] == f"acme/{domain}@1"
         assert {one["domain"] for one in found} == set(WORDS)
-        alike = [one["similarity"] for one in answer.json()["data"]]
+        alike = [one["similarity"] for one in answer["data"]]
         assert alike == sorted(alike, reverse=True)
         assert -1 <= alike[-1] < alike[0] <= 1
         assert "provenance" not in found[0]
@@ -264,9 +254,7 @@ def test_what_a_method_has_to_know_is_computed_once_and_goes_with_its_text(stock
 
 def mean_nll(stocked, soup: dict, **more) -> float:
     body = {"model": soup["model"], "texts": passages("court", 3, seed=6), **more}
-    answer = stocked.world.client.post("/v1/perplexity", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["mean_nll"]
+    return answered(stocked.world.client.post("/v1/perplexity", json=body))["mean_nll"]
 
 
 def newest_search(stocked) -> list[str]:
