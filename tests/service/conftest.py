@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from adaptersoup.cli import app as cli
 from adaptersoup.client.client import SoupClient
 from registry.encoders import sbert
-from registry.encoders.sbert import DOING, SentenceBertEncoder
-from registry.progress import Progress
+from registry.encoders.sbert import CHUNK, DOING, SentenceBertEncoder
+from registry.progress import Progress, silent
 from tests.postgres import EVERY
 from tests.service.servers import BASE_ID, Live, Soup, World, open_live, open_world, write_bases
 
@@ -38,7 +39,7 @@ HASHED: dict[tuple[Path, int, int], str] = {}
 MODELS: dict[str, SentenceBertEncoder] = {}
 """The encoder of this test process that has loaded Sentence-BERT, by its digest."""
 EMBEDDED: dict[tuple[str, ...], Any] = {}
-"""What it has made of sentences."""
+"""What it has made of chunks of sentences: samples of one domain begin alike."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -57,14 +58,17 @@ def _sentences_once() -> Iterator[None]:
         return HASHED[key]
 
     def vectors(encoder: SentenceBertEncoder, sentences: list[str], progress: Progress) -> Any:
-        key = (encoder.digest, *sentences)
-        if key not in EMBEDDED:
-            one = MODELS.setdefault(encoder.digest, encoder)
-            with one._lock:
-                EMBEDDED[key] = real(one, sentences, progress)
+        model, chunks = MODELS.setdefault(encoder.digest, encoder), []
+        for start in range(0, len(sentences), CHUNK):
+            progress(start, len(sentences), DOING)
+            chunk = sentences[start : start + CHUNK]
+            key = (encoder.digest, *chunk)
+            if key not in EMBEDDED:
+                with model._lock:
+                    EMBEDDED[key] = real(model, chunk, silent)
+            chunks.append(EMBEDDED[key])
         progress(len(sentences), len(sentences), DOING)
-        found, truncated = EMBEDDED[key]
-        return found.copy(), truncated
+        return np.concatenate([made for made, _ in chunks]), sum(truncated for _, truncated in chunks)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SentenceBertEncoder, "_vectors", vectors)
