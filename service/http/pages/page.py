@@ -51,11 +51,11 @@ class NavigationLink:
 
 @dataclass(frozen=True)
 class NavigationSection:
-    """Pages under one entry of the menu; `others` begin paths of its pages that are in no menu."""
+    """Pages under one entry of the menu; `prefixes` begin paths of its pages that are in no menu."""
 
     name: str
     links: tuple[NavigationLink, ...]
-    others: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
 
     def visible_to(self, principal: Principal) -> NavigationSection:
         """The section with the pages that a key may see."""
@@ -63,7 +63,7 @@ class NavigationSection:
 
     def contains(self, path: str) -> bool:
         """Return True if a page belongs to the section."""
-        return path.startswith((*(link.path for link in self.links), *self.others))
+        return path.startswith((*(link.path for link in self.links), *self.prefixes))
 
 
 NAVIGATION = (
@@ -76,7 +76,7 @@ NAVIGATION = (
             NavigationLink(paths.MAP, "Map", ("read",)),
             NavigationLink(paths.MATRIX, "Matrix", ("read",)),
         ),
-        others=("/soups/",),
+        prefixes=("/soups/",),
     ),
     NavigationSection("Cook", (NavigationLink(paths.COOK, "Cook", ("write",)),)),
     NavigationSection("Playground", (NavigationLink(paths.PLAYGROUND, "Playground", ("infer",)),)),
