@@ -30,10 +30,10 @@ class PreemptionPolicy:
         return next(sequence for sequence in reversed(running) if sequence.has_row)
 
     def for_adapter(self, group: SequenceGroup, running: Iterable[Sequence], limit: int | None) -> list[Sequence]:
-        """The sequences of the youngest adapters, until that of a request fits; empty if it never does.
+        """The sequences to preempt, youngest adapter first, so that a request's adapter fits; empty if it does not yet.
 
         A preempted prompt is computed again, so a sequence first generates `TURN_TOKENS` tokens; else long prompts of
-        two adapters would preempt each other for ever.
+        two adapters would preempt each other for ever. Texts that are scored in chunks are not preempted: they end.
         """
         remaining, preempted = list(running), list[Sequence]()
         for digest in dict.fromkeys(sequence.group.digest for sequence in reversed(remaining)):
@@ -51,7 +51,7 @@ class PreemptionPolicy:
         return preemptible[-1] if len(preemptible) > 1 else None
 
     def for_memory(self, sequence: Sequence, running: Reversible[Sequence]) -> ListLike[Sequence]:
-        """The sequences without which there is memory for one that is to start; empty if there would not be enough.
+        """The sequences to preempt so that another can start; empty if that would not free enough memory.
 
         For the holder of the reservation they are the later ones, for a request that has waited long those of the
         busiest adapter.

@@ -128,8 +128,8 @@ class Scheduler:
         holder = self._reservation.holder
         if holder is not None and (holder.base_id not in startable or not adapter_is_loaded(holder)):
             self._reservation.suspend()
-        if not self._make_room_for_adapter(startable):
-            startable = []
+        self._update_shares()
+        self._make_room_for_adapters(startable)
         for base_id in list(self._base_turns):
             self._base_turns.rotate(-1)
             step = self._build_step(base_id, can_start=base_id in startable)
@@ -172,7 +172,7 @@ class Scheduler:
     def _schedule_prompts(self, base_id: str, step: StepBuilder, can_start: bool) -> None:
         """Continue prompts that have started, then start others; in the other order if one has waited long."""
         started = [s for s in self._running if s.is_generation and not s.is_decoding and s.group.base_id == base_id]
-        if can_start and self._waiting.any_waited_long(base_id):
+        if can_start and self._waiting.any_waited_long(base_id) and not self._adapter_budget.is_closed:
             self._start_prompts(base_id, step)
         for sequence in started:
             if sequence in self._running and step.token_budget > 0:
@@ -187,7 +187,7 @@ class Scheduler:
     def _start_prompts(self, base_id: str, step: StepBuilder) -> None:
         """Start waiting prompts, one of each key and adapter in turn."""
         while step.token_budget > 0 and self._free_slot(base_id):
-            sequence = next((s for s in self._next_sequences(base_id) if self._claim_adapter(s.group)), None)
+            sequence = next((s for s in self._next_sequences(base_id) if self._has_room_for_adapter(s.group)), None)
             if sequence is None:
                 break
             self._copy_source(sequence)  # marks it as used, so that it is evicted last to make room for the sequence
@@ -200,32 +200,40 @@ class Scheduler:
     def _next_sequences(self, base_id: str) -> list[Sequence]:
         return self._waiting.next_sequences(base_id, only=self._reservation.holder, excluded=self._preempted)
 
-    def _make_room_for_adapter(self, base_ids: Iterable[str]) -> bool:
-        """Preempt sequences for the adapter of a request that has waited long; return False if nothing may start.
+    def _make_room_for_adapters(self, base_ids: Iterable[str]) -> None:
+        """Keep room for the adapters of requests that have waited long, and preempt sequences for one that has none.
 
-        Until there is room nothing else starts, so that the wait ends.
+        Until it has room no request with an adapter starts, so that the wait ends; requests without one do.
         """
-        group = next(filter(self._lacks_room_for_adapter, self._waiting_groups(base_ids)), None)
+        groups = self._starved_groups(base_ids)
+        group = next((group for group in groups if not self._adapter_budget.fits(group)), None)
         if group is None:
-            return True
+            for group in groups:
+                self._adapter_budget.try_add(group)
+            return
         limit = self._adapter_budget.limit
         for sequence in self._preemption.for_adapter(group, self._running, limit):
             self._preempt(sequence)
         self._adapter_budget = AdapterBudget(limit, self._running)
-        return self._adapter_budget.try_add(group)
+        if not self._adapter_budget.try_add(group):
+            self._adapter_budget.is_closed = True
 
-    def _waiting_groups(self, base_ids: Iterable[str]) -> list[SequenceGroup]:
-        """The requests of these base models that could start next."""
+    def _starved_groups(self, base_ids: Iterable[str]) -> list[SequenceGroup]:
+        """The requests of these base models that could start and have waited long, with adapters that are loaded."""
         prompts = [sequence.group for base_id in base_ids for sequence in self._next_sequences(base_id)]
-        return prompts + [group for group in self._scoring.groups() if group.base_id in base_ids]
+        texts = [group for group in self._scoring.groups() if group.base_id in base_ids]
+        return [
+            group
+            for group in prompts + texts
+            if group.digest is not None
+            and self._waiting.has_waited_long(group.queue_key)
+            and self._reservation.allows(group)
+            and self._adapter_is_loaded(group)
+        ]
 
-    def _lacks_room_for_adapter(self, group: SequenceGroup) -> bool:
-        has_waited = self._waiting.has_waited_long(group.queue_key) and self._adapter_is_loaded(group)
-        return has_waited and not self._adapter_budget.fits(group)
-
-    def _claim_adapter(self, group: SequenceGroup) -> bool:
+    def _has_room_for_adapter(self, group: SequenceGroup) -> bool:
         """Return True if a request's adapter is loaded and within the budget."""
-        return self._adapter_is_loaded(group) and self._adapter_budget.try_add(group)
+        return self._adapter_is_loaded(group) and self._adapter_budget.fits(group)
 
     def _free_slot(self, base_id: str) -> bool:
         """Return True if fewer than `max_running` sequences generate, preempting one for a request that waited long."""
@@ -277,7 +285,7 @@ class Scheduler:
         if not can_start:
             return
         for group in self._scoring.in_turn(base_id):
-            if step.token_budget < 1 or not self._claim_adapter(group):
+            if step.token_budget < 1 or not self._has_room_for_adapter(group):
                 continue
             scheduled = len(step.prefills)
             while group.waiting and self._start_text(group.waiting[0], step):
@@ -305,6 +313,7 @@ class Scheduler:
         group.waiting.popleft()
         group.running[sequence] = None
         group.mark_running()
+        self._adapter_budget.try_add(group)
         self._reservation.release(group)
         step.add(Segment(sequence, 0, length, "score", keeps_kv=False))
         return True
@@ -315,6 +324,7 @@ class Scheduler:
         group.running[sequence] = None
         self._running[sequence] = None
         sequence.started_with = len(sequence.ids)
+        self._adapter_budget.try_add(group)
         self._update_shares()
         self._waiting.reset_wait(group.queue_key)
         self._reservation.release(group)

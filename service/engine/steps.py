@@ -220,6 +220,8 @@ class AdapterBudget:
 
     def __init__(self, limit: int | None, running: Iterable[Sequence]) -> None:
         self.limit = limit
+        self.is_closed = False
+        """True while no request with an adapter may start."""
         self._sizes: dict[str, int] = {}
         for group in dict.fromkeys(sequence.group for sequence in running):
             if group.request.adapter is not None:
@@ -236,7 +238,9 @@ class AdapterBudget:
     def fits(self, group: SequenceGroup) -> bool:
         """Return True if a request's adapter is among these or can be added."""
         adapter = group.request.adapter
-        if adapter is None or adapter.digest in self._sizes or not self._sizes or self.limit is None:
+        if adapter is None or self.is_closed:
+            return adapter is None
+        if adapter.digest in self._sizes or not self._sizes or self.limit is None:
             return True
         return sum(self._sizes.values()) + adapter.size_bytes <= self.limit
 

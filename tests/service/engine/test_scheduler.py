@@ -185,6 +185,33 @@ class TestTurns:
         turns = math.ceil(tokens / TURN_TOKENS)
         drain(simulation, limit=4 * turns * (prefill_steps + TURN_TOKENS))
 
+    def test_requests_without_an_adapter_do_not_wait_for_the_room_of_an_adapter(self) -> None:
+        simulation = simulation_of(tokens=10, adapter_bytes=1)
+        simulation.add([generate(2000, adapter="a", owner="x")])
+        simulation.step()
+        simulation.add([generate(adapter="b", owner="x")])
+        simulation.steps(PATIENCE_STEPS + 2)
+        [other] = simulation.add([generate(base="c", owner="z")])
+        simulation.steps(4)
+        assert other.state is not State.WAITING
+
+    def test_a_text_without_memory_keeps_no_room_for_its_adapter(self) -> None:
+        """Memory is reserved for the text of key y; that of key z has another adapter and comes first in turn."""
+
+        def prefixed(adapter: str, owner: str) -> ScoreRequest:
+            return ScoreRequest(
+                "b", ((1,) * 20,), LoadableAdapter(adapter, PrefixConfig(length=8), dict, 1), owner=owner
+            )
+
+        simulation = simulation_of(tokens=30, adapter_bytes=1, kv=MIN_ROW_POSITIONS)
+        groups = simulation.add([generate(20, tokens=40, owner="x")])
+        simulation.step()
+        groups += simulation.add([score(3, owner="y"), prefixed("a", "y")])
+        simulation.steps(PATIENCE_STEPS + 4)
+        groups += simulation.add([prefixed("b", "z")])
+        drain(simulation)
+        assert all(group.state is State.FINISHED for group in groups)
+
     def test_a_text_has_its_turn_where_a_stream_fills_the_bank(self) -> None:
         simulation = simulation_of(adapter_bytes=1)
         [stream] = simulation.add([generate(adapter="a", tokens=200)])

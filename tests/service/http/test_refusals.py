@@ -13,6 +13,12 @@ from service.http.security.refusals import APART, LONGEST, OTHERS, REMEMBERED, R
 from tests.service.servers import World
 
 
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause of a real server, which worlds that other modules opened have set to 0."""
+    monkeypatch.setattr("service.http.security.refusals.APART", APART)
+
+
 class Time:
     """A clock that stands still but for what is slept."""
 
