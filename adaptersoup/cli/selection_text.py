@@ -9,7 +9,6 @@ from adaptersoup.tables import columns, fields, table_width
 from registry.spec import (
     MixReport,
     NoiseControl,
-    Price,
     Search,
     Selection,
     SingleBeside,
@@ -20,7 +19,7 @@ from registry.spec import (
 )
 from registry.spec.search import WAYS
 from service.http.schemas.selectors import Selected
-from service.http.schemas.soups import Soup
+from service.http.schemas.soups import HigherEffort, Soup
 
 
 def selection_table(selection: Selection) -> str:
@@ -153,7 +152,7 @@ def _verification_text(verification: Verification) -> str:
     )
 
 
-def _price_text(price: Price) -> str:
+def _price_text(price: HigherEffort) -> str:
     """The estimated cost of a higher effort, and by how much past cooks with it lowered the NLL, if there were any."""
     cost = f"{price.effort} about {price.seconds:.0f} s"
     if price.gain is None:

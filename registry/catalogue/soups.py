@@ -87,16 +87,25 @@ class Soups(Repository[RecipeRow]):
                 by_version.setdefault((row.namespace, row.name, row.version), []).append(row.check)
         return by_version
 
-    def searches(
-        self, base_model: str, visible: Namespaces, *, most: int
-    ) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-        """(search, verification) of the newest `most` cooks with a search of visible soups over a base model."""
-        columns = [evidence.c.evidence[name].label(name) for name in ("search", "verification")]
+    def past_trials(self, base_model: str, visible: Namespaces, *, most: int) -> list[tuple[str, list[Any], float]]:
+        """(effort, trials, difference of the verified soup) of the newest `most` cooks of each effort on a base model.
+
+        Only cooks of visible soups that have all three; the newest come first.
+        """
+        effort = evidence.c.evidence[("search", "effort")].as_string()
+        difference = evidence.c.evidence[("verification", "difference")].as_float()
+        columns = (
+            evidence.c.id,
+            effort.label("effort"),
+            evidence.c.evidence[("search", "trials")].label("trials"),
+            difference.label("difference"),
+            func.row_number().over(partition_by=effort, order_by=evidence.c.id.desc()).label("rank"),
+        )
         query = select(*columns).join(adapters, evidence.c.adapter_id == adapters.c.id)
-        has_search = evidence.c.evidence[("search", "effort")].as_string().is_not(None)
-        query = query.where(adapters.c.base_model == base_model, seen_by(visible, adapters.c.namespace), has_search)
-        rows = self._connection.execute(query.order_by(evidence.c.id.desc()).limit(most))
-        return [(row.search, row.verification) for row in rows]
+        query = query.where(adapters.c.base_model == base_model, seen_by(visible, adapters.c.namespace))
+        ranked = query.where(effort.is_not(None), difference.is_not(None)).subquery()
+        rows = self._connection.execute(select(ranked).where(ranked.c.rank <= most).order_by(ranked.c.id.desc()))
+        return [(row.effort, row.trials, row.difference) for row in rows]
 
     def parents(self, recipe_digest: str | None, visible: Namespaces) -> list[tuple[str, str, AdapterRow | None]]:
         """(digest, weight, row) of a recipe's ingredients; the row is None if it is not visible."""

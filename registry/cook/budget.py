@@ -20,7 +20,7 @@ from registry.spec import Budget, Passage, TuningOptions, WeighingRequest, chara
 LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
 """What a budget leaves of weighing at least. Where it leaves fewer than LEAST_ALONE alone, none is scored so."""
 TRAINING_STEPS, MIN_TRAINING_PASSES, MAX_TRAINING_PASSES = 48, 2, 6
-"""Steps that a training has by default, as far as these passes allow."""
+"""Default steps of a training, and its least and most passes by default."""
 GRADIENT, AN_ADAPTER = 3.2, 0.06
 """Passes of the base that a pass with its gradients takes, and what each adapter that is attached adds."""
 TRAINING = 3.5

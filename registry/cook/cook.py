@@ -10,7 +10,6 @@ from registry.cook.answer import Outcome, abstained, cooked_soup, evidence_of, s
 from registry.cook.default_effort import may_tune, with_default_effort
 from registry.cook.ingredients import recipe_ingredients, select_ingredients
 from registry.cook.job import STEPS, Computations, CookJob
-from registry.cook.past_gains import past_gains
 from registry.cook.sample import read_sample
 from registry.cook.scoring import judge
 from registry.cook.store import purged_while_cooking, store_soup
@@ -140,5 +139,4 @@ def _prices(job: CookJob, spent: Spent, cooked: Cooked, target: str) -> tuple[Pr
     if selection is not None:
         ranked = len(selection.selected) + len(selection.left_out) + sum(selection.more_left_out.values())
     tuning = may_tune(job.registry.database, target)
-    gains = past_gains(job.registry.database, job.base.entry.id, job.caller.namespaces)
-    return dearer_efforts(job.request, spent, len(job.texts), adapters=ranked, tuning=tuning, gains=gains)
+    return dearer_efforts(job.request, spent, len(job.texts), adapters=ranked, tuning=tuning)

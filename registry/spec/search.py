@@ -86,18 +86,11 @@ class Spent(Frozen):
 
 
 class Price(Frozen):
-    """About what an effort would take for the same sample: passes of the base over it, and seconds on this machine.
-
-    `gain` is what it usually brings: by how much the NLL per token of the soup that was stored was lower than that of
-    the soup as selected, on held-out passages; the median of the newest `cooks` with this effort over this base model
-    that the caller sees. Cooks that stored nothing are not among them.
-    """
+    """About what an effort would take for the same sample: passes of the base over it, and seconds on this machine."""
 
     effort: Effort
     passes: float
     seconds: float
-    gain: float | None = None
-    cooks: int = 0
 
 
 class NoiseControl(Frozen):

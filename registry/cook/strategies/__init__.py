@@ -6,7 +6,7 @@ candidate or stores one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
@@ -53,18 +53,12 @@ def strategy_of(request: CookRequest) -> Strategy:
 
 
 def dearer_efforts(
-    request: CookRequest,
-    spent: Spent,
-    passages: int,
-    *,
-    adapters: int,
-    tuning: bool,
-    gains: Mapping[Effort, tuple[float, int]],
+    request: CookRequest, spent: Spent, passages: int, *, adapters: int, tuning: bool
 ) -> tuple[Price, ...]:
     """The efforts that would do more with the same sample of so many passages, each with its price.
 
-    More than a recipe is only training; `tuning` says whether the namespace allows it, `gains` are those of past cooks.
-    Empty where no pass was timed, or where nothing is to be verified.
+    More than a recipe is only training; `tuning` says whether the namespace allows it. Empty where no pass was timed,
+    or where nothing is to be verified.
     """
     if spent.forward_seconds is None or not request.verify:
         return ()
@@ -74,7 +68,5 @@ def dearer_efforts(
         strategy = STRATEGIES[effort]
         if strategy.passes is not None and (tuning if effort == "tune" else request.recipe is None):
             passes = strategy.passes(passages, adapters)
-            seconds = START_SECONDS + passes * spent.forward_seconds
-            gain, cooks = gains.get(effort, (None, 0))
-            prices.append(Price(effort=effort, passes=passes, seconds=seconds, gain=gain, cooks=cooks))
+            prices.append(Price(effort=effort, passes=passes, seconds=START_SECONDS + passes * spent.forward_seconds))
     return tuple(prices)

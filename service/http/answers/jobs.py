@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from registry.catalogue.jobs import COOKS
 from registry.catalogue.rows import JobRow, Namespaces
+from registry.cook.past_gains import past_gains
 from registry.errors import Forbidden
 from registry.spec import Cooked
 from service.access.keys import Principal
 from service.http.schemas.adapters import Adapter, adapter_body
 from service.http.schemas.jobs import Job, job_body
-from service.http.schemas.soups import Soup
+from service.http.schemas.soups import HigherEffort, Soup
 from service.jobs.kinds import KINDS
 from service.services import Services
 
@@ -59,15 +60,17 @@ def visible_job_body(services: Services, row: JobRow, principal: Principal) -> J
     if row.kind not in COOKS or row.result is None:
         return body
     cooked = Cooked.model_validate(row.result)
-    return body.model_copy(update={"result": soup_of(services, cooked).model_dump(mode="json")})
+    return body.model_copy(update={"result": soup_of(services, cooked, principal.namespaces).model_dump(mode="json")})
 
 
-def soup_of(services: Services, cooked: Cooked) -> Soup:
-    """Return the body of a cook's result, with the soup or adapter behind its model."""
-    evidence = cooked.evidence
+def soup_of(services: Services, cooked: Cooked, visible: Namespaces) -> Soup:
+    """Return the body of a cook's result, with the soup or adapter behind its model, for a key that sees `visible`."""
+    evidence, adapter = cooked.evidence, _adapter(services, cooked.soup_id)
+    fields = {name: getattr(cooked, name) for name in Soup.model_fields if name in Cooked.model_fields}
+    base_model = cooked.model.removeprefix("base/") if adapter is None else adapter.base_model
     return Soup(
-        **{name: getattr(cooked, name) for name in Soup.model_fields if name in Cooked.model_fields},
-        soup=_adapter(services, cooked.soup_id),
+        **{**fields, "beyond": _higher_efforts(services, cooked, base_model, visible)},
+        soup=adapter,
         selection=evidence.selection,
         sample=evidence.sample,
         verification=evidence.verification,
@@ -76,6 +79,18 @@ def soup_of(services: Services, cooked: Cooked) -> Soup:
         fitted_at=evidence.fitted_at,
         not_yet_included=list(evidence.not_yet_included),
     )
+
+
+def _higher_efforts(
+    services: Services, cooked: Cooked, base_model: str, visible: Namespaces
+) -> tuple[HigherEffort, ...]:
+    """The prices of a cook's result, with the gains of past cooks."""
+    gains = past_gains(services.registry.database, base_model, visible) if cooked.beyond else {}
+    efforts = []
+    for price in cooked.beyond:
+        gain, cooks = gains.get(price.effort, (None, 0))
+        efforts.append(HigherEffort(**price.model_dump(), gain=gain, cooks=cooks))
+    return tuple(efforts)
 
 
 def _adapter(services: Services, adapter_id: int | None) -> Adapter | None:

@@ -84,8 +84,8 @@ async def run_pool_job(
 ) -> dict[str, Any] | Job:
     """Queue a job once its pool has members; return its result, or 202 and the job where that takes longer.
 
-    `check_pool` raises for a pool that cannot be used, or not yet; `kind` is the kind of job that one has whose pool is
-    not fitted.
+    `check_pool` raises for a pool that cannot be used, or not yet; `kind` is the job's kind if the pool must be fitted
+    first.
     """
 
     def check_kind() -> None:

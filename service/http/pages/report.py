@@ -22,13 +22,12 @@ from registry.spec import (
     Ingredient,
     LeftOut,
     MixReport,
-    Price,
     Recipe,
     Spent,
     WeighedCandidate,
 )
 from service.http.pages.downloads import Cell, Column, Drawings, Table
-from service.http.schemas.soups import Soup
+from service.http.schemas.soups import HigherEffort, Soup
 from service.http.schemas.wire import Wire
 
 MAX_SEGMENTS = 200
@@ -48,7 +47,7 @@ class CookReport(Wire):
     evidence: Evidence
     spent: Spent | None = None
     """The time and passes of the cook; null for a stored soup, which does not record them."""
-    more_effort: tuple[Price, ...] = Field(default=(), serialization_alias="beyond")
+    more_effort: tuple[HigherEffort, ...] = Field(default=(), serialization_alias="beyond")
     """The price of each effort beyond that of the cook."""
     names: dict[str, tuple[str, str]] = Field(default_factory=dict)
     """Ref and domain, by digest, of the adapters that the key sees."""

@@ -48,7 +48,7 @@ async def cook_soup(
         services,
         principal,
         response,
-        kind="search",  # what a cook is whose pool is to be fitted first
+        kind="search",  # the job's kind if the pool must be fitted first
         check_pool=partial(check_pool, services.registry, caller, body),
         enqueue=partial(begin_cook, services, principal, body, request.state.request_id),
         seconds=seconds,
@@ -57,7 +57,7 @@ async def cook_soup(
         return result
     cooked = Cooked.model_validate(result)
     response.status_code = 201 if cooked.created else 200
-    return await in_thread(soup_of, services, cooked)
+    return await in_thread(soup_of, services, cooked, principal.namespaces)
 
 
 @router.get("")

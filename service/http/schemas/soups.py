@@ -21,6 +21,17 @@ class SoupRequest(CookRequest):
     wait: Wait | None = None
 
 
+class HigherEffort(Price):
+    """The price of an effort for the same sample, and what it usually brings.
+
+    `gain` is the NLL of the soup as selected minus that of the stored soup, in nats per token on held-out passages: the
+    median over the newest `cooks` with this effort on this base model that the caller sees and that stored a soup.
+    """
+
+    gain: float | None = None
+    cooks: int = 0
+
+
 class Soup(Wire):
     """What was cooked: a soup, one adapter that needs no mixing, or the base where `abstained`."""
 
@@ -45,4 +56,4 @@ class Soup(Wire):
     fitted_at: datetime | None
     not_yet_included: list[str]
     spent: Spent | None
-    beyond: tuple[Price, ...]
+    beyond: tuple[HigherEffort, ...]

@@ -541,6 +541,19 @@ class TestCook:
         assert "US law" in err
         assert "3.0000, 2.8000; kept: that after pass 1" in err
 
+    def test_higher_efforts_have_their_cost_and_the_gain_of_past_cooks(
+        self, soup: Soup, server: Server, sample: Path
+    ) -> None:
+        efforts = [
+            {"effort": "quick", "passes": 9.0, "seconds": 9.0, "gain": 0.12, "cooks": 1},
+            {"effort": "tune", "passes": 7.0, "seconds": 7.0, "gain": None, "cooks": 0},
+        ]
+        spent = {"seconds": 2.0, "forward_seconds": 1.0, "passes": 2.0}
+        server.on("POST /v1/soups", ok({**SOUP, "spent": spent, "beyond": efforts}, 201))
+        _, err = done(soup("cook", "--sample", sample))
+        gain = "lowered the NLL by 0.120 nats per token in the median of 1 past cook"
+        assert f"quick about 9 s ({gain}), tune about 7 s." in " ".join(err.split())
+
     def test_the_model_of_a_server_of_another_version_is_there_without_its_notes(
         self, soup: Soup, server: Server, sample: Path
     ) -> None:

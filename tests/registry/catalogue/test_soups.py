@@ -104,20 +104,25 @@ class TestLineage:
         }
         assert catalogue.soups.verifications(names[1:2], most=3) == {names[1]: [{"difference": 9}]}
 
-    def test_searches_are_the_newest_that_a_caller_sees(self, catalogue):
+    def test_past_trials_are_the_newest_of_each_effort_that_a_caller_sees(self, catalogue):
         recipe = recipe_of(add(catalogue, "acme/a").digest)
         soup, hidden = cook(catalogue, "acme/s", recipe), cook(catalogue, "other/t", recipe)
-        verification = {"difference": -1.0}
-        for effort in ("quick", "thorough", "tune"):
-            search = {"effort": effort}
-            catalogue.soups.add_evidence(soup.id, recipe.digest, {"search": search, "verification": verification})
-        body = {"search": {"effort": "tune"}, "verification": verification}
-        catalogue.soups.add_evidence(hidden.id, recipe.digest, body)
-        catalogue.soups.add_evidence(soup.id, recipe.digest, {"search": None, "verification": verification})
-        newest = [({"effort": effort}, verification) for effort in ("tune", "thorough")]
-        assert catalogue.soups.searches(soup.base_model, ("acme",), most=2) == newest
-        assert len(catalogue.soups.searches(soup.base_model, None, most=9)) == 4
-        assert catalogue.soups.searches("another", None, most=9) == []
+
+        def cooked(row, effort: str, difference: float) -> None:
+            search = {"effort": effort, "trials": [{"way": "selected", "difference": 0.5}]}
+            body = {"search": search, "verification": {"difference": difference}}
+            catalogue.soups.add_evidence(row.id, recipe.digest, body)
+
+        for number in range(3):
+            cooked(soup, "quick", -number)
+        cooked(hidden, "tune", -9.0)
+        cooked(soup, "tune", -5.0)
+        catalogue.soups.add_evidence(soup.id, recipe.digest, {"search": None, "verification": {"difference": -1.0}})
+        past = catalogue.soups.past_trials(soup.base_model, ("acme",), most=2)
+        assert [(effort, difference) for effort, _, difference in past] == [("tune", -5), ("quick", -2), ("quick", -1)]
+        assert past[0][1] == [{"way": "selected", "difference": 0.5}]
+        assert len(catalogue.soups.past_trials(soup.base_model, None, most=2)) == 4
+        assert catalogue.soups.past_trials("another", None, most=2) == []
 
     def test_evidence_gathers_in_order(self, catalogue):
         recipe = recipe_of(add(catalogue, "acme/a").digest)

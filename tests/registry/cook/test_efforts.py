@@ -16,6 +16,7 @@ from registry.cook.budget import (
     cut_weighing,
     passes_within,
 )
+from registry.cook.past_gains import past_gains
 from registry.cook.sample import Split
 from registry.cook.strategies import STRATEGIES, dearer_efforts, quick, thorough
 from registry.cook.timed import TimedBase
@@ -229,15 +230,15 @@ def request(**fields) -> CookRequest:
     ],
 )
 def test_what_does_more_has_a_price(fields, more):
-    prices = dearer_efforts(request(**fields), SPENT, 30, adapters=21, tuning=True, gains={})
+    prices = dearer_efforts(request(**fields), SPENT, 30, adapters=21, tuning=True)
     assert [price.effort for price in prices] == more
     for price in prices:
         assert price.seconds == pytest.approx(START_SECONDS + 2.0 * price.passes)
         assert price.passes == passes_of(price.effort, 30, 21)
-    forbidden = dearer_efforts(request(**fields), SPENT, 30, adapters=21, tuning=False, gains={})
+    forbidden = dearer_efforts(request(**fields), SPENT, 30, adapters=21, tuning=False)
     assert [price.effort for price in forbidden] == [effort for effort in more if effort != "tune"]
     assert (
-        dearer_efforts(request(**fields), Spent(seconds=9.0), 30, adapters=21, tuning=True, gains={}) == ()
+        dearer_efforts(request(**fields), Spent(seconds=9.0), 30, adapters=21, tuning=True) == ()
     )  # no pass was timed
 
 
@@ -283,15 +284,14 @@ def test_every_answer_says_what_it_took(stocked, effort):
     assert (without.spent.passes, without.beyond) == (None, ())
 
 
-def test_a_price_says_what_the_effort_gained_in_past_cooks(pool):
-    assert {price.cooks for price in left_open(pool, effort="instant").beyond} == {0}
+def test_the_gain_of_past_cooks_is_over_the_soup_as_selected(pool):
+    assert past_gains(pool.database, "tiny", None) == {}
     evidence = tune(pool).evidence
     as_selected = next(trial.difference for trial in evidence.search.trials if trial.way == "selected")
     gain = as_selected - evidence.verification.difference
     assert gain > 0
-    prices = {price.effort: price for price in left_open(pool, effort="instant").beyond}
-    assert (prices["tune"].gain, prices["tune"].cooks) == (pytest.approx(gain), 1)
-    assert (prices["quick"].gain, prices["quick"].cooks) == (None, 0)
+    assert past_gains(pool.database, "tiny", None) == {"tune": (pytest.approx(gain), 1)}
+    assert past_gains(pool.database, "tiny", ("other",)) == {}
 
 
 def test_where_tuning_is_forbidden_it_has_no_price(stocked):

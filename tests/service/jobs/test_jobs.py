@@ -457,6 +457,20 @@ class TestWhose:
         assert "theirs" not in json.dumps(shown)
         assert shown["search"] == {"candidates": [], "left_out": [], "single": None, "trials": [{"way": "weighed"}]}
 
+    def test_the_gain_of_past_cooks_is_of_soups_that_a_key_sees(self, world: World) -> None:
+        answer = cook(world, recipe=by_hand("acme/court", "theirs/secret"), name="theirs/tried", wait=60).json()
+        search = {"effort": "tune", "trials": [{"way": "selected", "difference": -0.1}]}
+        with world.runtime.services.registry.database.write() as catalogue:
+            row = catalogue.adapters.resolve(None, parse_ref(answer["model"]))
+            body = {"search": search, "verification": {"difference": -0.4}}
+            catalogue.soups.add_evidence(row.id, answer["recipe_digest"], body)
+        request = {"sample": {"texts": passages("court", 25)}, "effort": "instant", "verify": True, "wait": 60}
+        gains = []
+        for namespaces in (["acme", "theirs"], ["acme"]):
+            cooked = cook(world, world.key(["read", "write"], namespaces), **request).json()
+            gains.append([price["gain"] for price in cooked["beyond"] if price["effort"] == "tune"])
+        assert gains == [[pytest.approx(0.3)], [None]]
+
     def test_a_key_cooks_from_what_it_sees_and_into_its_own(self, world: World) -> None:
         secret = world.key(["read", "write"], ["acme"])
         digest = world.client.get("/v1/adapters/theirs/secret").json()["digest"]
