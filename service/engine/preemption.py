@@ -45,6 +45,11 @@ class PreemptionPolicy:
                 return preempted
         return []
 
+    def is_starved_of_adapter(self, group: SequenceGroup) -> bool:
+        """Return True if a request with an adapter has waited long, and may get memory."""
+        has_waited = group.digest is not None and self._waiting.has_waited_long(group.queue_key)
+        return has_waited and self._reservation.allows(group)
+
     def for_slot(self, group: SequenceGroup) -> Sequence | None:
         """A sequence of a key or adapter that runs several, None if there is none."""
         preemptible = self._waiting.shares.preemptible(group)

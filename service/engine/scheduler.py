@@ -222,14 +222,8 @@ class Scheduler:
         """The requests of these base models that could start and have waited long, with adapters that are loaded."""
         prompts = [sequence.group for base_id in base_ids for sequence in self._next_sequences(base_id)]
         texts = [group for group in self._scoring.groups() if group.base_id in base_ids]
-        return [
-            group
-            for group in prompts + texts
-            if group.digest is not None
-            and self._waiting.has_waited_long(group.queue_key)
-            and self._reservation.allows(group)
-            and self._adapter_is_loaded(group)
-        ]
+        starved = filter(self._preemption.is_starved_of_adapter, prompts + texts)
+        return list(filter(self._adapter_is_loaded, starved))
 
     def _has_room_for_adapter(self, group: SequenceGroup) -> bool:
         """Return True if a request's adapter is loaded and within the budget."""
