@@ -129,7 +129,8 @@ class Scheduler:
         if holder is not None and (holder.base_id not in startable or not adapter_is_loaded(holder)):
             self._reservation.suspend()
         self._update_shares()
-        self._make_room_for_adapters(startable)
+        if adapter_bytes is not None:
+            self._make_room_for_adapters(startable)
         for base_id in list(self._base_turns):
             self._base_turns.rotate(-1)
             step = self._build_step(base_id, can_start=base_id in startable)
@@ -149,7 +150,6 @@ class Scheduler:
             step.token_budget = self.step_times.beside_decodes(base_id, limit, same_namespaces=same_namespaces)
         else:
             step.token_budget = self.step_times.between_decodes(base_id, other_bases, limit)
-        self._update_shares()
         schedule = [self._schedule_prompts, self._schedule_scores]
         for schedule_prefills in reversed(schedule) if base_id in self._scores_first else schedule:
             schedule_prefills(base_id, step, can_start)

@@ -88,11 +88,11 @@ async def run_pool_job(
     first.
     """
 
-    def check_kind() -> None:
+    def check_limits() -> None:
         with services.registry.database.read() as catalogue:
             check_queue(catalogue, services.settings, kind, principal.key_id)
 
-    remaining = await until_selectable(services, principal.key_id, check_pool, check_kind, seconds)
+    remaining = await until_selectable(services, principal.key_id, check_pool, check_limits, seconds)
     job = await in_thread(enqueue)
     row = await wait_for_job(services, job.id, remaining)
     if row.state not in FINAL:
@@ -101,10 +101,10 @@ async def run_pool_job(
     return result_of(row)
 
 
-async def until_selectable(services: Services, key_id: str, check: Check, check_queue: Check, seconds: float) -> float:
+async def until_selectable(services: Services, key_id: str, check: Check, check_limits: Check, seconds: float) -> float:
     """Wait until `check` finds an embedded member in the pool of a request; return the remaining seconds.
 
-    Samples that were just pushed are embedded in the meantime: a fit begun before that would fail. `check_queue` is
+    Samples that were just pushed are embedded in the meantime: a fit begun before that would fail. `check_limits` is
     called before waiting, and raises if the job could not be queued afterwards. Raises what `check` raises: Unavailable
     for samples that are not yet embedded when the seconds are over.
     """
@@ -115,7 +115,7 @@ async def until_selectable(services: Services, key_id: str, check: Check, check_
         return seconds
     if seconds <= 0:
         raise pending
-    await in_thread(check_queue)
+    await in_thread(check_limits)
     waiters = _waiters.get(None)
     if waiters is None:
         _waiters.set(waiters := Waiters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import nullcontext
 
 import pytest
@@ -25,17 +26,12 @@ def holds_nothing(store: BlobStore) -> bool:
     return list(store.digests()) == [] and not store.has(HELLO)
 
 
-class BlobStoreContract:
-    """What a blob store does; the tests of each store subclass this, with a fixture `store` and their `damage`."""
+class BlobStoreContract(ABC):
+    """The behaviour of a blob store; tests of a store subclass this with `damage` and an empty `store`."""
 
-    @pytest.fixture
-    def store(self) -> BlobStore:
-        """An empty store."""
-        raise NotImplementedError
-
+    @abstractmethod
     def damage(self, store: BlobStore, digest: str, data: bytes) -> None:
         """Have other bytes where a blob is stored."""
-        raise NotImplementedError
 
     def test_what_is_opened_can_be_sought(self, store):
         store.put_bytes(b"hello")
