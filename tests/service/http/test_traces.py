@@ -22,6 +22,7 @@ from starlette.routing import Route
 from adaptersoup.client.client import SoupClient
 from service.observability.tracing import Tracing
 from service.settings import Settings
+from tests.service.cluster import until
 from tests.service.servers import Live, World, open_world, serving, write_bases
 
 pytestmark = pytest.mark.slow
@@ -86,13 +87,26 @@ def world(
     yield from open_world(folder / "data", bases, **database_settings, otel_endpoint=collecting[1])
 
 
-@pytest.fixture
-def collected(collecting: tuple[Collector, str], world: World) -> Callable[[], Collector]:
-    """What the collector has, once everything that ended was sent."""
+def span_of(answer: httpx2.Response) -> str:
+    """The id of the span of the request with this answer."""
+    return answer.headers["traceresponse"].split("-")[2]
 
-    def sent() -> Collector:
-        assert world.runtime.tracing.provider.force_flush()
-        return collecting[0]
+
+@pytest.fixture
+def collected(collecting: tuple[Collector, str], world: World) -> Callable[..., Collector]:
+    """Waits for the spans of requests and of a job, which end just after the answer and the job do."""
+    collector = collecting[0]
+
+    def sent(*answers: httpx2.Response, job: str | None = None) -> Collector:
+        expected = {span_of(answer) for answer in answers} | ({job} if job else set())
+
+        def arrived() -> bool:
+            assert world.runtime.tracing.provider.force_flush()
+            spans = {span.span_id.hex() for span in collector.spans}
+            return expected <= spans | {said(one)["soup.job"] for one in collector.named("job cook")}
+
+        until(arrived, "a span")
+        return collector
 
     return sent
 
@@ -102,12 +116,12 @@ def ask(live: Live, method: str, path: str, *, key: str | None = None, **request
     return httpx2.request(method, live.url + path, headers=headers, timeout=60, **request)
 
 
-def test_a_request_has_its_tree(live: Live, collected: Callable[[], Collector]) -> None:
+def test_a_request_has_its_tree(live: Live, collected: Callable[..., Collector]) -> None:
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "seed": 1}
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "wanted-id"}
     answer = ask(live, "POST", "/v1/completions", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
-    found = collected()
+    found = collected(answer)
     assert found.services == {"adaptersoup"}
     (request,) = (one for one in found.named("POST /v1/completions") if one.parent_span_id.hex() == PARENT)
     assert request.trace_id.hex() == TRACE
@@ -133,20 +147,19 @@ def test_a_request_has_its_tree(live: Live, collected: Callable[[], Collector]) 
     assert request.start_time_unix_nano <= engine.start_time_unix_nano
 
 
-def test_a_stream_is_open_until_its_last_token(live: Live, collected: Callable[[], Collector]) -> None:
+def test_a_stream_is_open_until_its_last_token(live: Live, collected: Callable[..., Collector]) -> None:
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "stream": True}
     answer = ask(live, "POST", "/v1/completions", json=body)
     assert "[DONE]" in answer.text
-    span_id = answer.headers["traceresponse"].split("-")[2]
-    found = collected()
-    (request,) = (one for one in found.spans if one.span_id.hex() == span_id)
+    found = collected(answer)
+    (request,) = (one for one in found.spans if one.span_id.hex() == span_of(answer))
     (engine,) = (one for one in found.below(request) if one.name == "engine")
     assert said(engine)["gen_ai.usage.output_tokens"] == 3
     assert not request.parent_span_id
 
 
 def test_a_job_links_to_the_request_that_asked(
-    live: Live, client: SoupClient, collected: Callable[[], Collector]
+    live: Live, client: SoupClient, collected: Callable[..., Collector]
 ) -> None:
     """A cook by a recipe, whose soup is scored on a sample."""
     texts = [f"{PROMPT} number {number} of the passages." for number in range(20)]
@@ -157,7 +170,7 @@ def test_a_job_links_to_the_request_that_asked(
     begun = ask(live, "POST", "/v1/soups", json=body)
     assert begun.status_code == 202, begun.text
     client.wait_job(begun.json()["id"])
-    found = collected()
+    found = collected(begun, job=begun.json()["id"])
     asked = begun.headers["traceresponse"].split("-")
     (cook,) = (one for one in found.named("job cook") if said(one)["soup.job"] == begun.json()["id"])
     assert [(link.trace_id.hex(), link.span_id.hex()) for link in cook.links] == [(asked[1], asked[2])]
@@ -168,17 +181,17 @@ def test_a_job_links_to_the_request_that_asked(
     assert not any(one.name == "SELECT" and not one.parent_span_id for one in found.spans), "of no request and no job"
 
 
-def test_what_fails_says_its_kind_and_not_what_was_sent(live: Live, collected: Callable[[], Collector]) -> None:
+def test_what_fails_says_its_kind_and_not_what_was_sent(live: Live, collected: Callable[..., Collector]) -> None:
     within = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "zebra=zebra"}
     unknown = ask(live, "GET", "/v1/adapters/team/zebra-secret-name?q=zebra-secret-query", headers=within)
     refused = ask(live, "GET", "/v1/models", key="sk-soup-" + "zebrasecret" * 3 + "0123456789")
     nowhere = ask(live, "GET", "/zebra-secret-path")
     assert [one.status_code for one in (unknown, refused, nowhere)] == [400, 401, 404]
-    found = collected()
+    found = collected(unknown, refused, nowhere)
     spans = {one.span_id.hex(): one for one in found.spans}
     told = []
     for answer in (unknown, refused, nowhere):
-        span = spans[answer.headers["traceresponse"].split("-")[2]]
+        span = spans[span_of(answer)]
         told.append((span.name, said(span)["error.type"]))
         assert span.status.code == Status.STATUS_CODE_UNSET, "a mistake of the client's is none of the server's"
     assert told == [
