@@ -1,6 +1,6 @@
 # The server and its command line. docs/how-to/run-in-containers.md says how to use it, docs/decisions/0020 why it is so.
 #
-#   docker build -t adaptersoup:0.1.0 .
+#   docker build -t adaptersoup:0.9.0 .
 #
 # torch comes from the index that pip is told of. On Linux x86-64 PyPI's build carries CUDA (gigabytes); to get the CPU
 # build, name an index that has it:  --build-arg PIP_EXTRA_INDEX_URL=...

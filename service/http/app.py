@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from service.runtime import Runtime
 
 
-VERSION = "0.1.0"
+VERSION = "0.9.0"
 
 
 ROUTES = (

@@ -14,7 +14,7 @@ GENERATED = re.compile(
 )
 PAGES = [
     path
-    for pattern in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md")
+    for pattern in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md")
     for path in sorted(REPOSITORY.glob(pattern))
     if not GENERATED.match(path.relative_to(REPOSITORY).as_posix())
 ]
