@@ -58,6 +58,7 @@ SECTIONS = {
         "models": "List what generates text here.",
         "embed": "Embed texts as samples are.",
         "ray": "Generate on a Ray cluster.",
+        "doctor": "Check which adapters a server really serves.",
     },
     "Administration": {
         "keys": "Make, list, change and revoke keys.",

@@ -1,4 +1,4 @@
-"""A typed client's calls for operators: keys, audit, namespaces, limits, usage."""
+"""A typed client's calls for operators: keys, audit, namespaces, limits, usage, diagnoses of other servers."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from adaptersoup.client.synchronous.calls import Calls
 from adaptersoup.client.synchronous.connection import ADDRESS
 from adaptersoup.client.waiting import Pause, sleep
 from registry.names import KeyScope
+from registry.spec import ServerReadings
 from service.http.schemas.audit import AuditEntry
 from service.http.schemas.health import Ready
 from service.http.schemas.keys import CreatedKey, Key
 from service.http.schemas.namespaces import Limits, Namespace
+from service.http.schemas.probes import Diagnosed, Probe
 from service.http.schemas.reading import body_of, reader_of
 from service.http.schemas.usage import UsageEntry
 
@@ -148,3 +150,19 @@ class OperatorCalls:
     def ready(self) -> Ready:
         """The answer of /readyz; raises Unavailable while the server is not ready."""
         return body_of(Ready, self._http.json("GET", "/readyz"))
+
+    # --- other servers ----------------------------------------------------------------------------------------
+
+    def probe(self, ref: str) -> Probe:
+        """The probe of an adapter: what a server of it answers to some short texts.
+
+        Raises InvalidParameter for an adapter that generates no text.
+        """
+        path = self._http.named_path(ref)
+        return body_of(Probe, self._http.json("GET", f"{path}/probe"))
+
+    def diagnose(self, ref: str, readings: ServerReadings) -> Diagnosed:
+        """Diagnose what another server answered to the probe of an adapter: whether it is that adapter, or what."""
+        path = self._http.named_path(ref)
+        body = readings.model_dump(mode="json")
+        return body_of(Diagnosed, self._http.json("POST", f"{path}/probe", json=body))

@@ -30,6 +30,7 @@ from registry.catalogue.keys import Keys
 from registry.catalogue.limits import UseLimitRows
 from registry.catalogue.namespaces import NamespaceSettings
 from registry.catalogue.postgresql import Postgresql
+from registry.catalogue.probes import Probes
 from registry.catalogue.pruning import Pruning
 from registry.catalogue.rate_buckets import RateBuckets
 from registry.catalogue.removals import Removals
@@ -92,6 +93,7 @@ class Catalogue:
         self.selectors = Selectors(connection)
         self.soups = Soups(connection)
         self.statistics = Statistics(connection)
+        self.probes = Probes(connection)
         self.evaluations = Evaluations(connection)
         self.jobs = Jobs(connection, traceparent)
         self.curves = Curves(connection)

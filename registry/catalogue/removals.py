@@ -37,6 +37,7 @@ from registry.catalogue.tables import (
     blobs,
     embeddings,
     evidence,
+    probes,
     purged_adapters,
     recipe_ingredients,
     recipes,
@@ -102,6 +103,7 @@ class Removals(TableGateway):
             blob_digests += self._drop_statistics(statistics.c.adapter_digest == row.digest)
             self._drop_evaluations(evaluations.c.sample_digest == row.sample.digest)
         self._drop_evaluations(evaluations.c.adapter_digest == row.digest)
+        self._drop_probes(row)
         return blob_digests
 
     def _drop_recipe(self, digest: str | None) -> list[str]:
@@ -130,6 +132,13 @@ class Removals(TableGateway):
         orphans = list(self._connection.scalars(select(table.c.blob_digest).where(orphaned)))
         self._delete(table, orphaned)
         return orphans
+
+    def _drop_probes(self, row: AdapterRow) -> None:
+        """Remove the probe of an adapter that no version has, and that of its base model with the last one."""
+        if not self._exists(adapters.c.digest == row.digest):
+            self._delete(probes, probes.c.digest == row.digest)
+        if not self._exists(adapters.c.base_fingerprint == row.base_fingerprint):
+            self._delete(probes, probes.c.digest == row.base_fingerprint)
 
     def _drop_evaluations(self, condition: ColumnElement[bool]) -> None:
         """Remove evaluations that meet `condition` and whose weights or sample no version has."""

@@ -244,6 +244,13 @@ statistics = Table(  # statistics of adapters on their samples, such as Fisher i
     Column("passages", Integer, nullable=False),
     Column("tokens", BigInteger, nullable=False),
 )
+probes = Table(  # of adapters by their digests, and of base models by their fingerprints
+    "probes",
+    metadata,
+    Column("digest", DIGEST, primary_key=True),
+    Column("base_fingerprint", DIGEST, nullable=False, index=True),
+    Column("probe", JSON, nullable=False),
+)
 evidence = Table(
     "evidence",
     metadata,

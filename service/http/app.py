@@ -39,6 +39,7 @@ from service.http.routes import (
     models,
     namespaces,
     perplexity,
+    probes,
     selectors,
     soups,
     tokens,
@@ -57,7 +58,7 @@ VERSION = "0.9.0"
 
 
 ROUTES = (
-    *(uploads, blobs, adapters, collections, selectors, soups, trainings, evaluations),
+    *(uploads, blobs, adapters, probes, collections, selectors, soups, trainings, evaluations),
     *(perplexity, completions, chat, embeddings, models, tokens),
     *(jobs, keys, namespaces, usage, audit, health),
     hub,

@@ -31,6 +31,7 @@ from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_curve import TrainingCurve
 from service.jobs.training_folder import CHECKPOINT, TURN, sweep, training_folder
+from service.probes import probe_pushed
 from service.services import Services
 from training.checkpoint import saved_step
 from training.request import TrainingRequest, TrainingRun, merge_request
@@ -299,7 +300,7 @@ def _push(training: Training, answer: dict[str, Any]) -> Pushed:
         catalogue.curves.remove(training.context.row.id)
     services.jobs.wake()
     note = (str(answer["note"]),) if answer.get("note") else ()
-    return replace(pushed, warnings=(*note, *warnings, *pushed.warnings))
+    return replace(pushed, warnings=(*note, *warnings, *pushed.warnings, *probe_pushed(services, pushed.row)))
 
 
 def _record(training: Training, folder: AdapterDirectory) -> dict[str, Any]:

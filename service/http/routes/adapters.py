@@ -48,6 +48,7 @@ from service.http.schemas.adapters import (
 )
 from service.http.security.auth import Admin, Reader, Writer
 from service.jobs.queue_limits import check_queue
+from service.probes import probe_pushed
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=CheckedRoute)
 
@@ -57,7 +58,10 @@ router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=Checked
 def push_adapter(
     request: Request, response: Response, body: Manifest, services: AppServices, principal: Writer
 ) -> Adapter:
-    """Push an adapter. The same bytes under the same name are known already (200); a sample is embedded by a job."""
+    """Push an adapter. The same bytes under the same name are known already (200); a sample is embedded by a job.
+
+    Warnings name what was ignored, and an adapter without an effect on its base model's probe.
+    """
     namespace, _ = split_name(body.name)
     principal.check_write(namespace)
     if body.sample is not None:
@@ -67,7 +71,8 @@ def push_adapter(
     services.jobs.wake()
     response.status_code = 201 if pushed.created else 200
     response.headers["location"] = f"/v1/adapters/{pushed.row.ref}"
-    return adapter_body(pushed.row, job=pushed.job, warnings=pushed.warnings)
+    warnings = (*pushed.warnings, *probe_pushed(services, pushed.row))
+    return adapter_body(pushed.row, job=pushed.job, warnings=warnings)
 
 
 class AdapterListQuery(Frozen):

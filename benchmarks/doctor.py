@@ -1,0 +1,315 @@
+"""Whether `soup doctor` names twelve planted faults, leaves sound servers alone, and how long it takes.
+
+The registry has a LoRA in two versions and the neutral adapters; faults are planted in the LoRA's weights, which the
+same engine serves in a namespace that the registry's key does not see, and in base models of further servers.
+The only peer is our own engine: vLLM for CPUs was not installed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from adaptersoup.client.additions import Additions
+from benchmarks.report import Result, options
+from demo.prepare import convert, neutral_domains
+from demo.results import ROOT, Figure
+from demo.server import SOUP, Server, running
+from registry.adapters.lora import LORA_A, LORA_B
+from registry.base_model import shape_of
+from registry.formats import WEIGHTS_FILE
+from registry.spec import BaseEntry, Verdict
+
+BASE_ID = "smollm2"
+FAULTS_GOAL, SECONDS_GOAL = 12, 5.0
+NOISE = 0.2
+"""Of the spread of each tensor, in the older version."""
+INT8 = 127
+NEUTRAL = ("bbc_news", "dc_law")
+"""Neutral adapters that are checked in bf16."""
+COLUMNS = ("adapter", "verdict", "error", "effect", "base_error", "factor", "other")
+"""Of a diagnosis, those that a row has."""
+
+Weights = dict[str, Tensor]
+
+
+class Fault(NamedTuple):
+    """A fault of a LoRA's weights, and the verdict that names it."""
+
+    verdict: Verdict
+    plant: Callable[[Weights], Weights]
+
+
+# --- faults -------------------------------------------------------------------------------------------------
+
+
+def scaled(weights: Weights, factor: Callable[[str], float]) -> Weights:
+    """The weights with each B multiplied by the factor of its name."""
+    return {name: tensor * factor(name) if name.endswith(LORA_B) else tensor for name, tensor in weights.items()}
+
+
+def layer_of(name: str) -> int:
+    """The number of the layer of a tensor."""
+    return int(name.split(".layers.")[1].split(".")[0])
+
+
+def transposed(weights: Weights) -> Weights:
+    """The weights with the values of each B in the order of its transpose."""
+    return {
+        name: tensor.reshape(tensor.shape[::-1]).T.contiguous() if name.endswith(LORA_B) else tensor
+        for name, tensor in weights.items()
+    }
+
+
+def truncated(weights: Weights) -> Weights:
+    """The weights with the first half of the ranks."""
+    halves = {}
+    for name, tensor in weights.items():
+        half = tensor.clone()
+        if name.endswith(LORA_B):
+            half[:, tensor.shape[1] // 2 :] = 0
+        halves[name] = half
+    return halves
+
+
+def rank_truncated_by_svd(weights: Weights) -> Weights:
+    """The weights with the quarter of the singular directions of each update that are largest."""
+    changed = dict(weights)
+    for name in weights:
+        if name.endswith(LORA_B):
+            a = name.replace(LORA_B, LORA_A)
+            rank = weights[a].shape[0]
+            left, values, right = torch.linalg.svd(weights[name] @ weights[a], full_matrices=False)
+            values[rank // 4 :] = 0
+            changed[name] = (left[:, :rank] * values[:rank]).contiguous()
+            changed[a] = right[:rank].contiguous()
+    return changed
+
+
+def older(weights: Weights) -> Weights:
+    """An older state of the weights: with seeded noise."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: tensor + NOISE * tensor.std() * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in weights.items()
+    }
+
+
+FAULTS: dict[str, Fault] = {
+    "dropped_targets": Fault("broken", lambda weights: scaled(weights, lambda name: float("self_attn" in name))),
+    "half_the_modules": Fault("broken", lambda weights: scaled(weights, lambda name: float(layer_of(name) % 2 == 0))),
+    "alpha_ignored": Fault("wrong_scale", lambda weights: scaled(weights, lambda _: 0.5)),
+    "rslora_ignored": Fault("wrong_scale", lambda weights: scaled(weights, lambda _: 0.25)),
+    "merged_twice": Fault("wrong_scale", lambda weights: scaled(weights, lambda _: 2.0)),
+    "b_transposed": Fault("broken", transposed),
+    "truncated_rank": Fault("broken", truncated),
+}
+"""The LoRA has alpha / rank 2 and rank 16: without alpha it is half as large, and a quarter with alpha / rank where
+alpha / sqrt(rank) was meant."""
+LIMITS: dict[str, Callable[[Weights], Weights]] = {
+    "without_queries": lambda weights: scaled(weights, lambda name: float("q_proj" not in name)),
+    "quarter_of_the_singular_directions": rank_truncated_by_svd,
+}
+"""Faults of little effect, which are no part of the twelve: how far from the adapter they are."""
+
+
+# --- servers ------------------------------------------------------------------------------------------------
+
+
+def rounded_base(source: Path, target: Path) -> Path:
+    """A copy of a base model whose matrices are rounded to 8 bits, a row at a time."""
+    shutil.copytree(source, target)
+    weights = load_file(source / "model.safetensors")
+    for name, tensor in weights.items():
+        if tensor.ndim == 2:
+            step = tensor.float().abs().amax(1, keepdim=True).clamp_min(1e-12) / INT8
+            weights[name] = ((tensor.float() / step).round() * step).to(tensor.dtype)
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+@contextmanager
+def serving(folder: Path, source: Path, **entry: str | bool) -> Iterator[Server]:
+    """A server of the base model in `source`."""
+    folder.mkdir()
+    lines = [f"{name} = {json.dumps(value)}" for name, value in {"source": str(source.resolve()), **entry}.items()]
+    bases = folder / "bases.toml"
+    bases.write_text("\n".join([f"[bases.{BASE_ID}]", *lines, ""]))
+    with running(bases, folder / "data") as server:
+        yield server
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The server that has the adapters, and a key that reads namespace `team` alone."""
+
+    server: Server
+    key: str
+
+    def doctor(self, other: Server, *models: str) -> list[dict[str, Any]]:
+        """The rows of `soup doctor` on another server, or on the registry's own."""
+        key = (other.data / "admin.key").read_text().strip()
+        addresses = ["--url", other.url, "--server-key", key, "--registry", self.server.url, "--key", self.key]
+        names = [argument for model in models for argument in ("--model", model)]
+        command = [*SOUP, "doctor", *addresses, *names, "--json"]
+        environment = dict(self.server.environment)
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+        if not done.stdout:
+            raise RuntimeError(done.stderr)
+        return list(json.loads(done.stdout)["data"])
+
+
+def push(server: Server, folder: Path, name: str) -> float:
+    """Push a directory, and return the seconds that it took."""
+    with server.client() as client:
+        start = time.perf_counter()
+        client.push_directory(folder, name=name, more=Additions(domain="doctor", base=BASE_ID))
+        return time.perf_counter() - start
+
+
+def with_weights(lora: Path, target: Path, weights: Mapping[str, Tensor]) -> Path:
+    """A directory of the LoRA with other weights, and without its sample."""
+    target.mkdir()
+    shutil.copy(lora / "adapter_config.json", target)
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, target / WEIGHTS_FILE)
+    return target
+
+
+# --- measuring ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Measurement:
+    """One run: its folder, the base model, the LoRA and the neutral adapters, and the result so far."""
+
+    home: Path
+    base: Path
+    lora: Path
+    adapters: Path
+    result: Result
+    false_alarms: int = 0
+    named: int = 0
+
+    def run(self) -> None:
+        """Push to the registry, plant the faults, and check sound servers."""
+        weights = {name: tensor.float() for name, tensor in load_file(self.lora / WEIGHTS_FILE).items()}
+        with serving(self.home / "registry", self.base, dtype="float32") as server:
+            push_seconds = self._push_all(server, weights)
+            with server.client() as client:
+                body = {"name": "doctor", "scopes": ["read"], "namespaces": ["team"]}
+                key = str(client.json("POST", "/v1/keys", json=body)["secret"])
+            registry = Registry(server, key)
+            seconds = self._check_sound(registry)
+            self._check_faults(registry, weights)
+            self._check_other_bases(registry)
+        note = "against our own engine; vLLM for CPUs was not installed, and no other server was measured"
+        self.result.figures |= {
+            "faults_named": Figure(self.named, "faults", FAULTS_GOAL, (), note),
+            "false_alarms": Figure(self.false_alarms, "adapters", 0),
+            "seconds_an_adapter": Figure(seconds, "s", SECONDS_GOAL, (), "the whole command, divided by its adapters"),
+            "push_s": Figure(push_seconds, "s", None, (), "of the LoRA with its probe, its base model in memory"),
+        }
+
+    def _push_all(self, server: Server, weights: Weights) -> float:
+        """Push every adapter; returns the seconds of the LoRA's second version."""
+        fingerprint = shape_of(BaseEntry(id=BASE_ID, source=str(self.base)), self.home / "cache").fingerprint
+        for name in neutral_domains(self.adapters):
+            folder = convert(
+                self.adapters, name, self.home / "neutral" / name,
+                base_model=BASE_ID, base_fingerprint=fingerprint, texts=None,
+            )  # fmt: skip
+            push(server, folder.path, f"team/{name}")
+        push(server, with_weights(self.lora, self.home / "older", older(weights)), "team/lora")
+        return push(server, with_weights(self.lora, self.home / "lora", weights), "team/lora")
+
+    def _check_sound(self, registry: Registry) -> float:
+        """Check every adapter where it is served as it should be; returns seconds an adapter."""
+        start = time.perf_counter()
+        rows = registry.doctor(registry.server)
+        seconds = (time.perf_counter() - start) / len(rows)
+        for row in rows:
+            self._add_sound(row, "float32")
+        return seconds
+
+    def _check_faults(self, registry: Registry, weights: Weights) -> None:
+        for name, fault in FAULTS.items():
+            push(registry.server, with_weights(self.lora, self.home / name, fault.plant(weights)), f"faults/{name}")
+            self._add_fault(name, fault.verdict, registry.doctor(registry.server, f"faults/{name}=team/lora"))
+        for name, plant in LIMITS.items():
+            push(registry.server, with_weights(self.lora, self.home / name, plant(weights)), f"faults/{name}")
+            (row,) = registry.doctor(registry.server, f"faults/{name}=team/lora")
+            self._add(row, name, "float32", None)
+        for name, model, other in (
+            ("old_version", "team/lora@1", "team/lora@1"),
+            ("another_adapter", "team/bbc_news", "team/bbc_news@1"),
+        ):
+            rows = registry.doctor(registry.server, f"{model}=team/lora")
+            self._add_fault(name, "other_adapter", [row for row in rows if row["other"] == other])
+        self._add_fault("base_only", "base_only", registry.doctor(registry.server, f"base/{BASE_ID}=team/lora"))
+
+    def _check_other_bases(self, registry: Registry) -> None:
+        """Check the LoRA on a base model in bf16, on a rounded one, and without a BOS."""
+        int8 = rounded_base(self.base, self.home / "int8_base")
+        with serving(self.home / "int8", int8, dtype="float32") as server:
+            push(server, self.home / "lora", "team/lora")
+            self._add_fault("quantised_base", "other_dtype", registry.doctor(server, "team/lora"))
+        with serving(self.home / "no_bos", self.base, dtype="float32", bos=False) as server:
+            push(server, self.home / "lora", "team/lora")
+            self._add_fault("wrong_bos", "broken", registry.doctor(server, "team/lora"))
+        with serving(self.home / "bfloat16", self.base, dtype="bfloat16") as server:
+            for name, folder in (
+                ("lora", self.home / "lora"),
+                *((n, self.home / "neutral" / n) for n in ("bbc_news", "dc_law")),
+            ):
+                push(server, folder, f"team/{name}")
+                (row,) = registry.doctor(server, f"team/{name}")
+                self._add_sound(row, "bfloat16")
+            for name in ("without_queries", "truncated_rank"):
+                push(server, self.home / name, f"faults/{name}")
+                (row,) = registry.doctor(server, f"faults/{name}=team/lora")
+                self._add(row, name, "bfloat16", None)
+
+    def _add_sound(self, row: Mapping[str, Any], dtype: str) -> None:
+        expected = "same" if dtype == "float32" else "other_dtype"
+        self.false_alarms += row["verdict"] != expected
+        self._add(row, "none", dtype, expected)
+
+    def _add_fault(self, name: str, expected: Verdict, rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            self.named += row["verdict"] == expected
+            self._add(row, name, "float32", expected)
+
+    def _add(self, row: Mapping[str, Any], fault: str, dtype: str, expected: str | None) -> None:
+        columns = {
+            name: row[name] for name in ("adapter", "verdict", "error", "effect", "base_error", "factor", "other")
+        }
+        self.result.rows.append({"fault": fault, "dtype": dtype, "expected": expected, **columns})
+
+
+def main() -> None:
+    """The command line."""
+    parser = options(__doc__)
+    parser.add_argument("--base-folder", type=Path, default=Path(".demo/models/SmolLM2-135M-Instruct"))
+    parser.add_argument("--lora", type=Path, required=True, help="directory of a LoRA of rank 16 and alpha 32")
+    parser.add_argument("--adapters", type=Path, default=Path("../shared/adapters/smollm2"), help="neutral adapters")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        result = Result("doctor")
+        Measurement(Path(home), arguments.base_folder, arguments.lora, arguments.adapters, result).run()
+        result.finish(arguments.out)
+
+
+if __name__ == "__main__":
+    main()

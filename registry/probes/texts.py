@@ -1,0 +1,51 @@
+"""The texts of a base model's probe: words of its own vocabulary, drawn with a fixed seed.
+
+Random words make every server read the same tokens, and no adapter was trained on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from registry.errors import Internal
+from registry.spec import PROBE_TEXTS
+
+WORDS = 8
+"""Words of a text."""
+SHORTEST = 3
+"""Letters of the shortest word that is drawn while there are enough."""
+MOST_TOKENS = 4096
+"""Tokens of a vocabulary that are looked at."""
+DRAWS = 100
+"""Draws for each text at most, until one survives tokenising."""
+
+Encode = Callable[[str], list[int]]
+Decode = Callable[[Sequence[int]], str]
+
+
+def probe_texts(size: int, encode: Encode, decode: Decode) -> tuple[str, ...]:
+    """The texts of the probe of a vocabulary of `size` tokens; `encode` adds no special tokens.
+
+    A text is the same after it is encoded and decoded. Raises Internal for a vocabulary of which no text can be made.
+    """
+    generator = np.random.default_rng(0)
+    words = _words(generator.permutation(size)[:MOST_TOKENS], decode)
+    texts: dict[str, None] = {}
+    for _ in range(PROBE_TEXTS * DRAWS):
+        text = " ".join(words[index] for index in generator.permutation(len(words))[:WORDS])
+        if text and decode(encode(text)) == text:
+            texts[text] = None
+        if len(texts) == PROBE_TEXTS:
+            return tuple(texts)
+    raise Internal(f"{len(texts)} texts of a probe can be made of this vocabulary, and {PROBE_TEXTS} are needed")
+
+
+def _words(ids: Iterable[int], decode: Decode) -> list[str]:
+    """The words that are a token each: lower-case letters after a space, or any letters where these are few."""
+    tokens = [decode([int(token)]) for token in ids]
+    letters = {token.strip() for token in tokens if token.strip().isascii() and token.strip().isalpha()}
+    spaced = {token[1:] for token in tokens if token.startswith(" ")}
+    words = {word for word in letters & spaced if word.islower() and len(word) >= SHORTEST}
+    return sorted(words if len(words) >= 4 * WORDS else letters)

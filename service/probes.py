@@ -1,0 +1,157 @@
+"""Takes probes: reads the fixed texts of a base model through the engine, with an adapter, at other scales, and alone.
+
+Called at the end of a push, a training and a cook, and when `soup doctor` asks for a probe. `registry.probes` compares
+what is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+from registry.adapters.loadable import LoadableAdapter, Tensors
+from registry.adapters.weights import scale_output
+from registry.base_model import BaseText
+from registry.catalogue.rows import AdapterRow
+from registry.errors import InvalidParameter, SoupError
+from registry.names import sha256_digest
+from registry.probes.diagnosis import EXACT, effect_of
+from registry.probes.scale_fit import SCALES
+from registry.probes.texts import probe_texts
+from registry.spec import SCALED_TEXTS, STORED_TOKENS, AdapterProbe, BaseProbe, NextTokens, Readings
+from registry.stored.adapters import loadable
+from service.engine import GenerateRequest, SamplingParams
+from service.engine.request import TopTokens
+from service.engine.text_calls import has_bos
+from service.engine.text_support import check_supports_text
+from service.services import Services
+
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, logprobs=STORED_TOKENS)
+FRAGMENT = "\N{REPLACEMENT CHARACTER}"
+"""In the text of a token that is a fragment of a character; it is stored as the vocabulary spells it."""
+PLACES = 4
+"""Decimals of a stored log-probability."""
+
+
+def probe_pushed(services: Services, row: AdapterRow) -> tuple[str, ...]:
+    """Take the probe of a pushed adapter unless it is stored, and return what to warn about.
+
+    Any problem of the base model or the engine is a warning: the push stands.
+    """
+    try:
+        if not continues_text(services, row):
+            return ()
+        base, probe = take_probe(services, row)
+    except SoupError as error:
+        return (f"Whether {row.ref} has an effect was not checked ({error.message})",)
+    if effect_of(base, probe) > EXACT:
+        return ()
+    return (f"{row.ref} has no effect: on {len(base.texts)} short texts it answers as the base model alone.",)
+
+
+def continues_text(services: Services, row: AdapterRow) -> bool:
+    """Return True unless an adapter has a head or copies of experts, or its base model is an encoder."""
+    try:
+        check_supports_text(services.bases[row.base_model].text.shape, row.config, row.ref)
+    except InvalidParameter:
+        return False
+    return True
+
+
+def take_probe(services: Services, row: AdapterRow, *, scaled: bool = False) -> tuple[BaseProbe, AdapterProbe]:
+    """The stored probes of an adapter and its base model, taken now as far as they are missing.
+
+    With `scaled` also at other scales of the update, if it has one, which costs as much again. Raises InvalidParameter
+    for an adapter that continues no text, Busy, Unavailable, and what the engine raises.
+    """
+    registry = services.registry
+    with registry.database.read() as catalogue:
+        stored_base, stored = catalogue.probes.base(row.base_fingerprint), catalogue.probes.adapter(row.digest)
+    scales = SCALES if scaled and row.config.scalable else ()
+    if stored_base is not None and stored is not None and stored.scales in (scales, SCALES):
+        return stored_base, stored
+    text = services.bases[row.base_model].text
+    check_supports_text(text.shape, row.config, row.ref)
+    reader = _Reader(services, text)
+    base = stored_base or reader.base()
+    adapter = loadable(row, registry.blobs)
+    probe = stored or reader.adapter(adapter, base.texts)
+    if probe.scales != scales:
+        probe = reader.at_scales(adapter, probe, base.texts, scales)
+    with registry.database.write() as catalogue:
+        if catalogue.adapters.has_digest(row.digest):  # else it was purged meanwhile
+            catalogue.probes.put(row.base_fingerprint, row.base_fingerprint, base)
+            catalogue.probes.put(row.digest, row.base_fingerprint, probe)
+    return base, probe
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Readings of one base model."""
+
+    services: Services
+    text: BaseText
+
+    def base(self) -> BaseProbe:
+        """The probe of the base model alone."""
+        text = self.text
+        texts = probe_texts(text.shape.vocab_size, partial(text.tokenize, bos=False), self._decode)
+        prompts = [text.tokenize(prompt) for prompt in texts]
+        if not has_bos(text):
+            return BaseProbe(texts=texts, readings=self._read([(prompts, None)])[0])
+        first = prompts[:SCALED_TEXTS]
+        without, doubled = [ids[1:] for ids in first], [[ids[0], *ids] for ids in first]
+        readings = self._read([(prompts, None), (without, None), (doubled, None)])
+        return BaseProbe(texts=texts, readings=readings[0], without_bos=readings[1], with_two_bos=readings[2])
+
+    def adapter(self, adapter: LoadableAdapter, texts: Sequence[str]) -> AdapterProbe:
+        """The probe of an adapter at its own scale alone."""
+        prompts = [self.text.tokenize(prompt) for prompt in texts]
+        return AdapterProbe(readings=self._read([(prompts, adapter)])[0])
+
+    def at_scales(
+        self, adapter: LoadableAdapter, probe: AdapterProbe, texts: Sequence[str], scales: tuple[float, ...]
+    ) -> AdapterProbe:
+        """The probe with the readings of the first texts at each of `scales`."""
+        prompts = [self.text.tokenize(prompt) for prompt in texts[:SCALED_TEXTS]]
+        adapter = replace(adapter, load=cache(adapter.load))  # every scaled copy loads it
+        readings = self._read([(prompts, _scaled(adapter, scale)) for scale in scales])
+        return AdapterProbe(readings=probe.readings, scales=scales, scaled=tuple(readings))
+
+    def _read(self, models: Sequence[tuple[Sequence[list[int]], LoadableAdapter | None]]) -> list[Readings]:
+        """The readings of prompts by each model, all in the engine at once."""
+        requests = [
+            GenerateRequest(self.text.entry.id, tuple(ids), adapter=adapter, params=ONE_TOKEN)
+            for prompts, adapter in models
+            for ids in prompts
+        ]
+        tickets = iter(self.services.engine.submit_all(requests))
+        return [
+            tuple(self._tokens(next(tickets).result().choices[0].top_logprobs[0]) for _ in ids) for ids, _ in models
+        ]
+
+    def _tokens(self, top: TopTokens) -> NextTokens:
+        """The next tokens by their text, the likeliest first."""
+        tokens: NextTokens = {}
+        for token, logprob in top:
+            text = self._decode([token])
+            if FRAGMENT in text:
+                text = str(self.text.tokenizer.convert_ids_to_tokens(token))
+            if text and "\x00" not in text:
+                tokens.setdefault(text, min(0.0, round(logprob, PLACES)))
+        return tokens
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        tokenizer = self.text.tokenizer
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _scaled(adapter: LoadableAdapter, scale: float) -> LoadableAdapter:
+    """The adapter with its output multiplied by `scale`."""
+
+    def load() -> Tensors:
+        return scale_output(adapter.load(), adapter.config, scale)
+
+    digest = sha256_digest(f"{adapter.digest} {scale!r}".encode())
+    return replace(adapter, digest=digest, load=load, stored=None)

@@ -1,0 +1,165 @@
+"""The laws of a diagnosis: what a server answers is named for what it is, and noise of a dtype is no fault.
+
+The model is a toy: logits of the next token are linear in the scale of an adapter's update.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from registry.probes.diagnosis import EXACT, diagnose
+from registry.probes.distance import distance
+from registry.probes.scale_fit import SCALES
+from registry.spec import (
+    PROBE_TEXTS,
+    SCALED_TEXTS,
+    SERVER_TOKENS,
+    STORED_TOKENS,
+    AdapterProbe,
+    BaseProbe,
+    Diagnosis,
+    Readings,
+    ServerReadings,
+)
+
+VOCABULARY = 60
+SEEDS = st.integers(0, 10_000)
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A base model and an update of it, drawn from a seed."""
+
+    seed: int
+
+    def logits(self, scale: float = 1.0) -> np.ndarray:
+        """Logits of every text at a scale of the update."""
+        generator = np.random.default_rng(self.seed)
+        base = generator.normal(0, 2, (PROBE_TEXTS, VOCABULARY))
+        return base + scale * generator.normal(0, 1, base.shape)
+
+    @property
+    def base(self) -> BaseProbe:
+        other = Toy(self.seed + 20_000).logits(0)
+        texts = tuple(map(str, range(PROBE_TEXTS)))
+        stored = readings(self.logits(0))
+        return BaseProbe(texts=texts, readings=stored, without_bos=readings(other)[:SCALED_TEXTS])
+
+    @property
+    def probe(self) -> AdapterProbe:
+        scaled = tuple(readings(self.logits(scale))[:SCALED_TEXTS] for scale in SCALES)
+        return AdapterProbe(readings=readings(self.logits()), scales=SCALES, scaled=scaled)
+
+
+def readings(logits: np.ndarray, tokens: int = STORED_TOKENS) -> Readings:
+    logprobs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    order = np.argsort(-logprobs, 1)[:, :tokens]
+    return tuple({f" t{token}": float(row[token]) for token in best} for row, best in zip(logprobs, order, strict=True))
+
+
+def answer(model: np.ndarray, base: np.ndarray | None) -> ServerReadings:
+    return ServerReadings(
+        model=readings(model, SERVER_TOKENS), base=None if base is None else readings(base, SERVER_TOKENS)
+    )
+
+
+def diagnosed(toy: Toy, model: np.ndarray, base: np.ndarray | None, **others: AdapterProbe) -> Diagnosis:
+    return diagnose(answer(model, base), toy.base, toy.probe, others)
+
+
+@given(SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_the_adapter_itself_is_the_same_whether_the_base_is_read_or_not(seed: int) -> None:
+    toy = Toy(seed)
+    assert diagnosed(toy, toy.logits(), toy.logits(0)).verdict == "same"
+    assert diagnosed(toy, toy.logits(), None).verdict == "same"
+
+
+@given(SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_the_base_model_alone_is_base_only_in_any_dtype(seed: int) -> None:
+    toy = Toy(seed)
+    rounded = toy.logits(0) + np.random.default_rng(seed).normal(0, 0.1, (PROBE_TEXTS, VOCABULARY))
+    for base in (toy.logits(0), rounded):
+        assert diagnosed(toy, base, base).verdict == "base_only"
+
+
+@given(SEEDS, st.floats(0.1, 0.9) | st.floats(1.2, 3.9))
+@settings(max_examples=25, deadline=None)
+def test_a_wrong_scale_is_named_with_its_factor(seed: int, factor: float) -> None:
+    toy = Toy(seed)
+    diagnosis = diagnosed(toy, toy.logits(factor), toy.logits(0))
+    assert diagnosis.verdict == "wrong_scale"
+    assert diagnosis.factor == pytest.approx(factor, rel=0.1)  # the factors that are tried are up to 3 % apart
+
+
+@given(SEEDS, st.floats(0.02, 0.3))
+@settings(max_examples=25, deadline=None)
+def test_noise_on_both_models_is_another_dtype_and_no_fault(seed: int, spread: float) -> None:
+    toy, generator = Toy(seed), np.random.default_rng(seed)
+    noise = [generator.normal(0, spread, (PROBE_TEXTS, VOCABULARY)) for _ in range(2)]
+    diagnosis = diagnosed(toy, toy.logits() + noise[0], toy.logits(0) + noise[1])
+    assert diagnosis.verdict == "other_dtype"
+    assert diagnosis.base_error is not None
+    assert diagnosis.error < 1.5 * diagnosis.base_error + EXACT
+
+
+@given(SEEDS)
+@settings(max_examples=20, deadline=None)
+def test_another_adapter_is_named_by_its_ref(seed: int) -> None:
+    toy, other = Toy(seed), Toy(seed + 10_000)
+    assert diagnosed(toy, other.logits(), toy.logits(0), other=other.probe).other == "other"
+    assert diagnosed(toy, other.logits(), toy.logits(0)).verdict == "broken"
+
+
+@given(SEEDS, st.floats(0.3, 0.7))
+@settings(max_examples=20, deadline=None)
+def test_part_of_an_update_is_broken_and_no_scale(seed: int, share: float) -> None:
+    toy = Toy(seed)
+    kept = np.random.default_rng(seed).random((PROBE_TEXTS, VOCABULARY)) < share
+    part = np.where(kept, toy.logits(), toy.logits(0))
+    assert diagnosed(toy, part, toy.logits(0)).verdict == "broken"
+
+
+def test_a_base_model_without_its_bos_is_named() -> None:
+    toy = Toy(0)
+    without = Toy(20_000).logits(0)
+    diagnosis = diagnosed(toy, without + 1, without)
+    assert (diagnosis.verdict, "no BOS in front" in diagnosis.sentence) == ("broken", True)
+
+
+def test_another_base_model_is_named() -> None:
+    toy = Toy(0)
+    diagnosis = diagnosed(toy, Toy(1).logits(), Toy(1).logits(0))
+    assert (diagnosis.verdict, "it is another model" in diagnosis.sentence) == ("broken", True)
+
+
+def test_without_the_base_model_the_doubt_is_said() -> None:
+    toy = Toy(0)
+    diagnosis = diagnosed(toy, toy.logits(0.9), None)
+    assert "--base-model" in diagnosis.sentence
+    assert diagnosis.base_error is None
+
+
+def test_an_adapter_without_a_scale_is_never_scaled_wrong() -> None:
+    toy = Toy(0)
+    probe = AdapterProbe(readings=toy.probe.readings)
+    assert diagnose(answer(toy.logits(0.5), toy.logits(0)), toy.base, probe, {}).verdict == "broken"
+
+
+def test_tokens_are_compared_however_a_server_spells_their_leading_space() -> None:
+    stored = ({" the": -0.5, "a": -1.5, " dog": -2.5},)
+    for spelt in ("▁the", "Ġthe", "the", " the"):
+        assert distance(({spelt: -0.5, "a": -1.5, "dog": -2.5},), stored) == 0
+
+
+def test_a_token_that_only_one_side_lists_counts_by_the_least_that_the_other_lists() -> None:
+    assert distance(({"x": -1.0},), ({"y": -1.0},)) == 0
+    assert distance(({"x": -1.0, "z": -3.0},), ({"y": -2.0, "z": -3.0},)) == pytest.approx(
+        np.sqrt((2.0**2 + 0 + 1.0**2) / 3)
+    )

@@ -1,0 +1,167 @@
+"""Probes over HTTP: taken at a push or cook or when asked for, shown to who may read the adapter, gone with it."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from adaptersoup.client.openai_server import OpenAIServer
+from registry.adapters.weights import load_tensors, save_tensors, scale_output
+from registry.errors import Busy
+from registry.spec import PROBE_TEXTS, SCALED_TEXTS
+from tests.service.servers import BASE_ID, CONFIG, Live, Soup, World, adapter_weights
+
+LAW, TAX = 11, 12
+"""Seeds of two adapters."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pushed(world: World) -> None:
+    world.push("team/law", seed=LAW)
+    world.push("secret/tax", seed=TAX)
+
+
+def push_scaled(world: World, name: str, scale: float) -> dict[str, Any]:
+    """Push the adapter of LAW with its output scaled."""
+    tensors = scale_output(load_tensors(adapter_weights(world.runtime, seed=LAW)), CONFIG, scale)
+    data = base64.b64encode(save_tensors(tensors)).decode()
+    return world.push(name, files={"adapter_model.safetensors": {"base64": data}})
+
+
+def probe(world: World, ref: str = "team/law", **headers: str) -> Any:
+    return world.client.get(f"/v1/adapters/{ref}/probe", headers=headers)
+
+
+def diagnosis(live: Live, model: str, *, key: str | None = None, base: bool = True) -> dict[str, Any]:
+    """The diagnosis of a model of the live server as team/law."""
+    server, texts = OpenAIServer(live.url, live.world.admin), probe(live.world).json()["texts"]
+    body = {
+        "model": server.next_tokens(model, texts),
+        "base": server.next_tokens(BASE_ID, texts) if base else None,
+    }
+    headers = live.world.headers(key or live.world.admin)
+    answer = live.world.client.post("/v1/adapters/team/law/probe", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def test_a_push_takes_a_probe_that_other_scales_are_added_to_when_it_is_asked_for(world: World) -> None:
+    digest = world.push("team/new", seed=41)["digest"]
+    with world.runtime.database.read() as catalogue:
+        pushed = catalogue.probes.adapter(digest)
+    assert pushed is not None
+    assert pushed.scales == ()
+    body = probe(world, "team/new").json()
+    assert len(body["scales"]) > 0
+    assert body["readings"] == list(pushed.readings)
+
+
+def test_a_probe_has_the_readings_of_the_adapter_and_its_base(world: World) -> None:
+    body = probe(world).json()
+    assert (body["adapter"], body["base_model"]) == ("team/law@1", BASE_ID)
+    assert len(body["texts"]) == len(body["base"]) == len(body["readings"]) == PROBE_TEXTS
+    assert [len(readings) for readings in body["scaled"]] == [SCALED_TEXTS] * len(body["scales"])
+    assert body["texts"] == probe(world, "secret/tax").json()["texts"]
+    assert body["base"] == probe(world, "secret/tax").json()["base"] != body["readings"]
+
+
+def test_models_of_a_server_are_named_for_what_they_are(live: Live) -> None:
+    push_scaled(live.world, "faults/twice", 2.0)
+    assert diagnosis(live, "team/law")["verdict"] == "same"
+    assert diagnosis(live, "team/law", base=False)["verdict"] == "same"
+    assert diagnosis(live, BASE_ID)["verdict"] == "base_only"
+    key = live.world.key(["read"], ["team"])
+    twice = diagnosis(live, "faults/twice", key=key)
+    assert (twice["verdict"], twice["factor"]) == ("wrong_scale", 2.0)
+
+
+def test_another_adapter_is_named_to_who_may_read_it_alone(live: Live) -> None:
+    assert diagnosis(live, "secret/tax")["other"] == "secret/tax@1"
+    foreign = diagnosis(live, "secret/tax", key=live.world.key(["read"], ["team"]))
+    assert (foreign["verdict"], foreign["other"]) == ("broken", None)
+
+
+def test_who_may_not_read_the_adapter_learns_nothing(world: World) -> None:
+    headers = world.headers(world.key(["read"], ["team"]))
+    assert probe(world, "secret/tax", **headers).status_code == 404
+    answer = world.client.post("/v1/adapters/secret/tax/probe", json={"model": [{"a": -1.0}]}, headers=headers)
+    assert answer.status_code == 404
+
+
+@pytest.mark.parametrize(
+    "model", [[], [{"a": 1.0}], [{"a": "x"}], [{"a": -1.0}] * (PROBE_TEXTS + 1), [{"\x00": -1.0}], 7]
+)
+def test_bad_readings_are_refused(world: World, model: object) -> None:
+    answer = world.client.post("/v1/adapters/team/law/probe", json={"model": model})
+    assert answer.status_code in (400, 422)
+
+
+def test_an_adapter_without_an_effect_is_warned_about_at_each_push(world: World) -> None:
+    for _ in range(2):
+        (warning,) = push_scaled(world, "team/nothing", 0.0)["warnings"]
+        assert "has no effect" in warning
+
+
+def test_a_push_to_a_busy_engine_stands_and_the_probe_is_taken_when_it_is_asked_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(_requests: object) -> Any:
+        raise Busy("The queue is full.", retry_after=1)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.runtime.services.engine, "submit_all", busy)
+        (warning,) = world.push("team/late", seed=21)["warnings"]
+        assert warning.startswith("Whether team/late@1 has an effect was not checked")
+        assert probe(world, "team/late").status_code == 429
+    assert probe(world, "team/late").status_code == 200
+
+
+def test_a_probe_goes_with_the_last_version_of_its_adapter(world: World) -> None:
+    for name in ("team/first", "team/second"):
+        world.push(name, seed=31)
+    digest = probe(world, "team/first").json()["digest"]
+    for name, remains in (("first", True), ("second", False)):
+        assert world.client.post(f"/v1/adapters/team/{name}@1/purge").status_code == 200
+        with world.runtime.database.read() as catalogue:
+            assert (catalogue.probes.adapter(digest) is not None) is remains
+
+
+def test_a_cook_takes_the_probe_of_its_soup(live: Live) -> None:
+    world = live.world
+    world.push("team/tax", seed=TAX)
+    ingredients = [{"ref": "team/law", "weight": 0.5}, {"ref": "team/tax", "weight": 0.5}]
+    body = {"recipe": {"ingredients": ingredients}, "mixing": {"method": "concat"}, "name": "team/half", "wait": 60}
+    cooked = world.client.post("/v1/soups", json=body)
+    assert cooked.status_code == 201
+    with world.runtime.database.read() as catalogue:
+        assert catalogue.probes.adapter(cooked.json()["digest"]) is not None
+    assert diagnosis(live, "team/half")["other"] == "team/half@1"
+
+
+def test_the_command_says_what_a_server_serves(live: Live, command: Soup) -> None:
+    live.world.push("team/law", seed=LAW)
+    options = ("--registry", live.url, "--key", live.world.admin, "--server-key", live.world.admin)
+    code, out, err = command("doctor", "--url", f"{live.url}/v1", "--model", "x=team/law", *options)
+    assert (code, out) == (1, "")
+    assert "with status 404" in err
+    code, out, err = command("doctor", "--url", live.url, "--model", "team/law", *options)
+    assert code == 0, err
+    assert "team/law@1  same" in out
+    code, out, err = command("doctor", "--url", live.url, "--model", f"{BASE_ID}=team/law", *options)
+    assert code == 3
+    assert "base only" in out
+
+
+def test_the_command_checks_every_listed_adapter_and_sends_no_key_of_the_registry(
+    live: Live, command: Soup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOUP_KEY", live.world.admin)
+    options = ("--registry", live.url, "--url", live.url)
+    code, _, err = command("doctor", *options)
+    assert (code, "with status 401" in err) == (1, True)
+    code, out, err = command("doctor", *options, "--server-key", live.world.key(["read", "infer"], ["team"]), "--json")
+    assert code in (0, 3), err
+    assert '"model": "team/law"' in out
+    assert "secret" not in out
