@@ -56,7 +56,7 @@ SECTIONS = {
     },
     "More for inference": {
         "models": "List what generates text here.",
-        "embed": "Embed texts as samples are.",
+        "embed": "Embed texts with a model.",
         "ray": "Generate on a Ray cluster.",
         "doctor": "Check which adapters a server really serves.",
     },

@@ -393,7 +393,7 @@ class Client(OperatorCalls):
         return self._http.events("POST", CHAT, body, lambda _, value: body_of(ChatChunk, value))
 
     def embed(self, model: str, texts: str | Sequence[str]) -> EmbeddingAnswer:
-        """Vectors of one text or several under a base model's encoder of samples, in OpenAI's format."""
+        """Vectors of one text or several under a model, in OpenAI's format; `base/<id>` embeds as samples are."""
         content = texts if isinstance(texts, str) else list(texts)
         return body_of(
             EmbeddingAnswer, self._http.json("POST", "/v1/embeddings", json={"model": model, "input": content})

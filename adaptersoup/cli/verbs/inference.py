@@ -90,13 +90,13 @@ def generate(
 @verb
 def embed(
     remote: Remote,
-    model: Annotated[str, typer.Argument(help="A base model: base/<id>.", metavar="BASE")],
+    model: Annotated[str, typer.Argument(help="A model; base/<id> embeds as samples are.", metavar="MODEL")],
     text: Annotated[str | None, typer.Argument(help="Text to embed; - reads it from stdin.", metavar="[TEXT]")] = None,
     texts: Annotated[Path | None, typer.Option(help=f"Several instead: {SAMPLE_FORMS}")] = None,
 ) -> None:
-    """Embed texts as samples are.
+    """Embed texts with a model.
 
-    A vector is the mean of the base model's last hidden states; each is a line of JSON.
+    A vector is the mean of the model's last hidden states; each is a line of JSON.
 
     \b
     Examples:

@@ -176,18 +176,23 @@ def _base_of(services: Services, row: AdapterRow) -> ServedBaseModel:
     return services.bases[row.base_model]
 
 
+def model_or_mixture(
+    services: Services, principal: Principal, text: str, adapters: Sequence[MixedAdapter] | None
+) -> ResolvedModel:
+    """Resolve a model, or a base model's mixture of these adapters; raises as `resolve_model` and `mixture_of` do."""
+    if adapters is None:
+        return resolve_model(services, principal, text)
+    return mixture_of(services, principal, adapters, name=mixture_name(adapters), base=text)
+
+
 def language_model(
     services: Services, principal: Principal, text: str, adapters: Sequence[MixedAdapter] | None = None
 ) -> ResolvedModel:
     """Resolve a model that can continue or score text, or a base model's mixture of these adapters.
 
-    Raises as `resolve_model` and `mixture_of` do, and InvalidParameter for adapters with a head, banks of experts, and
-    encoders.
+    Raises as `model_or_mixture` does, and InvalidParameter for adapters with a head, banks of experts, and encoders.
     """
-    if adapters is None:
-        model = resolve_model(services, principal, text)
-    else:
-        model = mixture_of(services, principal, adapters, name=mixture_name(adapters), base=text)
+    model = model_or_mixture(services, principal, text, adapters)
     check_supports_text(model.base.shape, model.config, f"'{model.name}'")
     return model
 

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: mean-pooled last hidden states of a base model, the vectors that samples are embedded with.
+"""`POST /v1/embeddings`: mean-pooled last hidden states of a model; those of a base model alone embed samples.
 
 Token ids are embedded as they are, so the ids that `/tokenize` returns give the same vector as the text; the first id
 tells if a list begins with a BOS.
@@ -19,11 +19,12 @@ from registry.errors import InvalidParameter, InvalidPrompt
 from service.access.keys import Principal
 from service.engine import ScoreRequest, Scores
 from service.engine.text_calls import closing_tokens, empty_text_error, has_bos
+from service.engine.text_support import check_supports_text, text_capacity
 from service.http.answers.streaming import finish
 from service.http.app_services import AppServices
 from service.http.models.inference_limits import check_ids, check_texts
 from service.http.models.metering import admit, answer_headers
-from service.http.models.named_models import ResolvedModel, resolve_model
+from service.http.models.named_models import ResolvedModel, model_or_mixture
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import TEXTS, takes
 from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
@@ -43,7 +44,7 @@ async def embeddings(request: Request, body: EmbeddingRequest, services: AppServ
     """
     model, rows, requests = await in_thread(_prepare, request, services, principal, body)
     scores = await finish(request, services.engine, requests)
-    answer = await in_thread(_answer, body, rows, requests, scores)
+    answer = await in_thread(_answer, body, model, rows, requests, scores)
     return JSONResponse(answer, headers=answer_headers(request, model))
 
 
@@ -56,11 +57,8 @@ def _prepare(
         raise InvalidParameter("'input' holds no text.", param="input")
     check_texts(inputs, services.settings, param="input")
     services.engine.check_admission(principal.key_id, local=True)  # what is refused costs nobody else's time
-    model = resolve_model(services, principal, body.model)
-    if model.config is not None:
-        raise InvalidParameter(
-            f"Embeddings are the base model's; ask for 'base/{model.base_id}' to embed as samples are.", param="model"
-        )
+    model = model_or_mixture(services, principal, body.model, body.adapters)
+    _check_embeds(model)
     if body.dimensions not in {None, model.base.shape.hidden_size}:
         raise InvalidParameter(
             f"Vectors of this model have {model.base.shape.hidden_size} dimensions.", param="dimensions"
@@ -75,6 +73,19 @@ def _prepare(
     return model, rows, admit(request, services, principal, [(model, score_request) for score_request in requests])
 
 
+def _check_embeds(model: ResolvedModel) -> None:
+    """Raise InvalidParameter for adapters of an encoder, and for those that the server does not run."""
+    if model.config is None:
+        return
+    if model.base.shape.kind == "encoder":
+        raise InvalidParameter(
+            f"'{model.name}' is an adapter of an encoder, which embeds texts without adapters only: ask for "
+            f"'base/{model.base_id}'.",
+            param="model",
+        )
+    check_supports_text(model.base.shape, model.config, f"'{model.name}'")
+
+
 @dataclass(frozen=True)
 class Row:
     """Token ids of one input; with `front` they begin with a BOS, which is excluded from the mean."""
@@ -85,7 +96,7 @@ class Row:
 
 def _row(model: ResolvedModel, text: str | list[int], number: int) -> Row:
     """Tokenise the input of index `number`, a text or token ids; raises InvalidPrompt and InvalidParameter."""
-    base, context = model.base, model.base.shape.context
+    base, context = model.base, text_capacity(model.base.shape, model.config)
     if isinstance(text, str):
         row = Row((*base.tokenize(text), *closing_tokens(base)), has_bos(base))
         if len(row.ids) <= row.front + len(closing_tokens(base)):
@@ -103,7 +114,11 @@ def _row(model: ResolvedModel, text: str | list[int], number: int) -> Row:
 
 
 def _answer(
-    body: EmbeddingRequest, rows: Sequence[Row], requests: Sequence[ScoreRequest], scores: Sequence[Scores]
+    body: EmbeddingRequest,
+    model: ResolvedModel,
+    rows: Sequence[Row],
+    requests: Sequence[ScoreRequest],
+    scores: Sequence[Scores],
 ) -> dict[str, Any]:
     vectors = {
         request.bos: iter([vector for _, vector in sorted(result.vectors.items())])
@@ -114,7 +129,7 @@ def _answer(
         for index, row in enumerate(rows)
     ]
     tokens = sum(len(row.ids) for row in rows)
-    answer = EmbeddingAnswer(model=body.model, data=data, usage=Usage(prompt_tokens=tokens, total_tokens=tokens))
+    answer = EmbeddingAnswer(model=model.name, data=data, usage=Usage(prompt_tokens=tokens, total_tokens=tokens))
     return answer.model_dump(exclude_none=True)
 
 

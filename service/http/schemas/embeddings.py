@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from service.http.schemas.wire import ModelName, OpenAIBody, TextsOrIds, TokenIds, Usage, Wire, each_of
+from service.http.schemas.wire import MixedAdapters, ModelName, OpenAIBody, TextsOrIds, TokenIds, Usage, Wire, each_of
 
 
 class EmbeddingRequest(OpenAIBody):
-    """`POST /v1/embeddings`: mean-pooled last hidden states of the base model."""
+    """`POST /v1/embeddings`: mean-pooled last hidden states of a base model, an adapter or a mixture."""
 
     model: ModelName
+    adapters: MixedAdapters | None = None
     input: TextsOrIds
     """Texts get the base's BOS in front. Token ids are taken as they are, those that `/tokenize` gives of a text say
     the same; they are of this base model's tokenizer."""

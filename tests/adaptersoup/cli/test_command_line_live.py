@@ -704,7 +704,8 @@ class TestLittleVerbs:
         assert [json.loads(line) for line in lines] == [one.embedding for one in asked.data]
         assert soup("embed", "base/tiny", "two")[1] == lines[1] + "\n"
         assert soup("embed", "base/tiny")[0] == 2
-        assert soup("embed", "little/law", "x")[0] == 1
+        assert soup("embed", "little/law", "two")[1] != lines[1] + "\n"
+        assert soup("embed", "little/nobody", "two")[0] == 1
 
     def test_open(self, soup: Soup, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
         opened: list[str] = []

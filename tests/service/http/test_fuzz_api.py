@@ -99,6 +99,8 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
         "GET /v1/adapters/{ns}/{name}": adapter,
         "PATCH /v1/adapters/{ns}/{name}": {**adapter, "body": {"card": {"description": "Changed."}}},
         "GET /v1/adapters/{ns}/{name}/lineage": adapter,
+        "GET /v1/adapters/{ns}/{name}/probe": adapter,
+        "POST /v1/adapters/{ns}/{name}/probe": {**adapter, "body": {"model": [{"a": -1.0}]}},
         "GET /v1/adapters/{ns}/{name}/files": adapter,
         "GET /v1/adapters/{ns}/{name}/files/{file}": {
             "path_parameters": {**adapter["path_parameters"], "file": "README.md"}

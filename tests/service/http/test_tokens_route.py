@@ -55,11 +55,9 @@ def test_the_tokenizer_is_described(world: World) -> None:
         ("/v1/embeddings", {"input": "word " * 200}, "context"),
         ("/v1/embeddings", {"input": "a", "dimensions": 8}, "32 dimensions"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "int8"}, "encoding_format"),
-        ("/v1/embeddings", {"input": "a", "model": "team/embed"}, "base model's"),
     ],
 )
 def test_what_is_wrong_is_refused(world: World, path: str, body: dict[str, Any], words: str) -> None:
-    world.push("team/embed", seed=4)
     assert words in refusal(post(world, path, **body), 400)
 
 

@@ -101,7 +101,6 @@ def test_nothing_is_mixed_for_who_only_reads_or_is_beyond_a_limit(
     monkeypatch.setattr(mix.PlannedRecipe, "mix", mixed)
     name = "acme/law*4+acme/plain*5"
     assert stocked.client.get("/compare.json", params={"model": [BASE_ID, name]}).status_code == 200
-    assert stocked.client.post("/v1/embeddings", json={"model": name, "input": "a"}).status_code == 400
     limited = stocked.client.post("/v1/keys", json={"name": "slow", "scopes": ["infer"], "namespaces": ["acme"]}).json()
     limits = {"tokens_per_minute": 1}
     assert stocked.client.patch(f"/v1/keys/{limited['id']}/limits", json=limits).status_code == 200
@@ -203,9 +202,16 @@ def test_what_cannot_be_mixed_is_refused_in_a_sentence(stocked: World) -> None:
     refused(stocked, 410, "acme/plain", model="acme/law+acme/plain")
 
 
-def test_embeddings_are_the_base_models(stocked: World) -> None:
-    answer = stocked.client.post("/v1/embeddings", json={"model": NAME, "input": "a"})
-    assert "Embeddings are the base model's" in answer.json()["error"]["message"]
+def test_embeddings_of_a_mixture_are_those_of_its_soup(stocked: World) -> None:
+    body = {"recipe": {"ingredients": ADAPTERS}, "name": "acme/embeds", "wait": 60}
+    digest = stocked.client.post("/v1/soups", json=body).json()["digest"]
+    vectors = {}
+    for model, more in (("acme/embeds", {}), (NAME, {}), (BASE_ID, {"adapters": ADAPTERS}), (f"base/{BASE_ID}", {})):
+        answer = stocked.client.post("/v1/embeddings", json={"model": model, "input": "heat the oil", **more})
+        assert answer.status_code == 200, answer.text
+        vectors[model] = answer.json()["data"][0]["embedding"]
+        assert (answer.headers["x-soup-digest"] == digest) == (model != f"base/{BASE_ID}")
+    assert vectors["acme/embeds"] == vectors[NAME] == vectors[BASE_ID] != vectors[f"base/{BASE_ID}"]
 
 
 def test_openais_client_sends_adapters_in_its_extra_body(live: Live, stocked: World) -> None:
