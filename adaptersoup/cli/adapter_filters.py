@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -23,15 +23,18 @@ _FLAGS = {"q": "--matching", "base_model": "--base"}
 class _Filters:
     """The filters of lists of adapters that all verbs share; each subclass has its own option for `q`."""
 
+    SECTION: ClassVar[str] = "Filters"
     q: str | None = None
-    kind: Annotated[Literal["adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None
-    domain: Annotated[str | None, typer.Option(help="Only of this domain.")] = None
-    owner: Annotated[str | None, typer.Option(help="Only of this owner: who answers for them.")] = None
-    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; may be repeated: with all of them.")] = None
-    name: Annotated[str | None, typer.Option(help="Only of this name: law of any namespace, or team/law.")] = None
-    namespace: Annotated[str | None, typer.Option(help="Only of this namespace.")] = None
-    base_model: Annotated[str | None, typer.Option("--base", callback=base_id, help="Only of this base model.")] = None
-    method: Annotated[str | None, typer.Option(help="Only of this method.")] = None
+    kind: Annotated[Literal["adapter", "soup"] | None, typer.Option("--kind", help="Only adapters, or only soups.")] = (
+        None
+    )
+    domain: Annotated[str | None, typer.Option(help="Only this domain.")] = None
+    owner: Annotated[str | None, typer.Option(help="Only this owner.")] = None
+    tag: Annotated[list[str] | None, typer.Option(help="Only with this tag; repeat to require several.")] = None
+    name: Annotated[str | None, typer.Option(help="Only this name: law in any namespace, or team/law.")] = None
+    namespace: Annotated[str | None, typer.Option(help="Only this namespace.")] = None
+    base_model: Annotated[str | None, typer.Option("--base", callback=base_id, help="Only this base model.")] = None
+    method: Annotated[str | None, typer.Option(help="Only this method.")] = None
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,14 @@ class Filters(_Filters):
     """The filters of a list, as keyword arguments of `SoupClient.adapters`."""
 
     q: Annotated[
-        str | None, typer.Argument(help="Words, or their beginnings, of name, domain, tags or card.", metavar="[TEXT]")
+        str | None,
+        typer.Argument(help="Words, or beginnings of words, in name, domain, tags or card.", metavar="[TEXT]"),
     ] = None
     tuned_on: Annotated[
         str | None,
-        typer.Option(help="Only what has learnt from this sample, through its ingredients too.", metavar="DIGEST"),
+        typer.Option(
+            help="Only models that learnt from this sample, also through their ingredients.", metavar="DIGEST"
+        ),
     ] = None
 
 
@@ -53,7 +59,7 @@ class Matching(_Filters):
 
     q: Annotated[
         str | None,
-        typer.Option("--matching", help="Only with these words, as `soup ls` looks for them.", metavar="TEXT"),
+        typer.Option("--matching", help="Only with these words in name, domain, tags or card.", metavar="TEXT"),
     ] = None
 
     def filters(self) -> Json | None:
@@ -72,8 +78,8 @@ class Matching(_Filters):
 class Confirmation:
     """The options that confirm a change of several adapters, or only list them."""
 
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be changed, and change nothing.")] = False
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the changes without making them.")] = False
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False
 
     def confirm(self, change: str, rows: Sequence[Json]) -> bool:
         """List the adapters and ask on the terminal; return False for a dry run.

@@ -18,11 +18,8 @@ from typer.core import TyperGroup
 from typer.main import get_command, get_group
 
 from adaptersoup.cli.failures import FAILED, OK, exit_code, explain, not_installed
+from adaptersoup.cli.help_sections import SETTINGS, Verbs
 from registry.errors import SoupError
-
-SETTINGS = {"rich_markup_mode": None, "add_completion": False, "pretty_exceptions_enable": False}
-ROOT = {**SETTINGS, "add_completion": True}
-
 
 SECTIONS = {
     "Commands": {
@@ -31,10 +28,10 @@ SECTIONS = {
         "ls": "List adapters and soups.",
         "show": "Show one adapter or soup.",
         "cook": "Cook a soup for a sample, or by a recipe.",
-        "select": "Say which adapters fit a sample, and why.",
+        "select": "Show which adapters fit a sample, and why.",
         "generate": "Continue a prompt.",
         "chat": "Chat with a model whose base has a chat template.",
-        "ppl": "Perplexity of texts under a model.",
+        "ppl": "Compute the perplexity of texts under a model.",
         "train": "Train an adapter on texts of a domain.",
     },
     "More for adapters and soups": {
@@ -45,35 +42,35 @@ SECTIONS = {
         "alias": "List, set and remove aliases of versions.",
         "rm": "Retire adapters or soups.",
         "purge": "Remove versions for good.",
-        "collect": "Remove what is due, as the server does every hour.",
+        "collect": "Remove expired data, as the server does every hour.",
         "convert": "Convert AdapterHub checkpoints to adapter directories, and back.",
     },
     "More for selection and evaluation": {
         "fit": "Fit a selector over a pool of adapters.",
-        "compare": "Cook with every strategy and compare on other text.",
+        "compare": "Cook with every strategy, and compare the results on other text.",
         "matrix": "Evaluate the adapters of a pool on each other's samples.",
         "evaluate": "Evaluate a trained adapter on data of its task.",
     },
     "More for inference": {
-        "models": "List what generates text here.",
+        "models": "List the models that generate text.",
         "embed": "Embed texts with a model.",
         "ray": "Generate on a Ray cluster.",
         "doctor": "Check which adapters a server really serves.",
     },
     "Administration": {
-        "keys": "Make, list, change and revoke keys.",
+        "keys": "Create, list, change and revoke keys.",
         "namespaces": "Show and change the settings of namespaces.",
         "limits": "Show and change the limits of keys and namespaces.",
-        "usage": "Sum up requests and tokens, last day first.",
+        "usage": "Sum requests and tokens, newest day first.",
         "jobs": "List, show, watch and cancel jobs.",
         "audit": "List who did what, newest first.",
     },
     "Operation of a server": {
-        "migrate": "Bring the database's schema up to date.",
+        "migrate": "Update the schema of the database.",
         "check": "Check the stored blobs.",
         "blobs": "Copy the blobs into another store.",
         "backup": "Back up database and blobs into a folder.",
-        "restore": "Put a backup back.",
+        "restore": "Restore a backup.",
     },
 }
 """The verbs of each section of `soup --help` with their summaries, the most used section first."""
@@ -125,12 +122,12 @@ def command_of(name: str) -> Any:
     module = import_module(module_of(name))
     if isinstance(getattr(module, "app", None), typer.Typer):
         return get_group(module.app)
-    app = typer.Typer(**SETTINGS)  # type: ignore[arg-type]
+    app = Verbs()
     app.command(name)(getattr(module, name))
     return get_command(app)
 
 
-app = typer.Typer(cls=LazyGroup, no_args_is_help=True, **ROOT)  # type: ignore[arg-type]
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, **SETTINGS)
 
 
 def _version(is_set: bool) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
@@ -20,9 +20,12 @@ from service.settings import Settings
 class BaseModelOptions:
     """The options that name a base model."""
 
-    base_folder: Annotated[Path | None, typer.Option(help="Folder of the base model; or --bases and --base.")] = None
+    SECTION: ClassVar[str] = "Base model"
+    base_folder: Annotated[
+        Path | None, typer.Option(help="Folder of the base model, instead of --bases and --base.")
+    ] = None
     base_kind: Annotated[
-        Literal["causal", "encoder"], typer.Option(help="Of the model in --base-folder: encoder for BERT.")
+        Literal["causal", "encoder"], typer.Option(help="Kind of the model in --base-folder: encoder for BERT.")
     ] = "causal"
     bases: Annotated[Path | None, typer.Option(help="Allowlist of base models (SOUP_BASES).")] = None
     base: Annotated[str | None, typer.Option(help="Id of the base model in the allowlist.")] = None

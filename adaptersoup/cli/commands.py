@@ -1,6 +1,7 @@
 """Commands of many options made from functions of few arguments.
 
-An argument annotated with a dataclass stands for one option a field, and gets an instance of it; annotated with
+An argument annotated with a dataclass stands for one option a field, and gets an instance of it; a class attribute
+`SECTION` of the dataclass is the section of its options in the help. Annotated with
 `Annotated[THE_DATACLASS, ("b", "a")]`, for these of its fields in this order. An argument annotated with
 `Annotated[ParsedFlags, flags]` stands for the options of `adaptersoup.cli.flags.Flags`. Others are options of typer.
 """
@@ -9,8 +10,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from typer.models import OptionInfo
 
 from adaptersoup.cli.flags import Flags, ParsedFlags, keyword
 
@@ -74,7 +78,7 @@ def _kind_and_selection(parameter: inspect.Parameter) -> tuple[Any, Any]:
 
 def _fields_of(group: Any, names: Sequence[str] | None) -> list[inspect.Parameter]:
     """The fields of a dataclass as parameters: all, or those of these names in this order."""
-    hints = get_type_hints(group, include_extras=True)
+    hints = {name: _in_section(hint, group) for name, hint in get_type_hints(group, include_extras=True).items()}
     parameters = {
         field.name: keyword(
             field.name, hints[field.name], inspect.Parameter.empty if field.default is MISSING else field.default
@@ -82,3 +86,16 @@ def _fields_of(group: Any, names: Sequence[str] | None) -> list[inspect.Paramete
         for field in fields(group)
     }
     return [parameters[name] for name in names or parameters]
+
+
+def _in_section(hint: Any, group: Any) -> Any:
+    """The annotation of a field; an option without a section of its own gets the group's."""
+    section = getattr(group, "SECTION", None)
+    if section is None or get_origin(hint) is not Annotated:
+        return hint
+    kind, *metadata = get_args(hint)
+    options = [copy(value) if isinstance(value, OptionInfo) else value for value in metadata]
+    for option in options:
+        if isinstance(option, OptionInfo):
+            option.rich_help_panel = option.rich_help_panel or section
+    return Annotated[(kind, *options)]

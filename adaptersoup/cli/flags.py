@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from types import GenericAlias, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -34,7 +34,7 @@ class Flag:
     `{default}` in the help is the field's default. These override the field: `name` is the flag as it is typed, `kind`
     the type, `limits` the minimum and the maximum; `parse` is applied to the option's value. An option with `switch`
     takes no value and sets this one. With `show_default` the field's default is the option's too, and is shown in the
-    help; else an absent option leaves the field unset.
+    help; else an absent option leaves the field unset. `section` is its section in the help.
     """
 
     path: str
@@ -46,13 +46,21 @@ class Flag:
     switch: Any = None
     show_default: bool = False
     metavar: str | None = None
+    section: str | None = None
 
 
 class Flags(dict[str, Flag]):
-    """Options for the fields of `model`, by the names of their parameters, in the order of the help."""
+    """Options for the fields of `model`, by the names of their parameters, in the order of the help.
 
-    def __init__(self, model: type[BaseModel], flags: Mapping[str, Flag]) -> None:
+    `sections` are the names of the options in each section of the help.
+    """
+
+    def __init__(
+        self, model: type[BaseModel], flags: Mapping[str, Flag], sections: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
         super().__init__(flags)
+        for title, names in (sections or {}).items():
+            self.update({name: replace(self[name], section=title) for name in names})
         self.model = model
 
     def only(self, *names: str) -> Flags:
@@ -99,6 +107,7 @@ class Flags(dict[str, Flag]):
             metavar=flag.metavar,
             min=minimum,
             max=maximum,
+            rich_help_panel=flag.section,
         )
         return keyword(name, Annotated[kind | None, option], default if flag.show_default else None)
 

@@ -31,7 +31,7 @@ def _check_file(file: Path | None) -> Path | None:
 
 PlotOption = Annotated[
     Path | None,
-    typer.Option("--plot", help="File for a picture of the result.", metavar="FILE.svg", callback=_check_file),
+    typer.Option("--plot", help="Save a picture of the result.", metavar="FILE.svg", callback=_check_file),
 ]
 
 

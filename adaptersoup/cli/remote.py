@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Concatenate
+from typing import Annotated, Any, ClassVar, Concatenate
 
 import typer
 
@@ -83,10 +83,11 @@ class Remote:
 class Address:
     """The options for the server's address and key."""
 
+    SECTION: ClassVar[str] = "Server"
     url: Annotated[str | None, typer.Option(help="Address of the server (SOUP_URL).", metavar="URL")] = None
-    key: Annotated[str | None, typer.Option(help="Key to send (SOUP_KEY; else <data>/admin.key).", metavar="KEY")] = (
-        None
-    )
+    key: Annotated[
+        str | None, typer.Option(help="API key (SOUP_KEY; by default that of <data>/admin.key).", metavar="KEY")
+    ] = None
 
     def client(self, context: typer.Context) -> SoupClient:
         """A client of this server, made by the context's object if that is a function (in tests)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -12,10 +12,14 @@ import typer
 class SamplingFlags:
     """The options for drawing tokens."""
 
-    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest.")] = 1.0
-    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Nucleus sampling.")] = None
-    stop: Annotated[list[str] | None, typer.Option(help="Text to stop at; may be repeated.")] = None
-    seed: Annotated[int | None, typer.Option(help="The same seed, the same text.")] = None
+    SECTION: ClassVar[str] = "Sampling"
+    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 1.0
+    top_p: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Nucleus sampling: draw from the likeliest tokens of this total probability."),
+    ] = None
+    stop: Annotated[list[str] | None, typer.Option(help="Text to stop at; repeatable.")] = None
+    seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text.")] = None
 
     def fields(self) -> dict[str, Any]:
         """The options as keyword arguments of `SoupClient.complete` and `chat`."""

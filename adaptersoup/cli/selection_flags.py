@@ -13,30 +13,38 @@ from pydantic import TypeAdapter, ValidationError
 from adaptersoup.cli.flags import Flag, Flags, ParsedFlags, base_id, key_values, usage_error
 from registry.spec import CookRequest, PoolRequest, SelectOptions, SelectorSpec
 
+SELECTOR = ("selector", "paper", "encoder", "set", "single", "max_ingredients", "top")
 POOL = ("base", "pool_tag", "pool_namespace", "pool_method")
 SELECTION = Flags(
     CookRequest,
     {
-        "selector": Flag("selector.kind", "How adapters are chosen; by default posterior."),
-        "paper": Flag("selector.mode", "gmm exactly as in the AdapterSoup paper.", switch="paper"),
-        "encoder": Flag("selector.encoder", "What embeds text for cosine; by default {default}."),
+        "selector": Flag("selector.kind", "How to choose adapters; by default posterior."),
+        "paper": Flag("selector.mode", "Use gmm exactly as in the AdapterSoup paper.", switch="paper"),
+        "encoder": Flag("selector.encoder", "Encoder of texts for cosine; by default {default}."),
         "set": Flag(
-            "", "A parameter of the selector, such as covariance=full; may be repeated.", kind=list[str], metavar="K=V"
+            "", "Parameter of the selector, such as covariance=full; repeatable.", kind=list[str], metavar="K=V"
         ),
-        "single": Flag("options.single", "Take the best adapter alone, whatever its score."),
+        "single": Flag("options.single", "Use only the best adapter, whatever its score."),
         "max_ingredients": Flag(
-            "options.max_ingredients", "At most so many adapters; by default 5, for effort thorough 32.", limits=(1, 64)
+            "options.max_ingredients",
+            "Maximum number of adapters; by default 5, with effort thorough 32.",
+            limits=(1, 64),
         ),
-        "top": Flag("options.when_none", "Take the best where nothing passes, instead of abstaining.", switch="top"),
-        "base": Flag("pool.base_model", "Base model of the pool, where there are several.", parse=base_id),
+        "top": Flag(
+            "options.when_none",
+            "Use the best adapter if none passes the threshold, instead of abstaining.",
+            switch="top",
+        ),
+        "base": Flag("pool.base_model", "Base model of the pool, if there are several.", parse=base_id),
         "pool_tag": Flag("pool.tag", "Only adapters with this tag."),
-        "pool_namespace": Flag("pool.namespaces", "Only adapters of this namespace; may be repeated."),
+        "pool_namespace": Flag("pool.namespaces", "Only adapters of this namespace; repeatable."),
         "pool_method": Flag(
             "pool.method",
-            "Only adapters of this method: those of another cannot be mixed with them.",
+            "Only adapters of this method; different methods cannot be mixed.",
             kind=Literal["bottleneck", "lora", "prefix", "union"],
         ),
     },
+    {"Selection": SELECTOR, "Pool": POOL},
 )
 
 _SELECTOR: TypeAdapter[SelectorSpec] = TypeAdapter(SelectorSpec)

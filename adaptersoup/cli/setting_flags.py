@@ -20,9 +20,9 @@ class StorageFlags:
     """The options for the locations of database and blobs, by the names of their settings."""
 
     data: Annotated[Path | None, typer.Option(help="Folder of database and blobs (SOUP_DATA).")] = None
-    blobs: Annotated[Path | None, typer.Option(help="Folder of the blobs, where it is another (SOUP_BLOBS).")] = None
+    blobs: Annotated[Path | None, typer.Option(help="Folder of the blobs, if it is another one (SOUP_BLOBS).")] = None
     database_url: Annotated[
-        str | None, typer.Option(help="URL of the database; one with a password belongs into SOUP_DATABASE_URL.")
+        str | None, typer.Option(help="URL of the database; use SOUP_DATABASE_URL for one with a password.")
     ] = None
 
 

@@ -1,12 +1,14 @@
-"""The style of the documentation: the length of sentences, their first words, and paraphrases of standard terms."""
+"""The style of pages and help texts: the length of sentences, their first words, paraphrases of standard terms."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from adaptersoup.cli.app import VERBS, command_of
 from tests.repository import REPOSITORY
 
 GENERATED = re.compile(
@@ -24,7 +26,11 @@ OPENINGS = ("As", "What", "Those", "Whether", "Whoever", "Whatever")
 PARAPHRASES = (
     "if you like", "at most so many", "is held against", "goes on where", "comes to nothing", "says no to",
     "the ones that are there", "all that there is", "is there already", "of its own accord", "is of no use",
+    "may be repeated", "where it is another",
 )  # fmt: skip
+
+BLOCK = re.compile(r"\x08\n.*?(\n\n|$)", re.DOTALL)
+"""A paragraph of a help text that is not wrapped, such as its examples."""
 
 
 def sentences_of(text: str) -> Iterator[str]:
@@ -63,6 +69,22 @@ def test_no_sentence_begins_with_a_clause_for_a_noun_or_paraphrases_a_term() -> 
         for problem in problems_of(sentence)
     ]
     assert refused == []
+
+
+def commands_of(command: Any) -> Iterator[Any]:
+    """A command and those below it."""
+    yield command
+    for below in getattr(command, "commands", {}).values():
+        yield from commands_of(below)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_texts_are_short_and_plain(verb: str) -> None:
+    for command in commands_of(command_of(verb)):
+        texts = [*(parameter.help or "" for parameter in command.params), BLOCK.sub("", command.help)]
+        for sentence in (sentence for text in texts for sentence in sentences_of(text)):
+            assert problems_of(sentence) == [], sentence
+            assert len(sentence.split()) <= LONGEST_SENTENCE + 10, sentence  # some list all values
 
 
 @pytest.mark.parametrize(

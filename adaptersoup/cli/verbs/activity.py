@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from datetime import date, datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -18,25 +18,30 @@ from adaptersoup.cli.remote import Remote, verb
 class AuditFilters:
     """The filters of a list of entries, as keyword arguments of `SoupClient.audit`."""
 
+    SECTION: ClassVar[str] = "Filters"
     action: Annotated[
-        str | None, typer.Option(help="Only this action (adapter.retire), or all that begin so (key.).")
+        str | None, typer.Option(help="Only this action, such as adapter.retire, or a group, such as key.")
     ] = None
-    subject: Annotated[str | None, typer.Option(help="Only what was done to this: a name, an id, a digest.")] = None
-    namespace: Annotated[str | None, typer.Option(help="Only in this namespace.")] = None
-    key_id: Annotated[str | None, typer.Option("--by", help="Only by this key, as `soup keys ls` shows it.")] = None
-    since: Annotated[datetime | None, typer.Option(parser=moment, metavar="DATE", help="Only from then on (UTC).")] = (
-        None
-    )
-    until: Annotated[datetime | None, typer.Option(parser=moment, metavar="DATE", help="Only before (UTC).")] = None
+    subject: Annotated[str | None, typer.Option(help="Only changes of this name, id or digest.")] = None
+    namespace: Annotated[str | None, typer.Option(help="Only this namespace.")] = None
+    key_id: Annotated[str | None, typer.Option("--by", help="Only this key, by its id.")] = None
+    since: Annotated[
+        datetime | None, typer.Option(parser=moment, metavar="DATE", help="Only from this time on (UTC).")
+    ] = None
+    until: Annotated[
+        datetime | None, typer.Option(parser=moment, metavar="DATE", help="Only before this time (UTC).")
+    ] = None
 
 
 @verb
 def audit(
     remote: Remote,
     filters: AuditFilters,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many; by default 50, with --lines all.")] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="One entry as JSON a line, as they come: an export.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="All entries as CSV, for a spreadsheet.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of entries; by default 50, with --lines all.")
+    ] = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Print one entry per line as JSON, for an export.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print all entries as CSV.")] = False,
 ) -> None:
     """List who did what, newest first.
 
@@ -86,22 +91,23 @@ def _day(text: str) -> str:
 class UsageFilters:
     """The filters of sums, as keyword arguments of `SoupClient.usage`."""
 
+    SECTION: ClassVar[str] = "Filters"
     since: Annotated[str | None, typer.Option(parser=_day, metavar="DAY", help="Only from this day on (UTC).")] = None
     until: Annotated[str | None, typer.Option(parser=_day, metavar="DAY", help="Only before this day (UTC).")] = None
-    key_id: Annotated[str | None, typer.Option("--of-key", metavar="ID", help="Only of this key.")] = None
-    namespace: Annotated[str | None, typer.Option(metavar="NS", help="Only of models in this namespace.")] = None
-    model: Annotated[str | None, typer.Option(help="Only of this model: base/<id>, or namespace/name@version.")] = None
+    key_id: Annotated[str | None, typer.Option("--of-key", metavar="ID", help="Only this key, by its id.")] = None
+    namespace: Annotated[str | None, typer.Option(metavar="NS", help="Only models in this namespace.")] = None
+    model: Annotated[str | None, typer.Option(help="Only this model: base/<id>, or namespace/name@version.")] = None
 
 
 @verb
 def usage(
     remote: Remote,
     filters: UsageFilters,
-    by: Annotated[list[Group] | None, typer.Option(help="What to tell apart; may be repeated. By default all.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows; by default 100.")] = None,
-    csv: Annotated[bool, typer.Option("--csv", help="All rows as CSV: an export.")] = False,
+    by: Annotated[list[Group] | None, typer.Option(help="Column to group by; repeatable. By default all.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of rows; by default 100.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print all rows as CSV.")] = False,
 ) -> None:
-    """Sum up requests and tokens, last day first.
+    """Sum requests and tokens, newest day first.
 
     \b
     Examples:

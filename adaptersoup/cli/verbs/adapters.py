@@ -26,9 +26,10 @@ class Near:
     """The options for a list of the adapters nearest to a text."""
 
     near: Annotated[
-        Path | None, typer.Option(help=f"The nearest to this text, by their samples: {SAMPLE_FORMS}", metavar="FILE")
+        Path | None,
+        typer.Option(help=f"List the adapters whose samples are nearest to this text: {SAMPLE_FORMS}", metavar="FILE"),
     ] = None
-    encoder: Annotated[EncoderName | None, typer.Option(help="What embeds the text of --near; by default base.")] = None
+    encoder: Annotated[EncoderName | None, typer.Option(help="Encoder of the text of --near; by default base.")] = None
 
 
 HEADER = ("name", "kind", "domain", "owner", "structure", "base", "parameters", "sample", "created")
@@ -45,8 +46,10 @@ def ls(
     remote: Remote,
     filters: Filters,
     near: Near,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many; by default all, with --near 10.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Names only.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of rows; by default all, with --near 10.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only names.")] = False,
 ) -> None:
     """List adapters and soups, newest first, or those nearest to a text.
 
@@ -212,13 +215,15 @@ def open(
     remote: Remote,
     ref: Annotated[
         str | None,
-        typer.Argument(help="namespace/name[@version or alias], or sha256:...; by default all.", metavar="[REF]"),
+        typer.Argument(
+            help="namespace/name[@version or alias], or sha256:...; by default the list of models.", metavar="[REF]"
+        ),
     ] = None,
-    only_print: Annotated[bool, typer.Option("--print", help="Print the address and open nothing.")] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Only print the address.")] = False,
 ) -> None:
     """Open the page of a model in the browser.
 
-    Its address is printed; where the output is no terminal, nothing more is done.
+    Prints the address. Opens nothing if the output is not a terminal.
 
     \b
     Examples:

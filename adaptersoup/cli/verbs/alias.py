@@ -7,14 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from adaptersoup.cli.failures import Failures
+from adaptersoup.cli.help_sections import Verbs
 from adaptersoup.cli.remote import RefArgument, Remote, verb
 from registry.errors import InvalidName, PreconditionFailed
 from registry.names import NameRef, parse_ref
 
-app = typer.Typer(
-    help="List, set and remove aliases of versions.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
-)
-AliasArgument = Annotated[str, typer.Argument(help="A name such as prod; not all digits.", metavar="ALIAS")]
+app = Verbs(help="List, set and remove aliases of versions.", no_args_is_help=True)
+AliasArgument = Annotated[str, typer.Argument(help="Name such as prod; not only digits.", metavar="ALIAS")]
 
 
 @app.command()
@@ -39,10 +38,10 @@ def set_(
     alias: AliasArgument,
     instead_of: Annotated[
         int | None,
-        typer.Option("--instead-of", min=1, help="Only where it points at this version still.", metavar="VERSION"),
+        typer.Option("--instead-of", min=1, help="Only if the alias still points at this version.", metavar="VERSION"),
     ] = None,
 ) -> None:
-    """Point an alias at a version, also where it points at another.
+    """Point an alias at a version, even if it points at another one.
 
     \b
     Examples:
@@ -62,7 +61,7 @@ def set_(
 def rm(
     remote: Remote,
     ref: RefArgument,
-    aliases: Annotated[list[str], typer.Argument(help="Aliases to remove; versions stay.", metavar="ALIAS...")],
+    aliases: Annotated[list[str], typer.Argument(help="Aliases to remove; the versions stay.", metavar="ALIAS...")],
 ) -> None:
     """Remove aliases of an adapter or soup.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adaptersoup.cli.commands import command
+from adaptersoup.cli.help_sections import Verbs
 from adaptersoup.cli.output import as_json, progress_bar, talk
 from adaptersoup.cli.setting_flags import StorageFlags, settings_of
 from adaptersoup.cli.stored_blobs import open_storage, print_unsound
@@ -18,9 +19,7 @@ from service.settings.places import BUCKET, NO_BUCKET
 if TYPE_CHECKING:
     from service.operations.blob_copy import Copied
 
-app = typer.Typer(
-    help="Copy the blobs into another store.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
-)
+app = Verbs(help="Copy the blobs into another store.", no_args_is_help=True)
 
 
 @app.callback()
@@ -37,9 +36,9 @@ def copy(
 ) -> None:
     """Copy every blob into a bucket.
 
-    Reads the data folder on the server's machine; the server may run meanwhile. Again, only what is new is copied: once
-    more with the server stopped, then start it with the URL. Fails where a blob is missing or damaged: it is named, and
-    the rest is copied.
+    Reads the data folder on the server's machine; the server can run meanwhile. A second run copies only new blobs. To
+    change to the bucket, stop the server, copy once more, and start it with the URL. If a blob is missing or damaged,
+    the command names it, copies the others and fails.
 
     \b
     Examples:

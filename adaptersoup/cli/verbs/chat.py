@@ -30,21 +30,22 @@ Ctrl-C ends an answer, and what there is of it stays in the conversation."""
 def chat(
     remote: Remote,
     model: ModelArgument,
-    system: Annotated[str | None, typer.Option("--system", help="How the model is to behave.")] = None,
+    system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of an answer at most; by default the room in the context.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of tokens of an answer; by default the rest of the context."),
     ] = None,
     *,
     sampling: SamplingFlags,
     history: Annotated[
-        Path | None, typer.Option(help="File that keeps what was typed, for the arrow keys of the next time.")
+        Path | None, typer.Option(help="File for typed lines, which the arrow keys recall in later sessions.")
     ] = None,
 ) -> None:
     """Chat with a model whose base has a chat template.
 
-    Answers appear as they are generated; /help lists what can be typed. Where the input is no terminal each of its
-    lines is a message, whatever it begins with, and the first that cannot be answered ends it. With --json each answer
-    is a line.
+    Prints answers while they are generated. /help lists the commands. If the input is not a terminal, each line is a
+    message, also with a slash in front, and the first message that fails ends the chat. With --json each answer is a
+    line.
 
     \b
     Examples:

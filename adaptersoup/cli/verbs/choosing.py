@@ -23,12 +23,12 @@ from service.http.schemas.reading import body_of
 def fit(
     remote: Remote,
     flags: Annotated[ParsedFlags, SELECTION.only("selector", "paper", "encoder", "set", *POOL)],
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is fitted.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the selector is fitted.")] = True,
     plot: PlotOption = None,
 ) -> None:
     """Fit a selector over a pool of adapters.
 
-    Not needed before cooking, which fits on first use; it shows how well domains are told apart, with --plot as bars.
+    Optional: a cook fits its selector on first use. Shows how well the selector tells domains apart.
 
     \b
     Examples:
@@ -82,7 +82,7 @@ def _table(name: str, value: Any) -> str:
 
 
 ListAllOption = Annotated[
-    bool, typer.Option("--list-all", help="List every adapter that was left out, not only the best-scored.")
+    bool, typer.Option("--list-all", help="List all adapters that were left out, not only the best-scored ones.")
 ]
 
 
@@ -94,7 +94,9 @@ def select(
     list_all: ListAllOption = False,
     plot: PlotOption = None,
 ) -> None:
-    """Say which adapters fit a sample, and why; nothing is cooked. --plot draws the ranking.
+    """Show which adapters fit a sample, and why.
+
+    Does not cook. --plot draws the ranking.
 
     \b
     Examples:

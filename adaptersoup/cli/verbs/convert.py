@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 from pydantic import ValidationError
@@ -46,7 +46,8 @@ ORIGIN = "adapterhub"
 class ToSoup:
     """The options for fields of an adapter directory that a checkpoint lacks."""
 
-    domain: Annotated[str | None, typer.Option(help="Domain label; AdapterHub has none.")] = None
+    SECTION: ClassVar[str] = "To an adapter directory"
+    domain: Annotated[str | None, typer.Option(help="Domain label, which checkpoints lack.")] = None
     base: Annotated[str | None, typer.Option(callback=base_id, help="Id of the base model on the server.")] = None
     sample: Annotated[Path | None, typer.Option(help='Texts of the domain: .jsonl(.gz) of {"text"}, or .txt.')] = None
 
@@ -55,8 +56,11 @@ class ToSoup:
 class ToAdapterHub:
     """The options for fields of a checkpoint that an adapter directory lacks."""
 
-    name: Annotated[str | None, typer.Option(help="Name in the checkpoint; by default as before, or TARGET's.")] = None
-    family: Annotated[Family | None, typer.Option(help="Family of the base model, where SOURCE does not say.")] = None
+    SECTION: ClassVar[str] = "To a checkpoint"
+    name: Annotated[
+        str | None, typer.Option(help="Name in the checkpoint; by default its former name, or that of TARGET.")
+    ] = None
+    family: Annotated[Family | None, typer.Option(help="Family of the base model, if SOURCE does not name it.")] = None
     safetensors: Annotated[
         bool, typer.Option("--safetensors", help="Write adapter.safetensors instead of pytorch_adapter.bin.")
     ] = False
@@ -75,12 +79,12 @@ def convert(
     soup: ToSoup,
     adapterhub: ToAdapterHub,
     as_json: Annotated[bool, typer.Option("--json", help="Print directory and configuration as JSON.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Overwrite the directory if it is there.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite an existing directory.")] = False,
 ) -> None:
     """Convert AdapterHub checkpoints to adapter directories, and back.
 
-    Pfeiffer, Houlsby and parallel adapters of GPT-2, Llama and Mistral, as save_adapter wrote them; with the same
-    logits. What the other side cannot express is refused by its name. Prints the directory.
+    Converts Pfeiffer, Houlsby and parallel adapters of GPT-2, Llama and Mistral in the format of save_adapter, with the
+    same logits. Refuses a feature that the target format lacks. Prints the directory.
 
     \b
     Examples:

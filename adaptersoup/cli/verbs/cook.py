@@ -12,7 +12,7 @@ from adaptersoup.cli.flags import Flag, Flags, ParsedFlags, usage_error
 from adaptersoup.cli.output import as_json, data, progress_bar, talk
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.remote import SAMPLE_FORMS, Remote, verb
-from adaptersoup.cli.selection_flags import POOL, SELECTION, options_of, pool_of, selector_of
+from adaptersoup.cli.selection_flags import POOL, SELECTION, SELECTOR, options_of, pool_of, selector_of
 from adaptersoup.cli.selection_text import talk_about_soup
 from adaptersoup.client.samples import read_texts
 from adaptersoup.values import Soup
@@ -20,62 +20,80 @@ from registry.errors import Unavailable
 from registry.spec import MIXING_REQUESTS, CookRequest, HandRecipe, WeightedRef
 from service.http.schemas.reading import body_of
 
-SELECTING = ("selector", "paper", "single", "encoder", "set", "max_ingredients", "top")
-
 COOK = Flags(
     CookRequest,
     {
-        **SELECTION.only(*SELECTING),
+        **SELECTION.only(*SELECTOR),
         "effort": Flag(
             "effort",
-            "How much to spend: instant (similarity), quick (what lowers the loss; the server's default), "
-            "thorough (more), tune (trains on the sample).",
+            "instant compares texts; quick weighs adapters by gradients (the server's default); thorough weighs more; "
+            "tune also trains on the sample.",
         ),
-        "also": Flag("also", "Efforts quick and thorough: an adapter to weigh beside the pool's; may be repeated."),
+        "also": Flag("also", "quick, thorough: another adapter to weigh, beside those of the pool; repeatable."),
         "control": Flag(
             "control",
-            "Efforts quick and thorough: also weigh random adapters of the same size, as a baseline.",
+            "quick, thorough: also weigh random adapters of the same size, as a baseline.",
             switch=True,
         ),
         "budget_seconds": Flag("budget.seconds", "Approximate limit in seconds for weighing or training."),
         "budget_passes": Flag("budget.passes", "Approximate limit in passes of the base model over the sample."),
         "budget_tokens": Flag("budget.tokens", "Approximate limit in tokens; a token with its gradient counts as 3.5."),
-        "passes": Flag("tuning.passes", "Effort tune: epochs over the sample."),
-        "rate": Flag("tuning.rate", "Effort tune: AdamW's learning rate."),
-        "keep": Flag("keep", "Effort tune: the domain that the tuned adapter goes back into the pool as."),
+        "passes": Flag("tuning.passes", "tune: epochs over the sample."),
+        "rate": Flag("tuning.rate", "tune: learning rate of AdamW."),
+        "keep": Flag("keep", "tune: add the tuned adapter to the pool, with this domain."),
         "verify": Flag(
-            "verify", "Abstain unless the soup beats the base on the sample.", "--verify/--no-verify", show_default=True
+            "verify",
+            "Abstain unless the soup beats the base model on the sample.",
+            "--verify/--no-verify",
+            show_default=True,
         ),
-        "name": Flag("name", "namespace/name of the soup."),
-        "owner": Flag("owner", "Who answers for the soup's name (a team, an address)."),
+        "name": Flag("name", "Name of the soup, as namespace/name."),
+        "owner": Flag("owner", "Owner of the name, such as a team or an address."),
         "mixing": Flag(
             "mixing.method",
-            "average: the cost of one adapter; concat: exact; recompress: nearly, at the cost of one; align, ties, "
-            "dare, slerp: other averages; task_arithmetic: what was learnt, times --scale; fisher, regmean: by what "
-            "each does on its own sample; merge: a bank of experts, alone; auto: what fits.",
+            "auto chooses. At the cost of one adapter: average, align, ties, dare, slerp, fisher, regmean, and nearly "
+            "exact recompress. Exact, but wider: concat. Learnt changes, times --scale: task_arithmetic. For a bank of "
+            "experts: merge.",
             show_default=True,
         ),
         "max_width": Flag(
             "max_width",
-            "The widest soup that concat or recompress may make; by default {default}.",
+            "Maximum width of a soup by concat or recompress; by default {default}.",
             limits=(None, None),
         ),
-        "width": Flag("mixing.width", "Width of the soup by recompress; by default that of its widest ingredient."),
+        "width": Flag("mixing.width", "Width of a soup by recompress; by default that of its widest ingredient."),
         "seed": Flag("mixing.seed", "Random seed of recompress and dare; by default {default}."),
-        "density": Flag("mixing.density", "Share of the entries that ties and dare keep."),
+        "density": Flag("mixing.density", "Fraction of the entries that ties and dare keep."),
         "init_seed": Flag(
-            "mixing.init_seed", "The seed of the start that task_arithmetic adds to, where none is known."
+            "mixing.init_seed", "Seed of the start that task_arithmetic adds to, if the adapters do not record it."
         ),
         "by_inputs": Flag(
-            "mixing.by_inputs", "Recompress LoRAs by what their modules read on their samples.", switch=True
+            "mixing.by_inputs", "Recompress LoRAs by the inputs of their modules on their samples.", switch=True
         ),
         "off_diagonal": Flag("mixing.off_diagonal", "Factor on the off-diagonal second moments in regmean."),
         "scale": Flag("mixing.scale", "Factor on the soup's output; by default {default}."),
         "assume_same_init": Flag(
-            "mixing.assume_same_init", "Treat the adapters as started from the same tensors; recorded in the recipe."
+            "mixing.assume_same_init",
+            "Treat the adapters as if they started from the same tensors; recorded in the recipe.",
         ),
-        "masks": Flag("mixing.masks", "The one mask of an average of pruned adapters; by default their union."),
+        "masks": Flag("mixing.masks", "Mask of an average of pruned adapters; by default the union of their masks."),
         **SELECTION.only(*POOL),
+    },
+    {
+        "Effort": ("also", "control", "budget_seconds", "budget_passes", "budget_tokens", "passes", "rate", "keep"),
+        "Mixing": (
+            "mixing",
+            "max_width",
+            "width",
+            "seed",
+            "density",
+            "init_seed",
+            "by_inputs",
+            "off_diagonal",
+            "scale",
+            "assume_same_init",
+            "masks",
+        ),
     },
 )
 
@@ -84,16 +102,18 @@ COOK = Flags(
 def cook(
     remote: Remote,
     sample: Annotated[Path | None, typer.Option(help=SAMPLE_FORMS)] = None,
-    recipe: Annotated[str | None, typer.Option(help="Ingredients by hand.", metavar="REF=WEIGHT,...")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Mix these adapters, instead of choosing for a sample.", metavar="REF=WEIGHT,...")
+    ] = None,
     *,
     flags: Annotated[ParsedFlags, COOK],
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is cooked.")] = True,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the soup is cooked.")] = True,
     plot: PlotOption = None,
 ) -> None:
     """Cook a soup for a sample, or by a recipe.
 
-    Prints the model to use: the soup, one adapter where one is best, or the base where nothing helps. --plot draws what
-    is in it, and what was held against the base.
+    Prints the model to use: the soup, a single adapter if it is best, or the base model if nothing helps. --plot draws
+    the ingredients and the comparison with the base model.
 
     \b
     Examples:
@@ -111,7 +131,7 @@ def cook(
     """
     if sample is None and recipe is None:
         raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
-    if recipe is not None and flags.present(*SELECTING, *POOL[1:]):
+    if recipe is not None and flags.present(*SELECTOR, *POOL[1:]):
         raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
     if plot is not None and not wait:
         raise typer.BadParameter("--plot draws what was cooked: wait for it.")

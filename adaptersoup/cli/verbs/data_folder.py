@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @command
 def backup(
-    folder: Annotated[Path, typer.Argument(help="Folder of the backup; made, or brought up to date.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of the backup, new or to update.")],
     storage: StorageFlags,
     with_admin_key: Annotated[
-        bool, typer.Option("--with-admin-key", help="Copy the secret in admin.key too; the database has only hashes.")
+        bool, typer.Option("--with-admin-key", help="Also copy the secret in admin.key; the database has only hashes.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the manifest and the counts as JSON.")] = False,
 ) -> None:
     """Back up database and blobs into a folder.
 
-    Reads the data folder on the server's machine; the server may run meanwhile. Into the same folder again, only new
-    blobs are copied. Fails where a blob is missing or damaged: it is named, and the rest is backed up.
+    Reads the data folder on the server's machine; the server can run meanwhile. Copies only new blobs into an existing
+    backup. If a blob is missing or damaged, the command names it, backs up the rest and fails.
 
     \b
     Examples:
@@ -68,17 +68,17 @@ def _print_backup(backed_up: BackedUp, folder: Path, *, json: bool) -> None:
 
 @command
 def restore(
-    folder: Annotated[Path, typer.Argument(help="Folder that 'soup backup' wrote.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that `soup backup` wrote.")],
     storage: StorageFlags,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace the database that is there; a SQLite file is kept in backups/.")
+        bool, typer.Option("--replace", help="Replace the existing database; a SQLite file is kept in backups/.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Put a backup back.
+    """Restore a backup.
 
-    Every server of the database has to be stopped. The whole backup is checked first, and nothing is written where
-    anything in it is damaged. A backup of SQLite can be put into PostgreSQL, and the other way.
+    Stop all servers of the database first. The command checks the whole backup, and writes nothing if any of it is
+    damaged. A backup of SQLite can be restored to PostgreSQL, and the reverse.
 
     \b
     Examples:
@@ -110,14 +110,14 @@ RATE = 50 * 1024 * 1024
 @command
 def check(
     storage: StorageFlags,
-    whole: Annotated[bool, typer.Option("--all", help="Read and hash all bytes; else sizes are compared.")] = False,
-    rate: Annotated[int, typer.Option(min=1, help="With --all: bytes read a second.", metavar="BYTES")] = RATE,
+    whole: Annotated[bool, typer.Option("--all", help="Read and hash all bytes, instead of comparing sizes.")] = False,
+    rate: Annotated[int, typer.Option(min=1, help="With --all: bytes to read per second.", metavar="BYTES")] = RATE,
     json: Annotated[bool, typer.Option("--json", help="Print counts and blobs as JSON.")] = False,
 ) -> None:
     """Check the stored blobs.
 
-    Says which are missing or damaged, and what needs them: adapters, samples, selectors. Reads the data folder on the
-    server's machine and writes nothing, so that the server may run meanwhile. Fails where any blob is not whole.
+    Lists missing and damaged blobs, with the adapters, samples and selectors that need them, and fails if there are
+    any. Reads the data folder on the server's machine and writes nothing, so the server can run meanwhile.
 
     \b
     Examples:

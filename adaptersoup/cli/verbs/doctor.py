@@ -36,28 +36,29 @@ def doctor(
     url: Annotated[str, typer.Option(help="Address of the server to check.", metavar="URL")],
     model: Annotated[
         list[str] | None,
-        typer.Option(help="NAME, or NAME=REF if the server has another name for it; several times.", metavar="NAME"),
+        typer.Option(help="NAME, or NAME=REF if the server has another name for it; repeatable.", metavar="NAME"),
     ] = None,
     base_model: Annotated[
-        str | None, typer.Option(help="The base model's name on the server; else its id, if it is listed.")
+        str | None, typer.Option(help="Name of the base model on the server; by default its id, if listed.")
     ] = None,
     server_key: Annotated[
-        str | None, typer.Option(help="Key to send to that server; by default none.", metavar="KEY")
+        str | None, typer.Option(help="API key for that server; by default none.", metavar="KEY")
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="Longest wait for one answer of the server.")] = 120.0,
+    seconds: Annotated[float, typer.Option(min=1, help="Timeout of a request to the server, in seconds.")] = 120.0,
     registry: Annotated[
         str | None, typer.Option(help="Address of the registry that has the adapters (SOUP_URL).", metavar="URL")
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="Key to send to the registry (SOUP_KEY; else <data>/admin.key).", metavar="KEY")
+        str | None,
+        typer.Option(help="API key for the registry (SOUP_KEY; by default that of <data>/admin.key).", metavar="KEY"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the diagnoses as JSON.")] = False,
 ) -> None:
     """Check which adapters a server really serves.
 
     Asks an OpenAI-compatible server (vLLM, SGLang, llama-server, this one) for a few next tokens of each model, and
-    compares them with those stored when the adapter was pushed. Without --model every listed model is checked whose
-    name is an adapter of the registry. Exits with 3 if a model is not the adapter, with 1 if one could not be checked.
+    compares them with those stored when the adapter was pushed. Without --model, it checks all listed models that have
+    the name of an adapter in the registry. Exits with 3 if a model is not the adapter, with 1 if a check failed.
 
     \b
     Examples:

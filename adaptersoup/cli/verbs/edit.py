@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -26,21 +26,18 @@ _NAMES = {"tags": "--add-tag", "metadata": "--metadata", "license": "--license",
 class Changes:
     """The options for the changes; an empty text removes the value."""
 
-    add_tag: Annotated[list[str] | None, typer.Option(help="A tag to add; may be repeated.")] = None
-    remove_tag: Annotated[list[str] | None, typer.Option(help="A tag to take away; may be repeated.")] = None
-    description: Annotated[str | None, typer.Option(help="Description, instead of the one there is.")] = None
-    license: Annotated[str | None, typer.Option(help="License, instead of the one there is.")] = None
-    metadata: Annotated[list[str] | None, typer.Option(help="A field to set; may be repeated.", metavar="K=V")] = None
-    remove_metadata: Annotated[
-        list[str] | None, typer.Option(help="A field to take away; may be repeated.", metavar="K")
-    ] = None
-    new_domain: Annotated[
-        str | None, typer.Option("--set-domain", help="Domain label, instead of the one there is.", metavar="DOMAIN")
-    ] = None
+    SECTION: ClassVar[str] = "Changes"
+    add_tag: Annotated[list[str] | None, typer.Option(help="Tag to add; repeatable.")] = None
+    remove_tag: Annotated[list[str] | None, typer.Option(help="Tag to remove; repeatable.")] = None
+    description: Annotated[str | None, typer.Option(help="New description; an empty text removes it.")] = None
+    license: Annotated[str | None, typer.Option(help="New license; an empty text removes it.")] = None
+    metadata: Annotated[list[str] | None, typer.Option(help="Field to set; repeatable.", metavar="K=V")] = None
+    remove_metadata: Annotated[list[str] | None, typer.Option(help="Field to remove; repeatable.", metavar="K")] = None
+    new_domain: Annotated[str | None, typer.Option("--set-domain", help="New domain label.", metavar="DOMAIN")] = None
     new_owner: Annotated[
         str | None,
         typer.Option(
-            "--set-owner", help="Who answers for the name, with all its versions: a label, no right.", metavar="OWNER"
+            "--set-owner", help="New owner of the name with all its versions; an owner has no rights.", metavar="OWNER"
         ),
     ] = None
 
@@ -86,8 +83,8 @@ def edit(
 ) -> None:
     """Change card, domain and owner of adapters and soups.
 
-    Prints the versions that are another now. With filters in the place of names all that `soup ls` finds by them, once
-    somebody has agreed. Bytes and digests stay; pools that hold them are fitted again.
+    Prints the changed versions. With filters instead of names, all versions that `soup ls` lists for them are changed,
+    after a confirmation. Bytes and digests stay; selectors of their pools are fitted again.
 
     \b
     Examples:

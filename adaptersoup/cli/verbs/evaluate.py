@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 class EvaluationFlags:
     """The options for the task, the length of sequences and the batch."""
 
-    task: Annotated[
-        str | None, typer.Option(help="By default what the adapter was trained for, or else its language.")
+    task: Annotated[str | None, typer.Option(help="Task; by default the adapter's, or language_modelling.")] = None
+    block: Annotated[
+        int | None, typer.Option(min=2, help="Maximum number of tokens of a sequence; by default the context.")
     ] = None
-    block: Annotated[int | None, typer.Option(min=2, help="Most tokens of a sequence; by default the context.")] = None
-    batch: Annotated[int, typer.Option(min=1, help="Sequences in a forward pass.")] = 8
+    batch: Annotated[int, typer.Option(min=1, help="Sequences per forward pass.")] = 8
 
 
 @command
@@ -46,12 +46,18 @@ def evaluate(
 ) -> None:
     """Evaluate a trained adapter on data of its task.
 
-    Language modelling: perplexity, beside the base model's and their paired difference, of {"text"}.
-    Classification: accuracy, Matthews' correlation and macro F1, of {"text", "label"} and, for pairs, "pair".
-    Question answering: SQuAD's exact match and F1, of {"question", "context", "answers"};
-    only an adapter whose training data had questions without an answer may give none.
-    Summarisation: ROUGE of greedy summaries, and the loss of the given ones, of {"text", "summary"}.
-    Rates are shares, losses in nats.
+    \b
+    Tasks, with the fields of their data and their figures:
+      language_modelling   {"text"}
+          perplexity of adapter and base model, paired difference
+      classification       {"text", "label"}, for pairs also "pair"
+          accuracy, Matthews' correlation, macro F1
+      question_answering   {"question", "context", "answers"}
+          SQuAD's exact match and F1
+      summarisation        {"text", "summary"}
+          ROUGE of greedy summaries, loss of the given ones
+
+    Rates are fractions, losses are in nats. An adapter can leave a question unanswered only if its training data did.
 
     \b
     Examples:

@@ -34,13 +34,13 @@ def export(
     vllm: Annotated[bool, typer.Option("--vllm", help="For vLLM: LoRAs.")] = False,
     lorax: Annotated[bool, typer.Option("--lorax", help="For LoRAX: LoRAs.")] = False,
     llamacpp: Annotated[bool, typer.Option("--llamacpp", help="For llama.cpp: LoRAs, as a GGUF file.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace what DIR holds.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the contents of DIR.")] = False,
 ) -> None:
     """Write an adapter for another program.
 
-    Says how that program loads the directory. vLLM and LoRAX get one rank and one scale for all modules of a LoRA:
-    where an adapter has several, ranks are filled up with zeros and scales go into the weights, in fp32. llama.cpp gets
-    a GGUF file in fp32, for base models of the families llama, mistral, qwen2, qwen3 and gpt2.
+    Prints the command that loads the directory. For vLLM and LoRAX, all modules of a LoRA get one rank and one scale:
+    ranks are padded with zeros, and scales go into the weights, in fp32. For llama.cpp it becomes a GGUF file in fp32;
+    the base model must be of the families llama, mistral, qwen2, qwen3 or gpt2.
 
     \b
     Examples:

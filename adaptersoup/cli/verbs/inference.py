@@ -23,14 +23,16 @@ from service.http.schemas.reading import body_of
 @verb
 def models(
     remote: Remote,
-    kind: Annotated[Literal["base", "adapter", "soup"] | None, typer.Option("--kind", help="Only these.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Only of this owner: who answers for them.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Names only.")] = False,
+    kind: Annotated[
+        Literal["base", "adapter", "soup"] | None, typer.Option("--kind", help="Only models of this kind.")
+    ] = None,
+    owner: Annotated[str | None, typer.Option(help="Only this owner.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only names.")] = False,
 ) -> None:
-    """List what generates text here.
+    """List the models that generate text.
 
-    Base models first, then adapters and soups, newest first and each name once: its newest version answers. `soup ls`
-    lists every version, and adapters that do not generate.
+    Lists base models first, then adapters and soups, newest first. A name appears once, and means its newest version.
+    `soup ls` lists all versions, and adapters that do not generate text.
 
     \b
     Examples:
@@ -57,7 +59,7 @@ def generate(
     remote: Remote,
     model: ModelArgument,
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.", metavar="PROMPT")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens.")] = 64,
     *,
     sampling: SamplingFlags,
     stream: Annotated[bool, typer.Option("--stream", help="Print text as it is generated.")] = False,
@@ -90,13 +92,13 @@ def generate(
 @verb
 def embed(
     remote: Remote,
-    model: Annotated[str, typer.Argument(help="A model; base/<id> embeds as samples are.", metavar="MODEL")],
+    model: Annotated[str, typer.Argument(help="Model; base/<id> embeds as the samples are embedded.", metavar="MODEL")],
     text: Annotated[str | None, typer.Argument(help="Text to embed; - reads it from stdin.", metavar="[TEXT]")] = None,
-    texts: Annotated[Path | None, typer.Option(help=f"Several instead: {SAMPLE_FORMS}")] = None,
+    texts: Annotated[Path | None, typer.Option(help=f"Several texts instead: {SAMPLE_FORMS}")] = None,
 ) -> None:
     """Embed texts with a model.
 
-    A vector is the mean of the model's last hidden states; each is a line of JSON.
+    Prints a vector per line as JSON: the mean of the model's last hidden states.
 
     \b
     Examples:
@@ -119,10 +121,10 @@ def ppl(
     remote: Remote,
     model: ModelArgument,
     texts: Annotated[Path, typer.Option(help=SAMPLE_FORMS)],
-    baseline: Annotated[str | None, typer.Option(help="A model to compare with, such as base/x.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="Model to compare with, such as base/small.")] = None,
     plot: PlotOption = None,
 ) -> None:
-    """Perplexity of texts under a model.
+    """Compute the perplexity of texts under a model.
 
     \b
     Examples:

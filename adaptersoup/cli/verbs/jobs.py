@@ -7,14 +7,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from adaptersoup.cli.help_sections import Verbs
 from adaptersoup.cli.output import progress_bar
 from adaptersoup.cli.remote import Remote, verb
 from adaptersoup.tables import fields, spelt
 
-app = typer.Typer(
-    help="List, show, watch and cancel jobs.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
-)
-JobArgument = Annotated[str, typer.Argument(help="Id as `soup jobs ls` shows it.", metavar="JOB")]
+app = Verbs(help="List, show, watch and cancel jobs.", no_args_is_help=True)
+JobArgument = Annotated[str, typer.Argument(help="Id of the job, from `soup jobs ls`.", metavar="JOB")]
 
 
 @app.command()
@@ -23,14 +22,13 @@ def ls(
     remote: Remote,
     state: Annotated[
         Literal["queued", "running", "succeeded", "failed", "cancelled"] | None,
-        typer.Option(help="Only in this state."),
+        typer.Option(help="Only jobs in this state."),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of jobs.")] = 50,
 ) -> None:
     """List jobs, newest first.
 
-    A job's duration counts from when it was begun, the last time where it was tried again; its owner is the key that
-    asked.
+    The duration counts from the start of the last attempt. The owner is the key that sent the request.
 
     \b
     Examples:
@@ -69,7 +67,9 @@ def show(remote: Remote, job: JobArgument) -> None:
 @app.command()
 @verb
 def watch(remote: Remote, job: JobArgument) -> None:
-    """Wait for a job and show how it ended; fails as the job does.
+    """Wait for a job and show its result.
+
+    Fails if the job fails.
 
     \b
     Examples:

@@ -9,17 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from adaptersoup.cli.flags import moment
+from adaptersoup.cli.help_sections import Verbs
 from adaptersoup.cli.output import data_width
 from adaptersoup.cli.remote import Remote, verb
 from adaptersoup.tables import columns
 
-app = typer.Typer(
-    help="Make, list, change and revoke keys.", no_args_is_help=True, rich_markup_mode=None, add_completion=False
-)
+app = Verbs(help="Create, list, change and revoke keys.", no_args_is_help=True)
 
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-Id = Annotated[str, typer.Argument(help="Its id, as `soup keys ls` shows it.", metavar="ID")]
+Id = Annotated[str, typer.Argument(help="Id of the key, from `soup keys ls`.", metavar="ID")]
 
 
 class Scope(StrEnum):
@@ -45,24 +44,24 @@ def _expiry(text: str) -> datetime:
 @verb
 def create(
     remote: Remote,
-    name: Annotated[str, typer.Argument(help="What it is for, for people.", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="Purpose of the key, for people.", metavar="NAME")],
     scope: Annotated[
         list[Scope] | None,
-        typer.Option("--scope", help="What it may do; may be repeated. By default read, write and infer."),
+        typer.Option("--scope", help="Permission; repeatable. By default read, write and infer."),
     ] = None,
     namespace: Annotated[
-        list[str] | None, typer.Option(help="A namespace it sees; may be repeated. By default all.")
+        list[str] | None, typer.Option(help="Namespace that the key can see; repeatable. By default all.")
     ] = None,
     expires: Annotated[
         datetime | None,
         typer.Option(
             parser=_expiry,
             metavar="90d|DATE",
-            help="When it ends: in so many days, or at a date (UTC). By default never.",
+            help="Expiry: a number of days, or a date (UTC). By default never.",
         ),
     ] = None,
 ) -> None:
-    """Make a key and print its secret, which is shown only now.
+    """Create a key and print its secret, which is not shown again.
 
     \b
     Examples:
@@ -83,7 +82,9 @@ def create(
 @verb
 def ls(
     remote: Remote,
-    limit: Annotated[int | None, typer.Option(min=1, help="So many, the oldest ones; by default all.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of keys, oldest first; by default all.")
+    ] = None,
 ) -> None:
     """List keys, without their secrets.
 
@@ -114,19 +115,17 @@ def ls(
 def change(
     remote: Remote,
     key_id: Id,
-    name: Annotated[str | None, typer.Option(help="What it is for, for people.")] = None,
-    scope: Annotated[
-        list[Scope] | None, typer.Option("--scope", help="What it may do from now on; may be repeated.")
-    ] = None,
-    namespace: Annotated[
-        list[str] | None, typer.Option(help="A namespace it sees from now on, '*' for all; may be repeated.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="New purpose of the key.")] = None,
+    scope: Annotated[list[Scope] | None, typer.Option("--scope", help="New permission; repeatable.")] = None,
+    namespace: Annotated[list[str] | None, typer.Option(help="New namespace, '*' for all; repeatable.")] = None,
     expires: Annotated[
         str | None,
-        typer.Option(metavar="90d|DATE|never", help="When it ends: in so many days, at a date (UTC), or never."),
+        typer.Option(metavar="90d|DATE|never", help="New expiry: a number of days, a date (UTC), or never."),
     ] = None,
 ) -> None:
-    """Change a key, from the next request on; what is not named stays.
+    """Change a key from the next request on.
+
+    Options that you leave out change nothing.
 
     \b
     Examples:
@@ -152,12 +151,12 @@ def rotate(
     key_id: Id,
     grace: Annotated[
         str,
-        typer.Option(help="How long the secret that it had still works: 90s, 30m, 12h or 7d at most.", metavar="TIME"),
+        typer.Option(help="Time that the old secret still works: 90s, 30m, 12h, and at most 7d.", metavar="TIME"),
     ] = "0s",
 ) -> None:
-    """Give a key another secret and print it; it is shown only now.
+    """Replace the secret of a key, and print the new one, which is not shown again.
 
-    Id, scopes, namespaces, limits and end stay. On the server's machine the admin key's file is brought up to date.
+    Id, scopes, namespaces, limits and expiry stay. On the server's machine the command updates admin.key.
 
     \b
     Examples:
@@ -177,9 +176,9 @@ def _seconds(text: str) -> int:
 @app.command()
 @verb
 def rm(
-    remote: Remote, ids: Annotated[list[str], typer.Argument(help="Ids as `soup keys ls` shows them.", metavar="ID")]
+    remote: Remote, ids: Annotated[list[str], typer.Argument(help="Ids of keys, from `soup keys ls`.", metavar="ID")]
 ) -> None:
-    """Revoke keys, from the next request on.
+    """Revoke keys from the next request on.
 
     \b
     Examples:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from adaptersoup.cli.flags import number_or_default
+from adaptersoup.cli.help_sections import Verbs
 from adaptersoup.cli.output import data_width
 from adaptersoup.cli.remote import Remote, verb
 from adaptersoup.client.answers import Json
 from adaptersoup.tables import columns
 
-app = typer.Typer(
-    help="Show and change the limits of keys and namespaces.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = Verbs(help="Show and change the limits of keys and namespaces.", no_args_is_help=True)
 QUOTAS = ("stored_bytes", "adapters", "jobs")
 
 
@@ -26,8 +22,8 @@ QUOTAS = ("stored_bytes", "adapters", "jobs")
 class Subject:
     """The options that name a key or a namespace."""
 
-    key_id: Annotated[str | None, typer.Option("--of-key", help="Those of this key, by its id.", metavar="ID")] = None
-    namespace: Annotated[str | None, typer.Option(help="Those of this namespace.", metavar="NS")] = None
+    key_id: Annotated[str | None, typer.Option("--of-key", help="Limits of this key, by its id.", metavar="ID")] = None
+    namespace: Annotated[str | None, typer.Option(help="Limits of this namespace.", metavar="NS")] = None
 
 
 def _limit(help: str) -> Any:
@@ -38,17 +34,18 @@ def _limit(help: str) -> Any:
 class LimitFlags:
     """The options for the limits, as keyword arguments of `SoupClient.change_limits`."""
 
-    requests_per_minute: Annotated[int | None, _limit("Requests for inference a minute.")] = None
-    tokens_per_minute: Annotated[int | None, _limit("Tokens read and written a minute.")] = None
+    SECTION: ClassVar[str] = "Limits"
+    requests_per_minute: Annotated[int | None, _limit("Inference requests per minute.")] = None
+    tokens_per_minute: Annotated[int | None, _limit("Tokens read and written per minute.")] = None
     stored_bytes: Annotated[int | None, _limit("Bytes of blobs, weights, samples, embeddings and statistics.")] = None
     adapters: Annotated[int | None, _limit("Live versions of adapters and soups.")] = None
-    jobs: Annotated[int | None, _limit("Cooks, fits and trainings that wait or run.")] = None
+    jobs: Annotated[int | None, _limit("Waiting and running cooks, fits and trainings.")] = None
 
 
 @app.command()
 @verb
 def show(remote: Remote, subject: Subject) -> None:
-    """Show the limits of a key or a namespace, and what it uses of its quotas.
+    """Show the limits of a key or a namespace, and the used part of its quotas.
 
     \b
     Examples:
@@ -61,7 +58,7 @@ def show(remote: Remote, subject: Subject) -> None:
 @app.command(name="set")
 @verb
 def change(remote: Remote, subject: Subject, flags: LimitFlags) -> None:
-    """Change those limits of a key or a namespace that are named.
+    """Change limits of a key or a namespace.
 
     \b
     Examples:

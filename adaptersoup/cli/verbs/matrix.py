@@ -18,15 +18,16 @@ def matrix(
     remote: Remote,
     flags: Annotated[ParsedFlags, SELECTION.only(*POOL)],
     passages: Annotated[
-        int | None, typer.Option(min=2, max=500, help="Of each sample, the first so many; by default 50.")
+        int | None,
+        typer.Option(min=2, max=500, help="Number of passages of each sample, from its start; by default 50."),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until all of it is evaluated.")] = True,
-    show: Annotated[bool, typer.Option("--show", help="Evaluate nothing: print what is known.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the evaluation ends.")] = True,
+    show: Annotated[bool, typer.Option("--show", help="Print stored results without evaluating.")] = False,
 ) -> None:
     """Evaluate the adapters of a pool on each other's samples.
 
-    What is known is not computed again. Printed are differences of mean NLL a token to the base model: below zero is
-    better. The page /matrix has them as a heat map.
+    Prints differences from the base model in mean NLL per token: below zero is better. Stored results are not computed
+    again. The page /matrix shows them as a heat map.
 
     \b
     Examples:

@@ -16,16 +16,15 @@ from service.settings import Settings
 def migrate(
     data_folder: Annotated[Path | None, typer.Option("--data", help="Folder of the database (SOUP_DATA).")] = None,
     database_url: Annotated[
-        str | None, typer.Option(help="URL of the database; one with a password belongs into SOUP_DATABASE_URL.")
+        str | None, typer.Option(help="URL of the database; use SOUP_DATABASE_URL for one with a password.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print revisions and backup as JSON.")] = False,
 ) -> None:
-    """Bring the database's schema up to date.
+    """Update the schema of the database.
 
-    A SQLite database is copied to <data>/backups first, and its server must be stopped. On PostgreSQL writers wait
-    meanwhile, and so does a second `soup migrate`. There servers of the last release go on beside those of this
-    version: migrate first, then exchange them one by one. Where the next release has been there it changes nothing.
-    Prints the revision.
+    A SQLite database is first copied to <data>/backups; its server must be stopped. On PostgreSQL, writes and other
+    migrations wait meanwhile, and servers of the last release continue: migrate first, then replace them one by one.
+    The schema of the next release is not changed. Prints the revision.
 
     \b
     Examples:

@@ -7,19 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from adaptersoup.cli.flags import number_or_default
+from adaptersoup.cli.help_sections import Verbs
 from adaptersoup.cli.output import data_width
 from adaptersoup.cli.remote import Remote, verb
 from adaptersoup.client.answers import Json
 from adaptersoup.tables import columns
 from registry.spec import TuningSetting
 
-app = typer.Typer(
-    help="Show and change the settings of namespaces.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
-Name = Annotated[str, typer.Argument(help="The part of names before the slash.", metavar="NS")]
+app = Verbs(help="Show and change the settings of namespaces.", no_args_is_help=True)
+Name = Annotated[str, typer.Argument(help="Namespace: the part of names before the slash.", metavar="NS")]
 
 
 @app.command()
@@ -41,22 +37,24 @@ def change(
     namespace: Name,
     tuning: Annotated[
         TuningSetting | None,
-        typer.Option(help="Whether soups may be tuned in it; default: where a request leaves the choosing open."),
+        typer.Option(help="Allow or forbid effort tune; default makes it the effort of cooks that name none."),
     ] = None,
     protect: Annotated[
-        list[str] | None, typer.Option(help="An alias that only an admin moves or removes; may be repeated.")
+        list[str] | None, typer.Option(help="Alias that only an admin can move or remove; repeatable.")
     ] = None,
-    unprotect: Annotated[list[str] | None, typer.Option(help="An alias that is not protected any more.")] = None,
+    unprotect: Annotated[list[str] | None, typer.Option(help="Alias to protect no longer; repeatable.")] = None,
     unnamed_soup_days: Annotated[
         int | None,
         typer.Option(
             parser=number_or_default,
             metavar="N|default",
-            help="Days after which an unnamed soup that nobody used is retired; 0: never.",
+            help="Days after which an unused unnamed soup is retired; 0: never.",
         ),
     ] = None,
 ) -> None:
-    """Change the settings of a namespace; what is not named stays.
+    """Change the settings of a namespace.
+
+    Options that you leave out change nothing.
 
     \b
     Examples:

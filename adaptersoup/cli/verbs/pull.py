@@ -17,11 +17,11 @@ def pull(
     remote: Remote,
     ref: RefArgument,
     directory: Annotated[Path, typer.Argument(help="Directory to write.", metavar="DIR")],
-    force: Annotated[bool, typer.Option("--force", help="Replace what DIR holds.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the contents of DIR.")] = False,
 ) -> None:
     """Write an adapter or soup to a directory.
 
-    The directory appears whole or not at all, and every file's digest is checked. A LoRA's is a PEFT directory.
+    Checks the digest of each file, and writes all files or none. A LoRA becomes a PEFT directory.
 
     \b
     Examples:

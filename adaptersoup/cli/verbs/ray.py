@@ -12,20 +12,21 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from adaptersoup.cli.commands import command
+from adaptersoup.cli.help_sections import Verbs
 from adaptersoup.cli.output import as_json, data, data_width, talk
 from adaptersoup.cli.setting_flags import settings_of
 from adaptersoup.tables import columns
 from registry.errors import InvalidParameter, NotFound
 from service.settings import Settings
 
-app = typer.Typer(help="Generate on a Ray cluster.", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = Verbs(help="Generate on a Ray cluster.", no_args_is_help=True)
 NEXT = "Servers started with SOUP_RAY_ADDRESS={} SOUP_RAY_APP={} generate there."
-AS_JSON = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
+AS_JSON = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 @dataclass(frozen=True)
@@ -42,16 +43,17 @@ class ClusterFlags:
 class ScalingFlags:
     """The options for the number of replicas and the resources of each."""
 
-    replicas: Annotated[int, typer.Option(min=1, help="As few replicas as this.")] = 1
-    max_replicas: Annotated[int | None, typer.Option(min=1, help="As many as this; else no more than --replicas.")] = (
-        None
-    )
-    target: Annotated[
-        float | None, typer.Option(min=0.1, help="Requests at each replica that Ray aims at; else SOUP_ENGINE_ROWS.")
+    SECTION: ClassVar[str] = "Scaling"
+    replicas: Annotated[int, typer.Option(min=1, help="Minimum number of replicas.")] = 1
+    max_replicas: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of replicas; by default --replicas.")
     ] = None
-    cpus: Annotated[float, typer.Option(min=0, help="CPUs that a replica takes of its node.")] = 1.0
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs that a replica takes of its node.")] = 0.0
-    seconds: Annotated[float, typer.Option(min=1, help="How long the replicas may take to start.")] = 600.0
+    target: Annotated[
+        float | None, typer.Option(min=0.1, help="Target number of requests per replica; by default SOUP_ENGINE_ROWS.")
+    ] = None
+    cpus: Annotated[float, typer.Option(min=0, help="CPUs of each replica.")] = 1.0
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs of each replica.")] = 0.0
+    seconds: Annotated[float, typer.Option(min=1, help="Maximum time for the replicas to start, in seconds.")] = 600.0
 
 
 @app.command()
@@ -88,7 +90,7 @@ def deploy(
 @app.command()
 @command
 def status(cluster: ClusterFlags, json: AS_JSON = False) -> None:
-    """Say how the replicas on a Ray cluster are.
+    """Show the state of the replicas on a Ray cluster.
 
     \b
     Examples:
@@ -103,7 +105,9 @@ def status(cluster: ClusterFlags, json: AS_JSON = False) -> None:
 @app.command()
 @command
 def remove(cluster: ClusterFlags, json: AS_JSON = False) -> None:
-    """Take the replicas off a Ray cluster. What they have not answered in 30 seconds ends with an error.
+    """Remove the replicas from a Ray cluster.
+
+    Requests that are not answered within 30 seconds fail.
 
     \b
     Examples:

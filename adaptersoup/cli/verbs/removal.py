@@ -21,17 +21,16 @@ def rm(
             help="Names; without @version all live versions.", metavar="REF...", autocompletion=complete_ref
         ),
     ] = None,
-    undo: Annotated[
-        bool, typer.Option("--undo", help="Bring back what was retired; each REF with its @version.")
-    ] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Restore retired versions; each REF with its @version.")] = False,
     *,
     matching: Matching,
     confirmation: Confirmation,
 ) -> None:
     """Retire adapters or soups.
 
-    They are no longer found, selected or served; soups made of them stay, and --undo brings them back. On a terminal it
-    asks before. With filters in the place of names all that `soup ls` finds by them, once somebody has agreed.
+    Retired versions are not listed, selected or served. Soups made from them stay, and --undo restores them. With
+    filters instead of names, all versions that `soup ls` lists for them are retired. On a terminal the command asks
+    first.
 
     \b
     Examples:
@@ -68,12 +67,12 @@ def rm(
 def purge(
     remote: Remote,
     refs: Annotated[list[str], typer.Argument(help="Versions, each with its @version.", metavar="REF")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Remove versions for good, with weights, evidence and the text of their samples.
 
-    Needs a key with scope admin. There is no way back: 'soup rm' only retires. Soups made of them are served as before,
-    but cannot be rebuilt. Backups are yours to remove.
+    Needs a key with scope admin. A purge cannot be undone; `soup rm` only retires. Soups made from the versions are
+    still served, but cannot be rebuilt. Existing backups keep the data.
 
     \b
     Examples:
@@ -114,13 +113,13 @@ COUNTS = {
 @verb
 def collect(
     remote: Remote,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count the data without removing it.")] = False,
 ) -> None:
-    """Remove what is due, as the server does every hour.
+    """Remove expired data, as the server does every hour.
 
-    What is due is up to its settings (SOUP_COLLECT_DAYS, SOUP_UNNAMED_SOUP_DAYS, SOUP_JOB_DAYS, SOUP_USAGE_DAYS,
-    SOUP_AUDIT_DAYS) and those of namespaces. Needs a key with scope admin and all namespaces. Prints the soups that
-    went; storing or cooking the same again brings them back.
+    The settings SOUP_COLLECT_DAYS, SOUP_UNNAMED_SOUP_DAYS, SOUP_JOB_DAYS, SOUP_USAGE_DAYS, SOUP_AUDIT_DAYS and those of
+    namespaces say what expires. Needs a key with scope admin for all namespaces. Prints the removed soups; storing or
+    cooking the same again restores them.
 
     \b
     Examples:

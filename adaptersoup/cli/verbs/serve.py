@@ -43,12 +43,12 @@ class ServerOptions:
     bases: Annotated[Path | None, typer.Option(help="TOML file with the allowlist of base models (SOUP_BASES).")] = None
     data: Annotated[Path | None, typer.Option(help="Folder of database, blobs and admin.key (SOUP_DATA).")] = None
     host: Annotated[str | None, typer.Option(help="Address to listen on (SOUP_HOST).")] = None
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 takes a free one (SOUP_PORT).")] = None
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 for a free one (SOUP_PORT).")] = None
     role: Annotated[
         Literal["all", "api", "worker"] | None,
-        typer.Option(help="api answers and runs no jobs, worker runs jobs and answers health checks (SOUP_ROLE)."),
+        typer.Option(help="api runs no jobs; worker runs jobs, and answers only health checks (SOUP_ROLE)."),
     ] = None
-    no_auth: Annotated[bool | None, typer.Option("--no-auth", help="Serve without keys, to this machine only.")] = None
+    no_auth: Annotated[bool | None, typer.Option("--no-auth", help="Serve without keys, on this machine only.")] = None
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None, typer.Option(help="Level of the JSON log.")
     ] = None
@@ -61,8 +61,8 @@ def serve(
 ) -> None:
     """Start the server.
 
-    Prints its address on stdout once it answers; the log goes to stderr. Every SOUP_ variable of
-    docs/reference/settings.md sets something; flags win.
+    Prints its address on stdout when it is ready; the log goes to stderr. Options override the SOUP_ variables of
+    docs/reference/settings.md.
 
     \b
     Examples:

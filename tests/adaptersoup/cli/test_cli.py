@@ -104,6 +104,13 @@ class TestHelp:
             assert "--json" in page or name == "train"
         assert cli.VERBS[name].rstrip(".") in " ".join(out.split())
 
+    def test_options_are_in_sections(self, soup: Soup) -> None:
+        out, _ = done(soup("cook", "--help"))
+        titles = [line.rstrip(":") for line in out.splitlines() if line and line[0] != " " and line.endswith(":")]
+        assert titles == ["Options", "Selection", "Effort", "Mixing", "Pool", "Server"]
+        assert "--width" in out[out.index("Mixing:") : out.index("Pool:")]
+        assert "--url" in out[out.index("Server:") :]
+
     def test_a_verb_that_is_none(self, soup: Soup) -> None:
         assert "Did you mean 'push'?" in refused(soup("psh"), 2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -26,13 +26,13 @@ from registry.errors import SoupError
 class ComparisonFlags:
     """The options for the strategies and texts of a comparison."""
 
-    sample: Annotated[Path | None, typer.Option(help=f"Of one domain: {SAMPLE_FORMS}")] = None
-    test: Annotated[Path | None, typer.Option(help="Other text of the same domain, to score on.")] = None
-    draws: Annotated[int, typer.Option(min=1, max=100, help="Samples drawn of each domain.")] = 1
-    size: Annotated[int | None, typer.Option(min=1, help="Passages of each sample; by default all.")] = None
+    sample: Annotated[Path | None, typer.Option(help=f"Sample of one domain: {SAMPLE_FORMS}")] = None
+    test: Annotated[Path | None, typer.Option(help="Other text of that domain, to score on.")] = None
+    draws: Annotated[int, typer.Option(min=1, max=100, help="Samples to draw from each domain.")] = 1
+    size: Annotated[int | None, typer.Option(min=1, help="Passages per sample; by default all.")] = None
     strategy: Annotated[
         list[str] | None,
-        typer.Option(help=f"Only this strategy; may be repeated. They are: {'; '.join(s.name for s in STRATEGIES)}."),
+        typer.Option(help=f"Only this strategy; repeatable. Strategies: {'; '.join(s.name for s in STRATEGIES)}."),
     ] = None
 
 
@@ -40,10 +40,13 @@ class ComparisonFlags:
 class OutputFlags:
     """The options for the output of a comparison."""
 
-    csv: Annotated[bool, typer.Option("--csv", help="A line for each strategy of each sample, as CSV.")] = False
-    markdown: Annotated[bool, typer.Option("--markdown", help="Strategies by domains, as a Markdown table.")] = False
+    SECTION: ClassVar[str] = "Output"
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with a line for each strategy and sample.")] = False
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table of strategies and domains.")] = (
+        False
+    )
     plot: PlotOption = None
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the soups that the comparison makes.")] = False
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the soups of the comparison.")] = False
 
 
 @verb
@@ -58,11 +61,11 @@ def compare(
     output: OutputFlags,
     flags: Annotated[ParsedFlags, SELECTION.only(*POOL)],
 ) -> None:
-    """Cook with every strategy and compare on other text.
+    """Cook with every strategy, and compare the results on other text.
 
-    Each soup is scored beside the base, with the paired standard error of the difference. Strategies called after an
-    effort answer with the base model where verifying on the sample shows no gain. The soups that a comparison makes
-    are retired when it ends, also by Ctrl-C; those that were there before stay.
+    Scores each soup against the base model, with the paired standard error of the difference. A strategy with the name
+    of an effort uses the base model if the sample shows no gain. At the end, also after Ctrl-C, the new soups are
+    retired; soups that existed before stay.
 
     \b
     Examples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
@@ -26,20 +26,21 @@ from registry.errors import SoupError
 class AdapterFlags:
     """The options for fields of the adapters, which replace or extend those of their directories."""
 
-    domain: Annotated[str | None, typer.Option(help="Domain label, instead of the folder's.")] = None
+    SECTION: ClassVar[str] = "Adapter"
+    domain: Annotated[str | None, typer.Option(help="Domain label, instead of that of the folder.")] = None
     base: Annotated[
         str | None,
-        typer.Option(callback=base_id, help="Base model on the server, instead of the one the folders name."),
+        typer.Option(callback=base_id, help="Base model on the server, instead of that of the folder."),
     ] = None
     sample: Annotated[
-        Path | None, typer.Option(help="Sample, instead of the folder's: a file, or a folder of files.")
+        Path | None, typer.Option(help="Sample, instead of that of the folder: a file, or a folder of files.")
     ] = None
     owner: Annotated[
         str | None,
-        typer.Option(help="Who answers for the name (a team, an address), also of adapters that are there."),
+        typer.Option(help="Owner of the name, such as a team or an address; also changes that of existing names."),
     ] = None
-    tag: Annotated[list[str] | None, typer.Option(help="A tag to add; may be repeated.")] = None
-    metadata: Annotated[list[str] | None, typer.Option(help="A field to add; may be repeated.", metavar="K=V")] = None
+    tag: Annotated[list[str] | None, typer.Option(help="Tag to add; repeatable.")] = None
+    metadata: Annotated[list[str] | None, typer.Option(help="Field to add; repeatable.", metavar="K=V")] = None
 
     def additions(self) -> Additions:
         """The fields of a push, without the sample; raises a usage error."""
@@ -51,6 +52,7 @@ class AdapterFlags:
 class BatchFlags:
     """The options for pushing many adapters at once."""
 
+    SECTION: ClassVar[str] = "Several adapters"
     manifest: Annotated[
         Path | None,
         typer.Option(help=f"CSV with a row for each adapter; columns {', '.join(COLUMNS)}.", metavar="FILE.csv"),
@@ -58,11 +60,11 @@ class BatchFlags:
     samples: Annotated[
         Path | None,
         typer.Option(
-            help="Samples of many: a folder of files that are called after the adapters' folders or domains, or a file "
+            help="Samples: a folder of files named after the adapters' folders or domains, or a file "
             'of JSON lines of {"domain", "text"} or {"domain", "prompt", "answer"}.'
         ),
     ] = None
-    parallel: Annotated[int, typer.Option(min=1, max=16, help="Adapters sent at once.")] = AT_ONCE
+    parallel: Annotated[int, typer.Option(min=1, max=16, help="Number of adapters to send at once.")] = AT_ONCE
 
 
 @verb
@@ -71,27 +73,25 @@ def push(
     folders: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Adapter directories, those of PEFT as they are; hub:OWNER/NAME[@REVISION] is downloaded first.",
+            help="Adapter directories, also those of PEFT; hub:OWNER/NAME[@REVISION] is downloaded first.",
             metavar="FOLDER...",
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="namespace/name; with one folder only.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name, as namespace/name; only with one folder.")] = None,
     namespace: Annotated[
-        str, typer.Option(help="Namespace of adapters that are named after their folder.")
+        str, typer.Option(help="Namespace of adapters, whose names are those of their folders.")
     ] = "default",
     *,
     fields: AdapterFlags,
     batch: BatchFlags,
-    anew: Annotated[
-        bool, typer.Option("--anew", help="Send all bytes, also those that are there: repairs what is damaged.")
-    ] = False,
+    anew: Annotated[bool, typer.Option("--anew", help="Send all files again, which repairs damaged ones.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the samples are embedded.")] = False,
 ) -> None:
     """Push adapter directories.
 
-    Prints the name and version each is known by; pushing the same again changes nothing. Of several, what the server
-    has already, whole, is not sent again, one that is refused does not keep the others, a folder that names no domain
-    is of the one it is called after, and a table says what became of each.
+    Prints the name and version of each adapter. Pushing the same adapter again changes nothing. With several folders,
+    only files that the server lacks are sent, a refused adapter does not stop the others, and a table shows the result
+    of each. A folder without a domain gets its own name as its domain.
 
     \b
     Examples:

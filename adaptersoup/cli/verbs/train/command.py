@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 import typer
 
@@ -37,12 +37,14 @@ class Material:
     """The options for data, output and base model; the three paths are required, unless a subcommand is called."""
 
     texts: Annotated[
-        Path | None, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
+        Path | None, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz) of {"text"}, or of the task.')
     ] = None
-    valid: Annotated[Path | None, typer.Option(help="Other data of the domain; the best state on it is kept.")] = None
+    valid: Annotated[Path | None, typer.Option(help="Validation data of the domain; the best state on it is kept.")] = (
+        None
+    )
     out: Annotated[Path | None, typer.Option(help="Adapter directory to write.")] = None
     base: BaseModelOptions
-    domain: Annotated[str | None, typer.Option(help="Domain label; by default the folder's name.")] = None
+    domain: Annotated[str | None, typer.Option(help="Domain label; by default the name of the folder.")] = None
 
     def paths(self) -> tuple[Path, Path, Path]:
         """The training texts, validation texts and output directory; raises a usage error for missing ones."""
@@ -56,14 +58,15 @@ class Material:
 class CheckpointFlags:
     """The options for the sample beside the weights and for checkpoints."""
 
+    SECTION: ClassVar[str] = "Sample and checkpoints"
     sample: SampleSize = SAMPLE
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Folder to save the state in, and to go on from where it holds one.")
+        Path | None, typer.Option(help="Folder to save the state in; resumes from a saved state.")
     ] = None
     checkpoint_seconds: Annotated[
-        float | None, typer.Option(min=0, help=f"How often it is saved; by default {SAVE_SECONDS:g}.")
+        float | None, typer.Option(min=0, help=f"Seconds between checkpoints; by default {SAVE_SECONDS:g}.")
     ] = None
-    checkpoint_steps: Annotated[int | None, typer.Option(min=1, help="Also after so many steps.")] = None
+    checkpoint_steps: Annotated[int | None, typer.Option(min=1, help="Also save after this number of steps.")] = None
 
 
 @command
@@ -73,21 +76,21 @@ def train(
     flags: Annotated[ParsedFlags, TRAINING],
     checkpoints: CheckpointFlags,
     as_json: Annotated[bool, typer.Option("--json", help="Print directory and record as JSON.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Overwrite the directory if it is there.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite an existing directory.")] = False,
     plot: PlotOption = None,
 ) -> None:
     """Train an adapter on texts of a domain.
 
-    Adapters that are to be averaged need the same base, structure and --init-seed: then they start from the same
-    tensors, and the directory says so. Prints the directory, which `soup push` takes; that of a LoRA is PEFT's.
+    Prints the directory, for `soup push`; that of a LoRA is PEFT's. Adapters can be averaged if they have the same base
+    model, structure and --init-seed, because they start from the same tensors.
 
-    Data are lines of {"text"}; for another --task those that `soup evaluate --help` names. With --adamix the bank of
-    experts is written beside OUT, as OUT-bank, and OUT is its merge.
+    Data are lines of {"text"}; `soup evaluate --help` lists the fields of other tasks. With --adamix, OUT-bank is the
+    bank of experts, and OUT is its merge.
 
-    With --checkpoint, a training that was stopped or killed goes on where the same command is run again, to the same
-    adapter; a checkpoint of another training is refused. It is removed when the adapter is written.
+    With --checkpoint, the same command resumes a training that was stopped or killed, and makes the same adapter. It
+    refuses a checkpoint of another training, and removes the checkpoint at the end.
 
-    Progress is a bar on a terminal, and elsewhere a line an evaluation on stderr. --plot draws the losses over steps.
+    Progress is a bar on a terminal, elsewhere a line per evaluation on stderr. --plot draws the losses.
 
     \b
     Examples:

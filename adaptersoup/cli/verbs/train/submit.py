@@ -38,16 +38,18 @@ class Material:
     """The options for data and base model, and for the name of the adapter."""
 
     texts: Annotated[
-        Path, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz), of {"text"} or the task\'s.')
+        Path, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz) of {"text"}, or of the task.')
     ]
-    name: Annotated[str, typer.Option(help="namespace/name of the adapter.")]
+    name: Annotated[str, typer.Option(help="Name of the adapter, as namespace/name.")]
     base: Annotated[str, typer.Option(callback=base_id, help="Id of the base model on the server.")]
-    valid: Annotated[Path | None, typer.Option(help="Other data of the domain; the best state on it is kept.")] = None
+    valid: Annotated[Path | None, typer.Option(help="Validation data of the domain; the best state on it is kept.")] = (
+        None
+    )
     valid_share: Annotated[
-        float | None, typer.Option(help="Without --valid: held out so much of it; by default 0.1.")
+        float | None, typer.Option(help="Without --valid: fraction of the data to hold out; by default 0.1.")
     ] = None
-    domain: Annotated[str | None, typer.Option(help="Domain label; by default the adapter's name.")] = None
-    owner: Annotated[str | None, typer.Option(help="Who answers for the adapter's name (a team, an address).")] = None
+    domain: Annotated[str | None, typer.Option(help="Domain label; by default the name of the adapter.")] = None
+    owner: Annotated[str | None, typer.Option(help="Owner of the name, such as a team or an address.")] = None
 
 
 @verb
@@ -56,13 +58,15 @@ def submit(
     material: Material,
     flags: Annotated[ParsedFlags, TRAINING],
     sample: SampleSize = SAMPLE,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is trained and pushed.")] = True,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the adapter is trained and pushed.")
+    ] = True,
 ) -> None:
     """Train an adapter on the server, and push it there.
 
-    Prints its name and version, or the job with --no-wait. The same command again goes on where a training was
-    cancelled (`soup jobs cancel`), and gives what is there once it is done. With --adamix the bank of experts is
-    pushed as NAME-bank. --members are adapters on the server.
+    Prints its name and version, or the job with --no-wait. The same command resumes a training that was cancelled with
+    `soup jobs cancel`, and prints the result of a finished one. With --adamix the bank of experts is pushed as
+    NAME-bank. --members are adapters on the server.
 
     \b
     Examples:

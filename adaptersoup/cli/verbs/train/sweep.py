@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import typer
 
@@ -48,7 +48,7 @@ class GridFlags:
     ]
     out: Annotated[Path, typer.Option("--out", help="Folder for the adapter directories.")]
     learning_rates: Annotated[str, typer.Option("--lr", help="Learning rates, separated by commas.")] = "1e-3"
-    seeds: Annotated[str, typer.Option("--seed", help="Seeds of the order of the data, by commas.")] = "0"
+    seeds: Annotated[str, typer.Option("--seed", help="Seeds of the data order, separated by commas.")] = "0"
     base: BaseModelOptions
 
     def axes(self) -> tuple[list[float], list[int]]:
@@ -60,20 +60,21 @@ class GridFlags:
 class ExecutionFlags:
     """The options for the number of parallel cells, and for a Ray cluster."""
 
+    SECTION: ClassVar[str] = "Sample and execution"
     sample: SampleSize = SAMPLE
     parallel: Annotated[
         int | None,
-        typer.Option(min=1, help="Cells at once, each in a process; by default 1, and on Ray as many as have room."),
+        typer.Option(min=1, help="Cells to train at once, each in a process; by default 1, on Ray as many as fit."),
     ] = None
     on: Annotated[
         str | None,
         typer.Option(
             metavar="ray[=HOST:PORT]",
-            help="Run the cells on a Ray cluster: the one with this head, or one of this machine for as long.",
+            help="Train on the Ray cluster with this head, or on a temporary one of this machine.",
         ),
     ] = None
     cores: Annotated[
-        int | None, typer.Option(min=1, help="With --on ray: processor cores, and threads, of each cell; 1 by default.")
+        int | None, typer.Option(min=1, help="With --on ray: CPU cores and threads of each cell; by default 1.")
     ] = None
 
 
@@ -82,7 +83,7 @@ class PushFlags:
     """The options for pushing the adapters to a server afterwards."""
 
     namespace: Annotated[
-        str | None, typer.Option("--push", help="Push all that is there to this namespace of a server.")
+        str | None, typer.Option("--push", help="Push the trained adapters to this namespace of a server.")
     ] = None
     address: Address
 
@@ -98,10 +99,10 @@ def sweep(
 ) -> None:
     """Train a grid of adapters from one initialisation: learning rates x seeds x domains.
 
-    One cell after another, or several at once with --parallel, each a directory OUT/DOMAIN-lrRATE-seedSEED. With --on
-    ray they are tasks of a Ray cluster. The same command run again goes on where it was stopped and trains nothing
-    twice. A cell that diverges does not end the others. Prints a table. With --push everything that is there is then
-    pushed, a bank of experts with its merge.
+    Writes each cell to OUT/DOMAIN-lrRATE-seedSEED, and prints a table. The same command resumes an interrupted sweep,
+    and trains no cell twice. A cell that diverges does not stop the others. --parallel trains several cells at once,
+    --on ray trains them as tasks of a Ray cluster. --push pushes all trained adapters at the end, banks of experts with
+    their merges.
 
     \b
     Examples:

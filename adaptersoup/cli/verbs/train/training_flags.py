@@ -18,7 +18,7 @@ from training.hyperparameters import SPARSITY
 from training.spec import BLOCK, PruningRequest, TrainingSpec
 
 SampleSize = Annotated[
-    int, typer.Option("--sample", min=0, help="Training passages to put beside the weights; 0 for none.")
+    int, typer.Option("--sample", min=0, help="Training passages to store beside the weights; 0 for none.")
 ]
 
 
@@ -31,76 +31,114 @@ TRAINING = Flags(
     {
         "method": Flag(
             "adapter.method",
-            "Kind of adapter; by default {default}. mam is prefix + parallel, fusion is over --members, head is the "
-            "task's head alone.",
+            "Kind of adapter; by default {default}. mam is prefix and parallel, fusion combines --members, head is "
+            "only the head of the task.",
         ),
-        "structure": Flag("adapter.structure", "Of a bottleneck; by default {default}."),
+        "structure": Flag("adapter.structure", "Structure of a bottleneck; by default {default}."),
         "bottleneck": Flag("adapter.bottleneck", "Width of a bottleneck; by default {default}."),
-        "activation": Flag("adapter.activation", "Of a bottleneck; by default its paper's."),
+        "activation": Flag("adapter.activation", "Activation of a bottleneck; by default that of its paper."),
         "input": Flag(
             "adapter.input",
-            "What a bottleneck reads: its module's output (parallel: argument), or the residual stream; by default "
-            "its paper's.",
+            "Input of a bottleneck: the output of its module (parallel: the argument), or the residual stream; by "
+            "default that of its paper.",
         ),
-        "scale": Flag("adapter.scale", "Of a bottleneck's output; by default its paper's."),
+        "scale": Flag("adapter.scale", "Factor on the output of a bottleneck; by default that of its paper."),
         "trained_norms": Flag(
             "adapter.trained_norms",
-            "Whether the base's norms train with a Houlsby adapter; by default they do.",
+            "Train the base model's norms with a Houlsby adapter, or not; by default yes.",
             "--trained-norms/--frozen-norms",
         ),
         "rank": Flag("adapter.rank", "Rank of a LoRA; by default {default}."),
-        "alpha": Flag("adapter.alpha", "Of a LoRA; by default twice the rank."),
+        "alpha": Flag("adapter.alpha", "Alpha of a LoRA; by default twice the rank."),
         "targets": Flag(
             "adapter.targets",
-            "Linear modules of a LoRA, separated by commas: names (q_proj), ends of paths, '*' for anything, "
-            "all-linear; by default the attention's projections.",
+            "Linear modules of a LoRA, separated by commas: names (q_proj), ends of paths, '*' for anything, or "
+            "all-linear; by default the projections of attention.",
             parse=_by_commas,
         ),
         "length": Flag("adapter.length", "Virtual tokens of a prefix or MAM; by default {default}."),
         "members": Flag(
             "adapter.members",
-            "Adapters of one structure that a fusion holds frozen, separated by commas; may be repeated.",
+            "Frozen adapters of a fusion, of one structure, separated by commas; repeatable.",
             parse=_by_commas,
         ),
-        "init": Flag("init", "How it starts; by default near_identity, parallel zero_up, a LoRA with B = 0."),
-        "init_seed": Flag("init_seed", "Only adapters that share it can be averaged; by default {default}."),
-        "task": Flag("task", "What it is trained for; by default {default}."),
-        "adamix": Flag("adamix.experts", "Train a bank of so many experts (AdaMix)."),
-        "share": Flag("adamix.share", "The projection of which a bank has one copy; by default {default}."),
-        "consistency": Flag("adamix.consistency", "How a bank's two passes agree; by default {default}."),
+        "init": Flag("init", "Initialisation; by default near_identity, for parallel zero_up, for a LoRA B = 0."),
+        "init_seed": Flag(
+            "init_seed", "Seed of the initialisation, which averaged adapters must share; by default {default}."
+        ),
+        "task": Flag("task", "Task of the adapter; by default {default}."),
+        "adamix": Flag("adamix.experts", "Train a bank of this number of experts (AdaMix)."),
+        "share": Flag("adamix.share", "Projection that the experts of a bank share; by default {default}."),
+        "consistency": Flag(
+            "adamix.consistency", "Loss for the consistency of a bank's two passes; by default {default}."
+        ),
         "sparsity": Flag(
             "pruning.sparsity",
-            f"Share of the projections' entries to prune first; by default {SPARSITY}, with --widen 1 - 1/widen.",
+            f"Fraction of the projections to prune before training; by default {SPARSITY}, with --widen 1 - 1/widen.",
         ),
-        "score": Flag("pruning.score", "What is pruned: by which score; by default {default}."),
+        "score": Flag("pruning.score", "Score to prune by; by default {default}."),
         "scope": Flag(
-            "pruning.scope", "Entries ranked over all projections, or within each layer; by default {default}."
+            "pruning.scope", "Rank entries over all projections, or within each layer; by default {default}."
         ),
-        "pruning_seed": Flag("pruning.seed", "Draws random scores, or the batches of others; by default {default}."),
-        "pruning_batches": Flag("pruning.batches", "Batches that scores take their gradient on; by default {default}."),
+        "pruning_seed": Flag(
+            "pruning.seed", "Seed of random scores, or of the batches for other scores; by default {default}."
+        ),
+        "pruning_batches": Flag("pruning.batches", "Batches for scores that use gradients; by default {default}."),
         "widen": Flag(
-            "pruning.widen", "Bottleneck or rank so many times as wide, then pruned (Large-Sparse).", limits=(2, None)
+            "pruning.widen", "Factor on the bottleneck or rank before pruning (Large-Sparse).", limits=(2, None)
         ),
-        "steps": Flag("recipe.steps", "Updates; by default {default}."),
-        "batch": Flag("recipe.batch", "Blocks in a forward pass; by default {default}."),
+        "steps": Flag("recipe.steps", "Number of updates; by default {default}."),
+        "batch": Flag("recipe.batch", "Blocks per forward pass; by default {default}."),
         "accumulate": Flag(
             "recipe.accumulate",
-            "Forward passes in an update, the same as a batch so much larger; by default {default}.",
+            "Forward passes per update, with the effect of a larger batch; by default {default}.",
         ),
-        "block": Flag("recipe.block", f"Tokens in a block; by default {BLOCK} at most."),
-        "learning_rate": Flag("recipe.learning_rate", "Highest learning rate; by default {default}.", "--lr"),
-        "schedule": Flag("recipe.schedule", "How the learning rate falls after the warm-up; by default {default}."),
-        "warmup": Flag("recipe.warmup", "Share of the steps over which the learning rate rises; by default {default}."),
-        "weight_decay": Flag("recipe.weight_decay", "AdamW's; by default {default}."),
-        "beta1": Flag("recipe.beta1", "AdamW's, of the mean of gradients; by default {default}."),
-        "beta2": Flag("recipe.beta2", "AdamW's, of the mean of their squares; by default {default}."),
-        "clip": Flag("recipe.clip", "Largest norm of an update's gradient; by default {default}."),
-        "dtype": Flag("recipe.dtype", "Of forward passes, the adapter stays float32; by default {default}."),
+        "block": Flag("recipe.block", f"Tokens per block; by default at most {BLOCK}."),
+        "learning_rate": Flag("recipe.learning_rate", "Maximum learning rate; by default {default}.", "--lr"),
+        "schedule": Flag("recipe.schedule", "Decay of the learning rate after the warm-up; by default {default}."),
+        "warmup": Flag("recipe.warmup", "Fraction of the steps for the warm-up; by default {default}."),
+        "weight_decay": Flag("recipe.weight_decay", "Weight decay of AdamW; by default {default}."),
+        "beta1": Flag("recipe.beta1", "AdamW's decay of the mean gradient; by default {default}."),
+        "beta2": Flag("recipe.beta2", "AdamW's decay of the mean squared gradient; by default {default}."),
+        "clip": Flag("recipe.clip", "Maximum norm of the gradient; by default {default}."),
+        "dtype": Flag("recipe.dtype", "Type of forward passes; the adapter stays float32. By default {default}."),
         "evaluations": Flag(
-            "recipe.evaluations", "How often validation data are scored; the best state is kept; by default {default}."
+            "recipe.evaluations", "Number of evaluations on the validation data; by default {default}."
         ),
         "data_seed": Flag(
-            "recipe.data_seed", "Seed of the order of the data and of the sample; by default {default}.", "--seed"
+            "recipe.data_seed", "Seed of the data order and of the sample; by default {default}.", "--seed"
+        ),
+    },
+    {
+        "Structure": (
+            "structure",
+            "bottleneck",
+            "activation",
+            "input",
+            "scale",
+            "trained_norms",
+            "rank",
+            "alpha",
+            "targets",
+            "length",
+            "members",
+            "init",
+            "init_seed",
+        ),
+        "AdaMix": ("adamix", "share", "consistency"),
+        "Pruning": ("sparsity", "score", "scope", "pruning_seed", "pruning_batches", "widen"),
+        "Optimisation": (
+            "batch",
+            "accumulate",
+            "block",
+            "schedule",
+            "warmup",
+            "weight_decay",
+            "beta1",
+            "beta2",
+            "clip",
+            "dtype",
+            "evaluations",
         ),
     },
 )
