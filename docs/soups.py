@@ -179,7 +179,7 @@ def draw_adapters(result: Result) -> str:
         values,
         rows=CategoryAxis("adapters, most helpful first", sorted(means, key=lambda name: means[name])),
         columns=CategoryAxis("change of mean NLL per token against the base; orange is better", domains),
-        decimals=2,
+        number="+.2f",
     )
     return to_svg(plot)
 

@@ -45,13 +45,14 @@ class Bar:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with the ends of its interval, drawn as an outline unless `chosen`."""
+    """A value with the ends of its interval, drawn as an outline unless `chosen`; `text` is shown for its numbers."""
 
     label: str
     value: float
     low: float
     high: float
     chosen: bool = False
+    text: str = ""
 
     @classmethod
     def around(cls, label: str, value: float, half_width: float, *, chosen: bool = False) -> Interval:
@@ -120,7 +121,7 @@ def _draw_panel(axes: Axes, panel: Panel, theme: Theme) -> None:
             axes.plot([row.low, row.high], [position, position], color=colour, linewidth=1.6)
             axes.plot(row.value, position, marker="o", markersize=6, markerfacecolor=fill, markeredgecolor=colour)
             half = (row.high - row.low) / 2
-            text = f"{row.value:+.4f}" + (f" ± {half:.4f}" if half > 0 else "")
+            text = row.text or f"{row.value:+.4f}" + (f" ± {half:.4f}" if half > 0 else "")
         axes.text(1.01, position, text, transform=axes.get_yaxis_transform(), va="center", fontsize=9, color=theme.ink)
     style_axes(axes, theme, grid="x")
     axes.spines["left"].set_visible(False)
@@ -268,10 +269,10 @@ def heat_map(
     *,
     rows: CategoryAxis,
     columns: CategoryAxis,
-    decimals: int = 3,
+    number: str = "+.3f",
     theme: Theme = LIGHT,
 ) -> Plot:
-    """A cell with its number for each (row, column) that has a value, darker with the distance from zero."""
+    """A cell with its number in this format for each (row, column) with a value, darker with the distance from zero."""
     figure = new_plot(max(WIDTH, 150 + 50 * len(columns.names)), 130 + 22 * len(rows.names), theme)
     axes = figure.subplots()
     cells = [values.get((row, column), np.nan) for row in rows.names for column in columns.names]
@@ -282,9 +283,7 @@ def heat_map(
     for (row, column), value in np.ndenumerate(matrix):
         if not np.isnan(value):
             colour = theme.ground if abs(value) > 0.6 * largest else theme.ink
-            axes.text(
-                column + 0.5, row + 0.5, f"{value:+.{decimals}f}", ha="center", va="center", fontsize=8, color=colour
-            )
+            axes.text(column + 0.5, row + 0.5, f"{value:{number}}", ha="center", va="center", fontsize=8, color=colour)
     is_rotated = max(map(len, columns.names), default=0) > 8
     rotation, anchor = (40, "right") if is_rotated else (0, "center")
     _name_ticks(axes.xaxis, np.arange(len(columns.names)) + 0.5, columns.names, rotation=rotation, ha=anchor)

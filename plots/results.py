@@ -78,15 +78,38 @@ def base_differences(search: Search | None, check: Verification | None, *, absta
                 Interval.around(WAYS[trial.way], trial.difference, errors * trial.standard_error, chosen=chosen)
             )
         for label, control in (
-            (f"{search.single.ref}, by itself" if search.single else "", search.single),
-            ("Adapters of noise (control)", search.noise),
+            (f"Best adapter: {search.single.ref}" if search.single else "", search.single),
+            ("Random adapters (control)", search.noise),
         ):
             if control is not None:
                 differences.append(Interval.around(label, control.difference, errors * control.standard_error))
     if check is not None and not any(row.chosen for row in differences) and check.interval is not None:
-        label = "The soup that was not good enough" if abstained else "The soup"
+        label = "The best candidate" if abstained else "The soup"
         differences.append(Interval(label, check.difference, *check.interval, chosen=True))
     return differences
+
+
+def perplexity_changes(search: Search | None, check: Verification | None, *, abstained: bool) -> list[Interval]:
+    """The change of perplexity against the base in percent: of the verified soup, the best adapter and the control."""
+    verified = "Best candidate" if abstained else "This model"
+    changes = [
+        Interval(
+            verified if row.chosen else row.label,
+            percent(row.value),
+            percent(row.low),
+            percent(row.high),
+            row.chosen,
+            f"{percent(row.value):+.1f}% ({percent(row.low):+.1f} to {percent(row.high):+.1f})",
+        )
+        for row in base_differences(search, check, abstained=abstained)
+        if row.chosen or row.label not in WAYS.values()
+    ]
+    return [*changes, Interval("Base model", 0.0, 0.0, 0.0, text="0%")] if changes else []
+
+
+def percent(difference: float) -> float:
+    """The change of perplexity in percent that a difference of mean NLL is."""
+    return 100 * math.expm1(difference)
 
 
 def _errors_in_interval(check: Verification | None) -> float:

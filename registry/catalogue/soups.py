@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import exists, func, select, tuple_
+from sqlalchemy import and_, exists, func, select, tuple_
 
 from registry.catalogue.adapters import Adapters
 from registry.catalogue.repository import Repository, now, seen_by
@@ -118,6 +118,20 @@ class Soups(Repository[RecipeRow]):
             (row["adapter_digest"], row["weight"], newest(visible, adapters.c.digest == row["adapter_digest"]))
             for row in rows
         ]
+
+    def ingredient_domains(self, recipe_digests: Collection[str], visible: Namespaces) -> dict[str, list[str | None]]:
+        """The domains of each recipe's ingredients, heaviest first; None for an ingredient that is not visible."""
+        ingredient = recipe_ingredients.c
+        is_visible = and_(adapters.c.digest == ingredient.adapter_digest, seen_by(visible, adapters.c.namespace))
+        query = select(ingredient.recipe_digest, ingredient.weight, func.min(adapters.c.domain).label("domain"))
+        query = query.outerjoin_from(recipe_ingredients, adapters, is_visible)
+        query = query.where(ingredient.recipe_digest.in_(sorted(recipe_digests)))
+        query = query.group_by(ingredient.recipe_digest, ingredient.adapter_digest, ingredient.weight)
+        rows = sorted(self._connection.execute(query), key=lambda row: (-float(row.weight), row.domain or ""))
+        domains: dict[str, list[str | None]] = {}
+        for row in rows:
+            domains.setdefault(row.recipe_digest, []).append(row.domain)
+        return domains
 
     def missing_ingredients(self, recipe_digest: str) -> set[str]:
         """Digests of a recipe's ingredients that are no longer stored."""

@@ -36,7 +36,7 @@ WAYS: dict[Way, str] = {
     "weighed": "The weighed soup",
     "em": "The soup by a mixture of distributions",
     "greedy": "The soup by greedy search",
-    "recompressed": "The best of these as narrow as one adapter",
+    "recompressed": "The soup at the width of one adapter",
     "selected": "The soup as selected",
     "tuned": "The tuned soup",
 }

@@ -130,7 +130,7 @@ def test_a_soup_shows_weights_held_out_differences_and_candidates() -> None:
 
 def test_the_verification_is_shown_by_itself_where_no_trial_was_held_out() -> None:
     rows = base_differences(None, CHECK, abstained=True)
-    assert rows == [Interval("The soup that was not good enough", -0.2, -0.29, -0.11, chosen=True)]
+    assert rows == [Interval("The best candidate", -0.2, -0.29, -0.11, chosen=True)]
     assert [row.chosen for row in base_differences(SEARCH, CHECK, abstained=False)] == [True, False]
 
 

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from urllib.parse import quote
 
 UNITS = ("bytes", "kB", "MB", "GB", "TB")
+AGES = (("year", 31_557_600), ("month", 2_629_800), ("day", 86_400), ("hour", 3600), ("minute", 60))
+"""Units of an age, with their seconds."""
 MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
@@ -33,6 +35,16 @@ def long_date(value: datetime | str) -> str:
 def elapsed(start: datetime | str, end: datetime | str) -> str:
     """The duration from `start` to `end`."""
     return duration((to_utc(end) - to_utc(start)).total_seconds())
+
+
+def age(value: datetime | str) -> str:
+    """The time since a moment, in the unit that fits: just now, 5 minutes ago, 1 day ago."""
+    seconds = (datetime.now(UTC) - to_utc(value)).total_seconds()
+    for name, size in AGES:
+        count = int(seconds // size)
+        if count > 0:
+            return f"{count} {name}{'' if count == 1 else 's'} ago"
+    return "just now"
 
 
 def duration(seconds: float) -> str:
@@ -81,6 +93,11 @@ def rounded(value: float) -> str:
 def percent(share: float) -> str:
     """A share of 1 as a percentage: 12.3 %."""
     return f"{100 * share:.1f} %"
+
+
+def signed_percent(share: float) -> str:
+    """A change as a percentage with its sign, a true minus sign included: −43.3 %, +0.4 %."""
+    return f"{100 * share:+.1f} %".replace("-", "\N{MINUS SIGN}")
 
 
 def json_text(text: str) -> str:

@@ -106,6 +106,8 @@ class ListedModel(Wire):
     gains: list[float]
     """By what share a soup's perplexity was lower than the base's (negative: higher), at each verification, newest
     last."""
+    ingredients: list[str]
+    """The domains of a soup's ingredients, heaviest first, without those of namespaces that the key does not see."""
 
 
 class ModelList(Wire):
@@ -132,12 +134,14 @@ def models(
     """The content of the page."""
     adapters = list_adapters(services, principal, AdapterListQuery(**filters.model_dump(), limit=limit, cursor=cursor))
     aliases, gains = aliases_by_ref(services, adapters.data), gains_by_ref(services, adapters.data)
+    ingredients = ingredients_by_ref(services, principal, adapters.data)
     rows = [
         ListedModel(
             adapter=adapter,
             aliases=aliases.get(adapter.ref, []),
             use=use_of(services, principal, adapter),
             gains=gains.get(adapter.ref, []),
+            ingredients=ingredients.get(adapter.ref, []),
         )
         for adapter in adapters.data
     ]
@@ -153,11 +157,13 @@ def models_page(
     limit: Limit = None,
     cursor: Cursor = None,
 ) -> Response:
-    """The page."""
+    """The page; without a search the best soup of the first page stands above the list."""
+    listed = models(services, principal, filters, limit, cursor)
     return render_page(
         request,
         "models.html",
-        models=models(services, principal, filters, limit, cursor),
+        models=listed,
+        best=None if filters.active or cursor else best_soup(listed.data),
         filters=filters,
         limit=limit,
         cursor=cursor,
@@ -196,6 +202,22 @@ def gains_by_ref(services: Services, rows: Sequence[ListedAdapter]) -> dict[str,
         f"{namespace}/{name}@{version}": [1 - math.exp(check["difference"]) for check in checks]
         for (namespace, name, version), checks in verifications.items()
     }
+
+
+def ingredients_by_ref(services: Services, principal: Principal, rows: Sequence[ListedAdapter]) -> dict[str, list[str]]:
+    """The domains of the visible ingredients of each soup, heaviest first and each once, by ref."""
+    recipes = {row.ref: row.recipe_digest for row in rows if row.kind == "soup" and row.recipe_digest is not None}
+    if not recipes:
+        return {}
+    with services.registry.database.read() as catalogue:
+        domains = catalogue.soups.ingredient_domains(set(recipes.values()), principal.namespaces)
+    return {ref: list(dict.fromkeys(filter(None, domains.get(digest, ())))) for ref, digest in recipes.items()}
+
+
+def best_soup(rows: Sequence[ListedModel]) -> ListedModel | None:
+    """The soup with the greatest gain at its last verification; None if no soup has a gain."""
+    gaining = [row for row in rows if row.gains and row.gains[-1] > 0]
+    return max(gaining, key=lambda row: row.gains[-1], default=None)
 
 
 def use_of(services: Services, principal: Principal, row: ListedAdapter) -> Use:

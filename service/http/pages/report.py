@@ -7,6 +7,7 @@ does not see.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
@@ -14,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from plots.charts import Interval, Panel, panels, stacked_bars
-from plots.results import base_differences
+from plots.charts import CategoryAxis, Interval, Panel, heat_map, panels
+from plots.results import base_differences, perplexity_changes
 from plots.style import LIGHT, Plot, Theme
 from registry.spec import (
     Evidence,
@@ -23,6 +24,7 @@ from registry.spec import (
     LeftOut,
     MixReport,
     Recipe,
+    RecipeIngredient,
     Spent,
     WeighedCandidate,
 )
@@ -30,8 +32,8 @@ from service.http.pages.downloads import Cell, Column, Drawings, Table
 from service.http.schemas.soups import HigherEffort, Soup
 from service.http.schemas.wire import Wire
 
-MAX_SEGMENTS = 200
-"""Segments of the largest plot of weights by layer; the table has any number."""
+MAX_CELLS = 400
+"""Cells of the largest heat map of weights by layer; the table has any number."""
 
 
 class CookReport(Wire):
@@ -56,7 +58,15 @@ class CookReport(Wire):
     def perplexity_reduction(self) -> float | None:
         """The share of the base's perplexity that the soup saves; negative if its perplexity is higher."""
         check = self.evidence.verification
-        return None if check is None else 1 - math.exp(check.difference)
+        return None if check is None else -math.expm1(check.difference)
+
+    @property
+    def reduction_interval(self) -> tuple[float, float] | None:
+        """The 90 % interval of `perplexity_reduction`, the smaller end first."""
+        check = self.evidence.verification
+        if check is None or check.interval is None:
+            return None
+        return -math.expm1(check.interval[1]), -math.expm1(check.interval[0])
 
 
 def report_of_soup(soup: Soup, cooked_at: datetime | None) -> CookReport:
@@ -117,7 +127,7 @@ def _weights_table(report: CookReport) -> Table | None:
     selection = report.evidence.selection
     selected = {} if selection is None else {adapter.digest: adapter for adapter in selection.selected}
     rows: list[tuple[Cell, ...]] = []
-    for item in sorted(report.recipe.ingredients, key=lambda item: (-float(item.weight), item.digest)):
+    for item in _heaviest_first(report.recipe):
         name, domain = report.names.get(item.digest, (item.digest, ""))
         adapter = selected.get(item.digest)
         score, stability = (None, None) if adapter is None else (adapter.score, adapter.stability)
@@ -125,28 +135,37 @@ def _weights_table(report: CookReport) -> Table | None:
     columns = (
         Column("Ingredient", "model"),
         Column("Domain"),
-        Column("Weight", "number"),
+        Column("Weight", "weight"),
         Column("Score", "number"),
         Column("Chosen again", "share"),
     )
     by_site = report.recipe.ingredients[0].layers is not None
-    caption = "What is in it, heaviest first" + ("; a weight is the mean over the sites" if by_site else "")
+    caption = "Ingredients by weight" + (", the mean over the sites" if by_site else "")
     return Table("weights", caption, columns, tuple(rows))
 
 
+def _heaviest_first(recipe: Recipe) -> list[RecipeIngredient]:
+    return sorted(recipe.ingredients, key=lambda item: (-float(item.weight), item.digest))
+
+
 def _layers_table(report: CookReport) -> Table | None:
-    """The weight of each ingredient at each site: its weight times its factor there."""
-    ingredients = () if report.recipe is None else report.recipe.ingredients
+    """The weight of each ingredient at each site, in the order of layers: its weight times its factor there."""
+    ingredients = () if report.recipe is None else _heaviest_first(report.recipe)
     if not ingredients or ingredients[0].layers is None:
         return None
-    sites = dict.fromkeys(site for item in ingredients for site in item.layers or ())
+    sites = sorted({site for item in ingredients for site in item.layers or ()}, key=_layer_order)
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (site, *(float(item.weight) * float((item.layers or {}).get(site, "0")) for item in ingredients))
         for site in sites
     )
     names = [report.names.get(item.digest, (item.digest, ""))[0] for item in ingredients]
     columns = (Column("Site"), *(Column(name, "number") for name in names))
-    return Table("layers", "How much of each is added at each site", columns, rows)
+    return Table("layers", "Weight of each ingredient at each site", columns, rows)
+
+
+def _layer_order(site: str) -> list[tuple[int, str]]:
+    """A sort key by which `layers.2.ffn` comes before `layers.10.ffn`."""
+    return [(int(piece), "") if piece.isdecimal() else (0, piece) for piece in re.split(r"(\d+)", site)]
 
 
 def measured_differences(report: CookReport) -> list[Interval]:
@@ -156,13 +175,16 @@ def measured_differences(report: CookReport) -> list[Interval]:
 
 def _differences_table(report: CookReport) -> Table:
     columns = (
-        Column("What was tried"),
-        Column("Against the base", "difference"),
+        Column("Candidate"),
+        Column("Mean NLL per token", "difference"),
         Column("From", "difference"),
         Column("To", "difference"),
+        Column("Perplexity", "change"),
     )
-    rows = tuple((row.label, row.value, row.low, row.high) for row in measured_differences(report))
-    return Table("differences", "Mean NLL per token against the base, with 90 % intervals", columns, rows)
+    rows = tuple(
+        (row.label, row.value, row.low, row.high, math.expm1(row.value)) for row in measured_differences(report)
+    )
+    return Table("differences", "Differences from the base model, with 90 % intervals", columns, rows)
 
 
 def _candidates_table(report: CookReport) -> Table | None:
@@ -172,10 +194,10 @@ def _candidates_table(report: CookReport) -> Table | None:
     columns = (
         Column("Adapter", "model"),
         Column("Domain"),
-        Column("Takes off at once", "difference"),
+        Column("First-order gain", "difference"),
         Column("Standard error", "number"),
         Column("Mean coefficient", "number"),
-        Column("By itself", "difference"),
+        Column("Alone", "difference"),
     )
     rows = tuple(
         (
@@ -190,7 +212,7 @@ def _candidates_table(report: CookReport) -> Table | None:
     )
     return Table(
         "candidates",
-        "Adapters that were weighed on the sample; those with a coefficient are in the weighed soup",
+        "Adapters that were weighed on the sample; the weighed soup has those with a coefficient",
         columns,
         rows,
     )
@@ -211,38 +233,41 @@ def _excluded_table(report: CookReport) -> Table:
         (adapter.ref, adapter.domain, adapter.score, adapter.reason) for adapter in excluded.values()
     ]
     rows += [(f"{count} more", "", None, reason) for reason, count in more.items()]
-    columns = (Column("Adapter", "model"), Column("Domain"), Column("Score", "number"), Column("Why not"))
-    return Table("left-out", "Adapters of the pool that were not looked at further, and why", columns, tuple(rows))
+    columns = (Column("Adapter", "model"), Column("Domain"), Column("Score", "number"), Column("Reason"))
+    return Table("left-out", "Adapters of the pool that were left out", columns, tuple(rows))
 
 
 def _efforts_table(report: CookReport) -> Table:
     columns = (
         Column("Effort"),
         Column("Passes over the sample", "number"),
-        Column("Seconds, about", "number"),
+        Column("Seconds, estimated", "number"),
         Column("Gain in past cooks, nats per token", "number"),
         Column("Past cooks", "number"),
     )
     rows = tuple((price.effort, price.passes, price.seconds, price.gain, price.cooks) for price in report.more_effort)
-    return Table("efforts", "What spending more would take for the same sample", columns, rows)
+    return Table("efforts", "Cost of a higher effort for the same sample", columns, rows)
 
 
 # --- plots --------------------------------------------------------------------------------------------
 
 
 def report_drawings(report: CookReport, theme: Theme) -> Drawings:
-    """The plots that have rows: `differences` with their intervals, `layers` with the weights by site."""
+    """The plots that have rows: `gains` against the base with their intervals, `layers` with the weights by site."""
     drawings: dict[str, Callable[[], Plot]] = {}
-    differences = measured_differences(report)
-    if differences:
-        drawings["differences"] = partial(panels, "", [], [Panel("", differences)], theme=theme)
+    changes = perplexity_changes(report.evidence.search, report.evidence.verification, abstained=report.abstained)
+    if changes:
+        drawings["gains"] = partial(panels, "", [], [Panel("", changes)], theme=theme)
     table = _layers_table(report)
-    if table is not None and len(table.rows) * len(table.columns) <= MAX_SEGMENTS:
-        series = {
-            column.name: [float(row[number] or 0) for row in table.rows]
+    if table is not None and len(table.rows) * len(table.columns) <= MAX_CELLS:
+        weights = {
+            (str(row[0]), column.name): float(row[number] or 0)
+            for row in table.rows
             for number, column in enumerate(table.columns[1:], 1)
         }
-        drawings["layers"] = partial(stacked_bars, [str(row[0]) for row in table.rows], series, theme=theme)
+        sites = CategoryAxis("", [str(row[0]) for row in table.rows])
+        ingredients = CategoryAxis("", [column.name for column in table.columns[1:]])
+        drawings["layers"] = partial(heat_map, "", weights, rows=sites, columns=ingredients, number=".2f", theme=theme)
     return drawings
 
 

@@ -14,7 +14,8 @@ from service.http.pages import assets, filters
 FOLDER = Path(__file__).with_name("templates")
 FILTERS = (
     *(filters.iso, filters.long_date, filters.duration, filters.file_size, filters.thousands, filters.short_digest),
-    *(filters.signed, filters.rounded, filters.percent, filters.json_text, filters.pretty_json, filters.path_segment),
+    *(filters.signed, filters.rounded, filters.percent, filters.signed_percent),
+    *(filters.json_text, filters.pretty_json, filters.path_segment, filters.age),
 )
 
 

@@ -83,6 +83,18 @@ class TestLineage:
         catalogue.adapters.retire(a.id)
         assert catalogue.soups.parents(recipe.digest, None)[0][2].retired_at is not None
 
+    def test_domains_of_ingredients_are_by_weight_and_none_for_those_that_are_not_seen(self, catalogue):
+        light, heavy = add(catalogue, "acme/a", domain="light"), add(catalogue, "acme/b", domain="heavy")
+        theirs = add(catalogue, "other/c", domain="theirs")
+        weights = {light.digest: "0.1", heavy.digest: "0.6", theirs.digest: "0.3"}
+        parts = tuple(RecipeIngredient(digest=digest, weight=weights[digest]) for digest in sorted(weights))
+        recipe = Recipe(base_fingerprint=BASE, ingredients=parts)
+        cook(catalogue, "acme/s", recipe)
+        domains = catalogue.soups.ingredient_domains
+        assert domains({recipe.digest}, ("acme",)) == {recipe.digest: ["heavy", None, "light"]}
+        assert domains({recipe.digest}, None) == {recipe.digest: ["heavy", "theirs", "light"]}
+        assert domains({sha256_digest(b"?")}, None) == {}
+
     def test_retired_soups_are_no_children(self, catalogue):
         a = add(catalogue, "acme/a")
         rows = [cook(catalogue, f"acme/{name}", recipe_of(a.digest)) for name in "st"]

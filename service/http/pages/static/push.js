@@ -32,7 +32,7 @@ for (const form of document.querySelectorAll("[data-push]")) {
 
   // The reason why a folder cannot be pushed, empty if it can.
   const reasonAgainst = (all) => {
-    if (!files.has("adapter_config.json")) return "The folder has no adapter_config.json: it is not an adapter's.";
+    if (!files.has("adapter_config.json")) return "The folder has no adapter_config.json: it is not an adapter folder.";
     if (!files.has("adapter_model.safetensors")) {
       const pickle = [...all.keys()].find((name) => /\.(bin|pt|pth|ckpt|pkl)$/.test(name));
       return `The folder has no adapter_model.safetensors${pickle ? `: ${pickle} is a pickle, save it as safetensors first` : ""}.`;
@@ -166,7 +166,7 @@ for (const form of document.querySelectorAll("[data-push]")) {
     };
     for (const name of large) fields.set(name, await upload(name, files.get(name), showProgress));
     for (const name of texts) if (files.has(name)) fields.set(name, await files.get(name).text());
-    status.textContent = "Everything is sent; it is looked at.";
+    status.textContent = "All files are sent. The server checks them.";
     return ask(form.getAttribute("action"), { method: "POST", body: fields });
   };
 
@@ -183,7 +183,7 @@ for (const form of document.querySelectorAll("[data-push]")) {
       link.focus();
     } catch (error) {
       status.textContent = "";
-      if (sending.signal.aborted) status.textContent = "Stopped. What is sent is kept for a while: push again to go on.";
+      if (sending.signal.aborted) status.textContent = "Stopped. Push again to resume: the server keeps the sent parts for a while.";
       else if (error instanceof Refused) fail(error.message);
       else if (error instanceof TypeError) fail("The server cannot be reached, or is full: push again to go on where it ended.");
       else fail("A file could not be read: choose the folder again.");

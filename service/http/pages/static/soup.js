@@ -135,9 +135,9 @@ for (const form of document.querySelectorAll("[data-ask]")) {
     problem.hidden = false;
   };
 
-  const endings = { stop: "it came to an end", length: "cut at the most it may write" };
+  const endings = { stop: "finished", length: "reached the maximum" };
   const end = (reply, state) => {
-    reply.querySelector("[data-end]").textContent = `${state.count} tokens; ${endings[state.end] ?? "stopped"}`;
+    reply.querySelector("[data-end]").textContent = `${state.count} tokens, ${endings[state.end] ?? "stopped"}`;
     reply.querySelector("[data-table]").hidden = state.count === 0;
   };
 
@@ -161,7 +161,7 @@ for (const form of document.querySelectorAll("[data-ask]")) {
         for (const choice of message.choices) add(reply, choice, state);
       }
     }
-    if (!complete) return fail(reply, "The answer broke off. Ask again.");
+    if (!complete) return fail(reply, "The answer is incomplete. Ask again.");
     end(reply, state);
     return state.text;
   };

@@ -68,7 +68,7 @@ def test_what_a_search_finds_is_counted_and_no_more_than_the_key_sees(browser: S
     assert "secret" not in page
     assert 'href="/models/edit?tag=draft"' in browser.page("/models?tag=draft")
     assert "/models/edit?" not in browser.page("/models")  # not all that there is by a slip
-    assert "Nothing that this key sees matches" in browser.page("/models/edit?tag=none")
+    assert "No model matches" in browser.page("/models/edit?tag=none")
 
 
 def test_tags_are_changed_and_all_else_of_the_cards_stays(stocked: World, browser: Signed) -> None:

@@ -136,7 +136,7 @@ def test_cooking_by_a_dropped_file_and_looking_at_what_comes_of_it(page: Page, s
     page.click(".cook button")
     page.until("location.pathname.startsWith('/jobs/job-')")
     page.until("document.querySelector('.state.succeeded, .state.failed') !== null")  # without a hand on it
-    assert "The answer" in page.text("main"), page.text("main")
+    assert "Result" in page.text("main"), page.text("main")
     job = stocked.world.client.get(f"/v1{page.path}").json()
     assert (job["state"], page.text(".state")) == ("succeeded", "✓ succeeded")
     assert job["result"]["reason"] in page.text(".answer")
@@ -182,7 +182,7 @@ def test_a_text_to_cook_outlives_the_session_of_its_key_alone(chrome: Browser, s
         assert page.evaluate(sample) == text
         others = "[document.querySelector('#name').value, document.querySelector('#effort-instant').checked]"
         assert page.evaluate(others) == ["acme/kept", True]
-        assert "It may not have been cooked" in page.text("[data-kept]")
+        assert "Your text is still here" in page.text("[data-kept]")
         assert findings(page) == []
         page.click(".cook button")
         ended = "!document.querySelector('[data-follow]')"  # before, the page loads itself again at any moment

@@ -38,7 +38,7 @@ def test_what_is_missing_is_counted_and_evaluated_by_a_button(stocked: World, br
     before = browser.get("/matrix.json").json()
     assert (before["pairs"], before["missing"]) == (4, 4)
     page = read(browser.page("/matrix"))
-    assert "Nothing is evaluated yet that this key sees." in page
+    assert "No evaluations yet." in page
     assert "4 of 4 pairs" in page
     evaluated(stocked, browser)
     found = browser.get("/matrix.json").json()
@@ -96,7 +96,7 @@ def test_what_is_too_large_to_be_drawn_looked_at_or_counted_is_said_and_the_csv_
     monkeypatch.setattr(matrix, "LARGEST_POOL", 1)
     found = browser.get("/matrix.json").json()
     assert (found["pairs"], found["missing"]) == (None, None)
-    assert "What is missing" not in read(browser.page("/matrix"))
+    assert "Missing evaluations" not in read(browser.page("/matrix"))
 
 
 def test_an_adapter_is_outlined_on_its_own_sample_where_another_has_the_same(stocked: World) -> None:

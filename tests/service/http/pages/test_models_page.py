@@ -65,7 +65,7 @@ def test_filters_are_the_apis(browser: Signed, query: str, found: list[str]) -> 
     assert refs(browser, f"/models.json?{query}") == found
     page = browser.page(f"/models?{query}")
     assert re.findall(r'href="/models/([^"?]+)"', page) == found
-    assert ("No model that this key sees matches" in page) == (not found)
+    assert ("No model matches" in page) == (not found)
 
 
 def test_a_filter_is_kept_in_the_form_and_on_the_next_page(browser: Signed) -> None:
@@ -85,7 +85,7 @@ def test_what_cannot_be_asked_for_is_said_on_a_page(browser: Signed, query: str)
     answer = browser.get(f"/models?{query}")
     assert answer.status_code == 400
     assert answer.headers["content-type"].startswith("text/html")
-    assert "This was not done" in answer.text
+    assert "This did not work" in answer.text
     twin = browser.get(f"/models.json?{query}")
     assert (twin.status_code, twin.json()["error"]["type"]) == (400, "invalid_request_error")
 
@@ -142,6 +142,31 @@ def test_the_api_takes_no_cookie(browser: Signed) -> None:
 def test_the_gains_of_a_soup_are_in_its_row(browser: Signed) -> None:
     (found,) = browser.get("/models.json?kind=soup").json()["data"]
     assert found["gains"] == pytest.approx([1 - math.exp(0.01), 1 - math.exp(-0.05)])
-    page = browser.page("/models?kind=soup")
-    assert "4.9 % lower perplexity" in read(page)
+    assert "4.9 % lower perplexity" in read(browser.page("/models?kind=soup"))
     assert browser.get("/models.json?kind=adapter").json()["data"][0]["gains"] == []
+
+
+def test_a_soup_shows_the_domains_of_its_ingredients_and_not_its_own(browser: Signed) -> None:
+    rows = {one["adapter"]["ref"]: one["ingredients"] for one in browser.get("/models.json").json()["data"]}
+    assert sorted(rows["acme/mix@1"]) == ["law", "recipes"]
+    assert rows["acme/law@1"] == []
+    assert re.search("Made of (law \\+ recipes|recipes \\+ law)", read(browser.page("/models?kind=soup")))
+
+
+def test_domains_of_a_namespace_that_the_key_does_not_see_are_left_out(stocked: World) -> None:
+    cook_soup(stocked, "open/mix", {"other/secret": 1, "acme/food": 1})
+    (row,) = Signed(stocked, stocked.key(["read"], ["acme", "open"])).get("/models.json?namespace=open").json()["data"]
+    assert row["ingredients"] == ["recipes"]
+
+
+def test_the_best_soup_is_shown_first_but_not_in_a_search(browser: Signed) -> None:
+    assert "Best soup acme/mix@1 has 4.9 % lower perplexity" in read(browser.page("/models"))
+    assert "Best soup" not in browser.page("/models?q=mix")
+
+
+def test_a_first_visit_says_what_to_do(stocked: World) -> None:
+    said = read(Signed(stocked, stocked.key(["read", "write", "infer"], ["fresh"])).page("/models"))
+    assert "soup push adapters/* --namespace fresh --wait" in said
+    assert "Search" not in said
+    looks = read(Signed(stocked, stocked.key(["read"], ["fresh"])).page("/models"))
+    assert "you need a key with scope write" in looks

@@ -10,10 +10,11 @@ from html import unescape
 
 import pytest
 
+from plots.results import perplexity_changes
 from registry.spec import Recipe, RecipeIngredient
 from service.http.pages.downloads import csv_response
 from service.http.pages.report import (
-    MAX_SEGMENTS,
+    MAX_CELLS,
     CookReport,
     measured_differences,
     names_by_digest,
@@ -52,20 +53,20 @@ def drawn(one: CookReport) -> str:
 
 def test_an_answer_is_said_in_words_and_numbers() -> None:
     said = read(drawn(report()))
-    assert "A soup of 2 adapters , acme/mix@1" in said
-    lower = f"{100 * (1 - math.exp(-0.03)):.1f} % lower"
-    assert f"It has {lower} perplexity than the base model on 6 held-out passages" in said
-    assert "(−0.030 mean NLL per token, 90 % interval −0.040 to −0.020)" in said
-    assert "the best of 2 soups has to be 2.20 standard errors below the base; this one is 6.00 below" in said
+    lower, least, most = (f"{100 * (1 - math.exp(-difference)):.1f} %" for difference in (0.03, 0.02, 0.04))
+    assert f"acme/mix@1 , a soup of 2 adapters, has {lower} lower perplexity than the base model" in said
+    assert f"(90 % interval: −{most} to −{least})" in said
+    assert "Measured on 6 held-out passages of the sample, which had no part in choosing." in said
+    assert "The best of 2 soups is accepted if it is 2.20 standard errors below the base model." in said
+    assert "This soup is 6.00 standard errors below." in said
 
 
 def test_an_abstention_is_as_readable() -> None:
     said = read(drawn(report(difference=0.004, abstained=True)))
-    assert "The base model , base/tiny : nothing that was tried is known to do better. Because." in said
-    assert "What was tried had 0.4 % higher perplexity than the base model on 6 held-out passages" in said
-    assert "Is it better than doing nothing?" in said
+    assert "Use the base model , base/tiny : no candidate is known to do better on text like the sample." in said
+    assert "The best candidate has 0.4 % higher perplexity than the base model" in said
     assert "Adapters that were weighed" in said
-    assert "What is in it" not in said
+    assert "Ingredients" not in said
 
 
 def test_what_was_taken_is_not_said_to_be_left_out() -> None:
@@ -79,8 +80,22 @@ def test_weights_by_layer_are_what_is_added_there() -> None:
     (table,) = [one for one in report_tables(report()) if one.name == "layers"]
     assert [column.name for column in table.columns] == ["Site", "acme/law@1", "acme/food@1"]
     assert table.rows[0] == ("layers.0.ffn", 0.4, 0.05)
-    assert report_context(report())["plots"] == ["differences", "layers"]
-    assert report_context(report(sites=MAX_SEGMENTS))["plots"] == ["differences"]  # the table has them
+    assert report_context(report())["plots"] == ["gains", "layers"]
+    assert report_context(report(sites=MAX_CELLS))["plots"] == ["gains"]  # the table has them
+
+
+def test_layers_are_in_their_order_and_not_in_that_of_their_text() -> None:
+    (table,) = [one for one in report_tables(report(sites=12)) if one.name == "layers"]
+    assert [row[0] for row in table.rows] == [f"layers.{number}.ffn" for number in range(12)]
+
+
+def test_the_first_picture_has_the_model_the_best_adapter_the_control_and_the_base() -> None:
+    found = evidence()
+    rows = perplexity_changes(found.search, found.verification, abstained=False)
+    labels = ["This model", "Best adapter: acme/law@1", "Random adapters (control)", "Base model"]
+    assert [row.label for row in rows] == labels
+    assert rows[0].value == pytest.approx(100 * (math.exp(-0.03) - 1))
+    assert rows[0].text == "-3.0% (-3.9 to -2.0)"
 
 
 def test_intervals_reach_as_far_as_a_verification_of_as_many_passages() -> None:
@@ -88,8 +103,8 @@ def test_intervals_reach_as_far_as_a_verification_of_as_many_passages() -> None:
     rows = {one.label: one for one in measured_differences(report())}
     assert rows["The soup as selected"].high - rows["The soup as selected"].value == pytest.approx(2 * 0.005)
     assert [one.label for one in rows.values() if one.chosen] == ["The weighed soup"]
-    assert "Adapters of noise (control)" in rows
-    assert rows["acme/law@1, by itself"].value == -0.02
+    assert "Random adapters (control)" in rows
+    assert rows["Best adapter: acme/law@1"].value == -0.02
 
 
 def test_nothing_in_a_report_is_markup_or_a_formula() -> None:
@@ -118,7 +133,7 @@ def stocked(world: World) -> World:
 def test_a_stored_soup_has_a_report_for_each_time_it_was_the_answer(browser: Signed) -> None:
     newest = browser.get("/soups/acme/mix@1.json").json()
     assert newest["object"] == "soup_report"
-    count = int(re.search(r"the answer (\d) times", read(browser.page("/soups/acme/mix@1")))[1])  # type: ignore[index]
+    count = int(re.search(r"of (\d) cooks", read(browser.page("/soups/acme/mix@1")))[1])  # type: ignore[index]
     assert browser.get(f"/soups/acme/mix@1.json?evidence={count}").json() == newest
     second = browser.get("/soups/acme/mix@1.json?evidence=2").json()
     assert second["evidence"]["verification"]["passages"] == 6
@@ -145,9 +160,10 @@ def test_every_table_is_a_csv_and_the_plot_has_a_mark_for_each_row(browser: Sign
         rows = list(csv.reader(io.StringIO(answer.text)))
         assert len(rows) > 1
         assert len({len(row) for row in rows}) == 1
-    (differences,) = browser.plots(page)
+    (gains,) = browser.plots(page)
+    assert {"This model", "Base model"} <= gains
     rows = list(csv.DictReader(io.StringIO(browser.get("/soups/acme/mix@1/differences.csv?evidence=2").text)))
-    assert {row["What was tried"] for row in rows} <= differences
+    assert "The weighed soup" in {row["Candidate"] for row in rows}
     missing = browser.get("/soups/acme/mix@1/nothing.csv")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
 

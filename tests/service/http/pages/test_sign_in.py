@@ -191,7 +191,7 @@ def test_forms_of_other_sites_are_refused(world: World, reader: str) -> None:
         headers = {"content-type": "application/x-www-form-urlencoded", **headers}
         answer = browser.client.post("/sign-in/out", data=fields, headers=headers)
         assert answer.status_code == 403, kind
-        assert "This was not done" in answer.text
+        assert "This did not work" in answer.text
     ours = {"sec-fetch-site": "same-origin", "origin": "http://testserver"}
     assert browser.client.post("/sign-in/out", data={"form": token}, headers=ours).status_code == 303
 

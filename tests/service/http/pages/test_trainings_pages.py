@@ -119,9 +119,9 @@ def queue_training(world: World, *, name: str = "acme/none", reach: tuple[str, .
 
 def test_of_a_training_that_failed_there_is_nothing_to_draw(stocked: World, browser: Signed) -> None:
     id = queue_training(stocked)
-    assert "It is drawn once there are losses" in browser.page(f"/trainings/{id}")
+    assert "The plot appears with the first losses" in browser.page(f"/trainings/{id}")
     stocked.client.post(f"/v1/jobs/{id}/cancel")
-    assert "No adapter came of it" in browser.page(f"/trainings/{id}")
+    assert "ended without an adapter" in browser.page(f"/trainings/{id}")
     assert browser.get(f"/trainings/{id}/losses.csv").status_code == 404
     id = queue_training(stocked, reach=("acme", "other"))
     assert "acme/none" not in browser.page(f"/trainings/{id}")
@@ -175,10 +175,10 @@ def test_a_live_adapter_without_a_record_is_not_said_to_be_gone(stocked: World, 
     stocked.client.post(f"/v1/jobs/{id}/cancel")
     set_job(stocked, id, result='{"adapter": "acme/law@1"}')
     page = read(browser.page(f"/trainings/{id}"))
-    assert "pushed without a record of its training" in page
-    assert "is gone" not in page
+    assert "pushed without a training record" in page
+    assert "were removed" not in page
     stocked.client.delete("/v1/adapters/acme/law@1")
-    assert "The adapter is gone" in read(browser.page(f"/trainings/{id}"))
+    assert "The adapter and its training record were removed" in read(browser.page(f"/trainings/{id}"))
     stocked.client.post("/v1/adapters/acme/law@1/restore")
 
 
@@ -237,7 +237,7 @@ def test_a_selector_shows_its_pool_its_measurements_and_who_was_chosen_with_it(
     assert found["selector"] == there
     assert found["used_by"] == ["acme/chosen@1"]
     page = read(browser.page(f"/selectors/{fitted}"))
-    for said in ("Posterior selector", "held out accuracy", "acme, base tiny", "Serves its pool", "acme/chosen@1"):
+    for said in ("Posterior selector", "held out accuracy", "acme, base tiny", "In use", "acme/chosen@1"):
         assert said in page
     rows = list(csv.DictReader(browser.get(f"/selectors/{fitted}/members.csv").text.splitlines()))
     assert [row["Adapter"] for row in rows] == [one["ref"] for one in there["members"]]
