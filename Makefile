@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FLOORS := adaptersoup:95 plots:95 registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser test test-long test-databases test-interop coverage quick soak check format serve demo main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup screenshots openapi clean
+.PHONY: help setup browser test test-long test-databases test-interop coverage quick soak check format serve demo main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup screenshots docs openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -174,6 +174,9 @@ reproduce-adaptersoup: $(VENV)/.dev $(SMOLLM2)  ## every effort beside the paper
 
 screenshots: $(VENV)/.dev  ## take the pictures of the pages that are in the documentation (needs chromium; some minutes)
 	SCREENSHOTS=docs/how-to/pictures OMP_NUM_THREADS=1 $(RUN) -m pytest tests/service/http/pages/test_screenshots.py
+
+docs: $(VENV)/.dev  ## write the documentation with a search into site/
+	$(RUN) -m docs.site
 
 openapi: $(VENV)/.dev  ## regenerate the synchronous clients, docs/reference/openapi.json and the API reference
 	$(RUN) -m docs.sync_clients

@@ -19,6 +19,7 @@ from registry.base_model import LoadedBase, load_base
 from registry.catalogue import Database
 from registry.spec import BaseEntry
 from tests import order, quick
+from tests.browser import Browser, chromium
 from tests.object_store import ObjectStore, object_store_server
 from tests.postgres import EVERY, KINDS, Databases, Postgres, postgres_server
 from tests.temporary import keep_in_memory
@@ -127,6 +128,18 @@ def object_store() -> Iterator[ObjectStore]:
     """The S3 server of this test process, started by the first test that asks for it."""
     with object_store_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """Chromium, whose pages have cookies and a cache of their own. Without it the test is skipped, and fails in CI."""
+    program = chromium()
+    if program is None:
+        why = "There is no chromium, which looks at the pages: `make browser` installs it where that is possible."
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+    browser = Browser(program, tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture(scope="session")

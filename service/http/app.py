@@ -96,7 +96,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     for routes in ROUTES:
         app.include_router(routes.router)
     speaking = (base_id for base_id, base in runtime.bases.items() if base.entry.kind == "causal")
-    docs_page.install(app, base=next(speaking, examples.BASE))
+    docs_page.install(app, base=next(speaking, examples.BASE), manual=settings.manual)
     browser_auth = None if settings.role == "worker" else site.install_pages(app, runtime)
     problems.install(app)
     if browser_auth is not None:

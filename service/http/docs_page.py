@@ -1,4 +1,4 @@
-"""`/docs`: the interactive API reference, offline and under a strict Content-Security-Policy.
+"""`/docs`: the interactive API reference, and `/manual`: the documentation; offline, under a strict policy.
 
 Its scripts are Swagger UI, vendored in `swagger/`, and one static file of ours; nothing is inline and nothing is
 fetched from elsewhere. It reads `/openapi.json`, as programs do. `http.examples` puts the examples into that document;
@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.requests import Request
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
+from registry.errors import InvalidParameter
 from service.http import examples
 
 CSP = (
@@ -53,12 +55,28 @@ window.ui = SwaggerUIBundle({
   layout: "BaseLayout",
 });
 """
+MANUAL = "/docs/manual"
+"""The path of the documentation: `/manual/...` could be the path of a model in a namespace of this name."""
 FILES = Path(__file__).with_name("swagger")
 """Swagger UI 5 as published; VENDORED.json has its source and the sha256 of each file."""
 
 
-def install(app: FastAPI, *, base: str) -> None:
-    """Add /docs, /openapi.json and /static to `app`, with examples for base model `base`; `auth` guards them."""
+class Manual(StaticFiles):
+    """The files of the documentation that `make docs` wrote."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        """A file, under the policy of `/docs`."""
+        response = await super().get_response(path, scope)
+        response.headers["content-security-policy"] = CSP
+        return response
+
+
+def install(app: FastAPI, *, base: str, manual: Path | None) -> None:
+    """Add /docs, /openapi.json and /static to `app`, with examples for base model `base`; `auth` guards them.
+
+    With a folder `manual` also adds /docs/manual, to which /manual redirects; raises InvalidParameter if the folder has
+    no documentation.
+    """
     app.openapi = partial(openapi_document, app, base)  # type: ignore[method-assign]
 
     async def page(_: Request) -> Response:
@@ -67,6 +85,9 @@ def install(app: FastAPI, *, base: str) -> None:
     async def script(_: Request) -> Response:
         return Response(SCRIPT, media_type="text/javascript")
 
+    async def to_manual(_: Request) -> Response:
+        return RedirectResponse(f"{MANUAL}/")
+
     async def document(_: Request) -> Response:
         return JSONResponse(app.openapi())
 
@@ -74,6 +95,11 @@ def install(app: FastAPI, *, base: str) -> None:
     app.add_route("/openapi.json", document, include_in_schema=False)
     app.add_route("/static/docs.js", script, include_in_schema=False)
     app.mount("/static/swagger", StaticFiles(directory=FILES), name="swagger")
+    if manual is not None:
+        if not (manual / "index.html").is_file():
+            raise InvalidParameter(f"{manual} (SOUP_MANUAL) has no index.html: `make docs` writes one.", param="manual")
+        app.mount(MANUAL, Manual(directory=manual, html=True), name="manual")
+        app.add_route("/manual", to_manual, include_in_schema=False)
 
 
 def openapi_document(app: FastAPI, base: str) -> dict[str, Any]:

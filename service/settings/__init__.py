@@ -106,7 +106,8 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins whose pages may call /v1 from a browser, with a key, separated by commas; * is any."
     )
-    docs_public: bool = Field(True, description="/docs and /openapi.json answer without a key.")
+    docs_public: bool = Field(True, description="/docs, /openapi.json and /manual answer without a key.")
+    manual: Path | None = Field(None, description="Folder of the documentation (`make docs`) to serve at /manual.")
     metrics_public: bool = Field(
         False, description="/metrics answers without a key; otherwise it needs scope admin, for all namespaces."
     )

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 from starlette.datastructures import Headers
 
+from registry.errors import InvalidParameter
+from service.http import docs_page
 from service.http.security.auth import check_local
 from tests.service.answers import refusal
 from tests.service.http.pages.signed import Signed
@@ -41,6 +44,29 @@ def test_the_page_loads_everything_from_here_and_runs_nothing_inline(world: Worl
         assert world.client.get(link, headers={"authorization": ""}).status_code == 200, link
     assert re.findall(r"<script(?![^>]*\bsrc=)", page.text) == []
     assert re.findall(r"\son\w+=|\bstyle=|javascript:", page.text) == []
+
+
+def test_the_documentation_is_served_without_a_key_if_a_setting_names_its_folder(
+    tiny_base_dir: Path, tmp_path: Path
+) -> None:
+    bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
+    (tmp_path / "site" / "docs").mkdir(parents=True)
+    (tmp_path / "site" / "index.html").write_text("<h1>AdapterSoup</h1>")
+    (tmp_path / "site" / "docs" / "a.html").write_text("<p>A page.</p>")
+    for world in open_world(tmp_path / "data", bases, manual=tmp_path / "site", preload=False):
+        pages = [
+            world.client.get(path, headers={"authorization": ""}) for path in ("/manual", "/docs/manual/docs/a.html")
+        ]
+        assert [page.text for page in pages] == ["<h1>AdapterSoup</h1>", "<p>A page.</p>"]
+        assert all("default-src 'none'" in page.headers["content-security-policy"] for page in pages)
+        assert world.client.get("/docs/manual/%2e%2e/data/admin.key").status_code == 404
+        assert world.client.get("/docs/manual/missing.html").status_code == 404
+        assert world.client.get("/manual/law/resolve/main/a", headers={"authorization": ""}).status_code == 401
+
+
+def test_a_folder_without_documentation_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match=r"\(SOUP_MANUAL\) has no index.html: `make docs` writes one."):
+        docs_page.install(FastAPI(), base="tiny", manual=tmp_path)
 
 
 def test_the_pages_script_reads_our_document(world: World) -> None:
