@@ -49,6 +49,16 @@ def check_open(client: httpx2.Client | httpx2.AsyncClient) -> None:
         raise Unavailable("This client is closed: make another one.")
 
 
+def architecture_of(base: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The architecture in a server's answer for a base model; raises Unavailable for an older server's."""
+    architecture: Mapping[str, Any] | None = base.get("architecture")
+    if architecture is None:
+        raise Unavailable(
+            f"The server does not say how {base['id']!r} is built, as servers of this version do: update it."
+        )
+    return architecture
+
+
 @contextmanager
 def translated(base_url: str) -> Iterator[None]:
     """Raise errors of the transport as Unavailable, in a sentence that says what to do."""

@@ -1,6 +1,6 @@
 """Settings of the server and of the command line, read from the environment.
 
-`adaptersoup.client.vllm_settings` adds those of vLLM's plugin, and `registry.tasks.ray_connection` reads Ray's own
+`adaptersoup.vllm.settings` adds those of vLLM's plugin, and `registry.tasks.ray_connection` reads Ray's own
 variables; no other module of the installed packages reads the environment. Settings are values: nothing is opened or
 created here. `places` has folders, bucket and Ray, `sizes` the most that a request may hold, `quotas` what keys and
 namespaces may use and how long things are kept; the rest is here. Names in the environment carry the prefix SOUP_

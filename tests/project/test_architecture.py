@@ -281,6 +281,7 @@ LAYER_CANARIES: list[tuple[str, dict[str, str]]] = [
     ("inside the command line", {"adaptersoup/cli/verbs/canary.py": "from adaptersoup.cli import app"}),
     ("no verb imports another", {"adaptersoup/cli/verbs/canary.py": "from adaptersoup.cli.verbs import cook"}),
     ("inside the client", {"adaptersoup/client/canary.py": "from adaptersoup.client import waiting"}),
+    ("inside vLLM's plugin", {"adaptersoup/vllm/canary.py": "from adaptersoup.vllm import plugin"}),
     ("inside http", {"service/http/answers/canary.py": "from service.http.routes import chat"}),
     ("inside http's security", {"service/http/security/refusals.py": "from service.http.security import auth"}),
     ("inside the pages", {"service/http/pages/canary.py": ""}),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from adaptersoup.cli.app import VERBS, command_of
-from adaptersoup.client.vllm_settings import VllmSettings
+from adaptersoup.vllm.settings import VllmSettings
 from docs import figures, generate, man_page
 from service.settings import Settings
 

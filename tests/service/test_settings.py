@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
 from adaptersoup.cli.setting_flags import settings_of
-from adaptersoup.client.vllm_settings import VllmSettings
+from adaptersoup.vllm.settings import VllmSettings
 from registry.errors import InvalidParameter
 from service.settings import ClientSettings, Settings
 from tests.repository import REPOSITORY

@@ -1,6 +1,7 @@
 """`soup export`: writes an adapter or soup as a directory that another program loads.
 
-All programs load PEFT's files, except llama.cpp, whose file depends on the base model's architecture.
+All programs load PEFT's files, except llama.cpp, whose file depends on the base model's architecture. vLLM loads
+bottlenecks too, as LoRAs on layers that the plugin adds.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import typer
 
 from adaptersoup.cli.output import progress_bar
 from adaptersoup.cli.remote import RefArgument, Remote, verb
+from adaptersoup.client.answers import architecture_of
 from adaptersoup.client.transfer import pull_folder
 from registry.errors import Incompatible, Unavailable
 from registry.formats import CARD_FILE, CONFIG_FILE, GGUF_FILE, WEIGHTS_FILE, AdapterDirectory, check_place, place_files
 from registry.formats.directory import config_json
 from registry.formats.peft.writing import is_peft_config
-from registry.spec import LoraConfig
+from registry.spec import AdapterConfig, BottleneckConfig, LoraConfig
 
 
 @verb
@@ -31,7 +33,7 @@ def export(
     ref: RefArgument,
     directory: Annotated[Path, typer.Argument(help="Directory to write.", metavar="DIR")],
     peft: Annotated[bool, typer.Option("--peft", help="For PEFT: LoRAs and prefixes.")] = False,
-    vllm: Annotated[bool, typer.Option("--vllm", help="For vLLM: LoRAs.")] = False,
+    vllm: Annotated[bool, typer.Option("--vllm", help="For vLLM: LoRAs and bottlenecks.")] = False,
     lorax: Annotated[bool, typer.Option("--lorax", help="For LoRAX: LoRAs.")] = False,
     llamacpp: Annotated[bool, typer.Option("--llamacpp", help="For llama.cpp: LoRAs, as a GGUF file.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the contents of DIR.")] = False,
@@ -39,8 +41,9 @@ def export(
     """Write an adapter for another program.
 
     Prints the command that loads the directory. For vLLM and LoRAX, all modules of a LoRA get one rank and one scale:
-    ranks are padded with zeros, and scales go into the weights, in fp32. For llama.cpp it becomes a GGUF file in fp32;
-    the base model must be of the families llama, mistral, qwen2, qwen3 or gpt2.
+    ranks are padded with zeros, and scales go into the weights, in fp32. For vLLM with the plugin (adaptersoup[vllm])
+    bottlenecks become LoRAs. For llama.cpp a LoRA becomes a GGUF file in fp32; the base model must be of the families
+    llama, mistral, qwen2, qwen3 or gpt2.
 
     \b
     Examples:
@@ -68,6 +71,11 @@ Program = Literal["peft", "vllm", "lorax", "llamacpp"]
 NAMES: dict[Program, str] = {"peft": "PEFT", "vllm": "vLLM", "lorax": "LoRAX", "llamacpp": "llama.cpp"}
 ENGINES: frozenset[Program] = frozenset({"vllm", "lorax"})
 """Programs that load only LoRAs with one rank and one scale for all modules."""
+LOADS: dict[Program, str] = {
+    "peft": "LoRAs and prefixes that are not pruned",
+    "vllm": "bottlenecks, and LoRAs that are not pruned",
+}
+"""What a program loads, where it is more than LoRAs."""
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's `--max-lora-rank`; it refuses larger LoRAs."""
 
@@ -93,8 +101,11 @@ def exported(
 
     Raises Incompatible if the program cannot load the adapter.
     """
+    if program == "vllm" and isinstance(folder.config, BottleneckConfig):
+        _check_rank(folder.config, program)
+        return _bottleneck(folder, folder.config, base_model(str(folder.base_model)))
     if not is_peft_config(folder.config) or (program != "peft" and not isinstance(folder.config, LoraConfig)):
-        loads = "LoRAs and prefixes that are not pruned" if program == "peft" else "LoRAs that are not pruned"
+        loads = LOADS.get(program, "LoRAs that are not pruned")
         raise Incompatible(f"{NAMES[program]} loads {loads}, and this adapter is of the kind {folder.config.method!r}.")
     if isinstance(folder.config, LoraConfig) and program in ENGINES:
         _check_rank(folder.config, program)
@@ -108,10 +119,9 @@ def command_line(folder: AdapterDirectory, program: Program, path: str, name: st
     """The command, or expression, that loads the exported directory `path`; vLLM serves it as `name`."""
     base = folder.recorded_base or folder.base_model or "BASE"
     if program == "vllm":
-        assert isinstance(folder.config, LoraConfig)
         max_rank = next(rank for rank in VLLM_RANKS if rank >= largest_rank(folder.config))
         served = f"--enable-lora --max-lora-rank {max_rank} --lora-modules {shlex.quote(f'{name}={path}')}"
-        return f"vllm serve {shlex.quote(base)} {served}"
+        return f"{_plugin(folder.config)}vllm serve {shlex.quote(base)} {served}"
     if program == "llamacpp":
         return f"llama-server --model BASE.gguf --lora {shlex.quote(f'{path}/{GGUF_FILE}')} over {base}"
     if program == "lorax":
@@ -119,12 +129,21 @@ def command_line(folder: AdapterDirectory, program: Program, path: str, name: st
     return f'PeftModel.from_pretrained(model, "{path}") over {base}'
 
 
-def largest_rank(config: LoraConfig) -> int:
-    """The largest rank among the modules of a LoRA."""
-    return max(module.rank for module in config.modules().values())
+def _plugin(config: AdapterConfig) -> str:
+    """The variables of the plugin in a command line, which only bottlenecks need."""
+    if not isinstance(config, BottleneckConfig):
+        return ""
+    from registry.adapters.bottleneck_lora import kind_of
+
+    return f"VLLM_PLUGINS=adaptersoup SOUP_VLLM_BOTTLENECKS={kind_of(config).name} "
 
 
-def _check_rank(config: LoraConfig, program: Program) -> None:
+def largest_rank(config: AdapterConfig) -> int:
+    """The largest rank among the modules of a LoRA, or of a bottleneck as a LoRA."""
+    return config.width + 1 if isinstance(config, BottleneckConfig) else config.width
+
+
+def _check_rank(config: AdapterConfig, program: Program) -> None:
     rank = largest_rank(config)
     if program == "vllm" and rank > VLLM_RANKS[-1]:
         raise Incompatible(
@@ -146,24 +165,33 @@ def _for_engine(folder: AdapterDirectory, config: LoraConfig) -> dict[str, bytes
     return _files(folder, changes) | {WEIGHTS_FILE: save_tensors(tensors)}
 
 
+def _bottleneck(folder: AdapterDirectory, config: BottleneckConfig, base: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files for vLLM, whose layers of zeros depend on the base model's family."""
+    from adaptersoup.vllm.lora_files import lora_files
+
+    model_type = _architecture(folder, base)["model_type"]
+    return lora_files(config, folder.weights.read_bytes(), model_type) | _card(folder)
+
+
 def _gguf(folder: AdapterDirectory, config: LoraConfig, base: Mapping[str, Any], name: str) -> dict[str, bytes]:
     """The files for llama.cpp, whose order of rows and names of tensors depend on the base model's architecture."""
     from registry.adapters.lora_gguf import GgufBase, gguf_file
     from registry.adapters.weights import load_tensors
 
+    architecture = _architecture(folder, base)
+    gguf_base = GgufBase(architecture["model_type"], layers=architecture["layers"], head=architecture["head_size"])
+    file = gguf_file(config, load_tensors(folder.weights.read_bytes()), gguf_base, name=name)
+    return {GGUF_FILE: file, **_card(folder)}
+
+
+def _architecture(folder: AdapterDirectory, base: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The base model's architecture; raises Incompatible for another base model than the adapter's."""
     if base["fingerprint"] != folder.base_fingerprint:
         raise Incompatible(
             f"This adapter is of a base model with the fingerprint {folder.base_fingerprint}, and "
             f"{folder.base_model!r} has {base['fingerprint']} now."
         )
-    architecture = base.get("architecture")
-    if architecture is None:
-        raise Unavailable(
-            f"The server does not say how {folder.base_model!r} is built, as servers of this version do: update it."
-        )
-    gguf_base = GgufBase(architecture["model_type"], layers=architecture["layers"], head=architecture["head_size"])
-    file = gguf_file(config, load_tensors(folder.weights.read_bytes()), gguf_base, name=name)
-    return {GGUF_FILE: file, **_card(folder)}
+    return architecture_of(base)
 
 
 def _files(folder: AdapterDirectory, changes: dict[str, Any]) -> dict[str, bytes]:

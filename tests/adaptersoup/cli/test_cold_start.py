@@ -27,7 +27,6 @@ MODULES = (
     "adaptersoup",
     "adaptersoup.synchronous.client",
     "adaptersoup.client.client",
-    "adaptersoup.client.lora_cache",
     "adaptersoup.client.transfer",
     "adaptersoup.cli.app",
     "service.settings",

@@ -16,18 +16,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from adaptersoup.cli.verbs.export import exported
+from adaptersoup.cli.verbs.export import command_line, exported
 from registry.adapters.lora_ranks import is_uniform, uniform
+from registry.adapters.weights import save_tensors
 from registry.base_model import load_base
 from registry.errors import Incompatible, Unavailable
-from registry.formats import read_directory
-from registry.spec import BaseEntry, LoraConfig
+from registry.formats import AdapterContents, AdapterDirectory, place_files, read_directory, write_directory
+from registry.spec import BaseEntry, BaseShape, BottleneckConfig, LoraConfig
 from tests.adaptersoup.cli.outcome import refused
+from tests.registry.random_adapters import drawn
 from tests.service.lora_pushes import lora_weights, push_lora
 from tests.service.servers import Soup, World
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 IDS = torch.tensor([[0, 30, 31, 32, 33]])
+LLAMA = {"id": "tiny", "fingerprint": "sha256:" + "1" * 64, "architecture": {"model_type": "llama"}}
+"""A server's answer for a base model."""
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +73,48 @@ def test_engines_get_one_rank_and_one_scale_that_compute_the_same(
     assert {one.shape[0] for key, one in tensors.items() if "lora_A" in key} == {config["r"]}
     assert (tmp_path / "lorax" / WEIGHTS).read_bytes() == (tmp_path / "vllm" / WEIGHTS).read_bytes()
     torch.testing.assert_close(logits(model, tmp_path / "vllm"), logits(model, tmp_path / "peft"), atol=1e-5, rtol=1e-5)
+
+
+def bottleneck_folder(folder: Path, **config: Any) -> AdapterDirectory:
+    """The directory of a bottleneck of a tiny Llama."""
+    fields = {"structure": "bapna_firat", "bottleneck": 9, "activation": "relu", **config}
+    bottleneck = BottleneckConfig.model_validate(fields)
+    shape = BaseShape(
+        fingerprint=LLAMA["fingerprint"], model_type="llama", hidden_size=8, num_layers=2, context=8, vocab_size=9
+    )
+    weights = save_tensors(drawn(bottleneck, shape))
+    write_directory(
+        folder,
+        AdapterContents(
+            config=bottleneck, weights=weights, domain="law", base_model="tiny", base_fingerprint=shape.fingerprint
+        ),
+    )
+    return read_directory(folder)
+
+
+def test_vllm_gets_a_bottleneck_as_a_lora(tmp_path: Path) -> None:
+    folder = bottleneck_folder(tmp_path / "stored")
+    files = exported(folder, "vllm", name="acme/law", base_model={"tiny": LLAMA}.__getitem__)
+    assert sorted(files) == ["README.md", CONFIG, WEIGHTS]
+    config = json.loads(files[CONFIG])
+    assert (config["peft_type"], config["r"], config["rank_pattern"]) == ("LORA", 10, {})
+    assert {one.rpartition(".")[2] for one in config["target_modules"]} == {
+        "bapna_firat_relu_down",
+        "bapna_firat_relu_up",
+    }
+    place_files(tmp_path / "out", files)
+    lora = read_directory(tmp_path / "out").config
+    assert isinstance(lora, LoraConfig)
+    assert command_line(folder, "vllm", "out", "law") == (
+        "VLLM_PLUGINS=adaptersoup SOUP_VLLM_BOTTLENECKS=bapna_firat_relu vllm serve tiny "
+        "--enable-lora --max-lora-rank 16 --lora-modules law=out"
+    )
+
+
+def test_a_bottleneck_wider_than_vllms_ranks_is_refused(tmp_path: Path) -> None:
+    folder = bottleneck_folder(tmp_path / "stored", bottleneck=512)
+    with pytest.raises(Incompatible, match="of rank 512 at most, and this one has rank 513: cook the soup"):
+        exported(folder, "vllm", name="acme/law", base_model={"tiny": LLAMA}.__getitem__)
 
 
 def test_what_it_says_of_loading(soup: Soup, stocked: World, tmp_path: Path) -> None:
@@ -135,7 +181,8 @@ def test_peft_gets_the_bytes_that_were_pushed(soup: Soup, stocked: World, tmp_pa
 @pytest.mark.parametrize(
     ("ref", "flags", "code", "says"),
     [
-        ("acme/pfeiffer", ["--vllm"], 3, "vLLM loads LoRAs that are not pruned, and this adapter is of the kind"),
+        ("acme/pfeiffer", ["--vllm"], 3, "and this one is of the family 'gpt2'"),
+        ("acme/pfeiffer", ["--lorax"], 3, "LoRAX loads LoRAs that are not pruned, and this adapter is of the kind"),
         ("acme/pfeiffer", ["--peft"], 3, "PEFT loads LoRAs and prefixes that are not pruned"),
         ("acme/pfeiffer", ["--llamacpp"], 3, "llama.cpp loads LoRAs that are not pruned, and this adapter"),
         ("acme/law", ["--peft", "--vllm"], 2, "Say for which program"),

@@ -1,21 +1,25 @@
-"""LoRAs of a real server in a folder for an engine beside it: by digest, whole, compared with what was meant."""
+"""Adapters of a real server in a folder for an engine beside it: by digest, whole, compared with what was meant."""
 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from adaptersoup.client.client import SoupClient
-from adaptersoup.client.lora_cache import LoraCache
+from adaptersoup.vllm.lora_cache import LoraCache
+from adaptersoup.vllm.lora_files import lora_files
 from registry.errors import DigestMismatch, Incompatible, SoupError, Unavailable
+from registry.spec import BaseEntry
 from tests.repository import REPOSITORY
 from tests.service.lora_pushes import lora_weights, push_lora
-from tests.service.servers import BASE_ID, Live
+from tests.service.servers import BASE_ID, CONFIG, Live, adapter_weights, open_live, open_world, write_bases
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -28,10 +32,26 @@ def law(live: Live) -> dict[str, str]:
     return {row["ref"]: row["digest"] for row in rows}
 
 
+@pytest.fixture(scope="module")
+def llama(base_entry: Callable[[str], BaseEntry], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A server with the bottleneck acme/plain of a tiny Llama."""
+    folder = tmp_path_factory.mktemp("llama")
+    bases = write_bases(folder / "bases.toml", {BASE_ID: Path(base_entry("llama").source)})
+    for world in open_world(folder / "data", bases):
+        world.push("acme/plain", seed=3)
+        yield from open_live(world)
+
+
 @pytest.fixture
 def cache(live: Live, law: dict[str, str], tmp_path: Path) -> Iterator[LoraCache]:
     with SoupClient(live.url, live.world.admin) as client:
         yield LoraCache(client, tmp_path / "cache", base_model=BASE_ID)
+
+
+def directory(cache: LoraCache, ref: str) -> Path | None:
+    """The directory that vLLM loads for a ref."""
+    lora = cache.lora(ref)
+    return None if lora is None else lora.directory
 
 
 def test_a_name_a_version_and_a_digest(live: Live, cache: LoraCache, law: dict[str, str], tmp_path: Path) -> None:
@@ -40,7 +60,8 @@ def test_a_name_a_version_and_a_digest(live: Live, cache: LoraCache, law: dict[s
         ("acme/law@1", law["acme/law@1"], 1),
         (law["acme/law@1"], law["acme/law@1"], 1),
     ):
-        place = cache.directory(ref)
+        assert cache.digest(ref) == digest
+        place = directory(cache, ref)
         assert place == tmp_path / "cache" / digest.removeprefix("sha256:")
         assert (place / WEIGHTS).read_bytes() == lora_weights(live.world, seed=seed)
         assert json.loads((place / "adapter_config.json").read_text())["peft_type"] == "LORA"
@@ -50,22 +71,22 @@ def test_a_name_a_version_and_a_digest(live: Live, cache: LoraCache, law: dict[s
 def test_what_is_there_is_not_fetched_again_and_what_is_damaged_is(
     live: Live, cache: LoraCache, law: dict[str, str]
 ) -> None:
-    place = cache.directory("acme/law@1")
+    place = directory(cache, "acme/law@1")
     assert place is not None
     before = (place / WEIGHTS).stat()
-    assert cache.directory("acme/law@1") == place
+    assert directory(cache, "acme/law@1") == place
     assert (place / WEIGHTS).stat().st_ino == before.st_ino
     (place / WEIGHTS).write_bytes((place / WEIGHTS).read_bytes()[:-1] + b"\x01")
-    assert cache.directory("acme/law@1") == place
+    assert directory(cache, "acme/law@1") == place
     assert (place / WEIGHTS).read_bytes() == lora_weights(live.world, seed=1)
     (place / "adapter_config.json").unlink()
-    assert cache.directory("acme/law@1") == place
+    assert directory(cache, "acme/law@1") == place
     assert (place / "adapter_config.json").is_file()
 
 
 def test_threads_that_ask_at_once_find_it_whole(live: Live, cache: LoraCache) -> None:
     with ThreadPoolExecutor(6) as pool:
-        places = list(pool.map(cache.directory, ["acme/law@1", "acme/law@2"] * 3))
+        places = list(pool.map(partial(directory, cache), ["acme/law@1", "acme/law@2"] * 3))
     assert len(set(places)) == 2
     for place, seed in zip(places[:2], (1, 2), strict=True):
         assert place is not None
@@ -76,17 +97,17 @@ def test_threads_that_ask_at_once_find_it_whole(live: Live, cache: LoraCache) ->
     "ref", ["acme/gone", "acme/law@9", "sha256:" + "0" * 64, "gpt-4o", "base/tiny", "../../etc/passwd", "a/b/c", ""]
 )
 def test_what_the_server_does_not_have_is_left_to_others(cache: LoraCache, tmp_path: Path, ref: str) -> None:
-    assert cache.directory(ref) is None
+    assert (cache.lora(ref), cache.digest(ref)) == (None, None)
     assert not (tmp_path / "cache").exists()
 
 
 def test_another_kind_and_another_base_are_refused(live: Live, cache: LoraCache, tmp_path: Path) -> None:
-    with pytest.raises(Incompatible, match=r"acme/plain@1 is of the kind 'bottleneck'; this engine loads LoRAs that"):
-        cache.directory("acme/plain")
+    with pytest.raises(Incompatible, match="'pfeiffer_relu'; this engine serves none: start it with SOUP_VLLM_BO"):
+        cache.lora("acme/plain")
     with SoupClient(live.url, live.world.admin) as client:
         other = LoraCache(client, tmp_path / "cache", base_model="large")
         with pytest.raises(Incompatible, match="adapter of base model 'tiny', and this engine serves 'large'"):
-            other.directory("acme/law")
+            other.lora("acme/law")
     assert not (tmp_path / "cache").exists()
 
 
@@ -98,20 +119,45 @@ def test_other_bytes_than_were_meant_leave_nothing(
         listed = [{**file, "digest": "sha256:" + "1" * 64} for file in client.files("acme/law@1")]
         monkeypatch.setattr(client, "files", lambda ref: listed)
         with pytest.raises(DigestMismatch):
-            cache.directory("acme/law@1")
+            cache.lora("acme/law@1")
         monkeypatch.setattr(client, "files", lambda ref: [])
         with pytest.raises(Unavailable, match=r"offers no adapter_config.json"):
-            cache.directory("acme/law@1")
+            cache.lora("acme/law@1")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_server_that_does_not_answer_is_no_missing_adapter(tmp_path: Path) -> None:
     with SoupClient("http://127.0.0.1:9", "sk-soup-x", pause=lambda _: None) as client, pytest.raises(SoupError):
-        LoraCache(client, tmp_path, base_model=BASE_ID).directory("acme/law")
+        LoraCache(client, tmp_path, base_model=BASE_ID).lora("acme/law")
 
 
-def test_the_plugin_is_where_vllm_looks() -> None:
+def test_a_bottleneck_is_written_as_a_lora_beside_its_own_files(llama: Live, tmp_path: Path) -> None:
+    with SoupClient(llama.url, llama.world.admin) as client:
+        cache = LoraCache(client, tmp_path, base_model=BASE_ID, kinds=("bapna_firat_relu", "pfeiffer_relu"))
+        place = directory(cache, "acme/plain")
+        assert place == tmp_path / f"{str(cache.digest('acme/plain'))[7:]}-lora"
+        config = json.loads((place / "adapter_config.json").read_text())
+        assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 5, 5)
+        weights = lora_files(CONFIG, adapter_weights(llama.world.runtime, seed=3), "llama")[WEIGHTS]
+        assert (place / WEIGHTS).read_bytes() == weights
+        written = (place / WEIGHTS).stat().st_ino
+        assert directory(cache, "acme/plain") == place
+        assert (place / WEIGHTS).stat().st_ino == written
+        (place / WEIGHTS).write_bytes(weights[:-1] + b"\x01")
+        assert directory(cache, "acme/plain") == place
+        assert (place / WEIGHTS).read_bytes() == weights
+
+
+def test_a_bottleneck_of_a_family_without_layers_is_refused(live: Live, law: object, tmp_path: Path) -> None:
+    with SoupClient(live.url, live.world.admin) as client:
+        cache = LoraCache(client, tmp_path / "cache", base_model=BASE_ID, kinds=("pfeiffer_relu",))
+        with pytest.raises(Incompatible, match="this one is of the family 'gpt2'"):
+            cache.lora("acme/plain")
+
+
+@pytest.mark.parametrize("group", ["vllm.general_plugins", "vllm.endpoint_plugins"])
+def test_the_plugin_is_where_vllm_looks(group: str) -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    module, _, function = project["entry-points"]["vllm.general_plugins"]["adaptersoup"].partition(":")
+    module, _, name = project["entry-points"][group]["adaptersoup"].partition(":")
     source = REPOSITORY.joinpath(*module.split(".")).with_suffix(".py").read_text()
-    assert f"def {function}() -> None:" in source
+    assert re.search(rf"^(def|class) {name}\b", source, re.MULTILINE)
