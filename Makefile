@@ -118,6 +118,7 @@ bench-engine: $(VENV)/.dev $(SMOLLM2)  ## the engine on SmolLM2 in fp32 and bf16
 	  $(RUN) -m benchmarks.$$subject --base-folder $(SMOLLM2) --dtype $$dtype \
 	    --out benchmarks/results/$${subject}_smollm2_$$dtype.json || exit 1; done; done
 	$(RUN) -m benchmarks.decoding --dtype bfloat16 --out benchmarks/results/decoding_gpt2_bfloat16.json
+	$(RUN) -m benchmarks.mixtures --base-folder $(SMOLLM2) --out benchmarks/results/mixtures.json
 
 # Each peer in an environment of its own. The files list all that it needs, so nothing is resolved: vLLM would bring
 # torchvision, torchaudio and torchcodec, whose CUDA builds do not go with torch's for CPUs. llama.cpp's server is built

@@ -18,6 +18,7 @@ from benchmarks import (
     acceptance,
     cold_start,
     decoding,
+    mixtures,
     over_http,
     registry,
     report,
@@ -308,6 +309,14 @@ def test_http_gives_what_the_engine_gives(monkeypatch):
     assert {
         "http_overhead_streams", "http_overhead_scoring", "one_by_one_vs_at_once", "start_s", "first_token_ms"
     } == set(result.figures) - {"first_token_after_start_ms"}  # fmt: skip
+
+
+@pytest.mark.long
+def test_mixtures_are_measured_beside_adapters(monkeypatch):
+    monkeypatch.setattr(mixtures, "TOKENS", 2)
+    result = mixtures.run(subjects.random_gpt2(**TINY), repeats=1)
+    assert set(result.figures) == {"mixture_cold", "mixture_warm", "mixtures_at_once"}
+    assert len(result.rows) == 6
 
 
 def test_selection_in_large_pools(monkeypatch):
