@@ -94,8 +94,7 @@ demo: $(VENV)/.demo  ## the main job on SmolLM2-135M (93 MB once); DATA= BASE= A
 	@$(RUN) -m demo $(if $(DATA),--data '$(DATA)') $(if $(BASE),--base '$(BASE)') \
 	  $(if $(ADAPTERS),--adapters '$(ADAPTERS)') $(if $(DATABASE),--database-url '$(DATABASE)') $(if $(OUT),--out '$(OUT)')
 
-main-job: $(VENV)/.demo  ## 21 + 10 domains of ../shared on SmolLM2 (at most 100 minutes) and on ../shared/base-lm; resumable
-	$(RUN) -m demo --data ../shared/corpora --adapters ../shared/adapters/smollm2 --out benchmarks/results/main_job_smollm2.json
+main-job: $(VENV)/.demo  ## 21 + 10 domains of ../shared on ../shared/base-lm; resumable
 	$(RUN) -m demo --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
 	  --out benchmarks/results/main_job.json
 
