@@ -149,9 +149,9 @@ bench-training: $(VENV)/.dev  ## the speed of training beside full fine-tuning a
 
 bench-cooks: $(VENV)/.dev $(SMOLLM2)  ## what streams notice of cooks, on two bases
 	$(RUN) -m benchmarks.beside_cooks --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
-	  --longest 500 --home .reproduce/beside-main --out benchmarks/results/beside_cooks.json
+	  --home .reproduce/beside-main --out benchmarks/results/beside_cooks.json
 	$(RUN) -m benchmarks.beside_cooks --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 \
-	  --longest 300 --largest 60 --home .reproduce/beside-smollm2 --out benchmarks/results/beside_cooks_smollm2.json
+	  --largest 60 --home .reproduce/beside-smollm2 --out benchmarks/results/beside_cooks_smollm2.json
 
 bench-registry: $(VENV)/.dev  ## lists of 100,000 adapters on both databases, fits over 10,000, pushes, refits (a quarter of an hour)
 	$(RUN) -m benchmarks.registry --out benchmarks/results/registry.json
@@ -165,12 +165,16 @@ reproduce-lm: $(VENV)/.dev  ## three adapter papers on language models, 286 smal
 reproduce-single: $(VENV)/.dev  ## the single-domain soups of AdapterSoup (an hour; resumable; LONG=1: larger)
 	$(RUN) -m benchmarks.single_domain --out benchmarks/results/single_domain.json $(if $(LONG),--long)
 
-reproduce-adaptersoup: $(VENV)/.dev $(SMOLLM2)  ## every effort beside the paper's modes and trainings, on two banks (hours; resumable)
-	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base ../shared/base-lm --adapters ../shared/adapters/main \
-	  --longest 500 --home .reproduce/adaptersoup-main --out benchmarks/results/adaptersoup.json
-	$(RUN) -m benchmarks.adaptersoup --data ../shared/corpora --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 --over control \
-	  --draws 1 --largest 60 --longest 300 --passages 30 --greedy 6 \
-	  --home .reproduce/adaptersoup-smollm2 --out benchmarks/results/adaptersoup_smollm2.json
+LORAS ?= .reproduce/lora
+GEMMA ?= .demo/models/gemma-3-270m
+GEMMA_LORAS ?= .reproduce/gemma
+SOUPS := $(RUN) -m benchmarks.adaptersoup --data ../shared/corpora
+reproduce-adaptersoup: $(VENV)/.dev $(SMOLLM2)  ## soups beside what people do instead, on four banks (a day; resumable; LORAS= GEMMA= GEMMA_LORAS=)
+	$(SOUPS) base_lm --base ../shared/base-lm --adapters ../shared/adapters/main --peft-rates 0.001 0.003 0.01 \
+	  --full-rates 0.0001 0.0003 0.001 --out benchmarks/results/adaptersoup_base_lm.json
+	$(SOUPS) smollm2 --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 --out benchmarks/results/adaptersoup_smollm2.json
+	$(SOUPS) smollm2_lora --base $(SMOLLM2) --adapters $(LORAS) --out benchmarks/results/adaptersoup_smollm2_lora.json
+	$(SOUPS) gemma_lora --base $(GEMMA) --adapters $(GEMMA_LORAS) --sizes 15 60 --out benchmarks/results/adaptersoup_gemma_lora.json
 
 screenshots: $(VENV)/.dev  ## take the pictures of the pages that are in the documentation (needs chromium; some minutes)
 	SCREENSHOTS=docs/how-to/pictures OMP_NUM_THREADS=1 $(RUN) -m pytest tests/service/http/pages/test_screenshots.py

@@ -21,7 +21,7 @@ import httpx2
 import numpy as np
 
 from benchmarks.report import Result, options, repeated
-from benchmarks.soups.setting import LARGEST, TEST, Lengths, Setting, opened
+from benchmarks.soups.setting import LARGEST, LONGEST, TEST, Lengths, Setting, opened
 from demo.results import Figure
 from registry.errors import Internal
 from registry.spec import CookRequest
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="train/, novel/ and general/ of domains' text")
     parser.add_argument("--base", required=True, help="the base model's folder")
     parser.add_argument("--adapters", type=Path, required=True, help="the bank, in the neutral form")
-    parser.add_argument("--longest", type=int, help="characters that passages are cut to; by default as in the demo")
+    parser.add_argument("--longest", type=int, default=LONGEST, help="characters that passages are cut to")
     parser.add_argument("--largest", type=int, default=LARGEST, help="passages of a sample")
     parser.add_argument("--home", type=Path, default=Path(".reproduce/beside_cooks"), help="the server's folder")
     given = parser.parse_args()

@@ -7,13 +7,13 @@ figure is of the novel domains alone; hostile sets are counted elsewhere.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.soups import ALONE, EFFORTS
+from benchmarks.soups import ALONE, EFFORTS, LADDER
+from benchmarks.soups.ratio import over_control
 from docs.markdown import table
 from docs.papers import FOLDER
 from plots.charts import CategoryAxis, Series, heat_map, interval_series, lines, points
@@ -21,8 +21,8 @@ from plots.style import to_svg
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
-LINES = ("instant", "quick", "thorough", "tune", "tune fresh 0.003", "tune fresh 0.01")
-WALL_TICKS, SIZE_TICKS = (0.1, 0.3, 1, 3, 10, 30), (5, 15, 30, 100)
+LINES = (*EFFORTS, *LADDER)
+WALL_TICKS, SIZE_TICKS = (0.3, 1, 3, 10, 30, 100, 300, 1000), (5, 15, 30, 60, 100)
 
 
 def _rows(result: Result) -> dict[tuple[str, int], list[Row]]:
@@ -43,20 +43,18 @@ def _largest(result: Result) -> dict[str, list[Row]]:
 
 def change(rows: Sequence[Row]) -> float:
     """Of perplexity, in percent, geometric over domains and draws."""
-    return 100 * math.expm1(fmean(row["over"] for row in rows))
+    return 100 * (over_control(rows)[0] - 1)
 
 
 def error(rows: Sequence[Row]) -> float:
     """The standard error of that change, from those of the test passages, which draws of one domain share."""
-    domains: dict[str, list[float]] = {}
-    for row in rows:
-        domains.setdefault(row["domain"], []).append(row["over_error"])
-    return (100 + change(rows)) * math.hypot(*map(fmean, domains.values())) / len(domains)
+    return 100 * over_control(rows)[1]
 
 
-def passes(rows: Sequence[Row]) -> float:
-    """Median wall time of an answer in passes of the base over the sample."""
-    return float(median(row["wall_s"] / row["forward_s"] for row in rows))
+def seconds(rows: Sequence[Row]) -> float | None:
+    """Median seconds from the sample to the model; None for models that no sample made."""
+    times = [row["wall_s"] for row in rows if row.get("wall_s") is not None]
+    return float(median(times)) if times else None
 
 
 def _change(rows: Sequence[Row]) -> str:
@@ -67,33 +65,34 @@ def ways(result: Result, name: str) -> list[str]:
     """Every way on the largest sample, the best first."""
     found = sorted((change(rows), way, rows) for way, rows in _largest(result).items())
     cells = [
-        (way, _change(rows), f"{passes(rows):.1f}", str(sum(row["abstained"] for row in rows)), str(len(rows)))
+        (way, _change(rows), "" if (time := seconds(rows)) is None else f"{time:.1f}",
+         str(sum(row.get("abstained", False) for row in rows)), str(len(rows)))
         for _, way, rows in found
-    ]
-    head = ("way", "change of perplexity, %", "wall time in passes of the base", "is the base", "answers")
-    image = f"![Change of perplexity by wall time]({FOLDER.name}/{name}_wall.svg)"
+    ]  # fmt: skip
+    head = ("way", "change of perplexity, %", "seconds", "is the base", "answers")
+    image = f"![Change of perplexity by seconds]({FOLDER.name}/{name}_wall.svg)"
     return [image, "", *table(head, cells)]
 
 
 def draw_wall(result: Result) -> str:
-    """Each way as a mark over its wall time."""
+    """Each way as a mark over its seconds."""
     found = _largest(result)
-    places = {way: (passes(rows), change(rows)) for way, rows in found.items()}
+    places = {way: (time, change(rows)) for way, rows in found.items() if (time := seconds(rows))}
     size = next(iter(found.values()))[0]["passages"]
     return to_svg(points(
-        f"What it takes off, by wall time, {size} passages", places, ticks=WALL_TICKS,
-        x_label="wall time in passes of the base over the sample", y_label="change of perplexity, %",
+        f"Change of perplexity by seconds, {size} passages", places, ticks=WALL_TICKS,
+        x_label="seconds from the sample to the model", y_label="change of perplexity, %",
     ))  # fmt: skip
 
 
 def short(result: Result, _name: str) -> list[str]:
     """One sentence: what efforts and the paper's clustering take off, and what the best adapter does that is known."""
     found = _largest(result)
-    over = next(name for name in result["figures"] if name.startswith("oracle_single_")).removeprefix("oracle_single_")
-    zero = "base model's" if over == "ratio" else "control adapter's"
-    parts = [f"`{way}` {change(found[way]):+.1f} %" for way in EFFORTS]
-    best = 100 * (result["figures"][f"oracle_single_{over}"]["value"] - 1)
-    domains, size = {row["domain"] for row in found["quick"]}, found["quick"][0]["passages"]
+    single = next(name for name in result["figures"] if name.endswith(("single_over_control", "single_ratio")))
+    zero = "base model's" if single.endswith("ratio") else "control adapter's"
+    parts = [f"`{way}` {change(found[way]):+.1f} %" for way in EFFORTS if way in found]
+    best = 100 * (result["figures"][single]["value"] - 1)
+    domains, size = {row["domain"] for row in found["clustering"]}, found["clustering"][0]["passages"]
     return [
         f"Change of perplexity over the {zero}, geometric mean of {len(domains)} domains, {size} passages to cook "
         f"from: {', '.join(parts)}. The paper's clustering comes to {change(found['clustering']):+.1f} %, the best "
@@ -105,7 +104,11 @@ def sizes(result: Result, name: str) -> list[str]:
     """Some ways by the size of the sample."""
     found = _rows(result)
     known = sorted({size for way, size in found if way in LINES})
-    cells = [(way, *(_change(found.get((way, size), ())) for size in known)) for way in LINES]
+    cells = [
+        (way, *(_change(found.get((way, size), ())) for size in known))
+        for way in LINES
+        if any((way, size) in found for size in known)
+    ]
     image = f"![Change of perplexity by the size of the sample]({FOLDER.name}/{name}_sizes.svg)"
     return [image, "", *table(("way", *(f"{size} passages" for size in known)), cells)]
 
@@ -126,16 +129,18 @@ def _by_domain(result: Result) -> dict[str, dict[str, list[Row]]]:
     found: dict[str, dict[str, list[Row]]] = {}
     largest = _largest(result)
     for way in EFFORTS:
-        for row in largest[way]:
+        for row in largest.get(way, ()):
             found.setdefault(row["domain"], {}).setdefault(way, []).append(row)
     return found
 
 
 def efforts(result: Result, name: str) -> list[str]:
     """Each domain with every effort."""
-    cells = [(domain, *(_change(rows[way]) for way in EFFORTS)) for domain, rows in _by_domain(result).items()]
+    found = _by_domain(result)
+    ways = list(next(iter(found.values())))
+    cells = [(domain, *(_change(rows[way]) for way in ways)) for domain, rows in found.items()]
     image = f"![Change of perplexity by domain]({FOLDER.name}/{name}_efforts.svg)"
-    return [image, "", *table(("domain", *EFFORTS), cells)]
+    return [image, "", *table(("domain", *ways), cells)]
 
 
 def draw_efforts(result: Result) -> str:
@@ -146,7 +151,7 @@ def draw_efforts(result: Result) -> str:
             domain: (middle := change(rows[way]), middle - 2 * error(rows[way]), middle + 2 * error(rows[way]))
             for domain, rows in found.items()
         }
-        for way in EFFORTS
+        for way in next(iter(found.values()))
     }
     return to_svg(interval_series(
         "What efforts take off, by domain", rows=list(found), series=series,
@@ -200,7 +205,9 @@ VIEWS: dict[str, Callable[[Result, str], list[str]]] = {
     "short": short, "ways": ways, "sizes": sizes, "efforts": efforts, "adapters": adapters, "hostile": hostile
 }  # fmt: skip
 """Views of a results file, as `<!-- figures:NAME:VIEW -->` names them."""
-RESULTS = ("adaptersoup", "adaptersoup_smollm2")
+RESULTS = (
+    "adaptersoup", "adaptersoup_smollm2", "adaptersoup_smollm2_lora", "adaptersoup_gemma_lora", "adaptersoup_base_lm"
+)  # fmt: skip
 DRAWN: dict[str, Callable[[Result], str]] = {
     "wall": draw_wall, "sizes": draw_sizes, "efforts": draw_efforts, "adapters": draw_adapters
 }  # fmt: skip

@@ -1,7 +1,7 @@
-"""The cells of `benchmarks.adaptersoup`: a way to answer for a domain, on a draw of so many passages.
+"""The cells of `benchmarks.adaptersoup` that a server answers: a way to answer for a domain, on a sample of some size.
 
-A way is a request to the server, as people would make it. Its answer is kept as a line of a file, so that a run that
-was stopped goes on; what the answer says of the test passages is kept with the scores.
+A way is a request to the server, as people would make it. Each answer is kept as a file, so that a run that was stopped
+goes on; NLL of the test passages is kept with the scores.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.soups.setting import FRESH, NAMESPACE, Setting
+from benchmarks.soups import BASE
+from benchmarks.soups.setting import NAMESPACE, Setting
 from demo.strategies import PAPERS_THRESHOLD
 from registry.errors import SoupError
 from registry.files import replace_file
@@ -23,18 +23,16 @@ from registry.names import digest_of
 from registry.spec import (
     CookRequest,
     CosineSpec,
+    Effort,
     GmmSpec,
     HandRecipe,
     PoolRequest,
     SampleSource,
-    TuningOptions,
     UniformSpec,
     WeightedRef,
 )
 
 POOL = PoolRequest(namespaces=(NAMESPACE,))
-FRESH_RATES = ("0.003", "0.01")
-TWICE = "tune 2 passes"
 
 
 @dataclass(frozen=True)
@@ -49,54 +47,34 @@ class Cell:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server answered: the model (the base where it abstained), seconds, and what it says of itself.
+    """What the server answered: the model (the base where it abstained), and the seconds of the whole answer.
 
-    `forward` are the seconds of a pass of the base over the sample just before. `held_out` is the difference from the
-    base on passages that were held out, None where there were none; `refused` is why there is no answer; `commit` is
-    that of the server.
+    `refused` is why there is no answer; `commit` is that of the server.
     """
 
     cell: Cell
     model: str
     digest: str | None
-    abstained: bool
     seconds: float
-    forward: float
-    held_out: float | None = None
     commit: str | None = None
     width: int = 0
-    recipe: Mapping[str, Any] | None = None
     refused: str = ""
 
 
 Request = Callable[[Setting, Cell, SampleSource], CookRequest]
 
 
-def _effort(effort: str, tuning: TuningOptions | None = None) -> Request:
-    """A cook with an effort; `thorough` looks at the control adapter too."""
+def _effort(effort: Effort) -> Request:
+    """A cook with an effort; `thorough` weighs the control adapter too."""
 
     def request(setting: Setting, _cell: Cell, sample: SampleSource) -> CookRequest:
-        also = [f"{NAMESPACE}/{setting.job.control}"] if effort == "thorough" and setting.job.control else []
-        asked = {"sample": sample, "effort": effort, "pool": POOL, "verify": True, "tuning": tuning, "also": also}
-        return CookRequest.model_validate(asked)
+        also = (f"{NAMESPACE}/{setting.job.control}",) if effort == "thorough" else ()
+        return CookRequest(sample=sample, effort=effort, pool=POOL, also=also)
 
     return request
 
 
-def _fresh(tuning: TuningOptions) -> Request:
-    """A training of the fresh adapter."""
-    recipe = HandRecipe(ingredients=(WeightedRef(ref=f"{NAMESPACE}/{FRESH}"),))
-    return lambda _setting, _cell, sample: CookRequest(
-        sample=sample, effort="tune", recipe=recipe, pool=POOL, tuning=tuning
-    )
-
-
-def fresh(rate: str, *, passes: int | None = None) -> str:
-    """The name of a fresh adapter's training."""
-    return f"tune fresh {rate}" + (f" {passes} passes" if passes else "")
-
-
-WAYS: dict[str, Request] = {
+WAYS: Mapping[str, Request] = {
     "uniform": lambda _setting, _cell, sample: CookRequest(
         sample=sample, selector=UniformSpec(), pool=POOL, verify=False
     ),
@@ -110,76 +88,57 @@ WAYS: dict[str, Request] = {
     "quick": _effort("quick"),
     "thorough": _effort("thorough"),
     "tune": _effort("tune"),
-    TWICE: _effort("tune", TuningOptions(passes=2)),
-    **{
-        fresh(rate, passes=passes): _fresh(TuningOptions(rate=rate, passes=passes))
-        for rate in FRESH_RATES for passes in (None, 2)
-    },
-}  # fmt: skip
+}
 
 
 class Answers:
-    """Every answer so far, a file each in a folder."""
+    """Every answer so far, a file each in a folder, named by its cell and the sample."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self.known: dict[Cell, Answer] = {}
-        for path in folder.glob("*.json"):
-            value = json.loads(path.read_bytes())
-            cell = Cell(**value.pop("cell"))
-            self.known[cell] = Answer(cell=cell, **value)
+
+    def has(self, setting: Setting, cell: Cell) -> bool:
+        """Return True if a cell was answered before."""
+        return self._path(setting, cell).is_file()
 
     def get(self, setting: Setting, cell: Cell) -> Answer:
         """The answer of a cell, asked for if need be."""
-        if cell not in self.known:
-            self.known[cell] = asked(setting, cell)
-            path = self._folder / f"{digest_of(asdict(cell))[7:]}.json"
-            replace_file(path, json.dumps(asdict(self.known[cell])).encode(), temporary=path.with_suffix(".new"))
-        return self.known[cell]
+        path = self._path(setting, cell)
+        if not path.is_file():
+            value = json.dumps(asdict(ask(setting, cell))).encode()
+            replace_file(path, value, temporary=path.with_suffix(".new"))
+        return Answer(**{**json.loads(path.read_bytes()), "cell": cell})
+
+    def _path(self, setting: Setting, cell: Cell) -> Path:
+        key = digest_of([asdict(cell), setting.sample(cell.domain, size=cell.size, seed=cell.draw)])
+        return self._folder / f"{cell.domain}-{cell.way}-{cell.size}-{key[7:19]}.json"
 
 
-def asked(setting: Setting, cell: Cell) -> Answer:
-    """What the server answers now; a request that it refuses is answered with the base, and says why."""
+def ask(setting: Setting, cell: Cell) -> Answer:
+    """Ask the server; of a request that it refuses the answer is the base, with the reason.
+
+    The way BASE is one pass of the base over the sample: the unit of other answers' seconds.
+    """
     texts = setting.sample(cell.domain, size=cell.size, seed=cell.draw)
-    request = WAYS[cell.way](setting, cell, setting.client.sample(texts))
+    answer = Answer(cell, setting.base, None, 0.0, setting.commit)
     began = time.perf_counter()
-    setting.client.perplexity(setting.base, texts)
-    forward = time.perf_counter() - began
+    if cell.way == BASE:
+        setting.client.perplexity(setting.base, texts)
+        return replace(answer, seconds=time.perf_counter() - began)
     try:
-        cooked = setting.client.cook(request)
+        cooked = setting.client.cook(WAYS[cell.way](setting, cell, setting.client.sample(texts)))
     except SoupError as error:
-        refused = Answer(cell, setting.base, None, abstained=True, seconds=0.0, forward=forward, commit=setting.commit)
-        return replace(refused, refused=error.message)
-    seconds = time.perf_counter() - began - forward
-    check = cooked.get("verification")
-    return Answer(
-        cell, str(cooked["model"]), None if cooked["abstained"] else str(cooked["digest"]),
-        abstained=bool(cooked["abstained"]), seconds=seconds, forward=forward,
-        commit=setting.commit,
-        held_out=check["difference"] if check and check["held_out"] else None,
-        width=(cooked.get("report") or {}).get("width_out") or 0, recipe=cooked.get("recipe"),
+        return replace(answer, refused=error.message)
+    return replace(
+        answer, model=str(cooked["model"]), digest=None if cooked["abstained"] else str(cooked["digest"]),
+        seconds=time.perf_counter() - began, width=(cooked.get("report") or {}).get("width_out") or 0,
     )  # fmt: skip
 
 
 def even_average(refs: Sequence[str]) -> CookRequest:
     """The average of adapters with equal weights, mixed as a server does by default, and not verified."""
     return CookRequest(recipe=HandRecipe(ingredients=tuple(WeightedRef(ref=ref) for ref in refs)))
-
-
-def mixed(setting: Setting, answer: Answer, method: str) -> Answer:
-    """The ingredients of an answer mixed by another method, not verified."""
-    assert answer.recipe is not None
-    recipe = {
-        "ingredients": [
-            {"ref": one["digest"], "weight": float(one["weight"]), "layers": one.get("layers")}
-            for one in answer.recipe["ingredients"]
-        ]
-    }
-    cooked = setting.client.cook(
-        CookRequest.model_validate({"recipe": recipe, "mixing": {"method": method}, "max_width": 1024})
-    )
-    return replace(answer, model=str(cooked["model"]), digest=str(cooked["digest"]))
 
 
 def scored(

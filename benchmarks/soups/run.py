@@ -1,86 +1,171 @@
-"""A run of `benchmarks.adaptersoup`: what is asked of its setting, and how answers are compared."""
+"""A run of `benchmarks.adaptersoup`: what each way makes of a sample, and how ways are compared."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from benchmarks.report import Result
-from benchmarks.soups import EFFORTS
-from benchmarks.soups.cells import Answer, Answers, Cell, even_average, scored
-from benchmarks.soups.setting import HOSTILE, LARGEST, NAMESPACE, Setting
-from demo.results import Figure
+from benchmarks.report import Result, table
+from benchmarks.soups import BASE, CONTROL, EFFORTS, GREEDY, LADDER, PAPER, SINGLE
+from benchmarks.soups.cells import Answers, Cell, scored
+from benchmarks.soups.ladder import Ladder
+from benchmarks.soups.setting import HELD_OUT, HOSTILE, NAMESPACE, Setting
+from benchmarks.soups.trained import PASSES
+from demo.results import Figure, Row
 from registry.uncertainty import Difference, paired_difference
 
-GOALS = {
-    "base": {
-        "instant": 0.957, "quick": 0.938, "thorough": 0.932, "tune": 0.88, "tune_5": 0.955, "tune_15": 0.925,
-        "greedy": 0.985, "kept": 0.9,
-        "fresh_15": 6, "fresh_30": 5, "fresh_100": 0,
-    },
-    "control": {
-        "instant": 0.925, "quick": 0.905, "thorough": 0.895, "tune": 0.85, "tune_5": 0.92, "tune_15": 0.885,
-        "greedy": 0.98, "kept": 0.85,
-        "fresh_15": 9, "fresh_30": 7, "fresh_100": 2,
-    },
+_LORA = {
+    "instant_over_control": 0.94, "quick_over_control": 0.89, "tune_over_control": 0.74,
+    "quick_vs_forward": 6, "tune_vs_forward": 12,
+    "tune_vs_peft_5": 8, "tune_vs_peft_15": 8, "tune_vs_peft_30": 6, "tune_vs_peft_100": 4,
+    "tune_vs_peft_best_5": 6, "tune_vs_peft_best_15": 4, "tune_vs_peft_best_30": 2, "tune_vs_peft_best_100": 0,
+    "worse_than_base": 0, "recommended_within_1se": 0.9,
 }  # fmt: skip
-"""What figures are to reach on samples of LARGEST passages at most, by what ratios are over."""
-WALL = {"quick_vs_forward": 9, "thorough_vs_forward": 35, "tune_vs_forward": 5}
+GOALS: Mapping[str, Mapping[str, float]] = {
+    "smollm2_lora": _LORA,
+    "smollm2": {**_LORA, "quick_over_control": 0.91, "tune_over_control": 0.78, "tune_vs_peft_best_30": 0},
+    "gemma_lora": {
+        "instant_over_control": 0.95, "quick_over_control": 0.93, "tune_over_control": 0.8,
+        "quick_vs_forward": 6, "tune_vs_forward": 12,
+        "tune_vs_peft_15": 5, "tune_vs_peft_60": 5, "tune_vs_peft_best_15": 0, "tune_vs_peft_best_60": 0,
+        "worse_than_base": 0,
+    },
+    "base_lm": {"worse_than_base": 0},
+}  # fmt: skip
+"""What figures are to reach, by bank."""
 
+COSTS: Mapping[str, tuple[float, float]] = {
+    BASE: (1, 0), "uniform": (0.1, 0), "similarity": (1.5, 0), "clustering": (1.5, 0), "instant": (3, 0),
+    "quick": (14, 0), "thorough": (40, 0), "tune": (12, 0), "prompt": (2, 200), "knn_lm": (2, HELD_OUT + 20),
+    "peft": (15 * PASSES, 3 * PASSES * HELD_OUT), "full": (25 * PASSES, 3 * PASSES * HELD_OUT),
+}  # fmt: skip
+"""About what a way takes, in passes of the base over the sample, and in passages beside those."""
+HOSTILE_SAMPLE = 15
+"""Passages of a hostile set that are cooked from."""
+AVERAGES = 2.5
+"""Averages that greedy search scores for each adapter that it may take."""
 
 Search = Callable[[Setting, Mapping[str, Mapping[str, np.ndarray]]], Mapping[str, np.ndarray]]
 """What greedy search finds for domains (`greedy.searched`), given the adapters that may be taken, each alone."""
 
 
-@dataclass
-class Run:
-    """A run: what is there to ask, and what is asked of it."""
+@dataclass(frozen=True)
+class Plan:
+    """What a run looks at; `greedy` is how many adapters greedy search may take, the best by themselves."""
 
-    setting: Setting
-    answers: Answers
-    over: str
-    draws: int
-    sizes: Sequence[int]
-    result: Result
-    search: Search = field(kw_only=True)
-    efforts: Sequence[str] = EFFORTS
-    greedy: int | None = None
-    """Adapters that greedy search may take, the best by themselves; all by default."""
+    bank: str
+    sizes: Sequence[int] = (5, 15, 30, 100)
+    draws: int = 1
+    ways: Sequence[str] = (*PAPER, *EFFORTS, *LADDER)
     hostile: Sequence[str] = HOSTILE
-    """Hostile sets that are looked at."""
+    greedy: int = 6
+    """0 for no oracles at all."""
 
     @property
     def full(self) -> int:
         """Passages of the largest sample."""
-        return self.setting.largest
+        return max(self.sizes)
 
-    def goal(self, name: str) -> float | None:
-        """Of a figure; none for a run whose largest samples are smaller, which the goals were not set for."""
-        return {**GOALS[self.over], **WALL}.get(name) if self.full == LARGEST else None
+
+@dataclass
+class Run:
+    """A plan on a setting, with its cells; figures and rows go into `result`."""
+
+    setting: Setting
+    plan: Plan
+    answers: Answers
+    ladder: Ladder
+    search: Search
+    result: Result = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.result = Result(f"adaptersoup_{self.plan.bank}")
 
     @property
     def domains(self) -> tuple[str, ...]:
         """The novel ones."""
         return self.setting.job.novel
 
-    @property
-    def suffix(self) -> str:
-        """Of the names of ratios."""
-        return "ratio" if self.over == "base" else "over_control"
+    def cells(self, domain: str) -> Iterator[Cell]:
+        """Every cell of a domain, or of a hostile set."""
+        hostile = domain in HOSTILE
+        for size in (min(HOSTILE_SAMPLE, self.plan.full),) if hostile else self.plan.sizes:
+            for draw in range(1 if hostile else self.plan.draws):
+                yield Cell(BASE, domain, draw, size)
+                for way in self.plan.ways:
+                    if way in EFFORTS or not hostile:
+                        yield Cell(way, domain, draw, size)
 
-    def answer(self, way: str, domain: str, size: int | None = None, draw: int = 0) -> Answer:
-        """What a way answers, to the largest sample by default."""
-        return self.answers.get(self.setting, Cell(way, domain, draw, size or self.full))
+    def fill(self) -> None:
+        """Compute every cell, domain by domain, saying what each took."""
+        for domain in (*self.domains, *self.plan.hostile):
+            for cell in self.cells(domain):
+                began = time.perf_counter()
+                self.nll(cell)
+                if (seconds := time.perf_counter() - began) > 1:
+                    print(f"{domain}, {cell.size} passages: {cell.way} in {seconds:.0f} s", file=sys.stderr)
 
-    def nll(self, answer: Answer) -> np.ndarray:
-        """NLL of the domain's test passages under the answer."""
-        return scored(self.setting, answer.cell.domain, answer.model, answer.digest)[0]
+    def estimate(self) -> str:
+        """About how many seconds each way's missing cells will take, as a table."""
+        texts = self.setting.test(self.domains[0])[:10]
+        self.setting.client.perplexity(self.setting.base, texts[:1])
+        began = time.perf_counter()
+        self.setting.client.perplexity(self.setting.base, texts)
+        second = (time.perf_counter() - began) / len(texts)
+        test = self.setting.test_passages
+        total = dict.fromkeys(COSTS, 0.0)
+        for domain in (*self.domains, *self.plan.hostile):
+            for cell in self.cells(domain):
+                if not self._has(cell):
+                    total[cell.way] += second * (COSTS[cell.way][0] * cell.size + COSTS[cell.way][1] + test)
+        if self.plan.greedy:
+            models = len(self.setting.job.pushed) + AVERAGES * self.plan.greedy
+            total["single, greedy"] = second * test * models * len(self.domains)
+        total["all"] = sum(total.values())
+        return table([{"way": way, "seconds, about": round(seconds)} for way, seconds in total.items()])
+
+    def _has(self, cell: Cell) -> bool:
+        store = self.ladder if cell.way in LADDER else self.answers
+        return store.has(self.setting, cell)
+
+    def nll(self, cell: Cell) -> np.ndarray:
+        """NLL of the domain's test passages under a cell's model."""
+        if cell.way in LADDER:
+            return np.array(self.ladder.get(self.setting, cell).best().nll)
+        answer = self.answers.get(self.setting, cell)
+        return scored(self.setting, cell.domain, answer.model, answer.digest)[0]
+
+    def about(self, cell: Cell) -> Row:
+        """Fields of a cell's row about its seconds and its model."""
+        forward = self.answers.get(self.setting, replace(cell, way=BASE)).seconds
+        if cell.way in LADDER:
+            rung = self.ladder.get(self.setting, cell).best()
+            return {"wall_s": rung.seconds, "forward_s": forward, "trained_passes": rung.passes, "rate": rung.rate}
+        answer = self.answers.get(self.setting, cell)
+        return {
+            "wall_s": answer.seconds, "forward_s": forward, "abstained": answer.digest is None, "width": answer.width,
+            "refused": answer.refused, "commit": answer.commit,
+        }  # fmt: skip
+
+    def sign(self, tune: Cell, *, any_time: bool) -> int:
+        """1 where a tuned soup is better by more than a standard error than PEFT's best, -1 where it is worse, else 0.
+
+        That is of trainings made in the same time, in passes of the base over the sample, or of all.
+        """
+        about = self.about(tune)
+        within = float("inf") if any_time else about["wall_s"] / about["forward_s"]
+        rung = self.ladder.get(self.setting, replace(tune, way="peft")).best(within=within)
+        difference = self.against(self.nll(tune), np.array(rung.nll), tune.domain)
+        return int(abs(difference.difference) > difference.standard_error) * (1 if difference.difference < 0 else -1)
 
     def tokens(self, domain: str) -> np.ndarray:
-        """Of the domain's test passages."""
+        """Tokens of the domain's test passages."""
         return scored(self.setting, domain, self.setting.base, None)[1]
 
     def base(self, domain: str) -> np.ndarray:
@@ -92,50 +177,56 @@ class Run:
         row = self.setting.client.adapter(f"{NAMESPACE}/{name}")
         return scored(self.setting, domain, str(row["ref"]), str(row["digest"]))[0]
 
-    def averaged(self, domain: str, refs: Sequence[str]) -> np.ndarray:
-        """NLL under the `even_average` of adapters."""
-        cooked = self.setting.client.cook(even_average(refs))
-        return scored(self.setting, domain, str(cooked["model"]), str(cooked["digest"]))[0]
+    def control(self, domain: str) -> np.ndarray:
+        """NLL under the control adapter, which ratios are over."""
+        return self.single(domain, self.setting.job.control)
 
-    @property
-    def bank(self) -> tuple[str, ...]:
-        """Adapters that oracles may take: those of the domains, and where ratios are over the control, that too."""
-        return self.setting.job.pushed if self.over == "control" else self.setting.job.training
+    @cached_property
+    def references(self) -> dict[str, dict[str, np.ndarray]]:
+        """NLL by way and domain under models that no sample made: base, control, and the oracles that saw the test.
 
-    def zero(self, domain: str) -> np.ndarray:
-        """NLL under what ratios are over: the base, or the control adapter."""
-        return self.base(domain) if self.over == "base" else self.single(domain, self.setting.job.control)
-
-    def against(self, nll: np.ndarray, other: np.ndarray, domain: str) -> Difference:
-        """The paired difference of mean NLL per token."""
-        return paired_difference(nll, other, self.tokens(domain))
-
-    def ratio(self, nll: dict[str, list[np.ndarray]]) -> float:
-        """Geometric mean over domains and draws of the perplexity over the zero's."""
-        found = [
-            self.against(one, self.zero(domain), domain).difference for domain, many in nll.items() for one in many
-        ]
-        return math.exp(float(np.mean(found)))
-
-    def arithmetic(self, nll: dict[str, list[np.ndarray]]) -> float:
-        """Arithmetic mean of the perplexities over domains and draws, over that of the zero's."""
-        own, zero = [], []
-        for domain, many in nll.items():
-            tokens = self.tokens(domain).sum()
-            own += [math.exp(one.sum() / tokens) for one in many]
-            zero += [math.exp(self.zero(domain).sum() / tokens) for _ in many]
-        return float(np.mean(own) / np.mean(zero))
-
-    def bits_per_byte(self, nll: np.ndarray, domain: str) -> float:
-        """Of the domain's test passages."""
-        return float(nll.sum()) / math.log(2) / sum(len(text.encode()) for text in self.setting.test(domain))
-
-    def of(self, way: str, size: int | None = None, draws: int = 1) -> dict[str, list[np.ndarray]]:
-        """NLL of a way by domain, one for each draw."""
-        return {
-            domain: [self.nll(self.answer(way, domain, size, draw)) for draw in range(draws)] for domain in self.domains
+        Those are the best single adapter, and the average that greedy search finds.
+        """
+        models = {
+            BASE: {domain: self.base(domain) for domain in self.domains},
+            CONTROL: {domain: self.control(domain) for domain in self.domains},
         }
+        if not self.plan.greedy:
+            return models
+        alone: dict[str, dict[str, np.ndarray]] = {}
+        for domain in self.domains:
+            singles = {name: self.single(domain, name) for name in self.setting.job.pushed}
+            ranked = sorted(singles, key=lambda name: float(singles[name].sum()))
+            alone[domain] = {name: singles[name] for name in ranked[: self.plan.greedy]}
+        best = {domain: next(iter(singles.values())) for domain, singles in alone.items()}
+        return {**models, SINGLE: best, GREEDY: dict(self.search(self.setting, alone))}
 
-    def add(self, name: str, value: float, unit: str = "ratio", goal: float | None = None, note: str = "") -> None:
-        """A figure."""
-        self.result.figures[name] = Figure(value, unit, goal, note=note)
+    def against(self, nll: np.ndarray, reference: np.ndarray, domain: str) -> Difference:
+        """The paired difference of mean NLL per token."""
+        return paired_difference(nll, reference, self.tokens(domain))
+
+    def add_row(self, cell: Cell, nll: np.ndarray, **more: Any) -> None:
+        """Add a row: mean NLL per token less the base's, and less the control's, with standard errors."""
+        base, control = (
+            self.against(nll, reference(cell.domain), cell.domain) for reference in (self.base, self.control)
+        )
+        self.result.rows.append({
+            "domain": cell.domain, "way": cell.way, "passages": cell.size, "draw": cell.draw,
+            "hostile": cell.domain in HOSTILE, "difference": base.difference, "standard_error": base.standard_error,
+            "over": control.difference, "over_error": control.standard_error, **more,
+        })  # fmt: skip
+
+    def rows(self, way: str, size: int) -> list[Row]:
+        """Rows of a way on samples of a size of the novel domains."""
+        keys = ("way", "passages", "hostile")
+        return [row for row in self.result.rows if tuple(row[key] for key in keys) == (way, size, False)]
+
+    def add(self, name: str, value: float, unit: str, note: str, *, size: int | None = None) -> None:
+        """Add a figure with its goal on this bank, of a sample size under the name with the size.
+
+        That of the largest has the name alone too.
+        """
+        if size is not None:
+            self.result.figures[f"{name}_{size}"] = Figure(value, unit, note=note)
+        if size in (None, self.plan.full):
+            self.result.figures[name] = Figure(value, unit, GOALS[self.plan.bank].get(name), note=note)

@@ -1,41 +1,44 @@
 """The setting of `benchmarks.adaptersoup`: a bank of adapters on a running server, and the texts of every domain.
 
-Beside the bank a fresh adapter is pushed, near the identity, which training can start from as it does from a soup.
+A bank is a folder of adapters in the neutral form (`demo.prepare`), or of directories that can be pushed, PEFT's too.
 Hostile sets are text that no adapter of the bank can help with more than by chance: nothing should be claimed there.
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from adaptersoup.client.client import SoupClient
 from demo.base_models import base_entry
-from demo.job import Job, own_job, shorten
+from demo.job import Job, domains_of, shorten
 from demo.prepare import convert_all, neutral_domains
 from demo.results import ROOT, commit
 from demo.scores import Scores
 from demo.server import running
 from demo.talk import Talk
-from registry.adapters import create
-from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.errors import InvalidParameter, NotFound
-from registry.formats import AdapterContents, read_directory, write_directory
+from registry.formats import CONFIG_FILE, SAMPLES_FILE, read_directory
 from training.data import draw, read_texts
 
 NAMESPACE = "bank"
-FRESH = "fresh"
 GENERAL = "general"
 LARGEST = 100
 """Passages of a sample."""
 TEST = 40
 """Passages that every figure of a domain comes from."""
+HELD_OUT = 20
+"""Passages that settings of the ladder are chosen on; they are in no sample."""
+LONGEST = 1200
+"""Characters that passages are cut to."""
 WORDS = 60
 """Of a passage that is made here."""
 SENTENCE = "The ferry leaves the harbour at noon. "
@@ -44,14 +47,11 @@ HOSTILE = ("source_code", "shuffled_words", "digits", "one_sentence", GENERAL)
 
 @dataclass(frozen=True)
 class Lengths:
-    """Test passages of a domain, passages of its largest sample, and characters that all are cut to.
-
-    Where `longest` is None they are cut as in the demo.
-    """
+    """Test passages of a domain, passages of its largest sample, and characters that all are cut to."""
 
     passages: int = TEST
     largest: int = LARGEST
-    longest: int | None = None
+    longest: int = LONGEST
 
 
 @dataclass
@@ -64,8 +64,16 @@ class Texts:
     _read: dict[tuple[str, str], list[str]] = field(default_factory=dict, init=False, repr=False)
 
     def sample(self, domain: str, *, size: int, seed: int) -> list[str]:
-        """Passages of a domain that a soup is cooked from; smaller ones are of the largest of their draw."""
-        return self._short(draw(draw(self._texts(domain, "valid"), self.largest, seed=seed), size, seed=seed + 1000))
+        """Passages of a domain that a soup is cooked from; smaller samples are the first passages of larger ones."""
+        return self._drawn(domain, seed)[: min(size, self.largest)]
+
+    def held_out(self, domain: str, *, seed: int) -> list[str]:
+        """Passages that are in no sample of this draw."""
+        return self._drawn(domain, seed)[self.largest :][-HELD_OUT:]
+
+    def _drawn(self, domain: str, seed: int) -> list[str]:
+        texts = self._texts(domain, "valid")
+        return self._short([texts[number] for number in np.random.default_rng(seed).permutation(len(texts))])
 
     def test(self, domain: str) -> list[str]:
         """Passages that figures come from; none of them is in a sample."""
@@ -88,14 +96,14 @@ class Texts:
         words = [word for text in general for word in text.split()]
         random.Random(1).shuffle(words)
         digits = random.Random(2)
-        made = {
+        sets = {
             "source_code": _source_code(),
             "shuffled_words": _passages(words),
             "digits": _passages([str(digits.randrange(10**6)) for _ in range(300 * WORDS)]),
             "one_sentence": [(SENTENCE * 16)[number % 20 : 40 + number] for number in range(400)],
             GENERAL: general,
         }
-        return {name: (texts[0::2], texts[1::2]) for name, texts in made.items()}
+        return {name: (texts[0::2], texts[1::2]) for name, texts in sets.items()}
 
 
 @dataclass
@@ -151,55 +159,64 @@ def opened(
     job = texts.job
     job.write_bases()
     fingerprint = shape_of(job.base, job.home / "cache").fingerprint
-    _write_fresh(job, fingerprint)
     with running(job.bases, job.home / "server") as server, server.client() as client:
-        there = {one["name"] for one in client.adapters(kind="adapter")}
-        for name in (*job.pushed, FRESH):
-            if name not in there:
-                pushed = client.push_directory(job.adapters / name, name=f"{NAMESPACE}/{name}")
-                if pushed.get("job"):
-                    client.wait_job(pushed["job"])
-        scores = Scores(job.home / "scores")
-        yield Setting.on(texts, client, scores, fingerprint)
+        names = {adapter["name"] for adapter in client.adapters(kind="adapter")}
+        pushes = [
+            client.push_directory(job.adapters / name, name=f"{NAMESPACE}/{name}")
+            for name in sorted(set(job.pushed) - names)
+        ]
+        for pushed in pushes:
+            if pushed.get("job"):
+                client.wait_job(pushed["job"])
+        yield Setting.on(texts, client, Scores(home.parent / "scores"), fingerprint)
 
 
 def prepared(
     data: Path, base: str, adapters: Path, home: Path, lengths: Lengths, *, domains: Sequence[str] | None = None
 ) -> Texts:
-    """The job with its bank converted; raises as the demo does.
+    """The texts, and the bank converted or copied into `home`; raises InvalidParameter, and as the demo does.
 
-    What `home` keeps is of its `lengths`: InvalidParameter for others. `domains` are the novel ones, all by default.
+    `domains` are the novel ones, all by default.
     """
     talk = Talk(1)
-    names = neutral_domains(adapters)
-    found = own_job(data, base_entry(base, talk), adapters, names)
-    if unknown := sorted(set(domains or ()) - set(found.novel)):
-        raise InvalidParameter(f"{data} has no novel {', '.join(unknown)}: it has {', '.join(found.novel)}.")
-    changed = {"home": home, "adapters": home / "adapters", "longest": lengths.longest or found.longest}
-    job = Job(**{**vars(found), **changed, "novel": tuple(domains or found.novel)})
-    if not all((job.adapters / name / "adapter_config.json").is_file() for name in job.pushed):
-        convert_all(job, adapters, names, talk)
-    same_lengths(home, lengths)
+    novel = domains_of(data / "novel")
+    if unknown := sorted(set(domains or ()) - set(novel)):
+        raise InvalidParameter(f"{data} has no novel {', '.join(unknown)}: it has {', '.join(novel)}.")
+    folders = bank_folders(adapters)
+    names = sorted(folders or neutral_domains(adapters))
+    controls = sorted(set(names) - set(domains_of(data / "train")))
+    if len(controls) != 1:
+        raise InvalidParameter(
+            f"{adapters} needs one adapter of no domain in {data / 'train'}, the control: it has "
+            f"{', '.join(controls) or 'none'}."
+        )
+    training = tuple(name for name in names if name not in controls)
+    job = Job(
+        home, data, base_entry(base, talk), training, tuple(domains or novel), controls[0], home / "adapters",
+        longest=lengths.longest,
+    )  # fmt: skip
+    if not all((job.adapters / name / CONFIG_FILE).is_file() for name in job.pushed):
+        if folders:
+            copy_bank(folders, job)
+        else:
+            convert_all(job, adapters, names, talk)
     return Texts(job, lengths.passages, lengths.largest)
 
 
-def same_lengths(home: Path, lengths: Lengths) -> None:
-    """Raises InvalidParameter where a folder keeps answers of other lengths, or does not say of which."""
-    path = home / "lengths.json"
-    if not path.is_file() and not (home / "answers").is_dir():
-        home.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(lengths)))
-    kept = json.loads(path.read_text()) if path.is_file() else "lengths it does not name"
-    if kept != asdict(lengths):
-        raise InvalidParameter(f"{home} keeps answers of {kept}, not of {asdict(lengths)}: choose another --home.")
+def bank_folders(adapters: Path) -> dict[str, Path]:
+    """The adapter directories in a folder by their domain, of several for one the best on its validation text."""
+    best: dict[str, tuple[float, Path]] = {}
+    for path in sorted(adapters.glob(f"*/{CONFIG_FILE}")):
+        directory = read_directory(path.parent)
+        perplexity = float((directory.provenance.training or {}).get("valid_perplexity", float("inf")))
+        domain = directory.domain or path.parent.name
+        best[domain] = min(best.get(domain, (perplexity, path.parent)), (perplexity, path.parent))
+    return {domain: path for domain, (_, path) in best.items()}
 
 
-def _write_fresh(job: Job, fingerprint: str) -> None:
-    """An adapter of the bank's structure that nothing was trained into."""
-    like = read_directory(job.adapters / job.training[0])
-    shape = shape_of(job.base, job.home / "cache")
-    contents = AdapterContents(
-        config=like.config, domain=FRESH, weights=save_tensors(create(like.config, shape, seed=0).state_dict()),
-        base_model=job.base.id, base_fingerprint=fingerprint,
-    )  # fmt: skip
-    write_directory(job.adapters / FRESH, contents, replace=True)
+def copy_bank(folders: Mapping[str, Path], job: Job) -> None:
+    """Copy adapter directories, the control's without its sample, so that no selector ranks it."""
+    shutil.rmtree(job.adapters, ignore_errors=True)
+    for name, folder in folders.items():
+        without = shutil.ignore_patterns(SAMPLES_FILE) if name == job.control else None
+        shutil.copytree(folder, job.adapters / name, ignore=without)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from adaptersoup.client.client import SoupClient
-from benchmarks.report import Result
-from benchmarks.soups.cells import Answers
+from benchmarks.soups.cells import even_average, scored
 from benchmarks.soups.greedy import Found, greedy
-from benchmarks.soups.run import Run
 from benchmarks.soups.setting import NAMESPACE, Setting, Texts
 from demo.job import Job
 from demo.scores import Scores
@@ -53,15 +51,18 @@ def bank(folder: Path, base: Path) -> Iterator[Setting]:
 
 def alone(setting: Setting) -> dict[str, dict[str, np.ndarray]]:
     """NLL of the test passages of each domain under each adapter of the bank."""
-    run = _run(setting)
-    return {domain: {name: run.single(domain, name) for name in BANK} for domain in DOMAINS}
+    rows = {name: setting.client.adapter(f"{NAMESPACE}/{name}") for name in BANK}
+    return {
+        domain: {name: scored(setting, domain, row["ref"], row["digest"])[0] for name, row in rows.items()}
+        for domain in DOMAINS
+    }
 
 
 def by_server(setting: Setting, domain: str) -> Found:
     """What greedy search finds that has each average cooked and scored by the server, one after another."""
-    run = _run(setting)
-    return greedy(alone(setting)[domain], lambda names: run.averaged(domain, [f"{NAMESPACE}/{name}" for name in names]))
 
+    def averaged(names: Sequence[str]) -> np.ndarray:
+        cooked = setting.client.cook(even_average([f"{NAMESPACE}/{name}" for name in names]))
+        return scored(setting, domain, cooked["model"], cooked["digest"])[0]
 
-def _run(setting: Setting) -> Run:
-    return Run(setting, Answers(setting.job.home / "no"), "base", 1, [], Result("x"), search=lambda *_: {})
+    return greedy(alone(setting)[domain], averaged)

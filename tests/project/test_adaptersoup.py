@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import adaptersoup
 from benchmarks.report import Result
-from benchmarks.soups import ALONE
-from benchmarks.soups.cells import Answers
-from benchmarks.soups.setting import HOSTILE, Setting, Texts
+from benchmarks.soups import ALONE, EFFORTS
+from benchmarks.soups.cells import Answers, Cell
+from benchmarks.soups.ladder import Climbed, Ladder
+from benchmarks.soups.ratio import over_control
+from benchmarks.soups.run import Plan, Run
+from benchmarks.soups.setting import HELD_OUT, HOSTILE, Lengths, Setting, Texts, bank_folders, copy_bank, prepared
+from benchmarks.soups.trained import Rung
 from demo.job import Job
 from demo.scores import Scores
+from registry.adapters.weights import save_tensors
+from registry.errors import InvalidParameter
+from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import sha256_digest
-from registry.spec import HOLDS_OUT, BaseEntry, CookRequest, SampleSource
+from registry.spec import BaseEntry, CookRequest, Provenance, SampleSource
+from tests.service.servers import CONFIG
 from tests.texts_file import write_texts
 
 DOMAINS = ("novel_one", "novel_two")
 BANK = ("law", "zoo")
-NLL = {"base": 3.0, "control": 2.9, "law": 2.8, "zoo": 3.1, "fresh": 3.0}
+NLL = {"base": 3.0, "control": 2.9, "law": 2.8, "zoo": 3.1}
 """Nats a token of each model on every novel domain; hostile text has 3 under all of them."""
 BY_EFFORT = {"instant": 2.7, "quick": 2.6, "thorough": 2.55, "tune": 2.4, None: 2.75}
+WORDS = 3
+"""Of each passage."""
 
 
 @pytest.fixture
@@ -53,23 +63,13 @@ class FakeClient:
 
     def cook(self, request: CookRequest) -> dict[str, Any]:
         self.cooked.append(request)
-        if request.recipe is None:
-            hostile = request.sample is not None and "novel" not in (request.sample.texts or ("",))[0]
-            nll = 3.0 if hostile else BY_EFFORT[request.effort]
-        else:
-            refs = [one.ref.removeprefix("bank/") for one in request.recipe.ingredients]
-            own = min(NLL.get(ref, 2.65) for ref in refs)
-            hostile, nll = False, own - (0.3 if request.effort == "tune" else 0.0)
-            if getattr(request.mixing, "method", "") == "recompress":
-                nll += 0.04
+        assert request.sample is not None
+        hostile = "novel" not in (request.sample.texts or ("",))[0]
         model = f"soup-{len(self.cooked)}"
-        self.models[model] = nll
-        layers = {"layers.0.ffn": "1"} if request.effort == "quick" else None
+        self.models[model] = BY_EFFORT[request.effort]
         return {
             "model": "base/tiny" if hostile else model, "digest": sha256_digest(model.encode()), "abstained": hostile,
-            "verification": {"difference": nll - 3.0, "held_out": request.effort in HOLDS_OUT},
-            "report": {"width_out": 4}, "selection": {"selected": [{"ref": "bank/zoo"}]},
-            "recipe": {"ingredients": [{"digest": sha256_digest(b"x"), "weight": "1", "layers": layers}]},
+            "report": {"width_out": 4},
         }  # fmt: skip
 
     def perplexity(self, model: str, texts: list[str]) -> dict[str, Any]:
@@ -88,69 +88,147 @@ def setting(data: Path) -> Setting:
     (data / "home").mkdir()
     scores = Scores(data / "home" / "scores")
     texts = Texts(job, test_passages=20)
-    texts.test(DOMAINS[0])  # what was read of them is no part of what the setting is made of
     return Setting.on(texts, client, scores, sha256_digest(b"base"))
 
 
 def best_alone(_setting: Setting, alone: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """A search that joins nothing to the best adapter; tests of `benchmarks.soups.greedy` have the real one."""
-    return {domain: min(own.values(), key=lambda one: float(one.sum())) for domain, own in alone.items()}
+    return {domain: min(own.values(), key=lambda nll: float(nll.sum())) for domain, own in alone.items()}
 
 
-def test_samples_and_test_passages_share_nothing_and_smaller_samples_are_of_the_larger(setting: Setting) -> None:
+class FakeLadder(Ladder):
+    """Every way is at once there; PEFT's three passes take 5, 10 and 15 passes of the base, the last is the best."""
+
+    def __init__(self) -> None:
+        pass
+
+    def has(self, setting: Setting, cell: Cell) -> bool:
+        return True
+
+    def get(self, setting: Setting, cell: Cell) -> Climbed:
+        nats = {"peft": (3.0, 2.6, 2.5, 2.3), "full": (3.0, 2.7)}.get(cell.way, (2.95,))
+        rungs = (
+            Rung(tuple(NOISE + WORDS * nll), 5.0 * number, nll, number, 0.001 * number)
+            for number, nll in enumerate(nats)
+        )
+        return Climbed(1.0, tuple(rungs))
+
+
+NOISE = 0.01 * (np.arange(20) % 3)
+"""What passages differ by under every model."""
+
+
+def a_run(setting: Setting, home: Path, **plan: Any) -> Run:
+    return Run(setting, Plan(**{"bank": "smollm2_lora", **plan}), Answers(home / "answers"), FakeLadder(), best_alone)
+
+
+def measured(setting: Setting, home: Path, **plan: Any) -> Result:
+    return adaptersoup.measure(a_run(setting, home, **plan))
+
+
+def test_samples_held_out_and_test_passages_share_nothing_and_small_samples_begin_larger_ones(setting: Setting) -> None:
     again = Texts(setting.job, test_passages=20)
     for domain in (*DOMAINS, *HOSTILE):
         large = setting.sample(domain, size=100, seed=3)
         assert len(large) == len(set(large)) == 100
-        assert set(setting.sample(domain, size=5, seed=3)) < set(large)
+        assert setting.sample(domain, size=5, seed=3) == large[:5]
         assert set(setting.sample(domain, size=100, seed=4)) != set(large)
+        assert len(setting.held_out(domain, seed=3)) == HELD_OUT
+        assert not set(setting.held_out(domain, seed=3)) & set(large)
         assert not set(setting.test(domain)) & set(large)
         assert len(setting.test(domain)) == 20
         assert setting.test(domain) == again.test(domain)
 
 
-def run(setting: Setting, home: Path, **options: Any) -> Result:
-    given = {"over": "base", "draws": 1, "sizes": [15], "name": "adaptersoup", **options}
-    return adaptersoup.run(setting, home, search=best_alone, **given)
-
-
 def test_the_figures_and_what_is_not_asked_again(setting: Setting, tmp_path: Path) -> None:
-    result = run(setting, tmp_path, draws=2, sizes=[15, 30])
-    found = {name: figure.value for name, figure in result.figures.items()}
-    ratios = {"instant": -0.3, "thorough": -0.45, "tune_pass": -0.6, "oracle_single": -0.2, "clustering": -0.25}
-    for name, change in ratios.items():
-        assert found[f"{name}_ratio"] == pytest.approx(math.exp(change), rel=1e-6), name
-    assert found["quick_beats_oracle_single"] == 2
-    assert found["recompressed_kept"] == pytest.approx(0.31 / 0.35, rel=1e-6)
-    assert found["worse_than_base"] == 0
-    assert found["tune_vs_fresh_100"] == 2  # 2.4 against 2.7
+    result = measured(setting, tmp_path, draws=2, sizes=(15, 30))
+    values = {name: figure.value for name, figure in result.figures.items()}
+    nats = {"instant": 2.7, "tune": 2.4, "clustering": 2.75, "base": 3.0, "control": 2.9, "single": 2.8, "greedy": 2.8,
+            "prompt": 2.95, "peft": 2.3, "full": 2.7}  # fmt: skip
+    for name, nll in nats.items():
+        assert values[f"{name}_over_control"] == pytest.approx(math.exp(nll - 2.9), rel=1e-6), name
+    assert values["quick_over_control_15"] == values["quick_over_control"]
+    assert values["worse_than_base"] == 0
+    assert values["tune_vs_peft_best_15"] == -2  # 2.4 against 2.3
+    assert values["recommended_within_1se"] == 0
+    assert result.figures["tune_over_control"].goal == 0.74
+    assert result.figures["tune_vs_peft_15"].goal == 8
     client: Any = setting.client
-    assert [one for one in client.cooked if one.effort]
     client.cooked.clear()
-    over = run(setting, tmp_path, draws=2, sizes=[15, 30], over="control").figures
-    assert not [one for one in client.cooked if one.effort]
-    assert over["instant_over_control"].value == pytest.approx(math.exp(-0.2), rel=1e-6)
+    again = measured(setting, tmp_path, draws=2, sizes=(15, 30)).figures
+    assert {name: figure.value for name, figure in again.items()} == values
+    assert not client.cooked
 
 
-def test_a_shorter_run_leaves_out_what_it_is_told_to_and_other_domains(setting: Setting, tmp_path: Path) -> None:
-    setting.largest = 60
-    shorter = {"sizes": [], "greedy": 1, "without": adaptersoup.PARTS}
-    found = run(setting, tmp_path, **shorter)
-    assert {row["passages"] for row in found.rows if row["way"] != ALONE} == {60}
-    assert not any(row["hostile"] or row["way"] == "thorough" for row in found.rows)
-    assert found.figures["oracle_greedy_ratio"].value == found.figures["oracle_single_ratio"].value
-    with_goal = {name for name, figure in found.figures.items() if figure.goal is not None}
-    assert with_goal == {"quick_beats_oracle_single", "worse_than_base"}
-    setting.job = replace(setting.job, novel=DOMAINS[:1])
-    assert {row["domain"] for row in run(setting, tmp_path, **shorter).rows} == {DOMAINS[0]}
+def test_tune_is_compared_with_what_peft_makes_in_the_same_time(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(setting, tmp_path, sizes=(15,))
+    for seconds, ahead in ((1.0, 2), (11.0, 2), (15.0, -2)):
+        monkeypatch.setattr(run, "about", lambda _cell, seconds=seconds: {"wall_s": seconds, "forward_s": 1.0})
+        adaptersoup.beside_peft(run)
+        assert run.result.figures["tune_vs_peft_15"].value == ahead
 
 
-def test_means_are_geometric_and_arithmetic_and_rows_have_bits(setting: Setting, tmp_path: Path) -> None:
-    work = adaptersoup.Run(setting, Answers(tmp_path / "a"), "base", 1, [], Result("x"), search=best_alone)
-    one, two = (work.base(domain) for domain in DOMAINS)
-    doubled = {DOMAINS[0]: [one + math.log(2) * work.tokens(DOMAINS[0])], DOMAINS[1]: [two]}
-    assert work.ratio(doubled) == pytest.approx(2**0.5)
-    first, second = (math.exp(work.base(name).sum() / work.tokens(name).sum()) for name in DOMAINS)
-    assert work.arithmetic(doubled) == pytest.approx((2 * first + second) / (first + second))
-    size = sum(len(text) for text in setting.test(DOMAINS[0]))  # every letter is a byte
-    assert work.bits_per_byte(one, DOMAINS[0]) == pytest.approx(one.sum() / math.log(2) / size)
+def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path: Path) -> None:
+    result = measured(setting, tmp_path, sizes=(5, 60), ways=("quick", "tune"), hostile=(), greedy=0)
+    assert {row["way"] for row in result.rows} == {"quick", "tune", "base", "control"}
+    assert {row["passages"] for row in result.rows if row["way"] == "quick"} == {5, 60}
+    assert not any(row["hostile"] for row in result.rows)
+    assert not any(name.startswith(("peft", "tune_vs_peft", "greedy")) for name in result.figures)
+
+
+def test_rows_have_every_cell_and_every_adapter(setting: Setting, tmp_path: Path) -> None:
+    rows = measured(setting, tmp_path, sizes=(15,)).rows
+    assert {row["adapter"] for row in rows if row["way"] == ALONE} == {*BANK, "control"}
+    hostile = [row for row in rows if row["hostile"]]
+    assert {(row["domain"], row["way"]) for row in hostile} == {(one, way) for one in HOSTILE for way in EFFORTS}
+    assert all(row["abstained"] and row["difference"] == 0 for row in hostile)
+    [peft, *_] = [row for row in rows if row["way"] == "peft"]
+    assert (peft["trained_passes"], peft["rate"], peft["wall_s"]) == (3, 0.003, 15)
+    assert peft["over"] == pytest.approx(-0.6)
+
+
+def test_what_is_missing_is_estimated(setting: Setting, tmp_path: Path) -> None:
+    run = a_run(setting, tmp_path, sizes=(15,), greedy=0)
+    lines = run.estimate().splitlines()
+    assert {"quick", "peft", "all"} <= {line.split()[0] for line in lines[1:]}
+    run.fill()
+    assert run.estimate().splitlines()[-1].split() == ["all", "0"]
+
+
+def test_means_are_geometric_and_errors_are_those_of_the_domains() -> None:
+    rows = [
+        {"domain": "a", "over": math.log(2), "over_error": 0.3},
+        {"domain": "a", "over": math.log(2), "over_error": 0.5},
+        {"domain": "b", "over": 0.0, "over_error": 0.3},
+        {"domain": "b", "over": 0.0, "over_error": 0.3},
+    ]
+    assert over_control(rows) == pytest.approx((2**0.5, 2**0.5 * 0.5 / 2))
+
+
+def write_lora(folder: Path, domain: str, perplexity: float) -> None:
+    contents = AdapterContents(
+        config=CONFIG, domain=domain, weights=save_tensors({"x": torch.zeros(1)}), texts=[f"{n}" for n in range(30)],
+        base_model="tiny", provenance=Provenance(training={"valid_perplexity": perplexity}),
+    )  # fmt: skip
+    write_directory(folder, contents)
+
+
+def test_of_a_domains_adapters_the_best_on_validation_text_is_in_the_bank(setting: Setting, tmp_path: Path) -> None:
+    bank = tmp_path / "bank"
+    write_lora(bank / "law-1", "law", 9.0)
+    write_lora(bank / "law-2", "law", 8.0)
+    write_lora(bank / "general", "control", 7.0)
+    folders = bank_folders(bank)
+    assert {domain: path.name for domain, path in folders.items()} == {"law": "law-2", "control": "general"}
+    copy_bank(folders, setting.job)
+    assert read_directory(setting.job.adapters / "law").sample is not None
+    assert read_directory(setting.job.adapters / "control").sample is None, "so that no selector ranks it"
+
+
+def test_a_bank_needs_a_control(data: Path, tmp_path: Path) -> None:
+    (data / "train" / "law").mkdir(parents=True)
+    write_lora(tmp_path / "bank" / "law", "law", 9.0)
+    with pytest.raises(InvalidParameter, match="the control: it has none"):
+        prepared(data, "no-model", tmp_path / "bank", tmp_path / "home", Lengths())

@@ -1,0 +1,113 @@
+"""The ladder of benchmarks.adaptersoup on a tiny base: what uses of a sample score, and what trainings leave behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+
+from adaptersoup.client.client import SoupClient
+from benchmarks.soups import untrained
+from benchmarks.soups.cells import Cell
+from benchmarks.soups.ladder import Climbed, Ladder, Rates
+from benchmarks.soups.setting import Setting, Texts
+from benchmarks.soups.trained import Passages, Rung, Trainable, full, lora, nll_of, rungs
+from benchmarks.soups.untrained import SEPARATOR, nearest_neighbours, prompted
+from demo.job import Job
+from demo.scores import Scores
+from registry.base_model import LoadedBase, load_base
+from registry.base_model.likelihood import score_windows, windows
+from registry.spec import BaseEntry
+from registry.tasks.process_pool import ProcessPool
+from tests.texts_file import write_texts
+from tests.tiny_models import TINY_SENTENCES, build_tiny_base
+from tests.training.conftest import state_hash
+
+SENTENCES = [f"{text} Number {number}." for number in range(3) for text in TINY_SENTENCES]
+PASSAGES = Passages(tuple(TINY_SENTENCES[:3]), tuple(TINY_SENTENCES[3:5]), tuple(TINY_SENTENCES[4:]))
+
+
+@pytest.fixture(params=["gpt2", "llama"])
+def base(request: pytest.FixtureRequest, tmp_path: Path) -> LoadedBase:
+    return load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path, model_type=request.param))))
+
+
+def test_a_text_is_scored_after_as_much_of_the_sample_as_fits(base: LoadedBase) -> None:
+    """Against one pass over prompt and text together; 1e-3 nats of sums over tens of tokens, in fp32."""
+    [rung] = prompted(base, PASSAGES)
+    prompt = base.tokenize(SEPARATOR.join(PASSAGES.sample) + SEPARATOR, bos=False)
+    for text, nll in zip(PASSAGES.test, rung.nll, strict=True):
+        ids = base.tokenize(text, bos=False)
+        room = base.shape.context - 1 - len(ids)
+        assert 0 < room < len(prompt)
+        together = windows([*prompt[:room], *ids], context=base.shape.context, bos_id=base.bos_id, prompt=room)
+        assert nll == pytest.approx(sum(score_windows(base.model, together, max_tokens=64, pad_id=0)), abs=1e-3)
+
+
+def test_a_text_without_room_for_a_prompt_is_scored_alone(base: LoadedBase) -> None:
+    long = " ".join(TINY_SENTENCES)
+    [rung] = prompted(base, replace(PASSAGES, test=(long,)))
+    assert rung.nll == pytest.approx(nll_of(base, [long]))
+
+
+def test_neighbours_help_with_a_text_of_the_sample_and_never_harm_what_they_are_chosen_on(base: LoadedBase) -> None:
+    [rung] = nearest_neighbours(base, replace(PASSAGES, held_out=PASSAGES.sample, test=PASSAGES.sample))
+    assert sum(rung.nll) < 0.7 * sum(nll_of(base, PASSAGES.sample))
+    [other] = nearest_neighbours(base, PASSAGES)
+    held_out = nll_of(base, PASSAGES.held_out)
+    tokens = sum(len(base.tokenize(text, bos=False)) for text in PASSAGES.held_out)
+    assert other.held_out <= sum(held_out) / tokens + 1e-6
+
+
+def test_without_a_share_the_base_is_left(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untrained, "SHARES", (0.0,))
+    [rung] = nearest_neighbours(base, PASSAGES)
+    assert rung.nll == pytest.approx(nll_of(base, PASSAGES.test), rel=1e-5)
+
+
+@pytest.mark.parametrize("trainable", [lora, full])
+def test_a_training_helps_and_leaves_the_base(base: LoadedBase, trainable: Trainable) -> None:
+    before, names = state_hash(base.model), [name for name, _ in base.model.named_parameters()]
+    passages = replace(PASSAGES, held_out=PASSAGES.sample)
+    results = rungs(trainable, base, passages, (1e-3, 1e-2, 1e4))
+    assert (state_hash(base.model), [name for name, _ in base.model.named_parameters()]) == (before, names)
+    assert [rung.passes for rung in results] == [0, 1, 2, 3]
+    assert results[0] == Rung(nll_of(base, passages.test), 0.0, results[0].held_out)
+    assert {rung.rate for rung in results[1:]} <= {1e-3, 1e-2}, "one that diverges is not chosen"
+    losses, seconds = ([getattr(rung, name) for rung in results] for name in ("held_out", "seconds"))
+    assert losses == sorted(losses, reverse=True)
+    assert seconds == sorted(seconds)
+    with trainable(base) as trained, torch.no_grad():
+        assert nll_of(trained, passages.test) == pytest.approx(results[0].nll, rel=1e-5), "begins at the base"
+
+
+def test_a_training_that_does_not_help_is_not_in_the_result(base: LoadedBase) -> None:
+    assert [rung.passes for rung in rungs(lora, base, PASSAGES, (0.0,))] == [0]
+
+
+@pytest.mark.slow
+def test_a_result_is_computed_in_a_process_once(base: LoadedBase, tmp_path: Path) -> None:
+    for split in ("valid", "test"):
+        write_texts(tmp_path / "data" / "novel" / "tales" / f"{split}.jsonl", [f"{text} {split}" for text in SENTENCES])
+    job = Job(tmp_path, tmp_path / "data", base.entry, (), ("tales",), "", tmp_path)
+    scores, client = Scores(tmp_path / "scores"), cast(SoupClient, None)
+    setting = Setting.on(Texts(job, test_passages=4, largest=8), client, scores, base.shape.fingerprint)
+    cell = Cell("prompt", "tales", 0, 5)
+    with ProcessPool(1) as pool:
+        ladder = Ladder(tmp_path / "ladder", pool, Rates())
+        assert not ladder.has(setting, cell)
+        result = ladder.get(setting, cell)
+        assert ladder.has(setting, cell)
+    passages = Passages(tuple(setting.sample("tales", size=5, seed=0)), (), tuple(setting.test("tales")))
+    assert result.rungs[0].nll == pytest.approx(prompted(base, passages)[0].nll, rel=1e-5)
+    assert Ladder(tmp_path / "ladder", pool, Rates()).get(setting, cell) == result
+
+
+def test_the_best_within_a_time_is_chosen_on_held_out_passages() -> None:
+    climbed = Climbed(2.0, tuple(Rung((), seconds, loss) for seconds, loss in [(0, 3.0), (10, 2.0), (20, 1.0)]))
+    assert climbed.best().seconds == 20
+    assert climbed.best(within=9).seconds == 10
+    assert climbed.best(within=1).seconds == 0
