@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FLOORS := adaptersoup:95 plots:95 registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser test test-long test-databases test-interop coverage quick soak check format serve demo main-job bench bench-engine bench-peers bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup screenshots docs openapi clean
+.PHONY: help setup browser test test-long test-databases test-interop coverage quick soak check format serve demo main-job bench bench-engine bench-peers bench-vllm bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup screenshots docs openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -118,6 +118,9 @@ bench-engine: $(VENV)/.dev $(SMOLLM2)  ## the engine on SmolLM2 in fp32 and bf16
 	    --out benchmarks/results/$${subject}_smollm2_$$dtype.json || exit 1; done; done
 	$(RUN) -m benchmarks.decoding --dtype bfloat16 --out benchmarks/results/decoding_gpt2_bfloat16.json
 	$(RUN) -m benchmarks.mixtures --base-folder $(SMOLLM2) --out benchmarks/results/mixtures.json
+
+bench-vllm: $(VENV)/.dev $(SMOLLM2) .venv-peers/vllm/.installed  ## bottlenecks and moving aliases in vLLM for CPUs
+	$(RUN) -m benchmarks.vllm --base-folder $(SMOLLM2) --out benchmarks/results/vllm.json
 
 # Each peer in an environment of its own. The files list all that it needs, so nothing is resolved: vLLM would bring
 # torchvision, torchaudio and torchcodec, whose CUDA builds do not go with torch's for CPUs. llama.cpp's server is built

@@ -24,6 +24,7 @@ from vllm.model_executor.models.utils import PPMissingLayer
 
 from adaptersoup.vllm.settings import VllmSettings
 from registry.adapters.bottleneck_lora import LAYERS, BottleneckKind, Layer, kinds_named, trained_norm
+from registry.errors import Incompatible
 
 
 class ZeroLayer(ReplicatedLinear):  # type: ignore[misc]  # vLLM is installed in its own environments only
@@ -65,8 +66,17 @@ class LayerBottlenecks:
                 norm.register_forward_hook(partial(self._edit_norm, number))
 
     def _zero_layer(self, name: str) -> Layer:
-        """The layer of zeros of a name, which vLLM has replaced by one with LoRAs."""
-        return cast(Layer, self._layer.get_submodule(name))
+        """The layer of zeros of a name, which vLLM has replaced by one with LoRAs; raises Incompatible if it has not.
+
+        Adapters would be loaded without it, and change nothing.
+        """
+        layer = self._layer.get_submodule(name)
+        if isinstance(layer, ZeroLayer):
+            raise Incompatible(
+                f"vLLM has no LoRA on {name!r}: name it in --lora-target-modules, or leave its kind out of "
+                "SOUP_VLLM_BOTTLENECKS."
+            )
+        return cast(Layer, layer)
 
     def _update(self, kind: BottleneckKind, site: str, source: Tensor) -> Tensor:
         name = kind.sites()[site]

@@ -15,7 +15,7 @@ from registry.names import NameRef, parse_ref
 
 log = logging.getLogger("soup.client")
 
-PAUSE_SECONDS = 2.0
+PAUSE_SECONDS = 1.0
 """Between two rounds of questions."""
 
 

@@ -30,7 +30,7 @@ def versions() -> dict[str, str]:
 
 def start(*, file: str, dtype: str, rows: int, context: int) -> Callable[..., list[list[int]]]:
     """Start the server over a GGUF file with `rows` slots of `context` tokens; raises OSError where it ends."""
-    port, threads = _free_port(), os.environ["OMP_NUM_THREADS"]
+    port, threads = free_port(), os.environ["OMP_NUM_THREADS"]
     kept = {"float32": "f32", "bfloat16": "bf16"}[dtype]
     server = subprocess.Popen(
         [Path(sys.prefix) / "bin" / "llama-server", "--model", file, "--port", str(port), "--parallel", str(rows),
@@ -76,7 +76,8 @@ def _wait(server: subprocess.Popen[bytes], url: str) -> None:
     raise OSError(f"llama-server did not answer within {START_SECONDS:.0f} s (exit code {server.poll()})")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

@@ -59,11 +59,7 @@ class Peer:
     versions: Mapping[str, str]
 
     def __init__(self, kind: PeerKind, *, environments: Path = ENVIRONMENTS, **start: Any) -> None:
-        folder = environments / kind.environment
-        python = folder / "bin" / "python"
-        if not python.is_file():
-            raise PeerMissing(f"there is no environment {kind.environment} in {environments.name}: make bench-peers")
-        environment = _environment(folder, kind.preload)
+        python, environment = interpreter(kind, environments)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
         self._process = subprocess.Popen(
             [python, "-P", HERE / "answering.py", HERE / kind.script], env=environment,
@@ -79,6 +75,12 @@ class Peer:
         """What it writes, row by row; raises PeerFailed."""
         self._signal(signal.SIGCONT)
         return [tuple(row) for row in self._ask({"prompts": prompts, "tokens": tokens})["rows"]]
+
+    def score(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[list[int], list[float]]]:
+        """What it writes, row by row, with the log-probability of each token; raises PeerFailed."""
+        self._signal(signal.SIGCONT)
+        asked = {"prompts": prompts, "tokens": tokens, "log_probabilities": True}
+        return [(row[0], row[1]) for row in self._ask(asked)["rows"]]
 
     def close(self) -> None:
         """End the process and all that it started."""
@@ -145,6 +147,15 @@ def peers(wanted: Wanted, environments: Path = ENVIRONMENTS) -> Iterator[Peers]:
             except PeerMissing as missing:
                 found[name] = missing
         yield found
+
+
+def interpreter(kind: PeerKind, environments: Path = ENVIRONMENTS) -> tuple[Path, dict[str, str]]:
+    """The interpreter of a peer's environment, and the variables that it runs with; raises PeerMissing."""
+    folder = environments / kind.environment
+    python = folder / "bin" / "python"
+    if not python.is_file():
+        raise PeerMissing(f"there is no environment {kind.environment} in {environments.name}: make bench-peers")
+    return python, _environment(folder, kind.preload)
 
 
 def _environment(folder: Path, preload: Sequence[str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import json
 import subprocess
 import time
@@ -26,6 +27,7 @@ from benchmarks import (
     selection,
     subjects,
     training,
+    vllm,
     working_set,
     writing,
 )
@@ -277,6 +279,31 @@ def test_loras_for_peers_hold_the_same(tmp_path, tiny_llama):
     model = PeftModel.from_pretrained(copy.deepcopy(tiny_llama.model), folder)
     held = {name.replace(".default", ""): tensor for name, tensor in model.state_dict().items()}
     assert all(torch.equal(held[name], tensor) for name, tensor in lora.load().items())
+
+
+def test_bottlenecks_in_vllm_need_its_environment(tmp_path, tiny_llama):
+    folder = Path(tiny_llama.entry.source)
+    result = report.Result("vllm")
+    vllm.measure_answers(result, folder, tmp_path)
+    vllm.measure_speed(result, folder, dtype="float32", repeats=1, environments=tmp_path)
+    vllm.measure_aliases(result, folder, moves=1, environments=tmp_path)
+    assert [row["part"] for row in result.rows] == ["answers", "answers", "speed", "speed", "speed", "aliases"]
+    assert all("make bench-peers" in row["missing"] for row in result.rows)
+    assert result.figures == {}
+
+
+def test_log_probabilities_are_compared_up_to_the_first_other_token():
+    one = vllm.Written((1, 2, 3), (-1.0, -2.0, -3.0))
+    assert vllm.difference(one, vllm.Written((1, 2, 4), (-1.5, -2.0, -9.0))) == 0.5
+    assert vllm.difference(one, vllm.Written((9, 2, 3), (-9.0, -9.0, -9.0))) == 0.0
+
+
+def test_the_plugin_of_a_checkout_is_where_vllm_looks(tmp_path):
+    root, folder = vllm.plugin_path(tmp_path)
+    (found,) = importlib.metadata.distributions(name="adaptersoup", path=[folder])
+    points = {point.group: point.value for point in found.entry_points if point.group.startswith("vllm.")}
+    assert set(points) == {"vllm.general_plugins", "vllm.endpoint_plugins"}
+    assert all((Path(root) / f"{value.partition(':')[0].replace('.', '/')}.py").is_file() for value in points.values())
 
 
 def test_scoring_gives_the_nats_of_the_script(tiny_llama, monkeypatch):

@@ -1,0 +1,409 @@
+"""Bottlenecks in vLLM: the tokens of our engine, their cost beside vLLM's LoRAs, and aliases that move.
+
+vLLM for CPUs runs in its environment (`make bench-peers`) with the plugin of this checkout.
+
+- `answers`: prompts are continued greedily with a bottleneck of each structure, in one batch, in fp32 and bf16. Our
+  engine in bf16 is compared with itself in fp32 as well, since rounding alone moves log-probabilities.
+- `speed`: 16 rows have a bottleneck or a LoRA each; vLLM has LoRA on those modules only.
+- `aliases`: an alias moves between two adapters while texts are requested by it, with vLLM's prefix cache on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from openai import APIConnectionError, OpenAI
+
+from adaptersoup.client.additions import Additions
+from adaptersoup.vllm.lora_files import lora_files
+from benchmarks.decoding import VLLM_MODES, prepare
+from benchmarks.peers.files import write_peft
+from benchmarks.peers.llama_server import free_port
+from benchmarks.peers.process import ENVIRONMENTS, KINDS, Peer, PeerMissing, Wanted, interpreter, peers
+from benchmarks.report import Result, interleaved, options, ratios, repeated, run_parts
+from benchmarks.subjects import (
+    BOTTLENECK,
+    DTYPES,
+    RANK,
+    Given,
+    Window,
+    bottleneck_of,
+    chosen_base,
+    digest_of,
+    drawn_tensors,
+    loader,
+    page_passages,
+    rows_of,
+    silent,
+)
+from benchmarks.writing import PROMPT, check_told_apart
+from demo.results import ROOT, Figure
+from demo.server import Server, running
+from registry.adapters import paper_config
+from registry.adapters.bottleneck_lora import kind_of
+from registry.adapters.weights import save_tensors
+from registry.base_model import LoadedBase
+from registry.formats import AdapterContents, place_files, write_directory
+from registry.spec import BottleneckConfig
+from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams
+
+STRUCTURES = ("bapna_firat", "pfeiffer", "parallel", "houlsby")
+PROMPTS, TEXT, TOKENS = 10, 24, 16
+"""Of `answers`: prompts, tokens of each, and tokens written."""
+ROWS, ROW_TOKENS = 16, 32
+MAX_RANK = 16
+"""The least of vLLM's that holds a bottleneck of width 8, which has rank 9."""
+MOVES, LONG = 20, 96
+"""Of `aliases`: moves, after each of which all prompts are requested, and tokens of a prompt: some blocks."""
+BLOCK = 32
+START_SECONDS = 300.0
+
+
+class Written(NamedTuple):
+    """The tokens of a row and their log-probabilities."""
+
+    tokens: Sequence[int]
+    log_probabilities: Sequence[float]
+
+
+def difference(one: Written, other: Written) -> float:
+    """The largest difference of log-probabilities up to the first token that differs."""
+    pairs = zip(one.tokens, other.tokens, one.log_probabilities, other.log_probabilities, strict=True)
+    largest = 0.0
+    for first, second, p, q in pairs:
+        if first != second:
+            break
+        largest = max(largest, abs(p - q))
+    return largest
+
+
+# --- the plugin in vLLM's environment -----------------------------------------------------------------------
+
+
+def plugin_path(scratch: Path) -> list[str]:
+    """Folders in which vLLM's interpreter finds this checkout and its entry points, which an install would give it."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    lines = [
+        line
+        for group, points in groups.items()
+        for line in (f"[{group}]", *(f"{name} = {point}" for name, point in points.items()))
+    ]
+    metadata = scratch / "adaptersoup-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: adaptersoup\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text("\n".join([*lines, ""]))
+    return [str(ROOT), str(scratch)]
+
+
+def write_lora(folder: Path, base: LoadedBase, adapter: LoadableAdapter) -> Path:
+    """The directory of a bottleneck as vLLM loads it."""
+    assert isinstance(adapter.config, BottleneckConfig)
+    place_files(folder, lora_files(adapter.config, save_tensors(adapter.load()), base.shape.model_type))
+    return folder
+
+
+def layers_of(adapters: Sequence[LoadableAdapter]) -> tuple[list[str], list[str]]:
+    """The kinds of bottlenecks, and the names of their layers of zeros."""
+    kinds = dict.fromkeys(kind_of(one.config) for one in adapters if isinstance(one.config, BottleneckConfig))
+    return [kind.name for kind in kinds], [layer for kind in kinds for layer in kind.layers(1, 1)]
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+class Goal(NamedTuple):
+    """A figure's name and goal."""
+
+    name: str
+    goal: float | None = None
+
+
+ANSWER_FIGURES = {
+    ("float32", "vllm"): (Goal("tokens_equal", 1.0), Goal("log_probability_difference_float32")),
+    ("bfloat16", "vllm"): (Goal("tokens_equal_bfloat16"), Goal("log_probability_difference", 0.05)),
+    ("bfloat16", "float32"): (Goal("rounding_tokens_equal"), Goal("rounding_log_probability_difference")),
+}
+"""By the dtype of our rows, and what they are compared with."""
+
+
+def bottlenecks(base: LoadedBase) -> dict[str, LoadableAdapter]:
+    """A bottleneck of each structure."""
+    adapters = {}
+    for seed, structure in enumerate(STRUCTURES):
+        config = paper_config(structure, bottleneck=BOTTLENECK)  # type: ignore[arg-type]
+        tensors = drawn_tensors(base, config, seed)
+        adapters[structure] = LoadableAdapter(digest_of(base, config, tensors), config, loader(tensors))
+    return adapters
+
+
+def by_engine(base: LoadedBase, prompts: Sequence[Window], adapters: Sequence[LoadableAdapter]) -> list[Written]:
+    """Rows of our engine: each prompt with every adapter."""
+    engine = Engine(Given({base.entry.id: base}), EngineLimits(max_running=len(prompts) * len(adapters)))
+    params = SamplingParams(max_tokens=TOKENS, temperature=0, logprobs=0)
+    engine.start()
+    try:
+        tickets = engine.submit_all(
+            [GenerateRequest(base.entry.id, prompt, one, params) for prompt in prompts for one in adapters]
+        )
+        rows = [ticket.result().choices[0] for ticket in tickets]
+    finally:
+        engine.stop()
+    return [Written(row.token_ids, row.token_logprobs) for row in rows]
+
+
+def measure_answers(result: Result, folder: Path, environments: Path = ENVIRONMENTS) -> None:
+    """Compare our engine's rows with vLLM's, in fp32 and bf16."""
+    ours: dict[str, list[Written]] = {}
+    for dtype in ("float32", "bfloat16"):
+        speaking = chosen_base(folder, dtype)
+        prompts = [tuple(speaking.tokenizer(text)["input_ids"][:TEXT]) for text in page_passages(PROMPTS, seed=1)]
+        base = silent(speaking)
+        adapters = bottlenecks(base)
+        ours[dtype] = by_engine(base, prompts, list(adapters.values()))
+        with tempfile.TemporaryDirectory() as scratch:
+            paths = {name: str(write_lora(Path(scratch) / name, base, one)) for name, one in adapters.items()}
+            kinds, layers = layers_of(list(adapters.values()))
+            wanted: Wanted = {"vllm": ("vllm", {
+                "folder": str(folder), "dtype": dtype, "rows": ROWS, "context": TEXT + TOKENS, "rank": MAX_RANK,
+                "loras": [paths[name] for _ in prompts for name in adapters], "modes": list(VLLM_MODES),
+                "modules": layers, "bottlenecks": kinds, "path": plugin_path(Path(scratch)),
+            })}  # fmt: skip
+            with peers(wanted, environments) as processes:
+                peer = processes["vllm"]
+                if isinstance(peer, PeerMissing):
+                    result.rows.append({"part": "answers", "dtype": dtype, "missing": str(peer)})
+                    continue
+                rows = [prompt for prompt in prompts for _ in adapters]
+                theirs = [Written(*row) for row in peer.score(rows, TOKENS)]
+        _add_answers(result, dtype, "vllm", ours[dtype], theirs)
+    if result.figures:
+        _add_answers(result, "bfloat16", "float32", ours["bfloat16"], ours["float32"])
+
+
+def _add_answers(result: Result, dtype: str, other: str, ours: Sequence[Written], theirs: Sequence[Written]) -> None:
+    """Rows by structure, and the figures of our rows in a dtype beside others."""
+    pairs = list(zip(ours, theirs, strict=True))
+    for number, structure in enumerate(STRUCTURES):
+        rows = pairs[number :: len(STRUCTURES)]
+        result.rows.append({
+            "part": "answers", "structure": structure, "dtype": dtype, "beside": other, "rows": len(rows),
+            "equal": sum(tuple(a.tokens) == tuple(b.tokens) for a, b in rows),
+            "log_probability_difference": max(difference(a, b) for a, b in rows),
+        })  # fmt: skip
+    equal = sum(tuple(a.tokens) == tuple(b.tokens) for a, b in pairs) / len(pairs)
+    note = f"{len(pairs)} rows of {TOKENS} tokens, {dtype}" + (
+        " beside float32, both by our engine" * (other != "vllm")
+    )
+    tokens, log_probabilities = ANSWER_FIGURES[dtype, other]
+    result.figures[tokens.name] = Figure(equal, "share", tokens.goal, (), note)
+    largest = max(difference(a, b) for a, b in pairs)
+    result.figures[log_probabilities.name] = Figure(largest, "nats", log_probabilities.goal, (), note)
+
+
+# --- speed --------------------------------------------------------------------------------------------------
+
+
+def measure_speed(result: Result, folder: Path, *, dtype: str, repeats: int, environments: Path = ENVIRONMENTS) -> None:
+    """Time vLLM's base alone, with a LoRA a row, and with a bottleneck a row, in turn."""
+    setting = prepare(chosen_base(folder, dtype), rows=ROWS, more=ROWS, tokens=ROW_TOKENS)
+    base = setting.some.base
+    with tempfile.TemporaryDirectory() as temporary:
+        scratch = Path(temporary)
+        loras = [str(write_peft(scratch / f"lora{n}", base, one)) for n, one in enumerate(setting.loras)]
+        pairs = [str(write_lora(scratch / f"pair{n}", base, one)) for n, one in enumerate(setting.bottlenecks)]
+        kinds, layers = layers_of(setting.bottlenecks)
+        common = {
+            "folder": str(folder), "dtype": dtype, "rows": ROWS, "context": PROMPT + ROW_TOKENS,
+            "modes": list(VLLM_MODES),
+        }  # fmt: skip
+        path = plugin_path(scratch)
+        targets = sorted({module.rpartition(".")[2] for module in setting.loras[0].config.modules()})  # type: ignore[attr-defined]
+        wanted: Wanted = {
+            "base": ("vllm", {**common, "loras": [], "rank": RANK}),
+            "loras": ("vllm", {**common, "loras": loras, "rank": RANK, "modules": targets}),
+            "bottlenecks": ("vllm", {
+                **common, "loras": pairs, "rank": MAX_RANK, "modules": layers, "bottlenecks": kinds, "path": path,
+            }),
+        }  # fmt: skip
+        with peers(wanted, environments) as processes:
+            missing = {way: str(peer) for way, peer in processes.items() if isinstance(peer, PeerMissing)}
+            result.rows += [{"part": "speed", "way": way, "missing": why} for way, why in missing.items()]
+            if missing:
+                return
+            calls = {way: partial(setting.some.peer, peer) for way, peer in processes.items() if isinstance(peer, Peer)}
+            check_told_apart({way: call() for way, call in calls.items()}, "base", ("loras", "bottlenecks"))
+            times = interleaved(calls, repeats=repeats, warm=True, before=lambda turn: setting.redraw(turn + 1))
+    for way, seconds in times.items():
+        rate = ROWS * ROW_TOKENS / median(seconds)
+        result.rows.append({"part": "speed", "way": way, "dtype": dtype, "rows": ROWS, "tokens_per_s": rate})
+    of_loras = ratios(times["base"], times["loras"])
+    note = f"tokens/s over vLLM's base alone, {ROWS} rows, {dtype}; the goal is its LoRAs'"
+    result.figures["mixed_vs_base"] = repeated(
+        ratios(times["base"], times["bottlenecks"]), "ratio", goal=median(of_loras), note=note
+    )
+    result.figures["mixed_loras_vs_base"] = repeated(of_loras, "ratio", note=f"{ROWS} LoRAs of rank {RANK} in vLLM")
+
+
+# --- aliases ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AliasRun:
+    """A registry with two versions of a bottleneck, and a vLLM that serves its names."""
+
+    registry: Server
+    vllm: OpenAI
+    prompts: Sequence[Window]
+
+    def ask(self, model: str, prompt: Window, *, tokens: int = TOKENS) -> tuple[str, str]:
+        """The digest that vLLM answers with, and its text."""
+        answer = self.vllm.completions.create(
+            model=model, prompt=list(prompt), max_tokens=tokens, temperature=0, extra_body={"ignore_eos": True}
+        )
+        return answer.model, answer.choices[0].text
+
+    def move(self, version: int, digest: str) -> float:
+        """Seconds from moving the alias until vLLM answers with the other version."""
+        with self.registry.client() as client:
+            client.put_alias(NAME, ALIAS, version)
+        start = time.perf_counter()
+        while self.ask(f"{NAME}@{ALIAS}", self.prompts[0][:1], tokens=1)[0] != digest:
+            time.sleep(0.05)
+        return time.perf_counter() - start
+
+
+NAME, ALIAS = "team/books", "prod"
+
+
+def measure_aliases(result: Result, folder: Path, *, moves: int = MOVES, environments: Path = ENVIRONMENTS) -> None:
+    """Move an alias to and fro; time until vLLM follows, and compare all texts with those of the versions."""
+    try:
+        interpreter(KINDS["vllm"], environments)
+    except PeerMissing as missing:
+        result.rows.append({"part": "aliases", "missing": str(missing)})
+        return
+    base = chosen_base(folder, "float32")
+    prompts = rows_of(base, rows=PROMPTS, length=LONG, seed=0)
+    with tempfile.TemporaryDirectory() as temporary, alias_run(base, Path(temporary), prompts, environments) as run:
+        texts = {version: [run.ask(f"{NAME}@{version}", prompt) for prompt in prompts] for version in (1, 2)}
+        seconds, stale, neither = [], 0, 0
+        for move in range(moves):
+            version = 2 - move % 2
+            seconds.append(run.move(version, texts[version][0][0]))
+            for number, prompt in enumerate(prompts):
+                _, text = run.ask(f"{NAME}@{ALIAS}", prompt)
+                right, before = texts[version][number][1], texts[3 - version][number][1]
+                stale += text == before != right
+                neither += text not in {right, before}
+    differ = sum(first[1] != second[1] for first, second in zip(texts[1], texts[2], strict=True))
+    tries = moves * len(prompts)
+    result.rows.append({
+        "part": "aliases", "moves": moves, "tries": tries, "stale": stale, "neither": neither,
+        "prompts_told_apart": differ,
+    })  # fmt: skip
+    result.figures["alias_seen_s"] = Figure(max(seconds), "s", 5.0, tuple(seconds), f"the longest of {moves} moves")
+    note = f"texts of the version before, of {tries}; {differ} of {len(prompts)} prompts tell the versions apart"
+    result.figures["stale_tokens"] = Figure(stale, "texts", 0, (), note)
+
+
+@contextmanager
+def alias_run(base: LoadedBase, scratch: Path, prompts: Sequence[Window], environments: Path) -> Iterator[AliasRun]:
+    """A registry and a vLLM beside it, while open."""
+    bases = scratch / "bases.toml"
+    bases.write_text(f"[bases.base]\nsource = {json.dumps(base.entry.source)}\n")
+    with running(bases, scratch / "registry") as registry:
+        with registry.client() as client:
+            for seed in (1, 2):
+                config = bottleneck_of()
+                weights = save_tensors(drawn_tensors(base, config, seed))
+                adapter = AdapterContents(config=config, weights=weights, domain="books", base_model="base")
+                write_directory(scratch / f"version{seed}", adapter)
+                client.push_directory(scratch / f"version{seed}", name=NAME, more=Additions(base="base"))
+            client.put_alias(NAME, ALIAS, 1)
+        with serving_vllm(base, registry, scratch, environments) as vllm:
+            yield AliasRun(registry, vllm, prompts)
+
+
+@contextmanager
+def serving_vllm(base: LoadedBase, registry: Server, scratch: Path, environments: Path) -> Iterator[OpenAI]:
+    """A client of vLLM's server, which resolves names at the registry; its log is in `scratch`."""
+    python, variables = interpreter(KINDS["vllm"], environments)
+    kinds, layers = layers_of([LoadableAdapter("", bottleneck_of(), dict)])
+    last_core = int(variables["OMP_NUM_THREADS"]) - 1
+    key = (registry.data / "admin.key").read_text().strip()
+    variables |= {
+        "PYTHONPATH": os.pathsep.join(plugin_path(scratch)), "VLLM_PLUGINS": "adaptersoup",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_OMP_THREADS_BIND": f"0-{last_core}",
+        "SOUP_URL": registry.url, "SOUP_KEY": key, "SOUP_VLLM_BASE": "base", "SOUP_VLLM_BOTTLENECKS": ",".join(kinds),
+        "SOUP_VLLM_CACHE": str(scratch / "cache"),
+    }  # fmt: skip
+    port = free_port()
+    command = [
+        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", base.entry.source,
+        "--served-model-name", "base", "--host", "127.0.0.1", "--port", str(port),
+        "--dtype", "float32", "--max-model-len", str(2 * LONG), "--max-num-seqs", "4", "--enforce-eager",
+        "--kv-cache-memory-bytes", str(2**28), "--block-size", str(BLOCK),
+        "--enable-lora", "--max-loras", "4", "--max-lora-rank", str(MAX_RANK), "--lora-target-modules", *layers,
+    ]  # fmt: skip
+    with (scratch / "vllm.log").open("wb") as log:
+        process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=120.0)
+            wait_for(client, process)
+            yield client
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def wait_for(client: OpenAI, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server answers; raises OSError if it ends before, or does not answer in time."""
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            client.models.list()
+            return
+        except APIConnectionError:
+            time.sleep(0.5)
+    raise OSError(f"vLLM's server did not answer within {START_SECONDS:.0f} s (exit code {process.poll()})")
+
+
+# --- the command line ---------------------------------------------------------------------------------------
+
+
+def parts(arguments: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
+    """The parts, by name."""
+    folder = arguments.base_folder.resolve()
+    return {
+        "answers": partial(measure_answers, folder=folder),
+        "speed": partial(measure_speed, folder=folder, dtype=arguments.dtype, repeats=arguments.repeats),
+        "aliases": partial(measure_aliases, folder=folder, moves=arguments.moves),
+    }
+
+
+def main() -> None:
+    """The command line."""
+    parser = options(__doc__)
+    parser.add_argument("--base-folder", type=Path, required=True, help="folder of a Llama, Mistral, Qwen2 or Qwen3")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="dtype of the part speed")
+    parser.add_argument("--moves", type=int, default=MOVES, help="moves of the alias")
+    parser.add_argument("--only", nargs="+", choices=("answers", "speed", "aliases"), help="these parts alone")
+    arguments = parser.parse_args()
+    run_parts("vllm", parts(arguments), only=arguments.only, out=arguments.out)
+
+
+if __name__ == "__main__":
+    main()
