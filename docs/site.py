@@ -24,6 +24,7 @@ from docs import generate
 FILES = Path(__file__).with_name("site_files")
 STATIC = Path("service") / "http" / "pages" / "static"
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+INDEX = "sections.js"
 SECTION_LETTERS = 1500
 """Letters of a section that the search looks at."""
 MENU = {
@@ -48,7 +49,9 @@ class Section:
 
 
 def build(target: Path, root: Path = generate.ROOT) -> int:
-    """Write the site into `target`, replacing what is there; returns the number of pages."""
+    """Write the site into `target`, and return the number of pages; raises FileExistsError for a folder of others."""
+    if target.exists() and not (target / INDEX).is_file() and any(target.iterdir()):
+        raise FileExistsError(f"{target} holds other files than a site: name a new folder.")
     shutil.rmtree(target, ignore_errors=True)
     template = Environment(
         loader=FileSystemLoader(FILES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
@@ -71,7 +74,7 @@ def build(target: Path, root: Path = generate.ROOT) -> int:
     for source in (root / STATIC / "soup.css", root / STATIC / "icon.svg", FILES / "site.css", FILES / "search.js"):
         shutil.copyfile(source, target / source.name)
     rows = [[section.title, section.heading, section.url, section.text] for section in sections]
-    _write(target / "sections.js", f"window.SECTIONS = {json.dumps(rows, ensure_ascii=False)};\n")
+    _write(target / INDEX, f"window.SECTIONS = {json.dumps(rows, ensure_ascii=False)};\n")
     return len(pages)
 
 

@@ -40,6 +40,13 @@ def address(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
+def test_a_folder_of_other_files_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("kept")
+    with pytest.raises(FileExistsError, match="holds other files than a site"):
+        site.build(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "kept"
+
+
 def test_every_link_leads_to_a_file_and_its_anchor(folder: Path) -> None:
     anchors = {
         file.relative_to(folder): set(re.findall(r' id="([^"]+)"', file.read_text())) for file in folder.rglob("*.html")
