@@ -44,7 +44,7 @@ def request_of(kind: type[T], **fields: Any) -> T:
         return kind.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, row['loc'])) or 'the request'}: {row['msg']}" for row in error.errors()]
-        raise InvalidParameter(f"This cannot be asked for: {problems[0]}.", problems=problems) from None
+        raise InvalidParameter(f"The request is not valid: {problems[0]}.", problems=problems) from None
 
 
 def spec_of(selector: str | Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -236,7 +236,7 @@ class Store:
                 progress=progress or silent,
             )
         if parallel is not None or cores is not None:
-            raise InvalidParameter("parallel and cores are of tasks on Ray: give on='ray' as well.", param="on")
+            raise InvalidParameter("'parallel' and 'cores' are for tasks on Ray: give on='ray' too.", param="on")
         job = self.client.evaluate_pool(pool=pool, passages=passages, progress=progress)
         return CrossEvaluated(**(job.result or {}))
 
@@ -299,7 +299,9 @@ def _settings(options: Mapping[str, Any], folder: Path, allowlist: Path | None) 
         raise InvalidParameter(f"A server has no setting {', '.join(unknown)}.", param=unknown[0])
     fixed = {"data": folder} | ({} if allowlist is None else {"bases": allowlist})
     if conflicting := sorted(options.keys() & fixed.keys()):
-        raise InvalidParameter(f"{', '.join(conflicting)} of a store are in its folder.", param=conflicting[0])
+        raise InvalidParameter(
+            f"A store keeps {', '.join(conflicting)} in its own folder: drop these settings.", param=conflicting[0]
+        )
     return request_of(Settings, **{"preload": False, **options, **fixed})
 
 

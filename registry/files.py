@@ -128,7 +128,7 @@ def loads_strict(
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if max_keys is not None and len(pairs) > max_keys:
-            raise error(f"{subject} holds an object with {len(pairs)} keys; at most {max_keys} are taken.")
+            raise error(f"{subject} holds an object with {len(pairs)} keys; the maximum is {max_keys}.")
         items: dict[str, Any] = {}
         for key, value in pairs:
             if key in items:
@@ -139,7 +139,7 @@ def loads_strict(
     def finite(number: str) -> float:
         value = float(number)
         if math.isinf(value):
-            raise error(f"{subject} holds the number {number[:40]}, which is larger than any that can be kept.")
+            raise error(f"{subject} holds the number {number[:40]}, which is too large.")
         return value
 
     def no_constant(name: str) -> Any:
@@ -153,13 +153,13 @@ def loads_strict(
     except UnicodeDecodeError as problem:
         raise error(f"{subject} is not valid UTF-8 at byte {problem.start}.") from None
     except UnicodeEncodeError:
-        raise error(f"{subject} holds half of a surrogate pair, which is no text.") from None
+        raise error(f"{subject} holds half of a surrogate pair, which is not valid text.") from None
     except RecursionError:
         raise error(f"{subject} is nested too deeply.") from None
     except json.JSONDecodeError as problem:
         raise error(f"{subject} is broken at line {problem.lineno}, column {problem.colno}: {problem.msg}.") from None
     except ValueError:  # the interpreter's limit on the digits of an integer
-        raise error(f"{subject} holds a number of thousands of digits, which cannot be read.") from None
+        raise error(f"{subject} holds a number with thousands of digits, which is too long.") from None
     return value
 
 

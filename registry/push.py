@@ -215,7 +215,7 @@ def find_base(manifest: Manifest, bases: Mapping[str, BaseModel]) -> BaseModel:
     recorded = manifest.recorded_base or (manifest.peft_config or {}).get("base_model_name_or_path")
     if not recorded or not isinstance(recorded, str):
         raise InvalidManifest(
-            f"Say which base model the adapter is for: 'base_model' (here: {listed}) or 'base_fingerprint'.",
+            f"No base model is named: give 'base_model' (here: {listed}) or 'base_fingerprint'.",
             param="base_model",
         )
     return _find_recorded_base(recorded, bases)

@@ -261,8 +261,8 @@ class Runtime:
         )
         if capacity < least:
             raise InvalidParameter(
-                f"SOUP_ADAPTER_BANK_BYTES is {capacity}, and the smallest adapter of the base models here takes "
-                f"{least} bytes: give it room for those that are to be served.",
+                f"SOUP_ADAPTER_BANK_BYTES is {capacity}, but the smallest adapter of these base models takes "
+                f"{least} bytes: raise it.",
                 param="adapter_bank_bytes",
             )
 
@@ -271,14 +271,14 @@ def check_role(settings: Settings) -> None:
     """Raise InvalidParameter for a role without work, or without anybody to run its jobs."""
     if settings.role == "worker" and not (settings.job_workers or settings.training_workers):
         raise InvalidParameter(
-            "SOUP_ROLE is 'worker', which runs jobs alone, and SOUP_JOB_WORKERS and SOUP_TRAINING_WORKERS are 0: set "
-            "one of them, or another role.",
+            "SOUP_ROLE is 'worker', which only runs jobs, but SOUP_JOB_WORKERS and SOUP_TRAINING_WORKERS are "
+            "0: set one of them, or another role.",
             param="role",
         )
     if settings.role != "all" and settings.database_url is None:
         raise InvalidParameter(
-            f"SOUP_ROLE is '{settings.role}', a part of several servers, and SQLite has one: set SOUP_DATABASE_URL, or "
-            "the role 'all'.",
+            f"SOUP_ROLE is '{settings.role}', which needs several servers, but SQLite allows only one: set "
+            "SOUP_DATABASE_URL, or the role 'all'.",
             param="role",
         )
 

@@ -174,8 +174,7 @@ def pack(
     total = int(lengths.sum())
     if total < block:
         raise InvalidParameter(
-            f"The {purpose} data holds {total} tokens, less than one block of {block}: bring more text, or a "
-            "shorter block.",
+            f"The {purpose} data has {total} tokens, less than one block of {block}: add text, or use a shorter block.",
             param="texts",
         )
     used = total // block * block

@@ -45,7 +45,7 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     a loss that is no number, Incompatible for an adapter of another base, and what `load`, `keep` and `progress` raise.
     """
     if request.start.config.prunings():
-        raise InvalidParameter("A pruned adapter is not tuned: its masks would not hold.", param="effort")
+        raise InvalidParameter("A pruned adapter cannot be tuned, because its masks would be lost.", param="effort")
     max_tokens = min(request.max_tokens, base.shape.context - request.start.config.prefix_length)
     rows = rows_of(base, request.texts, max_tokens=max_tokens)
     if tokens_of(rows) < MIN_TOKENS:

@@ -344,7 +344,7 @@ class AsyncClient(AsyncOperatorCalls):
         """The soup of a cook's job, once it has succeeded; raises the errors of `wait_job`, and InvalidParameter."""
         ended = await self._http.wait_job(id_of(job), progress=progress)
         if ended["kind"] != "cook":
-            raise InvalidParameter(f"Job {ended['id']} is of kind {ended['kind']}, and cooks nothing.", param="job")
+            raise InvalidParameter(f"Job {ended['id']} is a job of kind {ended['kind']}, not a cook.", param="job")
         return body_of(Soup, await self._http.result_of(ended))
 
     async def cancel_job(self, job: Job | str) -> Job:

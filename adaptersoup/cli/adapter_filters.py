@@ -70,7 +70,7 @@ class Matching(_Filters):
         filters = {name: value for name, value in asdict(self).items() if value not in (None, [])}
         for name, value in filters.items():
             if not all(text.strip() for text in ([value] if isinstance(value, str) else value)):
-                raise typer.BadParameter(f"{_FLAGS.get(name, '--' + name)} is empty: leave it out, or say which.")
+                raise typer.BadParameter(f"{_FLAGS.get(name, '--' + name)} is empty: leave it out, or give a value.")
         return filters or None
 
 
@@ -98,7 +98,7 @@ class Confirmation:
             return False
         if not self.yes:
             if not sys.stdin.isatty():
-                raise typer.BadParameter(f"Nobody can be asked here: say --yes to have {count} {change}.")
+                raise typer.BadParameter(f"There is no terminal to ask on: add --yes to have {count} {change}.")
             typer.confirm(f"{count} will be {change}. Go on?", abort=True, err=True)
         return True
 
@@ -116,4 +116,4 @@ def matching_adapters(client: SoupClient, matching: Matching) -> list[Json]:
 def check_names_or_filters(refs: Sequence[str], matching: Matching) -> None:
     """Raise a usage error unless there are either names or filters."""
     if bool(refs) == (matching.filters() is not None):
-        raise typer.BadParameter("Give names, or filters that find them (--tag, --namespace ...), and not both.")
+        raise typer.BadParameter("Give either names or filters such as --tag and --namespace, not both.")

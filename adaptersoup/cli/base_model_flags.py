@@ -43,11 +43,11 @@ class BaseModelOptions:
             return BaseEntry(id="local", source=str(folder.resolve()), kind=self.base_kind)
         if self.base_kind != "causal":
             raise typer.BadParameter(
-                "--base-kind is of the model in --base-folder: an allowlist says 'kind' of its own."
+                "--base-kind describes the model in --base-folder; an allowlist has its own 'kind'."
             )
         path = self.bases or Settings().bases
         if path is None:
-            raise typer.BadParameter("Which base model? Give --base-folder, or --bases (SOUP_BASES) and --base.")
+            raise typer.BadParameter("No base model is named: give --base-folder, or --bases (SOUP_BASES) and --base.")
         entries = read_allowlist(path)
         if base is None and len(entries) == 1:
             return next(iter(entries.values()))

@@ -202,7 +202,7 @@ def number_or_default(text: str) -> int:
     if text == "default":
         return -1
     if not (text.isascii() and text.isdecimal()):
-        raise typer.BadParameter(f"'{text}' is no number, and not 'default'.")
+        raise typer.BadParameter(f"'{text}' is neither a number nor 'default'.")
     return int(text)
 
 
@@ -240,5 +240,5 @@ def moment(text: str) -> datetime:
     try:
         parsed = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"'{text}' is no date (2030-01-31, 2030-01-31T12:00:00Z).") from None
+        raise typer.BadParameter(f"'{text}' is not a date such as 2030-01-31 or 2030-01-31T12:00:00Z.") from None
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)

@@ -21,9 +21,9 @@ def _check_file(file: Path | None) -> Path | None:
     if file is None:
         return None
     if file.suffix.lower() != ".svg":
-        raise typer.BadParameter(f"{file} is no SVG file: its name must end with .svg.")
+        raise typer.BadParameter(f"{file} is not an SVG file: its name must end with .svg.")
     if not file.parent.is_dir():
-        raise typer.BadParameter(f"{file.parent} is no folder; make it first.")
+        raise typer.BadParameter(f"The folder {file.parent} does not exist: make it first.")
     if find_spec("matplotlib") is None:
         raise typer.BadParameter("matplotlib is not installed: pip install 'adaptersoup[plots]'.")
     return file

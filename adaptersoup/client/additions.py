@@ -60,7 +60,7 @@ def manifest_of(local: AdapterDirectory, name: str, more: Additions) -> Manifest
     """
     if more.owner == "":
         raise InvalidManifest(
-            f"An empty owner names nobody, and a push takes none away: `soup edit {name} --set-owner ''` does.",
+            f"A push cannot remove an owner: use `soup edit {name} --set-owner ''`.",
             param="owner",
         )
     domain = more.domain or local.domain

@@ -54,7 +54,7 @@ def architecture_of(base: Mapping[str, Any]) -> Mapping[str, Any]:
     architecture: Mapping[str, Any] | None = base.get("architecture")
     if architecture is None:
         raise Unavailable(
-            f"The server does not say how {base['id']!r} is built, as servers of this version do: update it."
+            f"The server does not describe the architecture of {base['id']!r}: update the server to this version."
         )
     return architecture
 
@@ -71,7 +71,7 @@ def translated(base_url: str) -> Iterator[None]:
         ) from error
     except httpx2.TimeoutException as error:
         raise Unavailable(
-            f"{base_url} did not answer in time: try again, or give it longer with SOUP_TIMEOUT (seconds)."
+            f"{base_url} did not answer in time: try again, or set a longer SOUP_TIMEOUT (seconds)."
         ) from error
     except httpx2.HTTPError as error:
         raise Unavailable(
@@ -83,9 +83,7 @@ def object_of(response: httpx2.Response) -> Json:
     """The JSON object of an answer; raises Unavailable if the body is something else."""
     value = _parsed(response.text)
     if not isinstance(value, dict):
-        raise Unavailable(
-            f"{response.request.url} answered with something else than JSON: is it an AdapterSoup server?"
-        )
+        raise Unavailable(f"{response.request.url} did not answer with JSON: is it an AdapterSoup server?")
     return value
 
 
@@ -179,11 +177,13 @@ def redirect_target(response: httpx2.Response) -> httpx2.URL | None:
     except httpx2.InvalidURL:
         target = httpx2.URL("")
     if target.scheme not in {"http", "https"} or not target.host or target == response.url:
-        raise Unavailable(f"{response.url} sends a download to a place that is no address; it may be another server.")
+        raise Unavailable(
+            f"{response.url} redirects a download to an invalid address; it may be another kind of server."
+        )
     if response.url.scheme == "https" and target.scheme == "http" and target.host not in LOOPBACK:
         raise Unavailable(
-            f"{response.url} sends a download to {origin_of(target)}, which is not encrypted as the server is: have "
-            "the operator give the bucket an https:// address (AWS_ENDPOINT_URL)."
+            f"{response.url} redirects a download to {origin_of(target)}, which is not encrypted: ask the "
+            "operator to give the bucket an https:// address (AWS_ENDPOINT_URL)."
         )
     return target
 
@@ -197,8 +197,8 @@ def check_redirected(response: httpx2.Response) -> None:
     """Raise Unavailable if the target of a redirect refuses the download."""
     if response.status_code not in (200, 206):
         raise Unavailable(
-            f"{origin_of(response.url)}, to which the server sends this download, answered {response.status_code}: try "
-            "again, and see that its address and its clock are right."
+            f"The bucket at {origin_of(response.url)} answered a download with status {response.status_code}: "
+            "try again, and check the bucket's address and the clock of its server."
         )
 
 

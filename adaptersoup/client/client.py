@@ -256,12 +256,14 @@ class SoupClient(Calls):
         for _ in range(LONGEST_EMBEDDING):
             state = self.json("GET", f"/v1/adapters/{adapter['ref']}")["sample_state"]
             if state == "failed":
-                raise InvalidSample(f"The sample of {adapter['ref']} could not be embedded; push it with another.")
+                raise InvalidSample(
+                    f"The sample of {adapter['ref']} could not be embedded: push the adapter with another sample."
+                )
             if state != "pending":
                 return
             (progress or silent)(0, 0, "another push's job embeds it")
             self.pause(1.0)
-        raise Unavailable(f"The sample of {adapter['ref']} is still to be embedded after {LONGEST_EMBEDDING} seconds.")
+        raise Unavailable(f"The sample of {adapter['ref']} is not embedded after {LONGEST_EMBEDDING} seconds.")
 
     # --- inference --------------------------------------------------------------------------------------------
 

@@ -127,7 +127,7 @@ def _checked_commit(source: str, repository: str, revision: str | None) -> str:
     """
     info = HfApi().model_info(repository, revision=revision, files_metadata=True)
     if not COMMIT.fullmatch(info.sha or ""):  # the cache uses it as the name of a folder
-        raise Unavailable(f"{source} could not be downloaded: the hub does not say which commit it is.")
+        raise Unavailable(f"{source} could not be downloaded: the hub does not name its commit.")
     for file in info.siblings or ():
         max_bytes = MOST_BYTES.get(file.rfilename)
         if max_bytes is not None and (file.size is None or file.size > max_bytes):

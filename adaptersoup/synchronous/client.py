@@ -344,7 +344,7 @@ class Client(OperatorCalls):
         """The soup of a cook's job, once it has succeeded; raises the errors of `wait_job`, and InvalidParameter."""
         ended = self._http.wait_job(id_of(job), progress=progress)
         if ended["kind"] != "cook":
-            raise InvalidParameter(f"Job {ended['id']} is of kind {ended['kind']}, and cooks nothing.", param="job")
+            raise InvalidParameter(f"Job {ended['id']} is a job of kind {ended['kind']}, not a cook.", param="job")
         return body_of(Soup, self._http.result_of(ended))
 
     def cancel_job(self, job: Job | str) -> Job:

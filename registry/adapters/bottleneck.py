@@ -217,8 +217,8 @@ def check_input(config: BottleneckConfig, family: Family, model_type: str) -> No
     """Raises Incompatible for parallel adapters of `input="residual"` where both inputs are the same tensor."""
     if config.structure == "parallel" and config.input == "residual" and family.post_norm:
         raise Incompatible(
-            f"In base models of family {model_type!r} the feed-forward module's argument is the residual stream: "
-            "a parallel adapter reads it with input='module', and input='residual' is nothing else.",
+            f"In base models of family {model_type!r}, the argument of the feed-forward module is the "
+            "residual stream: use input='module' for a parallel adapter, which reads the same.",
             param="config",
         )
 

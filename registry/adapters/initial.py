@@ -61,7 +61,7 @@ def seeded(seed: int, init: Init) -> np.random.Generator:
     if init not in inits:
         raise InvalidParameter(f"Initialisation {init!r} is not one of {', '.join(inits)}.", param="init")
     if seed < 0:
-        raise InvalidParameter(f"A seed is not negative, and {seed} is.", param="seed")
+        raise InvalidParameter(f"A seed must not be negative, and {seed} is.", param="seed")
     return np.random.Generator(np.random.PCG64(seed))
 
 

@@ -85,8 +85,8 @@ def _architecture(base: GgufBase) -> gguf.MODEL_ARCH:
         return ARCHITECTURES[base.model_type]
     except KeyError:
         raise Incompatible(
-            f"LoRAs are written for llama.cpp where the base model is of the family {', '.join(ARCHITECTURES)}, and "
-            f"this one's is of the family {base.model_type!r}."
+            f"Only LoRAs for base models of the families {', '.join(ARCHITECTURES)} can be written for "
+            f"llama.cpp, and this base model is of family {base.model_type!r}."
         ) from None
 
 
@@ -97,7 +97,7 @@ def _llama_names(config: LoraConfig, base: GgufBase, arch: gguf.MODEL_ARCH) -> d
     without = sorted(path for path, name in names.items() if name is None or name == OUTPUT)
     if without:
         raise Incompatible(
-            f"llama.cpp loads LoRAs on the modules of layers that it has a name for, and this one has a LoRA on "
+            "llama.cpp cannot load a LoRA on modules without a name of its own: "
             f"{', '.join(without[:3])}{f' and {len(without) - 3} more' if len(without) > 3 else ''}."
         )
     return {path: name for path, name in names.items() if name is not None}

@@ -42,8 +42,8 @@ class PrefixAdapter(AdapterModule):
         super().__init__()
         if shape.kv is None:
             raise Incompatible(
-                f"A prefix cannot be put before the texts of this base model (family {shape.model_type!r}): its "
-                f"layers do not show keys and values of one size, or it is no causal model.",
+                f"A prefix does not work with this base model (family {shape.model_type!r}): it is not causal, or "
+                "its keys and values differ in size between layers.",
                 param="base_model",
             )
         if config.length > shape.context - 2:

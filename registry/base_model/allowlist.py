@@ -22,7 +22,7 @@ def read_allowlist(path: Path) -> dict[str, BaseEntry]:
     table = read_toml(path, subject="allowlist of base models", param="bases")
     bases = table.get("bases")
     if set(table) != {"bases"} or not isinstance(bases, dict) or not bases:
-        raise InvalidParameter(f"{path} needs tables [bases.<id>], at least one and nothing else.", param="bases")
+        raise InvalidParameter(f"{path} must consist of one or more tables [bases.<id>].", param="bases")
     entries: dict[str, BaseEntry] = {}
     problems = []
     for base_id, fields in bases.items():
@@ -41,9 +41,7 @@ def _entry(base_id: str, fields: object, folder: Path) -> BaseEntry:
     if not isinstance(fields, dict):
         raise ValueError("it is not a table.")
     if "quantization" in fields:
-        raise ValueError(
-            "'quantization' is gone: dtype = \"bfloat16\" is faster and better on processors that have it."
-        )
+        raise ValueError("'quantization' was removed: use dtype = \"bfloat16\", which is faster and rounds less.")
     entry = BaseEntry.model_validate({**fields, "id": base_id})
     if entry.chat_template is not None:
         entry = entry.model_copy(update={"chat_template": _template(entry, entry.chat_template, folder)})
@@ -61,7 +59,7 @@ def _entry(base_id: str, fields: object, folder: Path) -> BaseEntry:
 def _template(entry: BaseEntry, template: str, folder: Path) -> str:
     """A chat template: `template` itself where it holds a brace, as every template does, or the file of that name."""
     if entry.kind == "encoder":
-        raise ValueError("an encoder answers no chat: drop its chat_template.")
+        raise ValueError("an encoder cannot chat: drop its chat_template.")
     if "{" in template:
         return template
     try:

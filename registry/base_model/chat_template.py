@@ -67,7 +67,8 @@ def use_template(tokenizer: Any, entry: BaseEntry) -> None:
         ) from problem
     if _PROBE not in text:
         raise Unavailable(
-            f"Base model {entry.id!r}: its chat_template leaves out what a user's message says; it makes {text[:80]!r}."
+            f"Base model {entry.id!r}: its chat_template drops the content of the user's message: the result "
+            f"is {text[:80]!r}."
         )
 
 

@@ -25,13 +25,13 @@ def check_loaded(model: Any, tokenizer: Any, *, missing: list[str], entry: BaseE
     base_id = entry.id
     if missing:
         raise Unavailable(
-            f"Base model {base_id!r}: its weights lack {len(missing)} of the model's tensors, {missing[0]} for one.",
+            f"Base model {base_id!r}: its weights lack {len(missing)} of the model's tensors, such as {missing[0]}.",
             problems=[f"Tensor {name} is missing." for name in missing],
         )
     rows = int(model.get_input_embeddings().weight.shape[0])
     if len(tokenizer) > rows:
         raise Unavailable(
-            f"Base model {base_id!r}: its tokenizer has {len(tokenizer)} tokens, and its embeddings are of {rows}."
+            f"Base model {base_id!r}: its tokenizer has {len(tokenizer)} tokens, but its embeddings have {rows} rows."
         )
     try:
         problem = (_states_problem if entry.kind == "encoder" else _forward_problem)(model, rows)

@@ -111,6 +111,6 @@ def check_fingerprint(entry: BaseEntry, fingerprint: str, *, expected: str) -> N
     """Raises Unavailable where this machine's base model is not that of the machine that sent a task."""
     if fingerprint != expected:
         raise Unavailable(
-            f"The base model in {entry.source} is another: its fingerprint is {fingerprint}, and {expected} is needed. "
-            "Every machine needs the same files."
+            f"The base model in {entry.source} has fingerprint {fingerprint} instead of {expected}: every "
+            "machine needs the same files."
         )

@@ -220,8 +220,8 @@ class Bucket:
             return str(obstore.sign(self._usual, "GET", key, timedelta(seconds=seconds)))
         except (BaseError, OSError, ValueError) as error:
             raise Unavailable(
-                f"{self.name} signs no URL with the credentials that there are, or what gives them does not "
-                f"answer: give {SIGNS[self.name[:2]]}, or set no SOUP_BLOBS_PRESIGNED_SECONDS.",
+                f"{self.name} cannot sign URLs with its credentials, or their provider does not answer: give "
+                f"{SIGNS[self.name[:2]]}, or unset SOUP_BLOBS_PRESIGNED_SECONDS.",
                 param="blobs_presigned_seconds",
             ) from error
 

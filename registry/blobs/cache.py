@@ -87,7 +87,7 @@ class BlobCache:
                 yield path, file
         except OSError as error:
             raise Unavailable(
-                f"The cache of blobs on this server cannot be written ({error.strerror}): see that there is room.",
+                f"The server's cache of blobs cannot be written ({error.strerror}): check that its disk has room.",
                 param="blobs",
             ) from error
         finally:

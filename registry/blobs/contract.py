@@ -303,7 +303,7 @@ class ContentCheck:
     def verify(self) -> None:
         """Raise DigestMismatch unless length and digest are as announced."""
         if self._length is not None and self.size != self._length:
-            raise DigestMismatch(f"{self._length} bytes were announced and {self.size} came.", param="digest")
+            raise DigestMismatch(f"{self.size} bytes arrived instead of the announced {self._length}.", param="digest")
         if self._sha.hexdigest() != self._expected:
             raise DigestMismatch(
                 f"The {self.size} bytes have digest sha256:{self._sha.hexdigest()}, not the one they were sent under.",

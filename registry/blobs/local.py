@@ -200,8 +200,7 @@ class LocalBlobs:
     def signed_url(self, digest: str, *, seconds: float) -> str:  # noqa: ARG002
         """Raise Unavailable: a folder has no signed URLs."""
         raise Unavailable(
-            "SOUP_BLOBS_PRESIGNED_SECONDS needs blobs in a bucket (SOUP_BLOBS_URL): a folder gives no URL that is "
-            "signed.",
+            "SOUP_BLOBS_PRESIGNED_SECONDS needs blobs in a bucket (SOUP_BLOBS_URL): a folder has no signed URLs.",
             param="blobs_presigned_seconds",
         )
 

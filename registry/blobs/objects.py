@@ -289,8 +289,8 @@ class SetAsideObjects:
             return self._bucket.mark()
         except ValidationError as error:
             raise Unavailable(
-                f"{self._bucket.name}/{MARK} is not what a server wrote: it says which database these blobs belong to. "
-                "Put back a copy, or delete it where the database is the right one.",
+                f"{self._bucket.name}/{MARK}, which says which database these blobs belong to, was not written by "
+                "a server. Restore a copy, or delete it if the database is the right one.",
                 param="blobs",
             ) from error
 

@@ -74,8 +74,8 @@ class SetAsideFiles:
         except (OSError, ValidationError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not what a server wrote"
             raise Unavailable(
-                f"{path} cannot be read ({reason}): it says which database these blobs belong to. Put back a copy, or "
-                "delete it where the database is the right one.",
+                f"{path}, which says which database these blobs belong to, cannot be read ({reason}). Restore a "
+                "copy, or delete it if the database is the right one.",
                 param="blobs",
             ) from error
 

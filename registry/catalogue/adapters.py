@@ -170,7 +170,7 @@ class Adapters(Repository[AdapterRow]):
         if row is None:
             purged = Removals(self._connection).purged_at(visible, ref)
             if purged is not None:
-                raise Retired(f"{ref} was purged on {purged:%Y-%m-%d}: nothing of it is left.", param="ref")
+                raise Retired(f"{ref} was purged on {purged:%Y-%m-%d} and cannot be restored.", param="ref")
             raise NotFound(f"There is no adapter {ref}, or this key does not see it.", param="ref")
         return row
 

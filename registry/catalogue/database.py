@@ -231,7 +231,7 @@ class _WriteLock:
         if self._owner == threading.get_ident():
             raise Internal("a write transaction was opened inside another")
         if not self._lock.acquire(timeout=self._seconds):
-            raise Busy("Others are writing to the database; try again.", retry_after=RETRY_AFTER)
+            raise Busy("The database is busy with other writes: try again.", retry_after=RETRY_AFTER)
         self._owner = threading.get_ident()
 
     def __exit__(self, *_: object) -> None:

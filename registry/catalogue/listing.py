@@ -122,7 +122,7 @@ def _tags(filters: AdapterFilters) -> list[str]:
     """The distinct tags to filter by; raises InvalidName, or InvalidParameter for more than MOST_TAGS."""
     tags = [check_part(tag, "tag") for tag in dict.fromkeys(filters.get("tags", ()))]
     if len(tags) > MOST_TAGS:
-        raise InvalidParameter(f"{len(tags)} tags were given; a list is filtered by at most {MOST_TAGS}.", param="tag")
+        raise InvalidParameter(f"The list has {len(tags)} tags to filter by; the maximum is {MOST_TAGS}.", param="tag")
     return tags
 
 

@@ -71,9 +71,9 @@ class Replicas(TableGateway):
                 stored = row.bases.get(base_id, fingerprint)
                 if stored != fingerprint:
                     raise Incompatible(
-                        f"Base model '{base_id}' is in another state here ({fingerprint[:19]}) than on the server "
-                        f"{row.id} ({stored[:19]}), which shares the database: give all the same files, or the other "
-                        "state an id of its own.",
+                        f"Base model '{base_id}' differs ({fingerprint[:19]}) from that of server {row.id} "
+                        f"({stored[:19]}), which uses the same database: give all servers the same files, "
+                        "or this model another id.",
                         param="bases",
                     )
 

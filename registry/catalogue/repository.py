@@ -141,7 +141,7 @@ def read_cursor(cursor: str) -> str:
 
 def no_cursor() -> InvalidParameter:
     """The error for a malformed cursor, or one that names no row."""
-    return InvalidParameter("This is no cursor of ours; take next_cursor of the page before.", param="cursor")
+    return InvalidParameter("The cursor is not valid: use next_cursor of the previous page.", param="cursor")
 
 
 def _number(cursor: str) -> int:

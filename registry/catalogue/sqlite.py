@@ -59,7 +59,7 @@ class Sqlite:
         """The error to raise for one that passes, or that the operator can mend; None for any other."""
         code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return Busy("Another process is writing to the database; try again.", retry_after=RETRY_AFTER)
+            return Busy("Another process is writing to the database: try again.", retry_after=RETRY_AFTER)
         if code == sqlite3.SQLITE_FULL:
             return Unavailable("The disk of the database is full. Try again when there is room.")
         if code in DAMAGED:

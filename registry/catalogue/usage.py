@@ -97,7 +97,7 @@ def _read(cursor: str, columns: int) -> list[str]:
         values = None
     if isinstance(values, list) and len(values) == columns and all(map(_is_text, values)):
         return values
-    raise InvalidParameter("This is no cursor of ours; take next_cursor of the page before.", param="cursor")
+    raise InvalidParameter("The cursor is not valid: use next_cursor of the previous page.", param="cursor")
 
 
 def _is_text(value: object) -> bool:

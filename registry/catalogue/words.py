@@ -126,7 +126,7 @@ def searched(q: str | None) -> list[str]:
         raise InvalidParameter(f"A search text has at most {LONGEST_Q} characters.", param="q")
     words = words_of(q)
     if not words:
-        raise InvalidParameter("The search text has no letter and no digit: there is nothing to look for.", param="q")
+        raise InvalidParameter("The search text has no letter or digit to look for.", param="q")
     return words
 
 

@@ -34,9 +34,9 @@ def check_verifiable(base: BaseModel, ingredients: Sequence[SoupIngredient], *, 
         return
     if effort in HOLDS_OUT:  # these never go unverified
         instead = "; choose 'instant', with 'verify' false" if effort in WEIGHING else ""
-        raise InvalidParameter(f"Effort {effort!r} goes by losses on text, and {obstacle}{instead}.", param="effort")
+        raise InvalidParameter(f"Effort {effort!r} compares losses on text, and {obstacle}{instead}.", param="effort")
     raise InvalidParameter(
-        f"Verifying scores the sample as text, and {obstacle}: set 'verify' to false.", param="verify"
+        f"Verification scores the sample as text, and {obstacle}: set 'verify' to false.", param="verify"
     )
 
 

@@ -46,7 +46,7 @@ def check_tuning(catalogue: Catalogue, namespace: str) -> None:
     """Raises Forbidden where no soup may be tuned in the namespace."""
     if catalogue.namespaces.get(namespace).tuning == "forbid":
         raise Forbidden(
-            f"Namespace {namespace!r} forbids soups that learn from their sample: ask for effort 'quick' or 'instant', "
-            "write to another namespace, or have an admin of this one set its 'tuning' to 'allow'.",
+            f"Namespace {namespace!r} forbids tuned soups: use effort 'quick' or 'instant', write to another "
+            "namespace, or ask an admin to set its 'tuning' to 'allow'.",
             param="effort",
         )

@@ -204,15 +204,15 @@ def _check_ref(
 ) -> None:
     """Raises InvalidRecipe where an adapter is named twice otherwise, or with a statistic not its own."""
     if earlier is not None and ref.layers is not None:
-        raise InvalidRecipe(f"{ref.ref} is in the recipe twice, with factors of its own.", param="recipe")
+        raise InvalidRecipe(f"{ref.ref} is in the recipe twice, with different factors by layer.", param="recipe")
     if earlier is not None and ref.statistic != earlier.statistic:
-        raise InvalidRecipe(f"{ref.ref} is in the recipe twice, with another statistic.", param="recipe")
+        raise InvalidRecipe(f"{ref.ref} is in the recipe twice, with different statistics.", param="recipe")
     if (
         ref.statistic is not None
         and catalogue.statistics.find_by_blob(caller.namespaces, row.digest, ref.statistic) is None
     ):
         raise InvalidRecipe(
-            f"{ref.statistic} is no statistic of {ref.ref} on a sample that this key sees: name one of a stored "
+            f"{ref.statistic} is not a statistic of {ref.ref} on a visible sample: copy it from a stored "
             "recipe, or leave it out.",
             param="recipe",
         )

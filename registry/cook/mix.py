@@ -180,8 +180,8 @@ def check_fingerprint(ingredients: Sequence[SoupIngredient], base: BaseModel) ->
     fingerprint = base.shape.fingerprint
     if ingredients[0].base_fingerprint != fingerprint:
         raise Incompatible(
-            f"{ingredients[0].ref} was made for another state of base model {base.entry.id!r} "
-            f"({ingredients[0].base_fingerprint[:19]} and not {fingerprint[:19]}).",
+            f"{ingredients[0].ref} was made for other weights of base model {base.entry.id!r} (fingerprint "
+            f"{ingredients[0].base_fingerprint[:19]} instead of {fingerprint[:19]}).",
             param="recipe",
         )
 

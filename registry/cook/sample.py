@@ -95,7 +95,8 @@ def read_sample(registry: Registry, caller: Caller, request: CookRequest, base: 
     checked = check_sample(registry, caller, request.sample, encoders=base.encoders(), bos=base.bos, novel=True)
     if request.verify and not checked.texts:
         raise InvalidSample(
-            "Verifying a soup needs the sample's text, and only vectors came: send texts, or set 'verify' to false.",
+            "Verification needs the texts of the sample, and the request has only vectors: send texts, or "
+            "set 'verify' to false.",
             param="verify",
         )
     return Sample(checked)

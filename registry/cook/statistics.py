@@ -107,7 +107,7 @@ class _Statistics:
             raise purged_while_cooking(ingredient)
         if row.kind != self.kind:
             subject = f"{statistic.blob} is a statistic of kind '{row.kind}' of {ingredient.ref}"
-            raise InvalidRecipe(f"{subject}, and this mixing method needs '{self.kind}': leave it out.", param="recipe")
+            raise InvalidRecipe(f"{subject}, but this mixing method needs '{self.kind}': leave it out.", param="recipe")
         return statistic
 
     def _find_stored(self, catalogue: Catalogue, ingredient: SoupIngredient, sample: str) -> StatisticRow | None:
@@ -183,7 +183,8 @@ def _without_statistics(plan: MixPlan) -> MixPlan:
     if with_statistic:
         subject = f"The recipe names a statistic of {with_statistic[0]}, and mixing these by '{plan.mixing.method}'"
         raise InvalidRecipe(
-            f"{subject} goes by none: leave it out, or name the method that it was cooked by.", param="recipe"
+            f"{subject} does not use statistics: leave it out, or name the mixing method of the stored recipe.",
+            param="recipe",
         )
     return plan
 
@@ -215,13 +216,13 @@ def _check_size(ingredients: Sequence[SoupIngredient], shape: BaseShape, *, is_s
     instead = "leave out ingredients, or mix by 'average' or 'concat'."
     if size > MOST_BYTES:
         raise Incompatible(
-            f"Second moments of what the projections of these {len(ingredients)} read have {size} bytes together, and "
-            f"{MOST_BYTES} at most are taken: {instead}",
+            f"The second moments of the inputs of these {len(ingredients)} adapters have {size} bytes; the "
+            f"maximum is {MOST_BYTES}: {instead}",
             param="mixing",
         )
     if is_solved and widest > MOST_SOLVED_INPUTS:
         raise Incompatible(
-            f"One of these has a projection that reads {widest} values, and RegMean takes {MOST_SOLVED_INPUTS} at "
-            f"most: {instead}",
+            f"An adapter has a projection with {widest} inputs; RegMean supports at most "
+            f"{MOST_SOLVED_INPUTS}: {instead}",
             param="mixing",
         )

@@ -56,7 +56,9 @@ def propose_by_weighing(job: CookJob, depth: Depth) -> Proposal:
     assert selection is not None
     split = sample.split
     if not all(split.folds):
-        raise InvalidSample(f"Of {split.count} passages too few can be held out: send {FOLDS} or more.", param="sample")
+        raise InvalidSample(
+            f"{split.count} passages are too few to hold some out: send {FOLDS} or more.", param="sample"
+        )
     weigher = _Weigher(job, depth, _within_budget(job, sample, selection, depth))
     tasks = [weigher.task(selection, job.ingredients, sample.fit_texts)]
     if split.fits_all:

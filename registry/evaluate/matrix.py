@@ -109,8 +109,8 @@ def pairs_of(registry: Registry, pool: PoolSpec, *, passages: int) -> Pairs:
         check_not_empty(catalogue, pool, pooled)
         if len(pooled) > MAX_ADAPTERS:
             raise TooLarge(
-                f"The pool has {len(pooled)} adapters, and at most {MAX_ADAPTERS} are evaluated on each other's "
-                "samples: narrow it down by namespace, method or tag.",
+                f"The pool has {len(pooled)} adapters; the maximum for an evaluation is {MAX_ADAPTERS}: filter it "
+                "by namespace, method or tag.",
                 param="pool",
             )
         members = [row for adapter in pooled if (row := catalogue.adapters.get_or_none(adapter.id)) is not None]
@@ -327,8 +327,8 @@ def _check_scored(scores: Sequence[PassageScore]) -> None:
     scored = sum(score.tokens > 0 for score in scores)
     if scored < MIN_PASSAGES:
         raise InvalidParameter(
-            f"Of the first {len(scores)} passages of the sample, {scored} can be scored, and an evaluation takes "
-            f"{MIN_PASSAGES}: push a sample with longer texts.",
+            f"Only {scored} of the first {len(scores)} passages of the sample can be scored, and an "
+            f"evaluation needs {MIN_PASSAGES}: push a sample with longer texts.",
             param="passages",
         )
 

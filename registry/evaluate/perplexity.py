@@ -45,7 +45,7 @@ def _exp(mean: float) -> float:
         return math.exp(mean)
     except OverflowError:
         raise InvalidParameter(
-            f"The mean NLL is {mean:.0f} nats a token: its perplexity is no number. The adapter destroys the model.",
+            f"The mean NLL is {mean:.0f} nats per token, too large for a perplexity: the adapter breaks the model.",
             param="model",
         ) from None
 

@@ -77,7 +77,7 @@ def check_place(path: Path, *, replace: bool, advice: str = "ask to replace it")
     if entries and (not has_adapter or foreign):
         besides = f" ({', '.join(foreign[:3])}{', ...' if len(foreign) > 3 else ''})" if foreign else ""
         raise Conflict(
-            f"{path} holds something else than one adapter{besides}, and is never replaced: choose another directory."
+            f"{path} holds other files than one adapter{besides}, and is not replaced: choose another directory."
         )
 
 

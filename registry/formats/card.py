@@ -107,7 +107,7 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
     matter, body = _split_front_matter(_without_usage(text))
     if len(body) > MOST:
         raise InvalidManifest(
-            f"{CARD_FILE} has {len(body)} characters of text, and a description has at most {MOST}: shorten it."
+            f"{CARD_FILE} has {len(body)} characters of text; the maximum of a description is {MOST}: shorten it."
         )
     values: dict[str, Any] = {key: matter[key] for key in ("tags", "metadata") if matter.get(key) not in (None, "")}
     if isinstance(values.get("tags"), str):

@@ -96,7 +96,10 @@ def read_directory(path: Path) -> AdapterDirectory:
     config, notes = _read_peft(fields, path) if is_peft else _read_own(fields, path)
     sample, embeddings = _existing(path / SAMPLES_FILE), _existing(path / EMBEDDINGS_FILE)
     if sample and embeddings:
-        raise InvalidManifest(f"{path} has {SAMPLES_FILE} and {EMBEDDINGS_FILE}: keep the one that may be handed over.")
+        raise InvalidManifest(
+            f"{path} has {SAMPLES_FILE} and {EMBEDDINGS_FILE}: keep only one, the embeddings if the texts "
+            "must stay private."
+        )
     if embeddings and notes.embeddings is None:
         raise InvalidManifest(
             f"{path / (SOUP_FILE if is_peft else CONFIG_FILE)} does not say what made {EMBEDDINGS_FILE}: add "

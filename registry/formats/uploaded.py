@@ -58,7 +58,7 @@ class UploadedDirectory(Frozen):
             config = directory.config
         domain = self.domain or notes.domain
         if domain is None:
-            raise InvalidManifest("The folder does not say which domain the adapter is of: say it.", param="domain")
+            raise InvalidManifest("The folder does not name the domain of the adapter: enter one.", param="domain")
         recorded = fields.get("base_model_name_or_path") if is_peft else None
         card = parse_card(self.texts[CARD_FILE], foreign=is_peft) if CARD_FILE in self.texts else Card()
         tags = tuple(dict.fromkeys([*card.tags, *self.tags]))
@@ -89,7 +89,7 @@ class UploadedDirectory(Frozen):
             return None if samples is None else SampleSource(blob=samples)
         if notes.embeddings is None:
             raise InvalidManifest(
-                f"The folder does not say what made {EMBEDDINGS_FILE}: `soup push` says what has to be added."
+                f"The folder does not name the encoder of {EMBEDDINGS_FILE}: `soup push` says how to add it."
             )
         note, file = notes.embeddings, FileSource(digest=vectors)
         return SampleSource(embeddings=(EmbeddingSource(encoder=note.encoder, unit=note.unit, file=file),))

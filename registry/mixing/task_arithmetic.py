@@ -74,9 +74,9 @@ def resolved(
             if init_hash(_start(config, shapes, candidate)) == start_hash:
                 return candidate
     raise Incompatible(
-        f"Task arithmetic needs the tensors that the ingredients started from, and neither {', '.join(inits)} of seed "
-        f"{listed([str(seed) for seed in seeds])} gives those of hash {start_hash}: name 'init' and 'init_seed', or "
-        "mix by 'average'.",
+        f"Task arithmetic needs the initial tensors of the ingredients, and neither {', '.join(inits)} "
+        f"with seed {listed([str(seed) for seed in seeds])} gives those with hash {start_hash}: name "
+        "'init' and 'init_seed', or mix by 'average'.",
         param="mixing",
     )
 

@@ -90,8 +90,8 @@ def prepare(
     least = _least(limits, novel=novel)
     if len(unique) < least:
         raise InvalidSample(
-            f"The sample has {len(unique)} different sequences that are not empty ({len(texts)} were sent); "
-            f"at least {least} are needed, about {limits.good} are good.",
+            f"The sample has {len(unique)} different non-empty passages of {len(texts)} sent: send at least "
+            f"{least}, ideally about {limits.good}.",
             param="sample",
         )
     drawn, seed = draw(unique, limits.maximum)
@@ -191,8 +191,7 @@ def _check_array(array: np.ndarray, unit: Unit, encoder: Encoder, limits: Sample
     least = _least(limits, novel=novel)
     if not least <= count <= most:
         raise InvalidSample(
-            f"{count} vectors were sent: at least {least} are needed, about {limits.good} are good, "
-            f"{most} are the most.",
+            f"The sample has {count} vectors: send at least {least} and at most {most}, ideally about {limits.good}.",
             param="sample",
         )
 

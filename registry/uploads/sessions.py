@@ -49,8 +49,8 @@ class UploadSessions:
         with self._database.write() as catalogue:
             if len(catalogue.uploads.list(caller.key_id)) >= self.limits.uploads:
                 raise Busy(
-                    f"This key has {self.limits.uploads} uploads open, the most at once (SOUP_MAX_UPLOADS): finish or "
-                    "delete one of them, which GET /v1/blobs/uploads lists, or wait until they expire.",
+                    f"This key has {self.limits.uploads} open uploads, the maximum (SOUP_MAX_UPLOADS): finish or "
+                    "delete one (GET /v1/blobs/uploads lists them), or wait until they expire.",
                     retry_after=5,
                 )
             return catalogue.uploads.add(caller.key_id, digest=digest, size=size, expires_at=self._expires_at())
@@ -91,8 +91,8 @@ class UploadSessions:
                 file = stack.enter_context(self._files.open(row.id))
             except Conflict:
                 raise WrongOffset(
-                    f"Another request is writing to this upload, of which {row.received} bytes are held: ask for the "
-                    "offset again, and go on there.",
+                    f"Another request is writing to this upload, which has {row.received} bytes: ask for its offset, "
+                    "and continue there.",
                     offset=row.received,
                 ) from None
             try:
@@ -138,7 +138,7 @@ class UploadSessions:
                 offset = _end_of(catalogue.uploads.list_parts(row.id))
                 if offset != upload_part.start:
                     raise WrongOffset(
-                        f"Another request has written to this upload, of which {offset} bytes are held: go on there.",
+                        f"Another request wrote to this upload, which has {offset} bytes: continue there.",
                         offset=offset,
                     )
                 catalogue.uploads.add_part(row.id, upload_part)
@@ -194,7 +194,7 @@ class UploadSessions:
             )
         if start is not None and start != row.received:
             raise WrongOffset(
-                f"The part begins at byte {start}, and {row.received} bytes of this upload are held: go on there.",
+                f"The part begins at byte {start}, but this upload has {row.received} bytes: continue there.",
                 offset=row.received,
                 param="content-range",
             )
@@ -209,9 +209,9 @@ class UploadSessions:
             reserved = catalogue.uploads.reserved_by_others(row.key_id, row.id)
             if reserved and up_to > row.received and reserved + up_to > self.limits.reserved_bytes:
                 raise Busy(
-                    f"The unfinished uploads of this key would hold {reserved + up_to} bytes, of "
-                    f"{self.limits.reserved_bytes} at most (SOUP_MAX_UPLOAD_BYTES): finish or delete one of them, "
-                    "which GET /v1/blobs/uploads lists.",
+                    f"The unfinished uploads of this key would have {reserved + up_to} bytes; the maximum is "
+                    f"{self.limits.reserved_bytes} (SOUP_MAX_UPLOAD_BYTES): finish or delete one (GET "
+                    "/v1/blobs/uploads lists them).",
                     retry_after=5,
                 )
             catalogue.uploads.reserve(row.id, up_to, expires_at=self._expires_at())
@@ -262,7 +262,7 @@ class PartWriter:
         end = self._file.end + len(chunk)
         if self._stop is not None and end > self._stop:
             raise InvalidParameter(
-                f"More than the {self._stop - self._start} bytes came that were announced; nothing of them is kept.",
+                f"The part has more than the announced {self._stop - self._start} bytes; none of them was kept.",
                 param="content-range",
             )
         if end > self._sessions.limits.blob_bytes:
@@ -273,8 +273,8 @@ class PartWriter:
         """Raise InvalidParameter if fewer bytes came than were announced."""
         if self._stop is not None and self._file.end != self._stop:
             raise InvalidParameter(
-                f"{self._file.end - self._start} of the {self._stop - self._start} bytes came that were announced; "
-                "none of them is kept.",
+                f"{self._file.end - self._start} of the announced {self._stop - self._start} bytes arrived; none "
+                "of them was kept.",
                 param="content-range",
             )
 

@@ -79,7 +79,9 @@ class Identities:
             raise
         rights = self._mapping.rights(claims)
         if rights is None:
-            raise Forbidden("This token brings no scope: the server's mapping knows none of its claims' values.")
+            raise Forbidden(
+                "This token has no scope on this server: no entry of its mapping matches the token's claims."
+            )
         attributes = _Attributes(self._mapping.name_of(claims), rights.namespaces, rights.scopes)
         row = self._row(claims["sub"], attributes)
         if row.revoked_at is not None:
@@ -111,7 +113,7 @@ class Identities:
                 return existing
             if catalogue.keys.count_identities() >= self._max_identities:
                 raise Forbidden(
-                    f"This server knows {self._max_identities} callers with tokens, as many as it takes "
+                    f"This server knows {self._max_identities} callers with tokens, the maximum "
                     "(SOUP_OIDC_MAX_IDENTITIES)."
                 )
             issuer = self._tokens.issuer.url
@@ -147,7 +149,7 @@ def _moment(seconds: Any) -> datetime:
     try:
         return datetime.fromtimestamp(int(seconds), UTC)
     except (ValueError, TypeError, OverflowError, OSError):
-        raise Unauthenticated("This token's 'exp' is no moment that there is.") from None
+        raise Unauthenticated("This token's 'exp' is not a valid time.") from None
 
 
 def _columns(attributes: _Attributes) -> dict[str, Any]:

@@ -250,7 +250,9 @@ def _read_secret(path: Path) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidParameter(f"{path} cannot be read as a key.", param="data") from error
     if not SECRET_PATTERN.fullmatch(text):
-        raise InvalidParameter(f"{path} does not hold a key; remove it, and the next start writes one.", param="data")
+        raise InvalidParameter(
+            f"{path} does not hold a key: remove it, and the next start writes a new one.", param="data"
+        )
     return text
 
 

@@ -46,8 +46,9 @@ class AdapterCache:
         """Raise InvalidParameter for an adapter that alone exceeds the capacity. Safe from any thread."""
         if size > self.capacity:
             raise InvalidParameter(
-                f"Adapter {digest} takes {size} bytes, and this server may hold {self.capacity} bytes of adapters "
-                "(SOUP_ADAPTER_BANK_BYTES): ask for a smaller one, or its operator for more room.",
+                f"Adapter {digest} takes {size} bytes, more than the server's memory for adapters of "
+                f"{self.capacity} bytes (SOUP_ADAPTER_BANK_BYTES): use a smaller adapter, or ask the operator for "
+                "more memory.",
                 param="model",
             )
 

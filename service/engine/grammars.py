@@ -136,7 +136,7 @@ class Grammars:
         """
         if not stop_ids:
             raise InvalidParameter(
-                f"Base model '{base.entry.id}' has no token that ends a text, which answers in JSON need.", param=PARAM
+                f"Base model '{base.entry.id}' has no end-of-text token, which answers in JSON need.", param=PARAM
             )
         key = (base.shape.fingerprint, stop_ids)
         with self._tokenizer_lock:

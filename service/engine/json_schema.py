@@ -80,7 +80,7 @@ def validate_schema(schema: dict[str, Any]) -> str:
         raise TooLarge(f"The JSON schema has {len(text)} characters; at most {MAX_CHARS} are taken.", param=PARAM)
     if levels > MAX_LEVELS:
         raise TooLarge(
-            f"In the JSON schema {levels} levels may stand inside of each other; at most {MAX_LEVELS} are taken.",
+            f"The JSON schema nests {levels} levels; the maximum is {MAX_LEVELS}.",
             param=PARAM,
         )
     if CONTROL.search(text):

@@ -43,8 +43,8 @@ class KVBudget:
         """Raise InvalidParameter for a sequence whose keys and values would never fit."""
         if not self.fits(base_id, positions):
             raise InvalidParameter(
-                f"{positions} tokens take {self.row_bytes(base_id, positions)} bytes of keys and values, and this "
-                f"server has {self.limit} for them (SOUP_ENGINE_KV_BYTES): send or ask for fewer.",
+                f"{positions} tokens need a KV cache of {self.row_bytes(base_id, positions)} bytes; this server "
+                f"has {self.limit} (SOUP_ENGINE_KV_BYTES): send or request fewer tokens.",
                 param=param,
             )
 

@@ -110,8 +110,9 @@ class GenerateRequest:
         max_tokens, available = self.params.max_tokens or 0, self._available(shape)
         if max_tokens > available:
             raise InvalidParameter(
-                f"The prompt has {len(self.prompt)} tokens and max_tokens is {max_tokens}: together "
-                f"{len(self.prompt) + max_tokens}, and {_context(shape, self.adapter)}; ask for at most {available}.",
+                f"The prompt has {len(self.prompt)} tokens and max_tokens is {max_tokens}, together "
+                f"{len(self.prompt) + max_tokens}, but {_context(shape, self.adapter)}: request at most "
+                f"{available}.",
                 param="max_tokens",
             )
 

@@ -59,8 +59,8 @@ def _check_one_by_one(base: LoadedBase) -> None:
         error = _largest_error(Runner(base, packed=False))
     except Exception as problem:  # a model's own code may raise anything
         raise Unavailable(
-            f"Base model {base.entry.id!r} (family {family!r}) cannot generate here: it keeps something else "
-            f"than the keys and values of attention ({type(problem).__name__})."
+            f"Base model {base.entry.id!r} (family {family!r}) cannot generate here: its cache is not one of "
+            f"keys and values ({type(problem).__name__})."
         ) from problem
     if math.isnan(error):
         raise Unavailable(
@@ -68,8 +68,8 @@ def _check_one_by_one(base: LoadedBase) -> None:
         )
     if error > _tolerance(base):
         raise Unavailable(
-            f"Base model {base.entry.id!r} (family {family!r}) cannot generate here: rows that run together get "
-            f"logits up to {error:.2g} of the largest away from those each gets alone."
+            f"Base model {base.entry.id!r} (family {family!r}) cannot generate here: its logits in a batch "
+            f"differ from those of a single row by {error:.2g} of the largest logit."
         )
 
 

@@ -189,7 +189,7 @@ def first_window_text(base: BaseText, text: str) -> str:
 def empty_text_error(base: BaseText, number: int, text: str) -> InvalidPrompt:
     """The error for a text without tokens: it is empty, or only the token that starts every text."""
     start = "CLS" if base.shape.kind == "encoder" else "BOS"
-    reason = f"holds nothing but the {start}" if base.tokenize(text, bos=False) else "is empty"
+    reason = f"is empty but for the {start}" if base.tokenize(text, bos=False) else "is empty"
     return InvalidPrompt(f"Text {number} {reason}: there is nothing to embed.", param=f"input.{number}")
 
 

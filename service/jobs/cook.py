@@ -33,7 +33,9 @@ def request_bytes(request: dict[str, Any]) -> bytes:
 def _run(context: JobContext) -> dict[str, Any]:
     registry, arguments = context.services.registry, context.row.arguments
     if not registry.blobs.has(arguments["request"]):
-        raise NotFound("The text of this request is gone, as it is after a restore, which has none: ask again.")
+        raise NotFound(
+            "The text of this request no longer exists, because a restore leaves texts out: send the request again."
+        )
     stored = json.loads(registry.blobs.read(arguments["request"]))
     cooked = cook(
         registry,

@@ -35,15 +35,16 @@ def check_queue(catalogue: Catalogue, settings: Settings, kind: str, key_id: str
     key_count = catalogue.jobs.count_active(kind, created_by=key_id)
     if key_count >= settings.job_queue_per_key:
         raise Busy(
-            f"{key_count} jobs of kind {kind!r} that this key asked for wait or run, and the limit is "
-            f"{settings.job_queue_per_key} (SOUP_JOB_QUEUE_PER_KEY): wait until one has ended, or cancel one.",
+            f"This key has {key_count} waiting or running jobs of kind {kind!r}; the maximum is "
+            f"{settings.job_queue_per_key} (SOUP_JOB_QUEUE_PER_KEY): wait until one ends, or cancel one.",
             retry_after=_seconds(catalogue, settings, kind, turns=catalogue.jobs.count_waiting_namespaces(kind)),
         )
     count = catalogue.jobs.count_active(kind)
     limit = settings.training_queue if kind == "train" else settings.job_queue
     if count >= limit:
         raise Busy(
-            f"{count} jobs of kind {kind!r} wait or run here, and the limit is {limit}: try again when one has ended.",
+            f"The server has {count} waiting or running jobs of kind {kind!r}; the maximum is {limit}: try "
+            "again when one has ended.",
             retry_after=_seconds(catalogue, settings, kind, turns=1),
         )
 

@@ -178,7 +178,7 @@ class JobRunner:
         retry_in = RETRY_SECONDS * 2.0**failures if failures + 1 < limit else None
         try:
             if failures >= limit:
-                raise Internal(f"The process that ran it ended without a word, {row.crashes} times.")
+                raise Internal(f"The process of the job crashed {row.crashes} times.")
             result = KINDS[row.kind].run(JobContext(self.services, self.fitting, self.computing, row, progress))
             if self._succeed(row, result):
                 self._ended(row.kind, "succeeded")
@@ -275,7 +275,7 @@ class JobRunner:
     def _report(self, row: JobRow, done: int, total: int, message: str) -> None:
         """Store the progress of a job and notify its watchers; raises Cancelled if it was lost, or Interrupted."""
         if self._stopping.is_set():
-            raise Interrupted("The server is stopping; the job goes on when it is back.")
+            raise Interrupted("The server is stopping; the job continues after its restart.")
         try:
             is_ours = self._store(
                 lambda jobs: jobs.progress(row.id, done=done, total=total, message=message, worker=self._name)

@@ -176,7 +176,7 @@ def _check_base(training: Training) -> None:
     current, requested = training.services.bases[base_id].shape.fingerprint, training.arguments["fingerprint"]
     if current != requested:
         raise Incompatible(
-            f"Base model {base_id!r} is {current} now, and was {requested} when the training was asked for: ask again.",
+            f"Base model {base_id!r} is {current} now, but was {requested} at the request: send the request again.",
             param="base_model",
         )
 

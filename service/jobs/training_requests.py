@@ -52,7 +52,8 @@ def submit(services: Services, principal: Principal, request: TrainingRequest, *
             _check_blob(services, principal.caller(request_id), digest, field=field)
     if request.valid == request.texts:
         raise InvalidParameter(
-            "'valid' is the text that is trained on: validate on other text, or leave it out and a share is held out.",
+            "'valid' is the same text as 'texts': validate on other text, or leave it out to hold out a part "
+            "of 'texts'.",
             param="valid",
         )
     pinned = _pinned(request, members)

@@ -103,8 +103,9 @@ def _check_belongs(
     count = sum(not _is_request(blobs.read_prefix(digest, len(REQUEST))) for digest in stored)
     if count:
         raise Unavailable(
-            f"The database is new and names no blob, but {blobs.location} holds {count}: put back a copy of the "
-            f"database ({PAGE}). SOUP_ACCEPT_DATABASE=1 starts with the new one, and sets the blobs aside.",
+            f"The database is new and names no blob, but {blobs.location} holds {count}: restore a copy of "
+            f"the database ({PAGE}). SOUP_ACCEPT_DATABASE=1 starts with the new database, and sets the blobs "
+            "aside.",
             param="database_url",
         )
 

@@ -249,7 +249,9 @@ def finish_sqlite(path: Path) -> None:
     """Make a SQLite file that was closed durable; raises Unavailable where it is not all in that file (a full disk)."""
     leftovers = [name for name in _companions(path) if path.with_name(name).exists()]
     if leftovers:
-        raise Unavailable(f"SQLite could not write {leftovers[0]} into {path}: see that there is room, and try again.")
+        raise Unavailable(
+            f"SQLite could not write {leftovers[0]} into {path}: check that the disk has room, and try again."
+        )
     _sync_file(path)
 
 

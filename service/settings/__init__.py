@@ -198,13 +198,15 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
     def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for origin in value:
             if origin != "*" and ORIGIN.fullmatch(origin) is None:
-                raise ValueError(f"{origin!r} is no origin: write https://app.example.com, with a port if it has one")
+                raise ValueError(
+                    f"{origin!r} is not an origin such as https://app.example.com, with a port if it has one"
+                )
         return value
 
     @model_validator(mode="after")
     def _other_origins_need_keys(self) -> Self:
         if self.no_auth and self.cors_origins:
-            raise ValueError("without keys no other origin is let in: cors_origins and no_auth do not go together")
+            raise ValueError("cors_origins and no_auth exclude each other: without keys, no other origin is allowed")
         return self
 
     @property

@@ -91,7 +91,7 @@ def test_it_is_ended_by_its_progress_and_goes_on(store: Store, processes: Proces
 
 
 def test_what_is_of_ray_alone_is_refused_without_it(store: Store) -> None:
-    with pytest.raises(InvalidParameter, match="are of tasks on Ray"):
+    with pytest.raises(InvalidParameter, match="are for tasks on Ray"):
         store.evaluate_pool(cores=2)
     with pytest.raises(InvalidParameter, match="--on takes ray"):
         store.evaluate_pool(on="spark")

@@ -263,5 +263,5 @@ class TestFolder:
             Store(tmp_path / "a", thread=1)
         with pytest.raises(InvalidParameter, match="threads"):
             Store(tmp_path / "a", threads="many")
-        with pytest.raises(InvalidParameter, match="in its folder"):
+        with pytest.raises(InvalidParameter, match="in its own folder"):
             Store(tmp_path / "a", data=tmp_path)

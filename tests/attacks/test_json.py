@@ -78,13 +78,13 @@ ATTACKS = (
     body(
         "1e400",
         "Sends a number that becomes Infinity when it is read.",
-        "larger than any that can be kept",
+        "which is too large",
         with_training(b"1e400"),
     ),
     body(
         "number bomb",
         "Has a number of 6,000 digits converted.",
-        "number of thousands of digits",
+        "number with thousands of digits",
         with_training(b"9" * 6000),
     ),
     body(
@@ -105,7 +105,7 @@ ATTACKS = (
     body(
         "key bomb",
         "Has thousands of keys of one object compared.",
-        "keys; at most 1000 are taken",
+        "keys; the maximum is 1000",
         with_training(b"{" + b",".join(b'"%d":0' % number for number in range(3000)) + b"}"),
     ),
     body(

@@ -69,7 +69,7 @@ ASKED = (
         "weight of 1e999",
         "Writes an infinite weight as a number.",
         b'[{"ref":"acme/law","weight":1e999}]',
-        says="larger than any",
+        says="too large",
     ),
     recipe(
         "negative weight",

@@ -206,7 +206,7 @@ ATTACKS = (
         "Multiplies prompts, choices and tokens beyond what a minute of its key has.",
         413,
         "too_large",
-        "1000 tokens a minute, and this needs",
+        "1000 tokens a minute, and this request needs",
         lambda target: target.post("/v1/completions", MULTIPLIED, key="limited"),
     ),
     sized(

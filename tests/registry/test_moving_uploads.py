@@ -148,7 +148,7 @@ def test_of_two_servers_that_take_a_part_for_one_place_one_does(servers: Servers
         one.write(DATA[:700])
         two.write(other)
         assert one.keep().received == 700
-        with pytest.raises(WrongOffset, match="700 bytes are held") as error:
+        with pytest.raises(WrongOffset, match="has 700 bytes") as error:
             two.keep()
     assert error.value.offset == 700
     assert [key[-64:] for key in servers.parts()] == [sha256_digest(DATA[:700])[7:]], "who lost takes its object away"
@@ -246,7 +246,7 @@ def test_who_lost_gives_back_nothing_of_what_another_reserved(servers: Servers) 
             add(first, id, DATA[:700], 0)
             stack.enter_context(first.open_part(ME, id, start=700, stop=1900))
             lost.keep()
-        with pytest.raises(Busy, match="would hold 2900 bytes"):
+        with pytest.raises(Busy, match="would have 2900 bytes"):
             add(third, other, b"y" * 1000, 0)
 
 

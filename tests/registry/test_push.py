@@ -205,7 +205,7 @@ class TestRefusals:
         [
             ({"base_model": "huge"}, Incompatible, r"'huge' is not on this server's allowlist \(tiny\)"),
             ({"base_fingerprint": "sha256:" + "0" * 64}, Incompatible, "another model under the same name"),
-            ({"base_model": None}, InvalidManifest, "Say which base model"),
+            ({"base_model": None}, InvalidManifest, "No base model is named"),
             ({"base_model": None, "base_fingerprint": "sha256:" + "0" * 64}, Incompatible, "0 base models here"),
             ({"files": {}}, InvalidManifest, "it is missing"),
             ({"files": {"../../etc/passwd": {"base64": ""}}}, InvalidManifest, r"not '../../etc/passwd'"),
@@ -270,7 +270,7 @@ class TestRefusals:
         with pytest.raises(Incompatible, match="records base model 'x', and no base model here is that one"):
             find_base(verbs.manifest(**peft, peft_config={"base_model_name_or_path": "x"}), bases)
         for nothing in (None, "", 5, ["acme/base"]):
-            with pytest.raises(InvalidManifest, match="Say which base model"):
+            with pytest.raises(InvalidManifest, match="No base model is named"):
                 find_base(verbs.manifest(**peft, peft_config={"base_model_name_or_path": nothing}), bases)
 
 
@@ -297,8 +297,8 @@ class TestVectors:
         [
             ((30, 9), {}, "gives 8 dimensions for each passage; these vectors have 9 for each passage"),
             ((30, 8), {"unit": "sentence"}, "these vectors have 8 for each sentence"),
-            ((19, 8), {}, "19 vectors were sent: at least 20 are needed"),
-            ((5001, 8), {}, "5000 are the most"),
+            ((19, 8), {}, "has 19 vectors: send at least 20"),
+            ((5001, 8), {}, "at most 5000"),
             ((30, 8), {"encoder": "sha256:" + "0" * 64}, "No encoder of this base model has digest"),
             ((30, 8), {"file": {"base64": "AAAA"}}, "embeddings"),
             ((30, 8), {}, "1 of their values are NaN"),

@@ -311,4 +311,4 @@ def test_data_that_are_wrong_later_are_those_of_a_domain(domains, command, capsy
     (Path(domains[1]) / "train.jsonl").write_text('{"text": "a"}\n' * 20)
     assert soup(command("--block", "64", grid=("1e-2", "1"))) == 1
     said = capsys.readouterr().err
-    assert f"{domains[1]}: The training data holds" in said, said
+    assert f"{domains[1]}: The training data has" in said, said

@@ -74,7 +74,7 @@ def test_soup_train_keeps_what_is_there_unless_told(command, tmp_path, capsys):
 def test_soup_train_never_replaces_a_folder_of_texts(command, tmp_path, capsys):
     kept = {path.name for path in tmp_path.iterdir()}
     assert soup(command("--replace", out=".")) == 1
-    assert "never replaced" in capsys.readouterr().err
+    assert "is not replaced" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
@@ -112,8 +112,8 @@ def test_soup_train_on_an_allowlist_names_the_base(command, tiny_base_dir, tmp_p
         (["--method", "lora", "--targets", "q_proj"], 3, "no linear module 'q_proj'; it has c_attn, c_fc, c_proj"),
         (["--method", "lora", "--structure", "houlsby"], 2, "--structure: not an option of --method lora"),
         (["--checkpoint", "out/state"], 1, "cannot be in"),
-        (["--checkpoint-steps", "2"], 2, "only with --checkpoint"),
-        (["--checkpoint-seconds", "2"], 2, "only with --checkpoint"),
+        (["--checkpoint-steps", "2"], 2, "need --checkpoint"),
+        (["--checkpoint-seconds", "2"], 2, "need --checkpoint"),
         (["--bottleneck", "70000"], 1, "--bottleneck"),
     ],
 )
@@ -267,5 +267,5 @@ def test_an_adapter_that_learnt_nothing_is_announced(command, capsys):
 def test_what_is_trained_on_is_not_validated_on(command, tmp_path, capsys):
     texts = str(tmp_path / "texts.jsonl")
     assert soup(command("--valid", texts)) == 1
-    assert f"--texts and --valid are one file, {texts}: validate on other text." in capsys.readouterr().err
+    assert f"--texts and --valid are the same file, {texts}: validate on other text." in capsys.readouterr().err
     assert not (tmp_path / "law").exists()

@@ -181,7 +181,7 @@ def test_a_sample_with_text_in_held_out_passages_only_is_refused(gpt2: LoadedBas
 def test_a_pruned_start_is_refused(gpt2: LoadedBase) -> None:
     config = structures(gpt2)["bapna_firat"]
     pruned = config.with_pruned({"": Pruned(score="magnitude", sparsity=0.5, masked=4)})
-    with pytest.raises(InvalidParameter, match="pruned adapter is not tuned"):
+    with pytest.raises(InvalidParameter, match="pruned adapter cannot be tuned"):
         tuned(gpt2, pruned, start={})
 
 

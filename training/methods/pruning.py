@@ -85,7 +85,7 @@ def masks_of(scores: Scores, options: PruningOptions) -> Masks:
     masked = round(options.sparsity * total)
     if not 0 < masked < total:
         raise InvalidParameter(
-            f"Sparsity {options.sparsity:g} of {total} entries is {masked}: it prunes "
+            f"Sparsity {options.sparsity:g} of {total} entries is {masked} entries: it prunes "
             f"{'none' if masked == 0 else 'all'} of them.",
             param="sparsity",
         )
@@ -106,7 +106,7 @@ def _erdos_renyi(scores: Scores, masked: int, options: PruningOptions) -> dict[s
     """
     if options.scope == "layer":
         raise InvalidParameter(
-            "Score 'erdos_renyi' says itself how dense each layer is: leave 'scope' at 'global', or choose 'random'.",
+            "Score 'erdos_renyi' sets the density of each layer itself: leave 'scope' at 'global', or choose 'random'.",
             param="scope",
         )
     sizes = {name: score.numel() for name, score in scores.items()}

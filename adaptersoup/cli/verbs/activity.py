@@ -54,7 +54,7 @@ def audit(
     """
     if csv:
         if lines or limit is not None:
-            raise typer.BadParameter("--csv is all of it: leave out --lines and --limit.")
+            raise typer.BadParameter("--csv prints all entries: leave out --lines and --limit.")
         write(remote.client.audit_csv(**asdict(filters)))
         return
     stream = remote.client.audit(limit=limit or (None if lines else 50), **asdict(filters))
@@ -84,7 +84,7 @@ def _day(text: str) -> str:
     try:
         return date.fromisoformat(text).isoformat()
     except ValueError:
-        raise typer.BadParameter(f"'{text}' is no day (2030-01-31).") from None
+        raise typer.BadParameter(f"'{text}' is not a day such as 2030-01-31.") from None
 
 
 @dataclass(frozen=True)

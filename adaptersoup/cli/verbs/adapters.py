@@ -64,7 +64,7 @@ def ls(
         _nearest(remote, near.near, near.encoder, asdict(filters), limit or NEAR, quiet=quiet)
         return
     if near.encoder is not None:
-        raise typer.BadParameter("--encoder is for the text of --near.")
+        raise typer.BadParameter("--encoder needs --near: it embeds the text of that option.")
     rows = list(remote.client.adapters(limit=limit, **asdict(filters)))
     if remote.json:
         as_json({"object": "list", "data": rows})
@@ -83,7 +83,9 @@ def _nearest(
     """List the adapters nearest to the texts of a file; raises a usage error for filters that --near lacks."""
     tags = filters["tag"] or [None]
     if len(tags) > 1 or any(value is not None and name not in POOL for name, value in filters.items()):
-        raise typer.BadParameter("--near goes with --base, --method, --namespace and one --tag; drop the others.")
+        raise typer.BadParameter(
+            "--near works with --base, --method, --namespace and one --tag: drop the other filters."
+        )
     namespaces = None if filters["namespace"] is None else (filters["namespace"],)
     pool = PoolRequest(base_model=filters["base_model"], method=filters["method"], tag=tags[0], namespaces=namespaces)
     texts = read_texts(file)
@@ -234,7 +236,7 @@ def open(
     address = f"{remote.client.base_url}/models"
     if ref is not None:
         if isinstance(parse_ref(ref), BaseRef):
-            raise InvalidParameter(f"{ref} is a base model; pages are of adapters and soups.", param="ref")
+            raise InvalidParameter(f"{ref} is a base model; only adapters and soups have a page.", param="ref")
         row = remote.client.adapter(ref)
         address += f"/{path_segment(row['namespace'])}/{path_segment(row['name'])}@{row['version']}"
     remote.answer({"object": "page", "url": address}, address)

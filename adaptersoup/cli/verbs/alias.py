@@ -81,7 +81,7 @@ def rm(
 def _name_of(ref: str) -> str:
     parsed = parse_ref(ref)
     if not isinstance(parsed, NameRef) or parsed.version is not None or parsed.alias is not None:
-        raise InvalidName(f"{ref} is not a name: give namespace/name, and the alias behind it.", param="ref")
+        raise InvalidName(f"{ref} is not a name: give namespace/name without a version, then the alias.", param="ref")
     return str(parsed)
 
 

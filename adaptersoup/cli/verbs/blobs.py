@@ -46,7 +46,7 @@ def copy(
       soup blobs copy s3://team-adapters/soup --data /srv/soup
     """
     if BUCKET.fullmatch(url) is None:
-        raise InvalidParameter(f"The URL of a bucket is asked for: {NO_BUCKET}.", param="url")
+        raise InvalidParameter(f"The argument is not the URL of a bucket: {NO_BUCKET}.", param="url")
     copied = _copy(settings_of(Settings, **asdict(storage)), url)
     _print(copied, url, json=json)
     if copied.unsound:

@@ -38,7 +38,7 @@ def fit(
       soup fit --selector gmm --set covariance=diag --set dimensions=16
     """
     if plot is not None and not wait:
-        raise typer.BadParameter("--plot draws what was fitted: wait for it.")
+        raise typer.BadParameter("--plot needs the fitted selector: drop --no-wait.")
     selector, pool = selector_of(flags) or PosteriorSpec(), pool_of(flags)
     with progress_bar("fitting") as report:
         fitted = remote.client.fit(selector, pool=pool, wait=wait, progress=report)

@@ -113,7 +113,7 @@ def _check_directories(source: Path, target: Path, *, replace: bool) -> None:
         raise NotFound(f"{source} is not a directory: give the one that holds adapter_config.json and the weights.")
     read, written = source.resolve(), target.resolve()
     if read.is_relative_to(written) or written.is_relative_to(read):
-        raise Conflict(f"{target} and {source} hold one another: choose a directory of its own.")
+        raise Conflict(f"One of {target} and {source} is inside the other: choose a separate directory.")
     check_place(target, replace=replace, advice="add --replace")
 
 
@@ -130,7 +130,7 @@ def _to_soup(source: Path, target: Path, options: ToSoup, *, replace: bool) -> R
 
     if not is_checkpoint(source) and (source / OUR_WEIGHTS).is_file():
         raise InvalidParameter(
-            f"{source} is a directory that `soup push` takes as it is; --to adapterhub converts one of ours.",
+            f"{source} is an adapter directory already: push it with `soup push`, or convert it with --to adapterhub.",
             param="source",
         )
     if options.domain is None:
@@ -197,7 +197,7 @@ def _to_adapterhub(source: Path, target: Path, options: ToAdapterHub, *, replace
     origin = _origin(folder)
     model_type = options.family or origin.get("model_type")
     if model_type is None:
-        raise typer.BadParameter(f"Which family is the base model of? Give --family ({', '.join(FAMILIES)}).")
+        raise typer.BadParameter(f"The family of the base model is unknown: give --family ({', '.join(FAMILIES)}).")
     name = options.name or origin.get("name") or re.sub(r"[^A-Za-z0-9_-]+", "_", target.resolve().name)
     files = checkpoint_files(
         folder.config,

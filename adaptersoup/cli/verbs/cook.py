@@ -130,11 +130,11 @@ def cook(
       soup generate "$(soup cook --sample contracts.jsonl)" "This agreement"
     """
     if sample is None and recipe is None:
-        raise typer.BadParameter("Give --sample FILE to choose from, or --recipe REF=WEIGHT,... by hand.")
+        raise typer.BadParameter("Give --sample FILE to choose adapters for, or --recipe REF=WEIGHT,... to mix.")
     if recipe is not None and flags.present(*SELECTOR, *POOL[1:]):
-        raise typer.BadParameter("--recipe leaves nothing to select: drop the options that choose.")
+        raise typer.BadParameter("--recipe names the adapters: drop the options that choose them.")
     if plot is not None and not wait:
-        raise typer.BadParameter("--plot draws what was cooked: wait for it.")
+        raise typer.BadParameter("--plot needs the cooked soup: drop --no-wait.")
     fields = _mixing_fields(flags)
     try:
         request = CookRequest(

@@ -94,7 +94,7 @@ def edit(
       soup edit --namespace team --tag v1 --remove-tag v1 --add-tag v2 --dry-run
     """
     if not changes.any():
-        raise typer.BadParameter("Say what is to be another, such as --add-tag or --description.")
+        raise typer.BadParameter("Name a change, such as --add-tag or --description.")
     changes.card(Card())
     changes.check_owner()
     check_names_or_filters(refs or (), matching)

@@ -54,7 +54,7 @@ def export(
     flags: dict[Program, bool] = {"peft": peft, "vllm": vllm, "lorax": lorax, "llamacpp": llamacpp}
     programs = [program for program, is_set in flags.items() if is_set]
     if len(programs) != 1:
-        raise typer.BadParameter(f"Say for which program: one of {', '.join('--' + name for name in NAMES)}.")
+        raise typer.BadParameter(f"Name one program: {', '.join('--' + name for name in NAMES)}.")
     (program,) = programs
     check_installed(program)  # before anything is pulled
     check_place(directory, replace=force, advice="replace it with --force")
@@ -147,8 +147,8 @@ def _check_rank(config: AdapterConfig, program: Program) -> None:
     rank = largest_rank(config)
     if program == "vllm" and rank > VLLM_RANKS[-1]:
         raise Incompatible(
-            f"vLLM loads LoRAs of rank {VLLM_RANKS[-1]} at most, and this one has rank {rank}: cook the soup with a "
-            f"smaller --max-width, or recompress it."
+            f"vLLM loads LoRAs of rank {VLLM_RANKS[-1]} at most, and this LoRA has rank {rank}: cook the soup "
+            "with a smaller --max-width, or recompress it."
         )
 
 
@@ -188,8 +188,8 @@ def _architecture(folder: AdapterDirectory, base: Mapping[str, Any]) -> Mapping[
     """The base model's architecture; raises Incompatible for another base model than the adapter's."""
     if base["fingerprint"] != folder.base_fingerprint:
         raise Incompatible(
-            f"This adapter is of a base model with the fingerprint {folder.base_fingerprint}, and "
-            f"{folder.base_model!r} has {base['fingerprint']} now."
+            f"The adapter was made for a base model with fingerprint {folder.base_fingerprint}, but "
+            f"{folder.base_model!r} now has fingerprint {base['fingerprint']}."
         )
     return architecture_of(base)
 

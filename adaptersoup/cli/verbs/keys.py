@@ -37,7 +37,7 @@ def _expiry(text: str) -> datetime:
     try:
         return datetime.now(UTC) + timedelta(days=int(text[:-1]))
     except OverflowError:
-        raise typer.BadParameter(f"'{text}' is more days than there are.") from None
+        raise typer.BadParameter(f"'{text}' is beyond the last date.") from None
 
 
 @app.command()
@@ -140,7 +140,7 @@ def change(
     if expires is not None:
         changes["expires_at"] = None if expires == "never" else _expiry(expires)
     if not changes:
-        raise typer.BadParameter("name something to change.")
+        raise typer.BadParameter("Name something to change, such as --scope.")
     remote.answer(remote.client.change_key(key_id, **changes), key_id)
 
 
@@ -169,7 +169,7 @@ def rotate(
 def _seconds(text: str) -> int:
     number, unit = text[:-1], text[-1:]
     if not (number.isascii() and number.isdecimal() and unit in SECONDS):
-        raise typer.BadParameter(f"'{text}' is no time (90s, 30m, 12h, 7d).")
+        raise typer.BadParameter(f"'{text}' is not a duration such as 90s, 30m, 12h or 7d.")
     return int(number) * SECONDS[unit]
 
 

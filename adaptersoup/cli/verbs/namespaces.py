@@ -65,7 +65,7 @@ def change(
     if unnamed_soup_days is not None:
         changes["unnamed_soup_days"] = None if unnamed_soup_days < 0 else unnamed_soup_days
     if not (changes or protect or unprotect):
-        raise typer.BadParameter("name a setting to change.")
+        raise typer.BadParameter("Name a setting to change, such as --tuning.")
     if not (protect or unprotect):
         _answer(remote, remote.client.change_namespace(namespace, **changes))
         return

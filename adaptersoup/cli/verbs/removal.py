@@ -41,7 +41,7 @@ def rm(
     """
     check_names_or_filters(refs or (), matching)
     if undo and not refs:
-        raise typer.BadParameter("--undo takes names with their @version: what is retired is in no list.")
+        raise typer.BadParameter("--undo needs names with their @version, because retired versions are not listed.")
     if not refs:
         rows = matching_adapters(remote.client, matching)
         if not rows:
@@ -52,7 +52,7 @@ def rm(
             remote.answer({"object": "list", "data": rows}, *refs)
             return
     elif confirmation.dry_run:
-        raise typer.BadParameter("--dry-run says what filters find; names are what they are.")
+        raise typer.BadParameter("--dry-run lists what filters match: give filters, or drop it.")
     elif not undo:
         confirmation.confirm_on_terminal(f"Retire {', '.join(refs)}?")
     changed, failed = [], Failures()

@@ -77,8 +77,8 @@ def serve(
         settings.host
     ):  # a Host header is easily forged, so the address has to protect it
         raise InvalidParameter(
-            f"Without keys the server answers this machine only, not {settings.host}: drop --host (SOUP_HOST), or drop "
-            "--no-auth (SOUP_NO_AUTH) and use keys.",
+            f"Without keys, the server must not listen on {settings.host}, which other machines can reach: "
+            "drop --host (SOUP_HOST), or drop --no-auth (SOUP_NO_AUTH) and use keys.",
             param="host",
         )
     with listening_socket(settings.host, settings.port) as listener:
@@ -156,7 +156,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise Unavailable(
-            f"Cannot listen on {host} port {port} ({error.strerror}): stop the server that does, or take --port."
+            f"Cannot listen on {host} port {port} ({error.strerror}): stop the server on this port, or choose "
+            "another with --port."
         ) from None
     return listener
 

@@ -89,8 +89,8 @@ class AsyncBlobs(AsyncConnection):
                     (progress or silent)(size, total, file)
         if await in_thread(file_digest, target) != digest:
             raise DigestMismatch(
-                f"{file} of {ref} arrived damaged ({size} bytes of other content): pull it again, and "
-                "where it arrives so again, have it pushed again with --anew."
+                f"{file} of {ref} arrived damaged ({size} bytes with another digest): pull it again. If it is "
+                "damaged again, push the adapter again with --anew."
             )
 
     async def named_path(self, ref: str) -> str:
@@ -125,7 +125,7 @@ class AsyncBlobs(AsyncConnection):
             file.seek(upload.offset)
             chunk = await in_thread(file.read, min(upload.part_bytes, upload.size - upload.offset))
             if not chunk:
-                raise DigestMismatch(f"{name} became shorter while it was sent; send it again.")
+                raise DigestMismatch(f"{name} became shorter while it was sent: send it again.")
             span = f"{upload.offset}-{upload.offset + len(chunk) - 1}"
             try:
                 await self.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
@@ -134,7 +134,7 @@ class AsyncBlobs(AsyncConnection):
                     raise
                 with suppress(NotFound):  # the upload has too many parts to go on: a new one starts at 0
                     await self.send("DELETE", path)
-                raise Unavailable(f"An unfinished upload of {upload.offset} bytes takes no more parts.") from error
+                raise Unavailable(f"The unfinished upload of {upload.offset} bytes accepts no more parts.") from error
             upload.offset += len(chunk)
             upload.progress(upload.offset)
         await self.send("PUT", path, params={"digest": upload.digest}, repeat=False)

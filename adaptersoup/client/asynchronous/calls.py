@@ -64,7 +64,7 @@ class AsyncCalls(AsyncBlobs):
             if answer["object"] != "job":
                 return answer
             await self.result_of(answer, progress)
-        raise Unavailable("The pool changes faster than its selector can be fitted; try again when pushing is over.")
+        raise Unavailable("The pool changes faster than its selector can be fitted: try again after the pushes.")
 
     async def fitted(self, answer: Json, progress: Progress | None = None) -> Json:
         """The selector of a fit: the answer itself, or the selector that its job fitted."""

@@ -87,8 +87,8 @@ class Blobs(Connection):
                     (progress or silent)(size, total, file)
         if directly(file_digest, target) != digest:
             raise DigestMismatch(
-                f"{file} of {ref} arrived damaged ({size} bytes of other content): pull it again, and "
-                "where it arrives so again, have it pushed again with --anew."
+                f"{file} of {ref} arrived damaged ({size} bytes with another digest): pull it again. If it is "
+                "damaged again, push the adapter again with --anew."
             )
 
     def named_path(self, ref: str) -> str:
@@ -123,7 +123,7 @@ class Blobs(Connection):
             file.seek(upload.offset)
             chunk = directly(file.read, min(upload.part_bytes, upload.size - upload.offset))
             if not chunk:
-                raise DigestMismatch(f"{name} became shorter while it was sent; send it again.")
+                raise DigestMismatch(f"{name} became shorter while it was sent: send it again.")
             span = f"{upload.offset}-{upload.offset + len(chunk) - 1}"
             try:
                 self.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
@@ -132,7 +132,7 @@ class Blobs(Connection):
                     raise
                 with suppress(NotFound):  # the upload has too many parts to go on: a new one starts at 0
                     self.send("DELETE", path)
-                raise Unavailable(f"An unfinished upload of {upload.offset} bytes takes no more parts.") from error
+                raise Unavailable(f"The unfinished upload of {upload.offset} bytes accepts no more parts.") from error
             upload.offset += len(chunk)
             upload.progress(upload.offset)
         self.send("PUT", path, params={"digest": upload.digest}, repeat=False)

@@ -64,7 +64,7 @@ class Calls(Blobs):
             if answer["object"] != "job":
                 return answer
             self.result_of(answer, progress)
-        raise Unavailable("The pool changes faster than its selector can be fitted; try again when pushing is over.")
+        raise Unavailable("The pool changes faster than its selector can be fitted: try again after the pushes.")
 
     def fitted(self, answer: Json, progress: Progress | None = None) -> Json:
         """The selector of a fit: the answer itself, or the selector that its job fitted."""

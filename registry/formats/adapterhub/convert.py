@@ -85,7 +85,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     family = _family(table["model_type"])
     options = read_options(table.get("config"), versioned="version" in table, post_norm=family.post_norm)
     if (folder / _INTERFACE).is_file():
-        raise UnknownMethod(f"{folder} was made through {_INTERFACE}, whose places of adapters are not known here.")
+        raise UnknownMethod(f"{folder} was made through {_INTERFACE}, which is not supported.")
     layout = Layout(family, table["name"], options)
     width, tensors = to_canonical(_tensors(weights), layout, hidden_size=table["hidden_size"])
     model_name, version = table.get("model_name"), table.get("version")

@@ -31,8 +31,8 @@ def tokens_of(settings: Settings) -> tuple[Tokens, ClaimMapping] | None:
     check_issuer(settings.oidc_issuer)
     if not settings.oidc_audience or settings.oidc_mapping is None:
         raise InvalidParameter(
-            "SOUP_OIDC_ISSUER needs SOUP_OIDC_AUDIENCE, what its tokens are to be for, and SOUP_OIDC_MAPPING, the file "
-            "that says what they bring.",
+            "SOUP_OIDC_ISSUER needs SOUP_OIDC_AUDIENCE, the audience of its tokens, and SOUP_OIDC_MAPPING, "
+            "the file that maps claims to scopes.",
             param="oidc_issuer",
         )
     mapping = read_mapping(settings.oidc_mapping)

@@ -45,13 +45,15 @@ class Tokens:
     def claims(self, token: str) -> dict[str, Any]:
         """The verified claims of a token; raises Unauthenticated where it is invalid, Unavailable without keys."""
         if len(token) > LARGEST:
-            raise Unauthenticated(f"This token has {len(token)} characters; the longest that is taken has {LARGEST}.")
+            raise Unauthenticated(f"This token has {len(token)} characters; the maximum is {LARGEST}.")
         header = _header(token)
         algorithm = header.get("alg")
         if not isinstance(algorithm, str) or algorithm not in KINDS:
-            raise Unauthenticated(f"This token's signature is of no kind that is taken ({', '.join(KINDS)}).")
+            raise Unauthenticated(
+                f"This token's signature algorithm is not supported; supported are {', '.join(KINDS)}."
+            )
         if str(header.get("typ", "JWT")).lower() not in TYPES:
-            raise Unauthenticated("This token is of another type (typ) than those that say who asks.")
+            raise Unauthenticated("This token has another type ('typ') than an access token.")
         claims = self._decode(token, self._key(header, algorithm), algorithm)
         if not 0 < len(claims["sub"]) <= LONGEST_SUBJECT or not claims["sub"].isprintable():
             raise Unauthenticated(f"This token's 'sub' is not 1 to {LONGEST_SUBJECT} characters that can be printed.")
@@ -93,7 +95,7 @@ def _header(token: str) -> dict[str, Any]:
     try:
         return jwt.get_unverified_header(token)
     except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
-        raise Unauthenticated("This is neither a key nor a token that can be read.") from error
+        raise Unauthenticated("The Authorization header holds neither a key nor a readable token.") from error
 
 
 def _fits(key: Jwk, algorithm: str) -> bool:

@@ -63,7 +63,8 @@ def admit_texts(
     if len({model.base_id for model in resolved}) > 1:
         bases = ", ".join(dict.fromkeys(model.base_id for model in resolved))
         raise InvalidParameter(
-            f"The models have different base models ({bases}), whose tokens differ: compare models of one base model.",
+            f"The models have different base models ({bases}) and thus different tokens: compare models of "
+            "one base model.",
             param="baseline",
         )
     inputs = [ModelInput(model, [text_windows(model.base, text, model.config) for text in texts]) for model in resolved]

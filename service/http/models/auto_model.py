@@ -45,7 +45,8 @@ def model_for(services: Services, principal: Principal, body: Sampling, texts: S
     passages = [text[-LAST_CHARACTERS:] for text in texts[-LAST_TEXTS:]]
     if not any(text.strip() for text in passages):
         raise InvalidPrompt(
-            f"'{AUTO}' goes by the text of a prompt, and here is none: send text, or name a model.", param="model"
+            f"'{AUTO}' chooses by the text of the prompt, and this prompt has no text: send text, or name a model.",
+            param="model",
         )
     limits = services.registry.limits.sample.with_single_sequence
     sample = prepare(passages, limits, bos=base.bos, novel=True)

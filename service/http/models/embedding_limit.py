@@ -13,7 +13,7 @@ from service.services import Services
 def limit_embeddings(services: Services) -> Iterator[None]:
     """Count as one of the samples embedded at once; raises Busy at the limit."""
     if not services.selections.acquire(blocking=False):
-        raise Busy("As many samples as this server embeds at once are being embedded; try again.", retry_after=2)
+        raise Busy("The server is embedding the maximum number of samples: try again.", retry_after=2)
     try:
         yield
     finally:

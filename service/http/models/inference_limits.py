@@ -45,7 +45,7 @@ def check_best_of(best_of: int | None, settings: Settings, *, n: int, stream: bo
         return
     if best_of < n:
         raise InvalidParameter(
-            f"'best_of' is {best_of} and 'n' is {n}: as many must be generated as are given back.", param="best_of"
+            f"'best_of' is {best_of} and 'n' is {n}: 'best_of' must be at least 'n'.", param="best_of"
         )
     if best_of > settings.max_choices:
         raise InvalidParameter(
@@ -53,7 +53,7 @@ def check_best_of(best_of: int | None, settings: Settings, *, n: int, stream: bo
         )
     if stream and best_of > 1:
         raise InvalidParameter(
-            f"'best_of' is {best_of}: the best are known at the end, so they are not streamed; leave 'stream' out.",
+            f"'best_of' is {best_of}: choosing the best needs complete answers, so leave 'stream' out.",
             param="best_of",
         )
 

@@ -172,8 +172,8 @@ def _check_size(wants: Sequence[Want]) -> None:
     for want in wants:
         if want.amount > want.limit:
             raise TooLarge(
-                f"{want.subject} has {want.limit} {want.measure} a minute, and this needs {want.amount} (what is sent, "
-                "and what may be generated): send less, or ask for fewer with 'max_tokens'.",
+                f"{want.subject} has {want.limit} {want.measure} a minute, and this request needs {want.amount} "
+                "(its input and its maximum output): send less, or lower 'max_tokens'.",
                 param="max_tokens",
             )
 

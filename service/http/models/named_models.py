@@ -153,7 +153,8 @@ def _planned_mixture(
         named = resolve_model(services, principal, base)
         if named.config is not None or named.base_id != base_id:
             raise InvalidParameter(
-                f"'adapters' are of base model '{base_id}': name that as 'model', and not '{base}'.", param="model"
+                f"The 'adapters' belong to base model '{base_id}': set 'model' to it instead of '{base}'.",
+                param="model",
             )
     if len(rows) == 1:
         return replace(resolve_model(services, principal, rows[0].ref), name=name)
@@ -202,8 +203,8 @@ def sole_base(services: Services) -> str:
     if len(services.bases) != 1:
         choice = ", ".join(f"'{base_id}'" for base_id in sorted(services.bases)) or "none"
         raise InvalidParameter(
-            f"Name a 'model': it may be left out where there is one base model, and here there are "
-            f"{len(services.bases)} ({choice}).",
+            f"Name a 'model': this server has {len(services.bases)} base models ({choice}), and 'model' is "
+            "optional only with one.",
             param="model",
         )
     return next(iter(services.bases))

@@ -65,12 +65,12 @@ class Outcome(Wire):
 def selection(services: AppServices, principal: Writer, filters: QueryFilters, ref: Refs = None) -> Selection:
     """The content of the page; raises InvalidParameter for no selection or two, TooLarge for too many versions."""
     if ref and filters.active:
-        raise InvalidParameter("Tick models or search for them, not both.", param="ref")
+        raise InvalidParameter("Either select models or search for them, not both.", param="ref")
     if ref:
         rows = [adapter_named(services, principal, *_split_ref(version)) for version in dict.fromkeys(ref)]
         return Selection(filters=filters, data=[listed_body(row) for row in rows])
     if not filters.active:
-        raise InvalidParameter("Tick the models that are to be changed, or search for them first.", param="ref")
+        raise InvalidParameter("Select the models to change, or search for them.", param="ref")
     return Selection(filters=filters, data=_search(services, principal, filters))
 
 
@@ -237,21 +237,19 @@ Change = Retirement | OwnerChange | TagChange
 def _parse_change(form: Mapping[str, str], *, count: int) -> Change:
     """The change that a form requests for `count` versions; raises InvalidParameter or InvalidName."""
     if not 0 < count <= MAX_VERSIONS:
-        raise InvalidParameter(f"Between one and {MAX_VERSIONS} versions are changed at once, and these are {count}.")
+        raise InvalidParameter(f"{count} versions are selected; one to {MAX_VERSIONS} can be changed at once.")
     if form.get("do") == "retire":
         if form.get("count", "").strip() != str(count):
-            raise InvalidParameter(f"To retire {count}, write that number into the field.", param="count")
+            raise InvalidParameter(f"To retire {count}, type that number into the field.", param="count")
         return Retirement()
     if form.get("do") in OWNER_ACTIONS:
         owner = form.get("owner", "").strip() if form["do"] == "owner" else None
         if owner == "":
-            raise InvalidParameter(
-                "Write who is to answer for them; a button of its own takes owners away.", param="owner"
-            )
+            raise InvalidParameter("Enter an owner; another button removes owners.", param="owner")
         return OwnerChange(_validate_patch(owner=owner))
     add, remove = (form.get(name, "").replace(",", " ").split() for name in ("add", "remove"))
     if not add and not remove:
-        raise InvalidParameter("Name a tag to add or to take away.", param="add")
+        raise InvalidParameter("Name a tag to add or to remove.", param="add")
     for tag in (*add, *remove):  # here, so that one error is raised and not one for each version
         check_part(tag, "tag")
     return TagChange(add, remove)

@@ -107,7 +107,7 @@ def compare_page(request: Request, services: AppServices, principal: Reader, mod
 async def measure(request: Request, form: Form, services: AppServices, principal: ModelUser) -> Response:
     """The page with the perplexity of a text under each model, compared with the first."""
     if not principal.has("read"):
-        raise Forbidden("This key lacks the scope 'read', which the page of models that are compared needs.")
+        raise Forbidden("This key lacks the scope 'read', which the comparison of models needs.")
     entered = CompareForm(numbered_fields(form, "model", MAX_MODELS), form.get("text", ""))
     compared: Comparison | None = None
     try:
@@ -127,9 +127,9 @@ async def measure(request: Request, form: Form, services: AppServices, principal
 def _split_text(compared: Comparison, text: str) -> list[Passage]:
     """The passages of the text that models are scored on; raises InvalidParameter, InvalidPrompt."""
     if len(compared.models) < 2:
-        raise InvalidParameter("Name two models at least: the others are held against the first.", param="model-2")
+        raise InvalidParameter("Name at least two models: the others are compared with the first.", param="model-2")
     if not text.strip():
-        raise InvalidPrompt("Paste some text that they are to predict.", param="text")
+        raise InvalidPrompt("Paste some text to score.", param="text")
     return split_texts(text.strip(), label="The text")
 
 

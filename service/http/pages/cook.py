@@ -95,7 +95,8 @@ def _parse_request(form: Mapping[str, str], services: Services) -> SoupRequest:
         raise InvalidSample("Paste some text, or drop a file of it.", param="sample")
     if BINARY.search(fields["sample"]):
         raise InvalidSample(
-            "The sample holds control characters, as a packed or binary file does: unpack it first.", param="sample"
+            "The sample holds control characters, so it may be a binary or compressed file: unpack it first.",
+            param="sample",
         )
     texts = split_texts(fields["sample"], label="The sample")
     prepare(texts, services.registry.limits.sample, novel=True)  # raises here rather than in the job

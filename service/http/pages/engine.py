@@ -55,7 +55,7 @@ class EngineState(Wire):
 def engine(services: AppServices, principal: Admin) -> EngineState:
     """The content of the page; raises Forbidden for keys that do not see the whole server."""
     if principal.namespaces is not None:
-        raise Forbidden("The engine is of the whole server: this takes a key with all namespaces.")
+        raise Forbidden("The page of the engine needs a key with all namespaces.")
     totals_by_label = {
         label: totals
         for label, totals in services.engine.adapter_totals().items()

@@ -81,7 +81,9 @@ def revoke(id: str, request: Request, form: Form, services: AppServices, princip
     """Revoke a key whose name was typed to confirm."""
     try:
         if text_or_none(form.get("name")) != text_or_none(managed_key(services, principal, id).name):
-            raise InvalidParameter("To revoke a key, write its name into the field: it was not that.", param="name")
+            raise InvalidParameter(
+                "The name in the field is not that of the key: type it to revoke the key.", param="name"
+            )
         revoke_key(request, id, services, principal)
     except (Conflict, InvalidParameter) as error:
         return _page(request, keys(services, principal), error=error)
@@ -126,9 +128,7 @@ def _parse_key(form: Mapping[str, str]) -> NewKey:
     """The key that a form describes; raises InvalidParameter."""
     namespaces = (text_or_none(form.get("namespaces")) or "").replace(",", " ").split()
     if not namespaces and "all" not in form:
-        raise InvalidParameter(
-            "Name the namespaces that the key may see, or say that it may see all.", param="namespaces"
-        )
+        raise InvalidParameter("Name the namespaces of the key, or choose all namespaces.", param="namespaces")
     if namespaces and "all" in form:
         raise InvalidParameter("Name namespaces or take all of them, not both.", param="namespaces")
     expires_at = parse_midnight(form.get("expires"), "expires")

@@ -254,15 +254,14 @@ def _parse_conversation(text: str, settings: Settings) -> list[dict[str, str]]:
         return []
     if len(text) > settings.max_text_chars:
         raise TooLarge(
-            f"What was said before has {len(text)} characters; at most {settings.max_text_chars} are taken: begin a "
-            "new conversation.",
+            f"The conversation has {len(text)} characters; the maximum is {settings.max_text_chars}: start a new one.",
             param="before",
         )
-    messages = loads_strict(text, subject="What was said before", error=InvalidParameter, max_keys=2)
+    messages = loads_strict(text, subject="The conversation", error=InvalidParameter, max_keys=2)
     if not isinstance(messages, list) or len(messages) > MAX_MESSAGES or not all(map(_is_message, messages)):
         raise InvalidParameter(
-            f"What was said before is a list of at most {MAX_MESSAGES} turns, each with 'role' (user or assistant) and "
-            "'content', a text: begin a new conversation.",
+            f"The conversation must be a list of at most {MAX_MESSAGES} turns, each with a 'role' (user or "
+            "assistant) and a text as 'content': start a new one.",
             param="before",
         )
     return messages

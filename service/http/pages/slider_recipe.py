@@ -50,7 +50,7 @@ def _parse_ingredient(ref: str, weight: str, source: str) -> MixedAdapter:
     except ValueError:
         value = math.nan
     if not ref or not value >= 0:
-        raise InvalidParameter(f"{source[:80]!r} is no adapter with a weight of zero or more.", param="mix")
+        raise InvalidParameter(f"{source[:80]!r} is not an adapter with a weight of zero or more.", param="mix")
     try:
         return MixedAdapter(ref=ref, weight=value)
     except ValidationError as error:

@@ -94,7 +94,7 @@ def _load_report(services: Services, principal: Principal, ns: str, name: str, n
     count = len(lineage.evidence)
     number = count if number is None else number
     if number > count:
-        raise NotFound(f"{row.ref} has evidence 1 to {count}.", param="evidence")
+        raise NotFound(f"{row.ref} has only reports 1 to {count}.", param="evidence")
     fields = dict(lineage.evidence[number - 1]) if count else {}
     cooked_at = fields.pop("created_at", None)
     evidence = Evidence.model_validate(fields)

@@ -142,7 +142,9 @@ class TimedReceive:
             async with asyncio.timeout(self._seconds):
                 message = await self._receive()
         except TimeoutError:
-            raise TooSlow(f"Nothing more of the body came for {self._seconds:g} seconds (SOUP_BODY_SECONDS).") from None
+            raise TooSlow(
+                f"The rest of the body did not arrive within {self._seconds:g} seconds (SOUP_BODY_SECONDS)."
+            ) from None
         self._is_complete = not message.get("more_body", False)
         return message
 

@@ -109,8 +109,8 @@ class BodyMemory:
             exceeds_half = of_key > 0 and of_key + size > self._most // 2
             if delta > 0 and (exceeds_total or exceeds_half):
                 raise Busy(
-                    f"The requests being answered hold {self.total} bytes of JSON, of {self._most} at most and half "
-                    "of that for one key (SOUP_MAX_JSON_BYTES_HELD); try again.",
+                    f"The running requests hold {self.total} bytes of JSON; the maximum is {self._most}, half of it "
+                    "for one key (SOUP_MAX_JSON_BYTES_HELD): try again.",
                     retry_after=2,
                 )
             self._by_key[key_id] += delta

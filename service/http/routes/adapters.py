@@ -312,7 +312,7 @@ def _check_protected(
         row = catalogue.aliases.get(ns, name, guard)
         if row is not None and row.version in versions:
             raise Forbidden(
-                f"{ns}/{name}@{row.version} is what the protected alias {guard!r} points at: only an admin retires it.",
+                f"The protected alias {guard!r} points at {ns}/{name}@{row.version}: only an admin can retire it.",
                 param="name",
             )
 

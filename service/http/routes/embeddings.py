@@ -105,7 +105,7 @@ def _row(model: ResolvedModel, text: str | list[int], number: int) -> Row:
         check_ids(text, model, param=f"input.{number}")
         row = Row(tuple(text), has_bos(base) and text[0] == base.bos_id)
         if len(row.ids) <= row.front:
-            raise InvalidPrompt(f"Text {number} holds nothing but the BOS.", param=f"input.{number}")
+            raise InvalidPrompt(f"Text {number} is empty but for the BOS token.", param=f"input.{number}")
     if len(row.ids) > context:
         raise InvalidPrompt(
             f"Text {number} has {len(row.ids)} tokens; the context is {context}.", param=f"input.{number}"

@@ -157,8 +157,8 @@ def _check_is_changeable(row: KeyRow) -> None:
     """Raise Conflict for a key that has ended, or of an identity, whose rights are in its issuer's tokens."""
     if row.issuer is not None:
         raise Conflict(
-            f"{row.id} is an identity of {row.issuer}: what it may do is changed there and in the server's mapping; "
-            "here it can be revoked, for good.",
+            f"{row.id} is an identity of {row.issuer}: change its rights there or in the server's mapping. "
+            "Here it can only be revoked, for good.",
             param="id",
         )
     if row.revoked_at is not None:
@@ -203,12 +203,14 @@ def _check_end(expires_at: datetime | None, principal: Principal) -> None:
     """Raise InvalidParameter or Forbidden unless this key may make one that expires then (None: never)."""
     if expires_at is not None and not present() < expires_at <= present() + LONGEST:
         raise InvalidParameter(
-            f"expires_at must lie ahead, by at most {LONGEST.days} days; leave it out for a key that does not expire.",
+            f"expires_at must be in the future, at most {LONGEST.days} days ahead; leave it out for a key "
+            "that does not expire.",
             param="expires_at",
         )
     if principal.expires_at is not None and (expires_at is None or expires_at > principal.expires_at):
         raise Forbidden(
-            f"What asks ends on {principal.expires_at.isoformat()}, and so do the keys it makes: give 'expires_at'.",
+            f"This key or session ends on {principal.expires_at.isoformat()}, and a new key must not outlive "
+            "it: give 'expires_at'.",
             param="expires_at",
         )
 

@@ -160,7 +160,7 @@ def _prepare(
     requested = requested_selector(services.registry, principal.caller(""), body.pool, body.spec)
     sample = check(requested.base)
     if latest_selector(services.registry.database, requested) is None and not principal.has("write"):
-        raise Forbidden("This pool was never fitted with this selector; that takes a key with the scope 'write'.")
+        raise Forbidden("This pool has no fit of this selector, and a fit needs a key with the scope 'write'.")
     return sample, current_selector(services.registry, requested) is not None
 
 
@@ -218,4 +218,4 @@ def _nearest(services: AppServices, caller: Caller, sample: CheckedSample, body:
 
 
 def _no_fit(*_: Any) -> SelectorRow:
-    raise Unavailable("The pool's selector was replaced while this was asked: ask again.")
+    raise Unavailable("The selector of the pool was replaced during the request: try again.")

@@ -51,8 +51,8 @@ class AnswerLimits:
             of_key, free = self._by_key[key_id], self._most - self._by_key.total()
             if of_key and of_key >= free:
                 raise Busy(
-                    f"This key has {of_key} answers under way, and there is room for {max(free, 0)} more in all, which "
-                    "others may need (SOUP_MAX_CONNECTIONS): wait for one of them to end.",
+                    f"This key has {of_key} running answers, and the server has room for only {max(free, 0)} more, of "
+                    "all keys (SOUP_MAX_CONNECTIONS): wait until one ends.",
                     retry_after=RETRY_SECONDS,
                 )
             self._by_key[key_id] += 1

@@ -63,8 +63,8 @@ class Refusals:
         start = max(now, key.next_at)
         if start - now > LONGEST:
             raise RateLimitExceeded(
-                "This key was refused for asking too much and did not wait; its requests now begin one by one, and too "
-                "many of them wait.",
+                "This key did not wait after refusals, so its requests now start one after the other, and too "
+                "many of them wait: send fewer.",
                 retry_after=LONGEST,
             )
         key.next_at = start + APART

@@ -113,7 +113,7 @@ def test_vllm_gets_a_bottleneck_as_a_lora(tmp_path: Path) -> None:
 
 def test_a_bottleneck_wider_than_vllms_ranks_is_refused(tmp_path: Path) -> None:
     folder = bottleneck_folder(tmp_path / "stored", bottleneck=512)
-    with pytest.raises(Incompatible, match="of rank 512 at most, and this one has rank 513: cook the soup"):
+    with pytest.raises(Incompatible, match="of rank 512 at most, and this LoRA has rank 513: cook the soup"):
         exported(folder, "vllm", name="acme/law", base_model={"tiny": LLAMA}.__getitem__)
 
 
@@ -162,8 +162,12 @@ def test_a_base_model_that_is_no_longer_the_adapters_is_refused(soup: Soup, stoc
     folder = read_directory(tmp_path / "law")
     told = stocked.client.get(f"/v1/models/{stocked.base_id}").json()
     for change, kind, says in (
-        ({"fingerprint": "sha256:" + "0" * 64}, Incompatible, "'tiny' has sha256:0000"),
-        ({"architecture": None}, Unavailable, "does not say how 'tiny' is built"),  # of a server before this one
+        ({"fingerprint": "sha256:" + "0" * 64}, Incompatible, "'tiny' now has fingerprint sha256:0000"),
+        (
+            {"architecture": None},
+            Unavailable,
+            "does not describe the architecture of 'tiny'",
+        ),  # of a server before this one
     ):
         with pytest.raises(kind, match=says):
             exported(folder, "llamacpp", name="acme/law", base_model=lambda _, change=change: told | change)
@@ -185,8 +189,8 @@ def test_peft_gets_the_bytes_that_were_pushed(soup: Soup, stocked: World, tmp_pa
         ("acme/pfeiffer", ["--lorax"], 3, "LoRAX loads LoRAs that are not pruned, and this adapter is of the kind"),
         ("acme/pfeiffer", ["--peft"], 3, "PEFT loads LoRAs and prefixes that are not pruned"),
         ("acme/pfeiffer", ["--llamacpp"], 3, "llama.cpp loads LoRAs that are not pruned, and this adapter"),
-        ("acme/law", ["--peft", "--vllm"], 2, "Say for which program"),
-        ("acme/law", [], 2, "Say for which program"),
+        ("acme/law", ["--peft", "--vllm"], 2, "Name one program"),
+        ("acme/law", [], 2, "Name one program"),
         ("acme/nothing", ["--peft"], 1, "There is no adapter acme/nothing"),
     ],
 )

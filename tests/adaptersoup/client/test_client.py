@@ -91,7 +91,7 @@ class TestErrors:
 
     def test_another_kind_of_server(self) -> None:
         server = Server().on("GET /readyz", httpx2.Response(200, text="<html>"))
-        with pytest.raises(Unavailable, match="something else than JSON"):
+        with pytest.raises(Unavailable, match="did not answer with JSON"):
             server.client().ready()
 
     @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://[::1", "file:///etc/passwd"])

@@ -190,7 +190,7 @@ class TestSoups:
         assert typed.job(begun.id).state == typed.cancel_job(begun).state == "succeeded"
         assert begun.id in [one.id for one in typed.jobs(kind="cook")]
         embedded = next(iter(typed.jobs(kind="embed", limit=1)))
-        with pytest.raises(InvalidParameter, match="cooks nothing"):
+        with pytest.raises(InvalidParameter, match="not a cook"):
             typed.soup_of(embedded)
         assert typed.cook(recipe=recipe, mixing="average", name=f"{stocked}/mixed").cached
 

@@ -118,7 +118,7 @@ def test_it_starts_from_its_seed_alone(name: str, base: LoadedBase) -> None:
     assert all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in first.values())
     assert init_hash(first) == init_hash(again) != init_hash(another)
     for wrong, reason in (
-        ({"seed": -1}, "not negative"),
+        ({"seed": -1}, "not be negative"),
         ({"seed": 0, "init": "ones"}, "near_identity, linear, zero_up"),
     ):
         with pytest.raises(InvalidParameter, match=reason):

@@ -295,7 +295,7 @@ def test_half_precision_encoders_keep_their_dtype(encoder, case):
 
 @pytest.mark.parametrize("family", ENCODERS)
 def test_on_an_encoder_a_parallel_adapter_reads_one_thing_and_the_other_name_is_refused(bases, family):
-    with pytest.raises(Incompatible, match=r"argument is the residual stream.*input='module'"):
+    with pytest.raises(Incompatible, match=r"is the residual stream: use input='module'"):
         expected_tensors(CASES["parallel-residual"], bases(family).shape)
 
 

@@ -216,12 +216,12 @@ def test_it_starts_as_tokens_that_stand_before_the_text(base):
 
 class TestRefused:
     def test_a_base_without_keys_and_values_of_one_size(self, gpt2):
-        with pytest.raises(Incompatible, match="do not show keys and values of one size"):
+        with pytest.raises(Incompatible, match="its keys and values differ in size between layers"):
             expected_tensors(PrefixConfig(length=2), gpt2.shape.model_copy(update={"kv": None}))
 
     def test_an_encoder(self, encoder):
         assert encoder.shape.kv is None
-        with pytest.raises(Incompatible, match="no causal model"):
+        with pytest.raises(Incompatible, match="it is not causal"):
             create(PrefixConfig(length=2), encoder.shape, seed=0)
 
     def test_a_prefix_without_room_for_text(self, gpt2):

@@ -55,7 +55,7 @@ def test_a_template_is_text_or_a_file_beside_the_allowlist(folder: Path) -> None
         ("~nosuchuser/x", "causal", r"chat_template '~nosuchuser/x' is neither .*\(Could not determine home"),
         ("a\x00b", "causal", r"chat_template 'a\\x00b' is neither .*\(embedded null byte\)"),
         ("a\nb", "causal", r"chat_template 'a\\nb' is neither .*No such file"),
-        (OURS, "encoder", "an encoder answers no chat"),
+        (OURS, "encoder", "an encoder cannot chat"),
     ],
 )
 def test_what_is_no_template_is_refused_with_the_allowlist(folder: Path, template: str, kind: str, said: str) -> None:
@@ -73,7 +73,10 @@ def test_what_is_no_template_is_refused_with_the_allowlist(folder: Path, templat
         ("{{ raise_exception('only tools') }}", "only tools"),
         ("{{ raise_exception('only\ntools') }}", "only tools"),
         ("{{ messages[0].nothing.at_all }}", "UndefinedError"),
-        ("{% for m in messages %}{{ m.role }}{% endfor %}", "leaves out what a user's message says; it makes 'user'"),
+        (
+            "{% for m in messages %}{{ m.role }}{% endfor %}",
+            "drops the content of .*: the result is 'user'",
+        ),
     ],
 )
 def test_a_broken_template_is_refused_in_one_sentence(folder: Path, template: str, said: str) -> None:

@@ -70,7 +70,7 @@ class BlobStoreContract(ABC):
 
     @pytest.mark.parametrize("length", [0, 4, 6])
     def test_another_length_than_announced(self, store, length):
-        with pytest.raises(DigestMismatch, match=f"{length} bytes were announced and 5 came"):
+        with pytest.raises(DigestMismatch, match=f"5 bytes arrived instead of the announced {length}"):
             write(store, b"hello", length=length)
         assert holds_nothing(store)
 

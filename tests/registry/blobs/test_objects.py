@@ -139,7 +139,7 @@ class TestTheCache:
     def test_a_cache_that_cannot_be_written_says_so(self, store, tmp_path):
         other = hidden(store)
         (other.folder.parent / "cache").write_text("")
-        with pytest.raises(Unavailable, match="cache of blobs on this server cannot be written"):
+        with pytest.raises(Unavailable, match="cache of blobs cannot be written"):
             other.read(HELLO)
 
 

@@ -92,8 +92,8 @@ def test_credentials_that_sign_nothing_are_told_from_what_does(
 ) -> None:
     """A server that is started with the setting hears it then, as it signs a URL before its first download."""
     environment(AZURE_STORAGE_ACCOUNT_NAME="acme", **said)
-    why = "with the credentials that there are, or what gives them does not answer"
-    sentence = rf"^{url} signs no URL {why}: give .*\({needed}\).*_PRESIGNED_SECONDS\.$"
+    why = "cannot sign URLs with its credentials, or their provider does not answer"
+    sentence = rf"^{url} {why}: give .*\({needed}\).*_PRESIGNED_SECONDS\.$"
     with pytest.raises(Unavailable, match=sentence) as refused:
         signed(url, tmp_path)
     assert SECRET not in refused.value.message

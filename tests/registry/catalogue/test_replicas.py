@@ -71,7 +71,7 @@ def test_two_missed_beats_and_it_is_dead(database: Database) -> None:
 
 def test_another_state_of_a_base_is_refused_while_the_first_is_alive(database: Database) -> None:
     join(database, "one")
-    with pytest.raises(Incompatible, match=r"'tiny' is in another state here \(sha256:222.* on the server one \(sha"):
+    with pytest.raises(Incompatible, match=r"'tiny' differs \(sha256:222.* from that of server one \(sha"):
         join(database, "two", OTHERS)
     join(database, "three", {"another": OTHERS["tiny"]})
     assert running(database) == 2

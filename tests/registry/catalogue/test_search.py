@@ -68,7 +68,7 @@ def test_q_finds_words_and_their_beginnings_in_all_that_is_said(catalogue: Catal
 
 @pytest.mark.parametrize("q", ["", "%", "_", " ", "'", '"', "*", "\0"])
 def test_a_q_without_words_is_refused(catalogue: Catalogue, q: str) -> None:
-    with pytest.raises(InvalidParameter, match="no letter and no digit"):
+    with pytest.raises(InvalidParameter, match="no letter or digit"):
         found(catalogue, q=q)
 
 

@@ -228,7 +228,7 @@ class TestAbstaining:
         cooked = stocked.cook(sample=vectors)
         assert set(domains_of(cooked)) == {"law", "code"}
         assert not stocked.row(cooked.soup_id).sample.has_text
-        with pytest.raises(InvalidSample, match="only vectors came"):
+        with pytest.raises(InvalidSample, match="has only vectors"):
             stocked.cook(sample=vectors, verify=True)
         stocked.tiny.score = lambda texts, *_, **__: [PassageScore(nll=0, tokens=0, bytes=1) for _ in texts]
         with pytest.raises(InvalidSample, match="no token"):
@@ -267,7 +267,7 @@ class TestRefusals:
         replaced = update(adapters).where(adapters.c.id == foreign.id)
         with stocked.database.engine.begin() as connection:
             connection.execute(replaced.values(base_fingerprint=sha256_digest(b"older")))
-        with pytest.raises(Incompatible, match="another state of base model 'tiny'"):
+        with pytest.raises(Incompatible, match="other weights of base model 'tiny'"):
             stocked.cook(recipe=by_hand("acme/foreign"))
 
     def test_foreign_ingredients_and_samples_are_unknown(self, stocked):

@@ -310,7 +310,7 @@ def test_of_few_passages_each_is_held_out_of_one_weighing_and_the_first_is_by_al
 
 def test_two_are_too_few_to_hold_one_out_of_three(pool):
     pool.registry = replace(pool.registry, limits=SizeLimits(sample=SampleLimits(minimum=2, novel=2)))
-    with pytest.raises(InvalidSample, match="Of 2 passages too few can be held out: send 3 or more"):
+    with pytest.raises(InvalidSample, match="2 passages are too few to hold some out: send 3 or more"):
         few(pool, 2)
 
 

@@ -147,19 +147,19 @@ def test_a_statistic_that_is_named_is_the_adapters_and_what_its_method_goes_by(t
     two.cook(recipe=RECIPE, mixing={"method": "regmean"})
     law, tax = named["ingredients"]
     crossed = {"ingredients": [{**law, "statistic": tax["statistic"]}, tax]}
-    with pytest.raises(InvalidRecipe, match=r"is no statistic of sha256:.* that this key sees"):
+    with pytest.raises(InvalidRecipe, match=r"is not a statistic of sha256:.* on a visible sample"):
         two.cook(recipe=crossed, mixing=FISHER)
     weights = {"ingredients": [{**law, "statistic": two.named("acme/law").weights_blob}, tax]}
-    with pytest.raises(InvalidRecipe, match="is no statistic of"):
+    with pytest.raises(InvalidRecipe, match="is not a statistic of"):
         two.cook(recipe=weights, mixing=FISHER)
     with pytest.raises(
-        InvalidRecipe, match=r"is a statistic of kind 'fisher' of acme/.*, and this mixing method needs 'inp"
+        InvalidRecipe, match=r"is a statistic of kind 'fisher' of acme/.*, but this mixing method needs 'inp"
     ):
         two.cook(recipe=named, mixing={"method": "regmean"})
-    with pytest.raises(InvalidRecipe, match="twice, with another statistic"):
+    with pytest.raises(InvalidRecipe, match="twice, with different statistics"):
         two.cook(recipe={"ingredients": [law, tax, {**tax, "statistic": None}]}, mixing=FISHER)
     for mixing in ({"method": "average"}, {"method": "auto"}):
-        with pytest.raises(InvalidRecipe, match=r"names a statistic of acme/.*goes by none: leave it out"):
+        with pytest.raises(InvalidRecipe, match=r"names a statistic of acme/.*does not use statistics: leave it out"):
             two.cook(recipe=named, mixing=mixing)
 
 
@@ -167,7 +167,7 @@ def test_a_statistic_of_a_text_that_a_key_does_not_see_is_not_taken(two: ToyRegi
     two.push("beta/copy", seed=0, sample={"texts": passages("other")})
     theirs = as_stored(two.cook(recipe={"ingredients": [{"ref": "beta/copy"}, {"ref": "acme/tax"}]}, mixing=FISHER))
     assert two.cook(recipe=theirs, mixing=FISHER).cached
-    with pytest.raises(InvalidRecipe, match="that this key sees"):
+    with pytest.raises(InvalidRecipe, match="on a visible sample"):
         two.cook(scope=("acme",), recipe=theirs, mixing=FISHER)
 
 
@@ -187,12 +187,12 @@ def test_what_is_too_large_is_refused_before_anything_is_computed(
     two: ToyRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(statistics, "MOST_SOLVED_INPUTS", 7)
-    with pytest.raises(Incompatible, match="that reads 8 values, and RegMean takes 7 at most"):
+    with pytest.raises(Incompatible, match="with 8 inputs; RegMean supports at most 7"):
         two.cook(recipe=RECIPE, mixing={"method": "regmean"})
     two.cook(recipe=RECIPE, mixing=FISHER)  # as large as the adapter
     monkeypatch.setattr(statistics, "MOST_BYTES", 100)
     two.push("acme/a", config=LORA, sample={"texts": passages("a")})
-    with pytest.raises(Incompatible, match="read have 288 bytes together, and 100 at most are taken"):
+    with pytest.raises(Incompatible, match="have 288 bytes; the maximum is 100"):
         two.cook(recipe={"ingredients": [{"ref": "acme/a"}]}, mixing={**METHODS["by inputs"], "width": 1})
     assert len(two.measurings) == 2
 

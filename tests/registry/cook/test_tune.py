@@ -206,7 +206,7 @@ def test_a_tuned_soup_that_is_there_can_be_kept_later(pool):
 
 def test_what_has_no_likelihood_is_refused_without_a_word_of_verify(pool):
     pool.ready("acme/headed", seed=9, config=HEADED)
-    with pytest.raises(InvalidParameter, match="goes by losses on text, and acme/headed") as refused:
+    with pytest.raises(InvalidParameter, match="compares losses on text, and acme/headed") as refused:
         tune(pool, recipe=by_hand("acme/headed"))
     assert (refused.value.param, "verify" in refused.value.message) == ("effort", False)
 

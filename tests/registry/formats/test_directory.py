@@ -120,7 +120,7 @@ class TestWriting:
         (tmp_path / "texts" / "law.jsonl").write_text("mine")
         (written(tmp_path / "project") / "src").mkdir()
         for name in ("texts", "project"):
-            with pytest.raises(Conflict, match="never replaced"):
+            with pytest.raises(Conflict, match="is not replaced"):
                 written(tmp_path / name, replace=True)
         assert (tmp_path / "texts" / "law.jsonl").read_text() == "mine"
         assert (tmp_path / "project" / "src").is_dir()
@@ -131,7 +131,7 @@ class TestWriting:
         folder.mkdir()
         (folder / adapter).write_bytes(b"old")
         (folder / "llama-3-8b.gguf").write_bytes(b"mine")
-        with pytest.raises(Conflict, match=r"something else than one adapter \(llama-3-8b.gguf\)"):
+        with pytest.raises(Conflict, match=r"other files than one adapter \(llama-3-8b.gguf\)"):
             place_files(folder, {adapter: b"new"}, replace=True)
         assert (folder / "llama-3-8b.gguf").read_bytes() == b"mine"
         (folder / "llama-3-8b.gguf").unlink()
@@ -213,7 +213,7 @@ class TestRefusals:
         with pytest.raises(UnknownMethod, match=sentence):
             read_directory(tmp_path / "a")
 
-    @pytest.mark.parametrize(("texts", "sentence"), [(["x"], "keep the one"), (None, "does not say what made")])
+    @pytest.mark.parametrize(("texts", "sentence"), [(["x"], "keep only one"), (None, "does not say what made")])
     def test_embeddings_beside_texts_or_of_an_unknown_encoder(
         self, tmp_path: Path, texts: list[str] | None, sentence: str
     ) -> None:

@@ -72,7 +72,7 @@ def test_a_seed_can_be_named_where_none_was_recorded_and_is_not_believed() -> No
     assert (named.init, named.init_seed) == ("linear", 3)
     for wrong in (TaskArithmeticMixing(init_seed=4), TaskArithmeticMixing(init="zero_up", init_seed=3)):
         assert METHOD.check(parts, wrong) == []
-        with pytest.raises(Incompatible, match="gives those of hash"):
+        with pytest.raises(Incompatible, match="gives those with hash"):
             METHOD.resolved(parts, wrong, SHAPE)
 
 

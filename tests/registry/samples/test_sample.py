@@ -32,7 +32,7 @@ def test_over_500_are_drawn_with_a_recorded_seed_and_in_order():
 
 
 def test_too_few_is_refused_with_the_numbers():
-    with pytest.raises(InvalidSample, match=r"has 19 different .*\(21 were sent\); at least 20"):
+    with pytest.raises(InvalidSample, match=r"has 19 different .* of 21 sent: send at least 20"):
         prepare([*WORDS[:19], WORDS[0], ""])
 
 

@@ -563,7 +563,7 @@ class TestIdle:
         self.asked(verbs, row, self.DAYS / 2)
 
         def busy():
-            raise Busy("Others are writing", retry_after=5)
+            raise Busy("The database is busy", retry_after=5)
 
         monkeypatch.setattr(verbs.database, "write", busy)
         assert self.answers(verbs) == row

@@ -170,8 +170,8 @@ def test_a_base_model_that_is_another_on_every_machine_ends_the_sweep(
     monkeypatch.setattr(sweep, "CellTask", lambda entry, _, *more: task(entry, "sha256:" + "0" * 64, *more))
     assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}")) == 1
     said = capsys.readouterr().err
-    assert f"On {platform.node()}: The base model in {tiny_base_dir} is another" in said
-    assert "Every machine needs the same files." in said
+    assert f"On {platform.node()}: The base model in {tiny_base_dir} has fingerprint" in said
+    assert "every machine needs the same files." in said
 
 
 @pytest.mark.parametrize(

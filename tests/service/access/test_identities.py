@@ -127,11 +127,11 @@ def soon(seconds: int) -> int:
 
 
 HOSTILE: dict[str, tuple[Callable[[LittleIssuer], str], str]] = {
-    "no signature": (lambda i: forged({"alg": "none", "kid": "rsa"}, i.claims("soup-admins")), "kind"),
-    "none in capitals": (lambda i: forged({"alg": "NONE", "kid": "rsa"}, i.claims("soup-admins")), "kind"),
-    "a public key as secret": (by_hmac, "kind"),
-    "an algorithm that is a list": (lambda i: forged({"alg": ["RS256"], "kid": "rsa"}, i.claims()), "read|kind"),
-    "no algorithm": (lambda i: forged({"kid": "rsa"}, i.claims()), "read|kind"),
+    "no signature": (lambda i: forged({"alg": "none", "kid": "rsa"}, i.claims("soup-admins")), "algorithm"),
+    "none in capitals": (lambda i: forged({"alg": "NONE", "kid": "rsa"}, i.claims("soup-admins")), "algorithm"),
+    "a public key as secret": (by_hmac, "algorithm"),
+    "an algorithm that is a list": (lambda i: forged({"alg": ["RS256"], "kid": "rsa"}, i.claims()), "read|algorithm"),
+    "no algorithm": (lambda i: forged({"kid": "rsa"}, i.claims()), "read|algorithm"),
     "a stranger's key": (by_a_stranger, "signature"),
     "a key in its header": (lambda i: by_a_stranger(i, jwk=None), "signature"),
     "another's claims": (changed, "signature"),
@@ -433,12 +433,12 @@ def test_tokens_that_bring_nothing_or_are_refused_make_no_row(
     watch = KeyWatch(database)
     known = identities(lasting, database, tmp_path, max_identities=1)
     known = Identities(known._tokens, known._mapping, watch, max_identities=1)
-    with pytest.raises(Forbidden, match="brings no scope"):
+    with pytest.raises(Forbidden, match="has no scope"):
         known.principal(lasting.token())
     for _ in range(3):
         with pytest.raises(Unauthenticated):
             known.principal(lasting.token("law-team", exp=soon(-100)))
-    with pytest.raises(Unauthenticated, match="moment"):
+    with pytest.raises(Unauthenticated, match="valid time"):
         known.principal(lasting.token("law-team", exp=10**15))
     with database.read() as catalogue:
         assert catalogue.keys.list() == []

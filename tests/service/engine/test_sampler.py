@@ -370,7 +370,7 @@ class TestRequests:
         with pytest.raises(InvalidPrompt, match="-1"):
             ScoreRequest("b", ((1,), (1, -1))).check(SHAPE)
         with pytest.raises(
-            InvalidParameter, match=r"8 tokens and max_tokens is 3: together 11, .* 10; ask for at most 2"
+            InvalidParameter, match=r"8 tokens and max_tokens is 3, together 11, .* 10: request at most 2"
         ):
             GenerateRequest("b", (1,) * 8, params=SamplingParams(max_tokens=3)).check(SHAPE)
 

@@ -38,7 +38,7 @@ def test_a_refusal_says_how_many_and_takes_nothing() -> None:
     limits = AnswerLimits(2)
     with limits.acquire("a"):
         for _ in range(2):
-            with pytest.raises(Busy, match=r"1 answers under way.* room for 1 more") as refused:
+            with pytest.raises(Busy, match=r"1 running answers.* room for only 1 more") as refused:
                 limits.acquire("a")
             assert refused.value.retry_after == 1
     with limits.acquire("a"):

@@ -91,7 +91,7 @@ def test_a_retired_adapter_is_not_chosen(fitted: World) -> None:
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], "  "])
 def test_without_text_nothing_can_be_chosen(fitted: World, prompt: Any) -> None:
-    assert "goes by the text of a prompt" in refusal(ask(fitted, prompt), 400)
+    assert "chooses by the text of the prompt" in refusal(ask(fitted, prompt), 400)
 
 
 def test_where_nothing_was_fitted_it_says_what_to_do(fitted: World) -> None:

@@ -97,11 +97,11 @@ def test_only_calls_that_need_it_take_large_bodies() -> None:
         (b'{"a": NaN}', "The body holds NaN, which is not JSON."),
         (b'{"a": -Infinity}', "The body holds -Infinity, which is not JSON."),
         (b'{"a": }', "The body is broken at line 1, column 7: Expecting value."),
-        (b'{"a": "\\ud800"}', "The body holds half of a surrogate pair, which is no text."),
-        (b'{"\\udc00": 1}', "The body holds half of a surrogate pair, which is no text."),
+        (b'{"a": "\\ud800"}', "The body holds half of a surrogate pair, which is not valid text."),
+        (b'{"\\udc00": 1}', "The body holds half of a surrogate pair, which is not valid text."),
         (b'{"a": "\xff"}', "The body is not valid UTF-8 at byte 7."),
-        (b'{"a": 1e999}', "The body holds the number 1e999, which is larger than any that can be kept."),
-        (b"1" * 5000, "The body holds a number of thousands of digits, which cannot be read."),
+        (b'{"a": 1e999}', "The body holds the number 1e999, which is too large."),
+        (b"1" * 5000, "The body holds a number with thousands of digits, which is too long."),
     ],
 )
 def test_bad_json_is_refused_in_one_sentence(client: TestClient, body: bytes, sentence: str) -> None:
@@ -129,7 +129,7 @@ def test_an_object_of_absurdly_many_keys_is_refused_before_they_are_compared() -
         return json.dumps({"x": [{str(number): 0 for number in range(keys)}]}).encode()
 
     assert post(client, body(MAX_KEYS)).status_code == 200
-    sentence = "The body holds an object with 1001 keys; at most 1000 are taken."
+    sentence = "The body holds an object with 1001 keys; the maximum is 1000."
     assert refusal(post(client, body(MAX_KEYS + 1)), 400) == sentence
 
 
@@ -202,7 +202,7 @@ def test_bytes_are_held_up_to_the_limit_and_half_of_it_by_one_key() -> None:
     held = BodyMemory(100)
     one, two, three, four = (held.account() for _ in range(4))
     one.take("a", 90)  # a body alone is the affair of its call
-    with pytest.raises(Busy, match="hold 90 bytes of JSON, of 100 at most"):
+    with pytest.raises(Busy, match="hold 90 bytes of JSON; the maximum is 100"):
         two.take("b", 20)
     one.close()
     one.take("a", 30)

@@ -124,8 +124,8 @@ def test_a_text_of_nothing_but_the_bos_has_no_vector(world: World) -> None:
     answer = world.client.post("/v1/embeddings", json={"model": "tiny", "input": [TEXT, BOS]})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "input.1")
-    assert error["message"] == "Text 1 holds nothing but the BOS: there is nothing to embed."
-    with pytest.raises(InvalidPrompt, match="Text 1 holds nothing but the BOS"):
+    assert error["message"] == "Text 1 is empty but for the BOS: there is nothing to embed."
+    with pytest.raises(InvalidPrompt, match="Text 1 is empty but for the BOS"):
         world.runtime.engine.embed("tiny", [TEXT, BOS])
 
 
@@ -137,7 +137,7 @@ def test_a_passage_of_nothing_but_the_bos_counts_as_an_empty_one(world: World) -
     picked = world.client.post(
         "/v1/soups", json={"sample": {"texts": [BOS] * 30}, "pool": {"base_model": "tiny"}, "wait": 5}
     )
-    assert picked.json()["error"]["message"].startswith("The sample has 0 different sequences that are not empty")
+    assert picked.json()["error"]["message"].startswith("The sample has 0 different non-empty passages")
 
 
 def test_tokenize_puts_one_in_front(world: World) -> None:

@@ -57,7 +57,7 @@ def test_nothing_but_the_api_is_opened(world: World, path: str) -> None:
     ["app.example.com", "https://app.example.com/", "https://App.example.com", "ftp://x", "null", "https://*"],
 )
 def test_what_is_no_origin_is_refused_at_the_start(origins: str) -> None:
-    with pytest.raises(ValidationError, match="is no origin"):
+    with pytest.raises(ValidationError, match="is not an origin"):
         Settings(cors_origins=origins)
 
 
@@ -66,5 +66,5 @@ def test_origins_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert Settings().cors_origins == ("https://a.test", "http://localhost:3000", "http://[::1]:3000")
     monkeypatch.setenv("SOUP_CORS_ORIGINS", "*")
     assert Settings().cors_origins == ("*",)
-    with pytest.raises(ValidationError, match="do not go together"):
+    with pytest.raises(ValidationError, match="exclude each other"):
         Settings(no_auth=True)

@@ -194,7 +194,7 @@ def test_too_large_a_pool_is_refused_with_its_size(
 ) -> None:
     monkeypatch.setattr(verb, "MAX_ADAPTERS", 1)
     answer = stocked.client.post("/v1/evaluations", json={}, headers=headers)
-    assert (answer.status_code, "at most 1 are evaluated" in answer.text) == (413, True)
+    assert (answer.status_code, "maximum for an evaluation is 1" in answer.text) == (413, True)
     for body in ({"passages": 1}, {"passages": 501}, {"pool": {"base_model": "none"}}):
         assert stocked.client.post("/v1/evaluations", json=body, headers=headers).status_code == 400, body
 

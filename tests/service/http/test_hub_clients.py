@@ -264,6 +264,6 @@ class TestOurOwnCommandLine:
                 f"{file} has {'an unknown number of' if size is None else size} bytes, and at most {MOST_BYTES[file]}"
             )
             assert said in " ".join(err.split())
-        assert "does not say which commit it is" in " ".join(odd.split())
+        assert "does not name its commit" in " ".join(odd.split())
         paths = [path for path in ASKED if "big" in path]
         assert paths == [f"/api/models/big/{name}" for name in [*SAID, "odd"]]  # and no file, nor a tree

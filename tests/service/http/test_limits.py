@@ -157,7 +157,7 @@ def test_more_tokens_than_a_minute_has_are_refused_for_good(world: World, clock:
     one = someone(world, "team", tokens_per_minute=20)
     refused = one.post("/v1/completions", ASK | {"n": 8})
     assert refused.status_code == 413
-    assert "has 20 tokens a minute, and this needs" in refused.json()["error"]["message"]
+    assert "has 20 tokens a minute, and this request needs" in refused.json()["error"]["message"]
     assert "retry-after" not in refused.headers
     assert one.post("/v1/completions", ASK | {"n": 1}).status_code == 200
 

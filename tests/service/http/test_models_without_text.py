@@ -241,7 +241,7 @@ def test_a_prompt_is_continued_and_the_context_kept(world: World, name: str) -> 
     if name == "lab/fusion":
         assert full.status_code == 200
     else:
-        assert "of which the adapter's prefix takes 4; ask for at most 20" in refusal(full)
+        assert "of which the adapter's prefix takes 4: request at most 20" in refusal(full)
 
 
 # --- bad pushes -----------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def test_a_writer_retires_nothing_that_one_points_at(world: World, writer: dict[
     for name in ("one@1", "one@prod", "one"):
         refused = world.client.delete(f"/v1/adapters/guarded/{name}", headers=writer)
         assert refused.status_code == 403
-        assert "guarded/one@1 is what the protected alias 'prod' points at" in refused.json()["error"]["message"]
+        assert "The protected alias 'prod' points at guarded/one@1" in refused.json()["error"]["message"]
     assert world.client.delete("/v1/adapters/guarded/one@2", headers=writer).status_code == 200
     assert world.client.get("/v1/adapters/guarded/one@1").status_code == 200
     assert world.client.post("/v1/adapters/guarded/one@2/restore", headers=writer).status_code == 200

@@ -164,4 +164,4 @@ def test_with_several_bases_the_tokenizer_calls_need_a_name(live: Live) -> None:
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert error["param"] == "model"
-        assert "here there are 2 ('chatty', 'tiny')" in error["message"]
+        assert "this server has 2 base models ('chatty', 'tiny')" in error["message"]

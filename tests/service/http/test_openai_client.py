@@ -213,7 +213,7 @@ def test_token_ids_without_a_bos_get_none(live: Live) -> None:
     [
         ([], "'input' holds no text"),
         ([[]], "Text 0 of 'input' is empty"),
-        ([0], "Text 0 holds nothing but the BOS"),
+        ([0], "Text 0 is empty but for the BOS"),
         ([[5, 6], [5, 300]], "'input.1' holds an id outside of the vocabulary (0 to 299)"),
         ([5] * 65, "Text 0 has 65 tokens; the context is 64"),
         ([[5], ["a"]], "'input': must be a text, a list of texts, a list of token ids, or a list of such lists"),
@@ -326,7 +326,7 @@ def test_what_is_drawn_can_be_steered(openai_client: Any) -> None:
 
 
 def test_the_best_of_several_cannot_be_streamed(live: Live) -> None:
-    with pytest.raises(openai.BadRequestError, match="'best_of' is 4: the best are known at the end"):
+    with pytest.raises(openai.BadRequestError, match="'best_of' is 4: choosing the best needs complete answers"):
         live.openai().completions.create(model="tiny", prompt="a", stream=True, best_of=4)
 
 

@@ -113,7 +113,7 @@ def test_all_wrong_shapes_at_once(world: World, good: bytes) -> None:
     ("fields", "status", "code", "sentence"),
     [
         ({"base_model": "gpt-5"}, 422, "incompatible", "'gpt-5' is not on this server's allowlist (tiny)"),
-        ({"base_model": None}, 400, "invalid_manifest", "Say which base model"),
+        ({"base_model": None}, 400, "invalid_manifest", "No base model is named"),
         ({"config": {**CONFIG.model_dump(), "method": "hypernetwork"}}, 400, "unknown_method", "config.method"),
         ({"config": {"structure": "pfeiffer"}}, 400, "invalid_parameter", "Field 'config.method' is missing."),
         ({"config": LORA | {"groups": []}}, 400, "invalid_parameter", "'config.groups': must have at least 1 item"),

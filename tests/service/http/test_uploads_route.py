@@ -293,7 +293,7 @@ class TestBounds:
     def test_so_many_at_once(self, small: World) -> None:
         paths = [opened(small) for _ in range(3)]
         answer = small.client.post(UPLOADS)
-        assert "3 uploads open" in refused(answer, 429, "busy")
+        assert "3 open uploads" in refused(answer, 429, "busy")
         assert answer.headers["retry-after"]
         other = small.headers(small.key(["write"], ["others"]))
         assert small.client.post(UPLOADS, headers=other).status_code == 202
@@ -303,7 +303,7 @@ class TestBounds:
     def test_so_many_bytes_of_all(self, small: World) -> None:
         first, second = opened(small), opened(small)
         assert patch(small, first, b"x" * 1000, 0).status_code == 202
-        assert "1501 bytes, of 1500" in refused(patch(small, second, b"x" * 501, 0), 429, "busy")
+        assert "1501 bytes; the maximum is 1500" in refused(patch(small, second, b"x" * 501, 0), 429, "busy")
         assert patch(small, second, b"x" * 500, 0).status_code == 202
         refused(put(small, second, b"", content=b"x", headers={"content-range": "500-500"}), 429, "busy")
         assert put(small, second, b"x" * 500).status_code == 201  # to finish takes no more room

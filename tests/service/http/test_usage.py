@@ -178,7 +178,7 @@ def test_what_cannot_be_written_is_kept(database: Database, monkeypatch: pytest.
     counts.count("key-a", "n", "base/tiny", UsageSum(1, 5, 2))
 
     def busy() -> Any:
-        raise Busy("Others are writing to the database; try again.")
+        raise Busy("The database is busy with other writes: try again.")
 
     with monkeypatch.context() as patch:
         patch.setattr(database, "write", busy)

@@ -345,7 +345,7 @@ class TestProcesses:
             stage.lost()
         row = stage.ended(stage.runner(), job)
         assert (row.state, stage.without, stage.cleaned) == ("failed", [job], [job])
-        assert "without a word, 3 times" in row.error["message"]
+        assert "crashed 3 times" in row.error["message"]
 
     def test_what_comes_further_each_time_is_not_given_up_however_often_its_process_ends(self, stage: Stage) -> None:
         """A training that saves itself: a server that crashes is no failure of its own."""
@@ -376,7 +376,7 @@ class TestProcesses:
             runner._run(claim(runner))
         row = stage.ended(stage.runner(), job)
         assert (row.state, stage.without) == ("failed", [job])
-        assert "without a word, 3 times" in row.error["message"]
+        assert "crashed 3 times" in row.error["message"]
 
     @pytest.mark.parametrize("end", [lambda _: {"stale": True}, fails(InvalidSample("stale")), fails(Busy("stale"))])
     def test_a_job_given_to_another_meanwhile_is_the_others_to_end(self, stage: Stage, end: Run) -> None:

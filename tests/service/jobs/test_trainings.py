@@ -447,7 +447,7 @@ class TestFailures:
 
         with monkeypatch.context() as patch:
             patch.setattr(world.runtime.bases.allowed, "shape", shape)
-            assert "ask again" in failure(world, asked(world, "acme/moved"))
+            assert "send the request again" in failure(world, asked(world, "acme/moved"))
 
 
 def writer(world: World) -> str:
@@ -536,7 +536,7 @@ class TestRefusals:
                 400,
                 "fusion",
             ),
-            ({"valid": sha256_digest(lines(TEXTS))}, 400, "a share is held out"),
+            ({"valid": sha256_digest(lines(TEXTS))}, 400, "hold out a part of 'texts'"),
             ({"wait": 3}, 400, "'wait' is not known"),
         ],
     )

@@ -170,7 +170,7 @@ class TestLockedDatabase:
                     stored(world, b"new"),
                     world.client.patch("/v1/adapters/acme/there", json={"domain": "other"}),
                 ):
-                    assert said(answer, 429).endswith(" writing to the database; try again.")
+                    assert said(answer, 429).endswith(": try again.")
                 assert world.client.get("/v1/adapters/acme/there").json()["domain"] == "tests"
                 assert set(checks(world).values()) == {"ok"}
                 until(lambda: any("no job can be claimed" in message for message in caplog.messages))

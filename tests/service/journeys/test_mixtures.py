@@ -196,7 +196,7 @@ def test_what_cannot_be_mixed_is_refused_in_a_sentence(stocked: World) -> None:
     refused(stocked, 400, "not valid", model="acme/law+")
     refused(stocked, 400, "layers", adapters=[{**ADAPTERS[0], "layers": {"x": 1}}, ADAPTERS[1]])
     refused(stocked, 400, "at most 64", adapters=ADAPTERS[:1] * 65)
-    refused(stocked, 400, "name that as 'model'", model="acme/law", adapters=ADAPTERS)
+    refused(stocked, 400, "set 'model' to it", model="acme/law", adapters=ADAPTERS)
     refused(stocked, 404, "acme/nowhere", model="acme/law+acme/nowhere")
     stocked.client.delete("/v1/adapters/acme/plain@1")
     refused(stocked, 410, "acme/plain", model="acme/law+acme/plain")

@@ -452,5 +452,5 @@ def test_a_key_that_only_reads_selects_but_never_starts_a_fit(stocked, http):
 
     before = fits()
     refused = select(stocked, headers=reader, **{**known, "selector": {"kind": "gmm", "seed": 12345}})
-    assert "never fitted" in refusal(refused, 403)
+    assert "has no fit of this selector" in refusal(refused, 403)
     assert fits() == before

@@ -193,9 +193,7 @@ def test_a_server_with_another_state_of_a_base_is_refused_before_it_answers(
     other = build_tiny_base(tmp_path / "other", seed=9)
     mine = {**shared, "bases": write_bases(tmp_path / "bases.toml", {BASE_ID: other})}
     runtime = Runtime(Settings(data=tmp_path / "data", threads=1, **mine))
-    with pytest.raises(
-        Incompatible, match=rf"'{BASE_ID}' is in another state here .* than on the server \S+-[0-9a-f]{{12}} "
-    ):
+    with pytest.raises(Incompatible, match=rf"'{BASE_ID}' differs .* from that of server \S+-[0-9a-f]{{12}} "):
         runtime.start()
     mine["bases"] = write_bases(tmp_path / "bases.toml", {"another": other})
     runtime = Runtime(Settings(data=tmp_path / "data", threads=1, **mine))
@@ -245,8 +243,8 @@ def test_answers_and_jobs_by_servers_of_their_own(postgres: Postgres, shared: di
             {"role": "worker", "job_workers": 0, "training_workers": 0},
             "SOUP_JOB_WORKERS and SOUP_TRAINING_WORKERS are 0",
         ),
-        ({"role": "api"}, "SOUP_ROLE is 'api', a part of several servers"),
-        ({"role": "worker"}, "SOUP_ROLE is 'worker', a part of several servers"),
+        ({"role": "api"}, "SOUP_ROLE is 'api', which needs several servers"),
+        ({"role": "worker"}, "SOUP_ROLE is 'worker', which needs several servers"),
     ],
 )
 def test_a_part_without_work_or_of_one_server_is_refused(settings: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ class TemporarySoups:
 
     def _report(self, done: int, total: int, message: str) -> None:
         if self._is_interrupted.is_set():
-            raise Cancelled("The command was ended.")
+            raise Cancelled("The command was interrupted.")
         self.progress(done, total, message)
 
     def _recorded(self, answer: Json) -> Json:

@@ -40,7 +40,7 @@ def draws_of(
     if (sample is None) != (test is None) or (sample is None) == (not folders):
         raise typer.BadParameter("Give --sample and --test, or folders of domains that hold both.")
     if number > 1 and size is None:
-        raise typer.BadParameter("--draws needs --size: so many passages are drawn each time.")
+        raise typer.BadParameter("--draws needs --size, the number of passages in each draw.")
     if sample is not None and test is not None:
         return list(_draws(sample.name.partition(".")[0] or "sample", sample, test, number, size))
     files = [(folder.resolve().name, _file(folder, SAMPLES), _file(folder, TESTS)) for folder in folders]
@@ -51,8 +51,8 @@ def _draws(domain: str, sample: Path, test: Path, number: int, size: int | None)
     passages, test_passages = read_texts(sample), read_texts(test)
     if number > 1 and size is not None and size >= len(passages):
         raise typer.BadParameter(
-            f"--size {size}: {sample} has {len(passages)} passages, so that every draw would be all of them: "
-            "take fewer, or one draw."
+            f"{sample} has {len(passages)} passages, so each draw of --size {size} would be the same: choose "
+            "a smaller --size, or one draw."
         )
     for index in range(number):
         drawn: Sequence[Passage] = passages

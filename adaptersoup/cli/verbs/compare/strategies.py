@@ -57,5 +57,5 @@ def strategies_of(names: Sequence[str]) -> tuple[Strategy, ...]:
     by_name = {strategy.name: strategy for strategy in STRATEGIES}
     unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise typer.BadParameter(f"--strategy is none of {'; '.join(by_name)}: {unknown[0]!r}.")
+        raise typer.BadParameter(f"--strategy {unknown[0]!r} is unknown; strategies are {'; '.join(by_name)}.")
     return tuple(by_name[name] for name in dict.fromkeys(names)) or STRATEGIES

@@ -127,8 +127,8 @@ def _check(folders: Sequence[Path], name: str | None, fields: AdapterFlags, batc
         raise typer.BadParameter("Give at least one FOLDER, or --manifest FILE.csv.")
     if (len(folders) > 1 or batch.manifest is not None) and (name or fields.sample or fields.domain):
         raise typer.BadParameter(
-            "--name, --domain and --sample go with one folder: push one at a time, or use --namespace for several, "
-            "each with its own domain and sample in it, or said in a CSV (--manifest) or with --samples."
+            "--name, --domain and --sample are for a single folder. For several, use --namespace, with the "
+            "domain and sample in each folder, in a CSV (--manifest) or in --samples."
         )
     if batch.manifest is not None and folders:
         raise typer.BadParameter("--manifest names the folders: drop FOLDER, or the option.")

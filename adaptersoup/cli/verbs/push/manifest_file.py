@@ -125,7 +125,7 @@ def _source(row: Row, parent: Path, namespace: str, additions: Additions) -> Sou
                 raise usage_error(error, {"": column}) from None
     sample = parent / row["sample"] if row.get("sample") else None
     if sample is not None and not sample.exists():
-        raise InvalidManifest(f"The sample {sample} is not there.", param="sample")
+        raise InvalidManifest(f"The sample {sample} does not exist.", param="sample")
     return Source(path, name, additions, sample)
 
 

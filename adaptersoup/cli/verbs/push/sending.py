@@ -106,7 +106,7 @@ class _BatchProgress:
 
     def _show(self, number: int, done: int, message: str) -> None:
         if self.is_over:
-            raise Cancelled("The command was ended.")
+            raise Cancelled("The command was interrupted.")
         with self._lock:
             self._done[number] = max(self._done[number], done)
             self._bar(sum(self._done), sum(size for _, size in self._files), message)

@@ -31,7 +31,7 @@ class Samples:
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
-            raise NotFound(f"{path} is neither a folder of samples nor a file of them.", param="sample")
+            raise NotFound(f"{path} is neither a folder nor a file of samples.", param="sample")
         self.path = path
 
     def of(self, folder: str, domain: str) -> Sequence[Passage] | None:

@@ -128,9 +128,13 @@ def _run(material: Material, flags: ParsedFlags, checkpoints: CheckpointFlags, *
     texts, valid, out = material.paths()
     seconds, steps = checkpoints.checkpoint_seconds, checkpoints.checkpoint_steps
     if checkpoints.checkpoint is None and (seconds is not None or steps is not None):
-        raise typer.BadParameter("--checkpoint-seconds, --checkpoint-steps: only with --checkpoint, which says where.")
+        raise typer.BadParameter(
+            "--checkpoint-seconds and --checkpoint-steps need --checkpoint, the folder to save in."
+        )
     if valid.resolve() == texts.resolve():
-        raise InvalidParameter(f"--texts and --valid are one file, {texts}: validate on other text.", param="valid")
+        raise InvalidParameter(
+            f"--texts and --valid are the same file, {texts}: validate on other text.", param="valid"
+        )
     spec = spec_of(flags)
     return TrainingRun(
         spec=spec,
@@ -168,7 +172,7 @@ def _check_output(run: TrainingRun) -> None:
         run.existing_bank(advice=advice)
     if run.checkpoint is not None and run.checkpoint.resolve().is_relative_to(run.out.resolve()):
         raise InvalidParameter(
-            f"The checkpoint cannot be in {run.out}, which the adapter takes the place of: choose another folder.",
+            f"The checkpoint cannot be in {run.out}, because the adapter replaces that folder: choose another one.",
             param="checkpoint",
         )
 

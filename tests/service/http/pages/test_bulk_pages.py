@@ -91,7 +91,7 @@ def test_what_one_is_refused_for_keeps_no_other_from_it(stocked: World, browser:
     assert answer.status_code == 200
     told = rows(answer.text)
     assert told["acme/one@1"] == told["acme/three@1"] == "✓ changed"
-    assert "only an admin retires it" in told["acme/two@1"]
+    assert "only an admin can retire it" in told["acme/two@1"]
     for unseen, name in (("other/secret@1", "other/secret@1"), ("acme/none@1", "acme/none@1")):
         assert f"There is no adapter {name}, or this key does not see it." in told[unseen]
     assert "namespace/name@version" in told["acme/one"]
@@ -109,8 +109,8 @@ def test_where_all_are_refused_the_answer_has_the_status_of_the_first(browser: S
     [
         ({"do": "tags"}, "Name a tag"),
         ({"do": "tags", "add": "NOT!"}, "NOT!"),
-        ({"do": "retire"}, "To retire 3, write that number"),
-        ({"do": "retire", "count": "2"}, "To retire 3, write that number"),
+        ({"do": "retire"}, "To retire 3, type that number"),
+        ({"do": "retire", "count": "2"}, "To retire 3, type that number"),
     ],
 )
 def test_what_cannot_be_done_is_said_above_the_form_and_nothing_is_done(
@@ -124,7 +124,10 @@ def test_what_cannot_be_done_is_said_above_the_form_and_nothing_is_done(
 
 def test_what_is_wrong_is_said_where_some_that_were_ticked_are_gone(browser: Signed) -> None:
     many = " ".join(f"acme/none@{number}" for number in range(1, 502))
-    for refs, add, said in ((f"{REFS[0]} acme/none@1 NOT!", "", "Name a tag"), (many, "x", "and these are 501")):
+    for refs, add, said in (
+        (f"{REFS[0]} acme/none@1 NOT!", "", "Name a tag"),
+        (many, "x", "501 versions"),
+    ):
         check_says(browser.send("/models/edit", TICKED, refs=refs, do="tags", add=add), 400, said)
     assert browser.send("/models/edit", TICKED, refs="", do="tags", add="x").status_code == 400
 
@@ -207,7 +210,7 @@ def test_an_owner_is_given_to_many_and_taken_away(stocked: World, browser: Signe
     for owner, status, said in (
         ("a\u202eb", 400, "U+202E"),
         (HOSTILE, 200, "3 were so already."),
-        (" ", 400, "Write who is to answer for them"),
+        (" ", 400, "Enter an owner"),
     ):
         check_says(browser.send("/models/edit", TICKED, **fields, owner=owner), status, said)
     assert owned() == {HOSTILE}, "a field that was left empty takes nothing away"

@@ -103,7 +103,7 @@ def test_the_form_says_what_can_be_asked_for(browser: Signed) -> None:
     [
         ({"sample": ""}, 422, "Paste some text"),
         ({"sample": " \r\n\r\n "}, 422, "Paste some text"),
-        ({"sample": "One paragraph."}, 422, "at least 5 are needed"),
+        ({"sample": "One paragraph."}, 422, "send at least 5"),
         ({"sample": '{"text": 1}'}, 422, "The sample, line 1,"),
         ({"sample": TEXT, "effort": "huge"}, 400, "effort"),
         ({"sample": TEXT, "name": "other/x"}, 403, "may not write in namespace"),

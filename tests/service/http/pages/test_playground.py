@@ -93,7 +93,7 @@ def test_the_script_reads_the_stream_of_the_api(browser: Signed) -> None:
         ({"model-1": "acme/law", "prompt": "  "}, "Write something to ask."),
         ({"model-1": "acme/law", "prompt": "x", "temperature": "hot"}, "temperature"),
         ({"model-1": "acme/law", "prompt": "x", "max_tokens": "-1"}, "max_tokens"),
-        ({"model-1": "acme/law", "prompt": "x", "kind": "chat", "before": "[{"}, "What was said before"),
+        ({"model-1": "acme/law", "prompt": "x", "kind": "chat", "before": "[{"}, "The conversation"),
         ({"model-1": "other/secret", "prompt": "x"}, "There is no"),
         ({"model-1": HOSTILE, "prompt": HOSTILE}, "not valid"),
     ],
@@ -121,7 +121,7 @@ BEFORE = [
 @pytest.mark.parametrize("before", BEFORE)
 def test_what_was_said_before_is_turns_of_text(browser: Signed, before: str) -> None:
     fields = {"model-1": "base/chatty", "kind": "chat", "prompt": "x", "before": before}
-    assert refusal(browser.send("/playground/events", "/playground", **fields), 400).startswith("What was said before")
+    assert refusal(browser.send("/playground/events", "/playground", **fields), 400).startswith("The conversation")
 
 
 @pytest.mark.parametrize("error", [Internal("SECRET"), Busy("Later.", retry_after=7)])
@@ -246,7 +246,7 @@ def test_a_reader_is_offered_models_to_compare(stocked: World) -> None:
 
 def test_what_cannot_be_measured_keeps_the_text(browser: Signed) -> None:
     for fields, status, said in (
-        ({"model-1": "acme/law"}, 400, "Name two models"),
+        ({"model-1": "acme/law"}, 400, "Name at least two models"),
         ({"model-1": "acme/law", "model-2": "acme/nothing"}, 404, "There is no"),
     ):
         page = browser.send("/compare", f"/compare?{BOTH}", **fields, text=HOSTILE)

@@ -124,7 +124,7 @@ def test_a_folder_of_pefts_is_chosen_by_its_field(page: Page, world: World, peft
     page.evaluate("document.querySelector('#name').value = 'acme/chosen'")
     page.evaluate("document.querySelector('[data-begin]').focus()")
     page.press("Enter")
-    assert "does not say which domain" in pushed(page)
+    assert "does not name the domain" in pushed(page)
     assert findings(page) == []
     assert all("400" in one for one in page.said)  # the browser says so of the request
     page.said.clear()
@@ -272,7 +272,7 @@ def weights(world: World, browser: Signed) -> str:
         ({"tags": HOSTILE}, "tags"),
         ({"README.md": "---\ntags: {a: b}\n---\n"}, "tags"),
         ({"samples.jsonl": "sha256:" + "0" * 64, "embeddings.safetensors": "sha256:" + "0" * 64}, "keep one"),
-        ({"embeddings.safetensors": "sha256:" + "0" * 64}, "what made embeddings.safetensors"),
+        ({"embeddings.safetensors": "sha256:" + "0" * 64}, "the encoder of embeddings.safetensors"),
     ],
 )
 def test_a_folder_that_cannot_be_pushed_is_refused_with_the_reason(

@@ -110,7 +110,7 @@ def test_a_key_is_made_changed_and_revoked(stocked: World, admin: Signed) -> Non
         assert stocked.client.get("/v1/adapters", headers=stocked.headers(one)).status_code == 200
     last = secret_of(admin.send(f"/keys/{made['id']}/rotate", "/keys").text)
     assert stocked.client.get("/v1/adapters", headers=stocked.headers(secret)).status_code == 401
-    check_says(admin.send(f"/keys/{made['id']}/revoke", "/keys", name="something"), 400, "write its name")
+    check_says(admin.send(f"/keys/{made['id']}/revoke", "/keys", name="something"), 400, "not that of the key")
     assert stocked.client.get("/v1/adapters", headers=stocked.headers(last)).status_code == 200
     assert admin.send(f"/keys/{made['id']}/revoke", "/keys", name=HOSTILE).status_code == 303
     assert stocked.client.get("/v1/adapters", headers=stocked.headers(last)).status_code == 401
@@ -161,7 +161,7 @@ def test_a_key_may_see_a_thousand_namespaces_and_be_called_with_blanks(stocked: 
         ({"name": "x", "scope-read": "yes", "namespaces": "acme", "all": "yes"}, "not both"),
         ({"name": "x", "namespaces": "acme"}, "scopes"),
         ({"name": "", "scope-read": "yes", "all": "yes"}, "name"),
-        ({"name": "x", "scope-read": "yes", "all": "yes", "expires": "2020-01-01"}, "must lie ahead"),
+        ({"name": "x", "scope-read": "yes", "all": "yes", "expires": "2020-01-01"}, "must be in the future"),
         ({"name": "x", "scope-read": "yes", "namespaces": "UP PER"}, "namespaces"),
     ],
 )
