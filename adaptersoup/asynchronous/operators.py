@@ -1,4 +1,4 @@
-"""A typed client's calls for operators: keys, audit, namespaces, limits, usage, diagnoses of other servers."""
+"""A typed client's calls for operators: keys, audit, namespaces, limits, usage, and models on other servers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from service.http.schemas.keys import CreatedKey, Key
 from service.http.schemas.namespaces import Limits, Namespace
 from service.http.schemas.probes import Diagnosed, Probe
 from service.http.schemas.reading import body_of, reader_of
+from service.http.schemas.routing import Route
 from service.http.schemas.usage import UsageEntry
 
 
@@ -158,6 +159,10 @@ class AsyncOperatorCalls:
         return body_of(Ready, await self._http.json("GET", "/readyz"))
 
     # --- other servers ----------------------------------------------------------------------------------------
+
+    async def route(self, texts: Sequence[str]) -> Route:
+        """The model that `auto` chooses for a prompt or the user's messages of a chat; nothing is generated."""
+        return body_of(Route, await self._http.json("POST", "/v1/route", json={"texts": list(texts)}))
 
     async def probe(self, ref: str) -> Probe:
         """The probe of an adapter: what a server of it answers to some short texts.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,14 +22,11 @@ from registry.select.fitted import current_selector, load_selector, record_use
 from registry.select.pools import gone_members, members_of, missing_members
 from registry.select.requested import requested_selector
 from registry.selectors.contract import Selector
-from registry.selectors.novelty import NOVEL
-from registry.selectors.ranking import LISTED, Candidate, Member, Ranking
+from registry.selectors.ranking import LISTED, Member, Ranking
 from registry.spec import PoolRequest, PoolSpec, PosteriorSpec, SampleReport, Selection, SelectOptions, SelectorSpec
 
 Fit = Callable[[PoolSpec, SelectorSpec, str | None], SelectorRow]
 """(pool, spec, digest of the encoder) -> the fitted selector; runs the fit job."""
-MAJORITY = 0.5
-"""The least posterior of the adapter that `likeliest` returns."""
 
 
 @dataclass(frozen=True)
@@ -127,11 +124,19 @@ def select_from_pool(
     return Chosen(ranking.selection(listed=query.listed), ranking, row, missing, vectors, ranker)
 
 
-def likeliest(registry: Registry, caller: Caller, sample: CheckedSample, *, pool: PoolRequest) -> Candidate | None:
-    """The adapter of a pool with most of the posterior on a sample, by the fitted posterior selector.
+class PromptSelection(NamedTuple):
+    """Adapters by ref with their shares of the posterior on a prompt, best first, and the prompt's novelty."""
 
-    None where no adapter has half of the posterior, or the sample is novel to the pool. Raises Unavailable where no
-    posterior selector was fitted.
+    shares: dict[str, float]
+    novelty: float | None
+
+
+def select_for_prompt(
+    registry: Registry, caller: Caller, sample: CheckedSample, *, pool: PoolRequest
+) -> PromptSelection:
+    """The adapters of a pool that a prompt is most like, by the fitted posterior selector.
+
+    Raises Unavailable where none was fitted: a prompt does not wait for a fit.
     """
     requested = requested_selector(registry, caller, pool, PosteriorSpec())
     encoder = requested.encoder
@@ -144,12 +149,10 @@ def likeliest(registry: Registry, caller: Caller, sample: CheckedSample, *, pool
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
     vectors = sample_vectors(sample, encoder, scored=False).array
-    ranking = load_selector(registry, row).rank(vectors, options=SelectOptions(), exclude=gone)
-    novelty = ranking.evidence.novelty
-    is_novel = novelty is not None and novelty >= NOVEL
-    if is_novel or not ranking.ranked or ranking.ranked[0].score < MAJORITY:
-        return None
-    return ranking.ranked[0]
+    options = SelectOptions()
+    ranking = load_selector(registry, row).rank(vectors, options=options, exclude=gone)
+    best = [candidate for candidate in ranking.ranked[: options.most] if candidate.passes]
+    return PromptSelection({candidate.member.ref: candidate.score for candidate in best}, ranking.evidence.novelty)
 
 
 def sample_vectors(

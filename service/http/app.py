@@ -40,6 +40,7 @@ from service.http.routes import (
     namespaces,
     perplexity,
     probes,
+    routing,
     selectors,
     soups,
     tokens,
@@ -59,7 +60,7 @@ VERSION = "0.9.0"
 
 ROUTES = (
     *(uploads, blobs, adapters, probes, collections, selectors, soups, trainings, evaluations),
-    *(perplexity, completions, chat, embeddings, models, tokens),
+    *(perplexity, completions, chat, embeddings, models, tokens, routing),
     *(jobs, keys, namespaces, usage, audit, health),
     hub,
 )

@@ -101,7 +101,7 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
         False, description="Cookies go by TLS alone, also where a proxy does not say that a request did."
     )
     auto_model: bool = Field(
-        False, description="'auto' as a model has the server choose the adapter that a prompt is most like, or none."
+        True, description="'auto' as a model has the server mix the adapters that a prompt is most like."
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (), description="Origins whose pages may call /v1 from a browser, with a key, separated by commas; * is any."

@@ -1,23 +1,27 @@
-"""`model: "auto"`: choose the adapter whose sample is most like the text of a request, or the base model.
+"""`model: "auto"`: a mixture of the adapters whose samples are most like the text of a request, or the base model.
 
-Enabled by `SOUP_AUTO_MODEL`; a base model with the id `auto` takes precedence. The answer names the chosen model in
-`model` and in its header `x-soup-model`.
+The weights are the adapters' posteriors given the text, as effort `instant` has them for a sample. Disabled by
+`SOUP_AUTO_MODEL=false`; a base model with the id `auto` takes precedence. The answer names the chosen model in `model`
+and in its header `x-soup-model`. `/v1/route` makes the same choice without a request to the engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
-from registry.errors import InvalidPrompt
+from registry.errors import Incompatible, InvalidPrompt, InvalidRecipe
 from registry.samples.sample import prepare
-from registry.select.select import likeliest
+from registry.select.select import select_for_prompt
 from registry.spec import PoolRequest
 from service.access.keys import Principal
 from service.engine.text_support import why_no_text
 from service.http.models.embedding_limit import limit_embeddings
-from service.http.models.named_models import ResolvedModel, language_model, resolve_model, sole_base
+from service.http.models.mixture_names import mixture_name
+from service.http.models.named_models import ResolvedModel, language_model, mixture_of, resolve_model, sole_base
 from service.http.schemas.sampling import Sampling
+from service.http.schemas.wire import MixedAdapter
 from service.services import Services
 
 AUTO = "auto"
@@ -25,6 +29,29 @@ LAST_CHARACTERS = 20_000
 """Characters at the end of a text that the choice is based on: a question is at the end."""
 LAST_TEXTS = 32
 """Texts at the end of a request that the choice is based on."""
+PLACES = 2
+"""Decimals of a weight, so that prompts that are alike share a mixture in memory."""
+MAJORITY = 0.5
+"""The least posterior of a single adapter that answers instead of the base model."""
+
+
+@dataclass(frozen=True)
+class PromptChoice:
+    """The model that answers a prompt: a mixture of `adapters`, weighted by their posteriors, best first.
+
+    `model` mixes the first of them that can be mixed, and is the base model if there are none. `novelty` is the
+    percentile of the prompt's distance to the adapters among the distances of their own samples' text.
+    """
+
+    model: ResolvedModel
+    adapters: tuple[MixedAdapter, ...]
+    novelty: float | None
+
+    @property
+    def single(self) -> str:
+        """The adapter with most of the posterior, or the base model if that is less than half."""
+        is_clear = bool(self.adapters) and self.adapters[0].weight >= MAJORITY
+        return self.adapters[0].ref if is_clear else f"base/{self.model.base_id}"
 
 
 def is_auto(services: Services, model: str) -> bool:
@@ -33,26 +60,47 @@ def is_auto(services: Services, model: str) -> bool:
 
 
 def model_for(services: Services, principal: Principal, body: Sampling, texts: Sequence[str]) -> ResolvedModel:
-    """Return the model or mixture that a request names, or for `auto` the one whose sample is most like its texts.
+    """Return the model or mixture that a request names, or for `auto` the mixture that its texts are most like.
 
-    Raises as `language_model` does; for `auto` InvalidParameter on a server of several base models, InvalidPrompt
-    without any text, and Unavailable if no selector was fitted for the adapters that the key sees.
+    Raises as `language_model` does, and for `auto` as `choose_for_prompt`.
     """
     if body.adapters is not None or not is_auto(services, body.model):
         return language_model(services, principal, body.model, body.adapters)
+    return replace(choose_for_prompt(services, principal, texts).model, chosen=True)
+
+
+def choose_for_prompt(services: Services, principal: Principal, texts: Sequence[str]) -> PromptChoice:
+    """Choose adapters of the server's only base model for the end of a request's texts.
+
+    Raises InvalidParameter on a server of several base models, InvalidPrompt without any text, and Unavailable if no
+    selector was fitted for the adapters that the key sees.
+    """
     base_id = sole_base(services)
     base = services.bases[base_id]
     passages = [text[-LAST_CHARACTERS:] for text in texts[-LAST_TEXTS:]]
     if not any(text.strip() for text in passages):
         raise InvalidPrompt(
-            f"'{AUTO}' chooses by the text of the prompt, and this prompt has no text: send text, or name a model.",
-            param="model",
+            "The model is chosen by the text of the prompt, and this prompt has no text: send text, or name a model."
         )
     limits = services.registry.limits.sample.with_single_sequence
     sample = prepare(passages, limits, bos=base.bos, novel=True)
     with limit_embeddings(services):
-        best = likeliest(services.registry, principal.caller(""), sample, pool=PoolRequest(base_model=base_id))
-    chosen = None if best is None else resolve_model(services, principal, best.member.ref)
-    if chosen is None or chosen.config is None or why_no_text(base.shape, chosen.config) is not None:
-        return replace(language_model(services, principal, f"base/{base_id}"), chosen=True)
-    return replace(chosen, chosen=True)
+        pool = PoolRequest(base_model=base_id)
+        selection = select_for_prompt(services.registry, principal.caller(""), sample, pool=pool)
+    adapters = tuple(
+        MixedAdapter(ref=ref, weight=round(share, PLACES))
+        for ref, share in selection.shares.items()
+        if why_no_text(base.shape, resolve_model(services, principal, ref).config) is None
+    )
+    return PromptChoice(_model_of(services, principal, base_id, adapters), adapters, selection.novelty)
+
+
+def _model_of(
+    services: Services, principal: Principal, base_id: str, adapters: Sequence[MixedAdapter]
+) -> ResolvedModel:
+    """Resolve the mixture of as many of the first adapters as can be mixed; of none the base model."""
+    for count in range(len(adapters), 1, -1):
+        with suppress(InvalidRecipe, Incompatible):
+            mixed = adapters[:count]
+            return mixture_of(services, principal, mixed, name=mixture_name(mixed))
+    return resolve_model(services, principal, adapters[0].ref if adapters else f"base/{base_id}")

@@ -23,7 +23,13 @@ def open_house(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("open")
     bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
     yield from open_world(
-        folder / "data", bases, no_auth=True, allowed_hosts=("testserver",), docs_public=False, max_json_bytes=4096
+        folder / "data",
+        bases,
+        no_auth=True,
+        allowed_hosts=("testserver",),
+        docs_public=False,
+        max_json_bytes=4096,
+        auto_model=False,
     )
 
 
@@ -193,8 +199,8 @@ def test_pages_of_other_origins_are_let_in_nowhere_unless_a_setting_says_so(worl
         assert "access-control-allow-origin" not in world.client.request(method, "/v1/models", headers=asked).headers
 
 
-def test_no_model_is_chosen_for_a_prompt_unless_a_setting_says_so(world: World) -> None:
-    answer = world.client.post("/v1/completions", json={"model": "auto", "prompt": "The court", "max_tokens": 1})
+def test_no_model_is_chosen_for_a_prompt_if_a_setting_says_so(open_house: World) -> None:
+    answer = open_house.client.post("/v1/completions", json={"model": "auto", "prompt": "The court", "max_tokens": 1})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
 
 

@@ -1,17 +1,20 @@
-"""`model: "auto"`: what is chosen for a prompt, who sees it, and that nothing is chosen where nobody asked for it."""
+"""`model: "auto"` and `/v1/route`: which adapters are mixed for a prompt, and what answers where none can be."""
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from registry.adapters import create, paper_config
+from registry.adapters.weights import save_tensors
+from registry.base_model import shape_of
 from tests.service.answers import refusal
 from tests.service.http.stock import fit_selector, push_embedded
 from tests.service.servers import BASE_ID, World, with_template
 
-SETTINGS = {"auto_model": True}
 SAMPLES = {
     "law": [f"The court held that contract number {number} was void and struck it out." for number in range(30)],
     "food": [f"Heat the oil, add {number} onions, and stir until they are golden brown." for number in range(30)],
@@ -47,27 +50,58 @@ def ask(world: World, prompt: Any, **fields: Any) -> Any:
     )
 
 
+def refs(model: str) -> list[str]:
+    """The adapters of a mixture's name, best first."""
+    return [item.partition("*")[0] for item in model.split("+")]
+
+
 @pytest.mark.parametrize("name", list(SAMPLES))
-def test_a_prompt_goes_to_the_adapter_that_it_is_most_like(fitted: World, name: str) -> None:
+def test_a_prompt_is_answered_by_the_mixture_that_it_is_most_like(fitted: World, name: str) -> None:
     answer = ask(fitted, SAMPLES[name][7])
     assert answer.status_code == 200, answer.text
-    assert (answer.json()["model"], answer.headers["x-soup-model"]) == (f"acme/{name}@1", f"acme/{name}@1")
-    named = ask(fitted, SAMPLES[name][7], model=f"acme/{name}@1")
+    model = answer.headers["x-soup-model"]
+    assert answer.json()["model"] == model
+    assert refs(model)[0] == f"acme/{name}@1"
+    assert set(refs(model)) <= {"acme/law@1", "acme/food@1"}, "no other namespace's"
+    named = ask(fitted, SAMPLES[name][7], model=model)
     assert answer.json()["choices"] == named.json()["choices"]
     assert answer.headers["x-soup-digest"] == named.headers["x-soup-digest"]
     assert "x-soup-model" not in named.headers
 
 
-def test_what_is_like_none_of_them_goes_to_the_base(fitted: World) -> None:
-    answer = ask(fitted, "0x7f 0x45 0x4c 0x46")
-    assert answer.headers["x-soup-model"] == f"base/{BASE_ID}"
-    assert answer.json()["model"] == f"base/{BASE_ID}"
+def test_a_route_is_the_choice_without_an_answer(fitted: World) -> None:
+    prompt = SAMPLES["law"][7]
+    headers = key_of(fitted, "acme")
+    chosen = fitted.client.post("/v1/route", json={"texts": [prompt]}, headers=headers).json()
+    assert chosen["mixture"] == ask(fitted, prompt).headers["x-soup-model"]
+    assert [adapter["ref"] for adapter in chosen["adapters"]] == refs(chosen["mixture"])
+    assert chosen["model"] == "acme/law@1"
+    assert 0 <= chosen["novelty"] <= 100
+    answer = fitted.client.post("/v1/route", json={"texts": [" "]}, headers=headers)
+    assert "chosen by the text of the prompt" in refusal(answer, 400)
+
+
+def test_adapters_that_cannot_be_mixed_leave_the_best_one(fitted: World) -> None:
+    config = paper_config("parallel", bottleneck=4)
+    weights = save_tensors(create(config, shape_of(fitted.runtime.bases[BASE_ID].entry), seed=9).state_dict())
+    files = {"adapter_model.safetensors": {"base64": base64.b64encode(weights).decode()}}
+    push_embedded(fitted, "mixed/law", SAMPLES["law"], seed=3, domain="law")
+    push_embedded(fitted, "mixed/food", SAMPLES["food"], domain="food", config=config.model_dump(), files=files)
+    fit_selector(fitted, namespace="mixed")
+    prompts = [SAMPLES["law"][7], SAMPLES["food"][7]]
+    headers = key_of(fitted, "mixed")
+    route = fitted.client.post("/v1/route", json={"texts": prompts}, headers=headers).json()
+    best, _second = (adapter["ref"] for adapter in route["adapters"])
+    assert route["mixture"] == best
+    answer = fitted.client.post("/v1/completions", json={**ASKED, "prompt": prompts}, headers=headers)
+    assert answer.headers["x-soup-model"] == best
 
 
 def test_a_stream_says_it_too(fitted: World) -> None:
     answer = ask(fitted, SAMPLES["law"][3], stream=True)
-    assert answer.headers["x-soup-model"] == "acme/law@1"
-    assert '"model": "acme/law@1"' in answer.text
+    model = answer.headers["x-soup-model"]
+    assert refs(model)[0] == "acme/law@1"
+    assert f'"model": "{model}"' in answer.text
 
 
 def test_of_a_conversation_what_the_user_said_decides(fitted: World) -> None:
@@ -79,19 +113,23 @@ def test_of_a_conversation_what_the_user_said_decides(fitted: World) -> None:
         "/v1/chat/completions", json={**ASKED, "messages": messages}, headers=key_of(fitted, "acme")
     )
     assert answer.status_code == 200, answer.text
-    assert (answer.json()["model"], answer.headers["x-soup-model"]) == ("acme/law@1", "acme/law@1")
+    assert refs(answer.json()["model"])[0] == "acme/law@1"
 
 
-def test_a_retired_adapter_is_not_chosen(fitted: World) -> None:
+def test_a_retired_adapter_is_not_chosen_and_the_base_model_answers_for_the_last(fitted: World) -> None:
+    prompt = SAMPLES["food"][7]
     fitted.client.delete("/v1/adapters/acme/food@1")
-    assert ask(fitted, SAMPLES["food"][7]).headers["x-soup-model"] != "acme/food@1"
-    fitted.client.post("/v1/adapters/acme/food@1/restore")
-    assert ask(fitted, SAMPLES["food"][7]).headers["x-soup-model"] == "acme/food@1"
+    assert ask(fitted, prompt).headers["x-soup-model"] == "acme/law@1"
+    fitted.client.delete("/v1/adapters/acme/law@1")
+    assert ask(fitted, prompt).headers["x-soup-model"] == f"base/{BASE_ID}"
+    for name in SAMPLES:
+        fitted.client.post(f"/v1/adapters/acme/{name}@1/restore")
+    assert refs(ask(fitted, prompt).headers["x-soup-model"])[0] == "acme/food@1"
 
 
 @pytest.mark.parametrize("prompt", [[1, 2, 3], "  "])
 def test_without_text_nothing_can_be_chosen(fitted: World, prompt: Any) -> None:
-    assert "chooses by the text of the prompt" in refusal(ask(fitted, prompt), 400)
+    assert "chosen by the text of the prompt" in refusal(ask(fitted, prompt), 400)
 
 
 def test_where_nothing_was_fitted_it_says_what_to_do(fitted: World) -> None:

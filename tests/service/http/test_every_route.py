@@ -74,6 +74,7 @@ NEEDED: dict[str, set[str]] = {
     "/v1/completions": {"infer"},
     "/v1/chat": {"infer"},
     "/v1/embeddings": {"infer"},
+    "/v1/route": {"infer"},
     "/tokenize": {"infer"},
     "/detokenize": {"infer"},
     "/tokenizer_info": {"infer"},

@@ -53,6 +53,7 @@ def stock(world: World) -> dict[str, str]:
         pushed = push_embedded(world, f"acme/{domain}", passages(domain, 25), seed=seed, domain=domain, provenance=INIT)
     world.push("acme/going", seed=7)
     assert client.put(f"/v1/blobs/{sha256_digest(BLOB)}", content=BLOB).status_code == 201
+    assert client.post("/v1/selectors", json={"selector": {"kind": "posterior"}, "wait": 60}).status_code == 201
     soup = client.post("/v1/soups", json={"sample": SAMPLE, "selector": UNIFORM, "verify": False, "wait": 60}).json()
     return {
         "job": pushed["job"],
@@ -131,6 +132,7 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
             "body": {**model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "logprobs": True}
         },
         "POST /v1/embeddings": {"body": {"model": BASE_ID, "input": ["heat", "the oil"]}},
+        "POST /v1/route": {"body": {"texts": ["heat the oil"]}},
         "GET /v1/models": {},
         "GET /v1/models/{id}": {"path_parameters": {"id": BASE_ID}},
         "GET /v1/models/{ns}/{name}": soup,

@@ -1,0 +1,25 @@
+"""`POST /v1/route`: the model that `auto` chooses for a prompt, for a gateway in front of another engine."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from service.http.app_services import AppServices
+from service.http.models.auto_model import choose_for_prompt
+from service.http.requests.bodies import CheckedRoute
+from service.http.requests.body_limits import TEXTS, takes
+from service.http.schemas.routing import Route, RouteRequest
+from service.http.security.auth import ModelUser
+
+router = APIRouter(tags=["inference"], route_class=CheckedRoute)
+
+
+@router.post("/v1/route")
+@takes(TEXTS)
+def route(body: RouteRequest, services: AppServices, principal: ModelUser) -> Route:
+    """Choose a model for a prompt, as `auto` does in a completion, without an answer to it.
+
+    Reads the text alone and no usage counts it. Raises 503 until a selector is fitted for the adapters of the key.
+    """
+    choice = choose_for_prompt(services, principal, body.texts)
+    return Route(model=choice.single, mixture=choice.model.name, adapters=list(choice.adapters), novelty=choice.novelty)

@@ -1,0 +1,30 @@
+"""Bodies of `/v1/route`: the models that `auto` chooses for texts."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from service.http.schemas.wire import MixedAdapter, Wire
+
+
+class RouteRequest(Wire):
+    """`POST /v1/route`: a prompt, or the user's messages of a chat."""
+
+    texts: list[str] = Field(min_length=1, max_length=500, fail_fast=True)
+
+
+class Route(Wire):
+    """The models for a prompt; nothing is generated."""
+
+    object: Literal["route"] = "route"
+    model: str
+    """The adapter with most of the posterior, or `base/<id>` where that is less than half: one name for an engine that
+    cannot mix."""
+    mixture: str
+    """The mixture that `auto` answers with, as a model's name."""
+    adapters: list[MixedAdapter]
+    """Adapters with their shares of the posterior, best first."""
+    novelty: float | None
+    """Percentile (0 to 100) of the prompt's distance to the adapters among the distances of their own samples' text."""
