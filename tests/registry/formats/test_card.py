@@ -123,7 +123,7 @@ def test_values_a_card_cannot_hold() -> None:
     with pytest.raises(InvalidManifest, match=r"README\.md: tags"):
         parse_card("---\ntags: ['LLaMA Factory']\n---\n")
     assert len(parse_card("x" * 20_000).description) == 20_000
-    with pytest.raises(InvalidManifest, match=r"README\.md has 20001 characters of text.*at most 20000"):
+    with pytest.raises(InvalidManifest, match=r"README\.md has 20001 characters of text.*is 20000"):
         parse_card("---\nlicense: mit\n---\n" + "x" * 20_001)
 
 
