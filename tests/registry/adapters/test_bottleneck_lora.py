@@ -22,6 +22,7 @@ from registry.adapters.bottleneck_mixing import join_bottlenecks
 from registry.adapters.sites import layer_sites
 from registry.errors import Incompatible, InvalidParameter
 from registry.spec import BaseShape, BottleneckConfig
+from tests.registry.pruned_adapters import sparse
 from tests.registry.random_adapters import STRUCTURES, bottleneck, drawn
 
 RANK = 12
@@ -133,6 +134,15 @@ def test_a_soup_side_by_side_is_the_weighted_sum_of_its_ingredients():
     source = torch.randn(5, TINY.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     first, second = (ZeroLayers(config, TINY, tensors).update(0, "ffn", source) for tensors in ingredients)
     torch.testing.assert_close(soup.update(0, "ffn", source), 0.25 * first + 0.5 * second, rtol=1e-12, atol=1e-12)
+
+
+def test_a_pruned_bottleneck_is_its_tensors_with_their_zeros():
+    dense = bottleneck("bapna_firat", 3)
+    pruned, tensors = sparse(dense, 1, tensors=drawn(dense, TINY))
+    (_, actual), (_, expected) = lora_of(pruned, tensors, "llama"), lora_of(dense, tensors, "llama")
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert sum(int((tensor == 0).sum()) for tensor in actual.values()) > 20
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
