@@ -21,6 +21,7 @@ from benchmarks.report import Result, options
 from benchmarks.soups.setting import NAMESPACE, Lengths, Setting, opened
 from demo.results import Figure
 from registry.files import replace_file
+from registry.names import digest_of
 
 LENGTHS, FOLLOWING, PROMPTS, SAMPLE = (16, 64, 256), 64, 8, 60
 """Tokens of a prompt and of what follows it, prompts of a domain, and passages that a soup is made of."""
@@ -133,7 +134,8 @@ def main() -> None:
     lengths = Lengths()
     with opened(arguments.data, arguments.base, arguments.adapters, arguments.home, lengths) as setting:
         setting.client.json("POST", "/v1/selectors", json={"selector": {"kind": "posterior"}, "wait": 600})
-        folder = arguments.home / "auto"
+        digests = sorted(str(adapter["digest"]) for adapter in setting.client.adapters(kind="adapter"))
+        folder = arguments.home / f"auto-{digest_of(digests)[7:19]}"
         folder.mkdir(exist_ok=True)
         measurement = Measurement(setting, folder)
         domains = {"novel": setting.job.novel, "train": setting.job.training}

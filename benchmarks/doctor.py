@@ -2,7 +2,7 @@
 
 The registry has a LoRA in two versions and the neutral adapters; faults are planted in the LoRA's weights, which the
 same engine serves in a namespace that the registry's key does not see, and in base models of further servers.
-The only peer is our own engine: vLLM for CPUs was not installed.
+The only server is our own: `benchmarks.vllm` compares vLLM's answers with ours.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Measurement:
             seconds = self._check_sound(registry)
             self._check_faults(registry, weights)
             self._check_other_bases(registry)
-        note = "against our own engine; vLLM for CPUs was not installed, and no other server was measured"
+        note = "against our own engine"
         self.result.figures |= {
             "faults_named": Figure(self.named, "faults", FAULTS_GOAL, (), note),
             "false_alarms": Figure(self.false_alarms, "adapters", 0),
@@ -271,7 +271,7 @@ class Measurement:
         with serving(self.home / "bfloat16", self.base, dtype="bfloat16") as server:
             for name, folder in (
                 ("lora", self.home / "lora"),
-                *((n, self.home / "neutral" / n) for n in ("bbc_news", "dc_law")),
+                *((name, self.home / "neutral" / name) for name in NEUTRAL),
             ):
                 push(server, folder, f"team/{name}")
                 (row,) = registry.doctor(server, f"team/{name}")
@@ -292,9 +292,7 @@ class Measurement:
             self._add(row, name, "float32", expected)
 
     def _add(self, row: Mapping[str, Any], fault: str, dtype: str, expected: str | None) -> None:
-        columns = {
-            name: row[name] for name in ("adapter", "verdict", "error", "effect", "base_error", "factor", "other")
-        }
+        columns = {name: row[name] for name in COLUMNS}
         self.result.rows.append({"fault": fault, "dtype": dtype, "expected": expected, **columns})
 
 

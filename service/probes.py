@@ -6,6 +6,7 @@ what is stored.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -14,7 +15,7 @@ from registry.adapters.loadable import LoadableAdapter, Tensors
 from registry.adapters.weights import scale_output
 from registry.base_model import BaseText
 from registry.catalogue.rows import AdapterRow
-from registry.errors import InvalidParameter, SoupError
+from registry.errors import SoupError
 from registry.names import sha256_digest
 from registry.probes.diagnosis import EXACT, effect_of
 from registry.probes.scale_fit import SCALES
@@ -24,8 +25,10 @@ from registry.stored.adapters import loadable
 from service.engine import GenerateRequest, SamplingParams
 from service.engine.request import TopTokens
 from service.engine.text_calls import has_bos
-from service.engine.text_support import check_supports_text
+from service.engine.text_support import check_supports_text, why_no_text
 from service.services import Services
+
+log = logging.getLogger("soup.probes")
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, logprobs=STORED_TOKENS)
 FRAGMENT = "\N{REPLACEMENT CHARACTER}"
@@ -35,16 +38,22 @@ PLACES = 4
 
 
 def probe_pushed(services: Services, row: AdapterRow) -> tuple[str, ...]:
-    """Take the probe of a pushed adapter unless it is stored, and return what to warn about.
+    """Take the probe of an adapter that was just stored, and return what to warn about.
 
-    Any problem of the base model or the engine is a warning: the push stands.
+    A base model that is not in memory is not loaded for it, and no problem of the engine undoes the push: the probe is
+    then taken when `soup doctor` asks for it.
     """
+    if row.base_model not in services.engine.loaded_bases():
+        return ()
     try:
         if not continues_text(services, row):
             return ()
         base, probe = take_probe(services, row)
     except SoupError as error:
-        return (f"Whether {row.ref} has an effect was not checked ({error.message})",)
+        return (f"The server did not check if {row.ref} has an effect ({error.message})",)
+    except Exception:
+        log.exception("no probe was taken of %s", row.ref)
+        return ()
     if effect_of(base, probe) > EXACT:
         return ()
     return (f"{row.ref} has no effect: on {len(base.texts)} short texts it answers as the base model alone.",)
@@ -52,46 +61,65 @@ def probe_pushed(services: Services, row: AdapterRow) -> tuple[str, ...]:
 
 def continues_text(services: Services, row: AdapterRow) -> bool:
     """Return True unless an adapter has a head or copies of experts, or its base model is an encoder."""
-    try:
-        check_supports_text(services.bases[row.base_model].text.shape, row.config, row.ref)
-    except InvalidParameter:
-        return False
-    return True
+    return why_no_text(services.bases[row.base_model].text.shape, row.config) is None
 
 
-def take_probe(services: Services, row: AdapterRow, *, scaled: bool = False) -> tuple[BaseProbe, AdapterProbe]:
-    """The stored probes of an adapter and its base model, taken now as far as they are missing.
+def take_probe(services: Services, row: AdapterRow, *, owner: str | None = None) -> tuple[BaseProbe, AdapterProbe]:
+    """The stored probes of an adapter and its base model, taken now as far as they are missing, for the key `owner`.
 
-    With `scaled` also at other scales of the update, if it has one, which costs as much again. Raises InvalidParameter
-    for an adapter that continues no text, Busy, Unavailable, and what the engine raises.
+    Raises InvalidParameter for an adapter that continues no text, Busy, Unavailable, and what the engine raises.
     """
-    registry = services.registry
-    with registry.database.read() as catalogue:
-        stored_base, stored = catalogue.probes.base(row.base_fingerprint), catalogue.probes.adapter(row.digest)
-    scales = SCALES if scaled and row.config.scalable else ()
-    if stored_base is not None and stored is not None and stored.scales in (scales, SCALES):
-        return stored_base, stored
-    text = services.bases[row.base_model].text
-    check_supports_text(text.shape, row.config, row.ref)
-    reader = _Reader(services, text)
-    base = stored_base or reader.base()
-    adapter = loadable(row, registry.blobs)
-    probe = stored or reader.adapter(adapter, base.texts)
-    if probe.scales != scales:
-        probe = reader.at_scales(adapter, probe, base.texts, scales)
-    with registry.database.write() as catalogue:
-        if catalogue.adapters.has_digest(row.digest):  # else it was purged meanwhile
-            catalogue.probes.put(row.base_fingerprint, row.base_fingerprint, base)
-            catalogue.probes.put(row.digest, row.base_fingerprint, probe)
+    base, probe = _stored_probes(services, row)
+    if base is None or probe is None:
+        reader = _Reader.of(services, row, owner)
+        base = base or reader.base()
+        probe = probe or reader.adapter(loadable(row, services.registry.blobs), base.texts)
+        _store(services, row, base, probe)
     return base, probe
+
+
+def take_scaled_probe(services: Services, row: AdapterRow, *, owner: str | None = None) -> AdapterProbe:
+    """The probe of an adapter with readings at other scales of its update, if it has one; raises as `take_probe`."""
+    base, probe = take_probe(services, row, owner=owner)
+    if probe.scales or not row.config.scalable:
+        return probe
+    reader = _Reader.of(services, row, owner)
+    probe = reader.at_scales(loadable(row, services.registry.blobs), probe, base.texts)
+    _store(services, row, base, probe)
+    return probe
+
+
+def _stored_probes(services: Services, row: AdapterRow) -> tuple[BaseProbe | None, AdapterProbe | None]:
+    with services.registry.database.read() as catalogue:
+        return catalogue.probes.base(row.base_fingerprint), catalogue.probes.adapter(row.digest)
+
+
+def _store(services: Services, row: AdapterRow, base: BaseProbe, probe: AdapterProbe) -> None:
+    """Store probes unless the adapter was purged meanwhile; one with other scales is kept."""
+    with services.registry.database.write() as catalogue:
+        if not catalogue.adapters.has_digest(row.digest):
+            return
+        if catalogue.probes.base(row.base_fingerprint) is None:
+            catalogue.probes.put(row.base_fingerprint, base)
+        stored = catalogue.probes.adapter(row.digest)
+        if stored is None or (probe.scales and not stored.scales):
+            catalogue.probes.put(row.digest, probe)
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Readings of one base model."""
+    """Readings of one base model, for the key `owner`."""
 
     services: Services
     text: BaseText
+    owner: str | None
+
+    @classmethod
+    def of(cls, services: Services, row: AdapterRow, owner: str | None) -> _Reader:
+        """The reader of an adapter's base model; raises InvalidParameter for an adapter that continues no text."""
+        text = services.bases[row.base_model].text
+        check_supports_text(text.shape, row.config, row.ref)
+        return cls(services, text, owner)
 
     def base(self) -> BaseProbe:
         """The probe of the base model alone."""
@@ -110,19 +138,17 @@ class _Reader:
         prompts = [self.text.tokenize(prompt) for prompt in texts]
         return AdapterProbe(readings=self._read([(prompts, adapter)])[0])
 
-    def at_scales(
-        self, adapter: LoadableAdapter, probe: AdapterProbe, texts: Sequence[str], scales: tuple[float, ...]
-    ) -> AdapterProbe:
-        """The probe with the readings of the first texts at each of `scales`."""
+    def at_scales(self, adapter: LoadableAdapter, probe: AdapterProbe, texts: Sequence[str]) -> AdapterProbe:
+        """The probe with the readings of the first texts at each of SCALES."""
         prompts = [self.text.tokenize(prompt) for prompt in texts[:SCALED_TEXTS]]
         adapter = replace(adapter, load=cache(adapter.load))  # every scaled copy loads it
-        readings = self._read([(prompts, _scaled(adapter, scale)) for scale in scales])
-        return AdapterProbe(readings=probe.readings, scales=scales, scaled=tuple(readings))
+        readings = self._read([(prompts, _scaled(adapter, scale)) for scale in SCALES])
+        return AdapterProbe(readings=probe.readings, scales=SCALES, scaled=tuple(readings))
 
     def _read(self, models: Sequence[tuple[Sequence[list[int]], LoadableAdapter | None]]) -> list[Readings]:
         """The readings of prompts by each model, all in the engine at once."""
         requests = [
-            GenerateRequest(self.text.entry.id, tuple(ids), adapter=adapter, params=ONE_TOKEN)
+            GenerateRequest(self.text.entry.id, tuple(ids), adapter=adapter, params=ONE_TOKEN, owner=self.owner)
             for prompts, adapter in models
             for ids in prompts
         ]

@@ -105,7 +105,8 @@ class OpenAIServer:
             raise self._problem(f"cannot be asked for {method} {path} ({reason})") from None
 
     def _problem(self, predicate: str) -> Unavailable:
-        return Unavailable(f"The server {self.root} {predicate}.", param="url")
+        address = self.root.rpartition("@")[2]  # without a user's name and password
+        return Unavailable(f"The server {address} {predicate}.", param="url")
 
 
 def _index(choice: object, position: int) -> int:
@@ -136,7 +137,12 @@ def _next_tokens(choice: object) -> NextTokens:
 
 def _is_reading(token: object, value: object) -> bool:
     is_token = isinstance(token, str) and 0 < len(token) <= SHOWN and "\x00" not in token
-    return is_token and isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    if not is_token or isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return False
 
 
 def _reason(value: object) -> str:

@@ -12,15 +12,13 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the table; adapters get their probe when they are pushed again."""
+    """Add the table; adapters from before get their probe when `soup doctor` asks for it."""
     op.create_table(
         "probes",
         sa.Column("digest", sa.String(length=71), nullable=False),
-        sa.Column("base_fingerprint", sa.String(length=71), nullable=False),
         sa.Column("probe", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("digest", name="pk_probes"),
     )
-    op.create_index("ix_probes_base_fingerprint", "probes", ["base_fingerprint"])
 
 
 def downgrade() -> None:

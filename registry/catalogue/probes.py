@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from registry.catalogue.repository import TableGateway, seen_by
 from registry.catalogue.rows import Namespaces
 from registry.catalogue.tables import LIVE, adapters, probes
-from registry.spec import AdapterProbe, BaseProbe
+from registry.spec import AdapterProbe, BaseProbe, Readings
 
 
 class Probes(TableGateway):
@@ -24,14 +24,15 @@ class Probes(TableGateway):
         probe = self._connection.scalar(select(probes.c.probe).where(probes.c.digest == digest))
         return None if probe is None else AdapterProbe.model_validate(probe)
 
-    def put(self, digest: str, base_fingerprint: str, probe: BaseModel) -> None:
+    def put(self, digest: str, probe: BaseModel) -> None:
         """Store or replace a probe."""
         self._delete(probes, probes.c.digest == digest)
-        values = probe.model_dump(mode="json")
-        self._insert(probes, digest=digest, base_fingerprint=base_fingerprint, probe=values)
+        self._insert(probes, digest=digest, probe=probe.model_dump(mode="json"))
 
-    def of_base(self, visible: Namespaces, fingerprint: str, *, without: str, limit: int) -> dict[str, AdapterProbe]:
-        """Probes of the newest visible live adapters of a base model by ref, `without` the digest."""
+    def readings_of_base(
+        self, visible: Namespaces, fingerprint: str, *, without: str, limit: int
+    ) -> dict[str, Readings]:
+        """Readings of the newest visible live adapters of a base model by ref, `without` the digest."""
         ids = (
             select(func.max(adapters.c.id))
             .where(LIVE, adapters.c.base_fingerprint == fingerprint, adapters.c.digest != without)
@@ -39,13 +40,13 @@ class Probes(TableGateway):
             .group_by(adapters.c.digest)
         )
         query = (
-            select(adapters.c.namespace, adapters.c.name, adapters.c.version, probes.c.probe)
+            select(adapters.c.namespace, adapters.c.name, adapters.c.version, probes.c.probe["readings"])
             .join(probes, probes.c.digest == adapters.c.digest)
             .where(adapters.c.id.in_(ids))
             .order_by(adapters.c.id.desc())
             .limit(limit)
         )
         return {
-            f"{namespace}/{name}@{version}": AdapterProbe.model_validate(probe)
-            for namespace, name, version, probe in self._connection.execute(query)
+            f"{namespace}/{name}@{version}": tuple(readings)
+            for namespace, name, version, readings in self._connection.execute(query)
         }

@@ -248,7 +248,6 @@ probes = Table(  # of adapters by their digests, and of base models by their fin
     "probes",
     metadata,
     Column("digest", DIGEST, primary_key=True),
-    Column("base_fingerprint", DIGEST, nullable=False, index=True),
     Column("probe", JSON, nullable=False),
 )
 evidence = Table(

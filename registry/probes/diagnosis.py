@@ -1,19 +1,19 @@
 """The diagnosis: what a server's answers to an adapter's probe say about the model that it serves.
 
-Called by the diagnosis route. Each verdict is a hypothesis with a distance and a tolerance; the nearest that is within
-its tolerance holds, and none is *broken*. How far the server's base model is from the stored one says which distances
-its dtype or quantisation accounts for: measured, an adapter's is within a tenth of its base model's
-(docs/how-to/check-served-adapters.md).
+Called by the diagnosis route. The adapter itself, faults of the base model and *base only* are decided first. The other
+verdicts are hypotheses with a distance and a tolerance: the nearest within its tolerance holds, and if there is none
+the model is *broken*. How far the server's base model is from the stored one says which distances its dtype or
+quantisation accounts for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from registry.probes.distance import distance
 from registry.probes.scale_fit import fit_scale
-from registry.spec import SCALED_TEXTS, AdapterProbe, BaseProbe, Diagnosis, ServerReadings, Verdict
+from registry.spec import SCALED_TEXTS, AdapterProbe, BaseProbe, Diagnosis, Readings, ServerReadings, Verdict
 
 EXACT = 0.005
 """Nats that rounding and the order of sums account for: measured 0.0005 at most."""
@@ -29,6 +29,16 @@ WORTH = 0.5
 """Of the distance at scale 1, what may be left at another: noise alone has the best factor a little off 1."""
 SAME_FACTOR = 1.05
 """Factors up to this one, and down to its inverse, are no wrong scale."""
+
+
+class FurtherProbes(Protocol):
+    """Probes that are read or taken only where a diagnosis needs them."""
+
+    def other_readings(self) -> Mapping[str, Readings]:
+        """The readings of further adapters of the base model, by ref."""
+
+    def at_scales(self) -> AdapterProbe:
+        """The adapter's probe with readings at other scales, if it has a scale."""
 
 
 class Measured(NamedTuple):
@@ -52,17 +62,16 @@ def effect_of(base: BaseProbe, probe: AdapterProbe) -> float:
     return distance(probe.readings, base.readings)
 
 
-def diagnose(
-    server: ServerReadings, base: BaseProbe, probe: AdapterProbe, probes_by_ref: Mapping[str, AdapterProbe]
-) -> Diagnosis:
-    """Diagnose a server's readings; `probes_by_ref` has the probes of further adapters of its base model."""
+def diagnose(server: ServerReadings, base: BaseProbe, probe: AdapterProbe, further: FurtherProbes) -> Diagnosis:
+    """Diagnose a server's readings of all texts of a probe."""
     measured = _measure(server, base, probe)
     if measured.error <= EXACT:
         return measured.says("same", _same_sentence(measured))
     return (
         _base_problem(measured, base)
+        or _without_effect(measured)
         or _base_only(measured, base)
-        or _nearest(measured, base, probe, probes_by_ref)
+        or _nearest(measured, base, further)
         or measured.says(
             "broken",
             f"It is neither the adapter nor its base model nor another adapter, at any scale: {measured.error:.3f} "
@@ -105,6 +114,13 @@ def _base_problem(measured: Measured, base: BaseProbe) -> Diagnosis | None:
     return None
 
 
+def _without_effect(measured: Measured) -> Diagnosis | None:
+    """The diagnosis of an adapter that changes nothing: only its base model's dtype can differ."""
+    if measured.effect > EXACT or measured.error > measured.allowed:
+        return None
+    return measured.says("other_dtype", _same_sentence(measured))
+
+
 def _base_only(measured: Measured, base: BaseProbe) -> Diagnosis | None:
     """The diagnosis of a model that answers as the base model, the server's own if that was read."""
     server = measured.server
@@ -122,14 +138,12 @@ class _Hypothesis(NamedTuple):
     diagnosis: Diagnosis
 
 
-def _nearest(
-    measured: Measured, base: BaseProbe, probe: AdapterProbe, probes_by_ref: Mapping[str, AdapterProbe]
-) -> Diagnosis | None:
+def _nearest(measured: Measured, base: BaseProbe, further: FurtherProbes) -> Diagnosis | None:
     """The diagnosis of the nearest of the adapter itself, other adapters, and the adapter at another scale."""
     hypotheses = [
         *_as_other_dtype(measured),
-        *_as_other_adapter(measured, probes_by_ref),
-        *_as_scaled(measured, base, probe),
+        *_as_other_adapter(measured, further.other_readings()),
+        *_as_scaled(measured, base, further.at_scales()),
     ]
     return min(hypotheses, key=lambda hypothesis: hypothesis.error).diagnosis if hypotheses else None
 
@@ -144,8 +158,8 @@ def _as_other_dtype(measured: Measured) -> list[_Hypothesis]:
     return [_Hypothesis(measured.error, measured.says("other_dtype", sentence))]
 
 
-def _as_other_adapter(measured: Measured, probes_by_ref: Mapping[str, AdapterProbe]) -> list[_Hypothesis]:
-    errors = {ref: distance(measured.server.model, probe.readings) for ref, probe in probes_by_ref.items()}
+def _as_other_adapter(measured: Measured, readings_by_ref: Mapping[str, Readings]) -> list[_Hypothesis]:
+    errors = {ref: distance(measured.server.model, readings) for ref, readings in readings_by_ref.items()}
     ref = min(errors, key=lambda ref: errors[ref], default=None)
     if ref is None or errors[ref] > measured.allowed:
         return []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from registry.errors import Internal
+from registry.errors import Unavailable
 from registry.spec import PROBE_TEXTS
 
 WORDS = 8
@@ -28,7 +28,7 @@ Decode = Callable[[Sequence[int]], str]
 def probe_texts(size: int, encode: Encode, decode: Decode) -> tuple[str, ...]:
     """The texts of the probe of a vocabulary of `size` tokens; `encode` adds no special tokens.
 
-    A text is the same after it is encoded and decoded. Raises Internal for a vocabulary of which no text can be made.
+    A text is the same after it is encoded and decoded. Raises Unavailable for a vocabulary without words.
     """
     generator = np.random.default_rng(0)
     words = _words(generator.permutation(size)[:MOST_TOKENS], decode)
@@ -39,13 +39,16 @@ def probe_texts(size: int, encode: Encode, decode: Decode) -> tuple[str, ...]:
             texts[text] = None
         if len(texts) == PROBE_TEXTS:
             return tuple(texts)
-    raise Internal(f"{len(texts)} texts of a probe can be made of this vocabulary, and {PROBE_TEXTS} are needed")
+    raise Unavailable(
+        f"The base model's vocabulary has too few words for a probe: {len(texts)} texts can be made of them, and "
+        f"{PROBE_TEXTS} are needed."
+    )
 
 
 def _words(ids: Iterable[int], decode: Decode) -> list[str]:
-    """The words that are a token each: lower-case letters after a space, or any letters where these are few."""
+    """The words that are a token each: lower-case ASCII after a space, or any letters where these are few."""
     tokens = [decode([int(token)]) for token in ids]
-    letters = {token.strip() for token in tokens if token.strip().isascii() and token.strip().isalpha()}
+    letters = {token.strip() for token in tokens if token.strip().isalpha()}
     spaced = {token[1:] for token in tokens if token.startswith(" ")}
-    words = {word for word in letters & spaced if word.islower() and len(word) >= SHORTEST}
+    words = {word for word in letters & spaced if word.isascii() and word.islower() and len(word) >= SHORTEST}
     return sorted(words if len(words) >= 4 * WORDS else letters)

@@ -17,7 +17,10 @@ STORED_TOKENS = 20
 SERVER_TOKENS = 5
 """Most likely next tokens that a server is asked for: as many as every OpenAI-compatible server gives."""
 
-NextTokens = dict[Annotated[Words, Field(max_length=1000)], Annotated[float, Field(le=1e-3, ge=-1e4)]]
+NextTokens = Annotated[
+    dict[Annotated[Words, Field(max_length=1000)], Annotated[float, Field(le=1e-3, ge=-1e4)]],
+    Field(min_length=1, max_length=STORED_TOKENS),
+]
 """The most likely next tokens after a text, by their text, with their natural log-probabilities."""
 Readings = tuple[NextTokens, ...]
 """The next tokens after each text of a probe, or after its first texts."""
@@ -46,8 +49,8 @@ class AdapterProbe(Frozen):
 class ServerReadings(Frozen):
     """What a server answers for a probe: the readings of a model, and of its base model if the server has that."""
 
-    model: Annotated[Readings, Field(min_length=1, max_length=PROBE_TEXTS)]
-    base: Annotated[Readings, Field(min_length=1, max_length=PROBE_TEXTS)] | None = None
+    model: Annotated[Readings, Field(min_length=PROBE_TEXTS, max_length=PROBE_TEXTS)]
+    base: Annotated[Readings, Field(min_length=PROBE_TEXTS, max_length=PROBE_TEXTS)] | None = None
 
 
 Verdict = Literal["same", "other_dtype", "base_only", "other_adapter", "wrong_scale", "broken"]

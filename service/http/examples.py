@@ -12,6 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from registry.spec import PROBE_TEXTS
+
 Json = dict[str, Any]
 BASE = "small"
 """Base model of the examples on a server without one."""
@@ -68,6 +70,8 @@ NEEDS: Mapping[tuple[str, str], str] = {
     ("fit_selector", "clusters of all domains"): "adapters with samples, of several domains",
     ("evaluate_pool", "ten passages of each"): "adapters with samples, of several domains",
     ("nearest_adapters", "to a text"): "adapters with samples, of several domains",
+    ("route", "a prompt"): "a selector fitted over adapters with samples",
+    ("diagnose_server", "the readings of a server"): "the adapter acme/kitchen",
     ("select_adapters", "for a sample"): "adapters with samples, of several domains",
     ("cook_soup", "for a sample"): "adapters with samples, of several domains",
 }
@@ -111,6 +115,8 @@ def bodies(base: str) -> dict[str, dict[str, Json]]:
             }
         },
         "embeddings": {"two texts": {"model": model, "input": SAMPLE[:2]}},
+        "route": {"a prompt": {"texts": SAMPLE[:1]}},
+        "diagnose_server": {"the readings of a server": {"model": [{"the": -1.5, "and": -2.25}] * PROBE_TEXTS}},
         "tokenize": {"a text": {"model": model, "prompt": "Heat the oil"}},
         "detokenize": {"three tokens": {"model": model, "tokens": [10, 11, 12]}},
     }

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
 
-from adaptersoup.cli.failures import INCOMPATIBLE, Failures
+from adaptersoup.cli.failures import FAILED, INCOMPATIBLE, Failures
 from adaptersoup.cli.output import as_json, data, data_width, progress_bar, talk
 from adaptersoup.cli.remote import Address
 from adaptersoup.client import SoupClient
 from adaptersoup.client.answers import Json
 from adaptersoup.client.openai_server import OpenAIServer
 from adaptersoup.tables import columns, one_line
-from registry.errors import InvalidName, NotFound, SoupError
+from registry.errors import InvalidName, NotFound, SoupError, Unavailable
 from registry.names import BaseRef, parse_ref
 from registry.spec import Readings, ServerReadings, Verdict
 
@@ -42,7 +43,8 @@ def doctor(
         str | None, typer.Option(help="Name of the base model on the server; by default its id, if listed.")
     ] = None,
     server_key: Annotated[
-        str | None, typer.Option(help="API key for that server; by default none.", metavar="KEY")
+        str | None,
+        typer.Option(help="API key for that server; by default none.", metavar="KEY"),
     ] = None,
     seconds: Annotated[float, typer.Option(min=1, help="Timeout of a request to the server, in seconds.")] = 120.0,
     registry: Annotated[
@@ -78,6 +80,8 @@ def doctor(
     if any(row["verdict"] not in SOUND for row in diagnoses):
         raise typer.Exit(INCOMPATIBLE)
     failures.end()
+    if not diagnoses:
+        raise typer.Exit(FAILED)
 
 
 @dataclass(frozen=True)
@@ -132,8 +136,13 @@ class Examination:
         fingerprint = probe["base_fingerprint"]
         if fingerprint not in self.bases:
             ids = (probe["base_model"], f"base/{probe['base_model']}")
-            name = self.base_model or next((name for name in ids if name in listed), None)
-            self.bases[fingerprint] = None if name is None else self.server.next_tokens(name, probe["texts"])
+            name = next((name for name in ids if name in listed), None)
+            self.bases[fingerprint] = None
+            if self.base_model is not None:
+                self.bases[fingerprint] = self.server.next_tokens(self.base_model, probe["texts"])
+            elif name is not None:
+                with suppress(Unavailable):  # a diagnosis without it says so
+                    self.bases[fingerprint] = self.server.next_tokens(name, probe["texts"])
         return self.bases[fingerprint]
 
 
@@ -146,6 +155,6 @@ def _model_and_ref(text: str) -> tuple[str, str]:
 def _is_adapter(name: str) -> bool:
     """Return True if a model's name has the form of an adapter's."""
     try:
-        return "/" in name and not isinstance(parse_ref(name), BaseRef)
+        return not isinstance(parse_ref(name), BaseRef)
     except InvalidName:
         return False

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from registry.errors import Incompatible, InvalidPrompt, InvalidRecipe
+from registry.errors import Incompatible, InvalidParameter, InvalidPrompt, InvalidRecipe
 from registry.samples.sample import prepare
 from registry.select.select import select_for_prompt
+from registry.selectors.novelty import NOVEL
 from registry.spec import PoolRequest
 from service.access.keys import Principal
 from service.engine.text_support import why_no_text
@@ -39,8 +40,8 @@ MAJORITY = 0.5
 class PromptChoice:
     """The model that answers a prompt: a mixture of `adapters`, weighted by their posteriors, best first.
 
-    `model` mixes the first of them that can be mixed, and is the base model if there are none. `novelty` is the
-    percentile of the prompt's distance to the adapters among the distances of their own samples' text.
+    If they cannot all be mixed, `model` leaves out the last ones; without adapters it is the base model. `novelty` is
+    the percentile of the prompt's distance to the adapters among the distances of their own samples' text.
     """
 
     model: ResolvedModel
@@ -49,8 +50,9 @@ class PromptChoice:
 
     @property
     def single(self) -> str:
-        """The adapter with most of the posterior, or the base model if that is less than half."""
-        is_clear = bool(self.adapters) and self.adapters[0].weight >= MAJORITY
+        """The adapter with most of the posterior; the base model if that is less than half, or the prompt is novel."""
+        is_novel = self.novelty is not None and self.novelty >= NOVEL
+        is_clear = bool(self.adapters) and self.adapters[0].weight >= MAJORITY and not is_novel
         return self.adapters[0].ref if is_clear else f"base/{self.model.base_id}"
 
 
@@ -66,22 +68,24 @@ def model_for(services: Services, principal: Principal, body: Sampling, texts: S
     """
     if body.adapters is not None or not is_auto(services, body.model):
         return language_model(services, principal, body.model, body.adapters)
-    return replace(choose_for_prompt(services, principal, texts).model, chosen=True)
+    if len(services.bases) != 1:
+        raise InvalidParameter(
+            f"'{AUTO}' chooses among the adapters of one base model, and this server has {len(services.bases)}: name a "
+            "model.",
+            param="model",
+        )
+    return replace(choose_for_prompt(services, principal, texts, sole_base(services)).model, chosen=True)
 
 
-def choose_for_prompt(services: Services, principal: Principal, texts: Sequence[str]) -> PromptChoice:
-    """Choose adapters of the server's only base model for the end of a request's texts.
+def choose_for_prompt(services: Services, principal: Principal, texts: Sequence[str], base_id: str) -> PromptChoice:
+    """Choose adapters of a base model for the end of a request's texts.
 
-    Raises InvalidParameter on a server of several base models, InvalidPrompt without any text, and Unavailable if no
-    selector was fitted for the adapters that the key sees.
+    Raises InvalidPrompt without any text, and Unavailable if no selector was fitted for the adapters that the key sees.
     """
-    base_id = sole_base(services)
     base = services.bases[base_id]
     passages = [text[-LAST_CHARACTERS:] for text in texts[-LAST_TEXTS:]]
     if not any(text.strip() for text in passages):
-        raise InvalidPrompt(
-            "The model is chosen by the text of the prompt, and this prompt has no text: send text, or name a model."
-        )
+        raise InvalidPrompt("The model is chosen by the text of the prompt, and this prompt has no text: send text.")
     limits = services.registry.limits.sample.with_single_sequence
     sample = prepare(passages, limits, bos=base.bos, novel=True)
     with limit_embeddings(services):

@@ -198,14 +198,14 @@ def language_model(
     return model
 
 
-def sole_base(services: Services) -> str:
-    """Return the id of the server's only base model, for a request that names none; raises InvalidParameter."""
+def sole_base(services: Services, *, param: str = "model") -> str:
+    """Return the id of the server's only base model, for a request without `param`; raises InvalidParameter."""
     if len(services.bases) != 1:
         choice = ", ".join(f"'{base_id}'" for base_id in sorted(services.bases)) or "none"
         raise InvalidParameter(
-            f"Name a 'model': this server has {len(services.bases)} base models ({choice}), and 'model' is "
+            f"Name a '{param}': this server has {len(services.bases)} base models ({choice}), and '{param}' is "
             "optional only with one.",
-            param="model",
+            param=param,
         )
     return next(iter(services.bases))
 

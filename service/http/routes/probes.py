@@ -1,20 +1,27 @@
-"""`/v1/adapters/{ns}/{name}/probe`: the stored probe of a version, and the diagnosis of another server's answers to it.
+"""`/v1/adapters/{ns}/{name}/probe`: the probe of a version, and the diagnosis of another server's answers to it.
 
-What is missing of the probe is taken when it is asked for, and stored. Nothing of the diagnosis is stored.
+Missing readings are taken when they are needed, and stored. Nothing of a diagnosis is stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from fastapi import APIRouter
 
+from registry.catalogue.rows import AdapterRow
 from registry.probes.diagnosis import diagnose
-from registry.spec import ServerReadings
+from registry.spec import AdapterProbe, Readings, ServerReadings
+from service.access.keys import Principal
 from service.http.app_services import AppServices
-from service.http.models.named_models import adapter_named
+from service.http.models.embedding_limit import limit_embeddings
+from service.http.models.named_models import adapter_named, resolve_model
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.probes import Diagnosed, Probe
-from service.http.security.auth import Reader
-from service.probes import take_probe
+from service.http.security.auth import ModelUser
+from service.probes import take_probe, take_scaled_probe
+from service.services import Services
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=CheckedRoute)
 
@@ -23,10 +30,11 @@ MOST_OTHERS = 1000
 
 
 @router.get("/{ns}/{name}/probe")
-def get_probe(ns: str, name: str, services: AppServices, principal: Reader) -> Probe:
+def get_probe(ns: str, name: str, services: AppServices, principal: ModelUser) -> Probe:
     """The probe of a version: what a server of it has to answer to some short texts. It is taken once."""
-    row = adapter_named(services, principal, ns, name)
-    base, probe = take_probe(services, row, scaled=True)
+    row = _served_adapter(services, principal, ns, name)
+    with limit_embeddings(services):
+        base, probe = take_probe(services, row, owner=principal.key_id)
     return Probe(
         adapter=row.ref,
         digest=row.digest,
@@ -35,24 +43,45 @@ def get_probe(ns: str, name: str, services: AppServices, principal: Reader) -> P
         texts=list(base.texts),
         base=list(base.readings),
         readings=list(probe.readings),
-        scales=list(probe.scales),
-        scaled=[list(readings) for readings in probe.scaled],
     )
 
 
 @router.post("/{ns}/{name}/probe")
-def diagnose_server(ns: str, name: str, body: ServerReadings, services: AppServices, principal: Reader) -> Diagnosed:
+def diagnose_server(ns: str, name: str, body: ServerReadings, services: AppServices, principal: ModelUser) -> Diagnosed:
     """Diagnose what another server answered to the probe of a version: whether it is the adapter, and if not, what.
 
-    It is compared with the probes of all adapters of that base model that the key may read.
+    It is compared with the newest thousand adapters of that base model that the key sees and that have a probe.
     """
-    row = adapter_named(services, principal, ns, name)
-    base, probe = take_probe(services, row, scaled=True)
-    diagnosis = diagnose(body, base, probe, {})
-    if diagnosis.verdict not in ("same", "base_only"):
-        with services.registry.database.read() as catalogue:
-            probes_by_ref = catalogue.probes.of_base(
-                principal.namespaces, row.base_fingerprint, without=row.digest, limit=MOST_OTHERS
-            )
-        diagnosis = diagnose(body, base, probe, probes_by_ref)
+    row = _served_adapter(services, principal, ns, name)
+    with limit_embeddings(services):
+        base, probe = take_probe(services, row, owner=principal.key_id)
+        diagnosis = diagnose(body, base, probe, _StoredProbes(services, principal, row))
     return Diagnosed(adapter=row.ref, **diagnosis.model_dump())
+
+
+def _served_adapter(services: Services, principal: Principal, ns: str, name: str) -> AdapterRow:
+    """Return the adapter that a path names; raises NotFound, and Incompatible if its base model was replaced."""
+    row = adapter_named(services, principal, ns, name)
+    resolve_model(services, principal, row.ref)
+    return row
+
+
+@dataclass(frozen=True)
+class _StoredProbes:
+    """Further probes for the diagnosis of an adapter, which a key sees."""
+
+    services: Services
+    principal: Principal
+    row: AdapterRow
+
+    def other_readings(self) -> Mapping[str, Readings]:
+        """The readings of other adapters of the base model, by ref."""
+        fingerprint, namespaces = self.row.base_fingerprint, self.principal.namespaces
+        with self.services.registry.database.read() as catalogue:
+            return catalogue.probes.readings_of_base(
+                namespaces, fingerprint, without=self.row.digest, limit=MOST_OTHERS
+            )
+
+    def at_scales(self) -> AdapterProbe:
+        """The adapter's probe with readings at other scales."""
+        return take_scaled_probe(self.services, self.row, owner=self.principal.key_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from registry.names import Digest
-from registry.spec import NextTokens, Verdict
+from registry.spec import Diagnosis, NextTokens
 from service.http.schemas.wire import Wire
 
 
@@ -22,26 +22,10 @@ class Probe(Wire):
     """With the base model alone."""
     readings: list[NextTokens]
     """With the adapter."""
-    scales: list[float]
-    """Other scales of the adapter's update that the first texts were read with."""
-    scaled: list[list[NextTokens]]
-    """The first texts at each of `scales`."""
 
 
-class Diagnosed(Wire):
-    """What a server's model is; differences are root mean squares of log-probabilities, in nats."""
+class Diagnosed(Diagnosis):
+    """The diagnosis of a server's model."""
 
     object: Literal["diagnosis"] = "diagnosis"
     adapter: str
-    verdict: Verdict
-    sentence: str
-    error: float
-    """Between the server's model and the adapter."""
-    effect: float
-    """Between the adapter and its base model: how much it changes."""
-    base_error: float | None
-    """Between the server's base model and the adapter's; null if the server's was not read."""
-    factor: float | None
-    """What the adapter's update is multiplied by, if the verdict is `wrong_scale`."""
-    other: str | None
-    """The adapter that it is, if the verdict is `other_adapter`."""

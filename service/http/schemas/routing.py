@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from registry.names import Part
 from service.http.schemas.wire import MixedAdapter, Wire
 
 
@@ -13,6 +14,8 @@ class RouteRequest(Wire):
     """`POST /v1/route`: a prompt, or the user's messages of a chat."""
 
     texts: list[str] = Field(min_length=1, max_length=500, fail_fast=True)
+    base_model: Part | None = None
+    """Whose adapters are compared; may be left out where there is one base model."""
 
 
 class Route(Wire):
@@ -20,8 +23,8 @@ class Route(Wire):
 
     object: Literal["route"] = "route"
     model: str
-    """The adapter with most of the posterior, or `base/<id>` where that is less than half: one name for an engine that
-    cannot mix."""
+    """One name, for an engine that cannot mix: the adapter with most of the posterior, or `base/<id>` if that is less
+    than half or the prompt is novel."""
     mixture: str
     """The mixture that `auto` answers with, as a model's name."""
     adapters: list[MixedAdapter]

@@ -89,6 +89,7 @@ def test_answers_are_ordered_by_index_and_may_have_the_form_of_chats() -> None:
         (answering(LEGACY, LEGACY), "gives 2 answers to 1 prompts"),
         (answering({"text": "x", "logprobs": None}), "gives no log-probabilities"),
         (answering({"logprobs": {"top_logprobs": [{"x": "1"}]}}), "gives no log-probabilities"),
+        (answering({"logprobs": {"top_logprobs": [{"x": 10**400}]}}), "gives no log-probabilities"),
         (answering(7), "gives no log-probabilities"),
     ],
 )

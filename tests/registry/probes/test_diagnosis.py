@@ -68,8 +68,22 @@ def answer(model: np.ndarray, base: np.ndarray | None) -> ServerReadings:
     )
 
 
+@dataclass(frozen=True)
+class Stored:
+    """Further probes that are there already."""
+
+    probe: AdapterProbe
+    by_ref: dict[str, AdapterProbe]
+
+    def other_readings(self) -> dict[str, Readings]:
+        return {ref: probe.readings for ref, probe in self.by_ref.items()}
+
+    def at_scales(self) -> AdapterProbe:
+        return self.probe
+
+
 def diagnosed(toy: Toy, model: np.ndarray, base: np.ndarray | None, **others: AdapterProbe) -> Diagnosis:
-    return diagnose(answer(model, base), toy.base, toy.probe, others)
+    return diagnose(answer(model, base), toy.base, toy.probe, Stored(toy.probe, others))
 
 
 @given(SEEDS)
@@ -149,7 +163,15 @@ def test_without_the_base_model_the_doubt_is_said() -> None:
 def test_an_adapter_without_a_scale_is_never_scaled_wrong() -> None:
     toy = Toy(0)
     probe = AdapterProbe(readings=toy.probe.readings)
-    assert diagnose(answer(toy.logits(0.5), toy.logits(0)), toy.base, probe, {}).verdict == "broken"
+    server = answer(toy.logits(0.5), toy.logits(0))
+    assert diagnose(server, toy.base, probe, Stored(probe, {})).verdict == "broken"
+
+
+def test_an_adapter_without_effect_is_sound_in_another_dtype() -> None:
+    toy = Toy(0)
+    probe = AdapterProbe(readings=toy.base.readings)
+    rounded = toy.logits(0) + 0.02 * np.random.default_rng(1).normal(0, 1, (PROBE_TEXTS, VOCABULARY))
+    assert diagnose(answer(rounded, rounded), toy.base, probe, Stored(probe, {})).verdict == "other_dtype"
 
 
 def test_tokens_are_compared_however_a_server_spells_their_leading_space() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from registry.errors import Internal
+from registry.errors import Unavailable
 from registry.probes.texts import WORDS, probe_texts
 from registry.spec import PROBE_TEXTS
 
@@ -37,5 +37,5 @@ def test_texts_are_whole_words_and_the_same_each_time() -> None:
 
 
 def test_a_vocabulary_of_which_no_text_survives_is_an_error() -> None:
-    with pytest.raises(Internal, match="0 texts of a probe"):
+    with pytest.raises(Unavailable, match="0 texts can be made"):
         probe_texts(len(VOCABULARY), encode, lambda ids: VOCABULARY[ids[0]])

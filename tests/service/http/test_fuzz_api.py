@@ -101,7 +101,7 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
         "PATCH /v1/adapters/{ns}/{name}": {**adapter, "body": {"card": {"description": "Changed."}}},
         "GET /v1/adapters/{ns}/{name}/lineage": adapter,
         "GET /v1/adapters/{ns}/{name}/probe": adapter,
-        "POST /v1/adapters/{ns}/{name}/probe": {**adapter, "body": {"model": [{"a": -1.0}]}},
+        "POST /v1/adapters/{ns}/{name}/probe": {**adapter, "body": {"model": [{"a": -1.0}] * 32}},
         "GET /v1/adapters/{ns}/{name}/files": adapter,
         "GET /v1/adapters/{ns}/{name}/files/{file}": {
             "path_parameters": {**adapter["path_parameters"], "file": "README.md"}

@@ -10,7 +10,8 @@ import pytest
 from adaptersoup.client.openai_server import OpenAIServer
 from registry.adapters.weights import load_tensors, save_tensors, scale_output
 from registry.errors import Busy
-from registry.spec import PROBE_TEXTS, SCALED_TEXTS
+from registry.probes.scale_fit import SCALES
+from registry.spec import PROBE_TEXTS
 from tests.service.servers import BASE_ID, CONFIG, Live, Soup, World, adapter_weights
 
 LAW, TAX = 11, 12
@@ -47,22 +48,35 @@ def diagnosis(live: Live, model: str, *, key: str | None = None, base: bool = Tr
     return dict(answer.json())
 
 
-def test_a_push_takes_a_probe_that_other_scales_are_added_to_when_it_is_asked_for(world: World) -> None:
-    digest = world.push("team/new", seed=41)["digest"]
-    with world.runtime.database.read() as catalogue:
-        pushed = catalogue.probes.adapter(digest)
-    assert pushed is not None
-    assert pushed.scales == ()
-    body = probe(world, "team/new").json()
-    assert len(body["scales"]) > 0
-    assert body["readings"] == list(pushed.readings)
+def test_a_diagnosis_that_needs_other_scales_adds_them_to_the_probe(live: Live) -> None:
+    digest = probe(live.world).json()["digest"]
+
+    def scales() -> tuple[float, ...]:
+        with live.world.runtime.database.read() as catalogue:
+            stored = catalogue.probes.adapter(digest)
+        assert stored is not None
+        return stored.scales
+
+    assert diagnosis(live, "team/law")["verdict"] == "same"
+    assert scales() == ()
+    diagnosis(live, "secret/tax")
+    assert scales() == SCALES
+
+
+def test_a_probe_of_a_base_model_that_was_replaced_is_not_taken(world: World) -> None:
+    world.push("team/stale", seed=51)
+    with world.runtime.database.engine.begin() as connection:
+        connection.exec_driver_sql(
+            "UPDATE adapters SET base_fingerprint = ? WHERE name = 'stale'", (f"sha256:{9:064x}",)
+        )
+    answer = probe(world, "team/stale")
+    assert (answer.status_code, "another state of base model" in answer.text) == (422, True)
 
 
 def test_a_probe_has_the_readings_of_the_adapter_and_its_base(world: World) -> None:
     body = probe(world).json()
     assert (body["adapter"], body["base_model"]) == ("team/law@1", BASE_ID)
     assert len(body["texts"]) == len(body["base"]) == len(body["readings"]) == PROBE_TEXTS
-    assert [len(readings) for readings in body["scaled"]] == [SCALED_TEXTS] * len(body["scales"])
     assert body["texts"] == probe(world, "secret/tax").json()["texts"]
     assert body["base"] == probe(world, "secret/tax").json()["base"] != body["readings"]
 
@@ -72,26 +86,33 @@ def test_models_of_a_server_are_named_for_what_they_are(live: Live) -> None:
     assert diagnosis(live, "team/law")["verdict"] == "same"
     assert diagnosis(live, "team/law", base=False)["verdict"] == "same"
     assert diagnosis(live, BASE_ID)["verdict"] == "base_only"
-    key = live.world.key(["read"], ["team"])
+    key = live.world.key(["infer"], ["team"])
     twice = diagnosis(live, "faults/twice", key=key)
     assert (twice["verdict"], twice["factor"]) == ("wrong_scale", 2.0)
 
 
 def test_another_adapter_is_named_to_who_may_read_it_alone(live: Live) -> None:
     assert diagnosis(live, "secret/tax")["other"] == "secret/tax@1"
-    foreign = diagnosis(live, "secret/tax", key=live.world.key(["read"], ["team"]))
+    foreign = diagnosis(live, "secret/tax", key=live.world.key(["infer"], ["team"]))
     assert (foreign["verdict"], foreign["other"]) == ("broken", None)
 
 
 def test_who_may_not_read_the_adapter_learns_nothing(world: World) -> None:
-    headers = world.headers(world.key(["read"], ["team"]))
+    headers = world.headers(world.key(["infer"], ["team"]))
     assert probe(world, "secret/tax", **headers).status_code == 404
-    answer = world.client.post("/v1/adapters/secret/tax/probe", json={"model": [{"a": -1.0}]}, headers=headers)
+    answer = world.client.post(
+        "/v1/adapters/secret/tax/probe", json={"model": [{"a": -1.0}] * PROBE_TEXTS}, headers=headers
+    )
     assert answer.status_code == 404
 
 
 @pytest.mark.parametrize(
-    "model", [[], [{"a": 1.0}], [{"a": "x"}], [{"a": -1.0}] * (PROBE_TEXTS + 1), [{"\x00": -1.0}], 7]
+    "model",
+    [
+        *([], 7, [{"a": -1.0}], [{"a": -1.0}] * (PROBE_TEXTS + 1)),
+        *([tokens] * PROBE_TEXTS for tokens in ({}, {"a": 1.0}, {"a": "x"}, {"\x00": -1.0})),
+        [{str(number): -1.0 for number in range(100)}] * PROBE_TEXTS,
+    ],
 )
 def test_bad_readings_are_refused(world: World, model: object) -> None:
     answer = world.client.post("/v1/adapters/team/law/probe", json={"model": model})
@@ -113,7 +134,7 @@ def test_a_push_to_a_busy_engine_stands_and_the_probe_is_taken_when_it_is_asked_
     with monkeypatch.context() as patch:
         patch.setattr(world.runtime.services.engine, "submit_all", busy)
         (warning,) = world.push("team/late", seed=21)["warnings"]
-        assert warning.startswith("Whether team/late@1 has an effect was not checked")
+        assert warning.startswith("The server did not check if team/late@1 has an effect")
         assert probe(world, "team/late").status_code == 429
     assert probe(world, "team/late").status_code == 200
 
@@ -165,3 +186,11 @@ def test_the_command_checks_every_listed_adapter_and_sends_no_key_of_the_registr
     assert code in (0, 3), err
     assert '"model": "team/law"' in out
     assert "secret" not in out
+
+
+def test_a_run_that_checks_nothing_fails(live: Live, command: Soup) -> None:
+    nobody = live.world.key(["infer"], ["nobody"])
+    addresses = ("--registry", live.url, "--url", live.url)
+    code, out, err = command("doctor", *addresses, "--key", nobody, "--server-key", live.world.admin)
+    assert (code, out) == (1, "")
+    assert "use --model" in err
