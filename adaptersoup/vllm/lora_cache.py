@@ -1,7 +1,7 @@
 """A cache of a server's LoRAs and bottlenecks: directories by digest, for an engine on the same machine.
 
-Used by `adaptersoup.vllm.plugin`. A directory is written whole or not at all, and its bytes are compared with the
-server's digests each time it is requested. A bottleneck has a second one, which the engine loads: it as a LoRA.
+Used by `adaptersoup.vllm.plugin`. A directory is written whole or not at all, and its files are compared with the
+server's digests each time it is requested. A bottleneck has a second directory with the LoRA that the engine loads.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from adaptersoup.client.answers import Json, architecture_of
 from adaptersoup.client.client import SoupClient
@@ -20,12 +20,14 @@ from adaptersoup.vllm.lora_files import lora_files
 from registry.adapters.bottleneck_lora import kind_of
 from registry.errors import Incompatible, InvalidName, InvalidParameter, NotFound, Retired, Unavailable
 from registry.formats import CONFIG_FILE, WEIGHTS_FILE, move_into_place, new_directory_beside, place_files
-from registry.names import file_digest
+from registry.names import file_digest, sha256_digest
 from registry.spec import BottleneckConfig
 
 log = logging.getLogger("soup.client")
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,16 @@ class LoraCache:
         self._folder = folder
         self._base_model = base_model
         self._kinds = kinds
-        self._writing = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+        self._derived: dict[Path, dict[str, str]] = {}
+        """Digests of the files in the directories of bottlenecks as LoRAs, of those that this process has computed."""
 
     def digest(self, ref: str) -> str | None:
         """The digest of the adapter that a ref means now; None if there is none, or it is retired.
 
         Raises Unavailable if the server does not answer.
         """
-        row = self._row(ref)
+        row = _if_present(self._client.adapter, ref)
         return None if row is None else str(row["digest"])
 
     def lora(self, ref: str) -> CachedLora | None:
@@ -65,26 +69,21 @@ class LoraCache:
         Raises Incompatible for another base model or kind of adapter, Unavailable if the server does not answer, and
         DigestMismatch if the downloaded bytes are damaged.
         """
-        row = self._row(ref)
-        if row is None:
-            return None
+        return _if_present(self._lora, ref)
+
+    def _lora(self, ref: str) -> CachedLora:
+        row = self._client.adapter(ref)
         pinned = str(row["ref"])  # the version this name means now, whatever is pushed meanwhile
         self._check(row)
+        digest = str(row["digest"])
         digests = {str(file["name"]): str(file["digest"]) for file in self._client.files(pinned)}
-        directory = self._folder / str(row["digest"]).removeprefix("sha256:")
-        with self._writing:
+        directory = self._folder / digest.removeprefix("sha256:")
+        with self._locks.setdefault(digest, threading.Lock()):
             if not _is_intact(directory, digests):
                 self._download(pinned, directory, digests)
             if row["config"]["method"] == "bottleneck":
                 directory = self._bottleneck(directory, row["config"])
-        return CachedLora(str(row["digest"]), directory)
-
-    def _row(self, ref: str) -> Json | None:
-        try:
-            return self._client.adapter(ref)
-        except (InvalidName, InvalidParameter, NotFound, Retired) as error:
-            log.info("%s", error.message)
-            return None
+        return CachedLora(digest, directory)
 
     def _check(self, row: Json) -> None:
         if row["base_model"] != self._base_model:
@@ -120,14 +119,29 @@ class LoraCache:
             shutil.rmtree(partial, ignore_errors=True)
 
     def _bottleneck(self, stored: Path, config: dict[str, Any]) -> Path:
-        """The directory beside a stored bottleneck's that has it as a LoRA; written if its files differ."""
+        """The directory beside a stored bottleneck's that has it as a LoRA; written if its files differ.
+
+        The files are computed once in a process: they depend on the stored bytes, and on the release of this package.
+        """
+        directory = stored.with_name(f"{stored.name}-lora")
+        if directory in self._derived and _is_intact(directory, self._derived[directory]):
+            return directory
         model_type = architecture_of(self._client.base_model(self._base_model))["model_type"]
         weights = (stored / WEIGHTS_FILE).read_bytes()
         files = lora_files(BottleneckConfig.model_validate(config), weights, model_type)
-        directory = stored.with_name(f"{stored.name}-lora")
-        if not all((directory / name).is_file() and (directory / name).read_bytes() == files[name] for name in files):
+        self._derived[directory] = {name: sha256_digest(data) for name, data in files.items()}
+        if not _is_intact(directory, self._derived[directory]):
             place_files(directory, files, replace=True)
         return directory
+
+
+def _if_present(read: Callable[[str], T], ref: str) -> T | None:
+    """The answer for a ref; None if the server has no such adapter, or has no more while it is read."""
+    try:
+        return read(ref)
+    except (InvalidName, InvalidParameter, NotFound, Retired) as error:
+        log.info("%s", error.message)
+        return None
 
 
 def _is_intact(directory: Path, digests: dict[str, str]) -> bool:

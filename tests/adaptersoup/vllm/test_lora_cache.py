@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from adaptersoup.client.answers import Json
 from adaptersoup.client.client import SoupClient
+from adaptersoup.vllm import lora_cache
 from adaptersoup.vllm.lora_cache import LoraCache
 from adaptersoup.vllm.lora_files import lora_files
 from registry.errors import DigestMismatch, Incompatible, SoupError, Unavailable
-from registry.spec import BaseEntry
+from registry.spec import BaseEntry, BottleneckConfig
 from tests.repository import REPOSITORY
 from tests.service.lora_pushes import lora_weights, push_lora
 from tests.service.servers import BASE_ID, CONFIG, Live, adapter_weights, open_live, open_world, write_bases
@@ -40,6 +42,10 @@ def llama(base_entry: Callable[[str], BaseEntry], tmp_path_factory: pytest.TempP
     for world in open_world(folder / "data", bases):
         world.push("acme/plain", seed=3)
         yield from open_live(world)
+
+
+def bottleneck_cache(client: SoupClient, folder: Path) -> LoraCache:
+    return LoraCache(client, folder, base_model=BASE_ID, kinds=("bapna_firat_relu", "pfeiffer_relu"))
 
 
 @pytest.fixture
@@ -126,6 +132,23 @@ def test_other_bytes_than_were_meant_leave_nothing(
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_an_adapter_that_is_purged_while_it_is_read_is_missing(
+    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push_lora(live.world, "acme/going", seed=5)
+    live_files = SoupClient.files
+
+    def purging(client: SoupClient, ref: str) -> list[Json]:
+        live.world.client.delete("/v1/adapters/acme/going@1")
+        assert client.purge("acme/going@1")["adapter"]["ref"] == ref
+        return live_files(client, ref)
+
+    monkeypatch.setattr(SoupClient, "files", purging)
+    with SoupClient(live.url, live.world.admin) as client:
+        assert LoraCache(client, tmp_path / "cache", base_model=BASE_ID).lora("acme/going") is None
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_server_that_does_not_answer_is_no_missing_adapter(tmp_path: Path) -> None:
     with SoupClient("http://127.0.0.1:9", "sk-soup-x", pause=lambda _: None) as client, pytest.raises(SoupError):
         LoraCache(client, tmp_path, base_model=BASE_ID).lora("acme/law")
@@ -133,7 +156,7 @@ def test_a_server_that_does_not_answer_is_no_missing_adapter(tmp_path: Path) -> 
 
 def test_a_bottleneck_is_written_as_a_lora_beside_its_own_files(llama: Live, tmp_path: Path) -> None:
     with SoupClient(llama.url, llama.world.admin) as client:
-        cache = LoraCache(client, tmp_path, base_model=BASE_ID, kinds=("bapna_firat_relu", "pfeiffer_relu"))
+        cache = bottleneck_cache(client, tmp_path)
         place = directory(cache, "acme/plain")
         assert place == tmp_path / f"{str(cache.digest('acme/plain'))[7:]}-lora"
         config = json.loads((place / "adapter_config.json").read_text())
@@ -143,9 +166,26 @@ def test_a_bottleneck_is_written_as_a_lora_beside_its_own_files(llama: Live, tmp
         written = (place / WEIGHTS).stat().st_ino
         assert directory(cache, "acme/plain") == place
         assert (place / WEIGHTS).stat().st_ino == written
-        (place / WEIGHTS).write_bytes(weights[:-1] + b"\x01")
-        assert directory(cache, "acme/plain") == place
-        assert (place / WEIGHTS).read_bytes() == weights
+        for other in (cache, bottleneck_cache(client, tmp_path)):
+            (place / WEIGHTS).write_bytes(weights[:-1] + b"\x01")
+            assert directory(other, "acme/plain") == place
+            assert (place / WEIGHTS).read_bytes() == weights
+
+
+def test_the_lora_of_a_bottleneck_is_computed_once(
+    llama: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def counting(config: BottleneckConfig, weights: bytes, model_type: str) -> dict[str, bytes]:
+        calls.append(model_type)
+        return lora_files(config, weights, model_type)
+
+    monkeypatch.setattr(lora_cache, "lora_files", counting)
+    with SoupClient(llama.url, llama.world.admin) as client:
+        cache = bottleneck_cache(client, tmp_path)
+        assert directory(cache, "acme/plain") == directory(cache, "acme/plain@1") is not None
+    assert calls == ["llama"]
 
 
 def test_a_bottleneck_of_a_family_without_layers_is_refused(live: Live, law: object, tmp_path: Path) -> None:
