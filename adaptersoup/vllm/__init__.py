@@ -1,1 +1,4 @@
-"""The plugin for vLLM: the server's LoRAs and bottlenecks in vLLM, by name. Only vLLM imports it."""
+"""The plugin for vLLM: the server's LoRAs and bottlenecks in vLLM, by name.
+
+vLLM imports it; `soup export --vllm` uses only `lora_files`.
+"""

@@ -7,17 +7,26 @@ from __future__ import annotations
 
 from registry.adapters.bottleneck_lora import lora_of
 from registry.adapters.weights import load_tensors, save_tensors
+from registry.errors import Incompatible
 from registry.formats import CONFIG_FILE, WEIGHTS_FILE
 from registry.formats.directory import config_json
 from registry.formats.peft.writing import peft_config
 from registry.spec import BottleneckConfig
 
+ARCHITECTURES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+"""Families with a class in `adaptersoup.vllm.models`, and the beginning of its name."""
+
 
 def lora_files(config: BottleneckConfig, weights: bytes, model_type: str) -> dict[str, bytes]:
     """The LoRA's files in fp32 by name, for a base model of the family `model_type`.
 
-    Raises Incompatible for bottlenecks without such layers.
+    Raises Incompatible for families and epsilons without such layers.
     """
-    lora, tensors = lora_of(config, load_tensors(weights), model_type)
+    if model_type not in ARCHITECTURES:
+        raise Incompatible(
+            f"vLLM's plugin loads bottlenecks of base models of the families {', '.join(ARCHITECTURES)}, and this one "
+            f"is of the family {model_type!r}."
+        )
+    lora, tensors = lora_of(config, load_tensors(weights))
     values = save_tensors({name: tensor.float() for name, tensor in tensors.items()})
     return {CONFIG_FILE: config_json(peft_config(lora)), WEIGHTS_FILE: values}

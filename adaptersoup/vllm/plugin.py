@@ -18,14 +18,13 @@ from vllm.model_executor.models import ModelRegistry
 
 from adaptersoup.client.client import SoupClient
 from adaptersoup.vllm.lora_cache import LoraCache
+from adaptersoup.vllm.lora_files import ARCHITECTURES
 from adaptersoup.vllm.moved_names import follow
 from adaptersoup.vllm.settings import VllmSettings
 from registry.adapters.bottleneck_lora import kinds_named
 from registry.errors import Incompatible
 
 NAME = "AdapterSoup"
-ARCHITECTURES = ("Llama", "Mistral", "Qwen2", "Qwen3")
-"""Those with a class in `adaptersoup.vllm.models`."""
 
 
 class SoupResolver(LoRAResolver):  # type: ignore[misc]  # vLLM is installed in its own environments only
@@ -90,7 +89,7 @@ def register() -> None:
     """
     settings = VllmSettings()
     if kinds_named(settings.vllm_bottlenecks):
-        for name in ARCHITECTURES:
+        for name in ARCHITECTURES.values():
             ModelRegistry.register_model(f"{name}ForCausalLM", f"adaptersoup.vllm.models:{name}WithBottlenecks")
     cache = cache_of(settings)
     if cache is not None:

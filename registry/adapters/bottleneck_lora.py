@@ -11,8 +11,8 @@ C is a number with g(C) = C. Since g(0) = 0, tokens without the adapter get exac
 (Houlsby) is one layer more, of the constant 1 alone: 1 -> [w, 1], with A = [[1]] and B = [[w], [1]]. Its last output
 is 1 for tokens whose norm is replaced.
 
-The layers of one kind of bottleneck serve adapters of any width below the layers' rank. Called by `soup export --vllm`
-and by vLLM's plugin, whose models have the layers.
+The layers of one kind of bottleneck serve adapters of any width below the layers' rank. Called by `adaptersoup.vllm`,
+whose models have the layers.
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ CONSTANT = 32.0
 """A power of two, which bf16 represents, with g(C) = C for each activation, to 1e-13."""
 LAYER_NORM_EPS = 1e-5
 """Of the LayerNorm without parameters, which all Bapna-Firat adapters of a batch share."""
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-"""Families with these layers in vLLM's plugin."""
 LAYERS = FAMILIES["llama"].layers
-"""The path of the layers in all of them."""
+"""The path of the base model's layers, in which a LoRA's modules are named: that of Llama and its relatives."""
 
 Structure = Literal["bapna_firat", "pfeiffer", "parallel", "houlsby"]
 Source = Literal["module", "residual"]
@@ -121,22 +119,17 @@ def kind_of(config: BottleneckConfig) -> BottleneckKind:
     """The kind of an adapter; raises Incompatible for an epsilon that its layers do not have."""
     if config.structure == "bapna_firat" and config.layer_norm_eps != LAYER_NORM_EPS:
         raise Incompatible(
-            f"The LayerNorm of this adapter has the epsilon {config.layer_norm_eps:g}; vLLM's plugin computes with "
-            f"{LAYER_NORM_EPS:g}."
+            f"The LayerNorm of this adapter has the epsilon {config.layer_norm_eps:g}; as a LoRA on layers of zeros it "
+            f"would be computed with {LAYER_NORM_EPS:g}."
         )
     return BottleneckKind(config.structure, config.input, config.activation)
 
 
-def lora_of(config: BottleneckConfig, tensors: Tensors, model_type: str) -> tuple[LoraConfig, dict[str, Tensor]]:
+def lora_of(config: BottleneckConfig, tensors: Tensors) -> tuple[LoraConfig, dict[str, Tensor]]:
     """The LoRA on layers of zeros, in double precision, that computes what a bottleneck does.
 
-    Raises Incompatible for families and epsilons without such layers.
+    Raises Incompatible for epsilons without such layers.
     """
-    if model_type not in MODEL_TYPES:
-        raise Incompatible(
-            f"vLLM's plugin loads bottlenecks of base models of the families {', '.join(MODEL_TYPES)}, and this one is "
-            f"of the family {model_type!r}."
-        )
     kind = kind_of(config)
     joined = join_bottlenecks([config], [tensors], [constant_factor(1.0)])
     factors: dict[str, tuple[Tensor, Tensor]] = {}

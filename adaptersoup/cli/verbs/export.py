@@ -146,9 +146,13 @@ def largest_rank(config: AdapterConfig) -> int:
 def _check_rank(config: AdapterConfig, program: Program) -> None:
     rank = largest_rank(config)
     if program == "vllm" and rank > VLLM_RANKS[-1]:
+        is_lora = isinstance(config, LoraConfig)
+        adapter = (
+            f"LoRA has rank {rank}" if is_lora else f"bottleneck of width {config.width} becomes one of rank {rank}"
+        )
         raise Incompatible(
-            f"vLLM loads LoRAs of rank {VLLM_RANKS[-1]} at most, and this LoRA has rank {rank}: cook the soup "
-            "with a smaller --max-width, or recompress it."
+            f"vLLM loads LoRAs of rank {VLLM_RANKS[-1]} at most, and this {adapter}: cook the soup with a smaller "
+            "--max-width, or recompress it."
         )
 
 

@@ -113,7 +113,9 @@ def test_vllm_gets_a_bottleneck_as_a_lora(tmp_path: Path) -> None:
 
 def test_a_bottleneck_wider_than_vllms_ranks_is_refused(tmp_path: Path) -> None:
     folder = bottleneck_folder(tmp_path / "stored", bottleneck=512)
-    with pytest.raises(Incompatible, match="of rank 512 at most, and this LoRA has rank 513: cook the soup"):
+    with pytest.raises(
+        Incompatible, match="of rank 512 at most, and this bottleneck of width 512 becomes one of rank 513: cook"
+    ):
         exported(folder, "vllm", name="acme/law", base_model={"tiny": LLAMA}.__getitem__)
 
 
