@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from adaptersoup.vllm.lora_cache import LoraCache
@@ -17,6 +19,8 @@ log = logging.getLogger("soup.client")
 
 PAUSE_SECONDS = 1.0
 """Between two rounds of questions."""
+MOST_ROUNDS = 64
+"""The longest wait for a name that fails round after round."""
 
 
 class ServedModels(Protocol):
@@ -29,44 +33,88 @@ class ServedModels(Protocol):
         """Ask the resolvers for a name, load the adapter, and add it to `lora_requests`; else return an error."""
 
 
-async def follow(models: ServedModels, cache: LoraCache) -> None:
-    """Follow the names until cancelled; an unreachable server is asked again, and names stay as they are."""
-    while True:
-        await asyncio.sleep(PAUSE_SECONDS)
-        try:
-            await follow_once(models, cache)
-        except SoupError as error:
-            log.warning("Names of adapters are not followed: %s", error.message)
+@dataclass(frozen=True)
+class Delay:
+    """The wait of a name that failed: `rounds` long, doubled with each failure, until round `until`."""
+
+    rounds: int
+    until: int
 
 
-async def follow_once(models: ServedModels, cache: LoraCache) -> None:
-    """Ask the server for every name that can move; raises the errors of `LoraCache.digest`.
+class NameRounds:
+    """Rounds of questions to the server for every name that can move.
 
     A name that means another adapter gets it when vLLM has loaded it, with all requests after. A name that means none
-    any more, or one that vLLM cannot load, is forgotten: the next request for it says why.
+    any more, or one that vLLM cannot load, is forgotten: the next request for it says why. A name whose question fails
+    stays as it is, and is asked for less and less often.
     """
-    for name, request in list(models.lora_requests.items()):
+
+    def __init__(self, models: ServedModels, cache: LoraCache) -> None:
+        self._models = models
+        self._cache = cache
+        self._round = 0
+        self._delays: dict[str, Delay] = {}
+
+    async def follow(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Follow the names until cancelled."""
+        while True:
+            await pause(PAUSE_SECONDS)
+            await self.follow_once()
+
+    async def follow_once(self) -> None:
+        """One round; errors are logged."""
+        self._round += 1
+        requests = dict(self._models.lora_requests)
+        self._delays = {name: delay for name, delay in self._delays.items() if name in requests}
+        for name, request in requests.items():
+            if name in self._delays and self._round < self._delays[name].until:
+                continue
+            try:
+                await self._follow(name, request)
+                self._delays.pop(name, None)
+            except Exception as error:  # of one name: the others are followed
+                self._delay(name, error)
+
+    async def _follow(self, name: str, request: Any) -> None:
+        requests = self._models.lora_requests
         if not request.lora_name.startswith("sha256:") or not can_move(name):
-            continue
-        digest = await asyncio.to_thread(cache.digest, name)
-        if digest == request.lora_name or models.lora_requests.get(name) is not request:
-            continue
-        moved = None if digest is None else await _loaded(models, digest)
+            return
+        digest = await asyncio.to_thread(self._cache.digest, name)
+        if digest == request.lora_name or requests.get(name) is not request:
+            return
+        moved = None if digest is None else await self._loaded(digest)
+        if requests.get(name) is not request:  # unloaded meanwhile
+            return
         if moved is None:
-            models.lora_requests.pop(name, None)
+            del requests[name]
         else:
-            models.lora_requests[name] = moved
+            requests[name] = moved
 
+    async def _loaded(self, digest: str) -> Any | None:
+        """vLLM's request for the adapter of a digest, None where vLLM does not load it."""
+        requests = self._models.lora_requests
+        loaded = next((request for request in requests.values() if request.lora_name == digest), None)
+        if loaded is not None:
+            return loaded
+        try:
+            await self._models.resolve_lora(digest)
+        except SoupError:
+            raise
+        except Exception as error:  # vLLM's, for an adapter that it does not load
+            log.warning("%s", error)
+        return requests.pop(digest, None)  # it gets the name that has moved
 
-async def _loaded(models: ServedModels, digest: str) -> Any | None:
-    """vLLM's request for the adapter of a digest, None where vLLM does not load it."""
-    try:
-        await models.resolve_lora(digest)
-    except SoupError:
-        raise
-    except Exception as error:  # vLLM's, for an adapter that it does not load
-        log.warning("%s", error)
-    return models.lora_requests.get(digest)
+    def _delay(self, name: str, error: Exception) -> None:
+        rounds = min(2 * self._delays[name].rounds if name in self._delays else 2, MOST_ROUNDS)
+        self._delays[name] = Delay(rounds, self._round + rounds)
+        reason = error.message if isinstance(error, SoupError) else repr(error)
+        log.warning(
+            "vLLM's name %s is not followed for %d s: %s",
+            name,
+            rounds * PAUSE_SECONDS,
+            reason,
+            exc_info=None if isinstance(error, SoupError) else error,
+        )
 
 
 def can_move(name: str) -> bool:

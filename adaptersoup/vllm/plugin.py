@@ -19,7 +19,7 @@ from vllm.model_executor.models import ModelRegistry
 from adaptersoup.client.client import SoupClient
 from adaptersoup.vllm.lora_cache import LoraCache
 from adaptersoup.vllm.lora_files import ARCHITECTURES
-from adaptersoup.vllm.moved_names import follow
+from adaptersoup.vllm.moved_names import NameRounds
 from adaptersoup.vllm.settings import VllmSettings
 from registry.adapters.bottleneck_lora import kinds_named
 from registry.errors import Incompatible
@@ -67,7 +67,7 @@ class NameFollower:
         """Follow the names of vLLM's models while the server runs, if the settings name a base model."""
         cache = cache_of(VllmSettings())
         if cache is not None and hasattr(state, "openai_serving_models"):
-            self._following = asyncio.create_task(follow(state.openai_serving_models, cache))
+            self._following = asyncio.create_task(NameRounds(state.openai_serving_models, cache).follow())
 
 
 def cache_of(settings: VllmSettings) -> LoraCache | None:

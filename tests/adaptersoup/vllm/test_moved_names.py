@@ -1,8 +1,9 @@
-"""Names of a vLLM follow a real server: moved, retired, not loadable, unreachable."""
+"""Names of a vLLM follow a real server: moved, retired, not loadable, unloaded, unreachable."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from adaptersoup.client.client import SoupClient
-from adaptersoup.vllm.lora_cache import LoraCache
-from adaptersoup.vllm.moved_names import follow_once
-from registry.errors import Unavailable
+from adaptersoup.vllm.lora_cache import CachedLora, LoraCache
+from adaptersoup.vllm.moved_names import NameRounds
+from registry.errors import Forbidden
 from tests.service.lora_pushes import push_lora
 from tests.service.servers import BASE_ID, Live
 
@@ -42,6 +43,20 @@ class Models:
             raise ValueError("The rank is too large.")
         return self.lora_requests.setdefault(lora_name, Request(lora.digest))
 
+    def follow(self, rounds: int = 1) -> None:
+        """Run the loop for a number of rounds."""
+        asyncio.run(self._follow(rounds))
+
+    async def _follow(self, rounds: int) -> None:
+        pauses = iter(range(rounds))
+
+        async def pause(_seconds: float) -> None:
+            if next(pauses, None) is None:
+                raise asyncio.CancelledError
+
+        with pytest.raises(asyncio.CancelledError):
+            await NameRounds(self, self.cache).follow(pause)
+
     def digests(self) -> dict[str, str]:
         return {name: request.lora_name for name, request in self.lora_requests.items()}
 
@@ -64,39 +79,91 @@ def models(live: Live, digests: list[str], tmp_path: Path) -> Iterator[Models]:
 
 
 def test_a_moved_alias_gets_the_other_adapter(live: Live, models: Models, digests: list[str]) -> None:
-    asyncio.run(follow_once(models, models.cache))
+    models.follow()
     assert models.asked == []
     live.world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 2})
-    asyncio.run(follow_once(models, models.cache))
+    models.follow()
     old, new = digests
-    assert models.digests() == {"acme/law@prod": new, "acme/law@1": old, old: old, new: new}
-    assert models.lora_requests["acme/law@prod"] is models.lora_requests[new]
+    assert models.digests() == {"acme/law@prod": new, "acme/law@1": old, old: old}
+    assert models.asked == [new]
     live.world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 1})
-    asyncio.run(follow_once(models, models.cache))
-    assert models.digests()["acme/law@prod"] == old
+    models.follow()
+    assert models.digests() == {"acme/law@prod": old, "acme/law@1": old, old: old}
+    assert models.asked == [new], "the adapter is loaded under another name"
 
 
 def test_an_alias_that_is_gone_is_forgotten(live: Live, models: Models, digests: list[str]) -> None:
     live.world.client.delete("/v1/adapters/acme/law/aliases/prod")
-    asyncio.run(follow_once(models, models.cache))
+    models.follow()
     assert models.digests() == {"acme/law@1": digests[0], digests[0]: digests[0]}
 
 
 def test_an_alias_of_what_does_not_load_is_forgotten_too(live: Live, models: Models, digests: list[str]) -> None:
     models.broken.add(digests[1])
     live.world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 2})
-    asyncio.run(follow_once(models, models.cache))
+    models.follow()
     assert models.digests() == {"acme/law@1": digests[0], digests[0]: digests[0]}
 
 
-def test_names_stay_while_the_server_does_not_answer(models: Models, digests: list[str], tmp_path: Path) -> None:
+def test_names_stay_while_the_server_does_not_answer(
+    models: Models, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     before = models.digests()
-    with SoupClient("http://127.0.0.1:9", "sk-soup-x", pause=lambda _: None) as client, pytest.raises(Unavailable):
-        asyncio.run(follow_once(models, LoraCache(client, tmp_path, base_model=BASE_ID)))
+    with SoupClient("http://127.0.0.1:9", "sk-soup-x", pause=lambda _: None) as client:
+        models.cache = LoraCache(client, tmp_path, base_model=BASE_ID)
+        models.follow()
     assert models.digests() == before
+    assert "vLLM's name acme/law@prod is not followed for 2 s: " in caplog.text
+
+
+@pytest.mark.parametrize("error", [Forbidden("This key has expired."), RuntimeError("unforeseen")])
+def test_a_name_that_fails_does_not_stop_the_others(
+    models: Models,
+    live: Live,
+    digests: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    models.lora_requests = {"acme/closed": Request(digests[0])} | models.lora_requests
+    live.world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 2})
+    questions: list[str] = []
+    digest = models.cache.digest
+
+    def failing(ref: str) -> str | None:
+        questions.append(ref)
+        if ref == "acme/closed":
+            raise error
+        return digest(ref)
+
+    monkeypatch.setattr(models.cache, "digest", failing)
+    models.follow(rounds=20)
+    assert models.digests()["acme/law@prod"] == digests[1]
+    assert models.digests()["acme/closed"] == digests[0]
+    assert questions.count("acme/law@prod") == 20
+    assert questions.count("acme/closed") == 4  # in rounds 1, 3, 7 and 15
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 4
+    assert "acme/closed is not followed for 16 s" in warnings[-1].getMessage()
+    assert (warnings[-1].exc_info is None) == isinstance(error, Forbidden)
+
+
+def test_a_name_that_was_unloaded_while_its_adapter_was_loaded_stays_away(
+    live: Live, models: Models, digests: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 2})
+    lora = models.cache.lora
+
+    def unloading(ref: str) -> CachedLora | None:
+        del models.lora_requests["acme/law@prod"]
+        return lora(ref)
+
+    monkeypatch.setattr(models.cache, "lora", unloading)
+    models.follow()
+    assert models.digests() == {"acme/law@1": digests[0], digests[0]: digests[0]}
 
 
 def test_loras_that_are_not_of_the_server_are_left_alone(models: Models) -> None:
     models.lora_requests = {"mine": Request("mine")}
-    asyncio.run(follow_once(models, models.cache))
+    models.follow()
     assert models.digests() == {"mine": "mine"}
