@@ -18,9 +18,11 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from configparser import ConfigParser
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -42,25 +44,22 @@ from benchmarks.subjects import (
     Window,
     bottleneck_of,
     chosen_base,
-    digest_of,
-    drawn_tensors,
-    loader,
     page_passages,
     rows_of,
     silent,
 )
-from benchmarks.writing import PROMPT, check_told_apart
+from benchmarks.writing import PROMPT, check_told_apart, drawn
 from demo.results import ROOT, Figure
-from demo.server import Server, running
+from demo.server import Server, running, stop
 from registry.adapters import paper_config
-from registry.adapters.bottleneck_lora import kind_of
+from registry.adapters.bottleneck_lora import Structure, kind_of
 from registry.adapters.weights import save_tensors
 from registry.base_model import LoadedBase
 from registry.formats import AdapterContents, place_files, write_directory
 from registry.spec import BottleneckConfig
 from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams
 
-STRUCTURES = ("bapna_firat", "pfeiffer", "parallel", "houlsby")
+STRUCTURES: tuple[Structure, ...] = ("bapna_firat", "pfeiffer", "parallel", "houlsby")
 PROMPTS, TEXT, TOKENS = 10, 24, 16
 """Of `answers`: prompts, tokens of each, and tokens written."""
 ROWS, ROW_TOKENS = 16, 32
@@ -69,7 +68,8 @@ MAX_RANK = 16
 MOVES, LONG = 20, 96
 """Of `aliases`: moves, after each of which all prompts are requested, and tokens of a prompt: some blocks."""
 BLOCK = 32
-START_SECONDS = 300.0
+START_SECONDS, MOVE_SECONDS = 300.0, 120.0
+"""The longest waits: for vLLM's start, and for a move."""
 
 
 class Written(NamedTuple):
@@ -81,13 +81,9 @@ class Written(NamedTuple):
 
 def difference(one: Written, other: Written) -> float:
     """The largest difference of log-probabilities up to the first token that differs."""
-    pairs = zip(one.tokens, other.tokens, one.log_probabilities, other.log_probabilities, strict=True)
-    largest = 0.0
-    for first, second, p, q in pairs:
-        if first != second:
-            break
-        largest = max(largest, abs(p - q))
-    return largest
+    rows = zip(one.tokens, other.tokens, one.log_probabilities, other.log_probabilities, strict=True)
+    equal = takewhile(lambda row: row[0] == row[1], rows)
+    return max((abs(p - q) for _, _, p, q in equal), default=0.0)
 
 
 # --- the plugin in vLLM's environment -----------------------------------------------------------------------
@@ -95,16 +91,13 @@ def difference(one: Written, other: Written) -> float:
 
 def plugin_path(scratch: Path) -> list[str]:
     """Folders in which vLLM's interpreter finds this checkout and its entry points, which an install would give it."""
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
-    lines = [
-        line
-        for group, points in groups.items()
-        for line in (f"[{group}]", *(f"{name} = {point}" for name, point in points.items()))
-    ]
+    points = ConfigParser()
+    points.read_dict(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"])
     metadata = scratch / "adaptersoup-0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: adaptersoup\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text("\n".join([*lines, ""]))
+    with (metadata / "entry_points.txt").open("w") as file:
+        points.write(file)
     return [str(ROOT), str(scratch)]
 
 
@@ -124,29 +117,19 @@ def layers_of(adapters: Sequence[LoadableAdapter]) -> tuple[list[str], list[str]
 # --- answers ------------------------------------------------------------------------------------------------
 
 
-class Goal(NamedTuple):
-    """A figure's name and goal."""
-
-    name: str
-    goal: float | None = None
-
-
 ANSWER_FIGURES = {
-    ("float32", "vllm"): (Goal("tokens_equal", 1.0), Goal("log_probability_difference_float32")),
-    ("bfloat16", "vllm"): (Goal("tokens_equal_bfloat16"), Goal("log_probability_difference", 0.05)),
-    ("bfloat16", "float32"): (Goal("rounding_tokens_equal"), Goal("rounding_log_probability_difference")),
+    ("float32", "vllm"): ("tokens_equal", "log_probability_difference_float32"),
+    ("bfloat16", "vllm"): ("tokens_equal_bfloat16", "log_probability_difference"),
+    ("bfloat16", "float32"): ("rounding_tokens_equal", "rounding_log_probability_difference"),
 }
 """By the dtype of our rows, and what they are compared with."""
+GOALS = {"tokens_equal": 1.0, "log_probability_difference": 0.05}
 
 
-def bottlenecks(base: LoadedBase) -> dict[str, LoadableAdapter]:
+def bottlenecks(base: LoadedBase) -> list[LoadableAdapter]:
     """A bottleneck of each structure."""
-    adapters = {}
-    for seed, structure in enumerate(STRUCTURES):
-        config = paper_config(structure, bottleneck=BOTTLENECK)  # type: ignore[arg-type]
-        tensors = drawn_tensors(base, config, seed)
-        adapters[structure] = LoadableAdapter(digest_of(base, config, tensors), config, loader(tensors))
-    return adapters
+    configs = [paper_config(structure, bottleneck=BOTTLENECK) for structure in STRUCTURES]
+    return [adapter for config in configs for adapter in drawn(base, config, 1)]
 
 
 def by_engine(base: LoadedBase, prompts: Sequence[Window], adapters: Sequence[LoadableAdapter]) -> list[Written]:
@@ -172,13 +155,13 @@ def measure_answers(result: Result, folder: Path, environments: Path = ENVIRONME
         prompts = [tuple(speaking.tokenizer(text)["input_ids"][:TEXT]) for text in page_passages(PROMPTS, seed=1)]
         base = silent(speaking)
         adapters = bottlenecks(base)
-        ours[dtype] = by_engine(base, prompts, list(adapters.values()))
+        ours[dtype] = by_engine(base, prompts, adapters)
         with tempfile.TemporaryDirectory() as scratch:
-            paths = {name: str(write_lora(Path(scratch) / name, base, one)) for name, one in adapters.items()}
-            kinds, layers = layers_of(list(adapters.values()))
+            paths = [str(write_lora(Path(scratch) / str(number), base, one)) for number, one in enumerate(adapters)]
+            kinds, layers = layers_of(adapters)
             wanted: Wanted = {"vllm": ("vllm", {
                 "folder": str(folder), "dtype": dtype, "rows": ROWS, "context": TEXT + TOKENS, "rank": MAX_RANK,
-                "loras": [paths[name] for _ in prompts for name in adapters], "modes": list(VLLM_MODES),
+                "loras": paths * len(prompts), "modes": list(VLLM_MODES),
                 "modules": layers, "bottlenecks": kinds, "path": plugin_path(Path(scratch)),
             })}  # fmt: skip
             with peers(wanted, environments) as processes:
@@ -208,9 +191,9 @@ def _add_answers(result: Result, dtype: str, other: str, ours: Sequence[Written]
         " beside float32, both by our engine" * (other != "vllm")
     )
     tokens, log_probabilities = ANSWER_FIGURES[dtype, other]
-    result.figures[tokens.name] = Figure(equal, "share", tokens.goal, (), note)
+    result.figures[tokens] = Figure(equal, "share", GOALS.get(tokens), (), note)
     largest = max(difference(a, b) for a, b in pairs)
-    result.figures[log_probabilities.name] = Figure(largest, "nats", log_probabilities.goal, (), note)
+    result.figures[log_probabilities] = Figure(largest, "nats", GOALS.get(log_probabilities), (), note)
 
 
 # --- speed --------------------------------------------------------------------------------------------------
@@ -229,13 +212,13 @@ def measure_speed(result: Result, folder: Path, *, dtype: str, repeats: int, env
             "folder": str(folder), "dtype": dtype, "rows": ROWS, "context": PROMPT + ROW_TOKENS,
             "modes": list(VLLM_MODES),
         }  # fmt: skip
-        path = plugin_path(scratch)
         targets = sorted({module.rpartition(".")[2] for module in setting.loras[0].config.modules()})  # type: ignore[attr-defined]
         wanted: Wanted = {
             "base": ("vllm", {**common, "loras": [], "rank": RANK}),
             "loras": ("vllm", {**common, "loras": loras, "rank": RANK, "modules": targets}),
             "bottlenecks": ("vllm", {
-                **common, "loras": pairs, "rank": MAX_RANK, "modules": layers, "bottlenecks": kinds, "path": path,
+                **common, "loras": pairs, "rank": MAX_RANK, "modules": layers, "bottlenecks": kinds,
+                "path": plugin_path(scratch),
             }),
         }  # fmt: skip
         with peers(wanted, environments) as processes:
@@ -279,10 +262,7 @@ class AliasRun:
         """Seconds from moving the alias until vLLM answers with the other version."""
         with self.registry.client() as client:
             client.put_alias(NAME, ALIAS, version)
-        start = time.perf_counter()
-        while self.ask(f"{NAME}@{ALIAS}", self.prompts[0][:1], tokens=1)[0] != digest:
-            time.sleep(0.05)
-        return time.perf_counter() - start
+        return wait_until(lambda: self.ask(f"{NAME}@{ALIAS}", self.prompts[0][:1], tokens=1)[0] == digest, MOVE_SECONDS)
 
 
 NAME, ALIAS = "team/books", "prod"
@@ -326,12 +306,11 @@ def alias_run(base: LoadedBase, scratch: Path, prompts: Sequence[Window], enviro
     bases.write_text(f"[bases.base]\nsource = {json.dumps(base.entry.source)}\n")
     with running(bases, scratch / "registry") as registry:
         with registry.client() as client:
-            for seed in (1, 2):
-                config = bottleneck_of()
-                weights = save_tensors(drawn_tensors(base, config, seed))
-                adapter = AdapterContents(config=config, weights=weights, domain="books", base_model="base")
-                write_directory(scratch / f"version{seed}", adapter)
-                client.push_directory(scratch / f"version{seed}", name=NAME, more=Additions(base="base"))
+            for version, adapter in enumerate(drawn(base, bottleneck_of(), 2), 1):
+                weights = save_tensors(adapter.load())
+                contents = AdapterContents(config=adapter.config, weights=weights, domain="books", base_model="base")
+                write_directory(scratch / f"version{version}", contents)
+                client.push_directory(scratch / f"version{version}", name=NAME, more=Additions(base="base"))
             client.put_alias(NAME, ALIAS, 1)
         with serving_vllm(base, registry, scratch, environments) as vllm:
             yield AliasRun(registry, vllm, prompts)
@@ -362,23 +341,31 @@ def serving_vllm(base: LoadedBase, registry: Server, scratch: Path, environments
         process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=120.0)
-            wait_for(client, process)
+            wait_until(partial(answers, client, process), START_SECONDS)
             yield client
         finally:
-            process.terminate()
-            process.wait()
+            stop(process)
 
 
-def wait_for(client: OpenAI, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a server answers; raises OSError if it ends before, or does not answer in time."""
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            client.models.list()
-            return
-        except APIConnectionError:
-            time.sleep(0.5)
-    raise OSError(f"vLLM's server did not answer within {START_SECONDS:.0f} s (exit code {process.poll()})")
+def answers(client: OpenAI, process: subprocess.Popen[bytes]) -> bool:
+    """Return True if a server answers; raises OSError if it has ended."""
+    if process.poll() is not None:
+        raise OSError(f"vLLM's server ended with exit code {process.returncode}")
+    try:
+        client.models.list()
+    except APIConnectionError:
+        return False
+    return True
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> float:
+    """Seconds until a condition of vLLM's server holds; raises TimeoutError after `seconds`."""
+    start = time.perf_counter()
+    while not condition():
+        if time.perf_counter() - start > seconds:
+            raise TimeoutError(f"vLLM's server did not answer as expected within {seconds:.0f} s")
+        time.sleep(0.05)
+    return time.perf_counter() - start
 
 
 # --- the command line ---------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def running(
         url = _address(process, log)
         yield Server(url, data, environment(data, SOUP_URL=url))
     finally:
-        _stop(process)
+        stop(process)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -101,7 +101,8 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     raise DemoFailed(f"The server ended with exit code {process.wait()}. The end of {log}:\n{last}")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server: by SIGTERM, and by SIGKILL after STOP_SECONDS."""
     process.terminate()
     try:
         process.communicate(timeout=STOP_SECONDS)
