@@ -20,6 +20,7 @@ from starlette.types import Scope
 
 from registry.errors import InvalidParameter
 from service.http import examples
+from service.http.security.auth import MANUAL
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -55,8 +56,6 @@ window.ui = SwaggerUIBundle({
   layout: "BaseLayout",
 });
 """
-MANUAL = "/docs/manual"
-"""The path of the documentation: `/manual/...` could be the path of a model in a namespace of this name."""
 FILES = Path(__file__).with_name("swagger")
 """Swagger UI 5 as published; VENDORED.json has its source and the sha256 of each file."""
 

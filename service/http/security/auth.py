@@ -33,8 +33,11 @@ from service.http.thread_turns import current_key_id
 from service.settings import Settings
 
 PUBLIC = frozenset({"/healthz", "/readyz"})
-PUBLIC_DOCS = frozenset({"/docs", "/manual", "/openapi.json", "/static"})
-STATIC = ("/static/", "/docs/manual/")
+MANUAL = "/docs/manual"
+"""The path of the documentation. No adapter's file lies below it, as one could below `/manual`: `docs` is a reserved
+namespace."""
+PUBLIC_DOCS = frozenset({"/docs", "/manual", MANUAL, "/openapi.json", "/static"})
+STATIC = ("/static/", f"{MANUAL}/")
 BODILESS = frozenset({"GET", "HEAD"})
 """Methods whose body no route reads: without a key no body is read into memory."""
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")

@@ -61,9 +61,10 @@ def test_the_documentation_is_served_without_a_key_if_a_setting_names_its_folder
     (tmp_path / "site" / "docs" / "a.html").write_text("<p>A page.</p>")
     for world in open_world(tmp_path / "data", bases, manual=tmp_path / "site", preload=False):
         pages = [
-            world.client.get(path, headers={"authorization": ""}) for path in ("/manual", "/docs/manual/docs/a.html")
+            world.client.get(path, headers={"authorization": ""})
+            for path in ("/manual", "/docs/manual", "/docs/manual/docs/a.html")
         ]
-        assert [page.text for page in pages] == ["<h1>AdapterSoup</h1>", "<p>A page.</p>"]
+        assert [page.text for page in pages] == ["<h1>AdapterSoup</h1>", "<h1>AdapterSoup</h1>", "<p>A page.</p>"]
         assert all("default-src 'none'" in page.headers["content-security-policy"] for page in pages)
         assert world.client.get("/docs/manual/%2e%2e/data/admin.key").status_code == 404
         assert world.client.get("/docs/manual/missing.html").status_code == 404
