@@ -11,9 +11,11 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
@@ -49,10 +51,24 @@ class Section:
 
 
 def build(target: Path, root: Path = generate.ROOT) -> int:
-    """Write the site into `target`, and return the number of pages; raises FileExistsError for a folder of others."""
+    """Write the site into `target`, and return the number of pages; raises FileExistsError for a folder of others.
+
+    A site that is there is replaced when the new one is complete: a server may be serving it.
+    """
+    target = target.resolve()
     if target.exists() and not (target / INDEX).is_file() and any(target.iterdir()):
         raise FileExistsError(f"{target} holds other files than a site: name a new folder.")
-    shutil.rmtree(target, ignore_errors=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
+        folder = Path(temporary) / "new"
+        pages = _write_site(folder, root)
+        if target.exists():
+            target.rename(folder.with_name("old"))
+        folder.rename(target)
+    return pages
+
+
+def _write_site(folder: Path, root: Path) -> int:
     template = Environment(
         loader=FileSystemLoader(FILES), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     ).get_template("page.html")
@@ -67,14 +83,14 @@ def build(target: Path, root: Path = generate.ROOT) -> int:
         menu = [(f"{up}/{html_path(Path(page))}", name, Path(page) == path) for page, name in MENU.items()]
         body = _parser().renderer.render(tokens, _parser().options, {})
         html = template.render(title=_title(tokens), body=body, up=up, menu=menu)
-        _write(target / html_path(path), html)
+        _write(folder / html_path(path), html)
     for file in files:
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / file, target / file)
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / file, folder / file)
     for source in (root / STATIC / "soup.css", root / STATIC / "icon.svg", FILES / "site.css", FILES / "search.js"):
-        shutil.copyfile(source, target / source.name)
+        shutil.copyfile(source, folder / source.name)
     rows = [[section.title, section.heading, section.url, section.text] for section in sections]
-    _write(target / INDEX, f"window.SECTIONS = {json.dumps(rows, ensure_ascii=False)};\n")
+    _write(folder / INDEX, f"window.SECTIONS = {json.dumps(rows, ensure_ascii=False)};\n")
     return len(pages)
 
 
@@ -84,12 +100,12 @@ def html_path(path: Path) -> Path:
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as GitHub makes it."""
+    """The anchor of a heading, as GitHub makes it where no heading before it has the same."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _parser() -> MarkdownIt:
-    return MarkdownIt("commonmark", {"html": False}).enable("table")
+    return MarkdownIt("commonmark", {"html": True}).enable("table")
 
 
 def _title(tokens: list[Token]) -> str:
@@ -100,19 +116,27 @@ def _headings(tokens: list[Token]) -> Iterator[tuple[int, str]]:
     """The index of each heading's first token, and its text without marks."""
     for number, token in enumerate(tokens):
         if token.type == "heading_open":
-            yield number, re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", tokens[number + 1].content)
+            yield number, _without_marks(tokens[number + 1].content)
+
+
+def _without_marks(text: str) -> str:
+    """Text without the marks of links, code and emphasis."""
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", text)
 
 
 def _sections(path: Path, tokens: list[Token]) -> list[Section]:
     """The sections of a page; gives each heading its anchor."""
     title, sections = _title(tokens), []
     headings = list(_headings(tokens))
+    uses: Counter[str] = Counter()
     ends = [number for number, _ in headings[1:]] + [len(tokens)]
     for (number, heading), end in zip(headings, ends, strict=True):
-        anchor = slug(tokens[number + 1].content)
+        name = slug(tokens[number + 1].content)
+        anchor = f"{name}-{uses[name]}" if uses[name] else name  # as GitHub does
+        uses[name] += 1
         tokens[number].attrSet("id", anchor)
         texts = [token.content for token in tokens[number + 3 : end] if token.type in ("inline", "fence", "code_block")]
-        text = " ".join(re.sub(r"\[([^\]]*)\]\([^)]*\)|[`*]", r"\1", " ".join(texts)).split())
+        text = " ".join(_without_marks(" ".join(texts)).split())
         sections.append(Section(title, heading, f"{html_path(path)}#{anchor}", text[:SECTION_LETTERS]))
     return sections
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -47,10 +48,39 @@ def test_a_folder_of_other_files_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "mine.txt").read_text() == "kept"
 
 
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository whose only page repeats a heading."""
+    root = tmp_path / "repository"
+    shutil.copytree(generate.ROOT / site.STATIC, root / site.STATIC)
+    (root / "README.md").write_text("# Changes\n\n## 2.0\n\n### Added\n\nPears.\n\n## 1.0\n\n### Added\n\nApples.\n")
+    return root
+
+
+def test_repeated_headings_have_anchors_of_their_own(root: Path, tmp_path: Path) -> None:
+    site.build(tmp_path / "site", root)
+    page = (tmp_path / "site" / "index.html").read_text()
+    assert re.findall(r'<h3 id="([^"]+)"', page) == ["added", "added-1"]
+    urls = {text: url for _, _, url, text in sections_of(tmp_path / "site")}
+    assert (urls["Pears."], urls["Apples."]) == ("index.html#added", "index.html#added-1")
+
+
+def test_a_site_is_replaced_by_a_complete_one(root: Path, tmp_path: Path) -> None:
+    target = tmp_path / "site"
+    (root / "CHANGELOG.md").write_text("# Changes of old")
+    assert site.build(target, root) == 2
+    (root / "CHANGELOG.md").write_text("No heading.")
+    with pytest.raises(StopIteration):
+        site.build(target, root)
+    assert "Changes of old" in (target / "CHANGELOG.html").read_text()
+    (root / "CHANGELOG.md").unlink()
+    assert site.build(target, root) == 1
+    assert not (target / "CHANGELOG.html").exists()
+    assert sorted(tmp_path.iterdir()) == [root, target]
+
+
 def test_every_link_leads_to_a_file_and_its_anchor(folder: Path) -> None:
-    anchors = {
-        file.relative_to(folder): set(re.findall(r' id="([^"]+)"', file.read_text())) for file in folder.rglob("*.html")
-    }
+    anchors = {file.relative_to(folder): ids_of(file) for file in folder.rglob("*.html")}
     for page in anchors:
         for link in re.findall(r'(?:href|src)="([^"]+)"', (folder / page).read_text()):
             place, _, anchor = unescape(link).partition("#")
@@ -62,9 +92,26 @@ def test_every_link_leads_to_a_file_and_its_anchor(folder: Path) -> None:
                 assert anchor in anchors[file.relative_to(folder.resolve())], f"{page}: {link}"
 
 
-def test_sections_have_the_text_below_their_heading(folder: Path) -> None:
+def ids_of(page: Path) -> set[str]:
+    ids = re.findall(r' id="([^"]+)"', page.read_text())
+    assert len(set(ids)) == len(ids), page
+    return set(ids)
+
+
+def sections_of(folder: Path) -> list[tuple[str, str, str, str]]:
+    """Title, heading, address and text of each section."""
     text = (folder / "sections.js").read_text().removeprefix("window.SECTIONS = ").removesuffix(";\n")
-    sections = {url: (title, heading, text) for title, heading, url, text in json.loads(text)}
+    return [(title, heading, url, text) for title, heading, url, text in json.loads(text)]
+
+
+def test_tables_that_are_folded_on_github_are_folded(folder: Path) -> None:
+    page = (folder / "docs" / "explanation" / "soups-measured.html").read_text()
+    assert "<details><summary>The numbers</summary>" in page
+    assert "&lt;" not in page.partition("</summary>")[2].partition("</details>")[0]
+
+
+def test_sections_have_the_text_below_their_heading(folder: Path) -> None:
+    sections = {url: (title, heading, text) for title, heading, url, text in sections_of(folder)}
     title, heading, text = sections["docs/reference/cli.html#soup-cook"]
     assert (title, heading) == ("Command line", "soup cook")
     assert "Cook a soup for a sample, or by a recipe." in text
