@@ -6,6 +6,7 @@ import copy
 import importlib.metadata
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -296,6 +297,15 @@ def test_log_probabilities_are_compared_up_to_the_first_other_token():
     one = vllm.Written((1, 2, 3), (-1.0, -2.0, -3.0))
     assert vllm.difference(one, vllm.Written((1, 2, 4), (-1.5, -2.0, -9.0))) == 0.5
     assert vllm.difference(one, vllm.Written((9, 2, 3), (-9.0, -9.0, -9.0))) == 0.0
+
+
+def test_waits_for_vllm_end():
+    with pytest.raises(TimeoutError, match="within 0 s"):
+        vllm.wait_until(lambda: False, 0)
+    with subprocess.Popen([sys.executable, "-c", "exit(3)"]) as process:
+        process.wait()
+    with pytest.raises(OSError, match="exit code 3"):
+        vllm.answers(None, process)
 
 
 def test_the_plugin_of_a_checkout_is_where_vllm_looks(tmp_path):

@@ -16,7 +16,7 @@ from adaptersoup.client.answers import Json
 from adaptersoup.client.client import SoupClient
 from adaptersoup.vllm import lora_cache
 from adaptersoup.vllm.lora_cache import LoraCache
-from adaptersoup.vllm.lora_files import lora_files
+from adaptersoup.vllm.lora_files import ARCHITECTURES, lora_files
 from registry.errors import DigestMismatch, Incompatible, SoupError, Unavailable
 from registry.spec import BaseEntry, BottleneckConfig
 from tests.repository import REPOSITORY
@@ -193,6 +193,11 @@ def test_a_bottleneck_of_a_family_without_layers_is_refused(live: Live, law: obj
         cache = LoraCache(client, tmp_path / "cache", base_model=BASE_ID, kinds=("pfeiffer_relu",))
         with pytest.raises(Incompatible, match="this one is of the family 'gpt2'"):
             cache.lora("acme/plain")
+
+
+def test_every_family_has_a_model_with_layers() -> None:
+    source = (REPOSITORY / "adaptersoup" / "vllm" / "models.py").read_text()
+    assert re.findall(r"^class (\w+)WithBottlenecks", source, re.MULTILINE) == list(ARCHITECTURES.values())
 
 
 @pytest.mark.parametrize("group", ["vllm.general_plugins", "vllm.endpoint_plugins"])
