@@ -1,1 +1,1 @@
-"""Queued jobs: the runner of the queue, and one module for each kind of job."""
+"""Queued jobs: the runner of the queue, one module for each kind of job, and the probes that they and pushes take."""

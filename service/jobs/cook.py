@@ -21,7 +21,7 @@ from registry.select.fitted import current_selector, latest_selector
 from registry.select.requested import check_selectable, requested_selector
 from registry.spec import BY_GRADIENTS, CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
-from service.probes import continues_text, take_probe
+from service.jobs.probes import continues_text, take_probe
 from service.services import Services
 
 

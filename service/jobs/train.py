@@ -28,10 +28,10 @@ from registry.spec import FileSource, Manifest, SampleSource, full_text, scored_
 from registry.spec.passage import decode_lines
 from registry.stored.files import record_bytes
 from service.jobs.contract import JobContext, JobKind, namespaces_of
+from service.jobs.probes import probe_pushed
 from service.jobs.train_process import in_child
 from service.jobs.training_curve import TrainingCurve
 from service.jobs.training_folder import CHECKPOINT, TURN, sweep, training_folder
-from service.probes import probe_pushed
 from service.services import Services
 from training.checkpoint import saved_step
 from training.request import TrainingRequest, TrainingRun, merge_request

@@ -47,8 +47,8 @@ from service.http.schemas.adapters import (
     listed_body,
 )
 from service.http.security.auth import Admin, Reader, Writer
+from service.jobs.probes import probe_pushed
 from service.jobs.queue_limits import check_queue
-from service.probes import probe_pushed
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=CheckedRoute)
 

@@ -20,7 +20,7 @@ from service.http.models.named_models import adapter_named, resolve_model
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.probes import Diagnosed, Probe
 from service.http.security.auth import ModelUser
-from service.probes import take_probe, take_scaled_probe
+from service.jobs.probes import take_probe, take_scaled_probe
 from service.services import Services
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=CheckedRoute)
