@@ -208,7 +208,7 @@ class Measurement:
         with serving(self.home / "registry", self.base, dtype="float32") as server:
             push_seconds = self._push_all(server, weights)
             with server.client() as client:
-                body = {"name": "doctor", "scopes": ["read"], "namespaces": ["team"]}
+                body = {"name": "doctor", "scopes": ["infer"], "namespaces": ["team"]}
                 key = str(client.json("POST", "/v1/keys", json=body)["secret"])
             registry = Registry(server, key)
             seconds = self._check_sound(registry)
@@ -305,7 +305,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         result = Result("doctor")
-        Measurement(Path(home), arguments.base_folder, arguments.lora, arguments.adapters, result).run()
+        Measurement(Path(home), arguments.base_folder.resolve(), arguments.lora, arguments.adapters, result).run()
         result.finish(arguments.out)
 
 
