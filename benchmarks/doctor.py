@@ -39,7 +39,7 @@ NOISE = 0.2
 INT8 = 127
 NEUTRAL = ("bbc_news", "dc_law")
 """Neutral adapters that are checked in bf16."""
-COLUMNS = ("adapter", "verdict", "error", "effect", "base_error", "factor", "other")
+COLUMNS = ("adapter", "verdict", "error", "effect", "base_error", "factor", "served")
 """Of a diagnosis, those that a row has."""
 
 Weights = dict[str, Tensor]
@@ -256,7 +256,7 @@ class Measurement:
             ("another_adapter", "team/bbc_news", "team/bbc_news@1"),
         ):
             rows = registry.doctor(registry.server, f"{model}=team/lora")
-            self._add_fault(name, "other_adapter", [row for row in rows if row["other"] == other])
+            self._add_fault(name, "other_adapter", [row for row in rows if row["served"] == other])
         self._add_fault("base_only", "base_only", registry.doctor(registry.server, f"base/{BASE_ID}=team/lora"))
 
     def _check_other_bases(self, registry: Registry) -> None:

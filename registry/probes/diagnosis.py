@@ -50,11 +50,19 @@ class Measured(NamedTuple):
     base_error: float | None
     allowed: float
 
-    def says(self, verdict: Verdict, sentence: str, **details: float | str) -> Diagnosis:
+    def says(
+        self, verdict: Verdict, sentence: str, *, factor: float | None = None, served: str | None = None
+    ) -> Diagnosis:
         """A diagnosis with these distances, rounded."""
-        base_error = None if self.base_error is None else round(self.base_error, 4)
-        rounded = {"error": round(self.error, 4), "effect": round(self.effect, 4), "base_error": base_error}
-        return Diagnosis.model_validate({"verdict": verdict, "sentence": sentence, **rounded, **details})
+        return Diagnosis(
+            verdict=verdict,
+            sentence=sentence,
+            error=round(self.error, 4),
+            effect=round(self.effect, 4),
+            base_error=None if self.base_error is None else round(self.base_error, 4),
+            factor=factor,
+            served=served,
+        )
 
 
 def effect_of(base: BaseProbe, probe: AdapterProbe) -> float:
@@ -164,7 +172,7 @@ def _as_other_adapter(measured: Measured, readings_by_ref: Mapping[str, Readings
     if ref is None or errors[ref] > measured.allowed:
         return []
     sentence = f"It is another adapter, {ref}, within {errors[ref]:.4f} nats."
-    return [_Hypothesis(errors[ref], measured.says("other_adapter", sentence, other=ref))]
+    return [_Hypothesis(errors[ref], measured.says("other_adapter", sentence, served=ref))]
 
 
 def _as_scaled(measured: Measured, base: BaseProbe, probe: AdapterProbe) -> list[_Hypothesis]:

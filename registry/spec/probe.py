@@ -69,5 +69,5 @@ class Diagnosis(Frozen):
     """The same between the server's base model and the stored one; null if the server's was not read."""
     factor: float | None = None
     """The factor that its update is multiplied by, where the scale is wrong."""
-    other: str | None = None
+    served: str | None = None
     """The adapter that it is, where it is another one."""

@@ -16,13 +16,12 @@ from registry.context import Caller, Registry
 from registry.cook.cook import cook
 from registry.cook.ingredients import selector_of
 from registry.cook.statistics import needs_statistics
-from registry.errors import InvalidParameter, NotFound, SoupError
+from registry.errors import InvalidParameter, NotFound
 from registry.select.fitted import current_selector, latest_selector
 from registry.select.requested import check_selectable, requested_selector
 from registry.spec import BY_GRADIENTS, CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
-from service.jobs.probes import continues_text, take_probe
-from service.services import Services
+from service.jobs.probes import probe_stored
 
 
 def request_bytes(request: dict[str, Any]) -> bytes:
@@ -47,17 +46,11 @@ def _run(context: JobContext) -> dict[str, Any]:
         queued_effort=arguments.get("effort"),
     )
     if cooked.created and cooked.soup_id is not None:
-        _take_probe(context.services, cooked.soup_id)
+        with registry.database.read() as catalogue:
+            soup = catalogue.adapters.get_or_none(cooked.soup_id)
+        if soup is not None:  # else it was purged meanwhile
+            probe_stored(context.services, soup)
     return cooked.model_dump(mode="json")
-
-
-def _take_probe(services: Services, soup_id: int) -> None:
-    """Take the probe of a soup, if it continues text; `soup doctor` has it taken later if that fails."""
-    with suppress(SoupError):
-        with services.registry.database.read() as catalogue:
-            row = catalogue.adapters.get(soup_id)
-        if continues_text(services, row):
-            take_probe(services, row)
 
 
 def kind_of(registry: Registry, caller: Caller, request: CookRequest) -> str:

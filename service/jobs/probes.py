@@ -37,16 +37,16 @@ PLACES = 4
 """Decimals of a stored log-probability."""
 
 
-def probe_pushed(services: Services, row: AdapterRow) -> tuple[str, ...]:
-    """Take the probe of an adapter that was just stored, and return what to warn about.
+def probe_stored(services: Services, row: AdapterRow) -> tuple[str, ...]:
+    """Take the probe of an adapter or soup that was just stored, and return what to warn about.
 
-    A base model that is not in memory is not loaded for it, and no problem of the engine undoes the push: the probe is
-    then taken when `soup doctor` asks for it.
+    A base model that is not in memory is not loaded for it, and no problem of the engine undoes what was stored: the
+    probe is then taken when `soup doctor` asks for it.
     """
     if row.base_model not in services.engine.loaded_bases():
         return ()
     try:
-        if not continues_text(services, row):
+        if why_no_text(services.bases[row.base_model].text.shape, row.config) is not None:
             return ()
         base, probe = take_probe(services, row)
     except SoupError as error:
@@ -59,17 +59,13 @@ def probe_pushed(services: Services, row: AdapterRow) -> tuple[str, ...]:
     return (f"{row.ref} has no effect: on {len(base.texts)} short texts it answers as the base model alone.",)
 
 
-def continues_text(services: Services, row: AdapterRow) -> bool:
-    """Return True unless an adapter has a head or copies of experts, or its base model is an encoder."""
-    return why_no_text(services.bases[row.base_model].text.shape, row.config) is None
-
-
 def take_probe(services: Services, row: AdapterRow, *, owner: str | None = None) -> tuple[BaseProbe, AdapterProbe]:
     """The stored probes of an adapter and its base model, taken now as far as they are missing, for the key `owner`.
 
     Raises InvalidParameter for an adapter that continues no text, Busy, Unavailable, and what the engine raises.
     """
-    base, probe = _stored_probes(services, row)
+    with services.registry.database.read() as catalogue:
+        base, probe = catalogue.probes.base(row.base_fingerprint), catalogue.probes.adapter(row.digest)
     if base is None or probe is None:
         reader = _Reader.of(services, row, owner)
         base = base or reader.base()
@@ -87,11 +83,6 @@ def take_scaled_probe(services: Services, row: AdapterRow, *, owner: str | None 
     probe = reader.at_scales(loadable(row, services.registry.blobs), probe, base.texts)
     _store(services, row, base, probe)
     return probe
-
-
-def _stored_probes(services: Services, row: AdapterRow) -> tuple[BaseProbe | None, AdapterProbe | None]:
-    with services.registry.database.read() as catalogue:
-        return catalogue.probes.base(row.base_fingerprint), catalogue.probes.adapter(row.digest)
 
 
 def _store(services: Services, row: AdapterRow, base: BaseProbe, probe: AdapterProbe) -> None:

@@ -113,16 +113,10 @@ def resolve_model(services: Services, principal: Principal, text: str) -> Resolv
         return ResolvedModel(name=text, base_id=ref.id, base=base_named(services, ref.id).text)
     with services.registry.database.read_autocommit() as catalogue:
         row = catalogue.adapters.resolve(principal.namespaces, ref)
-    base = _base_of(services, row).text
-    if base.shape.fingerprint != row.base_fingerprint:
-        raise Incompatible(
-            f"'{row.ref}' was made for another state of base model '{row.base_model}' "
-            f"({row.base_fingerprint[:19]} and not {base.shape.fingerprint[:19]})."
-        )
     return ResolvedModel(
         name=text,
         base_id=row.base_model,
-        base=base,
+        base=unchanged_base(services, row),
         rows=((row, 1.0),),
         stored=loadable(row, services.registry.blobs),
     )
@@ -169,6 +163,17 @@ def _planned_mixture(
         planned=planned,
         mix=partial(services.mixtures.adapter, planned),
     )
+
+
+def unchanged_base(services: Services, row: AdapterRow) -> BaseText:
+    """The base model of an adapter; raises Unavailable if it is not served, Incompatible if it was replaced."""
+    base = _base_of(services, row).text
+    if base.shape.fingerprint != row.base_fingerprint:
+        raise Incompatible(
+            f"'{row.ref}' was made for another state of base model '{row.base_model}' "
+            f"({row.base_fingerprint[:19]} and not {base.shape.fingerprint[:19]})."
+        )
+    return base
 
 
 def _base_of(services: Services, row: AdapterRow) -> ServedBaseModel:

@@ -47,7 +47,7 @@ from service.http.schemas.adapters import (
     listed_body,
 )
 from service.http.security.auth import Admin, Reader, Writer
-from service.jobs.probes import probe_pushed
+from service.jobs.probes import probe_stored
 from service.jobs.queue_limits import check_queue
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=CheckedRoute)
@@ -71,7 +71,7 @@ def push_adapter(
     services.jobs.wake()
     response.status_code = 201 if pushed.created else 200
     response.headers["location"] = f"/v1/adapters/{pushed.row.ref}"
-    warnings = (*pushed.warnings, *probe_pushed(services, pushed.row))
+    warnings = (*pushed.warnings, *probe_stored(services, pushed.row))
     return adapter_body(pushed.row, job=pushed.job, warnings=warnings)
 
 

@@ -16,7 +16,7 @@ from registry.spec import AdapterProbe, Readings, ServerReadings
 from service.access.keys import Principal
 from service.http.app_services import AppServices
 from service.http.models.embedding_limit import limit_embeddings
-from service.http.models.named_models import adapter_named, resolve_model
+from service.http.models.named_models import adapter_named, unchanged_base
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.probes import Diagnosed, Probe
 from service.http.security.auth import ModelUser
@@ -60,9 +60,9 @@ def diagnose_server(ns: str, name: str, body: ServerReadings, services: AppServi
 
 
 def _served_adapter(services: Services, principal: Principal, ns: str, name: str) -> AdapterRow:
-    """Return the adapter that a path names; raises NotFound, and Incompatible if its base model was replaced."""
+    """Return the adapter that a path names; raises as `adapter_named` and `unchanged_base` do."""
     row = adapter_named(services, principal, ns, name)
-    resolve_model(services, principal, row.ref)
+    unchanged_base(services, row)
     return row
 
 

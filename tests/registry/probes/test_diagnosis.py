@@ -127,7 +127,7 @@ def test_noise_on_both_models_is_another_dtype_and_no_fault(seed: int, spread: f
 @settings(max_examples=20, deadline=None)
 def test_another_adapter_is_named_by_its_ref(seed: int) -> None:
     toy, other = Toy(seed), Toy(seed + 10_000)
-    assert diagnosed(toy, other.logits(), toy.logits(0), other=other.probe).other == "other"
+    assert diagnosed(toy, other.logits(), toy.logits(0), other=other.probe).served == "other"
     assert diagnosed(toy, other.logits(), toy.logits(0)).verdict == "broken"
 
 

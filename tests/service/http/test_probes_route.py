@@ -6,9 +6,11 @@ import base64
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from adaptersoup.client.openai_server import OpenAIServer
 from registry.adapters.weights import load_tensors, save_tensors, scale_output
+from registry.catalogue.tables import adapters
 from registry.errors import Busy
 from registry.probes.scale_fit import SCALES
 from registry.spec import PROBE_TEXTS
@@ -66,11 +68,11 @@ def test_a_diagnosis_that_needs_other_scales_adds_them_to_the_probe(live: Live) 
 def test_a_probe_of_a_base_model_that_was_replaced_is_not_taken(world: World) -> None:
     world.push("team/stale", seed=51)
     with world.runtime.database.engine.begin() as connection:
-        connection.exec_driver_sql(
-            "UPDATE adapters SET base_fingerprint = ? WHERE name = 'stale'", (f"sha256:{9:064x}",)
-        )
+        replaced = update(adapters).where(adapters.c.name == "stale")
+        connection.execute(replaced.values(base_fingerprint=f"sha256:{9:064x}"))
     answer = probe(world, "team/stale")
     assert (answer.status_code, "another state of base model" in answer.text) == (422, True)
+    assert world.client.delete("/v1/adapters/team/stale@1").status_code == 200  # later tests check every adapter
 
 
 def test_a_probe_has_the_readings_of_the_adapter_and_its_base(world: World) -> None:
@@ -92,9 +94,9 @@ def test_models_of_a_server_are_named_for_what_they_are(live: Live) -> None:
 
 
 def test_another_adapter_is_named_to_who_may_read_it_alone(live: Live) -> None:
-    assert diagnosis(live, "secret/tax")["other"] == "secret/tax@1"
+    assert diagnosis(live, "secret/tax")["served"] == "secret/tax@1"
     foreign = diagnosis(live, "secret/tax", key=live.world.key(["infer"], ["team"]))
-    assert (foreign["verdict"], foreign["other"]) == ("broken", None)
+    assert (foreign["verdict"], foreign["served"]) == ("broken", None)
 
 
 def test_who_may_not_read_the_adapter_learns_nothing(world: World) -> None:
@@ -158,7 +160,7 @@ def test_a_cook_takes_the_probe_of_its_soup(live: Live) -> None:
     assert cooked.status_code == 201
     with world.runtime.database.read() as catalogue:
         assert catalogue.probes.adapter(cooked.json()["digest"]) is not None
-    assert diagnosis(live, "team/half")["other"] == "team/half@1"
+    assert diagnosis(live, "team/half")["served"] == "team/half@1"
 
 
 def test_the_command_says_what_a_server_serves(live: Live, command: Soup) -> None:
@@ -183,7 +185,7 @@ def test_the_command_checks_every_listed_adapter_and_sends_no_key_of_the_registr
     code, _, err = command("doctor", *options)
     assert (code, "with status 401" in err) == (1, True)
     code, out, err = command("doctor", *options, "--server-key", live.world.key(["read", "infer"], ["team"]), "--json")
-    assert code in (0, 3), err
+    assert code == 0, err
     assert '"model": "team/law"' in out
     assert "secret" not in out
 
