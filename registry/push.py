@@ -66,19 +66,25 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
         catalogue.blobs.grant(new.namespace, new.weights_blob)
         existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
         if existing is None:
-            return _add(registry, caller, catalogue, checked)
-        return _push_again(registry, caller, catalogue, checked, existing)
+            pushed = _add(registry, caller, catalogue, checked)
+        else:
+            pushed = _push_again(registry, caller, catalogue, checked, existing)
+    if checked.has_effect:
+        return pushed
+    warning = f"{pushed.row.ref} has no effect: its output is zero, so it answers as the base model alone."
+    return replace(pushed, warnings=(*pushed.warnings, warning))
 
 
 @dataclass(frozen=True)
 class _Checked:
-    """A valid manifest: the row to store, the bytes of its weights, its sample, and the base model's encoders."""
+    """A valid manifest: the row to store, the bytes of its weights, its sample and the base model's encoders."""
 
     manifest: Manifest
     new: NewAdapter
     weights: bytes
     sample: CheckedSample | None
     encoders: Mapping[str, Encoder]
+    has_effect: bool
 
     @property
     def files(self) -> list[bytes]:
@@ -177,7 +183,7 @@ def _check(registry: Registry, caller: Caller, manifest: Manifest) -> _Checked:
         tuned_on=None,
         created_by=caller.key_id,
     )
-    return _Checked(manifest, new, data, sample, encoders)
+    return _Checked(manifest, new, data, sample, encoders, weights.has_effect)
 
 
 def _config(manifest: Manifest, weights: bytes, limits: SizeLimits) -> AdapterConfig:

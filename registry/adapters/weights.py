@@ -29,12 +29,16 @@ _MASK_DTYPE = "U8"
 
 @dataclass(frozen=True)
 class CheckedWeights:
-    """The content of a checked file: the adapter's digest, dtype, number of parameters, and length in bytes."""
+    """The content of a checked file: the adapter's digest, dtype, number of parameters, and length in bytes.
+
+    Without `has_effect` all values that its output is proportional to are zero.
+    """
 
     digest: str
     dtype: str
     parameters: int
     bytes: int
+    has_effect: bool
 
 
 def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_bytes: int) -> CheckedWeights:
@@ -62,7 +66,14 @@ def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_b
             problems=refused.problems,
         )
     digest = adapter_digest(shape.fingerprint, config, tensors)
-    return CheckedWeights(digest, dtype_of(tensors), count_parameters(config, tensors), bytes=len(data))
+    parameters = count_parameters(config, tensors)
+    return CheckedWeights(digest, dtype_of(tensors), parameters, len(data), _has_effect(config, tensors))
+
+
+def _has_effect(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> bool:
+    if not config.scalable or config.same_tensors is not None or config.head is not None:
+        return True
+    return any(bool(tensor.any()) for name, tensor in tensors.items() if name.endswith(config.scaled_tensors))
 
 
 def dtype_of(tensors: Mapping[str, Tensor]) -> str:

@@ -21,7 +21,6 @@ from registry.select.fitted import current_selector, latest_selector
 from registry.select.requested import check_selectable, requested_selector
 from registry.spec import BY_GRADIENTS, CookRequest
 from service.jobs.contract import JobContext, JobKind, namespaces_of
-from service.jobs.probes import probe_stored
 
 
 def request_bytes(request: dict[str, Any]) -> bytes:
@@ -45,11 +44,6 @@ def _run(context: JobContext) -> dict[str, Any]:
         progress=context.progress,
         queued_effort=arguments.get("effort"),
     )
-    if cooked.created and cooked.soup_id is not None:
-        with registry.database.read() as catalogue:
-            soup = catalogue.adapters.get_or_none(cooked.soup_id)
-        if soup is not None:  # else it was purged meanwhile
-            probe_stored(context.services, soup)
     return cooked.model_dump(mode="json")
 
 

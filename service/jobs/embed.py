@@ -1,4 +1,4 @@
-"""The job that embeds a pushed sample and enqueues refits of the pools that its adapter belongs to."""
+"""The job that embeds a pushed sample, enqueues refits of its adapter's pools, and takes the adapter's probe."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from registry.catalogue.rows import JobRow
 from registry.samples.sample import embed
 from registry.select.pools import enqueue_refits
 from service.jobs.contract import JobContext, JobKind
+from service.jobs.probes import probe_embedded
 
 
 def _run(context: JobContext) -> dict[str, Any]:
@@ -16,6 +17,7 @@ def _run(context: JobContext) -> dict[str, Any]:
     row = embed(registry, context.row.arguments["adapter_id"], progress=context.progress)
     with registry.database.write() as catalogue:
         refits = enqueue_refits(catalogue, row, created_by=context.row.created_by, refits=registry.refits)
+    probe_embedded(context.services, row)
     return {"adapter": row.ref, "digest": row.digest, "refits": refits}
 
 

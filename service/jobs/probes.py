@@ -1,6 +1,6 @@
 """Takes probes: reads the fixed texts of a base model through the engine, with an adapter, at other scales, and alone.
 
-Called at the end of a push, a training and a cook, and when `soup doctor` asks for a probe. `registry.probes` compares
+Called by the job that embeds an adapter's sample, and when `soup doctor` asks for a probe. `registry.probes` compares
 what is stored.
 """
 
@@ -15,9 +15,7 @@ from registry.adapters.loadable import LoadableAdapter, Tensors
 from registry.adapters.weights import scale_output
 from registry.base_model import BaseText
 from registry.catalogue.rows import AdapterRow
-from registry.errors import SoupError
 from registry.names import sha256_digest
-from registry.probes.diagnosis import EXACT, effect_of
 from registry.probes.scale_fit import SCALES
 from registry.probes.texts import probe_texts
 from registry.spec import SCALED_TEXTS, STORED_TOKENS, AdapterProbe, BaseProbe, NextTokens, Readings
@@ -37,26 +35,17 @@ PLACES = 4
 """Decimals of a stored log-probability."""
 
 
-def probe_stored(services: Services, row: AdapterRow) -> tuple[str, ...]:
-    """Take the probe of an adapter or soup that was just stored, and return what to warn about.
+def probe_embedded(services: Services, row: AdapterRow) -> None:
+    """Take the probe of an adapter whose sample was just embedded.
 
-    A base model that is not in memory is not loaded for it, and no problem of the engine undoes what was stored: the
-    probe is then taken when `soup doctor` asks for it.
+    Where that fails, or the base model is not in memory, the probe is taken when `soup doctor` asks for it.
     """
-    if row.base_model not in services.engine.loaded_bases():
-        return ()
     try:
-        if why_no_text(services.bases[row.base_model].text.shape, row.config) is not None:
-            return ()
-        base, probe = take_probe(services, row)
-    except SoupError as error:
-        return (f"The server did not check if {row.ref} has an effect ({error.message})",)
+        is_loaded = row.base_model in services.engine.loaded_bases()
+        if is_loaded and why_no_text(services.bases[row.base_model].text.shape, row.config) is None:
+            take_probe(services, row, owner=row.created_by)
     except Exception:
-        log.exception("no probe was taken of %s", row.ref)
-        return ()
-    if effect_of(base, probe) > EXACT:
-        return ()
-    return (f"{row.ref} has no effect: on {len(base.texts)} short texts it answers as the base model alone.",)
+        log.warning("no probe was taken of %s", row.ref, exc_info=True)
 
 
 def take_probe(services: Services, row: AdapterRow, *, owner: str | None = None) -> tuple[BaseProbe, AdapterProbe]:

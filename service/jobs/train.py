@@ -28,7 +28,6 @@ from registry.spec import FileSource, Manifest, SampleSource, full_text, scored_
 from registry.spec.passage import decode_lines
 from registry.stored.files import record_bytes
 from service.jobs.contract import JobContext, JobKind, namespaces_of
-from service.jobs.probes import probe_stored
 from service.jobs.train_process import in_child
 from service.jobs.training_curve import TrainingCurve
 from service.jobs.training_folder import CHECKPOINT, TURN, sweep, training_folder
@@ -300,7 +299,7 @@ def _push(training: Training, answer: dict[str, Any]) -> Pushed:
         catalogue.curves.remove(training.context.row.id)
     services.jobs.wake()
     note = (str(answer["note"]),) if answer.get("note") else ()
-    return replace(pushed, warnings=(*note, *warnings, *pushed.warnings, *probe_stored(services, pushed.row)))
+    return replace(pushed, warnings=(*note, *warnings, *pushed.warnings))
 
 
 def _record(training: Training, folder: AdapterDirectory) -> dict[str, Any]:

@@ -47,7 +47,6 @@ from service.http.schemas.adapters import (
     listed_body,
 )
 from service.http.security.auth import Admin, Reader, Writer
-from service.jobs.probes import probe_stored
 from service.jobs.queue_limits import check_queue
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=CheckedRoute)
@@ -60,7 +59,7 @@ def push_adapter(
 ) -> Adapter:
     """Push an adapter. The same bytes under the same name are known already (200); a sample is embedded by a job.
 
-    Warnings name what was ignored, and an adapter without an effect on its base model's probe.
+    Warnings name what was ignored, and an adapter that changes nothing.
     """
     namespace, _ = split_name(body.name)
     principal.check_write(namespace)
@@ -71,8 +70,7 @@ def push_adapter(
     services.jobs.wake()
     response.status_code = 201 if pushed.created else 200
     response.headers["location"] = f"/v1/adapters/{pushed.row.ref}"
-    warnings = (*pushed.warnings, *probe_stored(services, pushed.row))
-    return adapter_body(pushed.row, job=pushed.job, warnings=warnings)
+    return adapter_body(pushed.row, job=pushed.job, warnings=pushed.warnings)
 
 
 class AdapterListQuery(Frozen):

@@ -27,6 +27,8 @@ router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=Checked
 
 MOST_OTHERS = 1000
 """Adapters of the same base model that a server's answers are compared with, the newest."""
+MOST_VERSIONS = 8
+"""Versions of a name whose probes a diagnosis takes where they are missing, the newest."""
 
 
 @router.get("/{ns}/{name}/probe")
@@ -50,7 +52,8 @@ def get_probe(ns: str, name: str, services: AppServices, principal: ModelUser) -
 def diagnose_server(ns: str, name: str, body: ServerReadings, services: AppServices, principal: ModelUser) -> Diagnosed:
     """Diagnose what another server answered to the probe of a version: whether it is the adapter, and if not, what.
 
-    It is compared with the newest thousand adapters of that base model that the key sees and that have a probe.
+    It is compared with the newest versions of its name, and with a thousand adapters of that base model that have a
+    probe and that the key sees.
     """
     row = _served_adapter(services, principal, ns, name)
     with limit_embeddings(services):
@@ -75,9 +78,15 @@ class _StoredProbes:
     row: AdapterRow
 
     def other_readings(self) -> Mapping[str, Readings]:
-        """The readings of other adapters of the base model, by ref."""
+        """The readings of other adapters of the base model, by ref: all that have a probe, and versions of the name."""
         fingerprint, namespaces = self.row.base_fingerprint, self.principal.namespaces
-        with self.services.registry.database.read() as catalogue:
+        database = self.services.registry.database
+        with database.read() as catalogue:
+            versions = catalogue.adapters.live_versions(self.row.namespace, self.row.name, limit=MOST_VERSIONS)
+        for version in versions:
+            if version.base_fingerprint == fingerprint:
+                take_probe(self.services, version, owner=self.principal.key_id)
+        with database.read() as catalogue:
             return catalogue.probes.readings_of_base(
                 namespaces, fingerprint, without=self.row.digest, limit=MOST_OTHERS
             )

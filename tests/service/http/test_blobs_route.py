@@ -212,10 +212,7 @@ def test_an_upload_of_the_right_bytes_repairs_and_is_told(world: World, caplog: 
     ]
 
 
-def test_the_weights_of_an_adapter(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "service.http.routes.adapters.probe_stored", lambda *_: ()
-    )  # else the engine has them in memory
+def test_the_weights_of_an_adapter(world: World) -> None:
     pushed = world.push("acme/law", seed=1)
     digest = pushed["weights_blob"]
     files = "/v1/adapters/acme/law/files"

@@ -1,4 +1,4 @@
-"""Probes over HTTP: taken at a push or cook or when asked for, shown to who may read the adapter, gone with it."""
+"""Probes over HTTP: taken when they are asked for, shown to who may read the adapter, gone with it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from registry.catalogue.tables import adapters
 from registry.errors import Busy
 from registry.probes.scale_fit import SCALES
 from registry.spec import PROBE_TEXTS
+from tests.service.http.stock import push_embedded
 from tests.service.servers import BASE_ID, CONFIG, Live, Soup, World, adapter_weights
 
 LAW, TAX = 11, 12
@@ -94,6 +95,7 @@ def test_models_of_a_server_are_named_for_what_they_are(live: Live) -> None:
 
 
 def test_another_adapter_is_named_to_who_may_read_it_alone(live: Live) -> None:
+    assert probe(live.world, "secret/tax").status_code == 200
     assert diagnosis(live, "secret/tax")["served"] == "secret/tax@1"
     foreign = diagnosis(live, "secret/tax", key=live.world.key(["infer"], ["team"]))
     assert (foreign["verdict"], foreign["served"]) == ("broken", None)
@@ -127,18 +129,31 @@ def test_an_adapter_without_an_effect_is_warned_about_at_each_push(world: World)
         assert "has no effect" in warning
 
 
-def test_a_push_to_a_busy_engine_stands_and_the_probe_is_taken_when_it_is_asked_for(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_engine_is_asked_again_and_no_push_waits_for_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(_requests: object) -> Any:
         raise Busy("The queue is full.", retry_after=1)
 
     with monkeypatch.context() as patch:
         patch.setattr(world.runtime.services.engine, "submit_all", busy)
-        (warning,) = world.push("team/late", seed=21)["warnings"]
-        assert warning.startswith("The server did not check if team/late@1 has an effect")
+        assert world.push("team/late", seed=21)["warnings"] == []
         assert probe(world, "team/late").status_code == 429
     assert probe(world, "team/late").status_code == 200
+
+
+def test_a_probe_is_taken_when_the_sample_is_embedded(world: World) -> None:
+    complete = {"model": BASE_ID, "prompt": "a", "max_tokens": 1}
+    assert world.client.post("/v1/completions", json=complete).status_code == 200  # the base model is in memory
+    digest = push_embedded(world, "team/sampled", [f"passage number {number}" for number in range(20)], seed=61)[
+        "digest"
+    ]
+    with world.runtime.database.read() as catalogue:
+        assert catalogue.probes.adapter(digest) is not None
+
+
+def test_an_older_version_is_named_though_nobody_asked_for_its_probe(live: Live) -> None:
+    live.world.push("team/law", seed=71)
+    assert diagnosis(live, "team/law@1")["served"] == "team/law@1"
+    live.world.client.post("/v1/adapters/team/law@2/purge")
 
 
 def test_a_probe_goes_with_the_last_version_of_its_adapter(world: World) -> None:
@@ -151,15 +166,13 @@ def test_a_probe_goes_with_the_last_version_of_its_adapter(world: World) -> None
             assert (catalogue.probes.adapter(digest) is not None) is remains
 
 
-def test_a_cook_takes_the_probe_of_its_soup(live: Live) -> None:
+def test_a_soup_is_named_like_an_adapter(live: Live) -> None:
     world = live.world
     world.push("team/tax", seed=TAX)
     ingredients = [{"ref": "team/law", "weight": 0.5}, {"ref": "team/tax", "weight": 0.5}]
     body = {"recipe": {"ingredients": ingredients}, "mixing": {"method": "concat"}, "name": "team/half", "wait": 60}
-    cooked = world.client.post("/v1/soups", json=body)
-    assert cooked.status_code == 201
-    with world.runtime.database.read() as catalogue:
-        assert catalogue.probes.adapter(cooked.json()["digest"]) is not None
+    assert world.client.post("/v1/soups", json=body).status_code == 201
+    assert probe(world, "team/half").status_code == 200
     assert diagnosis(live, "team/half")["served"] == "team/half@1"
 
 

@@ -37,10 +37,8 @@ def ready(world: World) -> tuple[int, str]:
     return answer.status_code, answer.json()["checks"]["blobs"]
 
 
-def test_gone_and_back(world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gone_and_back(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """Of an empty folder in its place, as an unmounted disk leaves it; what else may be there the store's tests ask."""
-    # a probe would leave the weights in the engine's memory
-    monkeypatch.setattr("service.http.routes.adapters.probe_stored", lambda *_: ())
     pushed = world.push("acme/there")
     blob = pushed["weights_blob"]
     again = manifest("acme/new", blob)
