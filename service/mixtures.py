@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from registry.adapters.loadable import LoadableAdapter, Tensors
+from registry.adapters.weights import size_in_bytes
 from registry.cook.mix import PlannedRecipe
 
 REMEMBERED_MIXTURES = 1024
@@ -36,7 +37,7 @@ class _Mixed:
         try:
             return self.tensors.pop()
         except IndexError:
-            return planned.mix()[0]
+            return planned.mix_tensors()
 
 
 class Mixtures:
@@ -67,8 +68,8 @@ class Mixtures:
     def _mix(self, planned: PlannedRecipe, future: Future[_Mixed]) -> None:
         try:
             with self._mixing:
-                tensors, report = planned.mix()
-            future.set_result(_Mixed(planned.digest_of(tensors), report.size_bytes, [tensors]))
+                tensors = planned.mix_tensors()
+            future.set_result(_Mixed(planned.digest_of(tensors), size_in_bytes(tensors), [tensors]))
         except BaseException as error:
             with self._lock:
                 self._mixed.pop(planned.recipe.digest, None)

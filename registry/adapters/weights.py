@@ -87,6 +87,11 @@ def count_parameters(config: AdapterConfig, tensors: Mapping[str, Tensor]) -> in
     return stored - sum(pruned.masked for pruned in config.prunings().values())
 
 
+def size_in_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """The bytes of an adapter's values in memory."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
 def _dtype_problems(header: Header) -> list[str]:
     dtypes = {name: entry.dtype for name, entry in header.entries.items() if not is_mask(name)}
     problems = [f"Tensor {n[:80]!r} is {d}; F32, F16 and BF16 are read." for n, d in dtypes.items() if d not in DTYPES]

@@ -91,6 +91,10 @@ class PlannedRecipe:
     config: AdapterConfig
     shape: BaseShape
 
+    def mix_tensors(self) -> Tensors:
+        """The soup's tensors, without the report on them, which takes several times as long."""
+        return MIXINGS[self.recipe.mixing.method].mix(self.ingredients, self.recipe.mixing)
+
     def mix(self) -> tuple[Tensors, MixReport]:
         """The soup's tensors and the report on them; every ingredient is read once."""
         exact = ExactMixture(self.config, self.shape, self.recipe.mixing)

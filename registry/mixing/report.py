@@ -13,7 +13,7 @@ from functools import partial
 
 from registry.adapters import entry_of, expected_tensors, mixture_of
 from registry.adapters.loadable import Tensors
-from registry.adapters.weights import count_parameters
+from registry.adapters.weights import count_parameters, size_in_bytes
 from registry.mixing import MIXINGS, sparse
 from registry.mixing.compat import SoupIngredient
 from registry.spec import AdapterConfig, BaseShape, Mixing, MixReport, Recipe
@@ -74,7 +74,7 @@ def report_of(
         members=len(ingredients),
         weights=tuple(ingredient.weight for ingredient in ingredients),
         parameters=count_parameters(config, tensors),
-        size_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
+        size_bytes=size_in_bytes(tensors),
         width_in=tuple((ingredient.config.merged or ingredient.config).width for ingredient in ingredients),
         width_out=config.width,
         relative_cost=relative_cost([ingredient.config for ingredient in ingredients], config, shape),

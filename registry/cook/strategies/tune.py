@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from registry.adapters.loadable import Tensors
-from registry.adapters.weights import adapter_digest, load_tensors, save_tensors, save_unique
+from registry.adapters.weights import adapter_digest, load_tensors, save_tensors, save_unique, size_in_bytes
 from registry.cook.acceptance import check_verifiable
 from registry.cook.answer import Outcome, evidence_of
 from registry.cook.budget import cut_training, default_passes, passes_within, tuning_passes
@@ -185,7 +185,7 @@ def _tuned_soup(start: Mixed, recipe: Recipe, tensors: Tensors, data: bytes) -> 
     assert recipe.tuning is not None
     digest = adapter_digest(recipe.base_fingerprint, start.config, tensors)
     note = f"Tuned: it has learnt from sample {recipe.tuning.sample}, and is no mixture of its ingredients any more."
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    size = size_in_bytes(tensors)
     report = start.report.model_copy(update={"residual": None, "size_bytes": size, "notes": (note,)})
     return replace(
         start, recipe=recipe, tensors=tensors, data=data, digest=digest, report=report, cached=False, reason=""

@@ -98,7 +98,7 @@ def test_nothing_is_mixed_for_who_only_reads_or_is_beyond_a_limit(
     def mixed(_planned: mix.PlannedRecipe) -> Any:
         raise AssertionError("it is mixed")
 
-    monkeypatch.setattr(mix.PlannedRecipe, "mix", mixed)
+    monkeypatch.setattr(mix.PlannedRecipe, "mix_tensors", mixed)
     name = "acme/law*4+acme/plain*5"
     assert stocked.client.get("/compare.json", params={"model": [BASE_ID, name]}).status_code == 200
     limited = stocked.client.post("/v1/keys", json={"name": "slow", "scopes": ["infer"], "namespaces": ["acme"]}).json()
@@ -117,7 +117,7 @@ def test_a_mixture_is_mixed_once_however_many_ask_for_it(stocked: World, monkeyp
     assert planned is not None
     assert again is not None, "in any order"
     mixtures, all_ask, count = Mixtures(), threading.Barrier(4), []
-    real = mix.PlannedRecipe.mix
+    real = mix.PlannedRecipe.mix_tensors
 
     def counted(planned: mix.PlannedRecipe) -> Any:
         count.append(planned)
@@ -129,7 +129,7 @@ def test_a_mixture_is_mixed_once_however_many_ask_for_it(stocked: World, monkeyp
             all_ask.wait(60)
         adapters.append(mixtures.adapter(planned))
 
-    monkeypatch.setattr(mix.PlannedRecipe, "mix", counted)
+    monkeypatch.setattr(mix.PlannedRecipe, "mix_tensors", counted)
     adapters: list[Any] = []
     asking = [threading.Thread(target=ask) for _ in range(4)]
     first = asking[0]
@@ -149,7 +149,7 @@ def test_one_that_cannot_be_mixed_is_tried_again_the_next_time(stocked: World, m
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(mix.PlannedRecipe, "mix", broken)
+        patch.setattr(mix.PlannedRecipe, "mix_tensors", broken)
         assert complete(stocked, model=name).status_code >= 500
     assert complete(stocked, model=name).status_code == 200
 
