@@ -3,7 +3,7 @@
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
 benchmarks/results/NAME.json (`benchmarks.report`). `NAME:domains` is the same run domain by domain, `NAME:sentence` its
 result in one sentence, `NAME:run` the figures as they are in the file. The views of `docs.papers` are claims with
-verdicts and pictures, those of `docs.soups` efforts beside each other.
+verdicts, those of `docs.soups` efforts beside each other.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _compares(result: Result) -> bool:
 def _comparison(result: Result) -> list[str]:
     means = ("perplexity, geometric mean", "arithmetic mean", "to the control")
     head = ("method", *means, "better than the base", "worse", "is the base")
-    methods = papers.methods(result)
+    methods = _methods(result)
     control = next((name for name in methods if name.startswith("control")), None)
     shown = []
     for name, rows in methods.items():
@@ -70,6 +70,15 @@ def _comparison(result: Result) -> list[str]:
     return [*table(head, shown), "", *_comparison_notes(result)]
 
 
+def _methods(result: Result) -> dict[str, dict[str, Result]]:
+    """Method -> domain -> row; single adapters are not methods."""
+    methods: dict[str, dict[str, Result]] = {}
+    for row in result["rows"]:
+        if row.get("method") not in {None, "adapter"}:
+            methods.setdefault(row["method"], {})[row["domain"]] = row
+    return methods
+
+
 def _geometric(rows: Mapping[str, Result]) -> float:
     """The geometric mean of one method's perplexities."""
     return math.exp(math.fsum(math.log(row["perplexity"]) for row in rows.values()) / len(rows))
@@ -77,7 +86,7 @@ def _geometric(rows: Mapping[str, Result]) -> float:
 
 def _sentence(result: Result) -> list[str]:
     """Base, control and the service's answer, and on how many domains the answer is better than both."""
-    methods = papers.methods(result)
+    methods = _methods(result)
     base, control, answer = (methods[name] for name in ("base_model", "control", "the_service_verified"))
     won = sum(answer[d]["perplexity"] < min(base[d]["perplexity"], control[d]["perplexity"]) for d in base)
     gain = 100 * (1 - _geometric(answer) / _geometric(control))
@@ -95,7 +104,7 @@ def _sentence(result: Result) -> list[str]:
 
 
 def _comparison_notes(result: Result) -> Iterator[str]:
-    cells = next(iter(papers.methods(result).values()))
+    cells = next(iter(_methods(result).values()))
     passages = sorted({int(row["passages"]) for row in cells.values()})
     counted = f"{passages[0]}" if len(passages) == 1 else f"{passages[0]} to {passages[-1]}"
     yield (
@@ -111,7 +120,7 @@ def _comparison_notes(result: Result) -> Iterator[str]:
 
 
 def _by_domain(result: Result) -> list[str]:
-    methods = papers.methods(result)
+    methods = _methods(result)
     domains = list(next(iter(methods.values())))
     shown = [[_label(rows[domains[0]]), *(_shown(rows[domain]) for domain in domains)] for rows in methods.values()]
     note = "Perplexity, and the difference of mean NLL per token to the base ± its paired standard error."

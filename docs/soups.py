@@ -15,12 +15,13 @@ from typing import Any
 from benchmarks.soups import ALONE, EFFORTS, LADDER
 from benchmarks.soups.ratio import over_control
 from docs.markdown import table
-from docs.papers import FOLDER
 from plots.charts import CategoryAxis, Series, heat_map, interval_series, lines, points
 from plots.style import to_svg
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
+FOLDER = Path("docs") / "explanation" / "pictures"
+"""Of the pictures, from the project's root; the pages that show them are in the folder above."""
 LINES = (*EFFORTS, *LADDER)
 WALL_TICKS, SIZE_TICKS = (0.3, 1, 3, 10, 30, 100, 300, 1000), (5, 15, 30, 60, 100)
 
