@@ -1,8 +1,8 @@
 """Connections and transactions. With `sqlite` and `postgresql`, the only modules that know the kind of database.
 
 A read sees one snapshot of everything. Writes happen one after the other, in all processes, so that rows read in a
-write cannot change before it ends. Within a process they also queue for a lock here: SQLite lets writers poll, so that
-some might wait for ever, and on PostgreSQL each would hold a connection while it waits.
+write cannot change before it ends. Within a process they also queue for a lock here. SQLite lets writers poll, so that
+some might wait forever; on PostgreSQL each would hold a connection while it waits.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Backend(Protocol):
         """Raise Unavailable if the database is no longer the one that was opened."""
 
     def translate_error(self, error: DBAPIError, mode: Mode | None) -> SoupError | None:
-        """The error to raise for one that is no fault of the server's code; None for any other."""
+        """The error to raise for a driver's error that the server's code did not cause; None for any other."""
 
 
 BACKENDS: dict[str, Callable[[URL, float], Backend]] = {
@@ -77,7 +77,7 @@ BACKENDS: dict[str, Callable[[URL, float], Backend]] = {
     "postgresql": Postgresql,
     "postgresql+psycopg": Postgresql,
 }
-"""By the scheme of the URL; other drivers are not installed, or do not support threads."""
+"""Backends by the scheme of the URL; other drivers are not installed, or do not support threads."""
 
 
 class Catalogue:

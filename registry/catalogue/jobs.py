@@ -90,9 +90,9 @@ class Jobs(Repository[JobRow]):
     ) -> JobRow | None:
         """Claim a due job for a worker by one UPDATE; None if there is none, or another worker was faster.
 
-        Chooses the oldest job of the namespace with the fewest jobs running in this `lane`; among equals, of the
-        namespace that has used the least of the lane's time lately (`charge_lane`). So a namespace waits for at most
-        one job of another, however many and however long the other's queued jobs are.
+        Chooses the oldest job of the namespace with the fewest jobs running in this `lane`; among equals, of the one
+        that has recently used the least time in it (`charge_lane`). So a namespace waits for at most one job of
+        another, however many and however long the other's queued jobs are.
         """
         parameters = {
             "any_kind": list(kinds),
@@ -222,7 +222,7 @@ class Jobs(Repository[JobRow]):
         return None if row_of_key is None else REQUESTER.validate_python(dict(row_of_key))
 
     def hand_over(self, row: JobRow, to: Requester) -> JobRow:
-        """Transfer a queued or running job to another key, with whose rights it goes on."""
+        """Transfer a queued or running job to another key; it continues with that key's rights."""
         replaced = {"scope": to.namespaces, "request_id": to.request_id}
         arguments = {name: replaced.get(name, value) for name, value in row.arguments.items()}
         self._change(row.id, row.state, created_by=to.key_id, arguments=arguments)

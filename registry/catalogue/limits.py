@@ -35,7 +35,9 @@ class UseLimitRows(TableGateway):
     # --- present use ----------------------------------------------------------------------------
 
     def stored_bytes(self, kind: LimitKind, subject: str) -> int:
-        """Bytes of the distinct blobs it uploaded, and of its adapters' weights, samples, embeddings and statistics."""
+        """Total bytes of the distinct blobs that the subject uploaded, and of its adapters' weights, samples,
+        embeddings and statistics.
+        """
         if kind == "key":
             uploaded = select(blob_uploads.c.digest).where(blob_uploads.c.key_id == subject)
             is_owned = adapters.c.created_by == subject

@@ -1,8 +1,8 @@
 """Pages of live adapters that match every filter, newest first, without their provenance.
 
-Called by `adapters`. Every filter has an index that ends with the id, so that a page is read from where the previous
-one ended; a search by words reads the index of words instead. The ids of a page are selected first, from indexes alone,
-and rows are read for these only: few rows may match both of two filters that match many each.
+Called by `adapters`. Every filter has an index that ends with the id, so that a page is read from the end of the
+previous one. A search by words reads the index of words instead. The ids of a page are selected first, from indexes
+alone, and rows are read for these only: few rows may match both of two filters that match many each.
 
 A filter is a field of `rows.AdapterFilters`. Another order needs a stored column, an index that ends with the id, and a
 cursor of two values (that of `repository.newest` is one id).

@@ -22,7 +22,7 @@ LOCK = 0x736F7570
 IDLE_SECONDS = 60
 """A writer that stopped in mid-transaction (frozen, or its machine gone) loses its lock after this."""
 UNLOCKED_SECONDS = 5.0
-"""A write without the write lock waits at most so long for a row that a frozen server holds, twice as long in all."""
+"""The longest wait of a write without the write lock for a row that a frozen server holds; twice that in all."""
 CONNECTING: dict[str, int] = {
     "connect_timeout": 10,
     "keepalives_idle": 30,
@@ -80,7 +80,7 @@ class Postgresql:
         """Do nothing: connections do not survive the replacement of a server."""
 
     def translate_error(self, error: DBAPIError, mode: Mode | None) -> SoupError | None:
-        """The error to raise for one that passes, or for values no column takes; None for any other."""
+        """The error to raise for a temporary error, or for values that no column accepts; None for any other."""
         state = getattr(error.orig, "sqlstate", None)
         if state in PASSING:
             return Busy("Others are at work in the database; try again.", retry_after=RETRY_AFTER)

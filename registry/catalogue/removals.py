@@ -1,7 +1,7 @@
 """Permanent removal of purged versions, unused soups and selectors, and unreferenced blobs.
 
-A blob is removed in two transactions. The first deletes its row and schedules the removal of its file; the second
-removes the files that are still scheduled, holding the write lock, so never while a push runs. A blob that is
+A blob is removed in two transactions. The first deletes its row and schedules the removal of its file. The second
+removes the files that are still scheduled; it holds the write lock, so no push runs meanwhile. A blob that is
 referenced again in between stays.
 """
 
@@ -87,8 +87,8 @@ class Removals(TableGateway):
     def purge(self, row: AdapterRow) -> list[str]:
         """Remove a version with its evidence, and its recipes unless another soup has them; its number stays used.
 
-        Returns the blobs it referred to: of its weights and its sample; of the sample's embeddings, unless another
-        version has that sample; of statistics, unless another version has these weights with that sample.
+        Returns the blobs of its weights and its sample. Also returns the blobs of the sample's embeddings, unless
+        another version has that sample, and of statistics, unless another version has these weights with that sample.
         """
         evidence_recipes = select(evidence.c.recipe_digest).where(evidence.c.adapter_id == row.id)
         recipe_digests = {row.recipe_digest, *self._connection.scalars(evidence_recipes)} - {None}

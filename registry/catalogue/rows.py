@@ -301,9 +301,9 @@ class KeyRow:
     created_at: datetime
     revoked_at: datetime | None
     expires_at: datetime | None
-    """None is never."""
+    """None if the key does not expire."""
     last_used_at: datetime | None
-    """To within some minutes; None if it was never used."""
+    """Accurate to some minutes; None if it was never used."""
     issuer: str | None = None
     """The issuer of an identity, which is its `subject`; scopes and namespaces are those of its last token."""
     subject: str | None = None

@@ -48,7 +48,7 @@ class Sqlite:
         event.listen(engine, "begin", _begin)
 
     def check_unchanged(self) -> None:
-        """Raise Unavailable if the file was removed or replaced: SQLite goes on writing into the one it opened."""
+        """Raise Unavailable if the file was removed or replaced: SQLite continues to write into the file it opened."""
         if self._opened is not None and self._identity() != self._opened:
             raise Unavailable(
                 f"The database file {self._path.name} was removed or replaced while the server is running: nothing of "
@@ -56,7 +56,7 @@ class Sqlite:
             )
 
     def translate_error(self, error: DBAPIError, mode: Mode | None) -> SoupError | None:
-        """The error to raise for one that passes, or that the operator can mend; None for any other."""
+        """The error to raise for a temporary error, or one that the operator can fix; None for any other."""
         code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return Busy("Another process is writing to the database: try again.", retry_after=RETRY_AFTER)

@@ -1,6 +1,6 @@
 """The index of words for the search of adapters: how texts are split into words, and the index of each database.
 
-Texts are split here and not by the databases, so that both give the same results: a word is a run of letters and
+Texts are split here and not by the databases, so that both give the same results. A word is a run of letters and
 digits, case-folded and normalized; in scripts without spaces each character is a word. The index also has a mark for
 each value of a filter, which differs from every word. On PostgreSQL the column of words is a tsvector with an index; on
 SQLite the index is a table that triggers maintain.

@@ -1,10 +1,10 @@
 """uvicorn with a bounded number of connections, and deadlines for clients that send or read too slowly.
 
-uvicorn waits without end for a client that has connected or has sent half of its headers, and accepts connections until
-the process can open no more files, its own blobs included. Here every connection without an answer under way has a
-deadline, and so has one whose client does not read its answer. There are never more than `most` connections: a new one
-beyond that closes the one that has kept the server waiting the longest. `bodies` has the deadlines of request bodies.
-Used by `soup serve`.
+uvicorn waits without limit for a client that has connected or has sent half of its headers. It also accepts connections
+until the process can open no more files, its own blobs included. Here every connection without an answer under way has
+a deadline, and so has one whose client does not read its answer. There are never more than `most` connections: a new
+one beyond that closes the one that has kept the server waiting the longest. `bodies` has the deadlines of request
+bodies. Used by `soup serve`.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ NEEDS: Mapping[tuple[str, str], str] = {
     ("select_adapters", "for a sample"): "adapters with samples, of several domains",
     ("cook_soup", "for a sample"): "adapters with samples, of several domains",
 }
-"""What an example needs on the server, by call and name of the example; other examples need nothing."""
+"""The requirements of an example on the server, by call and name of the example; other examples have none."""
 IDS: Mapping[str, str] = {
     "/v1/selectors/{id}": "sel-0123456789abcdef",
     "/v1/keys/{id}": "key-0123456789abcdef",

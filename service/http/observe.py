@@ -1,8 +1,8 @@
 """Prometheus metrics, request ids and one JSON log line per request: the outermost ASGI layer around the app.
 
-It never logs what clients sent: no path, query, header or body, only the route's template; of an unexpected error the
-class and the lines of our code, not its message (messages quote values). A new field has to keep to that, as what
-traces hold does: docs/decisions/0010-private-text.md says why.
+It logs nothing that clients sent: no path, query, header or body, only the route's template. Of an unexpected error it
+logs the class and the lines of our code, but not the message, which may quote values. New fields and traces follow the
+same rule: see docs/decisions/0010-private-text.md.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ BUSY = "is busy"
 """State of a base model under load: no fault, since removing the server would move the load to the next one."""
 AWAY = "has no replica on Ray that answers"
 """State of a base model without replicas on Ray: no fault of this server, which still serves registry, uploads, scores
-and pages; all servers of the cluster lack the replicas alike."""
+and pages. All servers of the cluster lack the replicas."""
 TOKEN_SECONDS = 30.0
 """Seconds that one token or one pass may take before the engine counts as stuck."""
 
@@ -81,8 +81,8 @@ def _check(services: Services, schema: SchemaWatch) -> Ready:
 def _probed_bases(services: Services) -> Iterable[str]:
     """Return the base models that have to compute a token: all, or under a memory budget those in memory now.
 
-    A probe of the others would evict base models that are in use. Those in memory are probed in the order of their last
-    use, so that the probe does not change it.
+    A probe of the others would evict base models that are in use. They are probed in the order of their last use, which
+    the probe therefore does not change.
     """
     if services.settings.memory_bytes is None:
         return services.bases

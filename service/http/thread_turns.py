@@ -1,9 +1,9 @@
 """Fair use of the thread pool: keys take turns, so that no key waits for all requests of another.
 
 The framework's threads serve requests in order of arrival: hundreds of requests of one key would run before the next
-request of another, whose key would not even be checked until then. Gate sets the key of a request (`current_key_id`);
-routes call `in_thread` instead of the framework's `run_in_threadpool`; in `bodies`, routes that are not coroutines and
-the parsing of large bodies wait for their turn.
+request of another key, or even before its authentication. Gate sets the key of a request (`current_key_id`). Routes
+call `in_thread` instead of the framework's `run_in_threadpool`. In `bodies`, routes that are not coroutines and the
+parsing of large bodies wait for their turn.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LARGE_BODY = 16 * 1024
 class Turns:
     """Fair semaphore: at most `most` turns at once, and for one key three quarters of them, so that others can begin.
 
-    A free turn goes to the waiting key with the fewest running, of equals to the one whose last turn is longest ago.
-    For use in one event loop.
+    A free turn goes to the waiting key with the fewest running turns; among equals, to the one whose last turn is
+    longest ago. For use in one event loop.
     """
 
     def __init__(self, most: int) -> None:

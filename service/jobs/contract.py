@@ -69,10 +69,10 @@ class JobContext:
 class JobKind:
     """One kind of job. Jobs wait only for jobs of the same `lane`: a training takes hours, a fit minutes.
 
-    `run` does the work; `ended_without` is called in the transaction that ends a job without a result; `clean` removes
-    files that only the job needed, and may be called twice; `reach` is the namespaces it works on (None: all);
-    `reached` is how far its saved state has come, if it resumes from one; `is_maintenance` is True for a job that keeps
-    stored data in order and therefore runs even if the key that caused it is revoked.
+    `run` does the work. `ended_without` is called in the transaction that ends a job without a result. `clean` removes
+    files that only the job needed, and may be called twice. `reach` returns the namespaces it works on (None: all),
+    `reached` the progress of its saved state, if it resumes from one. `is_maintenance` is True for a job that maintains
+    stored data, and therefore runs even if the key that caused it is revoked.
     """
 
     run: Callable[[JobContext], dict[str, Any]]

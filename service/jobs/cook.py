@@ -1,7 +1,7 @@
 """The job that cooks a soup.
 
 The request is stored in a blob that is deleted when the job ends, so that no sample of a novel domain outlives its
-request; the job's arguments are ids and small parameters.
+request. The job's arguments are ids and small parameters.
 """
 
 from __future__ import annotations

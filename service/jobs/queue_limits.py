@@ -50,7 +50,7 @@ def check_queue(catalogue: Catalogue, settings: Settings, kind: str, key_id: str
 
 
 def _seconds(catalogue: Catalogue, settings: Settings, kind: str, *, turns: int) -> int:
-    """Estimate the seconds until a job ends after so many turns, by the duration of the last jobs."""
+    """Estimate the seconds that `turns` jobs of a kind take, from the duration of the last ones."""
     job_seconds = catalogue.jobs.mean_seconds(kind)
     workers = max(1, workers_of(settings)[KINDS[kind].lane])
     seconds = (UNKNOWN_SECONDS if job_seconds is None else job_seconds) * max(1, turns) / workers

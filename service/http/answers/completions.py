@@ -1,7 +1,7 @@
 """The answer of `POST /v1/completions`, in one piece or as events of a stream, from the engine's output.
 
-For harnesses that measure likelihoods: with `echo` and `logprobs` the arrays hold every token of the prompt (without
-an added BOS) and then exactly the generated ones; the first entry is null if no token precedes it.
+For harnesses that measure likelihoods: with `echo` and `logprobs` the arrays hold every token of the prompt (without an
+added BOS) and then exactly the generated ones. The first entry is null if no token precedes it.
 """
 
 from __future__ import annotations

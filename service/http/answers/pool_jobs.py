@@ -1,7 +1,7 @@
 """Run a job over a pool for a request that waits: for the first embedded sample of the pool, then for the job.
 
 A check of the pool reads the database. The waiting requests of a key check once a second altogether, and the first one
-that succeeds makes the others check at once. As many requests of a key may wait as it may have queued jobs.
+that succeeds makes the others check at once. A key may have as many waiting requests as queued jobs.
 
 Called by the routes of soups and selectors.
 """
@@ -82,7 +82,7 @@ async def run_pool_job(
     enqueue: Callable[[], JobRow],
     seconds: float,
 ) -> dict[str, Any] | Job:
-    """Queue a job once its pool has members; return its result, or 202 and the job where that takes longer.
+    """Queue a job once its pool has members; return its result, or 202 and the job if it takes longer.
 
     `check_pool` raises for a pool that cannot be used, or not yet; `kind` is the job's kind if the pool must be fitted
     first.

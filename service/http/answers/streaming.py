@@ -1,9 +1,9 @@
 """Wait for the engine's results, complete or token by token as server-sent events, until the client disconnects.
 
 Used by every route that infers; the shape of answers is not known here. The engine's thread only hands values over, all
-tokens of a step at once (`Outbox`), and the event loop only waits: both share the interpreter's lock, so that work of
-one for a token delays the next token. However a request ends, its tickets are cancelled, so that the engine does not
-work for a client that is gone.
+tokens of a step at once (`Outbox`), and the event loop only waits. Both share the interpreter's lock: work of either
+for a token delays the next token. However a request ends, its tickets are cancelled, so that the engine does not work
+for a client that is gone.
 """
 
 from __future__ import annotations

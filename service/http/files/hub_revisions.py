@@ -1,8 +1,8 @@
 """Versions as a Hugging Face hub describes them: a name is a repository; a version, alias, `main` or commit a revision.
 
-A commit is 40 hex digits: 16 of a hash of the weight files, which never change, 16 of a hash of the files made from the
-card, and the number of the version. So a commit always has the same bytes and can be cached. Changing the card makes
-another commit; the older one then has the weight files only.
+A commit is 40 hex digits: 16 of a hash of the weight files, 16 of a hash of the files made from the card, and the
+version number. So a commit always has the same bytes and can be cached. The weight files never change. Changing the
+card makes another commit; the older one then has the weight files only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Answer with stored bytes: ETag, If-None-Match, and one Range with If-Range.
 
-Called by the routes of blobs and of an adapter's files. The content under a digest never changes, so the digest is the
-(strong) ETag and the answer may be cached for ever by a client that was allowed to read it. The content under a name
-(an adapter's file) may change: there a cache has to revalidate with the ETag.
+Called by the routes of blobs and of an adapter's files. The content under a digest never changes: the digest is the
+(strong) ETag, and a client that was allowed to read the answer may cache it forever. The content under a name (an
+adapter's file) may change, so a cache has to revalidate it with the ETag.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ EFFORT_HINTS: dict[Effort, str] = {
     "tune": "Trains the soup on your text, and checks on what was held out. It has then learnt from your text, and is "
     "marked so everywhere.",
 }
-"""What an effort does and about how long it takes, as the form shows it."""
+"""Descriptions of the efforts with their approximate duration, for the form."""
 BINARY = re.compile("[\0-\x08\x0e-\x1f\ufffd]")
-"""Characters in what a browser reads from a binary file as text."""
+"""Characters that a browser produces when it reads a binary file as text."""
 
 
 class CookForm(Wire):

@@ -38,7 +38,7 @@ NOTHING_FITTED = (
     "No posterior selector that this key sees was fitted yet: cook a soup, or ask for a selection, and look again."
 )
 MAX_SIMILAR, MIN_POSTERIOR = 3, 0.05
-"""The page names at most so many adapters as similar to a text, those with so much of its posterior."""
+"""The most adapters that the page names as similar to a text, and the least posterior of such an adapter."""
 
 
 class MapPlace(Wire):
@@ -110,7 +110,7 @@ def map_svg(
 
 @pages.get(paths.MAP)
 def map_page(request: Request, services: AppServices, principal: Reader, selector: Text = None) -> Response:
-    """The page; it says so if no selector is fitted or the selector cannot be read."""
+    """The page, with an explanation if no selector is fitted or the selector cannot be read."""
     fitted, id = _fitted_maps(services, principal), text_or_none(selector)
     if id is None and not fitted:
         return _page(request, fitted, None)

@@ -15,8 +15,8 @@ from service.http.files.csv_lines import csv_lines
 
 Cell = str | float | int | None
 Kind = Literal["text", "model", "number", "weight", "difference", "share", "change"]
-"""How cells are shown: as text, a link to a model, a number, a number with a bar, a number with its sign, a percentage,
-or a percentage with its sign."""
+"""Formats of cells: text, a link to a model, a number, a number with a bar or with its sign, a percentage, or a
+percentage with its sign."""
 ThemeQuery = Annotated[ThemeName, Query(description="Colours for a light or a dark page.")]
 PlotNumber = Annotated[float, Field(ge=-1e9, le=1e9)]
 """A number of a query that is drawn, limited because axes near the largest float cannot be drawn."""

@@ -35,7 +35,7 @@ class AdapterTimes(Wire):
     scored_tokens: int
     answers: int
     first_token_seconds: float | None
-    """Mean; null if nothing was generated, like the next."""
+    """Mean; null if nothing was generated, like the next field."""
     answer_seconds: float | None
 
 
@@ -48,7 +48,7 @@ class EngineState(Wire):
     counters: dict[str, float]
     """The counters of `/metrics`, without their prefix `soup_engine_`."""
     adapters: list[AdapterTimes]
-    """Those with the most tokens first."""
+    """Times of the adapters, most tokens first."""
 
 
 @pages.get(paths.ENGINE + paths.JSON)

@@ -30,8 +30,8 @@ FilterText = Annotated[str | None, Field(max_length=500)]
 Anybody = Annotated[Principal, Depends(needs(*get_args(KeyScope)))]
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 Use = Literal["yes", "scope", "base", "text"]
-"""Whether a key may call a model: "yes", or the reason why not. It lacks the scope `infer`, the base model is not
-served, or the model does not answer with text."""
+"""Access of a key to a model: "yes", or the reason why not. The key lacks the scope `infer`, the base model is not
+served, or the model does not generate text."""
 MAX_GAINS = 8
 """The newest gains of a soup that its row shows."""
 MAX_MODELS = 4
@@ -104,8 +104,8 @@ class ListedModel(Wire):
     """The aliases of this version."""
     use: Use
     gains: list[float]
-    """By what share a soup's perplexity was lower than the base's (negative: higher), at each verification, newest
-    last."""
+    """The relative reduction of the base model's perplexity by a soup (negative if higher), at each verification,
+    newest last."""
     ingredients: list[str]
     """The domains of a soup's ingredients, heaviest first, without those of namespaces that the key does not see."""
 
@@ -221,7 +221,7 @@ def best_soup(rows: Sequence[ListedModel]) -> ListedModel | None:
 
 
 def use_of(services: Services, principal: Principal, row: ListedAdapter) -> Use:
-    """The answer to whether a key may call a model: "yes", or the reason why not."""
+    """Return "yes" if a key may call a model, else the reason why not."""
     if row.base_model not in services.bases:
         return "base"
     if why_no_text(services.bases[row.base_model].shape, row.config) is not None:

@@ -93,7 +93,7 @@ class Token(Wire):
     probability: float
     alternatives: dict[str, float]
     visible_text: str
-    """What it adds to the answer: less than `text` if it is a part of a character."""
+    """The text that it adds to the answer: less than `text` if it is a part of a character."""
 
     @property
     def tenth(self) -> int:
@@ -338,7 +338,7 @@ def _tokens(logprobs: Mapping[str, Any] | None, text: str) -> list[Token]:
 
 
 def _token(text: str, visible_text: str, logprob: float, alternatives: Mapping[str, float]) -> Token:
-    """A token with probabilities in the place of log probabilities, and itself left out of its alternatives."""
+    """A token with probabilities instead of log probabilities, without itself among its alternatives."""
     return Token(
         text=text,
         visible_text=visible_text,

@@ -41,9 +41,9 @@ def ingredients_of_form(form: Mapping[str, str]) -> list[MixedAdapter]:
 
 
 def _parse_ingredient(ref: str, weight: str, source: str) -> MixedAdapter:
-    """An adapter with its weight; raises InvalidParameter, with the `source` in its message, for a weight that is none.
+    """An adapter with its weight.
 
-    Raises InvalidParameter too for a name or a weight that no mixture takes.
+    Raises InvalidParameter for a name or a weight that no mixture accepts; the message quotes `source`.
     """
     try:
         value = float(weight)

@@ -60,7 +60,7 @@ class TrainingPage(ListedTraining):
     request: dict[str, Any] | None = Field(serialization_alias="asked")
     """The request: data by their digests, and the spec."""
     losses: Losses | None
-    """Those in the adapter's record, else those of the training so far; null if there are none that this key sees."""
+    """The losses in the adapter's record, else those of the training so far; null if this key sees none."""
     gone: bool
     """True if the adapter is retired or purged, so that it has no page."""
 

@@ -1,6 +1,7 @@
-"""`/v1/adapters`: push, list, look, change, retire, purge; files, lineage and aliases of one adapter.
+"""`/v1/adapters`: push, list, read, change, retire, restore and purge adapters; files, lineage and aliases.
 
-`{name}` may carry `@2` or `@alias`; without, it is the newest live version. Unknown and foreign are both 404.
+`{name}` may end with `@2` or `@alias`; otherwise it names the newest live version. An adapter that the key does not see
+gives 404, like an unknown one.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=Checked
 def push_adapter(
     request: Request, response: Response, body: Manifest, services: AppServices, principal: Writer
 ) -> Adapter:
-    """Push an adapter. The same bytes under the same name are known already (200); a sample is embedded by a job.
+    """Push an adapter. Returns 201, or 200 if the name has these bytes already. A job embeds the sample.
 
-    Warnings name what was ignored, and an adapter that changes nothing.
+    Warnings name ignored fields, and say if the adapter changes nothing in the base model.
     """
     namespace, _ = split_name(body.name)
     principal.check_write(namespace)
@@ -74,18 +75,18 @@ def push_adapter(
 
 
 class AdapterListQuery(Frozen):
-    """Filters of a list of adapters, and its page."""
+    """Filters of a list of adapters, and its paging."""
 
     base_model: str | None = None
     method: str | None = None
     domain: str | None = None
     owner: str | None = None
-    """Who answers for them, letter for letter."""
+    """The exact name of the owner."""
     namespace: str | None = None
     name: str | None = None
-    """`law`, in whatever namespace, or `team/law`."""
+    """`law` in any namespace, or `team/law`."""
     tag: list[str] | None = None
-    """Given several times, all of them."""
+    """Repeat to require several tags."""
     kind: Literal["adapter", "soup"] | None = None
     tuned_on: Digest | None = None
     q: str | None = None
@@ -97,8 +98,8 @@ class AdapterListQuery(Frozen):
 def list_adapters(services: AppServices, principal: Reader, query: Annotated[AdapterListQuery, Query()]) -> AdapterList:
     """Live adapters and soups this key sees, newest first, without their provenance.
 
-    `q` looks for words in name, domain, tags and card: each of its words is one there, or the beginning of one.
-    `tuned_on` is the digest of a sample: those that have learnt from it, by training or through their ingredients.
+    `q` searches name, domain, tags and card: each word of `q` must be, or begin, a word there. `tuned_on` is the digest
+    of a sample: only adapters that have learnt from it, by training or through their ingredients.
     """
     size, filters = page_size(query.limit, services), query.model_dump(exclude={"tag", "limit"})
     with services.registry.database.read() as catalogue:
@@ -108,7 +109,7 @@ def list_adapters(services: AppServices, principal: Reader, query: Annotated[Ada
 
 @router.get("/{digest}")
 def get_by_digest(digest: str, services: AppServices, principal: Reader) -> Adapter:
-    """The adapter of a digest, `sha256:...`."""
+    """The adapter with this digest, `sha256:...`."""
     ref = parse_ref(digest)
     if not isinstance(ref, DigestRef):
         raise InvalidName("Adapters are read by 'sha256:...' or by namespace/name.", param="digest")
@@ -132,9 +133,9 @@ def change_adapter(
     principal: Writer,
     if_match: IfMatch = None,
 ) -> Adapter:
-    """Change card or domain of one version, or the owner of all versions of its name.
+    """Change the card or domain of one version, or the owner of all versions of its name.
 
-    Pools that held it are refitted, unless the owner is all that is said.
+    The selectors of its pools are fitted again, unless only the owner changes.
     """
     row = adapter_named(services, principal, ns, name)
     principal.check_write(ns)
@@ -153,7 +154,7 @@ def change_adapter(
 
 @router.delete("/{ns}/{name}")
 def retire_adapter(request: Request, ns: str, name: str, services: AppServices, principal: Writer) -> AdapterList:
-    """Retire one version, or without `@` every live version of the name. Soups made of it keep working."""
+    """Retire one version, or every live version of a name without `@`. Soups made from it keep working."""
     ref = name_ref(ns, name)
     with services.registry.database.write() as catalogue:
         named = catalogue.adapters.resolve(principal.namespaces, ref)
@@ -171,7 +172,9 @@ def retire_adapter(request: Request, ns: str, name: str, services: AppServices, 
 def restore_adapter(
     request: Request, ns: str, name: str, services: AppServices, principal: Writer, if_match: IfMatch = None
 ) -> Adapter:
-    """Bring a retired version, `name@version`, back; a live one stays as it is. Its pools are refitted."""
+    """Restore a retired version, `name@version`; a live version does not change. The selectors of its pools are fitted
+    again.
+    """
     ref = name_ref(ns, name)
     with services.registry.database.write() as catalogue:
         named = catalogue.adapters.find(principal.namespaces, ref)
@@ -197,7 +200,7 @@ def _after_change(
 
 @router.get("/{ns}/{name}/lineage")
 def get_lineage(ns: str, name: str, services: AppServices, principal: Reader) -> Lineage:
-    """What this was mixed from, what was mixed from it, and on what evidence."""
+    """The ingredients of an adapter, the soups made from it, and the evidence of its cooks."""
     return lineage_of(services, principal.namespaces, adapter_named(services, principal, ns, name))
 
 
@@ -214,7 +217,7 @@ def list_files(ns: str, name: str, services: AppServices, principal: Reader) -> 
 @router.head("/{ns}/{name}/files/{file}", response_class=Response, include_in_schema=False)
 @router.get("/{ns}/{name}/files/{file}", response_class=Response, responses=ELSEWHERE)
 def get_file(request: Request, ns: str, name: str, file: str, services: AppServices, principal: Reader) -> Response:
-    """One file of an adapter directory, with ETag and one Range."""
+    """One file of an adapter directory; supports ETag and a single Range."""
     row = adapter_named(services, principal, ns, name)
     files = files_of(row, services)
     if file not in files:
@@ -235,7 +238,7 @@ def get_file(request: Request, ns: str, name: str, file: str, services: AppServi
 
 @router.get("/{ns}/{name}/aliases")
 def list_aliases(ns: str, name: str, services: AppServices, principal: Reader) -> AliasList:
-    """Every alias of a name."""
+    """All aliases of a name."""
     adapter = adapter_named(services, principal, ns, name)
     with services.registry.database.read() as catalogue:
         rows = catalogue.aliases.list(adapter.namespace, adapter.name)
@@ -264,7 +267,7 @@ def put_alias(
     principal: Writer,
     if_match: IfMatch = None,
 ) -> Alias:
-    """Point an alias at a version; with If-Match only if it is still what the caller saw."""
+    """Point an alias at a version; with If-Match only if the alias has not changed since the caller read it."""
     ns, name, alias = path
     check_alias(alias)
     with services.registry.database.write() as catalogue:
@@ -321,10 +324,10 @@ def _alias(row: AliasRow) -> Alias:
 
 @router.post("/{ns}/{name}/purge")
 def purge_adapter(request: Request, ns: str, name: str, services: AppServices, principal: Admin) -> Purged:
-    """Remove a version, `name@version`, for good: row, evidence, weights and sample, as far as nothing else needs them.
+    """Permanently delete a version, `name@version`: its row, evidence, weights and sample, unless others need them.
 
-    Soups made of it stay and are served, but cannot be rebuilt; they are named, as are those that learnt from its
-    sample. There is no way back.
+    This cannot be undone. Soups made from it remain and are served, but cannot be rebuilt. The answer names them, and
+    the soups and adapters that have learnt from its sample.
     """
     ref = name_ref(ns, name)
     with services.registry.database.read() as catalogue:

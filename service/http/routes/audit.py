@@ -1,4 +1,4 @@
-"""`GET /v1/audit`: who did what, newest first, as JSON or as CSV (scope admin)."""
+"""`GET /v1/audit`: the audit log, newest entries first, as JSON or CSV (scope admin)."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ COLUMNS = ("at", "action", "subject", "namespace", "key_id", "request_id", "deta
 
 
 class AuditListQuery(Frozen):
-    """Filters of the audit log, its format and its page."""
+    """Filters of the audit log, its format and its paging."""
 
     action: str | None = Field(None, max_length=64)
-    """Only this action, or with a dot at its end all that begin so: `key.`."""
+    """An action, or a prefix of actions that ends with a dot: `key.`."""
     subject: Word = None
     namespace: Word = None
     key_id: Word = None
     since: Moment | None = None
-    """Only from this moment on, with its offset."""
+    """Only entries from this date and time on, with UTC offset."""
     until: Moment | None = None
-    """Only before this moment, with its offset."""
+    """Only entries before this date and time, with UTC offset."""
     format: Literal["json", "csv"] = "json"
-    """`csv` is all of it, as a file."""
+    """`csv` returns all entries as a file."""
     limit: Limit = None
     cursor: Cursor = None
 
@@ -46,7 +46,7 @@ class AuditListQuery(Frozen):
 def list_audit(
     services: AppServices, principal: Admin, query: Annotated[AuditListQuery, Query()]
 ) -> Response | AuditList:
-    """One page of what was done in the namespaces this key sees, as far as it matches every filter."""
+    """One page of the entries of the namespaces that this key sees; an entry must match every filter."""
 
     filters = query.model_dump(exclude={"format", "limit", "cursor"})
 

@@ -1,7 +1,7 @@
-"""`/v1/blobs/sha256:...`: bytes by their digest: upload (streamed to disk, verified), existence, download.
+"""`/v1/blobs/sha256:...`: upload, check and download bytes by their digest.
 
 A blob is visible to the namespaces that uploaded it or own an adapter that uses it; for others it is a 404 like an
-unknown one. A stored blob still has to be sent completely, which proves that the client has it.
+unknown one. A client must send a stored blob completely too, which proves that the client has it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _KNOWN: dict[int | str, dict[str, Any]] = {200: {"model": BlobStored, "descripti
 
 @router.put("/{digest}", response_model=BlobStored, status_code=201, responses=_KNOWN, openapi_extra=_BODY)
 async def put_blob(request: Request, digest: str, services: AppServices, principal: Writer) -> Response:
-    """Upload a blob in one request; its length and digest are verified before anything is visible.
+    """Upload a blob in one request; it becomes visible after its length and digest are verified.
 
-    201, or 200 where this key sees the blob already. Where what is stored was damaged, it is replaced.
+    Returns 201, or 200 if this key sees the blob already. Replaces a damaged stored blob.
     """
     check_digest(digest)
     limit = services.settings.max_blob_bytes
@@ -63,7 +63,7 @@ async def put_blob(request: Request, digest: str, services: AppServices, princip
 
 @router.head("/{digest}", response_class=Response)
 def head_blob(request: Request, digest: str, services: AppServices, principal: Either) -> Response:
-    """Whether a blob is there for this key, and its size."""
+    """Check that a blob exists and that this key sees it; returns its size."""
     size = _size(digest, services, principal, read=False)
     if principal.has("write"):
         renew_blob(services.registry, digest, size)
@@ -72,7 +72,7 @@ def head_blob(request: Request, digest: str, services: AppServices, principal: E
 
 @router.get("/{digest}", response_class=Response, responses=_BYTES)
 def get_blob(request: Request, digest: str, services: AppServices, principal: Reader) -> Response:
-    """Download a blob: ETag, If-None-Match, and one Range."""
+    """Download a blob; supports ETag, If-None-Match and a single Range."""
     return _answer(request, digest, _size(digest, services, principal, read=True), services)
 
 

@@ -1,4 +1,4 @@
-"""`POST /v1/collect`: remove now what the server's settings let expire, or only count it."""
+"""`POST /v1/collect`: remove expired objects now, or only count them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ router = APIRouter(prefix="/v1/collect", tags=["adapters"], route_class=CheckedR
 
 @router.post("")
 def collect_now(request: Request, body: CollectRequest, services: AppServices, principal: Admin) -> Collection:
-    """Take away what is due by the server's settings, as it does by itself every hour; with `dry_run` only say what.
+    """Remove objects that have expired by the server's settings, as the server does every hour; `dry_run` only counts
+    them.
 
-    Takes a key with all namespaces. Storing or cooking the same again brings back what went.
+    Requires a key with all namespaces. To restore a removed object, store or cook it again.
     """
     if principal.namespaces is not None:
         raise Forbidden("A collection is of the whole server: it takes a key with scope 'admin' and all namespaces.")

@@ -33,7 +33,7 @@ async def completions(
 ) -> Response:
     """Continue one prompt or several, `n` times each. The choices of prompt i are numbered from i * n.
 
-    With `best_of` more are generated, and the `n` best of each prompt given back.
+    With `best_of` the server generates more choices, and returns the `n` best of each prompt.
     """
     answers, requests = await in_thread(_prepare, request, services, principal, body)
     events = CompletionEvents(answers) if body.stream else None

@@ -39,8 +39,9 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 @router.post("/v1/embeddings", response_model=EmbeddingAnswer)
 @takes(TEXTS)
 async def embeddings(request: Request, body: EmbeddingRequest, services: AppServices, principal: ModelUser) -> Response:
-    """One vector per text, or per list of token ids. Padding and the BOS (an encoder's CLS) are left out of the mean; a
-    text beyond the context is refused.
+    """One vector for each text or list of token ids.
+
+    The mean excludes padding and the BOS (an encoder's CLS). A text that exceeds the context is refused.
     """
     model, rows, requests = await in_thread(_prepare, request, services, principal, body)
     scores = await finish(request, services.engine, requests)

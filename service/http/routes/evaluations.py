@@ -1,4 +1,4 @@
-"""`/v1/evaluations`: every adapter of a pool on the samples of all of them, computed by a job and kept."""
+"""`/v1/evaluations`: evaluations of every adapter of a pool on the samples of all, computed by a job and stored."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ KIND = "evaluate"
 def evaluate_pool(
     request: Request, response: Response, body: EvaluationRequest, services: AppServices, principal: Writer
 ) -> Job:
-    """Evaluate what is missing of a pool: 202 and the job, which is followed and cancelled as every job.
+    """Queue a job that computes the missing evaluations of a pool; returns 202 and the job.
 
-    A pair that is known is not computed again; a job that was cancelled or broke off leaves what it had, and the next
-    goes on. A request like one that is queued or running gives that job.
+    Stored evaluations are not computed again. A cancelled or failed job keeps its results so far, and the next job
+    continues. A request equal to that of a queued or running job returns that job.
     """
     row = begin_evaluation(services, principal, body, request.state.request_id)
     services.jobs.wake()
@@ -42,7 +42,7 @@ def evaluate_pool(
 
 
 class EvaluationListQuery(Frozen):
-    """Filters of a list of evaluations, and its page."""
+    """Filters of a list of evaluations, and its paging."""
 
     base_model: str | None = None
     namespace: str | None = None
@@ -58,7 +58,7 @@ class EvaluationListQuery(Frozen):
 def list_evaluations(
     services: AppServices, principal: Reader, query: Annotated[EvaluationListQuery, Query()]
 ) -> EvaluationList:
-    """Evaluations of adapters on samples, of both of which the key sees a live version, newest first."""
+    """Evaluations, newest first, if the key sees a live version of the adapter and one with the sample."""
     base_model = query.base_model
     if base_model is not None and base_model not in services.bases:
         raise InvalidParameter(

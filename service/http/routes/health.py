@@ -33,13 +33,13 @@ async def _may_read_metrics(request: Request, services: AppServices) -> None:
 
 @router.get("/healthz")
 async def healthz() -> Alive:
-    """The process answers. Needs no key."""
+    """Answers while the process runs. Needs no key."""
     return Alive()
 
 
 @router.get("/readyz", responses={503: {"model": Ready}})
 def readyz(request: Request, response: Response, services: AppServices) -> Ready:
-    """Whether database and blobs can be used and every base model that is held computes a token. Needs no key."""
+    """Ready if the database and the blobs can be used and every base model in memory computes a token. Needs no key."""
     readiness: Readiness = request.app.state.readiness
     ready = readiness.of(services)
     if ready.status != "ready":
@@ -49,5 +49,8 @@ def readyz(request: Request, response: Response, services: AppServices) -> Ready
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def metrics(request: Request, _: Annotated[None, Depends(_may_read_metrics)]) -> Response:
-    """Prometheus metrics of the whole server; scope admin and all namespaces unless `SOUP_METRICS_PUBLIC` is set."""
+    """Prometheus metrics of the whole server.
+
+    Requires scope admin and all namespaces unless `SOUP_METRICS_PUBLIC` is set.
+    """
     return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -1,7 +1,7 @@
 """The read API of a Hugging Face hub over the registry: repositories, their revisions, and files by name.
 
-For clients with `HF_ENDPOINT` set to this server. Content, access and errors are those of `/v1/adapters`, in the words
-of the hub. A file name is looked up among the files of a version and never opened as a path.
+For clients with `HF_ENDPOINT` set to this server. Content, access and errors are those of `/v1/adapters`, in the hub's
+format. A file name is looked up among the files of a version and never opened as a path.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ SORTS = frozenset({"createdAt", "lastModified"})
 
 @router.get("/api/whoami-v2")
 def hub_whoami(principal: Reader) -> HubUser:
-    """The key that asks, as a hub's user."""
+    """The key of the request, as a user of the hub."""
     return user_body(principal)
 
 
@@ -80,17 +80,17 @@ def hub_whoami(principal: Reader) -> HubUser:
 
 
 class HubListQuery(Frozen, extra="ignore"):
-    """Filters of a list of repositories, and its page; `_check_query` refuses other parameters."""
+    """Filters of a list of repositories, and its paging; `_check_query` refuses other parameters."""
 
     author: str | None = None
     """A namespace."""
     search: str | None = None
-    """Words, as `q` of /v1/adapters."""
+    """Words to search for, as in `q` of /v1/adapters."""
     filter: list[str] | None = None
-    """Tags; given several times, all of them."""
+    """Tags; repeat to require several."""
     sort: str | None = None
     limit: int | None = Field(None, ge=1)
-    """Repositories of a page; never more than a page has."""
+    """Repositories in a page, up to the server's maximum."""
     cursor: Cursor = None
 
 
@@ -104,7 +104,7 @@ def hub_list(
 ) -> list[HubModel]:
     """Repositories this key sees, newest first, each name once; `link` leads to the next page.
 
-    A page may have fewer than were asked for where tags are looked for that no card has, such as `peft`.
+    A page may have fewer repositories than `limit` if it filters by a tag that is in no card, such as `peft`.
     """
     _check_query(request, query.sort)
     size = min(query.limit or services.settings.page_size, services.settings.max_page_size)
@@ -127,7 +127,7 @@ def hub_list(
 
 @router.get("/api/models/{ns}/{name}", response_model_exclude_none=True)
 def hub_repository(ns: str, name: str, services: AppServices, principal: Reader, blobs: bool = False) -> HubModel:
-    """A repository as it is now; with `blobs` its files have sizes and digests."""
+    """A repository in its current state; with `blobs` its files have sizes and digests."""
     return repository_body(revision_of(services, principal, ns, name, MAIN), services, blobs=blobs)
 
 
@@ -141,7 +141,7 @@ def hub_revision(
 
 @router.get("/api/models/{ns}/{name}/auth-check", status_code=204, response_class=Response)
 def hub_check(ns: str, name: str, services: AppServices, principal: Reader) -> Response:
-    """Whether this key sees a repository."""
+    """Check that this key sees a repository."""
     with services.registry.database.read() as catalogue:
         repository(catalogue, principal.namespaces, ns, name)
     return Response(status_code=204)
@@ -151,7 +151,7 @@ def hub_check(ns: str, name: str, services: AppServices, principal: Reader) -> R
 def hub_refs(ns: str, name: str, services: AppServices, principal: Reader) -> HubRefs:
     """The revisions of a repository: `main` and its aliases as branches, its newest live versions as tags.
 
-    An alias that is written like a commit means none as a revision, and is not among them.
+    Leaves out aliases that look like a commit, because a revision of that form names a commit.
     """
     with services.registry.database.read() as catalogue:
         newest = repository(catalogue, principal.namespaces, ns, name)
@@ -183,7 +183,9 @@ def hub_tree(ns: str, name: str, revision: str, services: AppServices, principal
 def hub_folder(
     ns: str, name: str, revision: str, path: str, services: AppServices, principal: Reader
 ) -> list[TreeFile]:
-    """The files of a folder of a revision: no version has folders, so that this tells what it is that is not there."""
+    """The files of a folder of a revision; versions have no folders, so any path but the root is an error that names
+    it.
+    """
     resolved = revision_of(services, principal, ns, name, revision)
     if path.strip("/"):
         raise _no_file(resolved, path)
@@ -194,7 +196,7 @@ def hub_folder(
 def hub_head(
     request: Request, ns: str, name: str, revision: str, path: str, services: AppServices, principal: Reader
 ) -> Response:
-    """What a file of a revision is: its commit, digest and size."""
+    """The commit, digest and size of a file of a revision."""
     return _file(request, services, revision_of(services, principal, ns, name, revision), path)
 
 
@@ -202,7 +204,7 @@ def hub_head(
 def hub_file(
     request: Request, ns: str, name: str, revision: str, path: str, services: AppServices, principal: Reader
 ) -> Response:
-    """A file of a revision, with ETag and one Range."""
+    """A file of a revision; supports ETag and a single Range."""
     return _file(request, services, revision_of(services, principal, ns, name, revision), path)
 
 

@@ -48,7 +48,7 @@ def get_job(id: str, services: AppServices, principal: Reader) -> Job:
 async def follow_job(id: str, request: Request, services: AppServices, principal: Reader) -> StreamingResponse:
     """Server-sent events: `progress` whenever the job changes, then `done` with the whole job.
 
-    They end without it once the key, or the session, that asked has ended or sees the job no more.
+    The stream ends without `done` if the key or session ends, or no longer sees the job.
     """
     await in_thread(job_row, services, principal.namespaces, id)
 
@@ -81,6 +81,6 @@ async def follow_job(id: str, request: Request, services: AppServices, principal
 
 @router.post("/{id}/cancel")
 def cancel_job(id: str, request: Request, services: AppServices, principal: Writer) -> Job:
-    """Cancel a job that is queued or running; one that ended stays as it is."""
+    """Cancel a queued or running job; an ended job does not change."""
     check_reach(job_row(services, principal.namespaces, id), principal.namespaces)
     return visible_job_body(services, cancel(services, principal.caller(request.state.request_id), id), principal)

@@ -1,4 +1,7 @@
-"""`/v1/keys`: make, list, change, rotate and revoke keys (scope admin). A secret is shown once, when it is made."""
+"""`/v1/keys`: create, list, change, rotate and revoke keys (scope admin).
+
+A secret is shown once, when it is created.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,12 @@ router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=CheckedRoute)
 Anybody = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))]
 NO_GRACE = Rotation()
 LONGEST = timedelta(days=3660)
-"""Longest life of a key that expires: ten years."""
+"""Maximum lifetime of a key that expires: ten years."""
 
 
 @router.post("", status_code=201)
 def create_key(request: Request, body: NewKey, services: AppServices, principal: Admin) -> CreatedKey:
-    """Make a key. Its secret is in this answer and nowhere else."""
+    """Create a key. Only this answer contains its secret."""
     _check_namespaces(body.namespaces, principal)
     _check_end(body.expires_at, principal)
     secret = new_secret()
@@ -67,9 +70,9 @@ def create_key(request: Request, body: NewKey, services: AppServices, principal:
 
 @router.get("")
 def list_keys(services: AppServices, principal: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
-    """The keys this key may manage, oldest first, revoked ones included, without secrets.
+    """The keys that this key may manage, oldest first, without secrets; includes revoked keys.
 
-    Without `limit` and `cursor` all of them are in one answer, as clients expect that know no pages of keys.
+    Without `limit` and `cursor` the answer has all keys, for clients that do not page.
     """
     with services.registry.database.read() as catalogue:
         if limit is None and cursor is None:
@@ -86,10 +89,11 @@ def managed_key(services: Services, principal: Principal, id: str) -> Key:
 
 @router.delete("/{id}")
 def revoke_key(request: Request, id: str, services: AppServices, principal: Admin) -> Key:
-    """Revoke a key, from the next request on. Revoking twice is the same as once; the last admin key stays (409).
+    """Revoke a key, from its next request on; a revoked key does not change. The last admin key cannot be revoked
+    (409).
 
-    Its queued and running jobs are cancelled, but for those that another key asked for too, and for the embeddings and
-    refits of what it has pushed. An answer that is being written, such as a stream, goes on to its end.
+    Cancels its queued and running jobs, except jobs that another key requested too, and embeddings and fits for
+    adapters that it pushed. Running answers, such as streams, continue to their end.
     """
     cancelled: list[JobRow] = []
     with services.registry.database.write() as catalogue:
@@ -106,9 +110,9 @@ def revoke_key(request: Request, id: str, services: AppServices, principal: Admi
 
 @router.patch("/{id}")
 def change_key(request: Request, id: str, body: KeyPatch, services: AppServices, principal: Admin) -> Key:
-    """Change name, scopes, namespaces or end of a key, from the next request on; the last admin key stays one (409).
+    """Change the name, scopes, namespaces or expiry of a key, from its next request on.
 
-    What it has queued goes on.
+    Its queued jobs continue. The last admin key must remain one (409).
     """
     changes = body.changes()
     if "namespaces" in changes:
@@ -133,9 +137,10 @@ def change_key(request: Request, id: str, body: KeyPatch, services: AppServices,
 def rotate_key(
     request: Request, id: str, services: AppServices, principal: Anybody, body: Rotation = NO_GRACE
 ) -> CreatedKey:
-    """Give a key another secret, which is in this answer and nowhere else. An admin may, and every key for itself.
+    """Replace the secret of a key; only this answer contains the new one. Admins may do so, and any key for its own
+    secret.
 
-    The secret that it had, and any before, end at once or after `grace_seconds`.
+    Previous secrets expire immediately or after `grace_seconds`.
     """
     if principal.key_id != id and not principal.has("admin"):
         raise Forbidden("This key lacks the scope 'admin': it can only replace its own secret.")

@@ -28,9 +28,9 @@ PAGE = 200
 
 @router.get("")
 def list_models(services: AppServices, principal: Either) -> ModelList:
-    """Base models, then the adapters and soups that answer with text, newest first, each name once.
+    """Base models, then adapters and soups that answer with text, newest first, each name once.
 
-    `/v1/adapters` has the others: adapters with a head, banks of experts, and those of encoders.
+    `/v1/adapters` also lists adapters with a head, banks of experts, and adapters of encoders.
     """
     cards = [_base_card(services, base) for base in services.bases.values()]
     names: set[str] = set()

@@ -1,6 +1,6 @@
 """`/v1/namespaces`: settings of a namespace, which its admins change, and the limits of namespaces and of keys.
 
-Nobody creates a namespace: it exists where a name does. Its limits are changed by keys that see all namespaces.
+Namespaces are not created: one exists once it has an adapter. Only keys that see all namespaces change its limits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1", route_class=CheckedRoute)
 
 @router.get("/namespaces/{ns}", tags=["namespaces"])
 def get_namespace(ns: str, services: AppServices, principal: Reader) -> Namespace:
-    """The settings of a namespace that this key sees; the defaults where nothing was set."""
+    """The settings of a namespace that this key sees, with defaults for those that are not set."""
     _check_namespace(ns, principal)
     with services.registry.database.read() as catalogue:
         return _body(catalogue.namespaces.get(ns))
@@ -37,7 +37,7 @@ def get_namespace(ns: str, services: AppServices, principal: Reader) -> Namespac
 def change_namespace(
     request: Request, ns: str, body: NamespacePatch, services: AppServices, principal: Admin, if_match: IfMatch = None
 ) -> Namespace:
-    """Change the settings of a namespace; with If-Match only if they are still what the caller saw."""
+    """Change the settings of a namespace; with If-Match only if they have not changed since the caller read them."""
     _check_namespace(ns, principal)
     changes = body.changes()
     changes |= {name: sorted(set(map(check_alias, changes[name]))) for name in changes.keys() & {"protected_aliases"}}
@@ -62,7 +62,7 @@ def _body(row: NamespaceRow) -> Namespace:
 
 @router.get("/keys/{id}/limits", tags=["keys"])
 def get_key_limits(id: str, services: AppServices, principal: Admin) -> Limits:
-    """The limits of a key, and what it uses of its quotas."""
+    """The limits of a key, and its use of its quotas."""
     with services.registry.database.read() as catalogue:
         managed_row(catalogue, id, principal)
         return _limits(services, catalogue, "key", id)
@@ -70,7 +70,7 @@ def get_key_limits(id: str, services: AppServices, principal: Admin) -> Limits:
 
 @router.patch("/keys/{id}/limits", tags=["keys"])
 def change_key_limits(request: Request, id: str, body: UseLimits, services: AppServices, principal: Admin) -> Limits:
-    """Change those limits of a key that are named; null leaves one to the server's default."""
+    """Change the limits of a key that the request names; null sets one to the server's default."""
     with services.registry.database.write() as catalogue:
         managed_row(catalogue, id, principal)
         _change(catalogue, "key", id, body, principal, request.state.request_id)
@@ -79,7 +79,7 @@ def change_key_limits(request: Request, id: str, body: UseLimits, services: AppS
 
 @router.get("/namespaces/{ns}/limits", tags=["keys"])
 def get_namespace_limits(ns: str, services: AppServices, principal: Reader) -> Limits:
-    """The limits of a namespace that this key sees, and what it uses of its quotas."""
+    """The limits of a namespace that this key sees, and its use of its quotas."""
     _check_namespace(ns, principal)
     with services.registry.database.read() as catalogue:
         return _limits(services, catalogue, "namespace", ns)
@@ -89,9 +89,9 @@ def get_namespace_limits(ns: str, services: AppServices, principal: Reader) -> L
 def change_namespace_limits(
     request: Request, ns: str, body: UseLimits, services: AppServices, principal: Admin
 ) -> Limits:
-    """Change those limits of a namespace that are named; null leaves one to the server's default.
+    """Change the limits of a namespace that the request names; null sets one to the server's default.
 
-    Only for admins of all namespaces: a namespace's own admin is held to them.
+    Requires an admin key with all namespaces; a namespace's own admin cannot change its limits.
     """
     _check_namespace(ns, principal)
     if principal.namespaces is not None:

@@ -1,7 +1,8 @@
 """`POST /v1/perplexity`: perplexity of a model on texts with standard errors, optionally compared with a second model.
 
 A text is tokenised as BOS + text and split into consecutive windows of the context, each with BOS, so that every token
-is scored once (docs/explanation/methods.md#perplexity). Of a prompt with its answer only the answer's tokens are.
+is scored once (docs/explanation/methods.md#perplexity). Of a prompt with its answer, only the answer's tokens are
+scored.
 """
 
 from __future__ import annotations

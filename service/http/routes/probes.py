@@ -33,7 +33,9 @@ MOST_VERSIONS = 8
 
 @router.get("/{ns}/{name}/probe")
 def get_probe(ns: str, name: str, services: AppServices, principal: ModelUser) -> Probe:
-    """The probe of a version: what a server of it has to answer to some short texts. It is taken once."""
+    """The probe of a version: the answers to some short texts that a server of this version must give. It is taken
+    once.
+    """
     row = _served_adapter(services, principal, ns, name)
     with limit_embeddings(services):
         base, probe = take_probe(services, row, owner=principal.key_id)
@@ -50,10 +52,10 @@ def get_probe(ns: str, name: str, services: AppServices, principal: ModelUser) -
 
 @router.post("/{ns}/{name}/probe")
 def diagnose_server(ns: str, name: str, body: ServerReadings, services: AppServices, principal: ModelUser) -> Diagnosed:
-    """Diagnose what another server answered to the probe of a version: whether it is the adapter, and if not, what.
+    """Diagnose another server's answers to the probe of a version: does it serve the adapter, and if not, which model?
 
-    It is compared with the newest versions of its name, and with a thousand adapters of that base model that have a
-    probe and that the key sees.
+    The answers are compared with the newest versions of its name. They are also compared with up to a thousand adapters
+    of that base model that have a probe and that the key sees.
     """
     row = _served_adapter(services, principal, ns, name)
     with limit_embeddings(services):

@@ -18,9 +18,9 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 @router.post("/v1/route")
 @takes(TEXTS)
 def route(body: RouteRequest, services: AppServices, principal: ModelUser) -> Route:
-    """Choose a model for a prompt, as `auto` does in a completion, without an answer to it.
+    """Choose a model for a prompt, as `auto` does in a completion, without generating an answer.
 
-    Reads the text alone and no usage counts it. Raises 503 until a selector is fitted for the adapters of the key.
+    Not counted in usage. Raises 503 until a selector is fitted for the adapters that the key sees.
     """
     services.engine.check_admission(principal.key_id, local=True)  # what is refused costs nobody else's time
     base_id = body.base_model or sole_base(services, param="base_model")

@@ -52,7 +52,7 @@ router = APIRouter(prefix="/v1", tags=["selectors"], route_class=CheckedRoute)
 async def fit_selector(
     request: Request, response: Response, body: FitRequest, services: AppServices, principal: Writer
 ) -> Selector | Job:
-    """Fit a selector over a pool: 201, or 202 and the job where it takes longer than `wait`."""
+    """Fit a selector over a pool: 201, or 202 and the job if it takes longer than `wait`."""
     fitted = await _fit(request, response, body, services, principal)
     return fitted if isinstance(fitted, Job) else await in_thread(_selector, services, None, fitted)
 
@@ -100,7 +100,7 @@ def list_selectors(
 
 @router.get("/selectors/{id}")
 def get_selector(id: str, services: AppServices, principal: Reader) -> Selector:
-    """One fitted selector: its members, its report, and what it does not know yet."""
+    """One fitted selector: its members, its report, and the adapters of its pool that it does not include yet."""
     return _selector(services, principal.namespaces, id)
 
 
@@ -109,10 +109,10 @@ def get_selector(id: str, services: AppServices, principal: Reader) -> Selector:
 async def select_adapters(
     request: Request, response: Response, body: SelectRequest, services: AppServices, principal: Reader
 ) -> Selected | Job:
-    """Which adapters of a pool a sample belongs to.
+    """Select the adapters of a pool that fit a sample.
 
-    A pool never fitted is fitted first (202 beyond `wait`). That takes scope write: from then on it is refitted. A
-    selector that is idle is fitted first too where its pool changed since.
+    If the pool has no fitted selector, one is fitted first (202 if that takes longer than `wait`). That requires scope
+    write, because pushes refit the selector from then on. An idle selector whose pool has changed is also fitted first.
     """
     caller = principal.caller(request.state.request_id)
 
@@ -131,10 +131,10 @@ async def select_adapters(
 async def nearest_adapters(
     request: Request, response: Response, body: NearestRequest, services: AppServices, principal: Reader
 ) -> Nearest | Job:
-    """The adapters whose samples are most like some text, by the cosine selector of their pool; one text is enough.
+    """Rank adapters by the similarity of their samples to a text, with the pool's cosine selector; one text is enough.
 
-    There is no threshold, so something is found wherever there is anything. Members are as of `/v1/select`: of each
-    domain label of a namespace the newest adapter with a sample. A pool never fitted is fitted first, as there.
+    There is no threshold: the first adapters may be far from the text. Members are as in `/v1/select`: the newest
+    adapter with a sample for each domain label of a namespace. If the pool has no fitted selector, one is fitted first.
     """
     limits = services.registry.limits.sample.with_single_sequence
 

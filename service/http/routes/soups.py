@@ -40,7 +40,11 @@ router = APIRouter(prefix="/v1/soups", tags=["soups"], route_class=CheckedRoute)
 async def cook_soup(
     request: Request, response: Response, body: SoupRequest, services: AppServices, principal: Writer
 ) -> Soup | Job:
-    """Cook: 201 for a new soup, 200 where nothing new was stored (known, abstained, one adapter), 202 beyond `wait`."""
+    """Cook a soup.
+
+    Returns 201 for a new soup, 200 if nothing new was stored (known soup, base model or one adapter), and 202 with the
+    job if cooking takes longer than `wait`.
+    """
     seconds = wait_seconds(body.wait, services)
     caller = principal.caller(request.state.request_id)
     check_cook(services, principal, body)
@@ -64,7 +68,7 @@ async def cook_soup(
 def list_soups(
     services: AppServices, principal: Reader, q: str | None = None, limit: Limit = None, cursor: Cursor = None
 ) -> AdapterList:
-    """Live soups this key sees, newest first."""
+    """Live soups that this key sees, newest first."""
     size = page_size(limit, services)
     with services.registry.database.read() as catalogue:
         page = catalogue.adapters.list(principal.namespaces, kind="soup", q=q, limit=size, cursor=cursor)
@@ -73,11 +77,11 @@ def list_soups(
 
 @router.get("/{ns}/{name}")
 def get_soup(ns: str, name: str, services: AppServices, principal: Reader) -> Adapter:
-    """One soup; the same as the adapter of that name."""
+    """One soup, in the same form as an adapter."""
     return adapter_body(adapter_named(services, principal, ns, name))
 
 
 @router.get("/{ns}/{name}/lineage")
 def get_soup_lineage(ns: str, name: str, services: AppServices, principal: Reader) -> Lineage:
-    """What the soup was mixed from, and on what evidence."""
+    """The ingredients of a soup, and the evidence of its cooks."""
     return lineage_of(services, principal.namespaces, adapter_named(services, principal, ns, name))

@@ -60,7 +60,7 @@ def tokenizer_info(
     principal: ModelUser,
     model: Annotated[str | None, Query(min_length=1, max_length=200)] = None,
 ) -> TokenizerInfo:
-    """The tokenizer behind a model, which may be left out where there is one base model."""
+    """The tokenizer of a model; `model` is optional if the server has one base model."""
     resolved = resolve_model(services, principal, model or sole_base(services))
     base = resolved.base
     return TokenizerInfo(

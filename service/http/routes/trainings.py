@@ -1,4 +1,4 @@
-"""`/v1/trainings`: train an adapter on uploaded data, as a job that pushes what comes of it."""
+"""`/v1/trainings`: train an adapter on uploaded data, in a job that pushes it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ router = APIRouter(prefix="/v1/trainings", tags=["trainings"], route_class=Check
 def start_training(
     request: Request, response: Response, body: TrainingRequest, services: AppServices, principal: Writer
 ) -> Job:
-    """Train an adapter and push it: 202 and the job, which is followed and cancelled as every job.
+    """Queue a job that trains an adapter and pushes it; returns 202 and the job.
 
-    A request like one that is queued or running gives that job. One that was cancelled, or whose server was killed,
-    continues from what it saved; one that succeeded gives what it pushed.
+    A request equal to that of a queued or running job returns that job. A training that was cancelled, or whose server
+    was killed, resumes from its checkpoint. If an equal training succeeded, the job returns the adapter that it pushed.
     """
     row = submit(services, principal, body, request_id=request.state.request_id)
     services.jobs.wake()

@@ -37,9 +37,9 @@ _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
 
 @router.post("", response_model=Upload, status_code=202)
 def open_upload(request: Request, services: AppServices, principal: Writer, body: NewUpload | None = None) -> Response:
-    """Open an upload in parts. `Location` is where they go, `Upload-UUID` its id.
+    """Open an upload in parts. Send the parts to the URL in `Location`; `Upload-UUID` is the upload's id.
 
-    With the digest that it is to have, it can be found again in the list of this key's uploads.
+    Give the digest of the whole to find the upload again in the list of this key's uploads.
     """
     new_upload = body or NewUpload()
     row = services.uploads.open(
@@ -52,14 +52,14 @@ def open_upload(request: Request, services: AppServices, principal: Writer, body
 def list_uploads(
     request: Request, services: AppServices, principal: Writer, digest: Annotated[Digest | None, Query()] = None
 ) -> UploadList:
-    """The unfinished uploads of this key, newest first; with `digest` those that are to become it."""
+    """The unfinished uploads of this key, newest first; with `digest` only those of this blob."""
     rows = services.uploads.list(principal.caller(request.state.request_id), digest=digest)
     return UploadList(data=[_body(row) for row in rows])
 
 
 @router.get("/{id}", response_class=Response, status_code=204)
 def get_upload(request: Request, id: str, services: AppServices, principal: Writer) -> Response:
-    """How much of an upload is held: `Upload-Offset`, and `Range` where that is anything."""
+    """The number of stored bytes of an upload: `Upload-Offset`, and `Range` if there are any."""
     row = services.uploads.get(principal.caller(request.state.request_id), id)
     return Response(status_code=204, headers=_headers(row))
 
@@ -68,9 +68,10 @@ def get_upload(request: Request, id: str, services: AppServices, principal: Writ
 async def add_part(
     request: Request, id: str, services: AppServices, principal: Writer, content_range: ContentRange = None
 ) -> Response:
-    """Add a part. It begins where the upload ends, or is refused with 416 and the true offset.
+    """Add a part, which must begin at the upload's current offset; otherwise it is refused with 416 and that offset.
 
-    202 when it is durable. Of a part that breaks off, what came is kept: ask for the offset, and go on there.
+    Returns 202 once the part is durable. If the connection breaks, the bytes received so far are kept: get the offset,
+    and continue there.
     """
     if content_range is None:
         raise InvalidParameter("A part needs 'Content-Range: <first byte>-<last byte>'.", param="content-range")
@@ -92,9 +93,9 @@ async def finish_upload(
     digest: Annotated[str, Query(description="What all of it is: `sha256:` and 64 hex digits.")],
     content_range: ContentRange = None,
 ) -> Response:
-    """Finish an upload as the blob of this digest, with the last part as the body where there is one.
+    """Finish an upload as the blob with this digest; the body may hold the last part.
 
-    A body without `Content-Range` is all of it. Where the bytes have another digest the upload is deleted (400).
+    A body without `Content-Range` is the whole blob. If the bytes have another digest, the upload is deleted (400).
     """
     check_digest(digest)
     length = announced_length(request)
@@ -118,7 +119,7 @@ async def finish_upload(
 
 @router.delete("/{id}", response_class=Response, status_code=204)
 def delete_upload(request: Request, id: str, services: AppServices, principal: Writer) -> Response:
-    """Give an upload up: what is held of it is deleted."""
+    """Abort an upload and delete its bytes."""
     services.uploads.delete(principal.caller(request.state.request_id), id)
     return Response(status_code=204)
 

@@ -32,19 +32,19 @@ Word = Annotated[str | None, Field(max_length=200)]
 
 
 class UsageListQuery(Frozen):
-    """Filters and groups of usage, its format and its page."""
+    """Filters and groups of usage, its format and its paging."""
 
     since: date | None = None
-    """Only from this day on (UTC)."""
+    """Only usage from this day on (UTC)."""
     until: date | None = None
-    """Only before this day (UTC)."""
+    """Only usage before this day (UTC)."""
     key_id: Word = None
     namespace: Word = None
     model: Word = None
     by: list[Group] | None = Field(None, max_length=8)
-    """What sums are told apart by; all four."""
+    """The columns to group by; all four by default."""
     format: Literal["json", "csv"] = "json"
-    """`csv` is all of it, as a file."""
+    """`csv` returns all rows as a file."""
     limit: Limit = None
     cursor: Cursor = None
 
@@ -53,9 +53,9 @@ class UsageListQuery(Frozen):
 def get_usage(
     services: AppServices, principal: Anyone, query: Annotated[UsageListQuery, Query()]
 ) -> Response | UsageList:
-    """What this key has used; with scope admin, what was used in its namespaces. All-seeing admins see everything.
+    """The usage of this key, or with scope admin of all keys in the namespaces that it sees.
 
-    Days are UTC. What the running server has counted is in it; other servers on the database write theirs every few
+    Days are UTC. Counts of this server are current; other servers that share the database write theirs every few
     seconds.
     """
     services.usage.write()

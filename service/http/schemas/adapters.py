@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ListedAdapter(Wire):
-    """A stored adapter or soup as it is listed: without its provenance, which can be long."""
+    """A stored adapter or soup in a list, without its provenance, which can be long."""
 
     object: Literal["adapter"] = "adapter"
     ref: str
@@ -30,7 +30,7 @@ class ListedAdapter(Wire):
     base_fingerprint: Digest
     domain: str
     owner: str | None = None
-    """Who answers for the name: a label, which gives nobody a right. All versions of a name have the same."""
+    """The team or address responsible for the name: a label without rights, the same for all versions of a name."""
     config: AdapterConfig
     card: Card
     parameters: int
@@ -41,9 +41,9 @@ class ListedAdapter(Wire):
     sample_state: Literal["none", "pending", "ready", "failed"]
     recipe_digest: Digest | None
     tuned: bool
-    """Whether it is a soup that was trained on the sample that it was cooked for, and so has learnt from it."""
+    """True for a soup that was trained on the sample it was cooked for."""
     learnt_from: tuple[Digest, ...]
-    """Digests of all samples that it has learnt from, through its ingredients as well."""
+    """Digests of all samples it was trained on, including those of its ingredients."""
     created_at: datetime
     retired_at: datetime | None
     etag: str
@@ -77,9 +77,9 @@ class AdapterList(Wire):
 
 
 class AdapterPatch(Frozen):
-    """What may change of an adapter: what people say about it. A given card replaces the whole card.
+    """Changes of an adapter's card, domain and owner. A given card replaces the whole card.
 
-    An `owner` is that of all versions of the name; null takes it away.
+    All versions of the name get the `owner`; null removes it.
     """
 
     card: NewCard | None = None
@@ -88,7 +88,7 @@ class AdapterPatch(Frozen):
 
 
 class AliasBody(Frozen):
-    """Which version an alias points at."""
+    """The version that an alias points at."""
 
     version: int = Field(ge=1, le=999_999_999)
 
@@ -104,7 +104,7 @@ class Alias(Wire):
 
 
 class AliasList(Wire):
-    """Every alias of a name."""
+    """All aliases of a name."""
 
     object: Literal["list"] = "list"
     data: list[Alias]
@@ -114,50 +114,50 @@ class Parent(Wire):
     """An ingredient of a soup."""
 
     ref: str | None
-    """Null where the ingredient lives in a namespace this key does not see."""
+    """Null if the ingredient is in a namespace that this key does not see."""
     digest: Digest
     weight: str
     retired: bool
     purged: bool
-    """Whether nobody has it any more: soups of it cannot be rebuilt."""
+    """True if it was purged: soups made from it cannot be rebuilt."""
 
 
 class Child(Wire):
-    """A soup this adapter is an ingredient of."""
+    """A soup made from this adapter."""
 
     ref: str
     digest: Digest
 
 
 class Lineage(Wire):
-    """Parents and children of an adapter, and the evidence its soup was cooked on."""
+    """Parents and children of an adapter, and the evidence of a soup's cooks."""
 
     object: Literal["lineage"] = "lineage"
     adapter: str
     recipe: Recipe | None
     rebuildable: bool | None
-    """Whether the recipe gives the same soup again: its ingredients are all there, with the statistics that it names,
-    and it was not tuned; null for what has no recipe."""
+    """True if the recipe gives the same soup again: all its ingredients and statistics are stored, and it was not
+    tuned. Null without a recipe."""
     parents: list[Parent]
     children: list[Child]
     evidence: list[dict[str, Any]]
 
 
 class Purged(Wire):
-    """What was removed for good, and what is left that was made of it."""
+    """The purged version, and the soups and adapters that were made from it."""
 
     object: Literal["purge"] = "purge"
     adapter: ListedAdapter
     blobs: int
-    """Files that nothing else needs, which are removed."""
+    """Number of files removed, because nothing else needs them."""
     bytes: int
     not_rebuildable: list[str]
-    """Live soups that it is an ingredient of, or that were mixed by what its sample said: they are served as before,
-    but cannot be rebuilt."""
+    """Live soups that have it as an ingredient, or that were mixed with statistics of its sample. They are still
+    served, but cannot be rebuilt."""
     tuned_on_sample: list[str]
-    """Live soups and adapters that have learnt from its sample, through their ingredients as well."""
+    """Live soups and adapters that were trained on its sample, or whose ingredients were."""
     elsewhere: int
-    """How many more of either are in namespaces that this key does not see."""
+    """Number of further such soups and adapters in namespaces that this key does not see."""
 
 
 class StoredFile(Wire):

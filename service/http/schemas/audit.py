@@ -9,7 +9,7 @@ from service.http.schemas.wire import Wire
 
 
 class AuditEntry(Wire):
-    """Who did what, when, under which request."""
+    """An entry of the audit log: a key's action on a subject, in a request."""
 
     object: Literal["audit"] = "audit"
     id: int
@@ -23,7 +23,7 @@ class AuditEntry(Wire):
 
 
 class AuditList(Wire):
-    """One page of the audit, newest first."""
+    """One page of the audit log, newest first."""
 
     object: Literal["list"] = "list"
     data: list[AuditEntry]

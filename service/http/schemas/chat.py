@@ -12,7 +12,7 @@ from service.http.schemas.wire import Usage, Wire
 
 
 class TextPart(Wire):
-    """A part of a message's content; only text is served."""
+    """A part of a message's content; only text is supported."""
 
     type: Literal["text"]
     text: str
@@ -34,7 +34,7 @@ class ChatMessage(Wire):
 
 
 class ChatRequest(Sampling):
-    """`POST /v1/chat/completions`. Without a limit the answer may fill the context."""
+    """`POST /v1/chat/completions`. Without a maximum of tokens the answer may fill the context."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] = Field(min_length=1)
     max_tokens: MaxTokens | None = None
@@ -44,7 +44,8 @@ class ChatRequest(Sampling):
     safety_identifier: Annotated[str, StringConstraints(max_length=1000)] | None = None
     prompt_cache_key: Annotated[str, StringConstraints(max_length=1000)] | None = None
     add_special_tokens: bool = False
-    """Put the base's BOS in front of what its template makes, unless that begins with it; templates hold their own."""
+    """Put the base model's BOS in front of the text from its chat template, unless the text begins with it. Chat
+    templates normally add their own."""
     tools: Annotated[Any, Neutral([])] = None
     tool_choice: Annotated[Any, Neutral("none", "auto")] = None
     parallel_tool_calls: Annotated[Any, Neutral(True, False)] = None
@@ -70,7 +71,7 @@ class ChatRequest(Sampling):
 
     @property
     def limit(self) -> int | None:
-        """The maximum of tokens, under either of its names."""
+        """The maximum number of tokens, under either of its names."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -89,7 +90,7 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatLogprobs(Wire):
-    """Per token of the answer."""
+    """Log-probabilities of each token of the answer."""
 
     content: list[TokenLogprob]
     refusal: None = None
@@ -125,7 +126,7 @@ class ChatAnswer(Wire):
 
 
 class ChatDelta(Wire):
-    """What a chunk adds to an answer's message; what it does not add is unset."""
+    """The text or role that a chunk adds to an answer's message; other fields are unset."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
@@ -133,7 +134,7 @@ class ChatDelta(Wire):
 
 
 class ChatChunkChoice(Wire):
-    """What a chunk adds to one answer."""
+    """The part of one answer in a chunk."""
 
     index: int
     delta: ChatDelta

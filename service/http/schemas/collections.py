@@ -8,36 +8,36 @@ from service.http.schemas.wire import Wire
 
 
 class CollectRequest(Wire):
-    """What is due now is to be collected."""
+    """Request to remove all expired objects now."""
 
     dry_run: bool = False
-    """Only say what would go."""
+    """Only count the objects."""
 
 
 class Collection(Wire):
-    """What was taken away, or with `dry_run` what would be."""
+    """Counts of the retired and removed objects; with `dry_run` of those that would be."""
 
     object: Literal["collection"] = "collection"
     dry_run: bool
     retired: int
-    """Unnamed soups that nobody used for as long as their namespace keeps them."""
+    """Unnamed soups retired, because they were unused for the period that their namespace sets."""
     soups: int
-    """Unnamed soups that were retired for the grace period, removed."""
+    """Unnamed soups removed after the grace period."""
     selectors: int
-    """Fitted selectors that serve no pool any more, removed."""
+    """Fitted selectors removed, because they no longer serve a pool."""
     blobs: int
-    """Blobs that nothing is made of: no longer there; their files go a day later."""
+    """Blobs removed, because nothing refers to them; their files are removed a day later."""
     bytes: int
-    """Of these blobs."""
+    """Total size of these blobs."""
     files: int
-    """Files of blobs that were taken away before, removed."""
+    """Files removed, of blobs removed earlier."""
     jobs: int
-    """Ended jobs that were older than the server keeps them, removed."""
+    """Ended jobs removed, because they were older than the server's retention."""
     usage: int
-    """Rows of usage that were, a row for each day, key, namespace and model."""
+    """Rows of usage removed for the same reason; there is a row for each day, key, namespace and model."""
     audit: int
-    """Entries of the audit that were."""
+    """Entries of the audit log removed for the same reason."""
     expired: list[str]
-    """The first of the soups that were retired."""
+    """Refs of the first soups retired."""
     removed: list[str]
-    """The first of those that were removed."""
+    """Refs of the first soups removed."""

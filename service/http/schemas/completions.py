@@ -18,10 +18,10 @@ class CompletionRequest(Sampling):
     echo: bool = False
     logprobs: int | None = Field(default=None, ge=0)
     best_of: int | None = Field(default=None, ge=1)
-    """Generate so many and give back the `n` with the highest mean log-probability a token, the best first. All of them
-    count in `usage`; above 1 it cannot be streamed."""
+    """Number of choices to generate; the answer has the `n` with the highest mean log-probability per token, best
+    first. All count in `usage`. Streams support only 1."""
     add_special_tokens: bool = True
-    """Put the base's BOS in front of text that does not begin with it; token ids are taken as they are."""
+    """Put the base model's BOS in front of text that does not begin with it; token ids are not changed."""
     suffix: Annotated[Any, Neutral("")] = None
 
     @property
@@ -41,7 +41,7 @@ class CompletionRequest(Sampling):
 
 
 class CompletionLogprobs(Wire):
-    """Per token; the first token of an echoed prompt has no log-probability where no BOS was put in front of it."""
+    """One entry per token; the first token of an echoed prompt has no log-probability if no BOS precedes it."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

@@ -15,8 +15,8 @@ class EmbeddingRequest(OpenAIBody):
     model: ModelName
     adapters: MixedAdapters | None = None
     input: TextsOrIds
-    """Texts get the base's BOS in front. Token ids are taken as they are, those that `/tokenize` gives of a text say
-    the same; they are of this base model's tokenizer."""
+    """Texts get the base model's BOS in front. Token ids of the base model's tokenizer are not changed: the ids that
+    `/tokenize` returns for a text give the same vector as the text."""
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(default=None, ge=1)
     user: Annotated[str, StringConstraints(max_length=1000)] | None = None

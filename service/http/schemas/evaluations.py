@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class EvaluationRequest(Frozen):
-    """`POST /v1/evaluations`: evaluate every adapter of a pool on the samples of all of them."""
+    """`POST /v1/evaluations`: evaluate every adapter of a pool on the samples of all its adapters."""
 
     pool: PoolRequest = PoolRequest()
     passages: int = Field(default=50, ge=2, le=500)
-    """Of each sample, the first; a pair that was evaluated on as many is not computed again."""
+    """Number of passages of each sample, the first ones. A pair that was evaluated on as many is not computed again."""
 
 
 class Evaluation(Wire):
-    """How well an adapter predicts passages of a sample, against the base model alone."""
+    """The NLL of an adapter on passages of a sample, compared with the base model alone."""
 
     object: Literal["evaluation"] = "evaluation"
     adapter: str
@@ -35,21 +35,21 @@ class Evaluation(Wire):
     sample_of: str
     """The newest version with this sample that the key sees."""
     domain: str
-    """Of that version."""
+    """The domain of that version."""
     adapter_names: int = 1
-    """How many names that the key sees have these weights, that of `adapter` among them; of one namespace where one is
-    asked for."""
+    """Number of visible names with these weights, including `adapter`; only names of one namespace if the request
+    filters by it."""
     sample_names: int = 1
-    """How many have this sample, counted alike."""
+    """Number of visible names with this sample, counted in the same way."""
     passages: int
     tokens: int
     mean_nll: float
-    """A token, in nats."""
+    """Mean NLL per token in nats."""
     base_mean_nll: float
     difference: float
-    """Mean NLL a token, adapter minus base: below zero is better."""
+    """Mean NLL per token, adapter minus base model: below zero is better."""
     standard_error: float
-    """Of the difference, over passages."""
+    """Standard error of the difference, over passages."""
     evaluated_at: datetime
 
 

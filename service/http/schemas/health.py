@@ -8,16 +8,16 @@ from service.http.schemas.wire import Wire
 
 
 class Alive(Wire):
-    """The process answers."""
+    """The answer while the process runs."""
 
     status: Literal["ok"] = "ok"
 
 
 class Ready(Wire):
-    """Whether database and blobs can be used and every base model in memory computed a token."""
+    """True if the database and the blobs can be used, and every base model in memory computed a token."""
 
     status: Literal["ready", "not_ready"]
     checks: dict[str, str]
-    """By name: 'ok', or what is wrong. Nothing is wrong with a base model that 'loads at its next use' (it is not in
-    memory now), 'exceeds the memory budget', or 'is busy' with others' requests; nor with the server, where one 'has no
+    """The state of each, by name: 'ok', or a problem. Some states of a base model do not make the server unready:
+    'loads at its next use' (not in memory now), 'exceeds the memory budget', 'is busy' with other requests, and 'has no
     replica on Ray that answers'."""

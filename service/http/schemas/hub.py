@@ -9,7 +9,7 @@ from service.http.schemas.wire import Wire
 
 
 class FileOfLfs(Wire):
-    """What is said of a file that is stored by its digest, in the list of a tree."""
+    """The LFS fields of a file stored by its digest, in the list of a tree."""
 
     oid: str
     """Its sha256, without a prefix."""
@@ -24,12 +24,12 @@ class TreeFile(Wire):
     path: str
     size: int
     oid: str
-    """Git's sha1 of the file, or of its pointer where it is stored by its digest."""
+    """Git's sha1 of the file; for a file stored by its digest, of its pointer."""
     lfs: FileOfLfs | None = None
 
 
 class SiblingOfLfs(Wire):
-    """The same in the description of a repository, by other names."""
+    """The LFS fields in the description of a repository, which have other names there."""
 
     sha256: str
     size: int
@@ -37,7 +37,7 @@ class SiblingOfLfs(Wire):
 
 
 class Sibling(Wire):
-    """A file of a repository; its size and digests where they were asked for."""
+    """A file of a repository, with its size and digests if requested."""
 
     rfilename: str
     size: int | None = None
@@ -63,7 +63,7 @@ class HubModel(Wire):
 
 
 class HubRef(Wire):
-    """A revision by its name, and the commit that it is."""
+    """The name of a revision, and its commit."""
 
     name: str
     ref: str
@@ -71,7 +71,7 @@ class HubRef(Wire):
 
 
 class HubRefs(Wire):
-    """`main` and the aliases are branches, which move; the numbers of versions are tags, which do not."""
+    """Branches, which move: `main` and the aliases. Tags, which do not: the version numbers."""
 
     branches: list[HubRef]
     converts: list[HubRef]
@@ -87,21 +87,21 @@ class HubNamespace(Wire):
 
 
 class HubToken(Wire):
-    """What a key is called and may do."""
+    """The name and the role of a key."""
 
     displayName: str
     role: Literal["read", "write"]
 
 
 class HubAuth(Wire):
-    """How somebody has signed in."""
+    """How the caller has signed in."""
 
     type: Literal["access_token"] = "access_token"
     accessToken: HubToken
 
 
 class HubUser(Wire):
-    """Whose key it is that asks: a key's id, and the namespaces it sees; none are listed where it sees all."""
+    """The key of the request: its id, and the namespaces that it sees; none are listed if it sees all."""
 
     type: Literal["user"] = "user"
     name: str

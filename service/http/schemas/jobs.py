@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Progress(Wire):
-    """How far a job is."""
+    """The progress of a job."""
 
     done: int
     total: int
@@ -21,11 +21,11 @@ class Progress(Wire):
 
 
 class Job(Wire):
-    """Work that outlives its request. `created_by` is the key that asked for it, `owner` that key's name.
+    """Work that outlives its request. `created_by` is the key that requested it, `owner` the name of that key.
 
-    Both are null for a key that does not see all the job works on; `owner` also where the key that asked sees
-    namespaces that the one that looks does not. `started_at` is when it was begun, the last time where it was tried
-    again; a job that was cancelled before it ran has none.
+    Both are null for a reader that does not see all namespaces the job works on; `owner` also if the requesting key
+    sees namespaces that the reader does not. `started_at` is the start of the last attempt, null for a job that was
+    cancelled before it ran.
     """
 
     object: Literal["job"] = "job"

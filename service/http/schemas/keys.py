@@ -14,7 +14,7 @@ from service.http.schemas.wire import Moment, Patch, Wire
 
 
 class NewKey(Wire):
-    """A key to make. `namespaces` null sees every namespace; without `expires_at` it does not expire."""
+    """A key to create. With `namespaces` null it sees all namespaces; without `expires_at` it does not expire."""
 
     name: Words = Field(min_length=1, max_length=100)
     namespaces: list[Part] | None = Field(max_length=1000)
@@ -35,16 +35,16 @@ class Key(Wire):
     revoked_at: datetime | None = None
     expires_at: datetime | None = None
     last_used_at: datetime | None = None
-    """Within some minutes; null where it was never used."""
+    """Time of the last use, accurate to some minutes; null if it was never used."""
     issuer: str | None = None
-    """Of an identity, which comes with tokens of this issuer; `scopes` and `namespaces` are those of its last one."""
+    """The issuer of an identity's tokens; `scopes` and `namespaces` are those of the last token."""
     subject: str | None = None
 
 
 class KeyPatch(Patch):
-    """What is to change of a key; what is not named stays.
+    """Changes of a key; absent fields do not change.
 
-    `namespaces` null sees every namespace, `expires_at` null never ends.
+    With `namespaces` null the key sees all namespaces, with `expires_at` null it does not expire.
     """
 
     nullable = frozenset({"namespaces", "expires_at"})
@@ -55,19 +55,19 @@ class KeyPatch(Patch):
 
 
 class Rotation(Frozen):
-    """How long the secret that a key had goes on to work."""
+    """Seconds for which the previous secret remains valid."""
 
     grace_seconds: int = Field(default=0, strict=True, ge=0, le=7 * 86_400)
 
 
 class CreatedKey(Key):
-    """A key just made, or whose secret was just replaced: the only answer that ever holds its secret."""
+    """A key that was just created, or whose secret was just replaced: the only answer with its secret."""
 
     secret: str
 
 
 class KeyList(Wire):
-    """Keys, oldest first, revoked ones included."""
+    """Keys, oldest first, including revoked ones."""
 
     object: Literal["list"] = "list"
     data: list[Key]

@@ -1,4 +1,4 @@
-"""Bodies of `/v1/models`: OpenAI's, and what a client of ours needs besides."""
+"""Bodies of `/v1/models`: OpenAI's fields, and further ones for our clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.http.schemas.wire import Wire
 
 
 class EncoderCard(Wire):
-    """An encoder samples are embedded with: what a client needs to send vectors instead of text."""
+    """An encoder of samples, for clients that send vectors instead of text."""
 
     name: str
     digest: str
@@ -19,21 +19,21 @@ class EncoderCard(Wire):
 
 
 class ArchitectureCard(Wire):
-    """How a base model is built, for programs that write its adapters in another form."""
+    """The architecture of a base model, for programs that convert its adapters to another format."""
 
     model_type: str
-    """The family, as transformers calls it."""
+    """The model type in transformers."""
     layers: int
     hidden_size: int
     key_value_heads: int | None
-    """Null, as `head_size`, where keys and values are not of one size in all layers."""
+    """Null, like `head_size`, if the size of keys and values differs between layers."""
     head_size: int | None
 
 
 class ModelCard(Wire):
     """A model that can be named in `model`; `digest` is null for base models, which have a fingerprint and encoders.
 
-    `speaks` says whether it continues and scores text: adapters with a head, banks of experts and encoders do not.
+    `speaks` is true if it can continue and score text: adapters with a head, banks of experts and encoders cannot.
     """
 
     id: str
@@ -42,26 +42,26 @@ class ModelCard(Wire):
     owned_by: str
     """The namespace, or `base`."""
     owner: str | None = None
-    """Who answers for the name of an adapter or a soup, where somebody said so."""
+    """The team or address responsible for an adapter or soup, if one is set."""
     kind: Literal["base", "adapter", "soup"]
     speaks: bool
     base_model: str
     digest: str | None
     tuned: bool = False
-    """Whether it is a soup that was trained on the sample that it was cooked for, and so has learnt from it."""
+    """True for a soup that was trained on the sample it was cooked for."""
     learnt_from: list[str] = Field(default_factory=list)
-    """Digests of all samples that it has learnt from, through its ingredients as well."""
+    """Digests of all samples it was trained on, including those of its ingredients."""
     max_model_len: int | None = None
     packed: bool | None = None
-    """Of base models: whether sequences run together, packed in one pass, or one by one, which is slower with many. It
-    is found out when the base model is loaded, and null before."""
+    """For base models: true if sequences run packed in one pass, false if they run one by one, which is slower. Null
+    until the base model has been loaded."""
     fingerprint: str | None = None
     architecture: ArchitectureCard | None = None
     encoders: list[EncoderCard] | None = None
 
 
 class ModelList(Wire):
-    """Base models, then adapters and soups, newest first; the newest live version of each name."""
+    """Base models, then the newest live version of each adapter or soup, newest first."""
 
     object: Literal["list"] = "list"
     data: list[ModelCard]

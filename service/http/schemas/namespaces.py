@@ -17,29 +17,29 @@ class Namespace(Wire):
     object: Literal["namespace"] = "namespace"
     namespace: str
     tuning: TuningSetting
-    """Whether soups may be tuned in it."""
+    """Permission to tune soups in the namespace."""
     protected_aliases: list[str]
     """Aliases that only an admin moves or removes, and whose versions only an admin retires."""
     unnamed_soup_days: int | None
-    """Days after which an unnamed soup that nobody used is retired; 0: never, null: what the server's setting says."""
+    """Days without use after which an unnamed soup is retired; 0 is never, null is the server's setting."""
     etag: str
 
 
 class NamespacePatch(Patch):
-    """What is to change of a namespace's settings; what is not named stays."""
+    """Changes of a namespace's settings; absent fields do not change."""
 
     nullable = frozenset({"unnamed_soup_days"})
     tuning: TuningSetting | None = None
-    """`forbid` refuses effort `tune`, `allow` leaves it to the request, `default` takes it for requests that are to be
-    verified and name no effort, selector or recipe."""
+    """`forbid` refuses effort `tune`, `allow` permits it. `default` also makes it the effort of requests with
+    verification that name no effort, selector or recipe."""
     protected_aliases: list[Part] | None = Field(default=None, max_length=100)
-    """All aliases that only an admin moves or removes, whether or not they point anywhere yet."""
+    """All aliases that only an admin may move or remove, existing or not."""
     unnamed_soup_days: int | None = Field(default=None, strict=True, ge=0, le=36_500)
-    """Days after which an unnamed soup that nobody used is retired; 0: never, null: what the server's setting says."""
+    """Days without use after which an unnamed soup is retired; 0 is never, null is the server's setting."""
 
 
 class InUse(Wire):
-    """How much of its quotas a key or namespace uses."""
+    """The use of its quotas by a key or namespace."""
 
     stored_bytes: int
     adapters: int
@@ -47,14 +47,14 @@ class InUse(Wire):
 
 
 class Limits(Wire):
-    """The limits of a key or a namespace, and how much of its quotas is in use."""
+    """The limits of a key or namespace, and its use of its quotas."""
 
     object: Literal["limits"] = "limits"
     kind: LimitKind
     id: str
     """The key's id, or the namespace."""
     limits: UseLimits
-    """What was set for it."""
+    """The limits that were set for it."""
     in_force: UseLimits
-    """The same with the server's defaults."""
+    """The limits in effect, with the server's defaults."""
     in_use: InUse

@@ -33,5 +33,5 @@ class PerplexityAnswer(PerplexityReport):
     object: Literal["perplexity"] = "perplexity"
     model: str
     digest: str | None
-    """The adapter digest that was used; null for a base model."""
+    """The digest of the adapter; null for a base model."""
     baseline: ComparedModel | None = None

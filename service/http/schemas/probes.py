@@ -19,9 +19,9 @@ class Probe(Wire):
     base_fingerprint: Digest
     texts: list[str]
     base: list[NextTokens]
-    """With the base model alone."""
+    """Readings of the base model alone."""
     readings: list[NextTokens]
-    """With the adapter."""
+    """Readings with the adapter."""
 
 
 class Diagnosed(Diagnosis):

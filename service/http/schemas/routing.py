@@ -15,18 +15,18 @@ class RouteRequest(Wire):
 
     texts: list[str] = Field(min_length=1, max_length=500, fail_fast=True)
     base_model: Part | None = None
-    """Whose adapters are compared; may be left out where there is one base model."""
+    """The base model of the adapters to compare; optional if the server has one base model."""
 
 
 class Route(Wire):
-    """The models for a prompt; nothing is generated."""
+    """The models for a prompt."""
 
     object: Literal["route"] = "route"
     model: str
-    """One name, for an engine that cannot mix: the adapter with most of the posterior, or `base/<id>` if that is less
-    than half or the prompt is novel."""
+    """One model, for an engine that cannot mix: the adapter with the highest posterior. It is `base/<id>` if that
+    posterior is less than half or the prompt is novel."""
     mixture: str
-    """The mixture that `auto` answers with, as a model's name."""
+    """The name of the mixture that `auto` uses."""
     adapters: list[MixedAdapter]
     """Adapters with their shares of the posterior, best first."""
     novelty: float | None

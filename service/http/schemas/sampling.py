@@ -1,6 +1,6 @@
 """Fields that completion and chat requests share, including OpenAI fields that have no effect here.
 
-Nothing is ignored silently: an OpenAI field that has no effect here is accepted with its neutral value only and
+Nothing is ignored silently. An OpenAI field that has no effect here is accepted with its neutral value only, and
 refused by name otherwise; a field that OpenAI does not have is refused as unknown. `user`, its successors
 (`safety_identifier`, `prompt_cache_key`) and `metadata` are accepted and dropped: OpenAI promises no more.
 """
@@ -22,19 +22,19 @@ class TextFormat(Wire):
 
 
 class JsonObjectFormat(Wire):
-    """One JSON object, of whatever properties."""
+    """A JSON object with any properties."""
 
     type: Literal["json_object"]
 
 
 class NamedSchema(Wire):
-    """A JSON schema. Its name and description are taken and not shown to the model, which goes by what may follow."""
+    """A JSON schema. Its name and description are accepted, but the model does not see them."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: Annotated[str, StringConstraints(max_length=10_000)] | None = None
     schema_: dict[str, Any] = Field(alias="schema")
     strict: bool | None = None
-    """Every answer follows its schema, whether this says so or not."""
+    """Accepted for compatibility: every answer follows its schema."""
 
 
 class JsonSchemaFormat(Wire):
@@ -90,18 +90,18 @@ LogitBias = Annotated[
     ],
     Field(max_length=1024),
 ]
-"""What is added to the logits of tokens, by their ids."""
+"""Numbers to add to the logits of tokens, by token id."""
 
 
 class StreamOptions(Wire):
-    """What a stream carries beside its text."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Annotated[Any, Neutral(False)] = None
 
 
 class Sampling(OpenAIBody):
-    """What completions and chat completions have in common."""
+    """The common fields of completions and chat completions."""
 
     model: ModelName
     adapters: MixedAdapters | None = None
@@ -114,7 +114,7 @@ class Sampling(OpenAIBody):
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     logit_bias: LogitBias = Field(default_factory=dict)
     top_k: int | None = Field(default=None, ge=-1)
-    """Not OpenAI's, as the two below: the names that vLLM and transformers have for them. 0 and -1 are no limit."""
+    """An extension, like the next two fields, named as in vLLM and transformers. 0 and -1 mean no limit."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     repetition_penalty: float = Field(default=1.0, gt=0, le=10)
     response_format: ResponseFormat | None = None

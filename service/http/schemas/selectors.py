@@ -63,9 +63,9 @@ class Selector(Wire):
     fitted_at: datetime
     not_yet_included: list[str]
     asked_at: datetime | None = None
-    """When its pool was last asked for by it, to the hour; null where another fit serves the pool by now."""
+    """Time of the last request for its pool and spec, to the hour; null if another fit serves the pool now."""
     idle: bool = False
-    """Nobody asked for so long that pushes do not refit it: it is fitted again when it is asked for."""
+    """True after a long time without requests: pushes no longer refit it, and the next request does."""
 
 
 def selector_body(
@@ -99,14 +99,14 @@ class SelectorList(Wire):
 
 
 class SelectRequest(Frozen):
-    """`POST /v1/select`: which adapters of a pool a sample belongs to, without cooking."""
+    """`POST /v1/select`: select the adapters of a pool that fit a sample, without cooking."""
 
     sample: SampleSource
     selector: SelectorSpec | None = None
     options: SelectOptions = SelectOptions()
     pool: PoolRequest = PoolRequest()
     list_all: bool = False
-    """Name every adapter that was left out, not only the best-scored 32."""
+    """Name all adapters that were left out, not only the 32 with the best scores."""
     wait: Wait | None = None
 
     @property
@@ -116,10 +116,10 @@ class SelectRequest(Frozen):
 
 
 class NearestRequest(Frozen):
-    """`POST /v1/adapters/search`: the adapters of a pool whose samples are most like some text."""
+    """`POST /v1/adapters/search`: rank the adapters of a pool by the similarity of their samples to a text."""
 
     texts: tuple[Passage, ...] = Field(min_length=1, max_length=500, fail_fast=True)
-    """One is enough; what a pasted text says best is said in passages."""
+    """One text is enough. Split a long text into passages."""
     encoder: EncoderName = "base"
     pool: PoolRequest = PoolRequest()
     limit: int = Field(default=10, ge=1, le=100)
@@ -132,14 +132,14 @@ class NearestRequest(Frozen):
 
 
 class Near(Wire):
-    """An adapter, and how like its sample is to the text: the mean cosine of their vectors."""
+    """An adapter, and the similarity of its sample to the text: the mean cosine of their vectors."""
 
     similarity: float
     adapter: ListedAdapter
 
 
 class Nearest(Wire):
-    """Adapters by similarity, the most alike first. Nothing is abstained from: the first may be far away."""
+    """Adapters by similarity, highest first. There is no threshold: the first may be far from the text."""
 
     object: Literal["nearest"] = "nearest"
     data: list[Near]

@@ -16,7 +16,7 @@ from service.http.schemas.wire import Wait, Wire
 
 
 class SoupRequest(CookRequest):
-    """`POST /v1/soups`: a CookRequest, and how long to wait for it."""
+    """`POST /v1/soups`: a CookRequest, and how long to wait for the result."""
 
     wait: Wait | None = None
 
@@ -24,8 +24,9 @@ class SoupRequest(CookRequest):
 class HigherEffort(Price):
     """The price of an effort for the same sample, and what it usually brings.
 
-    `gain` is the NLL of the soup as selected minus that of the stored soup, in nats per token on held-out passages: the
-    median over the newest `cooks` with this effort on this base model that the caller sees and that stored a soup.
+    `gain` is the NLL of the soup as selected minus that of the stored soup, in nats per token on held-out passages. It
+    is the median over the newest `cooks` with this effort on this base model that stored a soup and that the caller
+    sees.
     """
 
     gain: float | None = None
@@ -33,7 +34,7 @@ class HigherEffort(Price):
 
 
 class Soup(Wire):
-    """What was cooked: a soup, one adapter that needs no mixing, or the base where `abstained`."""
+    """The result of a cook: a soup, a single adapter, or the base model if `abstained`."""
 
     object: Literal["soup"] = "soup"
     abstained: bool
@@ -42,9 +43,9 @@ class Soup(Wire):
     digest: Digest | None
     soup: Adapter | None
     cached: bool
-    """Whether this recipe was cooked before: the stored bytes were taken."""
+    """True if this recipe was cooked before, and its stored soup was used."""
     created: bool
-    """Whether this request made a new version."""
+    """True if this request stored a new version."""
     recipe: Recipe | None
     recipe_digest: Digest | None
     report: MixReport | None

@@ -6,10 +6,10 @@ from service.http.schemas.wire import ModelName, TokenIds, Wire
 
 
 class TokenizeRequest(Wire):
-    """`POST /tokenize`, as vLLM has it. `add_special_tokens` puts the base's BOS in front, as completions do."""
+    """`POST /tokenize`, as vLLM has it. `add_special_tokens` puts the base model's BOS in front, as completions do."""
 
     model: ModelName | None = None
-    """May be left out where there is one base model."""
+    """Optional if the server has one base model."""
     prompt: str
     add_special_tokens: bool = True
     return_token_strs: bool = False
@@ -19,7 +19,7 @@ class DetokenizeRequest(Wire):
     """`POST /detokenize`, as vLLM has it."""
 
     model: ModelName | None = None
-    """May be left out where there is one base model."""
+    """Optional if the server has one base model."""
     tokens: TokenIds
 
 
@@ -39,7 +39,9 @@ class DetokenizeAnswer(Wire):
 
 
 class TokenizerInfo(Wire):
-    """What a client needs to know of a base model's tokenizer. Tokens and template are null where there are none."""
+    """The special tokens, the chat template and the sizes of a base model's tokenizer. Missing tokens and templates are
+    null.
+    """
 
     model: str
     base_model: str

@@ -20,14 +20,14 @@ class BlobStored(Wire):
 
 
 class NewUpload(Wire):
-    """What an upload is to become, where that is known: by its digest it is found again, by its size it is bounded."""
+    """The digest and size of the whole, both optional: the digest finds the upload again, the size limits it."""
 
     digest: Digest | None = None
     size: int | None = Field(default=None, ge=0, lt=2**53)
 
 
 class Upload(Wire):
-    """An upload in parts that is not finished: `offset` bytes are held, and the next part begins there."""
+    """An unfinished upload in parts: `offset` bytes are stored, and the next part begins there."""
 
     object: Literal["upload"] = "upload"
     id: str
@@ -36,7 +36,7 @@ class Upload(Wire):
     size: int | None = None
     created_at: datetime
     expires_at: datetime
-    """When it is removed; every part moves it on."""
+    """When the upload expires; every part extends it."""
 
 
 class UploadList(Wire):

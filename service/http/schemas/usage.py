@@ -10,7 +10,7 @@ Group = Literal["day", "key_id", "namespace", "model"]
 
 
 class UsageTotal(Wire):
-    """Requests that the engine began, and the tokens that were read and generated for them."""
+    """Requests that the engine started, and their prompt and generated tokens."""
 
     requests: int
     tokens_in: int
@@ -18,13 +18,13 @@ class UsageTotal(Wire):
 
 
 class UsageEntry(UsageTotal):
-    """A sum of usage; null stands where it is not told apart by that."""
+    """A sum of usage; columns that it is not grouped by are null."""
 
     day: str | None
-    """UTC."""
+    """The day, in UTC."""
     key_id: str | None
     namespace: str | None
-    """The model's, or of a base model the key's own."""
+    """The namespace of the model; for a base model the key's own."""
     model: str | None
     """`namespace/name@version`, or `base/<id>`."""
 
@@ -35,5 +35,5 @@ class UsageList(Wire):
     object: Literal["list"] = "list"
     data: list[UsageEntry]
     total: UsageTotal
-    """Of all pages."""
+    """The total of all pages."""
     next_cursor: str | None = None

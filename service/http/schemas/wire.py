@@ -101,10 +101,10 @@ class Patch(Frozen):
 
 
 class PromptTokensDetails(Wire):
-    """How the prompt's tokens came to be read."""
+    """How the tokens of the prompt were processed."""
 
     cached_tokens: int
-    """Those that were not computed again, but kept from an earlier request that began alike."""
+    """Prompt tokens reused from the prefix cache."""
 
 
 class Usage(Wire):

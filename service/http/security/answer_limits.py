@@ -36,8 +36,8 @@ def most_connections(settings: Settings) -> int:
 class AnswerLimits:
     """Limits how many answers each key has under way on `most` connections. Thread-safe.
 
-    A key gets another answer while it has fewer than are free: a key alone gets half of all, each of two busy keys gets
-    a third, and a key without any gets one.
+    A key gets another answer while it has fewer than are free. So a single busy key gets half of all, and two get a
+    third each; a key without any gets one.
     """
 
     def __init__(self, most: int) -> None:

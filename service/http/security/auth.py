@@ -162,8 +162,8 @@ class Gate:
 def check_local(headers: Headers, *, allowed: Sequence[str]) -> None:
     """Raise Forbidden unless a request comes from this machine: the checks of `no_auth`, where there are no keys.
 
-    Without them any page open in a browser on this machine could call the server: by a name that resolves here
-    (Host), by a request across origins (Origin), or through a proxy that makes the world look local.
+    Without them any page open in a browser on this machine could call the server: by a name that resolves here (Host),
+    or by a request across origins (Origin). A proxy could also make remote clients look local.
     """
     host = headers.get("host", "")
     if _hostname(f"//{host}") not in allowed:
