@@ -3,7 +3,8 @@
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
 benchmarks/results/NAME.json (`benchmarks.report`). `NAME:domains` is the same run domain by domain, `NAME:sentence` its
 result in one sentence, `NAME:run` the figures as they are in the file. The views of `docs.papers` are claims with
-verdicts, those of `docs.soups` efforts beside each other.
+verdicts, those of `docs.soups` efforts beside each other. `summary:NAME` is a table of `docs.summaries`, which may hold
+figures of several files.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from demo.table import answered
-from docs import papers, soups
-from docs.markdown import table
+from docs import papers, soups, summaries
+from docs.markdown import number, table
 
 MARK = re.compile(r"(<!-- figures:(?P<name>[a-z0-9_]+)(?::(?P<view>[a-z]+))? -->\n).*?(<!-- /figures -->)", re.DOTALL)
 Result = Mapping[str, Any]
@@ -30,6 +31,8 @@ def fill(text: str, folder: Path) -> str:
 
 def block(folder: Path, name: str, view: str | None = None) -> str:
     """What stands between two marks."""
+    if name == "summary":
+        return "\n" + "\n".join(summaries.lines(folder, view or "")) + "\n"
     path = folder / f"{name}.json"
     if not path.is_file():
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
@@ -38,7 +41,7 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
     own = {"domains": _by_domain, "sentence": _sentence, "run": _plain}
     views = {**papers.VIEWS, **own}
     lines = soups.VIEWS[view](result, name) if view in soups.VIEWS else views.get(view or "", default)(result)
-    return "\n" + "\n".join([*lines, "", *_source(result, name)]) + "\n"
+    return "\n" + "\n".join([*lines, "", *summaries.sources({name: result})]) + "\n"
 
 
 def _compares(result: Result) -> bool:
@@ -144,7 +147,7 @@ def _label(row: Result) -> str:
 
 def _plain(result: Result) -> list[str]:
     rows = [
-        (name.replace("_", " "), _number(one["value"]), str(one.get("unit") or ""), _number(one.get("goal")),
+        (name.replace("_", " "), number(one["value"]), str(one.get("unit") or ""), number(one.get("goal")),
          "; ".join(filter(None, (one.get("note"), _measured(one)))))
         for name, one in result["figures"].items()
     ]  # fmt: skip
@@ -154,20 +157,3 @@ def _plain(result: Result) -> list[str]:
 def _measured(figure: Result) -> str:
     """When a figure was measured that is newer than the rest of its file."""
     return f"{figure['date'][:10]}, commit {str(figure['commit'])[:12]}" if "commit" in figure else ""
-
-
-def _number(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "" if value is None else str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _source(result: Result, name: str) -> Sequence[str]:
-    machine = result.get("machine") or {}
-    hardware = [str(machine["processor"])] if machine.get("processor") else []
-    hardware += [f"{machine['cores']} cores"] if machine.get("cores") else []
-    commit = f", commit {result['commit'][:12]}" if result.get("commit") else ""
-    return [
-        f"Source: `benchmarks/results/{name}.json`, {str(result['date'])[:10]}{commit}"
-        f"{', ' + ', '.join(hardware) if hardware else ''}."
-    ]

@@ -12,7 +12,7 @@ import pytest
 
 from adaptersoup.cli.app import VERBS, command_of
 from adaptersoup.vllm.settings import VllmSettings
-from docs import figures, generate, man_page
+from docs import figures, generate, man_page, summaries
 from service.settings import Settings
 
 pytestmark = pytest.mark.slow
@@ -225,6 +225,31 @@ def test_blocks_are_filled_side_by_side_and_say_where_there_is_no_result() -> No
     assert "\nold\n" not in filled
     assert "Not measured yet: there is no `benchmarks/results/none.json`" in filled
     assert figures.fill(filled, results) == filled
+
+
+@pytest.mark.parametrize("name", summaries.SUMMARIES)
+def test_every_figure_of_a_summary_is_in_its_results(name: str) -> None:
+    summary = summaries.SUMMARIES[name]
+    files = [json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text()) for _, file in summary.columns]
+    for figures_of_row in summary.rows.values():
+        wanted = [figures_of_row] * len(files) if isinstance(figures_of_row, str) else figures_of_row
+        assert any(figure in result["figures"] for figure, result in zip(wanted, files, strict=True)), figures_of_row
+
+
+def test_a_summary_has_goals_newer_commits_and_marks_of_another_machine(tmp_path: Path) -> None:
+    newer = {"value": 5, "goal": 2, "note": "on a machine half as fast", "commit": "b" * 40}
+    run = {
+        "date": "2026-01-02",
+        "commit": "a" * 40,
+        "figures": {"fit_10k_s": {"value": 1234.5}, "refit_backlog": newer},
+    }
+    assert "Not measured yet" in summaries.lines(tmp_path, "registry")[0]
+    (tmp_path / "registry.json").write_text(json.dumps(run))
+    lines = summaries.lines(tmp_path, "registry")
+    assert "| fit `posterior`, s | 1,234 |  |" in lines
+    assert "| fits left after 1,000 pushes | 5 † | 2 |" in lines
+    source = f"Source: `benchmarks/results/registry.json`, 2026-01-02, commit {'a' * 12}."
+    assert lines[-1] == f"{source} Newer figures: commit {'b' * 12}."
 
 
 def test_the_readmes_picture_is_of_the_demos_results() -> None:
