@@ -1,10 +1,9 @@
 """Numbers of the documentation: each comes from a file of benchmarks/results, none is typed by hand.
 
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
-benchmarks/results/NAME.json (`benchmarks.report`). `NAME:domains` is the same run domain by domain, `NAME:sentence` its
-result in one sentence, `NAME:run` the figures as they are in the file. The views of `docs.papers` are claims with
-verdicts, those of `docs.soups` efforts beside each other. `summary:NAME` is a table of `docs.summaries`, which may hold
-figures of several files.
+benchmarks/results/NAME.json (`benchmarks.report`). `NAME:sentence` is its result in one sentence, `NAME:run` the
+figures as they are in the file. The views of `docs.papers` are claims with verdicts, those of `docs.soups` efforts
+beside each other. `summary:NAME` is a table of `docs.summaries`, which may hold figures of several files.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
     result: Result = json.loads(path.read_text(encoding="utf-8"))
     default = _comparison if _compares(result) else _plain
-    own = {"domains": _by_domain, "sentence": _sentence, "run": _plain}
+    own = {"sentence": _sentence, "run": _plain}
     views = {**papers.VIEWS, **own}
     lines = soups.VIEWS[view](result, name) if view in soups.VIEWS else views.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *summaries.sources({name: result})]) + "\n"
@@ -115,27 +114,6 @@ def _comparison_notes(result: Result) -> Iterator[str]:
         "domains whose difference of mean NLL to the base is beyond two paired standard errors (a lower bound: "
         "passages of one document are not independent)."
     )
-    figures = result.get("figures", {})
-    names = ("adapters_beating_base", "adapters_beating_base_by_two_se", "adapters_times_domains")
-    if all(name in figures for name in names):
-        won, surely, pairs = (int(figures[name]["value"]) for name in names)
-        yield f"Of {pairs} pairs of an adapter and a domain, {won} beat the base, {surely} by two standard errors."
-
-
-def _by_domain(result: Result) -> list[str]:
-    methods = _methods(result)
-    domains = list(next(iter(methods.values())))
-    shown = [[_label(rows[domains[0]]), *(_shown(rows[domain]) for domain in domains)] for rows in methods.values()]
-    note = "Perplexity, and the difference of mean NLL per token to the base ± its paired standard error."
-    return [*table(("method", *domains), shown), "", note]
-
-
-def _shown(row: Result) -> str:
-    if row.get("abstained"):
-        return f"{row['perplexity']:.2f} (the base)"
-    if row["difference"] == 0 and row["standard_error"] == 0:
-        return f"{row['perplexity']:.2f}"
-    return f"{row['perplexity']:.2f} ({row['difference']:+.4f} ± {row['standard_error']:.4f})"
 
 
 def _label(row: Result) -> str:

@@ -105,7 +105,7 @@ def slug(heading: str) -> str:
 
 
 def _parser() -> MarkdownIt:
-    return MarkdownIt("commonmark", {"html": True}).enable("table")
+    return MarkdownIt("commonmark", {"html": False}).enable("table")
 
 
 def _title(tokens: list[Token]) -> str:

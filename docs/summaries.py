@@ -1,4 +1,4 @@
-"""Tables that put figures of one or more results files side by side, for the pages about speed.
+"""Tables that put figures of one or more results files side by side, with the reader's words as labels.
 
 Called by `docs.figures` for the blocks `<!-- figures:summary:NAME -->`. A page shows the figures that a user decides
 by; the results files have all of them.
@@ -123,9 +123,52 @@ REGISTRY = Summary(
         "fits left after 1,000 pushes": "refit_backlog",
     },
 )
+POOLS = Summary(
+    "figure",
+    (("`posterior`", "selection"), ("`cosine`", "selection")),
+    {
+        label: (figure.format("posterior"), figure.format("cosine"))
+        for label, figure in {
+            "growth of a whole fit from 1,000 to 10,000 domains, exponent": "fit_growth_{}",
+            "update for one new adapter, s": "add_one_{}_s",
+            "selection, ms": "select_{}_ms",
+            "state, MiB": "state_{}_mib",
+        }.items()
+    },
+)
+COOKS = Summary(
+    "time between tokens, beside a cook / alone",
+    (("small base model, 100 passages", "beside_cooks"), ("SmolLM2, 60 passages", "beside_cooks_smollm2")),
+    {
+        "`quick`, median": "quick_gap",
+        "`quick`, 95th percentile": "quick_gap_p95",
+        "`tune`, median": "tune_gap",
+        "`tune`, 95th percentile": "tune_gap_p95",
+    },
+)
+CLAIMS = Summary(
+    "false claims if nothing helps",
+    (("share", "acceptance"),),
+    {
+        "one soup": "claimed_one",
+        "best of 2 soups": "claimed_best_of_2",
+        "best of 4 soups": "claimed_best_of_4",
+        "best of 2 or 4 soups with the margin of one": "claimed_uncounted",
+        "one soup, skewed differences": "claimed_skewed",
+    },
+)
+START = Summary(
+    "figure",
+    (("value", "cold_start"),),
+    {
+        "`soup --help`, s": "soup_help_s",
+        "import of the Python client, s": "import_client_s",
+        "start of `soup serve`, CPU s": "serve_ready_cpu_s",
+    },
+)
 SUMMARIES = {
     "generation": GENERATION, "scoring": SCORING, "loading": WORKING_SET, "http": HTTP, "training": TRAINING,
-    "pages": PAGES, "registry": REGISTRY,
+    "pages": PAGES, "registry": REGISTRY, "pools": POOLS, "cooks": COOKS, "claims": CLAIMS, "start": START,
 }  # fmt: skip
 """By the name in the block."""
 

@@ -166,11 +166,9 @@ def lines(
     *,
     x_label: str,
     y_label: str,
-    ticks: Sequence[float] = (),
-    logarithmic: bool = False,
     theme: Theme = LIGHT,
 ) -> Plot:
-    """Lines over one axis, a logarithmic one with `ticks` or with a tick at every point. Each series needs a point."""
+    """Lines over one axis. Each series needs a point."""
     figure = new_plot(WIDTH, 290, theme)
     axes = figure.subplots()
     for number, line in enumerate(series):
@@ -185,8 +183,6 @@ def lines(
             markerfacecolor="none",
             markeredgecolor=theme.ink,
         )
-    if logarithmic:
-        _set_logarithmic(axes, ticks or sorted({x for line in series for x, _ in line.points}))
     _finish(figure, axes, theme, title=title, x_label=x_label, y_label=y_label, grid="y")
     return figure
 
