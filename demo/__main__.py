@@ -1,4 +1,4 @@
-"""`python -m demo`: what `make demo` runs."""
+"""`python -m demo`, the command of `make demo`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ calm_threads()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo; gives the exit code."""
+    """Run the demo; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
     if bool(options.data) != bool(options.adapters):
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
-    """The exit code of the demo itself, whose imports take seconds."""
+    """Run the demo and return its exit code; separate because its imports take seconds."""
     from demo.results import command_line
     from demo.run import run
     from demo.server import DemoFailed

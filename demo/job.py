@@ -1,7 +1,7 @@
-"""One main job: its text, base model and adapters; the shipped ones on SmolLM2, or people's own data.
+"""One main job: its text, base model and adapters, either the shipped ones on SmolLM2 or the user's own.
 
 A data folder holds `train/<domain>/{train,valid,test}` and `novel/<domain>/{valid,test}` as .jsonl or .jsonl.gz. A
-novel domain's sample comes from `valid`, every figure from `test`.
+novel domain's sample comes from `valid`, all figures from `test`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from training.data import draw, read_texts
 
 HOME = Path(".demo")
 DOMAINS = Path(__file__).parent / "domains"
-"""Shipped: `adapters/<domain>` and the control's, trained on SmolLM2, and `novel/<domain>` with text."""
+"""Shipped files: `adapters/<domain>` and the control, trained on SmolLM2, and texts in `novel/<domain>`."""
 CONTROL = "control_textbooks"
 TRAINING_SAMPLE = 120
-"""Passages pushed with an adapter: 100 are drawn for a fit, the others tell how well domains are told apart."""
+"""Passages pushed with an adapter: 100 are drawn for a fit, the others measure the selector's accuracy."""
 NOVEL_SAMPLE = 100
 SEED = 0
 SMALL_BYTES = 100_000_000
 LARGE_BASE: Mapping[str, Any] = {"test_passages": 40, "longest": 500}
-"""With people's own base model of more weights than that: what keeps 21 + 10 domains within a hundred minutes."""
+"""Reduced settings for a user's base model above this size, so that 21 + 10 domains take less than 100 minutes."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A main job: its text (`data`), base model, domains, and the folder `home` that everything made goes into."""
+    """A main job: its text (`data`), base model, domains, and the folder `home` for all output."""
 
     home: Path
     data: Path
@@ -43,17 +43,17 @@ class Job:
     training: tuple[str, ...]
     novel: tuple[str, ...]
     control: str
-    """Name of the adapter trained on text of no domain; the empty string where there is none."""
+    """Name of the adapter that was trained on no domain's text; empty if there is none."""
     adapters: Path
-    """Adapter directories, ready to be pushed; the control adapter's is among them."""
+    """Adapter directories to push, including the control."""
     strategies: tuple[Strategy, ...] = EVERY
     oracle: bool = True
-    """Whether every single adapter is scored on the test passages too, for the best of them."""
+    """True to also score every single adapter on the test passages, to find the best one."""
     test_passages: int = 60
     longest: int | None = None
-    """Characters that passages are cut to; None leaves them whole."""
+    """Maximum characters of a passage, which is cut to them; None for no limit."""
     wall_goal: float = 6000.0
-    """Seconds the whole job may take, without installation and download."""
+    """Maximum seconds of the whole job, without installation and download."""
 
     @property
     def bases(self) -> Path:
@@ -74,15 +74,15 @@ class Job:
         raise NotFound(f"{folder} has no {split}.jsonl and no {split}.jsonl.gz.")
 
     def sample(self, domain: str) -> list[str]:
-        """The passages of a novel domain that a soup is cooked from."""
+        """The passages of a novel domain for which a soup is cooked."""
         return self._drawn("novel", domain, "valid", NOVEL_SAMPLE)
 
     def test(self, domain: str) -> list[str]:
-        """The passages of a novel domain that figures come from; nothing of them is in the sample."""
+        """The passages of a novel domain for the figures; the sample has none of them."""
         return self._drawn("novel", domain, "test", self.test_passages)
 
     def training_sample(self, domain: str) -> list[str]:
-        """The passages that stand for a training domain."""
+        """The passages that represent a training domain."""
         return self._drawn("train", domain, "train", TRAINING_SAMPLE)
 
     def _drawn(self, kind: str, domain: str, split: str, count: int) -> list[str]:
@@ -90,7 +90,7 @@ class Job:
         return texts if self.longest is None else [shorten(text, self.longest) for text in texts]
 
     def write_bases(self) -> None:
-        """Write the allowlist, with the one base model."""
+        """Write the allowlist with the base model."""
         self.home.mkdir(parents=True, exist_ok=True)
         source = json.dumps(self.base.source)  # a JSON string is a TOML string
         self.bases.write_text(f'[bases.{json.dumps(self.base.id)}]\nsource = {source}\ndtype = "{self.base.dtype}"\n')
@@ -106,7 +106,7 @@ def shorten(text: str, most: int) -> str:
 
 
 def shipped_job(entry: BaseEntry) -> Job:
-    """The job over the shipped adapters and text."""
+    """The job with the shipped adapters and text."""
     names = domains_of(DOMAINS / "adapters")
     return Job(
         HOME / "smollm2", DOMAINS, entry, tuple(name for name in names if name != CONTROL),
@@ -115,10 +115,10 @@ def shipped_job(entry: BaseEntry) -> Job:
 
 
 def own_job(data: Path, entry: BaseEntry, adapters: Path, names: Sequence[str]) -> Job:
-    """The job over people's own data, base model and neutral adapters, of which `names` are there.
+    """The job with the user's own data, base model and neutral adapters, which have these `names`.
 
-    Every training domain needs an adapter. The one adapter that is no training domain is the control; raises
-    InvalidParameter where there are several.
+    Every training domain needs an adapter. An adapter without a training domain is the control; raises InvalidParameter
+    if there are several.
     """
     training, novel = domains_of(data / "train"), domains_of(data / "novel")
     missing = sorted(set(training) - set(names))
@@ -133,7 +133,7 @@ def own_job(data: Path, entry: BaseEntry, adapters: Path, names: Sequence[str]) 
 
 
 def domains_of(folder: Path) -> tuple[str, ...]:
-    """Names of the domains' folders in `folder`; raises NotFound where there is none."""
+    """Names of the domains' folders in `folder`; raises NotFound if there are none."""
     found = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     if not found:
         raise NotFound(

@@ -1,4 +1,6 @@
-"""The demo's plot: how far each model's perplexity is from the base's on every novel domain, with intervals."""
+"""The demo's plot: the change of each model's perplexity against the base model on every novel domain, with
+intervals.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from plots.charts import interval_series
 from plots.style import to_svg
 
 ERRORS = 2.0
-"""Standard errors on either side."""
+"""Half the width of an interval, in standard errors."""
 
 
 def draw(table: Table, path: Path) -> None:
-    """Write the plot as SVG; the same table gives the same bytes."""
+    """Write the plot as SVG; equal tables give equal bytes."""
     rows = [row for row in table.distinct()[0] if row is not table.base]
     figure = interval_series(
         "",

@@ -1,8 +1,8 @@
-"""The job that is asked for, its base model and adapters ready to be served and pushed.
+"""Prepares the requested job: its base model and adapters, ready to be served and pushed.
 
-People's own adapters come in the neutral form of ../shared/adapters: `<domain>/adapter.safetensors` with
-`layers.<i>.{norm,down,up}.{weight,bias}` and `<domain>/adapter.json` with the recipe; `initial.safetensors` beside them
-holds the tensors all of them started from.
+A user's own adapters have the neutral form of ../shared/adapters: `<domain>/adapter.safetensors` with
+`layers.<i>.{norm,down,up}.{weight,bias}` and `<domain>/adapter.json` with the recipe; `initial.safetensors` in the same
+folder has the initial tensors of all adapters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NEUTRAL = re.compile(r"layers\.(\d+)\.(norm|down|up)\.(weight|bias)")
 
 
 def prepare(data: Path | None, base: str | None, adapters: Path | None, talk: Talk) -> Job:
-    """The job over people's own data and adapters, or over the shipped ones; raises DemoFailed or a SoupError."""
+    """The job with the user's own data and adapters, or with the shipped ones; raises DemoFailed or a SoupError."""
     if data is None or adapters is None:
         return _shipped(base, talk)
     names = neutral_domains(adapters)
@@ -53,7 +53,7 @@ def _shipped(base: str | None, talk: Talk) -> Job:
 
 
 def _fitting(base: str, talk: Talk) -> BaseEntry:
-    """A base model on this machine, if the shipped adapters fit it; raises DemoFailed."""
+    """A base model on this machine that the shipped adapters fit; raises DemoFailed for any other."""
     what = f"The shipped adapters fit {NAME} as it is in the wheel {WHEEL}, and not {base}"
     if not Path(base).exists():
         raise DemoFailed(f"{what}, which is no file here: give DATA and ADAPTERS of your own with it, or no BASE.")
@@ -71,7 +71,7 @@ def _fitting(base: str, talk: Talk) -> BaseEntry:
 
 
 def neutral_domains(folder: Path) -> list[str]:
-    """The names of the adapters in a neutral folder; raises NotFound where there is none."""
+    """The names of the adapters in a neutral folder; raises NotFound if there are none."""
     found = sorted(path.parent.name for path in folder.glob("*/adapter.safetensors"))
     if not found:
         raise NotFound(f"{folder} holds no <domain>/adapter.safetensors: it is not a folder of neutral adapters.")
@@ -79,7 +79,7 @@ def neutral_domains(folder: Path) -> list[str]:
 
 
 def convert_all(job: Job, source: Path, names: Sequence[str], talk: Talk) -> None:
-    """Convert every neutral adapter; the training domains' get their sample."""
+    """Convert every neutral adapter; adapters of training domains get a sample."""
     fingerprint = shape_of(job.base, job.home / "cache").fingerprint
     shutil.rmtree(job.adapters, ignore_errors=True)
     with talk.bar("converting") as report:
@@ -95,9 +95,9 @@ def convert_all(job: Job, source: Path, names: Sequence[str], talk: Talk) -> Non
 def convert(
     source: Path, domain: str, target: Path, *, base_model: str, base_fingerprint: str, texts: Sequence[str] | None
 ) -> AdapterDirectory:
-    """Write one neutral adapter as a directory of ours, with `texts` as its sample.
+    """Write one neutral adapter as an adapter directory, with `texts` as its sample.
 
-    `init_hash` is computed from `initial.safetensors`; where that is missing, the initialisation is unknown. Raises
+    `init_hash` is computed from `initial.safetensors`; without that file the initialisation is unknown. Raises
     NotFound, InvalidManifest and InvalidWeights.
     """
     about = _about(source / domain / "adapter.json")

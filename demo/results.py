@@ -1,4 +1,4 @@
-"""The form of a results file: figures with goals and repeats, rows, and the commit and machine they were measured on.
+"""The format of a results file: figures with goals and repeats, rows, and the commit and machine of the measurement.
 
 Written by the demo (`--out`) and by every benchmark. Shares and overheads are fractions, ratios plain numbers, counts
 integers; keys of times end in `_ms` or `_s`. The value of a repeated figure is the median of its repeats.
@@ -23,20 +23,20 @@ from registry.files import replace_file
 
 ROOT = Path(__file__).parents[1]
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
-"""Flags of a CPU that change what is fast, and which dtype is."""
+"""CPU flags that affect speed and the fastest dtype."""
 
 WAITING = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OPENBLAS_NUM_THREADS")
-"""Variables that say how many threads compute, and how they wait."""
+"""Environment variables of the number of threads, and of how they wait."""
 
 CODE = ("*.py", "pyproject.toml", "constraints.txt", ":!tests", ":!docs")
-"""What a measurement depends on."""
+"""The files that a measurement depends on."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number that may be quoted; `goal` is its task's, also where it is missed."""
+    """One number that may be quoted; `goal` is the goal that was set for it, reached or not."""
 
     value: float
     unit: str
@@ -45,29 +45,29 @@ class Figure:
     note: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """As the results file has it."""
+        """The figure in the form of the results file."""
         repeats = [rounded(value) for value in self.repeats]
         found = {"value": rounded(self.value), "goal": self.goal, "unit": self.unit, "repeats": repeats}
         return found | ({"note": self.note} if self.note else {})
 
 
 def rounded(value: float) -> float:
-    """Six significant digits; counts stay whole."""
+    """Round to six significant digits; integers are not changed."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def write(
     path: Path, *, name: str, command: str, figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write a results file, all at once."""
+    """Write a results file atomically."""
     about = {"name": name, "command": command, **_now(), "machine": machine()}
     _write(path, {**about, "figures": dict(figures), "rows": list(rows)})
 
 
 def update(path: Path, *, figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], part: str) -> None:
-    """Put what was measured of one part in the place of what a results file has of it; all else in it stays.
+    """Replace the figures and rows of one part of a results file, and keep the others.
 
-    The figures then say themselves when and at which commit they were measured.
+    Each figure then records its own date and commit.
     """
     value = json.loads(path.read_text(encoding="utf-8"))
     value["figures"] |= {name: {**figure, **_now()} for name, figure in figures.items()}
@@ -86,10 +86,10 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def command_line(module: str, arguments: Sequence[str]) -> str:
-    """The command that a result came from, fit to be published.
+    """The command that produced a result, without private values.
 
-    Of a database's URL only its kind is shown (the rest may hold a password), and no folder of this machine: a path
-    within the checkout is written from there, of any other the last part.
+    A database's URL is reduced to its kind, because it may contain a password. Paths in the checkout are relative to
+    it; of any other path only the last part remains.
     """
     return shlex.join(["python", "-m", module, *(_publishable(argument) for argument in arguments)])
 
@@ -104,7 +104,7 @@ def _publishable(argument: str) -> str:
 
 
 def commit() -> str | None:
-    """The commit of this checkout, `-dirty` where code has changed since; None outside of one."""
+    """The commit of this checkout, with `-dirty` if code has changed since; None outside a checkout."""
     try:
         head = _git("rev-parse", "HEAD").strip()
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", *CODE)
@@ -118,7 +118,7 @@ def _git(*arguments: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What the run had: processor with the flags that matter, cores, memory, versions."""
+    """The machine of a run: processor with relevant flags, cores, memory, and versions."""
     info = _cpuinfo()
     flags = set(info.get("flags", "").split())
     return {
@@ -135,13 +135,13 @@ def machine() -> dict[str, Any]:
 
 
 def best_dtype() -> Literal["float32", "bfloat16"]:
-    """What trains fastest on this CPU: bf16 where it has instructions for it; elsewhere that is emulated, and slow."""
+    """The fastest dtype for training on this CPU: bf16 if it has instructions for it, since emulated bf16 is slow."""
     flags = _cpuinfo().get("flags", "").split()
     return "bfloat16" if {"avx512_bf16", "amx_bf16"} & set(flags) else "float32"
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; empty where there is none."""
+    """The first processor of /proc/cpuinfo; empty without that file."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
     except OSError:

@@ -1,7 +1,7 @@
-"""The main job from beginning to end; `python -m demo` comes here.
+"""The main job from beginning to end, called by `python -m demo`.
 
-A base model and adapters are made ready (what is there is kept), a server is started on loopback, everything goes to
-it over HTTP, and what comes back becomes a sentence, a picture and a table. Whatever happens, the server is stopped.
+Prepares a base model and adapters, unless they exist, and starts a server on loopback. All requests go to it over HTTP.
+The results are a sentence, a plot and a table. The server is always stopped at the end.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PROMPT_WORDS = 16
 CONTINUE = ("--temperature", "0.7", "--top-p", "0.95", "--seed", "1")
 QUESTION = "What is a soup made of? Answer in two sentences."
 Answers = Mapping[str, Mapping[str, Answer]]
-"""By strategy and domain."""
+"""Answers by strategy and domain."""
 
 
 @dataclass
 class Kitchen:
-    """A run with its server: the client, what was pushed (by name), and every score so far."""
+    """A run with its server: the client, the pushed adapters by name, and all scores so far."""
 
     job: Job
     client: SoupClient
@@ -61,7 +61,7 @@ class Kitchen:
 
 
 def run(options: argparse.Namespace, command: str) -> None:
-    """The whole demo; raises DemoFailed or a SoupError with a sentence for people."""
+    """Run the whole demo; raises DemoFailed or a SoupError with a message for the user."""
     talk = Talk(STAGES)
     job = prepare(options.data, options.base, options.adapters, talk)
     began = time.monotonic()
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace, command: str) -> None:
 
 
 def _push(kitchen: Kitchen, server: Server, talk: Talk) -> None:
-    """Push every adapter with the command line, wait for the samples to be embedded, fit every selector."""
+    """Push all adapters with the command line, wait until the samples are embedded, and fit all selectors."""
     job, client = kitchen.job, kitchen.client
     talk.stage(f"push: {len(job.pushed)} adapters over HTTP, and fit the selectors")
     folders = [str(job.adapters / name) for name in job.pushed]
@@ -114,7 +114,7 @@ def _push(kitchen: Kitchen, server: Server, talk: Talk) -> None:
 
 
 def _embedded(client: SoupClient, ref: str) -> dict[str, Any]:
-    """A pushed adapter, once its sample is embedded (it may still be, where an earlier run was interrupted)."""
+    """A pushed adapter, after its sample is embedded; an interrupted run may leave it pending."""
     while (adapter := client.adapter(ref))["sample_state"] == "pending":
         time.sleep(0.5)
     if adapter["sample_state"] == "failed":
@@ -123,7 +123,7 @@ def _embedded(client: SoupClient, ref: str) -> dict[str, Any]:
 
 
 def _cook(kitchen: Kitchen, talk: Talk) -> tuple[Answers, float]:
-    """The answer of every strategy, and the seconds that the service's own took."""
+    """The answers of all strategies, and the seconds that the service's default took."""
     job = kitchen.job
     count = len(job.strategies)
     talk.stage(f"cook: {count} strategies for each novel domain ({len(job.novel)}), on {NOVEL_SAMPLE} passages")
@@ -144,7 +144,7 @@ def _cook(kitchen: Kitchen, talk: Talk) -> tuple[Answers, float]:
 
 
 def _score(kitchen: Kitchen, answers: Answers, talk: Talk) -> Table:
-    """Score every model that any row needs, once, and make the table."""
+    """Score each model of any row once, and make the table."""
     job = kitchen.job
     talk.stage("score: perplexity on the test passages of each novel domain")
     base: dict[str, Entry] = {}
@@ -179,7 +179,7 @@ def _score(kitchen: Kitchen, answers: Answers, talk: Talk) -> Table:
 
 
 def _outcome(job: Job, found: Table, *, seconds: float) -> None:
-    """Print the sentence and the table, and draw the picture."""
+    """Print the sentence and the table, and draw the plot."""
     print(f"\n{table.sentence(found, answer=found.rows[-1], seconds=seconds)}\n")
     print(table.text(found, width=min(100, shutil.get_terminal_size((100, 40)).columns)))
     tokens = {domain: entry.score.tokens for domain, entry in found.base.entries.items()}
@@ -198,7 +198,7 @@ def _outcome(job: Job, found: Table, *, seconds: float) -> None:
 def _soup_to_show(found: Table, answers: Answers) -> tuple[str, str, str]:
     """(domain, model, words for it): a soup of several adapters, where its difference to the base is best.
 
-    Of the service's own answers where one is a soup, else of another strategy's.
+    The soup is one of the service's default answers if any is a soup, else of another strategy.
     """
     rows = {row.name: row for row in found.rows}
     for name in reversed(list(answers)):
@@ -211,7 +211,7 @@ def _soup_to_show(found: Table, answers: Answers) -> tuple[str, str, str]:
 
 
 def _continuation(job: Job, server: Server, *, domain: str, models: Sequence[str], whose: str) -> None:
-    """One prompt continued by each of `models`, the base and a soup."""
+    """Print the continuation of one prompt by each of `models`, the base model and a soup."""
     prompt = " ".join(job.test(domain)[0].split()[:PROMPT_WORDS])
     print(f"A prompt of {domain}, continued by the base and by {whose}:\n  {prompt} ...")
     tokens = str(min(60, shape_of(job.base, job.home / "cache").context // 4))
@@ -221,7 +221,7 @@ def _continuation(job: Job, server: Server, *, domain: str, models: Sequence[str
 
 
 def _chat(client: SoupClient, model: str) -> None:
-    """A question to a model through /v1/chat/completions, where the base model has a chat template."""
+    """Ask a model a question through /v1/chat/completions, if the base model has a chat template."""
     try:
         answer = client.chat(model, [{"role": "user", "content": QUESTION}], max_tokens=60, temperature=0.0)
     except InvalidParameter as problem:
@@ -233,7 +233,7 @@ def _chat(client: SoupClient, model: str) -> None:
 
 
 def _what_next(job: Job, seconds: float, *, before: str) -> None:
-    """Print what to do next; `before` stands before the command that starts the server."""
+    """Print the next steps; `before` precedes the command that starts the server."""
     print(f"""
 What to do next ({Path(sys.executable).parent} holds the commands)
   {before}soup serve --bases {job.bases} --data {job.home / "server"}

@@ -1,6 +1,6 @@
-"""Scores of models on domains, a file each: an interrupted run goes on where it was.
+"""Scores of models on domains, one file each, so that an interrupted run resumes.
 
-A score is named by digests (of the model and of the texts), never by names, so nothing stale is ever taken.
+A score is named by the digests of the model and of the texts, not by names, so that no outdated score is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from registry.names import digest_of
 from registry.uncertainty import Difference, paired_difference
 
 FORMAT = 2
-"""Counts up with any change of how texts are scored: 2, since a text that begins with the BOS gets no other."""
+"""Version of the scoring method. 2: a text that begins with the BOS gets no second one."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Score:
 
     @property
     def mean_nll(self) -> float:
-        """Nats per token."""
+        """Mean NLL in nats per token."""
         return math.fsum(self.nll) / sum(self.tokens)
 
     @property
@@ -49,21 +49,21 @@ class Score:
 
 
 class Scores:
-    """Every score so far, in a folder."""
+    """All scores so far, in a folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._earlier = {path.name for path in folder.iterdir()}
         self.kept = 0
-        """How many of the scores asked for were there from an earlier run."""
+        """Number of requested scores that an earlier run had stored."""
 
     def has(self, digest: str, texts: Sequence[str]) -> bool:
-        """Whether a model was scored on texts before."""
+        """Return True if the score of a model on texts is stored."""
         return self._path(digest, texts).is_file()
 
     def get(self, digest: str, texts: Sequence[str], score: Callable[[], dict[str, Any]]) -> Score:
-        """The score of a model on texts; `score` asks the server for it (an answer of /v1/perplexity) if need be."""
+        """The score of a model on texts; if it is not stored, `score` requests it from /v1/perplexity."""
         path = self._path(digest, texts)
         self.kept += path.name in self._earlier
         self._earlier.discard(path.name)

@@ -1,6 +1,6 @@
-"""The server of the demo: `soup serve` as a process of its own, on loopback, stopped whatever happens.
+"""The server of the demo: `soup serve` in a separate process, on loopback, always stopped at the end.
 
-The demo talks to it as anybody would: with the command line, and with the Python client.
+The demo uses it like any user: with the command line and the Python client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SOUP = (sys.executable, "-m", "adaptersoup.cli")
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on; the message says why and what to do."""
+    """The demo cannot continue; the message gives the reason and a remedy."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Server:
         return SoupClient(self.url, key, timeout=1800.0)
 
     def soup(self, *arguments: str) -> str:
-        """Run `soup` with these arguments and give its stdout; raises DemoFailed with what it said."""
+        """Run `soup` with these arguments and return its stdout; raises DemoFailed with its output."""
         talks = sys.stderr.isatty()
         done = subprocess.run(
             [*SOUP, *arguments], env=dict(self.environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -53,7 +53,7 @@ class Server:
 
 
 def environment(data: Path, **more: str) -> dict[str, str]:
-    """This process's environment without settings of another server, and offline."""
+    """This process's environment, offline and without settings of other servers."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SOUP_")}
     return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "SOUP_DATA": str(data), **more}
 
@@ -62,10 +62,11 @@ def environment(data: Path, **more: str) -> dict[str, str]:
 def running(
     bases: Path, data: Path, *, database_url: str | None = None, settings: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """A server over `data` while open. Its log is `<data>.log`. SIGTERM and SIGHUP end the demo, and so the server.
+    """Run a server on `data` while the context is open. Its log is `<data>.log`. SIGTERM and SIGHUP end the demo and
+    the server.
 
-    With `database_url` its rows are in that database, which is migrated first; else in SQLite in `data`. `settings`
-    are further variables of its environment. Raises DemoFailed where it does not start.
+    Its database is `database_url`, which is migrated first, or SQLite in `data`. `settings` are further environment
+    variables. Raises DemoFailed if it does not start.
     """
     data.parent.mkdir(parents=True, exist_ok=True)
     more = {**(settings or {}), **({} if database_url is None else {"SOUP_DATABASE_URL": database_url})}
@@ -92,7 +93,7 @@ def _leave(number: int, _frame: FrameType | None) -> None:
 
 
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
-    """What the server prints once it answers."""
+    """The address that the server prints when it is ready."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if line:

@@ -1,4 +1,4 @@
-"""The ways to choose adapters that the table sets side by side, and what the server answers to each of them."""
+"""The strategies to choose adapters that the table compares, and the server's answers to them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from demo.table import TUNED
 from registry.spec import CosineSpec, GmmSpec, PoolRequest, UniformSpec
 
 NAMESPACE = "demo"
-"""Where the demo's adapters are, and the pool that it asks for: nothing that others pushed changes its figures."""
+"""The namespace of the demo's adapters and its pool, so that other adapters do not change its figures."""
 PAPERS_THRESHOLD = 0.15
-"""Of sentence similarity (AdapterSoup, section 3)."""
+"""Threshold of sentence similarity (AdapterSoup, section 3)."""
 _PAPER = GmmSpec(mode="paper")
 _LIKE = CosineSpec(threshold=PAPERS_THRESHOLD)
 SERVICE = Strategy("the service, verified", None, verify=True)
-"""What people get who ask for nothing in particular: effort `quick`."""
+"""The default of a request without options: effort `quick`."""
 EVERY = (
     Strategy("single, similarity", _LIKE, single=True),
     Strategy("soup, similarity", _LIKE),
@@ -30,19 +30,20 @@ EVERY = (
     Strategy(TUNED, None, verify=True, effort="tune"),
     SERVICE,
 )
-"""In the order of the table; the service's own comes last. Effort `thorough`, of up to 35 passes, is left out."""
+"""All strategies in the order of the table; the service's default is last. Effort `thorough`, of up to 35 passes, is
+left out."""
 FEW = tuple(EVERY[place] for place in (0, 1, 3, 7, 8, 9))
-"""For a large base model, where each costs a minute."""
+"""The strategies for a large base model, for which each takes a minute."""
 FITS = tuple(
     (*fit, "--pool-namespace", NAMESPACE)
     for fit in (("--selector", "cosine", "--set", f"threshold={PAPERS_THRESHOLD}"), ("--paper",), ("--selector", "gmm"))
 )
-"""What `soup fit` is told, once each, before anything is cooked."""
+"""Options of each call of `soup fit` before the cooks."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a strategy came to for one domain; `digest` is None where the answer is the base model."""
+    """The answer of a strategy for one domain; `digest` is None if it is the base model."""
 
     model: str
     digest: str | None
@@ -52,7 +53,7 @@ class Answer:
 
 
 def cook(client: SoupClient, strategy: Strategy, sample: Sequence[str]) -> Answer:
-    """The server's answer for a sample, of the demo's own adapters."""
+    """The server's answer for a sample, from the demo's own adapters."""
     cooked = client.cook(strategy.request(client.sample(sample), PoolRequest(namespaces=(NAMESPACE,))))
     chosen = (cooked.get("selection") or {}).get("selected") or ()
     if (cooked.get("search") or {}).get("candidates"):  # what was weighed is in the soup, not what the selector took

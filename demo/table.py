@@ -1,7 +1,7 @@
-"""From scores to the table: perplexities, differences, averages that say which kind they are. Pure functions.
+"""Makes the table from scores: perplexities, differences, and averages with their kind. Pure functions.
 
-The base model stands in every comparison; the oracle, the best single adapter on the test text itself, is no method
-but the mark that choosing one adapter could reach at best.
+Every comparison includes the base model. The oracle is the best single adapter on the test text: not a method, but the
+best that a choice of one adapter can reach.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from registry.uncertainty import Difference
 CONTROL = "control"
 """The name of the control's row."""
 TUNED = "effort tune"
-"""That of the soups which were trained on their samples."""
+"""The name of the row of soups that were trained on their samples."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One method on one domain; `said` is what its answer was made of."""
+    """One method on one domain; `said` names the adapters of its answer."""
 
     score: Score
     model: str
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """The name as part of a figure's name."""
+        """The name in the form used in figures' names."""
         return re.sub("[^a-z0-9]+", "_", self.name.lower()).strip("_")
 
     def arithmetic(self) -> float:
@@ -59,7 +59,7 @@ class Row:
         return math.exp(fmean(entry.score.mean_nll for entry in self.entries.values()))
 
     def over(self, other: Row) -> float:
-        """The change in per cent from the other's geometric mean to this."""
+        """The change in percent from the other row's geometric mean to this one's."""
         return change(math.log(self.geometric() / other.geometric()))
 
 
@@ -81,7 +81,7 @@ class Table:
         return list(self.base.entries)
 
     def difference(self, row: Row, domain: str) -> Difference:
-        """A row's mean NLL against the base on a domain."""
+        """The difference of a row's mean NLL against the base on a domain."""
         return row.entries[domain].score.against(self.base.entries[domain].score)
 
     @property
@@ -91,18 +91,20 @@ class Table:
 
     @property
     def zeros(self) -> dict[str, Row]:
-        """The base, and the control where there is one, by name."""
+        """The base and, if there is one, the control, by name."""
         return {"base": self.base, **({"control": self.control} if self.control else {})}
 
     def winners(self, domain: str, over: Row) -> tuple[int, int]:
-        """How many single adapters have a lower NLL than `over`, and how many by two standard errors."""
+        """The number of single adapters with a lower NLL than `over`, and the number that are lower by two standard
+        errors.
+        """
         found = [score.against(over.entries[domain].score) for score in self.singles[domain].values()]
         return sum(d.difference < 0 for d in found), sum(d.difference < -2 * d.standard_error for d in found)
 
     def distinct(self) -> tuple[list[Row], dict[str, str]]:
-        """Rows without those that repeat a later one in every domain, and which those repeat: name -> name.
+        """The rows without duplicates of later rows, and the name of the row that each duplicate equals.
 
-        The base model and the control always stand, and so does the last row, the service's answer.
+        The base model, the control and the last row (the service's answer) always remain.
         """
         kept: list[Row] = []
         same: dict[str, str] = {}
@@ -120,7 +122,7 @@ def _scores(row: Row) -> dict[str, Score]:
 
 
 def change(difference: float) -> float:
-    """The change of perplexity, in per cent, that a difference of mean NLL makes."""
+    """The change of perplexity in percent that corresponds to a difference of mean NLL."""
     return 100 * math.expm1(difference)
 
 
@@ -135,7 +137,7 @@ def oracle(singles: Mapping[str, Mapping[str, Score]], refs: Mapping[str, str]) 
 
 
 def text(table: Table, *, width: int = 100) -> str:
-    """The table for people: each domain with every method and what it took, then averages."""
+    """The table as text: each domain with all methods and their adapters, then averages."""
     rows, same = table.distinct()
     label = max(len(row.name) for row in rows) + 2
     blocks = ["\n".join(_domain(table, rows, domain, label, width)) for domain in table.domains]
@@ -144,7 +146,9 @@ def text(table: Table, *, width: int = 100) -> str:
 
 
 def _domain(table: Table, rows: Sequence[Row], domain: str, label: int, width: int) -> Iterator[str]:
-    """Of every method: perplexity, its change against the base in per cent with the standard error, what was taken."""
+    """The lines of all methods: perplexity, its change against the base in percent with the standard error, and the
+    adapters.
+    """
     yield domain
     for row in rows:
         entry, found = row.entries[domain], table.difference(row, domain)
@@ -171,9 +175,9 @@ def _averages(table: Table, rows: Sequence[Row], label: int) -> Iterator[str]:
 
 
 def sentence(table: Table, *, answer: Row, seconds: float) -> str:
-    """What happened, in one sentence: the geometric means of base, control, the service's answer and tuned soups.
+    """The result in one sentence: the geometric means of base, control, the service's answers and tuned soups.
 
-    `answer` wins a domain where its perplexity there is below that of the base and of the control.
+    `answer` wins a domain if its perplexity is below that of the base and of the control.
     """
     whose = answered([(entry.said, entry.abstained) for entry in answer.entries.values()])
     zeros = table.zeros
@@ -193,7 +197,7 @@ def sentence(table: Table, *, answer: Row, seconds: float) -> str:
 
 
 def answered(answers: Sequence[tuple[str, bool]]) -> str:
-    """What the service's answers were, in words, from (what was taken, whether it abstained) of each domain."""
+    """The service's answers in words, from (adapters, True if it abstained) of each domain."""
     base = sum(abstained for _, abstained in answers)
     soups = sum(not abstained and "," in taken for taken, abstained in answers)
     counts = {"a soup": soups, "one adapter": len(answers) - base - soups, "the base model": base}
@@ -205,9 +209,9 @@ def answered(answers: Sequence[tuple[str, bool]]) -> str:
 
 
 def figures(table: Table) -> dict[str, dict[str, Any]]:
-    """The averages of every row, and how many adapters beat the base, as figures of a results file.
+    """The averages of each row and the number of adapters that beat the base, as figures of a results file.
 
-    No goal is set on any of them: the demo promises the table, not an order in it.
+    They have no goals: the demo does not promise an order of the methods.
     """
     found: dict[str, tuple[float, str]] = {}
     for row in table.rows:

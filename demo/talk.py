@@ -1,6 +1,6 @@
-"""What the demo says on stderr while it works: numbered stages, lines under them, and a bar on a terminal.
+"""The demo's progress on stderr: numbered stages, lines under them, and a progress bar on a terminal.
 
-Stdout is the table's. Everything goes through one console, so that a line said while a bar is drawn stands above it.
+Stdout is for the table. All output uses one console, so that a line printed while a bar is shown appears above it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rich.console import Console
 from adaptersoup.cli.output import bar_on
 
 Report = Callable[[int, int, str], None]
-"""(done, total, message); total 0 where nobody knows."""
+"""(done, total, message); a total of 0 is unknown."""
 
 
 class Talk:
-    """Counts the stages and keeps the time."""
+    """Counts the stages and measures the time."""
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
@@ -32,7 +32,7 @@ class Talk:
         return time.monotonic() - self._began
 
     def stage(self, title: str) -> None:
-        """Say that the next stage begins."""
+        """Print the next stage."""
         self._stage += 1
         self._console.print(f"[{self._stage}/{self._stages}] {title}  ({self.seconds:.0f} s)", style="bold")
 
@@ -42,6 +42,6 @@ class Talk:
 
     @contextmanager
     def bar(self, what: str) -> Iterator[Report]:
-        """A bar while one piece of work goes on, moved by the report that is given; none where there is no terminal."""
+        """Show a progress bar while the context is open, updated by the function it yields; none without a terminal."""
         with bar_on(self._console, f"      {what}") as report:
             yield report

@@ -1,1 +1,1 @@
-"""The documentation, and what regenerates the parts of it that come from the code (`python -m docs.generate`)."""
+"""The documentation, and the generator of its parts that come from the code (`python -m docs.generate`)."""

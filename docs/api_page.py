@@ -1,7 +1,7 @@
 """`reference/api.md` and `reference/openapi.json`: the HTTP API as its own schema describes it.
 
-Called by `docs.generate`. The application is built over settings of its own and never started: no folder is made, no
-model is loaded.
+Called by `docs.generate`. The application has its own settings and is never started: no folder is created, and no model
+is loaded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ page by page: send `next_cursor` back as `cursor` until it is null.
 
 
 def application() -> FastAPI:
-    """The application over a data folder that is never made."""
+    """The application with a data folder that is never created."""
     from service.http.app import create_app
     from service.runtime import Runtime
     from service.settings import Settings
@@ -61,7 +61,7 @@ def application() -> FastAPI:
 
 
 def openapi_json(app: FastAPI) -> str:
-    """The schema as it is kept under version control."""
+    """The schema as stored under version control."""
     return json.dumps(app.openapi(), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -76,7 +76,7 @@ def page(app: FastAPI) -> str:
 
 
 def scopes_of(app: FastAPI) -> dict[tuple[str, str], tuple[str, ...]]:
-    """(method, path) -> the scopes of which a key needs one; nothing for calls without a key."""
+    """The scopes of each (method, path), of which a key needs one; none for calls without a key."""
     return {
         (method.lower(), route.path_format): tuple(dict.fromkeys(_needed(route.dependant)))
         for route in _routes(app)
@@ -85,7 +85,7 @@ def scopes_of(app: FastAPI) -> dict[tuple[str, str], tuple[str, ...]]:
 
 
 def _routes(app: FastAPI) -> Iterator[APIRoute]:
-    """Every route, those of included routers too."""
+    """All routes, including those of included routers."""
     pending: list[Any] = list(app.routes)
     while pending:
         route = pending.pop(0)
@@ -195,7 +195,7 @@ def _plain_type(schema: Json) -> str:
 
 
 def _limits(schema: Json) -> str:
-    """Bounds, as people write them."""
+    """Bounds as text."""
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     found = [f"{sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
     return f" ({', '.join(found)})" if found else ""
@@ -209,7 +209,7 @@ def _paragraph(text: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table, and a blank line; nothing without rows. Columns that are empty throughout are left out."""
+    """A Markdown table and a blank line; nothing without rows. Empty columns are left out."""
     kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
     if not kept:
         return []

@@ -1,6 +1,6 @@
-"""Numbers of the documentation: each comes from a file of benchmarks/results, none is typed by hand.
+"""Numbers of the documentation, which all come from files of benchmarks/results.
 
-A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills what is between from
+A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills the block from
 benchmarks/results/NAME.json (`benchmarks.report`). `NAME:sentence` is its result in one sentence, `NAME:run` the
 figures as they are in the file. The views of `docs.papers` are claims with verdicts, those of `docs.soups` efforts
 beside each other. `summary:NAME` is a table of `docs.summaries`, which may hold figures of several files.
@@ -29,7 +29,7 @@ def fill(text: str, folder: Path) -> str:
 
 
 def block(folder: Path, name: str, view: str | None = None) -> str:
-    """What stands between two marks."""
+    """The text between two marks."""
     if name == "summary":
         return "\n" + "\n".join(summaries.lines(folder, view or "")) + "\n"
     path = folder / f"{name}.json"
@@ -133,5 +133,5 @@ def _plain(result: Result) -> list[str]:
 
 
 def _measured(figure: Result) -> str:
-    """When a figure was measured that is newer than the rest of its file."""
+    """The date and commit of a figure that is newer than the rest of its file."""
     return f"{figure['date'][:10]}, commit {str(figure['commit'])[:12]}" if "commit" in figure else ""

@@ -1,8 +1,8 @@
-"""Regenerates what the documentation takes from the code and from benchmark results (`make openapi`).
+"""Regenerates the parts of the documentation that come from the code and from benchmark results (`make openapi`).
 
 `python -m docs.generate` writes the pages of docs/reference and the manual page, and fills the marked blocks of
-README.md and docs/**/*.md.
-`expected()` is the same without writing: tests/project/test_docs.py compares it with what is there.
+README.md and docs/**/*.md. `expected()` returns the same without writing it: tests/project/test_docs.py compares it
+with the files.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path("benchmarks") / "results"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 HASHED_NAME = re.compile(r"\b[pm][0-9a-f]{10}\b")
-"""A name that matplotlib makes of the content."""
+"""A name that matplotlib derives from the content."""
 
 
 def expected(root: Path = ROOT) -> dict[Path, str]:
-    """Every file that is generated, or holds generated blocks, and the text it should have; paths from `root`."""
+    """Every file that is generated or has generated blocks, with its expected text; paths are relative to `root`."""
     reference = Path("docs") / "reference"
     app = api_page.application()
     found = {
@@ -40,14 +40,14 @@ def expected(root: Path = ROOT) -> dict[Path, str]:
 
 
 def pages(root: Path = ROOT) -> list[Path]:
-    """Every Markdown page of the documentation, paths from `root`."""
+    """All Markdown pages of the documentation; paths are relative to `root`."""
     top = [root / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
     listed = [*top, *sorted((root / "docs").rglob("*.md"))]
     return [path.relative_to(root) for path in listed if path.is_file()]
 
 
 def stale(root: Path = ROOT) -> dict[Path, str]:
-    """The files of `expected` that are not what they should be."""
+    """The files of `expected` that are not up to date."""
     return {
         path: text
         for path, text in expected(root).items()
@@ -56,7 +56,9 @@ def stale(root: Path = ROOT) -> dict[Path, str]:
 
 
 def _is_same(path: Path, stored: str, text: str) -> bool:
-    """Return True if the texts are equal; plots may differ by half a point in a place, as processors round."""
+    """Return True if the texts are equal; coordinates of plots may differ by half a point, since processors round
+    differently.
+    """
     if path.suffix != ".svg":
         return stored == text
     stored, text = (HASHED_NAME.sub("", plot) for plot in (stored, text))
@@ -67,7 +69,7 @@ def _is_same(path: Path, stored: str, text: str) -> bool:
 
 
 def main() -> None:
-    """Write what is stale, and name it."""
+    """Write the files that are not up to date, and print their paths."""
     for path, text in stale().items():
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / path).write_text(text, encoding="utf-8")

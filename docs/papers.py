@@ -17,12 +17,12 @@ from docs.markdown import table
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 PAPER = re.compile(r"^(Houlsby et al\.|AdaMix|SparseAdapter|AdapterSoup)[:,] ")
-"""The name of the paper before what it says; the heading above the table has it."""
+"""The name of the paper before its claim, which the heading above the table repeats."""
 WITHOUT_ERROR = "at least, without a standard error: "
 
 
 def claims(result: Result, paper: str | None = None) -> list[str]:
-    """Each claim with what the paper says, our figure with its interval, and the verdict."""
+    """Each claim of the paper, with our figure, its interval, and the verdict."""
     rows = [row for row in result["rows"] if "claim" in row and row.get("of") == paper]
     said = [PAPER.sub("", str(row["paper"])) for row in rows]
     shown = [text if text != before else "" for text, before in zip(said, ["", *said], strict=False)]
@@ -33,7 +33,7 @@ def claims(result: Result, paper: str | None = None) -> list[str]:
 
 
 def _interval(row: Row) -> str:
-    """The difference, and two standard errors on either side; marked where they do not cover another training."""
+    """The difference with two standard errors on either side; marked if its error has no spread over trainings."""
     if row["standard_error"] is None:
         return str(row["note"]).removeprefix(WITHOUT_ERROR)
     value, margin = row["difference"], ERRORS * row["standard_error"]

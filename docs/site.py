@@ -1,4 +1,4 @@
-"""Writes the documentation as HTML pages with a search, which need no network (`make docs`, into `site/`).
+"""Writes the documentation as HTML pages with an offline search (`make docs`, into `site/`).
 
 The paths are those of the repository, with `index.html` for a README. Links to other files of the repository are
 kept, and these files are copied.
@@ -28,7 +28,7 @@ STATIC = Path("service") / "http" / "pages" / "static"
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 INDEX = "sections.js"
 SECTION_LETTERS = 1500
-"""Letters of a section that the search looks at."""
+"""Characters of a section that the search reads."""
 MENU = {
     "docs/tutorial.md": "Tutorial",
     "docs/README.md": "All pages",
@@ -51,9 +51,10 @@ class Section:
 
 
 def build(target: Path, root: Path = generate.ROOT) -> int:
-    """Write the site into `target`, and return the number of pages; raises FileExistsError for a folder of others.
+    """Write the site into `target`, and return the number of pages; raises FileExistsError for a folder with other
+    files.
 
-    A site that is there is replaced when the new one is complete: a server may be serving it.
+    An existing site is replaced once the new one is complete, because a server may be serving it.
     """
     target = target.resolve()
     if target.exists() and not (target / INDEX).is_file() and any(target.iterdir()):
@@ -100,7 +101,7 @@ def html_path(path: Path) -> Path:
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as GitHub makes it where no heading before it has the same."""
+    """The anchor that GitHub gives a heading, unless an earlier heading has the same one."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

@@ -21,7 +21,7 @@ from plots.style import to_svg
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 FOLDER = Path("docs") / "explanation" / "pictures"
-"""Of the pictures, from the project's root; the pages that show them are in the folder above."""
+"""Folder of the pictures, relative to the project's root; the pages that show them are in its parent folder."""
 LINES = (*EFFORTS, *LADDER)
 WALL_TICKS = (0.3, 1, 3, 10, 30, 100, 300, 1000)
 
@@ -85,7 +85,7 @@ def _abstentions(rows: Sequence[Row]) -> int:
 
 
 def draw_wall(result: Result) -> str:
-    """Each way as a mark over its seconds."""
+    """A plot with a mark for each strategy over its seconds."""
     found = _largest(result)
     places = {way: (time, change(rows)) for way, rows in found.items() if (time := seconds(rows))}
     size = next(iter(found.values()))[0]["passages"]
@@ -111,7 +111,7 @@ def short(result: Result, _name: str) -> list[str]:
 
 
 def sizes(result: Result, _name: str) -> list[str]:
-    """Some ways by the size of the sample."""
+    """Some strategies by the size of the sample."""
     found = _rows(result)
     known = sorted({size for way, size in found if way in LINES})
     cells = [
@@ -123,7 +123,7 @@ def sizes(result: Result, _name: str) -> list[str]:
 
 
 def worse(result: Result, _name: str) -> list[str]:
-    """Two sentences: how many answers of the efforts, and how many adapters by themselves, are worse than the base."""
+    """The numbers of efforts' answers and of single adapters that are worse than the base, in two sentences."""
     answers = [row for row in result["rows"] if row["way"] in EFFORTS]
     hostile = [row for row in answers if row["hostile"]]
     alone = [row for row in result["rows"] if row["way"] == ALONE]

@@ -1,4 +1,4 @@
-"""`reference/settings.md`, `errors.md` and `cli.md`: settings, error codes and verbs as the code has them.
+"""`reference/settings.md`, `errors.md` and `cli.md`: settings, error codes and verbs, from the code.
 
 Called by `docs.generate`.
 """
@@ -126,7 +126,9 @@ def cli_page() -> str:
 
 
 def help_pages(width: int = WIDTH) -> Iterator[tuple[str, str]]:
-    """(name, help) of `soup`, whose name is empty, then of each verb and of those below it, in so many columns."""
+    """(name, help) of `soup`, whose name is empty, then of each verb and its subcommands, wrapped to this many
+    columns.
+    """
     from typer.main import get_command
 
     yield "", _help(get_command(app), "soup", width)
@@ -135,7 +137,7 @@ def help_pages(width: int = WIDTH) -> Iterator[tuple[str, str]]:
 
 
 def _verb(command: Any, name: str, width: int) -> Iterator[tuple[str, str]]:
-    """(name, help) of a verb, then of the verbs below it."""
+    """(name, help) of a verb, then of its subcommands."""
     yield name, _help(command, f"soup {name}", width)
     for inner, below in getattr(command, "commands", {}).items():
         yield from _verb(below, f"{name} {inner}", width)

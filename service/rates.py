@@ -1,11 +1,11 @@
-"""Rates of keys and namespaces: requests and tokens a minute, as buckets of one process or of one database.
+"""Rate limits of keys and namespaces: requests and tokens per minute, as leaky buckets of a process or a database.
 
-What was used wears off evenly, a whole limit in a minute. A request takes all that it may need at once, from every
-bucket or from none, and what it did not need is given back when it has ended; one that needed more leaves a debt that
-wears off too. So the average over time holds exactly. `Rates` counts in the memory of this process;
-servers that share a database count together (`SharedRates`), in rows of PostgreSQL and by the same rules.
+A bucket drains evenly, a full one in a minute. A request first takes the most that it may need, from every bucket or
+from none. When it ends, it returns the rest; if it used more, the debt drains too. So the average over time holds
+exactly. `Rates` counts in the memory of this process. Servers that share a database count together (`SharedRates`), in
+rows of PostgreSQL and by the same rules.
 
-Used by `http.models.metering`. Knows no requests and no keys, only subjects by name.
+Used by `http.models.metering`. It does not know requests or keys, only subjects by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("soup.rates")
 
 MINUTE = 60.0
 MAX_BUCKETS = 10_000
-"""Buckets beyond which those of which nothing is used are forgotten, which loses nothing."""
+"""The number of buckets above which empty buckets are dropped, which changes nothing."""
 TOLERANCE = 1e-6
 """Rounding error of sums of requests or tokens."""
 SETTLE_SECONDS = 0.25
@@ -183,7 +183,7 @@ class SharedRates:
         self._thread.start()
 
     def stop(self, *, seconds: float) -> bool:
-        """Settle the rest; returns False if that takes longer. What is not given back wears off within a minute."""
+        """Settle the rest; returns False if that takes longer. Amounts that are not returned drain within a minute."""
         self._over.set()
         self._thread.join(seconds)
         return not self._thread.is_alive()

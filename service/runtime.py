@@ -91,8 +91,8 @@ class Runtime:
 
         With `wait` false base models may be loading when it returns: call `wait_for_bases`, which starts the jobs.
 
-        Raises Unavailable where the folder has another owner, the schema is behind, or a base cannot be loaded, and
-        InvalidParameter where the bank holds no adapter; then nothing is left running.
+        Raises Unavailable if the folder has another owner, the schema is old, or a base model cannot be loaded. Raises
+        InvalidParameter if the adapter cache is too small for any adapter. Nothing is left running after an error.
         """
         with ExitStack() as stack:
             stack.enter_context(storage.owned(self.settings.data))

@@ -1,7 +1,8 @@
-"""Notebooks with their outputs: `python -m docs.notebooks` runs their cells, a process for each, and stores what comes.
+"""Notebooks with their outputs: `python -m docs.notebooks` runs their cells, in one process per notebook, and stores
+the outputs.
 
-Cells are Python alone, run in their order as a notebook's kernel does: what is printed, and the value of a last line as
-it shows itself, are the outputs. Jupyter's own runner would bring 26 packages (decision 23).
+Cells contain only Python and run in order, as in a notebook's kernel. Their outputs are printed text and the value of
+the last line. Jupyter's own runner would add 26 packages (decision 23).
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ FOLDER = Path(__file__).parent
 
 
 def notebooks() -> list[Path]:
-    """Every notebook, by name."""
+    """All notebooks, by name."""
     return sorted(FOLDER.glob("*.ipynb"))
 
 
 def code_of(notebook: Json) -> list[str]:
-    """The source of each of its cells of code."""
+    """The sources of its code cells."""
     return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
 def run(path: Path, *, instead: Mapping[str, str] = {}) -> list[list[Json]]:
-    """The outputs of each cell of code, run in the notebook's folder; raises RuntimeError with what a failure says.
+    """The outputs of each code cell, run in the notebook's folder; raises RuntimeError with the output of a failure.
 
-    Each text of `instead` has to be in the code once, and is replaced: amounts, where nobody looks at the numbers.
+    Each text of `instead` must be in the code once, and is replaced: tests reduce amounts in this way.
     """
     cells = code_of(json.loads(path.read_text(encoding="utf-8")))
     for old, new in instead.items():
@@ -50,7 +51,7 @@ def run(path: Path, *, instead: Mapping[str, str] = {}) -> list[list[Json]]:
 
 
 def executed(path: Path) -> str:
-    """The notebook's file with the outputs of running it now."""
+    """The notebook's file with new outputs."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, (cell, outputs) in enumerate(zip(code, run(path), strict=True), start=1):

@@ -13,18 +13,18 @@ Json = dict[str, Any]
 
 
 class Printer:
-    """What IPython gives a value that prints itself."""
+    """The argument `p` that IPython passes to `_repr_pretty_`."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
 
     def text(self, text: str) -> None:
-        """More of it."""
+        """Add text."""
         self.parts.append(text)
 
 
 def shown(value: Any) -> Json:
-    """A value as a notebook shows it: as HTML where it can, and as text."""
+    """A value as a notebook shows it: as text and, if possible, as HTML."""
     data: Json = {}
     if hasattr(value, "_repr_html_"):
         data["text/html"] = lines(value._repr_html_())

@@ -1,8 +1,8 @@
 """Callers with a token of an issuer: each has a row among the keys, made with its first request.
 
 Limits, usage, the audit, jobs and uploads therefore work as for a key, and an identity can be revoked. Its rights are
-those of the token of the request; the row stores those of the last token, for people to read, and for jobs of a revoked
-key that an identity requested too: they continue with its namespaces.
+those of the token of the request; the row stores those of the last token for display. Jobs of a revoked key that an
+identity requested too also use them: they continue with its namespaces.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Identities:
     def principal(self, token: str) -> Principal:
         """The principal of a token.
 
-        Raises Unauthenticated where it is invalid or its identity was revoked here, Forbidden where it has no grant or
-        there are too many identities, Unavailable where the issuer's keys are unknown.
+        Raises Unauthenticated if it is invalid or its identity was revoked here, and Forbidden if it has no grant or
+        there are too many identities. Raises Unavailable if the issuer's keys are unknown.
         """
         try:
             claims = self._tokens.claims(token)

@@ -1,8 +1,8 @@
 """LRU cache of adapters on their base models' devices, by base id and adapter digest.
 
-Used by the engine's thread only, so it needs no lock. Adapters of an evicted base model are evicted with it. An adapter
-that fails to load is an error of the requests that name it: nothing is cached, the next request tries again, and nobody
-ever gets the base model instead. A started engine loads adapters in background threads, while other requests go on.
+Used by the engine's thread only, so it needs no lock. Adapters of an evicted base model are evicted with it. If an
+adapter fails to load, the requests that name it fail: nothing is cached, and the next request tries again. The base
+model never replaces it. A started engine loads adapters in background threads, while other requests go on.
 """
 
 from __future__ import annotations

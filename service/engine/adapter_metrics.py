@@ -1,9 +1,9 @@
 """Tokens, answers and seconds of each adapter's requests, for /metrics. Knows no requests and no tensors.
 
-A metric's labels must be few and its sums may never fall, so at most `MAX_LABELS` adapters have a label: the first that
-come, until another has more than twice the tokens of the label with the fewest, which it replaces. Its tokens until
-then stay counted under `other`. A replaced label is no longer reported; it resumes from the same sums if its adapter
-gets a label again. Everything is therefore counted once, under one label.
+A metric's labels must be few, and its sums may never decrease. So at most `MAX_LABELS` adapters have a label, at first
+the earliest ones. An adapter with more than twice the tokens of the label with the fewest replaces that label. Its
+tokens until then stay counted under `other`. A replaced label is no longer reported; it resumes from the same sums if
+its adapter gets a label again. Everything is therefore counted once, under one label.
 """
 
 from __future__ import annotations

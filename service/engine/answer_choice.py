@@ -19,8 +19,8 @@ PARTIAL = 3
 class Detokenizer:
     """Decodes a growing list of ids incrementally; returned text never changes, incomplete characters are buffered.
 
-    `decode` turns ids into text. Only a window of ids is decoded each time; it begins with ids whose text is complete
-    already, because some tokenizers decode a token differently at the start of a text.
+    `decode` turns ids into text. Only a window of ids is decoded each time. It begins with ids whose text is already
+    complete, because some tokenizers decode a token differently at the start of a text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:

@@ -1,7 +1,8 @@
 """Frees memory that running requests do not use: rows of ended sequences, cached prefixes, spare rows, adapters.
 
-Used by the engine's thread. Everything stays within the limits of what requests use: spare rows take what sequences and
-cached prefixes leave of the keys and values, stacked copies of adapters what base models and adapters leave.
+Used by the engine's thread. Everything stays within the limits of what requests use. Spare rows may use memory for keys
+and values that sequences and cached prefixes do not need; stacked copies of adapters, memory that base models and
+adapters do not need.
 """
 
 from __future__ import annotations

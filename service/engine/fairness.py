@@ -36,8 +36,8 @@ def remaining_tokens(group: SequenceGroup) -> int:
 class AdmissionControl:
     """Limits of what the engine holds at once: `max_requests`, with `max_tokens` tokens still to compute.
 
-    While a limit is reached, a key that uses its equal share of it is refused; a key below its share is still admitted,
-    so that nobody can shut others out. A list of requests is admitted as a whole.
+    While a limit is reached, a key that uses its equal share of it is refused. A key below its share is still admitted,
+    so that no key can block another. A list of requests is admitted as a whole.
     """
 
     def __init__(self, max_requests: int, max_tokens: float = math.inf) -> None:

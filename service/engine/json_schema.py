@@ -1,9 +1,10 @@
 """Validation of JSON schemas before llguidance compiles them: refuses what it would apply wrongly, or too slowly.
 
 llguidance refuses the keywords that it does not implement, and bounds its own work. But it counts duplicate properties
-twice (`minProperties`), writes control characters unescaped, compiles a `multipleOf` of six digits for half a minute,
-and multiplies the alternatives of combined schemas (`allOf`, or anything beside `$ref`, `anyOf` and `oneOf`). `$id`
-resolves `$ref` in another document, which is not validated here, and `x-guidance` makes it write other text than JSON.
+twice (`minProperties`), writes control characters unescaped, and compiles a `multipleOf` of six digits for half a
+minute. It also multiplies the alternatives of combined schemas (`allOf`, or anything beside `$ref`, `anyOf` and
+`oneOf`). `$id` resolves `$ref` in another document, which is not validated here, and `x-guidance` makes it write other
+text than JSON.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keys and values of sequences between passes: one row of memory for each, in slabs of rows of equal capacity.
 
-The rows of a slab are one tensor in each layer, those in use first, so that the newest tokens of all of them attend in
-one call without gathering or copying. A sequence that outgrows its row moves to one of twice the capacity; when a row
-is released, the last one takes its place. Memory is counted by row; spare rows take what is free of the limit, and
+The rows of a slab are one tensor in each layer, with the rows in use first. So the newest tokens of all of them attend
+in one call, without gathering or copying. A sequence that outgrows its row moves to one of twice the capacity; when a
+row is released, the last one takes its place. Memory is counted by row; spare rows take what is free of the limit, and
 no more. A prefix that outlives its row is copied out of it, without unused positions, and attends to nothing.
 
 Knows no requests. Used by the engine's thread only.

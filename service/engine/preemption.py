@@ -1,8 +1,9 @@
-"""Which running sequences are preempted, so that no request waits for ever.
+"""Chooses running sequences to preempt, so that no request waits forever.
 
-Sequences that decode preempt the youngest ones for memory. A request that has waited long preempts, for the bytes of
-its adapter, the adapters that have had their turn; for a slot, one sequence of a key or adapter that runs several; and
-for memory, sequences of the busiest adapter, or all later ones if memory is reserved for it.
+Sequences that decode preempt the youngest ones for memory. A request that has waited long preempts sequences for three
+resources. For the bytes of its adapter it preempts adapters that have had their turn. For a slot it preempts one
+sequence of a key or adapter that runs several. For memory it preempts sequences of the busiest adapter, or all later
+ones if memory is reserved for it.
 
 Called by the scheduler, which preempts them: nothing is changed here. Knows no tensors.
 """

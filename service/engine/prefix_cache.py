@@ -1,10 +1,10 @@
 """Prefix cache: tokens of ended sequences whose keys and values later prompts with the same beginning copy.
 
 Knows no tensors. Called by the scheduler, under the engine's lock. A prefix is looked up by the hashes of its token
-blocks and then compared token by token, so that a hash collision cannot serve a wrong one. It is found only by requests
-for the same base model and adapter digest whose key sees the same namespaces: the latency of an answer, and its count
-of reused tokens, reveal earlier requests. Cached prefixes use memory that no sequence needs, and are evicted first,
-least recently used ones before others.
+blocks and then compared token by token, so that a hash collision cannot serve a wrong one. Only requests for the same
+base model and adapter digest, whose key sees the same namespaces, can find it. Otherwise the latency of an answer, and
+its count of reused tokens, would reveal other keys' requests. Cached prefixes use memory that no sequence needs, and
+are evicted first, least recently used ones before others.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Runs forward passes: segments of sequences in; logits, likelihoods and mean states out. Knows no queues.
 
 Used by the engine's thread only. A pass runs over one row of tokens, ordered by adapter: newest tokens of sequences
-that generate, chunks of prompts and of texts, each sequence with its own adapter or none
-(`registry.adapters.batched`). `packing` keeps the sequences apart, `kv_cache` has their keys and values. Each sequence
-gets what it would get alone. A base model whose attention bypasses transformers' interface is run sequence by sequence.
+that generate, and chunks of prompts and texts. Each sequence has its own adapter or none (`registry.adapters.batched`).
+`packing` keeps the sequences apart, `kv_cache` has their keys and values. Each sequence gets what it would get alone. A
+base model whose attention bypasses transformers' interface is run sequence by sequence.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ class ForwardTask:
 
     Their keys and values are kept in the row of `sequence` (None: not kept); those before `start` are first copied from
     `copy_from`, another sequence or a cached prefix, if given. `next_id` is the token that follows the last one, if
-    known. Results: logits after the last token (`needs_logits`), the NLL of the following tokens but for the first
-    `unscored` (`needs_nll`), the log-probabilities of all with so many `alternatives`, the sum of the last hidden
-    states but for the first `pooling_offset` (`needs_pooled`).
+    known.
+
+    Results: with `needs_logits`, logits after the last token. With `needs_nll`, the NLL of the following tokens except
+    the first `unscored`. With `alternatives`, the log-probabilities of all tokens and of that many alternatives. With
+    `needs_pooled`, the sum of the last hidden states except the first `pooling_offset`.
     """
 
     ids: Sequence[int]

@@ -1,9 +1,8 @@
 """Sampling of tokens from logits, greedy or random, reproducibly for each request.
 
-Random numbers are counter-based (Philox): the one for token `position` of choice `index` depends on (seed, index,
-position) alone, so a request gets the same tokens whatever it is batched with. Tokens are drawn by their cumulative
-probability in the order of the vocabulary: rounding differences between batches move its bounds a little, but never
-reorder them.
+Random numbers are counter-based (Philox): the number for token `position` of choice `index` depends only on (seed,
+index, position). So a request gets the same tokens in every batch. Tokens are drawn by their cumulative probability in
+the order of the vocabulary: rounding differences between batches move its bounds a little, but never reorder them.
 """
 
 from __future__ import annotations

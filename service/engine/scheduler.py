@@ -1,8 +1,8 @@
 """Schedules steps: which tokens of which sequences the next forward pass computes. No tensors, models or threads.
 
-Called by the engine only, under its lock; all states of requests change here. A step is a pass of one base model: the
-newest token of each decoding sequence, and within a budget tokens of prompts and texts to score, in chunks where these
-are long. Base models, keys and adapters take turns, so that none waits until others have finished.
+Called by the engine only, under its lock; all states of requests change here. A step is a pass of one base model. It
+has the newest token of each decoding sequence and, within a budget, tokens of prompts and texts to score; long ones are
+split into chunks. Base models, keys and adapters take turns, so that none waits until others have finished.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ PROBE_INTERVAL = 64
 class StepTimes:
     """Measured seconds of decode steps and of one prefill token, by base model, and the budgets that follow from them.
 
-    A step that decodes takes at most twice as long as one that only decodes, or `GAP_SECONDS` if all work is of keys
-    that see the same namespaces; a step between decode steps of other base models takes at most as long as those. A
+    A step that decodes takes at most twice as long as one that only decodes, or `GAP_SECONDS` if all work is for keys
+    that see the same namespaces. A step between decode steps of other base models takes at most as long as those. A
     step without streams is kept short, too, while there are several `recent_keys`.
     """
 

@@ -1,8 +1,8 @@
 """Blocking calls of the engine with texts, for jobs and routes: tokenise, cut into windows, compute, combine.
 
 Call them from worker threads, never from the engine's own. Scoring and embedding are one pass
-(docs/explanation/methods.md#perplexity): a text is BOS + tokens in consecutive windows, the vector is the mean over the
-first window without the BOS, and every token is scored once.
+(docs/explanation/methods.md#perplexity). A text is BOS + tokens in consecutive windows; every token is scored once. The
+vector is the mean over the first window without the BOS.
 """
 
 from __future__ import annotations

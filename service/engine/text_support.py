@@ -1,8 +1,8 @@
 """Which adapters and base models can generate or score text, and what to tell callers about those that cannot.
 
-An adapter with a head, a bank of experts and every adapter of an encoder are stored, evaluated and mixed like any
-other, but predict no next token: generating or scoring text with one would silently run something else. Requests are
-checked when they reach the engine, and before that by the routes, which know the names.
+Adapters with a head, banks of experts and adapters of encoders are stored, evaluated and mixed like any other. But they
+predict no next token: generating or scoring text with one would silently run another model. Requests are checked when
+they reach the engine, and before that by the routes, which know the names.
 """
 
 from __future__ import annotations

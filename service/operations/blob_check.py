@@ -18,7 +18,7 @@ from registry.errors import Unavailable
 from registry.spec import StoreMark
 
 REQUEST = b'{"request": '
-"""What the request of a cook begins with: text of a novel domain, which is not kept (`service.jobs.cook`)."""
+"""The beginning of a stored cook request, which holds text of a novel domain and is not kept (`service.jobs.cook`)."""
 LATEST = 1000
 PAGE = "docs/how-to/resolve-a-refused-start.md"
 
@@ -41,10 +41,10 @@ class BlobReport:
 
 
 def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: bool, today: date) -> BlobReport:
-    """See that database and blobs belong together, and settle where they differ; both then have the next mark.
+    """Check that database and blobs belong together, and repair differences; both then have the next mark.
 
-    `alone` is whether nobody else uses either: else bytes without a row may be on their way to one. With `accept` the
-    database is taken as it is. Raises Unavailable where it is another than the blobs were stored with.
+    `alone` is True if no other process uses them; otherwise bytes without a row may belong to a running push. With
+    `accept` any database is accepted. Raises Unavailable if the blobs were stored with another database.
     """
     set_aside = blobs.set_aside
     blob_mark = set_aside.mark()  # before the database's, which is always advanced first
@@ -122,8 +122,8 @@ def _another(blobs: ServerBlobs) -> Unavailable:
 def _unnamed(database: Database, stored: set[str], named: set[str]) -> list[str]:
     """Blobs that are there and not `named` by a transaction, nor noted to go, and that no waiting cook is asked by.
 
-    They are what a crash left between storing bytes and committing the row that names them, requests of cooks that have
-    ended, and whatever a database that is an older copy does not know.
+    They come from a crash between storing bytes and committing their row, from requests of ended cooks, or from a
+    database that was replaced by an older copy.
     """
     with database.read() as catalogue:
         referenced = (

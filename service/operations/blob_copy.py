@@ -1,7 +1,7 @@
-"""Every blob of a server copied into another store, from which the server then goes on; beside it or without one.
+"""Copies every blob of a server into another store, which the server can then use; with the server running or stopped.
 
-Called by `soup blobs copy`. What is there already is not sent again, so that a run that was cut off goes on, and a run
-after the last one brings what was pushed meanwhile.
+Called by `soup blobs copy`. Blobs that the target has are not sent again. So a run continues an interrupted one, and a
+later run copies only newer blobs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from service.operations.blob_hashes import Unsound, check_same_store
 
 @dataclass(frozen=True)
 class Copied:
-    """How many blobs there are, how many of them were new to the other store, and those that are not whole here."""
+    """The number of blobs, the number that were new to the other store, and the missing or damaged ones of the
+    source.
+    """
 
     blobs: int
     new: int
@@ -29,8 +31,8 @@ class Copied:
 def copy_blobs(database: Database, source: ServerBlobs, target: ServerBlobs, *, progress: Progress) -> Copied:
     """Copy what the source holds, each hashed on the way, and at the end the mark; durable when this returns.
 
-    Raises Conflict where the target is another server's, Unavailable where no server has started over the database,
-    the source is another's, or one of the stores cannot be used: what was copied by then stays.
+    Raises Conflict if the target belongs to another server. Raises Unavailable if no server has started over the
+    database, the source belongs to another server, or a store cannot be used. Blobs copied before an error stay.
     """
     storage.check_serves(database)
     with database.read() as catalogue:

@@ -1,8 +1,8 @@
-"""A backup put back into a data folder, or its database into PostgreSQL; no server may run over either.
+"""Restores a backup into a data folder, or its database into PostgreSQL; no server may use either meanwhile.
 
-Called by `soup restore`. Everything is checked before anything is written; then come the blobs, the mark of their
-folder, and last, in one step, the database. What a run that was cut off leaves is taken for nothing: a start refuses
-blobs without their database, and the next run finishes.
+Called by `soup restore`. Everything is checked before anything is written. Then the blobs are written, the mark of
+their folder, and last, in one step, the database. An interrupted run has no effect: a server refuses to start on blobs
+without their database, and the next run finishes.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ NAMED = 10
 
 @dataclass(frozen=True)
 class Restored:
-    """The restored manifest; `replaced` is the copy of the SQLite file that was there."""
+    """The restored manifest; `replaced` is the copy of the previous SQLite file."""
 
     manifest: Manifest
     replaced: Path | None
 
 
 def restore(settings: Settings, folder: Path, *, replace: bool, progress: Progress) -> Restored:
-    """Put a backup into the settings' folders and database, durable when this returns.
+    """Restore a backup into the settings' folders and database, durable when this returns.
 
-    Browsers have to sign in again: who signed out since the backup would be signed in by its sessions.
+    Browsers have to sign in again: the sessions of the backup would sign in users who have signed out since.
 
-    Raises, and has changed nothing: NotFound where the folder is no whole backup, DamagedBlob or Unavailable where
-    something of it is damaged, or of a later version; Conflict where there is something already and not `replace`.
+    Changes nothing if it raises NotFound (the folder is not a complete backup), DamagedBlob or Unavailable (it is
+    damaged, or written by a later version), or Conflict (data exists, and `replace` is False).
     """
     manifest = read_manifest(folder)
     _check_version(manifest)

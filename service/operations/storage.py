@@ -1,8 +1,8 @@
 """The data folder: its lock, and the schema of its database.
 
-Called by the runtime, by `soup migrate`, and by backup and restore. One process owns a data folder at a time; a schema
-that is behind is brought up for SQLite after a backup copy, and refused for any other database, where others may be at
-work. There one that is ahead is served too, while it says that this version may: servers are upgraded one by one.
+Called by the runtime, by `soup migrate`, and by backup and restore. One process owns a data folder at a time. A SQLite
+database with an old schema is migrated after a backup copy; any other database is refused, because other servers may
+use it. There one that is ahead is served too, while it says that this version may: servers are upgraded one by one.
 """
 
 from __future__ import annotations

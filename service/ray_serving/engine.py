@@ -148,7 +148,9 @@ class RayEngine(Engine):
         return [group.ticket for group in groups]
 
     def _check_remote_admission(self, owner: Owner) -> None:
-        """Raise as `check_admission`, under the lock. What replicas have admitted does not count: they limit it."""
+        """Raise as `check_admission`, under the lock. Requests that replicas have admitted do not count: replicas limit
+        them.
+        """
         if self._stop_at is not None:
             raise Unavailable(STOPPING)
         pending = [group for group, remote in self._remote.items() if not remote.is_admitted]

@@ -1,10 +1,10 @@
 """Settings of the server and of the command line, read from the environment.
 
-`adaptersoup.vllm.settings` adds those of vLLM's plugin, and `registry.tasks.ray_connection` reads Ray's own
-variables; no other module of the installed packages reads the environment. Settings are values: nothing is opened or
-created here. `places` has folders, bucket and Ray, `sizes` the most that a request may hold, `quotas` what keys and
-namespaces may use and how long things are kept; the rest is here. Names in the environment carry the prefix SOUP_
-(`SOUP_DATABASE_URL`); sizes are bytes, times seconds.
+`adaptersoup.vllm.settings` adds those of vLLM's plugin, and `registry.tasks.ray_connection` reads Ray's own variables;
+no other module of the installed packages reads the environment. Settings are values: nothing is opened or created here.
+`places` has folders, bucket and Ray, `sizes` the limits of requests, `quotas` those of keys and namespaces, and
+retention. The rest is here. Names in the environment carry the prefix SOUP_ (`SOUP_DATABASE_URL`); sizes are bytes,
+times seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.settings.quotas import QuotaSettings, RetentionSettings
 from service.settings.sizes import MIB, SizeSettings
 
 ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
-"""As browsers send it: in lower case, without a path."""
+"""An origin in the form that browsers send: in lower case, without a path."""
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
@@ -265,8 +265,8 @@ def calm_threads() -> None:
 
     Variables that the operator has set win. OpenMP's default is to busy-wait for milliseconds: on a machine where
     anything else runs, decoding one token at a time becomes ten times slower. Threads that sleep at once are woken for
-    each operation, and small ones take five times as long. Those of numpy's OpenBLAS are for larger products than
-    ours, wait for each other if cores are busy, and change sums with their number.
+    each operation, and small ones take five times as long. Threads of numpy's OpenBLAS are made for larger products
+    than ours, and wait for each other if cores are busy. Their number also changes the results of sums.
     """
     for name, value in calm_variables().items():
         os.environ.setdefault(name, value)

@@ -1,7 +1,7 @@
 """The signing keys of an issuer: its discovery document and key set, fetched over HTTP and cached for an hour.
 
-A request for an unknown key fetches the set again, at most once a minute: only one thread at a time waits for the
-issuer, the others use the cached set. Never called on the event loop.
+A request for an unknown key fetches the set again, at most once a minute. Only one thread at a time waits for the
+issuer; the others use the cached set. Never called on the event loop.
 """
 
 from __future__ import annotations

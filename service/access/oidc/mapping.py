@@ -1,7 +1,7 @@
 """The operator's mapping, a TOML file, of values of a token's claims to scopes and namespaces.
 
-Read once at start, so that a mistake in it is reported then. A caller has one set of scopes for all namespaces that it
-sees, like a key: several grants never add up to more in a namespace than one of them gives there.
+Read once at start, so that a mistake in it is reported then. Like a key, a caller has one set of scopes for all
+namespaces that it sees. Several grants never combine to more rights in a namespace than one of them gives there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Verify tokens of an issuer: the only module that imports PyJWT (extra `oidc`).
 
-Only asymmetric signatures are accepted, each with a key of its kind: a token with `none`, or an HMAC whose secret would
+Only asymmetric signatures are accepted, each with a key of its kind. A token with `none`, or an HMAC whose secret would
 be a public key, is refused before any key is read.
 """
 

@@ -1,7 +1,7 @@
 """`POST /v1/embeddings`: mean-pooled last hidden states of a model; those of a base model alone embed samples.
 
-Token ids are embedded as they are, so the ids that `/tokenize` returns give the same vector as the text; the first id
-tells if a list begins with a BOS.
+Token ids are not changed, so the ids that `/tokenize` returns give the same vector as the text. The first id shows if a
+list begins with a BOS.
 """
 
 from __future__ import annotations

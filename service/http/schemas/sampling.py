@@ -1,7 +1,7 @@
 """Fields that completion and chat requests share, including OpenAI fields that have no effect here.
 
 Nothing is ignored silently. An OpenAI field that has no effect here is accepted with its neutral value only, and
-refused by name otherwise; a field that OpenAI does not have is refused as unknown. `user`, its successors
+refused by name otherwise. A field that OpenAI does not have is refused as unknown. `user`, its successors
 (`safety_identifier`, `prompt_cache_key`) and `metadata` are accepted and dropped: OpenAI promises no more.
 """
 
