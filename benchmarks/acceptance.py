@@ -1,8 +1,8 @@
-"""How often a soup that does not help is said to help: the rule for held-out passages, on differences that are drawn.
+"""The false positive rate of the acceptance rule for held-out passages, on simulated differences.
 
-Passages are of unequal length, and a soup's NLL per token differs from the base's by noise alone. `claimed_...` are the
-largest shares of draws, over numbers of passages, in which the rule says that it helps (`registry.cook.acceptance`),
-which is to be one in twenty:
+Passages are of unequal length, and a soup's NLL per token differs from the base model's by noise only. `claimed_...`
+are the shares of draws in which the rule (`registry.cook.acceptance`) accepts the soup, the largest over numbers of
+passages. The rule's target is one in twenty:
 
 - of one soup, and of the best of two and of four whose differences correlate, as soups of the same adapters do;
 - `claimed_uncounted`: of the best of several, judged as if it were the only one;
@@ -33,7 +33,7 @@ Float64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Case:
-    """Soups that are tried on so many passages.
+    """Simulated soups and their number of passages.
 
     `noise` is `normal`, `t` or `skewed`; all soups share a part of it where they `correlate`, and each is `worse` than
     the base by so many nats a token. The best is judged as the best of `counted` (None: of as many as there are), or,

@@ -1,12 +1,14 @@
-"""Soups of a bank of adapters beside what people do instead, at the lengths that text has.
+"""Soups of a bank of adapters compared with the alternatives, on samples of several sizes.
 
-For each novel domain a sample is drawn from `valid`, and every figure comes from `test`: the paper's ways, every
-effort, oracles that saw the test, and the ladder (`benchmarks.soups.ladder`): the sample in the prompt, kNN-LM, a LoRA
-trained by PEFT, full fine-tuning. Figures that end in `over_control` are geometric means over domains of perplexity
-over the control adapter's, on the largest sample or on as many passages as their name says; standard errors are paired
-over passages. The efforts go over HTTP to a server with the bank, as people would ask for them; the ladder and greedy
-searches run in processes of their own, or with `--on ray` on a cluster. What a run would take is printed before, and a
-run that was stopped goes on where it was.
+For each novel domain a sample is drawn from `valid`; all figures come from `test`. Compared are the paper's methods,
+all efforts, oracles that saw the test, and the ladder (`benchmarks.soups.ladder`). The ladder has the sample in the
+prompt, kNN-LM, a LoRA trained by PEFT, and full fine-tuning.
+
+Figures that end in `over_control` are ratios of perplexity to the control adapter's, as geometric means over domains.
+They are for the largest sample, or for the number of passages in their name; standard errors are paired over passages.
+
+The efforts are requests over HTTP to a server with the bank. The ladder and greedy searches run in separate processes,
+or with `--on ray` on a cluster. A run prints its estimated duration first, and resumes after an interruption.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from service.settings import Settings
 RECOMMENDED: str = Settings.model_fields["default_effort"].default
 """The effort of a cook that names none."""
 WITHOUT = ("oracles", "hostile", *PAPER, *EFFORTS, *LADDER)
-"""What a shorter run may leave out."""
+"""Parts that a shorter run may leave out."""
 
 
 def rows(run: Run) -> None:
@@ -48,7 +50,9 @@ def rows(run: Run) -> None:
 
 
 def qualities(run: Run) -> None:
-    """Perplexity over the control's by way, on each size of the sample, and what no sample made."""
+    """Ratios of perplexity to the control's by strategy and sample size, and of models that do not depend on a
+    sample.
+    """
     for way in (*run.references, *run.plan.ways):
         for size in run.plan.sizes:
             if rows := run.rows(way, size):

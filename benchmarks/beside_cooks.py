@@ -1,6 +1,6 @@
-"""What gradients cost those who wait for tokens.
+"""The effect of running cooks on the latency of streams.
 
-A server has the bank of adapters; a client reads a stream, token by token, while another cooks.
+A server has the bank of adapters; one client reads a stream, token by token, while another client cooks.
 
 - `quick_gap`, `tune_gap`: the median time between two tokens of the stream while such a cook runs, over the same with
   none, just before; `..._gap_p95` of their 95th percentiles. The second cook of a kind is measured, so that the process
@@ -38,7 +38,7 @@ PAUSE = 0.05
 
 
 def gaps(setting: Setting, going_on: Callable[[int], bool]) -> list[float]:
-    """Seconds between tokens of streams, one after the other, for as long as `going_on` says of how many there are."""
+    """Seconds between tokens of consecutive streams, until `going_on` returns False for their number."""
     found: list[float] = []
     while going_on(len(found)):
         last = None
@@ -53,7 +53,7 @@ def gaps(setting: Setting, going_on: Callable[[int], bool]) -> list[float]:
 
 
 def cook(setting: Setting, effort: str) -> None:
-    """One cook, to its end, for passages drawn anew: what was cooked before would be answered from the store."""
+    """Run one cook to its end, for newly drawn passages: an earlier recipe would be answered from the store."""
     texts = setting.sample(setting.job.novel[0], size=setting.largest, seed=secrets.randbits(31))
     sample = setting.client.sample(texts)
     setting.client.cook(CookRequest.model_validate({"sample": sample, "effort": effort}))

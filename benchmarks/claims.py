@@ -1,9 +1,9 @@
-"""Claims of a paper against our measurements: one estimate, its standard error, and a verdict each.
+"""Tests claims of papers with our measurements: an estimate, its standard error, and a verdict for each.
 
-Called by the experiments that reproduce the papers' claims on language models. A claim is a *contrast*: a sum of
-mean NLLs with coefficients that add up to zero, made so that the claim says it is negative. `snip - random < 0` is
-one; so is `adapter - 0.9 full - 0.1 base < 0`, which says that an adapter has nine tenths of the gain of full
-fine-tuning. Everything is paired: the same passages, and the same seed of data and initialisation, on both sides.
+Called by the experiments that reproduce the papers' claims on language models. A claim is a *contrast*: a sum of mean
+NLLs with coefficients that add up to zero, made so that the claim says it is negative. Examples are `snip - random <
+0`, and `adapter - 0.9 full - 0.1 base < 0`: an adapter has nine tenths of the gain of full fine-tuning. Everything is
+paired: the same passages, and the same seed of data and initialisation, on both sides.
 
 - The estimate on a domain is the mean over seeds of sum(d_s) / sum(n_s) over passages s.
 - Its standard error has two parts that are added as variances: a bootstrap over passages of the mean over seeds
@@ -29,7 +29,7 @@ from registry.uncertainty import ratio_standard_error
 
 Verdict = Literal["agrees", "disagrees", "undetermined"]
 ERRORS = 2.0
-"""A verdict is beyond so many standard errors."""
+"""Standard errors beyond which a verdict is decided."""
 POWER = 0.84
 """Standard errors more, for a probability of 0.8 of getting there."""
 
@@ -123,7 +123,7 @@ def _sums(domain: str, scored: Scored, coefficients: Mapping[str, float]) -> np.
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says (`paper`: with its figure), and the contrast that is negative where it holds here."""
+    """A claim of a paper (`paper`: with its figure), and the contrast that is negative if the claim holds here."""
 
     name: str
     paper: str

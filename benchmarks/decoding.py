@@ -1,14 +1,15 @@
-"""How fast many adapters write together: tokens per second with one adapter for all rows, one for each, and none.
+"""Decoding speed with many adapters: tokens per second with one adapter for all rows, one for each row, and none.
 
-Held against transformers' `generate` (base alone), PEFT's batches of mixed adapters (`adapter_names`), the `adapters`
-library (bottlenecks of as many parameters, BatchSplit), and on the Llama shape vLLM on the CPU and llama.cpp's server
-(base alone): greedily, in the same dtype, in one run. Peers with an environment of their own (`make bench-peers`) are
-processes that are stopped while it is not their turn; one that is missing has a row that says why.
+Compared with transformers' `generate` (base model only), PEFT's batches of mixed adapters (`adapter_names`), and the
+`adapters` library (bottlenecks of as many parameters, BatchSplit). For the Llama shape also with vLLM on the CPU and
+llama.cpp's server (base model only). All decode greedily, in the same dtype, in one run. Peers with their own
+environment (`make bench-peers`) are processes that are stopped between their turns; the row of a missing peer gives the
+reason.
 
-Before anything is timed, all ways have to write the same tokens (in fp32; in bf16 near-ties may be broken otherwise,
-and only the adapters' being told apart is checked). Prompts are other ones in each repeat. Rates are of whole requests:
-prompts are part of the work, alike for everybody. The base model is a random GPT-2 of the small one's shape, or any
-folder (`--base-folder`), such as SmolLM2's that `make demo` leaves in `.demo/models`.
+Before the timing, all engines must generate the same tokens in fp32. In bf16 near-ties may be broken differently, so
+only the effect of the adapters is checked. Each repeat has new prompts. Rates are of whole requests, including prompts.
+The base model is a random GPT-2 with the shape of GPT-2 small, or any folder (`--base-folder`), such as SmolLM2's that
+`make demo` leaves in `.demo/models`.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from service.engine import Engine, EngineLimits, LoadableAdapter
 ROWS, MORE_ROWS, TOKENS = 16, 64, 32
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 OWN_PROCESS = ("adapters", "vllm", "vllm_lora", "llama_cpp")
-"""Ways that are a peer's process."""
+"""Peers that run in their own process."""
 VLLM_MODES = ("processes",)
-"""What is fastest on two cores (`benchmarks.peers.vllm_cpu`)."""
+"""vLLM's fastest mode on two cores (`benchmarks.peers.vllm_cpu`)."""
 
 GOALS = {
     "base_vs_hf": (1.3, 1.8), "base_64_vs_hf": (1.5, 2.5),
@@ -70,7 +71,7 @@ class Setting:
             one.redraw(repeat)
 
     def calls(self, processes: Peers) -> dict[str, Callable[[], Rows]]:
-        """Every way that is here."""
+        """All engines that are installed."""
         some, more, loras = self.some, self.more, self.loras[: self.some.rows]
         peft, names = peft_of(some.base, loras)
         found: dict[str, Callable[[], Rows]] = {
@@ -128,7 +129,7 @@ def run(
     folder: Path | None = None, ways: Sequence[str] = OWN_PROCESS, modes: Sequence[str] = VLLM_MODES,
     environments: Path = ENVIRONMENTS,
 ) -> Result:  # fmt: skip
-    """Every way, in turn; `ways` are those of peers' processes that are wanted, `modes` are vLLM's."""
+    """Measure all engines in turn; `ways` are the requested peers, `modes` those of vLLM."""
     setting = prepare(base, rows=rows, more=more, tokens=tokens)
     setting.some.engine.start()
     try:
@@ -144,7 +145,9 @@ def run(
 
 
 def check(written: Mapping[str, Rows], *, exact: bool) -> None:
-    """What is compared writes the same, and adapters write something else than the base; raises Internal."""
+    """Check that the compared engines generate the same tokens, and that adapters change those of the base; raises
+    Internal.
+    """
     same = [("base", other) for other in ("transformers", "vllm", "llama_cpp")]
     same += [("mixed", other) for other in ("peft", "vllm_lora")]
     check_same(written, [*same, ("base_more", "transformers_more")], exact=exact)
@@ -180,7 +183,7 @@ def _named(setting: Setting, way: str) -> str:
 
 
 def _compared(setting: Setting) -> list[tuple[str, str, str]]:
-    """(figure, the way that it is held against, ours)."""
+    """(figure, the peer, our engine's way)."""
     more = setting.more.rows
     return [
         ("base_vs_hf", "transformers", "base"),

@@ -1,9 +1,9 @@
-"""The claims of Houlsby et al., AdaMix and SparseAdapter, measured where differences can be decided: perplexity.
+"""Tests the claims of Houlsby et al., AdaMix and SparseAdapter by perplexity, where small differences are measurable.
 
-`python -m benchmarks.lm_adapters` (--base DIR --data DIR) trains every variant of the three papers on two domains with
-three seeds (`benchmarks.lm.plan` has the list), scores test text, and gives a verdict for each claim
-(`benchmarks.claims`). Learning rates and best states are chosen on validation text. Results of cells are kept in
-`--folder`: the same call goes on where one was stopped. `--on ray=HOST:PORT` runs them on a cluster. `--long` is a
+`python -m benchmarks.lm_adapters` (--base DIR --data DIR) trains all variants of the three papers on two domains with
+three seeds (listed in `benchmarks.lm.plan`). Then it scores test text, and gives a verdict for each claim
+(`benchmarks.claims`). Learning rates and best states are chosen on validation text. Results of cells are stored in
+`--folder`: the same call continues an interrupted run. `--on ray=HOST:PORT` runs them on a cluster. `--long` is a
 larger grid.
 """
 
@@ -41,7 +41,7 @@ class Experiment:
     records: dict[str, Any] = field(default_factory=dict)
 
     def stage(self, what: str, cells: Sequence[Cell]) -> Sequence[Cell]:
-        """Run what is not there yet of some cells."""
+        """Run the cells that have no stored result."""
         self.records |= self.runner.run(cells, what=what)
         self.cells += cells
         return cells

@@ -1,6 +1,6 @@
-"""What HTTP adds to the engine, and how long a server takes to start.
+"""The overhead of HTTP over the engine, and the start time of a server.
 
-- `http_overhead_streams`: 32 streamed completions at once from a server (`soup serve`, a process of its own) against
+- `http_overhead_streams`: 32 streamed completions at once from a server (`soup serve`, a separate process) against
   the same 32 requests to an engine in this process, handed over one by one as they come over HTTP: the time of the one
   over the other, less 1. `one_by_one_vs_at_once` is what it costs the engine that they do not come all at once:
   prompts then run beside streams that have begun, at the pace that these are promised.
@@ -136,7 +136,7 @@ def _completion(setting: Setting, prompt: Window, tokens: int) -> Body:
 
 
 async def posted(server: Server, path: str, body: Body) -> bytes:
-    """What a POST answers with, read to its end; raises Internal for anything but 200."""
+    """The complete answer to a POST; raises Internal for any status but 200."""
     address = urlsplit(server.url)
     key = (server.data / "admin.key").read_text(encoding="ascii").strip()
     content = json.dumps(body).encode()

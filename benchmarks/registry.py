@@ -1,4 +1,4 @@
-"""How fast the registry is: a catalogue of 100,000 adapters, fits over pools of 10,000, pushes at once, refits.
+"""The speed of the registry: a catalogue of 100,000 adapters, fits over pools of 10,000, parallel pushes, refits.
 
 - `list_ms_p95`, `filter_ms_p95`, `search_ms_p95`, `resolve_ms_p95`: a page of 50 out of 100,000 adapters, and one
   adapter by its name or alias, over HTTP on PostgreSQL, for a key that sees all of them; `sqlite_...` on SQLite. The
@@ -12,8 +12,8 @@
 - `push_many`: pushes a second by 8 clients at once; `push_many_vs_one` over those of one client.
 - `refit_backlog`: fits that are to do after 1,000 pushes in a row into a pool that has a selector.
 
-The results file is written after each part. With `--only` the parts that are named take the place of their own in the
-file that is there, and say themselves when they were measured.
+The results file is written after each part. With `--only` the named parts replace their results in the existing file,
+and record their own date.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def measure_backlog(result: Result, *, in_a_row: int) -> None:
 
 
 def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
-    """What is measured, the cheapest first."""
+    """The parts of the measurement, cheapest first."""
     return {
         "pushes": lambda result: measure_pushes(result, each=EACH, repeats=given.repeats),
         "backlog": lambda result: measure_backlog(result, in_a_row=IN_A_ROW),

@@ -1,6 +1,6 @@
-"""What every benchmark does alike: its options, repeated measurements that take turns, a result as two tables.
+"""Common code of the benchmarks: options, interleaved repeated measurements, and results as two tables.
 
-The form of the results file that it writes is `demo.results`.
+`demo.results` defines the format of the results file.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from service.engine.engine import CORES_KEPT_SECONDS
 def repeated(
     repeats: Sequence[float], unit: str, *, goal: float | None = None, stretch: float | None = None, note: str = ""
 ) -> Figure:
-    """The figure of repeated measurements: their median. A `stretch` goal is told in the note."""
+    """The figure of repeated measurements: their median. The note has the `stretch` goal."""
     further = [] if stretch is None else [f"stretch {stretch:g}"]
     return Figure(median(repeats), unit, goal, tuple(repeats), "; ".join([*([note] if note else []), *further]))
 
 
 @dataclass
 class Result:
-    """What a benchmark found; `rows` is every cell behind the figures."""
+    """The result of a benchmark; `rows` has all cells behind the figures."""
 
     name: str
     figures: dict[str, Figure] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def command() -> str:
-    """How this program was called, so that it can be called again."""
+    """The command line of this program, so that it can be repeated."""
     module = sys.modules["__main__"].__spec__
     name = module.name.removesuffix(".__main__") if module is not None else sys.argv[0]
     return command_line(name, sys.argv[1:])

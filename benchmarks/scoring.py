@@ -1,4 +1,4 @@
-"""What scoring texts costs beside a bare forward pass, and beside the script that one would write.
+"""The speed of scoring texts, compared with a plain forward pass and with a simple script.
 
 - `score_vs_forward`: tokens per second of the engine on blocks of equal length over those of the model alone, called on
   the same blocks in batches as large as the engine's steps; it stops at the logits, the engine gives likelihoods.
@@ -105,7 +105,7 @@ def run(base: LoadedBase, *, rows: int, repeats: int, name: str = "scoring") -> 
 
 
 def check(setting: Setting) -> None:
-    """The engine and the script compute the same; raises Internal."""
+    """Check that the engine and the script compute the same; raises Internal."""
     for rows in (setting.blocks, setting.texts):
         for one, other in zip(setting.by_engine(rows), setting.evaluate(rows), strict=True):
             if abs(one - other) > TOLERANCE[setting.base.entry.dtype] * other:

@@ -1,4 +1,4 @@
-"""What choosing costs in large pools (a fit, one more adapter, a selection), and what narrowing a LoRA soup costs.
+"""The cost of selection in large pools (a fit, one more adapter, a selection), and of recompressing a LoRA soup.
 
 Pools are Gaussian domains of 100 embeddings with 576 dimensions; `posterior` first, then `cosine`.
 

@@ -1,13 +1,14 @@
 """The single-domain half of AdapterSoup: `make reproduce-single` (Chronopoulou et al., 2023, section 4.3, Table 3).
 
 One domain, 5 learning rates x 3 orders of the data from one initialisation, trained by `soup train sweep`. All 455
-triples are ranked on some validation text, finalists scored on much; what they choose is scored on test text, in the
-domain and on three that were held out, beside soups by learning rate, the uniform soup, the best single adapters,
-logit ensembles, and the best on test as the oracle. Then mixing curves L(a A + (1 - a) B) for three initialisations.
+triples are ranked on some validation text, and finalists are scored on more. The chosen triples are scored on test
+text, in the domain and on three held-out domains. They are compared with soups by learning rate, the uniform soup, the
+best single adapters, logit ensembles, and an oracle that chooses on test text. Then mixing curves L(a A + (1 - a) B)
+for three initialisations.
 
-Cells are trained two at a time with one thread each; every adapter and every score is kept under `.reproduce/single`,
-so that the same command goes on where it was stopped. With `--on ray=HOST:PORT` the grids' cells are trained on a
-cluster; all else is computed here. It trains on 5.8 million tokens and scores 15 million, an hour on two slow cores.
+Cells are trained two at a time with one thread each. All adapters and scores are stored under `.reproduce/single`, so
+the same command continues an interrupted run. With `--on ray=HOST:PORT` the grids' cells are trained on a cluster; all
+else is computed here. It trains on 5.8 million tokens and scores 15 million, an hour on two slow cores.
 
 `--long` trains five times as many steps and holds out ten domains: some hours. Training is in bf16 where the CPU has
 instructions for it; every score is fp32.

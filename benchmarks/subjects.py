@@ -1,4 +1,4 @@
-"""What is measured: base models in memory, adapters drawn for them, and rows of tokens. All of it is seeded.
+"""The subjects of measurements: base models in memory, random adapters for them, and rows of tokens. All are seeded.
 
 A base model is a random GPT-2 (speed does not depend on the values of weights), or any folder, such as SmolLM2's that
 `make demo` leaves in `.demo/models`.
@@ -140,7 +140,7 @@ def chosen_base(folder: Path | None, dtype: str) -> LoadedBase:
 
 
 def about(base: LoadedBase) -> dict[str, Any]:
-    """What a row of a result says of the base model."""
+    """The fields of a result's row about the base model."""
     return {
         "model": Path(base.entry.source).name,
         "family": base.shape.model_type,
@@ -212,5 +212,5 @@ def page_passages(count: int, *, seed: int) -> list[str]:
 
 
 def loader(tensors: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
-    """What reads tensors that are in memory."""
+    """A reader of tensors in memory."""
     return lambda: tensors

@@ -1,9 +1,9 @@
-"""What training an adapter costs: tokens a second in our loop, beside full fine-tuning and PEFT's LoRA, and memory.
+"""The cost of training an adapter: tokens per second and memory, compared with full fine-tuning and PEFT's LoRA.
 
 Every variant is one step of `training.state.TrainingState` (what `soup train` runs) on blocks of random tokens; values
-do not matter for speed. A measurement is a process of its own, since the largest memory a process had cannot be
-unlearnt: it warms up, takes the median of some steps, and says how much memory it had at most. All variants take turns
-in each repeat, and ratios are taken repeat by repeat.
+do not matter for speed. Each measurement is a separate process, because a process's peak memory cannot be reset. It
+warms up, takes the median of some steps, and reports its peak memory. All variants take turns in each repeat, and
+ratios are computed per repeat.
 
 - `adapter_vs_full`: a Bapna-Firat adapter over full fine-tuning. Forward passes are the same and a little more;
   backward, no base weight gets a gradient, and nothing below the first adapter is passed.
@@ -59,7 +59,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a step trains, and how: the module, its loss, and what has to be open meanwhile."""
+    """The subject of a step: the module, its loss, and contexts that must be open meanwhile."""
 
     module: nn.Module
     loss: Loss
@@ -140,7 +140,7 @@ def _rank(base: LoadedBase) -> int:
 
 
 def _no_rows() -> Any:
-    """What a score that takes no gradient reads of the data."""
+    """The data for a score that uses no gradient."""
     import numpy as np
 
     return np.empty((0, BLOCK), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What a server holds against kills, faults, floods, writers at once and files made to harm, counted.
+"""Counts how a server withstands kills, faults, floods, concurrent writers and malicious files.
 
 - `kills_survived`: of servers that were killed (kill -9) in the middle of pushes, uploads, fits, cooks, trainings,
   purges and collections, on SQLite and PostgreSQL, those after which all that was acknowledged was there and whole
@@ -13,8 +13,8 @@
 - `tenant_wait`: while one key floods the server, the time that another key's small completion or recipe takes, over
   what it takes alone; the worst of all floods (`benchmarks.faults.tenants`).
 
-The results file is written after each part, so that one that was stopped has the parts before it. With `--only` the
-parts that are named take the place of their own in the file that is there, and say themselves when they were measured.
+The results file is written after each part, so that an interrupted run keeps earlier parts. With `--only` the named
+parts replace their results in the existing file, and record their own date.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def measure_schemathesis(result: Result, *, cases: int) -> None:
 
 
 def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
-    """What is measured, the cheapest first."""
+    """The parts of the measurement, cheapest first."""
     return {
         "headers": lambda result: measure_headers(result, amount=given.headers),
         "updates": lambda result: measure_updates(result, writers=WRITERS, each=UPDATES),

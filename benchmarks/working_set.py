@@ -1,4 +1,4 @@
-"""Traffic over more adapters than memory holds: tokens per second, and how long an adapter that is not there takes.
+"""Traffic over more adapters than fit in memory: tokens per second, and the latency of an adapter that is not loaded.
 
 - `working_set_4x` (and 2x, 8x): clients ask for adapters drawn evenly from so many times as many as the engine holds
   ready, over the same traffic on those that it holds (1x). Each client asks again when it has its answer.

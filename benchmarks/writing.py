@@ -1,4 +1,4 @@
-"""Rows of tokens continued greedily: by our engine, by transformers' `generate`, by PEFT's, by a peer's process.
+"""Greedy generation for rows of tokens by our engine, by transformers' `generate`, by PEFT, and by peers' processes.
 
 Used by the benchmarks of generation. Prompts are drawn anew for each repeat (`redraw`), the same for every way.
 """
@@ -23,7 +23,7 @@ from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingPar
 PROMPT = 32
 
 MOSTLY = 0.75
-"""Of all rows: those that have to be the same by two ways. Where two tokens are as likely, rounding chooses."""
+"""The share of rows that must be equal for two engines: between equally likely tokens, rounding decides."""
 
 Rows = list[tuple[int, ...]]
 Calls = Mapping[str, Callable[[], Rows]]
@@ -47,14 +47,14 @@ class Writing:
         self.prompts = rows_of(self.base, rows=self.rows, length=PROMPT, seed=seed)
 
     def ours(self, adapters: Sequence[LoadableAdapter | None]) -> Rows:
-        """What the engine writes, each row with its adapter."""
+        """The tokens that the engine generates, each row with its adapter."""
         params = SamplingParams(max_tokens=self.tokens, temperature=0)
         base_id, asked = self.base.entry.id, zip(self.prompts, adapters, strict=True)
         tickets = self.engine.submit_all([GenerateRequest(base_id, row, one, params) for row, one in asked])
         return [ticket.result().choices[0].token_ids for ticket in tickets]
 
     def generate(self, model: Any, **more: Any) -> Rows:
-        """What transformers' `generate` writes."""
+        """The tokens that transformers' `generate` returns."""
         ids = torch.tensor(self.prompts)
         written = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=self.tokens,
@@ -63,7 +63,7 @@ class Writing:
         return [tuple(row) for row in written[:, ids.shape[1] :].tolist()]
 
     def peer(self, peer: Peer) -> Rows:
-        """What a peer's process writes."""
+        """The tokens that a peer's process generates."""
         return peer.write(self.prompts, self.tokens)
 
 
@@ -99,7 +99,7 @@ def peft_of(base: LoadedBase, loras: Sequence[LoadableAdapter]) -> tuple[Any, li
 
 
 def check_same(written: Mapping[str, Rows], same: Sequence[tuple[str, str]], *, exact: bool) -> None:
-    """Raises Internal where two ways that compute the same write something else in too many rows (`exact`: in fp32)."""
+    """Raise Internal if two equal computations generate different tokens in too many rows (`exact`: in fp32)."""
     for one, other in same:
         if not (exact and one in written and other in written):
             continue
@@ -109,7 +109,7 @@ def check_same(written: Mapping[str, Rows], same: Sequence[tuple[str, str]], *, 
 
 
 def check_told_apart(written: Mapping[str, Rows], base: str, others: Sequence[str]) -> None:
-    """Raises Internal where adapters write in every row what the base writes."""
+    """Raise Internal if adapters generate the base model's tokens in all rows."""
     for other in others:
         if other in written and written[other] == written[base]:
             raise Internal(f"the adapters of {other} change nothing")

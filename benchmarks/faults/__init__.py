@@ -1,1 +1,1 @@
-"""What `benchmarks.trust` does to a server: kills, floods, lost updates, and headers made to harm."""
+"""The faults of `benchmarks.trust`: kills, floods, lost updates, and malicious headers."""

@@ -1,4 +1,4 @@
-"""What is pushed and cooked for: small adapters and texts, another for every seed."""
+"""Content for pushes and cooks: small adapters and texts, different for each seed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WORDS = ("court", "held", "contract", "void", "want", "consideration", "dismisse
 
 
 def passages(seed: int, amount: int = 25) -> tuple[str, ...]:
-    """Texts that no other seed gives."""
+    """Texts that are different for each seed."""
     draw = random.Random(seed)
     return tuple(f"Case {seed}-{number}: {' '.join(draw.choices(WORDS, k=12))}." for number in range(amount))
 
 
 def adapter(name: str, seed: int, *, sample: bool, tags: tuple[str, ...] = ()) -> Manifest:
-    """What pushes an adapter of its own."""
+    """A push request with an adapter that is different for each seed."""
     tensors = create(CONFIG, shape_of(BaseEntry(id=BASE, source=str(small_base()))), seed=seed).state_dict()
     return Manifest.model_validate({
         "name": name, "domain": name, "base_model": BASE, "config": CONFIG.model_dump(), "card": {"tags": tags},

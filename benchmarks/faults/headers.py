@@ -1,4 +1,4 @@
-"""Headers of safetensors files, changed at random: each is read or refused in a sentence, and nothing else happens."""
+"""Randomly changed headers of safetensors files: each must be read, or refused with a message."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from registry.tensor_file import parse
 
 LIMIT = 2**20
 VALUES = ("NaN", "-1", "1e400", "[]", "{}", "null", '""', "18446744073709551616", '"F32"', "[0, 4]", "[[[[]]]]", "true")
-"""What takes the place of a part of the JSON."""
+"""Replacements of a part of the JSON."""
 
 
 @dataclass
 class Outcome:
-    """How many headers were read and how many refused; `crashes` are the errors that were neither."""
+    """The numbers of headers read and refused; `crashes` are all other errors."""
 
     read: int
     refused: int
@@ -26,7 +26,7 @@ class Outcome:
 
 
 def good(draw: random.Random) -> bytes:
-    """A file as it should be, of a few tensors."""
+    """A valid file of a few tensors."""
     table, begin = {}, 0
     for number in range(draw.randint(0, 4)):
         rows, columns = draw.randint(0, 3), draw.randint(1, 4)

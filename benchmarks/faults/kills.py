@@ -1,10 +1,10 @@
-"""Servers killed in the middle of their work: what was acknowledged has to be there afterwards.
+"""Kills servers during their work: afterwards all acknowledged data must be present.
 
 The work is pushes, uploads in parts, fits, cooks, trainings, purges and collections.
 
-Each series has one server and its data folder. A client works until the kill comes, at a moment drawn anew each time;
-the server is started again and must have all that was acknowledged, and its jobs must end well. What was not
-acknowledged may be there or not, but whole: after a series every stored byte is hashed (`soup check --all`).
+Each series has one server and its data folder. A client works until the kill, at a random moment. Then the server is
+started again: all acknowledged data must be present, and its jobs must succeed. Data that was not acknowledged may be
+missing, but not damaged: after a series every stored byte is hashed (`soup check --all`).
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ class Series(ABC):
     """Set when the kill is about to come: from then on nothing is tried again."""
 
     def prepare(self, client: SoupClient) -> None:
-        """Put in what the work needs."""
+        """Store the prerequisites of the work."""
         for seed in range(3):
             client.wait_job(client.push(adapter(f"ready/a{seed}", seed, sample=True, tags=("ready",)))["job"])
 
     @abstractmethod
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:
-        """One more piece of work: what the server acknowledged."""
+        """Do one more piece of work; return the server's acknowledgement."""
 
     def settle(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> None:  # noqa: B027
         """Wait before the next piece where each is long: all that was acknowledged has to end after the kill."""
 
     def resume(self, client: SoupClient) -> list[str]:  # noqa: ARG002
-        """Go on with what the kill cut off; what is wrong with it, in sentences."""
+        """Continue the work that the kill interrupted; return its problems as sentences."""
         return []
 
     @abstractmethod
     def holds(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> bool:
-        """Whether the server has what it acknowledged."""
+        """Return True if the server has everything that it acknowledged."""
 
 
 class Pushes(Series):
@@ -95,7 +95,7 @@ class Pushes(Series):
 
 
 class Uploads(Series):
-    """Files sent in parts; the one that a kill cut off goes on where it was acknowledged."""
+    """Files sent in parts; an upload that a kill interrupts continues at the acknowledged offset."""
 
     name = "resumed_push"
     span = 1.5
@@ -133,7 +133,7 @@ class Uploads(Series):
 
 
 class Purges(Series):
-    """Adapters with samples, every second of which is purged again: that is gone, the others are there."""
+    """Adapters with samples, every second one purged: those must be gone, and the others present."""
 
     name = "purge"
     span = 1.5
@@ -161,7 +161,7 @@ class Purges(Series):
 
 
 class Collections(Series):
-    """Uploads that nothing is made of go within seconds, what is pushed beside them stays."""
+    """Unreferenced uploads, which are removed within seconds while pushed adapters stay."""
 
     name = "collection"
     span = 4.0
@@ -243,9 +243,9 @@ SERIES: tuple[type[Series], ...] = (Pushes, Uploads, Fits, Cooks, Trainings, Pur
 
 @dataclass
 class Outcome:
-    """What came of a series; `failures` are sentences: errors before a kill, what was lost, what is not whole.
+    """The result of a series; `failures` are sentences about errors before a kill, and lost or damaged data.
 
-    `survived` counts the kills after which all was there; none where the series is not whole at its end.
+    `survived` counts the kills without data loss; it is 0 if data is damaged at the end of the series.
     """
 
     series: str

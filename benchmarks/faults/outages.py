@@ -1,9 +1,9 @@
-"""Faults that a running server is put into and out of: it has to say so, to go on, and to have kept everything.
+"""Faults of a running server's environment, and their end: the server must report each, recover, and lose nothing.
 
 Databases that are stopped, held or removed, disks that are full, folders that are gone, files that are damaged, and
-migrations that are killed. A fault is survived where what was asked meanwhile was refused as it should be (or answered,
-where it should be), where the server then takes the next push without a restart but for those that need one, and where
-all that was acknowledged is there: rows, bytes and jobs.
+migrations that are killed. A fault is survived under three conditions. Requests during the fault are refused or
+answered as expected. Afterwards the server accepts the next push, without a restart unless the fault requires one. All
+acknowledged rows, bytes and jobs are present.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Fault:
-    """How a place is harmed and put right, what is asked meanwhile, and how that has to be refused, if at all."""
+    """A fault: how to cause and repair it, the requests meanwhile, and their expected refusal, if any."""
 
     name: str
     harmed: Callable[[Place], AbstractContextManager[None]]
@@ -77,7 +77,7 @@ class Fault:
 
 @dataclass
 class Survived:
-    """What came of one fault."""
+    """The result of one fault."""
 
     fault: str
     database: str
@@ -235,7 +235,7 @@ ON_A_DISK = (Fault("the disk is full", _full_disk, _uploading, Unavailable),)
 
 
 def run_faults(*, sqlite: bool) -> list[Survived]:
-    """Every fault that there is on a database, one after the other, on one server."""
+    """Run all faults of a kind of database in turn, on one server."""
     with tempfile.TemporaryDirectory() as folder, _disk(Path(folder)) as disk, _database(sqlite=sqlite) as postgres:
         url = None if postgres is None else postgres.url
         with killable(disk or Path(folder), url) as server:
@@ -289,7 +289,7 @@ def _run(fault: Fault, place: Place, seed: int) -> Survived:
 
 
 def _meanwhile(fault: Fault, place: Place) -> list[str]:
-    """What was wrong with the answer while the fault lasted."""
+    """The problem with the answer during the fault."""
     if place.server.process is None:
         return []
     with place.server.client() as client:

@@ -1,8 +1,8 @@
-"""Requests that schemathesis makes of the OpenAPI document, following its links, against a server: none may be a 5xx.
+"""Requests that schemathesis generates from the OpenAPI document and its links: a server must answer none with 5xx.
 
-What a call has made is read, changed and removed by the calls that its answer's links name, in whatever order. Bodies
-that chance never makes whole (a push with weights, a recipe of adapters that exist) are put in the place of some that
-it made. Used by `benchmarks.trust`, and by the tests with a small share of the cases.
+Objects that a call creates are read, changed and removed, in any order, by the calls that its answer's links name. Some
+generated bodies are replaced by valid ones that are hardly ever generated: a push with weights, or a recipe of existing
+adapters. Used by `benchmarks.trust`, and by the tests with a small share of the cases.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ QUIET = {
 
 @dataclass
 class Sent:
-    """How many requests were sent, of how many calls; those that followed a link; what was answered; what failed."""
+    """Counts of requests, calls, followed links and answers, and the failures."""
 
     cases: int = 0
     linked: int = 0
@@ -52,7 +52,7 @@ class Sent:
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Sent) -> None:
-        """Count what another has counted."""
+        """Add the counts of another."""
         self.cases += other.cases
         self.linked += other.linked
         self.calls += other.calls
@@ -74,7 +74,7 @@ Push = Callable[[str, int], dict[str, Any]]
 
 
 def whole(push: Push, draw: random.Random) -> dict[str, Callable[[], Any]]:
-    """By call: a body that succeeds, or would if what it names were there."""
+    """By call, a body that succeeds, or would if the objects it names existed."""
 
     def ref() -> str:
         return f"acme/a{draw.randrange(4)}"
@@ -166,9 +166,9 @@ def machine(
 
 
 def run_schema(schema: Any, caller: Caller, push: Push, *, cases: int, first_seed: int = 0) -> Sent:
-    """Send at least so many requests in journeys of STEPS, each round of them from the next seed.
+    """Send at least this many requests in journeys of STEPS, each round of journeys with the next seed.
 
-    hypothesis breaks a round off where answers to the same requests differ, which those of a server that remembers do.
+    Hypothesis aborts a round if equal requests have different answers, as is normal for a server with state.
     """
     draw, number = random.Random(first_seed), first_seed
     journeys, sent = machine(without_keys(schema), caller, whole(push, draw), draw)

@@ -1,4 +1,4 @@
-"""A `soup serve` process that is killed and started again over the same data, and the PostgreSQL it may use."""
+"""A `soup serve` process that can be killed and restarted on the same data, and its optional PostgreSQL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from registry.errors import Internal
 
 BASE = "small"
 TIMEOUT = 120.0
-"""Seconds a client waits for an answer before that is a fault of the server."""
+"""Seconds until an answer that is missing counts as a failure of the server."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Killable:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What `soup` runs in: one thread, this server's data and database, no other server's settings."""
+        """The environment of `soup`: one thread, this server's data and database, and no other server's settings."""
         database = {} if self.database_url is None else {"SOUP_DATABASE_URL": self.database_url}
         return environment(
             self.data, SOUP_THREADS="1", OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT), **database, **self.settings

@@ -1,7 +1,7 @@
-"""One key floods a server by every means there is, and another key's small requests are timed beside it.
+"""One key floods a server by every means, while small requests of another key are timed.
 
-The flood comes from processes of its own, that give way to everything else on the machine (nice 19), so that what is
-timed is the server's order and not the machine's. It does not stop at a 429: it sends the next request at once.
+The flood comes from separate processes with the lowest priority (nice 19), so that the server's scheduling is timed and
+not the machine's. It does not stop at a 429: it sends the next request at once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ MEANS: dict[str, Means] = {
 """How a key floods; `connections` is the one that is no request."""
 EVERY = (*MEANS, "connections")
 REFUSED = {"bodies": "413"}
-"""How what a server should never do is refused; anything else with 429, where too much is asked for."""
+"""Expected refusals of invalid requests; excessive requests must be refused with 429."""
 
 
 def flood(url: str, key: str, means: str, statuses: MutableSequence[int], begun: Event) -> None:
@@ -111,7 +111,7 @@ def _hold_open(url: str, key: str) -> None:
 def flooded(url: str, key: str, means: str) -> Iterator[dict[str, int]]:
     """While open, a process floods the server; gives the answers it had by status, which are there at the end.
 
-    Raises Internal where the server refused what it should have taken, for then it was not flooded.
+    Raises Internal if the server refused requests that it should accept: then it was not flooded.
     """
     spawned = multiprocessing.get_context("spawn")
     statuses: Any = spawned.Array("q", 600)

@@ -13,7 +13,7 @@ NAME = "shared/card"
 
 
 def lost_updates(server: Killable, *, writers: int, each: int) -> int:
-    """How many of the marks that were acknowledged are not there in the end."""
+    """The number of acknowledged marks that are missing in the end."""
     with server.client() as client:
         client.push(adapter(NAME, 0, sample=False))
 

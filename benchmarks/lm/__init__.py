@@ -1,1 +1,1 @@
-"""The papers' claims on a language model: the list of cells, how one is run, and what comes of all (`lm_adapters`)."""
+"""Tests the papers' claims on a language model: the list of cells, how to run one, and the results (`lm_adapters`)."""

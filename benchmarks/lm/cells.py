@@ -1,7 +1,7 @@
-"""What a cell of the experiment is: one training and what is measured of it, as a value. Torch-free.
+"""A cell of the experiment: one training and its measurements, as a value. Torch-free.
 
-Called by the plan, which makes them, by the runner, which keeps results by `Cell.key`, and by `work`, which runs one.
-A cell holds all that its numbers depend on, the digests of its texts and of the base model included.
+Called by the plan, which makes them, by the runner, which keeps results by `Cell.key`, and by `work`, which runs one. A
+cell has everything that its numbers depend on, including the digests of its texts and of the base model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from registry.spec import AdapterConfig, BankConfig, Frozen
 from training.hyperparameters import Consistency, Hyperparameters, PruningOptions
 
 VERSION = 1
-"""Of how cells are run: another one, and nothing that was kept is used again."""
+"""Version of how cells are run; a new version discards all stored results."""
 Measure = Literal["test", "spans", "routing"]
 """NLL of the test passages; the same without the adapters of every span of layers; with random routes of a bank."""
 Trains = Literal["nothing", "adapter", "all", "top", "norms"]
@@ -28,7 +28,7 @@ class Data(Frozen):
 
     domain: str
     tenth: bool
-    """Whether a tenth of the size's training texts."""
+    """True for a tenth of the size's training texts."""
     texts: int
     valid_texts: int
     test_texts: int
@@ -36,7 +36,7 @@ class Data(Frozen):
 
 
 class Cell(Frozen):
-    """One training, and what is measured of it."""
+    """One training and its measurements."""
 
     variant: str
     data: Data
@@ -62,7 +62,7 @@ class Cell(Frozen):
     draws: int = 0
     """How many times each test passage is scored with random routes."""
     keeps: bool = False
-    """Whether the adapter is kept, to be a member of a fusion."""
+    """True to store the adapter, as a member of a fusion."""
     base: Digest
     version: int = Field(default=VERSION)
 

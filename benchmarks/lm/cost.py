@@ -1,6 +1,6 @@
-"""What an adapter holds and costs as it is served: parameters, and multiplications a token. Called by `work`.
+"""The size and cost of a served adapter: parameters, and multiplications per token. Called by `work`.
 
-Masks save no multiplication: a pruned projection is computed as a whole, which is what every kernel here does.
+Masks save no multiplication: all kernels here compute a pruned projection completely.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from registry.spec import AdapterConfig, BaseShape, FusionConfig
 
 
 def relative_cost(config: AdapterConfig | None, shape: BaseShape) -> float:
-    """Multiplications a token of the base with the adapter, over those of the base alone; 1 without one.
+    """Multiplications per token of the base with the adapter, relative to the base alone; 1 without an adapter.
 
-    Those of linear modules and projections, and of attention to a prefix: each of its entries is multiplied once.
-    What attention costs besides depends on the length of the text and is the same in all.
+    Counts linear modules and projections, and attention to a prefix, each of whose entries is multiplied once. Other
+    costs of attention depend on the length of the text and are the same for all.
     """
     base = sum(inputs * outputs for inputs, outputs in shape.linears.values())
     return 1.0 if config is None else (base + _multiplications(config, shape)) / base

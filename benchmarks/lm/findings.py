@@ -1,6 +1,6 @@
-"""What came of all cells: rows of variants, rates, spans and curves, claims with verdicts, and figures.
+"""The results of all cells: rows of variants, rates, spans and curves, claims with verdicts, and figures.
 
-Called by `lm_adapters` when every cell is done, also of an earlier run: it only reads their records.
+Called by `lm_adapters` when all cells are done; it only reads their records, which may be of an earlier run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BASE = "base"
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its cells with their records; `variants` in the order in which they are told of."""
+    """A finished run: its cells with their records, and `variants` in the order of the tables."""
 
     size: Size
     layers: int
@@ -171,7 +171,7 @@ def rate_rows(rates: Mapping[str, Mapping[float, float]]) -> Iterator[Row]:
 
 
 def span_rows(run: Run, scored: Mapping[str, Scored]) -> Iterator[Row]:
-    """What is lost without the adapters of each span of layers, in each domain."""
+    """The loss of NLL without the adapters of each span of layers, in each domain."""
     name = f"houlsby_{run.largest}"
     for domain, some in span_scores(run, scored).items():
         for first, last in spans(run.layers) if name in some.nll else ():
@@ -254,10 +254,10 @@ def _convergence(run: Run, factor: int) -> Row:
 
 
 def _without_error(claim: Claim, values: Mapping[str, Sequence[float]], missed: int) -> Row:
-    """A row where a training never got there (it counts as all steps), or where there is one seed.
+    """A row for a training that never reached the loss (counted as all steps), or for a single seed.
 
-    Such values have no honest error. Where some never got there, the claim is about each training: it *disagrees*
-    where none got there in three quarters of the steps, and is undetermined otherwise, as it is with one seed.
+    Such values have no valid standard error. If some trainings never reached the loss, the claim is tested on each: it
+    *disagrees* if none reached it in three quarters of the steps. Otherwise, and with one seed, it is undetermined.
     """
     every = [value for some in values.values() for value in some]
     means = {domain: fmean(some) for domain, some in values.items()}

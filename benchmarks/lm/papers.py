@@ -1,9 +1,9 @@
-"""What the three papers claim, each as a contrast that is negative where it holds here (`benchmarks.claims`).
+"""The claims of the three papers, each as a contrast that is negative if the claim holds here (`benchmarks.claims`).
 
-Called by `findings`. Scores on GLUE and the like become mean NLL on the test text of a domain: "as good as" is having
-at least nine tenths of the other's gain over the base model, and "better" is better by any amount. Names are those of
-`plan.variants`, `without_2-3` the largest Houlsby adapter without those of layers 2 and 3, `routed` AdaMix with random
-routes at inference.
+Called by `findings`. Scores on GLUE and similar tasks become mean NLL on the test text of a domain. "As good as" means
+at least nine tenths of the other's gain over the base model, and "better" any difference. Names are those of
+`plan.variants`. `without_2-3` is the largest Houlsby adapter without layers 2 and 3, `routed` AdaMix with random routes
+at inference.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Which cells there are: two domains x three seeds of every variant, and the trainings that choose learning rates.
+"""The list of cells: two domains x three seeds of every variant, and the trainings that choose learning rates.
 
-Called by `lm_adapters`. One stage needs what an earlier one found: learning rates are chosen on validation text with
-a seed that no variant has, one for each family of variants (those on a tenth of the data are families of their own,
-trained on a tenth); then every variant is trained at its family's rate and scored on test text; fusions come last,
-since they are over adapters of the stage before.
+Called by `lm_adapters`. Stages depend on the results of earlier ones. First, learning rates are chosen on validation
+text, with a seed that no variant has, one for each family of variants. Variants on a tenth of the data are separate
+families, trained on a tenth. Then all variants are trained at their family's rate and scored on test text. Fusions come
+last, because their members are adapters of the second stage.
 
-A step is 4 blocks of 128 tokens, a cell 60 steps or 30,720 tokens. That is 286 cells, 10.2 million tokens that are
-trained on and as many that are scored: an hour at the 4,000 and 10,000 tokens a second of two processes on two slow
-cores.
+A step is 4 blocks of 128 tokens, a cell 60 steps or 30,720 tokens. There are 286 cells, with 10.2 million tokens of
+training and as many of scoring. That takes an hour at 4,000 and 10,000 tokens per second, the speed of two processes on
+two slow cores.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ LONG = Size(
 
 @dataclass(frozen=True)
 class Given:
-    """What all cells have in common: the size, the base model, the texts, and the dtype of training."""
+    """The common values of all cells: the size, the base model, the texts, and the dtype of training."""
 
     size: Size
     shape: BaseShape
     data: Mapping[tuple[str, bool], Data]
-    """By domain, and whether it is a tenth of the texts."""
+    """By domain, and True for a tenth of the texts."""
     dtype: TrainingDtype
 
 

@@ -1,8 +1,8 @@
-"""Runs cells, some at once, each on one thread of a process here or on Ray, and keeps every result in a file.
+"""Runs cells in parallel, each on one thread of a process here or on Ray, and stores each result in a file.
 
-Called by `lm_adapters`. A result is `cells/<digest of the cell>.json`; what is there is not run again, so that a run
-that was stopped goes on with the next call. What a change of the code changes, no digest sees: `cells.VERSION` does,
-and every file says which commit made it.
+Called by `lm_adapters`. A result is `cells/<digest of the cell>.json`. Stored results are not computed again, so an
+interrupted run continues with the next call. Digests do not cover the code: `cells.VERSION` does, and each file records
+its commit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a run finds what it needs, and keeps what it makes."""
+    """The folders of a run's inputs and outputs."""
 
     base: Path
     corpora: Path
@@ -60,7 +60,7 @@ def entry(place: Place) -> BaseEntry:
 
 
 def all_data(place: Place) -> dict[tuple[str, bool], Data]:
-    """What cells say of the texts of every domain, whole and a tenth."""
+    """The data of every domain, all of it and a tenth, as cells describe it."""
     return {
         (domain, tenth): data_of(domain, texts_of(place.corpora, domain, place.size, tenth=tenth), tenth=tenth)
         for domain in (*place.size.domains, *place.size.others)
@@ -69,7 +69,7 @@ def all_data(place: Place) -> dict[tuple[str, bool], Data]:
 
 
 def kept(place: Place, cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:
-    """What files there are, by the cells' keys; a result that lacks the adapter it was to keep does not count."""
+    """The stored results, by the cells' keys, without results whose stored adapter is missing."""
     found = {}
     for cell in cells:
         path = place.file(cell)
@@ -87,9 +87,9 @@ class Runner:
         self._fingerprint = cache(lambda: shape_of(entry(place)).fingerprint)  # of all its weights
 
     def run(self, cells: Sequence[Cell], *, what: str) -> dict[str, Record]:
-        """The results of all cells by their keys, those that are not there yet run now, the longest first.
+        """The results of all cells by their keys; runs the missing ones, the longest first.
 
-        Raises what the first cell that fails raises, when those that run beside it have ended and are kept.
+        Raises the error of the first cell that fails, after cells that run at that time have ended and are stored.
         """
         files = kept(self._place, cells)
         found: dict[str, Record] = {key: value["result"] for key, value in files.items()}
@@ -109,7 +109,7 @@ class Runner:
         return found
 
     def _task(self, cell: Cell) -> Task:
-        """A cell with all that it is run on but the base model, whose fingerprint says which it must be."""
+        """A cell with all its inputs except the base model, which must have its fingerprint."""
         base = entry(self._place)
         members = {name: (self._place.cells / name).read_bytes() for name in map(adapter_file, cell.members)}
         texts = self._texts(cell.data.domain, cell.data.tenth)
@@ -119,7 +119,7 @@ class Runner:
         return texts_of(self._place.corpora, domain, self._place.size, tenth=tenth)
 
     def _keep(self, cell: Cell, ran: Ran) -> Record:
-        """Write what a cell came to, its adapter first: a result without it does not count."""
+        """Write the result of a cell, its adapter first: a result without it does not count."""
         self._place.cells.mkdir(parents=True, exist_ok=True)
         value = {
             "cell": cell.model_dump(mode="json"), "result": ran.record, "seconds": round(ran.seconds, 2),
@@ -137,7 +137,7 @@ def _tokens(cell: Cell) -> int:
 
 
 class Progress:
-    """A line on stderr for each cell that is done, with what is left at the speed so far."""
+    """A line on stderr for each cell that is done, with the estimated remaining time."""
 
     def __init__(self, what: str, cells: int, *, found: int, left: int) -> None:
         self._what, self._cells, self._done = what, cells, found
@@ -146,7 +146,7 @@ class Progress:
             print(f"{what}: {found} of {cells} cells are there", file=sys.stderr)
 
     def done(self, cell: Cell, tokens: int, record: Record) -> None:
-        """Tell of one more cell that is done."""
+        """Print a line for one more cell that is done."""
         self._done += 1
         self._spent, self._left = self._spent + tokens, self._left - tokens
         seconds = (time.monotonic() - self._start) * self._left / self._spent
@@ -177,7 +177,7 @@ class ToRun:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a cell came to, with the file of its adapter where that is kept."""
+    """The result of a cell, with the file of its adapter if that is stored."""
 
     record: Record
     seconds: float
@@ -185,7 +185,7 @@ class Ran:
 
 
 def _run(given: ToRun, watch: Watch) -> Ran:
-    """One thread, whatever runs beside: the order of sums, and with it the last bits, depends on their number."""
+    """Limit this process to one thread: the order of sums, and so the last bits, depends on the number of threads."""
     torch.set_num_threads(1)
     base, began = base_of(given.base, given.fingerprint), time.monotonic()
     with TemporaryDirectory(prefix="soup-cell-") as name:

@@ -1,6 +1,6 @@
-"""What is measured of a cell once it is trained: the NLL of each test passage, in three ways.
+"""The measurements of a trained cell: the NLL of each test passage, in three ways.
 
-Called by `work`. Test text is seen here and nowhere else.
+Called by `work`. No other module reads test text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _ADAPTER = re.compile(r"^layers\.(\d+)\.\w+\.up\.(weight|bias)$")
 def measured(
     cell: Cell, base: LoadedBase, texts: Sequence[str], served: AdapterModule | None, trained: AdapterModule | None
 ) -> dict[str, Any]:
-    """What the cell asks for; `served` is what the base answers with, `trained` what that was made of (a bank)."""
+    """The measurements that the cell requests; `served` is the adapter to score, `trained` the one it was made from (a
+    bank).
+    """
     found: dict[str, Any] = {}
     if "test" in cell.measures:
         found |= _test(cell, base, texts, served)

@@ -1,7 +1,7 @@
-"""Running one cell: its training, and what is measured of it.
+"""Runs one cell: its training and its measurements.
 
-Called by the runner, in a process of its own with one thread of torch, so that a cell's numbers do not depend on how
-many cells run at once, nor on which machine of a kind. What comes out is plain JSON.
+Called by the runner, in a separate process with one thread of torch. So a cell's numbers do not depend on the number of
+parallel cells, or on the machine among equal ones. Results are plain JSON.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def texts_of(corpora: Path, domain: str, size: Size, *, tenth: bool = False) -> 
 
 
 def data_of(domain: str, texts: Texts, *, tenth: bool = False) -> Data:
-    """What cells say of these passages."""
+    """The description of these passages in cells."""
     return Data(
         domain=domain, tenth=tenth, texts=len(texts.train), valid_texts=len(texts.valid), test_texts=len(texts.test),
         digest=texts.digest,
@@ -80,7 +80,7 @@ def data_of(domain: str, texts: Texts, *, tenth: bool = False) -> Data:
 def run_cell(cell: Cell, base: LoadedBase, texts: Texts, folder: Path) -> Record:
     """Train and score a cell; `folder` holds the adapters of others, and takes this one where it is kept.
 
-    A loss that diverges is a result, said under `diverged`. Raises Internal for other texts than the cell's.
+    A loss that diverges is a result, recorded under `diverged`. Raises Internal for other texts than the cell's.
     """
     if texts.digest != cell.data.digest:
         raise Internal(f"The texts of {cell.data.domain} are not those that the cell is of.")
@@ -95,7 +95,9 @@ def run_cell(cell: Cell, base: LoadedBase, texts: Texts, folder: Path) -> Record
 
 @dataclass(frozen=True)
 class Made:
-    """What a cell scores: a base model, what is put on it (of a bank its merge), and the record of its training."""
+    """The model that a cell scores: a base model, its adapter (for a bank its merge), and the record of the
+    training.
+    """
 
     base: LoadedBase
     record: Record
@@ -152,7 +154,7 @@ def _adapter(cell: Cell, base: LoadedBase, texts: Texts, folder: Path) -> Made:
 
 
 def _start(cell: Cell, base: LoadedBase, folder: Path) -> Mapping[str, Tensor] | None:
-    """What replaces the initial tensors: a fusion's members, or projections of another scale."""
+    """Replacements of the initial tensors: a fusion's members, or projections of another scale."""
     if isinstance(cell.config, FusionConfig):
         return fusion_start(
             cell.config, [load_tensors((folder / adapter_file(key)).read_bytes()) for key in cell.members]
@@ -166,7 +168,7 @@ def _start(cell: Cell, base: LoadedBase, folder: Path) -> Mapping[str, Tensor] |
 
 
 def adapter_file(key: str) -> str:
-    """What the file of a cell's adapter is called, where it is kept."""
+    """The file name of a cell's adapter."""
     return f"{key.removeprefix('sha256:')}.safetensors"
 
 

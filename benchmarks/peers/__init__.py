@@ -1,5 +1,5 @@
-"""Engines that ours is held against, each in a virtual environment of its own (`make bench-peers`).
+"""Engines that are compared with ours, each in its own virtual environment (`make bench-peers`).
 
-`process` starts one and talks to it; `answering` is the loop of its process, which has none of this project's packages;
-the modules named after peers are the calls of theirs, run by that loop. Requirements lie beside them.
+`process` starts a peer and communicates with it. `answering` is the loop of its process, which has none of this
+project's packages. Modules named after peers have the calls that the loop runs; requirements are in the same folder.
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def versions() -> dict[str, str]:
-    """Those of the packages that matter."""
+    """Versions of the relevant packages."""
     return {name: version(name) for name in ("adapters", "transformers", "torch")}
 
 

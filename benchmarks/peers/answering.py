@@ -1,8 +1,8 @@
 """The loop of a peer's process: a line of JSON in, a line of JSON out.
 
 Run as `python -P answering.py PEER.py` by the interpreter of a peer's environment, so it imports the standard library
-only. The first line has the arguments of `start` of PEER.py, which gives the peer's `write`, and is answered
-with its `versions`; every further line has those of a call of `write`. What libraries print goes to stderr.
+only. The first line has the arguments of `start` of PEER.py, which returns the peer's `write`; the answer is its
+`versions`. Every further line has the arguments of a call of `write`. Output of libraries goes to stderr.
 """
 
 from __future__ import annotations

@@ -28,14 +28,14 @@ END_SECONDS = 10.0
 
 
 class PeerMissing(Exception):
-    """There is no such peer here; the message says why."""
+    """The peer is not installed here; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class PeerKind:
     """A peer's environment (a folder of ENVIRONMENTS), its script, and libraries to load before all others.
 
-    Those are patterns of files in the environment, each of which has to be there.
+    The libraries are patterns of files in the environment, each of which must match.
     """
 
     environment: str
@@ -72,12 +72,12 @@ class Peer:
             raise PeerMissing(f"it does not start: {error}") from error
 
     def write(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[int, ...]]:
-        """What it writes, row by row; raises PeerFailed."""
+        """The tokens that it generates for each row; raises PeerFailed."""
         self._signal(signal.SIGCONT)
         return [tuple(row) for row in self._ask({"prompts": prompts, "tokens": tokens})["rows"]]
 
     def score(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[list[int], list[float]]]:
-        """What it writes, row by row, with the log-probability of each token; raises PeerFailed."""
+        """The tokens that it generates for each row, with their log-probabilities; raises PeerFailed."""
         self._signal(signal.SIGCONT)
         asked = {"prompts": prompts, "tokens": tokens, "log_probabilities": True}
         return [(row[0], row[1]) for row in self._ask(asked)["rows"]]

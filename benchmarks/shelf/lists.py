@@ -35,7 +35,7 @@ Asked = tuple[str, Query]
 
 @dataclass(frozen=True)
 class Timed:
-    """What the requests of one kind took, in milliseconds, and how many of them found anything."""
+    """The times of the requests of one kind in milliseconds, and the number with a result."""
 
     kind: str
     sees: str
@@ -44,11 +44,11 @@ class Timed:
 
     @property
     def p95(self) -> float:
-        """All but the slowest twentieth took at most so long."""
+        """The 95th percentile of the times."""
         return float(np.percentile(self.milliseconds, 95))
 
     def row(self, database: str) -> dict[str, Any]:
-        """As a row of the results."""
+        """A row of the results."""
         half, most = float(np.median(self.milliseconds)), max(self.milliseconds)
         return {
             "part": "lists", "database": database, "kind": self.kind, "sees": self.sees,
@@ -79,7 +79,7 @@ def stock(server: Killable, amount: int) -> None:
 def timed(server: Killable, amount: int, *, requests: int) -> Iterator[Timed]:
     """Every kind of request, with a key that sees everything and with one that sees a few namespaces.
 
-    `nothing` is what a request takes that asks for nothing: the machine's and the transport's share in the others.
+    `nothing` is the time of an empty request: the share of the machine and the transport in the others.
     """
     with server.client() as admin:
         few = [f"team{number}" for number in range(TENANT)]

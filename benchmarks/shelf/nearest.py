@@ -40,7 +40,7 @@ class Drawn:
 
 @dataclass
 class Found:
-    """What it took: MiB of the state, seconds until it is mapped and has ranked once, then milliseconds a text."""
+    """The measurement: MiB of the state, seconds until it is mapped and has ranked once, then milliseconds per text."""
 
     state_mib: float
     first_s: float

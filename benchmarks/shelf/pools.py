@@ -40,7 +40,7 @@ STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class Fitted:
-    """What a fit took: seconds, and MiB at its peak beyond those (`before`) that the process had."""
+    """The cost of a fit: seconds, and the peak MiB beyond the memory of the process before it (`before`)."""
 
     selector: str
     seconds: float

@@ -27,7 +27,7 @@ COMMON = "common"
 RARE_TAG, RARE_WORD = 97, 10_007
 """Every so many adapters have the tag and the word `rare`."""
 PROVENANCE = "x" * 4_000
-"""What a training that says much of itself says; lists do not show it."""
+"""A long training record, which lists do not show."""
 PART = 2_000
 
 
@@ -77,6 +77,6 @@ def _copies(pushed: NewAdapter, amount: int) -> Iterator[NewAdapter]:
 
 
 def described(row: Any) -> NewAdapter:
-    """What was pushed, to be copied: without its sample."""
+    """The pushed adapter to copy, without its sample."""
     names = NewAdapter.__dataclass_fields__
     return NewAdapter(**{name: getattr(row, name) for name in names} | {"sample": None, "sample_state": "none"})

@@ -1,1 +1,1 @@
-"""The parts of `benchmarks.single_domain`: what is trained, how it is scored, chosen and told."""
+"""The parts of `benchmarks.single_domain`: training, scoring, choosing, and tables."""

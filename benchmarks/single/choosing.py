@@ -1,9 +1,9 @@
-"""Which triple is the best, as the paper searched it: every one, on validation text. Called by the experiment.
+"""Searches the best triple as the paper does: all of them, on validation text. Called by the experiment.
 
-Nothing here sees a passage of `test`: `choose` takes validation text alone. All triples are ranked on a few passages,
-the first of each ranking are scored on many, and the best there is taken. Single adapters are few, so that all of them
-are scored on many: in the domain, and held out on the text that the best triple held out is chosen on. Held out,
-domains count alike.
+Nothing here sees a passage of `test`: `choose` reads only validation text. All triples are ranked on a few passages,
+the first of each ranking are scored on many, and the best of these is chosen. Single adapters are few, so all of them
+are scored on the many passages: in the domain, and on the same held-out text as triples. Held-out domains have equal
+weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What validation text says: the best single adapter and the best triple, in the domain and held out."""
+    """The choices on validation text: the best single adapter and the best triple, in the domain and held out."""
 
     best_single: Ingredient
     best_single_outside: Ingredient

@@ -1,6 +1,6 @@
 """The trainings of the single-domain experiment: the grid, and the pairs of the mixing curves.
 
-They are trained by `soup train sweep`, kept in the experiment's folder, and go on where they were stopped.
+`soup train sweep` trains them in the experiment's folder, and resumes after an interruption.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAIN = Grid("near_identity", INIT_SEED, RATES, ORDERS)
 
 
 def curve_grids(rate: float) -> Iterator[Grid]:
-    """What the curves need beside the main grid: for each init two orders of one seed, and the second of another."""
+    """Further adapters for the curves: for each init two orders of one seed, and the second order of another seed."""
     for init in INITS:
         if init != MAIN.init:
             yield Grid(init, INIT_SEED, (rate,), ORDERS[:2])
@@ -70,7 +70,7 @@ def train_grids(setting: Setting, *, processes: int, say: Say, on: str | None = 
 
 
 def sweep_arguments(setting: Setting, grid: Grid, folder: Path, *, processes: int, on: str | None = None) -> list[str]:
-    """What `soup` is told to train a grid."""
+    """The arguments of `soup` to train a grid."""
     sizes = setting.sizes
     said: Mapping[str, object] = {
         "--base-folder": setting.base.source, "--out": _out(setting, grid), "--init": grid.init,

@@ -172,8 +172,8 @@ def _tensors(path: Path) -> Mapping[str, Tensor]:
 class Ensemble(nn.Module):
     """A causal LM whose logits are the mean of those with each adapter: AdapterSoup's upper reference.
 
-    The output layer is linear and the same for all, so the mean of the last hidden states has those logits, at the
-    cost of one pass of the model an adapter. Raises Internal for a base that does more to its logits.
+    The output layer is linear and the same for all, so the mean of the last hidden states has those logits. It costs
+    one pass of the model per adapter. Raises Internal for a base model that further changes its logits.
     """
 
     def __init__(self, model: Any, adapters: Sequence[AdapterModule]) -> None:
@@ -186,7 +186,7 @@ class Ensemble(nn.Module):
 
     @property
     def base_model(self) -> nn.Module:
-        """What gives the hidden states."""
+        """The model that returns the hidden states."""
         return self
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: object) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""What the single-domain experiment is made of: its sizes, its texts, where it starts. Torch-free values.
+"""The setting of the single-domain experiment: sizes, texts, and initialisation. Torch-free values.
 
 Called by every part of it. Of a domain's text, `train` is trained on, `valid` chooses (the best state of a training,
 triples, the best single) and `test` gives figures: `Choosing` holds no passage of `test`.
@@ -114,7 +114,7 @@ class Setting:
 def setting(sizes: Sizes, *, base: Path, data: Path, home: Path, dtype: Literal["float32", "bfloat16"]) -> Setting:
     """Read the texts; raises NotFound where a domain is missing.
 
-    What is kept of an earlier run lies in a folder named by all that it depends on; the commit is not in that name.
+    Results of earlier runs are in a folder whose name covers all inputs except the commit.
     """
     job = Job(home, data, BaseEntry(id=base.name, source=str(base.resolve())), (), (), "", home)
     domain = sizes.domain

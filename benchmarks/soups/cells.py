@@ -1,7 +1,7 @@
 """The cells of `benchmarks.adaptersoup` that a server answers: a way to answer for a domain, on a sample of some size.
 
-A way is a request to the server, as people would make it. Each answer is kept as a file, so that a run that was stopped
-goes on; NLL of the test passages is kept with the scores.
+A way is a request to the server, as users make it. Each answer is stored as a file, so that an interrupted run resumes;
+the NLL of the test passages is stored with the scores.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ POOL = PoolRequest(namespaces=(NAMESPACE,))
 
 @dataclass(frozen=True)
 class Cell:
-    """One answer that is asked for."""
+    """One requested answer."""
 
     way: str
     domain: str
@@ -47,9 +47,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server answered: the model (the base where it abstained), and the seconds of the whole answer.
+    """The server's answer: the model (the base model if it abstained), and its duration in seconds.
 
-    `refused` is why there is no answer; `commit` is that of the server.
+    `refused` is the reason for a missing answer; `commit` is that of the server.
     """
 
     cell: Cell

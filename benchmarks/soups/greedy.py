@@ -1,9 +1,9 @@
 """Greedy search of `benchmarks.adaptersoup`: the average of adapters that is best on the test passages themselves.
 
-Each domain's search is a task, in a process here or on Ray. It mixes as the server's cook does and scores as its engine
-does, without requests to the server, and gives the figures that cooking and scoring each average there would, to the
-last bit on as many threads. Results are kept with the scores, by the digests of the adapters: a domain that was
-searched is not searched again.
+Each domain's search is a task, in a process here or on Ray. It mixes like the server's cook and scores like its engine,
+but without requests to the server. Its figures equal those of cooking and scoring each average there, to the last bit
+on the same number of threads. Results are stored with the scores, by the digests of the adapters: a domain is searched
+only once.
 """
 
 from __future__ import annotations

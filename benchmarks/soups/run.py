@@ -1,4 +1,4 @@
-"""A run of `benchmarks.adaptersoup`: what each way makes of a sample, and how ways are compared."""
+"""A run of `benchmarks.adaptersoup`: the result of each way on a sample, and their comparison."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ GOALS: Mapping[str, Mapping[str, float]] = {
     },
     "base_lm": {"worse_than_base": 0},
 }  # fmt: skip
-"""What figures are to reach, by bank."""
+"""Goals of the figures, by bank."""
 
 COSTS: Mapping[str, tuple[float, float]] = {
     BASE: (1, 0), "uniform": (0.1, 0), "similarity": (1.5, 0), "clustering": (1.5, 0), "instant": (3, 0),
     "quick": (14, 0), "thorough": (40, 0), "tune": (12, 0), "prompt": (2, 200), "knn_lm": (2, HELD_OUT + 20),
     "peft": (15 * PASSES, 3 * PASSES * HELD_OUT), "full": (25 * PASSES, 3 * PASSES * HELD_OUT),
 }  # fmt: skip
-"""About what a way takes, in passes of the base over the sample, and in passages beside those."""
+"""The approximate cost of a way, in passes of the base over the sample, and in further passages."""
 HOSTILE_SAMPLE = 15
 """Passages of a hostile set that are cooked from."""
 AVERAGES = 2.5
 """Averages that greedy search scores for each adapter that it may take."""
 
 Search = Callable[[Setting, Mapping[str, Mapping[str, np.ndarray]]], Mapping[str, np.ndarray]]
-"""What greedy search finds for domains (`greedy.searched`), given the adapters that may be taken, each alone."""
+"""The results of greedy search for domains (`greedy.searched`), from the scores of each single adapter."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run looks at; `greedy` is how many adapters greedy search may take, the best by themselves."""
+    """The scope of a run; `greedy` is the number of adapters for greedy search, the best single ones."""
 
     bank: str
     sizes: Sequence[int] = (5, 15, 30, 100)
@@ -185,7 +185,7 @@ class Run:
     def references(self) -> dict[str, dict[str, np.ndarray]]:
         """NLL by way and domain under models that no sample made: base, control, and the oracles that saw the test.
 
-        Those are the best single adapter, and the average that greedy search finds.
+        The oracles are the best single adapter, and the average that greedy search finds.
         """
         models = {
             BASE: {domain: self.base(domain) for domain in self.domains},

@@ -1,8 +1,9 @@
 """Trainings on the sample instead of a soup: a LoRA of PEFT's, and full fine-tuning of the base model.
 
-Called by `ladder` in a process of its own. Both are trained on the whole sample, a passage a step, at a constant rate
-after a warm-up (as in QLoRA, Dettmers et al. 2023), so that the state after each pass is that of a training of so many
-passes. Rate and passes are chosen on further passages, which no other way has: more than a user of the sample has.
+Called by `ladder` in a process of its own. Both are trained on the whole sample, one passage per step, at a constant
+rate after a warm-up (as in QLoRA, Dettmers et al. 2023). So the state after each pass equals that of a training with
+this number of passes. Rate and passes are chosen on further passages, which other ways and users of a sample do not
+have.
 """
 
 from __future__ import annotations
