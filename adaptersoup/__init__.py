@@ -15,8 +15,8 @@
             store.push(folder, name=f"team/{folder.name}")
         print(store.evaluate(store.cook(texts), other_texts))
 
-A `Store` runs the server's code in this process: a folder that a `Store` made can be served by `soup serve --data`,
-and the other way round, one at a time. It needs the extra `server`.
+A `Store` runs the server's code in this process. `Store` and `soup serve --data` can use the same folder, one at a
+time. It needs the extra `server`.
 """
 
 from __future__ import annotations

@@ -43,9 +43,10 @@ class Store:
     """A registry in `folder`, open until `close` or the end of `with`.
 
     `base` is the folder of a base model (a transformers model with its tokenizer), or a repository of the hub with
-    `revision`; the folder remembers it under `base_id`, by default the name of its folder. Without `base` the store
-    has the base models of earlier sessions. `settings` are those of a server (docs/reference/settings.md), as are the
-    variables SOUP_... Raises Unavailable if another process has the folder open.
+    `revision`. The store's folder records it under `base_id`, by default the name of the base model's folder. Without
+    `base` the store has the base models of earlier sessions. `settings` are those of a server
+    (docs/reference/settings.md), as are the variables SOUP_... Raises Unavailable if another process has the folder
+    open.
 
     While a store is open, torch computes on one core in the threads of this process, except in the store itself and
     under `attach`.

@@ -6,14 +6,14 @@ NLLs with coefficients that add up to zero, made so that the claim says it is ne
 paired: the same passages, and the same seed of data and initialisation, on both sides.
 
 - The estimate on a domain is the mean over seeds of sum(d_s) / sum(n_s) over passages s.
-- Its standard error has two parts that are added as variances: a bootstrap over passages of the mean over seeds
-  (docs/explanation/methods.md#uncertainty; a lower bound, as passages may share a document), and the spread over seeds
-  / sqrt(seeds). The spread's variance is pooled over domains, since two or three seeds say little about it by
-  themselves. Where each side is one training there is no spread to be had: the error is over passages alone, and the
-  row says so.
-- Domains count equally and are not drawn from anything: the verdict is about these domains.
+- Its standard error has two parts, which are added as variances. One is a bootstrap over passages of the mean over
+  seeds (docs/explanation/methods.md#uncertainty), a lower bound, as passages may share a document. The other is the
+  spread over seeds / sqrt(seeds). Its variance is pooled over domains, because two or three seeds are too few to
+  estimate it. If each side is a single training, there is no spread: the error is over passages only, and the row
+  has a note.
+- Domains have equal weights and are not a random sample: the verdict is about these domains only.
 - *agrees* below -2 standard errors, *disagrees* above +2, otherwise *undetermined*. The minimum detectable effect is
-  what would have been found with a probability of 0.8: 2.84 standard errors.
+  the one with a power of 0.8: 2.84 standard errors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Verdict = Literal["agrees", "disagrees", "undetermined"]
 ERRORS = 2.0
 """Standard errors beyond which a verdict is decided."""
 POWER = 0.84
-"""Standard errors more, for a probability of 0.8 of getting there."""
+"""Further standard errors for a power of 0.8."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """The number of processor cores that the tensor operations of a thread use.
 
-Torch parallelises an operation with OpenMP worker threads, which libgomp on Linux keeps for each calling thread. Once
-there are more threads than cores, idle ones included, workers no longer spin while they wait for the next operation,
-and a small operation takes many times as long (decision 14 has figures). So in a server each thread uses one core
-(`use_one_each`), except the engine's, which uses all while it has work (`take_all`), and a thread that borrows all
-cores while none uses them (`borrow_spare`); and workers are ended when their thread is done.
+Torch parallelises an operation with OpenMP worker threads, which libgomp on Linux keeps for each calling thread. With
+more threads than cores, including idle ones, workers no longer spin while they wait for the next operation. A small
+operation then takes many times as long (decision 14 has figures). So in a server each thread uses one core
+(`use_one_each`), with two exceptions. The engine's thread uses all while it has work (`take_all`), and a thread can
+borrow all cores while none uses them (`borrow_spare`). Workers end when their thread is done.
 
 Without libgomp, as in torch of other systems, all of this has no effect.
 """

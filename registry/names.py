@@ -25,7 +25,7 @@ Digest = Annotated[str, StringConstraints(pattern=DIGEST_PATTERN)]
 Part = Annotated[str, StringConstraints(pattern=PART_PATTERN)]
 """One part of a name: a namespace, a name within it, a base model's id, a tag."""
 KeyScope = Literal["read", "write", "infer", "admin"]
-"""What a key may be used for; `admin` implies all."""
+"""The scopes of a key; `admin` implies all others."""
 
 
 def canonical_json(value: Any) -> bytes:

@@ -1,7 +1,7 @@
 """Checks the quotas of keys and namespaces (bytes, adapters, jobs) in the transaction that adds to them.
 
-Called by verbs and routes after rows are added and before they are committed: writes are serialised, so that of two
-concurrent ones the second sees what the first has added, and is rolled back.
+Called by verbs and routes after rows are added and before they are committed. Writes are serialised: of two concurrent
+ones, the second sees the rows of the first, and is rolled back.
 """
 
 from __future__ import annotations

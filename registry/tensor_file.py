@@ -1,8 +1,8 @@
 """The safetensors container, read strictly and written deterministically. No torch.
 
-`parse` runs before any library sees a client's bytes: it refuses header bombs, too many tensors, duplicate keys, and
-offsets that overlap, leave gaps or exceed the file; its message says if the file is a pickle or an archive.
-Called by `adapters.weights` and `embeddings_file`, and by `formats` for the names and shapes in a PEFT directory.
+`parse` runs before any library reads a client's bytes. It refuses header bombs, too many tensors, duplicate keys, and
+offsets that overlap, leave gaps or exceed the file. Its message says if the file is a pickle or an archive. Called by
+`adapters.weights` and `embeddings_file`, and by `formats` for the names and shapes in a PEFT directory.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ DTYPE_BYTES = {
 }
 MAX_HEADER_BYTES = 8 * 2**20
 MAX_TENSORS = 16_384
-"""Nine times those of a LoRA on every linear layer of a model of 126 layers (126 x 7 x 2), the largest adapter of one
-method; unions and fusions hold several adapters. Each tensor takes some 100 microseconds to read."""
+"""The maximum number of tensors: nine times that of the largest adapter of one method, a LoRA on every linear layer of
+a model of 126 layers (126 x 7 x 2). Unions and fusions have several adapters. Each tensor takes some 100 microseconds
+to read."""
 MAX_DIMENSIONS = 8
 MAX_SIZE = 2**48
 MAX_PROBLEMS = 100

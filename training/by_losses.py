@@ -1,8 +1,8 @@
 """Mixtures chosen by losses alone: adapters are scored one by one, and their likelihoods say how to mix them.
 
-`expectation_maximisation` finds the weights of a mixture of their distributions, the base's among them, that makes a
-text most likely; `greedy` adds one adapter after another to an even mixture while its loss falls. Neither needs a
-gradient (docs/explanation/methods.md#by-losses).
+`expectation_maximisation` finds the weights of a mixture of their distributions and the base's that makes a text most
+likely. `greedy` adds one adapter after another to an even mixture while its loss falls. Neither needs a gradient
+(docs/explanation/methods.md#by-losses).
 """
 
 from __future__ import annotations

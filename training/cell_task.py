@@ -1,7 +1,7 @@
 """Train a cell of a grid as a task, in a process of this machine or on another machine.
 
-Called by `training.sweep`. A task on another machine is sent the texts and a fusion's members and returns its adapter
-as bytes; the files of the base model must be on that machine at the same path.
+Called by `training.sweep`. A task on another machine receives the texts and a fusion's members, and returns its adapter
+as bytes. The files of the base model must be on that machine at the same path.
 """
 
 from __future__ import annotations

@@ -25,11 +25,11 @@ SHORTEST_BLOCK = 2
 class Hyperparameters(Frozen):
     """The numbers of an optimisation loop.
 
-    A step is one update: `accumulate` forward passes of `batch` blocks each, so `batch * accumulate` blocks; the
-    update is that of one large batch, though a bank draws its routes for each pass. `warmup` is a share of the steps,
-    `evaluations` of validation loss are spread over them. `weight_decay` is AdamW's and for every trained tensor,
-    biases and norms too. With `dtype="bfloat16"` forward passes run under torch's autocast; parameters and optimiser
-    stay fp32.
+    A step is one update after `accumulate` forward passes of `batch` blocks each, so `batch * accumulate` blocks. The
+    update equals that of one large batch, except that a bank draws its routes for each pass. `warmup` is a share of the
+    steps, `evaluations` of validation loss are spread over them. `weight_decay` is AdamW's and for every trained
+    tensor, biases and norms too. With `dtype="bfloat16"` forward passes run under torch's autocast; parameters and
+    optimiser stay fp32.
 
     Defaults suit bottleneck adapters on small base models; the papers use 1e-4 and 20 epochs on GPT-2 small.
     """
@@ -67,9 +67,9 @@ class Hyperparameters(Frozen):
 class PruningOptions(Frozen):
     """How an adapter is pruned before its training (SparseAdapter, He et al., Findings of EMNLP 2022).
 
-    `sparsity` is the share of the projections' entries that is pruned, ranked over all of them or within each layer;
-    scores that need a gradient take it on `batches` batches of the training data. `seed` draws random scores,
-    and those batches.
+    `sparsity` is the share of the projections' entries to prune, ranked over all of them or within each layer. Scores
+    that need a gradient compute it on `batches` batches of the training data. `seed` draws random scores, and those
+    batches.
     """
 
     score: PruningScore = "snip"

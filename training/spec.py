@@ -125,8 +125,8 @@ class AdamixRequest(Frozen):
 class PruningRequest(PruningOptions):
     """Pruning before the training (SparseAdapter, section 2).
 
-    `widen` makes a bottleneck or a rank so many times as wide (Large-Sparse); the sparsity is then by default the one
-    that keeps the number of parameters, 1 - 1 / widen.
+    `widen` multiplies the bottleneck or the rank (Large-Sparse). The default sparsity, 1 - 1 / widen, then keeps the
+    number of parameters.
     """
 
     sparsity: float | None = Field(default=None, gt=0, lt=1)  # type: ignore[assignment]

@@ -2,8 +2,8 @@
 
 `fisher` is the diagonal Fisher information of every value, the mean over tokens of E[(d log p(y | x) / d theta)^2] with
 y drawn from the adapter's own prediction (Matena and Raffel, NeurIPS 2022, section 3). Tokens that are drawn
-independently of each other have scores of mean zero, so the square of a passage's summed gradient has the expectation
-of the sum of the squares: one backward pass a passage is enough, and the text's own tokens would not do.
+independently of each other have scores of mean zero. So the square of a passage's summed gradient has the expectation
+of the sum of the squares, and one backward pass per passage is enough. The text's own tokens do not have this property.
 
 `inputs` are the second moments of what each projection reads, the mean of x x^T over tokens (RegMean). Each passage is
 a pass of its own, without padding; the base is as it was afterwards.

@@ -116,8 +116,8 @@ def train_adapter(
 
     With `saving` the training continues from the checkpoint in its folder, if there is one; losses are written to the
     file `losses` as they come. Raises InvalidParameter for too little data, a block beyond the context or a loss that
-    diverges, Incompatible for a base that the adapter does not fit or a task that it has no head for, Conflict for the
-    checkpoint of another training, Cancelled when `should_stop` returns True.
+    diverges. Raises Incompatible if the adapter does not fit the base, or has no head for the task. Raises Conflict for
+    the checkpoint of another training, and Cancelled when `should_stop` returns True.
     """
     inputs.check(base)
     train, valid = _encoded(base, inputs)

@@ -1,9 +1,9 @@
 """Tuning: train a soup on the sample it was cooked for, for as long as held-out passages improve.
 
 Training starts at the soup (docs/explanation/methods.md#tuning): all its tensors are trained, the base is not. The
-passages of a fold are held out of its training and scored at the start and after each pass; the state of the pass with
-the lowest NLL over all folds is the result, pass 0 being the start. If there are few passages, each is in a fold, and
-the result is a last training on all passages, for as many passes.
+passages of a fold are held out of its training, and scored at the start and after each pass. The result is the state of
+the pass with the lowest NLL over all folds; pass 0 is the start. If there are few passages, each is in a fold, and the
+result is a last training on all passages, for as many passes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ State = dict[str, Tensor]
 def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, progress: Progress = silent) -> Tuned:
     """Train a soup on texts and store the result with `keep`; leaves the base unchanged.
 
-    Raises InvalidSample for texts of fewer than 400 tokens to predict, InvalidParameter for a start that is pruned or
-    a loss that is no number, Incompatible for an adapter of another base, and what `load`, `keep` and `progress` raise.
+    Raises InvalidSample for texts of fewer than 400 tokens to predict, and InvalidParameter for a pruned start or a
+    loss that is not a number. Raises Incompatible for an adapter of another base, and what `load`, `keep` and
+    `progress` raise.
     """
     if request.start.config.prunings():
         raise InvalidParameter("A pruned adapter cannot be tuned, because its masks would be lost.", param="effort")

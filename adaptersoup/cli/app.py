@@ -1,8 +1,8 @@
 """The command `soup`: imports and runs a verb, and turns errors into one sentence and an exit code.
 
 Data goes to stdout, messages to stderr. Exit codes: 0 ok, 1 failed, 2 usage, 3 incompatible. A verb is in the module of
-`adaptersoup.cli.verbs` that `module_of` names, and is imported when it is called, so that `soup --help` starts quickly;
-the summaries are here for that reason, and a test compares them with the verbs' own.
+`adaptersoup.cli.verbs` that `module_of` names, and is imported when it is called, so that `soup --help` starts quickly.
+The summaries are here for the same reason; a test compares them with the verbs' own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Commands of many options made from functions of few arguments.
 
-An argument annotated with a dataclass stands for one option a field, and gets an instance of it; a class attribute
-`SECTION` of the dataclass is the section of its options in the help. Annotated with
-`Annotated[THE_DATACLASS, ("b", "a")]`, for these of its fields in this order. An argument annotated with
-`Annotated[ParsedFlags, flags]` stands for the options of `adaptersoup.cli.flags.Flags`. Others are options of typer.
+An argument annotated with a dataclass gets an instance of it, with one option for each field. The class attribute
+`SECTION` of the dataclass is the section of its options in the help. Annotated with `Annotated[THE_DATACLASS, ("b",
+"a")]`, for these of its fields in this order. An argument annotated with `Annotated[ParsedFlags, flags]` stands for the
+options of `adaptersoup.cli.flags.Flags`. Others are options of typer.
 """
 
 from __future__ import annotations

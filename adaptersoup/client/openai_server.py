@@ -1,7 +1,7 @@
 """An OpenAI-compatible server that is examined, not trusted: its models, and its next tokens after a probe's texts.
 
-Called by `soup doctor`. Every exchange ends at a deadline and after some bytes, whatever the server sends; a redirect
-is not followed, and no key is sent but the one that is meant for this server.
+Called by `soup doctor`. Every exchange has a deadline and a maximum of bytes. Redirects are not followed, and the only
+key sent is the one for this server.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ def send_folder(
 ) -> Pushed:
     """Push one of many directories, unless the server has it already: a stored version is found by its digests.
 
-    Bytes that the server reports as missing or damaged are sent, which repairs them; with `anew` all are, since a
-    server on an object store notices damage only in blobs that it has read. A new owner is set also on a stored
-    version. Waits while the queue of jobs is full. `progress` may raise to end the push.
+    Blobs that the server reports as missing or damaged are sent, which repairs them. With `anew` all blobs are sent,
+    because a server on an object store only notices damage in blobs that it has read. A new owner is set also on a
+    stored version. Waits while the queue of jobs is full. `progress` may raise to end the push.
     """
     manifest = manifest_of(folder, name, more)
     stored = find_stored(client, manifest, file_digest(folder.weights), texts_of(folder, more))

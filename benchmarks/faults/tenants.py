@@ -68,7 +68,7 @@ MEANS: dict[str, Means] = {
 """How a key floods; `connections` is the one that is no request."""
 EVERY = (*MEANS, "connections")
 REFUSED = {"bodies": "413"}
-"""Expected refusals of invalid requests; excessive requests must be refused with 429."""
+"""Expected statuses of refusals by means of the flood; the default is 429."""
 
 
 def flood(url: str, key: str, means: str, statuses: MutableSequence[int], begun: Event) -> None:

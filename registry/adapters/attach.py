@@ -29,9 +29,9 @@ InputEdit = Callable[[nn.Module, dict[str, Any]], dict[str, Any]]
 class AdapterModule(nn.Module, ABC):
     """An adapter's tensors and their effect: `state_dict()` has the canonical names, `edits` the edits of modules.
 
-    It computes in the dtype of its own parameters (fp32 as built, also on bf16 and fp16 base models, where that
-    costs little and keeps near-identity updates from rounding away); its results are cast to the dtype of the hidden
-    state. `.to(torch.bfloat16)` makes it compute in the base's dtype instead.
+    It computes in the dtype of its own parameters, and casts its results to the dtype of the hidden state. Parameters
+    are built in fp32, also on bf16 and fp16 base models: that costs little, and near-identity updates are not rounded
+    away. `.to(torch.bfloat16)` makes it compute in the base's dtype instead.
     """
 
     config: AdapterConfig

@@ -1,9 +1,9 @@
 """Many adapters on one base model in one forward pass: each token has its own, or none.
 
 Modules of the base get their hooks once, when the first adapter that edits them is prepared; the edits of tokens are
-planned for every pass. The runner packs sequences into one row of tokens, and every edit reads each token by itself, so
-an adapter's edits are those it has alone, applied to its own tokens. Adapters of one form with equally few tokens each
-are stacked and edit theirs at once (`stacked`).
+planned for every pass. The runner packs sequences into one row of tokens. Every edit reads each token separately, so an
+adapter's edits are the same as without a batch, applied to its own tokens. Adapters of one form with equally few tokens
+each are stacked and edit theirs at once (`stacked`).
 
 Used by one thread, the only one that runs that base model; a module without edits costs one look-up.
 """

@@ -2,14 +2,14 @@
 
 Each site of the adapter has `experts` copies of its down- and of its up-projection, or one copy where
 `BankConfig.share` names it; norms are always shared. `draw` chooses a copy for each projection of a forward pass
-(section 3.1), `routed` applies the choice, and without a route a bank computes its merge, the mean of the copies
+(section 3.1), and `routed` applies the choice. Without a route a bank computes its merge, the mean of the copies
 (section 3.3), which is served in its place. Used by the trainer, and by `mixing.merge` for stored banks.
 
 Knows no list of structures: its maker hands it the adapter of one expert, which may have a head, shared too. Tensor
 names are those of that adapter; the weight and bias of a projection with copies have a leading dimension, one entry a
-copy. All copies start as the projection of a plain adapter does (so do the LoRA experts of the paper's code): the
-merge of a bank's start is the start of a plain adapter of the same seed, bit for bit, and the bank carries that
-adapter's `init_hash`. Experts merge well only because they started alike (AdapterSoup, appendix A.1).
+copy. All copies start as the projection of a plain adapter, like the LoRA experts of the paper's code. So the merge of
+a new bank equals, bit for bit, a new plain adapter of the same seed, and the bank has that adapter's `init_hash`.
+Experts merge well only because they started alike (AdapterSoup, appendix A.1).
 """
 
 from __future__ import annotations

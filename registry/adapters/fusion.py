@@ -1,10 +1,10 @@
 """AdapterFusion (Pfeiffer et al., EACL 2021): attention over the outputs of frozen adapters, one site a layer.
 
-For the state x that the members read, u_k = member k's update of it, y = h + sum_k p_k V u_k with
-p = softmax_k((Q x + b_Q) . (K u_k + b_K)), as in AdapterHub 1.3 (`BertFusion` with its default, dynamic
-configuration), whose keys and values are the members' outputs without their residual. The members'
-structure defines where they act, which state they read and where updates are added. Members are part of the adapter,
-so that it needs nothing else, and never require gradients; only Q, K and V train.
+For the state x that the members read, u_k = member k's update of it, y = h + sum_k p_k V u_k with p = softmax_k((Q x +
+b_Q) . (K u_k + b_K)), as in AdapterHub 1.3 (`BertFusion` with its default, dynamic configuration). Its keys and values
+are the members' outputs without their residual. The members' structure defines where they act, which state they read
+and where updates are added. Members are part of the adapter, so that it needs nothing else, and never require
+gradients; only Q, K and V train.
 """
 
 from __future__ import annotations

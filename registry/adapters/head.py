@@ -1,8 +1,8 @@
 """Heads of task adapters: a linear layer on the base's last hidden states, whose outputs are labels or span scores.
 
-A head edits nothing in the base model: training and evaluation compute its logits after the forward pass
-(Devlin et al., NAACL 2019, section 4: [CLS] for sequences, a start and an end vector for spans; a causal model has
-read the whole sequence at its last token, Radford et al., 2018). Called by the tasks of `training`.
+A head changes nothing in the base model: training and evaluation compute its logits after the forward pass. For
+encoders it follows Devlin et al. (NAACL 2019, section 4): [CLS] for sequences, a start and an end vector for spans. A
+causal model has read the whole sequence at its last token (Radford et al., 2018). Called by the tasks of `training`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Write a LoRA as a GGUF file for llama.cpp: its metadata, its names of tensors and its order of rows.
 
-Called by `soup export --llamacpp`; needs the extra `gguf`, whose tables map modules to llama.cpp's names. llama.cpp
-adds (alpha / rank) B A x with one alpha for the file and the rank of each tensor; where modules differ in alpha, the
-difference goes into B.
+Called by `soup export --llamacpp`; needs the extra `gguf`, whose tables map modules to llama.cpp's names. There
+llama.cpp adds (alpha / rank) B A x with one alpha for the file and the rank of each tensor. If modules differ in alpha,
+B includes the difference.
 """
 
 from __future__ import annotations

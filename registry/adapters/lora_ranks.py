@@ -2,7 +2,7 @@
 
 `narrow_loras` replaces every module's update by the nearest one of lower rank (Eckart and Young, 1936).
 
-The update B A (outputs, inputs) of a wide LoRA is never computed: its squared singular values are the eigenvalues of
+The update B A (outputs, inputs) of a wide LoRA is never computed. Its squared singular values are the eigenvalues of
 L^T (B^T B) L with A A^T = L L^T, a matrix as small as the rank.
 
 With second moments C = E[x x^T] of the module's inputs, the nearest update minimises E|B A x - B' A' x|^2: that of

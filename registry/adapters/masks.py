@@ -1,8 +1,8 @@
 """Masks of pruned adapters, which hold entries of the projections at zero (SparseAdapter, section 2).
 
-Used to build, check, store, average and prune adapters. A mask is one bit an entry, 1 where it is kept,
-row-major, packed as `numpy.packbits` does, in a uint8 tensor `<projection>.mask` beside `<projection>.weight`; adapters
-with `pruned` in their configuration have them. Only the `projections` that the structure names are masked, never a
+Used to build, check, store, average and prune adapters. A mask has one bit per entry, 1 if it is kept, in row-major
+order. It is packed as by `numpy.packbits`, in a uint8 tensor `<projection>.mask` beside `<projection>.weight`. Adapters
+with `pruned` in their configuration have masks. Only the `projections` that the structure names are masked, never a
 bias, a norm, a head or a prefix.
 """
 

@@ -1,9 +1,9 @@
 """Prefix tuning (Li & Liang, ACL 2021): trained keys and values of virtual tokens before every text.
 
-Stored and computed as by PEFT 0.21 for PREFIX_TUNING without a projection: one tensor `prompt_embeddings`
-(length, layers * 2 * heads * size), layer by layer, keys before values, and the text's positions begin at `length`.
-They enter through the key-value cache of the model's forward pass, without hooks inside the layers, so that any family
-is supported whose layers have keys and values of one size (`BaseShape.kv`).
+Stored and computed as by PEFT 0.21 for PREFIX_TUNING without a projection: one tensor `prompt_embeddings` (length,
+layers * 2 * heads * size), layer by layer, keys before values. The text's positions begin at `length`. They enter
+through the key-value cache of the model's forward pass, without hooks inside the layers. So any family is supported
+whose layers have keys and values of one size (`BaseShape.kv`).
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ class Family:
     """The module paths of a family of base models: `layers` from the model, the others from one layer.
 
     The layer adds the outputs of `attention` and `ffn` (or the first items of their output tuples) to its residual
-    stream. The feed-forward module's argument is that of `ffn_input`: of another module than `ffn`
-    where the two are not in one. `norms` names the layer's norms in order, the last the one before the feed-forward
-    module, or with `post_norm` (BERT) the one after it: there each norm takes the sum of a sub-module's output and
-    the residual stream. With `rms_norms` they are RMSNorms (a weight, no bias), otherwise LayerNorms.
+    stream. The feed-forward module's argument is that of `ffn_input`: of another module than `ffn` where the two are
+    not in one. `norms` names the layer's norms in order. The last is the one before the feed-forward module, or with
+    `post_norm` (BERT) the one after it. With `post_norm` each norm reads the sum of a sub-module's output and the
+    residual stream. With `rms_norms` they are RMSNorms (a weight, no bias), otherwise LayerNorms.
     """
 
     layers: str

@@ -1,7 +1,7 @@
 """Adapters of several methods as one: MAM is prefix + parallel (He et al., ICLR 2022), a task adapter any + head.
 
-Each member has the tensors that it has alone, below its method's name (`prefix.prompt_embeddings`,
-`head.out.weight`), and acts where it acts alone; of two at one module the LoRA is first, because it changes the module
+Each member has the same tensors as alone, with its method's name as prefix (`prefix.prompt_embeddings`,
+`head.out.weight`), and acts at the same modules. Of two at one module the LoRA is first, because it changes the module
 itself. Knows no list of structures: its maker hands it the members.
 """
 

@@ -44,10 +44,10 @@ class CheckedWeights:
 def check_weights(data: bytes, config: AdapterConfig, shape: BaseShape, *, max_bytes: int) -> CheckedWeights:
     """Check a weights file against its configuration and base.
 
-    Raises TooLarge; InvalidWeights for a file that is not clean safetensors of one dtype among F32, F16, BF16 with
-    finite values, or whose masks are not what `config` says; Incompatible where only names and shapes are not those
-    of `config` on this base. `problems` has all of them either way; where names and shapes alone fill it, no value is
-    read.
+    Raises TooLarge. Raises InvalidWeights unless the file is valid safetensors of one dtype among F32, F16 and BF16,
+    with finite values and the masks that `config` describes. Raises Incompatible if only names or shapes differ from
+    those of `config` on this base. `problems` has all of them either way; where names and shapes alone fill it, no
+    value is read.
     """
     header = parse(data, max_bytes=max_bytes)
     fit = tensor_problems(expected_tensors(config, shape), {n: entry.shape for n, entry in header.entries.items()})

@@ -180,13 +180,14 @@ def _linears(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def _kv_of(model: Any, layers: int) -> tuple[int, int] | None:
-    """(heads, size of a head) of the keys and of the values of each of `layers`; None where they have no one size.
+    """(heads, size of a head) of the keys and of the values of each of `layers`; None if they differ in size.
 
-    Families cache other states than their configurations say (one head of several, keys wider than values, layers
-    that differ, states that are neither), so the sizes are read from the cache of a pass over the model. None too where
-    such a pass, or one over the transformer below the head, does not go through the model's decoder once (where a
-    prefix is put in), and where it depends on values (a mixture of experts). `model` is a causal language model on the
-    meta device; nothing is computed.
+    The caches of some families differ from their configurations: one head of several, keys wider than values, layers
+    that differ, or other states. So the sizes are read from the cache of a pass over the model.
+
+    Also returns None if such a pass, or one over the transformer below the head, does not go through the model's
+    decoder exactly once, because a prefix is inserted there. The same holds if the pass depends on values (a mixture of
+    experts). `model` is a causal language model on the meta device; nothing is computed.
     """
     passes: list[Any] = []
     try:

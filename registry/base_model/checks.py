@@ -1,7 +1,7 @@
 """Checks of a base model that was just loaded, by a forward pass over a few tokens.
 
-Weights missing from the files would be random numbers, logits computed in another way would be wrong perplexities, and
-a model that reads ahead is no language model: none of them shows in the shape of the answers.
+Weights missing from the files would be random numbers. Logits computed in another way would give wrong perplexities. A
+model that reads ahead is not a language model. The shape of the answers shows none of these.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Token log-likelihoods of a causal language model, for trainer, evaluation and engine.
 
-Log-probabilities are `logit - logsumexp(logits)` in fp32. Only positions that are scored reach the output layer, a
-slice at a time, and nothing as wide as the vocabulary is kept for a backward pass: at 50,000 entries the logits of a
-training step would dwarf the model. Batches are padded on the right.
+Log-probabilities are `logit - logsumexp(logits)` in fp32. Only scored positions reach the output layer, a slice at a
+time, and no tensor as wide as the vocabulary is kept for a backward pass. With 50,000 entries, the logits of a training
+step would need far more memory than the model. Batches are padded on the right.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def log_probs_of_next(model: nn.Module, hidden: Tensor, input_ids: Tensor, mask:
 def log_probs_of(model: nn.Module, states: Tensor, ids: Tensor) -> Tensor:
     """fp32 (rows,): log-probabilities of `ids` (rows,) after last hidden states (rows, hidden); differentiable.
 
-    Logits exist for a slice of rows at a time, also in the backward pass. Where the output layer is frozen, as under
-    an adapter, the forward pass stores each row's gradient (rows, hidden) and the backward pass scales it; an output
-    layer that is trained recomputes its logits.
+    Logits exist for a slice of rows at a time, also in the backward pass. If the output layer is frozen, as under an
+    adapter, the forward pass stores each row's gradient (rows, hidden) and the backward pass scales it. A trained
+    output layer recomputes its logits.
     """
     head = cast(Callable[[], nn.Module], model.get_output_embeddings)()
     trained = any(parameter.requires_grad for parameter in head.parameters())
@@ -187,11 +187,11 @@ def windows(ids: Sequence[int], *, context: int, bos_id: int | None, prompt: int
     """A text's tokens (without BOS) cut into consecutive windows of at most `context`, each beginning with BOS.
 
     Every text token is scored exactly once, as a token after the first of a window
-    (docs/explanation/methods.md#perplexity); a BOS that the text itself begins with is that of its first window.
+    (docs/explanation/methods.md#perplexity). If the text begins with a BOS, that is the BOS of its first window.
     Without a BOS, each window begins with the last token of the one before, and only the text's first token stays
-    unscored. The first `prompt` tokens are not scored; of these the last are read, as many as leave room for the rest
-    in the first window, or half a window before a rest that is longer. An empty text has no window. Raises
-    InvalidParameter for a context below 2.
+    unscored. The first `prompt` tokens are not scored. The last of them are read: as many as fit into the first window
+    with the rest, or half a window if the rest is longer. An empty text has no window. Raises InvalidParameter for a
+    context below 2.
     """
     if context < 2:
         raise InvalidParameter(f"A context of {context} tokens leaves nothing to predict.", param="context")

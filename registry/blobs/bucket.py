@@ -1,10 +1,10 @@
 """A bucket of an object store, or the keys under a prefix of it, through the library obstore.
 
-A failed request is retried with growing waits until a deadline, then raised as Unavailable, whose message names the
-store by its URL (which holds no secret) and never quotes the library. A fault is logged when it begins and when it is
-over. While a store is known to be failing, each call tries once only, and a write first checks that the store answers
-before it sends anything; so do calls under `single_attempt`, whose timeout is short too. Large objects have a longer
-timeout, as much as a slow link needs.
+A failed request is retried with growing waits until a deadline, and then raises Unavailable. The message names the
+store by its URL, which has no secret, and never quotes the library. A fault is logged when it begins and when it is
+over. While a store is known to fail, each call tries only once, and a write first checks that the store answers. Calls
+under `single_attempt` do the same, with a short timeout. Large objects have a longer timeout, as much as a slow link
+needs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SIGNS = {
     "gs": "a service account's key (GOOGLE_SERVICE_ACCOUNT) or an account of the machine that may sign",
     "az": "the account's key (AZURE_STORAGE_ACCOUNT_KEY) or an identity that may get a user delegation key",
 }
-"""What each kind of store signs its URLs with."""
+"""The credentials that each kind of store needs to sign URLs."""
 NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
 """Messages of S3, Azure and Google for a bucket that does not exist; the one for a missing object differs."""
 NOT_ALLOWED = ("status code: 401", "status code: 403")

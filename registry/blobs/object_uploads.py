@@ -1,8 +1,8 @@
 """Unfinished uploads as objects of a bucket, one for each part: `unfinished/<id>/<start>-<64 hex>`.
 
-All servers share them, so that any server can continue an upload. An object counts once the database refers to it: of
-two servers that receive a part for the same offset one has its part recorded, and the other removes its object, without
-a lock that a killed server would keep. Within a server one request at a time writes to an upload. Parts are put into
+All servers share them, so that any server can continue an upload. An object counts once the database refers to it. If
+two servers receive a part for the same offset, one records its part, and the other removes its object. This needs no
+lock, which a killed server would keep. Within a server one request at a time writes to an upload. Parts are put into
 the server's cache too, so that only those of other servers are downloaded at the end.
 """
 

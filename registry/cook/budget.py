@@ -18,7 +18,7 @@ from registry.progress import Progress
 from registry.spec import Budget, Passage, TuningOptions, WeighingRequest, characters_of
 
 LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
-"""What a budget leaves of weighing at least. Where it leaves fewer than LEAST_ALONE alone, none is scored so."""
+"""The minimum that a budget leaves of weighing. If fewer than LEAST_ALONE adapters could be scored alone, none are."""
 TRAINING_STEPS, MIN_TRAINING_PASSES, MAX_TRAINING_PASSES = 48, 2, 6
 """Default steps of a training, and its least and most passes by default."""
 GRADIENT, AN_ADAPTER = 3.2, 0.06
@@ -63,9 +63,9 @@ class Depth:
 
 @dataclass(frozen=True)
 class Size:
-    """How much there is to weigh: the texts of each weighing, of which the first has all that the others have.
+    """The size of the weighing: the texts of each weighing; the first has all texts of the others.
 
-    What the first finds of a text and an adapter the others know (`training.score_cache`).
+    The others reuse the first one's scores by text and adapter (`training.score_cache`).
     """
 
     texts: tuple[int, ...]

@@ -33,8 +33,8 @@ class TrainedSoup:
 class Candidate:
     """A soup that could be the answer: its ingredients, weights and mixing method are its `plan`.
 
-    `fold_plans` has for each fold of held-out passages the plan that was made alike without them; None where that led
-    to no soup, so that the base model stands for it. It is empty where the plan itself has seen no held-out passage.
+    `fold_plans` has, for each fold of held-out passages, the plan made in the same way without them. It has None for a
+    fold without a soup, for which the base model is used. It is empty if the plan itself has seen no held-out passage.
     """
 
     way: Way | Literal["single"]

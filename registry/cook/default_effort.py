@@ -10,12 +10,14 @@ from registry.spec import WEIGHING, AutoMixing, CookRequest
 
 
 def with_default_effort(registry: Registry, request: CookRequest, namespace: str) -> CookRequest:
-    """The request with an effort, where it has a sample and names no effort, selector or recipe.
+    """The request with an effort, if it has a sample and names no effort, selector or recipe.
 
-    That is `tune` where it is the default of `namespace` and the request is to be verified, so that its sample comes
-    with text; else the server's default or, where that weighs adapters and the request cannot be answered so,
-    `instant`. Raises Forbidden for effort `tune` where the namespace forbids it, InvalidParameter where nothing says
-    which base model is meant, and Unavailable where that cannot be read.
+    The effort is `tune` if that is the default of `namespace` and the request has verification, and so a sample with
+    text. Otherwise it is the server's default, or `instant` if that default weighs adapters and the request does not
+    allow it.
+
+    Raises Forbidden for effort `tune` if the namespace forbids it, InvalidParameter if the base model is ambiguous, and
+    Unavailable if it cannot be read.
     """
     with registry.database.read() as catalogue:
         if request.effort == "tune":

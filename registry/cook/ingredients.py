@@ -110,11 +110,12 @@ def with_note(registry: Registry, chosen: Chosen) -> Selection:
 def _compatible_selection(
     chosen: Chosen, passing: Sequence[Ingredient], ingredients: Mapping[str, SoupIngredient], request: CookRequest
 ) -> Selection:
-    """The selection without what cannot be mixed with its best: out before the cap, so that others move up.
+    """The selection without adapters that cannot be mixed with its best; they are removed before the cap, so that
+    others move up.
 
-    `passing` are those that a selection without the cap would have. One that is left out here keeps its share of the
-    sample: were it excluded before, its text would count for domains it does not belong to. What would make the soup
-    wider than `max_width` leaves after the cap, lowest-ranked first.
+    `passing` are the adapters of the selection without the cap. An adapter that is removed here keeps its share of the
+    sample: if it were excluded earlier, its text would count for other domains. Adapters that make the soup wider than
+    `max_width` are removed after the cap, lowest rank first.
     """
     is_ranked = chosen.selector.spec.kind != "uniform"
     candidates = [ingredients[adapter.digest] for adapter in passing]
@@ -159,8 +160,8 @@ def recipe_ingredients(
 ) -> tuple[tuple[AdapterRow, ...], tuple[SoupIngredient, ...]]:
     """The adapters of a recipe by hand, and each as its ingredient.
 
-    An adapter named twice counts with the sum of its weights; weight 0 is left out. What cannot be mixed is found
-    by the mixing method, with all reasons. Raises NotFound, Retired, InvalidName or InvalidRecipe.
+    An adapter named twice counts with the sum of its weights; weight 0 is left out. The mixing method reports adapters
+    that cannot be mixed, with all reasons. Raises NotFound, Retired, InvalidName or InvalidRecipe.
     """
     weights: dict[str, float] = {}
     rows: dict[str, AdapterRow] = {}

@@ -40,10 +40,9 @@ class Shortlist:
 
 
 def shortlist(job: CookJob, selection: Chosen) -> Shortlist:
-    """The best-ranked adapters that can be put side by side with the first that can be at all; and why others not.
+    """The best-ranked adapters that can be concatenated with the first such adapter, and the reasons against others.
 
-    Those that the request names come too, whatever their rank. A ranking is read block by block, until there are
-    enough.
+    Adapters that the request names are always included. A ranking is read in blocks, until there are enough.
     """
     blobs = job.registry.blobs
     by_name = {row.digest: (row, ingredient_of(row, "1", blobs)) for row in _rows_by_name(job)}

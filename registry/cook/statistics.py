@@ -1,7 +1,7 @@
 """Statistics of ingredients, for mixing methods that need them: read where they are stored, else computed.
 
-They are computed where gradients may run (`training.statistics`), on the text of the sample that an ingredient was
-pushed with, and stored at once: they stay where the cook ends before it.
+They are computed in the process for gradients (`training.statistics`), on the text of the sample that an ingredient was
+pushed with. They are stored immediately, and stay even if the cook fails later.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def needs_statistics(mixing: MixingRequest) -> bool:
 def with_statistics(job: CookJob, plan: MixPlan) -> MixPlan:
     """The plan with the statistics of its ingredients that its mixing method needs, if any.
 
-    A statistic that a recipe names is used as it is, and never computed anew: that would be another recipe. Whatever
-    prevents the mixing surfaces before anything is computed: Incompatible, with all reasons. Raises InvalidRecipe for a
-    statistic that this mixing does not need, Retired for an ingredient that is purged meanwhile, and what the worker
-    and `progress` raise.
+    A statistic that a recipe names is used without computing it again: another statistic would be another recipe.
+    Raises Incompatible, with all reasons and before any computation, if the ingredients cannot be mixed. Raises
+    InvalidRecipe for a statistic that this mixing does not need, and Retired for an ingredient that is purged
+    meanwhile. Also raises the errors of the worker and of `progress`.
     """
     mixing = plan.mixing
     if isinstance(mixing, AutoMixing) or not needs_statistics(mixing):

@@ -1,7 +1,7 @@
 """Weigh adapters on the passages to fit on, and propose the mixtures that this leads to.
 
-Shared by the strategies `quick` and `thorough`. The selector says which adapters to look at; gradients say which help,
-and by how much at each site (`training.coefficients`, in a process of its own), and losses of adapters alone say more
+Shared by the strategies `quick` and `thorough`. The selector ranks the adapters. Gradients show which of them help, and
+how much at each site (`training.coefficients`, in a separate process). Losses of single adapters add further evidence
 (`training.by_losses`). Of few passages each fold is weighed again without its held-out passages.
 """
 
@@ -47,9 +47,9 @@ MOST_TOGETHER = MOST + MOST // 2
 def propose_by_weighing(job: CookJob, depth: Depth) -> Proposal:
     """Weigh the ranked adapters and those the request names; propose the mixtures, and the selector's own soup.
 
-    Raises InvalidSample for a sample of so few passages that none can be held out, InvalidParameter for a base or
-    adapters without likelihoods and for a budget that is too small, NotFound or Retired for an adapter that the request
-    names, and Incompatible for one that cannot be put side by side with the others.
+    Raises InvalidSample for a sample with too few passages to hold some out. Raises InvalidParameter for a base or
+    adapters without likelihoods, and for a budget that is too small. For an adapter that the request names, raises
+    NotFound or Retired, and Incompatible if it cannot be concatenated with the others.
     """
     sample, selection = job.sample, job.selection
     assert sample is not None

@@ -2,8 +2,8 @@
 
 See docs/explanation/methods.md#embeddings. The model is run elsewhere (in the server, by the engine thread): this
 module receives a callable and never imports torch. The mean is formed there: `_sum_states` in
-`service/engine/runner.py` sums the states and `ScoreDraft.result` in `service/engine/draft.py` divides. Whoever changes
-it raises `version` in the digest below.
+`service/engine/runner.py` sums the states and `ScoreDraft.result` in `service/engine/draft.py` divides. A change of
+this computation must increment `version` in the digest below.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from registry.spec import EncoderName, Unit
 class EmbeddedText:
     """The result of one forward pass of the base model over one passage.
 
-    `vector` (d,) is the mean of the first window's last hidden states; `nll` in nats is summed over `tokens`, all
-    windows, and None where the base is an encoder or only vectors were requested; `truncated` is true where the passage
-    is longer than the first window.
+    `vector` (d,) is the mean of the first window's last hidden states. `nll` in nats is summed over the `tokens` of all
+    windows; it is None if the base is an encoder, or only vectors were requested. `truncated` is True if the passage is
+    longer than the first window.
     """
 
     vector: npt.NDArray[np.float32]

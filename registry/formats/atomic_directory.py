@@ -61,11 +61,11 @@ def new_directory_beside(path: Path) -> Path:
 
 
 def check_place(path: Path, *, replace: bool, advice: str = "ask to replace it") -> None:
-    """Raises Conflict where no adapter's directory can be made at `path`.
+    """Raise Conflict if no adapter directory can be created at `path`.
 
-    A directory that is not empty is refused unless `replace`, and with `replace` too where it holds no adapter, or
-    folders or files that adapters do not have: texts, a project, a base model beside an adapter are not deleted.
-    `advice` tells the user how to ask for `replace`.
+    A directory that is not empty is refused unless `replace` is True. It is always refused if it has no adapter, or
+    other files or folders, so that texts, a project or a base model beside an adapter are not deleted. `advice` tells
+    the user how to ask for `replace`.
     """
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise Conflict(f"{path} exists and is not a directory.")

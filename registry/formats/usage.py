@@ -1,8 +1,8 @@
 """Instructions in a README to load an adapter: with PEFT where PEFT knows its kind, else with this package.
 
 Called for the files of a version. The texts are run by tests; nothing that people wrote is in them but names. A name of
-this registry never stands where a client would look it up on a hub, where anybody may have taken it: folders begin with
-`./`, and base models of a hub have a pinned revision.
+this registry is never in a place where a client would look it up on a hub, because anyone may own that name there. So
+folders begin with `./`, and base models of a hub have a pinned revision.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Choose the mixing method of a soup: `auto` becomes `average`, `concat` or `merge` before a recipe is written.
 
-Called by `cook.ingredients`, which drops adapters that cannot be mixed with the best-ranked, and by `cook.mix`, which
-chooses the method or refuses with all reasons and what could be done instead.
+Called by `cook.ingredients`, which drops adapters that cannot be mixed with the best-ranked one. Also called by
+`cook.mix`, which chooses the method, or refuses with all reasons and alternatives.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ def exclusion_reasons(
 ) -> dict[str, str]:
     """The reasons, by digest, why adapters cannot be in a soup with the best; those that can are not in it.
 
-    With `auto` adapters stay that can be averaged or concatenated. Those that can only be averaged (Houlsby adapters
-    train LayerNorms of their own) exclude those that can only be concatenated, and where nothing is ranked a wide
-    soup of few does not replace the average of many.
+    With `auto`, adapters stay if they can be averaged or concatenated. Adapters that can only be averaged (Houlsby
+    adapters with their own LayerNorms) exclude those that can only be concatenated. Without a ranking, a wide soup of a
+    few adapters does not replace the average of many.
     """
     best = replace(best, load=cache(best.load))  # it may be compared with each ingredient
     reasons: dict[str, dict[str, list[str]]] = {}

@@ -2,8 +2,8 @@
 
 Bit-identical on every machine: fp32, a separate multiply and add per ingredient, ingredients in the order of their
 digests, one cast at the end. For bottlenecks of one initialisation this is the paper's soup. For LoRA the average of
-the factors has cross terms, sum_ij w_i w_j B_i A_j: it is made on request only, and the report's residual says how far
-it is from the mixture of the updates. A soup of pruned ingredients has one mask, made by the rule `masks`
+the factors has cross terms, sum_ij w_i w_j B_i A_j. So LoRAs are only averaged on request, and the report's residual is
+the distance to the mixture of the updates. A soup of pruned ingredients has one mask, made by the rule `masks`
 (`sparse`).
 """
 

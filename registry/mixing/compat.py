@@ -1,8 +1,8 @@
 """The ingredients of a soup, and the reasons why they cannot be mixed, all of them before a tensor is mixed.
 
-Adapters of different base fingerprint, structure, scale or initialisation are never silently averaged.
-Each mixing method's check combines these reasons; the values come from the catalogue. What holds for every method is in
-`auto.exclusion_reasons` and `auto.choose_mixing`, which every cook passes.
+Adapters of different base fingerprint, structure, scale or initialisation are never silently averaged. Each mixing
+method's check combines these reasons; the values come from the catalogue. `auto.exclusion_reasons` and
+`auto.choose_mixing`, which every cook calls, have the checks of all methods.
 """
 
 from __future__ import annotations

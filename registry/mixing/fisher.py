@@ -1,9 +1,10 @@
 """Fisher merging (Matena and Raffel, NeurIPS 2022, https://arxiv.org/abs/2111.09832): weigh values by their Fisher.
 
-theta = sum_i w_i F_i theta_i / sum_i w_i F_i for every value, where F_i is its diagonal Fisher information: how much
-the ingredient's own predictions, on the sample it was pushed with, change with it. Where no ingredient has any (a
-neuron that never fires), the value is the average. F_i is computed once, as an expectation over one token, and read
-from a blob that the recipe names. What remains is element by element, in double precision, cast once.
+theta = sum_i w_i F_i theta_i / sum_i w_i F_i for every value, where F_i is its diagonal Fisher information: the
+sensitivity of the ingredient's own predictions to it, on the sample it was pushed with. If it is zero for all
+ingredients (a neuron that never fires), the value is the average. F_i is computed once, as an expectation over one
+token, and read from a blob that the recipe names. The computation here is element by element, in double precision, with
+one cast at the end.
 """
 
 from __future__ import annotations

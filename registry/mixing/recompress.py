@@ -1,9 +1,9 @@
 """Compress the exact mixture to the width of one ingredient (docs/explanation/mixing.md#recompress).
 
 Keeps the neurons or ranks of `concat`'s soup, site by site, that explain most of its output, with an up-projection
-fitted to them (`adapters.bottleneck_narrowing`, `adapters.lora_ranks`). Reads tensors alone, never text,
-so that a soup is rebuilt from its recipe and holds nothing of any sample; `by_inputs` also reads second moments that
-were computed from the ingredients' own samples and are named in the recipe. The result is fp32. Where nothing has to be
+fitted to them (`adapters.bottleneck_narrowing`, `adapters.lora_ranks`). Reads only tensors, never text, so that a soup
+can be rebuilt from its recipe and contains nothing of a sample. `by_inputs` also reads second moments that were
+computed from the ingredients' own samples and are named in the recipe. The result is fp32. Where nothing has to be
 dropped it is `concat`'s, bit for bit.
 """
 

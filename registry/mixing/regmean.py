@@ -5,9 +5,9 @@ projection on the sample it was pushed with:
 
     W^T = (sum_i w_i G_i)^-1 sum_i w_i G_i W_i^T,   G_i = E_i[x x^T]
 
-with everything off the diagonal of G_i multiplied by `off_diagonal`, as the paper does, and a millionth of the mean
-diagonal added to it, so that an input that no ingredient uses gets the average. Everything but projections is averaged.
-A LoRA's update s B A is such a matrix itself, and the solution for updates has all ranks side by side:
+with everything off the diagonal of G_i multiplied by `off_diagonal`, as in the paper. A millionth of the mean diagonal
+is added to G_i, so that an input that no ingredient uses gets the average. Everything but projections is averaged. A
+LoRA's update s B A is such a matrix itself, and the solution for updates has all ranks side by side:
 
     B = [s_i B_i],   A_i' = w_i A_i G_i (sum_j w_j G_j)^-1
 

@@ -3,8 +3,8 @@
 theta = theta_0 + scale sum_i w_i (theta_i - theta_0), where theta_0 is what all ingredients started from: the paper's
 theta_0 + lambda sum_i tau_i with w_i = 1 / n and scale = n lambda. For bottlenecks theta_0 is drawn again from its seed
 and compared with the ingredients' hash of it; a start that this server cannot draw is refused. A LoRA changes the base
-model's own matrices, whose task vector is s B A whatever the factors started from: theta_0 is the base, and the sum is
-`concat`'s soup, exactly. In double precision, element by element, cast once.
+model's own matrices, whose task vector is s B A for any start of the factors. So theta_0 is the base, and the sum is
+exactly the soup of `concat`. In double precision, element by element, cast once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Splits each domain's vectors into those a selector is fitted on and those held out for its proof.
 
-The proof measures the selector on held-out units. 100 units a domain are drawn with the seed (the paper's number) to
-fit on; up to 100 of the rest are held out. Where the rest is too small, the draw itself is split 80/20 for the proof,
-and the final selector is fitted on all of it.
+The proof measures the selector on held-out units. For each domain 100 units (the paper's number) are drawn with the
+seed for the fit; up to 100 of the rest are held out. Where the rest is too small, the draw itself is split 80/20 for
+the proof, and the final selector is fitted on all of it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def proof_name(cross_fit: bool) -> str:
 class DomainDraw:
     """A split of one domain's vectors, arrays (n, d) in float64.
 
-    The final selector is fitted on `fit`, that of the proof on `proof_fit`, which is the same unless the pool is proved
-    by 80/20 splits: these divide `fit` into `proof_fit` and `held_out`.
+    The final selector is fitted on `fit`, and that of the proof on `proof_fit`. Both are the same, unless the pool is
+    proved by 80/20 splits, which divide `fit` into `proof_fit` and `held_out`.
     """
 
     fit: Float64

@@ -1,8 +1,8 @@
 """Novelty of a sample: the percentile of its distance to the pool among the distances of the pool's held-out text.
 
 A unit's distance is to the nearest domain, a held-out unit's to its own domain. The sample's distance is the median of
-its units', so the percentile of a sample from a domain of the pool is expected near 50 or below, and that of one unlike
-all domains near 100.
+its units' distances. The percentile of a sample from a domain of the pool should be near 50 or below; that of a sample
+unlike all domains, near 100.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Updates of fitted selectors when domains are added or removed, and when a whole fit is needed instead.
 
-In a pool of more than `LARGE` domains a selector consists of sums over domains and rows by domain, and is proved on
-`LARGE` of them, those with the lowest digests. Such a selector is updated; smaller pools are fitted whole, which is
-quick.
+In a pool of more than `LARGE` domains a selector consists of sums over domains and rows by domain. Its proof uses the
+`LARGE` domains with the lowest digests. Such a selector is updated; smaller pools are fitted whole, which is quick.
 """
 
 from __future__ import annotations

@@ -35,11 +35,12 @@ class BaseEntry(Frozen):
     kind: BaseKind = "causal"
     """`encoder`: a model of the BERT family, whose adapters are trained, stored and evaluated, and never served."""
     chat_template: str | None = None
-    """The operator's own template (Jinja), in place of the model's. In no fingerprint: it changes no adapter."""
+    """The operator's own template (Jinja), which replaces the model's. It is not in the fingerprint, as it affects no
+    adapter."""
 
 
 class BaseShape(Frozen):
-    """The shape of a base model: all that adapters are checked against, without loading it."""
+    """The shape of a base model, against which adapters are checked without loading it."""
 
     fingerprint: Digest
     model_type: str
@@ -48,14 +49,15 @@ class BaseShape(Frozen):
     context: int
     vocab_size: int
     linears: dict[str, tuple[int, int]] = Field(default_factory=dict)
-    """(inputs, outputs) of every linear module by its path (`transformer.h.0.attn.c_attn`): what LoRA can sit on."""
+    """(inputs, outputs) of every linear module by its path (`transformer.h.0.attn.c_attn`): the modules that a LoRA can
+    change."""
     kind: BaseKind = "causal"
     kv: tuple[int, int] | None = None
-    """(heads, size of a head) of the keys and values of each layer; None where a prefix cannot be put before them."""
+    """(heads, size of a head) of the keys and values of each layer; None if the model supports no prefix."""
 
 
 class Card(Frozen):
-    """What people say about an adapter; never part of its digest."""
+    """The description of an adapter by its users; not part of its digest."""
 
     description: Words = Field(default="", max_length=20_000)
     license: Words | None = Field(default=None, max_length=200)
@@ -115,7 +117,7 @@ class SampleSource(Frozen):
 
 
 class SampleReport(Frozen):
-    """What became of a sample: everything dropped, drawn or cut is counted here."""
+    """The report on a sample: counts of texts that were dropped, drawn or truncated."""
 
     digest: Digest
     received: int
@@ -123,7 +125,7 @@ class SampleReport(Frozen):
     duplicates: int = 0
     kept: int
     seed: int | None = None
-    """The seed of the draw when more than the limit came, else null."""
+    """The seed of the draw if the sample exceeded the limit, else null."""
     has_text: bool = True
     truncated: dict[str, int] = Field(default_factory=dict)
     """Units cut at the encoder's length limit, by encoder."""
@@ -131,7 +133,9 @@ class SampleReport(Frozen):
 
 
 class Provenance(Frozen):
-    """How an adapter came to be; free beyond the initialisation, whose hash decides what may be averaged."""
+    """The origin of an adapter. Fields are free, except the initialisation, whose hash decides if adapters can be
+    averaged.
+    """
 
     init_hash: Digest | None = None
     init_source: InitSource = "unknown"
@@ -166,17 +170,17 @@ NewProvenance = Annotated[Provenance, AfterValidator(_short_provenance)]
 
 
 Domain = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(without_nul)]
-"""What text an adapter is for, in people's words."""
+"""The domain of text that an adapter is for, in free words."""
 Owner = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(printable)]
-"""Who answers for an adapter, such as a team or a mail address: a label, which gives nobody a right."""
+"""The owner of an adapter, such as a team or a mail address: a label without rights."""
 BaseId = Annotated[str, Field(max_length=64)]
-"""What a server calls a base model."""
+"""The id of a base model on a server."""
 
 
 class Manifest(Frozen):
-    """`POST /v1/adapters`: what is pushed under which name. `files` holds `adapter_model.safetensors`.
+    """`POST /v1/adapters`: the adapter to push, and its name. `files` has `adapter_model.safetensors`.
 
-    Exactly one of `config` and `peft_config` says what the adapter is.
+    Exactly one of `config` and `peft_config` describes the adapter.
     """
 
     name: str = Field(max_length=129)
@@ -184,18 +188,18 @@ class Manifest(Frozen):
     base_model: BaseId | None = None
     base_fingerprint: Digest | None = None
     recorded_base: Words | None = Field(default=None, max_length=1000)
-    """The base model as a file of the adapter names it: a hub repository or a folder of wherever it was trained.
+    """The name of the base model in a file of the adapter: a hub repository, or a folder of the machine that trained
+    it.
 
-    It stands for the one base model here with this id or source, where neither of the two above says which. Without
-    it, the name that `peft_config` records is taken.
-    """
+    Without the two fields above, it selects the one base model of the server with this id or source. The default is the
+    name in `peft_config`."""
     config: AdapterConfig | None = None
     peft_config: dict[str, Any] | None = None
-    """PEFT's `adapter_config.json` of a LoRA or a prefix as it is."""
+    """The content of PEFT's `adapter_config.json` of a LoRA or a prefix."""
     files: dict[str, FileSource]
     sample: SampleSource | None = None
     owner: Owner | None = None
-    """Who answers for the name, and so for all its versions; without it the name keeps the one it has."""
+    """The owner of the name and all its versions; by default the owner does not change."""
     card: NewCard = Card()
     provenance: NewProvenance = Provenance()
 

@@ -22,18 +22,19 @@ LimitKind = Literal["key", "namespace"]
 
 
 class UseLimits(Frozen):
-    """The limits of one key or namespace; null leaves one to the server's default, or is none."""
+    """The limits of one key or namespace; null is the server's default, or no limit."""
 
     requests_per_minute: Rate | None = None
-    """Requests for inference: completions, chat, embeddings, perplexity."""
+    """Inference requests per minute: completions, chat, embeddings, perplexity."""
     tokens_per_minute: Rate | None = None
-    """Tokens read and written by them."""
+    """Tokens per minute that these requests read and write."""
     stored_bytes: Quota | None = None
-    """Bytes of uploaded blobs, and of weights, samples, embeddings and statistics, retired ones included."""
+    """Bytes of uploaded blobs, and of weights, samples, embeddings and statistics, including those of retired
+    versions."""
     adapters: Quota | None = None
     """Live versions of adapters and soups."""
     jobs: Quota | None = None
-    """Cooks, fits and trainings that wait or run."""
+    """Queued and running cooks, fits and trainings."""
 
     def over(self, defaults: UseLimits) -> UseLimits:
         """These limits, with those of `defaults` where they are null."""

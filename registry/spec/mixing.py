@@ -83,11 +83,11 @@ class ConcatMixing(_OfAnyInit):
 
 
 class RecompressMixing(_OfAnyInit):
-    """The exact mixture brought back to a smaller width: the ingredients' neurons or ranks that say most of it.
+    """The exact mixture, reduced to a smaller width: the neurons or ranks of the ingredients that explain most of it.
 
-    Needs what `concat` needs. `width` is the bottleneck or the rank of every module; without it the largest that an
-    ingredient has there. `seed` draws the probes that neurons are picked by. `scale` as for `average`. With `by_inputs`
-    a LoRA's update is the nearest on what its modules read, by second moments of that on the ingredients' samples.
+    Has the requirements of `concat`. `width` is the bottleneck or the rank of every module, by default the largest of
+    an ingredient there. `seed` draws the probes to choose neurons by. `scale` as for `average`. With `by_inputs` a
+    LoRA's update is the nearest on the inputs of its modules, by their second moments on the ingredients' samples.
     """
 
     method: Literal["recompress"] = "recompress"
@@ -147,11 +147,13 @@ class SlerpMixing(_WithoutMasks):
 
 
 class TaskArithmeticMixing(_OfAnyInit):
-    """Task arithmetic (Ilharco et al., ICLR 2023): the start, plus `scale` times the weighted mean of what was learnt.
+    """Task arithmetic (Ilharco et al., ICLR 2023): the initialisation, plus `scale` times the weighted mean of the
+    changes.
 
-    `scale` is the sum of the paper's coefficients: 1 is the average of bottlenecks, less than 0 takes away what was
-    learnt. Bottlenecks have to share a start that `init` and `init_seed` draw: it is found by its hash, and stands in
-    the recipe. What a LoRA learnt is its update, whatever it started from: of LoRAs it is `concat`'s soup.
+    `scale` is the sum of the paper's coefficients: 1 gives the average of bottlenecks, values below 0 subtract the
+    changes. Bottlenecks must share an initialisation that `init` and `init_seed` draw. It is found by its hash, and
+    recorded in the recipe. The change of a LoRA is its update, whatever its initialisation, so for LoRAs the soup is
+    that of `concat`.
     """
 
     method: Literal["task_arithmetic"] = "task_arithmetic"
@@ -165,8 +167,8 @@ class TaskArithmeticMixing(_OfAnyInit):
 class FisherMixing(_WithoutMasks):
     """Fisher merging (Matena and Raffel, NeurIPS 2022): every value weighed by its diagonal Fisher information.
 
-    That is computed once of each ingredient on the sample it was pushed with, and named in the recipe. `scale` and
-    `assume_same_init` as for `average`.
+    The information is computed once for each ingredient, on the sample it was pushed with, and named in the recipe.
+    `scale` and `assume_same_init` as for `average`.
     """
 
     method: Literal["fisher"] = "fisher"
@@ -177,8 +179,8 @@ class FisherMixing(_WithoutMasks):
 class RegMeanMixing(_WithoutMasks):
     """RegMean (Jin et al., ICLR 2023): projections whose outputs are nearest to the ingredients' on their own inputs.
 
-    The second moments of those are computed once of each ingredient on the sample it was pushed with, and named in the
-    recipe; what is off their diagonals is multiplied by `off_diagonal`. `scale` and `assume_same_init` as for
+    The second moments of the inputs are computed once for each ingredient, on the sample it was pushed with, and named
+    in the recipe. Values off their diagonals are multiplied by `off_diagonal`. `scale` and `assume_same_init` as for
     `average`. LoRAs need no common initialisation: their updates are fitted, and ranks add up.
     """
 
@@ -202,10 +204,10 @@ class MergeMixing(_OfAnyInit):
 
 
 class AutoMixing(Frozen):
-    """`average` where that is what the paper does, else `concat`: a choice, made before a recipe is written.
+    """`average` where the paper averages, else `concat`; the recipe records the chosen method.
 
-    Bottlenecks are averaged where structure, scale and initialisation agree (or `assume_same_init` vouches for it)
-    and concatenated where only the structure does; LoRAs are concatenated, and a bank alone is merged.
+    Bottlenecks are averaged if structure, scale and initialisation agree (or `assume_same_init` vouches for it), and
+    concatenated if only the structure agrees. LoRAs are concatenated, and a single bank is merged.
     """
 
     method: Literal["auto"] = "auto"

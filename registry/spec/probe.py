@@ -47,7 +47,7 @@ class AdapterProbe(Frozen):
 
 
 class ServerReadings(Frozen):
-    """What a server answers for a probe: the readings of a model, and of its base model if the server has that."""
+    """A server's answers to a probe: the readings of a model, and of its base model if the server has it."""
 
     model: Annotated[Readings, Field(min_length=PROBE_TEXTS, max_length=PROBE_TEXTS)]
     base: Annotated[Readings, Field(min_length=PROBE_TEXTS, max_length=PROBE_TEXTS)] | None = None
@@ -57,7 +57,7 @@ Verdict = Literal["same", "other_dtype", "base_only", "other_adapter", "wrong_sc
 
 
 class Diagnosis(Frozen):
-    """Whether a server's model is the adapter, and if not, what it is."""
+    """The diagnosis of a server's model: the adapter itself, or another model."""
 
     verdict: Verdict
     sentence: str
@@ -70,4 +70,4 @@ class Diagnosis(Frozen):
     factor: float | None = None
     """The factor that its update is multiplied by, where the scale is wrong."""
     served: str | None = None
-    """The adapter that it is, where it is another one."""
+    """The served adapter, if it is not the requested one."""

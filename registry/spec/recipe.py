@@ -36,7 +36,7 @@ LayerFactor = Annotated[
 LayerFactors = Annotated[
     dict[Annotated[str, Field(max_length=200)], LayerFactor], Field(min_length=1, max_length=10_000)
 ]
-"""By site: `layers.3.ffn` of a bottleneck (the names of its tensors begin so), of a LoRA a module's path."""
+"""Factors by site: `layers.3.ffn` for a bottleneck (the prefix of its tensors' names), a module's path for a LoRA."""
 
 
 AdapterRef = Annotated[str, Field(max_length=200)]
@@ -45,9 +45,9 @@ AdapterRef = Annotated[str, Field(max_length=200)]
 class RecipeIngredient(Frozen):
     """An adapter digest and its canonical decimal weight.
 
-    Weights sum to 1, but for ingredients with `layers`: then what is added at each site is the weight times that
-    site's factor, and every ingredient has them. `statistic` is the digest of what was computed from the
-    ingredient's own sample, for methods that mix by it.
+    Weights sum to 1, unless the ingredients have `layers`: then the factor of a site is the weight times its factor in
+    `layers`, and every ingredient has them. `statistic` is the digest of the statistic from the ingredient's own
+    sample, for methods that use one.
     """
 
     digest: Digest
@@ -57,7 +57,9 @@ class RecipeIngredient(Frozen):
 
 
 class MixReport(Frozen):
-    """What mixing did: sizes in and out, what the soup costs to run, and how far it is from the exact mixture."""
+    """The report of mixing: widths of ingredients and soup, the cost to serve it, and its error against the exact
+    mixture.
+    """
 
     method: str
     members: int
@@ -67,22 +69,23 @@ class MixReport(Frozen):
     width_in: tuple[int, ...] = ()
     """Bottleneck width or largest LoRA rank of each ingredient, in the order of the recipe."""
     width_out: int = 0
-    """That of the soup; 0 in reports written before it was recorded."""
+    """The width of the soup; 0 in older reports."""
     relative_cost: float
-    """Multiplications a token of the base with the soup, over those of the base with a mean ingredient."""
+    """Multiplications per token of the base with the soup, relative to the base with a mean ingredient."""
     residual: float | None = None
     """Relative error of the soup's layer outputs against the exact mixture (`scale` times the weighted mean of its
-    ingredients'): for LoRA in the Frobenius norm of the weight updates, for bottlenecks on fixed normal probes."""
+    ingredients'). It is computed in the Frobenius norm of the weight updates for LoRA, on fixed normal probes for
+    bottlenecks."""
     residuals: dict[str, float] | None = Field(default=None, exclude_if=not_set)
-    """Of a recompressed soup the same at each site; a site to which nothing is added has none."""
+    """The relative error of a recompressed soup at each site; sites without an update are absent."""
     notes: tuple[str, ...] = ()
 
 
 class Recipe(Frozen):
-    """What determines a soup's bytes, and nothing else. Ingredients are sorted by digest.
+    """The values that determine a soup's bytes, and no others. Ingredients are sorted by digest.
 
-    With `tuning` the mixture is where a training on a sample started: then the bytes follow from the recipe and the
-    text of that sample, up to rounding.
+    With `tuning` the mixture is the start of a training on a sample: then the recipe and the text of that sample
+    determine the bytes, up to rounding.
     """
 
     base_fingerprint: Digest
@@ -93,16 +96,16 @@ class Recipe(Frozen):
 
     @property
     def digest(self) -> str:
-        """The digest by which a soup that was cooked before is found."""
+        """The digest that identifies a soup that was cooked before."""
         return digest_of(self)
 
 
 class WeightedRef(Frozen):
     """An ingredient written by hand: any adapter ref and a weight, normalised over the recipe.
 
-    Weights with factors by site (`layers`), as a stored recipe has them, are taken as they are. So is `statistic`, for
-    methods that mix by one: a stored one of that adapter. Without it that of the version's own sample is taken, or
-    computed.
+    Weights with factors by site (`layers`), as in a stored recipe, are not normalised. `statistic` names a stored
+    statistic of the adapter, for methods that use one. By default it is that of the version's own sample, computed if
+    it is missing.
     """
 
     ref: AdapterRef
@@ -130,18 +133,19 @@ MAX_WIDTH = 512
 class CookRequest(Frozen):
     """`POST /v1/soups`: cook from a sample (`sample`, `selector`, `options`, `pool`) or by hand (`recipe`).
 
-    With `verify` the finished soup must beat the base on the sample by one paired standard error, or the
-    answer abstains. A recipe by hand is verified where a sample comes with it.
+    With `verify` the finished soup must beat the base model on the sample by one paired standard error, or the answer
+    is the base model. A recipe by hand is verified if the request has a sample.
 
-    `effort` says how much may be spent on choosing. Without one a `selector` that is named chooses alone; where none
-    is, the server's default is taken, `quick` where it was not set, or `instant` where `verify` is false, a mixing or a
-    single adapter is asked for, or the base is an encoder. `instant`: the weights are those of the `posterior`
-    selector. `quick`: its best candidates, and the adapters of `also`, are weighed on most of the sample, and what
-    comes of it has to beat the base on the rest.
-    `thorough`: more of them, longer, mixed in other ways too. With `control` both weigh adapters of noise as well and
-    say what those bring. `tune`: the soup of `instant`, or one by hand, is trained on the sample (`tuning`), and has to
-    beat the base on passages that were held out; with `keep`, the name of a domain, it goes into the pool as an adapter
-    of it. A `budget` cuts what weighing and training do, but not what is held out.
+    `effort` is how much computation the choice may use. Without an effort, a given `selector` chooses alone. Without
+    either, the effort is the server's default, `quick` unless it is set. It is `instant` if `verify` is false, if the
+    request has a mixing or `single`, or if the base model is an encoder.
+
+    `instant`: the weights are those of the `posterior` selector. `quick`: its best candidates, and the adapters in
+    `also`, are weighed on most of the sample, and the result must beat the base model on the rest. `thorough`: the same
+    with more candidates and steps, and further mixing methods. With `control` both also weigh random adapters, and
+    report their gain. `tune`: the soup of `instant`, or one by hand, is trained on the sample (`tuning`), and must beat
+    the base model on held-out passages. With `keep`, the name of a domain, the soup joins the pool as an adapter of
+    that domain. A `budget` limits weighing and training, but not the number of held-out passages.
     """
 
     sample: SampleSource | None = None
@@ -152,14 +156,14 @@ class CookRequest(Frozen):
     recipe: HandRecipe | None = None
     mixing: MixingRequest = AutoMixing()
     max_width: int = Field(default=MAX_WIDTH, ge=1, le=65536)
-    """The widest bottleneck (or largest rank of a LoRA) that a mixture may have."""
+    """The maximum bottleneck width (or rank of a LoRA) of a mixture."""
     name: str | None = Field(default=None, max_length=129)
-    """`namespace/name`; a name alone is in the namespace that the key makes things in."""
+    """`namespace/name`; a name without a namespace is in the key's default namespace."""
     owner: Owner | None = None
-    """Who answers for the name of what is stored, as a push says it; without it the name keeps the one it has."""
+    """The owner of the stored name, as for a push; by default the owner does not change."""
     verify: bool = True
     also: tuple[AdapterRef, ...] = Field(default=(), max_length=16)
-    """Adapters that are weighed whether or not they are in the pool."""
+    """Adapters that are also weighed, even if they are not in the pool."""
     control: bool = False
     budget: Budget | None = None
     tuning: TuningOptions | None = None
@@ -195,7 +199,9 @@ class CookRequest(Frozen):
 
 
 class Evidence(Frozen):
-    """Why a recipe: what was selected from which sample by what, and what verification saw. Many per soup."""
+    """The evidence of a cook: the sample, the selection and its selector, and the verification. A soup can have
+    several.
+    """
 
     selector: str | None = None
     fitted_at: datetime | None = None
@@ -226,4 +232,4 @@ class Cooked(Frozen):
     evidence: Evidence = Evidence()
     spent: Spent | None = None
     beyond: tuple[Price, ...] = ()
-    """What efforts that spend more would take for this sample."""
+    """Prices of higher efforts for this sample."""

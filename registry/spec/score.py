@@ -6,7 +6,7 @@ from registry.spec.frozen import Frozen
 
 
 class PassageScore(Frozen):
-    """Log-likelihood of one text: `nll` in nats summed over `tokens`; `bytes` of its UTF-8; `windows` it took."""
+    """Log-likelihood of one text: `nll` in nats summed over `tokens`; `bytes` of its UTF-8; its number of `windows`."""
 
     nll: float
     tokens: int
@@ -15,7 +15,7 @@ class PassageScore(Frozen):
 
 
 class BaselineReport(Frozen):
-    """Another model on the same texts; `difference` is mean NLL per token, the model minus the baseline."""
+    """A baseline on the same texts; `difference` is mean NLL per token, the model minus the baseline."""
 
     perplexity: float
     mean_nll: float
@@ -38,9 +38,9 @@ class PerplexityReport(Frozen):
 
 
 class Verification(Frozen):
-    """A finished soup against the base on the sample it was cooked from: optimistic, as that text chose the soup.
+    """A finished soup compared with the base on the sample it was cooked from: optimistic, as that text chose the soup.
 
-    With an effort that weighs candidates it is on passages that were `held_out`, which had no part in choosing.
+    With an effort that weighs candidates, it is measured on `held_out` passages, which had no part in choosing.
     """
 
     base_nll: float
@@ -56,7 +56,7 @@ class Verification(Frozen):
     """True when the soup beats the base by more than one paired standard error; on held-out passages by `margin`."""
     held_out: bool = False
     ways: int = 1
-    """Soups of which this one had the lowest loss on the passages."""
+    """Number of tried soups, of which this one had the lowest loss on the passages."""
     margin: float | None = None
-    """Standard errors that are asked for on held-out passages: two, or more where these are few or `ways` are many.
-    None on others, of a single passage, and in evidence stored before margins were."""
+    """Required standard errors on held-out passages: two, or more if there are few passages or many `ways`. None if no
+    passages were held out, for a single passage, and in older evidence."""

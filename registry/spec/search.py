@@ -13,24 +13,23 @@ from registry.spec.tuning import TuningReport
 from registry.spec.weighing import WeighedCandidate
 
 Effort = Literal["instant", "quick", "thorough", "tune"]
-"""How much a cook may spend on a sample.
+"""The computation that a cook may use for a sample.
 
 `instant` computes losses only to verify, `quick` weighs candidates, `thorough` weighs more of them for longer and tries
-other ways to mix them, `tune` trains the soup on the sample.
-"""
+other ways to mix them, `tune` trains the soup on the sample."""
 WEIGHING: frozenset[Effort | None] = frozenset({"quick", "thorough"})
 """Efforts that weigh candidates."""
 BY_GRADIENTS: frozenset[Effort | None] = frozenset({*WEIGHING, "tune"})
 """Efforts that compute gradients, and so take a budget."""
 HOLDS_OUT: frozenset[Effort | None] = frozenset({"quick", "thorough", "tune"})
-"""Efforts that hold passages out to score candidates on: the selector does not see these, and `verify` is always on."""
+"""Efforts that score candidates on held-out passages: the selector does not see these, and `verify` is always on."""
 Way = Literal["weighed", "em", "greedy", "recompressed", "selected", "tuned"]
-"""How a soup that is tried was made.
+"""The method that made a tried soup.
 
-`weighed`, `em` and `greedy` put candidates side by side: with their coefficients, with the weights of a mixture of
-their distributions, or those that lower the loss one after another. `recompressed` is the best of these, as narrow as
-one candidate; `selected` that of the selector, or of a recipe by hand, and `tuned` the same after training.
-"""
+`weighed`, `em` and `greedy` concatenate candidates: with their coefficients, with the weights of a mixture of their
+distributions, or by adding those that lower the loss one after another. `recompressed` is the best of these, reduced to
+the width of one candidate. `selected` is the soup of the selector, or of a recipe by hand, and `tuned` the same after
+training."""
 
 WAYS: dict[Way, str] = {
     "weighed": "The weighed soup",
@@ -57,10 +56,11 @@ class Trial(Frozen):
 
 
 class Budget(Frozen):
-    """About the most that weighing or training may take, estimated beforehand; one of the three.
+    """The approximate maximum cost of weighing or training, estimated beforehand, in one of three units.
 
-    `passes` of the base over the sample, one with gradients counting as more than three; `tokens` alike; `seconds`
-    as a pass over some of the sample is timed, the start of a process for gradients counting as five.
+    `passes` are passes of the base over the sample; one with gradients counts as more than three. `tokens` are counted
+    in the same way. `seconds` are estimated from a timed pass over some of the sample; the start of a process for
+    gradients counts as five.
     """
 
     passes: float | None = Field(default=None, gt=0, le=10_000)
@@ -75,9 +75,9 @@ class Budget(Frozen):
 
 
 class Spent(Frozen):
-    """What a cook took: `seconds` of all of it, and one pass of the base over the sample, as timed on the way.
+    """The cost of a cook: total `seconds`, and those of one pass of the base over the sample.
 
-    `passes` is the one over the other. Both are None where nothing was scored.
+    `passes` is their ratio. Both are None if nothing was scored.
     """
 
     seconds: float
@@ -86,7 +86,7 @@ class Spent(Frozen):
 
 
 class Price(Frozen):
-    """About what an effort would take for the same sample: passes of the base over it, and seconds on this machine."""
+    """The estimated cost of an effort for the same sample: passes of the base over it, and seconds on this machine."""
 
     effort: Effort
     passes: float
@@ -94,10 +94,10 @@ class Price(Frozen):
 
 
 class NoiseControl(Frozen):
-    """What weighing gets out of adapters of noise, which know nothing: on the same held-out passages, in mean NLL.
+    """The gain by weighing random adapters, as a baseline, on the same held-out passages, in mean NLL.
 
-    `difference` is noise minus the base, `ahead` the best soup minus noise: below 0 the registry's adapters bring more
-    than as many parameters would.
+    `difference` is noise minus the base, `ahead` the best soup minus noise: below 0 the registry's adapters help more
+    than random ones with as many parameters.
     """
 
     difference: float
@@ -107,7 +107,7 @@ class NoiseControl(Frozen):
 
 
 class SingleBeside(Frozen):
-    """One adapter by itself, on the same held-out passages, in mean NLL: the best as far as the others say.
+    """A single adapter on the same held-out passages, in mean NLL: the best one by the other passages.
 
     `difference` is the adapter minus the base, `ahead` the best soup minus the adapter: below 0 the soup is better.
     """
@@ -121,27 +121,26 @@ class SingleBeside(Frozen):
 
 
 class Search(Frozen):
-    """What an effort did: who was looked at on how much of the sample, and what was tried on the rest of it.
+    """The record of an effort: the weighed adapters, the part of the sample used, and the soups tried on the rest.
 
-    `tokens` are those that gradients were taken over; `seconds` of that include starting the process where it
-    was not there. Where a sample is small there are several weighings or trainings, and each passage is held out of one
-    of them.
+    `tokens` and `seconds` are those of the gradients, including the start of their process. For a small sample there
+    are several weighings or trainings, and each passage is held out of one of them.
     """
 
     effort: Effort
     candidates: tuple[WeighedCandidate, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
-    """Adapters of the pool that were not weighed, and why: the 32 ranked best."""
+    """Adapters of the pool that were not weighed, with the reason: the 32 with the best rank."""
     more_left_out: dict[str, int] = Field(default_factory=dict)
-    """How many more were not, by reason."""
+    """The number of further adapters that were not weighed, by reason."""
     trials: tuple[Trial, ...]
     decided_on: int
-    """Passages that weights or steps of training came from."""
+    """Passages used for weights or steps of training."""
     held_out: int
-    """Passages that the trials are on."""
+    """Passages used for the trials."""
     tokens: int
     seconds: float
     single: SingleBeside | None = None
-    """None where nothing was weighed, or where the soup is that adapter."""
+    """None if nothing was weighed, or if the soup is that adapter."""
     noise: NoiseControl | None = None
     tuning: TuningReport | None = None

@@ -11,7 +11,7 @@ from registry.spec.frozen import Frozen
 
 EncoderName = Literal["base", "sbert"]
 FIT_VERSION = 2
-"""Incremented when fits of the same spec give another result: pools are then fitted again at their next use."""
+"""Incremented when fits of the same spec give a different result: pools are then fitted again at their next use."""
 
 
 class SelectorSpecBase(Frozen):
@@ -19,7 +19,7 @@ class SelectorSpecBase(Frozen):
 
     @property
     def encoder_name(self) -> EncoderName | None:
-        """The encoder whose vectors the selector uses; None where it uses none."""
+        """The encoder whose vectors the selector uses; None if it uses none."""
         return None
 
     def resolved(self) -> Self:
@@ -79,10 +79,11 @@ class CosineSpec(SelectorSpecBase):
 
 
 class PosteriorSpec(SelectorSpecBase):
-    """Gaussians over mean-pooled base embeddings, one a domain with a shared covariance: their posteriors are weights.
+    """Gaussians over mean-pooled base embeddings, one per domain with a shared covariance: their posteriors are
+    weights.
 
-    Log-densities are multiplied by `temperature`, so that posteriors are spread; domains below `least` are left out,
-    or below the request's `min_share` where it has one.
+    Log-densities are multiplied by `temperature`, which spreads the posteriors. Domains below `least`, or below the
+    request's `min_share` if given, are left out.
     """
 
     encoder_name: ClassVar[EncoderName | None] = "base"
@@ -94,7 +95,7 @@ class PosteriorSpec(SelectorSpecBase):
 
 
 class UniformSpec(SelectorSpecBase):
-    """Every adapter of the pool with equal weight; looks at no text and never abstains."""
+    """Every adapter of the pool with equal weight; it reads no text and never abstains."""
 
     kind: Literal["uniform"] = "uniform"
 
@@ -106,10 +107,10 @@ PAPERS_MOST = 5
 
 
 class SelectOptions(Frozen):
-    """Decided per request on a fitted selector. `single`: the top adapter alone, thresholds ignored.
+    """Options of a request to a fitted selector. `single`: only the top adapter, without thresholds.
 
-    `min_share` is the least share of the sample that a domain has to have: by default 0.10 (gmm, the paper's), or
-    `least` of a posterior. `max_ingredients` is 5 by default, as in the paper, and 32 where effort `thorough` weighs.
+    `min_share` is the minimum share of the sample for a domain: by default 0.10 (gmm, the paper's), or `least` of a
+    posterior. `max_ingredients` is 5 by default, as in the paper, and 32 for effort `thorough`.
     """
 
     single: bool = False
@@ -125,7 +126,7 @@ class SelectOptions(Frozen):
 
 
 class PoolSpec(Frozen):
-    """Which adapters a selector is fitted over; `namespaces` is None for all (an admin's pool)."""
+    """The adapters that a selector is fitted over; `namespaces` is None for all (an admin's pool)."""
 
     base_fingerprint: Digest
     namespaces: tuple[Part, ...] | None = None
@@ -148,7 +149,8 @@ class Ingredient(Frozen):
     weight: str
     score: float | None = None
     stability: float | None = None
-    """The share of 200 bootstrap draws of the sample's units in which it is chosen; None where no text is looked at."""
+    """The share of 200 bootstrap draws of the sample's units in which it is chosen; None if the selector reads
+    no text."""
 
 
 class LeftOut(Frozen):
@@ -162,32 +164,31 @@ class LeftOut(Frozen):
 
 
 class Selection(Frozen):
-    """What a selector answers for a sample, with everything that led to it."""
+    """A selector's answer for a sample, with its reasons."""
 
     selected: tuple[Ingredient, ...]
     left_out: tuple[LeftOut, ...]
-    """The best-scored of those that were not chosen, 32 unless all were asked for."""
+    """The adapters that were not chosen, with the best scores first: 32, or all on request."""
     abstained: bool
     reason: str
     units: int
-    """Sequences or sentences of the sample that were looked at."""
+    """Number of sequences or sentences of the sample that were read."""
     counts: dict[str, int] = Field(default_factory=dict)
     """Sample units per cluster, by cluster number (gmm only)."""
     scores: dict[str, float] = Field(default_factory=dict)
     """Share of the sample's units (gmm), mean cosine (cosine), mean posterior, or 1/k (uniform), by domain.
 
-    Of those that were chosen or are listed.
-    """
+    Only of chosen and listed domains."""
     thresholds: dict[str, float] = Field(default_factory=dict)
     novelty: float | None = None
     """Percentile (0 to 100) of the sample's distance among held-out distances of the pool's own domains."""
     warnings: tuple[str, ...] = ()
     more_left_out: dict[str, int] = Field(default_factory=dict)
-    """How many were left out that are not listed, by reason."""
+    """The number of further adapters that were left out, by reason."""
 
 
 class PoolRequest(Frozen):
-    """A pool as asked for: open fields are the only base model, the namespaces the key may read, every method."""
+    """A pool in a request. Defaults are the only base model, the namespaces that the key may read, and all methods."""
 
     base_model: Part | None = None
     namespaces: tuple[Part, ...] | None = Field(default=None, max_length=64, fail_fast=True)

@@ -16,8 +16,8 @@ from registry.spec.passage import Passage
 from registry.spec.weighing import StoredAdapter
 
 StatisticKind = Literal["fisher", "inputs"]
-"""`fisher`: the diagonal Fisher information of every value, for a token. `inputs`: of each projection the second
-moments of what it reads, E[x x^T] over tokens."""
+"""`fisher`: the diagonal Fisher information of every value, for a token. `inputs`: the second moments of each
+projection's inputs, E[x x^T] over tokens."""
 
 MOST_PASSAGES = 64
 """Passages of a sample that a statistic is computed from."""

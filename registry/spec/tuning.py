@@ -1,7 +1,7 @@
 """Tuning, the training of a soup on the sample that it is cooked for: options, requests, results and reports.
 
-A tuned soup has learnt from the sample. Its recipe says so (`Tuning`), and its bytes are determined by the recipe and
-the sample's text together, up to rounding.
+A tuned soup has learnt from the sample. Its recipe records this (`Tuning`), and the recipe and the sample's text
+together determine its bytes, up to rounding.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from registry.spec.passage import Passage
 from registry.spec.weighing import StoredAdapter
 
 TuningSetting = Literal["forbid", "allow", "default"]
-"""Whether soups may be tuned in a namespace.
+"""The permission to tune soups in a namespace.
 
-`default`: requests that are to be verified and name no effort, selector or recipe are cooked with effort `tune`.
-"""
+`default`: requests with verification that name no effort, selector or recipe are cooked with effort `tune`."""
 
 
 class TuningOptions(Frozen):
-    """How a soup is trained on a sample; what is left out follows from how many passages there are.
+    """Options of the training of a soup on a sample; defaults depend on the number of passages.
 
-    Of `passes` over the training passages, each in steps of `batch` of them, the state after the best is kept, or the
-    start. By default there are as many passes as make 48 steps, at least 2 and at most 6. `rate` is AdamW's: by default
-    0.005, 0.003 for fewer than 48 passages and 0.001 for fewer than 24.
+    There are `passes` over the training passages, in steps of `batch` passages. The result is the state after the best
+    pass, or the start. By default the passes make 48 steps, but there are at least 2 and at most 6. `rate` is the
+    learning rate of AdamW: by default 0.005, 0.003 for fewer than 48 passages and 0.001 for fewer than 24.
     """
 
     passes: int | None = Field(default=None, ge=1, le=50)
@@ -40,10 +39,10 @@ class TuningOptions(Frozen):
 
 
 class Tuning(Frozen):
-    """The training that a recipe's mixture went through: all that decides it beside the sample's text.
+    """The training of a recipe's mixture: everything that determines the result, except the sample's text.
 
-    Constants of `training.tuning` (warm-up, clipping, no weight decay) decide it too: one that changes becomes a field
-    here, so that recipes of before keep their digests and their bytes.
+    Constants of `training.tuning` (warm-up, clipping, no weight decay) affect the result too. A constant that changes
+    becomes a field here, so that earlier recipes keep their digests and bytes.
     """
 
     sample: Digest
@@ -77,8 +76,8 @@ class TuningRequest(Frozen):
 class Tuned(Frozen):
     """The result of a training.
 
-    `held_out` are the indices of the scored texts, each by the training without it, `tokens` their tokens that were
-    scored, and `base_nll` their NLL under the base in nats, which took `base_seconds`. `nll` has their NLL under the
+    `held_out` are the indices of the scored texts, each scored by the training without it, and `tokens` their scored
+    tokens. `base_nll` is their NLL under the base in nats, which took `base_seconds`. `nll` has their NLL under the
     adapter, at the start and after each pass; `trained_nll` has for each pass the mean NLL per token of the training
     texts. `best_pass` is the pass whose state is stored in `blob`, 0 and None for the start.
     """
@@ -95,11 +94,11 @@ class Tuned(Frozen):
 
 
 class TuningReport(Frozen):
-    """What an answer says of a training: passes over the training passages, and the pass whose state was kept.
+    """The report of a training: passes over the training passages, and the pass whose state was kept.
 
     `losses` are mean NLL per token of the held-out passages, for the start and after each pass; there are fewer than
-    `passes` where a training ended early. `trained_losses` are those of the passages that were trained on, over each of
-    these passes and all trainings; soups that were tuned before it was kept have none.
+    `passes` if a training ended early. `trained_losses` are those of the training passages, over each of these passes
+    and all trainings; older soups have none.
     """
 
     passes: int
@@ -108,4 +107,4 @@ class TuningReport(Frozen):
     losses: tuple[float, ...]
     trained_losses: tuple[float, ...] = ()
     trainings: int
-    """One for each fold, and where there are several another on all passages."""
+    """Number of trainings: one for each fold, and with several folds one more on all passages."""

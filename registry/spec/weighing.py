@@ -26,12 +26,12 @@ class StoredAdapter(Frozen):
 class WeighingRequest(Frozen):
     """A request to weigh `candidates`, which can be put side by side, on `texts`.
 
-    They are screened on at most `screened` texts in `groups`, each with its own slopes; the best `keep` that fit
-    `max_width` side by side get coefficients in `steps` steps of `batch` texts each. The best `alone` by the screen are
-    also scored by themselves, and those of them that fit are mixed by these losses. With `noise` each candidate's
-    tensors are drawn at random, with its mean and spread. The coefficients are evaluated on the texts `unseen`. `seed`
-    is for all draws. Results of real candidates can be reused in requests of the same `owner` that screen the same
-    adapters together; those `beside` the candidates are screened for that alone.
+    They are screened on at most `screened` texts in `groups`, each with its own slopes. The best `keep` that together
+    fit `max_width` get coefficients in `steps` steps of `batch` texts each. The best `alone` by the screen are also
+    scored alone, and those of them that fit are mixed by these losses. With `noise` each candidate's tensors are drawn
+    at random, with its mean and spread. The coefficients are evaluated on the texts `unseen`. `seed` is for all draws.
+    Results of real candidates can be reused in requests of the same `owner` that screen the same adapters together;
+    those `beside` the candidates are screened for that alone.
     """
 
     texts: tuple[Passage, ...] = Field(min_length=1)
@@ -122,10 +122,9 @@ class Weighing(Frozen):
 
 
 class WeighedCandidate(Frozen):
-    """An adapter that was looked at, its screen, and its mean coefficient where it was kept.
+    """A candidate, its screen, and its mean coefficient if it was kept.
 
-    `alone` is mean NLL per token on the passages that decided, the adapter by itself minus the base, where that was
-    looked at.
+    `alone` is mean NLL per token on the passages that decided, the adapter alone minus the base, if it was measured.
     """
 
     ref: str

@@ -1,10 +1,9 @@
 """Cache of the base models in memory: loaded when requested, evicted for others, within one budget.
 
-Used by the engine's thread only, except where it says otherwise. Requests are served in order of arrival. As many of
-their base models are planned for as fit together with the largest adapter of one of them, oldest request first. A base
-model that is not planned for starts no new sequences, finishes those that generate, and is evicted when its memory is
-needed, least recently used first. So none waits for ever, and none is evicted while sequences use their keys and
-values.
+Used by the engine's thread only, except where it says otherwise. Requests are served in order of arrival. The plan has
+as many of their base models as fit in memory with the largest adapter of one of them, oldest request first. A base
+model that is not in the plan starts no new sequences, finishes those that generate, and is evicted when its memory is
+needed, least recently used first. So none waits forever, and none is evicted while sequences use their keys and values.
 """
 
 from __future__ import annotations

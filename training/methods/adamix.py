@@ -59,8 +59,8 @@ def bank_record(config: AdapterConfig) -> dict[str, Any]:
 class _Consistent(torch.autograd.Function):
     """Cross-entropy and both divergences with their gradients, a chunk of rows at a time.
 
-    As plain tensor operations they would be a dozen passes over (tokens, vocabulary), which cost more than the adapter.
-    Here each chunk is read while it is in the cache, and only the gradients of the states are stored.
+    Plain tensor operations would need a dozen passes over (tokens, vocabulary), which cost more than the adapter. Here
+    each chunk is read while it is in the cache, and only the gradients of the states are stored.
     """
 
     @staticmethod

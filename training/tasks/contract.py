@@ -24,8 +24,8 @@ from training.data import MIN_TEXTS, Examples
 class Scored(NamedTuple):
     """A model's output for a batch: states (n, ...), int64 targets (n,), fp32 weights (n,) that sum to 1.
 
-    The states are fp32 logits (n, classes) or, if there is a `writer`, its last hidden states (n, hidden), from which
-    its output layer computes logits over a vocabulary that is too large to hold for all n at once. The loss is the
+    The states are fp32 logits (n, classes). With a `writer` they are its last hidden states (n, hidden): its output
+    layer computes logits from them in parts, because the vocabulary is too large for all n at once. The loss is the
     weighted mean of the targets' cross-entropy in nats.
     """
 

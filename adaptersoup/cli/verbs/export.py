@@ -75,7 +75,7 @@ LOADS: dict[Program, str] = {
     "peft": "LoRAs and prefixes that are not pruned",
     "vllm": "bottlenecks, and LoRAs that are not pruned",
 }
-"""What a program loads, where it is more than LoRAs."""
+"""The adapters that a program loads, if it loads more than LoRAs."""
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of vLLM's `--max-lora-rank`; it refuses larger LoRAs."""
 

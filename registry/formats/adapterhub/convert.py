@@ -76,9 +76,9 @@ def is_checkpoint(folder: Path) -> bool:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """The adapter of a checkpoint folder; safetensors are preferred to a pickle.
 
-    Raises NotFound for missing files (a head without its adapter), InvalidManifest for a broken configuration,
-    UnknownMethod for options, methods and families without counterpart, InvalidWeights or TooLarge for the tensors;
-    `problems` has all of them.
+    Raises NotFound for missing files (a head without its adapter), and InvalidManifest for a broken configuration.
+    Raises UnknownMethod for options, methods and families without a counterpart, and InvalidWeights or TooLarge for the
+    tensors. `problems` has all of them.
     """
     weights = _weights_file(folder)
     table = _table(folder)

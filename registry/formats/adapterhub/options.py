@@ -205,7 +205,7 @@ def _post_norm_input(flags: Mapping[str, bool | None], residual_before_ln: objec
     """The input of a sequential adapter on a post-norm model, whose norm takes the sum with the residual stream.
 
     None where other sums are normed. An adapter that reads the norm's output adds its update before a second pass
-    through that norm (Pfeiffer), or after the norm where it has a norm of its own (Bapna-Firat).
+    through that norm (Pfeiffer). With its own norm, it adds the update after the model's norm (Bapna-Firat).
     """
     residual_after = flags["original_ln_after"]
     if not flags["original_ln_before"]:

@@ -1,8 +1,8 @@
 """Read the tensors of a file that `torch.save` wrote, without running its code. The only module that reads pickles.
 
 `torch.load(weights_only=True)` builds tensors and plain containers and refuses every other name in a pickle. This
-module also refuses files that unpack to more than their size, and tensors that claim more values than the file holds (a
-stride of zero), which would fill the memory when copied.
+module also refuses files that unpack to more than their size. It refuses tensors that claim more values than the file
+has (a stride of zero), because copies of them would fill the memory.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from registry.spec.structures.structure import Prunable
 class BottleneckConfig(Prunable):
     """Structure of a bottleneck adapter: where it sits, how wide it is, and what it computes.
 
-    `scale` multiplies the up-projection's output. With `input="residual"` the adapter reads the residual stream:
-    Bapna-Firat and Pfeiffer after the block's residual add (which makes them act on the block's output), parallel
-    before the norm of the feed-forward module. `trained_norms=False` is a Houlsby adapter that leaves the base's
-    norms alone, as AdapterHub's do.
+    `scale` multiplies the up-projection's output. With `input="residual"` the adapter reads the residual stream.
+    Bapna-Firat and Pfeiffer read it after the block's residual add, and so act on the block's output; parallel reads it
+    before the norm of the feed-forward module. `trained_norms=False` is a Houlsby adapter that leaves the base's norms
+    alone, as AdapterHub's do.
     """
 
     method: Literal["bottleneck"] = "bottleneck"
@@ -45,7 +45,9 @@ class BottleneckConfig(Prunable):
         return self
 
     def identity(self) -> dict[str, Any]:
-        """The fields that the adapter's digest includes; `trained_norms`, added later, where it is not the default."""
+        """The fields that the adapter's digest includes; `trained_norms`, added later, only if it is not the
+        default.
+        """
         values = super().identity()
         if self.trained_norms:
             del values["trained_norms"]

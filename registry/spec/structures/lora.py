@@ -60,8 +60,8 @@ class LoraGroup(Frozen):
 class LoraConfig(Prunable):
     """Structure of a LoRA (Hu et al., ICLR 2022), as PEFT means it: W x + s B A x, s = alpha / rank.
 
-    With `rslora` s = alpha / sqrt(rank) (Kalajdzievski, 2023). The groups are kept in canonical form, so that equal
-    structures are equal values however they were written.
+    With `rslora` s = alpha / sqrt(rank) (Kalajdzievski, 2023). The groups are stored in canonical form, so that equal
+    structures are equal values.
     """
 
     method: Literal["lora"] = "lora"

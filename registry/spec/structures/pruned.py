@@ -17,11 +17,12 @@ MaskRule = Literal["union", "intersect", "first", "reprune"]
 
 
 class Pruned(Frozen):
-    """That entries of an adapter's projections are held at zero, and how they were chosen (SparseAdapter, section 2).
+    """The pruning of an adapter: entries of its projections fixed at zero, and how they were chosen (SparseAdapter,
+    section 2).
 
-    `sparsity` is the share that is pruned. Of a trained adapter `score` says by what, `scope` whether entries
-    were ranked over all projections or within each, `data` which text gave the gradients; of a soup `score` is the
-    rule that made one mask of its ingredients'.
+    `sparsity` is the share of pruned entries. For a trained adapter, `score` is the criterion, `scope` the projections
+    over which entries were ranked, and `data` the text for the gradients. For a soup, `score` is the rule that combined
+    the masks of its ingredients.
     """
 
     score: PruningScore | MaskRule
@@ -29,5 +30,5 @@ class Pruned(Frozen):
     scope: Literal["global", "layer"] = "global"
     seed: int = Field(default=0, ge=0, lt=2**63)
     masked: int = Field(ge=1, lt=2**48)
-    """How many entries are pruned, exactly."""
+    """The exact number of pruned entries."""
     data: Digest | None = None

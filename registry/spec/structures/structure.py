@@ -185,7 +185,7 @@ class Structure(Frozen):
 
     @property
     def no_exact_mixture(self) -> str | None:
-        """A sentence why soups have no exact mixture to be compared with; None where they have."""
+        """A sentence about why soups have no exact mixture to compare with; None if they have one."""
         return f"There is no exact mixture of {self.method} adapters to compare with, and no residual."
 
     def start_named(self, init: str) -> str:
@@ -240,8 +240,8 @@ Label = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterVal
 class HeadConfig(Structure):
     """A linear head on the base's last hidden states: what a task adapter answers with, and its label map.
 
-    `classification` reads one position (the first of an encoder, the last of a causal model) and has an output a
-    label; `question_answering` reads every position, its outputs being the scores of a span's `start` and `end`.
+    `classification` reads one position (the first of an encoder, the last of a causal model) and has one output per
+    label. `question_answering` reads every position; its outputs are the scores of a span's `start` and `end`.
     """
 
     method: Literal["head"] = "head"

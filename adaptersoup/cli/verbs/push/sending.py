@@ -27,8 +27,8 @@ _NAMES = {"tags": "--tag", "metadata": "--metadata", "domain": "--domain", "base
 def send_all(client: SoupClient, outcomes: Sequence[Outcome], *, at_once: int, is_batch: bool, anew: bool) -> None:
     """Push every source that was read, and set its outcome.
 
-    In a batch, adapters that the server has are not sent again, unless `anew`, and one that is refused does not stop
-    the others; otherwise a usage error is raised for invalid flags.
+    In a batch, adapters that the server has are not sent again, unless `anew`, and a refused adapter does not stop the
+    others. Raises a usage error for invalid flags.
 
     If the command is interrupted, no further push starts, running ones end at their next report, and the outcomes are
     set as far as they are known.
