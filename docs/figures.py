@@ -44,7 +44,7 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
 
 
 def _compares(result: Result) -> bool:
-    """Whether its rows are methods on domains."""
+    """Return True if the rows of the result are methods on domains."""
     return any({"method", "domain", "perplexity"} <= set(row) for row in result.get("rows", ()))
 
 
@@ -73,7 +73,7 @@ def _comparison(result: Result) -> list[str]:
 
 
 def _methods(result: Result) -> dict[str, dict[str, Result]]:
-    """Method -> domain -> row; single adapters are not methods."""
+    """Rows by method and domain; single adapters are not methods."""
     methods: dict[str, dict[str, Result]] = {}
     for row in result["rows"]:
         if row.get("method") not in {None, "adapter"}:
@@ -87,7 +87,7 @@ def _geometric(rows: Mapping[str, Result]) -> float:
 
 
 def _sentence(result: Result) -> list[str]:
-    """Base, control and the service's answer, and on how many domains the answer is better than both."""
+    """Base, control and the service's answer, and the number of domains on which the answer is better than both."""
     methods = _methods(result)
     base, control, answer = (methods[name] for name in ("base_model", "control", "the_service_verified"))
     won = sum(answer[d]["perplexity"] < min(base[d]["perplexity"], control[d]["perplexity"]) for d in base)

@@ -43,17 +43,17 @@ def _largest(result: Result) -> dict[str, list[Row]]:
 
 
 def change(rows: Sequence[Row]) -> float:
-    """Of perplexity, in percent, geometric over domains and draws."""
+    """The change of perplexity in percent, as a geometric mean over domains and draws."""
     return 100 * (over_control(rows)[0] - 1)
 
 
 def error(rows: Sequence[Row]) -> float:
-    """The standard error of that change, from those of the test passages, which draws of one domain share."""
+    """The standard error of that change, from those over test passages, which the draws of a domain share."""
     return 100 * over_control(rows)[1]
 
 
 def seconds(rows: Sequence[Row]) -> float | None:
-    """Median seconds from the sample to the model; None for models that no sample made."""
+    """Median seconds from the sample to the model; None for models that do not depend on a sample."""
     times = [row["wall_s"] for row in rows if row.get("wall_s") is not None]
     return float(median(times)) if times else None
 
@@ -63,7 +63,7 @@ def _change(rows: Sequence[Row]) -> str:
 
 
 def ways(result: Result, name: str) -> list[str]:
-    """Every way on the largest sample, the best first."""
+    """All strategies on the largest sample, best first."""
     found = sorted((change(rows), way, rows) for way, rows in _largest(result).items())
     cells = [
         (way, _change(rows), "" if (time := seconds(rows)) is None else f"{time:.1f}",
@@ -76,7 +76,7 @@ def ways(result: Result, name: str) -> list[str]:
 
 
 def _worse(rows: Sequence[Row]) -> list[Row]:
-    """Those rows whose loss is more than one standard error above the base's."""
+    """The rows whose loss is more than one standard error above the base's."""
     return [row for row in rows if row["difference"] > row["standard_error"]]
 
 
@@ -96,7 +96,9 @@ def draw_wall(result: Result) -> str:
 
 
 def short(result: Result, _name: str) -> list[str]:
-    """One sentence: what efforts and the paper's clustering take off, and what the best adapter does that is known."""
+    """The changes by efforts, by the paper's clustering, and by the best single adapter on the test text, in one
+    sentence.
+    """
     found = _largest(result)
     single = next(name for name in result["figures"] if name.endswith(("single_over_control", "single_ratio")))
     zero = "base model's" if single.endswith("ratio") else "control adapter's"
@@ -144,7 +146,7 @@ RESULTS = (
 
 
 def pictures(results: Path) -> dict[Path, str]:
-    """Every picture whose result is there, by its path from the project's root."""
+    """Every picture whose results file exists, by its path from the project's root."""
     return {
         FOLDER / f"{name}_wall.svg": draw_wall(json.loads(path.read_text(encoding="utf-8")))
         for name in RESULTS

@@ -1,4 +1,4 @@
-"""Tables that put figures of one or more results files side by side, with the reader's words as labels.
+"""Tables with figures of one or more results files side by side, with labels for readers.
 
 Called by `docs.figures` for the blocks `<!-- figures:summary:NAME -->`. A page shows the figures that a user decides
 by; the results files have all of them.
@@ -170,7 +170,7 @@ SUMMARIES = {
     "generation": GENERATION, "scoring": SCORING, "loading": WORKING_SET, "http": HTTP, "training": TRAINING,
     "pages": PAGES, "registry": REGISTRY, "pools": POOLS, "cooks": COOKS, "claims": CLAIMS, "start": START,
 }  # fmt: skip
-"""By the name in the block."""
+"""Tables by the name in the block."""
 
 
 def lines(folder: Path, name: str) -> list[str]:
@@ -201,7 +201,7 @@ def _read(path: Path) -> Result:
 
 
 def _figure(result: Result, names: str | Sequence[str], column: int) -> Result:
-    """The figure of a row in a column; empty where it was not measured."""
+    """The figure of a row in a column; empty if it was not measured."""
     figure: Result = result["figures"].get(names if isinstance(names, str) else names[column], {})
     return figure
 
