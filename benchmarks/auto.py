@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,16 @@ Losses = Mapping[str, list[float]]
 
 @dataclass(frozen=True)
 class Measurement:
-    """A server with a bank, whose selector is fitted, and the folder of what was measured."""
+    """A server with a bank, whose selector is fitted, and the folder of what was measured.
+
+    `soups` are the domains' soups, and `scored` the nats per token of a model after a prompt: several ways often come
+    to one model.
+    """
 
     setting: Setting
     folder: Path
+    soups: dict[str, str] = field(default_factory=dict)
+    scored: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def losses(self, kind: str, domain: str, length: int) -> Losses:
         """The losses of a domain's prompts of a length, measured once."""
@@ -77,14 +83,20 @@ class Measurement:
         return str(self._post("/detokenize", model=self.setting.base, tokens=list(ids))["prompt"])
 
     def _soup(self, kind: str, domain: str) -> str:
-        texts = self.setting.job.texts(kind, domain, "valid")
-        sample = {"texts": random.Random(1).sample(texts, SAMPLE)}
-        return str(self._post("/v1/soups", sample=sample, effort="instant", wait=600)["model"])
+        if domain not in self.soups:
+            texts = self.setting.job.texts(kind, domain, "valid")
+            sample = {"texts": random.Random(1).sample(texts, SAMPLE)}
+            self.soups[domain] = str(self._post("/v1/soups", sample=sample, effort="instant", wait=600)["model"])
+        return self.soups[domain]
 
     def _score(self, model: str, passages: Sequence[Mapping[str, str]]) -> list[float]:
         """Nats per token of the answers of passages."""
-        answer = self._post("/v1/perplexity", model=model, texts=list(passages))
-        return [text["nll"] / text["tokens"] for text in answer["texts"]]
+        unscored = [passage for passage in passages if (model, passage["prompt"]) not in self.scored]
+        if unscored:
+            answer = self._post("/v1/perplexity", model=model, texts=unscored)
+            for passage, text in zip(unscored, answer["texts"], strict=True):
+                self.scored[model, passage["prompt"]] = text["nll"] / text["tokens"]
+        return [self.scored[model, passage["prompt"]] for passage in passages]
 
     def _post(self, path: str, **body: Any) -> dict[str, Any]:
         return dict(self.setting.client.json("POST", path, json=body))

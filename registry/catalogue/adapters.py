@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Unpack
 
 from pydantic import TypeAdapter
-from sqlalchemy import ColumnElement, Select, Table, Text, and_, cast, exists, false, func, insert, select
+from sqlalchemy import ColumnElement, Select, Table, Text, and_, cast, exists, false, func, insert, select, tuple_
 
 from registry.catalogue.listing import CONFIG, NEWER, Listing, adapter_of, has_learnt_from, superseded, unreadable
 from registry.catalogue.removals import Removals
@@ -32,7 +32,7 @@ from registry.catalogue.rows import (
 from registry.catalogue.tables import LIVE, adapter_tags, adapters, aliases, embeddings, purged_adapters
 from registry.catalogue.words import adapter_words, indexed
 from registry.errors import Internal, NotFound, PreconditionFailed, Retired
-from registry.names import BaseRef, DigestRef, NameRef, Ref
+from registry.names import BaseRef, DigestRef, NameRef, Ref, parse_ref
 from registry.spec import Card, PoolSpec, SampleReport
 
 POOLED = [adapters.c[column.name] for column in fields(PooledRow)]
@@ -252,6 +252,13 @@ class Adapters(Repository[AdapterRow]):
             adapters.c.base_fingerprint == pool.base_fingerprint, seen_by(pool.namespaces, adapters.c.namespace), LIVE
         )
         return set(self._connection.scalars(query if pool.tag is None else query.where(_has_tag(pool.tag))))
+
+    def live_refs(self, refs: Collection[str]) -> set[str]:
+        """Those of some refs with a version whose adapters are live."""
+        versions = [(ref.namespace, ref.name, ref.version) for ref in map(parse_ref, refs) if isinstance(ref, NameRef)]
+        columns = adapters.c.namespace, adapters.c.name, adapters.c.version
+        query = select(*columns).where(tuple_(*columns).in_(versions), LIVE)
+        return {f"{namespace}/{name}@{version}" for namespace, name, version in self._connection.execute(query)}
 
     def vectors(
         self, base_fingerprint: str, encoder_digest: str, ids: Collection[int] | None = None

@@ -237,6 +237,16 @@ class FittedRow:
 
 
 @dataclass(frozen=True)
+class SelectorState:
+    """The stored state of a selector, and when its pool and spec were last requested, without its members."""
+
+    spec: SelectorSpec
+    encoder_digest: str | None
+    state_blob: str
+    asked_at: datetime
+
+
+@dataclass(frozen=True)
 class RecipeRow:
     """A cooked recipe, with the digest and the blob of its soup."""
 

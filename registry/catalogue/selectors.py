@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, exists, insert, select, true
 
 from registry.catalogue.repository import Repository, now
-from registry.catalogue.rows import FittedRow, Namespaces, Page, SelectorRow
+from registry.catalogue.rows import FittedRow, Namespaces, Page, SelectorRow, SelectorState
 from registry.catalogue.tables import EVERY, selector_namespaces, selector_targets, selectors
 from registry.errors import NotFound
 from registry.spec import PoolSpec, SelectorSpec
@@ -57,6 +57,13 @@ class Selectors(Repository[SelectorRow]):
     def latest(self, pool_id: str, spec_digest: str) -> SelectorRow | None:
         """The selector that serves a pool and spec, None if there is none."""
         return self._first(SERVING.where(*_target(pool_id, spec_digest)))
+
+    def latest_state(self, pool_id: str, spec_digest: str) -> SelectorState | None:
+        """The state of `latest`, in a time that does not grow with the pool."""
+        columns = (selectors.c.spec, selectors.c.encoder_digest, selectors.c.state_blob, selector_targets.c.asked_at)
+        query = select(*columns).join(selector_targets, SERVES).where(*_target(pool_id, spec_digest))
+        row = self._connection.execute(query).first()
+        return None if row is None else SelectorState(SPEC.validate_python(row.spec), *row[1:])
 
     def list(self, visible: Namespaces, *, limit: int, cursor: str | None = None) -> Page[SelectorRow]:
         """Selectors whose whole pool is visible, newest first."""

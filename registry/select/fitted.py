@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue, Database
-from registry.catalogue.rows import SelectorRow
+from registry.catalogue.rows import SelectorRow, SelectorState
 from registry.context import Registry
 from registry.errors import Busy, Unavailable
 from registry.select.pools import FitTarget, as_members, enqueue_fit, members_of
@@ -35,34 +35,40 @@ def latest_selector(database: Database, requested: RequestedSelector) -> Selecto
 
 
 def current_selector(registry: Registry, requested: RequestedSelector) -> SelectorRow | None:
-    """The fitted selector of a pool and spec, whose use is recorded; None where a fit is needed first.
+    """The fitted selector of a pool and spec, with its members; None where `current_state` is."""
+    if current_state(registry, requested) is None:
+        return None
+    return latest_selector(registry.database, requested)
+
+
+def current_state(registry: Registry, requested: RequestedSelector) -> SelectorState | None:
+    """The state of a fitted selector, whose use is recorded; None where a fit is needed first.
 
     One is needed where the pool was never fitted, changed while its selector was idle, or the selector is damaged.
     """
-    row = latest_selector(registry.database, requested)
-    if row is None or not registry.blobs.is_whole(row.state_blob):
+    with registry.database.read() as catalogue:
+        state = catalogue.selectors.latest_state(requested.pool.digest, requested.spec.digest)
+    if state is None or state.encoder_digest != requested.encoder_digest:
+        return None
+    if not registry.blobs.is_whole(state.state_blob):
         return None
     now = datetime.now(UTC)
-    with registry.database.read() as catalogue:
-        used_at = catalogue.selectors.asked_at([row.id]).get(row.id, now)
-        is_idle = registry.refits.is_idle(used_at, now)
-        if is_idle and _has_changed(catalogue, row):
-            return None
-    if is_idle:
-        return _wake(registry, row, now)
-    if now - used_at >= USE_RESOLUTION:
+    if registry.refits.is_idle(state.asked_at, now):
+        return state if _wake(registry, requested, now) else None
+    if now - state.asked_at >= USE_RESOLUTION:
         with suppress(Busy, Unavailable), registry.database.write() as catalogue:  # the next request can record it
-            catalogue.selectors.record_request(row.pool_id, row.spec_digest, now)
-    return row
+            catalogue.selectors.record_request(requested.pool.digest, requested.spec.digest, now)
+    return state
 
 
-def _wake(registry: Registry, row: SelectorRow, now: datetime) -> SelectorRow | None:
-    """Record the use of an idle selector, so that pushes refit it again; None if its pool has changed meanwhile."""
+def _wake(registry: Registry, requested: RequestedSelector, now: datetime) -> bool:
+    """Record the use of an idle selector, so that pushes refit it again; False if its pool has changed meanwhile."""
     with registry.database.write() as catalogue:
-        if _has_changed(catalogue, row):  # by a push since the caller looked
-            return None
+        row = catalogue.selectors.latest(requested.pool.digest, requested.spec.digest)
+        if row is None or _has_changed(catalogue, row):
+            return False
         catalogue.selectors.record_request(row.pool_id, row.spec_digest, now)
-    return row
+    return True
 
 
 def _has_changed(catalogue: Catalogue, row: SelectorRow) -> bool:
@@ -84,7 +90,7 @@ def record_use(registry: Registry, row: SelectorRow, base_model: str, *, created
             enqueue_fit(catalogue, target, namespace=namespace, created_by=created_by, delay=registry.refits.delay)
 
 
-def load_selector(registry: Registry, row: SelectorRow) -> Selector[Any]:
+def load_selector(registry: Registry, row: SelectorRow | SelectorState) -> Selector[Any]:
     """A fitted selector, from the cache or its stored state; it is shared and immutable.
 
     The arrays of a large one stay in the blob's file, mapped; the file is checked at each call. Raises DamagedBlob.
@@ -99,13 +105,13 @@ def load_selector(registry: Registry, row: SelectorRow) -> Selector[Any]:
     return registry.selectors.get(row.state_blob, partial(_read_selector, row, registry.blobs))
 
 
-def _read_selector(row: SelectorRow, blobs: BlobStore) -> tuple[Selector[Any], int]:
+def _read_selector(row: SelectorRow | SelectorState, blobs: BlobStore) -> tuple[Selector[Any], int]:
     """A selector with its arrays in memory, and its size in bytes."""
     data = blobs.read(row.state_blob)
     return SELECTORS[row.spec.kind].from_state(*load_state(data)), len(data)
 
 
-def _map_selector(row: SelectorRow, file: BinaryIO) -> tuple[Selector[Any], int]:
+def _map_selector(row: SelectorRow | SelectorState, file: BinaryIO) -> tuple[Selector[Any], int]:
     """A selector with its arrays mapped from a file, and the bytes that it needs in memory."""
     data = map_file(file)
     selector = SELECTORS[row.spec.kind].from_state(*load_state(data))

@@ -18,7 +18,7 @@ from registry.encoders.contract import Encoder
 from registry.errors import InvalidSample, Unavailable
 from registry.progress import Progress
 from registry.samples.sample import CheckedSample, Vectors, embed_texts
-from registry.select.fitted import current_selector, load_selector, record_use
+from registry.select.fitted import current_selector, current_state, load_selector, record_use
 from registry.select.pools import gone_members, members_of, missing_members
 from registry.select.requested import requested_selector
 from registry.selectors.contract import Selector
@@ -140,17 +140,22 @@ def select_for_prompt(
     """
     requested = requested_selector(registry, caller, pool, PosteriorSpec())
     encoder = requested.encoder
-    row = current_selector(registry, requested)
-    if row is None or encoder is None:
+    state = current_state(registry, requested)
+    if state is None or encoder is None:
         raise Unavailable(
             "No posterior selector was fitted for the adapters that this key sees: ask /v1/select once with the "
             "scope 'write', or cook a soup."
         )
-    with registry.database.read() as catalogue:
-        gone = gone_members(catalogue, row)
     vectors = sample_vectors(sample, encoder, scored=False).array
     options = SelectOptions()
-    ranking = load_selector(registry, row).rank(vectors, options=options, exclude=gone)
+    selector = load_selector(registry, state)
+    ranking = selector.rank(vectors, options=options)
+    passing = {candidate.member.ref for candidate in ranking.ranked[: ranking.ranked.num_passing]}
+    with registry.database.read() as catalogue:
+        if passing != catalogue.adapters.live_refs(passing):  # all members are only read where that changes the choice
+            row = catalogue.selectors.latest(requested.pool.digest, requested.spec.digest)
+            gone = {} if row is None else gone_members(catalogue, row)
+            ranking = selector.rank(vectors, options=options, exclude=gone)
     best = [candidate for candidate in ranking.ranked[: options.most] if candidate.passes]
     return PromptSelection({candidate.member.ref: candidate.score for candidate in best}, ranking.evidence.novelty)
 

@@ -72,7 +72,7 @@ class Rows:
             directions[begin : begin + BLOCK] = _unit(self.means[begin : begin + BLOCK])
         return directions
 
-    def nearest_distances(self, units: Float64, domains: Sequence[int]) -> Float64:
+    def nearest_distances(self, units: Float64, domains: npt.NDArray[np.int64]) -> Float64:
         """One minus the cosine (n, 1) of unit vectors (n, d) to the nearest mean of `domains`, by row number."""
         cosines = units.astype(np.float32) @ self.directions.T
         if len(domains) < len(self.means):
@@ -180,7 +180,9 @@ class CosineSelector(UpdatableSelector[CosineSpec]):
         ranked = RankedCandidates(self.members_, order, scores[order], scores[order] >= threshold)
         competitors = order[:COMPETITORS]
         best = f"; the best is {ranked[0].member.domain} with {ranked[0].score:.4f}" if ranked else ""
-        percent = novelty(self.rows_.nearest_distances(units, remaining), self.own_distances_) if remaining else None
+        percent = (
+            novelty(self.rows_.nearest_distances(units, remaining), self.own_distances_) if remaining.size else None
+        )
         return Ranking(
             ranked=ranked,
             excluded=excluded,

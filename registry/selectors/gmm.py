@@ -2,8 +2,7 @@
 
 The sample's units are assigned to clusters, clusters stand for domains, and domains with at least `min_share` of the
 units are chosen, by count. In the paper's mode (full covariance, component 0 dropped) covariances are nearly singular
-on a hundred passages a domain, which shows in held-out accuracy but not in training purity. The held-out losses of
-both modes' soups are in docs/explanation/selection.md#gmm-clusters-of-passages.
+on a hundred passages a domain, which shows in held-out accuracy but not in training purity.
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ class GmmSelector(Selector[GmmSpec]):
         warnings = list(self.report_["warnings"])
         if options.threshold is not None:
             warnings.append("'threshold' is an option of cosine selectors; gmm goes by 'min_share'.")
-        cluster = self._assign(points, remaining) if remaining else np.empty(0, dtype=np.int64)
+        cluster = self._assign(points, remaining) if remaining.size else np.empty(0, dtype=np.int64)
         per_cluster = np.bincount(cluster, minlength=len(clusters.table)).astype(np.int64)
-        percent = novelty(clusters.distances(points)[:, remaining], self.own_distances_) if remaining else None
+        percent = novelty(clusters.distances(points)[:, remaining], self.own_distances_) if remaining.size else None
         if percent is not None and percent >= NOVEL:
             warnings.append(novelty_warning(percent))
         min_share = MIN_SHARE if options.min_share is None else options.min_share
@@ -96,7 +95,7 @@ class GmmSelector(Selector[GmmSpec]):
             abstention=f"No domain has {least} of the sample's {len(points)} units.",
             failure=f"Below {least} of the sample's units.",
             explain_failure=partial(_explain_failure, units=len(points), least=least),
-            units=self._unit_scores(cluster, ranked, min_share) if remaining else None,
+            units=self._unit_scores(cluster, ranked, min_share) if remaining.size else None,
             evidence=Evidence(
                 units=len(points),
                 counts={str(cluster): int(count) for cluster, count in enumerate(per_cluster) if count},
@@ -106,7 +105,7 @@ class GmmSelector(Selector[GmmSpec]):
             ),
         )
 
-    def _assign(self, points: Float64, remaining: Sequence[int]) -> Int64:
+    def _assign(self, points: Float64, remaining: Int64) -> Int64:
         """The cluster of each unit (n,), among the clusters that count for one of the `remaining` domains."""
         usable = np.array([any(domain in remaining for domain in owners) for owners in self.clusters_.owners])
         cluster, _ = self.clusters_.assign(points, usable=usable)
@@ -124,7 +123,7 @@ class GmmSelector(Selector[GmmSpec]):
         at_least_one_unit = max(min_share, 0.5 / len(cluster))
         return UnitScores(counts_for[cluster], least=at_least_one_unit, order=order, ties=fractions[cluster])
 
-    def _rank(self, per_cluster: Int64, remaining: Sequence[int], *, units: int, min_share: float) -> RankedCandidates:
+    def _rank(self, per_cluster: Int64, remaining: Int64, *, units: int, min_share: float) -> RankedCandidates:
         """Candidates by count; ties go to the domain that makes up more of its clusters, then by label."""
         table, owners = self.clusters_.table, self.clusters_.owners
         rows = []

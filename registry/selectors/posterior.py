@@ -19,7 +19,7 @@ from registry.errors import Internal
 from registry.progress import Progress, Steps
 from registry.selectors.contract import Arrays, Domain, Float64, Floats, check_sample, ordered_domains
 from registry.selectors.drawing import MIN_UNITS, proof_name
-from registry.selectors.mahalanobis import euclidean, mahalanobis, whitening_of
+from registry.selectors.mahalanobis import euclidean, whitening_of
 from registry.selectors.novelty import NOVEL, novelty, novelty_warning
 from registry.selectors.projection import FittedProjection, Projection, Spread
 from registry.selectors.ranking import Evidence, Member, RankedCandidates, Ranking, best_first, split_excluded
@@ -50,9 +50,14 @@ class Gaussians:
         """W (m, m) such that ||x W|| is the Mahalanobis norm."""
         return whitening_of(self.count, self.scatter, self.fourth)
 
+    @cached_property
+    def centres(self) -> Float64:
+        """The domains' means in the space where the Mahalanobis distance is the Euclidean one (domains, m)."""
+        return self.means @ self.whiten
+
     def distances(self, vectors: Float64) -> Float64:
         """Mahalanobis distances (n, domains) of vectors (n, d) to the domains' means."""
-        return mahalanobis(self.projection(vectors), self.means, self.whiten)
+        return euclidean(self.projection(vectors) @ self.whiten, self.centres)
 
     def updated(self, change: Change, added: Gaussians, removed: Gaussians) -> Gaussians:
         """The Gaussians after `change`; those of the domains it adds and removes have the same projection."""
@@ -105,6 +110,11 @@ class PosteriorSelector(UpdatableSelector[PosteriorSpec]):
     """
 
     kind: ClassVar[str] = "posterior"
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the means in the space of the Mahalanobis distance."""
+        return 8 * self.gaussians_.means.size
 
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
         """Fit a mean a domain and a shared covariance on 100 units each, drawn with the spec's seed.
@@ -178,7 +188,7 @@ class PosteriorSelector(UpdatableSelector[PosteriorSpec]):
         """Set the held-out distances and the report from the learned Gaussians and the held-out vectors."""
         units, domain = self._held_out_units()
         points = units @ self.proof_gaussians_.whiten
-        centres = self.proof_gaussians_.means @ self.proof_gaussians_.whiten
+        centres = self.proof_gaussians_.centres
         own_distances, posterior = np.empty(len(points)), np.empty(len(points))
         nearest = np.empty(len(points), np.int64)
         for block in blocks(len(points), len(centres)):
@@ -212,15 +222,15 @@ class PosteriorSelector(UpdatableSelector[PosteriorSpec]):
         distances = self.gaussians_.distances(checked)
         if excluded:
             distances = distances[:, remaining]
-        percent = novelty(distances, self.own_distances_) if remaining else None
-        posteriors = _posteriors(distances, self.spec.temperature) if remaining else np.empty((len(checked), 0))
+        percent = novelty(distances, self.own_distances_) if remaining.size else None
+        posteriors = _posteriors(distances, self.spec.temperature) if remaining.size else np.empty((len(checked), 0))
         shares = posteriors.mean(axis=0)  # `stability` forms the same mean for each draw
-        order = best_first(shares, range(len(remaining)))
+        order = best_first(shares, np.arange(len(remaining)))
         least = max(self.spec.least if options.min_share is None else options.min_share, MIN_WEIGHT)
         warnings = [] if percent is None or percent < NOVEL else [novelty_warning(percent)]
         if options.threshold is not None:
             warnings.append("'threshold' is an option of cosine selectors; posterior goes by 'min_share'.")
-        members = np.array(remaining, dtype=np.int64)[order]
+        members = remaining[order]
         competitors = order[:COMPETITORS]
         return Ranking(
             ranked=RankedCandidates(self.members_, members, shares[order], shares[order] >= least, weighted=True),

@@ -104,19 +104,19 @@ class Evidence:
 
 def split_excluded(
     members: Sequence[Member], exclude: Mapping[str, str]
-) -> tuple[Sequence[int], list[tuple[Member, str]]]:
+) -> tuple[npt.NDArray[np.int64], list[tuple[Member, str]]]:
     """Indices of the members that remain, and the excluded members with their reasons."""
     if not exclude:
-        return range(len(members)), []
-    remaining = [index for index, member in enumerate(members) if member.digest not in exclude]
+        return np.arange(len(members)), []
+    remaining = np.array([i for i, member in enumerate(members) if member.digest not in exclude], dtype=np.int64)
     excluded = [(member, exclude[member.digest]) for member in members if member.digest in exclude]
     return remaining, excluded
 
 
-def best_first(scores: npt.NDArray[np.float64], indices: Sequence[int]) -> npt.NDArray[np.int64]:
+def best_first(scores: npt.NDArray[np.float64], indices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Ascending `indices` into `scores`, sorted by descending score; ties keep their order."""
-    numbers = np.array(indices, dtype=np.int64)
-    return numbers[np.argsort(-scores[numbers], kind="stable")]
+    order: npt.NDArray[np.int64] = indices[np.argsort(-scores[indices], kind="stable")]
+    return order
 
 
 @dataclass(frozen=True)

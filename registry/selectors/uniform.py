@@ -34,11 +34,10 @@ class UniformSelector(Selector[UniformSpec]):
             raise InvalidParameter(
                 "'single' takes the best match, and uniform ranks nothing: use gmm or cosine.", param="single"
             )
-        remaining, excluded = split_excluded(self.members_, exclude)
-        order = np.array(remaining, dtype=np.int64)
-        passes = np.ones(len(remaining), dtype=bool)
+        order, excluded = split_excluded(self.members_, exclude)
+        passes = np.ones(len(order), dtype=bool)
         return Ranking(
-            ranked=RankedCandidates(self.members_, order, passes / max(1, len(remaining)), passes),
+            ranked=RankedCandidates(self.members_, order, passes / max(1, len(order)), passes),
             excluded=excluded,
             options=options,
             capped=False,

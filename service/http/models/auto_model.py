@@ -17,7 +17,6 @@ from registry.select.select import select_for_prompt
 from registry.selectors.novelty import NOVEL
 from registry.spec import PoolRequest
 from service.access.keys import Principal
-from service.engine.text_support import why_no_text
 from service.http.models.embedding_limit import limit_embeddings
 from service.http.models.mixture_names import mixture_name
 from service.http.models.named_models import ResolvedModel, language_model, mixture_of, resolve_model, sole_base
@@ -91,11 +90,9 @@ def choose_for_prompt(services: Services, principal: Principal, texts: Sequence[
     with limit_embeddings(services):
         pool = PoolRequest(base_model=base_id)
         selection = select_for_prompt(services.registry, principal.caller(""), sample, pool=pool)
-    adapters = tuple(
-        MixedAdapter(ref=ref, weight=round(share, PLACES))
-        for ref, share in selection.shares.items()
-        if why_no_text(base.shape, resolve_model(services, principal, ref).config) is None
-    )
+    adapters = tuple(MixedAdapter(ref=ref, weight=round(share, PLACES)) for ref, share in selection.shares.items())
+    if base.shape.kind == "encoder":  # neither it nor its adapters answer with text
+        adapters = ()
     return PromptChoice(_model_of(services, principal, base_id, adapters), adapters, selection.novelty)
 
 
