@@ -22,6 +22,7 @@ from benchmarks.soups.setting import NAMESPACE, Lengths, Setting, opened
 from demo.results import Figure
 from registry.files import replace_file
 from registry.names import digest_of
+from registry.spec import CookRequest, PosteriorSpec
 
 LENGTHS, FOLLOWING, PROMPTS, SAMPLE = (16, 64, 256), 64, 8, 60
 """Tokens of a prompt and of what follows it, prompts of a domain, and passages that a soup is made of."""
@@ -86,7 +87,8 @@ class Measurement:
         if domain not in self.soups:
             texts = self.setting.job.texts(kind, domain, "valid")
             sample = {"texts": random.Random(1).sample(texts, SAMPLE)}
-            self.soups[domain] = str(self._post("/v1/soups", sample=sample, effort="instant", wait=600)["model"])
+            request = CookRequest.model_validate({"sample": sample, "effort": "instant"})
+            self.soups[domain] = str(self.setting.client.cook(request)["model"])
         return self.soups[domain]
 
     def _score(self, model: str, passages: Sequence[Mapping[str, str]]) -> list[float]:
@@ -145,7 +147,7 @@ def main() -> None:
     result = Result("auto")
     lengths = Lengths()
     with opened(arguments.data, arguments.base, arguments.adapters, arguments.home, lengths) as setting:
-        setting.client.json("POST", "/v1/selectors", json={"selector": {"kind": "posterior"}, "wait": 600})
+        setting.client.fit(PosteriorSpec())
         digests = sorted(str(adapter["digest"]) for adapter in setting.client.adapters(kind="adapter"))
         folder = arguments.home / f"auto-{digest_of(digests)[7:19]}"
         folder.mkdir(exist_ok=True)

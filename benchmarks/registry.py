@@ -7,6 +7,7 @@
   vectors to the stored selector, in the process that a server fits in; `fit_10k_cosine_s` of `cosine`.
 - `fit_10k_peak_gib`: memory of that process at most, beyond what it has after a fit of 20 adapters.
 - `add_one_s`: one more adapter of that pool, from its stored vectors to a stored selector that knows it.
+- `route_ms_p95`: what `POST /v1/route` takes for the choice among these, from a prompt's vector to the adapters.
 - `nearest_ms_p95`: the ten adapters out of 100,000 whose samples are most like one passage's vector, exactly, by a
   selector whose means are mapped from its file; `nearest_first_s`: from the file to the first answer.
 - `push_many`: pushes a second by 8 clients at once; `push_many_vs_one` over those of one client.
@@ -30,14 +31,15 @@ import numpy as np
 
 from benchmarks.faults.server import Killable, killable, postgresql
 from benchmarks.report import Result, options, ratios, repeated, run_parts
-from benchmarks.shelf import lists, nearest, pools, pushes
+from benchmarks.shelf import lists, nearest, pools, prompts, pushes
 from demo.results import Figure
 from registry.spec import CosineSpec, PosteriorSpec
 
 ADAPTERS, REQUESTS, POOL, UNITS, DIMENSIONS = 100_000, 200, 10_000, 100, 576
 CLIENTS, EACH, IN_A_ROW = 8, 20, 1_000
 GOALS = {"list": 30.0, "filter": 30.0, "search": 60.0, "resolve": 5.0}
-PEAK_GOAL, ADD_GOAL, BACKLOG_GOAL = 2.0, 1.0, 2
+PEAK_GOAL, ADD_GOAL, ROUTE_GOAL, BACKLOG_GOAL = 2.0, 1.0, 5.0, 2
+PROMPTS = 100
 SPECS: dict[str, Any] = {"": PosteriorSpec(), "_cosine": CosineSpec(encoder="base")}
 
 
@@ -75,12 +77,15 @@ def measure_fits(
             for spec in SPECS.values():
                 fits.fit(pools.FEW, spec)
             whole = {name: fits.fit(pools.MANY, spec) for name, spec in SPECS.items()}
+            first, *choices = prompts.milliseconds(shelf, pools.MANY, range(1 + min(PROMPTS, adapters)))
             added: dict[str, list[float]] = {name: [] for name in SPECS}
             for number in range(adapters, adapters + repeats):
                 shelf.fill(pools.MANY, range(number, number + 1))
                 for name, spec in SPECS.items():
                     added[name].append(fits.fit(pools.MANY, spec).seconds)
     note = f"{adapters:,} adapters, {units} embeddings of {dimensions} dimensions each"
+    p95 = float(np.percentile(choices, 95))
+    result.figures["route_ms_p95"] = Figure(p95, "ms", ROUTE_GOAL, note=f"{first:.0f} ms for the first one; {note}")
     for name, one in whole.items():
         result.figures[f"fit_10k{name}_s"] = Figure(one.seconds, "s", note=f"{note}; once")
         peak = f"beyond {one.before:.0f} MiB; {note}"

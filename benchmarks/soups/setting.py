@@ -161,13 +161,10 @@ def opened(
     fingerprint = shape_of(job.base, job.home / "cache").fingerprint
     with running(job.bases, job.home / "server") as server, server.client() as client:
         names = {adapter["name"] for adapter in client.adapters(kind="adapter")}
-        pushes = [
+        for name in sorted(set(job.pushed) - names):
             client.push_directory(job.adapters / name, name=f"{NAMESPACE}/{name}")
-            for name in sorted(set(job.pushed) - names)
-        ]
-        for pushed in pushes:
-            if pushed.get("job"):
-                client.wait_job(pushed["job"])
+        for adapter in client.adapters(kind="adapter"):
+            client.wait_embedded(adapter)
         yield Setting.on(texts, client, Scores(home.parent / "scores"), fingerprint)
 
 
