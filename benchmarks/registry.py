@@ -7,7 +7,7 @@
   vectors to the stored selector, in the process that a server fits in; `fit_10k_cosine_s` of `cosine`.
 - `fit_10k_peak_gib`: memory of that process at most, beyond what it has after a fit of 20 adapters.
 - `add_one_s`: one more adapter of that pool, from its stored vectors to a stored selector that knows it.
-- `route_ms_p95`: what `POST /v1/route` takes for the choice among these, from a prompt's vector to the adapters.
+- `route_ms_p95`: the choice of `POST /v1/route` in such a pool, from a prompt's vector to the adapters.
 - `nearest_ms_p95`: the ten adapters out of 100,000 whose samples are most like one passage's vector, exactly, by a
   selector whose means are mapped from its file; `nearest_first_s`: from the file to the first answer.
 - `push_many`: pushes a second by 8 clients at once; `push_many_vs_one` over those of one client.
@@ -39,7 +39,6 @@ ADAPTERS, REQUESTS, POOL, UNITS, DIMENSIONS = 100_000, 200, 10_000, 100, 576
 CLIENTS, EACH, IN_A_ROW = 8, 20, 1_000
 GOALS = {"list": 30.0, "filter": 30.0, "search": 60.0, "resolve": 5.0}
 PEAK_GOAL, ADD_GOAL, ROUTE_GOAL, BACKLOG_GOAL = 2.0, 1.0, 5.0, 2
-PROMPTS = 100
 SPECS: dict[str, Any] = {"": PosteriorSpec(), "_cosine": CosineSpec(encoder="base")}
 
 
@@ -77,15 +76,12 @@ def measure_fits(
             for spec in SPECS.values():
                 fits.fit(pools.FEW, spec)
             whole = {name: fits.fit(pools.MANY, spec) for name, spec in SPECS.items()}
-            first, *choices = prompts.milliseconds(shelf, pools.MANY, range(1 + min(PROMPTS, adapters)))
             added: dict[str, list[float]] = {name: [] for name in SPECS}
             for number in range(adapters, adapters + repeats):
                 shelf.fill(pools.MANY, range(number, number + 1))
                 for name, spec in SPECS.items():
                     added[name].append(fits.fit(pools.MANY, spec).seconds)
     note = f"{adapters:,} adapters, {units} embeddings of {dimensions} dimensions each"
-    p95 = float(np.percentile(choices, 95))
-    result.figures["route_ms_p95"] = Figure(p95, "ms", ROUTE_GOAL, note=f"{first:.0f} ms for the first one; {note}")
     for name, one in whole.items():
         result.figures[f"fit_10k{name}_s"] = Figure(one.seconds, "s", note=f"{note}; once")
         peak = f"beyond {one.before:.0f} MiB; {note}"
@@ -93,6 +89,25 @@ def measure_fits(
         result.figures[f"add_one{name}_s"] = repeated(added[name], "s", goal=ADD_GOAL, note=f"to {note}")
         found = vars(one) | {"selector": SPECS[name].kind, "add_one_s": added[name]}
         result.rows.append({"part": "fits", "adapters": adapters, **found})
+
+
+def measure_route(
+    result: Result, *, adapters: int, requests: int, units: int = UNITS, dimensions: int = DIMENSIONS
+) -> None:
+    """One prompt after another, by the selector of a pool."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        pools.shelf(Path(folder), units=units, dimensions=dimensions) as shelf,
+    ):
+        shelf.fill(pools.MANY, range(adapters))
+        with pools.fits(shelf) as fits:
+            fits.fit(pools.MANY, PosteriorSpec())
+        first, *choices = prompts.milliseconds(shelf, pools.MANY, range(1 + min(requests, adapters)))
+    note = f"{adapters:,} adapters of {dimensions} dimensions, {len(choices)} prompts; {first:.0f} ms for the first one"
+    result.figures["route_ms_p95"] = Figure(float(np.percentile(choices, 95)), "ms", ROUTE_GOAL, note=note)
+    result.rows.append(
+        {"part": "route", "adapters": adapters, "median_ms": float(np.median(choices)), "first_ms": first}
+    )
 
 
 def measure_nearest(result: Result, *, adapters: int, requests: int, dimensions: int = DIMENSIONS) -> None:
@@ -137,6 +152,7 @@ def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
         "pushes": lambda result: measure_pushes(result, each=EACH, repeats=given.repeats),
         "backlog": lambda result: measure_backlog(result, in_a_row=IN_A_ROW),
         "fits": lambda result: measure_fits(result, adapters=given.pool, repeats=given.repeats),
+        "route": lambda result: measure_route(result, adapters=given.pool, requests=given.requests),
         "nearest": lambda result: measure_nearest(result, adapters=given.adapters, requests=given.requests),
         "lists": lambda result: measure_lists(result, adapters=given.adapters, requests=given.requests),
     }
@@ -148,7 +164,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=ADAPTERS, help="adapters of the catalogue that is listed")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="requests of each kind that are timed")
     parser.add_argument("--pool", type=int, default=POOL, help="adapters of the pool that is fitted")
-    names = ("pushes", "backlog", "fits", "nearest", "lists")
+    names = ("pushes", "backlog", "fits", "route", "nearest", "lists")
     parser.add_argument("--only", nargs="+", choices=names, help="these parts; the others stay in the file")
     given = parser.parse_args()
     run_parts("registry", parts(given), only=given.only, out=given.out)

@@ -161,6 +161,7 @@ def test_selectors_are_fitted_over_stored_vectors_in_a_process(monkeypatch):
     assert [row["selector"][:4] for row in result.rows] == ["post", "cosi"]
     assert all(0 <= row["beyond"] < 500 and row["before"] > 20 for row in result.rows)
     assert len(result.figures["add_one_s"].repeats) == 2
+    registry.measure_route(result, adapters=5, units=20, dimensions=16, requests=3)
     assert result.figures["route_ms_p95"].value > 0
     registry.measure_nearest(result, adapters=8, dimensions=16, requests=3)
     assert result.rows[-1]["median_ms"] > 0
