@@ -2,7 +2,7 @@
 
 The registry has a LoRA in two versions and the neutral adapters; faults are planted in the LoRA's weights, which the
 same engine serves in a namespace that the registry's key does not see, and in base models of further servers.
-The only server is our own: `benchmarks.vllm` compares vLLM's answers with ours.
+All neutral adapters are also checked in vLLM for CPUs where it is installed (`make bench-peers`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from adaptersoup.client.additions import Additions
+from benchmarks.peers.process import ENVIRONMENTS, PeerMissing
 from benchmarks.report import Result, options
+from benchmarks.vllm import ServedBase, serving_vllm
 from demo.prepare import convert, neutral_domains
 from demo.results import ROOT, Figure
 from demo.server import SOUP, Server, running
 from registry.adapters.lora import LORA_A, LORA_B
 from registry.base_model import shape_of
-from registry.formats import WEIGHTS_FILE
+from registry.formats import WEIGHTS_FILE, read_directory
 from registry.spec import BaseEntry, Verdict
 
 BASE_ID = "smollm2"
 FAULTS_GOAL, SECONDS_GOAL = 12, 5.0
+VLLM_RANK = 64
+"""The least of vLLM's that holds a neutral adapter, which has rank 33 there."""
 NOISE = 0.2
 """Of the spread of each tensor, in the older version."""
 INT8 = 127
@@ -159,9 +163,12 @@ class Registry:
     key: str
 
     def doctor(self, other: Server, *models: str) -> list[dict[str, Any]]:
-        """The rows of `soup doctor` on another server, or on the registry's own."""
-        key = (other.data / "admin.key").read_text().strip()
-        addresses = ["--url", other.url, "--server-key", key, "--registry", self.server.url, "--key", self.key]
+        """The rows of `soup doctor` on another server of ours, or on the registry's own."""
+        return self.doctor_at(other.url, (other.data / "admin.key").read_text().strip(), *models)
+
+    def doctor_at(self, url: str, server_key: str, *models: str) -> list[dict[str, Any]]:
+        """The rows of `soup doctor` on a server."""
+        addresses = ["--url", url, "--server-key", server_key, "--registry", self.server.url, "--key", self.key]
         names = [argument for model in models for argument in ("--model", model)]
         command = [*SOUP, "doctor", *addresses, *names, "--json"]
         environment = dict(self.server.environment)
@@ -198,6 +205,7 @@ class Measurement:
     adapters: Path
     result: Result
     false_alarms: int = 0
+    checked: int = 0
     named: int = 0
 
     def run(self) -> None:
@@ -212,10 +220,11 @@ class Measurement:
             seconds = self._check_sound(registry)
             self._check_faults(registry, weights)
             self._check_other_bases(registry)
+            self._check_vllm(registry)
         note = "against our own engine"
         self.result.figures |= {
             "faults_named": Figure(self.named, "faults", FAULTS_GOAL, (), note),
-            "false_alarms": Figure(self.false_alarms, "adapters", 0),
+            "false_alarms": Figure(self.false_alarms, "adapters", 0, (), f"of {self.checked} that are sound"),
             "seconds_an_adapter": Figure(
                 seconds, "s", SECONDS_GOAL, (), "the whole command with the first probes, divided by its adapters"
             ),
@@ -280,19 +289,39 @@ class Measurement:
                 (row,) = registry.doctor(server, f"faults/{name}=team/lora")
                 self._add(row, name, "bfloat16", None)
 
-    def _add_sound(self, row: Mapping[str, Any], dtype: str) -> None:
+    def _check_vllm(self, registry: Registry) -> None:
+        """Check the neutral adapters in vLLM, which gets them from the registry."""
+        names = neutral_domains(self.adapters)
+        config = read_directory(self.home / "neutral" / names[0]).config
+        served = ServedBase(source=str(self.base), name=BASE_ID, config=config, max_rank=VLLM_RANK)
+        scratch = self.home / "vllm"
+        scratch.mkdir()
+        try:
+            with serving_vllm(served, registry.server, scratch, ENVIRONMENTS) as vllm:
+                url = str(vllm.base_url).removesuffix("/v1/")
+                rows = registry.doctor_at(url, "none", *(f"team/{name}@1" for name in names))
+        except PeerMissing as missing:
+            self.result.rows.append({"fault": "none", "server": "vllm", "missing": str(missing)})
+            return
+        for row in rows:
+            self._add_sound(row, "float32", server="vllm")
+
+    def _add_sound(self, row: Mapping[str, Any], dtype: str, *, server: str = "soup") -> None:
         expected = "same" if dtype == "float32" else "other_dtype"
         self.false_alarms += row["verdict"] != expected
-        self._add(row, "none", dtype, expected)
+        self.checked += 1
+        self._add(row, "none", dtype, expected, server=server)
 
     def _add_fault(self, name: str, expected: Verdict, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             self.named += row["verdict"] == expected
             self._add(row, name, "float32", expected)
 
-    def _add(self, row: Mapping[str, Any], fault: str, dtype: str, expected: str | None) -> None:
+    def _add(
+        self, row: Mapping[str, Any], fault: str, dtype: str, expected: str | None, *, server: str = "soup"
+    ) -> None:
         columns = {name: row[name] for name in COLUMNS}
-        self.result.rows.append({"fault": fault, "dtype": dtype, "expected": expected, **columns})
+        self.result.rows.append({"fault": fault, "server": server, "dtype": dtype, "expected": expected, **columns})
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ from registry.adapters.bottleneck_lora import Structure, kind_of
 from registry.adapters.weights import save_tensors
 from registry.base_model import LoadedBase
 from registry.formats import AdapterContents, place_files, write_directory
-from registry.spec import BottleneckConfig
+from registry.spec import AdapterConfig, BottleneckConfig
 from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams
 
 STRUCTURES: tuple[Structure, ...] = ("bapna_firat", "pfeiffer", "parallel", "houlsby")
@@ -312,30 +312,41 @@ def alias_run(base: LoadedBase, scratch: Path, prompts: Sequence[Window], enviro
                 write_directory(scratch / f"version{version}", contents)
                 client.push_directory(scratch / f"version{version}", name=NAME, more=Additions(base="base"))
             client.put_alias(NAME, ALIAS, 1)
-        with serving_vllm(base, registry, scratch, environments) as vllm:
+        served = ServedBase(source=str(base.entry.source), name="base", config=bottleneck_of(), max_rank=MAX_RANK)
+        with serving_vllm(served, registry, scratch, environments) as vllm:
             yield AliasRun(registry, vllm, prompts)
 
 
+@dataclass(frozen=True)
+class ServedBase:
+    """A base model that vLLM serves in fp32 under its id at the registry, and the bottlenecks that go with it."""
+
+    source: str
+    name: str
+    config: AdapterConfig
+    max_rank: int
+
+
 @contextmanager
-def serving_vllm(base: LoadedBase, registry: Server, scratch: Path, environments: Path) -> Iterator[OpenAI]:
+def serving_vllm(base: ServedBase, registry: Server, scratch: Path, environments: Path) -> Iterator[OpenAI]:
     """A client of vLLM's server, which resolves names at the registry; its log is in `scratch`."""
     python, variables = interpreter(KINDS["vllm"], environments)
-    kinds, layers = layers_of([LoadableAdapter("", bottleneck_of(), dict)])
+    kinds, layers = layers_of([LoadableAdapter("", base.config, dict)])
     last_core = int(variables["OMP_NUM_THREADS"]) - 1
     key = (registry.data / "admin.key").read_text().strip()
     variables |= {
         "PYTHONPATH": os.pathsep.join(plugin_path(scratch)), "VLLM_PLUGINS": "adaptersoup",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_OMP_THREADS_BIND": f"0-{last_core}",
-        "SOUP_URL": registry.url, "SOUP_KEY": key, "SOUP_VLLM_BASE": "base", "SOUP_VLLM_BOTTLENECKS": ",".join(kinds),
-        "SOUP_VLLM_CACHE": str(scratch / "cache"),
+        "SOUP_URL": registry.url, "SOUP_KEY": key, "SOUP_VLLM_BASE": base.name,
+        "SOUP_VLLM_BOTTLENECKS": ",".join(kinds), "SOUP_VLLM_CACHE": str(scratch / "cache"),
     }  # fmt: skip
     port = free_port()
     command = [
-        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", base.entry.source,
-        "--served-model-name", "base", "--host", "127.0.0.1", "--port", str(port),
+        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", base.source,
+        "--served-model-name", base.name, "--host", "127.0.0.1", "--port", str(port),
         "--dtype", "float32", "--max-model-len", str(2 * LONG), "--max-num-seqs", "4", "--enforce-eager",
         "--kv-cache-memory-bytes", str(2**28), "--block-size", str(BLOCK),
-        "--enable-lora", "--max-loras", "4", "--max-lora-rank", str(MAX_RANK), "--lora-target-modules", *layers,
+        "--enable-lora", "--max-loras", "4", "--max-lora-rank", str(base.max_rank), "--lora-target-modules", *layers,
     ]  # fmt: skip
     with (scratch / "vllm.log").open("wb") as log:
         process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
