@@ -35,9 +35,9 @@ Float64 = npt.NDArray[np.float64]
 class Case:
     """Simulated soups and their number of passages.
 
-    `noise` is `normal`, `t` or `skewed`; all soups share a part of it where they `correlate`, and each is `worse` than
-    the base by so many nats a token. The best is judged as the best of `counted` (None: of as many as there are), or,
-    without `held_out`, by the rule for passages that chose it.
+    `noise` is `normal`, `t` or `skewed`; all soups share a part of it if they `correlate`, and each is `worse` than the
+    base by this many nats per token. The best is judged as the best of `counted` (None: of all), or, without
+    `held_out`, by the rule for passages that chose it.
     """
 
     passages: int
@@ -49,7 +49,7 @@ class Case:
     held_out: bool = True
 
     def claimed(self, draw: np.random.Generator, draws: int) -> float:
-        """The share of draws in which the best of the soups is said to help."""
+        """The share of draws in which the best of the soups is accepted."""
         return sum(self._is_claimed(draw) for _ in range(draws)) / draws
 
     def _is_claimed(self, draw: np.random.Generator) -> bool:

@@ -3,8 +3,8 @@
 A server has the bank of adapters; one client reads a stream, token by token, while another client cooks.
 
 - `quick_gap`, `tune_gap`: the median time between two tokens of the stream while such a cook runs, over the same with
-  none, just before; `..._gap_p95` of their 95th percentiles. The second cook of a kind is measured, so that the process
-  for gradients is there, as it is for whoever cooks again within a minute.
+  none, just before; `..._gap_p95` of their 95th percentiles. The second cook of a kind is measured, when the process
+  for gradients is running, as for any second cook within a minute.
 - `healthz_p95_ms`: of /healthz while they run.
 """
 

@@ -102,7 +102,7 @@ def contrast(domains: Mapping[str, Scored], coefficients: Mapping[str, float]) -
 
 
 def _sums(domain: str, scored: Scored, coefficients: Mapping[str, float]) -> np.ndarray:
-    """(seeds, passages): the contrast of the NLL sums; what has no seeds stands beside every seed."""
+    """(seeds, passages): the contrast of the NLL sums; a model without seeds is repeated for every seed."""
     missing = [model for model in coefficients if model not in scored.nll]
     if missing:
         raise InvalidParameter(f"Domain {domain}: {missing[0]} was not measured.", param="models")

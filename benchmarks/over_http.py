@@ -59,7 +59,7 @@ Body = Mapping[str, Any]
 
 @dataclass
 class Setting:
-    """A server and an engine that have the same base model, prompts and passages that are drawn anew each repeat."""
+    """A server and an engine with the same base model, and prompts and passages that are drawn for each repeat."""
 
     server: Server
     base: LoadedBase

@@ -88,7 +88,7 @@ class PeftMixer:
         self._wrapped = wrapped
 
     def mix(self, weights: Sequence[float], **how: Any) -> None:
-        """Make the mixture, in the place of an earlier one; `how` is what `add_weighted_adapter` takes."""
+        """Make the mixture, which replaces an earlier one; `how` are arguments of `add_weighted_adapter`."""
         if MIXTURE in self._wrapped.peft_config:
             self._wrapped.delete_adapter(MIXTURE)
         self._wrapped.add_weighted_adapter(self._names, list(weights), MIXTURE, **how)

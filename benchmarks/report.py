@@ -55,7 +55,7 @@ class Result:
             print(f"\nwritten to {out}")
 
     def finish_part(self, out: Path | None, part: str) -> None:
-        """Print, and put it in the place of what `out` has of that part; its figures say when they were measured.
+        """Print, and replace the part's results in `out`; its figures record their date.
 
         Where there is no such file yet, it is the first part of one.
         """
@@ -72,7 +72,7 @@ class Result:
 def run_parts(
     name: str, parts: Mapping[str, Callable[[Result], None]], *, only: Sequence[str] | None, out: Path | None
 ) -> None:
-    """Run every part and write the file after each, or only those that are named, in the place of their own in it."""
+    """Run all parts, or only the named ones, and write the file after each; named parts replace their results in it."""
     result = Result(name)
     for called, part in parts.items():
         if only is None:
@@ -117,8 +117,7 @@ def interleaved(
     """Seconds of each call, `repeats` times, in turn, so that what slows the machine slows all of them.
 
     Each runs once before, unless they are `warm`. `before` is called with the number of each repeat, from 0 on. Before
-    each call this thread's helpers are sent away, and the engine has the time to do the same, so that nobody's stand
-    in another's way.
+    each call this thread's workers end, and the engine has time to end its own, so that they do not compete for cores.
     """
     for call in () if warm else calls.values():
         call()

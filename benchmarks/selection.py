@@ -7,7 +7,7 @@ Pools are Gaussian domains of 100 embeddings with 576 dimensions; `posterior` fi
 - `remove_one_<kind>_s`: the same for one that goes.
 - `select_<kind>_ms`: from a sample's 100 embeddings to the selection, in the large pool, the selector being in memory.
 - `lora_svd_vs_peft`: PEFT's `svd` of a LoRA soup over our `recompress`, on the linear modules of SmolLM2's layers;
-  both find the nearest update of the rank, which is looked at.
+  both find the nearest update of the rank, which is checked.
 """
 
 from __future__ import annotations

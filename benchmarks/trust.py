@@ -4,7 +4,7 @@
   purges and collections, on SQLite and PostgreSQL, those after which all that was acknowledged was there and whole
   (`benchmarks.faults.kills`).
 - `faults_survived`: databases stopped, held and removed, disks full, folders gone, files damaged and migrations killed
-  under a running server, after which it went on and had everything (`benchmarks.faults.outages`).
+  under a running server, after which it continued without data loss (`benchmarks.faults.outages`).
 - `lost_updates`: marks that writers at once put on one card with `if_match`, and that are not there in the end.
 - `mutated_headers`: headers of safetensors files changed at random that were read or refused; `header_crashes`: the
   rest of them.

@@ -1,7 +1,7 @@
 """Traffic over more adapters than fit in memory: tokens per second, and the latency of an adapter that is not loaded.
 
-- `working_set_4x` (and 2x, 8x): clients ask for adapters drawn evenly from so many times as many as the engine holds
-  ready, over the same traffic on those that it holds (1x). Each client asks again when it has its answer.
+- `working_set_4x` (and 2x, 8x): throughput of clients that use 4 times as many adapters as fit in the engine's memory,
+  drawn evenly, relative to the same traffic on as many as fit (1x). Each client sends its next request after an answer.
 - `cold_first_token_ms`: the time to the first token with an adapter that is not ready, less that with one that is, one
   request at a time.
 

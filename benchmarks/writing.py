@@ -1,6 +1,6 @@
 """Greedy generation for rows of tokens by our engine, by transformers' `generate`, by PEFT, and by peers' processes.
 
-Used by the benchmarks of generation. Prompts are drawn anew for each repeat (`redraw`), the same for every way.
+Used by the benchmarks of generation. Prompts are drawn again for each repeat (`redraw`), the same for every engine.
 """
 
 from __future__ import annotations

@@ -72,11 +72,11 @@ class JobBoard:
         self.metrics = JobMetrics()
         """Counts of the jobs that ran here."""
         self.closed = False
-        """True once the server stops: no queued or running job ends here any more."""
+        """True once the server stops: no further job ends here."""
 
     @property
     def rung(self) -> int:
-        """The number of wake-ups so far, which a thread reads before it looks at the queue."""
+        """The number of wake-ups so far, which a thread reads before it checks the queue."""
         return self._rung
 
     def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Mixtures of adapters that requests name and nobody stores.
+"""Mixtures of adapters that requests name, and that are not stored.
 
 A mixture is mixed once, however many requests name it at a time. The engine's adapter cache keeps its tensors; here is
 only what identifies it, and it is mixed again where that cache has evicted it.
@@ -24,7 +24,7 @@ MIXING_THREADS = 2
 
 @dataclass(frozen=True)
 class _Mixed:
-    """A mixture that was mixed: its digest and size, and its tensors for whoever loads it first."""
+    """A mixture that was mixed: its digest and size, and its tensors for the first load."""
 
     digest: str
     size_bytes: int

@@ -2,7 +2,7 @@
 
 Built by the runtime if servers share the database. Two servers with different files for one base model never run
 together, and `soup migrate` refuses to take the schema away under servers that run. The beat is a thread with a
-connection of its own: neither requests nor jobs delay it, nor whoever holds all their connections.
+connection of its own: neither requests nor jobs delay it, even if they use all their connections.
 """
 
 from __future__ import annotations

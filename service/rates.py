@@ -51,7 +51,7 @@ class Want:
         return self.subject, self.measure
 
     def worn(self, used: float, seconds: float) -> float:
-        """The part of an amount used so many seconds ago that has not worn off."""
+        """The part of an amount used `seconds` ago that has not drained."""
         return max(0.0, used - seconds * self.limit / MINUTE)
 
 

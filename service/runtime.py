@@ -154,7 +154,7 @@ class Runtime:
     def stop(self, *, seconds: float = STOP_SECONDS) -> bool:
         """Stop the jobs, then the engine, close the database, unlock the data folder. A second call does nothing.
 
-        Returns False if a thread still runs after so many seconds; the process should then end.
+        Returns False if a thread still runs after `seconds`; the process should then end.
         """
         self._stop_at = time.monotonic() + seconds
         self._open.close()

@@ -28,7 +28,7 @@ ITERATIONS = 200
 MIN_WEIGHT = 0.01
 """Smaller weights of an adapter become 0."""
 GREEDY_CANDIDATES, GREEDY_STRIDE = 6, 4
-"""Greedy search tries the adapters with the lowest loss, on every so many rows."""
+"""Greedy search tries the adapters with the lowest loss, on a regular sample of the rows."""
 
 Candidate = tuple[AdapterConfig, Tensors]
 Loaded = Callable[[int], Candidate]

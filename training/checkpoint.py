@@ -30,12 +30,13 @@ FILE = "checkpoint.safetensors"
 FORMAT = "1"
 SHOWN = 8
 LOCKING_TRIES = 100
-"""Attempts to lock a folder that other processes keep removing; only a broken link takes so many."""
+"""Attempts to lock a folder that other processes keep removing; only a broken link exhausts them."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """Where a training is saved and how often: after so many steps or seconds, whichever comes first, None for neither.
+    """Where a training is saved, and how often: after a number of steps or seconds, whichever comes first, None for
+    neither.
 
     A training that its caller stops or that ends is always saved.
     """
@@ -149,7 +150,7 @@ class Checkpoint:
             more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
             raise Conflict(
                 f"The checkpoint in {self.folder} is of another training: {changes[0]}{more}. Choose another folder, "
-                f"or delete {self.folder / FILE} to start anew.",
+                f"or delete {self.folder / FILE} to start again.",
                 param="checkpoint",
                 problems=[f"It differs in {change}." for change in changes[:SHOWN]],
             )
@@ -185,7 +186,7 @@ def saved_step(folder: Path) -> int:
 def discard(folder: Path) -> None:
     """Remove the checkpoint in `folder`, and the folder if it is then empty.
 
-    If another process has locked the folder by now, nothing is removed.
+    If another process has locked the folder, nothing is removed.
     """
     with suppress(Conflict), locked(folder, f"Another training is saving in {folder}."):
         (folder / FILE).unlink(missing_ok=True)
@@ -218,5 +219,5 @@ def _unusable(folder: Path, error: OSError) -> Unavailable:
 
 def _unreadable(path: Path) -> InvalidParameter:
     return InvalidParameter(
-        f"{path} is not a checkpoint that this version reads: delete it to start anew.", param="checkpoint"
+        f"{path} is not a checkpoint that this version reads: delete it to start again.", param="checkpoint"
     )

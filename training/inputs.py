@@ -98,7 +98,7 @@ class TrainingInputs:
         problems = self._differences(folder, base, of_bank=of_bank)
         if problems:
             raise Conflict(
-                f"{folder.path} is there, and of another training: {problems[0]}. {advice}",
+                f"{folder.path} exists, and is of another training: {problems[0]}. {advice}",
                 param="out",
                 problems=[f"It differs in {problem}." for problem in problems],
             )

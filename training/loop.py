@@ -123,7 +123,7 @@ def _cancelled(state: TrainingState, checkpoint: Checkpoint | None) -> Cancelled
     if checkpoint is None:
         return Cancelled(f"{message}.")
     checkpoint.write(state.step, state.tensors(), state.as_json())
-    return Cancelled(f"{message}; the same training with the checkpoint in {checkpoint.folder} goes on from there.")
+    return Cancelled(f"{message}; the same training with the checkpoint in {checkpoint.folder} continues from there.")
 
 
 @contextmanager

@@ -99,7 +99,7 @@ class Child:
         self._process.stdin.write(canonical_json(value) + b"\n")
 
     def poll(self, seconds: float, progress: Progress) -> Json | None:
-        """Wait for the answer; None if it does not come within so many seconds, after a call of `progress`.
+        """Wait for the answer; None if it does not come within `seconds`, after a call of `progress`.
 
         Raises the child's error, and EOFError with its exit status if it has ended.
         """
@@ -160,7 +160,7 @@ class Child:
 
 
 def _has_output(child: Child, seconds: float) -> bool:
-    """Return True if the child has output, waiting so many seconds at most."""
+    """Return True if the child has output within `seconds`."""
     with selectors.DefaultSelector() as watched:  # select() is limited to descriptors below 1,024
         watched.register(child.fileno(), selectors.EVENT_READ)
         return bool(watched.select(seconds))

@@ -59,7 +59,7 @@ class LoraRequest(Frozen):
 
 
 class PrefixRequest(Frozen):
-    """A prefix of so many virtual tokens."""
+    """A prefix of this number of virtual tokens."""
 
     method: Literal["prefix"] = "prefix"
     length: int = Field(default=30, ge=1, le=4096)

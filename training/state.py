@@ -262,7 +262,7 @@ class TrainingState:
             self._restore_state(saved.state, saved.tensors["order"].numpy())
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise InvalidParameter(
-                f"The checkpoint is not whole ({error}): delete it to start anew.", param="checkpoint"
+                f"The checkpoint is not whole ({error}): delete it to start again.", param="checkpoint"
             ) from error
 
     def _restore_tensors(self, tensors: dict[str, Tensor]) -> None:

@@ -215,7 +215,7 @@ def _in_pool(
             yield cells[index], outcome if isinstance(outcome, BaseException) else None
     except Cancelled:
         raise Cancelled(
-            "The sweep was cancelled; the cells that were being trained begin anew."
+            "The sweep was cancelled; the cells that were being trained start again."
             if pool.remote
             else "The sweep was cancelled, and the cells that were being trained are saved."
         ) from None
@@ -290,7 +290,7 @@ def locked_checkpoints(grid: Grid) -> Iterator[None]:
 def existing_results(base: BaseText, grid: Grid) -> dict[str, AdapterDirectory]:
     """The existing adapters by the names of their cells.
 
-    Raises Conflict if one is of another training, or something else is in the place of a cell's bank.
+    Raises Conflict if one is of another training, or another file has the path of a cell's bank.
     """
     runs = [grid.run_of(cell) for cell in grid.cells]  # first of all, to raise for numbers out of range
     results = {}

@@ -67,7 +67,7 @@ class Trained:
         """
         merge = entry_of(self.config).merge
         if merge is None or self.config.merged is None:
-            raise InvalidParameter(f"What is merged is a bank of experts, and this adapter is a {self.config.method}.")
+            raise InvalidParameter(f"Only a bank of experts can be merged, and this adapter is a {self.config.method}.")
         return replace(
             self,
             config=self.config.merged,

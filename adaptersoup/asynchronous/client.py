@@ -124,7 +124,7 @@ class AsyncClient(AsyncOperatorCalls):
     ) -> Adapter:
         """Change the card or domain of a version, or the owner of its name, which an empty text removes.
 
-        With `if_match` (an etag) only if nobody has changed it since.
+        With `if_match` (an etag) only if it has not changed since.
         """
         body = body_of_request({"card": card, "domain": domain}) | ({} if owner is None else {"owner": owner or None})
         changed = await self._http.json("PATCH", adapter_path(ref), json=body, headers=if_match_header(if_match))

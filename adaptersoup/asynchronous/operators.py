@@ -122,7 +122,7 @@ class AsyncOperatorCalls:
     ) -> Namespace:
         """Change settings of a namespace: tuning, protected_aliases, unnamed_soup_days; others stay unchanged.
 
-        With `if_match` (an etag) only if nobody has changed them since.
+        With `if_match` (an etag) only if they have not changed since.
         """
         path, headers = namespace_path(namespace), if_match_header(if_match)
         return body_of(Namespace, await self._http.json("PATCH", path, json=settings, headers=headers))

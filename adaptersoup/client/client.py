@@ -147,7 +147,7 @@ class SoupClient(Calls):
         wait: bool = True,
         progress: Progress | None = None,
     ) -> Json:
-        """Fit a selector over a pool: a Selector, or a Job if `wait` is False and the fit is not done.
+        """Fit a selector over a pool: a Selector, or a Job if `wait` is False and the fit has not ended.
 
         Raises Unavailable without `wait` if no sample of the pool is embedded yet.
         """
@@ -198,7 +198,7 @@ class SoupClient(Calls):
         return self.once_fitted("/v1/adapters/search", values, progress)
 
     def cook(self, request: CookRequest, *, wait: bool = True, progress: Progress | None = None) -> Json:
-        """Cook a soup, or abstain: a Soup, or a Job if `wait` is False and the cook is not done.
+        """Cook a soup, or abstain: a Soup, or a Job if `wait` is False and the cook has not ended.
 
         Raises Unavailable without `wait` if no sample of the pool is embedded yet.
         """

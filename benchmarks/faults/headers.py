@@ -84,7 +84,7 @@ def mutated(draw: random.Random) -> bytes:
 
 
 def run_headers(amount: int, *, seed: int = 0) -> Outcome:
-    """Read so many changed files."""
+    """Read this number of changed files."""
     draw, outcome = random.Random(seed), Outcome(0, 0, [])
     for number in range(amount):
         data = mutated(draw)

@@ -257,7 +257,7 @@ class Outcome:
 
 
 def run_series(kind: type[Series], folder: Path, database_url: str | None, *, kills: int) -> Outcome:
-    """Kill a server so many times during the work of a series."""
+    """Kill a server repeatedly during the work of a series."""
     outcome = Outcome(kind.name, "sqlite" if database_url is None else "postgresql")
     draw = random.Random(f"{kind.name}-{outcome.database}")
     series, numbers = kind(), count()

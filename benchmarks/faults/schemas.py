@@ -29,7 +29,7 @@ from benchmarks.faults.server import Killable
 STEPS, ROUND = 30, 20
 """Requests of one journey at most, and journeys from one seed."""
 EACH = 600
-"""One of so many requests is a call by itself, in each mode; the rest are journeys."""
+"""One in this many requests is a single call, in each mode; the rest are journeys."""
 WHOLE = 0.5
 """Share of the requests for some calls whose body is one that succeeds."""
 ENDLESS = "/events"
@@ -111,7 +111,7 @@ def prepare(case: Case[Any], caller: Caller, bodies: dict[str, Callable[[], Any]
 
 
 def run_each(schema: Any, caller: Caller, push: Push, *, cases: int) -> Sent:
-    """So many requests of every call by itself, valid and invalid ones: those that no link leads to among them."""
+    """Send single requests of every call, valid and invalid ones, including calls that no link leads to."""
     sent, draw = Sent(), random.Random(0)
     bodies, quiet = whole(push, draw), list(HealthCheck)
     options = settings(max_examples=cases, deadline=None, phases=[Phase.generate], database=None)
@@ -185,7 +185,7 @@ def run_schema(schema: Any, caller: Caller, push: Push, *, cases: int, first_see
 
 
 def measured(server: Killable, *, cases: int) -> Sent:
-    """So many requests to a server that runs, whose settings are QUIET."""
+    """Send requests to a running server with the settings QUIET."""
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
     with server.client() as client:
         caller = Caller(server.key(), next(client.keys(limit=1))["id"])

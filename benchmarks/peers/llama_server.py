@@ -77,7 +77,7 @@ def _wait(server: subprocess.Popen[bytes], url: str) -> None:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """A free port of loopback."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

@@ -58,7 +58,7 @@ class Timed:
 
 
 def stock(server: Killable, amount: int) -> None:
-    """Push one adapter and copy it so many times, into the server's own database."""
+    """Push one adapter and copy it repeatedly in the server's own database."""
     with server.client() as client:
         pushed = client.push(adapter("first/pushed", 0, sample=False))
     database = Database(server.database_url or f"sqlite:///{server.data / 'soup.db'}")

@@ -22,7 +22,7 @@ BEST = 10
 
 @dataclass(frozen=True)
 class Drawn:
-    """Embeddings that are drawn when they are looked at; the same number, the same vectors."""
+    """Embeddings that are drawn on access; the same number gives the same vectors."""
 
     number: int
     dimensions: int
@@ -48,7 +48,7 @@ class Found:
 
 
 def stock(file: Path, adapters: int, *, dimensions: int) -> None:
-    """Fit a selector over so many adapters and write its state to a file."""
+    """Fit a selector over this number of adapters and write its state to a file."""
     domains = [
         Domain(f"team/a{n}@1", sha256_digest(str(n).encode()), f"a{n:07}", Drawn(n, dimensions))
         for n in range(adapters)

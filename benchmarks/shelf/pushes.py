@@ -1,4 +1,4 @@
-"""Pushes: by several clients at once, and so many in a row that their pool has to be fitted again."""
+"""Pushes: by several clients at once, and enough in a row that their pool has to be fitted again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEEDED = 4
 
 
 def rate(server: Killable, *, clients: int, each: int, seed: int) -> float:
-    """Pushes a second by so many clients at once, each of adapters of its own, without samples."""
+    """Pushes per second by parallel clients, each with its own adapters, without samples."""
     made = [
         [
             adapter(f"rate{clients}/c{number}-{place}", seed + number * each + place, sample=False)

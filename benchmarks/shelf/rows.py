@@ -25,14 +25,14 @@ NAMESPACES, DOMAINS, TAGS, WORDS = 200, 2_000, 500, 4_000
 COMMON = "common"
 """A tag that every fifth adapter has, and a word that stands in every second card."""
 RARE_TAG, RARE_WORD = 97, 10_007
-"""Every so many adapters have the tag and the word `rare`."""
+"""One in this many adapters has the tag and the word `rare`."""
 PROVENANCE = "x" * 4_000
 """A long training record, which lists do not show."""
 PART = 2_000
 
 
 def fill(database: Database, pushed: NewAdapter, amount: int) -> None:
-    """Add so many copies of an adapter whose blob is there."""
+    """Add copies of an adapter whose blob is stored."""
     made = _copies(pushed, amount)
     while part := list(islice(made, PART)):
         with database.engine.connect().execution_options(soup_mode="write") as connection, connection.begin():

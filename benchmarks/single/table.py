@@ -1,6 +1,7 @@
 """The rows of AdapterSoup's Table 3 on test text, its claims, and the mixing curves.
 
-Called by the experiment with what validation text chose. The oracle rows alone look at test text to choose, and say so.
+Called by the experiment with what validation text chose. Only the oracle rows use test text to choose, and are labelled
+as such.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ COMPARISONS: tuple[tuple[str, str, tuple[str, str], bool], ...] = (
     ("ensemble_held_out", "the logit ensemble of the triple that is best held out beats its soup there",
      ("ensemble_outside", "soup_outside"), False),
 )  # fmt: skip
-"""Name, what is said, (what is lower, than what), in-domain or held out."""
+"""Name, claim, (what is lower, than what), in-domain or held out."""
 
 
 def claims(found: Found, grid: Grid) -> Iterator[Row]:

@@ -103,7 +103,7 @@ class Answers:
         return self._path(setting, cell).is_file()
 
     def get(self, setting: Setting, cell: Cell) -> Answer:
-        """The answer of a cell, asked for if need be."""
+        """The answer of a cell, requested if it is not stored."""
         path = self._path(setting, cell)
         if not path.is_file():
             value = json.dumps(asdict(ask(setting, cell))).encode()

@@ -45,7 +45,7 @@ class Climbed:
     rungs: tuple[Rung, ...]
 
     def best(self, *, within: float = float("inf")) -> Rung:
-        """The best on held-out passages of those made within so many passes of the base over the sample."""
+        """The best on held-out passages of those made within a number of passes of the base over the sample."""
         affordable = [rung for rung in self.rungs if rung.seconds <= within * self.forward]
         return min(affordable, key=lambda rung: rung.held_out)
 
@@ -62,7 +62,7 @@ class Ladder:
         return self._path(cell, self._task(setting, cell)).is_file()
 
     def get(self, setting: Setting, cell: Cell) -> Climbed:
-        """The result of a cell, computed if need be; raises what the task raises."""
+        """The result of a cell, computed if it is not stored; raises what the task raises."""
         task = self._task(setting, cell)
         path = self._path(cell, task)
         if not path.is_file():

@@ -80,7 +80,7 @@ Trainable = Callable[[LoadedBase], AbstractContextManager[LoadedBase]]
 def rungs(trainable: Trainable, base: LoadedBase, passages: Passages, rates: Sequence[float]) -> list[Rung]:
     """The base itself, then for each number of passes the training at the best of the rates on held-out passages.
 
-    A rate goes on to the next pass while its held-out loss falls. Only trainings in the result are scored on the test
+    A rate continues to the next pass while its held-out loss falls. Only trainings in the result are scored on the test
     passages.
     """
     rungs = [Rung(nll_of(base, passages.test), 0.0, mean_nll(base, passages.held_out))]

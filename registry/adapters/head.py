@@ -52,9 +52,9 @@ class HeadModule(AdapterModule):
     def logits(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """The logits of last hidden states (batch, time, hidden), whose tokens `mask` (batch, time) marks.
 
-        Classification: (batch, labels), of the first token of an encoder and the last of a causal model, wherever the
-        padding is. Question answering: (batch, time, 2), the scores of a span's start and end; the caller leaves
-        out positions where no answer can be. In the head's own dtype (fp32 as built).
+        Classification: (batch, labels), of the first token of an encoder and the last of a causal model, for padding on
+        either side. Question answering: (batch, time, 2), the scores of a span's start and end; the caller leaves out
+        positions where no answer can be. In the head's own dtype (fp32 as built).
         """
         states = hidden if self.config.task == "question_answering" else self._read(hidden, mask)
         return cast(Tensor, self.out(states.to(self.out.weight.dtype)))

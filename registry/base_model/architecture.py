@@ -110,7 +110,7 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = 
 
 @dataclass(frozen=True)
 class _ModelKey:
-    """A model to build; two are equal if their configurations are, wherever those lie."""
+    """A model to build; two are equal if their configurations are, in any folder."""
 
     family: type
     text: str

@@ -62,7 +62,7 @@ class BaseText:
         return self.shape.num_layers * 2 * heads * width * (4 if self.entry.dtype == "float32" else 2)
 
     def tokenize(self, text: str, *, bos: bool | None = None) -> list[int]:
-        """Token ids of `text`, the BOS in front where `bos` says so (default: the allowlist entry's setting).
+        """Token ids of `text`, with the BOS in front if `bos` is True (default: the allowlist entry's setting).
 
         Text that begins with the BOS token gets no other, and nothing is truncated. Raises InvalidParameter
         for text that is not valid Unicode (lone surrogates).
@@ -94,7 +94,7 @@ class BaseText:
         return ids, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     def with_bos(self, ids: list[int], *, bos: bool | None = None) -> list[int]:
-        """Token ids of a text with the BOS in front as `tokenize` puts it: once, and only where `bos` says so."""
+        """Token ids of a text with the BOS in front as `tokenize` puts it: once, and only if `bos` is True."""
         has_bos = self.entry.bos if bos is None else bos
         return [self.bos_id, *without_bos(ids, self.bos_id)] if has_bos and self.bos_id is not None else ids
 

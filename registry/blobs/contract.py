@@ -195,7 +195,7 @@ class UploadStore(Protocol):
         """The number of acknowledged bytes that are stored; raises Unavailable."""
 
     def open(self, id: str) -> OpenUpload:
-        """An upload to write a part of, created if need be; entering raises Conflict if another writer locks it."""
+        """An upload to write a part of, created if necessary; entering raises Conflict if another writer locks it."""
 
     def is_locked(self, id: str) -> bool:
         """Return True if a part of the upload is being written, as far as this store can tell."""

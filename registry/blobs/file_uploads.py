@@ -55,7 +55,7 @@ class FileUploads:
         return min(upload.received, self.size(upload.id))
 
     def open(self, id: str) -> FileUpload:
-        """The upload to write to, created if need be; entering raises Conflict if another writer has it locked."""
+        """The upload to write to, created if necessary; entering raises Conflict if another writer has it locked."""
         return FileUpload(self, id)
 
     def is_locked(self, id: str) -> bool:
@@ -184,7 +184,7 @@ class FileUpload(AbstractContextManager["FileUpload"]):
     def store(self, digest: str) -> None:
         """Make the file the blob with this digest, visible and durable; raises DigestMismatch.
 
-        The upload's file remains until `finish` as a hard link to the blob, and nothing is written to it any more.
+        The upload's file remains until `finish` as a hard link to the blob, and is no longer written to.
         """
         file = self._writable_file()
         sha256 = (self._sha256 or self._hash_file()).hexdigest()

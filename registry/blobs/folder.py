@@ -1,7 +1,7 @@
 """The folder of the blobs, and its state: present, the same as at the start, writable.
 
 A fault of the folder is raised as Unavailable, logged when it begins and when it is over, and reported by the store's
-`probe`. When the folder is back the store goes on by itself.
+`probe`. When the folder is available again, the store continues.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class BlobFolder:
         return None if mark is not None and mark.store == self.store else REPLACED
 
     def _probe(self) -> None:
-        """Write a file, and check that there is room for the largest refused write; raises OSError."""
+        """Write a file, and check the free space for the largest refused write; raises OSError."""
         self.incoming.mkdir(exist_ok=True)
         path = self.incoming / secrets.token_hex(16)
         try:

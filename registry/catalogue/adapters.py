@@ -100,7 +100,7 @@ class Adapters(Repository[AdapterRow]):
         return row
 
     def set_owner(self, row: AdapterRow, owner: str | None) -> AdapterRow:
-        """Set the owner of a name (None: nobody) on all its versions, retired ones included.
+        """Set the owner of a name (None: no owner) on all its versions, including retired ones.
 
         Revisions do not change: an etag that was read before still allows a change of the card.
         """
@@ -254,7 +254,7 @@ class Adapters(Repository[AdapterRow]):
         return set(self._connection.scalars(query if pool.tag is None else query.where(_has_tag(pool.tag))))
 
     def live_refs(self, refs: Collection[str]) -> set[str]:
-        """Those of some refs with a version whose adapters are live."""
+        """The refs, each with a version, whose adapters are live."""
         versions = [(ref.namespace, ref.name, ref.version) for ref in map(parse_ref, refs) if isinstance(ref, NameRef)]
         columns = adapters.c.namespace, adapters.c.name, adapters.c.version
         query = select(*columns).where(tuple_(*columns).in_(versions), LIVE)

@@ -37,7 +37,7 @@ class AllTables(TableGateway):
                 self._connection.execute(insert(table), [dict(row) for row in rows])
 
     def _advance_sequence(self, table: Table) -> None:
-        """Have PostgreSQL's sequence continue after the copied ids; SQLite looks at the rows itself."""
+        """Have PostgreSQL's sequence continue after the copied ids; SQLite reads the rows itself."""
         column = table.autoincrement_column
         if column is None or self._connection.dialect.name != "postgresql":
             return

@@ -56,7 +56,8 @@ class Jobs(Repository[JobRow]):
     ) -> JobRow:
         """Queue a job to run after `delay` seconds.
 
-        Returns the job that is queued under the same `dedupe_key` if there is one, brought forward if need be.
+        Returns the job that is queued under the same `dedupe_key` if there is one, brought forward if it would start
+        later.
         """
         moment = now()
         due = moment + timedelta(seconds=delay)

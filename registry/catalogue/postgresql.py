@@ -119,7 +119,7 @@ def _check_encoding(connection: Any, _record: object) -> None:
 def _check_autocommit(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
     """Raise Internal for a write in autocommit mode, which would be committed at once."""
     if connection.get_execution_options().get("soup_mode") == "autocommit" and not statement.startswith("SELECT"):
-        raise Internal("A glance at the database reads, and was given a statement that may write.")
+        raise Internal("A statement that may write was run in autocommit mode.")
 
 
 def _take_lock(lock_timeout: int, idle_timeout: int) -> str:

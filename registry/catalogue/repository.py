@@ -114,7 +114,7 @@ class Repository(TableGateway, Generic[Row]):
 def newest(query: Select[Any], key: ColumnElement[Any], *, limit: int, cursor: str | None) -> Select[Any]:
     """The rows of `query` after `cursor`, highest `key` first, with the key as `page_key`.
 
-    Selects `limit` + 1 rows: the last one only tells that there is a next page. Raises InvalidParameter.
+    Selects `limit` + 1 rows: the last one only shows that a next page exists. Raises InvalidParameter.
     """
     if limit < 1:
         raise InvalidParameter("A page has at least one row.", param="limit")

@@ -52,11 +52,11 @@ class Depth:
     trials: int
 
     def batch(self, texts: int) -> int:
-        """Texts of a step, where there are so many."""
+        """Texts of a step, for this number of texts."""
         return max(1, min(BATCH, self.turns * texts // self.steps))
 
     def steps_over(self, texts: int) -> int:
-        """Steps, where there are so many texts."""
+        """Number of steps for this number of texts."""
         batch = self.batch(texts)
         return self.steps if batch == BATCH else max(LEAST_STEPS, round(self.turns * texts / batch))
 
@@ -74,7 +74,7 @@ class Size:
 
     @classmethod
     def of(cls, split: Split, candidates: int) -> Size:
-        """The size of weighing so many candidates on a sample that is split so."""
+        """The size of a weighing, for a split of the sample and a number of candidates."""
         texts = [split.count - len(fold) for fold in split.folds]
         return cls((*[split.count] * split.fits_all, *texts), split.count, candidates)
 
@@ -107,13 +107,15 @@ def tuning_passes(passages: int) -> float:
 
 
 def default_passes(passages: int, batch: int) -> int:
-    """The passes over so many training passages that make TRAINING_STEPS steps, within the limits of passes."""
+    """The number of passes that make TRAINING_STEPS steps, within the limits of passes."""
     passes = math.ceil(TRAINING_STEPS / math.ceil(passages / batch))
     return min(MAX_TRAINING_PASSES, max(MIN_TRAINING_PASSES, passes))
 
 
 def screening_groups(texts: int) -> int:
-    """Groups in which so many texts are screened: of few each by itself, as what is held out is another each time."""
+    """Groups in which texts are screened: each text is its own group if there are few, since other passages are held
+    out each time.
+    """
     return texts if texts < FEW else GROUPS
 
 
@@ -135,7 +137,7 @@ def scored_by_losses(alone: int, texts: Sequence[int]) -> int:
 
 
 def _training(passages: int) -> float:
-    """Passes of the base that one pass of training takes, on all folds of a sample of so many passages."""
+    """Passes of the base that one pass of training takes, on all folds of a sample."""
     split = Split.of(passages)
     if split.fits_all:
         return TRAINING * len(split.folds)  # on two thirds of the sample for each fold, and then on all of it

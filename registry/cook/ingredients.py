@@ -37,7 +37,7 @@ from registry.spec import (
 from registry.stored.adapters import loadable
 
 MOST = 64
-"""Adapters that are looked at for one soup: the largest `max_ingredients` there is."""
+"""Candidates for one soup: the largest allowed `max_ingredients`."""
 
 
 # --- by selection ------------------------------------------------------------------------------------
@@ -46,8 +46,8 @@ MOST = 64
 def select_ingredients(job: CookJob) -> CookJob:
     """The job with the ingredients that its selector chooses; as it is where a recipe names them.
 
-    The selector looks at the passages to fit on where candidates are tried on the others. No ingredient means that it
-    abstains.
+    If candidates are tried on held-out passages, the selector reads only the other passages. No ingredient means that
+    it abstains.
     """
     if job.request.recipe is not None:
         return job

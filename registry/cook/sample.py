@@ -32,7 +32,7 @@ class Split:
 
     @classmethod
     def of(cls, count: int) -> Split:
-        """The split of so many passages."""
+        """The split of this number of passages."""
         if count >= FEW:
             return cls(count, (tuple(range(HELD_OUT_EVERY - 1, count, HELD_OUT_EVERY)),), False)
         return cls(count, tuple(tuple(range(first, count, FOLDS)) for first in range(FOLDS)), True)

@@ -1,4 +1,4 @@
-"""The adapters that weighing looks at: the best-ranked that can be put side by side, and those the request names.
+"""The adapters to weigh: the best-ranked that can be concatenated, and those that the request names.
 
 Called by `registry.cook.weighing`.
 """

@@ -111,7 +111,7 @@ class _Statistics:
         return statistic
 
     def _find_stored(self, catalogue: Catalogue, ingredient: SoupIngredient, sample: str) -> StatisticRow | None:
-        """The stored statistic, if its file is there and sound: a damaged one is computed anew."""
+        """The stored statistic, if its file exists and is not damaged; otherwise it is computed again."""
         row = catalogue.statistics.find(ingredient.digest, sample, self.kind)
         return row if row is not None and self.job.registry.blobs.is_whole(row.blob_digest) else None
 

@@ -95,7 +95,7 @@ def _vectors_to_store(job: CookJob) -> tuple[Vectors, ...]:
 
 
 def _check_ingredients(catalogue: Catalogue, soup: Mixed) -> None:
-    """Raises Retired where an ingredient is gone: whoever purged it was not told of this soup."""
+    """Raises Retired if an ingredient is gone: the answer to its purge did not name this soup."""
     for ingredient in soup.ingredients:
         if not catalogue.adapters.has_digest(ingredient.digest):
             raise purged_while_cooking(ingredient)

@@ -114,7 +114,7 @@ class _Weigher:
         adapters = shortlist(job, selection)
         reasons = concat.check(adapters.ingredients, ConcatMixing()) if job.request.also else []
         if reasons:
-            raise Incompatible("What 'also' names cannot be put side by side: " + " ".join(reasons), param="also")
+            raise Incompatible("The adapters in 'also' cannot be put side by side: " + " ".join(reasons), param="also")
         check_verifiable(job.base, [*selected, *adapters.ingredients], effort=job.request.effort)
         request = None
         if adapters.adapters:

@@ -103,7 +103,7 @@ def total_widths(ingredients: Sequence[SoupIngredient]) -> dict[str, int]:
 def result(ingredients: Sequence[SoupIngredient], mixing: Exact) -> AdapterConfig:
     """The soup's structure: widths or ranks added up, scales folded into the weights, without masks.
 
-    Raises InvalidRecipe where modules of so many different ranks are more than a LoRA can have.
+    Raises InvalidRecipe if the modules have more different ranks than a LoRA can have.
     """
     if is_unchanged(ingredients, mixing):
         return ingredients[0].config

@@ -55,7 +55,7 @@ class Vectors:
     def of(self, texts: Sequence[int]) -> np.ndarray:
         """The vectors of these texts, by index; raises InvalidSample for vectors that a client sent."""
         if self.source is None:
-            raise InvalidSample("Vectors without text cannot be told apart by passage.", param="sample")
+            raise InvalidSample("Vectors without text cannot be assigned to passages.", param="sample")
         return self.array[np.isin(self.source, texts)]
 
 

@@ -46,8 +46,8 @@ def repair_vectors(
         more = f" So are those of {len(lost) - 1} more adapters." if len(lost) > 1 else ""
         first, blob = lost[0]
         raise DamagedBlob(
-            f"The vectors of {first.ref} are damaged (blob {blob}), and there is no text to make them from: push it "
-            f"again with its sample, or have the operator put back a copy.{more}",
+            f"The vectors of {first.ref} are damaged (blob {blob}), and without text they cannot be computed again: "
+            f"push it again with its sample, or ask the operator to restore a copy.{more}",
             param="digest",
         )
     return True

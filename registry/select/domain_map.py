@@ -54,7 +54,7 @@ def base_of(registry: Registry, row: SelectorRow) -> BaseModel:
     for base in registry.bases.values():
         if base.shape.fingerprint == row.pool.base_fingerprint:
             return base
-    raise Unavailable(f"The base model that selector {row.id} was fitted for is not served here any more.")
+    raise Unavailable(f"The base model that selector {row.id} was fitted for is no longer served here.")
 
 
 def domain_map(registry: Registry, row: SelectorRow, sample: CheckedSample | None = None) -> DomainMap:

@@ -32,7 +32,7 @@ class RequestedSelector:
 
     @property
     def encoder_digest(self) -> str | None:
-        """The digest of the encoder, None for a selector that looks at no text; raises as `encoder_for` does."""
+        """The digest of the encoder, None for a selector that reads no text; raises as `encoder_for` does."""
         return None if self.encoder is None else self.encoder.digest
 
 
@@ -48,7 +48,7 @@ def requested_selector(registry: Registry, caller: Caller, pool: PoolRequest, sp
 
 
 def encoder_for(spec: SelectorSpec, encoders: Mapping[str, Encoder]) -> Encoder | None:
-    """The encoder that a selector needs, None where it looks at no text; raises Unavailable where it is missing."""
+    """The encoder that a selector needs, None if it reads no text; raises Unavailable if it is missing."""
     name = spec.encoder_name
     if name is None:
         return None

@@ -35,9 +35,9 @@ STRICT_SHARE = 0.25
 class Rows:
     """Arrays with a row for each domain that depends on no other domain.
 
-    `means` (k, d) of all unit vectors fitted on, `proof_means` (k, d) of those that the proof is fitted on;
-    `own_scores` (k,) of held-out text with `proof_means`, `half_scores` (k,) of one half of a domain with the other,
-    `units` (k,) the number fitted on. The fields are named like the arrays of a stored state.
+    `means` (k, d) are of all unit vectors in the fit, `proof_means` (k, d) of those in the fit of the proof.
+    `own_scores` (k,) are of held-out text with `proof_means`, `half_scores` (k,) of one half of a domain with the
+    other. `units` (k,) is the number of units in the fit. The fields are named like the arrays of a stored state.
     """
 
     means: Float64

@@ -99,7 +99,7 @@ def fit_projection(vectors: Float64, *, dimensions: int, drop_first: bool) -> Fi
     available = int((variance > variance[0] * RANK_TOLERANCE).sum()) - first
     if available < 1:
         raise InvalidParameter(
-            "The embeddings differ in one direction only, and component_zero='drop' takes it away.",
+            "The embeddings differ in one direction only, and component_zero='drop' removes it.",
             param="component_zero",
         )
     last = first + min(dimensions, available)

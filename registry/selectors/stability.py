@@ -1,6 +1,6 @@
 """Stability of a choice: the share of bootstrap draws of the sample's units in which an adapter is chosen.
 
-A candidate's score is a mean over units, so scores by unit are computed once and averaged anew for each draw. Units of
+A candidate's score is a mean over units, so scores by unit are computed once and averaged again for each draw. Units of
 one passage are alike and drawn independently, so the shares are upper bounds.
 """
 

@@ -104,7 +104,7 @@ def check_cluster(address: str) -> None:
         )
     if _accepts(address, None):
         raise Unauthenticated(
-            f"The Ray cluster at {address} asks for no token, so that whoever reaches it runs code there: start it "
+            f"The Ray cluster at {address} requires no token, so that any client can run code there: start it "
             "with RAY_AUTH_MODE=token, or set RAY_AUTH_MODE=disabled here too.",
             param="ray_token",
         )

@@ -166,13 +166,13 @@ class UploadSessions:
         if lost not in recorded:
             offset = _end_of(recorded)
             return WrongOffset(
-                f"What the store had lost of this upload was asked for again by another request, and {offset} bytes "
-                "are held now: go on there.",
+                f"Another request was asked for the lost part of this upload, which now has {offset} bytes: "
+                "continue there.",
                 offset=offset,
             )
         log.error("the store of the blobs has lost a part of an unfinished upload, which is asked for again")
         return WrongOffset(
-            f"The store has lost what came of this upload from byte {lost.start} on: send it again from there.",
+            f"The store has lost the bytes of this upload from byte {lost.start} on: send them again.",
             offset=lost.start,
         )
 

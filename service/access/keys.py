@@ -216,7 +216,7 @@ def ensure_admin_key(database: Database, path: Path, bootstrap: str | None = Non
 
 
 def _admin_fault(row: KeyRow | None) -> str | None:
-    """The reason, as the end of a sentence, why a secret is no admin key's any more; None where it still is."""
+    """The reason, as the end of a sentence, why a secret no longer belongs to an admin key; None if it does."""
     if row is None:
         return "was replaced by another secret"
     if row.revoked_at is not None:

@@ -79,7 +79,7 @@ class AdapterCache:
         return (runner.base.entry.id, handle.digest) in self._cached
 
     def get(self, runner: Runner, handle: LoadableAdapter, *, pinned: Container[str] = ()) -> ReadyAdapter:
-        """Return the adapter on the base model's device, loaded if need be; raise a SoupError if that fails.
+        """Return the adapter on the base model's device, loaded if necessary; raise a SoupError if that fails.
 
         The `pinned` digests belong to the same pass and are not evicted.
         """

@@ -1,7 +1,7 @@
 """Drafts of answers: what the engine has computed of a request so far, and the result of its ticket.
 
-Used by the engine's thread only. Results and errors are set outside of its lock: whoever waits for a ticket may submit
-again.
+Used by the engine's thread only. Results and errors are set outside of its lock, because code that waits for a ticket
+may submit again.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ScoreDraft(RequestProgress):
         return self.request.starts[index] if self.request.starts else 1
 
     def add(self, index: int, nll: float, states: np.ndarray | None, tokens: int, *, is_first: bool) -> None:
-        """Add the NLL of a segment of window `index`, and the sum (hidden,) of the states of so many tokens.
+        """Add the NLL of a segment of window `index`, and the sum (hidden,) of the states of its tokens.
 
         The first segment replaces what is there of a window that was preempted.
         """

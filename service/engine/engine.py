@@ -39,7 +39,7 @@ MAX_RETRY_AFTER = 600
 SPEED_SMOOTHING = 0.05
 """Weight of the newest step in the moving average of the speed, from which `retry_after` is computed."""
 CORES_KEPT_SECONDS = 0.05
-"""How long the thread keeps all cores when there is no more work."""
+"""How long the thread keeps all cores after its work has ended."""
 POLL_SECONDS = 0.1
 """How often the thread checks for cancelled requests while it waits for a base model."""
 STOPPING = "The server is shutting down; try again when it is back."
@@ -197,7 +197,7 @@ class Engine(TextCalls):
     def stop(self, *, drain: float = 10.0, patience: float | None = None) -> bool:
         """Admit no more requests, finish those in the engine within `drain` seconds, end the others with Unavailable.
 
-        A step that still runs is waited for, at most `patience` seconds (None: without limit); False if it goes on.
+        Waits for a running step, at most `patience` seconds (None: without limit); returns False if it has not ended.
         """
         with self._changed:
             if self._stop_at is None:
@@ -360,7 +360,9 @@ class Engine(TextCalls):
         return self._source.text(base_id).position_bytes
 
     def _settle(self, ended: Iterable[SequenceGroup]) -> None:
-        """Set the results of ended requests, outside of the lock: whoever waits for a ticket may submit again."""
+        """Set the results of ended requests, outside of the lock, because code that waits for a ticket may submit
+        again.
+        """
         for group in ended:
             draft = self._drafts.pop(group)
             self._ended_counts[group.state.value] += 1
@@ -377,7 +379,7 @@ class Engine(TextCalls):
         self._settle(ended)
 
     def _retry_after(self, tokens: int) -> int:
-        """Seconds in which so many tokens are computed at the present speed."""
+        """Seconds to compute this number of tokens at the present speed."""
         seconds = 0.0 if self._speed is None else tokens / self._speed
         return min(MAX_RETRY_AFTER, max(1, math.ceil(seconds)))
 

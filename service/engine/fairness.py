@@ -49,7 +49,7 @@ class AdmissionControl:
         return self._load(len(groups), sum(map(remaining_tokens, groups))) >= 1
 
     def check(self, groups: Collection[SequenceGroup], owner: Owner, retry_after: Callable[[int], int]) -> None:
-        """Raise Busy where a key has to wait; `retry_after` gives the seconds that so many tokens take."""
+        """Raise Busy if a key has to wait; `retry_after` returns the seconds that a number of tokens takes."""
         tokens_by_group = {group: remaining_tokens(group) for group in groups}
         tokens = sum(tokens_by_group.values())
         load = self._load(len(groups), tokens)

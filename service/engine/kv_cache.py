@@ -20,7 +20,7 @@ from torch import Tensor
 from service.engine.kv_budget import row_capacity
 
 GROWTH = 4
-"""A full slab grows by a row for each so many that it has, if that much is free: amortises the copying."""
+"""A full slab grows by one row for each GROWTH rows, if there is free memory: amortises the copying."""
 
 
 class Slab:
@@ -133,7 +133,7 @@ class KVCache:
         self._slabs: dict[int, Slab] = {}
         self._rows: dict[Hashable, Row] = {}
         self.may_spare: Callable[[int], bool] = lambda _positions: True
-        """Says whether spare rows may take so many positions more."""
+        """Returns True if spare rows may take this number of further positions."""
 
     def __iter__(self) -> Iterator[Hashable]:
         return iter(list(self._rows))

@@ -34,7 +34,7 @@ class PreemptionPolicy:
         """The sequences to preempt, youngest adapter first, so that a request's adapter fits; empty if it does not yet.
 
         A preempted prompt is computed again, so a sequence first generates `TURN_TOKENS` tokens; else long prompts of
-        two adapters would preempt each other for ever. Texts that are scored in chunks are not preempted: they end.
+        two adapters would preempt each other forever. Texts that are scored in chunks are not preempted: they end.
         """
         remaining, preempted = list(running), list[Sequence]()
         for digest in dict.fromkeys(sequence.group.digest for sequence in reversed(remaining)):

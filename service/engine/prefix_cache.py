@@ -141,7 +141,7 @@ class PrefixCache:
         return True
 
     def reserve_row(self, sequence: Sequence) -> bool:
-        """Reserve memory for a sequence's tokens, evicting prefixes if need be; return False if there is none."""
+        """Reserve memory for a sequence's tokens, evicting prefixes if necessary; return False if there is none."""
         base_id, positions = sequence.group.base_id, sequence.virtual_tokens + len(sequence.ids)
         shortfall = self.budget.shortfall(sequence, base_id, positions)
         is_reserved = self.evict_bytes(shortfall) and self.budget.reserve(sequence, base_id, positions)

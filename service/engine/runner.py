@@ -93,7 +93,7 @@ class Runner:
         self._first_position = first_position(base.model)
 
     def limit_spare(self, may_spare: Callable[[int], bool]) -> None:
-        """Allocate spare rows only if `may_spare` accepts so many positions more."""
+        """Allocate spare rows only if `may_spare` accepts their number of further positions."""
         self._kv_cache.may_spare = may_spare
 
     @property

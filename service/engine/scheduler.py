@@ -62,7 +62,7 @@ class Scheduler:
     def add(self, requests: ListLike[Request], retry_after: Callable[[int], int] = lambda _: 1) -> list[SequenceGroup]:
         """Admit all of these requests of one key, or raise Busy and admit none.
 
-        `retry_after` gives the seconds in which so many tokens are computed.
+        `retry_after` returns the seconds that a number of tokens takes.
         """
         self._admission.check(self._groups, requests[0].owner if requests else None, retry_after)
         return [self._admit(request) for request in requests]

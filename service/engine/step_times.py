@@ -71,7 +71,7 @@ class StepTimes:
         return max(MIN_TOKENS, min(limit, int(decode / token)))
 
     def record(self, base_id: str, seconds: float, *, decodes: int, prefills: int) -> None:
-        """Learn from a step of so many decode and prefill tokens that took `seconds`."""
+        """Learn from a step with these numbers of decode and prefill tokens that took `seconds`."""
         if not prefills:
             self._smooth(self._decode_seconds, base_id, seconds)
         elif not decodes:

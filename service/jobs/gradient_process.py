@@ -67,7 +67,7 @@ class GradientProcess:
         return statistic
 
     def stop(self) -> None:
-        """End the process; called when no job runs any more."""
+        """End the process; called after all jobs have ended."""
         with self._lock:
             self._end()
 

@@ -26,7 +26,7 @@ def training_folder(settings: Settings, key: str) -> Path:
 
 
 def sweep(folder: Path, *, older_than: float) -> int:
-    """Remove the folders of trainings unused for so many seconds; returns their number."""
+    """Remove the folders of trainings that were unused for `seconds`; returns their number."""
     if not folder.is_dir():
         return 0
     limit = time.time() - older_than

@@ -139,7 +139,7 @@ class Tracing:
         span.end(clock_offset + int(timeline.ended_at * 1e9))
 
     def close(self, seconds: float) -> None:
-        """Send the remaining spans within so many seconds; the SDK alone would wait longer."""
+        """Send the remaining spans within `seconds`; the SDK alone would wait longer."""
         closing = threading.Thread(target=self.provider.shutdown, name="traces", daemon=True)
         closing.start()
         closing.join(seconds)

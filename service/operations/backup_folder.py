@@ -55,7 +55,7 @@ class Manifest(Frozen):
 
 @contextmanager
 def open_for_backup(folder: Path) -> Iterator[None]:
-    """Have a folder to write a backup into, made if need be and closed to others, and be the only one that does.
+    """Open a folder to write a backup into, exclusively; it is created if necessary, and only its owner can read it.
 
     Raises InvalidParameter for a folder that holds something else, Busy while another backup is written into it.
     """

@@ -1,7 +1,7 @@
 """Check at a start that the blobs are the database's own, and set aside those that it does not name.
 
-Called by the runtime. Nothing is deleted that an acknowledged push may own: a database that was lost, or an older copy
-that was put back, names fewer blobs than there are (docs/how-to/resolve-a-refused-start.md).
+Called by the runtime. No blob is deleted that an acknowledged push may own. A lost database, or a restored older copy,
+names fewer blobs than are stored (docs/how-to/resolve-a-refused-start.md).
 """
 
 from __future__ import annotations
@@ -113,14 +113,15 @@ def _check_belongs(
 def _another(blobs: ServerBlobs) -> Unavailable:
     return Unavailable(
         f"The blobs in {blobs.location} belong to another database than this one: check SOUP_DATA, SOUP_BLOBS, "
-        f"SOUP_BLOBS_URL and SOUP_DATABASE_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 takes this one, and sets aside what it "
-        "does not name.",
+        f"SOUP_BLOBS_URL and SOUP_DATABASE_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 accepts it, and sets aside blobs that "
+        "it does not name.",
         param="database_url",
     )
 
 
 def _unnamed(database: Database, stored: set[str], named: set[str]) -> list[str]:
-    """Blobs that are there and not `named` by a transaction, nor noted to go, and that no waiting cook is asked by.
+    """Stored blobs that are not `named` by a transaction, not scheduled for removal, and not the request of a waiting
+    cook.
 
     They come from a crash between storing bytes and committing their row, from requests of ended cooks, or from a
     database that was replaced by an older copy.

@@ -29,7 +29,7 @@ class Unsound:
 
 @dataclass(frozen=True)
 class Checked:
-    """How many blobs were looked at, how many of their bytes were read, and those that are not whole."""
+    """The number of checked blobs, the number of bytes read, and the missing or damaged ones."""
 
     blobs: int
     bytes: int
@@ -41,7 +41,7 @@ class Checked:
 
 
 class Pace:
-    """Lets so many bytes a second through; `clock` and `sleep` are the tests' seam for time."""
+    """Limits the bytes per second; tests replace `clock` and `sleep`."""
 
     def __init__(
         self, rate: int, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Any] = time.sleep

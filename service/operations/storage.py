@@ -31,7 +31,7 @@ LOCK = "lock"
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Own the data folder while open (it is made if need be); raises Unavailable where another server does.
+    """Own the data folder while open (it is created if necessary); raises Unavailable if another server owns it.
 
     The lock is the operating system's: it is gone with the process, however that ends.
     """
@@ -57,7 +57,7 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def _close_to_others(folder: Path) -> None:
-    """Take a folder's rights from everybody but its owner; where that cannot be, the log says so."""
+    """Remove all rights to a folder but its owner's; if that fails, log a warning."""
     mode = stat.S_IMODE(folder.stat().st_mode)
     if not mode & 0o077:
         return
@@ -118,7 +118,7 @@ def check_schema(database: Database) -> None:
 
 
 def check_serves(database: Database) -> None:
-    """Raises Unavailable unless the schema serves this version: its own, or a later one that says so."""
+    """Raises Unavailable unless the schema supports this version: its own, or a later compatible one."""
     if may_serve(database):
         log.info("the database is of a later version, of which this one is the neighbour")
     else:
@@ -140,7 +140,7 @@ class SchemaWatch:
 
     def __init__(self) -> None:
         self._fine: str | None = None
-        """The revision that was looked at last: to look takes reading every migration."""
+        """The last checked revision, since a check reads every migration."""
 
     def is_outgrown(self, database: Database) -> bool:
         """Return True if it was migrated to a version that no longer serves this one."""
@@ -188,7 +188,7 @@ def _back_up(database: Database, folder: Path, revision: str) -> Path | None:
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:
-    """One state of a SQLite file, whoever writes to it meanwhile, synced."""
+    """A consistent copy of a SQLite file, even during writes, synced."""
     with closing(sqlite3.connect(source)) as original, closing(sqlite3.connect(target)) as copy:
         original.backup(copy)
     _sync_file(target)
@@ -228,7 +228,7 @@ def is_empty(database: Database) -> bool:
 
 
 def copy_database(database: Database, target: Path, progress: Progress = silent) -> None:
-    """One state of a database as a new SQLite file of this version's schema, whoever writes meanwhile."""
+    """A consistent copy of a database, even during writes, as a new SQLite file with this version's schema."""
     source = sqlite_file(database)
     if source is not None:
         _copy_sqlite(source, target)
@@ -256,7 +256,7 @@ def finish_sqlite(path: Path) -> None:
 
 
 def replace_sqlite(new: Path, path: Path, *, backups: Path) -> Path | None:
-    """Put a SQLite file that nobody has open in the place of another, durably; what was there is kept in `backups`."""
+    """Replace a SQLite file durably by another that no process has open; the old file is kept in `backups`."""
     finish_sqlite(new)
     backup = backups / f"{path.stem}-replaced-{_moment()}.db"
     with suppress(sqlite3.Error):  # one that is damaged is kept as it is, in its pieces

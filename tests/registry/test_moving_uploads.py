@@ -201,7 +201,7 @@ def test_a_part_that_the_store_lost_is_asked_for_again(servers: Servers, other: 
     if other is not None:
         servers.bucket.put(key, other, len(other))
     later = servers.start()
-    with pytest.raises(WrongOffset, match="lost what came of this upload from byte 700") as error:
+    with pytest.raises(WrongOffset, match="lost the bytes of this upload from byte 700") as error:
         finish(later, id, start=2000, last=DATA[2000:])
     assert error.value.offset == later.get(ME, id).received == 700
     add(later, id, DATA[700:], 700)
@@ -215,11 +215,11 @@ def test_who_finds_a_lost_part_late_takes_nothing_back_that_came_since(servers: 
     shutil.rmtree(servers.folder / "server-1" / "cache")
     held = 700 + size
     with late.open_part(ME, id, start=None, stop=None) as slow:
-        with pytest.raises(WrongOffset, match="lost what came of this upload from byte 700"):
+        with pytest.raises(WrongOffset, match="lost the bytes of this upload from byte 700"):
             finish(first, id, start=2000, last=DATA[2000:])
         assert add(first, id, DATA[700:held], 700) == held
         servers.bucket.delete(*(key for key in servers.parts() if "/000000000000700-" in key))
-        with pytest.raises(WrongOffset, match=f"{held} bytes are held now") as error:
+        with pytest.raises(WrongOffset, match=f"now has {held} bytes") as error:
             slow.commit(ME, DIGEST)
     assert error.value.offset == first.get(ME, id).received == held
     assert finish(first, id, start=held, last=DATA[held:]) == len(DATA)  # it has them at hand

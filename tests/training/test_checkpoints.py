@@ -77,7 +77,7 @@ def same(one, other) -> bool:
 def test_a_stopped_training_goes_on_to_the_same_bits(tmp_path, stop_after):
     whole = noisy()
     torch.manual_seed(99)  # whatever the caller's random numbers are
-    with pytest.raises(Cancelled, match=f"step {stop_after + 1} of 11.*{tmp_path.name}.*goes on from there"):
+    with pytest.raises(Cancelled, match=f"step {stop_after + 1} of 11.*{tmp_path.name}.*continues from there"):
         noisy(tmp_path, stop_after=stop_after)
     resumed = noisy(tmp_path)
     assert resumed[2] == list(range(stop_after + 1, 12))
@@ -184,7 +184,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path):
         safetensors.torch.save({"order": tensors["order"]}, about),
     ):
         path.write_bytes(data)
-        with pytest.raises(InvalidParameter, match="delete it to start anew") as caught:
+        with pytest.raises(InvalidParameter, match="delete it to start again") as caught:
             noisy(tmp_path)
         assert caught.value.param == "checkpoint"
 

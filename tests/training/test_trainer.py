@@ -233,7 +233,7 @@ def test_what_is_in_the_place_of_a_bank_is_replaced_if_asked_and_only_then(bank,
     before = weights.read_bytes()
     capsys.readouterr()
     assert soup(bank()) == 1
-    assert "law-bank is there, and of another training: init_seed (3 there, 0 here)." in capsys.readouterr().err
+    assert "law-bank exists, and is of another training: init_seed (3 there, 0 here)." in capsys.readouterr().err
     shutil.rmtree(tmp_path / "law-bank")
     assert soup(bank(out="other")) == 0
     (tmp_path / "other").rename(tmp_path / "law-bank")

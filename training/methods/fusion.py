@@ -21,7 +21,7 @@ def fusion_config(members: Sequence[AdapterConfig]) -> FusionConfig:
     """
     problems = []
     if len(members) < 2:
-        problems.append(f"A fusion has at least 2 members, and {len(members)} came.")
+        problems.append(f"A fusion has at least 2 members, not {len(members)}.")
     unsuitable, kinds = [], []
     for number, config in enumerate(members, 1):
         kind = FusionConfig.member_of(config)
@@ -58,7 +58,7 @@ def fusion_start(config: FusionConfig, members: Sequence[Mapping[str, Tensor]]) 
     members whose tensors differ from the first's.
     """
     if len(members) != config.members:
-        raise Incompatible(f"The fusion has {config.members} members, and {len(members)} came.", param="members")
+        raise Incompatible(f"The fusion has {config.members} members, not {len(members)}.", param="members")
     start: dict[str, Tensor] = {}
     for number, tensors in enumerate(members):
         dense = {name: tensor for name, tensor in tensors.items() if not is_mask(name)}

@@ -34,8 +34,8 @@ def _attention(shape: BaseShape) -> list[str]:
     paths = [path for path in _in_layers(shape) if any(_ATTENTION.search(name) for name in path.split(".")[:-1])]
     if not paths:
         raise Incompatible(
-            f"Which modules of this base model (family {shape.model_type!r}) are its attention is not known: name the "
-            f"LoRA's targets; there are {_leaves(shape)}.",
+            f"The attention modules of this base model (family {shape.model_type!r}) are not known: name the LoRA's "
+            f"targets; there are {_leaves(shape)}.",
             param="targets",
         )
     return paths
@@ -66,7 +66,7 @@ def _ends_with(path: str, target: str) -> bool:
 
 
 def _in_layers(shape: BaseShape) -> list[str]:
-    """The paths with a layer number, which leaves out the output layer and the like."""
+    """The paths with a layer number, which leaves out the output layer, for example."""
     return [path for path in shape.linears if any(name.isdigit() for name in path.split("."))]
 
 

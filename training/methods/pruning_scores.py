@@ -94,8 +94,8 @@ def _check_scores(score: str, scores: Scores) -> None:
     empty = [name for name, values in scores.items() if not values.any()]
     if empty:
         raise InvalidParameter(
-            f"Score {score!r} is 0 for every entry of {len(empty)} of {len(scores)} projections ({empty[0]} first), "
-            "which says nothing of what to keep: it is so where an up-projection, or a LoRA's B, starts at zero. Start "
+            f"Score {score!r} is 0 for every entry of {len(empty)} of {len(scores)} projections ({empty[0]} first), so "
+            "it cannot rank them. The cause is an up-projection, or a LoRA's B, that starts at zero. Start "
             "from 'near_identity' or 'linear', a LoRA from 'small_b', or choose 'random', 'magnitude' or "
             "'erdos_renyi'.",
             param="score",

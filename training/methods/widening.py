@@ -27,7 +27,9 @@ def widened(config: AdapterConfig, factor: int) -> AdapterConfig:
         wide = config.widened(_checked(factor))
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        raise InvalidParameter(f"{factor} times as wide cannot be: {describe_error(problem)}.", param="widen") from None
+        raise InvalidParameter(
+            f"The adapter cannot be {factor} times as wide: {describe_error(problem)}.", param="widen"
+        ) from None
     if wide is None:
         raise InvalidParameter(
             f"A {config.method} adapter has no width: bottlenecks, LoRAs and unions of them have.", param="widen"
@@ -37,7 +39,5 @@ def widened(config: AdapterConfig, factor: int) -> AdapterConfig:
 
 def _checked(factor: int) -> int:
     if factor < 2:
-        raise InvalidParameter(
-            f"Large-Sparse is at least twice as wide, and {factor} times were asked for.", param="widen"
-        )
+        raise InvalidParameter(f"Large-Sparse is at least twice as wide, not {factor} times.", param="widen")
     return factor

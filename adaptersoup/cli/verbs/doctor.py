@@ -86,7 +86,9 @@ def doctor(
 
 @dataclass(frozen=True)
 class Examination:
-    """One run: the registry, the server, its name for the base model if that was said, and what was read of bases."""
+    """One run: the registry, the server, its name for the base model if one was given, and the readings of base
+    models.
+    """
 
     client: SoupClient
     server: OpenAIServer

@@ -66,7 +66,7 @@ def deploy(
     ] = None,
     json: AS_JSON = False,
 ) -> None:
-    """Put inference replicas on a Ray cluster, or change those that are there.
+    """Put inference replicas on a Ray cluster, or change existing ones.
 
     They get the base models, the place of the blobs and the engine of the SOUP_ variables here, as a server would, and
     no key and no database. This machine has to be a node of the cluster.

@@ -46,7 +46,7 @@ class Blobs(Connection):
         """Make sure the server has these bytes, and return their digest; sends them only if it does not.
 
         With `anew` they are sent in any case, which repairs a damaged copy. More than `part_bytes` (by default the
-        client's) are sent in parts; after a broken connection, or when one of the processes was killed, an upload
+        client's) are sent in parts. If the connection breaks, or the client or the server is killed, the upload
         continues at the last acknowledged byte.
         """
         part_bytes, report = part_bytes or self.part_bytes, progress or silent

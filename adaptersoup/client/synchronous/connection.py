@@ -1,8 +1,8 @@
 """An HTTP connection to a server: JSON answers, lists by page, server-sent events and downloads.
 
-Knows no route. Errors are those of `registry.errors`. Tests give it another transport (`httpx2.MockTransport`).
-It repeats what a full queue refused; parts of an upload are repeated in `blobs` (pauses in `client.uploading`), pushes
-of the command line in `client.client`, and jobs are followed over a restart of the server in `calls`.
+Knows no route. Errors are those of `registry.errors`. Tests give it another transport (`httpx2.MockTransport`). It
+retries requests that a full queue refused. `blobs` retries parts of an upload (with the pauses of `client.uploading`),
+and `client.client` pushes of the command line. `calls` follows jobs over a restart of the server.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def strategy_of(request: CookRequest) -> Strategy:
 def dearer_efforts(
     request: CookRequest, spent: Spent, passages: int, *, adapters: int, tuning: bool
 ) -> tuple[Price, ...]:
-    """The efforts that would do more with the same sample of so many passages, each with its price.
+    """The higher efforts for the same sample, each with its price.
 
     More than a recipe is only training; `tuning` says whether the namespace allows it. Empty where no pass was timed,
     or where nothing is to be verified.

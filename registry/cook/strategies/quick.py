@@ -16,5 +16,5 @@ def propose(job: CookJob) -> Proposal:
 
 
 def passes(passages: int, adapters: int) -> float:
-    """Passes of the base model over a sample of so many passages, with so many adapters to look at."""
+    """Passes of the base model over a sample, for these numbers of passages and adapters."""
     return weighing_passes(DEPTH, passages, adapters)

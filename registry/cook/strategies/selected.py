@@ -13,7 +13,7 @@ from registry.cook.statistics import with_statistics
 
 
 def propose(job: CookJob) -> Proposal:
-    """The soup of the job's ingredients, which is verified on the sample where the request says so."""
+    """The soup of the job's ingredients, which is verified on the sample if the request has `verify`."""
     if job.sample is not None and job.request.verify:
         check_verifiable(job.base, job.ingredients, effort=job.request.effort)
     plan = MixPlan(job.ingredients, job.request.mixing, job.request.max_width)

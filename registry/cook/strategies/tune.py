@@ -1,7 +1,7 @@
 """Strategy `tune`: the soup is trained on the sample, as far as held-out passages say that it helps.
 
 The start is what the selector, or a recipe, would mix; the training runs in a process of its own (`training.tuning`).
-The trained soup has learnt from the sample: its recipe says so (`Tuning`), and it is no mixture of stored adapters.
+The trained soup has learnt from the sample, as its recipe records (`Tuning`), and is not a mixture of stored adapters.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def propose(job: CookJob) -> Proposal | Outcome:
 
 
 def passes(passages: int, _adapters: int) -> float:
-    """Passes of the base model over a sample of so many passages."""
+    """Passes of the base model over a sample of this number of passages."""
     return tuning_passes(passages)
 
 
@@ -165,7 +165,7 @@ def _search_of(sample: Sample, tuning: Tuning, tuned: Tuned, seconds: float) -> 
 def _earlier_outcome(job: CookJob, start: Mixed, recipe: Recipe) -> Outcome | None:
     """The outcome of an equal request, with its evidence; None where the caller sees no such live soup.
 
-    So nobody learns from a quick answer that others have trained on the very same sample.
+    So a quick answer does not reveal that another key has trained on the same sample.
     """
     registry = job.registry
     with registry.database.read() as catalogue:

@@ -1,7 +1,7 @@
 r"""Match untrusted regular expressions with RE2, in time linear in the text, as Python's `re` would.
 
 PEFT reads `rank_pattern`, `alpha_pattern` and a textual `target_modules` with Python's `re`, where a short expression
-can keep the server busy for ever. RE2 has no look-around and no backreferences, and reads some syntax differently; all
+can keep the server busy forever. RE2 has no look-around and no backreferences, and reads some syntax differently; all
 of these are refused. Names of modules are ASCII without line breaks (`ModulePath`), so that Unicode digits and `$`
 before the last line break make no difference. Work is counted in steps, not by a clock, so that every machine refuses
 the same expressions. Called by `patterns`.

@@ -67,7 +67,7 @@ async def unless_disconnected(request: Request, pending: asyncio.Future[Any]) ->
 
 
 def _retrieve_exception(future: asyncio.Future[Any]) -> None:
-    """Keep asyncio from logging the error of a future that nobody awaits after the client has disconnected."""
+    """Keep asyncio from logging the error of a future that is not awaited after the client has disconnected."""
     if not future.cancelled():
         future.exception()
 

@@ -41,7 +41,7 @@ def admit(
 ) -> list[EngineRequest]:
     """Take the tokens that requests to the engine may need from the rate limits, and return metered requests.
 
-    Mixtures are mixed after that, so that nobody has more of them mixed than the limits allow.
+    Mixtures are mixed after that, so that requests beyond the limits cause no mixing.
 
     A metered request settles its tokens when it ends. Raises RateLimitExceeded, and TooLarge if a request needs more
     tokens than a minute has. Reads the limits from the catalogue.
@@ -159,7 +159,7 @@ def _limits(services: Services, subjects: Counter[Subject]) -> dict[Subject, Use
 
 
 def _wants(subject: Subject, limits: UseLimits, tokens: int) -> list[Want]:
-    """Return the wants of a subject for one request and so many tokens, of the measures that are limited."""
+    """Return the wants of a subject for one request and its tokens, of the measures that are limited."""
     numbers: tuple[tuple[Measure, int | None, int], ...] = (
         ("requests", limits.requests_per_minute, 1),
         ("tokens", limits.tokens_per_minute, tokens),
@@ -193,7 +193,7 @@ def charges_of(model: ResolvedModel, principal: Principal) -> list[Charge]:
 
 
 def _amounts(charges: Sequence[Charge], principal: Principal, tokens: int) -> dict[Subject, int]:
-    """Return what so many tokens take from the limits of the key and of each namespace, rounded up."""
+    """Return the amounts that tokens take from the limits of the key and of each namespace, rounded up."""
     shares: dict[Subject, float] = {}
     for charge in charges:
         shares["namespace", charge.namespace] = shares.get(("namespace", charge.namespace), 0.0) + charge.share

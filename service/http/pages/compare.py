@@ -202,9 +202,9 @@ def _facts(row: AdapterRow, recipe: Recipe | None) -> dict[str, str]:
         "Method": row.config.method,
         "Parameters": filters.thousands(row.parameters),
         "Size": filters.file_size(row.size_bytes),
-        "Stored as": row.dtype,
+        "Data type": row.dtype,
         "Added": filters.long_date(row.created_at),
-        "Mixed by": "" if recipe is None else recipe.mixing.method,
+        "Mixing method": "" if recipe is None else recipe.mixing.method,
         "Digest": row.digest,
     }
 
@@ -222,8 +222,8 @@ def comparison_tables(compared: Comparison) -> list[Table]:
     text_columns = (Column("What"), *(Column(model.model) for model in models))
     weight_columns = (Column("Ingredient", "model"), *(Column(model.model, "number") for model in models))
     tables = [
-        Table("facts", "What they are", text_columns, facts),
-        Table("recipes", "What is in them, by weight", weight_columns, weights),
+        Table("facts", "Properties", text_columns, facts),
+        Table("recipes", "Ingredients by weight", weight_columns, weights),
     ]
     return [table for table in tables if table.rows]
 

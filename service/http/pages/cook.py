@@ -30,9 +30,9 @@ EFFORT_HINTS: dict[Effort, str] = {
     "instant": "Compares your text with the samples of the adapters. Seconds.",
     "quick": "Weighs the best candidates by their gradients on most of your text, and checks on the rest. Some ten "
     "passes over your text.",
-    "thorough": "Weighs more of them for longer, and tries other ways to mix. Some thirty passes.",
-    "tune": "Trains the soup on your text, and checks on what was held out. It has then learnt from your text, and is "
-    "marked so everywhere.",
+    "thorough": "Weighs more of them for longer, and tries other mixing methods. Some thirty passes.",
+    "tune": "Trains the soup on your text, and checks on held-out passages. The soup is always marked as trained on "
+    "your text.",
 }
 """Descriptions of the efforts with their approximate duration, for the form."""
 BINARY = re.compile("[\0-\x08\x0e-\x1f\ufffd]")

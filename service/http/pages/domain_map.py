@@ -34,9 +34,7 @@ MAX_ROWS = 49
 """Domains of the table on the page, the most similar to the text or the first ones; the CSV file has all."""
 MAX_POINTS = 2_000
 """Domains of the plot."""
-NOTHING_FITTED = (
-    "No posterior selector that this key sees was fitted yet: cook a soup, or ask for a selection, and look again."
-)
+NOTHING_FITTED = "No posterior selector that this key sees is fitted yet: cook a soup, or request a selection."
 MAX_SIMILAR, MIN_POSTERIOR = 3, 0.05
 """The most adapters that the page names as similar to a text, and the least posterior of such an adapter."""
 
@@ -197,7 +195,7 @@ def places_table(map: Map) -> Table:
         (number, place.ref, place.domain, place.posterior, place.x, place.y)
         for number, place in enumerate(map.places, 1)
     )
-    return Table("places", "Where domains lie", columns, rows)
+    return Table("places", "Positions of the domains", columns, rows)
 
 
 def _page(

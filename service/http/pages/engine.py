@@ -90,7 +90,7 @@ def times_table(state: EngineState) -> Table:
         Column("Tokens scored", "number"),
         Column("Answers", "number"),
         Column("Seconds to the first token", "number"),
-        Column("Seconds an answer", "number"),
+        Column("Seconds per answer", "number"),
     )
     rows = tuple(
         (
@@ -103,7 +103,7 @@ def times_table(state: EngineState) -> Table:
         )
         for times in state.adapters
     )
-    return Table("adapters", "Models by their tokens, since the server began", columns, rows)
+    return Table("adapters", "Models by their tokens since the server started", columns, rows)
 
 
 def _adapter_times(model: str, totals: AdapterTotals) -> AdapterTimes:

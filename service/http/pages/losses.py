@@ -79,8 +79,8 @@ def losses_table(losses: Losses, *, max_rows: int | None = None) -> Table:
         steps = [step for step in steps if step in listed]
     columns = (
         Column(losses.by.capitalize(), "number"),
-        Column("Loss in training", "number"),
-        Column("Loss on what was held out", "number"),
+        Column("Training loss", "number"),
+        Column("Held-out loss", "number"),
         Column("Kept"),
     )
     rows = tuple((step, training.get(step), held_out.get(step), "✓" if step == losses.best else None) for step in steps)

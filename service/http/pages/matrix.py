@@ -232,7 +232,7 @@ def _evaluations_table(matrix: Matrix) -> Table:
         Column("Passages", "number"),
         Column("Tokens", "number"),
         Column("Mean NLL", "number"),
-        Column("Of the base", "number"),
+        Column("Mean NLL of the base", "number"),
         Column("Difference", "difference"),
         Column("Standard error", "number"),
     )

@@ -114,4 +114,4 @@ def _measurements(selector: Selector) -> dict[str, Any]:
 def _members_table(selector: Selector) -> Table:
     columns = (Column("Adapter", "model"), Column("Domain"), Column("Digest"))
     rows = tuple((member.ref, member.domain, member.digest) for member in selector.members)
-    return Table("members", "Adapters that it was fitted on", columns, rows)
+    return Table("members", "Adapters in the fit", columns, rows)

@@ -42,7 +42,7 @@ def announced_length(request: Request) -> int | None:
 async def write_body(request: Request, write: Callable[[bytes], object], *, limit: int) -> int:
     """Write the body in threads, each piece while the next one arrives, and return its size in bytes.
 
-    Raises TooLarge, and if the body breaks off ClientDisconnect or TooSlow, after the bytes received so far are
+    Raises TooLarge, and for an incomplete body ClientDisconnect or TooSlow, after the bytes received so far are
     written. All writes have ended when it returns or raises.
     """
     pending: list[bytes] = []

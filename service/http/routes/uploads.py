@@ -125,12 +125,12 @@ def delete_upload(request: Request, id: str, services: AppServices, principal: W
 
 
 async def _receive(request: Request, writer: PartWriter, limit: int) -> None:
-    """Write the body into the part; if it breaks off, keep the bytes received so far and raise."""
+    """Write the body into the part; if it is incomplete, keep the bytes received so far and raise."""
     try:
         await write_body(request, writer.write, limit=limit)
     except ClientDisconnect as error:
         await in_thread(writer.keep)
-        raise Cancelled("The client went away; what came of the part is kept.") from error
+        raise Cancelled("The client went away; the received bytes of the part are kept.") from error
     except TooSlow:
         await in_thread(writer.keep)
         raise

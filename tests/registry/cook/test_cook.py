@@ -106,7 +106,7 @@ class TestSoups:
         one = {"ingredients": [{"ref": "acme/law", "weight": 7}]}
         bare = stocked.cook(recipe=one, name="acme/unused", owner="team-law")
         assert (bare.model, bare.created, bare.digest) == ("acme/law@1", False, stocked.named("acme/law").digest)
-        assert "The name acme/unused was not needed. Its owner stays who it was." in bare.reason
+        assert "The name acme/unused was not needed. Its owner does not change." in bare.reason
         assert stocked.named("acme/law").owner is None
         scaled = stocked.cook(recipe=one, mixing={"scale": 2})
         assert (stocked.row(scaled.soup_id).kind, scaled.recipe.mixing.scale) == ("soup", "2")

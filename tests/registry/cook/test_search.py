@@ -459,7 +459,7 @@ def test_adapters_by_name_are_seen_by_the_key_and_go_with_the_others(pool):
         pool.cook(
             sample=sample("law"), effort="quick", verify=True, also=["acme/law"], scope=("other",), namespace="other"
         )
-    with pytest.raises(Incompatible, match="What 'also' names cannot be put side by side"):
+    with pytest.raises(Incompatible, match="The adapters in 'also' cannot be put side by side"):
         quick(pool, also=["acme/lora"])
 
 

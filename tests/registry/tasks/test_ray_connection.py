@@ -129,7 +129,7 @@ class TestWithoutACluster:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with answering(None) as address:
-            with pytest.raises(Unauthenticated, match="asks for no token"):
+            with pytest.raises(Unauthenticated, match="requires no token"):
                 check_cluster(address)
             monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
             check_cluster(address)

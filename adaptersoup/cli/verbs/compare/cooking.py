@@ -98,7 +98,7 @@ class TemporarySoups:
         return answer
 
     def _cancel(self, answer: Json, name: str) -> None:
-        """Cancel the job of a cook; one that has ended, or does not check for it any more, may still make a soup."""
+        """Cancel the job of a cook; one that has ended, or no longer checks for cancellation, may still make a soup."""
         if answer["object"] != "job":
             self._recorded(answer)
             return

@@ -50,7 +50,7 @@ class Samples:
             if not isinstance(domain, str) or passage is None:
                 raise _invalid(
                     f'{self._line(number)} is not an object with strings "domain" and "text", or "prompt" and "answer" '
-                    'in the place of "text".'
+                    'instead of "text".'
                 )
             by_domain[domain].append(passage)
         return dict(by_domain)

@@ -20,7 +20,7 @@ from training.hyperparameters import Hyperparameters
 
 
 class EvaluationLines:
-    """Prints a line an evaluation, for one training or several told apart by name."""
+    """Prints a line for each evaluation of one or several trainings, with their names if there are several."""
 
     def __init__(self, recipe: Hyperparameters) -> None:
         self._evaluated_at = sorted({0, *recipe.evaluated_at()})

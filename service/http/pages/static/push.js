@@ -185,7 +185,7 @@ for (const form of document.querySelectorAll("[data-push]")) {
       status.textContent = "";
       if (sending.signal.aborted) status.textContent = "Stopped. Push again to resume: the server keeps the sent parts for a while.";
       else if (error instanceof Refused) fail(error.message);
-      else if (error instanceof TypeError) fail("The server cannot be reached, or is full: push again to go on where it ended.");
+      else if (error instanceof TypeError) fail("The server cannot be reached, or is full: push again to resume.");
       else fail("A file could not be read: choose the folder again.");
     }
     [begin.disabled, stop.hidden, running.hidden] = [false, true, true];

@@ -64,7 +64,7 @@ def test_what_a_search_finds_is_counted_and_no_more_than_the_key_sees(browser: S
     found = browser.get("/models/edit.json?tag=draft").json()
     assert {one["ref"] for one in found["data"]} == set(REFS)
     page = browser.page("/models/edit?tag=draft")
-    assert "All that tag draft found" in read(page)
+    assert "All models with tag draft" in read(page)
     assert "secret" not in page
     assert 'href="/models/edit?tag=draft"' in browser.page("/models?tag=draft")
     assert "/models/edit?" not in browser.page("/models")  # not all that there is by a slip
@@ -79,7 +79,7 @@ def test_tags_are_changed_and_all_else_of_the_cards_stays(stocked: World, browse
         assert set(card["tags"]) == {"reviewed", "v2", *([] if number == 1 else [f"t{number}"])}
         assert (card["description"], card["metadata"]) == ("kept", {"by": "ana"})
     again = browser.send("/models/edit", TICKED, **fields)
-    assert "0 versions are changed 3 were so already." in read(again.text)
+    assert "0 versions are changed 3 needed no change." in read(again.text)
     done = [row["subject"] for row in stocked.client.get("/v1/audit?action=adapter.change").json()["data"]]
     assert set(REFS) <= set(done)
 
@@ -209,7 +209,7 @@ def test_an_owner_is_given_to_many_and_taken_away(stocked: World, browser: Signe
         assert HOSTILE in read(page) or escape(HOSTILE) in page
     for owner, status, said in (
         ("a\u202eb", 400, "U+202E"),
-        (HOSTILE, 200, "3 were so already."),
+        (HOSTILE, 200, "3 needed no change."),
         (" ", 400, "Enter an owner"),
     ):
         check_says(browser.send("/models/edit", TICKED, **fields, owner=owner), status, said)
@@ -227,4 +227,4 @@ def test_versions_whose_name_has_another_owner_now_are_said_to_be_changed(stocke
     assert "3 versions are changed None was refused." in answer
     assert answer.count("owner changed") == 3
     answer = read(browser.send("/models/edit", shown, **fields).text)
-    assert ("3 were so already." in answer, "owner changed" in answer) == (True, False)
+    assert ("3 needed no change." in answer, "owner changed" in answer) == (True, False)

@@ -253,7 +253,7 @@ def test_an_answer_is_stopped_and_the_next_one_begun(page: Page) -> None:
 
 def test_models_are_compared_and_measured_on_a_text(page: Page, cooked: str) -> None:
     page.open(f"/compare?model=acme/law@1&model={cooked}")
-    assert "What is in them, by weight" in page.text("main")
+    assert "Ingredients by weight" in page.text("main")
     page.fill("#text", "\n\n".join(SAMPLES["food"][:6]))
     page.click("#predict ~ form button")
     page.until("document.querySelector('#predict ~ figure img') !== null && document.readyState === 'complete'")
@@ -291,5 +291,5 @@ def test_a_text_is_placed_on_the_map(page: Page, stocked: Live) -> None:
     page.fill("#text", "\n\n".join(SAMPLES["food"][:6]))
     page.click("#place ~ form button")
     page.until("document.querySelector('img.plot[src*=\"&x=\"]') !== null && document.readyState === 'complete'")
-    assert "It is most like acme/food@1" in page.text(".answer")
+    assert "It is most similar to acme/food@1" in page.text(".answer")
     check_looks(page)

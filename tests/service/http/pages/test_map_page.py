@@ -29,7 +29,7 @@ def stocked(world: World) -> World:
 def test_nothing_is_drawn_before_something_was_fitted(stocked: World) -> None:
     browser = Signed(stocked, stocked.key(["read"], ["acme"]))
     page = browser.page("/map")
-    assert "No posterior selector that this key sees was fitted yet" in read(page)
+    assert "No posterior selector that this key sees is fitted yet" in read(page)
     assert "plot.svg" not in page
     assert browser.get("/map.json").status_code == 404
 
@@ -67,7 +67,7 @@ def test_a_text_lies_among_them_as_the_selector_says(fitted: World, browser: Sig
     assert rows[0]["Adapter"] == "acme/food@1"
     assert {row["Adapter"]: float(row["Posterior"]) for row in rows} == pytest.approx(scores)
     page = browser.send("/map", "/map", text="\n\n".join(texts)).text
-    assert "It is most like" in read(page)
+    assert "It is most similar to" in read(page)
     assert browser.plots(page) == [{"code", "food", "law", "your text"}]
 
 

@@ -96,7 +96,7 @@ def test_aliases_are_beside_the_version_they_point_at_protected_ones_with_a_lock
     assert rows["acme/law@2"] == [{"alias": "next", "protected": False}]
     page = browser.page("/models?q=contr")
     assert page.count('class="lock"') == 1
-    assert "prod (protected: only an admin moves it)" in read(page)
+    assert "prod (protected: only an admin can move it)" in read(page)
 
 
 def test_it_says_whether_the_key_may_use_a_model(stocked: World, browser: Signed) -> None:
@@ -150,7 +150,7 @@ def test_a_soup_shows_the_domains_of_its_ingredients_and_not_its_own(browser: Si
     rows = {one["adapter"]["ref"]: one["ingredients"] for one in browser.get("/models.json").json()["data"]}
     assert sorted(rows["acme/mix@1"]) == ["law", "recipes"]
     assert rows["acme/law@1"] == []
-    assert re.search("Made of (law \\+ recipes|recipes \\+ law)", read(browser.page("/models?kind=soup")))
+    assert re.search("Made from (law \\+ recipes|recipes \\+ law)", read(browser.page("/models?kind=soup")))
 
 
 def test_domains_of_a_namespace_that_the_key_does_not_see_are_left_out(stocked: World) -> None:

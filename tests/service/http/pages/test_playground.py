@@ -180,7 +180,7 @@ def test_models_are_told_side_by_side(browser: Signed) -> None:
     assert [one["model"] for one in found] == ["acme/law@1", "acme/mix@1"]
     assert found[1]["ingredients"] == {"acme/law@1": "0.75", "acme/food@1": "0.25"}
     page = browser.page(f"/compare?{BOTH}")
-    assert "What is in them, by weight" in page
+    assert "Ingredients by weight" in page
     rows = list(csv.reader(browser.get(f"/compare/recipes.csv?{BOTH}").text.splitlines()))
     assert rows[0] == ["Ingredient", "acme/law@1", "acme/mix@1"]
     assert sorted(rows[1:]) == [["acme/food@1", "", "0.25"], ["acme/law@1", "", "0.75"]]
@@ -188,7 +188,7 @@ def test_models_are_told_side_by_side(browser: Signed) -> None:
 
 def test_nothing_is_compared_before_something_is_named(browser: Signed) -> None:
     page = browser.page("/compare")
-    assert "What they are" not in page
+    assert "Properties" not in page
     unknown = browser.get("/compare?model=acme/law&model=other/secret")
     check_says(unknown, 404, "There is no")
     assert "hidden-domain" not in unknown.text

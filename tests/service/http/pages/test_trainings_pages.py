@@ -78,7 +78,7 @@ def test_a_training_shows_what_came_of_it_and_the_losses_of_its_record(
     assert {"held out", "in training", "step"} <= texts
     assert f'href="/jobs/{trained}"' in page
     rows = list(csv.DictReader(browser.get(f"/trainings/{trained}/losses.csv").text.splitlines()))
-    assert [float(row["Loss on what was held out"]) for row in rows if row["Loss on what was held out"]] == [
+    assert [float(row["Held-out loss"]) for row in rows if row["Held-out loss"]] == [
         loss for _, loss in record["valid_history"]
     ]
 
