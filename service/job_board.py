@@ -86,7 +86,7 @@ class JobBoard:
             self._rang.notify_all()
 
     def wait(self, *, rung: int, seconds: float) -> None:
-        """Wait for the next wake-up, at most so long; returns at once if there was one since `rung` was read."""
+        """Wait for the next wake-up, at most `seconds`; returns immediately if there was one since `rung` was read."""
         with self._rang:
             if self._rung == rung:
                 self._rang.wait(timeout=seconds)

@@ -1,7 +1,7 @@
 """Mixtures of adapters that requests name, and that are not stored.
 
-A mixture is mixed once, however many requests name it at a time. The engine's adapter cache keeps its tensors; here is
-only what identifies it, and it is mixed again where that cache has evicted it.
+A mixture is mixed once for all concurrent requests that name it. The engine's adapter cache keeps its tensors. This
+module only keeps its identity, and mixes it again after that cache has evicted it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from registry.adapters.weights import size_in_bytes
 from registry.cook.mix import PlannedRecipe
 
 REMEMBERED_MIXTURES = 1024
-"""The least recently used is forgotten first."""
+"""Maximum number of mixtures; the least recently used is dropped first."""
 MIXING_THREADS = 2
 """Mixtures that are mixed at once; other requests wait."""
 
@@ -49,7 +49,7 @@ class Mixtures:
         self._mixing = threading.BoundedSemaphore(MIXING_THREADS)
 
     def adapter(self, planned: PlannedRecipe) -> LoadableAdapter:
-        """The soup of a recipe as an adapter, with the digest that it would be stored under; raises what mixing does.
+        """The soup of a recipe as an adapter, with the digest of its stored form; raises what mixing raises.
 
         A request that comes while another mixes the same recipe waits for it.
         """

@@ -1,8 +1,8 @@
-"""A server among those that share its database: it joins them, beats, and leaves.
+"""The registration of a server among those that share its database: it joins, sends heartbeats, and leaves.
 
 Built by the runtime if servers share the database. Two servers with different files for one base model never run
-together, and `soup migrate` refuses to take the schema away under servers that run. The beat is a thread with a
-connection of its own: neither requests nor jobs delay it, even if they use all their connections.
+together, and `soup migrate` refuses to change the schema under running servers. The heartbeat is a thread with its own
+connection: neither requests nor jobs delay it, even if they use all their connections.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from service.settings import Settings
 
 log = logging.getLogger("soup.presence")
 LEAVE_SECONDS = 2.0
-"""How long a stop waits for the database to delete the row."""
+"""Seconds that a stop waits for the database to delete the row."""
 BUSY_SECONDS = 2.0
-"""How long a beat waits for the database; the next one tries again."""
+"""Seconds that a heartbeat waits for the database; the next one tries again."""
 
 
 class Presence:
@@ -39,12 +39,12 @@ class Presence:
         self._beat_succeeded = True
 
     def check(self) -> None:
-        """Raises Incompatible if a running server has another state of one of the base models."""
+        """Raise Incompatible if a running server has another state of one of the base models."""
         with self._database.read() as catalogue:
             catalogue.replicas.check(self._bases)
 
     def join(self) -> None:
-        """Write the row and start to beat, once the server listens; raises Incompatible as `check` does."""
+        """Write the row and start the heartbeat, once the server listens; raises Incompatible as `check` does."""
         self._join(self._database)
         self._thread.start()
 
@@ -83,7 +83,7 @@ class Presence:
             self._join(self._beats)
 
     def _log_change(self, trouble: str | None) -> None:
-        """Log once when beats begin to fail, and once when they go through again."""
+        """Log once when heartbeats begin to fail, and once when they succeed again."""
         succeeded_earlier, self._beat_succeeded = self._beat_succeeded, trouble is None
         if succeeded_earlier and not self._beat_succeeded:
             log.warning("the others do not hear that this server is there: %s", trouble)

@@ -29,7 +29,7 @@ MAX_BUCKETS = 10_000
 TOLERANCE = 1e-6
 """Rounding error of sums of requests or tokens."""
 SETTLE_SECONDS = 0.25
-"""Seconds between two writes of what ended requests needed more, or less, than they took."""
+"""Seconds between two writes of the differences between used and taken amounts."""
 
 Measure = Literal["requests", "tokens"]
 Name = tuple[str, str]
@@ -38,7 +38,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True)
 class Want:
-    """An amount of a limit a minute that a request takes; `subject`, whose limit it is, begins sentences."""
+    """An amount of a limit per minute that a request takes; messages begin with `subject`, the owner of the limit."""
 
     subject: str
     measure: Measure
@@ -57,7 +57,7 @@ class Want:
 
 @dataclass(frozen=True)
 class Remaining:
-    """The amount that is left of a limit; in `reset` seconds all of it is."""
+    """The amount that is left of a limit; after `reset` seconds it is the whole limit."""
 
     limit: int
     remaining: int
@@ -73,12 +73,12 @@ class _Bucket:
     limit: int
 
     def used_by(self, now: float) -> float:
-        """The used amount that has not worn off."""
+        """The used amount that has not drained."""
         return max(0.0, self.used - (now - self.at) * self.limit / MINUTE)
 
 
 class Rates:
-    """The buckets of one process. From any thread; `clock` gives seconds that never go back."""
+    """The buckets of one process. Thread-safe; `clock` returns seconds that never decrease."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -104,14 +104,14 @@ class Rates:
             bucket.used = max(0.0, bucket.used + needed - want.amount)
 
     def remaining(self, wants: Sequence[Want], measure: Measure) -> Remaining | None:
-        """The remainder of the limit of which least is left; None without a limit."""
+        """The remainder of the limit with the least left; None without a limit."""
         with self._lock:
             now = self._clock()
             remainders = [remaining_of(want, self._bucket(want, now).used) for want in wants if want.measure == measure]
         return min(remainders, key=lambda remaining: (remaining.remaining, -remaining.reset), default=None)
 
     def know(self, want: Want, used: float) -> None:
-        """Set how much is used of a bucket."""
+        """Set the used amount of a bucket."""
         with self._lock:
             self._bucket(want, self._clock()).used = used
 
@@ -122,13 +122,13 @@ class Rates:
         return bucket
 
     def _forget(self, now: float) -> None:
-        """Forget buckets of which nothing is used, if there are many."""
+        """Drop empty buckets, if there are many."""
         if len(self._buckets) > MAX_BUCKETS:
             self._buckets = {name: bucket for name, bucket in self._buckets.items() if bucket.used_by(now) > 0}
 
 
 def used_after(wants: Sequence[Want], used: Mapping[Name, float]) -> dict[Name, float]:
-    """The used amounts once all of these are taken; raises RateLimitExceeded where one is not available."""
+    """The used amounts after all of these are taken; raises RateLimitExceeded if one is not available."""
     waits = [(_wait(want, used[want.name]), want) for want in wants]
     wait, want = max(waits, key=lambda pair: pair[0], default=(0.0, None))
     if want is not None and wait > 0:
@@ -140,7 +140,7 @@ def used_after(wants: Sequence[Want], used: Mapping[Name, float]) -> dict[Name, 
 
 
 def remaining_of(want: Want, used: float) -> Remaining:
-    """The remainder of a limit of which `used` is used."""
+    """The remainder of a limit after `used`."""
     remaining = max(0, math.floor(want.limit - used + TOLERANCE))
     return Remaining(want.limit, remaining, used * MINUTE / want.limit)
 
@@ -161,20 +161,21 @@ def _refusal(want: Want, wait: float, used: float) -> RateLimitExceeded:
 
 
 class SharedRates:
-    """The buckets of a database. From any thread.
+    """The buckets of a database. Thread-safe.
 
-    A request takes what it may need in one short transaction, whose rows other servers wait for. A thread corrects it
-    soon after the request has ended, so that the engine does not wait for the database; the next request of the same
-    key here does, too.
+    A request takes the most that it may need in one short transaction, whose rows other servers wait for. A thread
+    corrects the amounts soon after the request has ended, so that the engine does not wait for the database. The next
+    request of the same key to this server corrects them too.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._cached = Rates()
-        """The buckets as this server saw them last, for what answers say is left."""
+        """The buckets as this server read them last, for the remainders in answers."""
         self._lock = threading.Lock()
         self._owed: dict[Name, tuple[Want, int]] = {}
-        """By bucket, how much more ended requests needed than they took (less: negative), with one of their wants."""
+        """By bucket, the amount that ended requests used beyond what they took (negative for less), with one of their
+        wants."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="rates", daemon=True)
 
@@ -208,7 +209,7 @@ class SharedRates:
         self._owe({want.name: (want, needed - want.amount)})
 
     def remaining(self, wants: Sequence[Want], measure: Measure) -> Remaining | None:
-        """The remainder of the limit of which least is left, as far as this server knows."""
+        """The remainder of the limit with the least left, as far as this server knows."""
         return self._cached.remaining(wants, measure)
 
     def write(self) -> None:

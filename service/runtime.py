@@ -124,9 +124,9 @@ class Runtime:
             self._open = stack.pop_all()
 
     def wait_for_bases(self) -> None:
-        """Start the jobs once base models are loaded, as many as fit; raises Unavailable where one cannot be loaded.
+        """Start the jobs once base models are loaded, as many as fit; raises Unavailable if one cannot be loaded.
 
-        Not before: a load that ends the process would count as a try of every job that had begun.
+        They start afterwards, because a load that ends the process would count as an attempt of every running job.
         """
         self._preloaded.result()
         self.jobs.start()
@@ -253,7 +253,7 @@ class Runtime:
             self.presence.check()  # before minutes of loading; `join` looks again
 
     def _check_bank(self) -> None:
-        """Raises InvalidParameter where no adapter of any base model would ever have room."""
+        """Raise InvalidParameter if the adapter cache is too small for an adapter of any base model."""
         capacity = self.settings.adapter_bank_bytes
         least = min(
             (smallest_adapter_bytes(base.shape) for base in self.bases.values() if base.entry.kind == "causal"),
@@ -268,7 +268,7 @@ class Runtime:
 
 
 def check_role(settings: Settings) -> None:
-    """Raise InvalidParameter for a role without work, or without anybody to run its jobs."""
+    """Raise InvalidParameter for a role without work, or without a server to run its jobs."""
     if settings.role == "worker" and not (settings.job_workers or settings.training_workers):
         raise InvalidParameter(
             "SOUP_ROLE is 'worker', which only runs jobs, but SOUP_JOB_WORKERS and SOUP_TRAINING_WORKERS are "
@@ -296,7 +296,9 @@ def engine_of(settings: Settings, allowed: AllowedBases) -> Engine:
 
 
 def _signing(blobs: ServerBlobs, seconds: float) -> Callable[[str], str] | None:
-    """A function from a blob's digest to a URL valid so long, None for 0; raises Unavailable if the store has none."""
+    """A function from a blob's digest to a URL that is valid for some time, None for 0; raises Unavailable if the store
+    has none.
+    """
     if not seconds:
         return None
     blobs.signed_url(sha256_digest(b""), seconds=seconds)  # else the first download would find out

@@ -40,7 +40,7 @@ class Services:
     rates: Rates | SharedRates
     usage: UsageCounts
     signed_url: Callable[[str], str] | None = None
-    """The URL of the store that a download of a blob is sent to; None where the server sends it."""
+    """The URL of the store to which a download of a blob is redirected; None if the server sends the blob."""
     tracing: Tracing | None = None
     grammars: Grammars = field(default_factory=Grammars)
     mixtures: Mixtures = field(default_factory=Mixtures)

@@ -1,7 +1,8 @@
-"""A backup of database and blobs into a folder, beside a server that runs or without one.
+"""Backs up the database and the blobs into a folder, with the server running or stopped.
 
-Called by `soup backup`. The database first, the blobs that this copy names after it: blobs are only added. The manifest
-is replaced last, and the database of each run has a name of its own: until then the folder is the backup that it was.
+Called by `soup backup`. The database is copied first, then the blobs that this copy names, because blobs are only
+added. The manifest is replaced last, and each run writes its database under a new name: until then the folder is the
+previous backup.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from service.operations.blob_hashes import Unsound, check_same_store
 
 @dataclass(frozen=True)
 class BackedUp:
-    """The manifest of the folder, how many of its blobs are new, and those that are not whole in the data folder."""
+    """The manifest of the folder, the number of new blobs, and the missing or damaged ones of the data folder."""
 
     manifest: Manifest
     new: int
@@ -48,9 +49,9 @@ class BackedUp:
 def back_up(
     database: Database, blobs: ServerBlobs, folder: Path, *, admin_key: Path | None, progress: Progress
 ) -> BackedUp:
-    """Copy database, its blobs and, where it is named, the file of the admin key; durable when this returns.
+    """Copy the database, its blobs and, if given, the file of the admin key; durable when this returns.
 
-    Raises Unavailable where no server has started over the database, or the blobs are another's.
+    Raises Unavailable if no server has started over the database, or the blobs belong to another server.
     """
     storage.check_schema(database)
     with open_for_backup(folder):
@@ -92,7 +93,7 @@ def back_up(
 
 
 def _check_ours(folder: Path, mark: StoreMark) -> None:
-    """Raises Conflict where the folder holds a backup of another server, whose database would be removed."""
+    """Raise Conflict if the folder has a backup of another server, whose database would be removed."""
     if (folder / MANIFEST).exists() and read_manifest(folder).store != mark.store:
         raise Conflict(f"{folder} holds a backup of another server: name another folder.")
 
@@ -100,7 +101,7 @@ def _check_ours(folder: Path, mark: StoreMark) -> None:
 def _copy_blobs(
     source: ServerBlobs, target: LocalBlobs, sizes: dict[str, int], progress: Progress
 ) -> tuple[int, dict[str, Problem]]:
-    """Copy what is not there yet; how many that were, and what is wrong with those that cannot be."""
+    """Copy the missing blobs; return their number, and the problems of those that cannot be copied."""
     new, problems = 0, dict[str, Problem]()
     for number, (digest, size) in enumerate(sorted(sizes.items())):
         progress(number, len(sizes), f"{new} new, {len(problems)} not whole")

@@ -1,4 +1,4 @@
-"""The folder of a backup: its manifest, whose it is, and how its files are read.
+"""The folder of a backup: its manifest, its server, and its files.
 
     backup.json     what is in it; written last, so that a folder without one is no backup
     soup-*.db       the database, a SQLite file whatever the server's is
@@ -40,7 +40,7 @@ class Manifest(Frozen):
     object: Literal["backup"] = "backup"
     format: Literal[1] = 1
     store: str
-    """Whose it is, by the mark of the database."""
+    """The server that it belongs to, by the mark of the database."""
     made_at: AwareDatetime
     revision: str
     database: Annotated[str, StringConstraints(pattern=DATABASE)]
@@ -49,7 +49,7 @@ class Manifest(Frozen):
     blobs: int = Field(ge=0)
     bytes: int = Field(ge=0)
     lacking: tuple[Digest, ...] = ()
-    """Blobs that the database names, and that were missing or damaged when the backup was made."""
+    """Blobs of the database that were missing or damaged during the backup."""
     admin_key: bool = False
 
 
@@ -57,7 +57,7 @@ class Manifest(Frozen):
 def open_for_backup(folder: Path) -> Iterator[None]:
     """Open a folder to write a backup into, exclusively; it is created if necessary, and only its owner can read it.
 
-    Raises InvalidParameter for a folder that holds something else, Busy while another backup is written into it.
+    Raises InvalidParameter for a folder with other files, and Busy while another backup is written into it.
     """
     ours = any((folder / name).is_file() for name in (LOCK, MANIFEST))
     if folder.is_dir() and any(folder.iterdir()) and not ours:
@@ -77,7 +77,7 @@ def open_for_backup(folder: Path) -> Iterator[None]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder; raises NotFound without a whole backup, InvalidParameter for what is not ours."""
+    """The manifest of a folder; raises NotFound without a complete backup, and InvalidParameter for another format."""
     try:
         with open_regular(folder / MANIFEST) as file:
             return Manifest.model_validate_json(file.read())
@@ -93,7 +93,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make a folder the backup that the manifest says; other databases in it are then removed."""
+    """Write the manifest, which completes the backup; then remove other databases from the folder."""
     path = folder / MANIFEST
     temporary = folder / f"{MANIFEST}.new"
     replace_file(path, manifest.model_dump_json(indent=2).encode() + b"\n", temporary=temporary, mode=0o600)
@@ -109,7 +109,9 @@ def digest_of_file(path: Path) -> str:
 
 
 def copy_blob(source: ServerBlobs, target: BlobStore, digest: str, size: int) -> Problem | None:
-    """Store a blob of this size in another store too, hashed on the way; what is wrong with it in the first, if so."""
+    """Copy a blob of this size to another store, and hash it on the way; return its problem in the first store,
+    if any.
+    """
     try:
         with target.writer(digest, max_bytes=size, length=size) as writer:
             for chunk in source.chunks(digest):
@@ -125,7 +127,7 @@ def copy_blob(source: ServerBlobs, target: BlobStore, digest: str, size: int) ->
 
 
 def copy_file(source: Path, target: Path, digest: str) -> None:
-    """Copy a file that has this digest, synced, mode 0600; raises Unavailable where it has another."""
+    """Copy a file with this digest, synced, mode 0600; raises Unavailable if its digest differs."""
     sha = hashlib.sha256()
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open_regular(source) as file, os.fdopen(descriptor, "wb") as copy:

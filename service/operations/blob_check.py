@@ -27,9 +27,9 @@ log = logging.getLogger("soup.blobs")
 
 @dataclass(frozen=True)
 class BlobReport:
-    """Counts of blobs: put back, set aside by this start, set aside in all, deleted (requests of cooks), missing.
+    """Counts of blobs: restored, set aside by this start, set aside in total, deleted (requests of cooks), missing.
 
-    `older` is True where the database is a copy from before the blobs' last start.
+    `older` is True if the database is a copy from before the blobs' last start.
     """
 
     older: bool
@@ -140,7 +140,8 @@ def _is_request(beginning: bytes) -> bool:
 
 
 def delete_ended_requests(database: Database, blobs: BlobStore, stored: set[str]) -> set[str]:
-    """Delete what the latest cook jobs that ended were asked for, where a process died before it did; returns which.
+    """Delete the requests of the latest ended cook jobs, if their process died before it deleted them; return the
+    deleted ones.
 
     Texts of a novel domain are not kept.
     """
@@ -155,7 +156,7 @@ def delete_ended_requests(database: Database, blobs: BlobStore, stored: set[str]
 def _advance(
     database: Database, set_aside: SetAsideBlobs, mark_before: StoreMark | None, blob_mark: StoreMark | None
 ) -> None:
-    """Give both the next mark, the database first: a folder that is behind says nothing against its database."""
+    """Give both the next mark, the database first: an older mark of the folder is no reason to refuse its database."""
     store = mark_before.store if mark_before is not None else uuid.uuid4().hex if blob_mark is None else blob_mark.store
     with database.write() as catalogue:
         mark = catalogue.stores.advance(store, after=0 if blob_mark is None else blob_mark.generation)
@@ -163,7 +164,7 @@ def _advance(
 
 
 def _log_report(report: BlobReport, blobs: ServerBlobs) -> None:
-    """Log what was done, and what an operator should look at."""
+    """Log the actions, and the problems for an operator."""
     if report.older:
         log.warning("the database is an older copy than its blobs: it does not know what came later (%s)", PAGE)
     if report.restored:

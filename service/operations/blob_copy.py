@@ -29,7 +29,7 @@ class Copied:
 
 
 def copy_blobs(database: Database, source: ServerBlobs, target: ServerBlobs, *, progress: Progress) -> Copied:
-    """Copy what the source holds, each hashed on the way, and at the end the mark; durable when this returns.
+    """Copy the blobs of the source, with their hashes checked, and then the mark; durable when this returns.
 
     Raises Conflict if the target belongs to another server. Raises Unavailable if no server has started over the
     database, the source belongs to another server, or a store cannot be used. Blobs copied before an error stay.

@@ -1,6 +1,6 @@
-"""Every stored blob against what its database and its digest say of it, and who needs those that are not whole.
+"""Checks every stored blob against its database and its digest, and names the users of damaged ones.
 
-Called by `soup check`, beside a server that runs or without one: nothing is written.
+Called by `soup check`, with the server running or stopped: nothing is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from registry.spec import StoreMark
 
 @dataclass(frozen=True)
 class Unsound:
-    """A blob that is missing, is damaged (other bytes or another size), or that the disk does not give."""
+    """A blob that is missing, damaged (other bytes or another size), or unreadable."""
 
     digest: str
     problem: Literal["missing", "damaged", "unreadable"]
@@ -36,7 +36,7 @@ class Checked:
     unsound: tuple[Unsound, ...]
 
     def count(self, problem: str) -> int:
-        """How many have this problem."""
+        """The number of blobs with this problem."""
         return sum(blob.problem == problem for blob in self.unsound)
 
 
@@ -52,16 +52,16 @@ class Pace:
         self._free_at = clock()
 
     def took(self, size: int) -> None:
-        """So many bytes were read: wait until as many may be read again."""
+        """Wait after reading this number of bytes, until more may be read."""
         now = self._clock()
         self._free_at = max(self._free_at + size / self._rate, now)
         self._sleep(self._free_at - now)
 
 
 def check_hashes(database: Database, blobs: ServerBlobs, *, whole: bool, pace: Pace, progress: Progress) -> Checked:
-    """Look at every blob that the database names or the folder holds; with `whole` read and hash all their bytes.
+    """Check every blob that the database names or the folder has; with `whole` read and hash all their bytes.
 
-    Raises Unavailable where the folder is not the one of the database: then every blob would be missing.
+    Raises Unavailable if the folder is not the one of the database: then every blob would be missing.
     """
     with database.read() as catalogue:
         mark, sizes = catalogue.stores.mark(), catalogue.blobs.sizes()
@@ -93,7 +93,7 @@ def check_hashes(database: Database, blobs: ServerBlobs, *, whole: bool, pace: P
 
 
 def check_same_store(mark: StoreMark, blobs: ServerBlobs) -> None:
-    """Raises Unavailable unless the folder is the one of the database that has this mark."""
+    """Raise Unavailable unless the folder belongs to the database with this mark."""
     blob_mark = blobs.set_aside.mark()
     if blob_mark is None or blob_mark.store != mark.store:
         raise Unavailable(
@@ -104,7 +104,7 @@ def check_same_store(mark: StoreMark, blobs: ServerBlobs) -> None:
 
 
 def _look(blobs: ServerBlobs, digest: str, pace: Pace | None) -> tuple[int, bool]:
-    """How many bytes are stored, and whether they are the digest's; they are read where there is a pace for it."""
+    """The number of stored bytes, and True if they match the digest; they are only read if a pace is given."""
     if pace is None:
         return blobs.stored_size(digest), True
     sha, size = hashlib.sha256(), 0

@@ -99,7 +99,7 @@ def _check_version(manifest: Manifest) -> None:
 
 
 def _check_empty(database: Database, file: Path | None, blobs: ServerBlobs, named: dict[str, int]) -> None:
-    """Raises Conflict where there is a database already, or a blob that the backup does not name."""
+    """Raise Conflict if a database exists, or a blob that the backup does not name."""
     if file is not None and file.exists():
         raise Conflict(
             f"There is a database already, {file}: --replace puts the backup in its place, and keeps a copy."
@@ -115,7 +115,7 @@ def _check_empty(database: Database, file: Path | None, blobs: ServerBlobs, name
 
 
 def _check_whole(folder: Path, manifest: Manifest, sizes: dict[str, int], progress: Progress) -> None:
-    """Raises DamagedBlob unless the backup has every blob that it should, each with the bytes of its digest."""
+    """Raise DamagedBlob unless the backup has all its blobs, each with the bytes of its digest."""
     blobs, bad = LocalBlobs(folder / BLOBS, make=False), list[str]()
     for number, digest in enumerate(sorted(sizes)):
         progress(number, len(sizes), "checking the backup")
@@ -135,7 +135,7 @@ def _check_whole(folder: Path, manifest: Manifest, sizes: dict[str, int], progre
 
 
 def _copy_blobs(folder: Path, blobs: ServerBlobs, sizes: dict[str, int], progress: Progress) -> None:
-    """Store what is not there yet, or is damaged there."""
+    """Store the blobs that are missing or damaged."""
     source = LocalBlobs(folder / BLOBS, make=False)
     for number, (digest, size) in enumerate(sorted(sizes.items())):
         progress(number, len(sizes), "restoring blobs")
@@ -147,9 +147,10 @@ def _copy_blobs(folder: Path, blobs: ServerBlobs, sizes: dict[str, int], progres
 
 
 def _mark_of(mark: StoreMark, blobs: ServerBlobs, *, has_others: bool) -> StoreMark:
-    """The mark for the blobs: the database's own; a later one where it holds more than the database knows.
+    """The mark for the blobs: that of the database, or a later one if the store has blobs that the database does not
+    name.
 
-    The database then is an older copy, of which a start deletes nothing.
+    A start then treats the database as an older copy, and deletes nothing.
     """
     if not has_others:
         return mark
@@ -160,6 +161,6 @@ def _mark_of(mark: StoreMark, blobs: ServerBlobs, *, has_others: bool) -> StoreM
 
 
 def _load(backup: Database, database: Database, progress: Progress) -> None:
-    """Every row into another database, in one transaction."""
+    """Copy all rows into another database, in one transaction."""
     with backup.read() as old, database.write() as new:
         new.all_tables.replace_by(old.all_tables, progress)

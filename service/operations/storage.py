@@ -2,7 +2,8 @@
 
 Called by the runtime, by `soup migrate`, and by backup and restore. One process owns a data folder at a time. A SQLite
 database with an old schema is migrated after a backup copy; any other database is refused, because other servers may
-use it. There one that is ahead is served too, while it says that this version may: servers are upgraded one by one.
+use it. Other databases may also have a later schema that supports this version, so that servers can be upgraded one by
+one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LOCK = "lock"
 def owned(folder: Path) -> Iterator[None]:
     """Own the data folder while open (it is created if necessary); raises Unavailable if another server owns it.
 
-    The lock is the operating system's: it is gone with the process, however that ends.
+    The operating system holds the lock, and releases it when the process ends for any reason.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -75,9 +76,9 @@ def _close_to_others(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Migrated:
-    """A database's revision before and after, and the copy that was made before; a new one has no revision before.
+    """A database's revision before and after, and the backup copy; a new database has no revision before.
 
-    Nothing was done where it `is_later`: of a later version, beside which this one serves.
+    Nothing was done if the schema `is_later`: of a later version that supports this one.
     """
 
     revision_before: str | None
@@ -87,10 +88,10 @@ class Migrated:
 
 
 def migrate(database: Database, *, backups: Path) -> Migrated:
-    """Bring the schema to this version's; a SQLite file that holds anything is copied to `backups` first.
+    """Migrate the schema to this version; a SQLite file that is not empty is copied to `backups` first.
 
-    One of a later version that serves this one too is left as it is: what is started after this command may start. A
-    SQLite file has one server, and is never left so. Raises Unavailable for one that does not serve this version.
+    A schema of a later version that supports this one does not change, so that this version can start. That never
+    applies to a SQLite file, which has one server. Raises Unavailable for a schema that does not support this version.
     """
     with database.translate_startup_errors():
         revision_before, revision_after = migrations.current(database.engine), migrations.head()
@@ -105,7 +106,7 @@ def migrate(database: Database, *, backups: Path) -> Migrated:
 
 
 def check_schema(database: Database) -> None:
-    """Raises Unavailable unless the schema is this version's; where it is behind, naming the command."""
+    """Raise Unavailable unless the schema is this version's; for an older one the message names the command."""
     with database.translate_startup_errors():
         revision, needed = migrations.current(database.engine), migrations.head()
     if revision == needed:
@@ -126,7 +127,7 @@ def check_serves(database: Database) -> None:
 
 
 def may_serve(database: Database) -> bool:
-    """Return True if a database is of a later version, and says that this one may run on it too."""
+    """Return True if a database is of a later version that supports this one."""
     with database.translate_startup_errors():
         revision = migrations.current(database.engine)
         if revision is None or revision == migrations.head() or migrations.knows(revision):
@@ -136,14 +137,14 @@ def may_serve(database: Database) -> bool:
 
 
 class SchemaWatch:
-    """Checks that a running server can go on with its database, which others migrate; from one thread at a time."""
+    """Checks that a running server can still use its database, which others may migrate; for one thread at a time."""
 
     def __init__(self) -> None:
         self._fine: str | None = None
         """The last checked revision, since a check reads every migration."""
 
     def is_outgrown(self, database: Database) -> bool:
-        """Return True if it was migrated to a version that no longer serves this one."""
+        """Return True if it was migrated to a version that no longer supports this one."""
         revision = migrations.current(database.engine)
         if revision == self._fine or revision is None:
             return False
@@ -172,7 +173,7 @@ def is_sqlite(database: Database) -> bool:
 
 
 def _back_up(database: Database, folder: Path, revision: str) -> Path | None:
-    """A consistent copy of a SQLite file, synced; None for other databases, which have backups of their own."""
+    """A consistent copy of a SQLite file, synced; None for other databases, which have their own backups."""
     source = database.engine.url.database
     if not is_sqlite(database) or not source:
         return None
@@ -213,12 +214,12 @@ def sqlite_url(path: Path) -> str:
 
 
 def sqlite_file(database: Database) -> Path | None:
-    """The file of a database, None where that is no SQLite."""
+    """The file of a SQLite database, None for any other."""
     return Path(database.engine.url.database or "") if is_sqlite(database) else None
 
 
 def is_empty(database: Database) -> bool:
-    """Return True if a database has no row or no table; raises Unavailable where the schema is another version's."""
+    """Return True if a database has no row or no table; raises Unavailable if the schema is of another version."""
     with database.translate_startup_errors():
         if migrations.current(database.engine) is None:
             return True
@@ -240,13 +241,13 @@ def copy_database(database: Database, target: Path, progress: Progress = silent)
 
 
 def remove_sqlite(path: Path) -> None:
-    """Remove a SQLite file, and what belongs to it."""
+    """Remove a SQLite file with its journal files."""
     for name in (path.name, *_companions(path)):
         path.with_name(name).unlink(missing_ok=True)
 
 
 def finish_sqlite(path: Path) -> None:
-    """Make a SQLite file that was closed durable; raises Unavailable where it is not all in that file (a full disk)."""
+    """Make a closed SQLite file durable; raises Unavailable if it is incomplete (a full disk)."""
     leftovers = [name for name in _companions(path) if path.with_name(name).exists()]
     if leftovers:
         raise Unavailable(
