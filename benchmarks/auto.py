@@ -1,9 +1,9 @@
-"""`model: "auto"` on prompts of many domains: the loss of what follows a prompt, under the model chosen by the prompt.
+"""`model: "auto"` on prompts of many domains: the loss of the continuation under the model that the prompt chooses.
 
-Prompts are the first 16, 64 or 256 tokens of test passages of every domain; what is scored are the next 64 tokens.
-Beside the mixture that `auto` makes stand the base model, the one adapter that `/v1/route` names, the domain's own
-adapter where there is one, and the soup that effort `instant` makes of 60 passages of the domain. Each domain and
-length is a file below `--home`, so that a run that was stopped goes on.
+Prompts are the first 16, 64 or 256 tokens of test passages of every domain; the next 64 tokens are scored. The mixture
+of `auto` is compared with the base model, with the one adapter that `/v1/route` names, with the domain's own adapter if
+there is one, and with the soup of effort `instant` from 60 passages of the domain. Each domain and length is a file
+below `--home`, so that an interrupted run resumes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether `soup doctor` names twelve planted faults, leaves sound servers alone, and how long it takes.
+"""Tests that `soup doctor` names twelve planted faults and accepts sound servers, and how long it takes.
 
 The registry has a LoRA in two versions and the neutral adapters; faults are planted in the LoRA's weights, which the
 same engine serves in a namespace that the registry's key does not see, and in base models of further servers.

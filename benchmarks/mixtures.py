@@ -1,9 +1,10 @@
-"""What mixtures in requests cost beside stored adapters, over HTTP: the first token of cold ones, and further tokens.
+"""The cost of mixtures in requests compared with stored adapters, over HTTP, in memory and on disk.
 
-- `mixture_cold`: a request for one token from five adapters that are on disk alone, over one from a single adapter
-  that is: they are read, checked and mixed within the request.
-- `mixture_warm`: a completion from a mixture in memory, over the same from an adapter in memory.
-- `mixtures_at_once`: sixteen mixtures that are in memory, one a request and all at once, over sixteen adapters.
+- `mixture_cold`: the time of one token from a mixture of five adapters on disk, divided by that from one adapter on
+  disk. The request reads, checks and mixes them.
+- `mixture_warm`: the time of a completion from a mixture in memory, divided by that from an adapter in memory.
+- `mixtures_at_once`: the time of sixteen completions at once from sixteen mixtures in memory, divided by that from
+  sixteen adapters.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 vLLM imports this module by the names that the plugin registers, in the processes that hold a model. Which kinds have
 layers is a setting (`SOUP_VLLM_BOTTLENECKS`). A layer of the model gets its layers of zeros as further modules, and
-forward hooks on its own ones: on the MLP and the attention module, and for kinds that read the residual stream on the
-layer, whose output is the MLP's and the residual stream before it.
+forward hooks on the MLP and the attention module. Kinds that read the residual stream have their hook on the layer,
+whose output is the MLP's and the residual stream before it.
 """
 
 from __future__ import annotations

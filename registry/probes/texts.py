@@ -17,7 +17,7 @@ WORDS = 8
 SHORTEST = 3
 """Letters of the shortest word that is drawn while there are enough."""
 MOST_TOKENS = 4096
-"""Tokens of a vocabulary that are looked at."""
+"""Number of tokens of a vocabulary to read."""
 DRAWS = 100
 """Draws for each text at most, until one survives tokenising."""
 

@@ -27,8 +27,6 @@ PARAPHRASES = (
     "broke off", "if need be", "by now", "for ever", "whoever", "wherever", "in the place of", "takes away", "nobody",
 )  # fmt: skip
 GENERATED = re.compile(r"docs/reference/(api|cli|settings|errors)\.md|docs/explanation/\w+-measured\.md")
-UNCHECKED = frozenset({"benchmarks/auto.py", "benchmarks/doctor.py", "benchmarks/mixtures.py"})
-"""Files that do not follow these rules yet."""
 BLOCK = re.compile(r"\x08\n.*?(\n\n|$)", re.DOTALL)
 """A paragraph of a help text that is not wrapped, such as its examples."""
 ERRORS = frozenset(error.__name__ for error in BY_CODE.values())
@@ -108,7 +106,7 @@ def sentences(kind: str) -> tuple[tuple[str, str], ...]:
     return tuple(
         (name, sentence)
         for name in names
-        if not GENERATED.match(name) and name not in UNCHECKED
+        if not GENERATED.match(name)
         for text in texts((REPOSITORY / name).read_text())
         for sentence in sentences_of(text)
     )
