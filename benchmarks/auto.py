@@ -2,7 +2,7 @@
 
 Prompts are the first 16, 64 or 256 tokens of test passages of every domain; the next 64 tokens are scored. The mixture
 of `auto` is compared with the base model, with the one adapter that `/v1/route` names, with the domain's own adapter if
-there is one, and with the soup of effort `instant` from 60 passages of the domain. Each domain and length is a file
+there is one, else with the soup of effort `instant` from 60 passages of the domain. Each domain and length is a file
 below `--home`, so that an interrupted run resumes.
 """
 
@@ -37,13 +37,11 @@ Losses = Mapping[str, list[float]]
 class Measurement:
     """A server with a bank, whose selector is fitted, and the folder of what was measured.
 
-    `soups` are the domains' soups, and `scored` the nats per token of a model after a prompt: several ways often come
-    to one model.
+    `scored` are the nats per token of a model after a prompt: several ways often come to one model.
     """
 
     setting: Setting
     folder: Path
-    soups: dict[str, str] = field(default_factory=dict)
     scored: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def losses(self, kind: str, domain: str, length: int) -> Losses:
@@ -59,7 +57,8 @@ class Measurement:
         yield "base", self._score(self.setting.base, passages)
         if kind == "train":
             yield "own", self._score(f"{NAMESPACE}/{domain}", passages)
-        yield "instant", self._score(self._soup(kind, domain), passages)
+        else:
+            yield "instant", self._score(self._soup(domain), passages)
         routes = [self._post("/v1/route", texts=[passage["prompt"]]) for passage in passages]
         for way, name in (("auto", "mixture"), ("nearest", "model")):
             pairs = zip(routes, passages, strict=True)
@@ -83,13 +82,14 @@ class Measurement:
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._post("/detokenize", model=self.setting.base, tokens=list(ids))["prompt"])
 
-    def _soup(self, kind: str, domain: str) -> str:
-        if domain not in self.soups:
-            texts = self.setting.job.texts(kind, domain, "valid")
-            sample = {"texts": random.Random(1).sample(texts, SAMPLE)}
-            request = CookRequest.model_validate({"sample": sample, "effort": "instant"})
-            self.soups[domain] = str(self.setting.client.cook(request)["model"])
-        return self.soups[domain]
+    def _soup(self, domain: str) -> str:
+        """The soup of a novel domain, cooked once."""
+        path = self.folder / f"{domain}-soup.txt"
+        if not path.is_file():
+            texts = random.Random(1).sample(self.setting.job.texts("novel", domain, "valid"), SAMPLE)
+            request = CookRequest.model_validate({"sample": {"texts": texts}, "effort": "instant"})
+            path.write_text(str(self.setting.client.cook(request)["model"]))
+        return path.read_text()
 
     def _score(self, model: str, passages: Sequence[Mapping[str, str]]) -> list[float]:
         """Nats per token of the answers of passages."""
@@ -143,6 +143,7 @@ def main() -> None:
     parser.add_argument("--base", required=True, help="folder of the base model")
     parser.add_argument("--adapters", type=Path, required=True, help="the bank")
     parser.add_argument("--home", type=Path, required=True, help="what is kept between runs")
+    parser.add_argument("--lengths", type=int, nargs="+", choices=LENGTHS, default=LENGTHS, help="tokens of a prompt")
     arguments = parser.parse_args()
     result = Result("auto")
     lengths = Lengths()
@@ -153,7 +154,8 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         measurement = Measurement(setting, folder)
         domains = {"novel": setting.job.novel, "train": setting.job.training}
-        for kind, domain, length in ((k, d, n) for k, names in domains.items() for d in names for n in LENGTHS):
+        tests = ((k, d, n) for n in arguments.lengths for k, names in domains.items() for d in names)
+        for kind, domain, length in tests:
             losses = measurement.losses(kind, domain, length)
             for way in losses:
                 mean, error = difference(losses, way)
