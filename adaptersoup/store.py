@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,8 +24,8 @@ from adaptersoup.values import Adapter, Adapters, Perplexity, Selection, Selecto
 from registry import cores
 from registry.adapters import attached, from_tensors
 from registry.base_model import read_allowlist
-from registry.catalogue.rows import AdapterRow
-from registry.errors import Incompatible, InvalidParameter, Unavailable
+from registry.catalogue.rows import AdapterRow, JobRow
+from registry.errors import Incompatible, InvalidParameter, SoupError, Unavailable
 from registry.evaluate.matrix import CrossEvaluated
 from registry.files import sync_directory
 from registry.names import is_part, parse_ref
@@ -81,7 +81,7 @@ class Store:
             key = self._runtime.settings.admin_key_path.read_text(encoding="utf-8").strip()
             self._client = stack.enter_context(Client(ADDRESS, key, transport=server.transport()))
             stack.callback(self._runtime.begin_stop)
-            self._embedding_jobs: list[str] = []
+            self._embedding_jobs: set[str] = set()
             self._closed = False
             self._open = stack.pop_all()
 
@@ -140,7 +140,7 @@ class Store:
             folder, name=name, domain=domain, texts=texts, tags=tags, base=base, owner=owner, progress=progress
         )
         if pushed.job is not None:
-            self._embedding_jobs.append(pushed.job)
+            self._embedding_jobs.add(pushed.job)
         return self.adapter(pushed)
 
     def adapter(self, model: Model) -> Adapter:
@@ -162,7 +162,7 @@ class Store:
     ) -> Selector:
         """Fit a selector over a pool; the result shows how well it tells domains apart.
 
-        The first selection from a pool fits it too.
+        The first selection from a pool fits it too. Waits until all pushed samples are embedded.
         """
         self._wait_embedded(progress)
         return self.client.fit(selector, pool=pool, progress=progress)
@@ -178,11 +178,12 @@ class Store:
     ) -> Selection:
         """The adapters that a selector chooses for a sample of a domain; a pool never fitted is fitted first.
 
+        Waits until all pushed samples are embedded, those of earlier sessions too, and their pools refitted.
         `selector` is a kind (`posterior`, `gmm`, `cosine`, `uniform`) or a mapping with its fields; `options` and
         `pool` have those of SelectOptions and PoolRequest.
         """
         check_texts(texts)  # before the wait
-        self._wait_embedded(progress)
+        self._wait_refitted(progress)
         return self.client.select(texts, selector=selector, options=options, pool=pool, progress=progress)
 
     def cook(
@@ -197,12 +198,13 @@ class Store:
     ) -> Soup:
         """Choose adapters for a sample of a new domain and mix them, or abstain if none helps.
 
-        `more` are further fields of CookRequest: `recipe` mixes by hand, `pool` and `options` limit the choice.
+        Without a recipe, it waits as `select` does. `more` are further fields of SoupRequest (docs/reference/api.md):
+        `recipe` mixes by hand, `pool` and `options` limit the choice.
         """
         if texts is not None:
             check_texts(texts)
         if more.get("recipe") is None:
-            self._wait_embedded(progress)
+            self._wait_refitted(progress)
         return self.client.cook(texts, effort=effort, name=name, selector=selector, progress=progress, **more)
 
     def evaluate(self, model: Model, texts: Sequence[Text], *, baseline: Model | None = "base") -> Perplexity:
@@ -258,7 +260,7 @@ class Store:
         {"selector": "cosine", "verify": False}}: a verified one may abstain. Each soup is retired once it is scored.
         Raises the errors of `cook` and `evaluate`.
         """
-        self._wait_embedded(progress)
+        self._wait_refitted(progress)
         return compare(self.client, domains, strategies, base=self.base, progress=progress or silent)
 
     @contextmanager
@@ -283,12 +285,27 @@ class Store:
             return catalogue.adapters.resolve(None, ref)
 
     def _wait_embedded(self, progress: Progress | None) -> None:
-        """Wait until the samples pushed through this store are embedded: an adapter joins its pool only then.
+        """Wait until pushed samples are embedded, in earlier sessions too: an adapter joins its pool only then.
 
         Raises the error of a sample that cannot be embedded, once: its adapter stays stored, and joins no pool.
         """
-        while self._embedding_jobs:
-            self.client.wait_job(self._embedding_jobs.pop(0), progress=progress)
+        for job in self._embedding_jobs | {row.id for row in self._active_jobs("embed")}:
+            self._embedding_jobs.discard(job)
+            self.client.wait_job(job, progress=progress)
+
+    def _wait_refitted(self, progress: Progress | None) -> None:
+        """Wait as `_wait_embedded`, then until the selectors of changed pools know the new adapters."""
+        self._wait_embedded(progress)
+        for row in self._active_jobs("fit"):
+            if not row.arguments.get("asked"):
+                with suppress(SoupError):  # the earlier selector answers, and names the adapters that it does not know
+                    self.client.wait_job(row.id, progress=progress)
+
+    def _active_jobs(self, kind: str) -> list[JobRow]:
+        """Queued and running jobs; raises Unavailable once the store is closed."""
+        _ = self.client
+        with self._runtime.database.read() as catalogue:
+            return catalogue.jobs.active(kind)
 
 
 def _settings(options: Mapping[str, Any], folder: Path, allowlist: Path | None) -> Settings:

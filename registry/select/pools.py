@@ -111,10 +111,11 @@ def as_members(rows: Sequence[PooledRow]) -> tuple[MemberRow, ...]:
     return tuple(members)
 
 
-def missing_members(members: Members, selector: SelectorRow) -> tuple[str, ...]:
-    """Refs of the pool's current members that the selector was not fitted on."""
+def missing_members(catalogue: Catalogue, members: Members, selector: SelectorRow) -> tuple[str, ...]:
+    """Refs of the pool's adapters that the selector was not fitted on: members, then those still to be embedded."""
     fitted = {member.adapter_id for member in selector.members}
-    return tuple(row.ref for row in members.rows if row.id not in fitted)
+    waiting = catalogue.adapters.pending(selector.pool)
+    return tuple(row.ref for row in (*members.rows, *waiting) if row.id not in fitted)
 
 
 def gone_members(catalogue: Catalogue, selector: SelectorRow) -> dict[str, str]:

@@ -112,6 +112,7 @@ def select_from_pool(
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
         members = members_of(catalogue, row.pool, row.encoder_digest)
+        missing = missing_members(catalogue, members, row)
     fitted = {member.adapter_id for member in row.members}
     superseded = [
         (Member(adapter.ref, adapter.digest, adapter.domain), reason)
@@ -120,7 +121,6 @@ def select_from_pool(
     ]
     ranker = _Ranker(selector, query.options, gone, superseded)
     ranking = ranker.rank(vectors, query.passages)
-    missing = missing_members(members, row)
     return Chosen(ranking.selection(listed=query.listed), ranking, row, missing, vectors, ranker)
 
 

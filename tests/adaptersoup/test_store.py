@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,12 +14,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adaptersoup import Store
 from plots.style import to_svg
+from registry.catalogue.rows import AdapterRow
+from registry.context import Registry
 from registry.errors import Incompatible, InvalidParameter, NotFound, SoupError, Unavailable
 from registry.formats import AdapterContents, write_directory
+from registry.progress import Progress
+from registry.samples.sample import embed
 from registry.spec import Provenance
 from service.settings import Settings
 from tests.service.passages import WORDS, passages
 from tests.service.servers import CONFIG, adapter_weights
+from tests.service.without_processes import FitsHere
 
 pytestmark = pytest.mark.slow
 QUICK = {"default_effort": "instant", "threads": 1}  # effort quick would start a process
@@ -206,7 +212,7 @@ class TestInterrupted:
             store.adapters()
 
     def test_a_sample_that_could_not_be_embedded_is_told_once(self, store: Store) -> None:
-        store._embedding_jobs.append("job-none")
+        store._embedding_jobs.add("job-none")
         with pytest.raises(NotFound):
             store.select(passages("court", 20, seed=1))
         assert store.select(passages("court", 20, seed=1)).selection.selected
@@ -218,6 +224,40 @@ def raised(work: Callable[[], object]) -> BaseException | None:
     except SoupError as error:
         return error
     return None
+
+
+class TestPending:
+    """Samples that an earlier session left to be embedded."""
+
+    @pytest.fixture
+    def left(self, tiny_base_dir: Path, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A folder with two pushed adapters; its session ended before any sample was embedded."""
+        monkeypatch.setattr("service.jobs.runner.FitProcess", FitsHere)
+        with Store(tmp_path / "left", tiny_base_dir, base_id="tiny", job_workers=0, **QUICK) as store:
+            for domain in ("kitchen", "court"):
+                store.push(folders / domain, name=f"team/{domain}", texts=passages(domain, 30))
+        return tmp_path / "left"
+
+    def test_a_cook_waits_for_them(self, left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        embedded: list[int] = []
+
+        def embed_slowly(registry: Registry, adapter_id: int, *, progress: Progress) -> AdapterRow:
+            time.sleep(2 if embedded else 0)  # a server's cook fits the pool once its first sample is embedded
+            embedded.append(adapter_id)
+            return embed(registry, adapter_id, progress=progress)
+
+        monkeypatch.setattr("service.jobs.embed.embed", embed_slowly)
+        with Store(left, **QUICK) as store:
+            soup = store.cook(passages("court", 20, seed=1), verify=False)
+            assert (soup.model, soup.not_yet_included, len(embedded)) == ("team/court@1", [], 2)
+
+    def test_a_selection_waits_until_a_fitted_pool_has_them(self, left: Path, folders: Path) -> None:
+        with Store(left, **QUICK) as store:
+            assert len(store.select(passages("court", 20, seed=1)).to_frame()) == 2
+            store.push(folders / "code", name="team/code", texts=passages("code", 30))
+            found = store.select(passages("code", 20, seed=1))
+            assert [one.ref for one in found.selection.selected] == ["team/code@1"]
+            assert found.not_yet_included == []
 
 
 class TestFolder:

@@ -78,7 +78,7 @@ def _bodies(services: AppServices, catalogue: Catalogue, rows: Sequence[Selector
     return [
         selector_body(
             row,
-            missing_members(members_of(catalogue, row.pool, row.encoder_digest), row),
+            missing_members(catalogue, members_of(catalogue, row.pool, row.encoder_digest), row),
             asked_at=asked_at.get(row.id),
             idle=row.id in asked_at and services.registry.refits.is_idle(asked_at[row.id], now),
         )

@@ -73,8 +73,8 @@ def selector_body(
 ) -> Selector:
     """Return a selector row as its body.
 
-    `not_yet_included` are refs of pool members that it was fitted without. `asked_at` is the time of the last request
-    for its pool, to the hour. Pushes do not refit an `idle` selector.
+    `not_yet_included` are refs of adapters of its pool that it was fitted without. `asked_at` is the time of the last
+    request for its pool, to the hour. Pushes do not refit an `idle` selector.
     """
     return Selector(
         id=row.id,

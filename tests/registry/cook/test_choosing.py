@@ -73,11 +73,19 @@ class TestSelect:
     def test_a_pool_is_fitted_once_and_the_old_selector_names_what_it_does_not_know(self, stocked):
         first = self.chosen(stocked, sample("law"))
         stocked.ready("acme/new", seed=5)
+        stocked.push("acme/waiting", seed=6, domain="waiting", sample=sample("waiting"))  # and not embedded
         again = self.chosen(stocked, sample("zoo"))
-        assert (stocked.fits, again.not_yet_included) == (1, ("acme/new@1",))
+        assert (stocked.fits, again.not_yet_included) == (1, ("acme/new@1", "acme/waiting@1"))
         assert first.selector.id == again.selector.id
         assert [domain.domain for domain in first.selection.selected] == ["law"]
         assert [domain.domain for domain in again.selection.selected] == ["zoo"]
+
+    def test_a_first_fit_names_what_is_still_to_be_embedded(self, verbs):
+        verbs.ready("acme/law", domain="law")
+        verbs.push("acme/zoo", seed=1, domain="zoo", sample=sample("zoo"))
+        chosen = self.chosen(verbs, sample("zoo"))
+        assert [member.ref for member in chosen.selector.members] == ["acme/law@1"]
+        assert chosen.not_yet_included == ("acme/zoo@1",)
 
     def test_it_says_who_was_superseded_and_by_whom(self, verbs):
         verbs.ready("acme/old", domain="law")

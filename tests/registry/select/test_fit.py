@@ -69,7 +69,7 @@ def members(verbs: ToyRegistry, pool: PoolSpec = POOL, encoder: str | None = Non
 
 
 def missing(catalogue: Catalogue, row: SelectorRow) -> tuple[str, ...]:
-    return missing_members(members_of(catalogue, row.pool, row.encoder_digest), row)
+    return missing_members(catalogue, members_of(catalogue, row.pool, row.encoder_digest), row)
 
 
 def retire(verbs: ToyRegistry, id: int) -> None:
@@ -181,7 +181,7 @@ class TestDamage:
         row = verbs.named("acme/law")
         assert row.sample_state == "pending"
         with verbs.database.read() as catalogue:
-            assert missing(catalogue, partly) == ()
+            assert missing(catalogue, partly) == ("acme/law@1",)
             job = catalogue.jobs.find_active(f"embed:{row.id}")
             (entry,) = catalogue.audit.list(None, action="sample.embed_again", limit=9).rows
         assert (job.arguments, entry.subject, entry.detail["job"]) == ({"adapter_id": row.id}, "acme/law@1", job.id)
