@@ -83,11 +83,11 @@ class Measurement:
         return str(self._post("/detokenize", model=self.setting.base, tokens=list(ids))["prompt"])
 
     def _soup(self, domain: str) -> str:
-        """The soup of a novel domain, cooked once."""
+        """The soup of a novel domain, cooked once, and stored also where its verification would abstain."""
         path = self.folder / f"{domain}-soup.txt"
         if not path.is_file():
             texts = random.Random(1).sample(self.setting.job.texts("novel", domain, "valid"), SAMPLE)
-            request = CookRequest.model_validate({"sample": {"texts": texts}, "effort": "instant"})
+            request = CookRequest.model_validate({"sample": {"texts": texts}, "effort": "instant", "verify": False})
             path.write_text(str(self.setting.client.cook(request)["model"]))
         return path.read_text()
 
