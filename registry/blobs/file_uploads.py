@@ -127,7 +127,10 @@ class FileUpload(AbstractContextManager["FileUpload"]):
         if os.fstat(file.fileno()).st_nlink == 1:
             return False
         copy = self._blobs.state.incoming / secrets.token_hex(16)
-        with self._blobs.state.writing(FileStamp.of(file).size), copy.open("xb") as target:
+        with (
+            self._blobs.state.writing(FileStamp.of(file).size),
+            os.fdopen(self._blobs.state.create_file(copy), "wb") as target,
+        ):
             with suppress(OSError):
                 fcntl.flock(target, fcntl.LOCK_EX)  # else a starting server removes it
             shutil.copyfileobj(file, target)
@@ -139,11 +142,11 @@ class FileUpload(AbstractContextManager["FileUpload"]):
 
     def _open(self) -> FileIO:
         with self._blobs.state.writing(0):
-            self._uploads.folder.mkdir(exist_ok=True)
+            self._blobs.state.make_folder(self._uploads.folder)
             with suppress(FileNotFoundError):
                 return self._path.open("r+b", buffering=0)
             with suppress(FileExistsError):  # another process was faster
-                created = self._path.open("xb", buffering=0)
+                created = os.fdopen(self._blobs.state.create_file(self._path), "wb", buffering=0)
                 sync_blob_name(self._path)
                 return created
             return self._path.open("r+b", buffering=0)

@@ -10,6 +10,7 @@ import errno
 import logging
 import os
 import secrets
+import stat
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -136,6 +137,25 @@ class BlobFolder:
         if self.fault is not None:
             self._clear_fault(size)
 
+    @property
+    def new_mode(self) -> int:
+        """The mode of new folders: closed to other users, open to a group that may write to this folder."""
+        is_shared = self.path.exists() and self.path.stat().st_mode & stat.S_IWGRP
+        return 0o770 if is_shared else 0o700
+
+    @property
+    def new_file_mode(self) -> int:
+        """The mode of new files."""
+        return self.new_mode & 0o666
+
+    def make_folder(self, path: Path) -> None:
+        """Create this folder or one in it, unless it exists; raises OSError."""
+        path.mkdir(exist_ok=True, mode=self.new_mode)
+
+    def create_file(self, path: Path) -> int:
+        """Create a file in this folder, and return its descriptor to write to; raises OSError."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.new_file_mode)
+
     def _find_fault(self) -> FolderFault | None:
         if not self.path.is_dir():
             return GONE
@@ -151,10 +171,10 @@ class BlobFolder:
 
     def _probe(self) -> None:
         """Write a file, and check the free space for the largest refused write; raises OSError."""
-        self.incoming.mkdir(exist_ok=True)
+        self.make_folder(self.incoming)
         path = self.incoming / secrets.token_hex(16)
         try:
-            with path.open("xb") as file:
+            with os.fdopen(self.create_file(path), "wb") as file:
                 file.write(b"\0" * PROBE_BYTES)
             free = os.statvfs(self.incoming)
             if free.f_bavail * free.f_frsize < self._needed:

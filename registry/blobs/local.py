@@ -49,9 +49,11 @@ class LocalBlobs:
             self._make()
 
     def _make(self) -> None:
-        """Create the folder, and remove temporary files that crashes left in it."""
+        """Create the folder, closed to other users, and remove temporary files that crashes left in it."""
         folder, incoming = self.folder, self.state.incoming
-        incoming.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        self.state.make_folder(folder)
+        self.state.make_folder(incoming)
         sync_directory(folder)
         sync_directory(folder.parent)
         for temporary in incoming.iterdir():
@@ -148,7 +150,7 @@ class LocalBlobs:
         with self.state.writing(size):
             file.flush()
             os.fsync(file.fileno())
-            target.parent.mkdir(exist_ok=True)
+            self.state.make_folder(target.parent)
             path.replace(target)
             file.close()  # after the rename, since it releases the lock
             sync_blob_name(target)
@@ -260,8 +262,8 @@ class LocalWriter:
             self.temporary = self._folder / secrets.token_hex(16)
             self._blobs.state.check()  # else it would be written below a missing mount
             with self._writing():
-                self._folder.mkdir(exist_ok=True)
-                self._file = self.temporary.open("xb")
+                self._blobs.state.make_folder(self._folder)
+                self._file = os.fdopen(self._blobs.state.create_file(self.temporary), "wb")
             with suppress(OSError):  # a file system without locks, where temporary files are not removed either
                 fcntl.flock(self._file, fcntl.LOCK_EX)
         return self

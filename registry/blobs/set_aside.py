@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from registry.blobs.contract import hex_of
 from registry.blobs.folder import ASIDE, MARK, BlobFolder, blob_path, read_mark, sync_blob_name
 from registry.errors import Unavailable
-from registry.files import make_directory, replace_file
+from registry.files import replace_file, sync_directory
 from registry.spec import StoreMark
 
 
@@ -35,7 +35,9 @@ class SetAsideFiles:
     def put(self, digest: str, day: date) -> None:
         """Set a stored blob aside."""
         target = self.folder / day.isoformat() / hex_of(digest)
-        make_directory(target.parent)
+        self._state.make_folder(self.folder)
+        self._state.make_folder(target.parent)
+        sync_directory(self._state.path)
         blob_path(self._state.path, hex_of(digest)).replace(target)
         sync_blob_name(target)
 
@@ -44,7 +46,7 @@ class SetAsideFiles:
         name = hex_of(digest)
         for path in self.folder.glob(f"*/{name}"):
             target = blob_path(self._state.path, name)
-            target.parent.mkdir(exist_ok=True)
+            self._state.make_folder(target.parent)
             with suppress(FileNotFoundError):  # another server was faster
                 path.replace(target)
             sync_blob_name(target)
@@ -83,5 +85,6 @@ class SetAsideFiles:
         """Replace the mark, which later checks expect; durable when this returns."""
         path = self._state.path / MARK
         temporary = path.with_name(f"{MARK}.{secrets.token_hex(8)}")  # containers share process numbers
-        replace_file(path, mark.model_dump_json().encode() + b"\n", temporary=temporary)
+        data = mark.model_dump_json().encode() + b"\n"
+        replace_file(path, data, temporary=temporary, mode=self._state.new_file_mode)
         self._state.store = mark.store

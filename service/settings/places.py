@@ -26,7 +26,9 @@ class PlaceSettings(BaseSettings):
         DEFAULT_DATA, description="Folder of the database, the blobs and `admin.key`; one server owns it."
     )
     blobs: Path | None = Field(
-        None, description="Folder of the blobs, which servers on one PostgreSQL share; by default in the data folder."
+        None,
+        description="Folder of the blobs, which servers on one PostgreSQL share; by default in the data folder. A new "
+        "folder has mode 0700, new files 0600; a group that may write to the folder may read and write them too.",
     )
     blobs_url: str | None = Field(
         None,

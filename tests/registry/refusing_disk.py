@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,11 +16,11 @@ def failing(number: int) -> Mock:
 
 def refuse_new_files(patch: pytest.MonkeyPatch, number: int) -> None:
     """Have the system refuse to make files, with this error; what is there can be read."""
-    opened = Path.open
+    opened = os.open
 
-    def refusing(self: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
-        if mode == "xb":
-            raise OSError(number, os.strerror(number), str(self))
-        return opened(self, mode, *args, **options)
+    def refusing(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if flags & os.O_EXCL:
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, flags, *args, **options)
 
-    patch.setattr(Path, "open", refusing)
+    patch.setattr(os, "open", refusing)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -194,3 +196,36 @@ def test_one_file_that_is_lost_is_no_trouble_of_the_folder(store):
     with pytest.raises(DamagedBlob, match=f"{HELLO} is missing"):
         store.read(HELLO)
     assert (store.is_failing, store.probe()) == (False, None)
+
+
+def modes_of(folder: Path) -> tuple[set[int], set[int]]:
+    """The modes of the folders and of the files in a folder."""
+    paths = list(folder.rglob("*"))
+    by_kind = ([path for path in paths if path.is_dir()], [path for path in paths if path.is_file()])
+    folders, files = ({stat.S_IMODE(path.stat().st_mode) for path in kind} for kind in by_kind)
+    return folders, files
+
+
+@pytest.mark.parametrize(
+    ("before", "folder", "folders", "files"),
+    [
+        pytest.param(None, 0o700, 0o700, 0o600, id="new"),
+        pytest.param(0o755, 0o755, 0o700, 0o600, id="the operator's"),
+        pytest.param(0o2770, 0o2770, 0o2770, 0o660, id="of a group"),
+    ],
+)
+def test_blobs_are_closed_to_other_users(tmp_path, before, folder, folders, files):
+    path, umask = tmp_path / "parent" / "blobs", os.umask(0)
+    try:
+        if before is not None:
+            path.mkdir(parents=True)
+            path.chmod(before)
+        store = LocalBlobs(path)
+        store.set_aside.set_mark(MARK)
+        store.put_bytes(b"hello")
+        store.set_aside.put(store.put_bytes(b"aside"), date(2026, 1, 1))
+        with store.uploads().open("upload-1"):
+            assert stat.S_IMODE(path.stat().st_mode) == folder
+            assert modes_of(path) == ({folders}, {files})
+    finally:
+        os.umask(umask)
