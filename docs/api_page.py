@@ -152,16 +152,35 @@ def _answer(response: Json) -> str:
 # --- values ---------------------------------------------------------------------------------------
 
 
+DEFAULT_MEMBERS = ("AutoMixing", "BottleneckRequest")
+"""The members of unions that a value without a discriminator is read as."""
+
+
 def _values(document: Json) -> Iterator[str]:
+    discriminators = dict(_discriminators(document))
     for name, schema in sorted(document["components"]["schemas"].items()):
         yield f"### {name}\n"
         yield _paragraph(schema.get("description", "")) + "\n"
-        required = set(schema.get("required", ()))
+        required = {*schema.get("required", ()), discriminators.get(name)}
         rows = [
             (f"`{field}`", _type(value), _default(value, field in required), value.get("description", ""))
             for field, value in schema.get("properties", {}).items()
         ]
         yield "\n".join(_table(("field", "type", "default", "meaning"), rows))
+
+
+def _discriminators(node: Any) -> Iterator[tuple[str, str]]:
+    """The members of unions in a part of the document, and the property that a value of them has to have."""
+    if isinstance(node, list):
+        for item in node:
+            yield from _discriminators(item)
+    elif isinstance(node, dict):
+        union = node.get("discriminator")
+        if isinstance(union, dict):
+            members = {ref.rpartition("/")[2] for ref in union.get("mapping", {}).values()}
+            yield from ((member, union["propertyName"]) for member in members.difference(DEFAULT_MEMBERS))
+        for value in node.values():
+            yield from _discriminators(value)
 
 
 def _default(schema: Json, required: bool) -> str:
@@ -186,7 +205,8 @@ def _type(schema: Json) -> str:
 
 
 def _plain_type(schema: Json) -> str:
-    kind = str(schema.get("type", "any value"))
+    kinds = schema.get("type", "any value")
+    kind = kinds if isinstance(kinds, str) else " or ".join(kinds)
     if kind == "array":
         return f"list of {_type(schema['items'])}" if "items" in schema else "list"
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):

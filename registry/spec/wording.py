@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from registry.spec.unions import UNION_MEMBERS
+
 _LISTS = ("tuple_type", "list_type", "set_type", "frozen_set_type", "iterable_type")
 _OBJECTS = ("dict_type", "mapping_type", "model_type", "model_attributes_type", "dataclass_type")
 
@@ -19,6 +21,9 @@ def describe_error(error: Mapping[str, Any]) -> str:
         return "must be a list"
     if kind in _OBJECTS:
         return "must be an object"
+    if kind == "union_tag_not_found":
+        names = members_of_union(error)
+        return f"needs the field {context['discriminator']}" + (f", one of {names}" if names else "")
     if kind in ("too_short", "too_long"):
         return _length(kind, context)
     if kind in ("string_too_short", "string_too_long"):
@@ -29,6 +34,12 @@ def describe_error(error: Mapping[str, Any]) -> str:
             else f"must have at most {_characters(most)}"
         )
     return str(error.get("msg", "is not valid")).removeprefix("Value error, ").rstrip(".")
+
+
+def members_of_union(error: Mapping[str, Any]) -> str:
+    """The values that a union's missing discriminator may have, as text; empty for a union without a name."""
+    field = str(error["loc"][-1]) if error["loc"] else ""
+    return ", ".join(sorted(UNION_MEMBERS.get(field, ())))
 
 
 def _length(kind: str, context: Mapping[str, Any]) -> str:

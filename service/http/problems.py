@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from registry import errors
 from registry.errors import SoupError
 from registry.spec import UNION_MEMBERS
-from registry.spec.wording import describe_error
+from registry.spec.wording import describe_error, members_of_union
 from service.observability.logs import describe
 from training.spec import METHODS
 
@@ -203,6 +203,9 @@ def _sentence(error: Mapping[str, Any]) -> str:
     kind, message = str(error["type"]), describe_error(error)
     if kind == "json_invalid":
         return f"The body is not valid JSON: {error.get('ctx', {}).get('error', 'it cannot be read')}."
+    if kind == "union_tag_not_found":
+        names = members_of_union(error)
+        return f"Field '{field}' is missing" + (f": set it to one of {names}." if names else ".")
     if kind in ABSENT:
         return f"Field '{field}' is missing." if field else "The request has no JSON body."
     if kind == "extra_forbidden":

@@ -213,6 +213,12 @@ class TestRefusals:
         with pytest.raises(UnknownMethod, match=sentence):
             read_directory(tmp_path / "a")
 
+    def test_a_missing_method_is_named_with_its_values(self, tmp_path: Path) -> None:
+        config = {"structure": "pfeiffer", "bottleneck": 1, "activation": "relu"}
+        edit_config(written(tmp_path / "a"), config=config)
+        with pytest.raises(InvalidManifest, match="config: needs the field 'method', one of adamix, bottleneck,"):
+            read_directory(tmp_path / "a")
+
     @pytest.mark.parametrize(("texts", "sentence"), [(["x"], "keep only one"), (None, "does not say what made")])
     def test_embeddings_beside_texts_or_of_an_unknown_encoder(
         self, tmp_path: Path, texts: list[str] | None, sentence: str
