@@ -184,6 +184,13 @@ def push(server: Server, folder: Path, name: str) -> None:
         client.push_directory(folder, name=name, more=Additions(domain="doctor", base=BASE_ID))
 
 
+def doctor_key(server: Server) -> str:
+    """A new key that reads namespace `team` alone."""
+    with server.client() as client:
+        body = {"name": "doctor", "scopes": ["infer"], "namespaces": ["team"]}
+        return str(client.json("POST", "/v1/keys", json=body)["secret"])
+
+
 def with_weights(lora: Path, target: Path, weights: Mapping[str, Tensor]) -> Path:
     """A directory of the LoRA with other weights, and without its sample."""
     target.mkdir()
@@ -213,14 +220,11 @@ class Measurement:
         weights = {name: tensor.float() for name, tensor in load_file(self.lora / WEIGHTS_FILE).items()}
         with serving(self.home / "registry", self.base, dtype="float32") as server:
             self._push_all(server, weights)
-            with server.client() as client:
-                body = {"name": "doctor", "scopes": ["infer"], "namespaces": ["team"]}
-                key = str(client.json("POST", "/v1/keys", json=body)["secret"])
-            registry = Registry(server, key)
+            registry = Registry(server, doctor_key(server))
             seconds = self._check_sound(registry)
             self._check_faults(registry, weights)
             self._check_other_bases(registry)
-            self._check_vllm(registry)
+        self._check_vllm()
         note = "against our own engine"
         self.result.figures |= {
             "faults_named": Figure(self.named, "faults", FAULTS_GOAL, (), note),
@@ -289,20 +293,24 @@ class Measurement:
                 (row,) = registry.doctor(server, f"faults/{name}=team/lora")
                 self._add(row, name, "bfloat16", None)
 
-    def _check_vllm(self, registry: Registry) -> None:
-        """Check the neutral adapters in vLLM, which gets them from the registry."""
+    def _check_vllm(self) -> None:
+        """Check the neutral adapters in vLLM, which gets them from a registry; neither adds a BOS to text."""
         names = neutral_domains(self.adapters)
         config = read_directory(self.home / "neutral" / names[0]).config
         served = ServedBase(source=str(self.base), name=BASE_ID, config=config, max_rank=VLLM_RANK)
         scratch = self.home / "vllm"
         scratch.mkdir()
-        try:
-            with serving_vllm(served, registry.server, scratch, ENVIRONMENTS) as vllm:
-                url = str(vllm.base_url).removesuffix("/v1/")
-                rows = registry.doctor_at(url, "none", *(f"team/{name}@1" for name in names))
-        except PeerMissing as missing:
-            self.result.rows.append({"fault": "none", "server": "vllm", "missing": str(missing)})
-            return
+        with serving(self.home / "vllm_registry", self.base, dtype="float32", bos=False) as server:
+            for name in names:
+                push(server, self.home / "neutral" / name, f"team/{name}")
+            registry = Registry(server, doctor_key(server))
+            try:
+                with serving_vllm(served, server, scratch, ENVIRONMENTS) as vllm:
+                    url = str(vllm.base_url).removesuffix("/v1/")
+                    rows = registry.doctor_at(url, "none", *(f"team/{name}@1" for name in names))
+            except PeerMissing as missing:
+                self.result.rows.append({"fault": "none", "server": "vllm", "missing": str(missing)})
+                return
         for row in rows:
             self._add_sound(row, "float32", server="vllm")
 
