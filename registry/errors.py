@@ -43,63 +43,63 @@ class InvalidName(Invalid):
 
 
 class InvalidManifest(Invalid):
-    """The manifest, card or config is malformed; a key that comes twice counts."""
+    """The manifest, card or configuration is malformed, for example by a key that occurs twice."""
 
 
 class UnknownMethod(Invalid):
-    """An adapter method or structure this server does not have."""
+    """The server does not know the adapter's method or structure."""
 
 
 class InvalidWeights(Invalid):
-    """The weights file cannot be accepted; `problems` lists all that is wrong with it."""
+    """The weights file is invalid; `problems` lists all errors."""
 
 
 class InvalidSample(Invalid):
-    """A sample that is too small, unreadable, or embedded by another encoder."""
+    """The sample has too few passages or too many characters, is unreadable, or was embedded by another encoder."""
 
 
 class InvalidRecipe(Invalid):
-    """Weights that do not sum to one, no ingredient, an unknown mixing method."""
+    """The recipe has no ingredient or too many, weights that do not sum to 1, or an unknown mixing method."""
 
 
 class InvalidPrompt(Invalid):
-    """A prompt that is empty or beyond the context."""
+    """The prompt is empty or longer than the context."""
 
 
 class InvalidParameter(Invalid):
-    """Any other parameter out of its range."""
+    """Another parameter is invalid or out of range."""
 
 
 class DigestMismatch(Invalid):
-    """Bytes that are not what their digest or length says."""
+    """The bytes do not match their digest or length."""
 
 
 class TooLarge(SoupError):
-    """Beyond a configured limit."""
+    """The request exceeds a configured limit on sizes or counts."""
 
 
 class QuotaExceeded(TooLarge):
-    """A key or a namespace would exceed its quota of stored bytes or adapters."""
+    """The request would exceed the quota of a key or namespace for stored bytes or adapters."""
 
 
 class Incompatible(SoupError):
-    """Adapters, models or options that do not fit together; `problems` lists all reasons, the message a way out."""
+    """Adapters, models or options do not fit together. `problems` lists all reasons; the message suggests a way out."""
 
 
 class NotFound(SoupError):
-    """Unknown, or not visible to this key."""
+    """The object does not exist, or the key cannot see it."""
 
 
 class Retired(SoupError):
-    """Known, and deleted."""
+    """The version was retired, or it was purged and cannot be restored."""
 
 
 class Conflict(SoupError):
-    """Contradicts what is stored."""
+    """The request contradicts stored data."""
 
 
 class WrongOffset(SoupError):
-    """A part of an upload does not begin at `offset`, where the stored bytes end, or is sent beside another part."""
+    """A part of an upload does not begin at `offset`, the end of the stored bytes, or another part is being written."""
 
     def __init__(self, message: str, *, offset: int = 0, param: str | None = None) -> None:
         super().__init__(message, param=param)
@@ -107,11 +107,11 @@ class WrongOffset(SoupError):
 
 
 class PreconditionFailed(SoupError):
-    """If-Match names another state than the current one."""
+    """The object has changed: `If-Match` names another state than the current one."""
 
 
 class Unauthenticated(SoupError):
-    """No key, or one that is unknown or revoked."""
+    """The request has no key, or a key that is unknown, expired, replaced or revoked."""
 
 
 class Forbidden(SoupError):
@@ -119,7 +119,7 @@ class Forbidden(SoupError):
 
 
 class Busy(SoupError):
-    """A bounded queue is full; try again after `retry_after` seconds."""
+    """A queue or a shared limit is full; retry after `retry_after` seconds."""
 
     def __init__(self, message: str, *, retry_after: int = 1, param: str | None = None) -> None:
         super().__init__(message, param=param)
@@ -127,21 +127,21 @@ class Busy(SoupError):
 
 
 class RateLimitExceeded(Busy):
-    """A key or a namespace has used up its rate limit, or its quota of jobs."""
+    """The key or namespace has used up its rate limit, or its quota of jobs."""
 
 
 class TooSlow(SoupError):
-    """The rest of a request did not arrive in time."""
+    """The rest of the request did not arrive in time."""
 
 
 class Cancelled(SoupError):
-    """The work was cancelled by the caller or an operator."""
+    """The caller or an operator cancelled the work."""
 
 
 class Unavailable(SoupError):
-    """A dependency is unavailable: a base model that is not loaded, the database, the folder of the blobs.
+    """A dependency is unavailable, such as a base model, the database or the blob folder.
 
-    `retry_after` is the interval in seconds at which to try again; for how long it is unavailable is mostly unknown.
+    Retry every `retry_after` seconds.
     """
 
     def __init__(
@@ -152,11 +152,11 @@ class Unavailable(SoupError):
 
 
 class DamagedBlob(SoupError):
-    """A stored file is missing, or its bytes do not match its digest; the message names it."""
+    """A stored file is missing, or its bytes do not match its digest; the message names the file."""
 
 
 class Internal(SoupError):
-    """A broken invariant of the server; the message says which."""
+    """The server has an error; only its log has the message."""
 
 
 def _tree(cls: type[SoupError]) -> dict[str, type[SoupError]]:

@@ -15,14 +15,14 @@ class VllmSettings(ClientSettings):
     """The plugin's server, base model, kinds of bottlenecks and cache folder."""
 
     vllm_base: str | None = Field(
-        None, description="Id, on the server, of the base model that vLLM serves; none: vLLM asks no server."
+        None, description="Id of the server's base model that vLLM runs. Unset: vLLM takes no adapters from the server."
     )
     vllm_bottlenecks: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Kinds of bottlenecks that vLLM serves, separated by commas; none: LoRAs only."
+        (), description="Kinds of bottlenecks that vLLM serves, separated by commas. Unset: only LoRAs."
     )
     vllm_cache: Path = Field(
         Path("~/.cache/adaptersoup/vllm"),
-        description="Folder that keeps the adapters vLLM has loaded, by their digest.",
+        description="Folder in which the plugin keeps the adapters that vLLM has loaded, by digest.",
     )
 
     @field_validator("vllm_bottlenecks", mode="before")

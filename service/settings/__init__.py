@@ -33,159 +33,262 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
     model_config = SettingsConfigDict(env_prefix="SOUP_", extra="ignore", frozen=True, env_ignore_empty=True)
 
     # --- where things are ---------------------------------------------------------------------------
-    bases: Path | None = Field(None, description="TOML file with the allowlist of base models; none serves no model.")
-    database_url: SecretStr | None = Field(
-        None, description="`postgresql+psycopg://USER:PASSWORD@HOST/NAME`; by default SQLite in the data folder."
+    bases: Path | None = Field(
+        None, description="TOML file that lists the base models which the server can run. Unset: no base model."
     )
-    database_pool: int = Field(16, ge=1, le=1000, description="Database connections, and threads that serve requests.")
+    database_url: SecretStr | None = Field(
+        None,
+        description="URL of a PostgreSQL database: `postgresql+psycopg://USER:PASSWORD@HOST/NAME`. Unset: SQLite in "
+        "the data folder.",
+    )
+    database_pool: int = Field(
+        16, ge=1, le=1000, description="Maximum number of database connections, and of threads that serve requests."
+    )
     accept_database: bool = Field(
-        False, description="Start with a database that is not the blobs' own: what it does not name is set aside."
+        False,
+        description="Start although database and blobs do not belong together. The server moves blobs that the "
+        "database does not name to the folder `set-aside`. Set this variable for one start only.",
     )
 
     # --- several servers over one database ----------------------------------------------------------
     role: Literal["all", "api", "worker"] = Field(
-        "all", description="`api` answers and runs no jobs, `worker` runs jobs and answers health checks alone."
+        "all",
+        description="`all`: answer requests and run jobs. `api`: answer requests only. `worker`: run jobs, and answer "
+        "only `/healthz`, `/readyz` and `/metrics`.",
     )
     replica_beat_seconds: float = Field(
-        2.0, ge=0.1, le=60, description="How often a server says on PostgreSQL that it is there; two missed: it is out."
+        2.0,
+        ge=0.1,
+        le=60,
+        description="Interval of a server's heartbeats in PostgreSQL. The other servers count it as dead after 2.5 "
+        "intervals without a heartbeat.",
     )
 
     # --- listening ----------------------------------------------------------------------------------
     host: str = Field("127.0.0.1", description="Address to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0: any free port, which the server prints.")
     max_connections: int = Field(
-        1000, ge=1, description="Connections at once; fewer where too few files may be open. No key has more than half."
+        1000,
+        ge=1,
+        description="Maximum number of open connections, lower if the process can open too few files. One key can use "
+        "at most half of them; 429 beyond it.",
     )
-    header_seconds: float = Field(10.0, gt=0, description="How long a client may take to send a request's headers.")
-    body_seconds: float = Field(30.0, gt=0, description="How long nothing may come of a body that is not whole: 408.")
+    header_seconds: float = Field(
+        10.0, gt=0, description="How long a client may take to send the headers of a request; then 408."
+    )
+    body_seconds: float = Field(30.0, gt=0, description="Longest pause in a request body; then 408.")
     answer_seconds: float = Field(
-        30.0, gt=0, description="How long a client may take nothing of an answer that waits for it: it is cut off."
+        30.0,
+        gt=0,
+        description="If a client reads nothing of a waiting answer for this long, the server closes the connection.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Level of the JSON log.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Lowest level that the JSON log contains: `debug`, `info`, `warning` or `error`."
+    )
 
     otel_endpoint: str | None = Field(
         None,
         pattern=r"^https?://[^\s?#@]+$",
-        description="Collector of OpenTelemetry traces (OTLP over HTTP, `http://127.0.0.1:4318`); the standard OTEL_ "
-        "variables set the rest; none: no traces.",
+        description="URL of an OpenTelemetry collector for traces (OTLP over HTTP), such as `http://127.0.0.1:4318`. "
+        "The standard `OTEL_` variables set the rest. Unset: no traces.",
     )
 
     # --- who may do what ----------------------------------------------------------------------------
-    bootstrap_key: SecretStr | None = Field(None, description="Secret of the admin key at the first start (compose).")
-    no_auth: bool = Field(False, description="Serve without keys: checks Host, refuses foreign Origin and proxies.")
+    bootstrap_key: SecretStr | None = Field(
+        None,
+        description="Secret of the admin key, which each start writes to `admin.key`: `sk-soup-` and 43 characters of "
+        "URL-safe base64. Set the same secret on all servers of a database. Unset: the first start makes "
+        "one.",
+    )
+    no_auth: bool = Field(False, description="Serve without keys, to this machine only (see below).")
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
-        ("localhost", "127.0.0.1", "::1"), description="Host names accepted under `no_auth`, separated by commas."
+        ("localhost", "127.0.0.1", "::1"), description="Host names that a request can name if `SOUP_NO_AUTH` is set."
     )
     oidc_issuer: str | None = Field(
         None,
-        description="Issuer of OpenID Connect tokens that are taken like keys, as they name it (`https://...`); none: "
-        "keys alone.",
+        description="URL of an OpenID Connect issuer (`https://...`), as in the `iss` of its tokens. The server "
+        "accepts these tokens like keys. Unset: only keys.",
     )
     oidc_audience: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="What a token must be for (`aud`); several, one of which suffices, separated by commas."
+        (), description="Accepted audiences of a token (`aud`), separated by commas; required with `SOUP_OIDC_ISSUER`."
     )
     oidc_mapping: Path | None = Field(
-        None, description="TOML file: which values of a token's claims bring which scopes, in which namespaces."
+        None,
+        description="TOML file that maps the claims of a token to scopes and namespaces; required with "
+        "`SOUP_OIDC_ISSUER`.",
     )
     oidc_leeway_seconds: float = Field(
-        30.0, ge=0, le=300, description="How far the issuer's clock and this one may be apart."
+        30.0, ge=0, le=300, description="Maximum difference between the clocks of the issuer and of this server."
     )
     oidc_max_identities: int = Field(
-        10_000, ge=1, le=1_000_000, description="Callers that may come with tokens, ever; a new one beyond it is 403."
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="Maximum number of different callers with tokens, over the life of the database; a new caller "
+        "beyond it gets 403.",
     )
-    pages: bool = Field(True, description="Serve pages for a browser at /; false leaves them out.")
+    pages: bool = Field(True, description="Serve pages for browsers at `/`.")
     pages_session_seconds: float = Field(
-        43_200.0, ge=60, le=2_592_000, description="How long a browser that signed in stays so."
+        43_200.0, ge=60, le=2_592_000, description="How long a browser stays signed in."
     )
     pages_secure: bool = Field(
-        False, description="Cookies go by TLS alone, also where a proxy does not say that a request did."
+        False,
+        description="Send the cookies of the pages over TLS only, for every request. By default, the server does so "
+        "for requests that came by TLS, which a proxy reports in `X-Forwarded-Proto`.",
     )
     auto_model: bool = Field(
-        True, description="'auto' as a model has the server mix the adapters that a prompt is most like."
+        True,
+        description="Accept the model `auto`: the server mixes the adapters whose samples are most like the prompt.",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Origins whose pages may call /v1 from a browser, with a key, separated by commas; * is any."
+        (),
+        description="Origins whose pages can call `/v1` from a browser, with a key, separated by commas. `*`: any "
+        "origin. Unset: none.",
     )
-    docs_public: bool = Field(True, description="/docs, /openapi.json and /manual answer without a key.")
-    manual: Path | None = Field(None, description="Folder of the documentation (`make docs`) to serve at /manual.")
+    docs_public: bool = Field(True, description="Serve `/docs`, `/openapi.json` and `/manual` without a key.")
+    manual: Path | None = Field(
+        None,
+        description="Folder of the documentation that `make docs` writes, to serve at `/manual`. Unset: no manual.",
+    )
     metrics_public: bool = Field(
-        False, description="/metrics answers without a key; otherwise it needs scope admin, for all namespaces."
+        False,
+        description="Serve `/metrics` without a key. Otherwise it needs a key with scope `admin` for all namespaces.",
     )
 
     # --- engine -------------------------------------------------------------------------------------
     engine_queue: int = Field(
-        256, ge=1, description="Requests the engine holds at once; beyond it 429 for keys that have their part of it."
+        256,
+        ge=1,
+        description="Maximum number of requests in the engine. Beyond it, a key that already has its equal share gets "
+        "429.",
     )
     engine_queue_tokens: int = Field(
-        1_000_000, ge=1, description="Tokens still to compute of all requests held at once; beyond it the same."
+        1_000_000,
+        ge=1,
+        description="Maximum number of tokens still to compute for all requests in the engine. Beyond it, a key that "
+        "already has its equal share gets 429.",
     )
-    engine_batch_tokens: int = Field(2048, ge=16, description="Tokens of one forward pass.")
+    engine_batch_tokens: int = Field(
+        2048, ge=16, description="Maximum number of prompt tokens and scored tokens in one forward pass."
+    )
     engine_kv_bytes: int = Field(
-        2**30, ge=1, description="Bytes of keys and values of all sequences, and of what is kept of ended ones."
+        2**30,
+        ge=1,
+        description="Memory for keys and values of running requests and of the prompt cache together; 400 for a "
+        "request that needs more.",
     )
     engine_share_prompts: Literal["off", "namespace", "all"] = Field(
         "namespace",
-        description="Which keys share computed prompts: `namespace` (those of the same namespaces), `all`, or `off`.",
+        description="Which keys share the prompt cache: `namespace` (keys with the same namespaces), `all`, or `off` "
+        "(no prompt cache).",
     )
-    engine_rows: int = Field(16, ge=1, description="Sequences that generate together.")
+    engine_rows: int = Field(16, ge=1, description="Maximum number of sequences that generate together.")
     adapter_bank_bytes: int = Field(
-        512 * MIB, ge=0, description="Memory for adapters held ready, least recent dropped; a larger one is refused."
+        512 * MIB,
+        ge=0,
+        description="Memory for loaded adapters. The server unloads the least recently used first; 400 for an adapter "
+        "that is larger.",
     )
     memory_bytes: int | None = Field(
-        None, ge=1, description="Memory for weights of base models and adapters, least recent dropped; none: no limit."
+        None,
+        ge=1,
+        description="Memory for the weights of base models and adapters together. The server unloads the least "
+        "recently used first. Unset: no limit.",
     )
-    threads: int | None = Field(None, ge=1, description="Threads of torch; by default what torch takes.")
-    preload: bool = Field(True, description="Load base models at start, as many as fit, not at their first use.")
-    ready_seconds: float = Field(10.0, ge=0, description="How long /readyz repeats its last answer.")
+    threads: int | None = Field(None, ge=1, description="Number of threads that torch uses. Unset: torch's default.")
+    preload: bool = Field(
+        True,
+        description="Load base models at the start, as many as fit into `SOUP_MEMORY_BYTES`. Otherwise each is loaded "
+        "at its first use.",
+    )
+    ready_seconds: float = Field(
+        10.0, ge=0, description="How long `/readyz` repeats its last answer before it checks again."
+    )
 
     # --- jobs ---------------------------------------------------------------------------------------
     job_workers: int = Field(
-        1, ge=0, le=64, description="Cooks at once, and samples embedded at once; 0 leaves them queued."
+        1,
+        ge=0,
+        le=64,
+        description="Number of quick cooks (effort `instant`, or by recipe) at once, and of samples that are embedded "
+        "at once. Other cooks, fits and evaluations run one at a time. 0: all of these stay queued.",
     )
     job_queue_per_key: int = Field(
-        100, ge=1, description="Jobs of one kind that a key may have waiting and running; beyond it 429."
+        100, ge=1, description="Maximum number of waiting and running jobs of one kind of one key; 429 beyond it."
     )
-    job_queue: int = Field(1000, ge=1, description="Jobs of one kind that wait and run in all; beyond it 429.")
-    job_lease_seconds: float = Field(60.0, gt=0, description="A job without a heartbeat for this long is run again.")
+    job_queue: int = Field(
+        1000,
+        ge=1,
+        description="Maximum number of waiting and running jobs of one kind of all keys together; 429 beyond it.",
+    )
+    job_lease_seconds: float = Field(
+        60.0, gt=0, description="If a running job sends no heartbeat for this long, it returns to the queue."
+    )
     job_attempts: int = Field(
         3,
         ge=1,
-        description="Tries of a job that fails for a passing reason, or whose server ends before it came further.",
+        description="Maximum number of attempts of a job that fails for a temporary or unexpected reason, or whose "
+        "server ends.",
     )
-    refit_delay_seconds: float = Field(2.0, ge=0, description="A pool is refitted this long after its last change.")
+    refit_delay_seconds: float = Field(
+        2.0,
+        ge=0,
+        description="Delay between a change of a pool and the fit of its selector. Changes within the delay need only "
+        "one fit.",
+    )
     selector_idle_days: int = Field(
         30,
         ge=0,
         le=36_500,
-        description="A selector that nobody asked for in so long is refitted when it is asked for; 0: none is idle.",
+        description="A selector without requests for this many days is idle: the server fits it again at its next "
+        "request, not when its pool changes. 0: no selector is idle.",
     )
-    wait_seconds: float = Field(30.0, ge=0, description="How long a request waits for its job before it answers 202.")
-    max_wait_seconds: float = Field(300.0, ge=0, description="The longest `wait` a request may ask for.")
+    wait_seconds: float = Field(
+        30.0, ge=0, description="How long a request without `wait` waits for its job; then 202."
+    )
+    max_wait_seconds: float = Field(300.0, ge=0, description="Maximum `wait` of a request; 400 beyond it.")
     default_effort: Literal["instant", "quick", "thorough"] = Field(
-        "quick", description="Effort of a cook that names no effort, selector or recipe."
+        "quick",
+        description="Effort of a cook that sets no effort, selector or recipe. If the cook sets an option that this "
+        "effort does not allow, it gets `instant`.",
     )
 
     # --- trainings ----------------------------------------------------------------------------------
     trainings: Path | None = Field(
-        None, description="Folder of what trainings save on the way; by default in the data folder."
+        None, description="Folder of the saved states of trainings; by default `trainings` in the data folder."
     )
     training_workers: int = Field(
-        1, ge=0, le=64, description="Trainings at once, each a process; 0 leaves them queued."
+        1, ge=0, le=64, description="Number of trainings at once, each in its own process. 0: they stay queued."
     )
     gradients_idle_seconds: float = Field(
         60,
         ge=0,
         le=86_400,
-        description="How long the process that computes gradients keeps its base model for the next cook.",
+        description="How long the process that computes gradients keeps its base model in memory after a cook.",
     )
-    training_queue: int = Field(100, ge=1, description="Trainings that wait or run; beyond it 429.")
-    max_training_bytes: int = Field(256 * MIB, ge=1, description="Largest blob of training data.")
+    training_queue: int = Field(
+        100, ge=1, description="Maximum number of waiting and running trainings of all keys together; 429 beyond it."
+    )
+    max_training_bytes: int = Field(
+        256 * MIB, ge=1, description="Maximum size of a blob of training data; 413 beyond it."
+    )
     max_training_steps: int = Field(
-        100_000, ge=1, description="Most passes of a training: steps times `accumulate`, and pruning's."
+        100_000,
+        ge=1,
+        description="Maximum number of passes of a training: steps times `accumulate`, plus the passes that score "
+        "what to prune; 413 beyond it.",
     )
-    max_training_tokens: int = Field(65_536, ge=1, description="Largest batch times block of a training.")
+    max_training_tokens: int = Field(
+        65_536,
+        ge=1,
+        description="Maximum number of tokens in a pass of a training: `batch` times the length of a block with its "
+        "prefix; 413 beyond it.",
+    )
     keep_training_seconds: float = Field(
-        14 * 86_400.0, ge=0, description="How long what a stopped training saved is kept, for the same to go on from."
+        14 * 86_400.0,
+        ge=0,
+        description="How long the server keeps the saved state of a stopped training. Within this time, the same "
+        "request continues the training.",
     )
 
     @field_validator("allowed_hosts", "oidc_audience", "cors_origins", mode="before")
@@ -234,10 +337,11 @@ class ClientSettings(BaseSettings):
 
     url: str = Field(DEFAULT_URL, description="Address of the server.")
     key: SecretStr | None = Field(
-        None, description="Key to send; by default the data folder's `admin.key`, if readable."
+        None,
+        description="Key that the client sends. Unset: the key in `admin.key` of the data folder, if it is readable.",
     )
-    data: Path = Field(DEFAULT_DATA, description="Data folder of a server on this machine.")
-    timeout: float = Field(600.0, gt=0, description="Seconds to wait for an answer.")
+    data: Path = Field(DEFAULT_DATA, description="Data folder of a server on this machine, for its `admin.key`.")
+    timeout: float = Field(600.0, gt=0, description="How long the client waits for an answer.")
 
     def secret(self) -> str | None:
         """Return the key to send: the setting, else the admin key of this machine's server, else None.

@@ -23,33 +23,41 @@ class PlaceSettings(BaseSettings):
     """The folders of a server, and the bucket of its blobs, if any."""
 
     data: Path = Field(
-        DEFAULT_DATA, description="Folder of the database, the blobs and `admin.key`; one server owns it."
+        DEFAULT_DATA,
+        description="Data folder: the database, the blobs, caches and `admin.key`. Only one server at a time can use "
+        "it.",
     )
     blobs: Path | None = Field(
         None,
-        description="Folder of the blobs, which servers on one PostgreSQL share; by default in the data folder. A new "
-        "folder has mode 0700, new files 0600; a group that may write to the folder may read and write them too.",
+        description="Folder of the blobs, which several servers on one PostgreSQL share; by default `blobs` in the "
+        "data folder. New folders get mode 0700 and new files 0600. If a group can write to the folder, "
+        "the group can also read and write new files.",
     )
     blobs_url: str | None = Field(
         None,
-        description="Bucket of an object store instead of that folder: `s3://BUCKET/PREFIX`, also gs, az and file; its "
-        "credentials come from its own variables (AWS_..., GOOGLE_..., AZURE_...).",
+        description="Bucket of an object store, instead of the folder: `s3://BUCKET/PREFIX`, `gs://...`, `az://...` "
+        "or `file:///FOLDER`. The variables of the store hold the credentials (`AWS_...`, `GOOGLE_...`, "
+        "`AZURE_...`).",
     )
     blobs_seconds: float = Field(
-        20.0, gt=0, le=240, description="How long a call on the object store is tried again before it is answered 503."
+        20.0, gt=0, le=240, description="How long the server retries a call to the object store before it answers 503."
     )
     blobs_cache_bytes: int = Field(
-        10 * 2**30, ge=0, description="Most bytes of objects kept in the cache folder, least recent dropped."
+        10 * 2**30,
+        ge=0,
+        description="Maximum size of the local cache of objects, in `blobs` of `SOUP_CACHE_DIR`. The server removes "
+        "the least recently used objects first.",
     )
     blobs_presigned_seconds: float = Field(
         0.0,
         ge=0,
         le=86_400,
-        description="How long a URL of the bucket lasts that a download of weights is sent to, instead of through the "
-        "server; 0 sends none there.",
+        description="Lifetime of a presigned URL of the bucket. The server redirects downloads of weights to such "
+        "URLs. 0: downloads go through the server.",
     )
     cache_dir: Path | None = Field(
-        None, description="Cache of fingerprints and downloads; by default in the data folder."
+        None,
+        description="Folder of caches: fingerprints, and objects of the bucket; by default `cache` in the data folder.",
     )
 
     @field_validator("blobs_url")
@@ -99,13 +107,14 @@ class RaySettings(BaseSettings):
 
     ray_address: str | None = Field(
         None,
-        description="Head of the Ray cluster (`10.0.0.5:6379`) whose replicas generate; none: this server does.",
+        description="Address of the Ray cluster's head (`10.0.0.5:6379`), whose replicas generate. Unset: this server "
+        "generates.",
     )
     ray_app: str = Field(
         "soup",
         pattern=r"^[a-z0-9][a-z0-9-]{0,62}$",
-        description="Name of the replicas that `soup ray deploy` gave them.",
+        description="Name of the replicas, as given to `soup ray deploy`.",
     )
     ray_seconds: float = Field(
-        60.0, gt=0, description="How long a request waits for a replica on Ray to take it before it is answered 503."
+        60.0, gt=0, description="How long a request waits until a replica on Ray accepts it; then 503."
     )

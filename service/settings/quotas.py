@@ -12,75 +12,89 @@ class QuotaSettings(BaseSettings):
     """Default quotas and rates of keys and namespaces without limits of their own."""
 
     key_requests_per_minute: int | None = Field(
-        None, ge=1, le=10**15, description="Requests for inference a minute of a key; beyond it 429; none: no limit."
+        None,
+        ge=1,
+        le=10**15,
+        description="Default limit of each key on inference requests per minute; 429 beyond it. Unset: no limit.",
     )
     key_tokens_per_minute: int | None = Field(
         None,
         ge=1,
         le=10**15,
-        description="Tokens read and written by them a minute of a key; beyond it 429; none: no limit.",
+        description="Default limit of each key on tokens of prompts and answers per minute; 429 beyond it. Unset: no "
+        "limit.",
     )
     key_stored_bytes: int | None = Field(
         None,
         ge=0,
         le=10**15,
-        description="Stored bytes of a key, of whatever kind of file; beyond it 413; none: no limit.",
+        description="Default limit of each key on the bytes of all its stored files; 413 beyond it. Unset: no limit.",
     )
     key_adapters: int | None = Field(
         None,
         ge=0,
         le=10**15,
-        description="Live versions of adapters and soups of a key; beyond it 413; none: no limit.",
+        description="Default limit of each key on live versions of adapters and soups; 413 beyond it. Unset: no limit.",
     )
     key_jobs: int | None = Field(
         None,
         ge=0,
         le=10**15,
-        description="Cooks, fits and trainings that wait or run of a key; beyond it 429; none: no limit.",
+        description="Default limit of each key on waiting and running cooks, fits and trainings together; 429 beyond "
+        "it. Unset: no limit.",
     )
     namespace_requests_per_minute: int | None = Field(
         None,
         ge=1,
         le=10**15,
-        description="Requests for inference a minute of a namespace; beyond it 429; none: no limit.",
+        description="Default limit of each namespace on inference requests per minute; 429 beyond it. Unset: no limit.",
     )
     namespace_tokens_per_minute: int | None = Field(
         None,
         ge=1,
         le=10**15,
-        description="Tokens read and written by them a minute of a namespace; beyond it 429; none: no limit.",
+        description="Default limit of each namespace on tokens of prompts and answers per minute; 429 beyond it. "
+        "Unset: no limit.",
     )
     namespace_stored_bytes: int | None = Field(
         None,
         ge=0,
         le=10**15,
-        description="Stored bytes of a namespace, of whatever kind of file; beyond it 413; none: no limit.",
+        description="Default limit of each namespace on the bytes of all its stored files; 413 beyond it. Unset: no "
+        "limit.",
     )
     namespace_adapters: int | None = Field(
         None,
         ge=0,
         le=10**15,
-        description="Live versions of adapters and soups of a namespace; beyond it 413; none: no limit.",
+        description="Default limit of each namespace on live versions of adapters and soups; 413 beyond it. Unset: no "
+        "limit.",
     )
     namespace_jobs: int | None = Field(
         None,
         ge=0,
         le=10**15,
-        description="Cooks, fits and trainings that wait or run of a namespace; beyond it 429; none: no limit.",
+        description="Default limit of each namespace on waiting and running cooks, fits and trainings together; 429 "
+        "beyond it. Unset: no limit.",
     )
     max_uploads: int = Field(
         UploadLimits.uploads,
         ge=1,
         le=10_000,
-        description="Uploads in parts that a key may have unfinished; beyond it 429.",
+        description="Maximum number of unfinished uploads in parts of one key; 429 beyond it.",
     )
     max_upload_bytes: int = Field(
         UploadLimits.reserved_bytes,
         ge=1,
-        description="Bytes of a key's unfinished uploads together; beyond it 429 for all but one.",
+        description="Maximum size of all unfinished uploads of one key together; 429 beyond it. A key's only "
+        "unfinished upload is always accepted.",
     )
     usage_seconds: float = Field(
-        5.0, gt=0, le=3600, description="How often counted usage is written; a process that is killed loses as much."
+        5.0,
+        gt=0,
+        le=3600,
+        description="Interval at which the server writes usage to the database. A killed server loses the counts "
+        "since the last write.",
     )
 
 
@@ -90,36 +104,36 @@ class RetentionSettings(BaseSettings):
     keep_upload_seconds: float = Field(
         UploadLimits.lifetime.total_seconds(),
         gt=0,
-        description="How long an unfinished upload is kept after its last part.",
+        description="How long the server keeps an unfinished upload after its last part.",
     )
     collect_days: float = Field(
         7,
         ge=0,
         le=36_500,
-        description="Days after which blobs that nothing was made of, selectors that no longer serve, and unnamed "
-        "soups that were retired are removed; 0: never.",
+        description="Days until the server removes unused data: uploads that nothing uses, selectors that no longer "
+        "serve a pool, and retired unnamed soups. 0: never.",
     )
-    collect_seconds: float = Field(3600.0, gt=0, description="How often what is due is removed.")
+    collect_seconds: float = Field(
+        3600.0, gt=0, description="Interval between two removals of unused and outdated data."
+    )
     unnamed_soup_days: int = Field(
         0,
         ge=0,
         le=36_500,
-        description="Days after which an unnamed soup that nobody used is retired, where its namespace says nothing "
-        "else; 0: never.",
+        description="Days without use after which the server retires an unnamed soup. A namespace can set its own "
+        "number. 0: never.",
     )
     job_days: int = Field(
         365,
         ge=0,
         le=36_500,
-        description="Days after which jobs that have ended are removed, with what they answered; 0: never.",
+        description="Days after its end until the server removes a job and its answer. 0: never.",
     )
     usage_days: int = Field(
         0,
         ge=0,
         le=36_500,
-        description="Days after which usage is removed (a row for each day, key, namespace and model), no fewer than "
-        "unnamed soups are kept without use; 0: never.",
+        description="Days until the server removes usage rows; 0: never. If `SOUP_UNNAMED_SOUP_DAYS` or a namespace's "
+        "own number is larger, that number applies.",
     )
-    audit_days: int = Field(
-        0, ge=0, le=36_500, description="Days after which entries of the audit are removed; 0: never."
-    )
+    audit_days: int = Field(0, ge=0, le=36_500, description="Days until the server removes an audit entry. 0: never.")

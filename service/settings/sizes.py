@@ -14,44 +14,77 @@ class SizeSettings(BaseSettings):
     """The most that one request, file or sample may hold."""
 
     max_json_bytes: int = Field(
-        64 * MIB, ge=1024, description="Largest JSON body; most calls take less, all of them 413 beyond it."
+        64 * MIB, ge=1024, description="Maximum size of a JSON body; 413 beyond it. Most calls have a lower limit."
     )
     max_json_values: int = Field(
-        20_000, ge=100, description="Values of one JSON body, beside the texts and token ids that a call is for."
+        20_000,
+        ge=100,
+        description="Maximum number of values in a JSON body; 413 beyond it. Calls that take many texts, token ids or "
+        "weights allow more.",
     )
     max_json_bytes_held: int = Field(
-        256 * MIB, ge=1024, description="JSON bodies of all requests together, one key's at most half; beyond it 429."
+        256 * MIB,
+        ge=1024,
+        description="Maximum size of the JSON bodies of all running requests together, half of it for one key; 429 "
+        "beyond it.",
     )
     max_inline_bytes: int = Field(
-        SizeLimits.inline_bytes, ge=0, description="Largest file inline in a manifest, decoded."
+        SizeLimits.inline_bytes,
+        ge=0,
+        description="Maximum decoded size of a file that is inline in a manifest; 413 beyond it.",
     )
-    max_blob_bytes: int = Field(UploadLimits.blob_bytes, ge=1, description="Largest blob uploaded.")
-    max_weights_bytes: int = Field(SizeLimits.weights_bytes, ge=1, description="Largest weights file of an adapter.")
+    max_blob_bytes: int = Field(
+        UploadLimits.blob_bytes, ge=1, description="Maximum size of an uploaded blob; 413 beyond it."
+    )
+    max_weights_bytes: int = Field(
+        SizeLimits.weights_bytes, ge=1, description="Maximum size of an adapter's weights file; 413 beyond it."
+    )
     max_embeddings_bytes: int = Field(
-        SizeLimits.embeddings_bytes, ge=1, description="Largest embeddings file of a sample."
+        SizeLimits.embeddings_bytes, ge=1, description="Maximum size of a sample's embeddings file; 413 beyond it."
     )
     max_sample_bytes: int = Field(
-        SizeLimits.sample_bytes, ge=1, description="Largest sample as an uploaded JSON-lines blob."
+        SizeLimits.sample_bytes,
+        ge=1,
+        description="Maximum size of a sample that is uploaded as a blob of JSON lines; 413 beyond it.",
     )
-    max_texts: int = Field(2000, ge=1, description="Texts in one perplexity or embeddings request.")
-    max_text_chars: int = Field(SampleLimits.max_chars, ge=1, description="Characters of one text or prompt.")
-    max_prompts: int = Field(256, ge=1, description="Prompts in one completions request.")
-    max_choices: int = Field(16, ge=1, description="Largest `n` of a completions request.")
-    max_logprobs: int = Field(20, ge=0, description="Largest number of alternatives per token.")
-    max_ingredients: int = Field(64, ge=1, description="Largest number of ingredients of a recipe.")
-    page_size: int = Field(50, ge=1, le=1000, description="Rows of a page where the request names no limit.")
-    max_page_size: int = Field(200, ge=1, le=1000, description="Largest page a request may ask for.")
+    max_texts: int = Field(
+        2000, ge=1, description="Maximum number of texts in a perplexity or embeddings request; 413 beyond it."
+    )
+    max_text_chars: int = Field(
+        SampleLimits.max_chars,
+        ge=1,
+        description="Maximum number of characters, or of token ids, in one text, prompt or passage; 413 beyond it.",
+    )
+    max_prompts: int = Field(
+        256, ge=1, description="Maximum number of prompts in a completions request; 413 beyond it."
+    )
+    max_choices: int = Field(
+        16, ge=1, description="Maximum `n` and `best_of` of a completions or chat request; 400 beyond it."
+    )
+    max_logprobs: int = Field(
+        20, ge=0, description="Maximum number of alternatives per token (`logprobs`); 400 beyond it."
+    )
+    max_ingredients: int = Field(64, ge=1, description="Maximum number of ingredients of a recipe; 400 beyond it.")
+    page_size: int = Field(50, ge=1, le=1000, description="Rows on one page of a list if the request sets no `limit`.")
+    max_page_size: int = Field(
+        200, ge=1, le=1000, description="Maximum `limit` of a request for a list; 400 beyond it."
+    )
     min_passages: int = Field(
         SampleLimits.minimum,
         ge=1,
-        description="An adapter's sample with fewer passages is refused; to cook or choose, 5 do.",
+        description="Minimum number of passages in an adapter's sample; 422 below it. To cook or select, 5 are enough.",
     )
-    few_passages: int = Field(SampleLimits.good, ge=1, description="A sample with fewer passages is noted.")
+    few_passages: int = Field(
+        SampleLimits.good, ge=1, description="A sample with fewer passages gets a note in its report."
+    )
     max_passages: int = Field(
-        SampleLimits.maximum, ge=1, description="A larger sample is drawn down to this with a recorded seed."
+        SampleLimits.maximum,
+        ge=1,
+        description="Maximum number of passages that the server keeps of a sample. It draws them from a larger "
+        "sample, with a recorded seed.",
     )
     max_sample_chars: int = Field(
         SampleLimits.characters,
         ge=1,
-        description="Characters of all passages of a sample, as many as are kept; beyond it 422.",
+        description="Maximum number of characters of all kept passages of a sample together; 422 beyond it.",
     )
