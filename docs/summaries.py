@@ -117,6 +117,7 @@ REGISTRY = Summary(
         "fit `cosine`, s": "fit_10k_cosine_s",
         "fit `cosine`, peak memory added, GiB": "fit_10k_cosine_peak_gib",
         "add one adapter to `cosine`, s": "add_one_cosine_s",
+        "choose for a prompt, 95th percentile, ms": "route_ms_p95",
         "ten nearest adapters, 95th percentile, ms": "nearest_ms_p95",
         "the first such request, s": "nearest_first_s",
         "pushes per second, 8 clients": "push_many",
