@@ -341,7 +341,7 @@ class ClientSettings(BaseSettings):
         description="Key that the client sends. Unset: the key in `admin.key` of the data folder, if it is readable.",
     )
     data: Path = Field(DEFAULT_DATA, description="Data folder of a server on this machine, for its `admin.key`.")
-    timeout: float = Field(600.0, gt=0, description="How long the client waits for an answer.")
+    timeout: float = Field(600.0, gt=0, description="How many seconds the client waits for an answer.")
 
     def secret(self) -> str | None:
         """Return the key to send: the setting, else the admin key of this machine's server, else None.
