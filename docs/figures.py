@@ -2,8 +2,9 @@
 
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills the block from
 benchmarks/results/NAME.json (`benchmarks.report`). `NAME:sentence` is its result in one sentence, `NAME:run` the
-figures as they are in the file. The views of `docs.papers` are claims with verdicts, those of `docs.soups` efforts
-beside each other. `summary:NAME` is a table of `docs.summaries`, which may hold figures of several files.
+figures as they are in the file. `NAME:tales` are the strategies of the tutorial on its domain. The views of
+`docs.papers` are claims with verdicts, those of `docs.soups` efforts beside each other. `summary:NAME` is a table of
+`docs.summaries`, and `papers` the number of claims by verdict; both may read several files.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ def fill(text: str, folder: Path) -> str:
 
 def block(folder: Path, name: str, view: str | None = None) -> str:
     """The text between two marks."""
-    if name == "summary":
-        return "\n" + "\n".join(summaries.lines(folder, view or "")) + "\n"
+    if name in ("summary", "papers"):
+        several = summaries.lines(folder, view or "") if name == "summary" else papers.total(folder)
+        return "\n" + "\n".join(several) + "\n"
     path = folder / f"{name}.json"
     if not path.is_file():
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
     result: Result = json.loads(path.read_text(encoding="utf-8"))
     default = _comparison if _compares(result) else _plain
-    own = {"sentence": _sentence, "run": _plain}
+    own = {"sentence": _sentence, "tales": _tales, "run": _plain}
     views = {**papers.VIEWS, **own}
     lines = soups.VIEWS[view](result, name) if view in soups.VIEWS else views.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *summaries.sources({name: result})]) + "\n"
@@ -91,18 +93,42 @@ def _sentence(result: Result) -> list[str]:
     methods = _methods(result)
     base, control, answer = (methods[name] for name in ("base_model", "control", "the_service_verified"))
     won = sum(answer[d]["perplexity"] < min(base[d]["perplexity"], control[d]["perplexity"]) for d in base)
+    where = f"all {won}" if won == len(base) else f"{won} of {len(base)}"
     gain = 100 * (1 - _geometric(answer) / _geometric(control))
     tuned = methods.get("effort_tune")
     also = (
-        "" if tuned is None else f" Trained on the sample as well, which effort `tune` does, {_geometric(tuned):.1f}."
+        "" if tuned is None else f" Effort `tune`, which also trains the soup on the sample: {_geometric(tuned):.1f}."
     )
     whose = answered([(str(row.get("taken", "")), bool(row.get("abstained"))) for row in answer.values()])
     return [
-        f"Perplexity on {len(base)} domains that no adapter was trained on, geometric mean: base model "
-        f"{_geometric(base):.1f}, control {_geometric(control):.1f}, {whose} {_geometric(answer):.1f}: "
-        f"{abs(gain):.1f} % {'below' if gain > 0 else 'above'} the control, and below both on {won} of {len(base)} "
-        f"domains.{also}"
+        f"Perplexity on {len(base)} domains that no adapter was trained on (geometric mean, lower is better): base "
+        f"model {_geometric(base):.1f}, control {_geometric(control):.1f}, {whose} {_geometric(answer):.1f}, which is "
+        f"{abs(gain):.1f} % {'below' if gain > 0 else 'above'} the control. On {where} domains, {whose} is better than "
+        f"base model and control.{also}"
     ]
+
+
+TALES = "fairy_tales"
+"""The tutorial's domain."""
+COOKED = {
+    "base_model": "base model",
+    "single_similarity": "single, cosine",
+    "effort_instant": "effort instant",
+    "the_service_verified": "effort quick",
+    "effort_tune": "effort tune",
+}
+"""Methods of the demo as `soup compare` names the strategies."""
+
+
+def _tales(result: Result) -> list[str]:
+    """The adapters and perplexities of some methods on the tutorial's domain."""
+    rows = {method: by_domain[TALES] for method, by_domain in _methods(result).items() if TALES in by_domain}
+    cells = [
+        (label, str(rows[method].get("taken") or ""), f"{rows[method]['perplexity']:.2f}")
+        for method, label in COOKED.items()
+        if method in rows
+    ]
+    return table(("strategy", "adapters", "perplexity"), cells)
 
 
 def _comparison_notes(result: Result) -> Iterator[str]:

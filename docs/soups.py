@@ -7,6 +7,7 @@ of perplexity are those of the novel domains, without hostile sets.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -24,6 +25,17 @@ FOLDER = Path("docs") / "explanation" / "pictures"
 """Folder of the pictures, relative to the project's root; the pages that show them are in its parent folder."""
 LINES = (*EFFORTS, *LADDER)
 WALL_TICKS = (0.3, 1, 3, 10, 30, 100, 300, 1000)
+_TUNED = re.compile(r"tune(?: fresh (?P<rate>[\d.]+))?(?P<passes> \d+ passes)?")
+"""The name of a way that trains on the sample, as results files have it."""
+
+
+def title(way: str) -> str:
+    """The name of a way for readers: of a fresh adapter with its learning rate, and with its passes."""
+    tuned = _TUNED.fullmatch(way)
+    if tuned is None:
+        return way
+    start = "tune" if tuned["rate"] is None else f"fresh adapter, rate {tuned['rate']}"
+    return start if tuned["passes"] is None else f"{start},{tuned['passes']}"
 
 
 def _rows(result: Result) -> dict[tuple[str, int], list[Row]]:
@@ -63,16 +75,23 @@ def _change(rows: Sequence[Row]) -> str:
 
 
 def ways(result: Result, name: str) -> list[str]:
-    """All strategies on the largest sample, best first."""
-    found = sorted((change(rows), way, rows) for way, rows in _largest(result).items())
+    """All strategies on the largest sample and the best single adapter, best first."""
     cells = [
-        (way, _change(rows), "" if (time := seconds(rows)) is None else f"{time:.1f}",
+        (change(rows), title(way), _change(rows), "" if (time := seconds(rows)) is None else f"{time:.1f}",
          str(len(_worse(rows))), str(_abstentions(rows)))
-        for _, way, rows in found
+        for way, rows in _largest(result).items()
     ]  # fmt: skip
+    best = 100 * (_best_single(result)[1] - 1)
+    cells.append((best, "best single adapter on the test text", f"{best:+.1f}", "", "", ""))
     head = ("way", "change of perplexity, %", "seconds", "worse than the base", "the base itself")
     image = f"![Change of perplexity by seconds]({FOLDER.name}/{name}_wall.svg)"
-    return [image, "", *table(head, cells)]
+    return [image, "", *table(head, [row for _, *row in sorted(cells)])]
+
+
+def _best_single(result: Result) -> tuple[str, float]:
+    """The figure of the best single adapter on the test text: its name and its ratio of perplexities."""
+    name = next(name for name in result["figures"] if name.endswith(("single_over_control", "single_ratio")))
+    return name, float(result["figures"][name]["value"])
 
 
 def _worse(rows: Sequence[Row]) -> list[Row]:
@@ -84,10 +103,15 @@ def _abstentions(rows: Sequence[Row]) -> int:
     return sum(row.get("abstained", False) for row in rows)
 
 
+def _mark(way: str) -> str:
+    """The name of a way beside its mark in a plot, where there is little room."""
+    return title(way).replace("fresh adapter, rate", "fresh")
+
+
 def draw_wall(result: Result) -> str:
     """A plot with a mark for each strategy over its seconds."""
     found = _largest(result)
-    places = {way: (time, change(rows)) for way, rows in found.items() if (time := seconds(rows))}
+    places = {_mark(way): (time, change(rows)) for way, rows in found.items() if (time := seconds(rows))}
     size = next(iter(found.values()))[0]["passages"]
     return to_svg(points(
         f"Change of perplexity by seconds, {size} passages", places, ticks=WALL_TICKS,
@@ -96,19 +120,16 @@ def draw_wall(result: Result) -> str:
 
 
 def short(result: Result, _name: str) -> list[str]:
-    """The changes by efforts, by the paper's clustering, and by the best single adapter on the test text, in one
-    sentence.
-    """
+    """The changes by efforts, by the paper's clustering, and by the best single adapter on the test text."""
     found = _largest(result)
-    single = next(name for name in result["figures"] if name.endswith(("single_over_control", "single_ratio")))
-    zero = "base model's" if single.endswith("ratio") else "control adapter's"
+    name, ratio = _best_single(result)
+    zero = "base model's" if name.endswith("ratio") else "control adapter's"
     parts = [f"`{way}` {change(found[way]):+.1f} %" for way in EFFORTS if way in found]
-    best = 100 * (result["figures"][single]["value"] - 1)
     domains, size = {row["domain"] for row in found["clustering"]}, found["clustering"][0]["passages"]
     return [
         f"Change of perplexity over the {zero}, geometric mean of {len(domains)} domains, {size} passages to cook "
-        f"from: {', '.join(parts)}. The paper's clustering comes to {change(found['clustering']):+.1f} %, the best "
-        f"single adapter, chosen on the test text itself, to {best:+.1f} %."
+        f"from: {', '.join(parts)}. The paper's clustering: {change(found['clustering']):+.1f} %. The best single "
+        f"adapter, chosen on the test text itself: {100 * (ratio - 1):+.1f} %."
     ]
 
 
@@ -117,7 +138,7 @@ def sizes(result: Result, _name: str) -> list[str]:
     found = _rows(result)
     known = sorted({size for way, size in found if way in LINES})
     cells = [
-        (way, *(_change(found.get((way, size), ())) for size in known))
+        (title(way), *(_change(found.get((way, size), ())) for size in known))
         for way in LINES
         if any((way, size) in found for size in known)
     ]
