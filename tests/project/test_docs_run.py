@@ -38,8 +38,9 @@ CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=8, activation="rel
 SAMPLE = 40
 """Passages of a sample: fewer than a reader's, as nobody reads the numbers."""
 SMALLER = {
-    "[part.strip() for": "[part.strip()[:300] for", "passages[60:]": "passages[20:100]",
-    "passages[:60]": "passages[:20]", "--steps 30": "--steps 3",
+    "[part.strip() for": "[part.strip()[:300] for", "passages[:60]": "passages[:20]",
+    "passages[60:120]": "passages[20:40]", "passages[120:180]": "passages[40:60]",
+    "passages[180:]": "passages[60:140]", "--steps 30": "--steps 3",
 }  # fmt: skip
 """What the tutorial's training is given here."""
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -174,10 +175,8 @@ def test_the_tutorial(home: Home) -> None:
     printed = home.run("python", f"import warnings\nwarnings.simplefilter('default')\n{prepare}")
     assert int(printed.split()[0]) > 100
     output = home.run("sh", shell)
-    for ref in ("demo/classic_novels@1", "tutorial/all@1", "tutorial/licences@1", "tutorial/mixed@1"):
-        assert ref in output
-    assert "refused" in output.splitlines()
-    assert "effort tune" in output  # the last row of `soup compare`
+    for text in ("demo/classic_novels@1", "tutorial/licences@1", "effort tune"):  # the last row of `soup compare`
+        assert text in output
     assert home.live.world.client.get("/v1/adapters/tutorial/licences").status_code == 410
 
 
