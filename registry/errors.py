@@ -141,11 +141,11 @@ class Cancelled(SoupError):
 class Unavailable(SoupError):
     """A dependency is unavailable, such as a base model, the database or the blob folder.
 
-    Retry every `retry_after` seconds.
+    Retry every `retry_after` seconds; if it is None, a retry cannot help.
     """
 
     def __init__(
-        self, message: str, *, retry_after: int = 5, param: str | None = None, problems: Sequence[str] = ()
+        self, message: str, *, retry_after: int | None = 5, param: str | None = None, problems: Sequence[str] = ()
     ) -> None:
         super().__init__(message, param=param, problems=problems)
         self.retry_after = retry_after

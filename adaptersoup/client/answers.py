@@ -103,6 +103,8 @@ def error_of(response: httpx2.Response) -> SoupError:
     pause = response.headers.get("retry-after", "")
     if isinstance(error, Busy | Unavailable) and pause.isascii() and pause.isdigit():
         error.retry_after = int(pause)
+    elif isinstance(error, Unavailable):
+        error.retry_after = None
     return error
 
 

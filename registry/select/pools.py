@@ -198,3 +198,9 @@ def enqueue_fit(
     return catalogue.jobs.enqueue(
         "fit", arguments, namespace=namespace, created_by=created_by, dedupe_key=key, delay=delay
     )
+
+
+def is_fit_active(catalogue: Catalogue, pool: PoolSpec, spec: SelectorSpec) -> bool:
+    """Return True if a fit of this pool and spec is queued or running."""
+    subject = {"pool": pool.model_dump(mode="json"), "spec": spec.model_dump(mode="json")}
+    return any(subject.items() <= row.arguments.items() for row in catalogue.jobs.active("fit"))

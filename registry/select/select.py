@@ -19,8 +19,8 @@ from registry.errors import InvalidSample, Unavailable
 from registry.progress import Progress
 from registry.samples.sample import CheckedSample, Vectors, embed_texts
 from registry.select.fitted import current_selector, current_state, load_selector, record_use
-from registry.select.pools import gone_members, members_of, missing_members
-from registry.select.requested import requested_selector
+from registry.select.pools import RETRY_AFTER, gone_members, is_fit_active, members_of, missing_members
+from registry.select.requested import RequestedSelector, requested_selector
 from registry.selectors.contract import Selector
 from registry.selectors.ranking import LISTED, Member, Ranking
 from registry.spec import PoolRequest, PoolSpec, PosteriorSpec, SampleReport, Selection, SelectOptions, SelectorSpec
@@ -142,10 +142,7 @@ def select_for_prompt(
     encoder = requested.encoder
     state = current_state(registry, requested)
     if state is None or encoder is None:
-        raise Unavailable(
-            "No posterior selector was fitted for the adapters that this key sees: ask /v1/select once with the "
-            "scope 'write', or cook a soup."
-        )
+        raise _not_fitted(registry, requested)
     vectors = sample_vectors(sample, encoder, scored=False).array
     options = SelectOptions()
     selector = load_selector(registry, state)
@@ -158,6 +155,17 @@ def select_for_prompt(
             ranking = selector.rank(vectors, options=options, exclude=gone)
     best = [candidate for candidate in ranking.ranked[: options.most] if candidate.passes]
     return PromptSelection({candidate.member.ref: candidate.score for candidate in best}, ranking.evidence.novelty)
+
+
+def _not_fitted(registry: Registry, requested: RequestedSelector) -> Unavailable:
+    """The error for a prompt whose pool has no selector; a retry helps only while a fit of one is queued or running."""
+    with registry.database.read() as catalogue:
+        is_coming = is_fit_active(catalogue, requested.pool, requested.spec)
+    return Unavailable(
+        "No posterior selector is fitted for the adapters that this key sees: "
+        + ("one is being fitted." if is_coming else "run `soup fit` once, with a key of scope 'write'."),
+        retry_after=RETRY_AFTER if is_coming else None,
+    )
 
 
 def sample_vectors(

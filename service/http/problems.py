@@ -142,7 +142,7 @@ def response_of(error: SoupError, headers: Mapping[str, str] | None = None) -> J
 def headers_of(error: SoupError) -> dict[str, str]:
     """Return the headers that belong to one of our errors, whatever the request."""
     extra: dict[str, str] = {}
-    if isinstance(error, errors.Busy | errors.Unavailable):
+    if isinstance(error, errors.Busy | errors.Unavailable) and error.retry_after is not None:
         extra["retry-after"] = str(error.retry_after)
     if isinstance(error, errors.WrongOffset):
         extra |= offset_headers(error.offset)

@@ -46,7 +46,7 @@ class Calls(Blobs):
             try:
                 return self.json("POST", path, json=body_of_request(values))
             except Unavailable as error:
-                pause = max(1, error.retry_after)
+                pause = max(1, error.retry_after or 0)
                 waited += pause
                 if error.param != "pool" or waited > LONGEST_EMBEDDING:
                     raise

@@ -11,6 +11,8 @@ import pytest
 from registry.adapters import create, paper_config
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
+from registry.select.pools import FitTarget, enqueue_fit
+from registry.spec import PoolSpec, PosteriorSpec
 from tests.service.answers import refusal
 from tests.service.http.stock import fit_selector, push_embedded
 from tests.service.servers import BASE_ID, World, with_template
@@ -133,8 +135,22 @@ def test_without_text_nothing_can_be_chosen(fitted: World, prompt: Any) -> None:
 
 
 def test_where_nothing_was_fitted_it_says_what_to_do(fitted: World) -> None:
-    answer = fitted.client.post("/v1/completions", json={**ASKED, "prompt": "x"}, headers=key_of(fitted, "other"))
-    assert "ask /v1/select once" in refusal(answer, 503)
+    headers = key_of(fitted, "other")
+
+    def ask_unfitted() -> Any:
+        return fitted.client.post("/v1/completions", json={**ASKED, "prompt": "x"}, headers=headers)
+
+    answer = ask_unfitted()
+    assert "run `soup fit` once" in refusal(answer, 503)
+    assert "retry-after" not in answer.headers
+    pool = PoolSpec(base_fingerprint=fitted.runtime.bases[BASE_ID].shape.fingerprint, namespaces=("other",))
+    target = FitTarget(BASE_ID, pool, PosteriorSpec())
+    with fitted.registry.database.write() as catalogue:
+        job = enqueue_fit(catalogue, target, namespace="other", created_by="key-1", delay=3600)
+    answer = ask_unfitted()
+    assert "one is being fitted" in refusal(answer, 503)
+    assert answer.headers["retry-after"] == "2"
+    fitted.client.post(f"/v1/jobs/{job.id}/cancel")
 
 
 def test_other_calls_name_a_model(fitted: World) -> None:
