@@ -65,8 +65,13 @@ def model_for(services: Services, principal: Principal, body: Sampling, texts: S
 
     Raises as `language_model` does, and for `auto` as `choose_for_prompt`.
     """
-    if body.adapters is not None or not is_auto(services, body.model):
+    if not is_auto(services, body.model):
         return language_model(services, principal, body.model, body.adapters)
+    if body.adapters is not None:
+        raise InvalidParameter(
+            f"'adapters' cannot be combined with the model '{AUTO}', which chooses them: name a base model instead.",
+            param="adapters",
+        )
     if len(services.bases) != 1:
         raise InvalidParameter(
             f"'{AUTO}' chooses among the adapters of one base model, and this server has {len(services.bases)}: name a "

@@ -153,6 +153,11 @@ def test_where_nothing_was_fitted_it_says_what_to_do(fitted: World) -> None:
     fitted.client.post(f"/v1/jobs/{job.id}/cancel")
 
 
+def test_adapters_are_chosen_by_it_or_named(fitted: World) -> None:
+    answer = ask(fitted, "x", adapters=[{"ref": "acme/law", "weight": 1}])
+    assert "'adapters' cannot be combined" in refusal(answer, 400)
+
+
 def test_other_calls_name_a_model(fitted: World) -> None:
     for path, body in (("/v1/perplexity", {"texts": ["x"]}), ("/v1/embeddings", {"input": "x"})):
         assert fitted.client.post(path, json={"model": "auto", **body}).status_code == 404, path
