@@ -110,6 +110,12 @@ class Rates:
             remainders = [remaining_of(want, self._bucket(want, now).used) for want in wants if want.measure == measure]
         return min(remainders, key=lambda remaining: (remaining.remaining, -remaining.reset), default=None)
 
+    def used(self, wants: Sequence[Want]) -> dict[Name, float]:
+        """The used amounts of these buckets that have not drained."""
+        with self._lock:
+            now = self._clock()
+            return {want.name: self._bucket(want, now).used for want in wants}
+
     def know(self, want: Want, used: float) -> None:
         """Set the used amount of a bucket."""
         with self._lock:
@@ -211,6 +217,15 @@ class SharedRates:
     def remaining(self, wants: Sequence[Want], measure: Measure) -> Remaining | None:
         """The remainder of the limit with the least left, as far as this server knows."""
         return self._cached.remaining(wants, measure)
+
+    def used(self, wants: Sequence[Want]) -> dict[Name, float]:
+        """The used amounts of these buckets in the database, without what servers are still to settle."""
+        with self._database.read() as catalogue:
+            rows = catalogue.rate_buckets.read([want.name for want in wants])
+        return {
+            want.name: want.worn(rows[want.name].used, rows[want.name].seconds) if want.name in rows else 0.0
+            for want in wants
+        }
 
     def write(self) -> None:
         """Settle ended requests in the database; if it does not answer, a later call does."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Column,
     ColumnElement,
     Float,
+    Select,
     String,
     Table,
     bindparam,
@@ -42,8 +44,8 @@ KEY = (rate_buckets.c.subject, rate_buckets.c.measure)
 
 
 @dataclass(frozen=True)
-class LockedBucket:
-    """A bucket whose row is locked: its use `seconds` ago, and the present moment in microseconds."""
+class BucketRow:
+    """A bucket: its use `seconds` ago, and the present moment in microseconds."""
 
     used: float
     seconds: float
@@ -53,12 +55,17 @@ class LockedBucket:
 class RateBuckets(TableGateway):
     """Rows of rate buckets."""
 
-    def lock(self, names: Collection[BucketName]) -> dict[BucketName, LockedBucket]:
+    def read(self, names: Collection[BucketName]) -> dict[BucketName, BucketRow]:
+        """The buckets of these names that have a row."""
+        query = select(rate_buckets, database_clock(self._connection).label("now")).where(_has_name(names))
+        return self._read(query)
+
+    def lock(self, names: Collection[BucketName]) -> dict[BucketName, BucketRow]:
         """Lock the buckets of these names until the transaction ends; missing ones are inserted empty.
 
         They are inserted before any row is locked: after that, two transactions could wait for each other.
         """
-        locked: dict[BucketName, LockedBucket] = {}
+        locked: dict[BucketName, BucketRow] = {}
         while locked.keys() != set(names):  # repeats only if one was removed in between
             self._insert_missing(names)
             locked = self._lock(names)
@@ -72,16 +79,18 @@ class RateBuckets(TableGateway):
             insert = postgresql.insert if self._connection.dialect.name == "postgresql" else sqlite.insert
             self._connection.execute(insert(rate_buckets).on_conflict_do_nothing(), rows)
 
-    def _lock(self, names: Collection[BucketName]) -> dict[BucketName, LockedBucket]:
+    def _lock(self, names: Collection[BucketName]) -> dict[BucketName, BucketRow]:
         query = select(rate_buckets, database_clock(self._connection).label("now")).where(_has_name(names))
-        rows = self._connection.execute(query.order_by(*KEY).with_for_update())
+        return self._read(query.order_by(*KEY).with_for_update())
+
+    def _read(self, query: Select[Any]) -> dict[BucketName, BucketRow]:
         # a transaction that waited for a row may have read the clock before the row was written
         return {
-            (row.subject, row.measure): LockedBucket(row.used, max(0, row.now - row.at) / SECOND, max(row.now, row.at))
-            for row in rows
+            (row.subject, row.measure): BucketRow(row.used, max(0, row.now - row.at) / SECOND, max(row.now, row.at))
+            for row in self._connection.execute(query)
         }
 
-    def put(self, used: Mapping[BucketName, float], locked: Mapping[BucketName, LockedBucket]) -> None:
+    def put(self, used: Mapping[BucketName, float], locked: Mapping[BucketName, BucketRow]) -> None:
         """Set what is used of each locked bucket, at the moment it was locked."""
         query = update(rate_buckets).where(
             rate_buckets.c.subject == bindparam("of_subject"), rate_buckets.c.measure == bindparam("of_measure")

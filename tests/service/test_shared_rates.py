@@ -41,6 +41,9 @@ def test_what_one_server_took_another_has_not(servers: list[SharedRates]) -> Non
     left = two.remaining([want(0)], "tokens")
     assert left is not None
     assert left.remaining <= 5
+    used = one.used([want(0), want(0, subject="Key 'new'")])  # read from the database, and so what the other took
+    assert 55 <= used[want(0).name] <= 60
+    assert used["Key 'new'", "tokens"] == 0
     two.take([want(60, subject="Key 'b'")])
 
 

@@ -15,7 +15,6 @@ from adaptersoup.client.answers import Json
 from adaptersoup.tables import columns
 
 app = Verbs(help="Show and change the limits of keys and namespaces.", no_args_is_help=True)
-QUOTAS = ("stored_bytes", "adapters", "jobs")
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class LimitFlags:
 @app.command()
 @verb
 def show(remote: Remote, subject: Subject) -> None:
-    """Show the limits of a key or a namespace, and the used part of its quotas.
+    """Show the limits of a key or a namespace, and the used part of each.
 
     \b
     Examples:
@@ -75,7 +74,7 @@ def _answer(remote: Remote, limits: Json) -> None:
             name,
             "default" if value is None else value,
             "none" if limits["in_force"][name] is None else limits["in_force"][name],
-            limits["in_use"][name] if name in QUOTAS else "",
+            "-" if limits["in_use"].get(name) is None else limits["in_use"][name],
         )
         for name, value in limits["limits"].items()
     ]

@@ -25,7 +25,7 @@ from service.access.keys import Principal
 from service.engine import GenerateRequest, ScoreRequest
 from service.engine.fairness import ASSUMED_TOKENS
 from service.http.models.named_models import ResolvedModel
-from service.rates import Measure, Rates, SharedRates, Want
+from service.rates import Measure, Rates, SharedRates, Want, remaining_of
 from service.services import Services
 
 EngineRequest = TypeVar("EngineRequest", GenerateRequest, ScoreRequest)
@@ -138,6 +138,13 @@ def duration(seconds: float) -> str:
     hours, minutes = divmod(minutes, 60)
     text = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
     return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + text
+
+
+def used_rates(services: Services, subject: Subject, limits: UseLimits) -> dict[str, int]:
+    """Return the used part of a subject's limits per minute that are in force, by the name of the limit."""
+    wants = _wants(subject, limits, 0)
+    used = services.rates.used(wants)
+    return {f"{want.measure}_per_minute": want.limit - remaining_of(want, used[want.name]).remaining for want in wants}
 
 
 def _headers(rates: Rates | SharedRates, wants: Sequence[Want]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from registry.quotas import effective_limits
 from registry.spec import LimitKind, UseLimits
 from service.access.keys import Principal, managed_row
 from service.http.app_services import AppServices
+from service.http.models.metering import used_rates
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.if_match import IfMatch, etag_of
 from service.http.schemas.namespaces import InUse, Limits, Namespace, NamespacePatch
@@ -62,10 +63,11 @@ def _body(row: NamespaceRow) -> Namespace:
 
 @router.get("/keys/{id}/limits", tags=["keys"])
 def get_key_limits(id: str, services: AppServices, principal: Admin) -> Limits:
-    """The limits of a key, and its use of its quotas."""
+    """The limits of a key, and its use of them."""
     with services.registry.database.read() as catalogue:
         managed_row(catalogue, id, principal)
-        return _limits(services, catalogue, "key", id)
+        limits = _limits(services, catalogue, "key", id)
+    return _with_rates(services, limits)
 
 
 @router.patch("/keys/{id}/limits", tags=["keys"])
@@ -74,15 +76,17 @@ def change_key_limits(request: Request, id: str, body: UseLimits, services: AppS
     with services.registry.database.write() as catalogue:
         managed_row(catalogue, id, principal)
         _change(catalogue, "key", id, body, principal, request.state.request_id)
-        return _limits(services, catalogue, "key", id)
+        limits = _limits(services, catalogue, "key", id)
+    return _with_rates(services, limits)
 
 
 @router.get("/namespaces/{ns}/limits", tags=["keys"])
 def get_namespace_limits(ns: str, services: AppServices, principal: Reader) -> Limits:
-    """The limits of a namespace that this key sees, and its use of its quotas."""
+    """The limits of a namespace that this key sees, and its use of them."""
     _check_namespace(ns, principal)
     with services.registry.database.read() as catalogue:
-        return _limits(services, catalogue, "namespace", ns)
+        limits = _limits(services, catalogue, "namespace", ns)
+    return _with_rates(services, limits)
 
 
 @router.patch("/namespaces/{ns}/limits", tags=["keys"])
@@ -98,7 +102,8 @@ def change_namespace_limits(
         raise Forbidden("The limits of a namespace are changed by keys that see all namespaces.", param="namespace")
     with services.registry.database.write() as catalogue:
         _change(catalogue, "namespace", ns, body, principal, request.state.request_id)
-        return _limits(services, catalogue, "namespace", ns)
+        limits = _limits(services, catalogue, "namespace", ns)
+    return _with_rates(services, limits)
 
 
 def _change(
@@ -126,3 +131,9 @@ def _limits(services: AppServices, catalogue: Catalogue, kind: LimitKind, subjec
             jobs=limits.jobs(kind, subject),
         ),
     )
+
+
+def _with_rates(services: AppServices, limits: Limits) -> Limits:
+    """Add the use of the limits per minute, which the rates read on their own."""
+    used = used_rates(services, (limits.kind, limits.id), limits.in_force)
+    return limits.model_copy(update={"in_use": limits.in_use.model_copy(update=used)})

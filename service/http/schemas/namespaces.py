@@ -39,15 +39,19 @@ class NamespacePatch(Patch):
 
 
 class InUse(Wire):
-    """The use of its quotas by a key or namespace."""
+    """The use of its limits by a key or namespace."""
 
+    requests_per_minute: int | None = None
+    """The requests that count against the limit now; null without a limit."""
+    tokens_per_minute: int | None = None
+    """The tokens that count against the limit now; null without a limit."""
     stored_bytes: int
     adapters: int
     jobs: int
 
 
 class Limits(Wire):
-    """The limits of a key or namespace, and its use of its quotas."""
+    """The limits of a key or namespace, and its use of them."""
 
     object: Literal["limits"] = "limits"
     kind: LimitKind

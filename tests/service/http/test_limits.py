@@ -96,6 +96,7 @@ def test_every_call_that_infers_is_limited_and_passes_when_it_was_told(world: Wo
         "rate_limit_exceeded", "rate_limit_error", "requests_per_minute"
     )  # fmt: skip
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert world.client.get(f"/v1/keys/{one.id}/limits").json()["in_use"]["requests_per_minute"] == 2
     clock.now += 29
     assert one.post(path, {"model": "tiny", **CALLS[path]}).status_code == 429
     clock.now += 1
@@ -297,7 +298,8 @@ def test_limits_are_shown_changed_in_part_and_audited(world: World) -> None:
     found = world.client.get(f"/v1/keys/{one.id}/limits").json()
     nothing = dict.fromkeys(("tokens_per_minute", "stored_bytes", "jobs"))
     assert found["limits"] == found["in_force"] == {**nothing, "adapters": 3, "requests_per_minute": 7}
-    assert found["in_use"] == {"stored_bytes": 0, "adapters": 0, "jobs": 0}
+    quotas = {"stored_bytes": 0, "adapters": 0, "jobs": 0}
+    assert found["in_use"] == {**quotas, "requests_per_minute": 0, "tokens_per_minute": None}
     entry = world.client.get("/v1/audit", params={"subject": one.id, "limit": 1}).json()["data"][0]
     assert (entry["action"], entry["detail"]["limits"], entry["detail"]["before"]["jobs"]) == (
         "key.limits", found["limits"], 2
