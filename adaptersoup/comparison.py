@@ -83,9 +83,8 @@ class Comparison(Tabular):
         ]
         header = ("domain", "strategy", "perplexity", "difference", "standard error", "model", "ingredients")
         means = ", ".join(f"{name} {value:+.4f}" for name, value in self.means.items())
-        return Table(
-            header, tuple(rows), (f"Mean over {len(self.domains)} domains, nats a token against the base: {means}.",)
-        )
+        subject = f"Mean over {len(self.domains)} domains" if len(self.domains) > 1 else "One domain"
+        return Table(header, tuple(rows), (f"{subject}, nats a token against the base: {means}.",))
 
     def plot(self) -> Plot:
         """A heat map of strategies by domains; for a single domain, bars of the differences with their intervals."""

@@ -180,7 +180,9 @@ class Soup(Tabular, SoupBody):
             )
         if spent is not None and spent.passes is not None:
             sentences.append(f"It took {spent.seconds:.1f} s, {spent.passes:.1f} passes of the base over the sample.")
-        refs_by_digest = {row.digest: row.ref for row in (self.selection.selected if self.selection else ())}
+        refs_by_digest = self.refs | {
+            row.digest: row.ref for row in (self.selection.selected if self.selection else ())
+        }
         if self.search is not None:
             refs_by_digest |= {candidate.digest: candidate.ref for candidate in self.search.candidates}
         ingredients = () if self.recipe is None else self.recipe.ingredients
@@ -196,6 +198,7 @@ class Soup(Tabular, SoupBody):
             self.reason,
             abstained=self.abstained,
             recipe=self.recipe,
+            refs=self.refs,
             selection=self.selection,
             search=self.search,
             verification=self.verification,

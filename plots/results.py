@@ -34,14 +34,19 @@ def soup_plot(
     selection: Selection | None,
     search: Search | None,
     verification: Verification | None,
+    refs: Mapping[str, str] | None = None,
 ) -> Plot:
-    """The result of a cook: ingredients, differences against the base, and the gains of the candidates."""
+    """The result of a cook: ingredients, differences against the base, and the gains of the candidates.
+
+    `refs` are names of ingredients by digest, beside those of the selection and the search.
+    """
     candidates = search.candidates if search else ()
-    refs = {adapter.digest: adapter.ref for adapter in (selection.selected if selection else ())}
-    refs |= {candidate.digest: candidate.ref for candidate in candidates}
+    names = {**(refs or {})} | {adapter.digest: adapter.ref for adapter in (selection.selected if selection else ())}
+    names |= {candidate.digest: candidate.ref for candidate in candidates}
     ingredients = sorted(recipe.ingredients if recipe else (), key=lambda item: (-float(item.weight), item.digest))
     weights = [
-        Bar(refs.get(item.digest, item.digest), float(item.weight), f"{float(item.weight):.3f}") for item in ingredients
+        Bar(names.get(item.digest, item.digest), float(item.weight), f"{float(item.weight):.3f}")
+        for item in ingredients
     ]
     passages = ""
     if verification:

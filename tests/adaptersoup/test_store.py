@@ -100,7 +100,8 @@ class TestNotebook:
         recipe = {"ingredients": [{"ref": "team/court"}, {"ref": "team/code", "weight": 3.0}]}
         soup = store.cook(recipe=recipe, mixing="average", name="team/mixed")
         assert (soup.model, soup.abstained) == ("team/mixed@1", False)
-        assert {row[1] for row in soup.table.rows} == {0.25, 0.75}
+        assert set(soup.table.rows) == {("team/court@1", 0.25), ("team/code@1", 0.75)}
+        assert "team/code@1" in to_svg(soup.plot())
         found = store.evaluate(soup, passages("court", 5, seed=2))
         assert found.baseline is not None
         assert found.baseline.model == "base/tiny"
@@ -139,6 +140,7 @@ class TestNotebook:
         assert list(found.means.values()) == sorted(found.means.values())
         one = store.compare({"court": domains["court"]}, ways)
         assert to_svg(one.plot()).count(" ± ") == 2
+        assert one.table.sentences[0].startswith("One domain, nats a token")
         with pytest.raises(InvalidParameter, match="at least one"):
             store.compare({}, ways)
 

@@ -12,7 +12,7 @@ from registry.cook.past_gains import past_gains
 from registry.errors import Forbidden
 from registry.spec import Cooked
 from service.access.keys import Principal
-from service.http.schemas.adapters import Adapter, adapter_body
+from service.http.schemas.adapters import adapter_body
 from service.http.schemas.jobs import Job, job_body
 from service.http.schemas.soups import HigherEffort, Soup
 from service.jobs.kinds import KINDS
@@ -65,12 +65,16 @@ def visible_job_body(services: Services, row: JobRow, principal: Principal) -> J
 
 def soup_of(services: Services, cooked: Cooked, visible: Namespaces) -> Soup:
     """Return the body of a cook's result, with the soup or adapter behind its model, for a key that sees `visible`."""
-    evidence, adapter = cooked.evidence, _adapter(services, cooked.soup_id)
+    evidence = cooked.evidence
+    with services.registry.database.read() as catalogue:
+        adapter = None if cooked.soup_id is None else adapter_body(catalogue.adapters.get(cooked.soup_id))
+        parents = catalogue.soups.parents(cooked.recipe_digest, visible)
     fields = {name: getattr(cooked, name) for name in Soup.model_fields if name in Cooked.model_fields}
     base_model = cooked.model.removeprefix("base/") if adapter is None else adapter.base_model
     return Soup(
         **{**fields, "beyond": _higher_efforts(services, cooked, base_model, visible)},
         soup=adapter,
+        refs={digest: parent.ref for digest, _, parent in parents if parent is not None},
         selection=evidence.selection,
         sample=evidence.sample,
         verification=evidence.verification,
@@ -91,10 +95,3 @@ def _higher_efforts(
         gain, cooks = gains.get(price.effort, (None, 0))
         efforts.append(HigherEffort(**price.model_dump(), gain=gain, cooks=cooks))
     return tuple(efforts)
-
-
-def _adapter(services: Services, adapter_id: int | None) -> Adapter | None:
-    if adapter_id is None:
-        return None
-    with services.registry.database.read() as catalogue:
-        return adapter_body(catalogue.adapters.get(adapter_id))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
+from pydantic import Field
+
 from registry.names import Digest
 from registry.spec import CookRequest, MixReport, Price, Recipe, SampleReport, Search, Selection, Spent, Verification
 from service.http.schemas.adapters import Adapter
@@ -47,6 +49,8 @@ class Soup(Wire):
     created: bool
     """True if this request stored a new version."""
     recipe: Recipe | None
+    refs: dict[Digest, str] = Field(default_factory=dict)
+    """The names of the recipe's ingredients by digest, without ingredients that the key does not see."""
     recipe_digest: Digest | None
     report: MixReport | None
     selection: Selection | None
