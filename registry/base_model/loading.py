@@ -153,6 +153,8 @@ def load_base(entry: BaseEntry, *, cache_dir: Path | None = None, text: BaseText
     with BUILDING, _loading(entry), quiet(reports=entry.kind == "causal"):
         model, report = _from_pretrained(source_folder(entry), entry)
         model.to(torch.device(entry.device)).eval().requires_grad_(False)
+    if entry.kind == "causal":
+        model.config.pad_token_id = None  # else transformers takes a BOS with this id for padding, and warns
     check_loaded(model, text.tokenizer, missing=sorted(report["missing_keys"]), entry=entry)
     text_fields = {field.name: getattr(text, field.name) for field in fields(BaseText)}
     return LoadedBase(**text_fields, model=model)

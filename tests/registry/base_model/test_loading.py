@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import shutil
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -54,6 +55,17 @@ def test_a_text_side_is_taken_as_long_as_the_files_are_those_it_was_read_from(fo
     changed = load_base(entry(folder), text=text)
     assert changed.tokenizer is not text.tokenizer
     assert changed.shape.fingerprint != text.shape.fingerprint
+
+
+def test_a_bos_is_not_taken_for_padding(tmp_path):
+    base = load_base(entry(build_tiny_base(tmp_path / "base", pad_token_id=0)))
+    handler = Mock(level=logging.WARNING)
+    logging.add_handler(handler)
+    try:
+        base.model(input_ids=torch.tensor([[0, 1, 2]]), use_cache=False)
+    finally:
+        logging.remove_handler(handler)
+    assert not handler.handle.called
 
 
 # allowlist
