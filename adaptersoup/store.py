@@ -7,6 +7,7 @@ folder are those of a server.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -37,6 +38,7 @@ from service.settings import Settings
 
 ALLOWLIST = "bases.toml"
 ADDRESS = "http://127.0.0.1"
+logging.getLogger("soup").addHandler(logging.NullHandler())  # errors are raised; a program may log them as well
 
 
 class Store:

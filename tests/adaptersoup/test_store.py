@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -182,6 +183,9 @@ class TestNotebook:
                 call("one text")
         with pytest.raises(InvalidParameter, match="effort"):
             store.cook(["text"], effort="fast")
+
+    def test_errors_are_not_printed_by_a_logger_without_handlers(self) -> None:
+        assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("soup").handlers)
 
     def test_frames_need_pandas_and_say_so(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(store.adapters().to_frame(), pd.DataFrame)
