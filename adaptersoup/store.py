@@ -45,13 +45,12 @@ class Store:
     """A registry in `folder`, open until `close` or the end of `with`.
 
     `base` is the folder of a base model (a transformers model with its tokenizer), or a repository of the hub with
-    `revision`. The store's folder records it under `base_id`, by default the name of the base model's folder. Without
-    `base` the store has the base models of earlier sessions. `settings` are those of a server
-    (docs/reference/settings.md), as are the variables SOUP_... Raises Unavailable if another process has the folder
-    open.
+    `revision`. The store's folder records it under `base_id`, by default the name of the base model's folder. Leave
+    out `base` when you reopen a store. `settings` are those of a server (docs/reference/settings.md), as are the
+    variables SOUP_... Raises InvalidParameter for a new folder without a base model, and Unavailable if another process
+    has the folder open.
 
-    While a store is open, torch computes on one core in the threads of this process, except in the store itself and
-    under `attach`.
+    An open store limits your own torch code in this process to one core, except under `attach`.
     """
 
     def __init__(
@@ -64,8 +63,10 @@ class Store:
         **settings: Any,
     ) -> None:
         self.folder = Path(folder).expanduser()
-        self.folder.mkdir(parents=True, exist_ok=True)
         allowlist = self.folder / ALLOWLIST
+        if base is None and not allowlist.exists():
+            _check_not_new(self.folder, settings)
+        self.folder.mkdir(parents=True, exist_ok=True)
         entry = None if base is None else _new_entry(allowlist, base, base_id, revision)
         candidate = allowlist if entry is None else _extended_copy(allowlist, entry)
         with ExitStack() as stack:
@@ -308,6 +309,15 @@ class Store:
         _ = self.client
         with self._runtime.database.read() as catalogue:
             return catalogue.jobs.active(kind)
+
+
+def _check_not_new(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Raise InvalidParameter for a folder without a store, if `settings` name no base models either."""
+    is_new = not folder.is_dir() or not any(folder.iterdir())
+    if is_new and _settings(settings, folder, None).bases is None:
+        raise InvalidParameter(
+            f"There is no store in {folder}: check the path, or give 'base' for a new one.", param="base"
+        )
 
 
 def _settings(options: Mapping[str, Any], folder: Path, allowlist: Path | None) -> Settings:

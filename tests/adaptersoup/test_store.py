@@ -299,6 +299,10 @@ class TestFolder:
         with pytest.raises(Unavailable):
             Store(place, tmp_path / "empty")
         assert not list(place.glob("bases.toml*"))
+        for new in (place / "typo", tmp_path / "empty"):
+            with pytest.raises(InvalidParameter, match="no store in"):
+                Store(new)
+        assert not (place / "typo").exists()
         with Store(place, **QUICK) as store, pytest.raises(InvalidParameter, match="0 base models"):
             _ = store.base
         with Store(place, odd, base_id="odd", **QUICK) as store:

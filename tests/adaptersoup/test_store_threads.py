@@ -13,12 +13,12 @@ from registry.errors import Unavailable
 pytestmark = pytest.mark.slow
 
 
-def test_threads_are_set_back_when_the_last_store_is_closed(tmp_path: Path) -> None:
+def test_threads_are_set_back_when_the_last_store_is_closed(tmp_path: Path, tiny_base_dir: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with Store(tmp_path / "a"):
-            with Store(tmp_path / "b"):
+        with Store(tmp_path / "a", tiny_base_dir, base_id="tiny"):
+            with Store(tmp_path / "b", tiny_base_dir, base_id="tiny"):
                 assert torch.get_num_threads() == 1
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
