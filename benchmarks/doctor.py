@@ -24,8 +24,8 @@ from torch import Tensor
 
 from adaptersoup.client.additions import Additions
 from benchmarks.peers.process import ENVIRONMENTS, PeerMissing
+from benchmarks.peers.vllm_server import ServedBase, serving_vllm
 from benchmarks.report import Result, options
-from benchmarks.vllm import ServedBase, serving_vllm
 from demo.prepare import convert, neutral_domains
 from demo.results import ROOT, Figure
 from demo.server import SOUP, Server, running

@@ -12,13 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import tempfile
-import time
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from configparser import ConfigParser
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,14 +22,14 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from openai import APIConnectionError, OpenAI
+from openai import OpenAI
 
 from adaptersoup.client.additions import Additions
 from adaptersoup.vllm.lora_files import lora_files
 from benchmarks.decoding import VLLM_MODES, prepare
 from benchmarks.peers.files import write_peft
-from benchmarks.peers.llama_server import free_port
 from benchmarks.peers.process import ENVIRONMENTS, KINDS, Peer, PeerMissing, Wanted, interpreter, peers
+from benchmarks.peers.vllm_server import ServedBase, layers_of, plugin_path, serving_vllm, wait_until
 from benchmarks.report import Result, interleaved, options, ratios, repeated, run_parts
 from benchmarks.subjects import (
     BOTTLENECK,
@@ -49,14 +44,14 @@ from benchmarks.subjects import (
     silent,
 )
 from benchmarks.writing import PROMPT, check_told_apart, drawn
-from demo.results import ROOT, Figure
-from demo.server import Server, running, stop
+from demo.results import Figure
+from demo.server import Server, running
 from registry.adapters import paper_config
-from registry.adapters.bottleneck_lora import Structure, kind_of
+from registry.adapters.bottleneck_lora import Structure
 from registry.adapters.weights import save_tensors
 from registry.base_model import LoadedBase
 from registry.formats import AdapterContents, place_files, write_directory
-from registry.spec import AdapterConfig, BottleneckConfig
+from registry.spec import BottleneckConfig
 from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams
 
 STRUCTURES: tuple[Structure, ...] = ("bapna_firat", "pfeiffer", "parallel", "houlsby")
@@ -67,9 +62,8 @@ MAX_RANK = 16
 """The least of vLLM's that holds a bottleneck of width 8, which has rank 9."""
 MOVES, LONG = 20, 96
 """Of `aliases`: moves, after each of which all prompts are requested, and tokens of a prompt: some blocks."""
-BLOCK = 32
-START_SECONDS, MOVE_SECONDS = 300.0, 120.0
-"""The longest waits: for vLLM's start, and for a move."""
+MOVE_SECONDS = 120.0
+"""The longest wait for a move."""
 
 
 class Written(NamedTuple):
@@ -89,29 +83,11 @@ def difference(one: Written, other: Written) -> float:
 # --- the plugin in vLLM's environment -----------------------------------------------------------------------
 
 
-def plugin_path(scratch: Path) -> list[str]:
-    """Folders in which vLLM's interpreter finds this checkout and its entry points, which an install would give it."""
-    points = ConfigParser()
-    points.read_dict(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"])
-    metadata = scratch / "adaptersoup-0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: adaptersoup\nVersion: 0\n")
-    with (metadata / "entry_points.txt").open("w") as file:
-        points.write(file)
-    return [str(ROOT), str(scratch)]
-
-
 def write_lora(folder: Path, base: LoadedBase, adapter: LoadableAdapter) -> Path:
     """The directory of a bottleneck as vLLM loads it."""
     assert isinstance(adapter.config, BottleneckConfig)
     place_files(folder, lora_files(adapter.config, save_tensors(adapter.load()), base.shape.model_type))
     return folder
-
-
-def layers_of(adapters: Sequence[LoadableAdapter]) -> tuple[list[str], list[str]]:
-    """The kinds of bottlenecks, and the names of their layers of zeros."""
-    kinds = dict.fromkeys(kind_of(one.config) for one in adapters if isinstance(one.config, BottleneckConfig))
-    return [kind.name for kind in kinds], [layer for kind in kinds for layer in kind.layers(1, 1)]
 
 
 # --- answers ------------------------------------------------------------------------------------------------
@@ -158,7 +134,7 @@ def measure_answers(result: Result, folder: Path, environments: Path = ENVIRONME
         ours[dtype] = by_engine(base, prompts, adapters)
         with tempfile.TemporaryDirectory() as scratch:
             paths = [str(write_lora(Path(scratch) / str(number), base, one)) for number, one in enumerate(adapters)]
-            kinds, layers = layers_of(adapters)
+            kinds, layers = layers_of([adapter.config for adapter in adapters])
             wanted: Wanted = {"vllm": ("vllm", {
                 "folder": str(folder), "dtype": dtype, "rows": ROWS, "context": TEXT + TOKENS, "rank": MAX_RANK,
                 "loras": paths * len(prompts), "modes": list(VLLM_MODES),
@@ -207,7 +183,7 @@ def measure_speed(result: Result, folder: Path, *, dtype: str, repeats: int, env
         scratch = Path(temporary)
         loras = [str(write_peft(scratch / f"lora{n}", base, one)) for n, one in enumerate(setting.loras)]
         pairs = [str(write_lora(scratch / f"pair{n}", base, one)) for n, one in enumerate(setting.bottlenecks)]
-        kinds, layers = layers_of(setting.bottlenecks)
+        kinds, layers = layers_of([adapter.config for adapter in setting.bottlenecks])
         common = {
             "folder": str(folder), "dtype": dtype, "rows": ROWS, "context": PROMPT + ROW_TOKENS,
             "modes": list(VLLM_MODES),
@@ -315,68 +291,6 @@ def alias_run(base: LoadedBase, scratch: Path, prompts: Sequence[Window], enviro
         served = ServedBase(source=str(base.entry.source), name="base", config=bottleneck_of(), max_rank=MAX_RANK)
         with serving_vllm(served, registry, scratch, environments) as vllm:
             yield AliasRun(registry, vllm, prompts)
-
-
-@dataclass(frozen=True)
-class ServedBase:
-    """A base model that vLLM serves in fp32 under its id at the registry, and the bottlenecks that go with it."""
-
-    source: str
-    name: str
-    config: AdapterConfig
-    max_rank: int
-
-
-@contextmanager
-def serving_vllm(base: ServedBase, registry: Server, scratch: Path, environments: Path) -> Iterator[OpenAI]:
-    """A client of vLLM's server, which resolves names at the registry; its log is in `scratch`."""
-    python, variables = interpreter(KINDS["vllm"], environments)
-    kinds, layers = layers_of([LoadableAdapter("", base.config, dict)])
-    last_core = int(variables["OMP_NUM_THREADS"]) - 1
-    key = (registry.data / "admin.key").read_text().strip()
-    variables |= {
-        "PYTHONPATH": os.pathsep.join(plugin_path(scratch)), "VLLM_PLUGINS": "adaptersoup",
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_OMP_THREADS_BIND": f"0-{last_core}",
-        "SOUP_URL": registry.url, "SOUP_KEY": key, "SOUP_VLLM_BASE": base.name,
-        "SOUP_VLLM_BOTTLENECKS": ",".join(kinds), "SOUP_VLLM_CACHE": str(scratch / "cache"),
-    }  # fmt: skip
-    port = free_port()
-    command = [
-        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", base.source,
-        "--served-model-name", base.name, "--host", "127.0.0.1", "--port", str(port),
-        "--dtype", "float32", "--max-model-len", str(2 * LONG), "--max-num-seqs", "4", "--enforce-eager",
-        "--kv-cache-memory-bytes", str(2**28), "--block-size", str(BLOCK),
-        "--enable-lora", "--max-loras", "4", "--max-lora-rank", str(base.max_rank), "--lora-target-modules", *layers,
-    ]  # fmt: skip
-    with (scratch / "vllm.log").open("wb") as log:
-        process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=120.0)
-            wait_until(partial(answers, client, process), START_SECONDS)
-            yield client
-        finally:
-            stop(process)
-
-
-def answers(client: OpenAI, process: subprocess.Popen[bytes]) -> bool:
-    """Return True if a server answers; raises OSError if it has ended."""
-    if process.poll() is not None:
-        raise OSError(f"vLLM's server ended with exit code {process.returncode}")
-    try:
-        client.models.list()
-    except APIConnectionError:
-        return False
-    return True
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> float:
-    """Seconds until a condition of vLLM's server holds; raises TimeoutError after `seconds`."""
-    start = time.perf_counter()
-    while not condition():
-        if time.perf_counter() - start > seconds:
-            raise TimeoutError(f"vLLM's server did not answer as expected within {seconds:.0f} s")
-        time.sleep(0.05)
-    return time.perf_counter() - start
 
 
 # --- the command line ---------------------------------------------------------------------------------------

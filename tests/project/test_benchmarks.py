@@ -33,6 +33,7 @@ from benchmarks import (
     writing,
 )
 from benchmarks.faults import headers, kills, outages, server, tenants, updates
+from benchmarks.peers import vllm_server
 from benchmarks.peers.files import write_peft
 from benchmarks.shelf import lists, pools, pushes
 from demo import results
@@ -303,15 +304,15 @@ def test_log_probabilities_are_compared_up_to_the_first_other_token():
 
 def test_waits_for_vllm_end():
     with pytest.raises(TimeoutError, match="within 0 s"):
-        vllm.wait_until(lambda: False, 0)
+        vllm_server.wait_until(lambda: False, 0)
     with subprocess.Popen([sys.executable, "-c", "exit(3)"]) as process:
         process.wait()
     with pytest.raises(OSError, match="exit code 3"):
-        vllm.answers(None, process)
+        vllm_server.answers(None, process)
 
 
 def test_the_plugin_of_a_checkout_is_where_vllm_looks(tmp_path):
-    root, folder = vllm.plugin_path(tmp_path)
+    root, folder = vllm_server.plugin_path(tmp_path)
     (found,) = importlib.metadata.distributions(name="adaptersoup", path=[folder])
     points = {point.group: point.value for point in found.entry_points if point.group.startswith("vllm.")}
     assert set(points) == {"vllm.general_plugins", "vllm.endpoint_plugins"}

@@ -138,7 +138,7 @@ class TestStart:
     def test_a_folder_of_blobs_that_cannot_be_one_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         runtime = Runtime(Settings(data=tmp_path / "data", blobs=tmp_path / "file"))
-        with pytest.raises(Unavailable, match=r"folder of the blobs .*file cannot be used: Not a directory") as caught:
+        with pytest.raises(Unavailable, match=r"folder of the blobs .*file cannot be used: File exists") as caught:
             runtime.start()
         assert caught.value.param == "blobs"
 
