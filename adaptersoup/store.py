@@ -6,6 +6,7 @@ folder are those of a server.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import secrets
@@ -87,6 +88,7 @@ class Store:
             self._embedding_jobs: set[str] = set()
             self._closed = False
             self._open = stack.pop_all()
+            atexit.register(self.close)  # a thread that still computes while Python ends would abort the process
 
     def __enter__(self) -> Self:
         return self
@@ -97,11 +99,12 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Stop the server and release the folder; a second call does nothing.
+        """Stop the server and release the folder, as the end of the program does; a second call does nothing.
 
         Running jobs continue when the folder is opened again.
         """
         self._closed = True
+        atexit.unregister(self.close)
         self._open.close()
 
     @property

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -315,3 +317,24 @@ class TestFolder:
             Store(tmp_path / "a", threads="many")
         with pytest.raises(InvalidParameter, match="in its own folder"):
             Store(tmp_path / "a", data=tmp_path)
+
+
+SCRIPT = """
+import sys, threading
+from adaptersoup import Store
+
+store = Store(sys.argv[1], sys.argv[2], base_id="tiny", threads=1)
+texts = [str(number) * 50 for number in range(1_000, 3_000)]
+computing = threading.Thread(target=store.evaluate, args=("base/tiny", texts), daemon=True)
+computing.start()
+while computing.is_alive() and not store._runtime.engine.counters()["prompt_tokens_total"]:
+    computing.join(0.01)
+raise RuntimeError("the script's own")
+"""
+
+
+def test_a_script_that_fails_ends_with_its_own_error(tmp_path: Path, tiny_base_dir: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "store"), str(tiny_base_dir)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert "RuntimeError: the script's own" in ended.stderr
