@@ -10,6 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from adaptersoup.values import Adapter, Listed, Soup
 from registry.errors import InvalidParameter
 from registry.spec import CookRequest, Passage, SampleSource
+from registry.spec.wording import describe_error
 from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.jobs import Job
 
@@ -43,7 +44,9 @@ def request_of(kind: type[T], **fields: Any) -> T:
     try:
         return kind.model_validate({name: value for name, value in fields.items() if value is not None})
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, row['loc'])) or 'the request'}: {row['msg']}" for row in error.errors()]
+        problems = [
+            f"{'.'.join(map(str, row['loc'])) or 'the request'}: {describe_error(row)}" for row in error.errors()
+        ]
         raise InvalidParameter(f"The request is not valid: {problems[0]}.", problems=problems) from None
 
 

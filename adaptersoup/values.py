@@ -179,7 +179,8 @@ class Soup(Tabular, SoupBody):
                 f"{verification.standard_error:.4f}) on {verification.passages} {passages}."
             )
         if spent is not None and spent.passes is not None:
-            sentences.append(f"It took {spent.seconds:.1f} s, {spent.passes:.1f} passes of the base over the sample.")
+            work = f"as much as {spent.passes:.1f} passes of the base model over the sample"
+            sentences.append(f"It took {spent.seconds:.1f} s, {work}.")
         refs_by_digest = self.refs | {
             row.digest: row.ref for row in (self.selection.selected if self.selection else ())
         }

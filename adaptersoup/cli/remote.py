@@ -35,10 +35,12 @@ def complete_ref(incomplete: str) -> list[str]:
     return [one_line(name) for name in names if name.startswith(incomplete)]
 
 
-ModelArgument = Annotated[
+_MODELS = "base/<id>, namespace/name[@version or alias], sha256:..., or a mixture such as team/law*0.7+team/style*0.3"
+ModelArgument = Annotated[str, typer.Argument(help=_MODELS, metavar="MODEL", autocompletion=complete_ref)]
+PromptedModel = Annotated[
     str,
     typer.Argument(
-        help="base/<id>, namespace/name[@version or alias], or sha256:...", metavar="MODEL", autocompletion=complete_ref
+        help=f"{_MODELS}; auto chooses adapters by the prompt.", metavar="MODEL", autocompletion=complete_ref
     ),
 ]
 RefArgument = Annotated[

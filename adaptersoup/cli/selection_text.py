@@ -75,9 +75,10 @@ def talk_about_soup(soup: Soup) -> None:
     for note in () if soup.report is None else soup.report.notes:
         talk(f"Note: {note}")
     if soup.spent is not None:
-        passes = "" if soup.spent.passes is None else f", {soup.spent.passes:.1f} passes of the base over the sample"
+        passes = soup.spent.passes
+        work = "" if passes is None else f", as much as {passes:.1f} passes of the base model over the sample"
         more = ", ".join(map(_price_text, soup.beyond))
-        talk(f"Took {soup.spent.seconds:.1f} s{passes}." + (f" Higher efforts: {more}." if more else ""))
+        talk(f"Took {soup.spent.seconds:.1f} s{work}." + (f" Higher efforts: {more}." if more else ""))
 
 
 def _talk_about_search(search: Search) -> None:
@@ -144,11 +145,11 @@ def _difference(row: Trial | SingleBeside | NoiseControl) -> str:
 def _verification_text(verification: Verification) -> str:
     """The soup against the base model, on held-out passages or the sample."""
     texts = "the held-out passages" if verification.held_out else "the sample"
-    limits = verification.interval
+    limits, verdict = verification.interval, "better" if verification.difference < 0 else "not better"
     interval = f", 90 % interval {limits[0]:+.4f} to {limits[1]:+.4f}" if limits else ""
     return (
         f"On {texts}: {verification.difference:+.4f} (standard error {verification.standard_error:.4f}"
-        f"{interval}) mean NLL per token against the base, over {verification.passages} passages."
+        f"{interval}) mean NLL per token against the base ({verdict}), over {verification.passages} passages."
     )
 
 

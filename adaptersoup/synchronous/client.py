@@ -254,7 +254,7 @@ class Client(OperatorCalls):
     ) -> Soup:
         """Choose adapters for a sample of a new domain and mix them, or abstain if none helps.
 
-        `more` are further fields of CookRequest: `recipe` mixes by hand, `pool` and `options` limit the choice.
+        `more` are further fields of SoupRequest: `recipe` mixes by hand, `pool` and `options` limit the choice.
         """
         sample = None if texts is None else self._http.sample(check_texts(texts))
         values = cook_body(sample, effort=effort, name=name, selector=selector, **more)

@@ -78,13 +78,13 @@ def why_not(verification: Verification) -> str:
     """The sentence of an abstention for a soup that does not help."""
     where, by = "On the sample", "one standard error"
     if verification.held_out:
-        where, by = f"On the {verification.passages} passages that were held out", "two standard errors"
+        where, by = f"On the {verification.passages} held-out passages", "two standard errors"
         margin = verification.margin or HELD_OUT_MARGIN
         if margin > HELD_OUT_MARGIN:
-            best = f"the best of {verification.ways} soups" if verification.ways > 1 else "a soup"
-            by = f"the {margin:.2f} standard errors that so few ask of {best}"
+            best = f" of the best of {verification.ways} soups" if verification.ways > 1 else ""
+            by = f"{margin:.2f} standard errors, as required{best} on so few passages"
     return (
-        f"{where} it does not beat the base model by {by}: mean NLL "
+        f"{where}, the soup does not beat the base model by {by}: mean NLL "
         f"{verification.soup_nll:.4f} against {verification.base_nll:.4f}, difference "
         f"{verification.difference:+.4f} ± {verification.standard_error:.4f}."
     )

@@ -55,7 +55,7 @@ def single_adapter(job: CookJob, soup: Mixed, evidence: Evidence) -> Cooked:
     has_name = request.name and not split_name(request.name)[1].startswith(TEMPORARY)
     unused = f" The name {request.name} was not needed." if has_name else ""
     owner = "" if request.owner is None else " Its owner does not change."
-    alone = f"{row.ref} alone: one ingredient at weight 1 is that adapter."
+    alone = f"{row.ref} alone: a soup of one adapter is that adapter, so no soup was stored."
     return _cooked(soup, row, evidence, reason=f"{alone}{unused}{owner}{_untuned(soup, request)}", created=False)
 
 

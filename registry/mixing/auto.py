@@ -104,7 +104,7 @@ def _advice(ingredients: Sequence[SoupIngredient], against: Mapping[str, Sequenc
         return "Name the bank alone, or mix adapters by 'auto'."
     changes = []
     if not MIXINGS["concat"].check(ingredients, ConcatMixing()):
-        exact = "mix by 'concat', which asks for one method and structure only"
+        exact = "mix by 'concat', which needs only the same method and structure"
         changes.append("leave out ingredients, or raise max_width" if "concat" in against else exact)
     if not MIXINGS["average"].check(ingredients, AverageMixing()):
         by_average = "mix by 'average', which takes the factors of a LoRA apart"

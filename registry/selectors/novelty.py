@@ -19,7 +19,7 @@ def novelty_warning(percent: float) -> str:
     """The warning for a sample whose novelty is `percent`."""
     return (
         f"The sample is farther from its nearest domains than {percent:.0f} % of their own text is from them: "
-        "read its shares as the least unlike, not as like."
+        "no domain is really like it, and the shares only rank the nearest ones."
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from registry.names import PART_PATTERN
 from registry.spec.unions import UNION_MEMBERS
 
 _LISTS = ("tuple_type", "list_type", "set_type", "frozen_set_type", "iterable_type")
@@ -21,6 +22,8 @@ def describe_error(error: Mapping[str, Any]) -> str:
         return "must be a list"
     if kind in _OBJECTS:
         return "must be an object"
+    if kind == "string_pattern_mismatch" and context.get("pattern") == PART_PATTERN:
+        return "must have 1 to 64 of a-z, 0-9, '.', '_' and '-', and start with a letter or digit"
     if kind == "union_tag_not_found":
         names = members_of_union(error)
         return f"needs the field {context['discriminator']}" + (f", one of {names}" if names else "")

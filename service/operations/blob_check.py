@@ -94,8 +94,8 @@ def _check_belongs(
     if mark is not None and blob_mark is None and named and not named & stored:
         raise Unavailable(
             f"The database names {len(named)} blobs and none is in {blobs.location}, which carries no mark: mount it, "
-            f"or check SOUP_DATA, SOUP_BLOBS and SOUP_BLOBS_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 starts over it as it "
-            "is.",
+            f"or check SOUP_DATA, SOUP_BLOBS and SOUP_BLOBS_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 starts "
+            "anyway, and those blobs stay missing.",
             param="blobs",
         )
     if named or (mark is not None and blob_mark is not None):

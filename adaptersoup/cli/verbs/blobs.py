@@ -71,4 +71,4 @@ def _print(copied: Copied, url: str, *, json: bool) -> None:
         as_json({"object": "copy", "blobs": copied.blobs, "new": copied.new, "unsound": unsound})
         return
     print_unsound(copied.unsound)
-    talk(f"{url}: {copied.blobs} blobs, {copied.new} of them new, {len(copied.unsound)} not whole and left out.")
+    talk(f"{url}: {copied.blobs} blobs, {copied.new} of them new, {len(copied.unsound)} left out (missing or damaged).")

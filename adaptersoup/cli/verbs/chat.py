@@ -13,7 +13,7 @@ import typer
 
 from adaptersoup.cli.failures import explain
 from adaptersoup.cli.output import as_json, talk, write
-from adaptersoup.cli.remote import ModelArgument, Remote, verb
+from adaptersoup.cli.remote import PromptedModel, Remote, verb
 from adaptersoup.cli.sampling_flags import SamplingFlags
 from registry.errors import SoupError
 
@@ -29,7 +29,7 @@ Ctrl-C ends an answer, and what there is of it stays in the conversation."""
 @verb
 def chat(
     remote: Remote,
-    model: ModelArgument,
+    model: PromptedModel,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     max_tokens: Annotated[
         int | None,

@@ -83,8 +83,9 @@ def convert(
 ) -> None:
     """Convert AdapterHub checkpoints to adapter directories, and back.
 
-    Converts Pfeiffer, Houlsby and parallel adapters of GPT-2, Llama and Mistral in the format of save_adapter, with the
-    same logits. Refuses a feature that the target format lacks. Prints the directory.
+    Converts bottlenecks in the format of save_adapter, with the same logits: Pfeiffer, Bapna-Firat, Houlsby and
+    parallel adapters of GPT-2, Llama, Mistral, BERT, RoBERTa and DistilBERT. Refuses a feature that the target format
+    lacks. Prints the directory.
 
     \b
     Examples:

@@ -62,7 +62,7 @@ def _print_backup(backed_up: BackedUp, folder: Path, *, json: bool) -> None:
     print_unsound(backed_up.unsound)
     talk(
         f"{folder}: the database at revision {manifest.revision}, {manifest.blobs} blobs of {manifest.bytes} bytes, "
-        f"{backed_up.new} of them new, {len(backed_up.unsound)} not whole and left out."
+        f"{backed_up.new} of them new, {len(backed_up.unsound)} left out (missing or damaged)."
     )
 
 

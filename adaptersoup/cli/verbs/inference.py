@@ -11,7 +11,7 @@ import typer
 
 from adaptersoup.cli.output import as_json, data, progress_bar, write
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
-from adaptersoup.cli.remote import SAMPLE_FORMS, ModelArgument, Remote, verb
+from adaptersoup.cli.remote import SAMPLE_FORMS, ModelArgument, PromptedModel, Remote, verb
 from adaptersoup.cli.sampling_flags import SamplingFlags
 from adaptersoup.client.samples import read_texts
 from adaptersoup.tables import fields, one_line
@@ -57,7 +57,7 @@ def models(
 @verb
 def generate(
     remote: Remote,
-    model: ModelArgument,
+    model: PromptedModel,
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from stdin.", metavar="PROMPT")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens.")] = 64,
     *,

@@ -120,7 +120,10 @@ def _table(folder: Path) -> dict[str, Any]:
     """The values of adapter_config.json, with name, model_type and hidden_size checked."""
     file = folder / CONFIG_FILE
     if not file.is_file():
-        raise NotFound(f"{folder} has no {CONFIG_FILE}, which `save_adapter` writes beside the weights.")
+        raise NotFound(
+            f"{folder} has no {CONFIG_FILE}, so it is no checkpoint of `save_adapter`. To push an adapter of another "
+            "format, write an adapter directory yourself."
+        )
     if file.stat().st_size > MAX_CONFIG_BYTES:
         raise TooLarge(f"{file} has {file.stat().st_size} bytes and the limit is {MAX_CONFIG_BYTES}.")
     try:

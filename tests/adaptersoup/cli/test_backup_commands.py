@@ -68,7 +68,7 @@ def test_a_server_goes_on_and_what_it_acknowledged_is_restored(
     assert (told["object"], told["unsound"], told["lacking"]) == ("backup", [], [])
     assert told["new"] == told["blobs"] >= 1
     _, err = done(backup())
-    assert "0 not whole and left out." in err
+    assert "0 left out (missing or damaged)." in err
 
     bases = write_bases(tmp_path / "bases.toml", {world.base_id: tiny_base_dir})
     _, err = done(command("restore", tmp_path / "backup", "--data", tmp_path / "other"))
@@ -93,7 +93,7 @@ def test_a_damaged_blob_fails_and_is_named(world: World, backup: Soup) -> None:
         code, out, err = backup()
         assert code == 1
         assert f"sha256:{file.name}  damaged  weights of acme/damaged@1" in out
-        assert "1 not whole and left out." in err
+        assert "1 left out (missing or damaged)." in err
     finally:
         flip(file)
 

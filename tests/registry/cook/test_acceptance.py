@@ -25,9 +25,7 @@ def test_on_the_sample_one_standard_error_is_asked_for_and_on_held_out_passages_
     own, other = verified(some, held_out=False), verified(some, held_out=True)
     assert 1 < -own.difference / own.standard_error < 2
     assert (own.helps, other.helps) == (True, False)
-    assert "On the 10 passages that were held out it does not beat the base model by two standard errors" in why_not(
-        other
-    )
+    assert "On the 10 held-out passages, the soup does not beat the base model by two standard errors" in why_not(other)
 
 
 def test_few_held_out_passages_have_to_show_more():
@@ -38,7 +36,7 @@ def test_few_held_out_passages_have_to_show_more():
     assert few.interval[1] > 0
     assert not few.helps
     assert few.margin == pytest.approx(2.92, abs=0.005)  # Student's t of two degrees of freedom
-    assert "does not beat the base model by the 2.92 standard errors that so few ask of a soup: mean" in why_not(few)
+    assert "the base model by 2.92 standard errors, as required on so few passages: mean NLL" in why_not(few)
     many = verified([-0.02, -0.1, -0.12] * 5, held_out=True)
     assert many.helps
     assert many.margin == 2
@@ -49,7 +47,7 @@ def test_the_best_of_several_has_to_show_more_and_the_sentence_says_so() -> None
     alone, best = verified(some, held_out=True), verified(some, held_out=True, ways=4)
     assert (alone.helps, best.helps) == (True, False)
     assert best.margin == pytest.approx(2.685, abs=0.005)  # of 9 degrees of freedom, at a level of .0125
-    assert "by the 2.69 standard errors that so few ask of the best of 4 soups: mean NLL" in why_not(best)
+    assert "by 2.69 standard errors, as required of the best of 4 soups on so few passages:" in why_not(best)
     assert verified(some, held_out=False, ways=1).margin is None
 
 

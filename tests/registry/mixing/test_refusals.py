@@ -134,7 +134,7 @@ OF_METHODS = "Mix only adapters of one base model and one method."
         (two(PFEIFFER, PARALLEL), RecompressMixing(), "cannot be recompressed"),
         (two(PFEIFFER), RecompressMixing(by_inputs=True), "'by_inputs' is of LoRAs, and acme/a0@1 is a bottleneck"),
         (two(lora(2), sample=None), RecompressMixing(by_inputs=True), "text is kept, and 'by_inputs' goes"),
-        (started(UNKNOWN, UNKNOWN), AVERAGE, "Mix by 'concat', which asks for one method and structure only, or set"),
+        (started(UNKNOWN, UNKNOWN), AVERAGE, "Mix by 'concat', which needs only the same method and structure, or set"),
         (two(FUSION), AUTO, "is a fusion, whose attention was trained over members of its own"),
         (two(FUSION), AVERAGE, "is a fusion, whose attention was trained over members of its own"),
         (two(FUSION), AverageMixing(assume_same_init=True), "is a fusion, whose attention was trained over members"),
@@ -173,7 +173,7 @@ def test_what_cannot_be_mixed_is_refused_with_the_reason(parts, mixing, words: s
                 "The LoRAs' modules and ranks differ: acme/a0@1 has 2 modules (c_attn) of rank 2 and alpha 8; "
                 "acme/a1@1 has 4 modules (c_attn, c_fc) of rank 4 and alpha 8."
             ],
-            "Mix by 'concat', which asks for one method and structure only.",
+            "Mix by 'concat', which needs only the same method and structure.",
         ),
         (
             two(TASK, UnionConfig(members=(PFEIFFER, MANY_LABELS))),

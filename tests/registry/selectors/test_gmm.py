@@ -209,7 +209,7 @@ class TestNovelty:
         assert (near.novelty, near.warnings) == (50, ())
         far = selector.rank(points((0, 50.5, 9)), exclude={digest_for("d0"): "Out."}).selection()
         assert far.novelty == 100
-        assert "least unlike" in far.warnings[0]
+        assert "no domain is really like it" in far.warnings[0]
 
 
 class TestProof:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from registry import errors
 from registry.errors import SoupError
+from registry.names import Part
 from registry.spec import CookRequest
 from registry.spec.wording import describe_error
 from service.http import problems
@@ -144,6 +145,7 @@ def test_the_input_is_not_echoed(client: TestClient) -> None:
         (CookRequest, 3, "must be an object"),
         (Annotated[str, Field(min_length=1)], "", "must have at least 1 character"),
         (Annotated[str, Field(max_length=2)], "abc", "must have at most 2 characters"),
+        (Part, "Team", "must have 1 to 64 of a-z, 0-9, '.', '_' and '-', and start with a letter or digit"),
     ],
 )
 def test_what_is_wrong_is_said_in_the_words_of_json(kind: Any, value: Any, said: str) -> None:
