@@ -27,7 +27,7 @@ $(VENV)/.runtime $(VENV)/.dev $(VENV)/.demo:
 	@echo "$(VENV) is a link to $(LINK), into which nothing is installed from here: do it there, or remove the link"; exit 1
 else
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing the pinned dependencies into $(VENV): 1.5 GB and a few minutes with the CPU build of torch, more with CUDA (docs/how-to/install.md)"
+	@echo "installing the pinned dependencies into $(VENV): 1.5 GB and a few minutes with the CPU build of torch, more with CUDA (docs/how-to/run-a-server.md)"
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[server]'
 	@touch $@

@@ -46,7 +46,7 @@ application/json`) except for blobs. `model` and refs are written
     base/<id> | <namespace>/<name>[@<version>|@<alias>] | sha256:<64 hex>
 
 and a bare name is its newest live version. For completions and chats, `model` can also be a
-[mixture](../how-to/mix-in-a-request.md), as in `team/law*0.7+team/style*0.5`, or `auto`, which
+[mixture](../how-to/choose-by-prompt.md#mix-in-a-request), as in `team/law*0.7+team/style*0.5`, or `auto`, which
 [chooses adapters by the prompt](../how-to/choose-by-prompt.md).
 
 Every answer carries `x-request-id`; inference answers carry `x-soup-digest`, the digest of the model that answered.

@@ -70,7 +70,7 @@ class Experts(nn.Module):
 def mean_of(copies: Tensor) -> Tensor:
     """The mean over the first dimension in fp32: x_0 + sum_i (x_i - x_0) / M, term by term in order.
 
-    Bit-identical on every machine (docs/explanation/averaging.md), and exactly the copy where all are equal.
+    Bit-identical on every machine (docs/explanation/mixing.md#average), and exactly the copy where all are equal.
     """
     share = torch.tensor(1.0 / len(copies), dtype=torch.float32)
     first, *rest = copies.to(torch.float32).unbind()

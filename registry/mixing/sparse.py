@@ -1,4 +1,4 @@
-"""Make the mask of a soup of pruned adapters from those of its ingredients (docs/explanation/sparse.md).
+"""Make the mask of a soup of pruned adapters from those of its ingredients (docs/explanation/methods.md).
 
 Called by `average`, and by the report. A dense ingredient keeps every entry. There are four rules:
 

@@ -1,7 +1,7 @@
 """Check at a start that the blobs are the database's own, and set aside those that it does not name.
 
 Called by the runtime. No blob is deleted that an acknowledged push may own. A lost database, or a restored older copy,
-names fewer blobs than are stored (docs/how-to/resolve-a-refused-start.md).
+names fewer blobs than are stored (docs/how-to/repair-a-server.md#a-refused-start).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from registry.spec import StoreMark
 REQUEST = b'{"request": '
 """The beginning of a stored cook request, which holds text of a novel domain and is not kept (`service.jobs.cook`)."""
 LATEST = 1000
-PAGE = "docs/how-to/resolve-a-refused-start.md"
+PAGE = "docs/how-to/repair-a-server.md#a-refused-start"
 
 log = logging.getLogger("soup.blobs")
 

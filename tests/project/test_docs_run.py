@@ -130,7 +130,7 @@ def _push(world: World, folder: Path) -> None:
 def test_there_are_blocks_to_run() -> None:
     assert [(what, language) for what, language, _ in blocks("README.md")] == [("session", "sh"), (None, "python")]
     assert len(blocks("docs/tutorial.md")) >= 9
-    assert len(blocks("docs/how-to/send-embeddings.md")) == 1
+    assert len(blocks("docs/how-to/write-an-adapter-directory.md")) == 1
     assert set(DOMAINS.values()) == set(WORDS)
 
 
@@ -181,7 +181,7 @@ def test_the_tutorial(home: Home) -> None:
 
 
 def test_embeddings_made_by_the_client_are_those_of_the_server(home: Home, tiny_base_dir: Path) -> None:
-    ((_, language, code),) = blocks("docs/how-to/send-embeddings.md")
+    ((_, language, code),) = blocks("docs/how-to/write-an-adapter-directory.md")
     write_bases(home.folder / "bases.toml", {"small": tiny_base_dir})
     digest, unit, shape = home.run(language, f"import warnings\nwarnings.simplefilter('default')\n{code}").split(" ", 2)
     encoders = home.live.world.runtime.bases[BASE].encoders()
@@ -193,7 +193,7 @@ def test_embeddings_made_by_the_client_are_those_of_the_server(home: Home, tiny_
 @needs_curl
 def test_a_training_is_asked_for_with_curl(home: Home, base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
     trains_here(monkeypatch, base)
-    ((what, language, code),) = blocks("docs/how-to/train-on-a-server.md")
+    ((what, language, code),) = blocks("docs/how-to/train-adapters.md")
     assert what == "training"
     write_texts(home.folder / "texts" / "law" / "train.jsonl", passages("court", 60))
     code = code.replace('"small"', f'"{BASE}"').replace('"steps": 500', '"steps": 2, "block": 32')

@@ -16,7 +16,7 @@ from tests.project.kustomize import Resource, containers, key_of, references, re
 from tests.project.test_kubernetes import FOLDER, settings_map
 from tests.repository import REPOSITORY
 
-PAGE = (REPOSITORY / "docs" / "how-to" / "run-on-kubernetes-with-ray.md").read_text()
+PAGE = (REPOSITORY / "docs" / "how-to" / "run-on-ray.md").read_text()
 PART = {"app.kubernetes.io/part-of": "soup-ray"}
 HEAD = "soup-ray-head-svc:6379"
 STRICT = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}

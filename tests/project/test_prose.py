@@ -26,7 +26,7 @@ PARAPHRASES = (
     "what there is", "so many", "to be had", "come of", "came of", "comes of", "told apart", "put right", "breaks off",
     "broke off", "if need be", "by now", "for ever", "whoever", "wherever", "in the place of", "takes away", "nobody",
 )  # fmt: skip
-GENERATED = re.compile(r"docs/reference/(api|cli|settings|errors)\.md|docs/explanation/\w+-measured\.md")
+GENERATED = re.compile(r"docs/reference/(api|cli|settings|errors)\.md")
 BLOCK = re.compile(r"\x08\n.*?(\n\n|$)", re.DOTALL)
 """A paragraph of a help text that is not wrapped, such as its examples."""
 ERRORS = frozenset(error.__name__ for error in BY_CODE.values())

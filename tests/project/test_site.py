@@ -113,7 +113,7 @@ def test_sections_have_the_text_below_their_heading(folder: Path) -> None:
 
 def test_a_search_shows_sections_and_leads_to_them(chrome: Browser, address: str) -> None:
     with chrome.page(address) as page:
-        page.open("/docs/how-to/install.html")
+        page.open("/docs/how-to/run-a-server.html")
         page.evaluate("document.querySelector('#find').focus()")
         page.until("window.SECTIONS !== undefined")
         page.fill("#find", "soup cook")

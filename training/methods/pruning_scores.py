@@ -1,6 +1,6 @@
 """Scores of the entries of an adapter's projections, for pruning before training (SparseAdapter, section 2.2).
 
-Called by `methods.pruning`, which prunes the lowest (docs/explanation/sparse.md#which-entries-go). A score is float64
+Called by `methods.pruning`, which prunes the lowest (docs/explanation/methods.md#which-entries-go). A score is float64
 of its weight's shape on the CPU.
 
 - `random`: U(0, 1), drawn with NumPy's PCG64; also what Erdos-Renyi ranks by within a projection;

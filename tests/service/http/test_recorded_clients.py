@@ -1,7 +1,7 @@
 """What lm_eval sends, as it was recorded of it, sent to the tiny base: it is not installed for it.
 
 Recorded of lm_eval 0.4.13 (`local-completions`, `tokenizer_backend=remote`), by a proxy in front of `soup serve`;
-docs/how-to/evaluate-with-lm-eval.md has the command. lm_eval measures how likely a continuation is by a prompt that
+docs/how-to/use-openai-clients.md has the command. lm_eval measures how likely a continuation is by a prompt that
 holds context and continuation, echoed, and takes the log-probabilities between the context's length and the last.
 """
 

@@ -55,7 +55,7 @@ def test_a_start_without_it_is_refused_and_an_older_copy_sets_aside_what_the_new
     newer, every = file.read_bytes(), stored(data)
     file.unlink()
     for _ in range(2):
-        with pytest.raises(Unavailable, match=r"is new and names no blob, but .* holds 2: .*resolve-a-refused-start"):
+        with pytest.raises(Unavailable, match=r"is new and names no blob, but .* holds 2: .*repair-a-server"):
             Runtime(Settings(data=data, bases=allowlist)).start()
     assert stored(data) == every
     file.write_bytes(older)
