@@ -21,7 +21,8 @@ from service.http.pages import forms, paths
 from service.http.pages.cookies import FORM, form_token, set_cookie
 from service.http.pages.templates import render_template
 from service.http.requests.bodies import CheckedRoute, Handler
-from service.http.security.auth import allowed, scopes_of
+from service.http.security.auth import MANUAL, allowed, scopes_of
+from service.settings import Settings
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -148,12 +149,21 @@ def render_page(
         "path": request.url.path,
         "navigation": [section for section in sections if section.links],
         "request_id": request.state.request_id,
+        "help_links": _help_links(request.app.state.runtime.settings),
     }
     html = render_template(template, **{"problem": None, **frame, **values})
     response = HTMLResponse(html, status_code=status, headers=headers)
     if request.state.form_secret_is_new:
         set_cookie(response, request, FORM, request.state.form_secret)
     return response
+
+
+def _help_links(settings: Settings) -> dict[str, str]:
+    """The addresses of the documentation by name, as far as the server serves it to browsers."""
+    if not settings.docs_public:
+        return {}
+    manual = {"Documentation": f"{MANUAL}/docs/index.html"} if settings.manual else {}
+    return {**manual, "API reference": "/docs"}
 
 
 def redirect_to(path: str) -> RedirectResponse:

@@ -53,8 +53,9 @@ def test_the_page_loads_everything_from_here_and_runs_nothing_inline(world: Worl
 
 
 def test_the_documentation_is_served_without_a_key_if_a_setting_names_its_folder(
-    tiny_base_dir: Path, tmp_path: Path
+    tiny_base_dir: Path, tmp_path: Path, open_house: World
 ) -> None:
+    assert 'href="/docs"' not in open_house.client.get("/models").text
     bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     (tmp_path / "site" / "docs").mkdir(parents=True)
     (tmp_path / "site" / "index.html").write_text("<h1>AdapterSoup</h1>")
@@ -66,6 +67,8 @@ def test_the_documentation_is_served_without_a_key_if_a_setting_names_its_folder
         ]
         assert [page.text for page in pages] == ["<h1>AdapterSoup</h1>", "<h1>AdapterSoup</h1>", "<p>A page.</p>"]
         assert all("default-src 'none'" in page.headers["content-security-policy"] for page in pages)
+        links = re.findall(r'<a href="(/docs[^"]*)">', world.client.get("/sign-in").text)
+        assert links == ["/docs/manual/docs/index.html", "/docs"]
         assert world.client.get("/docs/manual/%2e%2e/data/admin.key").status_code == 404
         assert world.client.get("/docs/manual/missing.html").status_code == 404
         assert world.client.get("/manual/law/resolve/main/a", headers={"authorization": ""}).status_code == 401
