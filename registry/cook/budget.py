@@ -15,12 +15,12 @@ from registry.cook.sample import FEW, Split
 from registry.cook.timed import TimedBase
 from registry.errors import InvalidParameter
 from registry.progress import Progress
-from registry.spec import Budget, Passage, TuningOptions, WeighingRequest, characters_of
+from registry.spec import Budget, Passage, WeighingRequest, characters_of
 
 LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
 """The minimum that a budget leaves of weighing. If fewer than LEAST_ALONE adapters could be scored alone, none are."""
-TRAINING_STEPS, MIN_TRAINING_PASSES, MAX_TRAINING_PASSES = 48, 2, 6
-"""Default steps of a training, and its least and most passes by default."""
+TRAINING_PASSES = 3
+"""Default maximum of passes of a training; the result is the state after the best one on held-out passages."""
 GRADIENT, AN_ADAPTER = 3.2, 0.06
 """Passes of the base that a pass with its gradients takes, and what each adapter that is attached adds."""
 TRAINING = 3.5
@@ -34,31 +34,32 @@ START_SECONDS = 5.0
 ROUNDING = 1e-9
 TIMED = 8
 """Passages that are scored to know what a pass takes, where a budget is in seconds or tokens."""
-SCREENED, BATCH, GROUPS = (int(WeighingRequest.model_fields[name].default) for name in ("screened", "batch", "groups"))
+SCREENED, GROUPS = (int(WeighingRequest.model_fields[name].default) for name in ("screened", "groups"))
 
 
 @dataclass(frozen=True)
 class Depth:
     """How far weighing goes: `steps` for the coefficients of at most `members`, and how many are scored `alone`.
 
-    Of few texts a step takes fewer, so that all steps together go over each of them about `turns` times at most.
-    `trials` is about how many soups are tried on what is held out.
+    A step takes `most_texts`, and fewer of few texts, so that all steps together go over each of them about `turns`
+    times at most. `trials` is about how many soups are tried on what is held out.
     """
 
     members: int
     steps: int
+    most_texts: int
     turns: int
     alone: int
     trials: int
 
     def batch(self, texts: int) -> int:
         """Texts of a step, for this number of texts."""
-        return max(1, min(BATCH, self.turns * texts // self.steps))
+        return max(1, min(self.most_texts, self.turns * texts // self.steps))
 
     def steps_over(self, texts: int) -> int:
         """Number of steps for this number of texts."""
         batch = self.batch(texts)
-        return self.steps if batch == BATCH else max(LEAST_STEPS, round(self.turns * texts / batch))
+        return self.steps if batch == self.most_texts else max(LEAST_STEPS, round(self.turns * texts / batch))
 
 
 @dataclass(frozen=True)
@@ -102,14 +103,8 @@ def weighing_passes(depth: Depth, passages: int, candidates: int) -> float:
 def tuning_passes(passages: int) -> float:
     """About how many passes of the base over a sample a training takes with its defaults."""
     split = Split.of(passages)
-    trained = default_passes(len(split.fit), TuningOptions().batch)
-    return 1 + len(split.held_out) / passages * (2 + trained) + trained * _training(passages)
-
-
-def default_passes(passages: int, batch: int) -> int:
-    """The number of passes that make TRAINING_STEPS steps, within the limits of passes."""
-    passes = math.ceil(TRAINING_STEPS / math.ceil(passages / batch))
-    return min(MAX_TRAINING_PASSES, max(MIN_TRAINING_PASSES, passes))
+    scored = len(split.held_out) / passages * (2 + TRAINING_PASSES)
+    return 1 + scored + TRAINING_PASSES * _training(passages)
 
 
 def screening_groups(texts: int) -> int:

@@ -23,11 +23,11 @@ TuningSetting = Literal["forbid", "allow", "default"]
 
 
 class TuningOptions(Frozen):
-    """Options of the training of a soup on a sample; defaults depend on the number of passages.
+    """Options of the training of a soup on a sample.
 
-    There are `passes` over the training passages, in steps of `batch` passages. The result is the state after the best
-    pass, or the start. By default the passes make 48 steps, but there are at least 2 and at most 6. `rate` is the
-    learning rate of AdamW: by default 0.005, 0.003 for fewer than 48 passages and 0.001 for fewer than 24.
+    There are at most `passes` over the training passages, by default 3, in steps of `batch` passages. The result is the
+    state after the pass that is best on held-out passages, or the start. `rate` is the learning rate of AdamW: by
+    default 0.005, 0.003 for fewer than 48 passages and 0.001 for fewer than 24.
     """
 
     passes: int | None = Field(default=None, ge=1, le=50)

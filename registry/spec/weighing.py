@@ -37,7 +37,7 @@ class WeighingRequest(Frozen):
     texts: tuple[Passage, ...] = Field(min_length=1)
     candidates: tuple[StoredAdapter, ...] = Field(min_length=1)
     beside: tuple[StoredAdapter, ...] = ()
-    screened: int = Field(default=30, ge=1)
+    screened: int = Field(default=16, ge=1)
     groups: int = Field(default=5, ge=1)
     keep: int = Field(default=5, ge=1)
     max_width: int | None = Field(default=None, ge=1)

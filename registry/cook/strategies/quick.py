@@ -7,7 +7,7 @@ from registry.cook.candidate import Proposal
 from registry.cook.job import CookJob
 from registry.cook.weighing import propose_by_weighing
 
-DEPTH = Depth(members=5, steps=12, turns=2, alone=0, trials=4)
+DEPTH = Depth(members=5, steps=12, most_texts=4, turns=2, alone=0, trials=4)
 
 
 def propose(job: CookJob) -> Proposal:

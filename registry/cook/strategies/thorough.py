@@ -7,7 +7,7 @@ from registry.cook.candidate import Proposal
 from registry.cook.job import CookJob
 from registry.cook.weighing import propose_by_weighing
 
-DEPTH = Depth(members=32, steps=30, turns=4, alone=8, trials=6)
+DEPTH = Depth(members=32, steps=30, most_texts=8, turns=4, alone=8, trials=6)
 
 
 def propose(job: CookJob) -> Proposal:

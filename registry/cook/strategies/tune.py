@@ -15,7 +15,7 @@ from registry.adapters.loadable import Tensors
 from registry.adapters.weights import adapter_digest, load_tensors, save_tensors, save_unique, size_in_bytes
 from registry.cook.acceptance import check_verifiable
 from registry.cook.answer import Outcome, evidence_of
-from registry.cook.budget import cut_training, default_passes, passes_within, tuning_passes
+from registry.cook.budget import TRAINING_PASSES, cut_training, passes_within, tuning_passes
 from registry.cook.candidate import Candidate, Proposal, Scores, TrainedSoup
 from registry.cook.job import CookJob
 from registry.cook.mix import Mixed, MixPlan, mix
@@ -105,7 +105,7 @@ def _tuning(job: CookJob, sample: Sample) -> Tuning:
     """The training that the request asks for, with defaults filled in and cut to its budget."""
     options = job.request.tuning or TuningOptions()
     passages = len(sample.fit_texts)
-    passes = options.passes or default_passes(passages, options.batch)
+    passes = options.passes or TRAINING_PASSES
     if job.request.budget is not None:
         allowed = passes_within(job.request.budget, job.base, sample.texts, progress=job.progress)
         passes = cut_training(passes, allowed, len(sample.texts))

@@ -251,14 +251,15 @@ def test_more_is_dearer(passages):
 
 
 def test_a_sample_of_a_hundred_is_within_what_the_efforts_promise():
-    assert passes_of("quick", 100, 64) <= 9
+    assert passes_of("quick", 60, 64) <= 8
+    assert passes_of("quick", 100, 64) <= 6
     assert passes_of("thorough", 100, 64) <= 35
-    assert passes_of("tune", 100, 64) <= 8
+    assert passes_of("tune", 60, 64) <= 12
 
 
 def test_few_passages_cost_no_multiple_of_what_many_do():
     for passages in range(3, 31):
-        assert passes_of("quick", passages, 21) <= 5 * passes_of("quick", 100, 21)
+        assert passes_of("quick", passages, 21) <= 8 * passes_of("quick", 100, 21)
         assert passes_of("thorough", passages, 21) <= 5 * passes_of("thorough", 100, 21)
 
 
@@ -312,7 +313,8 @@ def least_of(depth: Depth, size: Size) -> float:
 
 @given(st.integers(4, 200), st.integers(4, 40), st.integers(0, 10), st.floats(0.1, 100), st.integers(1, 100))
 def test_what_is_left_of_weighing_fits_the_budget_or_nothing_is_done(passages, steps, alone, passes, candidates):
-    depth, size = Depth(members=5, steps=steps, turns=2, alone=alone, trials=4), Size.of(Split.of(passages), candidates)
+    depth = Depth(members=5, steps=steps, most_texts=8, turns=2, alone=alone, trials=4)
+    size = Size.of(Split.of(passages), candidates)
     if passes < least_of(depth, size) - 0.1:  # which is told to one decimal
         with pytest.raises(InvalidParameter, match="this effort takes at least"):
             cut_weighing(depth, size, passes)
@@ -331,7 +333,7 @@ def test_a_budget_that_is_what_an_effort_takes_leaves_all_of_it(strategy, passag
     depth, size = strategy.DEPTH, Size.of(Split.of(passages), 21)
     whole = cut_weighing(depth, size, 1e6)
     assert cut_weighing(depth, size, strategy.passes(passages, 21)) == whole
-    assert cut_weighing(depth, size, 0.6 * strategy.passes(passages, 21)) != whole
+    assert cut_weighing(depth, size, least_of(depth, size) + 0.1) != whole  # which is told to one decimal
 
 
 @pytest.mark.parametrize(("passages", "passes", "left"), [(100, 3.0, 1), (100, 6.0, 2), (15, 11.0, 1), (15, 33.0, 3)])
@@ -359,7 +361,7 @@ def test_a_budget_is_in_passes_tokens_or_seconds():
 
 
 def test_a_cook_within_a_budget_does_less_and_holds_out_as_much(stocked):
-    search = stocked.cook(sample=LAW, effort="quick", verify=True, budget={"passes": 5}).evidence.search
+    search = stocked.cook(sample=LAW, effort="quick", verify=True, budget={"passes": 3}).evidence.search
     (asked,) = stocked.weighings
     assert asked.steps < 12
     assert (search.decided_on, search.held_out) == (24, 6)

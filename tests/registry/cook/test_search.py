@@ -393,7 +393,7 @@ def test_few_passages_are_gone_over_as_often_as_many(pool):
     pool.weighings.clear()
     pool.cook(sample=sample("law", count=100), effort="quick", verify=True)  # many: from even coefficients
     (weighing,) = pool.weighings
-    assert (len(weighing.texts), weighing.steps, weighing.batch, weighing.groups) == (80, 12, 8, 5)
+    assert (len(weighing.texts), weighing.steps, weighing.batch, weighing.groups) == (80, 12, 4, 5)
     assert not weighing.by_screen
 
 
