@@ -126,7 +126,7 @@ def _cook(kitchen: Kitchen, talk: Talk) -> tuple[Answers, float]:
     """The answers of all strategies, and the seconds that the service's default took."""
     job = kitchen.job
     count = len(job.strategies)
-    talk.stage(f"cook: {count} strategies for each novel domain ({len(job.novel)}), on {NOVEL_SAMPLE} passages")
+    talk.stage(f"cook: {count} strategies for each novel domain ({len(job.novel)}), on up to {NOVEL_SAMPLE} passages")
     answers: dict[str, dict[str, Answer]] = {strategy.name: {} for strategy in job.strategies}
     seconds = 0.0
     with talk.bar("cooking") as report:

@@ -23,7 +23,8 @@ import torch
 from adaptersoup.cli.app import run as soup_command
 from registry.base_model import LoadedBase, shape_of
 from registry.formats import AdapterContents, read_directory, write_directory
-from registry.spec import BottleneckConfig, Provenance
+from registry.spec import LoraConfig, LoraModule
+from tests.registry.random_adapters import drawn
 from tests.repository import REPOSITORY
 from tests.service.passages import WORDS, passages
 from tests.service.servers import Live, World, open_live, open_world, write_bases
@@ -34,7 +35,6 @@ pytestmark = pytest.mark.slow
 
 BASE = "smollm2-135m"
 DOMAINS = {"classic_novels": "kitchen", "king_james_bible": "court", "python_peps": "code"}
-CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=8, activation="relu")
 SAMPLE = 40
 """Passages of a sample: fewer than a reader's, as nobody reads the numbers."""
 SMALLER = {
@@ -99,27 +99,23 @@ def home(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _push(world: World, folder: Path) -> None:
-    """Adapters of the demo's structure and initialisation, on disk and on the server, ready to be selected."""
+    """LoRAs as the demo's, on disk and on the server, ready to be selected."""
     from adaptersoup.client.client import SoupClient
-    from registry.adapters import create
-    from registry.adapters.weights import init_hash, save_tensors
+    from registry.adapters.weights import save_tensors
 
     shape = shape_of(world.runtime.bases[BASE].entry, world.runtime.settings.cache)
-    start = create(CONFIG, shape, seed=1234).state_dict()
-    provenance = Provenance(init_hash=init_hash(start), init_source="trained_here", init_seed=1234)
+    config = LoraConfig.of({path: LoraModule(8, 16.0) for path in shape.linears if "lm_head" not in path})
     for live in open_live(world):
         with SoupClient(live.url, world.admin) as client:
             for number, (domain, words) in enumerate(DOMAINS.items()):
-                moved = {name: tensor + 0.01 * (number + 1) for name, tensor in start.items()}
                 written = write_directory(
                     folder / domain,
                     AdapterContents(
-                        config=CONFIG,
+                        config=config,
                         domain=domain,
-                        weights=save_tensors(moved),
+                        weights=save_tensors(drawn(config, shape, seed=number)),
                         base_model=BASE,
                         base_fingerprint=shape.fingerprint,
-                        provenance=provenance,
                         texts=passages(words, SAMPLE),
                     ),
                 )
