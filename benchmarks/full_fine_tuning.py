@@ -14,6 +14,7 @@ from typing import Literal
 
 from torch import nn
 
+from registry.adapters import AdapterModule, create
 from registry.adapters.sites import layer_sites
 from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter
@@ -30,46 +31,47 @@ Part = Literal["all", "top", "norms"]
 
 @dataclass(frozen=True)
 class Tuned:
-    """A copy of a base model with a part of it trained, and what the loop did.
+    """A copy of a base model with a part of it trained, the head that the task needs, and what the loop did.
 
     Its `shape` still has the fingerprint of the base it was copied from, whose tokenizer it uses.
     """
 
     base: LoadedBase
     outcome: Outcome
+    head: AdapterModule | None = None
 
 
 def fine_tune(
     base: LoadedBase, data: Data, *, hyperparameters: Hyperparameters, part: Part = "all", layers: int = 1,
-    task: Task = LANGUAGE_MODELLING,
+    task: Task = LANGUAGE_MODELLING, seed: int = 0,
 ) -> Tuned:  # fmt: skip
     """Train a part of a copy of `base` in fp32, keeping its best state on validation data. Nothing of `base` changes.
 
-    `layers` is how many of the last ones `part="top"` trains; embeddings and the final norm are in none of them.
-    Raises InvalidParameter for more layers than there are, a task that needs a head, and as `train_adapter` does;
-    Incompatible for a base whose layers are not known.
+    `layers` is how many of the last ones `part="top"` trains; embeddings and the final norm are in none of them. A head
+    that the task needs is trained with every part, and starts from `seed`. Raises InvalidParameter for more layers than
+    there are, and as `train_adapter` does; Incompatible for a base whose layers are not known.
     """
-    if task.answers is not None:
-        raise InvalidParameter(f"{task.name.capitalize()} needs a head, and a base model has none.", param="task")
     block = hyperparameters.block
     if block > base.shape.context:
         raise InvalidParameter(
             f"A block of {block} tokens does not fit the base model's context of {base.shape.context}.",
             param="block",
         )
-    train = task.encode(base, data.train, block=block)
-    valid = task.encode(base, data.valid, block=block, purpose="validation", at_least=MIN_VALID_TEXTS)
+    config = task.head(data.train)
+    train = task.encode(base, data.train, block=block, head=config)
+    valid = task.encode(base, data.valid, block=block, purpose="validation", at_least=MIN_VALID_TEXTS, head=config)
     tuned = replace(base, model=unfrozen(base.model, part, layers=layers))
+    head = None if config is None else create(config, base.shape, seed=seed)
     state = TrainingState(
-        tuned.model,
-        Objective(loss_of(tuned, task=task), margin=task.divergence_margin, unit=task.unit),
+        tuned.model if head is None else nn.ModuleList([tuned.model, head]),
+        Objective(loss_of(tuned, head, task), margin=task.divergence_margin, unit=task.unit),
         train=train.rows,
         valid=valid.rows,
         hyperparameters=hyperparameters,
     )
     outcome = optimise(state)
     tuned.model.requires_grad_(False)
-    return Tuned(tuned, outcome)
+    return Tuned(tuned, outcome, head)
 
 
 def unfrozen(model: nn.Module, part: Part, *, layers: int = 1) -> nn.Module:

@@ -13,6 +13,7 @@ from tests.training.conftest import TEXTS, VALID, state_hash
 from training.data import Data
 from training.hyperparameters import Hyperparameters
 from training.tasks import TASKS
+from training.tasks.classification import Labelled
 
 DATA = Data(TEXTS, VALID)
 RECIPE = Hyperparameters(steps=4, batch=2, block=16, learning_rate=1e-3, evaluations=1)
@@ -31,6 +32,17 @@ def test_a_part_is_trained_and_nothing_else_and_the_base_stays(base, part, insid
     assert not any(value.requires_grad for value in tuned.base.model.parameters())
 
 
+@pytest.mark.parametrize("part", ["top", "norms"])
+def test_a_head_is_trained_with_the_part(base, part):
+    items = [Labelled(f"film {number} is {'good' if number % 2 else 'bad'}", str(number % 2)) for number in range(24)]
+    recipe = RECIPE.model_copy(update={"steps": 30, "batch": 8})
+    tuned = fine_tune(base, Data(items, items[:6]), hyperparameters=recipe, part=part, task=TASKS["classification"])
+    assert tuned.head is not None
+    assert tuned.outcome.valid_best < tuned.outcome.valid_before
+    metrics = TASKS["classification"].metrics(tuned.base, tuned.head, items[:6], block=16)
+    assert metrics["loss"] == pytest.approx(tuned.outcome.valid_best, rel=1e-4)
+
+
 def test_norms_of_another_kind_are_found(tmp_path):
     llama = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path, model_type="llama"))))
     trained = {n: v.numel() for n, v in unfrozen(llama.model, "norms").named_parameters() if v.requires_grad}
@@ -44,7 +56,6 @@ def test_norms_of_another_kind_are_found(tmp_path):
         ({"part": "top", "layers": 0}, {}, "2 layers, and 0"),
         ({"part": "top", "layers": 3}, {}, "2 layers, and 3"),
         ({}, {"block": 65}, "context of 64"),
-        ({"task": TASKS["classification"]}, {}, "needs a head"),
         ({}, {"learning_rate": 1e4}, "diverged"),
     ],
 )

@@ -1,0 +1,91 @@
+"""Train the cells that the claims lack, one after the other, and print all verdicts (`make reproduce-papers`).
+
+Each cell is stored in the results file, where the next run continues; `--minutes` ends a run. Claims are decided in the
+order of `claims.toml`. A stored cell counts while its variant, its setting and `cells.VERSION` stay the same; it
+records its commit.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from benchmarks.papers.cells import Place, run_cell, setting_of
+from benchmarks.papers.variants import PLAN, VARIANTS
+from benchmarks.papers.verdicts import CLAIMS, Cells, Key, Verdict, judge
+from benchmarks.report import command, options, table
+from demo.results import Figure, Row, commit, write
+from registry.base_model import load_base
+from registry.encoders import SentenceBertEncoder
+from registry.spec import BaseEntry
+
+RESULTS = Path(__file__).parents[1] / "results"
+QUICK_MINUTES = 20.0
+
+
+def stored(out: Path) -> list[Row]:
+    """The stored cells of variants and settings that are still those of the plan."""
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.is_file() else []
+    return [
+        row for row in rows
+        if row["variant"] in VARIANTS and row["setting"] == setting_of(row["task"], VARIANTS[row["variant"]])
+    ]  # fmt: skip
+
+
+def next_cell(rows: list[Row], papers: list[str], tasks: list[str]) -> Key | None:
+    """The first cell that a claim of these papers lacks, of these tasks; None if there is none."""
+    cells = Cells(rows)
+    claims = (claim for claim in CLAIMS if claim.paper in papers and claim.trained)
+    return next((key for claim in claims for key in cells.missing(claim) if key[0] in tasks), None)
+
+
+def store(out: Path, rows: list[Row]) -> None:
+    """Write the cells, and the number of claims by verdict."""
+    verdicts = [judged.verdict for judged in judge(rows, out.parent)]
+    figures = {
+        f"claims_{verdict.replace(' ', '_')}": Figure(verdicts.count(verdict), "claims", note=f"of {len(verdicts)}")
+        for verdict in get_args(Verdict)
+    }
+    figures["cells"] = Figure(len(rows), "trainings")
+    figures["cells_cpu_s"] = Figure(sum(row["seconds"] for row in rows), "CPU s")
+    write(
+        out, name="papers", command=command(), rows=rows,
+        figures={name: figure.as_json() for name, figure in figures.items()},
+    )  # fmt: skip
+
+
+def main() -> None:
+    """The command line."""
+    papers, tasks = list(dict.fromkeys(claim.paper for claim in CLAIMS if claim.trained)), list(PLAN["tasks"])
+    parser = options(__doc__)
+    parser.add_argument("--data", type=Path, default=Path("../shared/corpora/glue"), help="folder with a folder a task")
+    parser.add_argument("--paper", choices=papers, nargs="+", default=papers, help="by default all")
+    parser.add_argument("--task", choices=tasks, nargs="+", default=tasks, help="by default all")
+    parser.add_argument("--minutes", type=float, default=8 * 60, help="the run ends after so many")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_MINUTES:.0f} minutes of the first task")
+    asked = parser.parse_args()
+    if asked.quick:
+        asked.minutes, asked.task = QUICK_MINUTES, asked.task[:1]
+    out = asked.out or RESULTS / "papers.json"
+    torch.set_num_threads(1)
+    folder = str(SentenceBertEncoder().folder)
+    place = Place(load_base(BaseEntry(id="minilm-l6", source=folder, kind="encoder")), asked.data)
+    end, rows, made_with = time.monotonic() + 60 * asked.minutes, stored(out), commit()
+    while time.monotonic() < end and (key := next_cell(rows, asked.paper, asked.task)) is not None:
+        task, name, rate, seed = key
+        found = run_cell(place, task, VARIANTS[name], rate, seed)
+        about = {"task": task, "variant": name, "learning_rate": rate, "seed": seed}
+        rows.append({**about, **found, "setting": setting_of(task, VARIANTS[name]), "commit": made_with})
+        store(out, rows)
+        print(*key, found["valid_loss"], found["scores"]["score"], f"{found['seconds']} s", file=sys.stderr)
+    verdicts = judge(rows, out.parent)
+    print(table([{"paper": one.claim.paper, "claim": one.claim.name, "verdict": one.verdict} for one in verdicts]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""The claims of `claims.toml` with our estimates, intervals and verdicts.
+
+Called by `__main__` and by `docs.papers`. It reads results and trains nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from benchmarks.papers.variants import PLAN, RATES, VARIANTS, first_of
+from benchmarks.soups import ALONE
+from registry.spec import Frozen
+
+LEVEL = 0.05
+"""Of the verdicts of one paper together, and of an interval alone."""
+Row = Mapping[str, Any]
+RATE_SEED = 0
+"""The seed with which learning rates are chosen; its training at the chosen rate counts as a seed."""
+Key = tuple[str, str, float, int]
+"""Task, variant, learning rate and seed of a cell."""
+Verdict = Literal["agrees", "disagrees", "undecided", "not run yet"]
+
+
+class Claim(Frozen):
+    """A claim of a paper as a contrast of scores that is positive if the claim holds (`claims.toml` has the rule)."""
+
+    paper: str
+    name: str
+    source: str
+    figure: str
+    says: str
+    kind: Literal["better", "as_good"]
+    margin: float
+    contrast: dict[str, float]
+    seeds: int = 0
+    on: tuple[str, ...]
+    """The tasks, or the results file of the soups."""
+
+    @property
+    def trained(self) -> bool:
+        """True if its cells are trained here."""
+        return set(self.on) <= set(PLAN["tasks"])
+
+
+CLAIMS = [Claim.model_validate(claim) for claim in PLAN["claims"]]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A contrast in points with its standard error and degrees of freedom (Welch and Satterthwaite)."""
+
+    value: float
+    error: float
+    freedom: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of this claim alone."""
+        half = self.error * float(stdtrit(self.freedom, 1 - LEVEL / 2))
+        return self.value - half, self.value + half
+
+    def p_above(self, threshold: float) -> float:
+        """The p-value, two-sided, of a contrast above the threshold; 1 if the estimate is not above it."""
+        if self.value <= threshold:
+            return 1.0
+        return 2 * float(stdtr(self.freedom, (threshold - self.value) / self.error)) if self.error else 0.0
+
+    def p_below(self, threshold: float) -> float:
+        """The p-value of a contrast below the threshold."""
+        return Estimate(-self.value, self.error, self.freedom).p_above(-threshold)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its estimate (None until all of its cells are there), its verdict, and a note on what is missing."""
+
+    claim: Claim
+    estimate: Estimate | None
+    verdict: Verdict
+    note: str = ""
+
+
+def judge(rows: Sequence[Row], results: Path) -> list[Judged]:
+    """All claims in the order of `claims.toml`; `rows` are cells, and `results` has the results files of the soups."""
+    cells = Cells(rows)
+    estimates = {claim.name: _estimate(claim, cells, results) for claim in CLAIMS}
+    judged: dict[str, Judged] = {}
+    for paper in dict.fromkeys(claim.paper for claim in CLAIMS):
+        claims = [claim for claim in CLAIMS if claim.paper == paper]
+        smallest = {claim.name: _smallest_p(claim, estimates[claim.name]) for claim in claims}
+        is_open = False
+        for rank, claim in enumerate(sorted(claims, key=lambda claim: smallest[claim.name])):
+            level = LEVEL / (len(claims) - rank)
+            is_open = is_open or smallest[claim.name] > level  # Holm's procedure stops at the first
+            judged[claim.name] = _judged(claim, estimates[claim.name], 0.0 if is_open else level)
+    return [judged[claim.name] for claim in CLAIMS]
+
+
+def _thresholds(claim: Claim) -> tuple[float, float]:
+    """The claim agrees above the first, and disagrees below the second."""
+    return (0.0, claim.margin) if claim.kind == "better" else (-claim.margin, -claim.margin)
+
+
+def _smallest_p(claim: Claim, estimate: Estimate | str) -> float:
+    if isinstance(estimate, str):
+        return 1.0
+    above, below = _thresholds(claim)
+    return min(estimate.p_above(above), estimate.p_below(below))
+
+
+def _judged(claim: Claim, estimate: Estimate | str, level: float) -> Judged:
+    if isinstance(estimate, str):
+        return Judged(claim, None, "not run yet", estimate)
+    above, below = _thresholds(claim)
+    if level:
+        return Judged(claim, estimate, "agrees" if estimate.p_above(above) <= level else "disagrees")
+    distance = min(abs(estimate.value - above), abs(estimate.value - below))
+    times = (3.5 * estimate.error / distance) ** 2 if distance else math.inf
+    return Judged(claim, estimate, "undecided", f"about {times:.0f} times as much data" if 2 <= times <= 20 else "")
+
+
+# --- estimates --------------------------------------------------------------------------------------
+
+
+class Cells:
+    """The cells of a results file by task, variant, learning rate and seed."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = {(row["task"], row["variant"], row["learning_rate"], row["seed"]): row for row in rows}
+
+    def missing_rate(self, task: str, family: str) -> tuple[str, float] | None:
+        """The family's first variant and a rate that it was not tried with; None if there is none."""
+        first = first_of(family)
+        return next(((first, rate) for rate in RATES[family] if (task, first, rate, RATE_SEED) not in self.rows), None)
+
+    def rate(self, task: str, family: str) -> float:
+        """The family's rate with the lowest validation loss, all of them tried with the first seed."""
+        first = first_of(family)
+        losses = {rate: self.rows[task, first, rate, RATE_SEED]["valid_loss"] for rate in RATES[family]}
+        return min(losses, key=lambda rate: math.inf if losses[rate] is None else losses[rate])
+
+    def missing(self, claim: Claim) -> list[Key]:
+        """The cells that a claim lacks, in the order to run them; of a family without a rate the rates only."""
+        lacking: dict[Key, None] = {}
+        for seed in range(claim.seeds):
+            for task in claim.on:
+                for name in {term.partition(":")[0]: None for term in claim.contrast}:
+                    family = VARIANTS[name].family
+                    untried = self.missing_rate(task, family)
+                    key = (task, *untried, RATE_SEED) if untried else (task, name, self.rate(task, family), seed)
+                    if key not in self.rows:
+                        lacking[key] = None
+        return list(lacking)
+
+    def scores(self, task: str, term: str, seeds: int) -> np.ndarray:
+        """(seeds,): the scores of `variant` or `variant:measure` at its family's rate."""
+        name, _, measure = term.partition(":")
+        rate = self.rate(task, VARIANTS[name].family)
+        return np.array([self.rows[task, name, rate, seed]["scores"][measure or "score"] for seed in range(seeds)])
+
+
+def _estimate(claim: Claim, cells: Cells, results: Path) -> Estimate | str:
+    """The estimate of a claim, or a note on what it lacks."""
+    if claim.on[0].startswith("adaptersoup"):
+        return _of_soups(claim, results)
+    if not claim.trained:
+        return f"the task {claim.on[0]} is not built yet"
+    lacking = cells.missing(claim)
+    if lacking:
+        return f"{len(lacking)} trainings are missing"
+    return combined([_contrast(cells, claim, task) for task in claim.on])
+
+
+def _contrast(cells: Cells, claim: Claim, task: str) -> np.ndarray:
+    """(seeds,)."""
+    terms = [factor * cells.scores(task, term, claim.seeds) for term, factor in claim.contrast.items()]
+    return np.sum(terms, axis=0)
+
+
+def combined(strata: Sequence[np.ndarray]) -> Estimate:
+    """The mean of the means of paired differences: (seeds,) of each task, or (domains,) of one bank."""
+    parts = [float(values.var(ddof=1)) / len(values) for values in strata]
+    variance = sum(parts)
+    shares = sum(part**2 / (len(values) - 1) for part, values in zip(parts, strata, strict=True))
+    freedom = variance**2 / shares if shares else sum(len(values) - 1 for values in strata)
+    mean = float(np.mean([values.mean() for values in strata]))
+    return Estimate(mean, math.sqrt(variance) / len(strata), freedom)
+
+
+def _of_soups(claim: Claim, results: Path) -> Estimate | str:
+    """Perplexity saved on the novel domains by ways of `benchmarks.adaptersoup`, in percent, on the largest sample."""
+    path = results / f"{claim.on[0]}.json"
+    if not path.is_file():
+        return f"`make reproduce-adaptersoup` writes {path.name}"
+    nll: dict[str, dict[str, float]] = defaultdict(dict)
+    rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if not row["hostile"]]
+    largest = max(row["passages"] for row in rows)
+    for row in rows:
+        domain, way = row["domain"], row["way"]
+        if way == ALONE:
+            nll["best single"][domain] = min(row["difference"], nll["best single"].get(domain, math.inf))
+        elif row["passages"] == largest:
+            nll[way][domain] = row["difference"]
+            nll["control"][domain] = row["difference"] - row["over"]
+    lacking = [way for way in claim.contrast if way not in nll]
+    if lacking:
+        return f"`benchmarks.adaptersoup` has no {', '.join(lacking)}"
+    by_way = [
+        factor * np.array([nll[way][domain] for domain in sorted(nll["control"])])
+        for way, factor in claim.contrast.items()
+    ]
+    return combined([-100 * np.sum(by_way, axis=0)])
