@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 FLOORS := adaptersoup:95 plots:95 registry:98.6 service:96.4 training:96.5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser test test-long test-databases test-interop coverage quick soak check format serve demo main-job bench bench-engine bench-peers bench-vllm bench-registry bench-training bench-cooks bench-trust reproduce-lm reproduce-single reproduce-adaptersoup screenshots docs openapi clean
+.PHONY: help setup browser test test-long test-databases test-interop coverage quick soak check format serve demo main-job bench bench-engine bench-peers bench-vllm bench-registry bench-training bench-cooks bench-trust reproduce-papers reproduce-adaptersoup screenshots docs openapi clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -162,11 +162,8 @@ bench-registry: $(VENV)/.dev  ## lists of 100,000 adapters on both databases, fi
 bench-trust: $(VENV)/.dev  ## kills, faults, floods, lost updates and hostile headers, counted (an hour)
 	$(RUN) -m benchmarks.trust --out benchmarks/results/trust.json
 
-reproduce-lm: $(VENV)/.dev  ## three adapter papers on language models, 286 small trainings (an hour; resumable; LONG=1: larger)
-	$(RUN) -m benchmarks.lm_adapters --out benchmarks/results/lm_adapters.json $(if $(LONG),--long)
-
-reproduce-single: $(VENV)/.dev  ## the single-domain soups of AdapterSoup (an hour; resumable; LONG=1: larger)
-	$(RUN) -m benchmarks.single_domain --out benchmarks/results/single_domain.json $(if $(LONG),--long)
+reproduce-papers: $(VENV)/.dev  ## the claims of the adapter papers on MiniLM (hours; resumable; ARGS="--paper houlsby --minutes 60")
+	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.papers $(ARGS)
 
 LORAS ?= .reproduce/lora
 GEMMA ?= .demo/models/gemma-3-270m

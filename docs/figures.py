@@ -3,8 +3,8 @@
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills the block from
 benchmarks/results/NAME.json (`benchmarks.report`). `NAME:sentence` is its result in one sentence, `NAME:run` the
 figures as they are in the file. `NAME:tales` are the strategies of the tutorial on its domain. The views of
-`docs.papers` are claims with verdicts, those of `docs.soups` efforts beside each other. `summary:NAME` is a table of
-`docs.summaries`, and `papers` the number of claims by verdict; both may read several files.
+`docs.soups` are efforts beside each other. `summary:NAME` is a table of `docs.summaries`, `papers:NAME` one of claims
+with verdicts (`docs.papers`), and `papers` the number of claims by verdict; these may read several files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def fill(text: str, folder: Path) -> str:
 def block(folder: Path, name: str, view: str | None = None) -> str:
     """The text between two marks."""
     if name in ("summary", "papers"):
-        several = summaries.lines(folder, view or "") if name == "summary" else papers.total(folder)
+        several = summaries.lines(folder, view or "") if name == "summary" else papers.lines(folder, view)
         return "\n" + "\n".join(several) + "\n"
     path = folder / f"{name}.json"
     if not path.is_file():
@@ -40,8 +40,7 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
     result: Result = json.loads(path.read_text(encoding="utf-8"))
     default = _comparison if _compares(result) else _plain
     own = {"sentence": _sentence, "tales": _tales, "run": _plain}
-    views = {**papers.VIEWS, **own}
-    lines = soups.VIEWS[view](result, name) if view in soups.VIEWS else views.get(view or "", default)(result)
+    lines = soups.VIEWS[view](result, name) if view in soups.VIEWS else own.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *summaries.sources({name: result})]) + "\n"
 
 

@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from docs import api_page, figures, man_page, soups, tables
+from docs import api_page, figures, man_page, papers, soups, tables
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path("benchmarks") / "results"
@@ -36,7 +36,7 @@ def expected(root: Path = ROOT) -> dict[Path, str]:
         text = (root / path).read_text(encoding="utf-8")
         if path not in found and figures.MARK.search(text):
             found[path] = figures.fill(text, root / RESULTS)
-    return found | soups.pictures(root / RESULTS)
+    return found | soups.pictures(root / RESULTS) | papers.pictures(root / RESULTS)
 
 
 def pages(root: Path = ROOT) -> list[Path]:

@@ -1,73 +1,110 @@
-"""The claims of a paper with our measurements, as docs/explanation/papers.md shows them.
+"""The claims of the papers with our estimates, as docs/explanation/papers.md and README.md show them.
 
-Called by `docs.figures` for the blocks `<!-- figures:NAME:VIEW -->`: `claims` are all claims of a results file, the
-other views those of one paper. The block `<!-- figures:papers -->` counts the verdicts of all results files.
+Called by `docs.figures` for the blocks `<!-- figures:papers -->` (the number of claims by verdict) and `<!--
+figures:papers:VIEW -->`, and by `docs.generate` for the pictures. Claims and verdicts are those of `benchmarks.papers`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims import ERRORS
+import numpy as np
+
+from benchmarks.papers.variants import PLAN, VARIANTS
+from benchmarks.papers.verdicts import Cells, Judged, judge
 from docs.markdown import table
+from docs.soups import FOLDER
 from docs.summaries import sources
+from plots.charts import Interval, Panel, panels
+from plots.style import to_svg
 
-Result = Mapping[str, Any]
-Row = Mapping[str, Any]
-PAPER = re.compile(r"^(Houlsby et al\.|AdaMix|SparseAdapter|AdapterSoup)[:,] ")
-"""The name of the paper before its claim, which the heading above the table repeats."""
-RESULTS = ("lm_adapters", "single_domain")
-"""The results files with claims."""
-BEYOND = re.compile(r"not in the paper|the paper does not say")
-"""Words about a claim that goes beyond its paper."""
-WITHOUT_ERROR = "at least, without a standard error: "
+NAMES = {"houlsby": "Houlsby et al.", "sparse": "SparseAdapter", "adamix": "AdaMix", "adaptersoup": "AdapterSoup"}
+"""The papers by their name in `claims.toml`."""
+SETS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "rte": "RTE"}
 
 
-def claims(result: Result, paper: str | None = None) -> list[str]:
-    """Each claim of the paper, with our figure, its interval, and the verdict."""
-    rows = [row for row in result["rows"] if "claim" in row and row.get("of") == paper]
-    said = [PAPER.sub("", str(row["paper"])) for row in rows]
-    shown = [text if text != before else "" for text, before in zip(said, ["", *said], strict=False)]
-    cells = [
-        (text, str(row["says"]), _interval(row), f"*{row['verdict']}*") for text, row in zip(shown, rows, strict=True)
-    ]
-    return table(("the paper", "claim tested here", "difference (interval)", "verdict"), cells)
+def lines(folder: Path, view: str | None) -> list[str]:
+    """The text of a block: the verdicts of all papers or of one, the scores of variants, or the number of verdicts."""
+    path = folder / "papers.json"
+    result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": []}
+    if view == "scores":
+        return [*_scores(Cells(result["rows"])), "", *(sources({"papers": result}) if result["rows"] else [])]
+    judged = judge(result["rows"], folder)
+    if view is None:
+        return [_count(judged)]
+    return _claims([one for one in judged if one.claim.paper == view], view)
 
 
-def total(folder: Path) -> list[str]:
-    """The number of claims by verdict over all results files, in two sentences."""
-    files = {name: path for name in RESULTS if (path := folder / f"{name}.json").is_file()}
-    if not files:
-        return [f"Not measured yet: there is no `benchmarks/results/{RESULTS[0]}.json`."]
-    results: dict[str, Result] = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in files.items()}
-    rows = [row for result in results.values() for row in result["rows"] if "claim" in row]
-    counts = Counter(str(row["verdict"]) for row in rows)
-    beyond = sum(row["verdict"] == "agrees" and BEYOND.search(str(row["paper"])) is not None for row in rows)
+def _count(judged: list[Judged]) -> str:
+    counts = Counter(one.verdict for one in judged)
+    return (
+        f"Of {len(judged)} claims of the four papers, {counts['agrees']} agree with our measurements, "
+        f"{counts['disagrees']} disagree, {counts['undecided']} are undecided, and {counts['not run yet']} are not run "
+        "yet."
+    )
+
+
+def _claims(judged: list[Judged], paper: str) -> list[str]:
+    picture = f"{FOLDER.name}/papers_{paper}.svg"
+    rows = [
+        (one.claim.says, f"{one.claim.source}: {one.claim.figure}", _ours(one), " ".join(filter(None, (
+            f"*{one.verdict}*", f"({one.note})" if one.note else "",
+        ))))
+        for one in judged
+    ]  # fmt: skip
+    shown = [f"![Claims of {NAMES[paper]} with intervals]({picture})", ""] if _rows(judged) else []
+    return [*shown, *table(("claim tested here", "the paper", "ours (95 % interval)", "verdict"), rows)]
+
+
+def _ours(one: Judged) -> str:
+    if one.estimate is None:
+        return ""
+    low, high = one.estimate.interval
+    return f"{one.estimate.value:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def _rows(judged: list[Judged]) -> list[Interval]:
     return [
-        f"Of {len(rows)} tested claims, {counts['agrees']} agree, {counts['disagrees']} disagree, and "
-        f"{counts['undetermined']} are undetermined. {beyond} of the claims that agree are not the papers' own, as the "
-        "first column states.",
-        "",
-        *sources(results),
-    ]
+        Interval(one.claim.name.replace("_", " "), one.estimate.value, *one.estimate.interval,
+                 chosen=one.verdict == "agrees", text=one.verdict)
+        for one in judged if one.estimate is not None
+    ]  # fmt: skip
 
 
-def _interval(row: Row) -> str:
-    """The difference with two standard errors on either side; marked if its error has no spread over trainings."""
-    if row["standard_error"] is None:
-        return str(row["note"]).removeprefix(WITHOUT_ERROR)
-    value, margin = row["difference"], ERRORS * row["standard_error"]
-    mark = "" if row["standard_error_seeds"] is not None else " †"
-    return f"{value:+.4f} ({value - margin:+.4f} to {value + margin:+.4f}){mark}"
+def pictures(results: Path) -> dict[Path, str]:
+    """A picture for each paper with a claim that has been measured, by its path from the project's root."""
+    path = results / "papers.json"
+    judged = judge(json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else [], results)
+    found = {}
+    for paper, name in NAMES.items():
+        rows = _rows([one for one in judged if one.claim.paper == paper])
+        unit = "percent of perplexity" if paper == "adaptersoup" else "points"
+        if rows:
+            panel = Panel(f"Difference in {unit}; to the right of 0 supports a claim", rows)
+            found[FOLDER / f"papers_{paper}.svg"] = to_svg(panels(name, [], [panel]))
+    return found
 
 
-VIEWS: dict[str, Callable[[Result], list[str]]] = {
-    "claims": claims, **{name: partial(claims, paper=name) for name in ("houlsby", "adamix", "sparse")}
-}  # fmt: skip
-"""Views of a results file, as `<!-- figures:NAME:VIEW -->` names them."""
+def _scores(cells: Cells) -> list[str]:
+    """Mean scores of variants by set, with their numbers of seeds."""
+    shown = []
+    for name, variant in VARIANTS.items():
+        rows: Mapping[str, list[Any]] = {task: cells.at_rate(task, name) for task in SETS}
+        every = [row for of_task in rows.values() for row in of_task]
+        if every:
+            size = next((f"{row['parameters']:,}" for row in every if row["parameters"]), "")
+            schedule = PLAN["setting"]["schedules"][variant.schedule]
+            data = f"{schedule['rows']} x {schedule['epochs']}"
+            shown.append((f"`{name}`", size, data, *(_mean(of_task) for of_task in rows.values())))
+    if not shown:
+        return ["No cell has been run yet."]
+    return table(("variant", "trained numbers", "examples x epochs", *SETS.values()), shown)
+
+
+def _mean(rows: list[Any]) -> str:
+    scores = [row["scores"]["score"] for row in rows]
+    return f"{np.mean(scores):.1f} ({len(scores)})" if scores else ""

@@ -18,7 +18,6 @@ LONGEST = (
     "project/test_benchmarks.py",
     "registry/tasks/test_ray_pool.py",
     "training/test_sweep.py",
-    "project/test_lm_adapters.py",
     "service/journeys/test_several_servers.py",
     "service/journeys/test_rolling_upgrade.py",
     "service/engine/test_families_served.py",

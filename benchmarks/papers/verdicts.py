@@ -23,6 +23,8 @@ from registry.spec import Frozen
 LEVEL = 0.05
 """Of the verdicts of one paper together, and of an interval alone."""
 Row = Mapping[str, Any]
+MANY = 1e6
+"""Degrees of freedom of a bootstrapped error."""
 RATE_SEED = 0
 """The seed with which learning rates are chosen; its training at the chosen rate counts as a seed."""
 Key = tuple[str, str, float, int]
@@ -161,11 +163,23 @@ class Cells:
                         lacking[key] = None
         return list(lacking)
 
-    def scores(self, task: str, term: str, seeds: int) -> np.ndarray:
-        """(seeds,): the scores of `variant` or `variant:measure` at its family's rate."""
-        name, _, measure = term.partition(":")
-        rate = self.rate(task, VARIANTS[name].family)
-        return np.array([self.rows[task, name, rate, seed]["scores"][measure or "score"] for seed in range(seeds)])
+    def at_rate(self, task: str, name: str) -> list[Row]:
+        """The cells of a variant at its family's rate, by seed; none before the rate has been chosen."""
+        family = VARIANTS[name].family
+        if self.missing_rate(task, family):
+            return []
+        where = (task, name, self.rate(task, family))
+        return [self.rows[key] for key in sorted(self.rows) if key[:3] == where]
+
+    def contrast(self, claim: Claim, task: str) -> np.ndarray:
+        """(seeds,): the contrast of a claim whose cells are all there."""
+        total = np.zeros(claim.seeds)
+        for term, factor in claim.contrast.items():
+            name, _, measure = term.partition(":")
+            rows = self.at_rate(task, name)[: claim.seeds]
+            scores = [row["scores"] for row in rows]  # a training that diverged has no measures
+            total += factor * np.array([each.get(measure or "score", each["score"]) for each in scores])
+        return total
 
 
 def _estimate(claim: Claim, cells: Cells, results: Path) -> Estimate | str:
@@ -173,21 +187,16 @@ def _estimate(claim: Claim, cells: Cells, results: Path) -> Estimate | str:
     if claim.on[0].startswith("adaptersoup"):
         return _of_soups(claim, results)
     if not claim.trained:
-        return f"the task {claim.on[0]} is not built yet"
-    lacking = cells.missing(claim)
-    if lacking:
-        return f"{len(lacking)} trainings are missing"
-    return combined([_contrast(cells, claim, task) for task in claim.on])
-
-
-def _contrast(cells: Cells, claim: Claim, task: str) -> np.ndarray:
-    """(seeds,)."""
-    terms = [factor * cells.scores(task, term, claim.seeds) for term, factor in claim.contrast.items()]
-    return np.sum(terms, axis=0)
+        return f"{claim.on[0]} is not built yet"
+    if cells.missing(claim):
+        names = {term.partition(":")[0] for term in claim.contrast}
+        done = sum(len(cells.at_rate(task, name)[: claim.seeds]) for task in claim.on for name in names)
+        return f"{done} of {claim.seeds * len(names) * len(claim.on)} trainings"
+    return combined([cells.contrast(claim, task) for task in claim.on])
 
 
 def combined(strata: Sequence[np.ndarray]) -> Estimate:
-    """The mean of the means of paired differences: (seeds,) of each task, or (domains,) of one bank."""
+    """The mean over tasks of the means of paired differences (seeds,)."""
     parts = [float(values.var(ddof=1)) / len(values) for values in strata]
     variance = sum(parts)
     shares = sum(part**2 / (len(values) - 1) for part, values in zip(parts, strata, strict=True))
@@ -200,22 +209,23 @@ def _of_soups(claim: Claim, results: Path) -> Estimate | str:
     """Perplexity saved on the novel domains by ways of `benchmarks.adaptersoup`, in percent, on the largest sample."""
     path = results / f"{claim.on[0]}.json"
     if not path.is_file():
-        return f"`make reproduce-adaptersoup` writes {path.name}"
-    nll: dict[str, dict[str, float]] = defaultdict(dict)
+        return "`make reproduce-adaptersoup` measures it"
+    ways: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
     rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if not row["hostile"]]
     largest = max(row["passages"] for row in rows)
     for row in rows:
         domain, way = row["domain"], row["way"]
         if way == ALONE:
-            nll["best single"][domain] = min(row["difference"], nll["best single"].get(domain, math.inf))
+            best, alone = ways["best single"], (row["difference"], row["standard_error"])
+            best[domain] = min(alone, best.get(domain, alone))
         elif row["passages"] == largest:
-            nll[way][domain] = row["difference"]
-            nll["control"][domain] = row["difference"] - row["over"]
-    lacking = [way for way in claim.contrast if way not in nll]
+            ways[way][domain] = row["difference"], row["over_error"]
+            ways["control"][domain] = row["difference"] - row["over"], 0.0
+    lacking = [way for way in claim.contrast if way not in ways]
     if lacking:
-        return f"`benchmarks.adaptersoup` has no {', '.join(lacking)}"
-    by_way = [
-        factor * np.array([nll[way][domain] for domain in sorted(nll["control"])])
-        for way, factor in claim.contrast.items()
-    ]
-    return combined([-100 * np.sum(by_way, axis=0)])
+        return f"`benchmarks.adaptersoup` has no {lacking[0].replace('_', ' ')}"
+    domains = len(ways["control"])
+    terms = [(factor, nll, error) for way, factor in claim.contrast.items() for nll, error in ways[way].values()]
+    value = sum(-100 * factor * nll for factor, nll, _ in terms) / domains
+    error = 100 * math.hypot(*(factor * error for factor, _, error in terms)) / domains
+    return Estimate(value, error, MANY)

@@ -1,1 +1,0 @@
-"""The parts of `benchmarks.single_domain`: training, scoring, choosing, and tables."""

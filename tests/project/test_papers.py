@@ -1,0 +1,244 @@
+"""The claims of the papers: the plan, the cells on a tiny encoder, and the verdicts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.papers import __main__ as program
+from benchmarks.papers import cells, verdicts
+from benchmarks.papers.variants import PLAN, RATES, VARIANTS, Variant, first_of
+from benchmarks.papers.verdicts import CLAIMS, Cells, Claim, Estimate, combined, judge
+from docs import papers
+from registry.base_model import load_base
+from registry.spec import BaseEntry
+from tests.project.test_benchmarks import check_form
+from tests.tiny_models import build_tiny_encoder
+
+pytestmark = pytest.mark.slow
+
+TASK = "sst2"
+CLAIM = Claim(
+    paper="houlsby", name="x", source="", figure="", says="", kind="better", margin=2.0, seeds=3, on=(TASK,),
+    contrast={"houlsby_8": 1, "full": -1},
+)  # fmt: skip
+
+
+# --- the plan ---------------------------------------------------------------------------------------
+
+
+def test_claims_are_contrasts_of_known_variants_and_measures():
+    assert len(CLAIMS) == len({claim.name for claim in CLAIMS}) >= 36
+    measures = {"": None, "route": "routes", "ensemble": "routes"} | dict.fromkeys(
+        ("without_all", "without_one", "without_lower", "without_upper"), "spans"
+    )
+    for claim in CLAIMS:
+        assert abs(sum(claim.contrast.values())) < 1e-9, claim.name
+        for name, _, measure in (term.partition(":") for term in claim.contrast if claim.trained):
+            assert measure == "intact" or measures[measure] in (None, VARIANTS[name].measures), claim.name
+    assert {variant.family for variant in VARIANTS.values()} == set(RATES)
+
+
+def row(variant: str, rate: float, seed: int, score: float, valid_loss: float | None = 0.5) -> dict:
+    return {
+        "task": TASK, "variant": variant, "learning_rate": rate, "seed": seed, "valid_loss": valid_loss,
+        "parameters": 1, "scores": {"score": score}, "seconds": 1.0, "commit": "c",
+        "setting": cells.setting_of(TASK, VARIANTS[variant]),
+    }  # fmt: skip
+
+
+def tried(family: str, best: int) -> list[dict]:
+    """The cells of a family's rates, of which the one at place `best` has the lowest loss, and one diverged."""
+    losses = [0.6, None, 0.7]
+    losses[best] = 0.1
+    return [row(first_of(family), rate, 0, 1.0, loss) for rate, loss in zip(RATES[family], losses, strict=True)]
+
+
+def test_rates_are_tried_first_and_the_lowest_validation_loss_wins():
+    assert Cells([]).missing(CLAIM) == [
+        (TASK, "houlsby_64", RATES["houlsby"][0], 0),
+        (TASK, "full", RATES["full"][0], 0),
+    ]
+    found = Cells([*tried("houlsby", 2), *tried("full", 1)])
+    assert found.rate(TASK, "houlsby") == RATES["houlsby"][2]
+    missing = found.missing(CLAIM)
+    assert missing[:2] == [(TASK, "houlsby_8", RATES["houlsby"][2], 0), (TASK, "houlsby_8", RATES["houlsby"][2], 1)]
+    assert (TASK, "full", RATES["full"][1], 0) not in missing, "the trial at the chosen rate is the first seed"
+
+
+# --- verdicts ---------------------------------------------------------------------------------------
+
+
+def judged(differences: list[float], monkeypatch, *, claims: int = 1, **fields: object) -> verdicts.Judged:
+    """The verdict on a claim among some that are not run yet, from its differences by seed."""
+    others = [CLAIM.model_copy(update={"name": f"y{number}", "seeds": 9}) for number in range(claims - 1)]
+    monkeypatch.setattr(verdicts, "CLAIMS", [CLAIM.model_copy(update=fields), *others])
+    rate = RATES["houlsby"][0]
+    rows = [*tried("houlsby", 0), *tried("full", 0)]
+    for seed, difference in enumerate(differences):
+        rows += [row("houlsby_8", rate, seed, 80 + difference + seed), row("full", RATES["full"][0], seed, 80.0 + seed)]
+    return judge(rows, Path("nowhere"))[0]
+
+
+@pytest.mark.parametrize(
+    ("differences", "kind", "verdict"),
+    [
+        ([3.0, 3.1, 2.9], "better", "agrees"),
+        ([0.5, 0.5, 0.51], "better", "agrees"),
+        ([-1.0, -1.1, -0.9], "better", "disagrees"),
+        ([0.1, -0.1, 0.0], "better", "disagrees"),
+        ([0.1, -0.1, 0.0], "as_good", "agrees"),
+        ([-4.0, -4.1, -3.9], "as_good", "disagrees"),
+        ([-3.0, 5.0, 1.0], "better", "undecided"),
+        ([3.0, 3.1], "better", "not run yet"),
+    ],
+)
+def test_a_verdict_is_by_students_t_and_the_margin(differences, kind, verdict, monkeypatch):
+    assert judged(differences, monkeypatch, kind=kind).verdict == verdict
+
+
+def test_more_claims_of_a_paper_ask_for_more(monkeypatch):
+    differences = [1.0, 1.6, 1.3]
+    assert judged(differences, monkeypatch).verdict == "agrees"
+    assert judged(differences, monkeypatch, claims=12).verdict == "undecided"
+
+
+def test_an_estimate_is_the_mean_over_tasks_with_the_errors_of_both():
+    one = combined([verdicts.np.array([1.0, 2.0, 3.0])])
+    assert (one.value, one.freedom) == (2.0, pytest.approx(2.0))
+    assert one.error == pytest.approx(1 / 3**0.5)
+    assert one.interval == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-3)
+    two = combined([verdicts.np.array([1.0, 2.0, 3.0]), verdicts.np.array([5.0, 6.0, 7.0])])
+    assert (two.value, two.freedom) == (4.0, pytest.approx(4.0))
+    assert two.error == pytest.approx(1 / 6**0.5)
+    assert Estimate(1.0, 0.5, 4.0).p_below(1.0) == 1.0
+
+
+def test_soups_are_judged_by_their_results_file(tmp_path, monkeypatch):
+    claim = CLAIM.model_copy(update={"on": ("adaptersoup_x",), "contrast": {"clustering": 1, "control": -1}})
+    monkeypatch.setattr(verdicts, "CLAIMS", [claim])
+    assert judge([], tmp_path)[0].verdict == "not run yet"
+    rows = [
+        {"domain": domain, "way": way, "passages": passages, "hostile": False, "difference": -0.5, "over": over,
+         "over_error": 0.01, "standard_error": 0.02}
+        for domain in "ab"
+        for way, passages, over in (("clustering", 60, -0.1), ("clustering", 5, 0.3), ("one adapter", 0, 0.0))
+    ]  # fmt: skip
+    (tmp_path / "adaptersoup_x.json").write_text(json.dumps({"rows": rows}))
+    [found] = judge([], tmp_path)
+    assert found.verdict == "agrees"
+    assert found.estimate.value == pytest.approx(10.0)
+    assert found.estimate.error == pytest.approx(1 / 2**0.5)
+
+
+# --- cells ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def glue(tmp_path_factory) -> Path:
+    """Words decide the label of every text, which says its part and number."""
+    folder = tmp_path_factory.mktemp("glue")
+    for part, count in (("train", 90), ("dev", 20)):
+        (folder / TASK).mkdir(exist_ok=True)
+        with gzip.open(folder / TASK / f"{part}.jsonl.gz", "wt", encoding="utf-8") as file:
+            for i in range(count):
+                text = f"{part} {i} is {'good good' if i % 2 else 'bad bad'}"
+                file.write(json.dumps({"text_a": text, "label": i % 2}) + "\n")
+    return folder
+
+
+@pytest.fixture
+def place(glue, tmp_path_factory, monkeypatch) -> cells.Place:
+    small = {
+        "valid": 12,
+        "test": 40,
+        "part": 20,
+        "schedules": {key: {"rows": 40, "epochs": 1} for key in PLAN["setting"]["schedules"]},
+    }
+    for name, value in small.items():
+        monkeypatch.setitem(cells.SETTING, name, value)
+    encoder = build_tiny_encoder(tmp_path_factory.mktemp("encoder"))
+    return cells.Place(load_base(BaseEntry(id="tiny", source=str(encoder), kind="encoder")), glue)
+
+
+def test_training_choosing_and_scoring_use_disjoint_texts(place):
+    split = place.split(TASK, 40)
+    parts = [{item.text for item in items} for items in (split.data.train, split.data.valid, split.test)]
+    assert [len(texts) for texts in parts] == [40, 12, 40]
+    assert len(set.union(*parts)) == 92
+    assert sum(text.startswith("dev") for text in parts[2]) == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "measures"),
+    [
+        ("houlsby_64", {"intact", "without_all", "without_lower", "without_upper", "without_one"}),
+        ("adamix", {"intact", "route", "ensemble"}),
+        *((name, set()) for name in ("start_1", "full", "top_1", "norms", "large_2", "lora_snip_40", "grasp_80")),
+    ],
+)
+def test_a_cell_is_the_same_again(name, measures, place):
+    found = cells.run_cell(place, TASK, VARIANTS[name], 1e-3, 0)
+    assert set(found["scores"]) == {"score", *measures}
+    assert all(0 <= score <= 100 for score in found["scores"].values())
+    again = cells.run_cell(place, TASK, VARIANTS[name], 1e-3, 0)
+    assert {**found, "seconds": 0} == {**again, "seconds": 0}
+
+
+def test_a_training_that_diverges_answers_with_the_majority(place):
+    found = cells.run_cell(place, TASK, VARIANTS["full"], 1e6, 0)
+    assert found["valid_loss"] is None
+    split = place.split(TASK, 40)
+    ones = sum(item.label == "1" for item in split.data.train)
+    right = [item.label == ("1" if ones > 20 else "0") for item in split.test]
+    assert found["scores"] == {"score": pytest.approx(100 * sum(right) / len(right))}
+
+
+def test_a_smaller_part_of_the_batch_changes_no_loss(place):
+    split = place.split(TASK, 40)
+    head = cells.TASK.head(split.data.train)
+    adapter = cells.create(head, place.base.shape, seed=0)
+    rows = cells.torch.from_numpy(cells.TASK.encode(place.base, split.data.train, block=48, head=head).rows)
+    whole = cells.Classification().loss(place.base, adapter, rows)
+    assert cells.TASK.loss(place.base, adapter, rows).item() == pytest.approx(whole.item(), rel=1e-5)
+
+
+# --- the program and the page -----------------------------------------------------------------------
+
+
+def test_a_run_continues_where_the_last_ended_and_leaves_out_what_changed(place, tmp_path, monkeypatch, capsys):
+    out, claim = tmp_path / "papers.json", CLAIM.model_copy(update={"seeds": 2})
+    changed = row("full", RATES["full"][0], 0, 1.0) | {"setting": "another"}
+    program.store(out, [changed, row("houlsby_64", RATES["houlsby"][0], 0, 1.0)])
+    for module in (program, verdicts):
+        monkeypatch.setattr(module, "CLAIMS", [claim])
+    monkeypatch.setattr(program, "Place", lambda *_: place)
+    monkeypatch.setattr(program, "load_base", lambda _: None)
+    monkeypatch.setattr(program, "run_cell", lambda _place, _task, variant, rate, _seed: trained(variant, rate))
+    monkeypatch.setattr("sys.argv", ["papers", "--out", str(out), "--task", TASK])
+    program.main()
+    stored = json.loads(out.read_text())
+    check_form(stored, "papers")
+    assert len(stored["rows"]) == 3 + 3 + 2 + 1, "the rates of two families, two seeds, and one of them that is a trial"
+    assert stored["figures"]["cells"]["value"] == 9
+    assert "x" in capsys.readouterr().out
+    program.main()
+    assert json.loads(out.read_text())["rows"] == stored["rows"]
+
+
+def trained(variant: Variant, rate: float) -> dict:
+    return {"valid_loss": rate, "parameters": variant.layers, "scores": {"score": 50.0}, "seconds": 1.0}
+
+
+def test_the_page_reads_well_before_and_after_the_first_cells(tmp_path):
+    (count,) = papers.lines(tmp_path, None)
+    assert count.endswith(f"and {len(CLAIMS)} are not run yet.")
+    assert papers.pictures(tmp_path) == {}
+    assert "not run yet" in papers.lines(tmp_path, "houlsby")[2]
+    assert papers.lines(tmp_path, "scores")[0] == "No cell has been run yet."
+    program.store(tmp_path / "papers.json", [*tried("houlsby", 0), row("houlsby_8", RATES["houlsby"][0], 1, 90.0)])
+    shown = "\n".join(papers.lines(tmp_path, "scores"))
+    assert "| `houlsby_8` | 1 | 300 x 4 |  | 90.0 (1) |" in shown
