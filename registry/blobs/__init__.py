@@ -1,4 +1,7 @@
-"""Content-addressed bytes: stores of blobs by digest, which are durable once acknowledged, and unfinished uploads."""
+"""Content-addressed bytes: stores of blobs by digest, which are durable once acknowledged, and unfinished uploads.
+
+A stored file or object holds the bytes of its digest and nothing else: clients with signed URLs read it directly.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class CheckedSample:
     vectors: tuple[Vectors, ...] = ()
 
 
-def prepare(
+def clean_sample(
     texts: Sequence[Passage], limits: SampleLimits = SampleLimits(), *, bos: str | None = None, novel: bool = False
 ) -> CheckedSample:
     """Clean a sample: drop empty texts and exact duplicates, and draw from more texts than the maximum.
@@ -146,7 +146,7 @@ def check_sample(
         texts = decode_lines(data)
     else:
         texts = list(source.texts or ())
-    return prepare(texts, limits.sample, bos=bos, novel=novel)
+    return clean_sample(texts, limits.sample, bos=bos, novel=novel)
 
 
 def _checked_vectors(vectors: tuple[Vectors, ...], *, good: int) -> CheckedSample:

@@ -9,7 +9,11 @@ from pydantic import Field
 from registry.spec.frozen import Frozen, Words
 
 PROBE_TEXTS = 32
-"""Texts of a probe, the same for all adapters of a base model."""
+"""Texts of a probe, the same for all adapters of a base model.
+
+Stored probes have as many, and no diagnosis is possible with another number: a migration that changes it must delete
+them. They are taken again when they are next needed.
+"""
 SCALED_TEXTS = 4
 """Of these, the first ones are also read with the adapter at other scales."""
 STORED_TOKENS = 20

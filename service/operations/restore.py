@@ -26,7 +26,6 @@ from service.operations.backup_folder import (
     copy_blob,
     copy_file,
     copy_key,
-    digest_of_file,
     read_manifest,
 )
 from service.settings import Settings
@@ -119,10 +118,7 @@ def _check_whole(folder: Path, manifest: Manifest, sizes: dict[str, int], progre
     blobs, bad = LocalBlobs(folder / BLOBS, make=False), list[str]()
     for number, digest in enumerate(sorted(sizes)):
         progress(number, len(sizes), "checking the backup")
-        try:
-            if digest_of_file(blobs.place(digest)) != digest:
-                bad.append(digest)
-        except OSError:
+        if not blobs.is_whole(digest):
             bad.append(digest)
     if bad:
         raise DamagedBlob(

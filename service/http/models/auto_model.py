@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from registry.errors import Incompatible, InvalidParameter, InvalidPrompt, InvalidRecipe
-from registry.samples.sample import prepare
+from registry.samples.sample import clean_sample
 from registry.select.select import select_for_prompt
 from registry.selectors.novelty import NOVEL
 from registry.spec import PoolRequest
@@ -91,7 +91,7 @@ def choose_for_prompt(services: Services, principal: Principal, texts: Sequence[
     if not any(text.strip() for text in passages):
         raise InvalidPrompt("The model is chosen by the text of the prompt, and this prompt has no text: send text.")
     limits = services.registry.limits.sample.with_single_sequence
-    sample = prepare(passages, limits, bos=base.bos, novel=True)
+    sample = clean_sample(passages, limits, bos=base.bos, novel=True)
     with limit_embeddings(services):
         pool = PoolRequest(base_model=base_id)
         selection = select_for_prompt(services.registry, principal.caller(""), sample, pool=pool)

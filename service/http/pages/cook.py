@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
 from registry.errors import InvalidSample, SoupError
-from registry.samples.sample import prepare
+from registry.samples.sample import clean_sample
 from registry.samples.texts import split_texts
 from registry.spec import Effort, SampleSource
 from service.http import problems
@@ -99,7 +99,7 @@ def _parse_request(form: Mapping[str, str], services: Services) -> SoupRequest:
             param="sample",
         )
     texts = split_texts(fields["sample"], label="The sample")
-    prepare(texts, services.registry.limits.sample, novel=True)  # raises here rather than in the job
+    clean_sample(texts, services.registry.limits.sample, novel=True)  # raises here rather than in the job
     effort = fields.get("effort") or None
     try:
         return SoupRequest.model_validate(

@@ -14,7 +14,7 @@ from plots.charts import domain_map as draw_domain_map
 from plots.style import THEMES
 from registry.catalogue.rows import SelectorRow
 from registry.errors import InvalidSample, NotFound, SoupError
-from registry.samples.sample import prepare
+from registry.samples.sample import clean_sample
 from registry.samples.texts import split_texts
 from registry.select.domain_map import DomainMap, base_of, domain_map
 from registry.spec import PoolSpec
@@ -156,7 +156,7 @@ def _load_map(
         return _map_body(row, domain_map(services.registry, row))
     bos = base_of(services.registry, row).bos
     limits = services.registry.limits.sample.with_single_sequence
-    sample = prepare(split_texts(text, label="The text"), limits, bos=bos, novel=True)
+    sample = clean_sample(split_texts(text, label="The text"), limits, bos=bos, novel=True)
     with limit_embeddings(services):
         return _map_body(row, domain_map(services.registry, row, sample))
 

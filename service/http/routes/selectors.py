@@ -14,7 +14,7 @@ from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.context import BaseModel, Caller
 from registry.cook.ingredients import with_note
 from registry.errors import Forbidden, Unavailable
-from registry.samples.sample import CheckedSample, check_sample, prepare
+from registry.samples.sample import CheckedSample, check_sample, clean_sample
 from registry.select.fitted import current_selector, latest_selector
 from registry.select.pools import FitTarget, enqueue_fit, members_of, missing_members
 from registry.select.requested import RequestedSelector, check_selectable, requested_selector
@@ -139,7 +139,7 @@ async def nearest_adapters(
     limits = services.registry.limits.sample.with_single_sequence
 
     def check(base: BaseModel) -> CheckedSample:
-        return prepare(body.texts, limits, bos=base.bos, novel=True)
+        return clean_sample(body.texts, limits, bos=base.bos, novel=True)
 
     sample, is_fitted = await in_thread(_prepare, services, principal, body, check)
     if not is_fitted:

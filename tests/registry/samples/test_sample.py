@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import InvalidSample, TooLarge
-from registry.samples.sample import prepare
+from registry.samples.sample import clean_sample
 from registry.spec.limits import SampleLimits
 from registry.spec.passage import decode_lines, encode_lines
 
@@ -15,7 +15,7 @@ WORDS = [f"passage number {i}" for i in range(700)]
 
 
 def test_what_is_dropped_is_counted():
-    sample = prepare([*WORDS[:30], "", "  \n", *WORDS[:5]])
+    sample = clean_sample([*WORDS[:30], "", "  \n", *WORDS[:5]])
     assert (sample.report.received, sample.report.empty, sample.report.duplicates) == (37, 2, 5)
     assert sample.report.kept == 30
     assert "about 100" in sample.report.notes[0]
@@ -23,35 +23,35 @@ def test_what_is_dropped_is_counted():
 
 
 def test_over_500_are_drawn_with_a_recorded_seed_and_in_order():
-    first, second = prepare(WORDS), prepare(WORDS)
+    first, second = clean_sample(WORDS), clean_sample(WORDS)
     assert first.report.kept == 500
     assert first.report.seed == 0
     assert first.data == second.data
     assert list(first.texts) == sorted(first.texts, key=WORDS.index)
-    assert prepare(WORDS[:500]).report.seed is None
+    assert clean_sample(WORDS[:500]).report.seed is None
 
 
 def test_too_few_is_refused_with_the_numbers():
     with pytest.raises(InvalidSample, match=r"has 19 different .* of 21 sent: send at least 20"):
-        prepare([*WORDS[:19], WORDS[0], ""])
+        clean_sample([*WORDS[:19], WORDS[0], ""])
 
 
 def test_one_endless_text_is_refused():
     with pytest.raises(TooLarge, match=r"101 characters and the limit is 100"):
-        prepare([*WORDS[:30], "x" * 101], SampleLimits(max_chars=100))
+        clean_sample([*WORDS[:30], "x" * 101], SampleLimits(max_chars=100))
 
 
 def test_more_characters_than_a_sample_may_have_are_refused_with_the_numbers():
     limits = SampleLimits(minimum=5, maximum=10, characters=1000)
     with pytest.raises(InvalidSample, match="The 10 passages of the sample have 1010 characters and the limit is 1000"):
-        prepare([f"{i:>101}" for i in range(10)], limits)
-    many = prepare([f"{i:>100}" for i in range(200)], limits)
+        clean_sample([f"{i:>101}" for i in range(10)], limits)
+    many = clean_sample([f"{i:>100}" for i in range(200)], limits)
     assert (many.report.received, many.report.kept) == (200, 10), "what is not drawn does not count"
 
 
 def test_a_lone_surrogate_is_refused_not_stored():
     with pytest.raises(InvalidSample, match="Unicode"):
-        prepare([*WORDS[:30], "bad \ud800"])
+        clean_sample([*WORDS[:30], "bad \ud800"])
 
 
 @pytest.mark.parametrize("line", [b"{", b"[1]", b'{"text": 3}', b'{"txt": "a"}', b"\xff", b"[" * 100_000])

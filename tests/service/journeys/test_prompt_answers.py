@@ -11,7 +11,7 @@ import pytest
 from adaptersoup import Client
 from adaptersoup.cli.verbs.push.sources import Samples
 from adaptersoup.client.client import SoupClient
-from registry.samples.sample import prepare
+from registry.samples.sample import clean_sample
 from registry.spec import PromptAnswer
 from tests.adaptersoup.cli.outcome import done
 from tests.service.answers import answered, refusal
@@ -42,7 +42,7 @@ def perplexity(stocked: Live, model: str, texts: list[Any]) -> dict[str, Any]:
 
 def test_a_sample_is_stored_and_given_back_as_it_was_sent(stocked: Live) -> None:
     row = stocked.world.client.get("/v1/adapters/acme/court").json()
-    assert row["sample"]["digest"] == prepare(PASSAGES).report.digest
+    assert row["sample"]["digest"] == clean_sample(PASSAGES).report.digest
     stored = stocked.world.registry.blobs.read(row["sample"]["digest"])
     assert [json.loads(line) for line in stored.splitlines()] == ITEMS
 
