@@ -35,7 +35,7 @@ def lines(folder: Path, view: str | None) -> list[str]:
         return [*_scores(Cells(result["rows"])), "", *(sources({"papers": result}) if result["rows"] else [])]
     judged = judge(result["rows"], folder)
     if view is None:
-        return [_count(judged)]
+        return [_count([one for one in judged if one.claim.paper in NAMES])]
     return _claims([one for one in judged if one.claim.paper == view], view)
 
 
@@ -56,7 +56,8 @@ def _claims(judged: list[Judged], paper: str) -> list[str]:
         ))))
         for one in judged
     ]  # fmt: skip
-    shown = [f"![Claims of {NAMES[paper]} with intervals]({picture})", ""] if _rows(judged) else []
+    has_picture = paper in NAMES and _rows(judged)
+    shown = [f"![Claims of {NAMES[paper]} with intervals]({picture})", ""] if has_picture else []
     return [*shown, *table(("claim tested here", "the paper", "ours (95 % interval)", "verdict"), rows)]
 
 

@@ -24,7 +24,7 @@ class Variant(Frozen):
 
     family: str
     spec: dict[str, Any] = Field(default_factory=dict)
-    part: Literal["all", "top", "norms"] | None = None
+    part: Literal["all", "top", "norms", "peft"] | None = None
     layers: int = 1
     """How many of the last layers `part="top"` trains."""
     scale: float = 1.0
@@ -69,6 +69,8 @@ VARIANTS = {
     **{f"large_{w}": Variant(family="large", spec=_pruned(_DENSE, 1 - 1 / w, widen=w)) for w in (2, 4)},
     **{name: Variant(family=name, spec=spec) for name, spec in _STRUCTURES.items()},
     **{f"{name}_snip_40": Variant(family=name, spec=_pruned(spec, 0.4)) for name, spec in _STRUCTURES.items()},
+    "lora_zero": Variant(family="lora", spec={"adapter": {"method": "lora", "rank": 8}}),
+    "peft_lora": Variant(family="lora", part="peft"),
     "single": Variant(family="single", spec=_SINGLE, schedule="long"),
     "single_twice": Variant(family="single", spec=_SINGLE, schedule="twice"),
     "full_long": Variant(family="full_long", part="all", schedule="long"),
