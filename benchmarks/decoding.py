@@ -38,7 +38,8 @@ from benchmarks.subjects import (
 )
 from benchmarks.writing import PROMPT, Rows, Writing, check_same, check_told_apart, drawn, peft_of
 from registry.base_model import LoadedBase
-from service.engine import Engine, EngineLimits, LoadableAdapter
+from service.engine import EngineLimits, LoadableAdapter
+from service.engine.engine import Engine
 
 ROWS, MORE_ROWS, TOKENS = 16, 64, 32
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}

@@ -44,7 +44,8 @@ from demo.server import Server, running
 from registry.base_model import LoadedBase, load_base
 from registry.errors import Internal
 from registry.spec import BaseEntry
-from service.engine import Delta, Engine, EngineLimits, GenerateRequest, SamplingParams, Ticket
+from service.engine import Delta, EngineLimits, GenerateRequest, SamplingParams, Ticket
+from service.engine.engine import Engine
 from service.engine.text_calls import score_request, text_windows
 
 STREAMS, CLIENTS, PROMPT, TOKENS = 32, 64, 32, 32

@@ -23,7 +23,8 @@ from benchmarks.subjects import CONTEXT, Given, Window, about, base_options, cho
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import padded
 from registry.errors import Internal
-from service.engine import Engine, EngineLimits, ScoreRequest
+from service.engine import EngineLimits, ScoreRequest
+from service.engine.engine import Engine
 
 STEP_TOKENS = 2048
 BATCH = 16

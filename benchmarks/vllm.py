@@ -52,7 +52,8 @@ from registry.adapters.weights import save_tensors
 from registry.base_model import LoadedBase
 from registry.formats import AdapterContents, place_files, write_directory
 from registry.spec import BottleneckConfig
-from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams
+from service.engine import EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams
+from service.engine.engine import Engine
 
 STRUCTURES: tuple[Structure, ...] = ("bapna_firat", "pfeiffer", "parallel", "houlsby")
 PROMPTS, TEXT, TOKENS = 10, 24, 16

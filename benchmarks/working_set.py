@@ -39,7 +39,8 @@ from registry.adapters.loadable import Tensors
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
 from registry.errors import Internal
-from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams
+from service.engine import EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams
+from service.engine.engine import Engine
 
 HELD = 16
 """Adapters that the engine holds ready."""

@@ -18,7 +18,8 @@ from benchmarks.subjects import RANK, Window, digest_of, drawn_tensors, loader, 
 from registry.base_model import LoadedBase
 from registry.errors import Internal
 from registry.spec import AdapterConfig
-from service.engine import Engine, GenerateRequest, LoadableAdapter, SamplingParams
+from service.engine import GenerateRequest, LoadableAdapter, SamplingParams
+from service.engine.engine import Engine
 
 PROMPT = 32
 

@@ -15,9 +15,8 @@ from registry.encoders.contract import EmbeddedText
 from registry.errors import NotFound, Unavailable
 from registry.progress import Progress
 from registry.spec import BaseEntry, BaseShape, Passage, PassageScore
-from service.engine import Engine
 from service.engine.bases import AllowedBases
-from service.engine.text_calls import has_bos
+from service.engine.text_calls import EngineCalls, has_bos
 
 log = logging.getLogger("soup.base_models")
 
@@ -25,7 +24,7 @@ log = logging.getLogger("soup.base_models")
 class ServedBaseModels(Mapping[str, "ServedBaseModel"]):
     """The base models of a server by id; raises NotFound for unknown ids. `memory_bytes` is the engine's budget."""
 
-    def __init__(self, allowed: AllowedBases, engine: Engine, *, memory_bytes: int | None = None) -> None:
+    def __init__(self, allowed: AllowedBases, engine: EngineCalls, *, memory_bytes: int | None = None) -> None:
         self.allowed = allowed
         self.engine = engine
         self.memory_bytes = memory_bytes

@@ -29,9 +29,12 @@ from service.access.identities import identities_of
 from service.access.key_watch import KeyWatch
 from service.access.keys import ensure_admin_key
 from service.base_models import ServedBaseModels
-from service.engine import Engine, EngineLimits
-from service.engine.adapter_cache import smallest_adapter_bytes
+from service.engine import EngineLimits
 from service.engine.bases import AllowedBases
+from service.engine.limits import smallest_adapter_bytes
+from service.engine.text_calls import EngineCalls
+from service.engine_process.client import ProcessEngine
+from service.engine_process.plan import plan_of
 from service.job_board import JobBoard
 from service.jobs.runner import JobRunner
 from service.observability.usage import UsageCounts, UsageWriter
@@ -54,18 +57,19 @@ STOP_SECONDS = 20.0
 class Runtime:
     """The life cycle of one server; `services` and `jobs` exist from `start` on.
 
-    Building one only reads the allowlist; raises InvalidParameter if that is wrong.
+    The engine runs in this process, or with `engine_process` in one of its own. Building a Runtime only reads the
+    allowlist; raises InvalidParameter if that is wrong.
     """
 
     services: Services
     jobs: JobRunner
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, engine_process: bool = False) -> None:
         self.settings = settings
         check_role(settings)
         self.database = Database(settings.database, pool_size=settings.database_pool)
         allowed = AllowedBases({} if settings.bases is None else read_allowlist(settings.bases), settings.cache)
-        self.engine = engine_of(settings, allowed)
+        self.engine = engine_of(settings, allowed, process=engine_process)
         self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)
         self.key_watch = KeyWatch(self.database)
         self.identities = identities_of(settings, self.key_watch)
@@ -283,15 +287,22 @@ def check_role(settings: Settings) -> None:
         )
 
 
-def engine_of(settings: Settings, allowed: AllowedBases) -> Engine:
-    """The engine of this process, or one whose replicas on Ray generate if the settings name a cluster."""
+def engine_of(settings: Settings, allowed: AllowedBases, *, process: bool = False) -> EngineCalls:
+    """The engine, in a `process` of its own if there are base models; replicas generate if the settings name Ray."""
     limits = EngineLimits.of(settings)
+    local: EngineCalls
+    if process:
+        local = ProcessEngine(allowed, plan_of(settings), log_level=settings.log_level)
+    else:
+        from service.engine.engine import Engine  # heavy: a server with a process does without
+
+        local = Engine(allowed, limits)
     if settings.ray_address is None:
-        return Engine(allowed, limits)
+        return local
     from service.ray_serving.engine import RayEngine
 
     return RayEngine(
-        allowed, address=settings.ray_address, app=settings.ray_app, seconds=settings.ray_seconds, limits=limits
+        allowed, local, address=settings.ray_address, app=settings.ray_app, seconds=settings.ray_seconds, limits=limits
     )
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from registry.context import Registry
 from registry.uploads.sessions import UploadSessions
 from service.base_models import ServedBaseModels
-from service.engine import Engine
-from service.engine.grammars import Grammars
+from service.engine.text_calls import EngineCalls
 from service.job_board import JobBoard
 from service.mixtures import Mixtures
 from service.observability.usage import UsageCounts
@@ -33,7 +32,7 @@ class Services:
     settings: Settings
     registry: Registry
     bases: ServedBaseModels
-    engine: Engine
+    engine: EngineCalls
     jobs: JobBoard
     selections: threading.BoundedSemaphore
     uploads: UploadSessions
@@ -42,5 +41,4 @@ class Services:
     signed_url: Callable[[str], str] | None = None
     """The URL of the store to which a download of a blob is redirected; None if the server sends the blob."""
     tracing: Tracing | None = None
-    grammars: Grammars = field(default_factory=Grammars)
     mixtures: Mixtures = field(default_factory=Mixtures)

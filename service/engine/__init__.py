@@ -9,7 +9,6 @@ and no names: adapters are digests with a function that loads them.
 """
 
 from registry.adapters.loadable import LoadableAdapter
-from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
 from service.engine.request import (
     Completion,
@@ -26,7 +25,6 @@ from service.engine.steps import Ticket
 __all__ = [
     "Completion",
     "Delta",
-    "Engine",
     "EngineLimits",
     "GenerateRequest",
     "Generation",

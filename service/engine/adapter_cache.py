@@ -16,7 +16,6 @@ from registry.adapters.batched import ReadyAdapter
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter, SoupError, Unavailable
-from registry.spec import BaseShape
 from service.engine.runner import Runner
 
 LOADER_THREADS = 2
@@ -127,15 +126,6 @@ class AdapterCache:
         self._cached[key] = adapter
         self.bytes += size
         self.loads += 1
-
-
-def smallest_adapter_bytes(shape: BaseShape) -> int:
-    """Bytes of the smallest adapter of a base model, in fp32: a LoRA of rank 1, or a prefix of one position."""
-    values = [inputs + outputs for inputs, outputs in shape.linears.values()]
-    if shape.kv is not None:
-        heads, size = shape.kv
-        values.append(2 * 2 * shape.num_layers * heads * size)  # its tensor, and the keys and values made of it
-    return 4 * min(values, default=0)
 
 
 def _load(base: LoadedBase, handle: LoadableAdapter) -> AdapterModule:

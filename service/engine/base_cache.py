@@ -16,28 +16,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
-from registry.base_model import BaseText, LoadedBase
+from registry.base_model import LoadedBase
 from registry.cores import borrow_spare
 from registry.errors import SoupError, Unavailable
+from service.engine.text_calls import BaseSource
 
 log = logging.getLogger("soup.engine")
-
-
-class BaseSource(Protocol):
-    """Loads base models by id. Every method raises SoupErrors, and may be called from any thread."""
-
-    def text(self, base_id: str) -> BaseText:
-        """Tokenizer and shape, which stay in memory."""
-
-    def size(self, base_id: str) -> int:
-        """Bytes of the weights, known before they are loaded."""
-
-    def load(self, base_id: str) -> LoadedBase:
-        """The base model, newly loaded and not shared."""
 
 
 Prepared = TypeVar("Prepared")

@@ -6,68 +6,27 @@ may submit again.
 
 from __future__ import annotations
 
-import logging
 import secrets
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from registry.base_model import BaseText
-from registry.errors import Internal, SoupError
 from service.engine.answer_choice import Choice, StopCondition
-from service.engine.grammars import GrammarState
+from service.engine.grammars import Grammar, Grammars, GrammarState
+from service.engine.progress import RequestProgress, as_soup_error
 from service.engine.request import (
     GenerateRequest,
     Generation,
     PromptScores,
-    RequestTimeline,
     ScoreRequest,
     Scores,
     State,
     TopTokens,
-    timeline_observer,
 )
 from service.engine.sampler import RandomStream
 from service.engine.steps import SequenceGroup
 from service.engine.text_support import stop_token_ids
-
-log = logging.getLogger("soup.engine")
-
-
-class RequestProgress:
-    """When a request arrived, started and gave its first token, in monotonic seconds, and who observes its end."""
-
-    def __init__(self) -> None:
-        self.arrived_at = time.monotonic()
-        self.started_at: float | None = None
-        self.first_token_at: float | None = None
-        self._observer = timeline_observer.get()
-
-    def mark_started(self) -> bool:
-        """Record that a step computes some of the request; return True for the first one."""
-        if self.started_at is not None:
-            return False
-        self.started_at = time.monotonic()
-        return True
-
-    def report_end(self, group: SequenceGroup, status: str, token_counts: tuple[int, int]) -> None:
-        """Call `on_end` and the observer; `token_counts` are the tokens that were read and generated."""
-        if group.request.on_end is not None:
-            group.request.on_end(*token_counts)
-        if self._observer is not None:
-            self._observer(
-                RequestTimeline(
-                    group.base_id,
-                    group.digest,
-                    status,
-                    self.arrived_at,
-                    self.started_at,
-                    self.first_token_at,
-                    time.monotonic(),
-                    *token_counts,
-                )
-            )
 
 
 class GenerationDraft(RequestProgress):
@@ -76,25 +35,33 @@ class GenerationDraft(RequestProgress):
     The seed of the random streams is drawn here where the request has none; nothing else knows it.
     """
 
-    def __init__(self, request: GenerateRequest, stop: StopCondition, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(
+        self,
+        request: GenerateRequest,
+        stop: StopCondition,
+        decode: Callable[[Sequence[int]], str],
+        grammar: Grammar | None = None,
+    ) -> None:
         super().__init__()
         params = request.params
         seed = secrets.randbits(64) if params.seed is None else params.seed
         self.request = request
         self.choices = [Choice(index, params, stop, decode) for index in range(params.n)]
         self.random_streams = [RandomStream(seed, index) for index in range(params.n)]
-        self.grammar_states = [
-            None if request.grammar is None else GrammarState(request.grammar) for _ in range(params.n)
-        ]
+        self.grammar_states = [None if grammar is None else GrammarState(grammar) for _ in range(params.n)]
         self._reused: int | None = None
         self._prompt_log_probs: list[float | None] = [None]
         self._prompt_top_tokens: list[TopTokens | None] = [None]
 
     @classmethod
-    def of(cls, request: GenerateRequest, base: BaseText, max_tokens: int) -> GenerationDraft:
-        """The draft of a request to a base model, whose choices get at most `max_tokens` tokens."""
-        stop = StopCondition(frozenset(stop_token_ids(base, request.params.end_ids)), max_tokens)
-        return cls(request, stop, lambda ids: _decode(base, ids))
+    def of(cls, request: GenerateRequest, base: BaseText, max_tokens: int, grammars: Grammars) -> GenerationDraft:
+        """The draft of a request to a base model, whose choices get at most `max_tokens` tokens.
+
+        Raises InvalidParameter for a schema that cannot be followed.
+        """
+        stop_ids = stop_token_ids(base, request.params.end_ids)
+        grammar = None if request.schema is None else grammars.compile(base, stop_ids, request.schema)
+        return cls(request, StopCondition(frozenset(stop_ids), max_tokens), lambda ids: _decode(base, ids), grammar)
 
     def add_reused(self, tokens: int) -> int:
         """Record that a choice starts with tokens of a cached prefix; return those of the first choice, else 0."""
@@ -180,22 +147,3 @@ def settle(group: SequenceGroup, draft: Draft) -> None:
         group.ticket.set_result(draft.result())
     except Exception as error:
         group.ticket.set_exception(as_soup_error(error))
-
-
-def as_soup_error(error: Exception) -> SoupError:
-    """Return a SoupError as it is; log any other error, and return one without its details."""
-    if isinstance(error, SoupError):
-        return error
-    log.error("a batch failed", exc_info=error)
-    wrapped = Internal("The engine failed on this request; the server's log says why.")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def without_frames(error: SoupError) -> SoupError:
-    """Remove the tracebacks of an error and its causes: they would keep the base model in memory."""
-    cause: BaseException | None = error
-    while cause is not None:
-        cause.__traceback__ = None
-        cause = cause.__cause__ or cause.__context__
-    return error

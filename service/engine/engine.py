@@ -18,20 +18,22 @@ from registry.base_model import BaseText, LoadedBase
 from registry.errors import Internal, SoupError, Unavailable
 from service.engine.adapter_cache import AdapterCache
 from service.engine.adapter_metrics import AdapterMetrics, AdapterTotals
-from service.engine.base_cache import BaseCache, BaseSource
-from service.engine.draft import Draft, GenerationDraft, ScoreDraft, as_soup_error, settle, without_frames
+from service.engine.base_cache import BaseCache
+from service.engine.draft import Draft, GenerationDraft, ScoreDraft, settle
 from service.engine.eviction import Evictor
 from service.engine.executor import Executor
 from service.engine.fairness import AdmissionControl
+from service.engine.grammars import Grammars
 from service.engine.kv_budget import KVBudget
 from service.engine.limits import EngineLimits
 from service.engine.prefix_cache import PrefixCache
+from service.engine.progress import as_soup_error, without_frames
 from service.engine.request import GenerateRequest, Request, State, virtual_tokens
 from service.engine.runner import Runner
 from service.engine.runner_check import checked_runner
 from service.engine.scheduler import Scheduler
 from service.engine.steps import Owner, SequenceGroup, Step, Ticket, requested_bases
-from service.engine.text_calls import TextCalls
+from service.engine.text_calls import STOPPING, BaseSource, EngineCalls
 
 log = logging.getLogger("soup.engine")
 
@@ -42,10 +44,9 @@ CORES_KEPT_SECONDS = 0.05
 """How long the thread keeps all cores after its work has ended."""
 POLL_SECONDS = 0.1
 """How often the thread checks for cancelled requests while it waits for a base model."""
-STOPPING = "The server is shutting down; try again when it is back."
 
 
-class Engine(TextCalls):
+class Engine(EngineCalls):
     """Scores and generates for the base models of `bases`, which are loaded on demand.
 
     A started engine loads weights in background threads, one that is only stepped loads them within the step.
@@ -70,6 +71,7 @@ class Engine(TextCalls):
             limits.adapter_cache_bytes, lambda *adapter: self._evictor.adapter_budget(*adapter)
         )
         self._drafts: dict[SequenceGroup, Draft] = {}
+        self._grammars = Grammars()
         self._metrics = AdapterMetrics()
         self._executor = Executor(self._adapters, self._drafts, self._metrics)
         self._changed = threading.Condition()  # guards the scheduler; notified of new requests and ended ones
@@ -85,20 +87,6 @@ class Engine(TextCalls):
 
     # --- from any thread ------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> Ticket:
-        """Queue a request; raises InvalidPrompt, InvalidParameter, Busy, or Unavailable while stopping."""
-        return self.submit_all([request])[0]
-
-    def submit_all(self, requests: Sequence[Request]) -> list[Ticket]:
-        """Queue all of these requests or none; raises as `submit`."""
-        try:
-            return self._enqueue(requests)
-        except BaseException:
-            for request in requests:
-                if request.on_end is not None:
-                    request.on_end(0, 0)
-            raise
-
     def _enqueue(self, requests: Sequence[Request]) -> list[Ticket]:
         owner = requests[0].owner if requests else None
         self.check_admission(owner, local=True)  # before drafts, of thousands of choices
@@ -113,10 +101,7 @@ class Engine(TextCalls):
         return [group.ticket for group in groups]
 
     def check_admission(self, owner: Owner, *, local: bool = False) -> None:  # noqa: ARG002
-        """Raise Busy if a key's request would not be admitted, and Unavailable while stopping.
-
-        `local` is for requests that this process computes in any case, such as scores; `RayEngine` sends others away.
-        """
+        """See `EngineCalls`."""
         with self._changed:
             if self._stop_at is not None:
                 raise Unavailable(STOPPING)
@@ -127,11 +112,11 @@ class Engine(TextCalls):
         return self._source.text(base_id)
 
     def loaded_bases(self) -> tuple[str, ...]:
-        """Ids of the base models in memory, least recently used first."""
+        """See `EngineCalls`."""
         return self._bases.loaded
 
     def is_packed(self, base_id: str) -> bool | None:
-        """Return whether the sequences of a base model run packed in one pass; None before it is loaded."""
+        """See `EngineCalls`."""
         return self._is_packed.get(base_id)
 
     def preload(self, base_ids: Sequence[str]) -> None:
@@ -140,14 +125,14 @@ class Engine(TextCalls):
             raise error
 
     def wait_for_admission(self, seconds: float) -> None:
-        """Return when another request would be admitted, or after `seconds`."""
+        """See `EngineCalls`."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._stop_at or not self._admission.is_full(self._scheduler.groups()), seconds
             )
 
     def counters(self) -> dict[str, float]:
-        """Figures for /metrics; those whose names end in `_total` never fall."""
+        """See `EngineCalls`; those whose names end in `_total` never fall."""
         with self._changed:
             scheduler = self._scheduler
             return {
@@ -170,18 +155,15 @@ class Engine(TextCalls):
             }
 
     def seconds_since_pass(self, base_id: str | None = None) -> float:
-        """Seconds since a pass of this base model ended (None: of any, or since the engine was idle)."""
+        """See `EngineCalls`."""
         return time.monotonic() - self._passed_at.get(base_id, -math.inf)
 
     def adapter_totals(self) -> dict[str, AdapterTotals]:
-        """Sums for /metrics by adapter digest, and under `base` and `other`; they never fall."""
+        """See `EngineCalls`; they never fall."""
         return self._metrics.totals()
 
     def start(self, base_ids: Sequence[str] = ()) -> Future[None]:
-        """Start the thread, which preloads these base models before it serves; an engine starts once.
-
-        The future ends when they are loaded, with what loading raises. Requests wait meanwhile.
-        """
+        """See `EngineCalls`: starts the thread, which loads these base models before it serves."""
         if self._thread is not None:
             raise Internal("the engine was started already")
         self._adapters.start_background_loads(self._notify)
@@ -191,14 +173,11 @@ class Engine(TextCalls):
 
     @property
     def preloading(self) -> bool:
-        """True while a started engine loads its first base models."""
+        """See `EngineCalls`."""
         return self._thread is not None and not self._preloaded.done()
 
     def stop(self, *, drain: float = 10.0, patience: float | None = None) -> bool:
-        """Admit no more requests, finish those in the engine within `drain` seconds, end the others with Unavailable.
-
-        Waits for a running step, at most `patience` seconds (None: without limit); returns False if it has not ended.
-        """
+        """See `EngineCalls`."""
         with self._changed:
             if self._stop_at is None:
                 self._stop_at = time.monotonic() + drain
@@ -343,7 +322,7 @@ class Engine(TextCalls):
         if request.adapter is not None:
             self._adapters.check(request.adapter.digest, request.adapter.size_bytes)
         if isinstance(request, GenerateRequest):
-            return GenerationDraft.of(request, base, self._length_limit(request, base))
+            return GenerationDraft.of(request, base, self._length_limit(request, base), self._grammars)
         prefix = virtual_tokens(request)
         if prefix:
             self._kv_budget.check(request.base_id, prefix + max(map(len, request.windows)), param="prompt")

@@ -19,7 +19,7 @@ from registry.errors import InvalidWeights, SoupError, Unavailable
 from service.engine.adapter_cache import AdapterCache
 from service.engine.adapter_metrics import AdapterMetrics
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
-from service.engine.request import GenerateRequest, TopTokens
+from service.engine.request import TopTokens
 from service.engine.runner import ForwardResult, ForwardTask, Runner
 from service.engine.sampler import Draw, chosen_log_probs, log_probs, sample_tokens, top_tokens
 from service.engine.steps import CachedPrefix, Segment, Sequence, SequenceGroup, Step
@@ -211,7 +211,7 @@ def _call_step_listeners(groups: list[SequenceGroup]) -> Failures:
     """Call each `on_step` listener of these requests once; return the requests of those that raise."""
     listeners: dict[Callable[[], None], list[SequenceGroup]] = {}
     for group in groups:
-        if isinstance(group.request, GenerateRequest) and group.request.on_step is not None:
+        if group.request.on_step is not None:
             listeners.setdefault(group.request.on_step, []).append(group)
     failures: Failures = []
     for listener, listening in listeners.items():

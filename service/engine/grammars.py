@@ -24,8 +24,6 @@ from service.engine.json_schema import PARAM, schema_error
 MAX_TOKENIZERS = 16
 MAX_COMPILATIONS = 4
 """Schemas that are compiled at once: one takes milliseconds, a hostile one seconds and some hundred megabytes."""
-ANY_OBJECT = '{"type":"object"}'
-"""The schema of `json_object`."""
 WHITESPACE = r"(\n[ \t]{0,32}| )"
 """Whitespace between JSON tokens: one space, or a line break with indentation. Bounded, since small models would fill
 their answer with nothing else."""

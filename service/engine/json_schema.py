@@ -17,6 +17,8 @@ from typing import Any
 from registry.errors import InvalidParameter, TooLarge
 
 PARAM = "response_format"
+ANY_OBJECT = '{"type":"object"}'
+"""The schema of `json_object`."""
 MAX_CHARS = 65_536
 """Characters of the schema as JSON."""
 MAX_LEVELS = 1_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from registry.spec import BaseShape
 from service.engine.prefix_cache import PrefixSharing
 from service.settings import Settings
 
@@ -42,3 +43,12 @@ class EngineLimits:
             share_prompts=settings.engine_share_prompts,
             memory_bytes=settings.memory_bytes,
         )
+
+
+def smallest_adapter_bytes(shape: BaseShape) -> int:
+    """Bytes of the smallest adapter of a base model, in fp32: a LoRA of rank 1, or a prefix of one position."""
+    values = [inputs + outputs for inputs, outputs in shape.linears.values()]
+    if shape.kv is not None:
+        heads, size = shape.kv
+        values.append(2 * 2 * shape.num_layers * heads * size)  # its tensor, and the keys and values made of it
+    return 4 * min(values, default=0)

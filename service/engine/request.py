@@ -20,8 +20,6 @@ from service.engine.text_support import check_supports_text, text_capacity
 if TYPE_CHECKING:
     import numpy as np
 
-    from service.engine.grammars import Grammar
-
 FinishReason = Literal["stop", "length"]
 TopTokens = tuple[tuple[int, float], ...]
 """(token id, log-probability) of the most likely tokens, best first."""
@@ -81,7 +79,7 @@ class GenerateRequest:
     its result is available.
 
     `namespace` names the keys that may share cached prefixes; None shares none. `owner` is the key that sent the
-    request, None the server: keys take turns. Each choice follows the `grammar`, if there is one, and ends when that
+    request, None the server: keys take turns. With a validated JSON `schema` each choice follows it, and ends when it
     is complete.
     """
 
@@ -94,7 +92,7 @@ class GenerateRequest:
     on_end: OnEnd | None = None
     namespace: str | None = None
     owner: str | None = None
-    grammar: Grammar | None = None
+    schema: str | None = None
 
     def check(self, shape: BaseShape) -> None:
         """Raise InvalidPrompt or InvalidParameter for what the base model cannot compute."""
@@ -130,7 +128,7 @@ class ScoreRequest:
 
     `starts` has the index of the first token of each window that is scored; without it all but the first are. With
     `bos` each window starts with a BOS, which the mean excludes. An encoder only has mean states: all windows are then
-    in `pooled`. `owner` and `on_end` are as in a GenerateRequest.
+    in `pooled`. `owner`, `on_end` and `on_step` are as in a GenerateRequest.
     """
 
     base_id: str
@@ -141,6 +139,7 @@ class ScoreRequest:
     on_end: OnEnd | None = None
     owner: str | None = None
     starts: tuple[int, ...] = ()
+    on_step: Callable[[], None] | None = None
 
     def check(self, shape: BaseShape) -> None:
         """Raise InvalidPrompt for no windows or an invalid one, InvalidParameter for scores by no language model."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from registry.errors import Internal
-from service.engine.request import GenerateRequest, Request, State, virtual_tokens
+from service.engine.request import GenerateRequest, Request, RequestTimeline, State, virtual_tokens
 
 Owner = str | None
 """Id of the key that sent a request; None is the server itself."""
@@ -39,6 +39,8 @@ class Ticket(Future[Any]):
         super().__init__()
         self.rows = rows
         self.rows_done = 0
+        self.timeline: RequestTimeline | None = None
+        """Set before `on_end` is called."""
 
 
 @dataclass(eq=False)

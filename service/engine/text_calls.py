@@ -1,6 +1,6 @@
-"""Blocking calls of the engine with texts, for jobs and routes: tokenise, cut into windows, compute, combine.
+"""The calls of every engine; those with texts tokenise, cut into windows, and combine results.
 
-Call them from worker threads, never from the engine's own. Scoring and embedding are one pass
+Blocking calls are for worker threads, never for the engine's own. Scoring and embedding are one pass
 (docs/explanation/methods.md#perplexity). A text is BOS + tokens in consecutive windows; every token is scored once. The
 vector is the mean over the first window without the BOS.
 """
@@ -10,33 +10,50 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, wait
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from registry.adapters.loadable import LoadableAdapter
-from registry.base_model import BaseText
+from registry.base_model import BaseText, LoadedBase
 from registry.base_model.likelihood import Window, scored_tokens, text_scores, windows
 from registry.encoders.contract import EmbeddedText, beginning
 from registry.errors import Busy, Cancelled, InvalidPrompt
 from registry.spec import AdapterConfig, Passage, PassageScore
+from service.engine.adapter_metrics import AdapterTotals
 from service.engine.request import GenerateRequest, Generation, Request, ScoreRequest, Scores
-from service.engine.steps import Ticket
+from service.engine.steps import Owner, Ticket
 from service.engine.text_support import text_capacity
 
 POLL_SECONDS = 0.1
 """How often `should_stop` is called while waiting."""
+
+STOPPING = "The server is shutting down; try again when it is back."
 
 ShouldStop = Callable[[], bool]
 WindowsDone = Callable[[int, int], None]
 """Called with `(done, total)` windows; jobs report the rest by `registry.progress.Progress`."""
 
 
-class TextCalls(ABC):
-    """The engine's blocking calls.
+class BaseSource(Protocol):
+    """Loads base models by id. Every method raises SoupErrors, and may be called from any thread."""
 
-    `should_stop` is called while waiting, and Cancelled is raised if it returns True; `progress(done, total)` counts
-    windows and may raise. With `patient`, for jobs, they wait for admission instead of raising Busy.
+    def text(self, base_id: str) -> BaseText:
+        """Tokenizer and shape, which stay in memory."""
+
+    def size(self, base_id: str) -> int:
+        """Bytes of the weights, known before they are loaded."""
+
+    def load(self, base_id: str) -> LoadedBase:
+        """The base model, newly loaded and not shared."""
+
+
+class EngineCalls(ABC):
+    """The calls of an engine: `Engine` computes in this process, `RemoteEngine` sends requests elsewhere.
+
+    Any thread may submit, wait and cancel. In the blocking calls `should_stop` is called while waiting, and Cancelled
+    is raised if it returns True; `progress(done, total)` counts windows and may raise. With `patient`, for jobs, they
+    wait for admission instead of raising Busy.
     """
 
     @abstractmethod
@@ -44,12 +61,72 @@ class TextCalls(ABC):
         """Tokenizer and shape of a base model."""
 
     @abstractmethod
+    def start(self, base_ids: Sequence[str] = ()) -> Future[None]:
+        """Start and load these base models; an engine starts once.
+
+        The future ends when they are loaded, with what loading raises. Requests wait meanwhile.
+        """
+
+    @property
+    @abstractmethod
+    def preloading(self) -> bool:
+        """True while a started engine loads its first base models."""
+
+    @abstractmethod
+    def stop(self, *, drain: float = 10.0, patience: float | None = None) -> bool:
+        """Admit no more requests, finish those in the engine within `drain` seconds, end the others with Unavailable.
+
+        Waits for a running step, at most `patience` seconds (None: without limit); returns False if it has not ended.
+        """
+
     def submit(self, request: Request) -> Ticket:
-        """Queue a request."""
+        """Queue a request; raises InvalidPrompt, InvalidParameter, Busy, or Unavailable while stopping."""
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[Request]) -> list[Ticket]:
+        """Queue all of these requests or none; raises as `submit`."""
+        try:
+            return self._enqueue(requests)
+        except BaseException:
+            for request in requests:
+                if request.on_end is not None:
+                    request.on_end(0, 0)
+            raise
+
+    @abstractmethod
+    def _enqueue(self, requests: Sequence[Request]) -> list[Ticket]:
+        """Queue all of these requests of one key, or raise and queue none."""
+
+    @abstractmethod
+    def check_admission(self, owner: Owner, *, local: bool = False) -> None:
+        """Raise Busy if a key's request would not be admitted, and Unavailable while stopping.
+
+        `local` is for requests that replicas on Ray do not compute, such as scores.
+        """
 
     @abstractmethod
     def wait_for_admission(self, seconds: float) -> None:
-        """Return when another request would be admitted, or after `seconds`."""
+        """Return when another request may be admitted, or after `seconds`."""
+
+    @abstractmethod
+    def loaded_bases(self) -> tuple[str, ...]:
+        """Ids of the base models in memory, least recently used first."""
+
+    @abstractmethod
+    def is_packed(self, base_id: str) -> bool | None:
+        """Return whether the sequences of a base model run packed in one pass; None before it is loaded."""
+
+    @abstractmethod
+    def counters(self) -> dict[str, float]:
+        """Figures for /metrics; those whose names end in `_total` are sums since the engine's start."""
+
+    @abstractmethod
+    def adapter_totals(self) -> dict[str, AdapterTotals]:
+        """Sums for /metrics by adapter digest, and under `base` and `other`."""
+
+    @abstractmethod
+    def seconds_since_pass(self, base_id: str | None = None) -> float:
+        """Seconds since a pass of this base model ended (None: of any, or since the engine was idle)."""
 
     def tokenize(self, base_id: str, text: str) -> tuple[int, ...]:
         """Token ids of a text prompt, with the base's BOS in front."""

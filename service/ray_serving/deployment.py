@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from registry.errors import NotFound, Unavailable
+from registry.errors import InvalidParameter, NotFound, Unavailable
 from service.observability.logs import configure_logging
 from service.settings import calm_variables
 
 if TYPE_CHECKING:  # these import torch, which `state_of` and `remove` do not need
-    from service.ray_serving.plan import ReplicaPlan
-    from service.ray_serving.wire import ReplicaMessage, ReplicaRequest
+    from service.engine_process.plan import EnginePlan
+    from service.engine_process.wire import ReplicaMessage, SentRequest
 
 DEPLOYMENT = "replica"
 REPORTED_ADAPTERS = 256
@@ -51,14 +51,18 @@ class Resources:
     gpus: float = 0.0
 
 
-def deploy(name: str, plan: ReplicaPlan, scale: Scale, resources: Resources, *, seconds: float) -> None:
+def deploy(name: str, plan: EnginePlan, scale: Scale, resources: Resources, *, seconds: float) -> None:
     """Deploy or update replicas on the cluster that this process is connected to.
 
     Returns once the minimum number of them is running; raises Unavailable, with Ray's message, if that fails or takes
-    longer than `seconds`.
+    longer than `seconds`, and InvalidParameter without base models.
     """
     from ray import serve
 
+    if not plan.bases:
+        raise InvalidParameter(
+            "Replicas need base models: name the allowlist with --bases or SOUP_BASES.", param="bases"
+        )
     serve.start(proxy_location="Disabled", logging_config=_quiet())
     deployment: Any = serve.deployment(
         _served_replica_class(),
@@ -134,7 +138,7 @@ def _served_replica_class() -> Any:
     """`Replica` as a deployment class, which reports the adapters that it has used to Ray Serve."""
     from ray import serve
 
-    from service.ray_serving.plan import ReplicaPlan
+    from service.engine_process.plan import EnginePlan
     from service.ray_serving.replica import Replica
 
     class ServedReplica:
@@ -144,12 +148,12 @@ def _served_replica_class() -> Any:
 
         async def __init__(self, plan: str) -> None:  # type: ignore[misc]  # Ray awaits it, on the replica's event loop
             configure_logging("info")
-            self._replica = Replica(ReplicaPlan.model_validate_json(plan))
+            self._replica = Replica(EnginePlan.model_validate_json(plan))
 
-        async def generate(self, request: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
+        async def generate(self, request: SentRequest) -> AsyncIterator[ReplicaMessage]:
             """See `Replica`."""
-            if request.digest is not None:
-                await self.note_adapter(request.digest)
+            if request.request.adapter is not None:
+                await self.note_adapter(request.request.adapter.digest)
             assert self._replica is not None
             async for message in self._replica.generate(request):
                 yield message

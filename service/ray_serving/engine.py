@@ -1,7 +1,7 @@
 """The engine of a server that sends generations to replicas on Ray.
 
 Scores, embeddings, and generations with an adapter that is not stored (a mixture in a request) are computed by the
-engine of this process. If a replica is lost before its first token, another one gets the request; after that the
+server's own engine. If a replica is lost before its first token, another one gets the request; after that the
 stream ends with an error, since a second attempt may generate other text.
 """
 
@@ -15,27 +15,20 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from registry.errors import Busy, Internal, SoupError, Unavailable
 from registry.tasks.ray_connection import ray_connection
-from service.engine import Delta, Engine, EngineLimits, GenerateRequest, Generation, Ticket
-from service.engine.base_cache import BaseSource
-from service.engine.draft import RequestProgress
-from service.engine.engine import STOPPING
-from service.engine.steps import Owner, SequenceGroup
+from service.engine import EngineLimits, Ticket
+from service.engine.fairness import AdmissionControl
+from service.engine.remote import Outcome, RemoteEngine, RemoteRequest
+from service.engine.steps import Owner
+from service.engine.text_calls import STOPPING, BaseSource, EngineCalls
+from service.engine_process.wire import Ended, ReplicaMessage, SentRequest, can_generate_elsewhere, sent_request
 from service.ray_serving.deployment import DEPLOYMENT
-from service.ray_serving.wire import (
-    ReplicaMessage,
-    ReplicaRequest,
-    ReplicaResult,
-    can_send,
-    replica_request,
-    result_or_error,
-)
 
 if TYPE_CHECKING:
+    from service.engine.adapter_metrics import AdapterTotals
     from service.engine.request import Request
 
 log = logging.getLogger("soup.ray")
@@ -63,21 +56,30 @@ class _ReplicaLost(Exception):  # never shown to clients
     """A replica was lost before its answer was complete."""
 
 
-class RayEngine(Engine):
-    """`Engine`, with the same calls and errors; connected to Ray from `start` to `stop`.
+class RayEngine(RemoteEngine):
+    """The engine over replicas and the server's own engine, `local`; connected to Ray from `start` to `stop`.
 
     `address` is the head of the cluster, `app` the name of the replicas on it; a request waits `seconds` for a replica
     to admit it.
     """
 
     def __init__(
-        self, bases: BaseSource, *, address: str, app: str, seconds: float, limits: EngineLimits = EngineLimits()
+        self,
+        bases: BaseSource,
+        local: EngineCalls,
+        *,
+        address: str,
+        app: str,
+        seconds: float,
+        limits: EngineLimits = EngineLimits(),
     ) -> None:
-        super().__init__(bases, limits)
+        super().__init__(bases)
+        self._local = local
         self._address, self._app, self._seconds = address, app, seconds
-        self._remote: dict[SequenceGroup, _RemoteRequest] = {}
-        """Requests that are sent to replicas, under the engine's lock."""
-        self._ids = count()
+        self._admission = AdmissionControl(limits.max_requests, limits.max_tokens)
+        self._is_stopping = False
+        self._passed_at: dict[str | None, float] = {}
+        """When the last token arrived, by base model, and under None of any: /readyz sees by it what is stuck."""
         self._ray_loop = asyncio.new_event_loop()
         self._ray_thread = threading.Thread(target=self._ray_loop.run_forever, name="ray", daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,20 +93,27 @@ class RayEngine(Engine):
         self._connection.enter_context(ray_connection(self._address))
         self._ray_thread.start()
         self._handle = asyncio.run_coroutine_threadsafe(self._open_handle(), self._ray_loop).result()
-        return super().start(base_ids)
+        return self._local.start(base_ids)
+
+    @property
+    def preloading(self) -> bool:
+        """See `EngineCalls`."""
+        return self._local.preloading
 
     def stop(self, *, drain: float = 10.0, patience: float | None = None) -> bool:
-        """See `Engine`; requests that replicas have not answered within `drain` end with Unavailable.
+        """See `EngineCalls`; requests that replicas have not answered within `drain` end with Unavailable.
 
         Returns False too if Ray does not close the connection in time.
         """
         drained_at = time.monotonic() + drain
-        stopped = super().stop(drain=drain, patience=patience)
+        with self._changed:
+            self._is_stopping = True
+        stopped = self._local.stop(drain=drain, patience=patience)
         with self._changed:
             self._changed.wait_for(lambda: not self._remote, max(0.0, drained_at - time.monotonic()))
-            unanswered = list(self._remote.items())
-        for group, remote in unanswered:
-            self._end(group, remote.token_counts, Unavailable(STOPPING))
+            unanswered = list(self._remote.values())
+        for remote in unanswered:
+            self._end(remote, Unavailable(STOPPING))
         deadline = None if patience is None else drained_at + patience
         if self._ray_thread.is_alive():
             seconds = min(STOP_TASKS_SECONDS, _seconds_until(deadline))
@@ -118,22 +127,42 @@ class RayEngine(Engine):
         return stopped and not closing.is_alive()
 
     def check_admission(self, owner: Owner, *, local: bool = False) -> None:
-        """See `Engine`. Requests for replicas are limited separately, until a replica has admitted them."""
+        """See `EngineCalls`. Requests for replicas are limited separately, until a replica has admitted them."""
         if local:
-            super().check_admission(owner, local=True)
+            self._local.check_admission(owner, local=True)
             return
         with self._changed:
             self._check_remote_admission(owner)
 
+    def loaded_bases(self) -> tuple[str, ...]:
+        """See `EngineCalls`: in the server's own engine."""
+        return self._local.loaded_bases()
+
+    def is_packed(self, base_id: str) -> bool | None:
+        """See `EngineCalls`: in the server's own engine."""
+        return self._local.is_packed(base_id)
+
     def counters(self) -> dict[str, float]:
-        """See `Engine`; `requests` includes those that are sent to replicas."""
-        counters = super().counters()
+        """See `EngineCalls`: of the server's own engine; requests include those that are sent to replicas."""
+        counters = self._local.counters()
         with self._changed:
-            return {**counters, "requests": counters["requests"] + len(self._remote)}
+            counters["requests"] += len(self._remote)
+            for status, ended in self._ended_counts.items():
+                counters[f"requests_{status}_total"] += ended
+        return counters
+
+    def adapter_totals(self) -> dict[str, AdapterTotals]:
+        """See `EngineCalls`: of the server's own engine."""
+        return self._local.adapter_totals()
+
+    def seconds_since_pass(self, base_id: str | None = None) -> float:
+        """See `EngineCalls`; a token from a replica counts as a pass."""
+        since_token = time.monotonic() - self._passed_at.get(base_id, -math.inf)
+        return min(since_token, self._local.seconds_since_pass(base_id))
 
     def _enqueue(self, requests: Sequence[Request]) -> list[Ticket]:
-        if not all(map(can_send, requests)):
-            return super()._enqueue(requests)
+        if not all(map(can_generate_elsewhere, requests)):
+            return self._local._enqueue(requests)
         owner = requests[0].owner if requests else None
         for request in requests:
             request.check(self._source.text(request.base_id).shape)
@@ -141,19 +170,18 @@ class RayEngine(Engine):
             self._check_remote_admission(owner)
             if not self._remote:
                 self._passed_at[None] = time.monotonic()
-            groups = [SequenceGroup.of(request, self._ids) for request in requests]
-            for group in groups:  # under the lock: a stop that comes between ends all of them
-                self._remote[group] = _RemoteRequest(group, self._passed_at)
-                self._ray_loop.call_soon_threadsafe(self._send, group, self._remote[group])
-        return [group.ticket for group in groups]
+            added = self._add(requests)
+            for remote in added:  # under the lock: a stop that comes between ends all of them
+                self._ray_loop.call_soon_threadsafe(self._send, remote)
+        return [remote.ticket for remote in added]
 
     def _check_remote_admission(self, owner: Owner) -> None:
         """Raise as `check_admission`, under the lock. Requests that replicas have admitted do not count: replicas limit
         them.
         """
-        if self._stop_at is not None:
+        if self._is_stopping:
             raise Unavailable(STOPPING)
-        pending = [group for group, remote in self._remote.items() if not remote.is_admitted]
+        pending = [remote.group for remote in self._remote.values() if not remote.is_admitted]
         self._admission.check(pending, owner, lambda _tokens: RETRY_SECONDS)  # the replicas' speed is unknown
 
     # --- on the event loop ------------------------------------------------------------------------
@@ -181,20 +209,20 @@ class RayEngine(Engine):
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
 
-    def _send(self, group: SequenceGroup, remote: _RemoteRequest) -> None:
-        task = self._ray_loop.create_task(self._answer(group, remote))
+    def _send(self, remote: RemoteRequest) -> None:
+        task = self._ray_loop.create_task(self._answer(remote))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        group.ticket.add_done_callback(lambda _: self._ray_loop.call_soon_threadsafe(task.cancel))
+        remote.ticket.add_done_callback(lambda _: self._ray_loop.call_soon_threadsafe(task.cancel))
 
-    async def _answer(self, group: SequenceGroup, remote: _RemoteRequest) -> None:
+    async def _answer(self, remote: RemoteRequest) -> None:
         """Have a replica answer a request, and settle it however that ends."""
-        outcome: Generation | SoupError
-        token_counts: tuple[int, int] | None = None
+        outcome: Outcome
+        counts: tuple[int, int] | None = None
         try:
             async with asyncio.timeout(None) as patience:
-                result = await self._try_replicas(group, remote, patience)
-            token_counts, outcome = (result.prompt_tokens, result.generated_tokens), result_or_error(result)
+                ended = await self._try_replicas(remote, patience)
+            counts, outcome = (ended.prompt_tokens, ended.generated_tokens), ended.outcome
         except asyncio.CancelledError:  # by the client, who gets no result, or by a stop
             outcome = Unavailable(STOPPING)
         except SoupError as error:
@@ -204,16 +232,14 @@ class RayEngine(Engine):
         except Exception:
             log.exception("a request to Ray failed")
             outcome = Internal("The request to Ray failed; the server's log says why.")
-        self._end(group, token_counts or remote.token_counts, outcome)
+        self._end(remote, outcome, counts)
 
-    async def _try_replicas(
-        self, group: SequenceGroup, remote: _RemoteRequest, patience: asyncio.Timeout
-    ) -> ReplicaResult:
+    async def _try_replicas(self, remote: RemoteRequest, patience: asyncio.Timeout) -> Ended:
         """Send a request to one replica after the other until one answers; raises Busy and Unavailable."""
-        assert isinstance(group.request, GenerateRequest)
-        request = replica_request(group.request, self._source.text(group.base_id).shape.fingerprint)
+        fingerprint = self._source.text(remote.request.base_id).shape.fingerprint
+        request, adapter = sent_request(remote.request, fingerprint), remote.request.adapter
         lost_replicas = 0
-        preferred_digest = request.digest or ""
+        preferred_digest = "" if adapter is None else adapter.digest
         for attempt in range(MAX_ATTEMPTS):
             patience.reschedule(self._ray_loop.time() + self._seconds)
             if attempt:
@@ -230,14 +256,14 @@ class RayEngine(Engine):
                 if lost_replicas == MAX_LOST_REPLICAS:
                     break
             else:
-                if attempt == MAX_ATTEMPTS - 1 or not _is_full(result):
+                if attempt == MAX_ATTEMPTS - 1 or not isinstance(result.outcome, Busy):
                     return result
                 preferred_digest = ""  # it would lead to the full replica again
         raise Unavailable(LOST, retry_after=RETRY_SECONDS)
 
     async def _try_replica(
-        self, request: ReplicaRequest, preferred_digest: str, remote: _RemoteRequest, patience: asyncio.Timeout
-    ) -> ReplicaResult:
+        self, request: SentRequest, preferred_digest: str, remote: RemoteRequest, patience: asyncio.Timeout
+    ) -> Ended:
         """Send a request to a replica, preferably one that has used this digest; return its last message.
 
         Raises _ReplicaLost, and Busy if all replicas have as many requests as they take.
@@ -248,7 +274,7 @@ class RayEngine(Engine):
 
         answer = self._handle.options(multiplexed_model_id=preferred_digest).remote(request)
         try:
-            return await _forward(answer, remote, patience)
+            return await self._forward(answer, remote, patience)
         except BackPressureError as error:
             raise Busy(FULL.format(RETRY_SECONDS), retry_after=RETRY_SECONDS) from error
         except DeploymentUnavailableError as error:
@@ -261,81 +287,27 @@ class RayEngine(Engine):
                 raise
             raise _ReplicaLost("cancelled by the replica") from error
 
-    def _end(self, group: SequenceGroup, token_counts: tuple[int, int], outcome: Generation | SoupError) -> None:
-        """Set the result or error of a request, unless it has ended before."""
-        with self._changed:
-            if group not in self._remote:
-                return
-            remote = self._remote.pop(group)
-            status = "failed" if isinstance(outcome, SoupError) else "finished"
-            if group.ticket.cancelled():
-                status = "cancelled"
-            self._ended_counts[status] += 1
-        remote.report_end(group, status, token_counts)
-        if group.ticket.set_running_or_notify_cancel():
-            if isinstance(outcome, SoupError):
-                group.ticket.set_exception(outcome)
-            else:
-                group.ticket.set_result(outcome)
-        with self._changed:
-            self._changed.notify_all()
+    async def _forward(
+        self, answer: AsyncIterator[ReplicaMessage], remote: RemoteRequest, patience: asyncio.Timeout
+    ) -> Ended:
+        """Pass the tokens of an answer on; return its last message, or raise _ReplicaLost if there is none."""
+        async for message in answer:
+            patience.reschedule(None)  # it was admitted, and may take any time
+            if isinstance(message, Ended):
+                await _exhaust(answer)
+                return message
+            remote.mark_admitted()
+            remote.add_tokens(message)
+            if message:
+                self._passed_at |= dict.fromkeys((None, remote.request.base_id), time.monotonic())
+            if remote.request.on_step is not None:
+                remote.request.on_step()
+        raise _ReplicaLost("no end")
 
 
 def _seconds_until(deadline: float | None) -> float:
     """Seconds until a deadline, at least `MIN_STOP_SECONDS`; infinite without one."""
     return math.inf if deadline is None else max(MIN_STOP_SECONDS, deadline - time.monotonic())
-
-
-class _RemoteRequest(RequestProgress):
-    """Progress of a request that is sent to replicas."""
-
-    def __init__(self, group: SequenceGroup, passed_at: dict[str | None, float]) -> None:
-        super().__init__()
-        self._request = group.request
-        self._passed_at = passed_at
-        """When the last token arrived, by base model, and under None of any: /readyz sees by it what is stuck."""
-        self.is_admitted = False
-        """True once a replica has admitted it: it is not sent to another then."""
-        self.tokens = 0
-
-    @property
-    def token_counts(self) -> tuple[int, int]:
-        """Tokens read and generated as far as known here: a replica that admits a request reads its prompt."""
-        assert isinstance(self._request, GenerateRequest)
-        return (len(self._request.prompt), self.tokens) if self.is_admitted else (0, 0)
-
-    def mark_admitted(self) -> None:
-        """Record that a replica has admitted it."""
-        if not self.is_admitted:
-            self.is_admitted, self.started_at = True, time.monotonic()
-
-    def add_tokens(self, deltas: Sequence[Delta]) -> None:
-        """Count new tokens and pass them to the listeners."""
-        assert isinstance(self._request, GenerateRequest)
-        self.tokens += len(deltas)
-        if deltas:
-            now = time.monotonic()
-            self.first_token_at = self.first_token_at or now
-            self._passed_at |= dict.fromkeys((None, self._request.base_id), now)
-        if self._request.on_token is not None:
-            for delta in deltas:
-                self._request.on_token(delta)
-        if self._request.on_step is not None:
-            self._request.on_step()
-
-
-async def _forward(
-    answer: AsyncIterator[ReplicaMessage], remote: _RemoteRequest, patience: asyncio.Timeout
-) -> ReplicaResult:
-    """Pass the tokens of an answer on; return its last message, or raise _ReplicaLost if there is none."""
-    async for message in answer:
-        patience.reschedule(None)  # it was admitted, and may take any time
-        if isinstance(message, ReplicaResult):
-            await _exhaust(answer)
-            return message
-        remote.mark_admitted()
-        remote.add_tokens(message)
-    raise _ReplicaLost("no end")
 
 
 async def _exhaust(answer: AsyncIterator[ReplicaMessage]) -> None:
@@ -350,11 +322,6 @@ async def _exhaust(answer: AsyncIterator[ReplicaMessage]) -> None:
     except asyncio.CancelledError:
         if _is_cancelled():
             raise
-
-
-def _is_full(result: ReplicaResult) -> bool:
-    """Return True if a replica refused a request as Busy; others may admit it."""
-    return result.error is not None and result.error["code"] == Busy.code
 
 
 def _is_cancelled() -> bool:

@@ -1,8 +1,6 @@
-"""An inference replica, which runs inside of Ray Serve: an engine over the blobs of a store.
+"""An inference replica, which runs inside of Ray Serve: an engine over the blobs of a store (`EngineHost`).
 
-It has no database and knows no keys or names: each request says which blob has the weights of its digest, and bytes of
-another digest are refused. So any replica can answer any request. Wrapped by `deployment`, which reports the adapters
-that it has used to Ray Serve.
+Any replica can answer any request. Wrapped by `deployment`, which reports the adapters that it has used to Ray Serve.
 """
 
 from __future__ import annotations
@@ -10,46 +8,31 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import CancelledError as TicketCancelled
 from functools import partial
 
-from registry.blobs import open_blobs
-from registry.cores import use_one_each
-from registry.errors import Incompatible, SoupError, Unavailable
-from registry.stored.adapters import from_store
-from service.engine import Delta, Engine, GenerateRequest, LoadableAdapter, Ticket
-from service.engine.bases import AllowedBases
-from service.engine.grammars import Grammars
-from service.engine.text_support import stop_token_ids
-from service.ray_serving.plan import ReplicaPlan
-from service.ray_serving.wire import ReplicaMessage, ReplicaRequest, ReplicaResult, sent_error
+from registry.errors import SoupError
+from service.engine import Delta, Ticket
+from service.engine_process.host import EngineHost
+from service.engine_process.plan import EnginePlan
+from service.engine_process.wire import Ended, ReplicaMessage, SentRequest
 
 MESSAGES_PER_SECOND = 400
 """Of all answers together: each message takes Ray some hundred microseconds, in which the engine's thread waits."""
 MAX_GAP_SECONDS = 0.1
-STOPPED = "The replica stopped before the answer was complete; send the request again."
 
 
 class Replica:
     """An engine and its blobs. Raises Unavailable if a base model cannot be loaded, or without the folder of blobs."""
 
-    def __init__(self, plan: ReplicaPlan) -> None:
-        use_one_each(plan.threads)
-        if plan.blobs.url is None and not plan.blobs.folder.is_dir():
-            raise Unavailable(
-                f"There is no folder of blobs {plan.blobs.folder} on this node: mount it, or keep blobs in a bucket "
-                "(SOUP_BLOBS_URL)."
-            )
-        self._blobs = open_blobs(plan.blobs, make=plan.blobs.url is not None)
-        self._bases = AllowedBases(plan.bases, plan.cache)
-        self._grammars = Grammars()
-        self._engine = Engine(self._bases, plan.limits)
+    def __init__(self, plan: EnginePlan) -> None:
+        self._host = EngineHost(plan)
+        self._engine = self._host.engine
         self._engine.preload(list(plan.bases))
         self._engine.start()
         self._streams = 0
         self._outbox = _Outbox(asyncio.get_running_loop())
 
-    async def generate(self, request: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
+    async def generate(self, request: SentRequest) -> AsyncIterator[ReplicaMessage]:
         """Generate an answer, message by message; errors are in the last one. Closing the iterator cancels it."""
         stream = _Stream(self._gap_seconds)
         submitting = asyncio.create_task(asyncio.to_thread(self._submit, request, stream))
@@ -59,7 +42,7 @@ class Replica:
             submitting.add_done_callback(_cancel_submitted)
             raise
         except SoupError as error:
-            yield ReplicaResult(0, 0, error=sent_error(error))
+            yield Ended(error)
             return
         ticket.add_done_callback(lambda _: self._outbox.end(stream))
         self._streams += 1
@@ -68,7 +51,7 @@ class Replica:
             while not stream.is_exhausted:
                 if deltas := await stream.next_deltas():
                     yield deltas
-            yield _result(ticket, stream)
+            yield Ended.of(ticket)
         finally:
             self._streams -= 1
             ticket.cancel()
@@ -81,40 +64,10 @@ class Replica:
         """End all requests; called when Ray removes the replica."""
         self._engine.stop(drain=0.0, patience=5.0)
 
-    def _submit(self, request: ReplicaRequest, stream: _Stream) -> Ticket:
-        """Submit to the engine; raises its errors, and Incompatible for another fingerprint of the base model."""
-        base = self._bases.text(request.base_id)
-        if base.shape.fingerprint != request.fingerprint:
-            raise Incompatible(
-                f"A replica on Ray has another state of base model '{request.base_id}' "
-                f"({base.shape.fingerprint[:19]} and not {request.fingerprint[:19]}): deploy the replicas again."
-            )
-        grammar = None
-        if request.schema is not None:
-            stop_ids = stop_token_ids(base, request.params.end_ids)
-            grammar = self._grammars.compile(base, stop_ids, request.schema)
-        return self._engine.submit(
-            GenerateRequest(
-                request.base_id,
-                request.prompt,
-                self._adapter(request),
-                request.params,
-                on_token=partial(self._outbox.put, stream),
-                on_step=self._outbox.flush,
-                on_end=stream.set_counts,
-                namespace=request.namespace,
-                owner=request.owner,
-                grammar=grammar,
-            )
-        )
-
-    def _adapter(self, request: ReplicaRequest) -> LoadableAdapter | None:
-        digest, config, stored = request.digest, request.config, request.stored
-        if digest is None:
-            return None
-        assert config is not None
-        assert stored is not None
-        return from_store(digest, config, stored, self._blobs, named=digest, size_bytes=request.size_bytes)
+    def _submit(self, request: SentRequest, stream: _Stream) -> Ticket:
+        """Submit to the engine; raises its errors and those of `EngineHost.receive`."""
+        on_token = partial(self._outbox.put, stream)
+        return self._engine.submit(self._host.receive(request, on_token=on_token, on_step=self._outbox.flush))
 
 
 def _cancel_submitted(submitted: asyncio.Task[Ticket]) -> None:
@@ -122,21 +75,10 @@ def _cancel_submitted(submitted: asyncio.Task[Ticket]) -> None:
         submitted.result().cancel()
 
 
-def _result(ticket: Ticket, stream: _Stream) -> ReplicaResult:
-    """The last message of a request whose ticket is done."""
-    try:
-        return ReplicaResult(*stream.token_counts, generation=ticket.result(0))
-    except TicketCancelled:
-        return ReplicaResult(*stream.token_counts, error=sent_error(Unavailable(STOPPED)))
-    except SoupError as error:
-        return ReplicaResult(*stream.token_counts, error=sent_error(error))
-
-
 class _Stream:
-    """Tokens of one request that were not sent yet. Used on the event loop, except for `set_counts`."""
+    """Tokens of one request that were not sent yet. Used on the event loop."""
 
     def __init__(self, gap_seconds: Callable[[], float]) -> None:
-        self.token_counts = (0, 0)
         self._has_ended = False
         self._deltas: list[Delta] = []
         self._is_due = asyncio.Event()
@@ -150,10 +92,6 @@ class _Stream:
     def is_exhausted(self) -> bool:
         """True if it has ended and all tokens were returned."""
         return self._has_ended and not self._deltas
-
-    def set_counts(self, prompt_tokens: int, generated_tokens: int) -> None:
-        """Set the token counts of the request; called in the engine's thread, before the end."""
-        self.token_counts = prompt_tokens, generated_tokens
 
     def add(self, delta: Delta | None) -> None:
         """Add a token, or None at the end."""

@@ -31,7 +31,7 @@ from registry.spec import AdapterConfig, Card, LoraConfig, LoraModule, PrefixCon
 from registry.stored.adapters import loadable
 from service.engine import GenerateRequest
 from service.engine import bases as bases_module
-from service.engine.adapter_cache import smallest_adapter_bytes
+from service.engine.limits import smallest_adapter_bytes
 from service.http.app import create_app
 from service.operations.storage import check_schema, migrate, owned
 from service.runtime import Runtime

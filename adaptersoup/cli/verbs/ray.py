@@ -135,8 +135,8 @@ def _settings(cluster: ClusterFlags, **more: Any) -> Settings:
 
 def _deploy(settings: Settings, scaling: ScalingFlags) -> None:
     """Deploy on the cluster that this process is connected to; imports torch."""
+    from service.engine_process.plan import plan_of
     from service.ray_serving import deployment
-    from service.ray_serving.plan import plan_of
 
     scale = deployment.Scale(
         min_replicas=scaling.replicas,

@@ -104,7 +104,7 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
 
     gc.freeze()  # a full collection would traverse all imported modules, which takes 0.3 s
     configure_logging(settings.log_level)
-    runtime = Runtime(settings)
+    runtime = Runtime(settings, engine_process=True)
     stop_times: list[float] = []
 
     def ready() -> None:

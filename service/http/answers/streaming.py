@@ -21,7 +21,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from registry.errors import Cancelled, SoupError, Unavailable
-from service.engine import Delta, Engine, GenerateRequest, Generation, ScoreRequest, Ticket
+from service.engine import Delta, GenerateRequest, Generation, ScoreRequest, Ticket
+from service.engine.text_calls import EngineCalls
 from service.http import problems
 from service.http.answers.events import DONE, Events, event
 from service.http.models.metering import answer_headers
@@ -37,7 +38,7 @@ JSON_OR_STREAM: dict[int | str, dict[str, Any]] = {
 
 
 async def finish(
-    request: Request, engine: Engine, engine_requests: Sequence[GenerateRequest] | Sequence[ScoreRequest]
+    request: Request, engine: EngineCalls, engine_requests: Sequence[GenerateRequest] | Sequence[ScoreRequest]
 ) -> list[Any]:
     """Return the engine's results of all requests; raises the first error, and Cancelled if the client disconnects."""
     tickets = await in_thread(engine.submit_all, engine_requests)
@@ -124,7 +125,7 @@ def outbox_of(request: Request) -> Outbox:
 class TokenStream:
     """The tokens of several generate requests as they arrive, then the Generation of each prompt."""
 
-    def __init__(self, engine: Engine, requests: Sequence[GenerateRequest], outbox: Outbox) -> None:
+    def __init__(self, engine: EngineCalls, requests: Sequence[GenerateRequest], outbox: Outbox) -> None:
         self._engine = engine
         self._outbox = outbox
         self._requests = [
@@ -192,7 +193,7 @@ class Answers(Protocol):
 
 
 async def respond(
-    request: Request, engine: Engine, answers: Answers, requests: Sequence[GenerateRequest], events: Events | None
+    request: Request, engine: EngineCalls, answers: Answers, requests: Sequence[GenerateRequest], events: Events | None
 ) -> Response:
     """Return the answer to generate requests: a stream of `events`, or without any the whole of it."""
     if events is not None:

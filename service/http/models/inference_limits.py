@@ -1,4 +1,4 @@
-"""Check limits of inference requests: lengths and numbers of texts, token ids, choices and alternatives."""
+"""Check inference requests: lengths and numbers of texts, token ids, choices and alternatives, schemas of answers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from registry.errors import InvalidParameter, TooLarge
 from registry.spec import Passage, PromptAnswer, full_text
+from service.engine.json_schema import ANY_OBJECT, validate_schema
 from service.http.models.named_models import ResolvedModel
+from service.http.schemas.sampling import JsonSchemaFormat, ResponseFormat, TextFormat
 from service.settings import Settings
 
 
@@ -66,3 +68,15 @@ def check_sampling(settings: Settings, *, n: int, logprobs: int | None, logprobs
         raise InvalidParameter(
             f"'{logprobs_name}' is {logprobs}; at most {settings.max_logprobs} are given.", param=logprobs_name
         )
+
+
+def schema_of(response_format: ResponseFormat | None) -> str | None:
+    """Return the JSON schema of a response format, None for plain text.
+
+    Raises InvalidParameter for one that is not supported, TooLarge for one that is too large.
+    """
+    if response_format is None or isinstance(response_format, TextFormat):
+        return None
+    if isinstance(response_format, JsonSchemaFormat):
+        return validate_schema(response_format.json_schema.schema_)
+    return ANY_OBJECT

@@ -14,9 +14,8 @@ from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers, ChatEvents
 from service.http.answers.streaming import JSON_OR_STREAM, respond
 from service.http.app_services import AppServices
-from service.http.models.answer_grammars import schema_of, with_grammar
 from service.http.models.auto_model import model_for
-from service.http.models.inference_limits import check_sampling, check_text
+from service.http.models.inference_limits import check_sampling, check_text, schema_of
 from service.http.models.metering import admit
 from service.http.models.named_models import ResolvedModel
 from service.http.requests.bodies import CheckedRoute
@@ -49,10 +48,9 @@ def _prepare(
     services.engine.check_admission(principal.key_id)  # what is refused costs nobody else's time
     model = model_for(services, principal, body, [message.text for message in body.messages if message.role == "user"])
     ids = tuple(model.base.tokenize(conversation(model, body), bos=None if body.add_special_tokens else False))
-    schema = schema_of(body.response_format)
     ends = () if model.base.turn_id is None else (model.base.turn_id,)
     admitted = admit(request, services, principal, [(model, _engine_request(body, model, ids, principal, ends))])
-    return ChatAnswers(body, model, len(ids)), with_grammar(services, model, schema, admitted, ends=ends)
+    return ChatAnswers(body, model, len(ids)), admitted
 
 
 def conversation(model: ResolvedModel, body: ChatRequest) -> str:
@@ -90,4 +88,5 @@ def _engine_request(
         params=params,
         namespace=principal.sharing,
         owner=principal.key_id,
+        schema=schema_of(body.response_format),
     )

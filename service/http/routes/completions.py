@@ -11,9 +11,8 @@ from service.http.answers.completions import CompletionAnswers, CompletionEvents
 from service.http.answers.streaming import JSON_OR_STREAM, respond
 from service.http.answers.token_text import TokenText
 from service.http.app_services import AppServices
-from service.http.models.answer_grammars import schema_of, with_grammar
 from service.http.models.auto_model import model_for
-from service.http.models.inference_limits import check_best_of, check_ids, check_sampling, check_text
+from service.http.models.inference_limits import check_best_of, check_ids, check_sampling, check_text, schema_of
 from service.http.models.metering import admit
 from service.http.models.named_models import ResolvedModel
 from service.http.requests.bodies import CheckedRoute
@@ -58,10 +57,9 @@ def _prepare(
     services.engine.check_admission(principal.key_id)  # what is refused costs nobody else's time
     model = model_for(services, principal, body, [prompt for prompt in body.prompts if isinstance(prompt, str)])
     prompts = [_prompt(model, prompt, special=body.add_special_tokens) for prompt in body.prompts]
-    schema = schema_of(body.response_format)
     engine_requests = _engine_requests(body, model, prompts, principal)
     admitted = admit(request, services, principal, [(model, engine_request) for engine_request in engine_requests])
-    return CompletionAnswers(body, model, prompts), with_grammar(services, model, schema, admitted)
+    return CompletionAnswers(body, model, prompts), admitted
 
 
 def _prompt(model: ResolvedModel, prompt: str | list[int], *, special: bool) -> Prompt:
@@ -78,6 +76,7 @@ def _engine_requests(
     body: CompletionRequest, model: ResolvedModel, prompts: list[Prompt], principal: Principal
 ) -> list[GenerateRequest]:
     """Return one request to the engine per prompt; ranked choices need their log-probabilities in any case."""
+    schema = schema_of(body.response_format)
     scored = body.echo and body.logprobs is not None
     logprobs = 0 if body.ranked and body.logprobs is None else body.logprobs
     sampling = body.sampling_params | {"n": body.generated}
@@ -90,6 +89,7 @@ def _engine_requests(
             params=params,
             namespace=principal.sharing,
             owner=principal.key_id,
+            schema=schema,
         )
         for prompt in prompts
     ]

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.slow
 HEAVY = {
     "torch",
     "transformers",
+    "accelerate",
+    "llguidance",
     "sklearn",
     "scipy",
     "sqlalchemy",
@@ -62,6 +64,8 @@ def test_the_command_line_starts_without_the_client() -> None:
     [
         ("service.jobs.fit_process", {"torch", "transformers", "sentence_transformers"}),
         ("service.ray_serving.replica", {"sklearn", "sqlalchemy", "fastapi"}),
+        ("service.engine_process.program", {"sklearn", "sqlalchemy", "fastapi"}),
+        ("service.http.app, service.runtime", {"accelerate", "llguidance"}),  # the engine brings them
     ],
 )
 def test_processes_beside_the_server(module: str, packages: set[str]) -> None:

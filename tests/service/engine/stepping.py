@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from service.engine import Completion, Engine, GenerateRequest, SamplingParams, Ticket
+from service.engine import Completion, GenerateRequest, SamplingParams, Ticket
+from service.engine.engine import Engine
 from service.engine.request import Request
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from registry.adapters import create, paper_config
 from registry.base_model import LoadedBase
-from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, ScoreRequest
+from service.engine import EngineLimits, GenerateRequest, LoadableAdapter, ScoreRequest
 from service.engine.adapter_metrics import BASE, OTHER, AdapterMetrics, AdapterTotals
+from service.engine.engine import Engine
 from tests.service.engine.stepping import greedy, run
 from tests.service.loaded_bases import LoadedBases
 
@@ -97,7 +98,7 @@ def test_a_label_that_comes_back_goes_on_from_its_sums() -> None:
 
 def test_the_engine_counts_by_adapter(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr("service.engine.draft.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("service.engine.progress.time.monotonic", lambda: float(next(clock)))
     engine = Engine(LoadedBases(base))
     one, two = handle_of(base, 1), handle_of(base, 2)
     engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(3)))

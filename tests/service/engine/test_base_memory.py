@@ -26,7 +26,8 @@ from registry.adapters import create, paper_config
 from registry.base_model import BaseText, LoadedBase, load_base, load_text, weight_bytes
 from registry.errors import NotFound, SoupError, Unavailable
 from registry.spec import BaseEntry
-from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, Ticket
+from service.engine import EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest, Ticket
+from service.engine.engine import Engine
 from service.engine.runner_check import checked_runner
 from tests.service.engine.stepping import answered, ended, run, started, tokens_of
 from tests.service.loaded_bases import LoadedBases

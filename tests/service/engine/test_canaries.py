@@ -20,7 +20,8 @@ from registry.adapters import expected_tensors, paper_config
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import LoadedBase, load_base
 from registry.spec import AdapterConfig, BaseEntry
-from service.engine import Delta, Engine, EngineLimits, GenerateRequest, SamplingParams, ScoreRequest, Ticket
+from service.engine import Delta, EngineLimits, GenerateRequest, SamplingParams, ScoreRequest, Ticket
+from service.engine.engine import Engine
 from tests.service.loaded_bases import LoadedBases
 from tests.tiny_models import build_tiny_base
 

@@ -8,7 +8,8 @@ import pytest
 
 from registry.base_model import LoadedBase
 from registry.errors import Busy, InvalidPrompt
-from service.engine import Engine, EngineLimits, GenerateRequest, ScoreRequest
+from service.engine import EngineLimits, GenerateRequest, ScoreRequest
+from service.engine.engine import Engine
 from tests.service.engine.stepping import greedy, run
 from tests.service.loaded_bases import LoadedBases
 

@@ -30,7 +30,6 @@ from registry.errors import (
 from registry.spec import BaseEntry, PromptAnswer
 from service.engine import (
     Delta,
-    Engine,
     EngineLimits,
     GenerateRequest,
     LoadableAdapter,
@@ -38,6 +37,7 @@ from service.engine import (
     ScoreRequest,
 )
 from service.engine.adapter_cache import AdapterCache
+from service.engine.engine import Engine
 from service.engine.runner import ForwardResult, ForwardTask, Runner
 from tests.service.engine.stepping import answered, ended, greedy, run, started, tokens_of
 from tests.service.loaded_bases import LoadedBases

@@ -25,7 +25,8 @@ from registry.spec import (
     UnionConfig,
     scored_text,
 )
-from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
+from service.engine import EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
+from service.engine.engine import Engine
 from service.engine.text_calls import text_windows
 from tests.service.engine.stepping import answered, answers_of_joining_rows, greedy, run, started, tokens_of
 from tests.service.loaded_bases import LoadedBases

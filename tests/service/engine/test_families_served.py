@@ -17,7 +17,8 @@ from registry.adapters import attached, create, from_tensors, paper_config
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import token_log_probs
 from registry.spec import AdapterConfig, LoraConfig, LoraModule
-from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
+from service.engine import EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
+from service.engine.engine import Engine
 from tests.service.engine.stepping import answered, answers_of_joining_rows
 from tests.service.loaded_bases import LoadedBases
 from tests.tiny_models import VARIANTS

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from registry.base_model import BaseText, LoadedBase, load_text
 from registry.errors import InvalidParameter, SoupError, TooLarge, Unavailable
 from registry.spec import BaseEntry
-from service.engine import Engine, GenerateRequest, SamplingParams
-from service.engine.grammars import ANY_OBJECT, LIMITS, Grammar, Grammars, GrammarState
-from service.engine.json_schema import MAX_CHARS, validate_schema
+from service.engine import GenerateRequest, SamplingParams
+from service.engine.engine import Engine
+from service.engine.grammars import LIMITS, Grammar, Grammars, GrammarState
+from service.engine.json_schema import ANY_OBJECT, MAX_CHARS, validate_schema
 from service.engine.sampler import Draw, RandomStream, sample_tokens
 from service.engine.text_support import stop_token_ids
 from tests.service.engine.stepping import answered, greedy, run, tokens_of
@@ -39,6 +40,10 @@ PERSON = {
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
     return Grammars()
+
+
+def text_of(schema: dict[str, Any] | None) -> str | None:
+    return None if schema is None else validate_schema(schema)
 
 
 def compiled(grammars: Grammars, base: BaseText, schema: dict[str, Any]) -> Grammar:
@@ -176,19 +181,19 @@ HARD = {"type": "string", "pattern": r"^(.*\w.{10,40}\W.*){20,30}$"}
 
 
 class TestEngine:
-    def ask(self, base: LoadedBase, grammar: Grammar | None, seed: int, **more: Any) -> GenerateRequest:
+    def ask(self, base: LoadedBase, schema: dict[str, Any] | None, seed: int, **more: Any) -> GenerateRequest:
         """A request that any model answers with JSON in time: quotes and brackets are made likely."""
         signs = tuple((base.tokenize(sign, bos=False)[0], 100.0) for sign in '"}],:0')
         params = SamplingParams(**{"max_tokens": 50, "seed": seed, "logit_bias": signs, "temperature": 30.0, **more})
-        return GenerateRequest("tiny", tuple(base.tokenize("A soup")), params=params, grammar=grammar)
+        return GenerateRequest("tiny", tuple(base.tokenize("A soup")), params=params, schema=text_of(schema))
 
     @pytest.mark.parametrize("temperature", [0.0, 30.0, 100.0])
     @pytest.mark.parametrize("schema", [json.loads(ANY_OBJECT), PERSON, LINKED, ONE_OF])
     def test_an_answer_that_stops_is_json_of_its_schema(
-        self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any], temperature: float
+        self, base: LoadedBase, schema: dict[str, Any], temperature: float
     ) -> None:
-        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, schema)
-        asked = [self.ask(base, grammar, seed, n=4, temperature=temperature) for seed in range(4)]  # 16 rows
+        engine = Engine(LoadedBases(base))
+        asked = [self.ask(base, schema, seed, n=4, temperature=temperature) for seed in range(4)]  # 16 rows
         choices = [choice for answer in answered(engine, *asked) for choice in answer.choices]
         ended = [choice for choice in choices if choice.finish_reason == "stop"]
         assert temperature == 0 or len(ended) >= len(choices) / 4
@@ -200,25 +205,18 @@ class TestEngine:
                 with pytest.raises(ValueError, match=r"delimiter|Unterminated|Expecting"):
                     json.loads(choice.text)
 
-    def test_a_row_is_independent_of_its_batch_mates(self, base: LoadedBase, grammars: Grammars) -> None:
+    def test_a_row_is_independent_of_its_batch_mates(self, base: LoadedBase) -> None:
         schemas = [None, PERSON, {"type": "object"}, None, {"type": "integer"}, PERSON]
-        asked = [
-            self.ask(
-                base, None if schema is None else compiled(grammars, base, schema), seed, temperature=seed % 3 * 20.0
-            )
-            for seed, schema in enumerate(schemas)
-        ]
+        asked = [self.ask(base, schema, seed, temperature=seed % 3 * 20.0) for seed, schema in enumerate(schemas)]
 
         alone = [tokens_of(Engine(LoadedBases(base)), request)[0] for request in asked]
         assert tokens_of(Engine(LoadedBases(base)), *asked) == alone
 
-    def test_a_bias_towards_what_is_not_allowed_changes_nothing_that_is_said(
-        self, base: LoadedBase, grammars: Grammars
-    ) -> None:
-        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, {"enum": ["left", "right"]})
+    def test_a_bias_towards_what_is_not_allowed_changes_nothing_that_is_said(self, base: LoadedBase) -> None:
+        engine, schema = Engine(LoadedBases(base)), text_of({"enum": ["left", "right"]})
         [letter] = base.tokenize("T", bos=False)
         request = GenerateRequest(
-            "tiny", (0,), params=greedy(20, logit_bias=((letter, 100.0), (0, 100.0))), grammar=grammar
+            "tiny", (0,), params=greedy(20, logit_bias=((letter, 100.0), (0, 100.0))), schema=schema
         )
         [answer] = answered(engine, request)
         (choice,) = answer.choices
@@ -226,26 +224,26 @@ class TestEngine:
         assert choice.finish_reason == "stop"
         assert 0 not in choice.token_ids, "it is complete without an end"
 
-    def test_what_may_go_on_ends_with_the_end_of_a_text(self, base: LoadedBase, grammars: Grammars) -> None:
-        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, {"type": "integer", "minimum": 0})
+    def test_what_may_go_on_ends_with_the_end_of_a_text(self, base: LoadedBase) -> None:
+        engine, schema = Engine(LoadedBases(base)), text_of({"type": "integer", "minimum": 0})
         nine = base.tokenize("9", bos=False)[0]
         biases = (((nine, 100.0), (0, 99.0)), ((nine, 50.0), (0, 100.0)))
-        asked = [GenerateRequest("tiny", (5,), params=greedy(4, logit_bias=bias), grammar=grammar) for bias in biases]
+        asked = [GenerateRequest("tiny", (5,), params=greedy(4, logit_bias=bias), schema=schema) for bias in biases]
         (long,), (short,) = (answer.choices for answer in answered(engine, *asked))
         assert (long.text, long.finish_reason) == ("9999", "length")
         assert (short.text, short.finish_reason, short.token_ids[-1]) == (short.token_ids and "9", "stop", 0)
 
-    def test_a_stop_text_cuts_where_it_stands(self, base: LoadedBase, grammars: Grammars) -> None:
-        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, {"const": {"a": "xyz", "b": 1}})
-        request = GenerateRequest("tiny", (5,), params=greedy(40, stop=("y",)), grammar=grammar)
+    def test_a_stop_text_cuts_where_it_stands(self, base: LoadedBase) -> None:
+        engine, schema = Engine(LoadedBases(base)), text_of({"const": {"a": "xyz", "b": 1}})
+        request = GenerateRequest("tiny", (5,), params=greedy(40, stop=("y",)), schema=schema)
         [answer] = answered(engine, request)
         (choice,) = answer.choices
         assert "".join(choice.text.split()) == '{"a":"x'
         assert choice.finish_reason == "stop"
 
-    def test_log_probabilities_are_those_of_the_model(self, base: LoadedBase, grammars: Grammars) -> None:
-        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, {"const": "ab"})
-        [answer] = answered(engine, GenerateRequest("tiny", (5,), params=greedy(9, logprobs=1), grammar=grammar))
+    def test_log_probabilities_are_those_of_the_model(self, base: LoadedBase) -> None:
+        engine, schema = Engine(LoadedBases(base)), text_of({"const": "ab"})
+        [answer] = answered(engine, GenerateRequest("tiny", (5,), params=greedy(9, logprobs=1), schema=schema))
         (choice,) = answer.choices
         assert choice.text == '"ab"'
         with torch.inference_mode():
@@ -254,22 +252,22 @@ class TestEngine:
         assert choice.token_logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
 
     def test_a_schema_that_takes_too_much_work_fails_its_own_request_alone(
-        self, base: LoadedBase, grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setitem(LIMITS, "max_lexer_states", 400)  # within the tiny model's 64 tokens
         engine = Engine(LoadedBases(base))
         params = SamplingParams(max_tokens=60, temperature=100.0, seed=1)
-        hard = engine.submit(GenerateRequest("tiny", (5,), params=params, grammar=compiled(grammars, base, HARD)))
-        other = engine.submit(self.ask(base, compiled(grammars, base, PERSON), 3))
+        hard = engine.submit(GenerateRequest("tiny", (5,), params=params, schema=text_of(HARD)))
+        other = engine.submit(self.ask(base, PERSON, 3))
         run(engine)
         with pytest.raises(InvalidParameter, match=r"cannot be followed: after \d+ tokens, .*too many"):
             hard.result(0)
         check_follows(other.result(0).choices[0].text, PERSON)
         assert engine.counters()["requests"] == 0
 
-    def test_choices_walk_each_for_themselves(self, base: LoadedBase, grammars: Grammars) -> None:
-        engine, grammar = Engine(LoadedBases(base)), compiled(grammars, base, PERSON)
-        many, one = answered(engine, self.ask(base, grammar, 7, n=3), self.ask(base, grammar, 7))
+    def test_choices_walk_each_for_themselves(self, base: LoadedBase) -> None:
+        engine = Engine(LoadedBases(base))
+        many, one = answered(engine, self.ask(base, PERSON, 7, n=3), self.ask(base, PERSON, 7))
         texts = [choice.text for choice in many.choices]
         assert len(set(texts)) == 3
         assert texts[0] == one.choices[0].text

@@ -8,7 +8,8 @@ import pytest
 from registry.adapters import create, paper_config
 from registry.base_model import LoadedBase, load_base
 from registry.spec import BaseEntry
-from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter
+from service.engine import EngineLimits, GenerateRequest, LoadableAdapter
+from service.engine.engine import Engine
 from service.engine.kv_budget import MIN_ROW_POSITIONS
 from service.engine.runner import Runner
 from tests.service.engine.stepping import greedy, run, tokens_of

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from registry.base_model import LoadedBase
 from registry.spec import PrefixConfig
-from service.engine import Engine, EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, Ticket
+from service.engine import EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, Ticket
+from service.engine.engine import Engine
 from service.engine.kv_budget import row_capacity
 from service.engine.kv_cache import KVCache
 from service.engine.prefix_cache import BLOCK_SIZE

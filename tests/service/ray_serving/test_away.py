@@ -18,11 +18,12 @@ from grpc.aio import AioRpcError, Metadata
 from registry.adapters.loadable import LoadableAdapter, Stored
 from registry.base_model import LoadedBase
 from registry.errors import Busy, Unavailable
-from service.engine import Delta, Engine, EngineLimits, GenerateRequest, Generation, SamplingParams
+from service.engine import Delta, EngineLimits, GenerateRequest, Generation, SamplingParams
+from service.engine.engine import Engine
 from service.engine.request import RequestTimeline, timeline_observer
+from service.engine_process.wire import Ended, ReplicaMessage, SentRequest
 from service.ray_serving import engine as away
 from service.ray_serving.engine import RayEngine
-from service.ray_serving.wire import ReplicaMessage, ReplicaRequest, ReplicaResult, sent_error
 from tests.service.loaded_bases import LoadedBases
 from tests.service.servers import CONFIG
 
@@ -31,7 +32,7 @@ WHOLE = Generation(())
 TOKEN = Delta(0, 5, "five", 0)
 STOPPED = AioRpcError(grpc.StatusCode.CANCELLED, Metadata(), Metadata(), "the server stopped")
 
-Script = Callable[[ReplicaRequest], AsyncIterator[ReplicaMessage]]
+Script = Callable[[SentRequest], AsyncIterator[ReplicaMessage]]
 
 
 class Answer:
@@ -61,7 +62,7 @@ class Handle:
         self.wanted.append(multiplexed_model_id)
         return self
 
-    def remote(self, asked: ReplicaRequest) -> Answer:
+    def remote(self, asked: SentRequest) -> Answer:
         script = self._scripts[min(len(self.answers), len(self._scripts) - 1)]
         self.answers.append(Answer(script(asked)))
         return self.answers[-1]
@@ -70,11 +71,13 @@ class Handle:
 @contextmanager
 def served(base: LoadedBase, *scripts: Script, **limits: Any) -> Iterator[tuple[RayEngine, Handle]]:
     """An engine as after `start`, without a cluster."""
-    found = RayEngine(LoadedBases(base), address="127.0.0.1:1", app="soup", seconds=20.0, limits=EngineLimits(**limits))
+    bases, most = LoadedBases(base), EngineLimits(**limits)
+    local = Engine(bases, most)
+    found = RayEngine(bases, local, address="127.0.0.1:1", app="soup", seconds=20.0, limits=most)
     handle = Handle(*scripts)
     found._handle = handle
     found._ray_thread.start()
-    Engine.start(found)
+    local.start()
     try:
         yield found, handle
     finally:
@@ -86,7 +89,7 @@ def asked(base: LoadedBase, **more: Any) -> GenerateRequest:
 
 
 def fails(error: BaseException, *before: ReplicaMessage) -> Script:
-    async def script(_: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
+    async def script(_: SentRequest) -> AsyncIterator[ReplicaMessage]:
         for piece in before:
             yield piece
         raise error
@@ -95,7 +98,7 @@ def fails(error: BaseException, *before: ReplicaMessage) -> Script:
 
 
 def says(*pieces: ReplicaMessage) -> Script:
-    async def script(_: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
+    async def script(_: SentRequest) -> AsyncIterator[ReplicaMessage]:
         for piece in pieces:
             yield piece
 
@@ -103,7 +106,7 @@ def says(*pieces: ReplicaMessage) -> Script:
 
 
 def waits_after(*pieces: ReplicaMessage) -> Script:
-    async def script(_: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
+    async def script(_: SentRequest) -> AsyncIterator[ReplicaMessage]:
         for piece in pieces:
             yield piece
         await asyncio.Event().wait()
@@ -111,7 +114,7 @@ def waits_after(*pieces: ReplicaMessage) -> Script:
     return script
 
 
-async def takes_nothing(_: ReplicaRequest) -> AsyncIterator[ReplicaMessage]:
+async def takes_nothing(_: SentRequest) -> AsyncIterator[ReplicaMessage]:
     """Does not even take a request."""
     await asyncio.Event().wait()
     yield []
@@ -136,13 +139,13 @@ STOPS = pytest.mark.parametrize("error", [asyncio.CancelledError(), STOPPED], id
 @STOPS
 @pytest.mark.parametrize(
     ("before", "tries"),
-    [(([],), 2), (([], [TOKEN], ReplicaResult(3, 1, WHOLE)), 1)],
+    [(([],), 2), (([], [TOKEN], Ended(WHOLE, 3, 1)), 1)],
     ids=["before a token", "at the end"],
 )
 def test_a_replica_that_is_stopped_before_a_token_is_followed_by_another_and_one_that_has_answered_is_not(
     base: LoadedBase, error: BaseException, before: tuple[ReplicaMessage, ...], tries: int
 ) -> None:
-    with served(base, fails(error, *before), says([], ReplicaResult(3, 1, WHOLE))) as (engine, handle):
+    with served(base, fails(error, *before), says([], Ended(WHOLE, 3, 1))) as (engine, handle):
         assert engine.submit(asked(base)).result(20) == WHOLE
         assert len(handle.answers) == tries
 
@@ -200,9 +203,9 @@ def test_texts_are_scored_beside_a_full_queue_of_what_is_generated(base: LoadedB
 
 
 def test_a_full_replica_is_followed_by_another_whichever_knows_the_adapter(base: LoadedBase) -> None:
-    full = ReplicaResult(0, 0, error=sent_error(Busy("Full.", retry_after=7)))
+    full = Ended(Busy("Full.", retry_after=7))
     adapter = LoadableAdapter("sha256:" + "1" * 64, CONFIG, dict, stored=Stored("b" * 64, "sha256:" + "2" * 64))
-    with served(base, says(full), says([], ReplicaResult(3, 1, WHOLE))) as (engine, handle):
+    with served(base, says(full), says([], Ended(WHOLE, 3, 1))) as (engine, handle):
         assert engine.submit(asked(base, adapter=adapter)).result(20) == WHOLE
         assert handle.wanted == [adapter.digest, ""]
     with served(base, says(full)) as (engine, handle):
@@ -253,7 +256,7 @@ def test_who_watches_hears_of_what_is_away(base: LoadedBase) -> None:
     lives: list[RequestTimeline] = []
     token = timeline_observer.set(lives.append)
     try:
-        with served(base, says([], [TOKEN], ReplicaResult(3, 1, WHOLE)), fails(ConnectionError())) as (engine, _):
+        with served(base, says([], [TOKEN], Ended(WHOLE, 3, 1)), fails(ConnectionError())) as (engine, _):
             engine.submit(asked(base)).result(20)
             with pytest.raises(Unavailable):
                 engine.submit(asked(base)).result(20)
@@ -293,7 +296,7 @@ def test_a_stop_has_one_time_for_both_engines(base: LoadedBase, monkeypatch: pyt
             return found()
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "_thread", busy)
+            patch.setattr(engine._local, "_thread", busy)
             patch.setattr(engine._changed, "wait_for", wait_for)
             assert not engine.stop(drain=0.1, patience=0.1)
         let_go.set()

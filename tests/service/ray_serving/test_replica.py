@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, suppress
@@ -14,20 +15,23 @@ from typing import Any
 import pytest
 
 from registry.adapters.loadable import LoadableAdapter
-from registry.errors import Busy, Internal, InvalidParameter, SoupError, Unavailable
-from registry.spec import BottleneckConfig
-from service.engine import Delta, GenerateRequest, SamplingParams, ScoreRequest, Ticket
-from service.http.readiness import AWAY, STUCK, Readiness
-from service.ray_serving.plan import ReplicaPlan, plan_of
-from service.ray_serving.replica import Replica
-from service.ray_serving.wire import (
-    ReplicaRequest,
-    ReplicaResult,
-    can_send,
-    received_error,
-    replica_request,
-    sent_error,
+from registry.errors import (
+    Busy,
+    Incompatible,
+    Internal,
+    InvalidParameter,
+    InvalidPrompt,
+    NotFound,
+    SoupError,
+    Unavailable,
 )
+from registry.spec import BottleneckConfig
+from service.engine import Delta, GenerateRequest, Generation, SamplingParams, ScoreRequest, Ticket
+from service.engine_process.plan import EnginePlan, plan_of
+from service.engine_process.wire import Ended, SentRequest, can_generate_elsewhere, sent_request
+from service.http.readiness import AWAY, STUCK, Readiness
+from service.ray_serving.deployment import Resources, Scale, deploy
+from service.ray_serving.replica import Replica
 from service.settings import Settings
 from tests.service.servers import CONFIG, World, open_world, write_bases
 
@@ -57,8 +61,12 @@ def adapter_of(world: World, ref: str) -> LoadableAdapter:
         return loadable(catalogue.adapters.resolve(None, parse_ref(ref)), world.registry.blobs)
 
 
-def asked(world: World, ref: str | None, **more: object) -> ReplicaRequest:
-    return replica_request(request_of(world, ref, **more), world.runtime.bases["tiny"].shape.fingerprint)
+def changed(sent: SentRequest, **fields: object) -> SentRequest:
+    return replace(sent, request=replace(sent.request, **fields))  # type: ignore[arg-type]
+
+
+def asked(world: World, ref: str | None, **more: object) -> SentRequest:
+    return sent_request(request_of(world, ref, **more), world.runtime.bases["tiny"].shape.fingerprint)
 
 
 @pytest.fixture
@@ -73,10 +81,10 @@ async def replica(world: World, anyio_backend: str) -> AsyncIterator[Replica]:
     found.stop()
 
 
-async def said(one: Replica, what: ReplicaRequest) -> tuple[list[Delta], ReplicaResult]:
+async def said(one: Replica, what: SentRequest) -> tuple[list[Delta], Ended]:
     pieces = [piece async for piece in one.generate(what)]
     *tokens, ended = pieces
-    assert isinstance(ended, ReplicaResult)
+    assert isinstance(ended, Ended)
     return [delta for piece in tokens for delta in piece], ended
 
 
@@ -92,36 +100,36 @@ async def test_it_generates_what_the_server_does(world: World, replica: Replica)
     for ref in (None, "team/a", "team/b", "team/a"):
         expected = world.runtime.engine.generate(request_of(world, ref))
         tokens, ended = await said(replica, asked(world, ref))
-        assert ended.generation == replace(expected, reused=ended.generation.reused)
+        assert isinstance(ended.outcome, Generation)
+        assert ended.outcome == replace(expected, reused=ended.outcome.reused)
         assert tuple(delta.token_id for delta in tokens) == expected.choices[0].token_ids
         assert (ended.prompt_tokens, ended.generated_tokens) == (3, len(tokens))
 
 
 async def test_bytes_of_another_digest_are_refused(world: World, replica: Replica) -> None:
     """The blob that a request names is another adapter's: an error, and no token of that one."""
-    mine, others = asked(world, "team/a"), asked(world, "team/b")
-    tokens, ended = await said(replica, replace(mine, stored=others.stored))
-    assert (tokens, ended.generation, ended.generated_tokens) == ([], None, 0)
-    assert ended.error is not None
-    assert ended.error["code"] == "internal"
-    assert (await said(replica, mine))[1].error is None
+    mine = asked(world, "team/a")
+    mixed = replace(adapter_of(world, "team/a"), stored=adapter_of(world, "team/b").stored)
+    tokens, ended = await said(replica, replace(mine, request=replace(mine.request, adapter=mixed)))
+    assert (tokens, ended.generated_tokens) == ([], 0)
+    assert isinstance(ended.outcome, Internal)
+    assert isinstance((await said(replica, mine))[1].outcome, Generation)
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
+    ("change", "error"),
     [
-        (lambda one: replace(one, fingerprint="sha256:" + "0" * 64), "incompatible"),
-        (lambda one: replace(one, base_id="another"), "not_found"),
-        (lambda one: replace(one, prompt=()), "invalid_prompt"),
-        (lambda one: replace(one, params=replace(PARAMS, max_tokens=5000)), "invalid_parameter"),
+        (lambda one: replace(one, fingerprint="sha256:" + "0" * 64), Incompatible),
+        (lambda one: changed(one, base_id="another"), NotFound),
+        (lambda one: changed(one, prompt=()), InvalidPrompt),
+        (lambda one: changed(one, params=replace(PARAMS, max_tokens=5000)), InvalidParameter),
     ],
 )
 async def test_what_cannot_be_is_an_error_that_travels(
-    world: World, replica: Replica, change: Callable[[ReplicaRequest], ReplicaRequest], code: str
+    world: World, replica: Replica, change: Callable[[SentRequest], SentRequest], error: type[SoupError]
 ) -> None:
     tokens, ended = await said(replica, change(asked(world, "team/a")))
-    assert ended.error is not None
-    assert (tokens, ended.error["code"]) == ([], code)
+    assert (tokens, type(ended.outcome)) == ([], error)
 
 
 async def test_whoever_stops_listening_ends_the_generation(world: World, replica: Replica) -> None:
@@ -165,10 +173,10 @@ async def test_whoever_listens_slowly_gets_every_token(world: World, replica: Re
         await until(lambda: not replica._engine.counters()["requests"])
         *rest, ended = [piece async for piece in pieces]
     assert isinstance(got, list)
-    assert isinstance(ended, ReplicaResult)
-    assert ended.generation is not None
+    assert isinstance(ended, Ended)
+    assert isinstance(ended.outcome, Generation)
     tokens = [delta.token_id for piece in (got, *rest) if isinstance(piece, list) for delta in piece]
-    assert tuple(tokens) == ended.generation.choices[0].token_ids
+    assert tuple(tokens) == ended.outcome.choices[0].token_ids
 
 
 def test_a_folder_of_blobs_that_is_not_there_is_said(world: World, tmp_path: Path) -> None:
@@ -185,7 +193,7 @@ def test_a_plan_travels_as_json_and_holds_no_secret(world: World) -> None:
     )  # fmt: skip
     plan = plan_of(settings)
     text = plan.model_dump_json()
-    assert ReplicaPlan.model_validate_json(text) == plan
+    assert EnginePlan.model_validate_json(text) == plan
     assert "hidden" not in text
     assert "hhh" not in text
     assert plan.blobs.cache is not None
@@ -195,22 +203,22 @@ def test_a_plan_travels_as_json_and_holds_no_secret(world: World) -> None:
 
 def test_replicas_without_a_base_model_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="SOUP_BASES"):
-        plan_of(Settings())
+        deploy("soup", plan_of(Settings()), Scale(1, 1, 1.0, 1, 1), Resources(1.0), seconds=1.0)
 
 
 def test_what_only_this_process_has_stays_here(world: World) -> None:
     in_memory = LoadableAdapter("sha256:" + "1" * 64, BottleneckConfig(**CONFIG.model_dump()), dict)
-    assert can_send(request_of(world, "team/a"))
-    assert can_send(request_of(world, None))
-    assert not can_send(replace(request_of(world, None), adapter=in_memory))
-    assert not can_send(ScoreRequest("tiny", ((1, 2),)))
+    assert can_generate_elsewhere(request_of(world, "team/a"))
+    assert can_generate_elsewhere(request_of(world, None))
+    assert not can_generate_elsewhere(replace(request_of(world, None), adapter=in_memory))
+    assert not can_generate_elsewhere(ScoreRequest("tiny", ((1, 2),)))
 
 
 @pytest.mark.parametrize(
     "error", [Busy("Full.", retry_after=7), Unavailable("Gone.", retry_after=3), InvalidParameter("No.", param="stop")]
 )
 def test_errors_travel_whole(error: Busy | Unavailable | InvalidParameter) -> None:
-    found = received_error(sent_error(error))
+    found = pickle.loads(pickle.dumps(Ended(error))).outcome
     assert (type(found), found.message, found.param) == (type(error), error.message, error.param)
     assert getattr(found, "retry_after", None) == getattr(error, "retry_after", None)
 

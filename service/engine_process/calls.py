@@ -1,0 +1,114 @@
+"""Calls and messages between two processes over one connection, each end in the same way.
+
+A call is answered with a value or an error; a message is not answered. Values are pickled: both processes are of one
+server.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count
+from multiprocessing.connection import Connection
+from typing import Any
+
+from registry.errors import Unavailable
+from service.engine.progress import as_soup_error, without_frames
+
+log = logging.getLogger("soup.engine")
+
+MAX_CALLS = 64
+"""Calls that are answered at once; a server has fewer threads that call."""
+CALL_SECONDS = 60.0
+"""How long a call waits for its answer by default."""
+_ANSWER = "answer"
+
+
+class Peer:
+    """The other end of a connection. `calls` answer its calls in threads, `messages` take its messages in `serve`.
+
+    Every call and message raises Unavailable with the sentence `gone` once the connection is closed.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        calls: Mapping[str, Callable[..., Any]],
+        messages: Mapping[str, Callable[..., None]],
+        gone: str,
+    ) -> None:
+        self._connection = connection
+        self._calls = calls
+        self._messages = {**messages, _ANSWER: self._take_answer}
+        self._gone = gone
+        self._sending = threading.Lock()
+        self._numbers = count(1)
+        self._unanswered: dict[int, Future[Any]] = {}
+        self._pool = ThreadPoolExecutor(MAX_CALLS, "engine-calls")
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        """Send a message."""
+        self.send(0, name, arguments)
+
+    def call(self, name: str, *arguments: Any, seconds: float | None = CALL_SECONDS) -> Any:
+        """Return the other end's answer to a call; raises its error, and Unavailable without one in `seconds`."""
+        number = next(self._numbers)
+        future = self._unanswered[number] = Future()
+        try:
+            self.send(number, name, arguments)
+            return future.result(seconds)
+        except TimeoutError:
+            raise Unavailable(f"The engine's process has not answered in {seconds:g} seconds: try again.") from None
+        finally:
+            self._unanswered.pop(number, None)
+
+    def serve(self) -> None:
+        """Take what the other end sends until it has closed the connection or is gone."""
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    self._receive(*self._connection.recv())
+        finally:
+            with self._sending:
+                self._connection.close()
+            for future in list(self._unanswered.values()):
+                future.set_exception(Unavailable(self._gone))
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _receive(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
+        if number:
+            self._pool.submit(self._answer, number, self._calls[name], arguments)
+            return
+        try:
+            self._messages[name](*arguments)
+        except Exception:
+            log.exception("a message of the engine's process could not be taken")
+
+    def _answer(self, number: int, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            answer, error = call(*arguments), None
+        except Exception as raised:
+            answer, error = None, without_frames(as_soup_error(raised))
+        with suppress(Unavailable):  # nobody waits for it
+            self.tell(_ANSWER, number, answer, error)
+
+    def _take_answer(self, number: int, answer: Any, error: Exception | None) -> None:
+        future = self._unanswered.pop(number, None)
+        if future is None:  # too late
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(answer)
+
+    def send(self, *message: Any) -> None:
+        """Send values; the first ones of a connection are taken before the other end serves it."""
+        try:
+            with self._sending:
+                self._connection.send(message)
+        except OSError:
+            raise Unavailable(self._gone) from None

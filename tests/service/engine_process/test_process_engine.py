@@ -1,0 +1,315 @@
+"""The engine's process: the same answers as in this one, the same errors, and what its end means for requests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from registry.adapters.loadable import LoadableAdapter
+from registry.adapters.weights import load_tensors
+from registry.errors import Busy, Cancelled, Internal, InvalidParameter, InvalidPrompt, NotFound, Unavailable
+from service.engine import Delta, GenerateRequest, SamplingParams, ScoreRequest
+from service.engine.request import RequestTimeline, timeline_observer
+from service.engine_process import client
+from service.engine_process.client import ProcessEngine
+from service.engine_process.plan import plan_of
+from tests.service.cluster import until
+from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
+
+pytestmark = pytest.mark.slow
+
+PARAMS = SamplingParams(max_tokens=6, temperature=0.0)
+ENDLESS = SamplingParams(max_tokens=50, n=64, temperature=1.0)
+TEXTS = ["a soup of law and style", "the court held", "b"]
+
+
+@pytest.fixture(scope="module")
+def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A server whose engine is in this process."""
+    folder = tmp_path_factory.mktemp("world")
+    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
+    for world in open_world(folder / "data", bases, pages=False):
+        world.push("team/a", seed=1)
+        world.push("team/b", seed=2)
+        yield world
+
+
+@contextmanager
+def process_engine(world: World, **settings: Any) -> Iterator[ProcessEngine]:
+    """The engine of the same settings, in a process."""
+    plan = plan_of(world.runtime.settings)
+    limits = replace(plan.limits, **settings)
+    engine = ProcessEngine(world.runtime.bases.allowed, plan.model_copy(update={"limits": limits}))
+    try:
+        engine.start([BASE_ID]).result(120)
+        yield engine
+    finally:
+        engine.stop(drain=0.0, patience=10.0)
+
+
+@pytest.fixture(scope="module")
+def engine(world: World) -> Iterator[ProcessEngine]:
+    with process_engine(world, max_requests=4) as engine:
+        yield engine
+
+
+def stored(world: World, ref: str) -> LoadableAdapter:
+    from registry.names import parse_ref
+    from registry.stored.adapters import loadable
+
+    with world.registry.database.read() as catalogue:
+        return loadable(catalogue.adapters.resolve(None, parse_ref(ref)), world.registry.blobs)
+
+
+def in_memory(world: World, seed: int) -> LoadableAdapter:
+    """An adapter that only this process has, as a mixture in a request."""
+    data = adapter_weights(world.runtime, seed=seed)
+    return LoadableAdapter(f"sha256:{seed:064x}", CONFIG, lambda: load_tensors(data), len(data))
+
+
+@dataclass
+class Heard:
+    """What a request told its listeners."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    ends: list[tuple[int, int]] = field(default_factory=list)
+    stepped: threading.Event = field(default_factory=threading.Event)
+
+    def listeners(self) -> dict[str, Any]:
+        return {
+            "on_token": self.deltas.append,
+            "on_step": self.stepped.set,
+            "on_end": lambda *counts: self.ends.append(counts),
+        }
+
+
+def idle(engine: ProcessEngine) -> bool:
+    return not engine.counters()["requests"]
+
+
+def test_it_generates_what_an_engine_in_this_process_does(world: World, engine: ProcessEngine) -> None:
+    """With a stored adapter, with one that only the server has, and with the base model alone."""
+    for adapter in (None, stored(world, "team/a"), in_memory(world, 5), stored(world, "team/b"), in_memory(world, 6)):
+        heard = Heard()
+        asked = GenerateRequest(BASE_ID, (1, 2, 3), adapter, replace(PARAMS, n=2, logprobs=1, prompt_logprobs=True))
+        expected = world.runtime.engine.generate(asked)
+        answer = engine.generate(replace(asked, **heard.listeners()))
+        assert replace(answer, reused=expected.reused) == expected
+        for number, choice in enumerate(answer.choices):
+            mine = [delta for delta in heard.deltas if delta.index == number]
+            assert tuple(delta.token_id for delta in mine) == choice.token_ids
+            assert "".join(delta.text for delta in mine) == choice.text
+        assert heard.ends == [(3, len(heard.deltas))]
+
+
+def test_it_scores_and_embeds_what_an_engine_in_this_process_does(world: World, engine: ProcessEngine) -> None:
+    for adapter in (None, stored(world, "team/a"), in_memory(world, 7)):
+        assert engine.score(BASE_ID, TEXTS, adapter) == world.runtime.engine.score(BASE_ID, TEXTS, adapter)
+    for mine, expected in zip(engine.embed(BASE_ID, TEXTS), world.runtime.engine.embed(BASE_ID, TEXTS), strict=True):
+        assert np.array_equal(mine.vector, expected.vector)
+        assert (mine.nll, mine.tokens) == (expected.nll, expected.tokens)
+
+
+def test_progress_counts_texts(engine: ProcessEngine) -> None:
+    progress: list[tuple[int, int]] = []
+    engine.score(BASE_ID, TEXTS * 300, progress=lambda *done: progress.append(done))
+    assert progress == sorted(progress)
+    assert all(total == 900 for _, total in progress)
+
+
+def test_an_answer_follows_its_schema(world: World, engine: ProcessEngine) -> None:
+    asked = GenerateRequest(BASE_ID, (5,), params=replace(PARAMS, max_tokens=30), schema='{"enum":["left","right"]}')
+    [choice] = engine.generate(asked).choices
+    assert choice.text in ('"left"', '"right"')
+    with pytest.raises(InvalidParameter):
+        engine.generate(replace(asked, schema='{"type":"string","pattern":"("}'))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"prompt": ()}, InvalidPrompt),
+        ({"params": replace(PARAMS, max_tokens=5000)}, InvalidParameter),
+        ({"base_id": "another"}, NotFound),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_before_it_is_queued(
+    world: World, engine: ProcessEngine, change: dict[str, Any], error: type[Exception]
+) -> None:
+    heard = Heard()
+    asked = GenerateRequest(BASE_ID, (1, 2), params=PARAMS, **heard.listeners())
+    with pytest.raises(error) as mine:
+        engine.submit_all([asked, replace(asked, **change)])
+    with pytest.raises(error) as expected:
+        world.runtime.engine.submit_all([asked, replace(asked, **change)])
+    assert str(mine.value) == str(expected.value)
+    assert (heard.deltas, heard.ends) == ([], [(0, 0)] * 4)
+
+
+def test_bytes_of_another_digest_are_an_error(world: World, engine: ProcessEngine) -> None:
+    mixed = replace(stored(world, "team/a"), digest="sha256:" + "9" * 64)
+    with pytest.raises(Internal, match="not those of its digest"):
+        engine.generate(GenerateRequest(BASE_ID, (1, 2), mixed, PARAMS))
+
+
+def test_an_adapter_that_cannot_be_loaded_says_why(engine: ProcessEngine) -> None:
+    def load() -> Any:
+        raise Unavailable("Its ingredients are gone.")
+
+    broken = LoadableAdapter("sha256:" + "8" * 64, CONFIG, load, 100)
+    with pytest.raises(Unavailable, match="ingredients are gone"):
+        engine.generate(GenerateRequest(BASE_ID, (1, 2), broken, PARAMS))
+
+
+def test_a_cancelled_request_is_dropped_and_told_of_once(engine: ProcessEngine) -> None:
+    heard, before = Heard(), engine.counters()["requests_cancelled_total"]
+    ticket = engine.submit(GenerateRequest(BASE_ID, (1, 2, 3), params=ENDLESS, **heard.listeners()))
+    assert heard.stepped.wait(60)
+    assert ticket.cancel()
+    until(lambda: heard.ends)
+    assert idle(engine)
+    assert engine.counters()["requests_cancelled_total"] == before + 1
+    assert heard.ends == [(3, len(heard.deltas))]
+
+
+def test_a_score_that_should_stop_is_cancelled(engine: ProcessEngine) -> None:
+    asked = iter([False])
+    with pytest.raises(Cancelled):
+        engine.score(BASE_ID, ["a soup of law " * 40] * 200, should_stop=lambda: next(asked, True))
+    until(lambda: idle(engine))
+
+
+def test_a_full_engine_is_busy_and_those_who_are_patient_wait(engine: ProcessEngine) -> None:
+    tickets = engine.submit_all([GenerateRequest(BASE_ID, (1, 2), params=ENDLESS)] * 4)
+    with pytest.raises(Busy, match="its limit is 4 requests"):
+        engine.check_admission(None)
+    with pytest.raises(Busy) as busy:
+        engine.submit(ScoreRequest(BASE_ID, ((1, 2),)))
+    assert busy.value.retry_after >= 1
+    threading.Timer(0.0, lambda: [ticket.cancel() for ticket in tickets]).start()
+    assert engine.score(BASE_ID, ["a soup"], patient=True)[0].tokens > 0
+
+
+def test_whoever_observes_requests_gets_the_times_of_the_process(engine: ProcessEngine) -> None:
+    timelines: list[RequestTimeline] = []
+    token = timeline_observer.set(timelines.append)
+    try:
+        engine.generate(GenerateRequest(BASE_ID, (1, 2, 3), params=PARAMS))
+        engine.score(BASE_ID, ["a soup"])
+    finally:
+        timeline_observer.reset(token)
+    generated, scored = timelines
+    assert (generated.status, generated.prompt_tokens, generated.generated_tokens) == ("finished", 3, 6)
+    assert generated.started_at is not None
+    assert generated.first_token_at is not None
+    assert generated.arrived_at <= generated.started_at <= generated.first_token_at <= generated.ended_at
+    assert (scored.status, scored.first_token_at) == ("finished", None)
+    assert scored.started_at is not None
+
+
+def test_its_figures_are_those_of_an_engine(world: World, engine: ProcessEngine) -> None:
+    assert engine.counters().keys() == world.runtime.engine.counters().keys()
+    engine.generate(GenerateRequest(BASE_ID, (1, 2), params=PARAMS))
+    assert engine.loaded_bases() == (BASE_ID,)
+    assert engine.is_packed(BASE_ID) is world.runtime.engine.is_packed(BASE_ID)
+    assert engine.seconds_since_pass(BASE_ID) < 60
+    assert engine.seconds_since_pass("another") > 1e9
+    assert engine.adapter_totals()["base"].generated_tokens >= 6
+
+
+# --- its end ----------------------------------------------------------------------------------------
+
+
+def is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_requests_of_a_killed_process_end_with_one_error_and_another_process_serves_the_next(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every stream is whole, or a beginning of what this adapter says and the error. Until then nothing is taken."""
+    refs = ("team/a", "team/b", None)
+    asked = [
+        GenerateRequest(BASE_ID, (1, 2, 3), None if ref is None else stored(world, ref), replace(PARAMS, max_tokens=50))
+        for ref in refs
+    ]
+    expected = [world.runtime.engine.generate(one).choices[0] for one in asked]
+    with process_engine(world) as engine:
+        for pause in (0.01, 1000.0):
+            monkeypatch.setattr(client, "FIRST_PAUSE", pause / 2)
+            monkeypatch.setattr(client, "MAX_PAUSE", pause)
+            heard = [Heard() for _ in asked]
+            requests = [replace(one, **told.listeners()) for one, told in zip(asked, heard, strict=True)]
+            endless = GenerateRequest(BASE_ID, (4, 5), params=ENDLESS)
+            scoring = ScoreRequest(BASE_ID, ((1, 2, 3),) * 2000)
+            *tickets, unfinished, _ = engine.submit_all([*requests, endless, scoring])
+            assert heard[-1].stepped.wait(60)
+            kill(engine)
+            with pytest.raises(Unavailable, match="ended before the answer was complete"):
+                unfinished.result(60)
+            for ticket, told, whole in zip(tickets, heard, expected, strict=True):
+                error = ticket.exception(60)
+                tokens = tuple(delta.token_id for delta in told.deltas)
+                assert tokens == whole.token_ids[: len(tokens)]
+                assert isinstance(error, Unavailable) or (error is None and tokens == whole.token_ids)
+                assert told.ends == [(3 if tokens else 0, len(tokens))]
+            if pause < 1:
+                until(lambda: not engine.preloading)
+                assert [engine.generate(one).choices[0] for one in asked] == expected
+        assert_away(engine)
+
+
+def kill(engine: ProcessEngine) -> None:
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+
+
+def assert_away(engine: ProcessEngine) -> None:
+    """It says that its process is started again, and has no figures."""
+    until(lambda: engine.pid is None)
+    assert engine.preloading
+    heard = Heard()
+    for call in (
+        lambda: engine.submit(GenerateRequest(BASE_ID, (1,), **heard.listeners())),
+        lambda: engine.check_admission(None),
+        engine.counters,
+    ):
+        with pytest.raises(Unavailable, match="started again"):
+            call()
+    assert heard.ends == [(0, 0)]
+    assert (engine.loaded_bases(), engine.is_packed(BASE_ID)) == ((), None)
+
+
+def test_a_stop_ends_requests_and_the_process(engine: ProcessEngine) -> None:
+    """The last test of the module's engine."""
+    pid, heard = engine.pid, Heard()
+    assert pid is not None
+    long = GenerateRequest(BASE_ID, (1, 2), params=replace(ENDLESS, n=1024), **heard.listeners())
+    ticket = engine.submit(long)
+    assert heard.stepped.wait(60)
+    assert engine.stop(drain=0.0, patience=30.0)
+    with pytest.raises(Unavailable, match="shutting down"):
+        ticket.result(0)
+    assert heard.ends == [(2, len(heard.deltas))]
+    assert not Path(f"/proc/{pid}").exists()
+    with pytest.raises(Unavailable, match="shutting down"):
+        engine.submit(long)
+
+
+def test_a_start_that_fails_says_why_and_leaves_no_process(world: World) -> None:
+    plan = plan_of(world.runtime.settings)
+    gone = plan.model_copy(update={"blobs": plan.blobs.model_copy(update={"folder": Path("/no/blobs")})})
+    engine = ProcessEngine(world.runtime.bases.allowed, gone)
+    with pytest.raises(Unavailable, match="/no/blobs"):
+        engine.start([BASE_ID]).result(120)
+    engine.stop(drain=0.0, patience=10.0)
+    assert engine.pid is None
