@@ -417,16 +417,6 @@ def test_an_identity_is_no_admin_that_stays(lasting: LittleIssuer, database: Dat
         assert catalogue.keys.admins() == []
 
 
-def test_revoked_here_is_revoked_for_good(lasting: LittleIssuer, database: Database, tmp_path: Path) -> None:
-    known = identities(lasting, database, tmp_path)
-    id = known.principal(lasting.token("law-team")).key_id
-    with database.write() as catalogue:
-        catalogue.keys.revoke(id)
-    with pytest.raises(Unauthenticated, match="revoked"):
-        known.principal(lasting.token("soup-admins"))
-    assert known.principal(lasting.token("law-team", sub="u-2")).key_id != id
-
-
 def test_tokens_that_bring_nothing_or_are_refused_make_no_row(
     lasting: LittleIssuer, database: Database, tmp_path: Path
 ) -> None:

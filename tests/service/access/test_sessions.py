@@ -94,18 +94,6 @@ def test_signing_in_again_ends_the_session_before_and_no_other(sessions, databas
     sessions.begin(others, "r", instead_of="x" * 43)
 
 
-def test_a_revoked_key_ends_its_sessions_at_once(sessions, database, watch, key) -> None:
-    secret, key_id = key()
-    token, _ = sessions.begin(secret, "r")
-    with database.write() as catalogue:
-        catalogue.keys.revoke(key_id)
-    assert refused(sessions, token) == "This key is unknown or revoked."
-    watch.write(last=True)
-    with database.read() as catalogue:
-        told = catalogue.audit.list(None, action="key.refuse", limit=1, cursor=None).rows[0]
-    assert (told.subject, told.detail) == (key_id, {"reason": "revoked", "count": 1})
-
-
 def test_a_key_that_expires_ends_its_sessions(database, watch, key) -> None:
     moment = datetime.now(UTC)
     secret, _ = key(expires_at=moment + timedelta(minutes=5))

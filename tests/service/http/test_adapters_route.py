@@ -78,12 +78,6 @@ def test_of_two_changes_to_what_was_read_one_is_refused(world: World) -> None:
     assert get(world, "acme/raced").json()["domain"] == "one"
 
 
-@pytest.mark.parametrize("body", [{"domain": ""}, {"name": "acme/x"}, {"digest": "x"}, {"card": {"tags": ["A"]}}, []])
-def test_what_may_not_change(world: World, body: Any) -> None:
-    world.push("acme/fixed")
-    assert world.client.patch("/v1/adapters/acme/fixed", json=body).status_code == 400
-
-
 def test_a_domain_that_changes_refits_its_pools_and_only_these(world: World) -> None:
     world.push("pools/law", seed=1, sample=vectors(world))
     world.push("elsewhere/law", seed=2, sample=vectors(world, 1))
@@ -236,47 +230,6 @@ def test_files_that_are_not_there(world: World, name: str) -> None:
 
 
 # --- listing --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def shelf(world: World) -> list[str]:
-    """Adapters of one namespace, oldest first."""
-    made = []
-    for number in range(7):
-        card = {"tags": ["even"] if number % 2 == 0 else ["odd"], "description": "Straße" if number == 3 else ""}
-        domain = "law" if number < 3 else "code"
-        made.append(world.push(f"shelf/a{number}", seed=number, domain=domain, card=card)["ref"])
-    return made
-
-
-def listed(world: World, headers: dict[str, str], **query: Any) -> list[str]:
-    """Every page of a listing."""
-    found, cursor = [], None
-    while True:
-        params = {**query, **({} if cursor is None else {"cursor": cursor})}
-        page = world.client.get("/v1/adapters", params=params, headers=headers).json()
-        found += [row["ref"] for row in page["data"]]
-        cursor = page["next_cursor"]
-        assert len(page["data"]) <= query["limit"]
-        if cursor is None:
-            return found
-
-
-def test_filters_and_pages(world: World, shelf: list[str]) -> None:
-    headers = world.headers(world.key(["read"], ["shelf"]))
-    newest = list(reversed(shelf))
-
-    def found(**query: Any) -> list[str]:
-        return listed(world, headers, limit=3, **query)
-
-    assert found() == newest
-    assert found(domain="law") == newest[4:]
-    assert found(tag="even") == newest[::2]
-    assert found(tag="even", domain="law") == ["shelf/a2@1", "shelf/a0@1"]
-    assert found(q="STRASSE") == ["shelf/a3@1"]
-    assert found(tag=["even", "odd"]) == []
-    assert found(name="a5") == found(name="shelf/a5") == found(namespace="shelf", q="a5") == ["shelf/a5@1"]
-    assert found(method="bottleneck", base_model=BASE_ID, kind="adapter") == newest
 
 
 @pytest.mark.parametrize(

@@ -45,13 +45,6 @@ def test_up_and_down(world: World) -> None:
     assert (part.status_code, part.content) == (206, data[100:200])
 
 
-def test_a_body_in_chunks_without_a_length(world: World) -> None:
-    pieces = [b"a" * 700_000, b"b" * 700_000, b"c"]
-    digest = sha256_digest(b"".join(pieces))
-    assert world.client.put(f"/v1/blobs/{digest}", content=iter(pieces)).status_code == 201
-    assert world.client.get(f"/v1/blobs/{digest}").content == b"".join(pieces)
-
-
 def test_a_wrong_digest_leaves_nothing(world: World) -> None:
     before = stored_files(world)
     digest = sha256_digest(b"expected")

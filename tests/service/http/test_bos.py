@@ -64,14 +64,6 @@ def scored(world: World, prompt: Any, **body: Any) -> Any:
     return found["choices"][0]["logprobs"]
 
 
-def test_a_completion_is_the_same_with_a_bos_of_its_own(world: World) -> None:
-    plain, own = (
-        post(world, "/v1/completions", prompt=prompt, temperature=0, max_tokens=8) for prompt in (TEXT, BOS + TEXT)
-    )
-    assert own["choices"] == plain["choices"]
-    assert own["usage"] == plain["usage"]
-
-
 def test_the_first_token_of_a_text_has_the_probability_that_follows_the_bos(world: World) -> None:
     ids = post(world, "/tokenize", prompt=TEXT)["tokens"]
     assert ids[0] == 0
@@ -84,24 +76,6 @@ def test_the_first_token_of_a_text_has_the_probability_that_follows_the_bos(worl
     assert text["token_logprobs"][0] < 0
     total = post(world, "/v1/perplexity", texts=[TEXT])["texts"][0]["nll"]
     assert -sum(text["token_logprobs"]) == pytest.approx(total, rel=1e-5)
-
-
-def test_token_ids_and_text_give_the_same_figures(world: World) -> None:
-    """With the BOS in both, and in neither."""
-    bare = post(world, "/tokenize", prompt=TEXT, add_special_tokens=False)["tokens"]
-    assert scored(world, BOS + TEXT) == scored(world, [0, *bare])
-    without = scored(world, TEXT, add_special_tokens=False)
-    assert without == scored(world, bare) == scored(world, bare, add_special_tokens=False)
-    assert without["token_logprobs"][0] is None
-    assert without["token_logprobs"][1:] != scored(world, TEXT)["token_logprobs"][1:]
-
-
-@pytest.mark.parametrize("text", [TEXT, LONG])
-def test_the_perplexity_of_a_text_does_not_change_with_its_bos(world: World, text: str) -> None:
-    found = post(world, "/v1/perplexity", texts=[text, BOS + text])["texts"]
-    assert [one["tokens"] for one in found] == [found[0]["tokens"]] * 2
-    assert found[1]["nll"] == found[0]["nll"]
-    assert found[1]["windows"] == found[0]["windows"]
 
 
 def test_a_text_of_nothing_but_the_bos_has_no_token_to_score(world: World) -> None:

@@ -111,9 +111,3 @@ def test_the_template_brings_its_own_bos(world: World) -> None:
         assert chat(world, "tiny", add_special_tokens=special)["usage"]["prompt_tokens"] == len(
             world.runtime.bases["tiny"].text.tokenize(PROMPT, bos=False)
         )
-
-
-def test_its_text_is_in_the_tokenizers_description(world: World, soup: str) -> None:
-    for query in ({}, {"model": soup}):
-        info = world.client.get("/tokenizer_info", params=query).json()
-        assert info["chat_template"] == TEMPLATE

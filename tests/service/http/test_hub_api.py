@@ -101,14 +101,6 @@ class TestFiles:
         folder = acme.client.get("/api/models/acme/law/tree/main/onnx")
         assert (folder.status_code, folder.headers["x-error-code"]) == (404, "EntryNotFound")
 
-    def test_ranges(self, acme: World) -> None:
-        whole = lora_weights(acme, seed=1)
-        part = resolve(acme, f"main/{WEIGHTS}", range="bytes=100-199")
-        assert (part.status_code, part.content) == (206, whole[100:200])
-        assert part.headers["content-range"] == f"bytes 100-199/{len(whole)}"
-        same = resolve(acme, f"main/{WEIGHTS}", **{"if-none-match": part.headers["etag"]})
-        assert (same.status_code, same.headers["x-repo-commit"]) == (304, part.headers["x-repo-commit"])
-
     @pytest.mark.parametrize(
         "name",
         [

@@ -21,7 +21,7 @@ from registry.spec import AdapterConfig, BaseEntry
 from service.settings import Settings
 from tests.adaptersoup.cli.outcome import refused
 from tests.service.http.stock import cook_soup
-from tests.service.hub_session import HubError, HubSession
+from tests.service.hub_session import HubSession
 from tests.service.lora_pushes import lora_weights, push_lora
 from tests.service.servers import Live, World, open_live, open_world, serving, write_bases
 
@@ -134,22 +134,6 @@ def test_lists_over_pages(hub: HubSession) -> None:
     assert names(sort="created_at") == names()
 
 
-def test_what_is_not_there_and_what_is_foreign_are_the_same(hub: HubSession) -> None:
-    told = []
-    for repository in ("foreign/secret", "acme/nothing", "Qwen/Qwen3-0.6B"):
-        for call, arguments in (
-            ("model_info", {}),
-            ("snapshot_download", {}),
-            ("list_repo_refs", {}),
-            ("hf_hub_download", {"filename": CONFIG}),
-        ):
-            with pytest.raises(HubError) as caught:
-                hub.ask(call, repo_id=repository, **arguments)
-            assert caught.value.kind == "RepositoryNotFoundError", (repository, call, str(caught.value))
-        told.append(hub.ask("file_exists", repo_id=repository, filename=CONFIG))
-    assert told == [False, False, False]
-
-
 def test_who_a_key_is(hub: HubSession) -> None:
     told = hub.ask("whoami")
     assert [one["name"] for one in told["orgs"]] == ["acme"]
@@ -162,22 +146,6 @@ def test_a_download_that_broke_off_goes_on(law: World, live: Live, hub: HubSessi
     url = f"{live.url}/acme/law/resolve/main/{WEIGHTS}"
     assert hub.ask("resumed", url=url, have=1000, path=str(file), size=len(whole)) == len(whole)
     assert file.read_bytes() == whole
-
-
-def test_a_commit_before_the_card_changed_has_the_files_that_stay(law: World, hub: HubSession, tmp_path: Path) -> None:
-    """What is in a cache under a commit stays true of it, and what is downloaded anew has none of the newer card."""
-    cached = Path(hub.ask("snapshot_download", repo_id="acme/news"))
-    changed = law.client.patch("/v1/adapters/acme/news", json={"card": {"description": "Corrected."}, "domain": "news"})
-    assert changed.status_code == 200
-    card = Path(hub.ask("hf_hub_download", repo_id="acme/news", filename=CARD))
-    assert ("Corrected." in card.read_text(), card.parent.name != cached.name) == (True, True)
-    checked = hub.ask("verify_repo_checksums", repo_id="acme/news", revision=cached.name)
-    assert (checked["mismatches"], checked["missing_paths"]) == ([], [])
-    assert (checked["checked_count"], checked["extra_paths"]) == (2, [CARD, "soup.json"])
-    anew = Path(hub.ask("snapshot_download", repo_id="acme/news", revision=cached.name, cache_dir=str(tmp_path)))
-    assert {one.name: one.read_bytes() for one in anew.iterdir()} == {
-        name: (cached / name).read_bytes() for name in (CONFIG, WEIGHTS)
-    }
 
 
 SAID = {

@@ -123,15 +123,6 @@ class TestRotation:
         assert status(world, new["secret"], "/v1/keys") == 200
 
 
-def test_when_a_key_was_last_used_is_told(world: World) -> None:
-    key = make(world)
-    assert key["last_used_at"] is None
-    status(world, key["secret"])
-    world.runtime.key_watch.write(last=True)
-    (found,) = [one for one in world.client.get("/v1/keys").json()["data"] if one["id"] == key["id"]]
-    assert abs(datetime.fromisoformat(found["last_used_at"]) - datetime.now(UTC)) < timedelta(minutes=5)
-
-
 class TestPostgreSQL:
     DATABASES = ("postgresql",)  # where transactions run beside each other
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from service.access.keys import new_secret, secret_sha256
 from tests.postgres import KINDS
 from tests.service.answers import answered, refusal
 from tests.service.servers import World
@@ -69,21 +68,6 @@ def ahead(**gap: float) -> str:
     return (datetime.now(UTC) + timedelta(**gap)).isoformat()
 
 
-def test_a_key_that_expired_is_refused_and_says_so(world: World) -> None:
-    end = ahead(days=1)
-    made = make(world, expires_at=end).json()
-    assert datetime.fromisoformat(made["expires_at"]) == datetime.fromisoformat(end)
-    assert world.client.get("/v1/adapters", headers=world.headers(made["secret"])).status_code == 200
-    secret = new_secret()
-    with world.runtime.database.write() as catalogue:
-        catalogue.keys.add(
-            "old", secret_sha256(secret), namespaces=None, scopes={"read"}, prefix=secret[:12],
-            expires_at=datetime(2020, 2, 3, tzinfo=UTC),
-        )  # fmt: skip
-    answer = world.client.get("/v1/adapters", headers=world.headers(secret))
-    assert "This key expired on 2020-02-03" in refusal(answer, 401)
-
-
 def test_the_last_admin_key_of_all_namespaces_that_lasts_is_not_revoked(world: World) -> None:
     lasting = [
         one["id"] for one in world.client.get("/v1/keys").json()["data"]
@@ -126,11 +110,6 @@ def test_a_key_that_expires_makes_none_that_outlive_it(world: World) -> None:
 )
 def test_a_bad_key_is_refused(world: World, body: dict[str, Any]) -> None:
     assert make(world, **body).status_code == 400
-
-
-def test_namespaces_must_be_said(world: World) -> None:
-    answer = world.client.post("/v1/keys", json={"name": "k", "scopes": ["read"]})
-    assert answer.json()["error"]["message"] == "Field 'namespaces' is missing."
 
 
 def test_an_admin_of_some_namespaces_cannot_reach_beyond_them(world: World) -> None:

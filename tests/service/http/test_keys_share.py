@@ -97,20 +97,6 @@ def test_a_stream_says_it_with_its_usage(world: World, prompt: list[int]) -> Non
     assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 39}
 
 
-def test_a_conversation_goes_on_where_it_was(world: World) -> None:
-    messages = [{"role": "user", "content": "What do you cook?"}]
-    asked = {"model": "tiny", "max_tokens": 4, "temperature": 0}
-    first = world.client.post("/v1/chat/completions", json={**asked, "messages": messages}).json()
-    assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    messages += [{"role": "assistant", "content": "Soup."}, {"role": "user", "content": "Which?"}]
-    whole = world.client.post("/v1/chat/completions", json={**asked, "messages": messages}).json()["usage"]
-    assert 16 <= whole["prompt_tokens_details"]["cached_tokens"] < whole["prompt_tokens"]
-    body = {**asked, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
-    answer = world.client.post("/v1/chat/completions", json=body)
-    usage = json.loads(answer.text.strip().split("\n\n")[-2].removeprefix("data: "))["usage"]
-    assert usage["prompt_tokens_details"]["cached_tokens"] == whole["prompt_tokens"] - 1
-
-
 def test_the_metrics_tell_what_is_kept(world: World, prompt: list[int]) -> None:
     cached(world, prompt, world.admin)
     cached(world, prompt, world.admin)

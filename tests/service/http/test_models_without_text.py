@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from registry.adapters import attached, expected_tensors, from_tensors
+from registry.adapters import expected_tensors
 from registry.adapters.weights import save_tensors
-from registry.base_model import LoadedBase
-from registry.base_model.likelihood import score_windows
 from registry.spec import (
     AdapterConfig,
     BankConfig,
@@ -25,7 +23,6 @@ from registry.spec import (
     PrefixConfig,
     UnionConfig,
 )
-from service.engine.text_calls import text_windows
 from tests.service.answers import answered, refusal
 from tests.service.engine.test_two_bases import finish
 from tests.service.passages import passages
@@ -156,15 +153,6 @@ def test_an_encoder_is_ready_and_embeds(world: World) -> None:
     assert "without adapters only" in refusal(post(world, "/v1/embeddings", model="lab/bert", input=TEXT))
 
 
-def test_what_is_stored_comes_back_to_the_bit(world: World) -> None:
-    for name, (base_id, config, _) in STORED.items():
-        found = world.client.get(f"/v1/adapters/{name}/files/adapter_model.safetensors")
-        assert found.content == save_tensors(tensors_of(world, base_id, config))
-        detail = world.client.get(f"/v1/adapters/{name}").json()
-        assert detail["config"] == config.model_dump(mode="json")
-        assert detail["sample_state"] == "ready", "embedded, of an encoder too"
-
-
 # --- pools and soups ------------------------------------------------------------------------------
 
 
@@ -208,28 +196,7 @@ def test_a_soup_of_task_adapters_is_not_verified_either(world: World) -> None:
     assert "answers with a head" in refusal(post(world, "/v1/completions", model="lab/task-soup", prompt="x"))
 
 
-def test_the_merge_of_a_bank_is_served(world: World) -> None:
-    recipe = {"ingredients": [{"ref": "lab/bank", "weight": 1}]}
-    merged = answered(post(world, "/v1/soups", recipe=recipe, wait=100), 201)["model"]
-    assert post(world, "/v1/completions", model=merged, prompt=TEXT, max_tokens=3).status_code == 200
-
-
 # --- served ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", SERVED)
-def test_perplexity_is_that_of_the_adapter_by_itself(world: World, base: LoadedBase, name: str) -> None:
-    texts = [TEXT, TEXT * 20]
-    answer = post(world, "/v1/perplexity", model=name, texts=texts, baseline="tiny")
-    assert answer.status_code == 200, answer.text
-    config = SERVED[name]
-    windows = [window for text in texts for window in text_windows(base, text, config)]
-    with attached(base.model, from_tensors(config, base.shape, tensors_of(world, "tiny", config))):
-        nll = sum(score_windows(base.model, windows, max_tokens=512, pad_id=0))
-    tokens = sum(window.scored for window in windows)
-    assert answer.json()["tokens"] == tokens
-    assert answer.json()["mean_nll"] == pytest.approx(nll / tokens, rel=1e-4)
-    assert answer.json()["baseline"]["mean_nll"] != pytest.approx(nll / tokens, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", SERVED)

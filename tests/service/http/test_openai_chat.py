@@ -44,45 +44,9 @@ def test_the_template_makes_the_prompt(live: Live, openai_client: Any) -> None:
     assert chat.usage.prompt_tokens == len(ids)
 
 
-def test_a_stream_says_what_the_whole_says(openai_client: Any) -> None:
-    ask: dict[str, Any] = {"model": "chatty", "messages": HELLO, "seed": 5, "max_tokens": 8, "n": 2}
-    whole = openai_client.chat.completions.create(**ask)
-    text, reasons = ["", ""], [None, None]
-    chunks = list(openai_client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
-    for chunk in chunks[:-1]:
-        (choice,) = chunk.choices
-        text[choice.index] += choice.delta.content or ""
-        reasons[choice.index] = choice.finish_reason or reasons[choice.index]
-    assert text == [choice.message.content for choice in whole.choices]
-    assert reasons == [choice.finish_reason for choice in whole.choices]
-    assert [chunk.choices[0].delta.role for chunk in chunks[:2]] == ["assistant", "assistant"]
-    assert (chunks[-1].usage, chunks[-1].choices) == (whole.usage, [])
-    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
-
-
 def test_without_a_limit_the_answer_may_fill_the_context(openai_client: Any) -> None:
     answer = openai_client.chat.completions.create(model="chatty", messages=HELLO[1:], seed=1)
     assert answer.choices[0].finish_reason == "stop" or answer.usage.total_tokens == 64
-
-
-def test_logprobs(openai_client: Any) -> None:
-    ask: dict[str, Any] = {
-        "model": "chatty", "messages": HELLO, "temperature": 0, "max_completion_tokens": 5, "logprobs": True,
-    }  # fmt: skip
-    (whole,) = openai_client.chat.completions.create(**ask, top_logprobs=2).choices
-    assert len(whole.logprobs.content) == 5
-    for token in whole.logprobs.content:
-        assert len(token.top_logprobs) == 2
-        assert token.top_logprobs[0].logprob == token.logprob
-    joined = b"".join(bytes(token.bytes) for token in whole.logprobs.content).decode("utf-8", "replace")
-    assert joined.startswith(whole.message.content.rstrip("\N{REPLACEMENT CHARACTER}"))
-    streamed = []
-    for chunk in openai_client.chat.completions.create(**ask, top_logprobs=2, stream=True):
-        if chunk.choices[0].logprobs is not None:
-            streamed += chunk.choices[0].logprobs.content or []
-    assert streamed == whole.logprobs.content
-    (none,) = openai_client.chat.completions.create(**ask).choices
-    assert none.logprobs.content[0].top_logprobs == []
 
 
 def test_parts_of_text_are_one_text(openai_client: Any) -> None:

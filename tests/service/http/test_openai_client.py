@@ -56,12 +56,6 @@ def test_every_way_to_name_a_model(openai_client: Any, soup: dict[str, Any], for
     assert openai_client.models.retrieve(name).id == name.removeprefix("base/")
 
 
-def test_models_are_listed(openai_client: Any, soup: dict[str, Any]) -> None:
-    ids = [model.id for model in openai_client.models.list()]
-    assert ids[0] == "tiny"
-    assert "team/cooking" in ids
-
-
 def test_a_stream_says_what_the_whole_says(openai_client: Any, soup: dict[str, Any]) -> None:
     ask: dict[str, Any] = {"model": "team/cooking", "prompt": PROMPT, "temperature": 0.7, "seed": 7, "max_tokens": 12}
     whole = openai_client.completions.create(**ask)
@@ -76,33 +70,6 @@ def test_a_stream_says_what_the_whole_says(openai_client: Any, soup: dict[str, A
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_several_prompts_times_n(openai_client: Any) -> None:
-    ask: dict[str, Any] = {"model": "tiny", "prompt": ["Heat the oil", "The court"], "n": 2, "seed": 1, "max_tokens": 6}
-    whole = openai_client.completions.create(**ask)
-    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
-    assert whole.choices[0].text != whole.choices[1].text
-    streamed, finished = ["", "", "", ""], []
-    for chunk in openai_client.completions.create(**ask, stream=True):
-        (choice,) = chunk.choices
-        streamed[choice.index] += choice.text
-        finished += [choice.index] if choice.finish_reason else []
-    assert streamed == [choice.text for choice in whole.choices]
-    assert sorted(finished) == [0, 1, 2, 3]
-
-
-def test_token_ids_are_taken_as_they_are(live: Live, openai_client: Any) -> None:
-    ids = ids_of(live, PROMPT)
-    assert ids[0] == 0  # BOS
-    ask: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 6}
-    by_text = openai_client.completions.create(prompt=PROMPT, **ask)
-    by_ids = openai_client.completions.create(prompt=ids, **ask)
-    assert by_ids.choices[0].text == by_text.choices[0].text
-    assert by_ids.usage == by_text.usage
-    several = openai_client.completions.create(prompt=[ids, ids[1:]], **ask)
-    assert several.choices[0].text == by_text.choices[0].text
-    assert several.usage.prompt_tokens == 2 * len(ids) - 1
-
-
 def test_stop_strings_end_the_text(openai_client: Any) -> None:
     ask: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "temperature": 0, "max_tokens": 20}
     full = openai_client.completions.create(**ask).choices[0].text
@@ -115,47 +82,6 @@ def test_stop_strings_end_the_text(openai_client: Any) -> None:
         chunk.choices[0].text for chunk in openai_client.completions.create(**ask, stop=stop, stream=True)
     )
     assert streamed == cut.choices[0].text
-
-
-def test_logprobs(openai_client: Any) -> None:
-    answer = openai_client.completions.create(model="tiny", prompt=PROMPT, temperature=0, max_tokens=5, logprobs=3)
-    logprobs = answer.choices[0].logprobs
-    assert len(logprobs.tokens) == 5
-    for token, value, top in zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
-        assert len(top) == 3
-        assert top[token] == value == max(top.values())  # greedy: the very same float
-    assert logprobs.text_offset[0] == 0
-    assert sorted(logprobs.text_offset) == logprobs.text_offset
-
-
-@pytest.mark.parametrize("k", [0, 5])
-def test_streamed_logprobs_are_the_whole_ones(openai_client: Any, k: int) -> None:
-    ask: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "seed": 4, "max_tokens": 6, "logprobs": k}
-    whole = openai_client.completions.create(**ask).choices[0].logprobs
-    joined: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for chunk in openai_client.completions.create(**ask, stream=True):
-        part = chunk.choices[0].logprobs
-        for name, values in joined.items():
-            values += getattr(part, name) if part is not None else []
-    assert joined == whole.model_dump(include=set(joined))
-
-
-def test_echo_leaves_the_bos_out(openai_client: Any) -> None:
-    answer = openai_client.completions.create(
-        model="tiny", prompt=PROMPT, echo=True, logprobs=1, max_tokens=2, temperature=0
-    )
-    choice = answer.choices[0]
-    assert choice.text.startswith(PROMPT)
-    placed = zip(choice.logprobs.tokens, choice.logprobs.text_offset, strict=True)
-    echoed = [token for token, offset in placed if offset < len(PROMPT)]
-    assert "".join(echoed) == PROMPT
-    assert answer.usage.prompt_tokens == len(echoed) + 1
-
-
-def test_echo_can_be_streamed_without_logprobs(openai_client: Any) -> None:
-    ask = {"model": "tiny", "prompt": PROMPT, "echo": True, "max_tokens": 3, "seed": 1}
-    chunks = openai_client.completions.create(**ask, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in chunks).startswith(PROMPT)
 
 
 def test_embeddings_as_floats_and_as_the_client_asks_for_them(openai_client: Any) -> None:
@@ -174,18 +100,6 @@ def test_embeddings_as_floats_and_as_the_client_asks_for_them(openai_client: Any
 def ids_of(live: Live, text: str, **more: Any) -> list[int]:
     answer = live.world.client.post("/tokenize", json={"model": "tiny", "prompt": text, **more})
     return list(answer.json()["tokens"])
-
-
-def test_embeddings_of_token_ids_are_those_of_their_text(live: Live, openai_client: Any) -> None:
-    texts = ["The court held that the contract was void.", "Heat the oil.", "é"]
-    wanted = openai_client.embeddings.create(model="tiny", input=texts)
-    ids = [ids_of(live, text) for text in texts]
-    found = openai_client.embeddings.create(model="tiny", input=ids)
-    assert found.usage == wanted.usage
-    alone = openai_client.embeddings.create(model="tiny", input=ids[1])
-    assert len(alone.data) == 1
-    for one, other in zip((*found.data, *alone.data), (*wanted.data, wanted.data[1]), strict=True):
-        np.testing.assert_allclose(one.embedding, other.embedding, atol=1e-6)
 
 
 def test_null_is_the_default_as_clients_send_it(live: Live) -> None:
@@ -254,6 +168,8 @@ def test_token_ids_that_cannot_be_embedded_are_refused(live: Live, given: Any, w
         ({"prompt": "a", "best_of": 0}, "best_of"),
         ({"prompt": "a", "n": 3, "best_of": 2}, "'best_of' is 2 and 'n' is 3"),
         ({"prompt": "a", "best_of": 17}, "'best_of' is 17; at most 16 are generated"),
+        ({"prompt": "a", "best_of": 4, "stream": True}, "'best_of' is 4: choosing the best needs complete answers"),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
         ({"prompt": "a", "suffix": "z"}, "'suffix': is not supported"),
         ({"prompt": "a", "extra_body": {"top_k": -2}}, "top_k"),
         ({"prompt": "a", "extra_body": {"min_p": 1.5}}, "min_p"),
@@ -325,11 +241,6 @@ def test_what_is_drawn_can_be_steered(openai_client: Any) -> None:
     assert tokens(temperature=2, seed=1, extra_body={"top_k": -1}) == tokens(temperature=2, seed=1)
 
 
-def test_the_best_of_several_cannot_be_streamed(live: Live) -> None:
-    with pytest.raises(openai.BadRequestError, match="'best_of' is 4: choosing the best needs complete answers"):
-        live.openai().completions.create(model="tiny", prompt="a", stream=True, best_of=4)
-
-
 def test_the_best_are_those_with_the_highest_mean_log_probability(openai_client: Any) -> None:
     """Of each of two prompts."""
     ask = {"model": "tiny", "prompt": [PROMPT, "Heat the oil"], "seed": 5, "max_tokens": 6, "stop": "e"}
@@ -363,11 +274,6 @@ def test_of_answers_without_a_token_the_first_are_the_best(openai_client: Any) -
     assert answer.usage.completion_tokens == 0
 
 
-def test_stream_options_without_a_stream_are_refused(live: Live) -> None:
-    with pytest.raises(match="stream_options"):
-        live.openai().completions.create(model="tiny", prompt="a", stream_options={"include_usage": True})
-
-
 def test_a_retired_model_is_410(live: Live) -> None:
     live.world.push("team/gone", seed=9)
     assert live.world.client.delete("/v1/adapters/team/gone").status_code == 200
@@ -375,10 +281,3 @@ def test_a_retired_model_is_410(live: Live) -> None:
         live.openai().completions.create(model="team/gone", prompt="a")
     assert caught.value.status_code == 410
     assert caught.value.code == "retired"
-
-
-def test_errors_of_keys(live: Live) -> None:
-    with pytest.raises(openai.AuthenticationError):
-        live.openai("sk-soup-" + "0" * 43).completions.create(model="tiny", prompt="a")
-    with pytest.raises(openai.PermissionDeniedError):
-        live.openai(live.world.key(["read"])).completions.create(model="tiny", prompt="a")

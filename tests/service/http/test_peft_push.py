@@ -136,31 +136,3 @@ class TestOverHttp:
             "/v1/adapters", json=body(lora(name="curl"), peft_config=None, config=answer["config"])
         )
         assert (again.status_code, again.json()["digest"]) == (200, answer["digest"])
-
-    def test_the_files_are_a_peft_directory(self, world: World, lora: Callable[..., Path]) -> None:
-        world.client.post("/v1/adapters", json=body(lora(), name="acme/files")).raise_for_status()
-        files = world.client.get("/v1/adapters/acme/files/files").json()["data"]
-        assert sorted(one["name"] for one in files) == ["README.md", "adapter_config.json", WEIGHTS, "soup.json"]
-        config = world.client.get("/v1/adapters/acme/files/files/adapter_config.json").json()
-        assert (config["target_modules"], config["fan_in_fan_out"], config["r"]) == (["c_attn"], True, 2)
-        assert config["base_model_name_or_path"] == "small"  # never the folder on the server
-        assert world.client.get("/v1/adapters/acme/files/files/soup.json").json()["domain"] == "law"
-
-    @pytest.mark.parametrize(
-        ("change", "status", "code", "says"),
-        [
-            ({"use_dora": True, "bias": "all"}, 400, "unknown_method", "use_dora"),
-            ({"r": 7}, 400, "invalid_manifest", "rank 2 in the weights and 7 in the configuration"),
-            ({"rank_pattern": {"(a+)+b": 2, "(?!x)": 2}}, 400, "invalid_manifest", "(?!x)"),
-        ],
-        ids=str,
-    )
-    def test_refusals(
-        self, world: World, lora: Callable[..., Path], change: dict[str, Any], status: int, code: str, says: str
-    ) -> None:
-        sent = body(lora(), name="acme/refused")
-        answer = world.client.post("/v1/adapters", json={**sent, "peft_config": {**sent["peft_config"], **change}})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (status, code), answer.text
-        assert says in error["message"]
-        assert world.client.get("/v1/adapters/acme/refused").status_code == 404

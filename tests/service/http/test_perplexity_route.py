@@ -106,10 +106,3 @@ def test_what_is_wrong_is_refused(world: World, body: dict[str, Any], status: in
     answer = ask(world, **body)
     assert answer.status_code == status
     assert words in answer.json()["error"]["message"]
-
-
-def test_a_retired_model_is_410(world: World) -> None:
-    world.push("team/late", seed=23)
-    world.client.delete("/v1/adapters/team/late")
-    assert ask(world, model="team/late").status_code == 410
-    assert ask(world, baseline="team/late").status_code == 410

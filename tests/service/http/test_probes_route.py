@@ -101,15 +101,6 @@ def test_another_adapter_is_named_to_who_may_read_it_alone(live: Live) -> None:
     assert (foreign["verdict"], foreign["served"]) == ("broken", None)
 
 
-def test_who_may_not_read_the_adapter_learns_nothing(world: World) -> None:
-    headers = world.headers(world.key(["infer"], ["team"]))
-    assert probe(world, "secret/tax", **headers).status_code == 404
-    answer = world.client.post(
-        "/v1/adapters/secret/tax/probe", json={"model": [{"a": -1.0}] * PROBE_TEXTS}, headers=headers
-    )
-    assert answer.status_code == 404
-
-
 @pytest.mark.parametrize(
     "model",
     [
@@ -164,16 +155,6 @@ def test_a_probe_goes_with_the_last_version_of_its_adapter(world: World) -> None
         assert world.client.post(f"/v1/adapters/team/{name}@1/purge").status_code == 200
         with world.runtime.database.read() as catalogue:
             assert (catalogue.probes.adapter(digest) is not None) is remains
-
-
-def test_a_soup_is_named_like_an_adapter(live: Live) -> None:
-    world = live.world
-    world.push("team/tax", seed=TAX)
-    ingredients = [{"ref": "team/law", "weight": 0.5}, {"ref": "team/tax", "weight": 0.5}]
-    body = {"recipe": {"ingredients": ingredients}, "mixing": {"method": "concat"}, "name": "team/half", "wait": 60}
-    assert world.client.post("/v1/soups", json=body).status_code == 201
-    assert probe(world, "team/half").status_code == 200
-    assert diagnosis(live, "team/half")["served"] == "team/half@1"
 
 
 def test_the_command_says_what_a_server_serves(live: Live, command: Soup) -> None:

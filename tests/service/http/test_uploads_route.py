@@ -130,14 +130,6 @@ class TestPlainPath:
         refused(world.client.get(path), 404, "not_found")
         assert part_files(world) == set()
 
-    @pytest.mark.parametrize("chunked", [False, True])
-    def test_all_of_it_may_come_with_the_end(self, world: World, chunked: bool) -> None:
-        data = DATA + b"all at once" + bytes([chunked])
-        path = opened(world)
-        body = iter([data[:7], data[7:]]) if chunked else data
-        assert put(world, path, data, content=body).status_code == 201
-        assert world.client.get(f"/v1/blobs/{digest_of(data)}").content == data
-
     def test_an_empty_blob(self, world: World) -> None:
         path = opened(world, size=0, digest=digest_of(b""))
         assert put(world, path, b"").status_code == 201

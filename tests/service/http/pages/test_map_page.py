@@ -87,15 +87,6 @@ def test_hostile_text_is_text(browser: Signed) -> None:
     assert answer.status_code == 200
 
 
-def test_other_keys_have_no_map_of_these(fitted: World, browser: Signed) -> None:
-    assert browser.get("/map?selector=sel-0000000000000000").status_code == 404
-    mine = browser.get("/map.json").json()["selector"]["id"]
-    other = Signed(fitted, fitted.key(["read"], ["other"]))
-    assert "acme" not in other.page("/map")
-    assert other.get(f"/map?selector={mine}").status_code == 404
-    assert other.send("/map", "/models", selector=mine, text="x").status_code == 404
-
-
 def test_selectors_of_other_kinds_do_not_hide_the_one_that_has_a_map(fitted: World, browser: Signed) -> None:
     before = browser.get("/map.json").json()["selector"]["id"]
     cosine = fit_selector(fitted, "cosine")

@@ -133,12 +133,6 @@ def test_a_program_may_come_with_its_key_instead(stocked: World) -> None:
     assert stocked.client.get("/models.json", headers=bad).status_code == 401
 
 
-def test_the_api_takes_no_cookie(browser: Signed) -> None:
-    """Else a page of another site could call it."""
-    for path in ("/v1/adapters", "/v1/keys", "/metrics", "/v1/models"):
-        assert browser.get(path).status_code == 401
-
-
 def test_the_gains_of_a_soup_are_in_its_row(browser: Signed) -> None:
     (found,) = browser.get("/models.json?kind=soup").json()["data"]
     assert found["gains"] == pytest.approx([1 - math.exp(0.01), 1 - math.exp(-0.05)])

@@ -81,13 +81,6 @@ def test_the_audit_is_filtered_as_the_api_filters_it(stocked: World, admin: Sign
     assert admin.get("/audit.csv?action=adapter.").text.startswith("at,action,subject")
 
 
-def test_usage_and_audit_of_another_namespace_are_not_shown(of_acme: Signed) -> None:
-    for path in ("/usage?by=model", "/usage.csv?by=model"):
-        assert "secret" not in of_acme.get(path).text
-    audit = of_acme.page("/audit?action=adapter.")
-    assert ("acme/law@1" in audit, "other" in re.sub("<[^>]*>", "", audit)) == (True, False)
-
-
 # --- keys ------------------------------------------------------------------------------------------------
 
 
@@ -171,16 +164,6 @@ def test_what_cannot_be_made_is_said_above_the_form(admin: Signed, fields: dict[
     check_says(answer, 400, said)
     assert "sk-soup-" not in re.sub(r"sk-soup-[\w-]+…", "", answer.text)
     assert len(admin.get("/keys.json").json()["data"]) == before
-
-
-def test_an_admin_of_a_namespace_manages_its_keys_alone(stocked: World, of_acme: Signed) -> None:
-    shown = of_acme.get("/keys.json").json()["data"]
-    assert all(one["namespaces"] == ["acme"] for one in shown)
-    assert 'name="all"' not in of_acme.page("/keys")
-    assert of_acme.send("/keys", "/keys", **{"name": "x", "scope-read": "yes", "all": "yes"}).status_code == 403
-    first = stocked.client.get("/v1/keys").json()["data"][0]["id"]
-    assert of_acme.send(f"/keys/{first}/revoke", "/keys", name="x").status_code == 404
-    assert of_acme.send(f"/keys/{first}/rotate", "/keys").status_code == 404
 
 
 # --- the engine ------------------------------------------------------------------------------------------

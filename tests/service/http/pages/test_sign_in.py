@@ -204,22 +204,6 @@ def test_a_page_of_another_site_cannot_sign_a_browser_in(world: World, reader: s
     assert "soup-session" not in answer.headers.get("set-cookie", "")
 
 
-def test_what_is_no_form_is_refused_before_it_is_gathered(world: World) -> None:
-    browser = Signed(world)
-    token = browser.token("/sign-in")
-    kind = {"content-type": "application/x-www-form-urlencoded"}
-    for body, headers, status in (
-        (b"{}", {"content-type": "application/json"}, 400),
-        (b"x", {"content-type": "multipart/form-data; boundary=x"}, 400),
-        (b"key=" + b"x" * 5000, kind, 413),
-        (b"&".join(b"f%d=1" % number for number in range(60)), kind, 400),
-        (f"form={token}&key=a&key=b".encode(), kind, 400),
-        (f"form={token}&key=%ff%fe".encode(), kind, 400),
-        (b"\xff=1", kind, 400),
-    ):
-        assert browser.client.post("/sign-in", content=body, headers=headers).status_code == status, body[:30]
-
-
 PLACES = ("/models", "/models?q=a%20b&tag=x", "/models/acme/law@2")
 
 

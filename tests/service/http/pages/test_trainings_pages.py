@@ -258,11 +258,6 @@ def test_what_a_selector_does_not_know_yet_is_named(stocked: World, browser: Sig
     assert ("acme/sport@1" in page) == ("acme/sport@1" in there["not_yet_included"]) is True
 
 
-def test_selectors_of_pools_beyond_the_key_are_not_listed(stocked: World, fitted: str) -> None:
-    other = Signed(stocked, stocked.key(["read"], ["other"]))
-    assert other.get("/selectors.json").json()["data"] == []
-
-
 # --- in a browser -----------------------------------------------------------------------------------------
 
 
