@@ -221,18 +221,6 @@ class TestPush:
         server.on("POST /v1/adapters", ok({**ADAPTER, "ref": ref, "config": {"method": "adamix"}}, 201))
         assert f"`soup cook --recipe {ref} --name {merge}` makes the merge" in soup("push", folder)[2]
 
-    def test_names_come_from_folders(self, soup: Soup, server: Server, folder: Path) -> None:
-        server.on("POST /v1/adapters", ok(ADAPTER, 201))
-        soup("push", folder, "--namespace", "team")
-        assert server.body()["name"] == "team/my-law"
-
-    def test_one_refusal_does_not_keep_the_others(self, soup: Soup, server: Server, folder: Path) -> None:
-        bad = refusal(422, "incompatible", "Made for another base.")
-        server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", bad, ok(ADAPTER, 201))
-        code, out, err = soup("push", folder, copied(folder), "--parallel", 1, "--namespace", "team")
-        assert (code, out) == (3, "team/law@1\n")
-        assert "another base" in err
-
     def test_several_are_sent_at_once_and_told_in_their_order(
         self, soup: Soup, server: Server, folder: Path, tmp_path: Path
     ) -> None:
@@ -262,10 +250,6 @@ class TestPush:
         assert " not sent" in err
         assert "goes on where this ended" in err
 
-    def test_a_broken_folder_is_found_before_anything_is_sent(self, soup: Soup, server: Server, tmp_path: Path) -> None:
-        assert "nowhere" in refused(soup("push", tmp_path / "nowhere"))
-        assert server.requests == []
-
     @pytest.mark.parametrize(
         ("extra", "code"),
         [(["--name", "no-namespace"], 1), (["--namespace", "../x"], 1), (["--metadata", "novalue"], 2),
@@ -276,13 +260,6 @@ class TestPush:
     ) -> None:
         assert soup("push", folder, *extra)[0] == code
         assert "POST /v1/adapters" not in server.said()
-
-    def test_waiting_ends_with_what_became_of_the_sample(self, soup: Soup, server: Server, folder: Path) -> None:
-        server.on("POST /v1/adapters", ok({**ADAPTER, "sample_state": "pending", "job": "j1"}, 201))
-        server.job_ends()
-        server.on("GET /v1/adapters/team/law@1", ok(ADAPTER))
-        out, _ = done(soup("push", folder, "--name", "team/law", "--wait", "--json"))
-        assert json.loads(out)["sample_state"] == "ready"
 
     def test_a_sample_that_fails_hides_nothing_that_was_pushed(self, soup: Soup, server: Server, folder: Path) -> None:
         pending = {**ADAPTER, "sample_state": "pending"}
@@ -513,15 +490,6 @@ class TestChoosing:
         assert body["options"]["max_ingredients"] == 2
         assert body["pool"] == {"tag": "v2", "method": "lora", "include_soups": False}
         assert body["sample"]["texts"] == ["passage 0", "passage 1", "passage 2"]
-
-    def test_fit(self, soup: Soup, server: Server) -> None:
-        fitted = {"object": "selector", "id": "sel-1", "domains": 4, "report": {"domains": 4, "held_out_accuracy": 0.9}}
-        server.on("POST /v1/selectors", ok(fitted, 201))
-        code, out, err = soup("fit", "--selector", "cosine", "--encoder", "base")
-        assert (code, out) == (0, "sel-1\n")
-        assert "held-out accuracy  0.9\n" in err
-        assert err.count("domains") == 1
-        assert server.body()["selector"] == {"kind": "cosine", "encoder": "base", "seed": 0}
 
 
 class TestCook:
@@ -808,13 +776,6 @@ class TestInference:
         assert server.body() == {
             "model": "team/law", "prompt": "On", "max_tokens": 5, "temperature": 0, "stop": ["a"], "seed": 1,
         }  # fmt: skip
-
-    def test_generate_streams(self, soup: Soup, server: Server) -> None:
-        chunks = [("message", self.completion(text)) for text in ("a", "b")]
-        server.on("POST /v1/completions", lambda _: events(*chunks, tail="data: [DONE]\n\n"))
-        assert soup("generate", "team/law", "x", "--stream")[1] == "ab\n"
-        lines = soup("generate", "team/law", "x", "--stream", "--json")[1].splitlines()
-        assert [json.loads(line) for line in lines] == [chunk for _, chunk in chunks]
 
     def test_the_prompt_from_stdin(self, soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))

@@ -95,13 +95,6 @@ class TestJourney:
         code, out, err = soup(*command)
         assert (code, out) == (0, "team/mixed@1\n"), err
         assert soup(*command)[1] == out  # cooked before
-        lineage = json.loads(soup("show", "team/mixed", "--json")[1])["lineage"]
-        assert sorted((p["ref"], p["weight"]) for p in lineage["parents"]) == [
-            ("team/cooking@1", "0.25"), ("team/law@1", "0.75"),
-        ]  # fmt: skip
-        answer = json.loads(soup("ppl", "team/mixed", "--texts", texts["test"], "--baseline", "base/tiny", "--json")[1])
-        assert len(answer["texts"]) == 6
-        assert answer["baseline"]["difference"] != 0
         whole = soup("generate", "team/mixed", "The court", "--temperature", 0, "--max-tokens", 8)[1]
         streamed = soup("generate", "team/mixed", "The court", "--temperature", 0, "--max-tokens", 8, "--stream")[1]
         assert whole == streamed
@@ -111,9 +104,6 @@ class TestJourney:
         folder = read_directory(tmp_path / "mixed")
         assert folder.provenance.init_hash == INIT  # averaging keeps the initialisation
         assert (tmp_path / "mixed" / WEIGHTS_FILE).stat().st_size > 0
-        assert 'base_model_relation: "merge"' in (tmp_path / "mixed" / "README.md").read_text()
-        again = soup("push", tmp_path / "mixed", "--name", "team/copy", "--json")[1]
-        assert json.loads(again)["digest"] == json.loads(soup("show", "team/mixed", "--json")[1])["digest"]
 
     def test_cook_from_a_sample(self, soup: Soup, texts: dict[str, Path]) -> None:
         code, out, err = soup("cook", "--sample", texts["sample"], "--selector", "cosine", "--single", "--no-verify")

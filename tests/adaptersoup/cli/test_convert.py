@@ -14,11 +14,11 @@ import torch
 from registry.adapters import expected_tensors
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.formats import AdapterContents, read_directory, write_directory
-from registry.formats.adapterhub import checkpoint_files, read_checkpoint
+from registry.formats.adapterhub import read_checkpoint
 from registry.spec import BottleneckConfig, Card
 from tests.adaptersoup.cli.outcome import done, refused
 from tests.repository import REPOSITORY
-from tests.service.servers import Live, Soup
+from tests.service.servers import Soup
 
 FIXTURES = REPOSITORY / "tests" / "fixtures" / "adapterhub"
 DOMAIN = ("--domain", "US law")
@@ -209,31 +209,3 @@ def test_it_does_not_load_torch_for_usage_errors(
 ) -> None:
     monkeypatch.setitem(sys.modules, "registry.formats.adapterhub", None)  # importing it would fail
     assert command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN, "--name", "x")[0] == 2
-
-
-class TestFromACheckpointToAServedAdapter:
-    def test_the_journey(self, live: Live, command: Soup, tmp_path: Path) -> None:
-        """Convert, push, use, pull, and convert back: the same checkpoint, byte for byte of its tensors."""
-        config = BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", scale=4.0, input="residual")
-        generator = torch.Generator().manual_seed(0)
-        tensors = {
-            name: 0.5 * torch.randn(shape, generator=generator)
-            for name, shape in expected_tensors(config, _shape(hidden_size=32)).items()
-        }
-        (tmp_path / "hub").mkdir()
-        for name, data in checkpoint_files(config, tensors, name="law", model_type="gpt2").items():
-            (tmp_path / "hub" / name).write_bytes(data)
-        server = ("--url", live.url, "--key", live.world.admin)
-        assert command("convert", tmp_path / "hub", tmp_path / "ours", *DOMAIN, "--base", "base/tiny")[0] == 0
-        assert command("push", tmp_path / "ours", "--name", "hub/law", *server)[:2] == (0, "hub/law@1\n")
-        (tmp_path / "text.txt").write_text("The court held that the contract was void.")
-        values = [
-            json.loads(command("ppl", model, "--texts", tmp_path / "text.txt", "--json", *server)[1])
-            for model in ("hub/law", "base/tiny")
-        ]
-        assert values[0] != values[1]
-        assert command("pull", "hub/law", tmp_path / "pulled", *server)[0] == 0
-        assert command("convert", tmp_path / "pulled", tmp_path / "back", "--to", "adapterhub")[0] == 0
-        again = read_checkpoint(tmp_path / "back")
-        assert (again.name, again.config) == ("law", config)
-        assert same(again.tensors, tensors)

@@ -24,7 +24,6 @@ from registry.formats import (
     read_directory,
     write_directory,
 )
-from registry.names import sha256_digest
 from registry.spec import Card, Provenance
 from service.http.schemas.jobs import Job, Progress
 from tests.service.passages import WORDS, passages
@@ -129,15 +128,6 @@ class TestStored:
         assert read_directory(tmp_path / "court").config == CONFIG
         typed.pull(f"{stocked}/court", tmp_path / "court", replace=True)
 
-    def test_large_files_go_in_parts(self, typed: Client) -> None:
-        data = bytes(range(256)) * 1000 + b"a"
-        told: list[int] = []
-        digest = typed.upload(data, part_bytes=100_000, progress=lambda done, total, name: told.append(done))
-        assert digest == sha256_digest(data)
-        assert told == [0, 100_000, 200_000, 256_001]
-        assert typed.has_blob(digest)
-        assert not typed.has_blob(sha256_digest(b"none"))
-
     def test_card_aliases_and_life_of_a_version(self, typed: Client, stocked: str, folders: Path) -> None:
         pushed = typed.push(folders / "code", name=f"{stocked}/changed", owner="us")
         ref = pushed.ref
@@ -214,12 +204,6 @@ class TestInference:
         said = "".join(one.choices[0].text for one in pieces)
         assert said == whole.choices[0].text == typed.generate(model, "0 1", **drawn)
         assert len(typed.embed("base/tiny", ["a", "b"]).data) == 2
-
-    def test_a_chat_too(self) -> None:
-        server = Server().on("POST /v1/chat/completions", events(("message", CHUNK), tail="data: [DONE]\n\n"))
-        with Client("http://soup.test", transport=httpx2.MockTransport(server)) as typed:
-            chunks = list(typed.stream_chat("m", QUESTION))
-        assert [one.choices[0].delta.content for one in chunks] == ["Hi"]
 
     def test_whoever_breaks_off_within_with_closes_the_answer(self) -> None:
         """The server then ends it."""
