@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.metadata
 import json
 import subprocess
-import sys
-import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks import (
     acceptance,
-    cold_start,
     decoding,
-    mixtures,
-    over_http,
-    registry,
     report,
     scoring,
     selection,
-    subjects,
     training,
     vllm,
     working_set,
-    writing,
 )
-from benchmarks.faults import headers, kills, outages, server, tenants, updates
 from benchmarks.peers import vllm_server
-from benchmarks.peers.files import write_peft
-from benchmarks.shelf import lists, pools, pushes
 from demo import results
 from demo.results import Figure
 from registry.base_model import load_base
@@ -48,13 +35,6 @@ pytestmark = pytest.mark.slow
 
 RESULTS = Path(report.__file__).parent / "results"
 TINY = {"layers": 1, "hidden": 64, "vocabulary": 2048}
-
-
-def test_calls_take_turns_after_a_warm_up():
-    calls: list[str] = []
-    found = report.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, repeats=2)
-    assert "".join(calls) == "ababab"
-    assert {name: len(times) for name, times in found.items()} == {"a": 2, "b": 2}
 
 
 def test_a_result_is_written_whole_or_not_at_all(tmp_path):
@@ -104,83 +84,6 @@ def test_acceptance_judges_every_case_on_every_number_of_passages():
     assert helps.claimed(np.random.default_rng(0), 3) == 1  # so that the rule is asked at all
 
 
-@pytest.mark.long
-def test_a_servers_start_is_measured_until_it_is_ready(tiny_base_dir, tmp_path):
-    assert cold_start.server_start(tiny_base_dir) > 0.1
-    with pytest.raises(OSError, match="refused"):
-        cold_start.server_start(tmp_path / "nothing")
-
-
-@pytest.mark.long
-def test_a_killed_server_has_what_it_acknowledged_and_what_it_lost_is_counted(tmp_path, monkeypatch):
-    outcome = kills.run_series(kills.Pushes, tmp_path, None, kills=1)
-    assert (outcome.kills, outcome.survived, outcome.failures) == (1, 1, [])
-    assert outcome.acknowledged > 0
-    with server.killable(tmp_path, None) as again, again.client() as client:
-        pushed = [client.adapter(str(one["ref"])) for one in client.adapters()]
-        [blob] = (tmp_path / "data" / "blobs").rglob(pushed[0]["weights_blob"].removeprefix("sha256:"))
-        blob.write_bytes(bytes(pushed[0]["size_bytes"]))
-        assert len(kills._missing(kills.Pushes(), client, [{**one, "job": None} for one in pushed])) == 1
-        assert updates.lost_updates(again, writers=2, each=3) == 0
-        client.delete_adapter(updates.NAME)
-        assert outages._run(outages.FAULTS[0], outages.Place(again, None, None), 7).failures == []
-        monkeypatch.setattr(tenants, "WARM_SECONDS", 0.5)
-        with (
-            pytest.raises(Internal, match=r"of perplexity was refused: \{'401'"),
-            tenants.flooded(again.url, "sk-soup-none", "perplexity"),
-        ):
-            time.sleep(1)
-
-
-@pytest.mark.long
-def test_a_catalogue_is_listed_and_a_server_is_pushed_to_by_many(tmp_path, monkeypatch):
-    monkeypatch.setattr(lists, "WARM", 1)
-    with server.killable(tmp_path, None) as pushed_to:
-        lists.stock(pushed_to, 400)
-        found = {(one.kind, one.sees): one for one in lists.timed(pushed_to, 400, requests=20)}
-        assert pushes.rate(pushed_to, clients=2, each=2, seed=50) > 0
-        backlog = pushes.backlog(pushed_to, pushes=3)
-        with pushed_to.client() as client:
-            assert sum(1 for _ in client.adapters(namespace="team3")) == 2
-            assert sum(1 for _ in client.adapters(namespace="row")) == pushes.SEEDED + 3
-    everything = {kind: one.found for (kind, sees), one in found.items() if sees == "everything"}
-    assert everything["nothing"] == 0
-    assert everything["list"] == 21
-    assert everything["filter"] > 10, "most of what is asked for is there"
-    assert everything["search"] > 10
-    assert everything["resolve"] == 21
-    assert found["list", "3 namespaces"].row("sqlite")["p95_ms"] > 0
-    assert backlog.to_do <= 2
-    assert 1 <= backlog.to_do + backlog.done <= 3
-
-
-@pytest.mark.long
-def test_selectors_are_fitted_over_stored_vectors_in_a_process(monkeypatch):
-    monkeypatch.setattr(pools, "FEW_ADAPTERS", 3)
-    result = report.Result("registry")
-    registry.measure_fits(result, adapters=5, units=20, dimensions=16, repeats=2)
-    assert [row["selector"][:4] for row in result.rows] == ["post", "cosi"]
-    assert all(0 <= row["beyond"] < 500 and row["before"] > 20 for row in result.rows)
-    assert len(result.figures["add_one_s"].repeats) == 2
-    registry.measure_route(result, adapters=5, units=20, dimensions=16, requests=3)
-    assert result.figures["route_ms_p95"].value > 0
-    registry.measure_nearest(result, adapters=8, dimensions=16, requests=3)
-    assert result.rows[-1]["median_ms"] > 0
-
-
-def test_headers_are_read_or_refused_and_all_else_is_a_crash(monkeypatch):
-    found = headers.run_headers(400)
-    assert found.read > 0
-    assert found.refused > 0
-    assert (found.read + found.refused, found.crashes) == (400, [])
-
-    def broken(_data, **_limits):
-        raise KeyError("shape")
-
-    monkeypatch.setattr(headers, "parse", broken)
-    assert len(headers.run_headers(3).crashes) == 3
-
-
 def check_form(result: dict, name: str) -> None:
     """The form that `docs.figures` reads."""
     assert set(result) == {"name", "command", "date", "commit", "machine", "figures", "rows"}
@@ -208,30 +111,6 @@ def test_every_variant_of_training_takes_steps(tiny_base_dir):
     for variant in training.VARIANTS:
         row = training.measure(tiny_base_dir, variant, dtype="float32", steps=1, block=16)
         assert min(row["step_s"], row["peak_memory_mib"], row["parameters_trained"]) > 0, variant
-
-
-def test_training_speed_is_told_as_ratios_within_a_repeat():
-    seconds = {"full": 1.5, "adapter": 1.0, "lora": 1.1, "peft_lora": 1.2, "adamix_pass": 1.05, "adamix_step": 2.2}
-    slower = iter([1.0, 3.0, 1.0])  # the machine is three times as slow in the second repeat
-    factor = 1.0
-
-    def take(variant: str) -> results.Row:
-        nonlocal factor
-        factor = next(slower) if variant == "full" else factor
-        step = factor * seconds.get(variant, 1.0)
-        return {"variant": variant, "step_s": step, "tokens_per_s": 1 / step, "parameters_trained": 1,
-                "peak_memory_mib": 5.0}  # fmt: skip
-
-    result = training.run(take, repeats=2, dtype="float32")
-    values = {name: figure.value for name, figure in result.figures.items() if not name.startswith(("peak", "tokens"))}
-    assert values == pytest.approx({
-        "adapter_vs_full": 1.5, "adapter_vs_peft_lora": 1.2, "lora_vs_peft_lora": 1.2 / 1.1, "adamix_overhead": 0.05,
-        "adamix_step_overhead": 0.1, "mask_overhead": 0,
-    })  # fmt: skip
-    assert [row["variant"] for row in result.rows] == list(training.VARIANTS)
-    deep = training.run(take, repeats=1, dtype="float32", variants=["full", "adapter"], name="training_deep").figures
-    assert (deep["adapter_vs_full"].goal, result.figures["adapter_vs_full"].goal) == (1.3, 1.2)
-    assert not {"adapter_vs_peft_lora", "adamix_overhead", "peak_memory_masked_mib"} & set(deep)
 
 
 def test_a_published_command_shows_no_password_and_no_folder_of_the_machine() -> None:
@@ -275,40 +154,10 @@ def test_decoding_refuses_to_compare_what_differs():
     decoding.check(written | {"transformers": rows[1]}, exact=False)
 
 
-def test_loras_for_peers_hold_the_same(tmp_path, tiny_llama):
-    from peft import PeftModel
-
-    (lora,) = writing.drawn(tiny_llama, subjects.lora_of(tiny_llama.shape), 1)
-    folder = write_peft(tmp_path / "lora", tiny_llama, lora)
-    model = PeftModel.from_pretrained(copy.deepcopy(tiny_llama.model), folder)
-    held = {name.replace(".default", ""): tensor for name, tensor in model.state_dict().items()}
-    assert all(torch.equal(held[name], tensor) for name, tensor in lora.load().items())
-
-
-def test_bottlenecks_in_vllm_need_its_environment(tmp_path, tiny_llama):
-    folder = Path(tiny_llama.entry.source)
-    result = report.Result("vllm")
-    vllm.measure_answers(result, folder, tmp_path)
-    vllm.measure_speed(result, folder, dtype="float32", repeats=1, environments=tmp_path)
-    vllm.measure_aliases(result, folder, moves=1, environments=tmp_path)
-    assert [row["part"] for row in result.rows] == ["answers", "answers", "speed", "speed", "speed", "aliases"]
-    assert all("make bench-peers" in row["missing"] for row in result.rows)
-    assert result.figures == {}
-
-
 def test_log_probabilities_are_compared_up_to_the_first_other_token():
     one = vllm.Written((1, 2, 3), (-1.0, -2.0, -3.0))
     assert vllm.difference(one, vllm.Written((1, 2, 4), (-1.5, -2.0, -9.0))) == 0.5
     assert vllm.difference(one, vllm.Written((9, 2, 3), (-9.0, -9.0, -9.0))) == 0.0
-
-
-def test_waits_for_vllm_end():
-    with pytest.raises(TimeoutError, match="within 0 s"):
-        vllm_server.wait_until(lambda: False, 0)
-    with subprocess.Popen([sys.executable, "-c", "exit(3)"]) as process:
-        process.wait()
-    with pytest.raises(OSError, match="exit code 3"):
-        vllm_server.answers(None, process)
 
 
 def test_the_plugin_of_a_checkout_is_where_vllm_looks(tmp_path):
@@ -337,26 +186,6 @@ def test_a_working_set_is_loaded_again_and_again(tiny_llama, monkeypatch):
     assert loads["1x"] <= 2 / 24 < loads["4x"] <= 1
     assert result.figures["working_set_4x"].goal == 0.8
     assert result.figures["cold_first_token_ms"].unit == "ms"
-
-
-@pytest.mark.long
-def test_http_gives_what_the_engine_gives(monkeypatch):
-    monkeypatch.setattr(over_http, "TOKENS", 4)
-    result = over_http.run(subjects.random_gpt2(**TINY), streams=3, clients=3, repeats=1)
-    assert {row["way"] for row in result.rows} == {
-        "streams_over_http", "streams_by_engine", "streams_at_once", "scores_over_http", "scores_by_engine",
-    }  # fmt: skip
-    assert {
-        "http_overhead_streams", "http_overhead_scoring", "one_by_one_vs_at_once", "start_s", "first_token_ms"
-    } == set(result.figures) - {"first_token_after_start_ms"}  # fmt: skip
-
-
-@pytest.mark.long
-def test_mixtures_are_measured_beside_adapters(monkeypatch):
-    monkeypatch.setattr(mixtures, "TOKENS", 2)
-    result = mixtures.run(subjects.random_gpt2(**TINY), repeats=1)
-    assert set(result.figures) == {"mixture_cold", "mixture_warm", "mixtures_at_once"}
-    assert len(result.rows) == 6
 
 
 def test_selection_in_large_pools(monkeypatch):
