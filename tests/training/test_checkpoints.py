@@ -86,15 +86,6 @@ def test_a_stopped_training_goes_on_to_the_same_bits(tmp_path, stop_after):
     assert same(resumed, whole)
 
 
-def test_a_training_stopped_again_and_again_ends_the_same(tmp_path):
-    for _ in range(5):
-        with pytest.raises(Cancelled):
-            noisy(tmp_path, stop_after=2, every=None)
-    resumed = noisy(tmp_path)
-    assert resumed[1].resumed_at == 10
-    assert same(resumed, noisy())
-
-
 def test_the_best_state_of_before_the_stop_is_kept(tmp_path):
     """Of validation text of other tokens every step makes a worse model, so the best is the first."""
     valid = np.full((2, 5), 3)
@@ -237,17 +228,6 @@ def test_a_folder_that_cannot_be_used_is_said(tmp_path):
     (tmp_path / "state" / f"{FILE}.new").mkdir(parents=True)
     with pytest.raises(Unavailable, match="Nothing can be saved in"):
         noisy(tmp_path / "state")
-
-
-def test_divergence_after_going_on_is_the_same_divergence(tmp_path):
-    def sentence(folder: Path | None) -> str:
-        with pytest.raises(InvalidParameter, match="diverged") as caught:
-            noisy(folder, learning_rate=200.0, warmup=1.0)
-        return caught.value.message
-
-    with pytest.raises(Cancelled):
-        noisy(tmp_path, learning_rate=200.0, warmup=1.0, stop_after=1)
-    assert sentence(tmp_path) == sentence(None)
 
 
 def test_differences_are_named_by_their_path():

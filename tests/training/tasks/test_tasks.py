@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import json
 
 import numpy as np
@@ -17,16 +16,13 @@ from sklearn import metrics as peers
 from tokenizers.processors import RobertaProcessing
 
 from registry.adapters import create, from_tensors, paper_config
-from registry.adapters.masks import is_mask
-from registry.adapters.weights import save_tensors
-from registry.errors import Cancelled, Incompatible, InvalidParameter
+from registry.errors import Incompatible, InvalidParameter
 from registry.names import digest_of
 from registry.spec import FusionConfig, HeadConfig, PrefixConfig, UnionConfig
 from tests.training.conftest import TEXTS, state_hash, train_on
 from tests.training.task_items import ITEMS, LABELLED, as_json
-from training.checkpoint import Saving
 from training.evaluate import evaluate_task
-from training.hyperparameters import Hyperparameters, PruningOptions
+from training.hyperparameters import Hyperparameters
 from training.methods.lora_targets import lora_for
 from training.tasks import LANGUAGE_MODELLING, TASKS
 from training.tasks.classification import Labelled, agreement
@@ -96,18 +92,6 @@ def test_a_real_encoder_classifies_after_a_few_steps(minilm):
     trained = train(minilm, "classification", hyperparameters=numbers)
     assert state_hash(minilm.model) == before
     assert measured(minilm, "classification", trained)["accuracy"] == 1.0
-
-
-def test_a_task_that_was_stopped_goes_on_to_the_same_bits(base, tmp_path):
-    numbers, asked = RECIPE.model_copy(update={"steps": 9, "accumulate": 2, "batch": 4}), itertools.count(1)
-    key = "question_answering"
-    whole = train(base, key, hyperparameters=numbers)
-    with pytest.raises(Cancelled):
-        train(base, key, hyperparameters=numbers, saving=Saving(tmp_path), should_stop=lambda: next(asked) > 4)
-    resumed = train(base, key, hyperparameters=numbers, saving=Saving(tmp_path))
-    assert resumed.resumed_at == 4
-    assert save_tensors(resumed.tensors) == save_tensors(whole.tensors)
-    assert resumed.record == whole.record
 
 
 @pytest.mark.parametrize("key", TASKS)
@@ -216,15 +200,6 @@ def test_a_head_beside_any_structure_learns(base, beside, labels):
     assert trained.config.head.labels == labels
     assert trained.record["valid_loss"] < 0.5 * trained.record["valid_loss_before"]
     assert measured(base, "classification", trained)["accuracy"] == 1.0
-
-
-@pytest.mark.parametrize("key", ITEMS)
-def test_a_task_trains_in_bfloat16_and_pruned(base, key):
-    numbers = RECIPE.model_copy(update={"dtype": "bfloat16", "steps": 10})
-    trained = train(base, key, hyperparameters=numbers, pruning=PruningOptions(sparsity=0.4, batches=2))
-    assert trained.record["valid_loss"] < trained.record["valid_loss_before"]
-    assert {tensor.dtype for name, tensor in trained.tensors.items() if not is_mask(name)} == {torch.float32}
-    measured(base, key, trained)
 
 
 def test_a_head_alone_is_an_adapter(base):
