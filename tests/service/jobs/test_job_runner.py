@@ -20,7 +20,7 @@ from registry.catalogue import Database
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
 from registry.context import Caller, Registry
-from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, NotFound, SoupError, Unavailable
+from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, SoupError, Unavailable
 from service.http.requests.waiting import wait_for_job
 from service.job_board import JobBoard
 from service.jobs import runner as module
@@ -263,14 +263,6 @@ class TestCancel:
         stage.change(lambda jobs: jobs.cancel(job))
         assert stage.ended(runner, job).state == "cancelled"
 
-    def test_unknown_and_foreign(self, stage: Stage) -> None:
-        runner = stage.runner(start=False)
-        job = stage.enqueue()
-        for scope, one in ((None, "job-0"), (("other",), job)):
-            with pytest.raises(NotFound):
-                cancel(runner.services, Caller("key-1", scope, "req-1"), one)
-        assert stage.row(job).state == "queued"
-
     def test_a_cancellation_nobody_asked_for_is_a_failure(self, stage: Stage) -> None:
         stage.run = fails(Cancelled("The engine dropped it."))
         row = stage.done()
@@ -418,15 +410,6 @@ class TestProcesses:
         with pytest.raises(Unavailable):
             runner._run(claim(runner))
         assert (stage.row(job).state, told) == ("succeeded", [job])
-
-    def test_two_workers_share_the_queue(self, stage: Stage) -> None:
-        runner, first = stage.holding(job_workers=2)
-        jobs = [first, stage.enqueue(), stage.enqueue()]
-        assert stage.started.acquire(timeout=PATIENCE)
-        assert [stage.row(job).state for job in jobs] == ["running", "running", "queued"]
-        stage.go_on.set()
-        for job in jobs:
-            assert stage.ended(runner, job).attempts == 1
 
 
 def test_codes_of_a_newer_server_stay_errors(stage: Stage) -> None:

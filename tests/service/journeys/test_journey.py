@@ -5,7 +5,6 @@ What is served is compared with the mixture by hand (`structures`). Then what is
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from adaptersoup.client.transfer import pull_folder
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
 from registry.formats import read_directory
-from tests.adaptersoup.cli.outcome import done
 from tests.postgres import KINDS
 from tests.service.answers import answered
 from tests.service.journeys.structures import KEPT, STRUCTURES
@@ -207,30 +205,6 @@ class TestBanks:
         assert (said_so.status_code, said_so.json()["cached"]) == (200, True)
         assert said_so.json()["digest"] == mixed(stocked, name).json()["digest"]
         assert said_so.json()["report"]["relative_cost"] == 1.0
-
-    def test_a_bank_is_stored_and_refused_by_name_where_it_would_have_to_speak(self, stocked: Live, soup: Soup) -> None:
-        row = row_of(stocked, "bank/kitchen")
-        assert row["config"]["method"] == "adamix"
-        assert row["provenance"]["training"]["consistency"] == "released"
-        for path, body in {
-            "/v1/completions": {"prompt": "x", "max_tokens": 1},
-            "/v1/perplexity": {"texts": ["a text"]},
-        }.items():
-            answer = stocked.world.client.post(path, json={"model": "bank/kitchen", **body})
-            assert 400 <= answer.status_code < 500, answer.text
-            assert "bank/kitchen" in answer.json()["error"]["message"]
-            assert "bank of 3 experts" in answer.json()["error"]["message"]
-        code, out, said = soup("generate", "bank/kitchen", "This")
-        assert (code == 0, out) == (False, "")
-        assert "cook" in said
-
-    def test_the_merge_is_listed_and_its_bank_is_not(self, stocked: Live, soup: Soup) -> None:
-        mixed(stocked, "bank")
-        listed = {row["id"] for row in stocked.world.client.get("/v1/models").json()["data"]}
-        assert "bank/mixed" in listed
-        assert "bank/kitchen" not in listed
-        out, _ = done(soup("ls", "--json", "--method", "adamix"))
-        assert {row["ref"] for row in json.loads(out)["data"]} == {"bank/kitchen@1", "lora_bank/kitchen@1"}
 
     @pytest.mark.parametrize(
         ("args", "code", "said"),

@@ -18,7 +18,7 @@ from service.http.models.named_models import resolve_model
 from service.http.schemas.wire import MixedAdapter
 from service.mixtures import Mixtures
 from tests.service.answers import refusal
-from tests.service.servers import BASE_ID, Live, World
+from tests.service.servers import BASE_ID, World
 
 INIT = Provenance(init_hash=f"sha256:{3:064x}", init_source="declared").model_dump()
 ADAPTERS = [{"ref": "acme/law", "weight": 0.7}, {"ref": "other/style", "weight": 0.5}]
@@ -212,17 +212,3 @@ def test_embeddings_of_a_mixture_are_those_of_its_soup(stocked: World) -> None:
         vectors[model] = answer.json()["data"][0]["embedding"]
         assert (answer.headers["x-soup-digest"] == digest) == (model != f"base/{BASE_ID}")
     assert vectors["acme/embeds"] == vectors[NAME] == vectors[BASE_ID] != vectors[f"base/{BASE_ID}"]
-
-
-def test_openais_client_sends_adapters_in_its_extra_body(live: Live, stocked: World) -> None:
-    answer = live.openai().completions.create(
-        model=BASE_ID, prompt="0 1", max_tokens=2, temperature=0, extra_body={"adapters": ADAPTERS}
-    )
-    assert answer.model == NAME
-
-
-def test_a_page_compares_a_mixture(stocked: World) -> None:
-    compared = stocked.client.get("/compare.json", params={"model": [BASE_ID, NAME]}).json()
-    facts = compared["models"][1]
-    assert (facts["model"], facts["kind"]) == (NAME, "soup")
-    assert facts["ingredients"] == {"acme/law@1": "0.583333", "other/style@1": "0.416667"}

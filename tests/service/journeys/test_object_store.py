@@ -145,24 +145,6 @@ def test_a_store_that_is_away_is_told_and_what_needs_none_goes_on(
         assert world.client.put(f"/v1/blobs/{sha256_digest(b'more')}", content=b"more").status_code == 201
 
 
-def test_parts_ranges_and_removal_over_http(url: str, allowlist: Path, tmp_path: Path) -> None:
-    data = bytes(range(256)) * 40
-    digest = sha256_digest(data)
-    for world in open_world(tmp_path / "data", allowlist, collect_days=0.0):
-        path = world.client.post("/v1/blobs/uploads", json={"digest": digest}).headers["location"]
-        for start, end in ((0, 5000), (5000, len(data))):
-            span = {"content-range": f"{start}-{end - 1}"}
-            assert world.client.patch(path, content=data[start:end], headers=span).status_code in {202, 204}
-        assert world.client.put(path, params={"digest": digest}).status_code == 201
-        shutil.rmtree(tmp_path / "data" / "cache")
-        part = world.client.get(f"/v1/blobs/{digest}", headers={"range": "bytes=300-309"})
-        assert (part.status_code, part.content) == (206, data[300:310])
-        assert f"{digest[7:9]}/{digest[7:]}" in keys(url)
-        world.registry.blobs.delete(digest)
-        assert keys(url) == ["store.json"]
-        assert world.client.get(f"/v1/blobs/{digest}").status_code == 500
-
-
 @pytest.mark.long
 def test_kill_9_of_the_server_that_takes_a_part_and_another_goes_on(
     object_store: ObjectStore, postgres: Postgres, allowlist: Path, tmp_path: Path

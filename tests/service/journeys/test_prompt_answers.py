@@ -102,11 +102,6 @@ def test_blank_answers_are_empty_passages(stocked: Live) -> None:
     assert answer.json()["sample"]["empty"] == 1
 
 
-def test_adapters_are_searched_by_prompts_too(stocked: Live) -> None:
-    with SoupClient(stocked.url, stocked.world.admin) as client:
-        assert client.nearest(PASSAGES[:5], limit=1)["data"][0]["adapter"]["ref"] == "acme/court@1"
-
-
 def test_a_file_of_many_samples_may_hold_prompts(tmp_path: Path) -> None:
     file = tmp_path / "many.jsonl"
     lines = [{"domain": "law", **ITEMS[0]}, {"domain": "law", "text": "The court."}, {"domain": "tax", **ITEMS[1]}]

@@ -10,8 +10,7 @@ import pytest
 from adaptersoup.client.client import SoupClient
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
-from registry.errors import Retired
-from registry.spec import Provenance, SampleSource, UniformSpec
+from registry.spec import Provenance
 from tests.postgres import KINDS
 from tests.service.answers import answered, refusal
 from tests.service.passages import WORDS, passages
@@ -66,13 +65,6 @@ def fitted(stocked: Live, spec: dict, **body) -> dict:
 
 def sample_of(domain: str) -> dict:
     return {"texts": passages(domain, 30, seed=1)}
-
-
-def test_samples_are_reported_and_the_control_is_not_selectable(http):
-    row = http.get("/v1/adapters/acme/kitchen").json()
-    assert (row["sample_state"], row["sample"]["kept"]) == ("ready", KEPT)
-    assert set(row["sample"]["truncated"]) == {"base", "sbert"}
-    assert http.get("/v1/adapters/acme/control").json()["sample_state"] == "none"
 
 
 @pytest.mark.one_database
@@ -274,24 +266,6 @@ def test_where_tuning_is_the_default_a_request_need_not_ask_for_it(stocked, http
     assert job.arguments["effort"] == "tune"  # settled when it was asked for, whatever the settings become
 
 
-def test_a_soup_is_cooked_once_and_served_like_any_adapter(stocked, http):
-    body = {"sample": sample_of("kitchen"), "selector": {"kind": "uniform"}}
-    soup = cooked(stocked, **body)
-    assert (soup["abstained"], soup["soup"]["kind"]) == (False, "soup")
-    assert soup["model"].startswith("default/soup-" + soup["digest"][7:19])
-    assert [one["weight"] for one in soup["recipe"]["ingredients"]] == ["0.333333334", "0.333333333", "0.333333333"]
-    assert soup["recipe"]["ingredients"] == sorted(soup["recipe"]["ingredients"], key=lambda one: one["digest"])
-
-    again = cooked(stocked, 200, **body)
-    assert (again["cached"], again["digest"], again["model"]) == (True, soup["digest"], soup["model"])
-
-    asked = {"model": soup["model"], "texts": passages("kitchen", 3, seed=5), "baseline": "base/tiny"}
-    scored = http.post("/v1/perplexity", json=asked).json()
-    assert (scored["perplexity"] > 1, scored["digest"]) == (True, soup["digest"])
-    told = stocked.openai().completions.create(model=soup["model"], prompt="Heat the", max_tokens=4, temperature=0)
-    assert (told.model, told.system_fingerprint) == (soup["model"], soup["digest"])
-
-
 @pytest.mark.one_database
 def test_verify_abstains_where_the_soup_does_not_help(stocked, http):
     """An adapter whose up-projection is zero changes nothing, so it cannot beat the base."""
@@ -319,38 +293,11 @@ def test_a_wait_that_is_too_long_is_refused_where_there_is_nothing_to_wait_for(s
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "wait")
 
 
-def test_a_retired_ingredient_is_gone_by_name_and_its_soups_stay(stocked, http):
-    stocked.world.push("acme/passing", seed=30, domain="passing", provenance=INIT)
-    soup = cook(stocked, recipe={"ingredients": [{"ref": "acme/kitchen"}, {"ref": "acme/passing"}]}).json()
-    assert http.delete("/v1/adapters/acme/passing").status_code == 200
-    gone = http.get("/v1/adapters/acme/passing")
-    assert (gone.status_code, gone.json()["error"]["code"]) == (410, Retired.code)
-    assert mean_nll(stocked, soup) > 0
-    parents = http.get(f"/v1/adapters/{soup['model']}/lineage").json()["parents"]
-    assert {p["ref"]: p["retired"] for p in parents} == {"acme/kitchen@1": False, "acme/passing@1": True}
-    assert cook(stocked, recipe={"ingredients": [{"ref": "acme/passing"}]}).status_code == 410
-
-
 def push_late(stocked, client, name: str, seed: int) -> list[dict]:
     """Push another adapter of the court; the refits that come of it, once they are over."""
     sample = {"texts": passages("court", KEPT, seed=seed)}
     pushed = stocked.world.push(f"acme/{name}", seed=seed, domain=name, provenance=INIT, sample=sample)
     return [client.wait_job(job) for job in client.wait_job(pushed["job"])["result"]["refits"]]
-
-
-def test_the_old_selector_serves_while_a_new_adapter_waits_for_its_refit(stocked, http, client):
-    spec = {"kind": "gmm", "seed": 5}
-    before = fitted(stocked, spec)
-    sample = {"texts": passages("court", KEPT, seed=8)}
-    pushed = stocked.world.push("acme/later", seed=40, domain="later", provenance=INIT, sample=sample)
-    refits = client.wait_job(pushed["job"])["result"]["refits"]
-    assert refits
-    assert http.get(f"/v1/selectors/{before['id']}").json()["not_yet_included"] == ["acme/later@1"]
-    for job in refits:
-        assert client.wait_job(job)["state"] == "succeeded"
-    after = selected(stocked, sample=sample_of("kitchen"), selector=spec)
-    assert after["selector"] != before["id"]
-    assert after["not_yet_included"] == []
 
 
 def nobody_asks_for(stocked, selector: dict) -> None:
@@ -386,17 +333,6 @@ def test_an_idle_selector_is_refitted_when_it_is_asked_for(stocked, http, client
 
 def domains_of(answer: dict) -> set[str]:
     return {one["domain"] for one in answer["selection"]["selected"]}
-
-
-@pytest.mark.one_database
-def test_a_key_that_only_reads_has_an_idle_selector_refitted(stocked, http):
-    reader = stocked.world.key(["read"])
-    nobody_asks_for(stocked, fitted(stocked, {"kind": "uniform"}, pool={"namespaces": ["acme"]}))
-    http.delete("/v1/adapters/acme/late")
-    with SoupClient(stocked.url, reader) as asking:
-        answer = asking.select(SampleSource(**sample_of("kitchen")), selector=UniformSpec())
-    assert answer["not_yet_included"] == []
-    assert "late" not in domains_of(answer)
 
 
 @pytest.mark.one_database
