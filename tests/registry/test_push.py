@@ -229,17 +229,6 @@ class TestRefusals:
             verbs.push(files={WEIGHTS: inline(weights(0, wide))})
         assert len(caught.value.problems) == 6  # down.weight, down.bias and up.weight of two layers
 
-    def test_a_foreign_blob_is_as_good_as_unknown(self, verbs):
-        digest = uploaded(verbs, weights(0), "foreign")
-        unknown = "sha256:" + "0" * 64
-        sentences = []
-        for one in (digest, unknown):
-            for fields in ({"files": {WEIGHTS: {"digest": one}}}, {"sample": {"blob": one}}):
-                with pytest.raises(NotFound) as caught:
-                    verbs.push(scope=("acme",), **fields)
-                sentences.append(caught.value.message.replace(one, "it"))
-        assert len(set(sentences)) == 1
-
     def test_a_blob_beyond_the_limit_is_not_read(self, verbs):
         sample = {"blob": uploaded(verbs, encode_lines(passages("law")))}
         with pytest.raises(TooLarge, match=r"sample has .* bytes and the limit is 100"):

@@ -86,19 +86,6 @@ def open_names(data: Path, bases: Path) -> list[set[str]]:
 
 
 @pytest.mark.one_database
-def test_a_damaged_blob_fails_and_is_named(world: World, backup: Soup) -> None:
-    file = weights_file(world, "acme/damaged", seed=2)
-    flip(file)
-    try:
-        code, out, err = backup()
-        assert code == 1
-        assert f"sha256:{file.name}  damaged  weights of acme/damaged@1" in out
-        assert "1 left out (missing or damaged)." in err
-    finally:
-        flip(file)
-
-
-@pytest.mark.one_database
 def test_nothing_is_restored_under_a_server(world: World, backup: Soup, command: Soup, tmp_path: Path) -> None:
     assert backup()[0] == 0
     data = world.runtime.settings.data

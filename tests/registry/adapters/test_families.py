@@ -299,18 +299,6 @@ def test_on_an_encoder_a_parallel_adapter_reads_one_thing_and_the_other_name_is_
         expected_tensors(CASES["parallel-residual"], bases(family).shape)
 
 
-def test_a_lora_on_an_encoder_adds_its_product(encoder):
-    path = "encoder.layer.1.attention.self.value"
-    config = LoraConfig.of({path: LoraModule(2, 6.0)})
-    tensors = drawn(config, encoder.shape)
-    patched = copy.deepcopy(encoder.model)
-    a, b = (tensors[f"base_model.model.{path}.lora_{side}.weight"] for side in "AB")
-    with torch.no_grad():
-        patched.get_submodule(path).weight += 3.0 * b @ a
-        with attached(encoder.model, from_tensors(config, encoder.shape, tensors)):
-            agree(outputs(encoder), outputs(encoder, patched))
-
-
 # families without an entry
 
 

@@ -261,16 +261,6 @@ class TestRefused:
         with attached(gpt2.model, adapter), pytest.raises(Internal, match="one tensor"):
             gpt2.model.transformer(input_ids=IDS, attention_mask={"full_attention": None})
 
-    def test_a_second_adapter(self, gpt2):
-        plain = gpt2.model(IDS).logits
-        with attached(gpt2.model, prefix_of(gpt2)):
-            with (
-                pytest.raises(Internal, match="attached to this base model already"),
-                attached(gpt2.model, prefix_of(gpt2, seed=2)),
-            ):
-                pass
-            assert not torch.equal(gpt2.model(IDS).logits, plain), "the first is still there"
-
 
 def test_training_in_mixed_precision(base):
     adapter = prefix_of(base)

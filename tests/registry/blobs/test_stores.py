@@ -18,12 +18,10 @@ from registry.names import sha256_digest
 from tests.object_store import ObjectStore, object_blobs
 from tests.registry.blobs.contract import BlobStoreContract
 from tests.registry.damaged_files import overwrite
-from tests.registry.memory_blobs import MemoryBlobs
 
 FAST: dict[str, Callable[[Path], BlobStore]] = {
     "local": lambda folder: LocalBlobs(folder / "blobs"),
     "objects in a folder": lambda folder: object_blobs(f"file://{folder}/bucket", folder),
-    "memory": lambda _: MemoryBlobs(),
 }
 """Stores that are fast enough for laws."""
 HELLO = sha256_digest(b"hello")
@@ -64,15 +62,6 @@ class TestObjectBlobs(BlobStoreContract):
     def damage(self, store: ObjectBlobs, digest: str, data: bytes) -> None:
         store._bucket.put(f"{digest[7:9]}/{digest[7:]}", data, len(data))
         store._cache.remove(digest)  # else this server's copy would do
-
-
-class TestMemoryBlobs(BlobStoreContract):
-    @pytest.fixture
-    def store(self) -> MemoryBlobs:
-        return MemoryBlobs()
-
-    def damage(self, store: MemoryBlobs, digest: str, data: bytes) -> None:
-        store.damage(digest, data)
 
 
 @pytest.mark.parametrize("text", NO_DIGESTS)

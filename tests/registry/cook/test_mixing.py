@@ -30,16 +30,13 @@ from tests.registry.toy_registry import (
     INIT,
     LORA,
     SHAPE,
-    WEIGHTS,
     WIDE_LORA,
     ToyRegistry,
     assert_rebuilt,
     by_hand,
     domains_of,
-    inline,
     passages,
     reasons,
-    weights,
 )  # fmt: skip
 
 ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
@@ -171,12 +168,6 @@ class TestByHand:
         with pytest.raises(Internal, match="before and"):
             strangers.cook(recipe=recipe, mixing=how)
 
-    def test_half_precision_becomes_single(self, verbs):
-        verbs.push("acme/half", files={WEIGHTS: inline(weights(8, dtype=torch.float16))})
-        verbs.push("acme/law")
-        cooked = verbs.cook(recipe=by_hand("acme/half", "acme/law"))
-        assert verbs.row(cooked.soup_id).dtype == "F32"
-
 
 class TestLora:
     @pytest.fixture
@@ -185,14 +176,6 @@ class TestLora:
         for seed, (name, config) in enumerate({"law": LORA, "code": WIDE_LORA}.items()):
             verbs.ready(f"acme/{name}", seed=seed, config=config, provenance=UNKNOWN)
         return verbs
-
-    def test_one_alone_is_itself_bit_for_bit(self, loras):
-        blobs = set(loras.blobs.digests())
-        cooked = loras.cook(recipe=by_hand("acme/code"), verify=True, sample=None)
-        assert (cooked.model, cooked.created) == ("acme/code@1", False)
-        assert (cooked.report.residual, cooked.report.relative_cost) == (0.0, 1.0)
-        assert loras.blobs.read(loras.row(cooked.soup_id).weights_blob) == weights(1, WIDE_LORA)
-        assert set(loras.blobs.digests()) == blobs
 
     def test_a_pool_of_unknown_origins_is_fitted_selected_from_and_cooked(self, loras):
         cooked = loras.cook(sample=texts(law=30, code=30), pool={"method": "lora"})

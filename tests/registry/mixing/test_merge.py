@@ -90,15 +90,6 @@ def test_auto_merges_a_bank_and_says_of_how_many():
 # --- the report -------------------------------------------------------------------------------------
 
 
-def test_a_merge_costs_what_an_expert_costs():
-    tensors, found = reported([bank(config=config_of("houlsby", experts=8, share="none"))], MergeMixing())
-    assert (found.method, found.members, found.weights) == ("merge", 1, ("1",))
-    assert (found.width_in, found.width_out) == ((4,), 4)
-    assert found.relative_cost == 1.0
-    assert found.parameters == sum(tensor.numel() for tensor in tensors.values())
-    assert found.notes == ()
-
-
 def test_the_residual_is_the_distance_from_the_mean_over_all_routes():
     """Every route is taken by hand, through the modules that serve; nothing of the report's code is used."""
     config = config_of("pfeiffer", experts=3, share="none")

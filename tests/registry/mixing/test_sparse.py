@@ -116,21 +116,6 @@ def test_pruning_again_keeps_the_mean_density_and_the_largest(drawn):
     assert float(sizes[~flags].max()) <= float(sizes[flags].min())
 
 
-@given(st.integers(2, 4), rules)
-@settings(max_examples=12)
-def test_copies_average_to_themselves(count, rule):
-    pruned, tensors = sparse(CONFIG, 7)
-    canonical = canonical_weights([1.0] * count)
-    parts = [part(n, pruned, weight, provenance=INIT, load=lambda: tensors) for n, weight in enumerate(canonical)]
-    config, found = mixed(parts, rule)
-    assert config.pruned.masked == pruned.pruned.masked
-    for name, tensor in tensors.items():
-        if is_mask(name):
-            assert torch.equal(found[name], tensor)
-        else:
-            torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(
     "config",
@@ -151,16 +136,6 @@ def test_a_soup_can_be_pushed_as_any_adapter(config, rule):
 
 
 # --- edges ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_one_ingredient_is_itself(rule):
-    one = sparse_part(3, CONFIG)
-    assert mixed([one], rule)[0] == one.config
-    assert save_tensors(mixed([one], rule)[1]) == save_tensors(one.load())
-    halved, tensors = mixed([one], rule, scale="0.5")
-    assert halved == one.config
-    assert torch.equal(tensors["layers.0.ffn.up.weight"], one.load()["layers.0.ffn.up.weight"] * 0.5)
 
 
 def test_a_dense_ingredient_keeps_everything():

@@ -49,13 +49,6 @@ def test_it_is_the_papers_formula(config, coefficients) -> None:
         assert torch.allclose(tensor.double(), wanted, rtol=1e-6, atol=1e-6), name
 
 
-def test_what_learnt_nothing_stays_at_the_start() -> None:
-    start = create(PLAIN, SHAPE, seed=7, init="linear").state_dict()
-    (one,) = weighted([PLAIN], [1], provenance=started(PLAIN), load=lambda: start)
-    found = ours([one], scale="-3")
-    assert all(torch.equal(tensor, start[name]) for name, tensor in found.items())
-
-
 def test_the_start_is_found_by_its_hash_and_stands_in_the_recipe() -> None:
     for init in ("near_identity", "linear", "zero_up"):
         parts = weighted([PLAIN] * 2, [1, 1], provenance=started(PLAIN, seed=3, init=init))

@@ -145,13 +145,6 @@ def test_sizes_beyond_the_settings(world: World, good: bytes) -> None:
 # --- what is not the caller's ---------------------------------------------------------------------
 
 
-def test_a_foreign_namespace_is_forbidden(world: World, good: bytes) -> None:
-    headers = world.headers(world.key(["read", "write"], ["ours"]))
-    refused(world, manifest(good), 403, "forbidden", "'acme'", headers=headers)
-    reader = world.headers(world.key(["read"], ["acme"]))
-    refused(world, manifest(good), 403, "forbidden", "'write'", headers=reader)
-
-
 def test_foreign_blobs_are_as_good_as_unknown(world: World, good: bytes) -> None:
     """Neither an upload of another namespace, nor what its adapters hold, can be pushed by its digest."""
     theirs = world.key(["read", "write"], ["theirs"])
