@@ -230,6 +230,17 @@ def test_a_folder_that_cannot_be_used_is_said(tmp_path):
         noisy(tmp_path / "state")
 
 
+def test_divergence_after_going_on_is_the_same_divergence(tmp_path):
+    def sentence(folder: Path | None) -> str:
+        with pytest.raises(InvalidParameter, match="diverged") as caught:
+            noisy(folder, learning_rate=200.0, warmup=1.0)
+        return caught.value.message
+
+    with pytest.raises(Cancelled):
+        noisy(tmp_path, learning_rate=200.0, warmup=1.0, stop_after=1)
+    assert sentence(tmp_path) == sentence(None)
+
+
 def test_differences_are_named_by_their_path():
     saved, now = {"a": 1, "b": {"c": 2, "d": [1]}}, {"a": 1, "b": {"c": 3, "d": [1]}, "e": None}
     assert differences(saved, now) == ["b.c (2 there, 3 here)"]

@@ -777,6 +777,13 @@ class TestInference:
             "model": "team/law", "prompt": "On", "max_tokens": 5, "temperature": 0, "stop": ["a"], "seed": 1,
         }  # fmt: skip
 
+    def test_generate_streams(self, soup: Soup, server: Server) -> None:
+        chunks = [("message", self.completion(text)) for text in ("a", "b")]
+        server.on("POST /v1/completions", lambda _: events(*chunks, tail="data: [DONE]\n\n"))
+        assert soup("generate", "team/law", "x", "--stream")[1] == "ab\n"
+        lines = soup("generate", "team/law", "x", "--stream", "--json")[1].splitlines()
+        assert [json.loads(line) for line in lines] == [chunk for _, chunk in chunks]
+
     def test_the_prompt_from_stdin(self, soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))
         server.on("POST /v1/completions", ok(self.completion("x")))

@@ -10,6 +10,7 @@ import pytest
 from adaptersoup.client.client import SoupClient
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
+from registry.errors import Retired
 from registry.spec import Provenance
 from tests.postgres import KINDS
 from tests.service.answers import answered, refusal
@@ -291,6 +292,18 @@ def test_a_wait_that_is_too_long_is_refused_where_there_is_nothing_to_wait_for(s
     assert stocked.world.client.post(path, json={**asked, "wait": 120}).status_code == 200
     refused = stocked.world.client.post(path, json={**asked, "wait": 1e6})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "wait")
+
+
+def test_a_retired_ingredient_is_gone_by_name_and_its_soups_stay(stocked, http):
+    stocked.world.push("acme/passing", seed=30, domain="passing", provenance=INIT)
+    soup = cook(stocked, recipe={"ingredients": [{"ref": "acme/kitchen"}, {"ref": "acme/passing"}]}).json()
+    assert http.delete("/v1/adapters/acme/passing").status_code == 200
+    gone = http.get("/v1/adapters/acme/passing")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (410, Retired.code)
+    assert mean_nll(stocked, soup) > 0
+    parents = http.get(f"/v1/adapters/{soup['model']}/lineage").json()["parents"]
+    assert {p["ref"]: p["retired"] for p in parents} == {"acme/kitchen@1": False, "acme/passing@1": True}
+    assert cook(stocked, recipe={"ingredients": [{"ref": "acme/passing"}]}).status_code == 410
 
 
 def push_late(stocked, client, name: str, seed: int) -> list[dict]:

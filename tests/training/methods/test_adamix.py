@@ -15,7 +15,7 @@ from torch import Tensor
 import registry.base_model.likelihood as likelihood
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.experts import BankAdapter, merge_bank
-from registry.adapters.weights import init_hash, load_tensors
+from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.base_model.likelihood import lm_logits
 from registry.errors import InvalidParameter
 from registry.formats import read_directory
@@ -204,6 +204,14 @@ def test_a_bank_starts_as_a_plain_adapter_and_says_so(base):
     assert train(base, init_seed=5, experts=3).init_hash == plain
     assert train(base, init_seed=5, experts=4, share="none", consistency="none").init_hash == plain
     assert train(base, init_seed=6).init_hash != plain
+
+
+def test_the_modes_are_different_trainings_and_the_same_seeds_the_same(base):
+    made = {mode: save_tensors(train(base, consistency=mode).tensors) for mode in MODES}
+    assert len(set(made.values())) == 3
+    assert save_tensors(train(base).tensors) == made["released"]  # the default
+    other = RECIPE.model_copy(update={"data_seed": 1})
+    assert save_tensors(train(base, hyperparameters=other).tensors) != made["released"]
 
 
 def test_the_adapter_of_a_bank_has_its_start_and_says_of_what_it_was_made(base, tmp_path):
