@@ -164,11 +164,6 @@ def test_a_job_that_waits_can_be_cancelled_once_and_stays_so(browser: Signed, wa
     assert "refresh" not in page
 
 
-def test_jobs_of_another_namespace_are_not_listed(stocked: World, waiting: str) -> None:
-    outside = Signed(stocked, stocked.key(["read", "write"], ["other"]))
-    assert outside.get("/jobs.json").json()["data"] == []
-
-
 ENDS: dict[str, Callable[[World, Signed, dict[str, Any]], Any]] = {
     "signed out": lambda _, browser, key: browser.send("/sign-in/out", "/jobs"),
     "revoked": lambda world, _, key: world.client.delete(f"/v1/keys/{key['id']}"),
