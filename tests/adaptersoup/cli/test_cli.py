@@ -397,10 +397,6 @@ class TestLooking:
         monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
         assert soup("rm", "team/law")[:2] == (0, "team/law@1\n")
 
-    def test_rm_undo(self, soup: Soup, server: Server) -> None:
-        server.on("POST /v1/adapters/team/law@1/restore", ok(ADAPTER))
-        assert soup("rm", "--undo", "team/law@1")[:2] == (0, "team/law@1\n")
-
 
 class TestChoosing:
     def test_only_flags_that_were_given_are_in_the_value(self) -> None:
