@@ -206,6 +206,12 @@ def test_no_path_of_a_machine_and_no_number_of_another_run(path: Path) -> None:
     assert max(map(len, text.splitlines()), default=0) < 1000
 
 
+@pytest.mark.parametrize("path", [path for path in PAGES if "how-to" in path.parts], ids=str)
+def test_a_how_to_page_is_short_and_begins_with_its_command(path: Path) -> None:
+    assert len(read(path).split()) <= 600
+    assert re.search(r"^(    |```)", read(path).partition("\n## ")[0], re.MULTILINE)
+
+
 def test_perplexities_stand_in_marked_blocks_only() -> None:
     """A figure beside 'perplexity' outside of a block would be one typed by hand."""
     for path in WRITTEN:
