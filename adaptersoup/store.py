@@ -23,7 +23,6 @@ from adaptersoup.matrix import evaluate_on
 from adaptersoup.requests import Model, Text, check_texts, model_name, request_of
 from adaptersoup.synchronous.client import Client
 from adaptersoup.values import Adapter, Adapters, Perplexity, Selection, Selector, Soup
-from registry import cores
 from registry.adapters import attached, from_tensors
 from registry.base_model import read_allowlist
 from registry.catalogue.rows import AdapterRow, JobRow
@@ -73,7 +72,6 @@ class Store:
         with ExitStack() as stack:
             stack.callback(_remove_candidate, candidate, allowlist)
             self._runtime = Runtime(_settings(settings, self.folder, candidate if candidate.exists() else None))
-            stack.enter_context(cores.restored())
             self._runtime.start()
             stack.callback(self._runtime.stop)
             if entry is not None:  # no other process writes there while this one has the folder open
@@ -280,7 +278,7 @@ class Store:
         base = self._runtime.bases[row.base_model]
         tensors = loadable(row, self._runtime.services.registry.blobs).load()
         module = from_tensors(row.config, base.shape, tensors).to(next(to.parameters()).device)
-        with cores.borrow_spare(), attached(to, module):
+        with attached(to, module):
             yield
 
     def _row(self, name: str) -> AdapterRow:

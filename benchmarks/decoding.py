@@ -132,17 +132,13 @@ def run(
 ) -> Result:  # fmt: skip
     """Measure all engines in turn; `ways` are the requested peers, `modes` those of vLLM."""
     setting = prepare(base, rows=rows, more=more, tokens=tokens)
-    setting.some.engine.start()
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            asked = {one: what for one, what in wanted(setting, folder, Path(scratch), modes).items() if one in ways}
-            with peers(asked, environments) as processes:
-                calls = setting.calls(processes)
-                check({way: call() for way, call in calls.items()}, exact=base.entry.dtype == "float32")
-                times = interleaved(calls, repeats=repeats, warm=True, before=lambda turn: setting.redraw(turn + 1))
-                return _result(setting, times, processes, name)
-    finally:
-        setting.some.engine.stop()
+    with tempfile.TemporaryDirectory() as scratch:
+        asked = {one: what for one, what in wanted(setting, folder, Path(scratch), modes).items() if one in ways}
+        with peers(asked, environments) as processes:
+            calls = setting.calls(processes)
+            check({way: call() for way, call in calls.items()}, exact=base.entry.dtype == "float32")
+            times = interleaved(calls, repeats=repeats, warm=True, before=lambda turn: setting.redraw(turn + 1))
+            return _result(setting, times, processes, name)
 
 
 def check(written: Mapping[str, Rows], *, exact: bool) -> None:

@@ -16,8 +16,6 @@ from statistics import median
 from typing import Any
 
 from demo.results import Figure, Row, command_line, update, write
-from registry.cores import end_workers
-from service.engine.engine import CORES_KEPT_SECONDS
 
 
 def repeated(
@@ -116,8 +114,8 @@ def interleaved(
 ) -> dict[str, list[float]]:
     """Seconds of each call, `repeats` times, in turn, so that what slows the machine slows all of them.
 
-    Each runs once before, unless they are `warm`. `before` is called with the number of each repeat, from 0 on. Before
-    each call this thread's workers end, and the engine has time to end its own, so that they do not compete for cores.
+    Each runs once before, unless they are `warm`. `before` is called with the number of each repeat, from 0 on. All
+    compute in this thread: workers that torch keeps for another one would slow them.
     """
     for call in () if warm else calls.values():
         call()
@@ -125,8 +123,6 @@ def interleaved(
     for repeat in range(repeats):
         before(repeat)
         for name, call in calls.items():
-            end_workers()
-            time.sleep(2 * CORES_KEPT_SECONDS)
             found[name].append(seconds(call))
     return found
 

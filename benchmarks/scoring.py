@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +53,10 @@ class Setting:
 
     def by_engine(self, rows: Sequence[Window]) -> Nats:
         """NLL of each row from the engine, waiting for the answer."""
-        answer: Any = self.engine.submit(ScoreRequest(self.base.entry.id, tuple(rows))).result()
-        return list(answer.nll)
+        ticket = self.engine.submit(ScoreRequest(self.base.entry.id, tuple(rows)))
+        while self.engine.step():  # in this thread, as the others (`interleaved`)
+            pass
+        return list(ticket.result().nll)
 
     @torch.inference_mode()
     def forward(self) -> list[Tensor]:
@@ -84,24 +85,20 @@ def run(base: LoadedBase, *, rows: int, repeats: int, name: str = "scoring") -> 
     """Every way, in turn."""
     setting = Setting(base, Engine(Given({base.entry.id: base}), EngineLimits(max_step_tokens=STEP_TOKENS)), rows)
     setting.redraw(0)
-    setting.engine.start()
-    try:
-        check(setting)
-        calls: dict[str, Callable[[], object]] = {
-            "blocks": lambda: setting.by_engine(setting.blocks),
-            "forward": setting.forward,
-            "passages": lambda: setting.by_engine(setting.texts),
-            "evaluate": lambda: setting.evaluate(setting.texts),
-        }
-        tokens: list[int] = []
+    check(setting)
+    calls: dict[str, Callable[[], object]] = {
+        "blocks": lambda: setting.by_engine(setting.blocks),
+        "forward": setting.forward,
+        "passages": lambda: setting.by_engine(setting.texts),
+        "evaluate": lambda: setting.evaluate(setting.texts),
+    }
+    tokens: list[int] = []
 
-        def redraw(repeat: int) -> None:
-            setting.redraw(repeat + 1)
-            tokens.append(sum(map(len, setting.texts)))
+    def redraw(repeat: int) -> None:
+        setting.redraw(repeat + 1)
+        tokens.append(sum(map(len, setting.texts)))
 
-        times = interleaved(calls, repeats=repeats, before=redraw)
-    finally:
-        setting.engine.stop()
+    times = interleaved(calls, repeats=repeats, before=redraw)
     return _result(setting, times, tokens, name)
 
 

@@ -52,6 +52,8 @@ class Writing:
         params = SamplingParams(max_tokens=self.tokens, temperature=0)
         base_id, asked = self.base.entry.id, zip(self.prompts, adapters, strict=True)
         tickets = self.engine.submit_all([GenerateRequest(base_id, row, one, params) for row, one in asked])
+        while self.engine.step():  # in this thread, as the others (`interleaved`)
+            pass
         return [ticket.result().choices[0].token_ids for ticket in tickets]
 
     def generate(self, model: Any, **more: Any) -> Rows:

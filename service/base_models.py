@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
+from registry.cores import ALL
 from registry.encoders import BaseModelEncoder, CachedEncoder, Encoder, SentenceBertEncoder, VectorCache
 from registry.encoders.contract import EmbeddedText
 from registry.errors import NotFound, Unavailable
@@ -17,19 +19,27 @@ from registry.progress import Progress
 from registry.spec import BaseEntry, BaseShape, Passage, PassageScore
 from service.engine.bases import AllowedBases
 from service.engine.text_calls import EngineCalls, has_bos
+from service.settings import Settings
 
 log = logging.getLogger("soup.base_models")
 
 
 class ServedBaseModels(Mapping[str, "ServedBaseModel"]):
-    """The base models of a server by id; raises NotFound for unknown ids. `memory_bytes` is the engine's budget."""
+    """The base models of a server by id; raises NotFound for unknown ids."""
 
-    def __init__(self, allowed: AllowedBases, engine: EngineCalls, *, memory_bytes: int | None = None) -> None:
+    def __init__(self, allowed: AllowedBases, engine: EngineCalls, settings: Settings) -> None:
         self.allowed = allowed
         self.engine = engine
-        self.memory_bytes = memory_bytes
+        self.memory_bytes = settings.memory_bytes
+        self._cores = settings.threads or ALL
         self.vectors = VectorCache()
-        self.sentence_bert = SentenceBertEncoder()
+        self.sentence_bert = SentenceBertEncoder(cores=self._spare_cores)
+
+    def _spare_cores(self) -> int:
+        """All cores while the engine has no requests, else one."""
+        with suppress(Unavailable):
+            return 1 if self.engine.counters()["requests"] else self._cores
+        return self._cores
 
     def __getitem__(self, base_id: str) -> ServedBaseModel:
         """Return the base model of this id; raises NotFound."""

@@ -19,7 +19,6 @@ from registry.base_model import read_allowlist
 from registry.blobs import ServerBlobs, open_blobs
 from registry.catalogue.database import Database
 from registry.context import Refits, Registry, Retention
-from registry.cores import use_one_each
 from registry.errors import InvalidParameter, Unavailable
 from registry.names import sha256_digest
 from registry.spec import DefaultLimits, UseLimits
@@ -70,7 +69,7 @@ class Runtime:
         self.database = Database(settings.database, pool_size=settings.database_pool)
         allowed = AllowedBases({} if settings.bases is None else read_allowlist(settings.bases), settings.cache)
         self.engine = engine_of(settings, allowed, process=engine_process)
-        self.bases = ServedBaseModels(allowed, self.engine, memory_bytes=settings.memory_bytes)
+        self.bases = ServedBaseModels(allowed, self.engine, settings)
         self.key_watch = KeyWatch(self.database)
         self.identities = identities_of(settings, self.key_watch)
         self.tracing = tracing_of(settings)
@@ -103,7 +102,6 @@ class Runtime:
             stack.callback(self._stop_tracing)
             stack.callback(self.database.close)
             blobs = self._prepare_data()
-            use_one_each(self.settings.threads)
             self._check_bases()
             if self.identities is not None:
                 self.identities.begin()

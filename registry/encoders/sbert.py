@@ -7,7 +7,8 @@ of this encoder, outside of the engine thread.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
@@ -39,13 +40,17 @@ DOING = "embedding sentences with sentence-BERT"
 
 
 class SentenceBertEncoder:
-    """Sentences as unit vectors. `path` is a folder of a model like MiniLM; None is the packaged one."""
+    """Sentences as unit vectors. `path` is a folder of a model like MiniLM; None is the packaged one.
+
+    `cores` returns the number of processor cores to use, by default all.
+    """
 
     name: EncoderName = "sbert"
     unit: Unit = "sentence"
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, *, cores: Callable[[], int] | None = None) -> None:
         self._path = path
+        self._cores = cores
         self._lock = RLock()
         self._model: SentenceTransformer | None = None
 
@@ -120,17 +125,20 @@ class SentenceBertEncoder:
         """Vectors (n, d) and the number of truncated sentences; the lock is held."""
         progress(0, len(sentences), DOING)
         model = self._loaded()
-        from registry.cores import borrow_spare  # brings torch, like the model
+        from registry.cores import ALL, use_cores  # brings torch, like the model
 
+        cores = ALL if self._cores is None else self._cores()
         chunks: list[npt.NDArray[np.float32]] = []
         truncated = 0
-        for start in range(0, len(sentences), CHUNK):
-            chunk = [_beginning(model, sentence) for sentence in sentences[start : start + CHUNK]]
-            with borrow_spare():
-                vectors = model.encode(chunk, batch_size=CHUNK, show_progress_bar=False, normalize_embeddings=True)
-            chunks.append(vectors)
-            truncated += _count_truncated(model, chunk)
-            progress(start + len(chunk), len(sentences), DOING)
+        with ThreadPoolExecutor(1, initializer=use_cores, initargs=(cores,)) as thread:  # workers end with it
+            for start in range(0, len(sentences), CHUNK):
+                chunk = [_beginning(model, sentence) for sentence in sentences[start : start + CHUNK]]
+                encoding = thread.submit(
+                    model.encode, chunk, batch_size=CHUNK, show_progress_bar=False, normalize_embeddings=True
+                )
+                chunks.append(encoding.result())
+                truncated += _count_truncated(model, chunk)
+                progress(start + len(chunk), len(sentences), DOING)
         return np.concatenate(chunks), truncated
 
     def _loaded(self) -> SentenceTransformer:

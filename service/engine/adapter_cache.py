@@ -15,6 +15,7 @@ from registry.adapters import AdapterModule, from_tensors
 from registry.adapters.batched import ReadyAdapter
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import LoadedBase
+from registry.cores import use_cores
 from registry.errors import InvalidParameter, SoupError, Unavailable
 from service.engine.runner import Runner
 
@@ -56,7 +57,7 @@ class AdapterCache:
 
     def start_background_loads(self, on_loaded: Callable[[], None]) -> None:
         """Load adapters in threads from now on; they call `on_loaded` after each."""
-        self._pool, self._on_loaded = ThreadPoolExecutor(LOADER_THREADS, "load-adapter"), on_loaded
+        self._pool, self._on_loaded = ThreadPoolExecutor(LOADER_THREADS, "load-adapter", use_cores, (1,)), on_loaded
 
     def close(self) -> None:
         """Cancel loads that have not started; does not wait for the others."""

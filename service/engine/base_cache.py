@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 import torch
 
 from registry.base_model import LoadedBase
-from registry.cores import borrow_spare
+from registry.cores import use_cores
 from registry.errors import SoupError, Unavailable
 from service.engine.text_calls import BaseSource
 
@@ -35,7 +35,7 @@ class BaseCache(Generic[Prepared]):
     """The loaded base models, each as `prepare` returns it.
 
     `budget` is bytes of weights, base models and adapters together (None: no limit); adapters get what base models
-    leave. `on_loaded` is called by the loading thread when it is done.
+    leave. `on_loaded` is called by the loading thread, which uses `cores`, when it is done.
     """
 
     def __init__(
@@ -44,7 +44,9 @@ class BaseCache(Generic[Prepared]):
         budget: int | None,
         on_loaded: Callable[[], None],
         prepare: Callable[[LoadedBase], Prepared],
+        cores: int = 1,
     ) -> None:
+        self._cores = cores
         self._prepare = prepare
         self.on_evict: Callable[[str], None] = lambda _base_id: None
         """Called with each base model's id before it is evicted."""
@@ -199,16 +201,19 @@ class BaseCache(Generic[Prepared]):
         self._loading = base_id, future
         if background:
             self._loader = threading.Thread(
-                target=self._load, args=(base_id, future), name=f"load-{base_id}", daemon=True
+                target=self._load_in_thread, args=(base_id, future), name=f"load-{base_id}", daemon=True
             )
             self._loader.start()
         else:
             self._load(base_id, future)
 
+    def _load_in_thread(self, base_id: str, future: Future[Prepared]) -> None:
+        use_cores(self._cores)
+        self._load(base_id, future)
+
     def _load(self, base_id: str, future: Future[Prepared]) -> None:
         try:
-            with borrow_spare():
-                prepared = self._prepare(self._source.load(base_id))
+            prepared = self._prepare(self._source.load(base_id))
             _return_freed_memory()  # what the weights were made of
         except SoupError as error:
             future.set_exception(error)

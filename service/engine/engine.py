@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
-from registry import cores
 from registry.base_model import BaseText, LoadedBase
+from registry.cores import ALL, use_cores
 from registry.errors import Internal, SoupError, Unavailable
 from service.engine.adapter_cache import AdapterCache
 from service.engine.adapter_metrics import AdapterMetrics, AdapterTotals
@@ -40,8 +40,6 @@ log = logging.getLogger("soup.engine")
 MAX_RETRY_AFTER = 600
 SPEED_SMOOTHING = 0.05
 """Weight of the newest step in the moving average of the speed, from which `retry_after` is computed."""
-CORES_KEPT_SECONDS = 0.05
-"""How long the thread keeps all cores after its work has ended."""
 POLL_SECONDS = 0.1
 """How often the thread checks for cancelled requests while it waits for a base model."""
 
@@ -56,7 +54,10 @@ class Engine(EngineCalls):
         self._source = bases
         self._kv_budget = KVBudget(limits.kv_bytes, self._position_bytes)
         self._admission = AdmissionControl(limits.max_requests, limits.max_tokens)
-        self._bases: BaseCache[Runner] = BaseCache(bases, limits.memory_bytes, self._notify, self._prepare)
+        self._threads = limits.threads or ALL
+        self._bases: BaseCache[Runner] = BaseCache(
+            bases, limits.memory_bytes, self._notify, self._prepare, self._threads
+        )
         self._scheduler = Scheduler(
             admission=self._admission,
             max_step_tokens=limits.max_step_tokens,
@@ -196,7 +197,7 @@ class Engine(EngineCalls):
     # --- the thread -----------------------------------------------------------------------------
 
     def _run(self, base_ids: Sequence[str]) -> None:
-        cores.take_all()
+        use_cores(self._threads)
         try:
             self._preload_first(base_ids)
             while self._wait_for_requests():
@@ -207,7 +208,6 @@ class Engine(EngineCalls):
                     log.exception("the engine's step failed")
                     self._fail_all(Internal("The engine failed; the server's log says where."))
         finally:
-            cores.release_all()
             self._fail_all(Unavailable(STOPPING))
 
     def _preload_first(self, base_ids: Sequence[str]) -> None:
@@ -227,10 +227,7 @@ class Engine(EngineCalls):
                 log.exception("giving up what ended requests leave failed")
         with self._changed:
             if not self._scheduler.depth:
-                if not self._changed.wait_for(self._has_requests, CORES_KEPT_SECONDS):
-                    cores.release_all()
-                    self._changed.wait_for(self._has_requests)
-                    cores.take_all()
+                self._changed.wait_for(self._has_requests)
                 self._passed_at[None] = time.monotonic()
             return self._stop_at is None or (self._scheduler.depth > 0 and time.monotonic() < self._stop_at)
 

@@ -29,6 +29,8 @@ class EngineLimits:
     """Between which keys cached prefixes are shared."""
     memory_bytes: int | None = None
     """For the weights of base models and adapters together; None: no limit."""
+    threads: int | None = None
+    """Processor cores that the thread of an engine uses; None: all of the process."""
 
     @classmethod
     def of(cls, settings: Settings) -> EngineLimits:
@@ -42,6 +44,7 @@ class EngineLimits:
             kv_bytes=settings.engine_kv_bytes,
             share_prompts=settings.engine_share_prompts,
             memory_bytes=settings.memory_bytes,
+            threads=settings.threads,
         )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from registry import cores
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import load_tensors
 from registry.base_model.fingerprint import check_fingerprint
@@ -16,6 +15,7 @@ from registry.spec import BaseEntry, PassageScore
 from registry.tasks.task import Watch
 from service.engine.bases import AllowedBases
 from service.engine.engine import Engine
+from service.engine.limits import EngineLimits
 
 
 def score_samples(job: ToScore, watch: Watch) -> list[list[PassageScore]]:
@@ -40,8 +40,7 @@ def engine_of(entry: BaseEntry, fingerprint: str, threads: int) -> Engine:
 
 @lru_cache(maxsize=1)
 def _start_engine(entry: BaseEntry, threads: int) -> tuple[AllowedBases, Engine]:
-    cores.use_one_each(threads)
     bases = AllowedBases({entry.id: entry}, None)
-    engine = Engine(bases)
+    engine = Engine(bases, EngineLimits(threads=threads))
     engine.start()
     return bases, engine

@@ -13,7 +13,6 @@ from typing import Any
 
 from registry.adapters.loadable import Tensors
 from registry.blobs import open_blobs
-from registry.cores import use_one_each
 from registry.errors import Incompatible, Unavailable
 from registry.stored.adapters import from_store
 from service.engine import Delta, GenerateRequest
@@ -28,7 +27,6 @@ class EngineHost:
     """The engine of a plan; raises Unavailable without the folder of blobs."""
 
     def __init__(self, plan: EnginePlan) -> None:
-        use_one_each(plan.threads)
         if plan.blobs.url is None and not plan.blobs.folder.is_dir():
             raise Unavailable(
                 f"There is no folder of blobs {plan.blobs.folder} on this node: mount it, or keep blobs in a bucket "

@@ -18,7 +18,6 @@ class EnginePlan(Frozen):
     blobs: BlobPlace
     """Read only. A bucket's credentials come from the node's own variables."""
     cache: Path
-    threads: int | None
     limits: EngineLimits
 
 
@@ -33,6 +32,5 @@ def plan_of(settings: Settings) -> EnginePlan:
         bases={} if settings.bases is None else read_allowlist(settings.bases),
         blobs=place.model_copy(update=folders),
         cache=cache,
-        threads=settings.threads,
         limits=EngineLimits.of(settings),
     )

@@ -23,7 +23,7 @@ from registry.catalogue import Catalogue
 from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
 from registry.context import Caller
-from registry.cores import use_one
+from registry.cores import use_cores
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
 from registry.lifecycle.collect import collect
 from registry.progress import Progress
@@ -118,7 +118,7 @@ class JobRunner:
     # --- the worker threads ---------------------------------------------------------------------
 
     def _work(self, lane: Lane) -> None:
-        use_one()
+        use_cores(1)
         while not self._stopping.is_set():
             rung = self._board.rung
             row = self._claim(lane)

@@ -97,6 +97,7 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
     """Serve until SIGINT or SIGTERM; prints the address once base models are loaded. Imports torch."""
     calm_threads()
     talk("loading base models" if settings.bases else "no base model: name an allowlist with --bases or SOUP_BASES")
+    from registry.cores import use_cores
     from service.http.app import create_app
     from service.http.connections import server_config
     from service.observability.logs import configure_logging
@@ -104,6 +105,7 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
 
     gc.freeze()  # a full collection would traverse all imported modules, which takes 0.3 s
     configure_logging(settings.log_level)
+    use_cores(1)  # all are for the engine's process
     runtime = Runtime(settings, engine_process=True)
     stop_times: list[float] = []
 
