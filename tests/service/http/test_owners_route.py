@@ -51,22 +51,6 @@ def test_an_owner_is_changed_and_taken_away_and_all_else_stays(stocked: World) -
     assert stocked.client.get("/v1/jobs?kind=fit").json()["data"] == refits
 
 
-def test_an_owner_gives_no_right_and_takes_one_to_change(stocked: World) -> None:
-    for scopes, namespaces, status in ((["read"], ["acme"], 403), (["read", "write"], ["other"], 404)):
-        headers = stocked.headers(stocked.key(scopes, namespaces))
-        answer = stocked.client.patch("/v1/adapters/acme/law", json={"owner": "me"}, headers=headers)
-        assert answer.status_code == status
-    assert stocked.client.get("/v1/adapters/acme/law").json()["owner"] == "legal@acme.example"
-
-
-def test_two_who_change_it_at_the_same_time_do_not_lose_the_first(stocked: World) -> None:
-    path = "/v1/adapters/other/law"
-    headers = {"if-match": f'"{stocked.client.get(path).json()["etag"]}"'}
-    for owner, status in (("first", 200), ("second", 412)):
-        assert stocked.client.patch(path, json={"owner": owner}, headers=headers).status_code == status
-    assert change(stocked, "other/law", owner="legal@acme.example").status_code == 200
-
-
 @pytest.mark.parametrize("owner", ["", " ", "a\nb", "a\u202eb", "x" * 201, 7])
 def test_what_names_nobody_is_refused_and_the_field_is_named(stocked: World, owner: object) -> None:
     assert "owner" in refusal(change(stocked, "acme/law", owner=owner), 400)
