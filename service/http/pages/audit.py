@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from service.http.app_services import AppServices
 from service.http.pages import paths
-from service.http.pages.forms import Text, parse_midnight, text_or_none
+from service.http.pages.forms import Midnight, Text
 from service.http.pages.page import PageRoute, render_page
 from service.http.requests.paging import Cursor, Limit
 from service.http.routes.audit import AuditListQuery, list_audit
@@ -23,13 +23,12 @@ def audit_filters(
     subject: Text = None,
     namespace: Text = None,
     key_id: Text = None,
-    since: Text = None,
-    until: Text = None,
+    since: Midnight = None,
+    until: Midnight = None,
 ) -> dict[str, Any]:
     """The filters of a query, as fields of AuditListQuery; some may be longer than its, and match nothing."""
     texts = {"action": action, "subject": subject, "namespace": namespace, "key_id": key_id}
-    days = {"since": parse_midnight(since, "since"), "until": parse_midnight(until, "until")}
-    return {name: text_or_none(text) for name, text in texts.items()} | days
+    return {**texts, "since": since, "until": until}
 
 
 Filters = Annotated[dict[str, Any], Depends(audit_filters)]

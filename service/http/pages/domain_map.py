@@ -79,7 +79,7 @@ class Map(Wire):
 @pages.get(paths.MAP + paths.JSON)
 def whole_map(services: AppServices, principal: Reader, selector: Text = None) -> Map:
     """The content of the page; raises NotFound if no selector is fitted."""
-    return _load_map(services, principal, text_or_none(selector), _fitted_maps(services, principal))
+    return _load_map(services, principal, selector, _fitted_maps(services, principal))
 
 
 @pages.get(paths.MAP_CSV)
@@ -109,11 +109,11 @@ def map_svg(
 @pages.get(paths.MAP)
 def map_page(request: Request, services: AppServices, principal: Reader, selector: Text = None) -> Response:
     """The page, with an explanation if no selector is fitted or the selector cannot be read."""
-    fitted, id = _fitted_maps(services, principal), text_or_none(selector)
-    if id is None and not fitted:
+    fitted = _fitted_maps(services, principal)
+    if selector is None and not fitted:
         return _page(request, fitted, None)
     try:
-        return _page(request, fitted, _load_map(services, principal, id, fitted))
+        return _page(request, fitted, _load_map(services, principal, selector, fitted))
     except SoupError as error:
         return _page(request, fitted, None, error=error)
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Depends, Query, Request
+from pydantic import BeforeValidator
 
 from registry.errors import InvalidParameter, TooSlow
 from service.http.pages.cookies import check_site, check_token
@@ -37,8 +38,6 @@ CHUNK_BYTES = 8 * 1024
 """Bytes of a form that are decoded at once."""
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Fields = Mapping[str, str]
-Text = Annotated[str | None, Query(max_length=500)]
-"""A text field of a query."""
 
 
 def takes_form(limit: BodyLimit) -> Callable[[Endpoint], Endpoint]:
@@ -153,18 +152,23 @@ def text_or_none(field: str | None) -> str | None:
     return (field or "").strip() or None
 
 
-def parse_date(field: str | None, name: str) -> date | None:
-    """The date in the field `name`, None if it is blank; raises InvalidParameter."""
+def parse_date(field: str | None) -> date | None:
+    """The date in a field, None if it is blank; raises ValueError."""
     text = text_or_none(field)
-    if text is None:
-        return None
     try:
-        return date.fromisoformat(text)
+        return None if text is None else date.fromisoformat(text)
     except ValueError:
-        raise InvalidParameter(f"'{name}' is a day as YYYY-MM-DD, such as 2026-01-31.", param=name) from None
+        raise ValueError("must be a day as YYYY-MM-DD, such as 2026-01-31") from None
 
 
-def parse_midnight(field: str | None, name: str) -> datetime | None:
-    """The start, in UTC, of the date in the field `name`, None if it is blank; raises InvalidParameter."""
-    day = parse_date(field, name)
+def parse_midnight(field: str | None) -> datetime | None:
+    """The start, in UTC, of the date in a field, None if it is blank; raises ValueError."""
+    day = parse_date(field)
     return None if day is None else datetime(day.year, day.month, day.day, tzinfo=UTC)
+
+
+Text = Annotated[str | None, Query(max_length=500), BeforeValidator(text_or_none)]
+"""A stripped text of a query; None if it is blank, as a browser sends an empty field."""
+Day = Annotated[date | None, BeforeValidator(parse_date)]
+Midnight = Annotated[datetime | None, BeforeValidator(parse_midnight)]
+"""The start of a day, in UTC."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, get_args
+from typing import get_args
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from plots.style import THEMES
@@ -16,7 +16,7 @@ from service.access.keys import Principal
 from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
-from service.http.pages.forms import SMALL, takes_form
+from service.http.pages.forms import SMALL, Text, takes_form
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.pages.report import CookReport, report_context, report_drawings, report_of_soup, report_tables
 from service.http.requests.paging import Cursor, Limit
@@ -31,7 +31,6 @@ from service.services import Services
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 pages.add_api_route(paths.JOB + paths.JSON, get_job)
 pages.add_api_route(paths.JOB_EVENTS, follow_job, response_class=StreamingResponse)
-Text = Annotated[str | None, Query(max_length=100)]
 
 
 @pages.get(paths.JOBS + paths.JSON)
@@ -44,7 +43,7 @@ def jobs(
     cursor: Cursor = None,
 ) -> JobList:
     """The content of the page."""
-    return list_jobs(services, principal, kind=kind or None, state=state or None, limit=limit, cursor=cursor)
+    return list_jobs(services, principal, kind=kind, state=state, limit=limit, cursor=cursor)
 
 
 @pages.get(paths.JOBS)
@@ -62,7 +61,7 @@ def jobs_page(
         request,
         "jobs.html",
         jobs=jobs(services, principal, kind, state, limit, cursor),
-        filters={"kind": kind or "", "state": state or ""},
+        filters={"kind": kind, "state": state},
         kinds=sorted(KINDS),
         states=get_args(JobState),
         limit=limit,

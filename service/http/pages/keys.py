@@ -19,7 +19,7 @@ from service.access.keys import Principal
 from service.http import problems
 from service.http.app_services import AppServices
 from service.http.pages import paths
-from service.http.pages.forms import SMALL, Form, parse_midnight, takes_form, text_or_none
+from service.http.pages.forms import SMALL, Form, takes_form, text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.requests.body_limits import BodyLimit
 from service.http.requests.paging import Cursor, Limit, page_size
@@ -131,14 +131,14 @@ def _parse_key(form: Mapping[str, str]) -> NewKey:
         raise InvalidParameter("Name the namespaces of the key, or choose all namespaces.", param="namespaces")
     if namespaces and "all" in form:
         raise InvalidParameter("Name namespaces or take all of them, not both.", param="namespaces")
-    expires_at = parse_midnight(form.get("expires"), "expires")
+    expires = text_or_none(form.get("expires"))
     try:
         return NewKey.model_validate(
             {
                 "name": text_or_none(form.get("name")) or "",
                 "namespaces": namespaces or None,
                 "scopes": [scope for scope in get_args(KeyScope) if f"scope-{scope}" in form],
-                "expires_at": None if expires_at is None else expires_at.isoformat(),
+                "expires_at": expires and f"{expires}T00:00:00Z",
             }
         )
     except ValidationError as error:

@@ -76,7 +76,7 @@ class Matrix(Wire):
 @pages.get(paths.MATRIX + paths.JSON)
 def matrix(services: AppServices, principal: Reader, base_model: Text = None, namespace: Text = None) -> Matrix:
     """The content of the page."""
-    return _load_matrix(services, principal, text_or_none(base_model), text_or_none(namespace))
+    return _load_matrix(services, principal, base_model, namespace)
 
 
 @pages.get(paths.MATRIX_CSV)
@@ -84,7 +84,7 @@ def matrix_csv(
     table: str, services: AppServices, principal: Reader, base_model: Text = None, namespace: Text = None
 ) -> Response:
     """The table of all evaluations as a CSV file."""
-    matrix = _load_matrix(services, principal, text_or_none(base_model), text_or_none(namespace), complete=True)
+    matrix = _load_matrix(services, principal, base_model, namespace, complete=True)
     return csv_response([_evaluations_table(matrix)], table)
 
 

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from registry.catalogue.rows import Kind
-from registry.errors import InvalidParameter
 from registry.names import KeyScope
 from registry.spec import UNION_MEMBERS
 from service.access.keys import Principal
@@ -26,7 +25,7 @@ from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader, needs
 from service.services import Services
 
-FilterText = Annotated[str | None, Field(max_length=500)]
+FilterText = Annotated[str | None, Field(max_length=500), BeforeValidator(text_or_none)]
 Anybody = Annotated[Principal, Depends(needs(*get_args(KeyScope)))]
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 Use = Literal["yes", "scope", "base", "text"]
@@ -41,27 +40,8 @@ MAX_SUGGESTED = 100
 """Adapters and soups that an input for a model suggests."""
 
 
-class Filters(Wire):
-    """The search and filters of `GET /v1/adapters`; None and the empty list do not filter."""
-
-    q: str | None = None
-    base_model: str | None = None
-    method: str | None = None
-    domain: str | None = None
-    owner: str | None = None
-    namespace: str | None = None
-    name: str | None = None
-    tag: list[str] = Field(default_factory=list)
-    kind: Kind | None = None
-
-    @property
-    def active(self) -> dict[str, Any]:
-        """The filters that are set."""
-        return {name: value for name, value in self.model_dump().items() if value}
-
-
-class FilterQuery(BaseModel):
-    """The query parameters of a search, as a form sends them: blank texts count as absent."""
+class Filters(BaseModel):
+    """The search and filters of `GET /v1/adapters` as a form sends them: blank texts do not filter."""
 
     q: FilterText = None
     base_model: FilterText = None
@@ -70,20 +50,19 @@ class FilterQuery(BaseModel):
     owner: FilterText = None
     namespace: FilterText = None
     name: FilterText = None
-    tag: list[str] = Field(default_factory=list)
+    tag: Annotated[list[str], AfterValidator(lambda fields: " ".join(fields).split())] = Field(default_factory=list)
     """Tags; one parameter may have several, separated by blanks."""
-    kind: FilterText = None
+    kind: Annotated[Kind | None, BeforeValidator(text_or_none)] = None
+
+    @property
+    def active(self) -> dict[str, Any]:
+        """The filters that are set."""
+        return {name: value for name, value in self.model_dump().items() if value}
 
 
-def query_filters(query: Annotated[FilterQuery, Query()]) -> Filters:
-    """The filters of a query; raises InvalidParameter for an unknown kind."""
-    kinds: dict[str, Kind] = {kind: kind for kind in get_args(Kind)}
-    if query.kind and query.kind not in kinds:
-        raise InvalidParameter(f"'kind' is one of {', '.join(kinds)}.", param="kind")
-    texts = query.model_dump(exclude={"tag", "kind"})
-    stripped = {name: text_or_none(text) for name, text in texts.items()}
-    tags = [tag for text in query.tag for tag in text.split()]
-    return Filters(**stripped, tag=tags, kind=kinds[query.kind] if query.kind else None)
+def query_filters(query: Annotated[Filters, Query()]) -> Filters:
+    """The filters of a query, which may have other parameters."""
+    return query
 
 
 QueryFilters = Annotated[Filters, Depends(query_filters)]

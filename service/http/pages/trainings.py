@@ -18,7 +18,7 @@ from service.http.answers.jobs import sees_all_of, visible_job_body
 from service.http.app_services import AppServices
 from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
-from service.http.pages.forms import Text, text_or_none
+from service.http.pages.forms import Text
 from service.http.pages.losses import Losses, losses_context, losses_drawings, losses_table, training_losses
 from service.http.pages.page import PageRoute, render_page
 from service.http.requests.paging import Cursor, Limit, page_size
@@ -72,7 +72,7 @@ def trainings(
     """The content of the page."""
     with services.registry.database.read() as catalogue:
         page = catalogue.jobs.list(
-            principal.namespaces, kind=KIND, state=text_or_none(state), limit=page_size(limit, services), cursor=cursor
+            principal.namespaces, kind=KIND, state=state, limit=page_size(limit, services), cursor=cursor
         )
     rows = [ListedTraining(**_listed_fields(services, row, principal)) for row in page.rows]
     return TrainingList(data=rows, next_cursor=page.next_cursor)
@@ -92,7 +92,7 @@ def trainings_page(
         request,
         "trainings.html",
         trainings=trainings(services, principal, state, limit, cursor),
-        filters={"state": state or ""},
+        filters={"state": state},
         states=get_args(JobState),
         limit=limit,
         cursor=cursor,

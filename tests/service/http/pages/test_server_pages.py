@@ -57,8 +57,8 @@ def test_what_a_form_leaves_empty_is_not_asked_for(admin: Signed) -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("/usage?by=week", "'by' is one of"),
-        ("/usage?since=yesterday", "'since' is a day"),
+        ("/usage?by=week", "'by': input should be 'day'"),
+        ("/usage?since=yesterday", "'since': must be a day as YYYY-MM-DD"),
         ("/audit?until=x", "'until'"),
     ],
 )
