@@ -150,10 +150,10 @@ class Soups(Repository[RecipeRow]):
         )
         return set(self._connection.scalars(query))
 
-    def mixed_by(self, blobs: Collection[str], visible: Namespaces) -> list[AdapterRow]:
-        """Visible live soups that were mixed with a statistic in one of these blobs, newest first."""
+    def mixed_by(self, blobs: Collection[str]) -> list[AdapterRow]:
+        """Live soups of all namespaces that were mixed with a statistic in one of these blobs, newest first."""
         using = select(recipe_ingredients.c.recipe_digest).where(recipe_ingredients.c.statistic.in_(sorted(blobs)))
-        return Adapters(self._connection).live(visible, adapters.c.recipe_digest.in_(using))
+        return Adapters(self._connection).live(None, adapters.c.recipe_digest.in_(using))
 
     def children(self, digest: str, visible: Namespaces) -> list[AdapterRow]:
         """Visible live soups with this adapter as an ingredient, newest first."""

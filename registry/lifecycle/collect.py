@@ -90,14 +90,12 @@ def collect(
     return collected
 
 
-def would_collect(
-    registry: Registry, moment: datetime, *, used: Callable[[Catalogue], set[str]], progress: Progress = silent
-) -> Collected:
+def would_collect(registry: Registry, moment: datetime, *, used: Callable[[Catalogue], set[str]]) -> Collected:
     """The result that `collect` would have now, from a transaction that is rolled back."""
     collected = Collected()
     try:
         with registry.database.write() as catalogue:
-            collected = _Collection(registry, moment, used, None, progress, trial=catalogue).run()
+            collected = _Collection(registry, moment, used, None, silent, trial=catalogue).run()
             collected = replace(collected, files=catalogue.removals.count_due(moment))
             raise _RolledBack
     except _RolledBack:

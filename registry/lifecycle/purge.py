@@ -57,7 +57,7 @@ def purge(registry: Registry, caller: Caller, adapter_id: int) -> Purged:
         unreferenced = catalogue.removals.unreferenced(blobs)
         size = catalogue.removals.forget(unreferenced, moment)
         if catalogue.adapters.has_digest(row.digest):
-            soups = catalogue.soups.mixed_by(lost_statistics, None)
+            soups = catalogue.soups.mixed_by(lost_statistics)
         else:
             soups = catalogue.soups.children(row.digest, None)
         tuned = [] if sample is None else catalogue.adapters.learnt_from(sample)

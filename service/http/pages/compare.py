@@ -22,8 +22,8 @@ from service.http.app_services import AppServices
 from service.http.models.named_models import ResolvedModel, resolve_model
 from service.http.pages import filters, paths
 from service.http.pages.downloads import Cell, Column, PlotNumber, Table, ThemeQuery, csv_response, svg_response
-from service.http.pages.forms import SAMPLE, Form, numbered_fields, takes_form
-from service.http.pages.models import MAX_MODELS, ModelNames, suggested_models
+from service.http.pages.forms import SAMPLE, Form, takes_form
+from service.http.pages.models import MAX_MODELS, ModelNames, models_of_form, suggested_models
 from service.http.pages.page import PageRoute, render_page
 from service.http.schemas.perplexity import PerplexityAnswer
 from service.http.schemas.wire import Wire
@@ -108,7 +108,7 @@ async def measure(request: Request, form: Form, services: AppServices, principal
     """The page with the perplexity of a text under each model, compared with the first."""
     if not principal.has("read"):
         raise Forbidden("This key lacks the scope 'read', which the comparison of models needs.")
-    entered = CompareForm(numbered_fields(form, "model", MAX_MODELS), form.get("text", ""))
+    entered = CompareForm(models_of_form(form), form.get("text", ""))
     compared: Comparison | None = None
     try:
         compared = await in_thread(comparison, services, principal, entered.names)

@@ -138,12 +138,6 @@ async def form_fields(request: Request) -> Fields:
 Form = Annotated[Fields, Depends(form_fields)]
 
 
-def numbered_fields(form: Fields, name: str, most: int) -> list[str]:
-    """The distinct texts of the fields `name-1` to `name-{most}`, blank ones left out."""
-    texts = [form.get(f"{name}-{number}", "").strip() for number in range(1, most + 1)]
-    return list(dict.fromkeys(text for text in texts if text))
-
-
 # --- values of fields -----------------------------------------------------------------------------------
 
 

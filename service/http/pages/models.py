@@ -16,7 +16,7 @@ from service.access.keys import Principal
 from service.engine.text_support import why_no_text
 from service.http.app_services import AppServices
 from service.http.pages import paths
-from service.http.pages.forms import text_or_none
+from service.http.pages.forms import Fields, text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.requests.paging import Cursor, Limit
 from service.http.routes.adapters import AdapterListQuery, list_adapters
@@ -150,6 +150,12 @@ def models_page(
         methods=sorted(UNION_MEMBERS["config"]),
         kinds=get_args(Kind),
     )
+
+
+def models_of_form(form: Fields) -> list[str]:
+    """The distinct models that a form names in its fields `model-1` to `model-4`."""
+    names = [form.get(f"model-{number}", "").strip() for number in range(1, MAX_MODELS + 1)]
+    return list(dict.fromkeys(filter(None, names)))
 
 
 # --- what a row shows beside its adapter ----------------------------------------------------------

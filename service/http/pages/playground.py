@@ -26,8 +26,8 @@ from service.http.app_services import AppServices
 from service.http.models.mixture_names import mixture_name
 from service.http.models.named_models import language_model, resolve_model
 from service.http.pages import paths
-from service.http.pages.forms import BYTES_PER_CHARACTER, SMALL, Form, numbered_fields, takes_form
-from service.http.pages.models import MAX_MODELS, ModelNames, suggested_models
+from service.http.pages.forms import BYTES_PER_CHARACTER, SMALL, Form, takes_form
+from service.http.pages.models import MAX_MODELS, ModelNames, models_of_form, suggested_models
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.pages.slider_recipe import (
     SLIDERS,
@@ -174,7 +174,7 @@ async def ask(request: Request, form: Form, services: AppServices, principal: Mo
     try:
         bodies = await in_thread(_parse_requests, form, services.settings, stream=False)
     except SoupError as error:
-        names = numbered_fields(form, "model", MAX_MODELS)
+        names = models_of_form(form)
         content = await in_thread(playground, services, principal, names)
         return await in_thread(_page, request, content, form=form, answers=[], error=error)
     answers, errors = [], []
@@ -225,7 +225,7 @@ def _page(
 
 def _parse_requests(form: Mapping[str, str], settings: Settings, *, stream: bool) -> list[GenerationRequest]:
     """A request for each model of a form; raises InvalidParameter, InvalidPrompt, TooLarge."""
-    models = numbered_fields(form, "model", MAX_MODELS)
+    models = models_of_form(form)
     if not models:
         raise InvalidParameter("Name a model to ask.", param="model-1")
     prompt = form.get("prompt", "")

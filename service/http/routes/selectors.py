@@ -57,35 +57,6 @@ async def fit_selector(
     return fitted if isinstance(fitted, Job) else await in_thread(_selector, services, None, fitted)
 
 
-def _enqueue_fit(services: AppServices, principal: Principal, caller: Caller, requested: RequestedSelector) -> JobRow:
-    with services.registry.database.write() as catalogue:
-        home, key_id = principal.home, principal.key_id
-        target = FitTarget(requested.base.entry.id, requested.pool, requested.spec)
-        with job_limits(services, catalogue, "fit", key_id=key_id, namespace=home):
-            job = enqueue_fit(catalogue, target, namespace=home, created_by=key_id, is_requested=True)
-        caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=requested.spec.kind)
-        return job
-
-
-def _selector(services: AppServices, visible: Namespaces, selector_id: str) -> Selector:
-    with services.registry.database.read() as catalogue:
-        return _bodies(services, catalogue, [catalogue.selectors.get(visible, selector_id)])[0]
-
-
-def _bodies(services: AppServices, catalogue: Catalogue, rows: Sequence[SelectorRow]) -> list[Selector]:
-    """Return selectors as bodies, with the members they were fitted without and when they were last used."""
-    asked_at, now = catalogue.selectors.asked_at([row.id for row in rows]), datetime.now(UTC)
-    return [
-        selector_body(
-            row,
-            missing_members(catalogue, members_of(catalogue, row.pool, row.encoder_digest), row),
-            asked_at=asked_at.get(row.id),
-            idle=row.id in asked_at and services.registry.refits.is_idle(asked_at[row.id], now),
-        )
-        for row in rows
-    ]
-
-
 @router.get("/selectors")
 def list_selectors(
     services: AppServices, principal: Reader, limit: Limit = None, cursor: Cursor = None
@@ -119,12 +90,8 @@ async def select_adapters(
     def check(base: BaseModel) -> CheckedSample:
         return check_sample(services.registry, caller, body.sample, encoders=base.encoders(), bos=base.bos, novel=True)
 
-    sample, is_fitted = await in_thread(_prepare, services, principal, body, check)
-    if not is_fitted:
-        fitted = await _fit(request, response, body, services, principal)
-        if isinstance(fitted, Job):
-            return fitted
-    return await in_thread(_selected, services, caller, sample, body)
+    sample = await _sample_for(request, response, body, services, principal, check)
+    return sample if isinstance(sample, Job) else await in_thread(_selected, services, caller, sample, body)
 
 
 @router.post("/adapters/search", response_model=Nearest | Job, responses={202: {"model": Job}}, tags=["adapters"])
@@ -141,12 +108,26 @@ async def nearest_adapters(
     def check(base: BaseModel) -> CheckedSample:
         return clean_sample(body.texts, limits, bos=base.bos, novel=True)
 
+    caller = principal.caller(request.state.request_id)
+    sample = await _sample_for(request, response, body, services, principal, check)
+    return sample if isinstance(sample, Job) else await in_thread(_nearest, services, caller, sample, body)
+
+
+# --- what the routes share ------------------------------------------------------------------------
+
+
+async def _sample_for(
+    request: Request,
+    response: Response,
+    body: SelectRequest | NearestRequest,
+    services: AppServices,
+    principal: Principal,
+    check: Callable[[BaseModel], CheckedSample],
+) -> CheckedSample | Job:
+    """Return the checked sample once the pool has a fitted selector, or the job that fits one if that takes long."""
     sample, is_fitted = await in_thread(_prepare, services, principal, body, check)
-    if not is_fitted:
-        fitted = await _fit(request, response, body, services, principal)
-        if isinstance(fitted, Job):
-            return fitted
-    return await in_thread(_nearest, services, principal.caller(request.state.request_id), sample, body)
+    fitted = None if is_fitted else await _fit(request, response, body, services, principal)
+    return fitted if isinstance(fitted, Job) else sample
 
 
 def _prepare(
@@ -185,6 +166,35 @@ async def _fit(
         seconds=seconds,
     )
     return result if isinstance(result, Job) else str(result["selector"])
+
+
+def _enqueue_fit(services: AppServices, principal: Principal, caller: Caller, requested: RequestedSelector) -> JobRow:
+    with services.registry.database.write() as catalogue:
+        home, key_id = principal.home, principal.key_id
+        target = FitTarget(requested.base.entry.id, requested.pool, requested.spec)
+        with job_limits(services, catalogue, "fit", key_id=key_id, namespace=home):
+            job = enqueue_fit(catalogue, target, namespace=home, created_by=key_id, is_requested=True)
+        caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=requested.spec.kind)
+        return job
+
+
+def _selector(services: AppServices, visible: Namespaces, selector_id: str) -> Selector:
+    with services.registry.database.read() as catalogue:
+        return _bodies(services, catalogue, [catalogue.selectors.get(visible, selector_id)])[0]
+
+
+def _bodies(services: AppServices, catalogue: Catalogue, rows: Sequence[SelectorRow]) -> list[Selector]:
+    """Return selectors as bodies, with the members they were fitted without and when they were last used."""
+    asked_at, now = catalogue.selectors.asked_at([row.id for row in rows]), datetime.now(UTC)
+    return [
+        selector_body(
+            row,
+            missing_members(catalogue, members_of(catalogue, row.pool, row.encoder_digest), row),
+            asked_at=asked_at.get(row.id),
+            idle=row.id in asked_at and services.registry.refits.is_idle(asked_at[row.id], now),
+        )
+        for row in rows
+    ]
 
 
 def _selected(services: AppServices, caller: Caller, sample: CheckedSample, body: SelectRequest) -> Selected:
