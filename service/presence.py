@@ -65,14 +65,14 @@ class Presence:
             except SoupError as error:
                 self._log_change(error.message)
             except Exception:
-                log.exception("the beat failed")
+                log.exception("a heartbeat failed")
             else:
                 self._log_change(None)
         try:
             with self._beats.write_unlocked() as catalogue:
                 catalogue.replicas.leave(self.id)
         except Exception as error:  # then it counts as dead after two beats
-            log.warning("this server could not say that it leaves (%s)", type(error).__name__)
+            log.warning("the row of this server could not be deleted (%s)", type(error).__name__)
         finally:
             self._beats.close()
 
@@ -86,6 +86,6 @@ class Presence:
         """Log once when heartbeats begin to fail, and once when they succeed again."""
         succeeded_earlier, self._beat_succeeded = self._beat_succeeded, trouble is None
         if succeeded_earlier and not self._beat_succeeded:
-            log.warning("the others do not hear that this server is there: %s", trouble)
+            log.warning("heartbeats fail, so that other servers will count this one as stopped: %s", trouble)
         elif self._beat_succeeded and not succeeded_earlier:
-            log.info("the others hear of this server again")
+            log.info("heartbeats succeed again")

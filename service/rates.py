@@ -50,7 +50,7 @@ class Want:
         """The bucket that it is taken from."""
         return self.subject, self.measure
 
-    def worn(self, used: float, seconds: float) -> float:
+    def undrained(self, used: float, seconds: float) -> float:
         """The part of an amount used `seconds` ago that has not drained."""
         return max(0.0, used - seconds * self.limit / MINUTE)
 
@@ -223,7 +223,7 @@ class SharedRates:
         with self._database.read() as catalogue:
             rows = catalogue.rate_buckets.read([want.name for want in wants])
         return {
-            want.name: want.worn(rows[want.name].used, rows[want.name].seconds) if want.name in rows else 0.0
+            want.name: want.undrained(rows[want.name].used, rows[want.name].seconds) if want.name in rows else 0.0
             for want in wants
         }
 
@@ -239,7 +239,7 @@ class SharedRates:
             self._owe(owed)
             if not isinstance(error, SoupError):
                 raise
-            log.warning("what requests took is not settled yet: %s", error.message)
+            log.warning("the rates of ended requests are not settled yet: %s", error.message)
 
     def _loop(self) -> None:
         while not self._over.wait(SETTLE_SECONDS):
@@ -274,7 +274,7 @@ def _apply(
     """
     rows = catalogue.rate_buckets.lock(wants)
     used = {
-        name: max(0.0, want.worn(rows[name].used, rows[name].seconds) + (owed[name][1] if name in owed else 0))
+        name: max(0.0, want.undrained(rows[name].used, rows[name].seconds) + (owed[name][1] if name in owed else 0))
         for name, want in wants.items()
     }
     used = used_after(taking, used)

@@ -1,4 +1,4 @@
-"""SQLite: how connections are prepared, how transactions begin, and which errors are no fault of the server's code.
+"""SQLite: how connections are prepared, how transactions begin, and which errors are temporary or the operator's.
 
 Called by `database` only. A write is BEGIN IMMEDIATE: read-then-update under a plain BEGIN loses updates.
 """

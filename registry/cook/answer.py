@@ -1,4 +1,4 @@
-"""The answer of a cook: what became of the request, why, and the evidence for it."""
+"""The answer of a cook: a soup, a single adapter or the base model, with the reason and the evidence."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _reason(soup: Mixed, request: CookRequest) -> str:
 
 
 def _untuned(soup: Mixed, request: CookRequest) -> str:
-    """A sentence where effort `tune` ends with its start."""
+    """A sentence for effort `tune` if the training did not improve the soup; else empty."""
     if request.effort != "tune" or soup.recipe.tuning is not None:
         return ""
     not_kept = "" if request.keep is None else f" Nothing is kept as domain {request.keep!r}."

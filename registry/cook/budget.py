@@ -1,7 +1,7 @@
 """Prices of efforts, and how far they go within a budget.
 
 Work is counted in passes of the base model over the sample, and in seconds once `cook` has timed one (`TimedBase`). A
-pass with its gradients counts as several of them, the more the more adapters are attached.
+pass with gradients counts as several passes, and each attached adapter adds to it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ TRAINING = 3.5
 ALONE = 1.2
 """Passes of the base that a pass with one adapter takes."""
 GREEDY = 6
-"""Times over the texts that searching greedily takes."""
+"""Passes over the texts that the greedy search takes."""
 START_SECONDS = 5.0
 """Seconds until the process that computes gradients has loaded a small base model."""
 ROUNDING = 1e-9
 TIMED = 8
-"""Passages that are scored to know what a pass takes, where a budget is in seconds or tokens."""
+"""Passages that are scored to time a pass, if a budget is in seconds or tokens."""
 SCREENED, GROUPS = (int(WeighingRequest.model_fields[name].default) for name in ("screened", "groups"))
 
 
@@ -41,8 +41,8 @@ SCREENED, GROUPS = (int(WeighingRequest.model_fields[name].default) for name in 
 class Depth:
     """How far weighing goes: `steps` for the coefficients of at most `members`, and how many are scored `alone`.
 
-    A step takes `most_texts`, and fewer of few texts, so that all steps together go over each of them about `turns`
-    times at most. `trials` is about how many soups are tried on what is held out.
+    A step takes `most_texts`, or fewer if all steps together would otherwise read each text more than about `turns`
+    times. `trials` is the approximate number of soups that are tried on held-out passages.
     """
 
     members: int

@@ -1,4 +1,4 @@
-"""A candidate: a soup that could be the answer of a cook, and how it is made again without held-out passages."""
+"""Candidates: soups that could be the answer of a cook, and their plans without each fold of held-out passages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Candidate:
     trained: TrainedSoup | None = None
 
     def narrowed(self) -> Candidate | None:
-        """This candidate made as narrow as one of its ingredients; None where it is one, or cannot be narrowed."""
+        """This candidate with narrowed plans (`MixPlan.narrowed`); None if its plan cannot be narrowed."""
         plan = self.plan.narrowed()
         if plan is None:
             return None
@@ -55,9 +55,9 @@ class Candidate:
 class Proposal:
     """The candidates of a strategy.
 
-    `search` reports on the work, without trials. Where it is None nothing was held out: there is one candidate, scored
+    `search` reports on the work, without trials. If it is None, nothing was held out: there is one candidate, scored
     on the sample that chose it. Several candidates need a search and an effort in `HOLDS_OUT`.
-    `single` is the best adapter by itself, scored beside them. `noise` are weighings of random adapters, one a fold,
+    `single` is the best single adapter, scored beside them. `noise` are weighings of random adapters, one a fold,
     where the request asks for that control. `base_nll`, (passages,), is the base model's NLL of the held-out passages
     where the strategy has computed it.
     """

@@ -95,7 +95,7 @@ def rows_of(registry: Registry, selection: Chosen, digests: Collection[str]) -> 
 
 
 def with_note(registry: Registry, chosen: Chosen) -> Selection:
-    """A selection that nothing is cooked of, with a warning where it holds what does not go into one soup."""
+    """A selection for an answer without a soup, with a warning if its adapters cannot all go into one soup."""
     rows = rows_of(registry, chosen, [adapter.digest for adapter in chosen.selection.selected])
     kinds = sorted({row.config.kind for row in rows.values()})
     if len(kinds) < 2:

@@ -37,7 +37,7 @@ class MixPlan:
     max_width: int
 
     def narrowed(self) -> MixPlan | None:
-        """The plan of a soup by `concat`, as narrow as one ingredient; None where that is one, or cannot be done."""
+        """This plan with `recompress`, as wide as one ingredient; None for one ingredient, or if it is too wide."""
         assert isinstance(self.mixing, ConcatMixing)
         mixing = RecompressMixing(scale=self.mixing.scale)
         if len(self.ingredients) < 2 or recompress.too_wide(self.ingredients, mixing, self.max_width):

@@ -1,4 +1,4 @@
-"""The gain that each effort has brought in past cooks, to be told beside the price of the next one."""
+"""The median gain of each effort in past cooks, which answers show beside the prices of higher efforts."""
 
 from __future__ import annotations
 

@@ -14,16 +14,16 @@ from registry.spec import CookRequest, Passage, SampleReport
 HELD_OUT_EVERY = 5
 """Every fifth passage of a sample is held out."""
 FEW = 20
-"""Of fewer passages each is held out of one of FOLDS fits, and the answer is fitted on all of them."""
+"""Samples with fewer passages are cross-validated in FOLDS folds, and the answer is fitted on all passages."""
 FOLDS = 3
 
 
 @dataclass(frozen=True)
 class Split:
-    """How `count` passages are held out: `folds` are the numbers of passages that are held out together.
+    """The split of `count` passages: `folds` are the numbers of passages that are held out together.
 
-    With `fits_all` the answer is fitted on all passages, and each fold is scored by what was fitted alike without it.
-    Otherwise there is one fold, and the answer is fitted on the other passages.
+    There is one fold, and the answer is fitted on the other passages. With `fits_all` (cross-validation) the answer is
+    fitted on all passages, and each fold is scored by a soup that was fitted in the same way without it.
     """
 
     count: int
@@ -60,7 +60,7 @@ class Sample:
 
     @property
     def texts(self) -> tuple[Passage, ...]:
-        """The passages; none where only vectors came."""
+        """The passages; empty if the client sent only vectors."""
         return self.checked.texts
 
     @property
@@ -70,7 +70,7 @@ class Sample:
 
     @cached_property
     def split(self) -> Split:
-        """Which passages are held out of what."""
+        """The split of its passages."""
         return Split.of(len(self.texts))
 
     def texts_of(self, numbers: Sequence[int]) -> tuple[Passage, ...]:
@@ -89,7 +89,7 @@ class Sample:
 
 
 def read_sample(registry: Registry, caller: Caller, request: CookRequest, base: BaseModel) -> Sample | None:
-    """The sample of a request, or None; raises InvalidSample where it is to be verified on, and only vectors came."""
+    """The sample of a request, or None; raises InvalidSample for vectors if the soup must be verified on text."""
     if request.sample is None:
         return None
     checked = check_sample(registry, caller, request.sample, encoders=base.encoders(), bos=base.bos, novel=True)

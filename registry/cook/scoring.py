@@ -1,7 +1,7 @@
 """Score candidates beside the base model and the best single adapter, and take the best of them.
 
-Where passages were held out, candidates are scored on these. Of few passages each is held out in turn: each fold is
-scored by a soup that was made without it. Otherwise the one candidate is scored on the sample that chose it.
+Candidates are scored on held-out passages. With cross-validation each fold is scored by a soup that was made without
+it. A strategy that holds nothing out proposes one candidate, which is scored on the sample that chose it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _judge_on_sample(job: CookJob, candidate: Candidate, evidence: Evidence) -> 
 
 @dataclass(frozen=True, eq=False)
 class ScoredCandidate:
-    """A candidate, its soup, and how that did on the held-out passages."""
+    """A candidate, its soup, and the scores of the soup on the held-out passages."""
 
     candidate: Candidate
     soup: Mixed
@@ -126,7 +126,7 @@ def _judge_held_out(job: CookJob, proposal: Proposal, search: Search, evidence: 
 
 
 def _score(job: CookJob, candidate: Candidate, base_nll: np.ndarray) -> ScoredCandidate:
-    """Mix a candidate and score it; where it has plans of folds, each fold by the soup of its plan."""
+    """Mix a candidate and score it; if it has plans of folds, each fold with the soup of its own plan."""
     assert job.sample is not None
     if candidate.trained is not None:
         soup, scores = candidate.trained.soup, candidate.trained.scores
@@ -153,13 +153,15 @@ def _scores_by_fold(job: CookJob, candidate: Candidate) -> Scores:
 
 
 def _best_mixture(scored: Sequence[ScoredCandidate]) -> ScoredCandidate | None:
-    """The best of the mixtures that weighing led to, which may be wide."""
+    """The best of the mixtures by weighing, which may be wide."""
     mixtures = [candidate for candidate in scored if candidate.candidate.way in ("weighed", "em", "greedy")]
     return min(mixtures, key=lambda candidate: (candidate.loss, candidate.candidate.way), default=None)
 
 
 def _loss_then_selected_last(rival: ScoredCandidate) -> tuple[float, bool]:
-    """Key of the best: of equal losses a weighed soup precedes the selection, and training's start what it made."""
+    """Sort key of the best: the loss. In a tie a weighed soup wins against the selector's, and the start of a training
+    against its result.
+    """
     return rival.loss, rival.candidate.way == "selected" and rival.candidate.trained is None
 
 
@@ -196,7 +198,7 @@ def _single_beside(
 def _noise_control(
     job: CookJob, proposal: Proposal, base_nll: np.ndarray, best: ScoredCandidate
 ) -> NoiseControl | None:
-    """Random adapters of the same sizes, weighed alike, beside the base and the best soup on the same passages."""
+    """Random adapters of the same sizes, weighed in the same way and compared with the base and the best soup."""
     if not proposal.noise:
         return None
     weighings: list[Weighing] = []

@@ -20,7 +20,7 @@ from registry.selectors.ranking import Reason, list_excluded
 from registry.spec import ConcatMixing, LeftOut
 
 BLOCK = 256
-"""Ranked adapters that are read together, where not all are needed."""
+"""Ranked adapters that are read at once; often the first block is enough."""
 NOT_BESIDE = "Cannot be put side by side with the best-ranked that can be at all."
 Adapter = tuple[AdapterRow, SoupIngredient]
 
@@ -72,9 +72,9 @@ def shortlist(job: CookJob, selection: Chosen) -> Shortlist:
 def _blocks(
     job: CookJob, selection: Chosen, by_name: Sequence[SoupIngredient]
 ) -> Iterator[list[tuple[AdapterRow, SoupIngredient, str]]]:
-    """The ranked adapters block by block, each with why it cannot be put beside the first that can be at all.
+    """The ranked adapters block by block, each with the reason why it cannot be concatenated with the best, else "".
 
-    That is the best-ranked or, where none of the ranked can be, the first of those the request names.
+    The best is the first adapter of the ranking that can be concatenated, else the first such that the request names.
     """
     digests = [candidate.member.digest for candidate in selection.ranking.ranked]
     pending: list[Adapter] = []
@@ -95,7 +95,7 @@ def _first_joinable(ingredients: Sequence[SoupIngredient]) -> SoupIngredient | N
 
 
 def _beside(best: SoupIngredient | None, pending: Sequence[Adapter]) -> list[tuple[AdapterRow, SoupIngredient, str]]:
-    """Adapters with why they cannot be put beside the best or, without a best, side by side at all."""
+    """Adapters, each with the reason why it cannot be concatenated with the best (or with any, without a best)."""
     if best is None:
         reasons = {ingredient.digest: " ".join(concat.check([ingredient], ConcatMixing())) for _, ingredient in pending}
     else:

@@ -38,9 +38,9 @@ from registry.spec.passage import decode_lines
 from registry.stored.files import record_bytes
 
 MOST_BYTES = 2**29
-"""Bytes of the second moments of all ingredients, at most: they grow with the square of what is read."""
+"""Maximum bytes of the second moments of all ingredients; they grow with the square of the inputs of a projection."""
 MOST_SOLVED_INPUTS = 2048
-"""Values that a projection may read where a system of that size is solved: time grows with its cube."""
+"""Maximum inputs of a projection for which a linear system is solved: the time grows with their cube."""
 
 
 def needs_statistics(mixing: MixingRequest) -> bool:
@@ -135,7 +135,7 @@ class _Statistics:
     def _check_quota(self, ingredient: SoupIngredient, owner: AdapterRow, sample: str) -> None:
         """Raises QuotaExceeded before a pass whose result does not fit the quota of the adapter's owner.
 
-        A statistic that replaces a damaged one counts already.
+        A damaged statistic that is replaced is already in the quota.
         """
         size = _size_of(ingredient, self.job.base.shape, self.kind)
         quotas = self.job.registry.quotas
@@ -170,7 +170,7 @@ class _Statistics:
         return row
 
     def _delete_unreferenced(self, blob: str) -> None:
-        """Delete a computed file that no row names; none can while this looks."""
+        """Delete a computed file unless a row names it; the transaction keeps others from adding one meanwhile."""
         registry = self.job.registry
         with registry.database.write() as catalogue:
             if catalogue.blobs.seen_at(blob) is None:
@@ -190,14 +190,14 @@ def _without_statistics(plan: MixPlan) -> MixPlan:
 
 
 def _evenly_spaced(texts: Sequence[Passage]) -> tuple[Passage, ...]:
-    """MOST_PASSAGES texts at most, taken evenly from all over."""
+    """At most MOST_PASSAGES texts, at even distances."""
     if len(texts) <= MOST_PASSAGES:
         return tuple(texts)
     return tuple(texts[number * len(texts) // MOST_PASSAGES] for number in range(MOST_PASSAGES))
 
 
 def _input_sizes(ingredient: SoupIngredient, shape: BaseShape) -> list[int]:
-    """How many values each of its projections reads."""
+    """The number of inputs of each projection of an adapter."""
     expected = expected_tensors(ingredient.config, shape)
     return [expected[name][1] for name in measured_weights(ingredient.config, expected)]
 
@@ -210,7 +210,7 @@ def _size_of(ingredient: SoupIngredient, shape: BaseShape, kind: StatisticKind) 
 
 
 def _check_size(ingredients: Sequence[SoupIngredient], shape: BaseShape, *, is_solved: bool) -> None:
-    """Raises Incompatible where second moments would be too large to hold, or a system of them to solve."""
+    """Raises Incompatible if the second moments would take too much memory, or too long to solve for."""
     size = sum(_size_of(ingredient, shape, "inputs") for ingredient in ingredients)
     widest = max(max(_input_sizes(ingredient, shape), default=0) for ingredient in ingredients)
     instead = "leave out ingredients, or mix by 'average' or 'concat'."

@@ -1,6 +1,6 @@
 """Store a soup like any adapter, with its recipe, its evidence and its audit entry in one transaction.
 
-A recipe cooked before under the same name is the row there is; the bytes are stored before the row that names them. The
+A recipe that was cooked before under the same name keeps its row. Bytes are stored before the row that names them. The
 merge of a bank (AdaMix) takes the bank's place in pools, as an adapter of the bank's domain with the bank's sample.
 """
 
@@ -81,7 +81,7 @@ def store_soup(job: CookJob, soup: Mixed, evidence: Evidence) -> tuple[AdapterRo
 
 
 def purged_while_cooking(ingredient: SoupIngredient) -> Retired:
-    """The error for an ingredient that was there when the soup was begun."""
+    """The error for an ingredient that was purged after the cook started."""
     return Retired(f"{ingredient.ref} was purged while the soup was made: nothing of it is left.", param="recipe")
 
 
@@ -106,9 +106,9 @@ def _check_ingredients(catalogue: Catalogue, soup: Mixed) -> None:
 def _insert(catalogue: Catalogue, new: NewAdapter, *, keep: str | None) -> tuple[AdapterRow, bool, bool]:
     """The row of these bytes under this name, whether it is new, and whether pools change by it.
 
-    A tuned soup may be kept later, or as another domain than before: a new version. One that is kept stays so: a soup
-    as a newer version of its name would take it out of pools. A merge that is known takes its bank's sample where the
-    bank has got one since.
+    A known soup becomes a new version if the request keeps it as a domain and it was no adapter of that domain. A soup
+    that was kept stays an adapter: a newer version of kind `soup` would take its name out of pools. A known merge takes
+    its bank's sample if the bank has received one since.
     """
     existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
     relabelled = (

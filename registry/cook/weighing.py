@@ -1,8 +1,8 @@
-"""Weigh adapters on the passages to fit on, and propose the mixtures that this leads to.
+"""Weigh adapters on the passages to fit on, and propose mixtures with the weights found.
 
 Shared by the strategies `quick` and `thorough`. The selector ranks the adapters. Gradients show which of them help, and
 how much at each site (`training.coefficients`, in a separate process). Losses of single adapters add further evidence
-(`training.by_losses`). Of few passages each fold is weighed again without its held-out passages.
+(`training.by_losses`). For a sample with few passages, weighing is repeated for each fold without its passages.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Weighed:
-    """A finished task: the seconds it took, the plans it leads to by way, and that of the best adapter by itself."""
+    """A finished task: its seconds, the plans with its weights by way, and the plan of the best single adapter."""
 
     task: _Task
     weighing: Weighing | None
@@ -155,10 +155,10 @@ def _within_budget(job: CookJob, sample: Sample, selection: Chosen, depth: Depth
 
 
 def _screened_together(tasks: Sequence[_Task]) -> list[_Task]:
-    """These tasks, each with the adapters of all beside its own, so that what one computes the others can reuse.
+    """The tasks, each of which screens the adapters of all tasks, so that they share the computation.
 
-    The ranking without a fold may have a few other adapters. Where that makes too many, or they cannot be put side by
-    side, each task is screened with its own.
+    The ranking without a fold may contain other adapters. If all of them are too many, or cannot be put side by side,
+    each task screens its own.
     """
     ingredients = {ingredient.digest: ingredient for task in tasks for ingredient in task.adapters.ingredients}
     if len(tasks) < 2 or len(ingredients) > MOST_TOGETHER or concat.check(list(ingredients.values()), ConcatMixing()):
@@ -193,7 +193,7 @@ def weighing_request(
     )
 
 
-# --- what a weighing leads to ------------------------------------------------------------------------
+# --- plans from a weighing ---------------------------------------------------------------------------
 
 
 def mixtures(
@@ -204,7 +204,7 @@ def mixtures(
     shape: BaseShape,
     max_width: int,
 ) -> dict[Way, MixPlan]:
-    """The exact mixtures that a weighing, as it was requested, leads to, by way."""
+    """The exact mixtures with the weights of a weighing, by way; `request` is what was weighed."""
     plans: dict[Way, MixPlan] = {}
     weighed = _weighed_ingredients(weighing, ingredients, shape)
     if weighed:
@@ -225,9 +225,9 @@ def mixtures(
 
 
 def best_single(weighing: Weighing | None) -> int | None:
-    """The number of the adapter that is the best by itself on the passages to fit on, if one was weighed.
+    """The number of the best single adapter on the passages to fit on; None if none was weighed.
 
-    By its loss where that was computed, else by its mean coefficient; of equal ones the first.
+    Adapters are compared by loss if it was computed, else by mean coefficient; the first wins a tie.
     """
     if weighing is None or not weighing.chosen:
         return None
@@ -273,7 +273,7 @@ def _coefficients(
 
 
 def _single(answer: _Weighed, folds: Sequence[_Weighed]) -> Candidate | None:
-    """The best adapter by itself, of few passages scored by the one that is best without them."""
+    """The best single adapter; each fold, if there are folds, is scored by the adapter that is best without it."""
     plan = answer.single
     return None if plan is None else Candidate("single", plan, tuple(fold.single for fold in folds))
 

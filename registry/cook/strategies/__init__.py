@@ -20,11 +20,11 @@ from registry.spec import CookRequest, Effort, Price, Spent
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to come to candidates.
+    """One strategy.
 
-    `propose(job)` gives candidates, or the outcome of an equal request that is stored already. `passes(passages,
-    adapters)` is about how many passes of the base model over a sample it takes; None for one that is never offered as
-    the dearer one. With `needs_ingredients` nothing is proposed where the selector abstained.
+    `propose(job)` returns candidates, or the stored outcome of an equal request. `passes(passages, adapters)` estimates
+    the passes of the base model over a sample that it takes; None for a strategy that is never offered as a higher
+    effort. With `needs_ingredients` the cook abstains without a proposal if the selector abstained.
     """
 
     propose: Callable[[CookJob], Proposal | Outcome]
@@ -48,7 +48,7 @@ docs/explanation/effort.md and `make openapi`.
 
 
 def strategy_of(request: CookRequest) -> Strategy:
-    """The strategy of a request's effort; one without is instant, by a recipe as by a selector."""
+    """The strategy of a request's effort; `instant` for a request by recipe or selector that names none."""
     return STRATEGIES[request.effort or "instant"]
 
 
@@ -57,8 +57,8 @@ def dearer_efforts(
 ) -> tuple[Price, ...]:
     """The higher efforts for the same sample, each with its price.
 
-    More than a recipe is only training; `tuning` says whether the namespace allows it. Empty where no pass was timed,
-    or where nothing is to be verified.
+    For a recipe that is only `tune`; `tuning` is True if the namespace allows it. Empty if no pass was timed, or if the
+    request needs no verification.
     """
     if spent.forward_seconds is None or not request.verify:
         return ()

@@ -1,4 +1,4 @@
-"""Strategy `tune`: the soup is trained on the sample, as far as held-out passages say that it helps.
+"""Strategy `tune`: train the soup on the sample, and keep the state that is best on held-out passages.
 
 The start is what the selector, or a recipe, would mix; the training runs in a process of its own (`training.tuning`).
 The trained soup has learnt from the sample, as its recipe records (`Tuning`), and is not a mixture of stored adapters.
@@ -81,9 +81,9 @@ def passes(passages: int, _adapters: int) -> float:
 
 
 def held_out_nll(tuned: Tuned) -> np.ndarray:
-    """NLL of each held-out passage under the state that all the others would have kept: (passages,).
+    """NLL of each held-out passage under the state that is best on all other passages: (passages,).
 
-    So no passage has a part in choosing the state that it is scored under.
+    No passage takes part in the choice of the state that it is scored under.
     """
     nll = np.array(tuned.nll)  # (states, passages)
     sums_of_the_rest = nll.sum(axis=1, keepdims=True) - nll
