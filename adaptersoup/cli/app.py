@@ -81,7 +81,7 @@ SHARED_MODULES = {
     "removal": ("rm", "purge", "collect"),
     "data_folder": ("backup", "restore", "check"),
     "adapters": ("ls", "show", "open"),
-    "choosing": ("fit", "select"),
+    "selection": ("fit", "select"),
     "activity": ("audit", "usage"),
 }
 """Modules with several verbs; any other verb is in the module of its name."""

@@ -43,9 +43,9 @@ MOST_SOLVED_INPUTS = 2048
 """Maximum inputs of a projection for which a linear system is solved: the time grows with their cube."""
 
 
-def needs_statistics(mixing: MixingRequest) -> bool:
-    """Return True if a mixing needs statistics, some of which may have to be computed first: that takes a minute."""
-    return not isinstance(mixing, AutoMixing) and MIXINGS[mixing.method].statistic_kind(mixing) is not None
+def statistic_kind(mixing: MixingRequest) -> StatisticKind | None:
+    """The kind of statistic that a mixing needs of its ingredients, if any; computing one takes about a minute."""
+    return None if isinstance(mixing, AutoMixing) else MIXINGS[mixing.method].statistic_kind(mixing)
 
 
 def with_statistics(job: CookJob, plan: MixPlan) -> MixPlan:
@@ -57,14 +57,12 @@ def with_statistics(job: CookJob, plan: MixPlan) -> MixPlan:
     meanwhile. Also raises the errors of the worker and of `progress`.
     """
     mixing = plan.mixing
-    if isinstance(mixing, AutoMixing) or not needs_statistics(mixing):
+    kind = statistic_kind(mixing)
+    if kind is None:
         return _without_statistics(plan)
-    method = MIXINGS[mixing.method]
     choose_mixing(plan.ingredients, mixing, max_width=plan.max_width)
-    kind = method.statistic_kind(mixing)
-    first = plan.ingredients[0]
-    is_itself = len(plan.ingredients) == 1 and method.result(plan.ingredients, mixing) == first.config
-    if kind is None or is_itself:
+    first, result = plan.ingredients[0], MIXINGS[mixing.method].result
+    if len(plan.ingredients) == 1 and result(plan.ingredients, mixing) == first.config:
         return _without_statistics(plan)
     check_fingerprint(plan.ingredients, job.base)
     if job.base.shape.kind == "encoder":

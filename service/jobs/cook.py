@@ -15,7 +15,7 @@ from typing import Any
 from registry.context import Caller, Registry
 from registry.cook.cook import cook
 from registry.cook.ingredients import selector_of
-from registry.cook.statistics import needs_statistics
+from registry.cook.statistics import statistic_kind
 from registry.errors import InvalidParameter, NotFound
 from registry.select.fitted import current_selector, latest_selector
 from registry.select.requested import check_selectable, requested_selector
@@ -53,7 +53,7 @@ def kind_of(registry: Registry, caller: Caller, request: CookRequest) -> str:
     A cook takes minutes if it computes gradients or statistics, or has to fit its pool first. Raises InvalidParameter,
     Forbidden or Unavailable if the caller cannot use the pool.
     """
-    takes_minutes = request.effort in BY_GRADIENTS or needs_statistics(request.mixing)
+    takes_minutes = request.effort in BY_GRADIENTS or statistic_kind(request.mixing) is not None
     if request.recipe is None:
         requested = requested_selector(registry, caller, request.pool, selector_of(request))
         takes_minutes = takes_minutes or current_selector(registry, requested) is None

@@ -14,7 +14,7 @@ import torch
 from registry.adapters.weights import load_tensors
 from registry.context import Retention
 from registry.cook import statistics
-from registry.cook.statistics import needs_statistics
+from registry.cook.statistics import statistic_kind
 from registry.errors import Cancelled, DamagedBlob, Incompatible, InvalidRecipe, QuotaExceeded, Retired
 from registry.lifecycle.collect import collect
 from registry.lifecycle.purge import purge
@@ -320,7 +320,7 @@ def test_what_is_named_while_it_is_forgotten_stays(two: ToyRegistry, monkeypatch
     ],
 )
 def test_only_methods_that_need_it_may_take_a_minute(mixing: Mixing, may: bool) -> None:
-    assert needs_statistics(mixing) == may
+    assert (statistic_kind(mixing) is not None) == may
 
 
 # --- what becomes of it -----------------------------------------------------------------------------
