@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -97,7 +97,7 @@ def change_versions(request: Request, form: Form, services: AppServices, princip
     outcomes, errors = [], []
     for ref in refs:
         try:
-            state = changed if change.apply(editor, *_split_ref(ref)) else "as it was"
+            state = changed if change(editor, *_split_ref(ref)) else "as it was"
             outcomes.append(Outcome(ref=ref, state=state))
         except SoupError as error:
             outcomes.append(Outcome(ref=ref, state="refused", problem=problems.body_of(error).error.message))
@@ -189,49 +189,38 @@ class Editor:
             attempt += 1
 
 
-class Retirement:
-    """Retires versions."""
-
-    def apply(self, editor: Editor, ns: str, name: str) -> bool:
-        """Retire one version; return True."""
-        return bool(retire_adapter(editor.request, ns, name, editor.services, editor.principal).data)
+Change = Callable[[Editor, str, str], bool]
+"""Changes a version by namespace and name; returns True if it is different now."""
 
 
-@dataclass
-class OwnerChange:
-    """Sets or removes the owner, which all versions of a name share."""
+def _retire(editor: Editor, ns: str, name: str) -> bool:
+    """Retire one version; return True."""
+    return bool(retire_adapter(editor.request, ns, name, editor.services, editor.principal).data)
 
-    patch: AdapterPatch
-    changed_names: set[tuple[str, str]] = field(default_factory=set)
 
-    def apply(self, editor: Editor, ns: str, name: str) -> bool:
-        """Change the owner of a version's name; return True also if an earlier version of the form has changed it."""
+def _owner_change(patch: AdapterPatch) -> Change:
+    """The change of the owner, which is changed for all versions of a name with the first of them."""
+    changed_names = set[tuple[str, str]]()
+
+    def change(editor: Editor, ns: str, name: str) -> bool:
         label = (ns, name.partition("@")[0])
-        if editor.patch(ns, name, lambda row: None if row.owner == self.patch.owner else self.patch):
-            self.changed_names.add(label)
-        return label in self.changed_names
+        if editor.patch(ns, name, lambda row: None if row.owner == patch.owner else patch):
+            changed_names.add(label)
+        return label in changed_names
+
+    return change
 
 
-@dataclass(frozen=True)
-class TagChange:
-    """Adds tags to and removes tags from the card."""
+def _tag_change(add: Sequence[str], remove: Sequence[str]) -> Change:
+    """The change of tags on the card; raises InvalidParameter for too many tags."""
 
-    add: Sequence[str]
-    remove: Sequence[str]
-
-    def apply(self, editor: Editor, ns: str, name: str) -> bool:
-        """Change the tags of one version; return True if they are different now."""
-        return editor.patch(ns, name, self.patch_for)
-
-    def patch_for(self, row: AdapterRow) -> AdapterPatch | None:
-        """The patch with the new tags, None if they are the same; raises InvalidParameter for too many tags."""
-        tags = tuple(tag for tag in dict.fromkeys([*row.card.tags, *self.add]) if tag not in self.remove)
+    def patch_for(row: AdapterRow) -> AdapterPatch | None:
+        tags = tuple(tag for tag in dict.fromkeys([*row.card.tags, *add]) if tag not in remove)
         if tags == row.card.tags:
             return None
         return _validate_patch(card={**row.card.model_dump(mode="json"), "tags": list(tags)})
 
-
-Change = Retirement | OwnerChange | TagChange
+    return lambda editor, ns, name: editor.patch(ns, name, patch_for)
 
 
 def _parse_change(form: Mapping[str, str], *, count: int) -> Change:
@@ -241,18 +230,18 @@ def _parse_change(form: Mapping[str, str], *, count: int) -> Change:
     if form.get("do") == "retire":
         if form.get("count", "").strip() != str(count):
             raise InvalidParameter(f"To retire {count}, type that number into the field.", param="count")
-        return Retirement()
+        return _retire
     if form.get("do") in OWNER_ACTIONS:
         owner = form.get("owner", "").strip() if form["do"] == "owner" else None
         if owner == "":
             raise InvalidParameter("Enter an owner; another button removes owners.", param="owner")
-        return OwnerChange(_validate_patch(owner=owner))
+        return _owner_change(_validate_patch(owner=owner))
     add, remove = (form.get(name, "").replace(",", " ").split() for name in ("add", "remove"))
     if not add and not remove:
         raise InvalidParameter("Name a tag to add or to remove.", param="add")
     for tag in (*add, *remove):  # here, so that one error is raised and not one for each version
         check_part(tag, "tag")
-    return TagChange(add, remove)
+    return _tag_change(add, remove)
 
 
 def _validate_patch(**fields: object) -> AdapterPatch:
