@@ -47,8 +47,8 @@ class Stack:
     def arrange(self, adapters: Sequence[AdapterModule], *, capacity: int | None = None) -> list[int]:
         """Put exactly these adapters, which are all different, into slots; return the slot of each.
 
-        Where new slots are needed there are `capacity` then, `spare_capacity` by default. Copies only adapters that
-        were not in the stack, and those that move from the end into a gap.
+        If there are too few slots, their number becomes `capacity`, by default `spare_capacity`. Copies only adapters
+        that were not in the stack, and those that move from the end into a gap.
         """
         if self._adapters != list(adapters):
             self._replace(adapters, spare_capacity(len(adapters)) if capacity is None else capacity)

@@ -67,7 +67,7 @@ def verification_of(
 
 
 def margin_of(passages: int, ways: int) -> float | None:
-    """Standard errors that the best of `ways` candidates has to be better by on held-out passages; None of one passage.
+    """The margin, in standard errors, for the best of `ways` candidates on held-out passages; None for one passage.
 
     Each candidate may be accepted at LEVEL over their number (Bonferroni), by Student's t, and by two errors at least.
     """

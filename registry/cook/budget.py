@@ -143,7 +143,7 @@ def _training(passages: int) -> float:
 
 
 def passes_within(budget: Budget, base: TimedBase, texts: Sequence[Passage], *, progress: Progress) -> float:
-    """How many passes of the base over the texts a budget allows, for which some of them may be scored."""
+    """The passes of the base over the texts that a budget allows; may score some texts to time a pass."""
     if budget.passes is not None:
         return budget.passes
     timed = texts[:TIMED]

@@ -1,9 +1,8 @@
 """TIES (Yadav et al., NeurIPS 2023, https://arxiv.org/abs/2306.01708): trim, elect a sign, average what agrees.
 
-Each ingredient keeps the entries of the largest magnitude, a share of `density` of each projection. The sign of an
-entry of the soup is that of sum w_i theta_i over the entries kept, and its value the weighted mean of those of that
-sign: sum w_i theta_i / sum w_i. With equal weights it is the paper's disjoint merge, and PEFT's `ties` with weights of
-1.
+Each ingredient keeps the entries of the largest magnitude, a share of `density` of each projection. An entry of the
+soup gets the sign of sum w_i theta_i over the kept entries. Its value is the weighted mean of the kept entries with
+that sign: sum w_i theta_i / sum w_i. Equal weights give the paper's disjoint merge, and PEFT's `ties` at weights of 1.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Called by the diagnosis route. The adapter itself, faults of the base model and *base only* are decided first. The other
 verdicts are hypotheses with a distance and a tolerance: the nearest within its tolerance holds, and if there is none
-the model is *broken*. How far the server's base model is from the stored one says which distances its dtype or
+the model is *broken*. The distance of the server's base model from the stored one shows how much its dtype or
 quantisation accounts for.
 """
 
@@ -18,7 +18,7 @@ from registry.spec import SCALED_TEXTS, AdapterProbe, BaseProbe, Diagnosis, Read
 EXACT = 0.005
 """Nats that rounding and the order of sums account for: measured 0.0005 at most."""
 DTYPE_RATIO = 1.5
-"""How much further an adapter may be from its probe than its base model is from its own."""
+"""The distance of an adapter from its probe may be this many times that of its base model."""
 LARGEST_DTYPE_ERROR = 0.6
 """A base model that is further away is another one, or reads other tokens."""
 ADAPTER_SHARE = 0.02
@@ -26,7 +26,7 @@ ADAPTER_SHARE = 0.02
 UNREAD_RATIO, UNREAD_ERROR = 0.25, 0.3
 """Without the server's base model: the share of the adapter's effect, and the nats, that its dtype may account for."""
 WORTH = 0.5
-"""Of the distance at scale 1, what may be left at another: noise alone has the best factor a little off 1."""
+"""The share of the distance at scale 1 that may remain at another: with noise the best factor is never exactly 1."""
 SAME_FACTOR = 1.05
 """Factors up to this one, and down to its inverse, are no wrong scale."""
 

@@ -1,8 +1,8 @@
 """The distance between two readings of a probe: how far log-probabilities of the same next tokens lie apart.
 
 Servers spell a token in different ways, with the vocabulary's marks of a leading space or without the space: tokens are
-compared without them. Where one side lists a token that the other side does not, the other side's log-probability of it
-is at most that of the least likely token there.
+compared without them. If only one side lists a token, its log-probability on the other side is at most that of the
+least likely token there.
 """
 
 from __future__ import annotations

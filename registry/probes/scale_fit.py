@@ -1,7 +1,7 @@
 """The factor that a server multiplies an adapter's update by: a fit of its readings to those stored at some scales.
 
-Between the scales the log-probability of each token is interpolated by a cubic spline. How far the spline is from a
-straight line says how well the curve is known there, which is exactly at the scales themselves.
+Between the scales the log-probability of each token is interpolated by a cubic spline. Its distance from a straight
+line estimates the error of the curve there; at the scales themselves the curve is exact.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from registry.spec import SCALED_TEXTS, AdapterProbe, NextTokens, Readings
 SCALES = tuple(2.0 ** (step / 2) for step in (-4, -3, -2, -1, 1, 2, 3, 4))
 """Powers of the square root of 2: a scale of alpha / rank that is left out, or taken for alpha / sqrt(rank), is one."""
 SPACING = 0.0125
-"""Between two factors that are tried, below 1; above it grows with the factor."""
+"""The distance between two tried factors below 1; above 1 it grows with the factor."""
 
 
 class ScaleFit(NamedTuple):

@@ -1,8 +1,8 @@
 """Splits each domain's vectors into those a selector is fitted on and those held out for its proof.
 
 The proof measures the selector on held-out units. For each domain 100 units (the paper's number) are drawn with the
-seed for the fit; up to 100 of the rest are held out. Where the rest is too small, the draw itself is split 80/20 for
-the proof, and the final selector is fitted on all of it.
+seed for the fit; up to 100 of the rest are held out. If the rest is too small, the draw itself is split 80/20 for
+the proof, and the final selector is fitted on the whole draw.
 """
 
 from __future__ import annotations

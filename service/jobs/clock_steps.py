@@ -15,7 +15,7 @@ log = logging.getLogger("soup.jobs")
 STEP = timedelta(minutes=5)
 """Smaller steps do not matter: grace periods are days."""
 DISTRUST = timedelta(days=1)
-"""How long nothing is removed after a step."""
+"""The time after a step during which nothing is removed."""
 
 
 def _now() -> datetime:

@@ -217,7 +217,7 @@ class JobRunner:
             span.set_status(StatusCode.ERROR)
 
     def _crashes(self, row: JobRow) -> int:
-        """How often the job's process died without any progress since; earlier crashes are forgiven."""
+        """The number of crashes of the job's process since its last progress."""
         if not row.crashes:
             return 0
         reached = KINDS[row.kind].reached(self.services, row)
