@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from registry.errors import Busy, Cancelled, Internal, InvalidParameter, Invalid
 from service.engine import Delta, GenerateRequest, SamplingParams, ScoreRequest
 from service.engine.request import RequestTimeline, timeline_observer
 from service.engine_process import client
-from service.engine_process.client import ProcessEngine
+from service.engine_process.client import PROGRAM, ProcessEngine
 from service.engine_process.plan import plan_of
-from tests.service.cluster import until
+from tests.service.cluster import one_server, until
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
 
 pytestmark = pytest.mark.slow
@@ -233,8 +233,9 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.long)])
 def test_requests_of_a_killed_process_end_with_one_error_and_another_process_serves_the_next(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
     """Every stream is whole, or a beginning of what this adapter says and the error. Until then nothing is taken."""
     refs = ("team/a", "team/b", None)
@@ -244,7 +245,7 @@ def test_requests_of_a_killed_process_end_with_one_error_and_another_process_ser
     ]
     expected = [world.runtime.engine.generate(one).choices[0] for one in asked]
     with process_engine(world) as engine:
-        for pause in (0.01, 1000.0):
+        for pause in (*[0.01] * (kills - 1), 1000.0):
             monkeypatch.setattr(client, "FIRST_PAUSE", pause / 2)
             monkeypatch.setattr(client, "MAX_PAUSE", pause)
             heard = [Heard() for _ in asked]
@@ -303,6 +304,24 @@ def test_a_stop_ends_requests_and_the_process(engine: ProcessEngine) -> None:
     assert not Path(f"/proc/{pid}").exists()
     with pytest.raises(Unavailable, match="shutting down"):
         engine.submit(long)
+
+
+def test_a_killed_server_takes_its_process_with_it(tiny_base_dir: Path, tmp_path: Path) -> None:
+    with one_server(tmp_path / "data", write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})) as server:
+        [process] = [pid for pid in children(server.process.pid) if PROGRAM in cmdline(pid)]
+        server.end(signal.SIGKILL)
+        until(lambda: not cmdline(process), "its end")
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+def cmdline(pid: int) -> str:
+    """The command of a process; empty once it is gone, or a zombie."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 def test_a_start_that_fails_says_why_and_leaves_no_process(world: World) -> None:
