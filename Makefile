@@ -165,7 +165,7 @@ bench-trust: $(VENV)/.dev  ## kills, faults, floods, lost updates and hostile he
 reproduce-papers: $(VENV)/.dev  ## the claims of the adapter papers on MiniLM (hours; resumable; ARGS="--paper houlsby --minutes 60")
 	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.papers $(ARGS)
 
-LORAS ?= .reproduce/lora
+LORAS ?= demo/domains/adapters
 GEMMA ?= .demo/models/gemma-3-270m
 GEMMA_LORAS ?= .reproduce/gemma
 SOUPS := $(RUN) -m benchmarks.adaptersoup --data ../shared/corpora
@@ -174,6 +174,8 @@ reproduce-adaptersoup: $(VENV)/.dev $(SMOLLM2)  ## soups beside what people do i
 	  --full-rates 0.0001 0.0003 0.001 --out benchmarks/results/adaptersoup_base_lm.json
 	$(SOUPS) smollm2 --base $(SMOLLM2) --adapters ../shared/adapters/smollm2 --out benchmarks/results/adaptersoup_smollm2.json
 	$(SOUPS) smollm2_lora --base $(SMOLLM2) --adapters $(LORAS) --out benchmarks/results/adaptersoup_smollm2_lora.json
+	$(RUN) -m benchmarks.questions --data ../shared/corpora --base $(SMOLLM2) \
+	  --control demo/domains/adapters/control_textbooks --out benchmarks/results/questions.json
 	$(SOUPS) gemma_lora --base $(GEMMA) --adapters $(GEMMA_LORAS) --sizes 15 60 --out benchmarks/results/adaptersoup_gemma_lora.json
 
 screenshots: $(VENV)/.dev  ## take the pictures of the pages that are in the documentation (needs chromium; some minutes)
