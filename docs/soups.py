@@ -18,12 +18,15 @@ from benchmarks.soups.ratio import over_control
 from docs.markdown import table
 from plots.charts import points
 from plots.style import to_svg
+from registry.cook.strategies import STRATEGIES
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
 FOLDER = Path("docs") / "explanation" / "pictures"
 """Folder of the pictures, relative to the project's root; the pages that show them are in its parent folder."""
 LINES = (*EFFORTS, *LADDER)
+ADAPTERS, PASSAGES = 21, (5, 15, 30, 60, 100)
+"""Of the table of costs."""
 WALL_TICKS = (0.3, 1, 3, 10, 30, 100, 300, 1000)
 _TUNED = re.compile(r"tune(?: fresh (?P<rate>[\d.]+))?(?P<passes> \d+ passes)?")
 """The name of a way that trains on the sample, as results files have it."""
@@ -86,6 +89,16 @@ def ways(result: Result, name: str) -> list[str]:
     head = ("way", "change of perplexity, %", "seconds", "worse than the base", "the base itself")
     image = f"![Change of perplexity by seconds]({FOLDER.name}/{name}_wall.svg)"
     return [image, "", *table(head, [row for _, *row in sorted(cells)])]
+
+
+def costs() -> list[str]:
+    """About how many forward passes of the base model over a sample each effort takes, by passages of the sample."""
+    cells = [
+        (f"`{effort}`", *(f"{strategy.passes(size, ADAPTERS):.1f}" for size in PASSAGES))
+        for effort, strategy in STRATEGIES.items()
+        if strategy.passes is not None
+    ]
+    return table((f"estimate for {ADAPTERS} adapters", *(f"{size} passages" for size in PASSAGES)), cells)
 
 
 def _best_single(result: Result) -> tuple[str, float]:

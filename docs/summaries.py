@@ -147,15 +147,6 @@ COOKS = Summary(
         "`tune`, 95th percentile": "tune_gap_p95",
     },
 )
-COSTS = Summary(
-    "time of a whole cook / one pass of the base model over the sample",
-    (("SmolLM2, 60 passages", "adaptersoup_smollm2"), ("small base model, 100 passages", "adaptersoup")),
-    {
-        "`quick`": "cook_quick_vs_forward",
-        "`thorough`": "cook_thorough_vs_forward",
-        "`tune` with one pass": "tune_pass_vs_forward",
-    },
-)
 CLAIMS = Summary(
     "false claims if nothing helps",
     (("share", "acceptance"),),
@@ -178,7 +169,7 @@ START = Summary(
 )
 SUMMARIES = {
     "generation": GENERATION, "scoring": SCORING, "loading": WORKING_SET, "http": HTTP, "training": TRAINING,
-    "pages": PAGES, "registry": REGISTRY, "pools": POOLS, "cooks": COOKS, "costs": COSTS, "claims": CLAIMS,
+    "pages": PAGES, "registry": REGISTRY, "pools": POOLS, "cooks": COOKS, "claims": CLAIMS,
     "start": START,
 }  # fmt: skip
 """Tables by the name in the block."""

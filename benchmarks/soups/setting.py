@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from adaptersoup.client.additions import Additions
 from adaptersoup.client.client import SoupClient
 from demo.base_models import base_entry
 from demo.job import Job, domains_of, shorten
@@ -161,8 +162,9 @@ def opened(
     fingerprint = shape_of(job.base, job.home / "cache").fingerprint
     with running(job.bases, job.home / "server") as server, server.client() as client:
         names = {adapter["name"] for adapter in client.adapters(kind="adapter")}
+        more = Additions(base=job.base.id)
         for name in sorted(set(job.pushed) - names):
-            client.push_directory(job.adapters / name, name=f"{NAMESPACE}/{name}")
+            client.push_directory(job.adapters / name, name=f"{NAMESPACE}/{name}", more=more)
         for adapter in client.adapters(kind="adapter"):
             client.wait_embedded(adapter)
         yield Setting.on(texts, client, Scores(home.parent / "scores"), fingerprint)

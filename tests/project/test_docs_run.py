@@ -150,7 +150,7 @@ class TestReadme:
         client = home.live.world.client
         pushed = client.get("/v1/adapters/team/novels").json()
         assert (pushed["domain"], pushed["sample"]["kept"]) == ("classic_novels", SAMPLE)
-        assert pushed["provenance"]["init_source"] == "trained_here"
+        assert pushed["config"]["method"] == "lora"
         assert client.get("/v1/adapters/team/half").json()["kind"] == "soup"
 
     def test_the_session_with_openai(self, home: Home) -> None:
