@@ -19,8 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import median, median_high
 from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peers.files import write_gguf, write_peft
 from benchmarks.peers.process import ENVIRONMENTS, Peer, PeerMissing, Peers, Wanted, peers
@@ -37,12 +39,15 @@ from benchmarks.subjects import (
     silent,
 )
 from benchmarks.writing import PROMPT, Rows, Writing, check_same, check_told_apart, drawn, peft_of
+from demo.results import Figure
 from registry.base_model import LoadedBase
 from service.engine import EngineLimits, LoadableAdapter
 from service.engine.engine import Engine
 
 ROWS, MORE_ROWS, TOKENS = 16, 64, 32
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}
+COUNTED_TOKENS = 8
+"""Tokens of each row in the count of operations."""
 OWN_PROCESS = ("adapters", "vllm", "vllm_lora", "llama_cpp")
 """Peers that run in their own process."""
 VLLM_MODES = ("processes",)
@@ -55,6 +60,8 @@ GOALS = {
     "mixed_vs_vllm": (2.0, 3.5), "base_vs_vllm": (1.0, 1.6),
 }  # fmt: skip
 """Goal and stretch of ratios of tokens per second."""
+OPERATIONS_GOAL = 2500
+"""At most so many operations of torch in a decode step of the base model alone, on a model of 30 layers."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +139,29 @@ def run(
 ) -> Result:  # fmt: skip
     """Measure all engines in turn; `ways` are the requested peers, `modes` those of vLLM."""
     setting = prepare(base, rows=rows, more=more, tokens=tokens)
+    counts = {
+        "operations": operations(setting.some, [None] * rows),
+        "operations_mixed": operations(setting.some, setting.loras[:rows]),
+    }
     with tempfile.TemporaryDirectory() as scratch:
         asked = {one: what for one, what in wanted(setting, folder, Path(scratch), modes).items() if one in ways}
         with peers(asked, environments) as processes:
             calls = setting.calls(processes)
             check({way: call() for way, call in calls.items()}, exact=base.entry.dtype == "float32")
             times = interleaved(calls, repeats=repeats, warm=True, before=lambda turn: setting.redraw(turn + 1))
-            return _result(setting, times, processes, name)
+            return _result(setting, times, processes, name, counts)
+
+
+def operations(writing: Writing, adapters: Sequence[LoadableAdapter | None]) -> int:
+    """Operations of torch in a step that decodes all rows, as its profiler counts them, with those that they call."""
+    writing.submit(adapters, COUNTED_TOKENS)
+    counts: list[int] = []
+    more = True
+    while more:
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            more = writing.engine.step()
+        counts.append(len(recorded.events()))
+    return median_high(counts)
 
 
 def check(written: Mapping[str, Rows], *, exact: bool) -> None:
@@ -152,8 +175,14 @@ def check(written: Mapping[str, Rows], *, exact: bool) -> None:
     check_told_apart(written, "base_more", ("mixed_more",))
 
 
-def _result(setting: Setting, times: Mapping[str, list[float]], processes: Peers, name: str) -> Result:
+def _result(
+    setting: Setting, times: Mapping[str, list[float]], processes: Peers, name: str, counts: Mapping[str, int]
+) -> Result:
     result = Result(name)
+    for counted, count in counts.items():
+        bound = OPERATIONS_GOAL if counted == "operations" else None
+        note = f"in a decode step of {setting.some.rows} rows"
+        result.figures[counted] = Figure(count, "operations", bound, note=note)
     what = about(setting.some.base)
     for way, found in times.items():
         made = setting.rows_of(way) * setting.some.tokens

@@ -18,7 +18,7 @@ from benchmarks.subjects import RANK, Window, digest_of, drawn_tensors, loader, 
 from registry.base_model import LoadedBase
 from registry.errors import Internal
 from registry.spec import AdapterConfig
-from service.engine import GenerateRequest, LoadableAdapter, SamplingParams
+from service.engine import GenerateRequest, LoadableAdapter, SamplingParams, Ticket
 from service.engine.engine import Engine
 
 PROMPT = 32
@@ -49,12 +49,16 @@ class Writing:
 
     def ours(self, adapters: Sequence[LoadableAdapter | None]) -> Rows:
         """The tokens that the engine generates, each row with its adapter."""
-        params = SamplingParams(max_tokens=self.tokens, temperature=0)
-        base_id, asked = self.base.entry.id, zip(self.prompts, adapters, strict=True)
-        tickets = self.engine.submit_all([GenerateRequest(base_id, row, one, params) for row, one in asked])
+        tickets = self.submit(adapters, self.tokens)
         while self.engine.step():  # in this thread, as the others (`interleaved`)
             pass
         return [ticket.result().choices[0].token_ids for ticket in tickets]
+
+    def submit(self, adapters: Sequence[LoadableAdapter | None], tokens: int) -> list[Ticket]:
+        """Requests to the engine for `tokens` tokens of each row with its adapter."""
+        params = SamplingParams(max_tokens=tokens, temperature=0)
+        base_id, asked = self.base.entry.id, zip(self.prompts, adapters, strict=True)
+        return self.engine.submit_all([GenerateRequest(base_id, row, one, params) for row, one in asked])
 
     def generate(self, model: Any, **more: Any) -> Rows:
         """The tokens that transformers' `generate` returns."""

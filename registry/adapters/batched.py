@@ -205,15 +205,23 @@ class BatchedAdapters:
         assert stack.arrange([adapter.module for adapter in run.adapters]) == list(range(len(run.adapters)))
         return list(stack.module.edits(self._model))
 
-    def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def has_edits(self, module: nn.Module) -> bool:
+        """Return True if adapters of the pass edit a module's output."""
+        return module in self._plan
+
+    def edit(self, module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:
+        """`hidden` (..., outputs), the output of a module for `source` (..., inputs), with the edits of the pass."""
         edits = self._plan.get(module)
         if not edits:
-            return None
-        source: Tensor = args[0] if args else next(iter(kwargs.values()))
-        hidden: Tensor = output[0] if isinstance(output, tuple) else output
+            return hidden
         edited = _edited(module, source.reshape(-1, source.shape[-1]), hidden.reshape(-1, hidden.shape[-1]), edits)
-        edited = edited.view(hidden.shape)
-        return (edited, *output[1:]) if isinstance(output, tuple) else edited
+        return edited.view(hidden.shape)
+
+    def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        source: Tensor = args[0] if args else next(iter(kwargs.values()))
+        if isinstance(output, tuple):
+            return (self.edit(module, source, output[0]), *output[1:])
+        return self.edit(module, source, output)
 
 
 def _by_module(edits: Sequence[_Edit]) -> _Plan:

@@ -24,24 +24,22 @@ GROWTH = 4
 
 
 class Slab:
-    """Rows of `capacity` positions: (rows, heads, capacity, size) of keys and of values for each layer."""
+    """Rows of `capacity` positions: in each layer (rows, heads, capacity, size), all heads of keys, then of values."""
 
     def __init__(self, capacity: int, may_spare: Callable[[int], bool] = lambda _positions: True) -> None:
         self.capacity = capacity
         self._may_spare = may_spare
         self.rows: list[Row] = []
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.layers: dict[int, Tensor] = {}
         self.allocated_rows = 0
         """Rows that memory is allocated for."""
 
-    def layer(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer, allocated in the form of `key` and `value` (heads, new, size) at first."""
+    def layer(self, layer: int, states: Tensor) -> Tensor:
+        """Keys and values of a layer, at first allocated for `states` (tokens, heads, size)."""
         if layer not in self.layers:
-            self.layers[layer] = self._allocate(key), self._allocate(value)
+            _, heads, size = states.shape
+            self.layers[layer] = states.new_zeros((self.allocated_rows, heads, self.capacity, size))
         return self.layers[layer]
-
-    def _allocate(self, states: Tensor) -> Tensor:
-        return states.new_zeros((self.allocated_rows, states.shape[0], self.capacity, states.shape[-1]))
 
     def add(self, row: Row) -> None:
         """Give a row the first free index."""
@@ -58,12 +56,11 @@ class Slab:
         positions.
         """
         last = self.rows.pop()
-        for pair in self.layers.values():
-            for states in pair:
-                states[row.index, :, : row.written].zero_()
-                if last is not row:
-                    states[row.index, :, : last.written] = states[last.index, :, : last.written]
-                    states[last.index, :, : last.written].zero_()
+        for states in self.layers.values():
+            states[row.index, :, : row.written].zero_()
+            if last is not row:
+                states[row.index, :, : last.written] = states[last.index, :, : last.written]
+                states[last.index, :, : last.written].zero_()
         if last is not row:
             last.index = row.index
             self.rows[row.index] = last
@@ -84,21 +81,17 @@ class Slab:
             self._resize(len(self.rows))
 
     def _resize(self, count: int) -> None:
-        for layer, (keys, values) in self.layers.items():
-            self.layers[layer] = self._resized(keys, count), self._resized(values, count)
+        for layer, states in self.layers.items():
+            self.layers[layer] = states.new_zeros((count, *states.shape[1:]))
+            self.layers[layer][: len(self.rows)] = states[: len(self.rows)]
         self.allocated_rows = count
-
-    def _resized(self, states: Tensor, count: int) -> Tensor:
-        resized = states.new_zeros((count, *states.shape[1:]))
-        resized[: len(self.rows)] = states[: len(self.rows)]
-        return resized
 
 
 @dataclass(eq=False)
 class Row:
     """The keys and values of one sequence: `length` positions, those of virtual tokens included.
 
-    `length` excludes the positions of a pass that runs. A `KVStore` of `packing`.
+    `length` excludes the positions of a pass that runs.
     """
 
     slab: Slab = field(repr=False)
@@ -107,22 +100,22 @@ class Row:
     written: int = 0
     """Positions that were ever written, also by a pass that failed."""
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append `keys` and `values` (heads, new, size); return all of them, (heads, all, size)."""
-        all_keys, all_values = (states[self.index] for states in self.slab.layer(layer, keys, values))
-        end = self.length + keys.shape[1]
-        self.written = max(self.written, end)
-        all_keys[:, self.length : end] = keys
-        all_values[:, self.length : end] = values
-        return all_keys[:, :end], all_values[:, :end]
+    def read(self, layer: int, length: int) -> Tensor:
+        """The first `length` keys and values of a layer, (heads, length, size)."""
+        return self.slab.layers[layer][self.index, :, :length]
+
+    def fill(self, layer: int, states: Tensor) -> None:
+        """Set the first keys and values of a layer to `states` (heads, length, size)."""
+        self.slab.layer(layer, states.transpose(0, 1))[self.index, :, : states.shape[1]] = states
+        self.written = max(self.written, states.shape[1])
 
 
 @dataclass(frozen=True)
 class KVCopy:
-    """Keys and values of `length` positions, each (heads, length, size), by layer: views of one `buffer`."""
+    """Keys and values of `length` positions, (heads, length, size) by layer: views of one `buffer`."""
 
     buffer: Tensor
-    layers: Mapping[int, tuple[Tensor, Tensor]]
+    layers: Mapping[int, Tensor]
     length: int
 
 
@@ -179,34 +172,25 @@ class KVCache:
         row = self._rows.get(sequence)
         if row is None or not 0 < positions <= row.length:
             return None
-        views = {
-            layer: [states[row.index, :, :positions] for states in pair] for layer, pair in row.slab.layers.items()
-        }
-        flat = [states for pair in views.values() for states in pair]
-        buffer = flat[0].new_empty(sum(states.numel() for states in flat))
-        layers: dict[int, tuple[Tensor, Tensor]] = {}
-        start = 0
-        for layer, pair in views.items():
-            copies = []
-            for states in pair:
-                copies.append(buffer[start : start + states.numel()].view(states.shape).copy_(states))
-                start += states.numel()
-            layers[layer] = copies[0], copies[1]
+        views = [row.read(layer, positions) for layer in row.slab.layers]
+        buffer = views[0].new_empty(sum(states.numel() for states in views))
+        pieces = torch.split(buffer, [states.numel() for states in views])
+        copies = [piece.view(states.shape).copy_(states) for piece, states in zip(pieces, views, strict=True)]
+        layers = dict(zip(row.slab.layers, copies, strict=True))
         return KVCopy(buffer, layers, positions) if bool(buffer.isfinite().all()) else None
 
     def copy_in(self, copied: KVCopy, sequence: Hashable, positions: int, *, reserve: int) -> None:
         """Write the first `positions` of a copy to a new sequence, in a row that holds `reserve` positions."""
         row = self.reserve(sequence, reserve)
-        row.length = 0
-        for layer, (keys, values) in copied.layers.items():
-            row.write(layer, keys[:, :positions], values[:, :positions])
+        for layer, states in copied.layers.items():
+            row.fill(layer, states[:, :positions])
         row.length = positions
 
     def fill(self, sequence: Hashable, states: Tensor) -> None:
         """Write keys and values (layers, 2, heads, length, size) to an empty row."""
         row = self._rows[sequence]
-        for layer, (keys, values) in enumerate(states):
-            row.write(layer, keys, values)
+        for layer, pair in enumerate(states):
+            row.fill(layer, pair.flatten(0, 1))
         row.length = states.shape[3]
 
     def release(self, sequence: Hashable) -> None:
@@ -217,26 +201,50 @@ class KVCache:
 
 
 def _copy(source: Row, target: Row, positions: int) -> None:
-    for layer, pair in source.slab.layers.items():
-        keys, values = (states[source.index] for states in pair)
-        target_keys, target_values = target.slab.layer(layer, keys, values)
-        target_keys[target.index, :, :positions] = keys[:, :positions]
-        target_values[target.index, :, :positions] = values[:, :positions]
-    target.written = max(target.written, positions)
+    for layer in source.slab.layers:
+        target.fill(layer, source.read(layer, positions))
+
+
+class SlabWrites:
+    """The new tokens of a pass in rows of one slab, whose keys and values are kept.
+
+    `segments` are rows with the index of their first token in the pass and their number of tokens.
+    """
+
+    def __init__(self, slab: Slab, segments: Sequence[tuple[Row, int, int]], device: torch.device | str) -> None:
+        tokens: list[int] = []
+        rows: list[int] = []
+        positions: list[int] = []
+        for row, start, count in segments:
+            tokens += range(start, start + count)
+            rows += [row.index] * count
+            positions += range(row.length, row.length + count)
+            row.written = max(row.written, row.length + count)
+        self._slab = slab
+        self._tokens, self._rows, self._positions = torch.tensor([tokens, rows, positions], device=device).unbind()
+        self._slots: dict[int, Tensor] = {}
+
+    def append(self, layer: int, states: Tensor) -> None:
+        """Write the keys and values out of `states` (tokens of the pass, heads, size)."""
+        cached, heads = self._slab.layer(layer, states), states.shape[1]
+        slots = self._slots.get(heads)
+        if slots is None:  # in the layer seen as (rows * heads * capacity, size)
+            every = self._rows[:, None] * heads + torch.arange(heads, device=states.device)
+            slots = self._slots[heads] = (every * self._slab.capacity + self._positions[:, None]).flatten()
+        new = states if len(states) == len(self._tokens) else states[self._tokens]
+        cached.view(-1, states.shape[-1]).index_copy_(0, slots, new.reshape(len(slots), -1))
 
 
 class SlabDecodes:
-    """The newest tokens of rows of one slab, which attend in one call; a `DecodeGroup` of `packing`.
+    """The newest tokens of rows of one slab, which attend in one call after their keys and values are written.
 
-    `tokens` are their positions in the pass, in the order of `rows`.
+    `decoded` are rows with the index of their token in the pass; `tokens` are these indices.
     """
 
-    def __init__(self, slab: Slab, rows: Sequence[Row], tokens: Sequence[int], device: torch.device | str) -> None:
-        count = len(slab.rows)
-        for row in rows:
-            row.written = max(row.written, row.length + 1)
+    def __init__(self, slab: Slab, decoded: Sequence[tuple[Row, int]], device: torch.device | str) -> None:
+        count, rows = len(slab.rows), [row for row, _ in decoded]
         self._slab = slab
-        self.tokens = torch.tensor(tokens, device=device)
+        self.tokens = torch.tensor([token for _, token in decoded], device=device)
         self._indices = torch.tensor([row.index for row in rows], device=device)
         self._is_whole_slab = [row.index for row in rows] == list(range(count))
         self._lengths = torch.tensor([row.length for row in rows], device=device)
@@ -244,23 +252,21 @@ class SlabDecodes:
         self._count = count
         self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-        """Attention (tokens, heads, size); see `packing.DecodeGroup`."""
-        keys, values = self._slab.layer(layer, key, value)
-        keys[self._indices, :, self._lengths] = key.transpose(0, 1)
-        values[self._indices, :, self._lengths] = value.transpose(0, 1)
-        heads, _, size = query.shape
-        queries = query.transpose(0, 1)
+    def attend(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
+        """Attention (tokens, heads, size) of `query` (tokens, heads, size)."""
+        states = self._slab.layers[layer][: self._count, :, : self._longest]
+        keys, values = torch.split(states, [states.shape[1] // 2] * 2, dim=1)
+        _, heads, size = query.shape
         if not self._is_whole_slab:  # rows without a token in this pass get a query of zeros
-            queries = query.new_zeros((self._count, heads, size)).index_copy(0, self._indices, queries)
+            query = query.new_zeros((self._count, heads, size)).index_copy(0, self._indices, query)
         outputs = F.scaled_dot_product_attention(
-            queries.reshape(self._count, keys.shape[1], heads // keys.shape[1], size),
-            keys[: self._count, :, : self._longest],
-            values[: self._count, :, : self._longest],
+            torch.unflatten(query, 1, (keys.shape[1], -1)),
+            keys,
+            values,
             attn_mask=self._mask(window, query.dtype),
             scale=scale,
         )
-        outputs = outputs.reshape(self._count, heads, -1)
+        outputs = outputs.flatten(1, 2)
         return outputs if self._is_whole_slab else outputs[self._indices]
 
     def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:

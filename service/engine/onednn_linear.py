@@ -8,6 +8,7 @@ order of summation may differ. A layer that would compute something else stays a
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -19,6 +20,8 @@ log = logging.getLogger("soup.engine")
 
 _product = torch.ops.mkldnn._linear_pointwise
 
+FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of linear layers that read the same states: computed as one product by `llama`."""
 ROWS = 16
 """Tokens of a pass that the layout is chosen for."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -46,6 +49,42 @@ class ReorderedLinear(nn.Linear):
         return cast(Tensor, _product(input, self._reordered, self.bias, "none", [], ""))
 
 
+class LinearPart(nn.Linear):
+    """Outputs `start` and following of a fused linear layer, in the place of one of the layers it was made of."""
+
+    def __init__(self, fused: nn.Linear, start: int, outputs: int) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = fused.in_features, outputs
+        self.fused = fused
+        self._rows = slice(start, start + outputs)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """Its rows of the fused weight."""
+        return self.fused.weight[self._rows]
+
+    @property
+    def bias(self) -> Tensor | None:  # type: ignore[override]
+        """Its part of the fused bias."""
+        return None if self.fused.bias is None else self.fused.bias[self._rows]
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Outputs (..., outputs) for inputs (..., inputs)."""
+        return cast(Tensor, self.fused(input)[..., self._rows])
+
+
+def fused_product(layers: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor]:
+    """The product of linear layers that read the same states: their outputs side by side.
+
+    One product if `prepare_linears` has fused them.
+    """
+    fused = {getattr(layer, "fused", None) for layer in layers}
+    if len(fused) == 1 and None not in fused:
+        (product,) = fused
+        return cast(nn.Linear, product).forward
+    return lambda states: torch.cat([layer.forward(states) for layer in layers], dim=-1)
+
+
 def can_reorder(dtype: torch.dtype, device: str | torch.device) -> bool:
     """Return True if oneDNN has a layout for linear layers of this dtype on this device."""
     if torch.device(device).type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -56,31 +95,58 @@ def can_reorder(dtype: torch.dtype, device: str | torch.device) -> bool:
 
 
 @torch.no_grad()  # under inference_mode the new tensors could take part in no gradient later
-def reorder_linears(model: nn.Module) -> int:
-    """Replace a frozen model's linear layers by reordered ones where possible; return how many.
+def prepare_linears(model: nn.Module) -> int:
+    """Fuse a frozen model's linear layers of FUSED, and reorder all layers where possible; return how many.
 
     An output layer that is tied to the embedding gets a separate weight.
     """
     count = 0
     for path, module in list(model.named_modules()):
-        if type(module) is not nn.Linear and type(module) is not Conv1D:
-            continue
-        weight = module.weight.detach()
-        if type(module) is Conv1D:  # stores it as (inputs, outputs)
-            weight = weight.t()
-        bias = None if module.bias is None else module.bias.detach()
-        if min(weight.shape) < 2 or not can_reorder(weight.dtype, weight.device):
-            continue
-        reordered = ReorderedLinear(weight.contiguous(), bias)
-        if not _agree(reordered, weight, bias):
-            log.warning("the linear layer %s stays as it is: in its new form it computes something else", path)
-            continue
-        model.set_submodule(path, reordered)
-        count += 1
+        for names in FUSED:
+            count += _fuse(module, names, path)
+        if type(module) is nn.Linear or type(module) is Conv1D:
+            weight = module.weight.detach()
+            if type(module) is Conv1D:  # stores it as (inputs, outputs)
+                weight = weight.t()
+            reordered = _reordered(weight, None if module.bias is None else module.bias.detach(), path)
+            if reordered is not None and model.get_submodule(path) is module:
+                model.set_submodule(path, reordered)
+                count += 1
     if count:
         for parameter in model.parameters():  # a view of the mapped file would keep the whole file in memory
             parameter.data = parameter.data.clone()
     return count
+
+
+def _fuse(parent: nn.Module, names: Sequence[str], path: str) -> int:
+    """Replace linear layers of `parent` by parts of one layer; return how many are reordered."""
+    layers = [module for name in names if type(module := getattr(parent, name, None)) is nn.Linear]
+    if len(layers) < len(names) or len({layer.bias is None for layer in layers}) == 2:
+        return 0
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    bias = None if layers[0].bias is None else torch.cat([layer.bias.detach() for layer in layers])
+    fused: nn.Linear | None = _reordered(weight, bias, f"{path}.{'+'.join(names)}")
+    is_reordered = fused is not None
+    if fused is None:
+        fused = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        fused.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}), assign=True)
+        fused.requires_grad_(False)
+    start = 0
+    for name, layer in zip(names, layers, strict=True):
+        setattr(parent, name, LinearPart(fused, start, layer.out_features))
+        start += layer.out_features
+    return is_reordered * len(layers)
+
+
+def _reordered(weight: Tensor, bias: Tensor | None, path: str) -> ReorderedLinear | None:
+    """A reordered layer with this weight (outputs, inputs); None where it is not possible."""
+    if min(weight.shape) < 2 or not can_reorder(weight.dtype, weight.device):
+        return None
+    reordered = ReorderedLinear(weight.contiguous(), bias)
+    if _agree(reordered, weight, bias):
+        return reordered
+    log.warning("the linear layer %s stays as it is: in its new form it computes something else", path)
+    return None
 
 
 def _agree(reordered: ReorderedLinear, weight: Tensor, bias: Tensor | None) -> bool:

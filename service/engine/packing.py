@@ -1,16 +1,16 @@
 """Packs several sequences into one forward pass: each token attends to the tokens of its own sequence only.
 
 A pass runs over `ids (1, tokens)`. Everything in a model except attention processes each token alone, so only attention
-must know where a sequence begins and ends: `Packing.attend` replaces it through transformers' attention interface.
-Models are not changed, and without a packing they compute what they always do.
+must know where a sequence begins and ends: `Packing.attend` replaces it, through transformers' attention interface or
+in a forward pass of our own (`llama`). Models are not changed, and without a packing they compute what they always do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol, cast
+from functools import cached_property, partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from registry.errors import Internal
+from service.engine.kv_cache import Row, SlabDecodes, SlabWrites
 
 IMPLEMENTATION = "adaptersoup_packed"
 """Name of the packed attention in transformers' interface. It has no mask function there, so no mask is made."""
@@ -29,49 +30,33 @@ PASS_DEPENDENT_ROPE = ("longrope", "dynamic")
 """Types of rotary embeddings whose frequencies depend on the longest position of a pass, so on other sequences."""
 
 
-class KVStore(Protocol):
-    """Keys and values of one sequence, kept between passes."""
-
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append `keys` and `values` (heads, new, size); return all of them, (heads, all, size)."""
-
-
 @dataclass(frozen=True)
 class Chunk:
-    """Consecutive tokens of one sequence. `kv` has the keys and values before them and gets theirs; None if neither."""
+    """Consecutive tokens of one sequence. `row` has the keys and values before them; None if there are none before."""
 
     start: int
     length: int
-    kv: KVStore | None = None
-
-
-class DecodeGroup(Protocol):
-    """The newest tokens of many sequences whose keys and values are in one tensor."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-        """Append `key` and `value`; return the attention (tokens, heads, size) of `query` (heads, tokens, size)."""
-
-    tokens: Tensor
-    """int64 (tokens,): their positions in the pass."""
+    row: Row | None = None
 
 
 @dataclass(frozen=True)
 class Packing:
     """The sequences of one pass: every token belongs to one chunk or to one group of decoded tokens.
 
-    Chunks attend causally unless `causal` is false (encoders).
+    `writes` keep keys and values for later passes. Chunks attend causally unless `causal` is false (encoders).
     """
 
     chunks: Sequence[Chunk] = ()
-    decodes: Sequence[DecodeGroup] = ()
+    decodes: Sequence[SlabDecodes] = ()
+    writes: Sequence[SlabWrites] = ()
     causal: bool = True
 
     @cached_property
     def _equal_runs(self) -> list[tuple[int, int, int]]:
-        """Neighbouring chunks of one length without `kv`, as (start, length, count): one call computes them."""
+        """Neighbouring chunks of one length without `row`, as (start, length, count): one call computes them."""
         runs: list[tuple[int, int, int]] = []
         for chunk in self.chunks:
-            if chunk.kv is not None:
+            if chunk.row is not None:
                 continue
             start, length, count = runs[-1] if runs else (0, 0, 0)
             if count and length == chunk.length and start + length * count == chunk.start:
@@ -80,54 +65,44 @@ class Packing:
                 runs.append((chunk.start, chunk.length, 1))
         return runs
 
-    @cached_property
-    def _is_one_decode_group(self) -> bool:
-        """True if the pass is one group of decoded tokens in the order of their positions: no indexing is needed."""
-        if self.chunks or len(self.decodes) != 1:
-            return False
-        tokens = self.decodes[0].tokens
-        return bool((tokens == torch.arange(len(tokens), device=tokens.device)).all())
+    def attend(self, layer: int, query: Tensor, states: Tensor, *, scale: float, window: int | None) -> Tensor:
+        """Attention (tokens, heads, size) of `query` (tokens, heads, size).
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scale: float, window: int | None
-    ) -> Tensor:
-        """Attention (1, tokens, heads, size); `query`, `key` and `value` are (1, heads, tokens, size).
-
-        Each token sees at most `window` keys, itself included; None is no limit.
+        `states` (tokens, heads, size) are the keys of all heads, then their values. Each token sees at most `window`
+        keys, itself included; None is no limit.
         """
-        heads, tokens = query.shape[1:3]
-        if self._is_one_decode_group:
-            return self.decodes[0].attend(layer, query[0], key[0], value[0], scale, window)[None]
-        out = torch.empty((tokens, heads, value.shape[-1]), dtype=query.dtype, device=query.device)
+        for write in self.writes:
+            write.append(layer, states)
+        if not self.chunks and len(self.decodes) == 1:
+            return self.decodes[0].attend(layer, query, scale, window)
+        attention = partial(_attention, scale=scale, causal=self.causal, window=window)
+        out = torch.empty_like(query)
         for start, length, count in self._equal_runs:
-            end = start + length * count
-            queries, keys, values = (_rows(states[0, :, start:end], count) for states in (query, key, value))
-            attended = _attention(queries, keys, values, scale=scale, causal=self.causal, window=window)
-            out[start:end] = attended.transpose(1, 2).reshape(end - start, heads, -1)
+            tokens = slice(start, start + length * count)
+            attended = attention(_rows(query[tokens], count), _rows(states[tokens], count))
+            out[tokens] = attended.transpose(1, 2).flatten(0, 1)
         for chunk in self.chunks:
-            if chunk.kv is None:
-                continue
-            start, end = chunk.start, chunk.start + chunk.length
-            keys, values = chunk.kv.write(layer, key[0, :, start:end], value[0, :, start:end])
-            attended = _attention(
-                query[:, :, start:end], keys[None], values[None], scale=scale, causal=self.causal, window=window
-            )
-            out[start:end] = attended[0].transpose(0, 1)
+            if chunk.row is not None:
+                tokens = slice(chunk.start, chunk.start + chunk.length)
+                known = chunk.row.read(layer, chunk.row.length + chunk.length)
+                out[tokens] = attention(_rows(query[tokens], 1), known[None])[0].transpose(0, 1)
         for group in self.decodes:
-            at = group.tokens
-            out[at] = group.attend(layer, query[0, :, at], key[0, :, at], value[0, :, at], scale, window)
-        return out[None]
+            out[group.tokens] = group.attend(layer, query[group.tokens], scale, window)
+        return out
 
 
 def _rows(states: Tensor, count: int) -> Tensor:
-    """(heads, count * length, size) as (count, heads, length, size)."""
-    heads, tokens, size = states.shape
-    return states.reshape(heads, count, tokens // count, size).transpose(0, 1)
+    """(count * length, heads, size) as (count, heads, length, size)."""
+    return torch.unflatten(states, 0, (count, -1)).transpose(1, 2)
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:
-    """Attention (rows, heads, new, size) of the last `new` positions; keys are (rows, kv heads, all, size)."""
-    new, total = query.shape[2], key.shape[2]
+def _attention(query: Tensor, states: Tensor, *, scale: float, causal: bool, window: int | None) -> Tensor:
+    """Attention (rows, heads, new, size) of the last `new` positions.
+
+    `states` (rows, heads, all, size) are keys, then values.
+    """
+    new, total = query.shape[2], states.shape[2]
+    key, value = torch.chunk(states, 2, dim=1)
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
@@ -172,7 +147,12 @@ def _packed_attention(
     assert attention_mask is None, "a packed pass has no mask"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = int(getattr(module, "layer_idx", 0) or 0)
-    return packing.attend(layer, query, key, value, scale=scale, window=window), None
+    size = value.shape[-1]
+    if size < key.shape[-1]:  # attention by latents
+        value = F.pad(value, (0, key.shape[-1] - size))
+    states = torch.cat([key[0], value[0]]).transpose(0, 1)
+    attended = packing.attend(layer, query[0].transpose(0, 1), states, scale=scale, window=window)
+    return attended[None, ..., :size], None
 
 
 AttentionInterface.register(IMPLEMENTATION, _packed_attention)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from functools import partial
+from itertools import accumulate, chain, groupby
 from operator import itemgetter
 from typing import Any
 
@@ -22,7 +23,8 @@ from transformers import DynamicCache
 from registry.adapters.batched import FEW, BatchedAdapters, ReadyAdapter, Run
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import hidden_states, lm_logits, log_probs_of, logit_slices
-from service.engine.kv_cache import KVCache, KVCopy, Row, Slab, SlabDecodes
+from service.engine.kv_cache import KVCache, KVCopy, Row, Slab, SlabDecodes, SlabWrites
+from service.engine.llama import FAMILIES, LlamaForward
 from service.engine.packing import Chunk, Packing, first_position, packed_states
 from service.engine.request import TopTokens
 from service.engine.sampler import chosen_log_probs, log_probs, top_tokens
@@ -87,6 +89,11 @@ class Runner:
         self.base = base
         self.batched = BatchedAdapters(base.model)
         self.packed = packed
+        self._forward: Callable[[Tensor, Tensor, Packing], Tensor] = (
+            LlamaForward(base.model, self.batched)
+            if base.shape.model_type in FAMILIES
+            else partial(packed_states, base.model)
+        )
         self._kv_cache = KVCache()
         self._prefixes: dict[object, KVCopy] = {}
         self._dynamic_caches: dict[object, DynamicCache] = {}  # of a base model that is not packed
@@ -192,7 +199,7 @@ class Runner:
         device = self.base.model.device
         decodes: dict[Slab, list[tuple[Row, int]]] = {}
         chunks: list[Chunk] = []
-        added: list[tuple[Row, int]] = []
+        written: dict[Slab, list[tuple[Row, int, int]]] = {}
         positions: list[int] = []
         for task, start in zip(tasks, starts, strict=True):
             length = len(task.ids)
@@ -200,20 +207,21 @@ class Runner:
             first = self._first_position + task.virtual_tokens + task.start
             positions += range(first, first + length)
             if row is not None:
-                added.append((row, length))
+                written.setdefault(row.slab, []).append((row, start, length))
             if row is not None and length == 1 and row.length:
                 decodes.setdefault(row.slab, []).append((row, start))
             else:
-                chunks.append(Chunk(start, length, row))
-        groups = [
-            SlabDecodes(slab, [row for row, _ in rows], [start for _, start in rows], device)
-            for slab, rows in decodes.items()
-        ]
-        packing = Packing(chunks, groups, causal=self.base.shape.kind == "causal")
+                chunks.append(Chunk(start, length, row if row is not None and row.length else None))
+        packing = Packing(
+            chunks,
+            [SlabDecodes(slab, rows, device) for slab, rows in decodes.items()],
+            [SlabWrites(slab, segments, device) for slab, segments in written.items()],
+            causal=self.base.shape.kind == "causal",
+        )
         ids = torch.tensor([token for task in tasks for token in task.ids], device=device)
         with self.batched.applied(runs):
-            hidden = packed_states(self.base.model, ids, torch.tensor(positions, device=device), packing)
-        for row, length in added:
+            hidden = self._forward(ids, torch.tensor(positions, device=device), packing)
+        for row, _, length in chain.from_iterable(written.values()):
             row.length += length
         return hidden
 

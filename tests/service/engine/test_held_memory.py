@@ -47,8 +47,7 @@ def runner_of(engine: Engine) -> Runner:
 def row_bytes(engine: Engine) -> int:
     """Bytes of all tensors of keys and values, counted in them."""
     slabs = runner_of(engine)._kv_cache._slabs.values()
-    pairs = [pair for slab in slabs for pair in slab.layers.values()]
-    return sum(states.numel() * states.element_size() for pair in pairs for states in pair)
+    return sum(states.nbytes for slab in slabs for states in slab.layers.values())
 
 
 @pytest.mark.parametrize("rows", [8, 40])

@@ -261,7 +261,7 @@ class TestCopies:
         memory = KVCache()
         row = memory.reserve("a", states.shape[1])
         for layer in range(2):
-            row.write(layer, states + layer, -states)
+            row.fill(layer, torch.cat([states + layer, -states]))
         row.length = states.shape[1]
         return memory
 
@@ -275,10 +275,10 @@ class TestCopies:
         row = memory.reserve("b", 5)
         assert (row.length, row.slab.capacity) == (5, 128)
         for layer in range(2):
-            keys, values = row.slab.layers[layer]
-            assert torch.equal(keys[0, :, :5], self.states[:, :5] + layer)
-            assert torch.equal(values[0, :, :5], -self.states[:, :5])
-            assert not keys[0, :, 5:].any()
+            keys, values = row.read(layer, 128).chunk(2)
+            assert torch.equal(keys[:, :5], self.states[:, :5] + layer)
+            assert torch.equal(values[:, :5], -self.states[:, :5])
+            assert not keys[:, 5:].any()
 
     @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
     def test_what_is_not_there_or_no_number_is_not_copied(self, wrong: float) -> None:
