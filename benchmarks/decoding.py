@@ -61,7 +61,7 @@ GOALS = {
 }  # fmt: skip
 """Goal and stretch of ratios of tokens per second."""
 OPERATIONS_GOAL = 2500
-"""At most so many operations of torch in a decode step of the base model alone, on a model of 30 layers."""
+"""Most operations of torch in a decode step of the base model alone, for a model of 30 layers."""
 
 
 @dataclass(frozen=True)

@@ -229,8 +229,8 @@ class SlabWrites:
         cached, heads = self._slab.layer(layer, states), states.shape[1]
         slots = self._slots.get(heads)
         if slots is None:  # in the layer seen as (rows * heads * capacity, size)
-            every = self._rows[:, None] * heads + torch.arange(heads, device=states.device)
-            slots = self._slots[heads] = (every * self._slab.capacity + self._positions[:, None]).flatten()
+            rows = self._rows[:, None] * heads + torch.arange(heads, device=states.device)
+            slots = self._slots[heads] = (rows * self._slab.capacity + self._positions[:, None]).flatten()
         new = states if len(states) == len(self._tokens) else states[self._tokens]
         cached.view(-1, states.shape[-1]).index_copy_(0, slots, new.reshape(len(slots), -1))
 

@@ -55,9 +55,11 @@ class _Layer:
         self._heads = [queries, keys + values]
         self._rotated = queries + keys
         self._norms = _RMSNorm(block.input_layernorm), _RMSNorm(block.post_attention_layernorm)
-        parts = {"q_norm": slice(queries), "k_norm": slice(queries, self._rotated)}
+        slices = {"q_norm": slice(queries), "k_norm": slice(queries, self._rotated)}
         self._head_norms = [
-            (_RMSNorm(getattr(attention, name)), part) for name, part in parts.items() if hasattr(attention, name)
+            (_RMSNorm(getattr(attention, name)), columns)
+            for name, columns in slices.items()
+            if hasattr(attention, name)
         ]
         self._window: int | None = None
         if config.model_type != "llama":
@@ -69,8 +71,8 @@ class _Layer:
         x = edit(block.input_layernorm, hidden, self._norms[0](hidden))
         heads = self._qkv(x).view(len(x), -1, self._size)
         query, states = torch.split(heads, self._heads, dim=1)
-        for norm, part in self._head_norms:
-            heads[:, part] = norm(heads[:, part])
+        for norm, columns in self._head_norms:
+            heads[:, columns] = norm(heads[:, columns])
         _rotate(heads[:, : self._rotated], *rotation)
         attended = packing.attend(number, query, states, scale=attention.scaling, window=self._window)
         attended = attended.reshape(len(x), -1)

@@ -50,7 +50,7 @@ class ReorderedLinear(nn.Linear):
 
 
 class LinearPart(nn.Linear):
-    """Outputs `start` and following of a fused linear layer, in the place of one of the layers it was made of."""
+    """A linear layer whose weight is the rows from `start` on of a fused layer's."""
 
     def __init__(self, fused: nn.Linear, start: int, outputs: int) -> None:
         nn.Module.__init__(self)

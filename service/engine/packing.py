@@ -84,8 +84,8 @@ class Packing:
         for chunk in self.chunks:
             if chunk.row is not None:
                 tokens = slice(chunk.start, chunk.start + chunk.length)
-                known = chunk.row.read(layer, chunk.row.length + chunk.length)
-                out[tokens] = attention(_rows(query[tokens], 1), known[None])[0].transpose(0, 1)
+                cached = chunk.row.read(layer, chunk.row.length + chunk.length)
+                out[tokens] = attention(_rows(query[tokens], 1), cached[None])[0].transpose(0, 1)
         for group in self.decodes:
             out[group.tokens] = group.attend(layer, query[group.tokens], scale, window)
         return out
