@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers.process import Peer
-from benchmarks.subjects import RANK, Window, digest_of, drawn_tensors, loader, rows_of
+from benchmarks.subjects import Window, digest_of, drawn_tensors, loader, rows_of
 from registry.base_model import LoadedBase
 from registry.errors import Internal
 from registry.spec import AdapterConfig
@@ -62,7 +62,7 @@ class Writing:
 
     def generate(self, model: Any, **more: Any) -> Rows:
         """The tokens that transformers' `generate` returns."""
-        ids = torch.tensor(self.prompts)
+        ids = torch.tensor(self.prompts, device=self.base.model.device)
         written = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=self.tokens,
             min_new_tokens=self.tokens, pad_token_id=0, **more,
@@ -89,9 +89,11 @@ def peft_of(base: LoadedBase, loras: Sequence[LoadableAdapter]) -> tuple[Any, li
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model, set_peft_model_state_dict
 
-    targets = sorted({path.rpartition(".")[2] for path in loras[0].config.modules()})  # type: ignore[attr-defined]
+    modules = loras[0].config.modules()  # type: ignore[attr-defined]
+    targets = sorted({path.rpartition(".")[2] for path in modules})
     names = [f"adapter{number}" for number in range(len(loras))]
-    config = PeftConfig(r=RANK, lora_alpha=2 * RANK, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM")
+    rank = next(iter(modules.values())).rank
+    config = PeftConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model: Any = get_peft_model(copy.deepcopy(base.model), config, adapter_name=names[0])
