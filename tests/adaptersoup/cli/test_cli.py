@@ -221,6 +221,13 @@ class TestPush:
         server.on("POST /v1/adapters", ok({**ADAPTER, "ref": ref, "config": {"method": "adamix"}}, 201))
         assert f"`soup cook --recipe {ref} --name {merge}` makes the merge" in soup("push", folder)[2]
 
+    def test_one_refusal_does_not_keep_the_others(self, soup: Soup, server: Server, folder: Path) -> None:
+        bad = refusal(422, "incompatible", "Made for another base.")
+        server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", bad, ok(ADAPTER, 201))
+        code, out, err = soup("push", folder, copied(folder), "--parallel", 1, "--namespace", "team")
+        assert (code, out) == (3, "team/law@1\n")
+        assert "another base" in err
+
     def test_several_are_sent_at_once_and_told_in_their_order(
         self, soup: Soup, server: Server, folder: Path, tmp_path: Path
     ) -> None:
