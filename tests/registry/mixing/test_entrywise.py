@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from registry.adapters.lora import LORA_A, LORA_B
 from registry.mixing import MIXINGS
@@ -128,3 +129,11 @@ def test_a_ranking_is_cut_to_the_two_that_slerp_takes() -> None:
     count, reason = within_width(of_one_start(3), SlerpMixing(), max_width=512)
     assert count == 2
     assert "these are 3" in reason
+
+
+@pytest.mark.parametrize("density", [0, -0.1, 1.1, "x", float("nan"), True])
+def test_a_density_is_a_share(density) -> None:
+    for kind in (TiesMixing, DareMixing):
+        with pytest.raises(ValidationError):
+            kind(density=density)
+    assert TiesMixing(density=0.30).density == "0.3"
