@@ -41,10 +41,11 @@ def lines(folder: Path, view: str | None) -> list[str]:
 
 def _count(judged: list[Judged]) -> str:
     counts = Counter(one.verdict for one in judged)
+    undecided = counts["undecided"]
     return (
         f"Of {len(judged)} claims of the four papers, {counts['agrees']} agree with our measurements, "
-        f"{counts['disagrees']} disagree, {counts['undecided']} are undecided, and {counts['not run yet']} are not run "
-        "yet."
+        f"{counts['disagrees']} disagree, {undecided} {'is' if undecided == 1 else 'are'} undecided, and "
+        f"{counts['not run yet']} are not run yet."
     )
 
 
