@@ -1,11 +1,11 @@
 """Numbers of the documentation, which all come from files of benchmarks/results.
 
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills the block from
-benchmarks/results/NAME.json (`benchmarks.report`). `NAME:sentence` is its result in one sentence, `NAME:run` the
-figures as they are in the file. `NAME:tales` are the strategies of the tutorial on its domain, `NAME:table` those of
-the README. The views of `docs.soups` are efforts beside each other. `summary:NAME` is a table of `docs.summaries`,
-`papers:NAME` one of claims with verdicts (`docs.papers`), and `papers` the number of claims by verdict; these may read
-several files. `costs` is what the server estimates for efforts.
+benchmarks/results/NAME.json (`benchmarks.report`). `NAME:run` are the figures as they are in the file, `NAME:tales` the
+strategies of the tutorial on its domain, and `NAME:table` those of the README. The views of `docs.soups` are efforts
+beside each other. `summary:NAME` is a table of `docs.summaries`, `papers:NAME` one of claims with verdicts
+(`docs.papers`), and `papers` the number of claims by verdict; these may read several files. `costs` is what the server
+estimates for efforts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from demo.table import answered
 from docs import papers, soups, summaries
 from docs.markdown import number, table
 
@@ -42,7 +41,7 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
     result: Result = json.loads(path.read_text(encoding="utf-8"))
     default = _comparison if _compares(result) else _plain
-    own = {"sentence": _sentence, "tales": _tales, "table": _ways, "run": _plain}
+    own = {"tales": _tales, "table": _ways, "run": _plain}
     lines = soups.VIEWS[view](result, name) if view in soups.VIEWS else own.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *summaries.sources({name: result})]) + "\n"
 
@@ -90,26 +89,6 @@ def _geometric(rows: Mapping[str, Result]) -> float:
     return math.exp(math.fsum(math.log(row["perplexity"]) for row in rows.values()) / len(rows))
 
 
-def _sentence(result: Result) -> list[str]:
-    """Base, control and the service's answer, and the number of domains on which the answer is better than both."""
-    methods = _methods(result)
-    base, control, answer = (methods[name] for name in ("base_model", "control", "the_service_verified"))
-    won = sum(answer[d]["perplexity"] < min(base[d]["perplexity"], control[d]["perplexity"]) for d in base)
-    where = f"all {won}" if won == len(base) else f"{won} of {len(base)}"
-    gain = 100 * (1 - _geometric(answer) / _geometric(control))
-    tuned = methods.get("effort_tune")
-    also = (
-        "" if tuned is None else f" Effort `tune`, which also trains the soup on the sample: {_geometric(tuned):.1f}."
-    )
-    whose = answered([(str(row.get("taken", "")), bool(row.get("abstained"))) for row in answer.values()])
-    return [
-        f"Perplexity on {len(base)} domains that no adapter was trained on (geometric mean, lower is better): base "
-        f"model {_geometric(base):.1f}, control {_geometric(control):.1f}, {whose} {_geometric(answer):.1f}, which is "
-        f"{abs(gain):.1f} % {'below' if gain > 0 else 'above'} the control. On {where} domains, {whose} is better than "
-        f"base model and control.{also}"
-    ]
-
-
 TALES = "fairy_tales"
 """The tutorial's domain."""
 COOKED = {
@@ -136,7 +115,6 @@ def _tales(result: Result) -> list[str]:
 WAYS = {
     "base_model": "base model",
     "control": "control: a LoRA of the same size, trained on text of no domain",
-    "single_similarity": "most similar LoRA",
     "soup_clustering_paper": "soup by the paper's clustering",
     "effort_instant": "soup, effort `instant`",
     "the_service_verified": "soup, effort `quick`, the default",
