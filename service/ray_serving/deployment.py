@@ -57,12 +57,12 @@ def deploy(name: str, plan: EnginePlan, scale: Scale, resources: Resources, *, s
     Returns once the minimum number of them is running; raises Unavailable, with Ray's message, if that fails or takes
     longer than `seconds`, and InvalidParameter without base models.
     """
-    from ray import serve
-
     if not plan.bases:
         raise InvalidParameter(
             "Replicas need base models: name the allowlist with --bases or SOUP_BASES.", param="bases"
         )
+    from ray import serve
+
     serve.start(proxy_location="Disabled", logging_config=_quiet())
     deployment: Any = serve.deployment(
         _served_replica_class(),
