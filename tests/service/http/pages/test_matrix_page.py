@@ -87,7 +87,7 @@ def test_what_is_too_large_to_be_drawn_looked_at_or_counted_is_said_and_the_csv_
     assert "Based on the newest" not in read(browser.page("/matrix"))
     monkeypatch.setattr(matrix, "MAX_DRAWN", 1)
     page = browser.page("/matrix")
-    assert "Shown are the first 1 of 2 adapters and 2 domains" in read(page)
+    assert "The table shows the first 1 of 2 adapters and 2 domains" in read(page)
     assert len([tag for tag, _ in elements(page) if tag == "td"]) == 1
     monkeypatch.setattr(matrix, "MAX_EVALUATIONS", 3)
     assert "Based on the newest 3 evaluations" in read(browser.page("/matrix"))
