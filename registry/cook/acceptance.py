@@ -3,7 +3,7 @@
 The soup's NLL is compared with the base's, paired by passage; it has to be lower by more than one standard error of the
 difference. On the text that chose the ingredients the figure is optimistic. On passages that were held out two standard
 errors are asked for, and more where passages are few or the soup is the best of several on them
-(docs/explanation/effort.md#verifying).
+(docs/explanation/selection.md#verifying).
 """
 
 from __future__ import annotations
