@@ -55,7 +55,7 @@ def _compares(result: Result) -> bool:
 
 
 def _comparison(result: Result) -> list[str]:
-    means = ("perplexity, geometric mean", "arithmetic mean", "to the control")
+    means = ("perplexity, geometric mean", "arithmetic mean", "relative to the control")
     head = ("method", *means, "better than the base", "worse", "is the base")
     methods = _methods(result)
     control = next((name for name in methods if name.startswith("control")), None)
@@ -114,7 +114,7 @@ def _tales(result: Result) -> list[str]:
 
 WAYS = {
     "base_model": "base model",
-    "control": "control: a LoRA of the same size, trained on text of no domain",
+    "control": "control: a LoRA of the same size, trained on textbooks of other subjects",
     "soup_clustering_paper": "soup by the paper's clustering",
     "effort_instant": "soup, effort `instant`",
     "the_service_verified": "soup, effort `quick`, the default",
@@ -136,7 +136,7 @@ def _ways(result: Result) -> list[str]:
         for method, label in WAYS.items()
         if method in methods
     ]
-    return table(("model", "perplexity", "to the control"), cells)
+    return table(("model", "perplexity", "relative to the control"), cells)
 
 
 def _comparison_notes(result: Result) -> Iterator[str]:

@@ -47,7 +47,7 @@ SECTIONS = {
     },
     "More for selection and evaluation": {
         "fit": "Fit a selector over a pool of adapters.",
-        "compare": "Cook with every strategy, and compare the results on other text.",
+        "compare": "Cook with every strategy, and compare the results on a test set.",
         "matrix": "Evaluate the adapters of a pool on each other's samples.",
         "evaluate": "Evaluate a trained adapter on data of its task.",
     },
@@ -154,8 +154,8 @@ def _soup(
       soup cook --sample contracts.jsonl
       soup generate team/law "The court held that"
 
-    Verbs talk to the server at --url or SOUP_URL (http://127.0.0.1:8000) with the key of --key, SOUP_KEY, or the
-    admin.key in the data folder of a server on this machine (SOUP_DATA).
+    Commands talk to the server at --url or SOUP_URL (http://127.0.0.1:8000). They take the key from --key, from
+    SOUP_KEY, or from admin.key in the data folder of a server on this machine (SOUP_DATA).
     """
 
 

@@ -61,7 +61,7 @@ def compare(
     output: OutputFlags,
     flags: Annotated[ParsedFlags, SELECTION.only(*POOL)],
 ) -> None:
-    """Cook with every strategy, and compare the results on other text.
+    """Cook with every strategy, and compare the results on a test set.
 
     Scores each soup against the base model, with the paired standard error of the difference. A strategy with the name
     of an effort uses the base model if the sample shows no gain. At the end, also after Ctrl-C, the new soups are
