@@ -58,7 +58,7 @@ def ls(
       soup ls
       soup ls "contract law" --kind adapter --tag v2 --tag reviewed
       soup ls --kind soup --quiet
-      pbpaste | soup ls --near -
+      soup ls --near - < clause.txt
     """
     if near.near is not None:
         _nearest(remote, near.near, near.encoder, asdict(filters), limit or NEAR, quiet=quiet)
