@@ -15,14 +15,14 @@ import itertools
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.report import Result, interleaved, options, ratios, repeated
+from benchmarks.report import Result, options, ratios, repeated, seconds
 from benchmarks.subjects import (
     Given,
     Window,
@@ -38,6 +38,7 @@ from benchmarks.subjects import (
 from registry.adapters.loadable import Tensors
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
+from registry.cores import use_cores
 from registry.errors import Internal
 from service.engine import EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams
 from service.engine.engine import Engine
@@ -46,6 +47,8 @@ HELD = 16
 """Adapters that the engine holds ready."""
 FACTORS = (1, 2, 4, 8)
 CLIENTS, REQUESTS, PROMPT, TOKENS = 16, 96, 32, 16
+NAMESPACE = "bench"
+"""Of all requests, as those of one key: prompts of several tenants take smaller parts of a step."""
 PAIRS = 8
 """First tokens of each kind in a repeat."""
 GOALS = {"working_set_4x": (0.8, 0.9), "cold_first_token_ms": (30.0, 15.0)}
@@ -75,7 +78,7 @@ class Setting:
         engine.generate(
             GenerateRequest(
                 self.base.entry.id, prompt, adapter, SamplingParams(max_tokens=tokens, temperature=0),
-                on_token=lambda _delta: first.append(time.perf_counter()),
+                on_token=lambda _delta: first.append(time.perf_counter()), namespace=NAMESPACE,
             )
         )  # fmt: skip
         return first[0] - began
@@ -122,24 +125,29 @@ def run(
 
 
 def measure_traffic(result: Result, setting: Setting, factors: Sequence[int], *, repeats: int) -> None:
-    """One engine for each point, so that each has its own adapters ready when its turn comes."""
-    engines = {factor: setting.engine() for factor in factors}
-    draws = {factor: itertools.count() for factor in factors}  # of each the same traffic, repeat by repeat
-    try:
-        calls: dict[str, Callable[[], None]] = {
-            f"{factor}x": partial(setting.traffic, engine, factor, draws[factor]) for factor, engine in engines.items()
-        }
-        times = interleaved(calls, repeats=repeats)
-        loads = {f"{factor}x": engine.counters()["adapter_loads_total"] for factor, engine in engines.items()}
-    finally:
-        for engine in engines.values():
-            engine.stop()
+    """Each point has an engine of its own in every repeat, after traffic that is not measured.
+
+    Only one engine lives at a time: idle ones keep workers of torch, which slow the others.
+    """
+    times: dict[str, list[float]] = {f"{factor}x": [] for factor in factors}
+    loads: dict[str, int] = dict.fromkeys(times, 0)
+    for repeat in range(repeats):
+        for factor in factors:
+            way, draws = f"{factor}x", itertools.count(2 * repeat)
+            engine = setting.engine()
+            try:
+                setting.traffic(engine, factor, draws)
+                before = engine.counters()["adapter_loads_total"]
+                times[way].append(seconds(partial(setting.traffic, engine, factor, draws)))
+                loads[way] += int(engine.counters()["adapter_loads_total"] - before)
+            finally:
+                engine.stop()
     made = setting.requests * TOKENS
     for way, found in times.items():
         result.figures[f"{way}_tokens_per_s"] = repeated([made / one for one in found], "tokens/s")
         result.rows.append({
             **about(setting.base), "working_set": way, "held": setting.held, "clients": CLIENTS,
-            "requests": setting.requests, "loads_a_request": loads[way] / (setting.requests * (repeats + 1)),
+            "requests": setting.requests, "loads_a_request": loads[way] / (setting.requests * repeats),
             "tokens_per_s": made / median(found),
         })  # fmt: skip
         if way != "1x":
@@ -190,6 +198,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=REQUESTS, help="requests of one measurement")
     given = parser.parse_args()
     name = "working_set" if given.out is None else given.out.stem
+    use_cores(1)  # workers that torch keeps for this thread would slow the engine's
     run(
         chosen_base(given.base_folder, given.dtype), held=given.held, factors=FACTORS, requests=given.requests,
         repeats=given.repeats, name=name,
