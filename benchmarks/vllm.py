@@ -210,7 +210,7 @@ def measure_speed(result: Result, folder: Path, *, dtype: str, repeats: int, env
         rate = ROWS * ROW_TOKENS / median(seconds)
         result.rows.append({"part": "speed", "way": way, "dtype": dtype, "rows": ROWS, "tokens_per_s": rate})
     of_loras = ratios(times["base"], times["loras"])
-    note = f"tokens/s over vLLM's base alone, {ROWS} rows, {dtype}; the goal is its LoRAs'"
+    note = f"tokens/s over vLLM's base alone, {ROWS} rows, {dtype}; the goal is the ratio of {ROWS} LoRAs"
     result.figures["mixed_vs_base"] = repeated(
         ratios(times["base"], times["bottlenecks"]), "ratio", goal=median(of_loras), note=note
     )
