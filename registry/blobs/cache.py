@@ -11,41 +11,41 @@ import os
 import re
 import secrets
 import threading
-from collections import OrderedDict
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from registry.blobs.contract import hex_of
-from registry.blobs.verified import FileStamp, VerifiedFiles
+from registry.blobs.bucket import Bucket, ObjectStamp
+from registry.blobs.contract import damaged, hex_of, missing
+from registry.blobs.verified import FileStamp, VerifiedBlobs
 from registry.errors import Unavailable
 
 PARTIAL = ".part"
 """Suffix of a file that is being fetched."""
 ABANDONED_SECONDS = 24 * 3600.0
 """Age at which such a file is taken for one that a crash left."""
-SCANS = 8
-"""Scans of the folder while `max_bytes` are fetched."""
+MAX_READS = 3
+"""Reads of an object before it is called damaged."""
+FREED = 8
+"""An eviction leaves at least this part of the limit free, so that the folder is scanned rarely."""
 
 
 class BlobCache:
     """Verified files of blobs in a folder of at most `max_bytes`; threads and processes share it.
 
-    Each process tracks the files it has seen and fetched. It scans the folder at first, and again whenever it has
-    fetched an eighth of `max_bytes`, so each further process may exceed the limit by that much.
+    A process scans the folder when what it has fetched may exceed the limit, which each further process may exceed.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
         self._max_bytes = max_bytes
-        self._verified = VerifiedFiles()
-        self._sizes: OrderedDict[str, int] = OrderedDict()
-        """Bytes of the tracked files by name, in the order of this process's last use."""
-        self._total = 0
-        """Bytes of all tracked files."""
-        self._fetched: int | None = None
-        """Bytes fetched since the last scan, None before the first."""
+        self._verified = VerifiedBlobs[FileStamp]()
+        self._used: dict[str, float] = {}
+        """When this process last used a file, by name; others are as old as their last change."""
+        self._free = 0
+        """Bytes that may be fetched before the folder is scanned."""
         self._lock = threading.Lock()
 
     def lock(self, digest: str) -> AbstractContextManager[bool]:
@@ -58,8 +58,6 @@ class BlobCache:
         try:
             file = (self.folder / name).open("rb")
         except OSError:
-            with self._lock:
-                self._drop(name)
             return None
         stamp = FileStamp.of(file)
         if not self._verified.has(digest, stamp):
@@ -73,9 +71,34 @@ class BlobCache:
                 self.remove(digest)
                 return None
             self._verified.add(digest, stamp)
-        with self._lock:
-            self._note(name, stamp.size)
+        self._used[name] = time.time()
         return file
+
+    def fetch(self, bucket: Bucket, digest: str, key: str) -> tuple[BinaryIO, ObjectStamp]:
+        """Download the object with this digest; returns its file, and the stamp of the object.
+
+        Raises DamagedBlob if the object is missing, or if the bytes of every read have another digest.
+        """
+        size = 0
+        for attempt in range(MAX_READS):
+            if attempt:
+                bucket.pause(attempt)
+            stamp = bucket.head(key)
+            if stamp is None:
+                raise missing(digest)
+            size = stamp.size
+            with self.temporary_file(digest) as (path, file):
+                sha256 = hashlib.sha256()
+                try:
+                    for chunk in bucket.read_chunks(key, size):
+                        sha256.update(chunk)
+                        file.write(chunk)
+                except FileNotFoundError:
+                    raise missing(digest) from None
+                file.flush()
+                if sha256.hexdigest() == hex_of(digest):
+                    return self.keep(path, digest) or _reopen(file), stamp
+        raise damaged(digest, size)
 
     @contextmanager
     def temporary_file(self, digest: str) -> Iterator[tuple[Path, BinaryIO]]:
@@ -109,11 +132,10 @@ class BlobCache:
             return None
         stamp = FileStamp.of(file)  # after the rename, which counts as a change of the file on some systems
         self._verified.add(digest, stamp)
+        self._used[name] = time.time()
         with self._lock:
-            self._note(name, stamp.size)
-            if self._fetched is not None:
-                self._fetched += stamp.size
-            if self._fetched is None or self._total > self._max_bytes:
+            self._free -= stamp.size
+            if self._free < 0:
                 self._evict()
         return file
 
@@ -121,44 +143,33 @@ class BlobCache:
         """Remove the file of a blob."""
         with suppress(OSError):
             (self.folder / hex_of(digest)).unlink(missing_ok=True)
-        with self._lock:
-            self._drop(hex_of(digest))
         self._verified.remove(digest)
 
-    def _note(self, name: str, size: int) -> None:
-        """Track a file that is used now."""
-        self._total += size - self._sizes.get(name, 0)
-        self._sizes[name] = size
-        self._sizes.move_to_end(name)
-
-    def _drop(self, name: str) -> None:
-        """Track a file no longer."""
-        self._total -= self._sizes.pop(name, 0)
-
     def _evict(self) -> None:
-        """Delete the least recently used files until the rest fits; open files remain readable."""
-        if self._fetched is None or self._fetched > self._max_bytes // SCANS:
-            self._scan()
-        while self._total > self._max_bytes and self._sizes:
-            name, size = self._sizes.popitem(last=False)
-            self._total -= size
+        """Delete abandoned files, and the least recently used until the rest fits; open files remain readable."""
+        stats = {}
+        with suppress(OSError):
+            for path in self.folder.iterdir():
+                with suppress(OSError):
+                    stats[path] = path.lstat()
+        blobs = [path for path in stats if re.fullmatch("[0-9a-f]{64}", path.name)]
+        self._used = {path.name: self._used.get(path.name, stats[path].st_mtime) for path in blobs}
+        total = sum(stats[path].st_size for path in blobs)
+        abandoned = time.time() - ABANDONED_SECONDS
+        deleted = [path for path in stats if path.suffix == PARTIAL and stats[path].st_mtime < abandoned]
+        for path in sorted(blobs, key=lambda path: self._used[path.name]):
+            if total <= self._max_bytes - self._max_bytes // FREED:
+                break
+            total -= stats[path].st_size
+            deleted.append(path)
+        for path in deleted:
             with suppress(OSError):
-                (self.folder / name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+        self._free = self._max_bytes - total
 
-    def _scan(self) -> None:
-        """Track all files of the folder, those first that this process never used, by age; remove abandoned ones."""
-        stats: dict[str, os.stat_result] = {}
-        with suppress(OSError), os.scandir(self.folder) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    stats[entry.name] = entry.stat(follow_symlinks=False)
-        blobs = {name: stat for name, stat in stats.items() if re.fullmatch("[0-9a-f]{64}", name)}
-        rank = {name: number for number, name in enumerate(self._sizes)}
-        order = sorted(blobs, key=lambda name: (name in rank, rank.get(name, 0), blobs[name].st_mtime))
-        self._sizes = OrderedDict((name, blobs[name].st_size) for name in order)
-        self._total, self._fetched = sum(self._sizes.values()), 0
-        newest = max((stat.st_mtime for stat in stats.values()), default=0.0)
-        for name, stat in stats.items():
-            if name.endswith(PARTIAL) and stat.st_mtime < newest - ABANDONED_SECONDS:
-                with suppress(OSError):
-                    (self.folder / name).unlink(missing_ok=True)
+
+def _reopen(file: BinaryIO) -> BinaryIO:
+    """A second file object for an open file, from its beginning; its folder was deleted meanwhile."""
+    copy = os.fdopen(os.dup(file.fileno()), "rb")
+    copy.seek(0)
+    return copy

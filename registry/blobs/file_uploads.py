@@ -1,8 +1,7 @@
 """Unfinished uploads as files that grow part by part, `<folder>/uploads/<id>`, until they become blobs.
 
 A writer holds the operating system's lock on the file, so that parts of several processes never mix. Kept parts are
-synced. The hash is computed while this process writes; if other processes wrote some parts, the file is read once at
-the end.
+synced. The file is hashed once, at the end.
 """
 
 from __future__ import annotations
@@ -12,23 +11,18 @@ import hashlib
 import os
 import secrets
 import shutil
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Self
 
 from registry.blobs.contract import AcknowledgedUpload, ServerBlobs, hex_of, writable
 from registry.blobs.folder import sync_blob_name
-from registry.blobs.verified import FileStamp
 from registry.errors import Conflict, DigestMismatch
 from registry.spec import UploadPart
 
 UPLOADS = "uploads"
-MAX_HASHES = 1024
-"""Files whose hash so far is remembered, some 300 bytes each; others are read again at their end."""
 
 
 class FileUploads:
@@ -37,7 +31,6 @@ class FileUploads:
     def __init__(self, blobs: ServerBlobs) -> None:
         self.blobs = blobs
         self.folder = blobs.folder / UPLOADS
-        self.hashes = _Hashes()
 
     def size(self, id: str) -> int:
         """The size of an upload's file, 0 if there is none; raises Unavailable if the folder cannot be used."""
@@ -80,7 +73,6 @@ class FileUploads:
             pass
         except (Conflict, OSError):
             return False
-        self.hashes.forget(id)
         return True
 
     def older_than(self, moment: float) -> Iterator[str]:
@@ -97,12 +89,9 @@ class FileUpload(AbstractContextManager["FileUpload"]):
     def __init__(self, uploads: FileUploads, id: str) -> None:
         self._uploads = uploads
         self._blobs = uploads.blobs
-        self._id = id
         self._path = uploads.folder / id
         self._file: FileIO | None = None
-        self._sha256: Any = None
         self._kept_end = 0
-        self._kept_sha256: Any = None
         self.end = 0
         """Size of the file with the bytes written so far."""
 
@@ -118,7 +107,7 @@ class FileUpload(AbstractContextManager["FileUpload"]):
                 raise
             if _is_at(self._path, file) and not self._unlink_blob(file):
                 self._file = file
-                self.end = self._kept_end = FileStamp.of(file).size
+                self.end = self._kept_end = os.fstat(file.fileno()).st_size
                 return self
             file.close()
 
@@ -128,7 +117,7 @@ class FileUpload(AbstractContextManager["FileUpload"]):
             return False
         copy = self._blobs.state.incoming / secrets.token_hex(16)
         with (
-            self._blobs.state.writing(FileStamp.of(file).size),
+            self._blobs.state.writing(os.fstat(file.fileno()).st_size),
             os.fdopen(self._blobs.state.create_file(copy), "wb") as target,
         ):
             with suppress(OSError):
@@ -154,14 +143,9 @@ class FileUpload(AbstractContextManager["FileUpload"]):
     def begin(self, upload: AcknowledgedUpload) -> None:
         """Write after the acknowledged bytes, which the file has to hold; unacknowledged ones are cut off."""
         file, offset = self._writable_file(), upload.received
-        self._sha256 = (
-            hashlib.sha256() if offset == 0 else self._uploads.hashes.get(self._id, FileStamp.of(file), offset)
-        )
-        self._kept_sha256 = None if self._sha256 is None else self._sha256.copy()
         with self._blobs.state.writing(0):
             if self.end > offset:
                 file.truncate(offset)
-                self._remember_hash()
             file.seek(offset)
         self.end = self._kept_end = offset
 
@@ -171,8 +155,6 @@ class FileUpload(AbstractContextManager["FileUpload"]):
         with self._blobs.state.writing(self.end + len(chunk)):
             while unwritten:
                 unwritten = unwritten[file.write(unwritten) :]
-        if self._sha256 is not None:
-            self._sha256.update(chunk)
         self.end += len(chunk)
 
     def keep(self) -> UploadPart | None:
@@ -180,8 +162,7 @@ class FileUpload(AbstractContextManager["FileUpload"]):
         file = self._writable_file()
         with self._blobs.state.writing(self.end):
             os.fsync(file.fileno())
-        self._kept_end, self._kept_sha256 = self.end, None if self._sha256 is None else self._sha256.copy()
-        self._remember_hash()
+        self._kept_end = self.end
         return None
 
     def store(self, digest: str) -> None:
@@ -190,7 +171,8 @@ class FileUpload(AbstractContextManager["FileUpload"]):
         The upload's file remains until `finish` as a hard link to the blob, and is no longer written to.
         """
         file = self._writable_file()
-        sha256 = (self._sha256 or self._hash_file()).hexdigest()
+        with self._blobs.state.writing(0), self._path.open("rb") as written:
+            sha256 = hashlib.file_digest(written, "sha256").hexdigest()
         if sha256 != hex_of(digest):
             raise DigestMismatch(
                 f"The {self.end} bytes have digest sha256:{sha256}, not the one they were sent under.", param="digest"
@@ -214,14 +196,12 @@ class FileUpload(AbstractContextManager["FileUpload"]):
         """Delete the file after its blob was recorded; until then an upload needs it that a crash interrupted."""
         with suppress(OSError):  # a sweep deletes it later
             self._path.unlink(missing_ok=True)
-        self._uploads.hashes.forget(self._id)
 
     def discard(self) -> None:
         """Delete the file of an upload that cannot be finished."""
         with self._blobs.state.writing(0):
             self._path.unlink(missing_ok=True)
         self._writable_file().close()
-        self._uploads.hashes.forget(self._id)
 
     def __exit__(self, *_: object) -> None:
         """Cut off what was not kept, and unlock the file."""
@@ -230,48 +210,10 @@ class FileUpload(AbstractContextManager["FileUpload"]):
         with suppress(OSError):  # else it is cut off before the next part
             if not file.closed and self.end > self._kept_end:
                 file.truncate(self._kept_end)
-                self._remember_hash()
         file.close()
-
-    def _remember_hash(self) -> None:
-        """Remember the hash of the kept bytes, with the stamp of the file as it is now."""
-        if self._kept_sha256 is not None:
-            stamp = FileStamp.of(self._writable_file())
-            self._uploads.hashes.put(self._id, stamp, self._kept_sha256.copy())
-
-    def _hash_file(self) -> Any:
-        with self._blobs.state.writing(0), self._path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256")
 
     def _writable_file(self) -> FileIO:
         return writable(self._file, "an unfinished file is written inside 'with' and before it is stored")
-
-
-class _Hashes:
-    """Hashes of files as this process left them, valid while the file's stamp is the same."""
-
-    def __init__(self) -> None:
-        self._hashes: OrderedDict[str, tuple[FileStamp, Any]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, id: str, stamp: FileStamp, offset: int) -> Any:
-        """A copy of the hash of the first `offset` bytes, None if it is not known."""
-        with self._lock:
-            entry = self._hashes.get(id)
-        return entry[1].copy() if entry is not None and entry[0] == stamp and stamp.size == offset else None
-
-    def put(self, id: str, stamp: FileStamp, sha256: Any) -> None:
-        """Remember the hash of a file with this stamp."""
-        with self._lock:
-            self._hashes[id] = (stamp, sha256)
-            self._hashes.move_to_end(id)
-            if len(self._hashes) > MAX_HASHES:
-                self._hashes.popitem(last=False)
-
-    def forget(self, id: str) -> None:
-        """Forget the hash of a file."""
-        with self._lock:
-            self._hashes.pop(id, None)
 
 
 def _lock(file: IO[bytes]) -> None:

@@ -24,7 +24,7 @@ from registry.blobs.contract import ContentCheck, damaged, hex_of, missing, unre
 from registry.blobs.file_uploads import FileUploads
 from registry.blobs.folder import ASIDE, BlobFolder, blob_path, sync_blob_name
 from registry.blobs.set_aside import SetAsideFiles
-from registry.blobs.verified import FileStamp, VerifiedFiles
+from registry.blobs.verified import FileStamp, VerifiedBlobs
 from registry.errors import DamagedBlob, Unavailable
 from registry.files import open_regular, sync_directory
 from registry.names import sha256_digest
@@ -44,7 +44,7 @@ class LocalBlobs:
         self.folder = folder
         self.state = BlobFolder(folder)
         self.set_aside = SetAsideFiles(self.state)
-        self._verified = VerifiedFiles()
+        self._verified = VerifiedBlobs[FileStamp]()
         if make:
             self._make()
 

@@ -19,7 +19,6 @@ from typing import BinaryIO, Self
 from registry.blobs.bucket import Bucket
 from registry.blobs.cache import BlobCache
 from registry.blobs.contract import AcknowledgedUpload, BlobWriter, LostPartError, ServerBlobs, hex_of, writable
-from registry.blobs.fetching import fetch
 from registry.errors import Conflict, DamagedBlob, Unavailable
 from registry.spec import UploadPart
 
@@ -169,10 +168,7 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
         cache, digest = self._uploads.cache, upload_part.digest
         try:
             with cache.lock(digest):
-                cached = cache.open(digest)
-                if cached is not None:
-                    return cached
-                return fetch(self._uploads.bucket, cache, digest, self._key_of(upload_part))[0]
+                return cache.open(digest) or cache.fetch(self._uploads.bucket, digest, self._key_of(upload_part))[0]
         except DamagedBlob:
             raise LostPartError(upload_part) from None
 

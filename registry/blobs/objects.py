@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import date
@@ -21,11 +20,10 @@ from pydantic import ValidationError
 from registry.blobs.bucket import Bucket, ObjectStamp
 from registry.blobs.cache import BlobCache
 from registry.blobs.contract import ContentCheck, damaged, hex_of, missing
-from registry.blobs.fetching import fetch
 from registry.blobs.folder import ASIDE, MARK, BlobFolder
 from registry.blobs.local import LocalBlobs, LocalWriter
 from registry.blobs.object_uploads import ObjectUploads
-from registry.blobs.verified import MAX_FILES
+from registry.blobs.verified import VerifiedBlobs
 from registry.errors import DamagedBlob, Unavailable
 from registry.names import sha256_digest
 from registry.spec import StoreMark
@@ -40,11 +38,10 @@ class ObjectBlobs:
         self._bucket = bucket
         self._cache = cache
         self._staging = staging
-        self._verified: dict[str, ObjectStamp] = {}
+        self._verified = VerifiedBlobs[ObjectStamp]()
         """Objects that this process has stored, or downloaded and verified, by digest."""
-        self._damaged: dict[str, ObjectStamp] = {}
+        self._damaged = VerifiedBlobs[ObjectStamp]()
         """Objects that this process has downloaded with other bytes than their digest's."""
-        self._lock = threading.Lock()
         self.set_aside = SetAsideObjects(bucket)
 
     @property
@@ -90,7 +87,7 @@ class ObjectBlobs:
         with self.state.writing(size):
             file.flush()
         stamp = self._bucket.head(key)
-        if stamp is None or not self._is_verified(digest, stamp):
+        if stamp is None or not self._verified.has(digest, stamp):
             self._note(digest, self._bucket.put(key, path, size))
         cached = self._cache.keep(path, digest)
         if cached is not None:
@@ -106,7 +103,7 @@ class ObjectBlobs:
         stamp = self._bucket.head(key_of(digest))
         if stamp is None:
             return False
-        if self._is_verified(digest, stamp):
+        if self._verified.has(digest, stamp):
             return True
         try:
             with self._cache.lock(digest):
@@ -125,9 +122,7 @@ class ObjectBlobs:
         stamp = self._bucket.head(key_of(digest))
         if stamp is None:
             raise missing(digest)
-        with self._lock:
-            is_damaged = self._damaged.get(digest) == stamp
-        if is_damaged:
+        if self._damaged.has(digest, stamp):
             raise damaged(digest, stamp.size)
         return stamp.size
 
@@ -147,12 +142,12 @@ class ObjectBlobs:
     def _fetch(self, digest: str) -> BinaryIO:
         """Download a blob; raises DamagedBlob if it is missing, or has other bytes at every read."""
         try:
-            file, stamp = fetch(self._bucket, self._cache, digest, key_of(digest))
+            file, stamp = self._cache.fetch(self._bucket, digest, key_of(digest))
         except DamagedBlob:
-            self._forget(digest)  # so that the blob is stored when it is sent again
+            self._verified.remove(digest)  # so that the blob is stored when it is sent again
             damaged_stamp = self._bucket.head(key_of(digest))
             if damaged_stamp is not None:
-                self._note_in(self._damaged, digest, damaged_stamp)
+                self._damaged.add(digest, damaged_stamp)
             raise
         self._note(digest, stamp)
         return file
@@ -175,7 +170,7 @@ class ObjectBlobs:
         self._bucket.delete(*keys, *set_aside)
         for digest in digests:
             self._cache.remove(digest)
-            self._forget(digest)
+            self._verified.remove(digest)
 
     def digests(self) -> Iterator[str]:
         """Digests of all stored blobs."""
@@ -219,24 +214,9 @@ class ObjectBlobs:
         """The store of unfinished uploads, as an object for each part."""
         return ObjectUploads(self, self._bucket, self._cache)
 
-    def _is_verified(self, digest: str, stamp: ObjectStamp) -> bool:
-        with self._lock:
-            return self._verified.get(digest) == stamp
-
-    def _forget(self, digest: str) -> None:
-        with self._lock:
-            self._verified.pop(digest, None)
-
     def _note(self, digest: str, stamp: ObjectStamp) -> None:
-        self._note_in(self._verified, digest, stamp)
-        with self._lock:
-            self._damaged.pop(digest, None)
-
-    def _note_in(self, stamps: dict[str, ObjectStamp], digest: str, stamp: ObjectStamp) -> None:
-        with self._lock:
-            stamps[digest] = stamp
-            if len(stamps) > MAX_FILES:
-                stamps.pop(next(iter(stamps)))
+        self._verified.add(digest, stamp)
+        self._damaged.remove(digest)
 
 
 class SetAsideObjects:

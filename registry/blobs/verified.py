@@ -1,4 +1,4 @@
-"""Memory of blob files whose hash was verified.
+"""Memory of blob files and objects whose hash was verified.
 
 A store hashes each file once, and again only if its inode, size or times have changed.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from contextlib import AbstractContextManager
-from typing import BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, Generic, NamedTuple, Self, TypeVar
 
-MAX_FILES = 2**16
-"""Files that are remembered, the least recently used dropped: some 20 MiB."""
+MAX_STAMPS = 2**16
+"""Stamps that are remembered, the oldest dropped: some 20 MiB."""
 LOCKS = 64
+Stamp = TypeVar("Stamp", bound=tuple[Any, ...])
 
 
 class FileStamp(NamedTuple):
@@ -32,12 +32,11 @@ class FileStamp(NamedTuple):
         return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
-class VerifiedFiles:
-    """Stamps of verified files by digest; threads share it."""
+class VerifiedBlobs(Generic[Stamp]):
+    """Stamps of verified files or objects by digest; threads share it."""
 
-    def __init__(self, max_files: int = MAX_FILES) -> None:
-        self._max_files = max_files
-        self._stamps: OrderedDict[str, FileStamp] = OrderedDict()
+    def __init__(self) -> None:
+        self._stamps: dict[str, Stamp] = {}
         self._lock = threading.Lock()
         self._locks = tuple(threading.Lock() for _ in range(LOCKS))
 
@@ -45,23 +44,18 @@ class VerifiedFiles:
         """A lock for hashing a blob, so that of several threads one does; other blobs may share it."""
         return self._locks[int(digest[-2:], 16) % LOCKS]
 
-    def has(self, digest: str, stamp: FileStamp) -> bool:
-        """Return True if the file with this stamp was verified for the digest."""
-        with self._lock:
-            is_verified = self._stamps.get(digest) == stamp
-            if is_verified:
-                self._stamps.move_to_end(digest)
-            return is_verified
+    def has(self, digest: str, stamp: Stamp) -> bool:
+        """Return True if what has this stamp was verified for the digest."""
+        return self._stamps.get(digest) == stamp
 
-    def add(self, digest: str, stamp: FileStamp) -> None:
-        """Record that the file with this stamp has the digest."""
+    def add(self, digest: str, stamp: Stamp) -> None:
+        """Record that what has this stamp has the digest."""
         with self._lock:
             self._stamps[digest] = stamp
-            self._stamps.move_to_end(digest)
-            if len(self._stamps) > self._max_files:
-                self._stamps.popitem(last=False)
+            if len(self._stamps) > MAX_STAMPS:
+                del self._stamps[next(iter(self._stamps))]
 
     def remove(self, digest: str) -> None:
-        """Forget the file of a digest."""
+        """Forget the stamp of a digest."""
         with self._lock:
             self._stamps.pop(digest, None)

@@ -107,11 +107,12 @@ class TestTheCache:
 
     def test_its_folder_is_looked_at_now_and_then_and_not_for_every_blob(self, url, tmp_path, monkeypatch):
         store, looked = object_blobs(url, tmp_path, most=1000), []
-        real = os.scandir
-        monkeypatch.setattr("registry.blobs.cache.os.scandir", lambda path: (looked.append(path), real(path))[1])
+        evict = BlobCache._evict
+        monkeypatch.setattr(BlobCache, "_evict", lambda cache: (looked.append(cache), evict(cache)))
         blobs = [store.put_bytes(bytes([number]) * 25) for number in range(60)]
-        assert len(cached(store)) == 40
-        assert cached(store) == sorted(one[7:] for one in blobs[-40:])
+        found = cached(store)
+        assert 35 <= len(found) <= 40
+        assert found == sorted(one[7:] for one in blobs[-len(found) :])
         assert len(looked) <= 1 + 1500 // 125
         for one in list((store.folder.parent / "cache").iterdir()):
             one.unlink()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from registry.blobs import LocalBlobs
-from registry.blobs.verified import FileStamp, VerifiedFiles
+from registry.blobs import LocalBlobs, verified
+from registry.blobs.verified import FileStamp, VerifiedBlobs
 from registry.errors import DamagedBlob
 from registry.names import sha256_digest
 from tests.registry.damaged_files import flip, overwrite
@@ -113,14 +113,13 @@ def test_a_repair_is_told_and_replaces_the_file_and_a_second_upload_is_not(store
     assert store.read(HELLO) == b"hello"
 
 
-def test_what_is_remembered_is_bounded_and_the_oldest_goes_first():
-    verified = VerifiedFiles(max_files=2)
+def test_what_is_remembered_is_bounded_and_the_oldest_goes_first(monkeypatch):
+    monkeypatch.setattr(verified, "MAX_STAMPS", 2)
+    blobs = VerifiedBlobs[FileStamp]()
     stamp = FileStamp(1, 2, 3, 4, 5)
-    verified.add("a", stamp)
-    verified.add("b", stamp)
-    assert verified.has("a", stamp)
-    assert not verified.has("a", stamp._replace(inode=9))
-    verified.add("c", stamp)
-    assert [name for name in "abc" if verified.has(name, stamp)] == ["a", "c"]
-    verified.remove("a")
-    assert not verified.has("a", stamp)
+    for name in "abc":
+        blobs.add(name, stamp)
+    assert [name for name in "abc" if blobs.has(name, stamp)] == ["b", "c"]
+    assert not blobs.has("b", stamp._replace(inode=9))
+    blobs.remove("b")
+    assert not blobs.has("b", stamp)
