@@ -32,6 +32,7 @@ from service.engine import EngineLimits
 from service.engine.bases import AllowedBases
 from service.engine.limits import smallest_adapter_bytes
 from service.engine.text_calls import EngineCalls
+from service.engine_process.child import EngineChild
 from service.engine_process.client import ProcessEngine
 from service.engine_process.plan import plan_of
 from service.job_board import JobBoard
@@ -56,19 +57,19 @@ STOP_SECONDS = 20.0
 class Runtime:
     """The life cycle of one server; `services` and `jobs` exist from `start` on.
 
-    The engine runs in this process, or with `engine_process` in one of its own. Building a Runtime only reads the
-    allowlist; raises InvalidParameter if that is wrong.
+    The engine runs in `engine_child`, or without one in this process. Building a Runtime only reads the allowlist;
+    raises InvalidParameter if that is wrong.
     """
 
     services: Services
     jobs: JobRunner
 
-    def __init__(self, settings: Settings, *, engine_process: bool = False) -> None:
+    def __init__(self, settings: Settings, *, engine_child: EngineChild | None = None) -> None:
         self.settings = settings
         check_role(settings)
         self.database = Database(settings.database, pool_size=settings.database_pool)
         allowed = AllowedBases({} if settings.bases is None else read_allowlist(settings.bases), settings.cache)
-        self.engine = engine_of(settings, allowed, process=engine_process)
+        self.engine = engine_of(settings, allowed, child=engine_child)
         self.bases = ServedBaseModels(allowed, self.engine, settings)
         self.key_watch = KeyWatch(self.database)
         self.identities = identities_of(settings, self.key_watch)
@@ -285,12 +286,12 @@ def check_role(settings: Settings) -> None:
         )
 
 
-def engine_of(settings: Settings, allowed: AllowedBases, *, process: bool = False) -> EngineCalls:
-    """The engine, in a `process` of its own if there are base models; replicas generate if the settings name Ray."""
+def engine_of(settings: Settings, allowed: AllowedBases, *, child: EngineChild | None = None) -> EngineCalls:
+    """The engine, in the `child` process if there is one; replicas generate if the settings name Ray."""
     limits = EngineLimits.of(settings)
     local: EngineCalls
-    if process:
-        local = ProcessEngine(allowed, plan_of(settings), log_level=settings.log_level)
+    if child is not None:
+        local = ProcessEngine(allowed, plan_of(settings), child=child, log_level=settings.log_level)
     else:
         from service.engine.engine import Engine  # heavy: a server with a process does without
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 from registry.adapters.weights import save_tensors
@@ -29,12 +26,12 @@ from service.engine.request import Request
 from service.engine.steps import Owner
 from service.engine.text_calls import STOPPING, BaseSource
 from service.engine_process.calls import Peer
+from service.engine_process.child import EngineChild, start_child
 from service.engine_process.plan import EnginePlan
 from service.engine_process.wire import Ended, sent_request
 
 log = logging.getLogger("soup.engine")
 
-PROGRAM = "service.engine_process.program"
 FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
 """Seconds before the process is started again; they double each time, up to the maximum."""
 STEADY_SECONDS = 60.0
@@ -44,11 +41,17 @@ AWAY = "The engine's process ended and is started again: try again in some secon
 
 
 class ProcessEngine(RemoteEngine):
-    """The engine of `plan` in a child process; `source` has the same base models, for their tokenizers and shapes."""
+    """The engine of `plan` in a child process; `source` has the same base models, for their tokenizers and shapes.
 
-    def __init__(self, source: BaseSource, plan: EnginePlan, *, log_level: str = "info") -> None:
+    `child` is the first process, if it was started before.
+    """
+
+    def __init__(
+        self, source: BaseSource, plan: EnginePlan, *, child: EngineChild | None = None, log_level: str = "info"
+    ) -> None:
         super().__init__(source)
         self._plan = plan
+        self._first_child = child
         self._log_level = log_level
         self._preloaded: Future[None] = Future()
         self._is_loading = False
@@ -193,21 +196,13 @@ class ProcessEngine(RemoteEngine):
 
     def _run_process(self, base_ids: Sequence[str]) -> int | str:
         """Run the process until it has ended; returns its status."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                process = subprocess.Popen(  # noqa: S603 (a module of ours)
-                    [sys.executable, "-m", PROGRAM, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # standard output is for the server's address
-                    start_new_session=True,  # Ctrl-C is for the server, which then ends this one
-                )
-            except OSError as error:
-                ours.close()
-                return str(error)
+        try:
+            child, self._first_child = self._first_child or start_child(), None
+        except OSError as error:
+            return str(error)
+        process = child.process
         peer = Peer(
-            Connection(ours.detach()),
+            child.connection,
             calls={"tensors": self._tensors},
             messages={"loaded": self._on_loaded, "step": self._on_step, "ended": self._on_ended},
             gone=ENDED,

@@ -132,7 +132,10 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # the server ends it, once its requests are answered
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
-    plan, base_ids, log_level = connection.recv()
+    try:
+        plan, base_ids, log_level = connection.recv()
+    except EOFError:  # the server has ended before it had a plan
+        return
     configure_logging(log_level)
     try:
         program = EngineProgram(connection, plan)

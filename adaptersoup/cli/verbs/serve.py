@@ -97,6 +97,9 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
     """Serve until SIGINT or SIGTERM; prints the address once base models are loaded. Imports torch."""
     calm_threads()
     talk("loading base models" if settings.bases else "no base model: name an allowlist with --bases or SOUP_BASES")
+    from service.engine_process.child import start_child
+
+    child = start_child()  # imports torch while this process does
     from registry.cores import use_cores
     from service.http.app import create_app
     from service.http.connections import server_config
@@ -106,7 +109,7 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
     gc.freeze()  # a full collection would traverse all imported modules, which takes 0.3 s
     configure_logging(settings.log_level)
     use_cores(1)  # all are for the engine's process
-    runtime = Runtime(settings, engine_process=True)
+    runtime = Runtime(settings, engine_child=child)
     stop_times: list[float] = []
 
     def ready() -> None:

@@ -20,7 +20,8 @@ from registry.errors import Busy, Cancelled, Internal, InvalidParameter, Invalid
 from service.engine import Delta, GenerateRequest, SamplingParams, ScoreRequest
 from service.engine.request import RequestTimeline, timeline_observer
 from service.engine_process import client
-from service.engine_process.client import PROGRAM, ProcessEngine
+from service.engine_process.child import PROGRAM
+from service.engine_process.client import ProcessEngine
 from service.engine_process.plan import plan_of
 from tests.service.cluster import one_server, until
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
