@@ -19,10 +19,6 @@ from typing import Any
 
 from registry.errors import Invalid, InvalidManifest, InvalidParameter
 
-MOUNTS = Path("/proc/self/mountinfo")
-LOCAL = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"})
-"""Types of file systems that are on this machine's disks; others may be remote."""
-
 
 def replace_file(path: Path, data: bytes, *, temporary: Path, mode: int = 0o666) -> None:
     """Replace a file atomically and durably: after any crash `path` is the old file or the whole new one.
@@ -189,21 +185,3 @@ def read_toml(path: Path, *, subject: str, param: str) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise InvalidParameter(f"The {subject} {path} cannot be read: {problem}.", param=param) from None
-
-
-def is_local(device: int, *, mounts: Path | None = None) -> bool:
-    """Return True if a device (`st_dev`) is a local file system, by Linux's list of mounts.
-
-    Returns False if the list has no such device, such as a subvolume of btrfs.
-    """
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        lines = (mounts or MOUNTS).read_text(errors="surrogateescape").splitlines()
-    except OSError:
-        return False
-    for line in lines:
-        mount, _, source = line.partition(" - ")
-        if mount.split()[2:3] == [number]:
-            kind = source.split()[:1]
-            return bool(kind) and kind[0] in LOCAL
-    return False

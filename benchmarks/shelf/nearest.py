@@ -14,7 +14,7 @@ from registry.names import sha256_digest
 from registry.selectors.contract import Domain
 from registry.selectors.cosine import CosineSelector
 from registry.selectors.drawing import MIN_UNITS
-from registry.selectors.state import dump_state, load_state, map_file
+from registry.selectors.state import dump_state, load_state
 from registry.spec import CosineSpec
 
 BEST = 10
@@ -40,7 +40,7 @@ class Drawn:
 
 @dataclass
 class Found:
-    """The measurement: MiB of the state, seconds until it is mapped and has ranked once, then milliseconds per text."""
+    """The measurement: MiB of the state, seconds until it is read and has ranked once, then milliseconds per text."""
 
     state_mib: float
     first_s: float
@@ -57,10 +57,9 @@ def stock(file: Path, adapters: int, *, dimensions: int) -> None:
 
 
 def searched(file: Path, *, dimensions: int, numbers: Sequence[int]) -> Found:
-    """Look for text like that of these adapters; the first is where the state is mapped."""
+    """Look for text like that of these adapters; the first is where the state is read."""
     began = time.perf_counter()
-    with file.open("rb") as opened:
-        selector = CosineSelector.from_state(*load_state(map_file(opened)))
+    selector = CosineSelector.from_state(*load_state(file.read_bytes()))
     found: Found | None = None
     for number in numbers:
         text = Drawn(number, dimensions)[:1]

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import Any, BinaryIO
+from typing import Any
 
-from registry.blobs import BlobStore
 from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import SelectorRow, SelectorState
 from registry.context import Registry
@@ -20,7 +18,7 @@ from registry.select.pools import FitTarget, as_members, enqueue_fit, members_of
 from registry.select.requested import RequestedSelector
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
-from registry.selectors.state import header_size, load_state, map_file, mappable_file_key
+from registry.selectors.state import load_state
 
 USE_RESOLUTION = timedelta(hours=1)
 """The time of a selector's last use is only written where the stored one is older than this."""
@@ -91,28 +89,10 @@ def record_use(registry: Registry, row: SelectorRow, base_model: str, *, created
 
 
 def load_selector(registry: Registry, row: SelectorRow | SelectorState) -> Selector[Any]:
-    """A fitted selector, from the cache or its stored state; it is shared and immutable.
+    """A fitted selector, from the cache or its stored state; it is shared and immutable. Raises DamagedBlob."""
 
-    The arrays of a large one stay in the blob's file, mapped; the file is checked at each call. Raises DamagedBlob.
-    """
-    cached = registry.selectors.find(row.state_blob)
-    if cached is not None:
-        return cached
-    with registry.blobs.open(row.state_blob) as file:
-        file_key = mappable_file_key(file)
-        if file_key is not None:
-            return registry.selectors.get(f"{file_key}:{row.state_blob}", partial(_map_selector, row, file))
-    return registry.selectors.get(row.state_blob, partial(_read_selector, row, registry.blobs))
+    def read() -> tuple[Selector[Any], int]:
+        data = registry.blobs.read(row.state_blob)
+        return SELECTORS[row.spec.kind].from_state(*load_state(data)), len(data)
 
-
-def _read_selector(row: SelectorRow | SelectorState, blobs: BlobStore) -> tuple[Selector[Any], int]:
-    """A selector with its arrays in memory, and its size in bytes."""
-    data = blobs.read(row.state_blob)
-    return SELECTORS[row.spec.kind].from_state(*load_state(data)), len(data)
-
-
-def _map_selector(row: SelectorRow | SelectorState, file: BinaryIO) -> tuple[Selector[Any], int]:
-    """A selector with its arrays mapped from a file, and the bytes that it needs in memory."""
-    data = map_file(file)
-    selector = SELECTORS[row.spec.kind].from_state(*load_state(data))
-    return selector, header_size(data) + selector.cached_bytes
+    return registry.selectors.get(row.state_blob, read)

@@ -69,11 +69,6 @@ class Selector(ABC, Generic[Spec]):
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
 
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes of the arrays that are derived from its state and cached when it first ranks."""
-        return 0
-
     @abstractmethod
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
         """Learn from the domains, whose order does not matter; raises InvalidParameter."""

@@ -26,7 +26,6 @@ from registry.selectors.updating import Age, Change, UpdatableSelector, needs_wh
 from registry.spec import CosineSpec, SelectOptions
 
 OWN_PERCENTILE = 5.0
-BLOCK = 4_096
 STRICT_SHARE = 0.25
 """A threshold is warned of if more than this share of domains fails it with one half of their text for the other."""
 
@@ -67,10 +66,7 @@ class Rows:
     @cached_property
     def directions(self) -> npt.NDArray[np.float32]:
         """The means scaled to length 1, in single precision: the search for the nearest takes half the time."""
-        directions = np.empty(self.means.shape, np.float32)
-        for begin in range(0, len(directions), BLOCK):  # the means may be mapped from a file larger than memory
-            directions[begin : begin + BLOCK] = _unit(self.means[begin : begin + BLOCK])
-        return directions
+        return _unit(self.means).astype(np.float32)
 
     def nearest_distances(self, units: Float64, domains: npt.NDArray[np.int64]) -> Float64:
         """One minus the cosine (n, 1) of unit vectors (n, d) to the nearest mean of `domains`, by row number."""
@@ -97,11 +93,6 @@ class CosineSelector(UpdatableSelector[CosineSpec]):
     """
 
     kind: ClassVar[str] = "cosine"
-
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes of the means' directions."""
-        return 4 * self.rows_.means.size
 
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
         """Take the means of 100 units a domain, drawn with the spec's seed, and prove them on held-out units.

@@ -111,11 +111,6 @@ class PosteriorSelector(UpdatableSelector[PosteriorSpec]):
 
     kind: ClassVar[str] = "posterior"
 
-    @property
-    def cached_bytes(self) -> int:
-        """Bytes of the means in the space of the Mahalanobis distance."""
-        return 8 * self.gaussians_.means.size
-
     def fit(self, domains: Sequence[Domain], *, progress: Progress | None = None) -> Self:
         """Fit a mean a domain and a shared covariance on 100 units each, drawn with the spec's seed.
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import InvalidManifest
-from registry.files import JsonCount, is_local, loads_strict, make_directory, replace_file
+from registry.files import JsonCount, loads_strict, make_directory, replace_file
 from tests.registry.refusing_disk import failing
 
 
@@ -154,22 +154,3 @@ def test_counting_takes_any_bytes_and_cuts_change_nothing(text: bytes, cuts: lis
 
 def test_quotes_alone_count_as_values() -> None:
     assert counted(b'"' * 4000) == (1000, 0)
-
-
-class TestLocalFiles:
-    MOUNTS = (
-        "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
-        "35 22 0:51 / /srv/blobs\\040of\\040all rw shared:9 master:1 - nfs4 server:/export rw,vers=4.2\n"
-        "36 22 0:52 / /mnt/x rw - fuse.sshfs host: rw\n"
-        "broken\n"
-    )
-
-    @pytest.mark.parametrize(
-        ("device", "local"), [((8, 1), True), ((0, 51), False), ((0, 52), False), ((0, 99), False)]
-    )
-    def test_a_file_system_is_known_by_its_mount(self, tmp_path, device, local):
-        (tmp_path / "mounts").write_text(self.MOUNTS)
-        assert is_local(os.makedev(*device), mounts=tmp_path / "mounts") == local
-
-    def test_where_nobody_says_it_is_not(self, tmp_path):
-        assert not is_local(os.makedev(8, 1), mounts=tmp_path / "none")

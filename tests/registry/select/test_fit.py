@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 from sqlalchemy import event
 
-from registry.blobs import LocalBlobs
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import SelectorRow
-from registry.context import Refits, Registry
+from registry.context import Refits
 from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter, Unavailable
 from registry.samples.embeddings_file import save_embeddings
 from registry.select import fit as fit_module
@@ -28,9 +26,7 @@ from registry.select.pools import (
     pool_spec,
 )
 from registry.select.requested import RequestedSelector
-from registry.selectors import cosine, posterior, state, updating
-from registry.selectors.loaded import LoadedSelectors
-from registry.selectors.state import dump_state
+from registry.selectors import cosine, posterior, updating
 from registry.spec import (
     BankConfig,
     Card,
@@ -103,55 +99,6 @@ def damaged_vectors(verbs: ToyRegistry, name: str) -> str:
     data = verbs.blobs.read(blob)
     verbs.blobs.damage(blob, data[:-1] + bytes([data[-1] ^ 1]))
     return blob
-
-
-class TestMapped:
-    """Large states stay in their files."""
-
-    @pytest.fixture
-    def stored(self, verbs, tmp_path, monkeypatch) -> tuple[Registry, SelectorRow, Path]:
-        """A registry over files, a selector of it, and the file of its state."""
-        monkeypatch.setattr(state, "LARGE", 0)
-        verbs.ready_all("acme/law", "acme/code")
-        row = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
-        blobs = LocalBlobs(tmp_path / "blobs")
-        assert blobs.put_bytes(verbs.blobs.read(row.state_blob)) == row.state_blob
-        return replace(verbs.registry, blobs=blobs, selectors=LoadedSelectors()), row, blobs.place(row.state_blob)
-
-    def test_it_answers_as_one_in_memory_does_and_takes_less(self, verbs, stored):
-        registry, row, file = stored
-        found, here = load_selector(registry, row), load_selector(verbs.registry, row)
-        sample = verbs.base.encode(passages("law", seed=3)).vectors
-        assert found.rank(sample).selection() == here.rank(sample).selection()
-        assert found.to_state()[0].keys() == here.to_state()[0].keys()
-        assert load_selector(registry, row) is found
-        with pytest.raises(ValueError, match="read-only"):
-            found.rows_.means[0] = 0
-        arrays = file.stat().st_size - state.header_size(file.read_bytes())
-        assert registry.selectors.bytes == file.stat().st_size - arrays + found.cached_bytes
-
-    def test_one_on_another_machine_is_read_instead(self, verbs, stored, monkeypatch):
-        registry, row, file = stored
-        monkeypatch.setattr(state, "is_local", lambda _: False)
-        found, here = load_selector(registry, row), load_selector(verbs.registry, row)
-        file.unlink()
-        sample = verbs.base.encode(passages("law", seed=3)).vectors
-        assert found.rank(sample).selection() == here.rank(sample).selection()
-        assert registry.selectors.bytes == verbs.registry.selectors.bytes > len(verbs.blobs.read(row.state_blob)) - 1
-
-    def test_a_file_that_was_written_to_is_not_used_and_one_that_was_put_back_is(self, verbs, stored):
-        registry, row, file = stored
-        before = load_selector(registry, row)
-        whole = file.read_bytes()
-        file.chmod(0o600)
-        file.write_bytes(whole[:-8] + bytes(8))
-        with pytest.raises(DamagedBlob, match=row.state_blob):
-            load_selector(registry, row)
-        file.unlink()
-        registry.blobs.put_bytes(whole)
-        after = load_selector(registry, row)
-        assert after is not before
-        assert dump_state(*after.to_state()) == whole
 
 
 class TestDamage:
