@@ -115,7 +115,7 @@ def _tales(result: Result) -> list[str]:
 WAYS = {
     "base_model": "base model",
     "control": "control: a LoRA of the same size, trained on textbooks of other subjects",
-    "soup_clustering_paper": "soup by the paper's clustering",
+    "soup_clustering_paper": "soup by the clustering of the AdapterSoup paper",
     "effort_instant": "soup, effort `instant`",
     "the_service_verified": "soup, effort `quick`, the default",
     "effort_tune": "soup, effort `tune`, which also trains it on the sample",
