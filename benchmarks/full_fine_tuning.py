@@ -2,8 +2,7 @@
 
 Called by the experiment with language-model adapters and by the benchmark of training speed, in the same loop as
 adapters. `all` is full fine-tuning, `top` only the last layers (section 3.2: "fine-tuning only the top k layers"),
-`norms` the parameters of all norms (section 3.4), `peft` a LoRA of PEFT on the attention's projections of an encoder.
-The result is another base model, which no registry stores.
+`norms` the parameters of all norms (section 3.4). The result is another base model, which no registry stores.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from torch import nn
 
 from registry.adapters import AdapterModule, create
@@ -28,9 +26,7 @@ from training.tasks import LANGUAGE_MODELLING
 from training.tasks.contract import Task
 from training.trainer import loss_of
 
-Part = Literal["all", "top", "norms", "peft"]
-PEFT: dict[str, Any] = {"r": 8, "lora_alpha": 16, "target_modules": r".*attention.*\.(query|key|value|dense)"}
-"""The LoRA of PEFT."""
+Part = Literal["all", "top", "norms"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ def fine_tune(
     config = task.head(data.train)
     train = task.encode(base, data.train, block=block, head=config)
     valid = task.encode(base, data.valid, block=block, purpose="validation", at_least=MIN_VALID_TEXTS, head=config)
-    tuned = replace(base, model=unfrozen(base.model, part, layers=layers, seed=seed))
+    tuned = replace(base, model=unfrozen(base.model, part, layers=layers))
     head = None if config is None else create(config, base.shape, seed=seed)
     state = TrainingState(
         tuned.model if head is None else nn.ModuleList([tuned.model, head]),
@@ -78,16 +74,9 @@ def fine_tune(
     return Tuned(tuned, outcome, head)
 
 
-def unfrozen(model: nn.Module, part: Part, *, layers: int = 1, seed: int = 0) -> nn.Module:
+def unfrozen(model: nn.Module, part: Part, *, layers: int = 1) -> nn.Module:
     """A copy of a model in fp32 whose parameters of `part`, and no others, ask for gradients."""
     made = copy.deepcopy(model).float().requires_grad_(False)
-    if part == "peft":
-        import peft
-
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            peft.get_peft_model(made, peft.LoraConfig(**PEFT))  # replaces linear modules of `made`
-        return made
     for module in _modules(made, part, layers):
         module.requires_grad_(True)
     return made

@@ -46,11 +46,16 @@ def next_cell(rows: list[Row], papers: list[str], tasks: list[str]) -> Key | Non
 
 def store(out: Path, rows: list[Row]) -> None:
     """Write the cells, and the number of claims by verdict."""
-    verdicts = [judged.verdict for judged in judge(rows, out.parent)]
+    claims = judge(rows, out.parent)
+    verdicts = [judged.verdict for judged in claims]
     figures = {
         f"claims_{verdict.replace(' ', '_')}": Figure(verdicts.count(verdict), "claims", note=f"of {len(verdicts)}")
         for verdict in get_args(Verdict)
     }
+    for claim, found in ((one.claim, one.estimate) for one in claims):
+        if claim.paper == "parity" and found is not None:
+            note = f"ours minus {claim.figure}, {claim.seeds} seeds, standard error {found.error:.3f}"
+            figures[claim.name] = Figure(found.value, "points", note=note)
     figures["cells"] = Figure(len(rows), "trainings")
     figures["cells_cpu_s"] = Figure(sum(row["seconds"] for row in rows), "CPU s")
     write(

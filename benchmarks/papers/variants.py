@@ -20,11 +20,14 @@ RATES: dict[str, list[float]] = PLAN["rates"]
 
 
 class Variant(Frozen):
-    """One way of training. `spec` has fields of a `TrainingSpec`; `part` is a part of the encoder instead."""
+    """One way of training. `spec` has fields of a `TrainingSpec`.
+
+    `part` is a part of the encoder that is trained instead, or the library that trains an adapter of this spec.
+    """
 
     family: str
     spec: dict[str, Any] = Field(default_factory=dict)
-    part: Literal["all", "top", "norms", "peft"] | None = None
+    part: Literal["all", "top", "norms", "peft", "adapters"] | None = None
     layers: int = 1
     """How many of the last layers `part="top"` trains."""
     scale: float = 1.0
@@ -47,7 +50,10 @@ def _bank(spec: dict[str, Any], *, family: str = "adamix", schedule: Any = "long
 
 
 _DENSE, _SINGLE = _bottleneck("houlsby", 64), _bottleneck("pfeiffer", 16)
-_LORA = {"adapter": {"method": "lora", "rank": 8}, "init": "small_b"}
+_FIXED_NORMS = {"adapter": {**_DENSE["adapter"], "trained_norms": False}}
+"""Houlsby's adapter as the library `adapters` has it."""
+_LORA_ZERO = {"adapter": {"method": "lora", "rank": 8}}
+_LORA = {**_LORA_ZERO, "init": "small_b"}
 _STRUCTURES = {
     "pfeiffer": _bottleneck("pfeiffer", 64), "lora": _LORA,
     "parallel": _bottleneck("parallel", 64, init="near_identity"),
@@ -69,8 +75,11 @@ VARIANTS = {
     **{f"large_{w}": Variant(family="large", spec=_pruned(_DENSE, 1 - 1 / w, widen=w)) for w in (2, 4)},
     **{name: Variant(family=name, spec=spec) for name, spec in _STRUCTURES.items()},
     **{f"{name}_snip_40": Variant(family=name, spec=_pruned(spec, 0.4)) for name, spec in _STRUCTURES.items()},
-    "lora_zero": Variant(family="lora", spec={"adapter": {"method": "lora", "rank": 8}}),
-    "peft_lora": Variant(family="lora", part="peft"),
+    "lora_zero": Variant(family="lora", spec=_LORA_ZERO),
+    "peft_lora": Variant(family="lora", spec=_LORA_ZERO, part="peft"),
+    "houlsby_fixed_norms": Variant(family="houlsby", spec=_FIXED_NORMS),
+    "adapters_houlsby": Variant(family="houlsby", spec=_FIXED_NORMS, part="adapters"),
+    "adapters_pfeiffer": Variant(family="pfeiffer", spec=_STRUCTURES["pfeiffer"], part="adapters"),
     "single": Variant(family="single", spec=_SINGLE, schedule="long"),
     "single_twice": Variant(family="single", spec=_SINGLE, schedule="twice"),
     "full_long": Variant(family="full_long", part="all", schedule="long"),
