@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from scipy.special import stdtrit
@@ -20,8 +19,6 @@ COVERAGE = 0.9
 """Share of intervals that contain the true difference."""
 Numbers = Sequence[float] | Sequence[int] | np.ndarray
 _CELLS = 2**22  # resamples are drawn in slices of at most this many counts (64 MiB as integers and as floats)
-_CACHED_CELLS = 2**19
-"""The most counts of resamples that are cached (4 MiB)."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +76,7 @@ def _bootstrap(sums: np.ndarray, counts: np.ndarray, *, resamples: int, seed: in
     scored = counts > 0
     sums, counts = sums[scored], counts[scored]
     n = len(counts)
-    is_cached = n * resamples <= _CACHED_CELLS
-    slices = _cached_resamples(n, resamples, seed) if is_cached else _draw_resamples(n, resamples, seed)
-    ratios = [(times @ sums) / (times @ counts) for times in slices]
+    ratios = [(times @ sums) / (times @ counts) for times in _draw_resamples(n, resamples, seed)]
     return float(np.concatenate(ratios).std(ddof=1)) * math.sqrt(n / max(1, n - 1))
 
 
@@ -91,18 +86,6 @@ def _draw_resamples(n: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
     step = max(1, _CELLS // n)
     for start in range(0, resamples, step):
         yield rng.multinomial(n, np.full(n, 1.0 / n), size=min(step, resamples - start)).astype(np.float64)
-
-
-@lru_cache(maxsize=4)
-def _cached_resamples(n: int, resamples: int, seed: int) -> tuple[np.ndarray, ...]:
-    """The slices of `_draw_resamples`, cached and read-only: drawing takes some seventy times as long as their use.
-
-    Comparisons of several adapters on the same passages, as in a cook, use the same resamples.
-    """
-    slices = tuple(_draw_resamples(n, resamples, seed))
-    for times in slices:
-        times.setflags(write=False)
-    return slices
 
 
 def _interval(difference: float, error: float, passages: int) -> tuple[float, float] | None:

@@ -6,9 +6,6 @@ without its weights. Called by `loading`.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,6 @@ from registry.names import Digest
 from registry.spec import BaseEntry, BaseKind, BaseShape
 
 _SIZES = ("hidden_size", "num_hidden_layers", "max_position_embeddings", "vocab_size")
-_LOCATION_FIELDS = frozenset({"_name_or_path"})
-"""Fields of a configuration that do not describe the model but where it was read."""
 _UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError)
 """Errors of transformers for numbers that make no model."""
 _NO_PASS = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError, IndexError, AssertionError)
@@ -92,50 +87,16 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = 
 
     Raises Unavailable where transformers cannot build the model from `config`.
     """
-    settings = {name: value for name, value in config.to_dict().items() if name not in _LOCATION_FIELDS}
-    text = json.dumps(settings, sort_keys=True, default=str)
-    model = _meta_model(_ModelKey(type(config), text, kind, config=config, base_id=base_id))
+    model = _built(config, base_id, kind)
     return BaseShape(
         fingerprint=fingerprint,
         model_type=config.model_type,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
-        context=model.context,
-        vocab_size=config.vocab_size,
-        linears=dict(model.linears),
-        kind=kind,
-        kv=model.kv,
-    )
-
-
-@dataclass(frozen=True)
-class _ModelKey:
-    """A model to build; two are equal if their configurations are, in any folder."""
-
-    family: type
-    text: str
-    kind: BaseKind
-    config: Any = field(compare=False)
-    base_id: str = field(compare=False)
-
-
-@dataclass(frozen=True)
-class _MetaModel:
-    """The figures of a shape that need the built model: context in tokens, linear modules, keys and values."""
-
-    context: int
-    linears: dict[str, tuple[int, int]]
-    kv: tuple[int, int] | None
-
-
-@lru_cache(maxsize=64)
-def _meta_model(key: _ModelKey) -> _MetaModel:
-    """Build a model on the meta device; cached, because its two passes are slow and a load needs it twice."""
-    config, kind = key.config, key.kind
-    model = _built(config, key.base_id, kind)
-    return _MetaModel(
         context=longest_text(model, config) if kind == "encoder" else config.max_position_embeddings,
+        vocab_size=config.vocab_size,
         linears=_linears(model),
+        kind=kind,
         kv=_kv_of(model, config.num_hidden_layers) if kind == "causal" else None,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import torch
@@ -141,7 +142,7 @@ def _apply_masks(adapter: AdapterModule, config: AdapterConfig, masks: Mapping[s
         assert isinstance(linear, nn.Linear)
         linear.weight.masked_fill_(~keep.to(linear.weight.device), 0.0)
         adapter.get_buffer(mask_name(name)).copy_(pack(keep))
-        linear.weight.register_post_accumulate_grad_hook(_ClearPrunedGradients(linear))  # type: ignore[no-untyped-call]
+        linear.weight.register_post_accumulate_grad_hook(partial(_clear_pruned, linear))  # type: ignore[no-untyped-call]
 
 
 def _configure(adapter: AdapterModule, config: AdapterConfig) -> None:
@@ -154,25 +155,8 @@ def _configure(adapter: AdapterModule, config: AdapterConfig) -> None:
             member.config = member_config
 
 
-class _ClearPrunedGradients:
-    """A gradient hook that clears the gradient of a projection's pruned entries.
-
-    The unpacked mask is cached until the mask changes, as it does when a checkpoint is restored.
-    """
-
-    def __init__(self, linear: nn.Linear) -> None:
-        self._linear = linear
-        self._unpacked_from: tuple[Tensor, int] | None = None
-        self._pruned = torch.empty(0, dtype=torch.bool)
-
-    def __call__(self, weight: Tensor) -> None:
-        assert weight.grad is not None  # it has just been accumulated
-        weight.grad.masked_fill_(self._pruned_entries(weight), 0.0)
-
-    def _pruned_entries(self, weight: Tensor) -> Tensor:
-        mask = self._linear.get_buffer("mask")
-        source = self._unpacked_from
-        if source is None or source[0] is not mask or source[1] != mask._version:
-            self._unpacked_from = mask, mask._version
-            self._pruned = ~unpack(mask, weight.shape).to(weight.device)
-        return self._pruned
+def _clear_pruned(linear: nn.Linear, weight: Tensor) -> None:
+    """Clear the gradient of a projection's pruned entries, by its mask, which a restored checkpoint may have set."""
+    assert weight.grad is not None  # it has just been accumulated
+    keep = unpack(linear.get_buffer("mask"), weight.shape)
+    weight.grad.masked_fill_(~keep.to(weight.device), 0.0)

@@ -107,16 +107,6 @@ def test_value_and_gradients_are_the_formula(base, seed, rows, classes, mode):
         torch.testing.assert_close(one, other)
 
 
-def test_many_rows_are_taken_some_at_a_time_and_give_the_same(base):
-    first, second, targets, weights = batch_of(0, 90, 7_000)  # 37 rows at a time
-    found = Played(base, first, second, targets=targets, weights=weights).loss("paper")
-    expected = written_out(first, second, targets, weights, "paper")
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(
-        torch.autograd.grad(found, (first, second)), torch.autograd.grad(expected, (first, second))
-    )
-
-
 @pytest.mark.parametrize(("cells", "mode"), [(1, "paper"), (2 * 300, "released"), (10**9, "paper")])
 def test_states_that_the_base_makes_logits_of_have_the_same_loss_and_gradients(base, monkeypatch, cells, mode):
     """Parts of the vocabulary's logits, as at 50,000 tokens, change nothing."""
