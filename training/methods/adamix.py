@@ -49,13 +49,13 @@ def consistent_loss(
         sums = [
             checkpoint(  # logits are computed again for the gradients: those of all rows do not fit into memory
                 _weighted_sum,
-                Scored(first.states[part], first.targets[part], first.weights[part], first.writer),
-                second.states[part],
+                Scored(first.states[chunk], first.targets[chunk], first.weights[chunk], first.writer),
+                second.states[chunk],
                 mode == "released",
                 use_reentrant=False,
                 preserve_rng_state=False,
             )
-            for part in slices
+            for chunk in slices
         ]
         return torch.stack(sums).sum()
 
