@@ -23,10 +23,9 @@ from registry.catalogue.aliases import Aliases
 from registry.catalogue.all_tables import AllTables
 from registry.catalogue.audit import Audit
 from registry.catalogue.blobs import Blobs
-from registry.catalogue.curves import Curves
 from registry.catalogue.evaluations import Evaluations
-from registry.catalogue.jobs import Jobs
-from registry.catalogue.keys import Keys
+from registry.catalogue.jobs import Curves, Jobs
+from registry.catalogue.keys import Keys, Sessions
 from registry.catalogue.limits import UseLimitRows
 from registry.catalogue.namespaces import NamespaceSettings
 from registry.catalogue.postgresql import Postgresql
@@ -36,12 +35,10 @@ from registry.catalogue.rate_buckets import RateBuckets
 from registry.catalogue.removals import Removals
 from registry.catalogue.replicas import Replicas
 from registry.catalogue.rows import Mode
-from registry.catalogue.samples import Samples
+from registry.catalogue.samples import Samples, Statistics
 from registry.catalogue.selectors import Selectors
-from registry.catalogue.sessions import Sessions
 from registry.catalogue.soups import Soups
 from registry.catalogue.sqlite import Sqlite
-from registry.catalogue.statistics import Statistics
 from registry.catalogue.stores import Stores
 from registry.catalogue.uploads import Uploads
 from registry.catalogue.usage import Usage

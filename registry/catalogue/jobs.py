@@ -1,7 +1,7 @@
 """Jobs: record and queue in one table, so that a job is enqueued in the transaction that writes its subject.
 
 `progress`, `succeed` and `fail` take the worker's name, so that a worker cannot change a job that another has claimed
-since.
+since. A training's loss curve is kept with its job until it has produced an adapter.
 """
 
 from __future__ import annotations
@@ -13,12 +13,26 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pydantic import TypeAdapter
-from sqlalchemy import BindParameter, ColumnElement, Connection, and_, bindparam, func, select, update
+from sqlalchemy import (
+    JSON,
+    BindParameter,
+    Column,
+    ColumnElement,
+    Connection,
+    ForeignKey,
+    String,
+    Table,
+    and_,
+    bindparam,
+    func,
+    select,
+    update,
+)
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from registry.catalogue.repository import Repository, matching, now, seen_by
+from registry.catalogue.repository import Repository, TableGateway, matching, now, seen_by
 from registry.catalogue.rows import JobRow, Namespaces, Page, Requester
-from registry.catalogue.tables import job_askers, job_turns, jobs, keys
+from registry.catalogue.tables import job_askers, job_turns, jobs, keys, metadata
 from registry.errors import NotFound
 
 TURN_WINDOW = timedelta(minutes=5)
@@ -31,6 +45,12 @@ ROWS = select(jobs, keys.c.name.label("owner"), keys.c.namespaces.label("owner_n
 """Jobs with the name and the namespaces of their key, NULL on a server without keys."""
 AHEAD = timedelta(minutes=5)
 """A row updated this much in the future shows that the clock was set back; clocks of servers differ by less."""
+job_curves = Table(  # deleted by the database with their job: the previous release removes jobs and has no curves
+    "job_curves",
+    metadata,
+    Column("job", String(32), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("curve", JSON, nullable=False),
+)
 COOKS = ("cook", "search")
 """Kinds of job that cook; their request is stored in a blob."""
 
@@ -310,3 +330,21 @@ def _claim() -> ReturningUpdate[str]:
 
 
 CLAIM = _claim()
+
+
+class Curves(TableGateway):
+    """Curve rows; a curve has `train_history`, `valid_history` and `best_step`, like a training's record."""
+
+    def put(self, job: str, curve: Mapping[str, Any]) -> None:
+        """Store or replace the curve of a job."""
+        if self._update(job_curves, job_curves.c.job == job, curve=dict(curve)) == 0:
+            self._insert(job_curves, job=job, curve=dict(curve))
+
+    def get(self, job: str) -> dict[str, Any] | None:
+        """The curve of a job, None if it has none."""
+        curve = self._connection.scalars(select(job_curves.c.curve).where(job_curves.c.job == job)).one_or_none()
+        return None if curve is None else dict(curve)
+
+    def remove(self, job: str) -> None:
+        """Delete the curve of a job."""
+        self._delete(job_curves, job_curves.c.job == job)

@@ -1,4 +1,4 @@
-"""API keys by the hash of their secret; the secret itself is never stored."""
+"""API keys by the hash of their secret, and sessions of browsers signed in with one; no secret is stored."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, and_, bindparam, case, func, literal, select, tuple_
 
 from registry.catalogue.repository import Repository, no_cursor, now, read_cursor, write_cursor
-from registry.catalogue.rows import KeyRow, Namespaces, Page
-from registry.catalogue.tables import former_secrets, keys
+from registry.catalogue.rows import KeyRow, Namespaces, Page, SessionRow
+from registry.catalogue.tables import former_secrets, keys, sessions
 from registry.errors import NotFound
 
 OLDEST = (keys.c.created_at, keys.c.id)
@@ -63,27 +63,20 @@ class Keys(Repository[KeyRow]):
         namespaces: tuple[str, ...] | None,
         scopes: Iterable[str],
     ) -> KeyRow:
-        """Store an identity of an issuer that `identity` does not find; it has no secret."""
-        values = {
-            "name": name,
-            "namespaces": None if namespaces is None else list(namespaces),
-            "scopes": sorted(scopes),
-            "issuer": issuer,
-            "subject": subject,
-        }
-        if self.find(id) is not None:
-            return self.change(id, revoked_at=None, **values)
-        self._insert(keys, id=id, secret_sha256=id, prefix="oidc", created_at=now(), **values)
+        """Store an identity of an issuer; it has no secret."""
+        self._insert(
+            keys,
+            id=id,
+            name=name,
+            secret_sha256=id,
+            namespaces=None if namespaces is None else list(namespaces),
+            scopes=sorted(scopes),
+            issuer=issuer,
+            subject=subject,
+            prefix="oidc",
+            created_at=now(),
+        )
         return self.get(id)
-
-    def identity(self, id: str) -> KeyRow | None:
-        """The identity with this id, None if there is none or the downgrade of migration 0013 has revoked it.
-
-        That downgrade removes the issuer and sets the moment of revocation to that of creation.
-        """
-        row = self.find(id)
-        is_downgraded = row is not None and row.issuer is None and row.revoked_at == row.created_at
-        return None if is_downgraded else row
 
     def count_identities(self) -> int:
         """The number of identities, revoked ones included."""
@@ -192,3 +185,41 @@ class Keys(Repository[KeyRow]):
 def _after(created_at: datetime, id: str) -> ColumnElement[bool]:
     """The condition that a key comes after this one in the order of OLDEST."""
     return tuple_(*OLDEST) > tuple_(literal(created_at, keys.c.created_at.type), literal(id))
+
+
+class Sessions(Repository[SessionRow]):
+    """Session rows; expired sessions are not found."""
+
+    values = TypeAdapter(SessionRow)
+
+    def add(self, token_sha256: str, *, secret_sha256: str, key_id: str, expires_at: datetime, most: int) -> None:
+        """Store a session; deletes expired sessions, and the oldest of the key so that it has at most `most`."""
+        self._delete(sessions, sessions.c.expires_at <= now())
+        newest_first = (
+            select(sessions.c.token_sha256)
+            .where(sessions.c.key_id == key_id)
+            .order_by(sessions.c.created_at.desc(), sessions.c.token_sha256)
+        )
+        excess = list(self._connection.scalars(newest_first.offset(most - 1)))
+        self._delete(sessions, sessions.c.token_sha256.in_(excess))
+        self._insert(
+            sessions,
+            token_sha256=token_sha256,
+            secret_sha256=secret_sha256,
+            key_id=key_id,
+            created_at=now(),
+            expires_at=expires_at,
+        )
+
+    def find(self, token_sha256: str) -> SessionRow | None:
+        """The session with this token's hash, None if there is none or it has expired."""
+        query = select(sessions).where(sessions.c.token_sha256 == token_sha256, sessions.c.expires_at > now())
+        return self._first(query)
+
+    def remove(self, token_sha256: str) -> None:
+        """Delete a session, if it exists."""
+        self._delete(sessions, sessions.c.token_sha256 == token_sha256)
+
+    def remove_all(self) -> None:
+        """Delete all sessions."""
+        self._delete(sessions)

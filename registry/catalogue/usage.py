@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -13,11 +11,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, literal, or_, select, tuple_
 
-from registry.catalogue.repository import TableGateway, matching
+from registry.catalogue.repository import TableGateway, matching, no_cursor, read_cursor, write_cursor
 from registry.catalogue.rows import Namespaces, Page
 from registry.catalogue.tables import usage
-from registry.catalogue.usage_rows import UsageKey, UsageRow, UsageSum
-from registry.errors import InvalidParameter
 
 GROUPS = ("day", "key_id", "namespace", "model")
 NUMBERS = ("requests", "tokens_in", "tokens_out")
@@ -25,6 +21,40 @@ NUMBERS = ("requests", "tokens_in", "tokens_out")
 `schemas.usage`, and its value in `service.http.models.metering`, to which the engine gives counts (`OnEnd`).
 """
 SUMS = [func.sum(usage.c[name]).label(name) for name in NUMBERS]
+
+
+@dataclass(frozen=True)
+class UsageKey:
+    """The key of a usage row: UTC day (2030-01-31), API key, namespace and model."""
+
+    day: str
+    key_id: str
+    namespace: str
+    model: str
+
+
+@dataclass(frozen=True)
+class UsageSum:
+    """Requests that the engine started, their prompt tokens, and their generated tokens."""
+
+    requests: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+
+    def __add__(self, usage: UsageSum) -> UsageSum:
+        return UsageSum(
+            self.requests + usage.requests, self.tokens_in + usage.tokens_in, self.tokens_out + usage.tokens_out
+        )
+
+
+@dataclass(frozen=True)
+class UsageRow(UsageSum):
+    """A sum of usage over a group; columns that it is not grouped by are None."""
+
+    day: str | None = None
+    key_id: str | None = None
+    namespace: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,8 +103,9 @@ class Usage(TableGateway):
             query = query.where(tuple_(*columns) < tuple_(*map(literal, _read(cursor, len(columns)))))
         query = query.order_by(*(column.desc() for column in columns)).limit(limit + 1)
         rows = self._connection.execute(query).mappings().all()
-        last = [rows[limit - 1][column.name] for column in columns] if len(rows) > limit else None
-        next_cursor = None if last is None else _write(last)
+        next_cursor = None
+        if len(rows) > limit:
+            next_cursor = write_cursor(json.dumps([rows[limit - 1][column.name] for column in columns]))
         return Page(rows=tuple(_row(row) for row in rows[:limit]), next_cursor=next_cursor)
 
     def total(self, filter: UsageFilter) -> UsageSum:
@@ -88,19 +119,14 @@ def _row(row: Any) -> UsageRow:
     return UsageRow(**vars(sums), **{name: row.get(name) for name in GROUPS})
 
 
-def _write(last: Sequence[str]) -> str:
-    """The cursor after the row with these values."""
-    return base64.urlsafe_b64encode(json.dumps(last).encode()).decode()
-
-
 def _read(cursor: str, columns: int) -> list[str]:
     try:
-        values = json.loads(base64.urlsafe_b64decode(cursor.encode("ascii")))
-    except (ValueError, binascii.Error, RecursionError):
+        values = json.loads(read_cursor(cursor))
+    except (ValueError, RecursionError):
         values = None
     if isinstance(values, list) and len(values) == columns and all(map(_is_text, values)):
         return values
-    raise InvalidParameter("The cursor is not valid: use next_cursor of the previous page.", param="cursor")
+    raise no_cursor()
 
 
 def _is_text(value: object) -> bool:

@@ -94,7 +94,7 @@ class Identities:
         """The row of an identity, which is made, or updated where that is due."""
         id = identity_id(self._tokens.issuer.url, subject)
         with self._watch.database.read() as catalogue:
-            row = catalogue.keys.identity(id)
+            row = catalogue.keys.find(id)
         if row is None:
             return self._add(id, subject, attributes)
         stored = _Attributes(row.name, row.namespaces, row.scopes)
@@ -108,7 +108,7 @@ class Identities:
 
     def _add(self, id: str, subject: str, attributes: _Attributes) -> KeyRow:
         with self._watch.database.write() as catalogue:
-            existing = catalogue.keys.identity(id)  # another request of it may have been first
+            existing = catalogue.keys.find(id)  # another request of it may have been first
             if existing is not None:
                 return existing
             if catalogue.keys.count_identities() >= self._max_identities:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime
 
 from registry.catalogue import Database
-from registry.catalogue.usage_rows import UsageKey, UsageSum
+from registry.catalogue.usage import UsageKey, UsageSum
 from registry.errors import SoupError
 from service.access.key_watch import KeyWatch
 

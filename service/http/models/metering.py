@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from registry.catalogue.usage_rows import UsageSum
+from registry.catalogue.usage import UsageSum
 from registry.errors import TooLarge
 from registry.quotas import effective_limits, subject_text
 from registry.spec import LimitKind, UseLimits

@@ -13,8 +13,7 @@ from fastapi import APIRouter, Depends, Query, Response
 from pydantic import Field
 
 from registry.catalogue.rows import Page
-from registry.catalogue.usage import GROUPS, NUMBERS, UsageFilter
-from registry.catalogue.usage_rows import UsageRow
+from registry.catalogue.usage import GROUPS, NUMBERS, UsageFilter, UsageRow
 from registry.spec.frozen import Frozen
 from service.access.keys import Principal
 from service.http.app_services import AppServices

@@ -7,8 +7,7 @@ from datetime import date
 import pytest
 
 from registry.catalogue import Database
-from registry.catalogue.usage import UsageFilter
-from registry.catalogue.usage_rows import UsageKey, UsageSum
+from registry.catalogue.usage import UsageFilter, UsageKey, UsageSum
 from registry.errors import InvalidParameter, QuotaExceeded, RateLimitExceeded
 from registry.names import sha256_digest
 from registry.quotas import check_jobs, check_stored

@@ -11,8 +11,7 @@ import pytest
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, SelectorRow
-from registry.catalogue.usage import UsageFilter
-from registry.catalogue.usage_rows import UsageKey, UsageSum
+from registry.catalogue.usage import UsageFilter, UsageKey, UsageSum
 from registry.context import Refits, Retention
 from registry.lifecycle import collect as module
 from registry.lifecycle.collect import FILE_DELAY, Collected, collect, would_collect

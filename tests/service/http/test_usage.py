@@ -15,8 +15,7 @@ import pytest
 
 from adaptersoup.client.client import SoupClient
 from registry.catalogue import Database
-from registry.catalogue.usage import GROUPS, UsageFilter
-from registry.catalogue.usage_rows import UsageRow, UsageSum
+from registry.catalogue.usage import GROUPS, UsageFilter, UsageRow, UsageSum
 from registry.errors import Busy
 from service.http.files.csv_lines import csv_lines
 from service.http.routes.usage import cells
