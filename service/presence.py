@@ -7,18 +7,16 @@ connection: neither requests nor jobs delay it, even if they use all their conne
 
 from __future__ import annotations
 
-import logging
 import secrets
 import socket
-import threading
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import timedelta
 
 from registry.catalogue import Database
-from registry.errors import SoupError
+from service.periodic import Periodic
 from service.settings import Settings
 
-log = logging.getLogger("soup.presence")
 LEAVE_SECONDS = 2.0
 """Seconds that a stop waits for the database to delete the row."""
 BUSY_SECONDS = 2.0
@@ -34,9 +32,7 @@ class Presence:
         self._seconds = settings.replica_beat_seconds
         self._database = database
         self._beats = Database(settings.database, pool_size=1, busy_seconds=BUSY_SECONDS)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="presence", daemon=True)
-        self._beat_succeeded = True
+        self._beating = Periodic("heartbeat", self._seconds, self._beat, last=self._leave)
 
     def check(self) -> None:
         """Raise Incompatible if a running server has another state of one of the base models."""
@@ -46,35 +42,15 @@ class Presence:
     def join(self) -> None:
         """Write the row and start the heartbeat, once the server listens; raises Incompatible as `check` does."""
         self._join(self._database)
-        self._thread.start()
+        self._beating.start()
 
     def leave(self) -> None:
         """Have the thread delete the row, and wait for it for some seconds. A second call does nothing."""
-        self._over.set()
-        if self._thread.is_alive():
-            self._thread.join(LEAVE_SECONDS)
+        self._beating.stop(seconds=LEAVE_SECONDS)
 
     def _join(self, database: Database) -> None:
         with database.write() as catalogue:
             catalogue.replicas.join(self.id, bases=self._bases, beat=timedelta(seconds=self._seconds))
-
-    def _loop(self) -> None:
-        while not self._over.wait(self._seconds):
-            try:
-                self._beat()
-            except SoupError as error:
-                self._log_change(error.message)
-            except Exception:
-                log.exception("a heartbeat failed")
-            else:
-                self._log_change(None)
-        try:
-            with self._beats.write_unlocked() as catalogue:
-                catalogue.replicas.leave(self.id)
-        except Exception as error:  # then it counts as dead after two beats
-            log.warning("the row of this server could not be deleted (%s)", type(error).__name__)
-        finally:
-            self._beats.close()
 
     def _beat(self) -> None:
         with self._beats.write_unlocked() as catalogue:
@@ -82,10 +58,7 @@ class Presence:
         if not alive:  # dead for as long as the database was, or this process stood still
             self._join(self._beats)
 
-    def _log_change(self, trouble: str | None) -> None:
-        """Log once when heartbeats begin to fail, and once when they succeed again."""
-        succeeded_earlier, self._beat_succeeded = self._beat_succeeded, trouble is None
-        if succeeded_earlier and not self._beat_succeeded:
-            log.warning("heartbeats fail, so that other servers will count this one as stopped: %s", trouble)
-        elif self._beat_succeeded and not succeeded_earlier:
-            log.info("heartbeats succeed again")
+    def _leave(self) -> None:
+        """Delete the row; if that fails, this server counts as dead after two beats."""
+        with closing(self._beats), self._beats.write_unlocked() as catalogue:
+            catalogue.replicas.leave(self.id)

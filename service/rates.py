@@ -10,7 +10,6 @@ Used by `http.models.metering`. It does not know requests or keys, only subjects
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -18,10 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from registry.catalogue import Catalogue, Database
-from registry.errors import RateLimitExceeded, SoupError
-
-log = logging.getLogger("soup.rates")
+from registry.catalogue import Database
+from registry.errors import RateLimitExceeded
+from service.periodic import Periodic
 
 MINUTE = 60.0
 MAX_BUCKETS = 10_000
@@ -182,32 +180,14 @@ class SharedRates:
         self._owed: dict[Name, tuple[Want, int]] = {}
         """By bucket, the amount that ended requests used beyond what they took (negative for less), with one of their
         wants."""
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="rates", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread that settles."""
-        self._thread.start()
-
-    def stop(self, *, seconds: float) -> bool:
-        """Settle the rest; returns False if that takes longer. Amounts that are not returned drain within a minute."""
-        self._over.set()
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        self.settling = Periodic("settling rates", SETTLE_SECONDS, self.write, last=self.write)
 
     def take(self, wants: Sequence[Want]) -> None:
         """Take all amounts or none (`Rates.take`); raises Busy or Unavailable if the database does not answer."""
-        if not wants:
-            return
-        owed = self._owed_of({want.name for want in wants})
-        try:
-            with self._database.write_unlocked() as catalogue:
-                used = _apply(catalogue, {want.name: want for want in wants}, owed, wants)
-        except BaseException:
-            self._owe(owed)
-            raise
-        for want in wants:
-            self._cached.know(want, used[want.name])
+        if wants:
+            used = self._update({want.name: want for want in wants}, wants)
+            for want in wants:
+                self._cached.know(want, used[want.name])
 
     def settle(self, want: Want, needed: int) -> None:
         """Correct what an ended request took (`Rates.settle`): here at once, for other servers soon."""
@@ -228,55 +208,34 @@ class SharedRates:
         }
 
     def write(self) -> None:
-        """Settle ended requests in the database; if it does not answer, a later call does."""
-        owed = self._owed_of(None)
-        if not owed:
-            return
+        """Settle ended requests in the database; after an error a later call does."""
+        with self._lock:
+            wants = {name: want for name, (want, _) in self._owed.items()}
+        if wants:
+            self._update(wants, ())
+
+    def _update(self, wants: Mapping[Name, Want], taking: Sequence[Want]) -> dict[Name, float]:
+        """Settle what is owed to these buckets and take `taking`, in one transaction; return what is used then.
+
+        Raises RateLimitExceeded, with nothing changed.
+        """
+        with self._lock:
+            owed = {name: self._owed.pop(name) for name in wants.keys() & self._owed.keys()}
         try:
             with self._database.write_unlocked() as catalogue:
-                _apply(catalogue, {name: want for name, (want, _) in owed.items()}, owed, ())
-        except BaseException as error:
+                rows = catalogue.rate_buckets.lock(wants)
+                settled = {
+                    name: max(0.0, want.undrained(rows[name].used, rows[name].seconds) + owed.get(name, (want, 0))[1])
+                    for name, want in wants.items()
+                }
+                used = used_after(taking, settled)
+                catalogue.rate_buckets.put(used, rows)
+        except BaseException:
             self._owe(owed)
-            if not isinstance(error, SoupError):
-                raise
-            log.warning("the rates of ended requests are not settled yet: %s", error.message)
-
-    def _loop(self) -> None:
-        while not self._over.wait(SETTLE_SECONDS):
-            self._try_to_write()
-        self._try_to_write()
-
-    def _try_to_write(self) -> None:
-        try:
-            self.write()
-        except Exception:
-            log.exception("settling rates failed")
+            raise
+        return used
 
     def _owe(self, owed: Mapping[Name, tuple[Want, int]]) -> None:
         with self._lock:
             for name, (want, amount) in owed.items():
                 self._owed[name] = want, self._owed.get(name, (want, 0))[1] + amount
-
-    def _owed_of(self, names: set[Name] | None) -> dict[Name, tuple[Want, int]]:
-        """Remove and return what is owed to these buckets (None: to all)."""
-        with self._lock:
-            owed = {name: entry for name, entry in self._owed.items() if names is None or name in names}
-            self._owed = {name: entry for name, entry in self._owed.items() if name not in owed}
-        return owed
-
-
-def _apply(
-    catalogue: Catalogue, wants: Mapping[Name, Want], owed: Mapping[Name, tuple[Want, int]], taking: Sequence[Want]
-) -> dict[Name, float]:
-    """Settle `owed` and take `taking`, in one transaction; return what is used then.
-
-    Raises RateLimitExceeded, with nothing changed.
-    """
-    rows = catalogue.rate_buckets.lock(wants)
-    used = {
-        name: max(0.0, want.undrained(rows[name].used, rows[name].seconds) + (owed[name][1] if name in owed else 0))
-        for name, want in wants.items()
-    }
-    used = used_after(taking, used)
-    catalogue.rate_buckets.put(used, rows)
-    return used

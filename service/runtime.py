@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -25,7 +25,7 @@ from registry.spec import DefaultLimits, UseLimits
 from registry.spec.limits import SampleLimits, SizeLimits, UploadLimits
 from registry.uploads.sessions import UploadSessions
 from service.access.identities import identities_of
-from service.access.key_watch import KeyWatch
+from service.access.key_watch import WRITE_INTERVAL, KeyWatch
 from service.access.keys import ensure_admin_key
 from service.base_models import ServedBaseModels
 from service.engine import EngineLimits
@@ -37,9 +37,10 @@ from service.engine_process.client import ProcessEngine
 from service.engine_process.plan import plan_of
 from service.job_board import JobBoard
 from service.jobs.runner import JobRunner
-from service.observability.usage import UsageCounts, UsageWriter
+from service.observability.usage import UsageCounts
 from service.operations import storage
 from service.operations.blob_check import check_blobs
+from service.periodic import Periodic
 from service.presence import Presence
 from service.rates import Rates, SharedRates
 from service.services import Services
@@ -110,12 +111,9 @@ class Runtime:
                 self.database.traceparent = self.tracing.traceparent
                 self.tracing.instrument_database(self.database.engine)
             self.services = self._build_services(blobs)
-            self._usage = UsageWriter(self.services.usage, seconds=self.settings.usage_seconds, keys=self.key_watch)
-            self._usage.start()
-            stack.callback(self._stop_usage)  # after the engine: requests are counted as they end
-            if isinstance(self.services.rates, SharedRates):
-                self.services.rates.start()
-                stack.callback(self._stop_rates, self.services.rates)
+            for writing in self._writers():
+                writing.start()
+                stack.callback(self._stop_writing, writing)  # after the engine: requests are counted as they end
             self._preloaded = self.engine.start(self._preloads)
             stack.callback(self._stop_engine)
             self.jobs = JobRunner(self.services, sole_owner=self.sole_owner)
@@ -171,12 +169,17 @@ class Runtime:
         seconds = self._remaining() / 2
         self._at_work |= not self.engine.stop(drain=seconds, patience=seconds)
 
-    def _stop_usage(self) -> None:
-        """Write the usage; takes at least a second, as unwritten usage is lost."""
-        self._at_work |= not self._usage.stop(seconds=max(1.0, self._remaining()))
+    def _writers(self) -> Iterator[Periodic]:
+        """The threads that write counts to the database: of usage, keys and, if servers share them, rates."""
+        usage, keys = self.services.usage.write, self.key_watch.write
+        yield Periodic("writing usage", self.settings.usage_seconds, usage, last=usage)
+        yield Periodic("writing the use of keys", WRITE_INTERVAL, keys, last=keys)
+        if isinstance(self.services.rates, SharedRates):
+            yield self.services.rates.settling
 
-    def _stop_rates(self, rates: SharedRates) -> None:
-        rates.stop(seconds=1.0)
+    def _stop_writing(self, writing: Periodic) -> None:
+        """Write the rest; takes at least a second, as unwritten counts are lost."""
+        self._at_work |= not writing.stop(seconds=max(1.0, self._remaining()))
 
     def _stop_tracing(self) -> None:
         if self.tracing is not None:

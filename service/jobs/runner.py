@@ -36,6 +36,7 @@ from service.jobs.kinds import KINDS
 from service.jobs.training_folder import sweep
 from service.jobs.training_requests import blobs_in_use
 from service.observability.logs import describe
+from service.periodic import Periodic
 from service.services import Services
 
 log = logging.getLogger("soup.jobs")
@@ -68,11 +69,18 @@ class JobRunner:
         """False while the database does not answer, which is logged once, not every second of an outage."""
         self._claiming = threading.Lock()
         self._clock = ClockSteps()
+        lease = self._settings.job_lease_seconds
+        self._periodics = [
+            Periodic("heartbeat of jobs", lease / 4, self._beat),
+            Periodic("removal of unfinished uploads", lease / 4, self._sweep_uploads),
+        ]
+        if self._settings.role != "api":
+            self._periodics.append(Periodic("collection", self._settings.collect_seconds, self._collect))
         self.fitting = FitProcess(self._database, self._settings.database, self._settings.blob_place)
         self.computing = GradientProcess(self._settings)
 
     def start(self) -> None:
-        """Requeue the jobs of dead processes, remove expired files, start workers and heartbeat.
+        """Requeue the jobs of dead processes, remove old trainings, start workers and heartbeat.
 
         Does nothing once it is stopping.
         """
@@ -81,15 +89,15 @@ class JobRunner:
         with self._database.write() as catalogue:
             catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._sole_owner else _now())
         sweep(self._settings.trainings_dir, older_than=self._settings.keep_training_seconds)
-        self._sweep_uploads()
         lanes = [lane for lane, count in workers_of(self._settings).items() for _ in range(count)]
-        loops: list[Callable[[], None]] = [partial(self._work, lane) for lane in lanes]
-        loops += [self._beat] if self._settings.role == "api" else [self._beat, self._collect]
         self._threads = [
-            threading.Thread(target=loop, name=f"soup-jobs-{number}", daemon=True) for number, loop in enumerate(loops)
+            threading.Thread(target=self._work, args=(lane,), name=f"soup-jobs-{number}", daemon=True)
+            for number, lane in enumerate(lanes)
         ]
         for thread in self._threads:
             thread.start()
+        for periodic in self._periodics:
+            periodic.start()
 
     def begin_stop(self) -> None:
         """Have running jobs go back to the queue at their next progress, and wake those who wait for jobs."""
@@ -105,7 +113,8 @@ class JobRunner:
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        ended = not any(thread.is_alive() for thread in self._threads)
+        stopped = [periodic.stop(seconds=max(0.0, deadline - time.monotonic())) for periodic in self._periodics]
+        ended = all(stopped) and not any(thread.is_alive() for thread in self._threads)
         for job_id in () if ended else self._board.running():
             log.warning("a job is given back although its thread is at work", extra={"fields": {"job": job_id}})
             with suppress(Busy, Unavailable):  # its lease expires instead
@@ -289,43 +298,23 @@ class JobRunner:
 
     def _beat(self) -> None:
         """Renew the leases of jobs running here, and notice cancellations by other processes."""
-        while not self._stopping.wait(self._settings.job_lease_seconds / 4):
-            running = self._board.running()
-            try:
-                with self._database.write() as catalogue:
-                    for job_id, cancelled in running.items():
-                        if not catalogue.jobs.heartbeat(job_id, self._name, self._settings.job_lease_seconds, _now()):
-                            cancelled.set()
-                    catalogue.jobs.requeue_expired(_now())
-            except (Busy, Unavailable) as error:
-                log.warning("no heartbeat: %s", error.message)
-            except Exception:
-                log.exception("heartbeat failed")
-            self._sweep_uploads()
+        running = self._board.running()
+        with self._database.write() as catalogue:
+            for job_id, cancelled in running.items():
+                if not catalogue.jobs.heartbeat(job_id, self._name, self._settings.job_lease_seconds, _now()):
+                    cancelled.set()
+            catalogue.jobs.requeue_expired(_now())
 
     def _sweep_uploads(self) -> None:
-        """Remove expired unfinished uploads; later, if the database or the folder is unavailable."""
-        try:
-            if self._clock.is_steady():
-                self.services.uploads.sweep()
-        except (Busy, Unavailable) as error:
-            log.warning("unfinished uploads are not swept: %s", error.message)
-        except Exception:
-            log.exception("sweeping unfinished uploads failed")
+        """Remove expired unfinished uploads."""
+        if self._clock.is_steady():
+            self.services.uploads.sweep()
 
     def _collect(self) -> None:
-        """Collect garbage from time to time, first some time after the start."""
-        while not self._stopping.wait(self._settings.collect_seconds):
-            if not self._clock.is_steady():
-                continue
-            try:
+        """Collect garbage, until the server stops."""
+        with suppress(Interrupted):
+            if self._clock.is_steady():
                 collect(self.services.registry, _now(), used=blobs_in_use, progress=self._check_stopping)
-            except Interrupted:
-                return
-            except (Busy, Unavailable) as error:
-                log.warning("nothing more is collected now: %s", error.message)
-            except Exception:
-                log.exception("collecting failed")
 
     def _check_stopping(self, *_: object) -> None:
         if self._stopping.is_set():

@@ -111,7 +111,8 @@ def test_while_the_database_is_away_nothing_is_taken_and_nothing_forgotten(postg
     try:
         with pytest.raises(Unavailable):
             rates.take([want(1)])
-        rates.write()
+        with pytest.raises(Unavailable):
+            rates.write()
     finally:
         postgres.start()
     rates.write()

@@ -281,11 +281,11 @@ def test_an_admin_key_that_is_none_any_more_is_told(database: Database, tmp_path
 
 
 class TestWatch:
-    def test_a_use_is_written_once_a_minute_and_at_the_end(self, database: Database) -> None:
+    def test_the_last_use_is_written(self, database: Database) -> None:
         secret = new_secret()
         key_id = add(database, secret)
-        now, moment = [1000.0], [datetime(2030, 1, 1, tzinfo=UTC)]
-        watch = KeyWatch(database, clock=lambda: now[0], moment=lambda: moment[0])
+        moment = [datetime(2030, 1, 1, tzinfo=UTC)]
+        watch = KeyWatch(database, moment=lambda: moment[0])
 
         def used_at() -> datetime | None:
             with database.read() as catalogue:
@@ -296,19 +296,15 @@ class TestWatch:
         watch.write()
         assert used_at() == moment[0]
         moment[0] += timedelta(seconds=30)
-        now[0] += 30
         authenticate(database, f"Bearer {secret}", watch=watch)
         watch.write()
-        assert used_at() == moment[0] - timedelta(seconds=30)
-        watch.write(last=True)
         assert used_at() == moment[0]
 
-    def test_refusals_are_one_entry_a_minute_however_many(self, database: Database) -> None:
+    def test_refusals_are_one_entry_a_write_however_many(self, database: Database) -> None:
         secret = new_secret()
         key_id = add(database, secret)
         revoke(database, key_id)
-        now = [1000.0]
-        watch = KeyWatch(database, clock=lambda: now[0])
+        watch = KeyWatch(database)
 
         def told() -> list[Any]:
             with database.read() as catalogue:
@@ -321,9 +317,6 @@ class TestWatch:
         watch.write()
         assert sorted(told(), key=str) == [(key_id, key_id, "revoked", 3), ("unknown", None, "unknown", 200)]
         watch.refused("unknown", None)
-        watch.write()
-        assert len(told()) == 2
-        now[0] += 61
         watch.write()
         assert told()[2:] == [("unknown", None, "unknown", 1)]
         assert secret not in str(told())
@@ -338,8 +331,9 @@ class TestWatch:
 
         with monkeypatch.context() as broken:
             broken.setattr(database, "write", busy)
-            watch.write()
-        watch.write(last=True)
+            with pytest.raises(Busy):
+                watch.write()
+        watch.write()
         with database.read() as catalogue:
             assert catalogue.keys.get(key_id).last_used_at is not None
             assert len(catalogue.audit.list(None, action="key.refuse", limit=9).rows) == 1

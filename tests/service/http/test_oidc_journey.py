@@ -129,7 +129,7 @@ def test_an_identity_is_listed_is_not_changed_and_can_be_revoked(asks: Any, worl
     assert world.client.delete(f"/v1/keys/{id}").status_code == 200
     assert asks(token, "GET", "/v1/adapters").status_code == 401
     assert asks(issuer.token("soup-admins", sub="leaver"), "GET", "/v1/adapters").status_code == 401
-    world.runtime.key_watch.write(last=True)
+    world.runtime.key_watch.write()
     refusal = audit(world, action="key.refuse", subject=id)[0]
     assert refusal["detail"] == {"reason": "revoked", "count": 2}
 
@@ -155,7 +155,7 @@ def test_a_refused_token_is_not_written_down(
     answer = asks(token, "GET", "/v1/models")
     assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
     signature = token.rpartition(".")[2]
-    world.runtime.key_watch.write(last=True)
+    world.runtime.key_watch.write()
     assert signature not in caplog.text
     assert signature not in world.client.get("/v1/audit").text
     assert signature not in answer.text

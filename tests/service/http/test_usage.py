@@ -19,7 +19,7 @@ from registry.catalogue.usage import GROUPS, UsageFilter, UsageRow, UsageSum
 from registry.errors import Busy
 from service.http.files.csv_lines import csv_lines
 from service.http.routes.usage import cells
-from service.observability.usage import UsageCounts, UsageWriter
+from service.observability.usage import UsageCounts
 from tests.postgres import KINDS
 from tests.service.answers import answered
 from tests.service.servers import Soup, World, open_world, write_bases
@@ -181,11 +181,10 @@ def test_what_cannot_be_written_is_kept(database: Database, monkeypatch: pytest.
 
     with monkeypatch.context() as patch:
         patch.setattr(database, "write", busy)
-        assert not counts.write()
+        with pytest.raises(Busy):
+            counts.write()
     counts.count("key-a", "n", "base/tiny", UsageSum(1, 5, 2))
-    writer = UsageWriter(counts, seconds=3600)
-    writer.start()
-    assert writer.stop(seconds=30)
+    counts.write()
     with database.read() as catalogue:
         (row,) = catalogue.usage.list(UsageFilter("key-a", ()), limit=9).rows
     assert row == UsageRow(2, 10, 4, day="2026-01-31", key_id="key-a", namespace="n", model="base/tiny")

@@ -140,7 +140,7 @@ def test_a_key_that_is_none_is_told_so_and_never_shown_again(world: World) -> No
         assert "set-cookie" not in answer.headers
         assert 'role="alert"' in answer.text
         assert not secret or secret not in answer.text
-    world.runtime.key_watch.write(last=True)
+    world.runtime.key_watch.write()
     refused = world.client.get("/v1/audit", params={"action": "key.refuse", "limit": 1}).json()["data"][0]
     assert refused["detail"]["reason"] == "unknown"
 
