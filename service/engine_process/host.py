@@ -41,7 +41,7 @@ class EngineHost:
         sent: SentRequest,
         *,
         load: Callable[[str], Tensors] | None = None,
-        on_token: Callable[[Delta], None],
+        on_token: Callable[[Delta], None] | None = None,
         **callbacks: Any,
     ) -> Request:
         """A request that was sent, with `callbacks`; `load` loads the adapter of a digest that is not stored.

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel
-
-from service.engine import Delta, Generation
 
 JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 """One encoder for all values, since `json.dumps` with options makes one for every call."""
@@ -38,16 +36,3 @@ class ChunkEncoder:
     def encode(self, choice: str) -> str:
         """Return the event of a choice, which is given as JSON."""
         return self._prefix + choice + self._suffix
-
-
-class Events(Protocol):
-    """Encoder of one streamed answer, called with the engine's output as it arrives."""
-
-    def first(self) -> str:
-        """Return the events before any token."""
-
-    def encode(self, number: int, output: Delta | Generation, /) -> str:
-        """Return the events, possibly none, for a token of prompt `number` or for the end of its generation."""
-
-    def last(self) -> str:
-        """Return the events after all generations, without [DONE]."""

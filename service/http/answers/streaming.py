@@ -1,34 +1,32 @@
 """Wait for the engine's results, complete or token by token as server-sent events, until the client disconnects.
 
-Used by every route that infers; the shape of answers is not known here. The engine's thread only hands values over, all
-tokens of a step at once (`Outbox`), and the event loop only waits. Both share the interpreter's lock: work of either
-for a token delays the next token. However a request ends, its tickets are cancelled, so that the engine does not work
-for a client that is gone.
+Used by every route that infers; the shape of answers is not known here. However a request ends, its tickets are
+cancelled, so that the engine does not work for a client that is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import CancelledError as TicketCancelled
-from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from registry.errors import Cancelled, SoupError, Unavailable
-from service.engine import Delta, GenerateRequest, Generation, ScoreRequest, Ticket
+from registry.errors import Cancelled, SoupError
+from service.engine import GenerateRequest, ScoreRequest
 from service.engine.text_calls import EngineCalls
+from service.engine.token_stream import Outbox, TokenStream
 from service.http import problems
-from service.http.answers.events import DONE, Events, event
+from service.http.answers.chat import ChatAnswers, ChatEvents
+from service.http.answers.completions import CompletionAnswers, CompletionEvents
+from service.http.answers.events import DONE, event
 from service.http.models.metering import answer_headers
-from service.http.models.named_models import ResolvedModel
 from service.http.thread_turns import in_thread
 
+Events = ChatEvents | CompletionEvents
+"""Encoder of a streamed answer, called with the engine's output as it arrives."""
 STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """Headers that keep caches and proxies from storing or buffering a stream."""
 JSON_OR_STREAM: dict[int | str, dict[str, Any]] = {
@@ -81,38 +79,6 @@ async def _wait_for_disconnect(request: Request) -> None:
 # --- streams --------------------------------------------------------------------------------------
 
 
-class Outbox:
-    """Queue of tokens from the engine's thread for the streams of one event loop, delivered together once a step.
-
-    Waking an event loop is a system call that also hands over the interpreter's lock, too costly for every token.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._queue: deque[tuple[TokenStream, int, Delta | None]] = deque()
-        self._is_scheduled = False
-
-    def put(self, stream: TokenStream, number: int, delta: Delta | None) -> None:
-        """Queue a token of a stream's prompt `number`, or None at its end, without delivering it. Thread-safe."""
-        self._queue.append((stream, number, delta))
-
-    def flush(self) -> None:
-        """Schedule the delivery of the queue in the event loop. Thread-safe."""
-        if self._is_scheduled or not self._queue:
-            return
-        self._is_scheduled = True
-        try:
-            self.loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # the event loop is closed: nobody listens
-            self._queue.clear()
-
-    def _deliver(self) -> None:
-        self._is_scheduled = False  # before the queue is read, so that a later token is flushed again
-        while self._queue:
-            stream, number, delta = self._queue.popleft()
-            stream.take(number, delta)
-
-
 def outbox_of(request: Request) -> Outbox:
     """Return the outbox that all streams of an application share in the running event loop."""
     state, loop = request.app.state, asyncio.get_running_loop()
@@ -122,83 +88,27 @@ def outbox_of(request: Request) -> Outbox:
     return outbox
 
 
-class TokenStream:
-    """The tokens of several generate requests as they arrive, then the Generation of each prompt."""
-
-    def __init__(self, engine: EngineCalls, requests: Sequence[GenerateRequest], outbox: Outbox) -> None:
-        self._engine = engine
-        self._outbox = outbox
-        self._requests = [
-            replace(request, on_token=partial(outbox.put, self, number), on_step=outbox.flush)
-            for number, request in enumerate(requests)
-        ]
-        self._received: list[tuple[int, Delta | None]] = []
-        self._has_received = asyncio.Event()
-        self.tickets: list[Ticket] = []
-
-    async def start(self, request: Request) -> None:
-        """Submit the requests and wait for the first token, so that early errors are answered with their own status."""
-        self.tickets = await in_thread(self._engine.submit_all, self._requests)
-        for number, ticket in enumerate(self.tickets):
-            ticket.add_done_callback(partial(self._on_done, number))
-        try:
-            await unless_disconnected(request, asyncio.ensure_future(self._has_received.wait()))
-            number, delta = self._received[0]
-            if delta is None:
-                self.result(number)
-        except BaseException:
-            self.cancel()
-            raise
-
-    def take(self, number: int, delta: Delta | None) -> None:
-        """Receive a token of prompt `number`, or None at its end. Called in the event loop."""
-        self._received.append((number, delta))
-        self._has_received.set()
-
-    async def receive(self) -> list[tuple[int, Delta | None]]:
-        """Wait for tokens and return all since the last call: prompt numbers, each with a token or None at its end."""
-        if not self._received:
-            self._has_received.clear()
-            await self._has_received.wait()
-        received, self._received = self._received, []
-        return received
-
-    def result(self, number: int) -> Generation:
-        """Return the generation of a prompt that has ended; raises what the engine raises."""
-        try:
-            result: Generation = self.tickets[number].result(0)
-        except TicketCancelled as error:
-            raise Unavailable("The engine stopped before the answer was complete.") from error
-        return result
-
-    def cancel(self) -> None:
-        """Cancel the requests that are not finished."""
-        for ticket in self.tickets:
-            ticket.cancel()
-
-    def _on_done(self, number: int, _: Any) -> None:
-        self._outbox.put(self, number, None)
-        self._outbox.flush()
-
-
-class Answers(Protocol):
-    """Builder of an answer, whole from the generations of its prompts."""
-
-    @property
-    def model(self) -> ResolvedModel:
-        """The model that answers."""
-
-    def whole(self, generations: list[Generation]) -> dict[str, Any]:
-        """The answer in one piece, as JSON."""
+async def start(request: Request, engine: EngineCalls, stream: TokenStream) -> None:
+    """Submit the requests of a stream and wait for the first token, so that early errors have their own status."""
+    await in_thread(stream.submit, engine)
+    try:
+        await unless_disconnected(request, asyncio.ensure_future(stream.first()))
+    except BaseException:
+        stream.cancel()
+        raise
 
 
 async def respond(
-    request: Request, engine: EngineCalls, answers: Answers, requests: Sequence[GenerateRequest], events: Events | None
+    request: Request,
+    engine: EngineCalls,
+    answers: ChatAnswers | CompletionAnswers,
+    requests: Sequence[GenerateRequest],
+    events: Events | None,
 ) -> Response:
     """Return the answer to generate requests: a stream of `events`, or without any the whole of it."""
     if events is not None:
-        stream = TokenStream(engine, requests, outbox_of(request))
-        await stream.start(request)
+        stream = TokenStream(requests, outbox_of(request))
+        await start(request, engine, stream)
         return EventStream(stream, events, headers=answer_headers(request, answers.model))
     whole = answers.whole(await finish(request, engine, requests))
     return JSONResponse(whole, headers=answer_headers(request, answers.model))

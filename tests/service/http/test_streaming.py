@@ -21,10 +21,11 @@ from starlette.requests import Request
 
 from registry.errors import Cancelled, Internal, Unavailable
 from service.engine import Completion, Delta, GenerateRequest, Generation, ScoreRequest, Ticket
+from service.engine.token_stream import Outbox, TokenStream
 from service.http.answers.chat import ChatAnswers, ChatEvents
 from service.http.answers.completions import CompletionAnswers, CompletionEvents, Prompt
 from service.http.answers.events import DONE, Events, event
-from service.http.answers.streaming import EventStream, Outbox, TokenStream, _event_chunks, finish
+from service.http.answers.streaming import EventStream, _event_chunks, finish, start
 from service.http.schemas.chat import ChatChunk, ChatRequest
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 
@@ -209,18 +210,18 @@ async def started(engine: Prepared) -> Started:
     """Starts a stream of some prompts, each of which has had a token of a text."""
     outbox = Outbox(asyncio.get_running_loop())
 
-    async def start(prompts: int = 1, text: str = "a") -> TokenStream:
+    async def open_stream(prompts: int = 1, text: str = "a") -> TokenStream:
         asked = [GenerateRequest("tiny", (1,)) for _ in range(prompts)]
-        stream = TokenStream(engine, asked, outbox)  # type: ignore[arg-type]
+        stream = TokenStream(asked, outbox)
         before = len(engine.requests)
         engine.asked.clear()
-        starting = asyncio.ensure_future(stream.start(Request({"type": "http"}, Client().receive)))
+        starting = asyncio.ensure_future(start(present_client(), engine, stream))  # type: ignore[arg-type]
         await engine.asked.wait()
         engine.step([None] * before + [text] * prompts)
         await starting
         return stream
 
-    return start
+    return open_stream
 
 
 def failed(ticket: Ticket) -> None:
@@ -236,6 +237,11 @@ class Client:
     async def receive(self) -> Any:
         await self.gone.wait()
         return {"type": "http.disconnect"}
+
+
+def present_client() -> Request:
+    """A request whose client stays."""
+    return Request({"type": "http"}, Client().receive)
 
 
 @pytest.mark.anyio
@@ -293,7 +299,7 @@ class TestHandingOver:
         self, engine: Prepared, started: Started
     ) -> None:
         stream = await started(2)
-        parts = _event_chunks(stream, Raw())
+        parts = _event_chunks(stream, Raw())  # type: ignore[arg-type]
         assert await anext(parts) == b"<0a 1a "
         engine.step(["b", None])
         engine.step(["c", "é"])
@@ -312,7 +318,8 @@ class TestHandingOver:
         stream = await started()
         engine.step(["b"])
         end(engine.tickets[0])
-        part = b"".join([part async for part in _event_chunks(stream, Raw())])
+        parts = _event_chunks(stream, Raw())  # type: ignore[arg-type]
+        part = b"".join([part async for part in parts])
         assert part.startswith(b'<0a 0b data: {"error": {"message": ')
         assert b"[DONE]" not in part
         assert part.count(b"\n\n") == 1
@@ -322,8 +329,8 @@ class TestHandingOver:
         self, engine: Prepared, end: Callable[[Ticket], object], raised: type[Exception]
     ) -> None:
         asked, outbox = [GenerateRequest("tiny", (1,))] * 2, Outbox(asyncio.get_running_loop())
-        stream = TokenStream(engine, asked, outbox)  # type: ignore[arg-type]
-        starting = asyncio.ensure_future(stream.start(Request({"type": "http"}, Client().receive)))
+        stream = TokenStream(asked, outbox)
+        starting = asyncio.ensure_future(start(present_client(), engine, stream))  # type: ignore[arg-type]
         await engine.asked.wait()
         end(engine.tickets[1])
         with pytest.raises(raised):

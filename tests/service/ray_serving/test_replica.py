@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from registry.errors import (
 )
 from registry.spec import BottleneckConfig
 from service.engine import Delta, GenerateRequest, Generation, SamplingParams, ScoreRequest, Ticket
+from service.engine.request import Request
 from service.engine_process.plan import EnginePlan, plan_of
 from service.engine_process.wire import Ended, SentRequest, can_generate_elsewhere, sent_request
 from service.http.readiness import AWAY, STUCK, Readiness
@@ -143,16 +144,16 @@ async def test_what_is_submitted_for_nobody_is_cancelled(
     world: World, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client is gone while a thread checks its request: the engine drops what that thread hands it."""
-    submit, there, gone = replica._engine.submit, threading.Event(), threading.Event()
+    submit, there, gone = replica._engine.submit_all, threading.Event(), threading.Event()
     tickets: list[Ticket] = []
 
-    def late(request: object) -> Ticket:
+    def late(requests: Sequence[Request]) -> list[Ticket]:
         there.set()
         assert gone.wait(20)
-        tickets.append(submit(request))  # type: ignore[arg-type]
-        return tickets[-1]
+        tickets.extend(submit(requests))
+        return tickets
 
-    monkeypatch.setattr(replica._engine, "submit", late)
+    monkeypatch.setattr(replica._engine, "submit_all", late)
     long = asked(world, None, params=SamplingParams(max_tokens=60, n=64, temperature=0.5))
     listening = asyncio.create_task(said(replica, long))
     assert await asyncio.to_thread(there.wait, 20)
