@@ -10,7 +10,7 @@ import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx2
 import pytest
@@ -20,17 +20,14 @@ from adaptersoup.cli.flags import ParsedFlags, key_values
 from adaptersoup.cli.remote import connect
 from adaptersoup.cli.selection_flags import SELECTION as FLAGS
 from adaptersoup.cli.selection_flags import selector_of
-from adaptersoup.cli.verbs.compare.cooking import TemporarySoups
 from adaptersoup.cli.verbs.compare.strategies import STRATEGIES
 from adaptersoup.cli.verbs.cook import parse_recipe
 from adaptersoup.cli.verbs.push.sending import AT_ONCE
 from adaptersoup.cli.verbs.serve import is_loopback
 from adaptersoup.cli.verbs.train.training_flags import TRAINING
-from adaptersoup.client.client import SoupClient
 from adaptersoup.tables import columns
 from registry.formats import AdapterContents, write_directory
-from registry.progress import Progress
-from registry.spec import BottleneckConfig, CookRequest, PoolRequest, SampleSource
+from registry.spec import BottleneckConfig
 from tests.adaptersoup.cli.outcome import done, refused
 from tests.service.scripted_server import Server, events, job, ok, refusal
 from tests.service.servers import Soup
@@ -660,20 +657,6 @@ class TestCook:
         assert lines[-3:] == ["DOMAIN  OWN SCORES", "law           0.75", "zoo            0.5"]
 
 
-class InterruptedOnce:
-    """A client whose first cook is interrupted while it waits for the pool; the next one waits and is answered."""
-
-    def __init__(self) -> None:
-        self.cooks = 0
-
-    def begin_cook(self, request: CookRequest, *, progress: Progress) -> dict[str, Any]:
-        self.cooks += 1
-        if self.cooks == 1:
-            raise KeyboardInterrupt
-        progress(0, 1, "no sample is embedded yet")
-        return {"object": "soup", "model": f"compare/{request.name}@1", "created": True}
-
-
 class TestCompare:
     def cook(self, request: httpx2.Request) -> httpx2.Response:
         body = json.loads(request.content)
@@ -751,15 +734,6 @@ class TestCompare:
         assert soup(*asked, "--markdown")[1].splitlines() == [
             "| strategy | sample | all |", "| --- | ---: | ---: |", "| soup, gmm | -0.2500 | -0.2500 |",
         ]  # fmt: skip
-
-    def test_an_interrupted_cook_does_not_end_the_next(self) -> None:
-        soups = TemporarySoups(cast(SoupClient, InterruptedOnce()))
-        request = CookRequest(pool=PoolRequest(base_model="tiny"), sample=SampleSource(texts=["a b c"]))
-        with pytest.raises(KeyboardInterrupt):
-            soups.cook(request)
-        answer = soups.cook(request)
-        assert isinstance(answer, dict), answer
-        assert soups.refs == [answer["model"]]
 
     def test_nothing_can_be_cooked(self, soup: Soup, server: Server, sample: Path) -> None:
         server.on("POST /v1/soups", refusal(400, "invalid_parameter", "The pool is empty."))

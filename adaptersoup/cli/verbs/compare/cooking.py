@@ -6,9 +6,7 @@ ends, also by an error; the server then removes them like unnamed soups.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,14 +16,12 @@ from adaptersoup.cli.output import talk
 from adaptersoup.cli.verbs.compare.domains import Draw
 from adaptersoup.cli.verbs.compare.strategies import Strategy
 from adaptersoup.client import SoupClient
-from registry.errors import Cancelled, SoupError
+from registry.errors import SoupError
 from registry.names import temporary_name
 from registry.progress import Progress, silent
 from registry.spec import CookRequest, PoolRequest
 
 Json = dict[str, Any]
-CHECKS = 2
-"""Times that a cancelled job's soup is looked for, a second apart."""
 
 
 @dataclass
@@ -49,89 +45,38 @@ class TemporarySoups:
     client: SoupClient
     progress: Progress = silent
     """Called while no sample of the pool is embedded yet."""
-    refs: list[str] = field(default_factory=list)
-    uncertain: list[str] = field(default_factory=list)
-    """Names of soups that cancelled jobs may have made, or may still make."""
-    _is_interrupted: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
+    names: list[str] = field(default_factory=list)
+    """Names that cooks were given. A soup has one only if the comparison has made it."""
 
     def cook(self, request: CookRequest) -> Json | SoupError:
         """The server's answer to a cook, or its error; cancels the job if the wait is interrupted."""
-        name = temporary_name()
+        self.names.append(temporary_name())
         try:
-            answer = self._begin(request.model_copy(update={"name": name}), name)
-            if answer["object"] != "job":
-                return self._recorded(answer)
-            result: Json | None = None
-            try:
-                result = self._recorded(self.client.result_of(answer))
-                return result
-            finally:
-                if result is None:
-                    self._cancel(answer, name)
+            answer = self.client.begin_cook(request.model_copy(update={"name": self.names[-1]}), progress=self.progress)
+            return self._result_of(answer) if answer["object"] == "job" else answer
         except SoupError as error:
             return error
 
-    def _begin(self, request: CookRequest, name: str) -> Json:
-        """Start a cook: its job, or the soup. An interrupt waits for the answer, to cancel the job by its id.
-
-        It no longer waits for a pool of which no sample is embedded yet.
-        """
-        self._is_interrupted.clear()
-        with ThreadPoolExecutor(1) as pool:
-            future = pool.submit(self.client.begin_cook, request, progress=self._report)
-            try:
-                return future.result()
-            except KeyboardInterrupt:
-                self._is_interrupted.set()
-                with suppress(SoupError):
-                    self._cancel(future.result(), name)
-                raise
-
-    def _report(self, done: int, total: int, message: str) -> None:
-        if self._is_interrupted.is_set():
-            raise Cancelled("The command was interrupted.")
-        self.progress(done, total, message)
-
-    def _recorded(self, answer: Json) -> Json:
-        if answer.get("created"):
-            self.refs.append(str(answer["model"]))
-        return answer
-
-    def _cancel(self, answer: Json, name: str) -> None:
-        """Cancel the job of a cook; one that has ended, or no longer checks for cancellation, may still make a soup."""
-        if answer["object"] != "job":
-            self._recorded(answer)
-            return
-        with suppress(SoupError):
-            if self.client.cancel_job(str(answer["id"]))["state"] == "failed":
-                return
-        self.uncertain.append(name)
+    def _result_of(self, job: Json) -> Json:
+        try:
+            return self.client.result_of(job)
+        except BaseException:
+            with suppress(SoupError):
+                self.client.cancel_job(str(job["id"]))
+            raise
 
     def retire(self) -> None:
         """Retire the soups; prints which of them could not be retired."""
-        for ref in self.refs:
+        retired: list[str] = []
+        for name in self.names:
             try:
-                self.client.delete_adapter(ref)
-            except SoupError as error:
-                talk(f"{ref}, which was made for the comparison, is still there: {explain(error)}")
-        if self.refs:
-            talk(f"Soups that were made for the comparison are retired (--keep leaves them): {', '.join(self.refs)}.")
-        for name in self.uncertain:
-            self._retire_uncertain(name)
-        self.refs.clear()
-        self.uncertain.clear()
-
-    def _retire_uncertain(self, name: str) -> None:
-        """Retire the soup of a cancelled job if there is one; checks once more a second later, when it has stopped."""
-        try:
-            for check in range(CHECKS):
-                if check:
-                    self.client.pause(1.0)
                 for row in list(self.client.adapters(name=name)):
-                    self.client.delete_adapter(str(row["ref"]))
-                    return
-        except SoupError as error:
-            talk(f"{name}, which may have been made for the comparison, may still be there: {explain(error)}")
+                    self.client.delete_adapter(row["ref"])
+                    retired.append(row["ref"])
+            except SoupError as error:
+                talk(f"{name}, if it was made for the comparison, is still there: {explain(error)}")
+        if retired:
+            talk(f"Soups that were made for the comparison are retired (--keep leaves them): {', '.join(retired)}.")
 
 
 @contextmanager
