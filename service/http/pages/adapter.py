@@ -14,7 +14,6 @@ from registry.catalogue.rows import AdapterRow
 from service.http.answers.lineage import lineage_of
 from service.http.app_services import AppServices
 from service.http.models.named_models import adapter_named
-from service.http.pages import paths
 from service.http.pages.cookies import is_secure
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.losses import (
@@ -59,7 +58,7 @@ class ModelPage(Wire):
     """By this key; with scope admin by all keys in its namespaces."""
 
 
-@pages.get(paths.MODEL + paths.JSON)
+@pages.get("/models/{ns}/{name}.json")
 def model(ns: str, name: str, services: AppServices, principal: Reader) -> ModelPage:
     """The content of the page."""
     row = adapter_named(services, principal, ns, name)
@@ -80,7 +79,7 @@ def model(ns: str, name: str, services: AppServices, principal: Reader) -> Model
     )
 
 
-@pages.get(paths.MODEL)
+@pages.get("/models/{ns}/{name}")
 def model_page(request: Request, ns: str, name: str, services: AppServices, principal: Reader) -> Response:
     """The page."""
     page = model(ns, name, services, principal)
@@ -97,7 +96,7 @@ def model_page(request: Request, ns: str, name: str, services: AppServices, prin
     )
 
 
-@pages.get(paths.MODEL_CSV)
+@pages.get("/models/{ns}/{name}/{table}.csv")
 def model_csv(ns: str, name: str, table: str, services: AppServices, principal: Reader) -> Response:
     """The table of all losses."""
     row = adapter_named(services, principal, ns, name)
@@ -105,7 +104,7 @@ def model_csv(ns: str, name: str, table: str, services: AppServices, principal: 
     return csv_response([] if losses is None else [losses_table(losses)], table)
 
 
-@pages.get(paths.MODEL_SVG)
+@pages.get("/models/{ns}/{name}/{plot}.svg")
 def model_svg(
     ns: str, name: str, plot: str, services: AppServices, principal: Reader, theme: ThemeQuery = "light"
 ) -> Response:
@@ -120,7 +119,7 @@ def model_svg(
     return svg_response(drawings, plot)
 
 
-@pages.get(paths.MODEL_FILE)
+@pages.get("/models/{ns}/{name}/files/{file}")
 def file(request: Request, ns: str, name: str, file: str, services: AppServices, principal: Reader) -> Response:
     """A file of the adapter; a browser with a session does not cache it."""
     response = get_file(request, ns, name, file, services, principal)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from service.http.app_services import AppServices
-from service.http.pages import paths
 from service.http.pages.forms import Midnight, Text
 from service.http.pages.page import PageRoute, render_page
 from service.http.requests.paging import Cursor, Limit
@@ -34,13 +33,13 @@ def audit_filters(
 Filters = Annotated[dict[str, Any], Depends(audit_filters)]
 
 
-@pages.get(paths.AUDIT + paths.CSV, response_model=None)
+@pages.get("/audit.csv", response_model=None)
 def audit_csv(services: AppServices, principal: Admin, filters: Filters) -> Response | AuditList:
     """All entries as a CSV file."""
     return list_audit(services, principal, AuditListQuery.model_construct(**filters, format="csv"))
 
 
-@pages.get(paths.AUDIT + paths.JSON, response_model=AuditList)
+@pages.get("/audit.json", response_model=AuditList)
 def audit(
     services: AppServices, principal: Admin, filters: Filters, limit: Limit = None, cursor: Cursor = None
 ) -> Response | AuditList:
@@ -48,7 +47,7 @@ def audit(
     return list_audit(services, principal, AuditListQuery.model_construct(**filters, limit=limit, cursor=cursor))
 
 
-@pages.get(paths.AUDIT)
+@pages.get("/audit")
 def audit_page(
     request: Request,
     services: AppServices,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import quote
 
+from fastapi import APIRouter
 from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Match
@@ -14,8 +15,8 @@ from registry.errors import SoupError, Unauthenticated
 from service.access.keys import Principal
 from service.access.sessions import Sessions
 from service.http import problems
-from service.http.pages import paths
 from service.http.pages.cookies import SESSION, cookie_name, is_secure, page_cookies, read_cookie
+from service.http.pages.page import PageRoute, has_json_errors
 from service.settings import Settings
 
 HTMX_HEADER = "hx-request"
@@ -32,22 +33,30 @@ def accepts_page(scope: Scope) -> bool:
 class SessionAuth:
     """Authenticates the requests of browsers by their session cookie."""
 
-    def __init__(self, sessions: Sessions, settings: Settings, routes: Sequence[BaseRoute]) -> None:
+    def __init__(
+        self, sessions: Sessions, settings: Settings, *, pages: Sequence[APIRouter], routes: Sequence[BaseRoute]
+    ) -> None:
         self._sessions = sessions
         self._settings = settings
+        self._pages = [route.path_regex for router in pages for route in router.routes if isinstance(route, PageRoute)]
         self._routes = routes
 
     def handles(self, scope: Scope) -> bool:
         """Return True for a request without a key that is for a page, or a browser's for a path that does not exist."""
-        if paths.is_page(scope["path"]):
+        if self._is_page(scope["path"]):
             return "authorization" not in Headers(scope=scope)
         return accepts_page(scope) and all(route.matches(scope)[0] is Match.NONE for route in self._routes)
 
     def is_public(self, scope: Scope) -> bool:
         """Return True if a request needs no session; that a path does not exist is no secret."""
-        if paths.is_public(scope["method"], scope["path"]):
+        method, path = scope["method"], scope["path"]
+        if path == "/sign-in" or (method in {"GET", "HEAD"} and path.startswith("/assets/")):
             return True
-        return not paths.is_page(scope["path"]) and read_cookie(scope, SESSION, self._settings) is None
+        return not self._is_page(path) and read_cookie(scope, SESSION, self._settings) is None
+
+    def _is_page(self, path: str) -> bool:
+        """Return True if a path belongs to the pages."""
+        return any(pattern.match(path) for pattern in self._pages)
 
     def cookie_headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """Request headers with the cookies of the pages only."""
@@ -65,13 +74,13 @@ class SessionAuth:
     def rejection(self, scope: Scope, error: SoupError) -> Response:
         """The response to a request that was refused: without a session a redirect to the sign-in page."""
         path: str = scope["path"]
-        if not isinstance(error, Unauthenticated) or paths.has_json_errors(path):
+        if not isinstance(error, Unauthenticated) or has_json_errors(path):
             return problems.response_of(error)
         query = scope.get("query_string", b"").decode("latin-1")
         target = path + (f"?{query}" if query else "") if scope["method"] == "GET" else ""
-        if path in paths.REFILLED:
+        if path == "/cook":  # a script fills its form again after the user has signed in
             target = path
-        location = paths.SIGN_IN + (f"?next={quote(target, safe='')}" if target not in {"", paths.HOME} else "")
+        location = "/sign-in" + (f"?next={quote(target, safe='')}" if target not in {"", "/"} else "")
         if HTMX_HEADER in Headers(scope=scope):
             return problems.response_of(error, {"hx-redirect": location})
         response = RedirectResponse(location, status_code=303, headers={"cache-control": "no-store"})

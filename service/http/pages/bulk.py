@@ -20,7 +20,6 @@ from service.access.keys import Principal
 from service.http import problems
 from service.http.app_services import AppServices
 from service.http.models.named_models import adapter_named
-from service.http.pages import paths
 from service.http.pages.forms import Form, takes_form
 from service.http.pages.models import Filters, QueryFilters
 from service.http.pages.page import PageRoute, render_page
@@ -61,7 +60,7 @@ class Outcome(Wire):
     problem: str | None = None
 
 
-@pages.get(paths.BULK + paths.JSON)
+@pages.get("/models/edit.json")
 def selection(services: AppServices, principal: Writer, filters: QueryFilters, ref: Refs = None) -> Selection:
     """The content of the page; raises InvalidParameter for no selection or two, TooLarge for too many versions."""
     if ref and filters.active:
@@ -74,7 +73,7 @@ def selection(services: AppServices, principal: Writer, filters: QueryFilters, r
     return Selection(filters=filters, data=_search(services, principal, filters))
 
 
-@pages.get(paths.BULK)
+@pages.get("/models/edit")
 def bulk_page(
     request: Request, services: AppServices, principal: Writer, filters: QueryFilters, ref: Refs = None
 ) -> Response:
@@ -82,7 +81,7 @@ def bulk_page(
     return _page(request, selection(services, principal, filters, ref), {})
 
 
-@pages.post(paths.BULK)
+@pages.post("/models/edit")
 @takes_form(REFS)
 def change_versions(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
     """Change the selected versions one by one, and show the result for each."""

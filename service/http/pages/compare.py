@@ -20,7 +20,7 @@ from service.http.answers.lineage import lineage_of
 from service.http.answers.perplexity import compare_with_first
 from service.http.app_services import AppServices
 from service.http.models.named_models import ResolvedModel, resolve_model
-from service.http.pages import filters, paths
+from service.http.pages import filters
 from service.http.pages.downloads import Cell, Column, PlotNumber, Table, ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import SAMPLE, Form, takes_form
 from service.http.pages.models import MAX_MODELS, ModelNames, models_of_form, suggested_models
@@ -64,7 +64,7 @@ class CompareForm:
     text: str = ""
 
 
-@pages.get(paths.COMPARE + paths.JSON)
+@pages.get("/compare.json")
 def comparison(services: AppServices, principal: Reader, model: ModelNames = None) -> Comparison:
     """The content of the page, each model once whatever its names."""
     resolved = [resolve_model(services, principal, name.strip()) for name in model or () if name.strip()]
@@ -72,13 +72,13 @@ def comparison(services: AppServices, principal: Reader, model: ModelNames = Non
     return Comparison(models=[_model_facts(services, principal, entry) for entry in distinct.values()])
 
 
-@pages.get(paths.COMPARE_CSV)
+@pages.get("/compare/{table}.csv")
 def comparison_csv(table: str, services: AppServices, principal: Reader, model: ModelNames = None) -> Response:
     """A table of the page as a CSV file."""
     return csv_response(comparison_tables(comparison(services, principal, model)), table)
 
 
-@pages.get(paths.COMPARE_SVG, dependencies=[Depends(needs("read"))])
+@pages.get("/compare/plot.svg", dependencies=[Depends(needs("read"))])
 def compare_svg(
     model: ModelNames = None,
     value: Numbers = (),
@@ -91,7 +91,7 @@ def compare_svg(
     return svg_response({"plot": partial(panels, "", [], [Panel("", rows)], theme=THEMES[theme])})
 
 
-@pages.get(paths.COMPARE)
+@pages.get("/compare")
 def compare_page(request: Request, services: AppServices, principal: Reader, model: ModelNames = None) -> Response:
     """The page; an error in a name is shown above the form."""
     try:
@@ -102,7 +102,7 @@ def compare_page(request: Request, services: AppServices, principal: Reader, mod
     return _page(request, services, principal, compared)
 
 
-@pages.post(paths.COMPARE)
+@pages.post("/compare")
 @takes_form(SAMPLE)
 async def measure(request: Request, form: Form, services: AppServices, principal: ModelUser) -> Response:
     """The page with the perplexity of a text under each model, compared with the first."""

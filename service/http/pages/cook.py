@@ -15,7 +15,6 @@ from registry.samples.texts import split_texts
 from registry.spec import Effort, SampleSource
 from service.http import problems
 from service.http.app_services import AppServices
-from service.http.pages import paths
 from service.http.pages.forms import SAMPLE, Form, takes_form
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.schemas.soups import SoupRequest
@@ -50,7 +49,7 @@ class CookForm(Wire):
     good_passages: int
 
 
-@pages.get(paths.COOK + paths.JSON, dependencies=[Depends(needs("write"))])
+@pages.get("/cook.json", dependencies=[Depends(needs("write"))])
 def cook_form(services: AppServices) -> CookForm:
     """The content of the page."""
     sample = services.registry.limits.sample
@@ -63,13 +62,13 @@ def cook_form(services: AppServices) -> CookForm:
     )
 
 
-@pages.get(paths.COOK, dependencies=[Depends(needs("write"))])
+@pages.get("/cook", dependencies=[Depends(needs("write"))])
 def cook_page(request: Request, services: AppServices) -> Response:
     """The page."""
     return _page(request, services, {})
 
 
-@pages.post(paths.COOK)
+@pages.post("/cook")
 @takes_form(SAMPLE)
 def cook(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
     """Start a cook and redirect to its job; show the form again with the error if it cannot start."""

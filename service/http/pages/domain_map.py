@@ -21,7 +21,6 @@ from registry.spec import PoolSpec
 from service.access.keys import Principal
 from service.http.app_services import AppServices
 from service.http.models.embedding_limit import limit_embeddings
-from service.http.pages import paths
 from service.http.pages.downloads import Column, PlotNumber, Table, ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import SAMPLE, Form, Text, takes_form, text_or_none
 from service.http.pages.page import PageRoute, render_page
@@ -76,19 +75,19 @@ class Map(Wire):
     """The selector's reason for its decision about the text."""
 
 
-@pages.get(paths.MAP + paths.JSON)
+@pages.get("/map.json")
 def whole_map(services: AppServices, principal: Reader, selector: Text = None) -> Map:
     """The content of the page; raises NotFound if no selector is fitted."""
     return _load_map(services, principal, selector, _fitted_maps(services, principal))
 
 
-@pages.get(paths.MAP_CSV)
+@pages.get("/map/{table}.csv")
 def map_csv(table: str, services: AppServices, principal: Reader, selector: Text = None) -> Response:
     """The table of all domains as a CSV file."""
     return csv_response([places_table(whole_map(services, principal, selector))], table)
 
 
-@pages.get(paths.MAP_SVG)
+@pages.get("/map/plot.svg")
 def map_svg(
     services: AppServices,
     principal: Reader,
@@ -106,7 +105,7 @@ def map_svg(
     return svg_response({"plot": partial(draw_domain_map, points, text, theme=THEMES[theme])} if points else {})
 
 
-@pages.get(paths.MAP)
+@pages.get("/map")
 def map_page(request: Request, services: AppServices, principal: Reader, selector: Text = None) -> Response:
     """The page, with an explanation if no selector is fitted or the selector cannot be read."""
     fitted = _fitted_maps(services, principal)
@@ -118,7 +117,7 @@ def map_page(request: Request, services: AppServices, principal: Reader, selecto
         return _page(request, fitted, None, error=error)
 
 
-@pages.post(paths.MAP)
+@pages.post("/map")
 @takes_form(SAMPLE)
 def place_text(request: Request, form: Form, services: AppServices, principal: Reader) -> Response:
     """The page with a text on the map."""

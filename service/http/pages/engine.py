@@ -15,7 +15,6 @@ from registry.names import DigestRef
 from service.access.keys import Principal
 from service.engine.adapter_metrics import BASE, OTHER, AdapterTotals
 from service.http.app_services import AppServices
-from service.http.pages import paths
 from service.http.pages.downloads import Column, Table, csv_response
 from service.http.pages.page import PageRoute, render_page
 from service.http.schemas.wire import Wire
@@ -51,7 +50,7 @@ class EngineState(Wire):
     """Times of the adapters, most tokens first."""
 
 
-@pages.get(paths.ENGINE + paths.JSON)
+@pages.get("/engine.json")
 def engine(services: AppServices, principal: Admin) -> EngineState:
     """The content of the page; raises Forbidden for keys that do not see the whole server."""
     if principal.namespaces is not None:
@@ -67,13 +66,13 @@ def engine(services: AppServices, principal: Admin) -> EngineState:
     return EngineState(bases=list(services.engine.loaded_bases()), counters=services.engine.counters(), adapters=times)
 
 
-@pages.get(paths.ENGINE_CSV)
+@pages.get("/engine/{table}.csv")
 def engine_csv(table: str, services: AppServices, principal: Admin) -> Response:
     """The table of models as a CSV file."""
     return csv_response([times_table(engine(services, principal))], table)
 
 
-@pages.get(paths.ENGINE)
+@pages.get("/engine")
 def engine_page(request: Request, services: AppServices, principal: Admin) -> Response:
     """The page."""
     state = engine(services, principal)

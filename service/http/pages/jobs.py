@@ -14,7 +14,6 @@ from registry.catalogue.rows import JobState
 from registry.errors import NotFound
 from service.access.keys import Principal
 from service.http.app_services import AppServices
-from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import SMALL, Text, takes_form
 from service.http.pages.page import PageRoute, redirect_to, render_page
@@ -29,11 +28,11 @@ from service.jobs.runner import FINAL
 from service.services import Services
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-pages.add_api_route(paths.JOB + paths.JSON, get_job)
-pages.add_api_route(paths.JOB_EVENTS, follow_job, response_class=StreamingResponse)
+pages.add_api_route("/jobs/{id}.json", get_job)
+pages.add_api_route("/jobs/{id}/events", follow_job, response_class=StreamingResponse)
 
 
-@pages.get(paths.JOBS + paths.JSON)
+@pages.get("/jobs.json")
 def jobs(
     services: AppServices,
     principal: Reader,
@@ -46,7 +45,7 @@ def jobs(
     return list_jobs(services, principal, kind=kind, state=state, limit=limit, cursor=cursor)
 
 
-@pages.get(paths.JOBS)
+@pages.get("/jobs")
 def jobs_page(
     request: Request,
     services: AppServices,
@@ -69,19 +68,19 @@ def jobs_page(
     )
 
 
-@pages.get(paths.JOB_CSV)
+@pages.get("/jobs/{id}/{table}.csv")
 def job_csv(id: str, table: str, services: AppServices, principal: Reader) -> Response:
     """A table of a cook's report as a CSV file."""
     return csv_response(report_tables(_existing_report(id, services, principal)), table)
 
 
-@pages.get(paths.JOB_SVG)
+@pages.get("/jobs/{id}/{plot}.svg")
 def job_svg(id: str, plot: str, services: AppServices, principal: Reader, theme: ThemeQuery = "light") -> Response:
     """A plot of a cook's report."""
     return svg_response(report_drawings(_existing_report(id, services, principal), THEMES[theme]), plot)
 
 
-@pages.get(paths.JOB)
+@pages.get("/jobs/{id}")
 def job_page(request: Request, id: str, services: AppServices, principal: Reader) -> Response:
     """The page."""
     job = get_job(id, services, principal)
@@ -99,7 +98,7 @@ def job_page(request: Request, id: str, services: AppServices, principal: Reader
     )
 
 
-@pages.post(paths.JOB_CANCEL)
+@pages.post("/jobs/{id}/cancel")
 @takes_form(SMALL)
 def cancel(id: str, request: Request, services: AppServices, principal: Writer) -> Response:
     """Cancel the job."""

@@ -18,7 +18,6 @@ from service.access.key_watch import present
 from service.access.keys import Principal
 from service.http import problems
 from service.http.app_services import AppServices
-from service.http.pages import paths
 from service.http.pages.forms import SMALL, Form, takes_form, text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.requests.body_limits import BodyLimit
@@ -41,13 +40,13 @@ GRACE = timedelta(days=1)
 """How long a rotated secret stays valid if the form requests it."""
 
 
-@pages.get(paths.KEYS + paths.JSON)
+@pages.get("/keys.json")
 def keys(services: AppServices, principal: Admin, limit: Limit = None, cursor: Cursor = None) -> KeyList:
     """The content of the page."""
     return list_keys(services, principal, page_size(limit, services), cursor)
 
 
-@pages.get(paths.KEYS)
+@pages.get("/keys")
 def keys_page(
     request: Request, services: AppServices, principal: Admin, limit: Limit = None, cursor: Cursor = None
 ) -> Response:
@@ -55,7 +54,7 @@ def keys_page(
     return _page(request, keys(services, principal, limit, cursor), limit=limit, cursor=cursor)
 
 
-@pages.post(paths.KEYS)
+@pages.post("/keys")
 @takes_form(NEW_KEY)
 def create(request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
     """Create a key and show its secret; show the form again with the error if that fails."""
@@ -66,7 +65,7 @@ def create(request: Request, form: Form, services: AppServices, principal: Admin
     return _secret_page(request, services, principal, created)
 
 
-@pages.post(paths.KEY_ROTATE)
+@pages.post("/keys/{id}/rotate")
 @takes_form(SMALL)
 def rotate(id: str, request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
     """Replace the secret of a key and show the new one."""
@@ -75,7 +74,7 @@ def rotate(id: str, request: Request, form: Form, services: AppServices, princip
     return _secret_page(request, services, principal, created)
 
 
-@pages.post(paths.KEY_REVOKE)
+@pages.post("/keys/{id}/revoke")
 @takes_form(SMALL)
 def revoke(id: str, request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
     """Revoke a key whose name was typed to confirm."""
@@ -87,7 +86,7 @@ def revoke(id: str, request: Request, form: Form, services: AppServices, princip
         revoke_key(request, id, services, principal)
     except (Conflict, InvalidParameter) as error:
         return _page(request, keys(services, principal), error=error)
-    return redirect_to(paths.KEYS)
+    return redirect_to("/keys")
 
 
 def _secret_page(request: Request, services: Services, principal: Principal, created: CreatedKey) -> Response:

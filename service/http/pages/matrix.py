@@ -18,7 +18,6 @@ from registry.select.requested import pool_of
 from registry.spec import PoolRequest
 from service.access.keys import Principal
 from service.http.app_services import AppServices
-from service.http.pages import paths
 from service.http.pages.downloads import Column, Table, csv_response
 from service.http.pages.forms import SMALL, Form, Text, takes_form, text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
@@ -73,13 +72,13 @@ class Matrix(Wire):
     pairs: int | None
 
 
-@pages.get(paths.MATRIX + paths.JSON)
+@pages.get("/matrix.json")
 def matrix(services: AppServices, principal: Reader, base_model: Text = None, namespace: Text = None) -> Matrix:
     """The content of the page."""
     return _load_matrix(services, principal, base_model, namespace)
 
 
-@pages.get(paths.MATRIX_CSV)
+@pages.get("/matrix/{table}.csv")
 def matrix_csv(
     table: str, services: AppServices, principal: Reader, base_model: Text = None, namespace: Text = None
 ) -> Response:
@@ -88,7 +87,7 @@ def matrix_csv(
     return csv_response([_evaluations_table(matrix)], table)
 
 
-@pages.get(paths.MATRIX)
+@pages.get("/matrix")
 def matrix_page(
     request: Request, services: AppServices, principal: Reader, base_model: Text = None, namespace: Text = None
 ) -> Response:
@@ -96,7 +95,7 @@ def matrix_page(
     return _page(request, matrix(services, principal, base_model, namespace))
 
 
-@pages.post(paths.MATRIX)
+@pages.post("/matrix")
 @takes_form(SMALL)
 def evaluate(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
     """Start to evaluate the missing pairs and redirect to the job."""

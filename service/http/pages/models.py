@@ -15,7 +15,6 @@ from registry.spec import UNION_MEMBERS
 from service.access.keys import Principal
 from service.engine.text_support import why_no_text
 from service.http.app_services import AppServices
-from service.http.pages import paths
 from service.http.pages.forms import Fields, text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.requests.paging import Cursor, Limit
@@ -98,15 +97,15 @@ class ModelList(Wire):
     next_cursor: str | None
 
 
-@pages.get(paths.HOME)
+@pages.get("/")
 def home(principal: Anybody) -> Response:
     """A redirect to the first of Models, Playground and Usage that the key may see."""
     if principal.has("read"):
-        return redirect_to(paths.MODELS)
-    return redirect_to(paths.PLAYGROUND if principal.has("infer") else paths.USAGE)
+        return redirect_to("/models")
+    return redirect_to("/playground" if principal.has("infer") else "/usage")
 
 
-@pages.get(paths.MODELS + paths.JSON)
+@pages.get("/models.json")
 def models(
     services: AppServices, principal: Reader, filters: QueryFilters, limit: Limit = None, cursor: Cursor = None
 ) -> ModelList:
@@ -127,7 +126,7 @@ def models(
     return ModelList(filters=filters, data=rows, next_cursor=adapters.next_cursor)
 
 
-@pages.get(paths.MODELS)
+@pages.get("/models")
 def models_page(
     request: Request,
     services: AppServices,

@@ -17,7 +17,7 @@ from registry.errors import SoupError
 from registry.names import KeyScope
 from service.access.keys import NO_AUTH_PRINCIPAL, Principal
 from service.http import problems
-from service.http.pages import forms, paths
+from service.http.pages import forms
 from service.http.pages.cookies import FORM, form_token, set_cookie
 from service.http.pages.templates import render_template
 from service.http.requests.bodies import CheckedRoute, Handler
@@ -71,31 +71,36 @@ NAVIGATION = (
     NavigationSection(
         "Models",
         (
-            NavigationLink(paths.MODELS, "Models", ("read",)),
-            NavigationLink(paths.PUSH, "Push", ("write",)),
-            NavigationLink(paths.COMPARE, "Compare", ("read",)),
-            NavigationLink(paths.MAP, "Map", ("read",)),
-            NavigationLink(paths.MATRIX, "Matrix", ("read",)),
+            NavigationLink("/models", "Models", ("read",)),
+            NavigationLink("/push", "Push", ("write",)),
+            NavigationLink("/compare", "Compare", ("read",)),
+            NavigationLink("/map", "Map", ("read",)),
+            NavigationLink("/matrix", "Matrix", ("read",)),
         ),
         prefixes=("/soups/",),
     ),
-    NavigationSection("Cook", (NavigationLink(paths.COOK, "Cook", ("write",)),)),
-    NavigationSection("Playground", (NavigationLink(paths.PLAYGROUND, "Playground", ("infer",)),)),
+    NavigationSection("Cook", (NavigationLink("/cook", "Cook", ("write",)),)),
+    NavigationSection("Playground", (NavigationLink("/playground", "Playground", ("infer",)),)),
     NavigationSection(
         "Jobs",
-        (NavigationLink(paths.JOBS, "Jobs", ("read",)), NavigationLink(paths.TRAININGS, "Trainings", ("read",))),
+        (NavigationLink("/jobs", "Jobs", ("read",)), NavigationLink("/trainings", "Trainings", ("read",))),
     ),
     NavigationSection(
         "Admin",
         (
-            NavigationLink(paths.USAGE, "Usage", get_args(KeyScope)),
-            NavigationLink(paths.KEYS, "Keys", ("admin",)),
-            NavigationLink(paths.AUDIT, "Audit", ("admin",)),
-            NavigationLink(paths.ENGINE, "Engine", ("admin",), global_only=True),
-            NavigationLink(paths.SELECTORS, "Selectors", ("read",)),
+            NavigationLink("/usage", "Usage", get_args(KeyScope)),
+            NavigationLink("/keys", "Keys", ("admin",)),
+            NavigationLink("/audit", "Audit", ("admin",)),
+            NavigationLink("/engine", "Engine", ("admin",), global_only=True),
+            NavigationLink("/selectors", "Selectors", ("read",)),
         ),
     ),
 )
+
+
+def has_json_errors(path: str) -> bool:
+    """Return True if a path is read by programs or by a page's script, which get errors as JSON and not as a page."""
+    return path.endswith((".json", ".csv", ".svg", "/events")) or path.startswith("/push/")
 
 
 class PageRoute(CheckedRoute):
@@ -119,7 +124,7 @@ class PageRoute(CheckedRoute):
                     forms.check_csrf_header(request)
                 response = await handle(request)
             except Exception as error:
-                if paths.has_json_errors(request.url.path):
+                if has_json_errors(request.url.path):
                     raise
                 return error_page(request, error)
             response.headers.setdefault("cache-control", "no-store")

@@ -25,7 +25,6 @@ from service.http import problems
 from service.http.app_services import AppServices
 from service.http.models.mixture_names import mixture_name
 from service.http.models.named_models import language_model, resolve_model
-from service.http.pages import paths
 from service.http.pages.forms import BYTES_PER_CHARACTER, SMALL, Form, takes_form
 from service.http.pages.models import MAX_MODELS, ModelNames, models_of_form, suggested_models
 from service.http.pages.page import PageRoute, redirect_to, render_page
@@ -118,7 +117,7 @@ class Answer(Wire):
         return "".join(token.visible_text for token in self.tokens) == self.text
 
 
-@pages.get(paths.PLAYGROUND + paths.JSON)
+@pages.get("/playground.json")
 def playground(
     services: AppServices, principal: ModelUser, model: ModelNames = None, mix: MixQuery = None
 ) -> Playground:
@@ -147,7 +146,7 @@ def _default_kind(services: Services, principal: Principal, models: Sequence[str
     return "chat" if first is not None and first.base_id in chat else "text"
 
 
-@pages.get(paths.PLAYGROUND)
+@pages.get("/playground")
 def playground_page(
     request: Request, services: AppServices, principal: ModelUser, model: ModelNames = None, mix: MixQuery = None
 ) -> Response:
@@ -155,7 +154,7 @@ def playground_page(
     return _page(request, playground(services, principal, model, mix), form={}, answers=[])
 
 
-@pages.post(paths.PLAYGROUND_MIX)
+@pages.post("/playground/mix")
 @takes_form(SMALL)
 async def mix(form: Form, services: AppServices, principal: ModelUser) -> Response:
     """Redirect to a playground with the mixture of the sliders and its heaviest ingredients, if it can be mixed."""
@@ -164,10 +163,10 @@ async def mix(form: Form, services: AppServices, principal: ModelUser) -> Respon
     await in_thread(language_model, services, principal, mixture)  # raises for what cannot be mixed
     by_weight = sorted(ingredients, key=lambda item: -item.weight)
     models = list(dict.fromkeys([mixture, *(item.ref for item in by_weight)]))[:MAX_MODELS]
-    return redirect_to(url(paths.PLAYGROUND, model=models, mix=[mixture_name([item]) for item in ingredients]))
+    return redirect_to(url("/playground", model=models, mix=[mixture_name([item]) for item in ingredients]))
 
 
-@pages.post(paths.PLAYGROUND)
+@pages.post("/playground")
 @takes_form(PROMPT)
 async def ask(request: Request, form: Form, services: AppServices, principal: ModelUser) -> Response:
     """The page with the complete answers, generated one after the other; an error if no model answered."""
@@ -191,7 +190,7 @@ async def ask(request: Request, form: Form, services: AppServices, principal: Mo
     return await in_thread(_page, request, content, form=form, answers=answers, error=first_error)
 
 
-@pages.post(paths.PLAYGROUND_EVENTS)
+@pages.post("/playground/events")
 @takes_form(PROMPT)
 async def ask_one(request: Request, form: Form, services: AppServices, principal: ModelUser) -> Response:
     """The answer of the first model as the server-sent events of the API."""

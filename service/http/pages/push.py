@@ -24,7 +24,6 @@ from registry.formats import (
 from registry.names import Digest
 from service.http import problems
 from service.http.app_services import AppServices
-from service.http.pages import paths
 from service.http.pages.forms import BYTES_PER_CHARACTER, Form, takes_form, takes_token, text_or_none
 from service.http.pages.page import PageRoute, render_page
 from service.http.requests.body_limits import BodyLimit
@@ -70,7 +69,7 @@ class FileState(Wire):
     upload: Upload | None
 
 
-@pages.get(paths.PUSH + paths.JSON)
+@pages.get("/push.json")
 def push_form(services: AppServices, principal: Writer) -> PushForm:
     """The content of the page."""
     return PushForm(
@@ -81,13 +80,13 @@ def push_form(services: AppServices, principal: Writer) -> PushForm:
     )
 
 
-@pages.get(paths.PUSH)
+@pages.get("/push")
 def push_page(request: Request, services: AppServices, principal: Writer) -> Response:
     """The page."""
     return render_page(request, "push.html", choices=push_form(services, principal))
 
 
-@pages.get(paths.PUSH_UPLOADS)
+@pages.get("/push/uploads")
 def file_state(
     request: Request, services: AppServices, principal: Writer, digest: Annotated[Digest, Query()]
 ) -> FileState:
@@ -100,14 +99,14 @@ def file_state(
     return FileState(there=True, upload=None)
 
 
-@pages.post(paths.PUSH_UPLOADS)
+@pages.post("/push/uploads")
 @takes_token
 def begin(request: Request, body: NewUpload, services: AppServices, principal: Writer) -> Response:
     """Open an upload."""
     return open_upload(request, services, principal, body)
 
 
-@pages.patch(paths.PUSH_UPLOAD)
+@pages.patch("/push/uploads/{id}")
 @takes_token
 async def add(
     request: Request, id: str, services: AppServices, principal: Writer, content_range: ContentRange = None
@@ -116,14 +115,14 @@ async def add(
     return await add_part(request, id, services, principal, content_range)
 
 
-@pages.put(paths.PUSH_UPLOAD)
+@pages.put("/push/uploads/{id}")
 @takes_token
 async def finish(request: Request, id: str, services: AppServices, principal: Writer, digest: str) -> Response:
     """Finish an upload, which is stored as the blob of this digest."""
     return await finish_upload(request, id, services, principal, digest)
 
 
-@pages.post(paths.PUSH_MANIFEST)
+@pages.post("/push/manifest")
 @takes_form(FOLDER)
 def push(request: Request, response: Response, form: Form, services: AppServices, principal: Writer) -> Adapter:
     """Push the folder whose large files were uploaded: 201, or 200 if the adapter exists already."""

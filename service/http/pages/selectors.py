@@ -8,7 +8,6 @@ from fastapi import APIRouter, Request, Response
 
 from registry.spec import PoolSpec
 from service.http.app_services import AppServices
-from service.http.pages import paths
 from service.http.pages.downloads import Column, Table, csv_response
 from service.http.pages.page import PageRoute, render_page
 from service.http.requests.paging import Cursor, Limit
@@ -18,7 +17,7 @@ from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
-pages.add_api_route(paths.SELECTORS + paths.JSON, list_selectors)
+pages.add_api_route("/selectors.json", list_selectors)
 SHARES = frozenset(
     {
         "explained_variance",
@@ -44,7 +43,7 @@ class SelectorPage(Wire):
     """Refs of live soups that this key sees, the newest first, at most MAX_SOUPS."""
 
 
-@pages.get(paths.SELECTORS)
+@pages.get("/selectors")
 def selectors_page(
     request: Request, services: AppServices, principal: Reader, limit: Limit = None, cursor: Cursor = None
 ) -> Response:
@@ -54,7 +53,7 @@ def selectors_page(
     return render_page(request, "selectors.html", selectors=page, pools=pools, limit=limit, cursor=cursor)
 
 
-@pages.get(paths.SELECTOR + paths.JSON)
+@pages.get("/selectors/{id}.json")
 def selector(id: str, services: AppServices, principal: Reader) -> SelectorPage:
     """The content of the page."""
     selector = get_selector(id, services, principal)
@@ -63,13 +62,13 @@ def selector(id: str, services: AppServices, principal: Reader) -> SelectorPage:
     return SelectorPage(selector=selector, used_by=soups)
 
 
-@pages.get(paths.SELECTOR_CSV)
+@pages.get("/selectors/{id}/{table}.csv")
 def selector_csv(id: str, table: str, services: AppServices, principal: Reader) -> Response:
     """The table of all members as a CSV file."""
     return csv_response([_members_table(get_selector(id, services, principal))], table)
 
 
-@pages.get(paths.SELECTOR)
+@pages.get("/selectors/{id}")
 def selector_page(request: Request, id: str, services: AppServices, principal: Reader) -> Response:
     """The page."""
     page = selector(id, services, principal)

@@ -24,7 +24,6 @@ from service.http.pages import (
     keys,
     matrix,
     models,
-    paths,
     playground,
     push,
     selectors,
@@ -47,7 +46,7 @@ PAGES = (
 )
 
 
-@files.get(paths.ASSET)
+@files.get("/assets/{name}")
 async def asset(request: Request, name: str) -> Response:
     """A style sheet, script or icon."""
     return assets.asset_response(request, name)
@@ -60,7 +59,7 @@ def install_pages(app: FastAPI, runtime: Runtime) -> SessionAuth | None:
     app.state.sessions = Sessions(runtime.database, runtime.key_watch, seconds=runtime.settings.pages_session_seconds)
     for router in PAGES:
         app.include_router(router)
-    return SessionAuth(app.state.sessions, runtime.settings, app.router.routes)
+    return SessionAuth(app.state.sessions, runtime.settings, pages=PAGES, routes=app.router.routes)
 
 
 def install_not_found_page(app: FastAPI) -> None:

@@ -16,7 +16,6 @@ from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
 from service.http.app_services import AppServices
 from service.http.models.named_models import adapter_named
-from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.page import PageRoute, render_page
 from service.http.pages.report import CookReport, names_by_digest, report_context, report_drawings, report_tables
@@ -37,7 +36,7 @@ class NumberedReport:
     count: int
 
 
-@pages.get(paths.SOUP_CSV)
+@pages.get("/soups/{ns}/{name}/{table}.csv")
 def soup_csv(
     ns: str, name: str, table: str, services: AppServices, principal: Reader, evidence: EvidenceNumber = None
 ) -> Response:
@@ -45,7 +44,7 @@ def soup_csv(
     return csv_response(report_tables(soup(ns, name, services, principal, evidence)), table)
 
 
-@pages.get(paths.SOUP_SVG)
+@pages.get("/soups/{ns}/{name}/{plot}.svg")
 def soup_svg(
     ns: str,
     name: str,
@@ -59,13 +58,13 @@ def soup_svg(
     return svg_response(report_drawings(soup(ns, name, services, principal, evidence), THEMES[theme]), plot)
 
 
-@pages.get(paths.SOUP + paths.JSON)
+@pages.get("/soups/{ns}/{name}.json")
 def soup(ns: str, name: str, services: AppServices, principal: Reader, evidence: EvidenceNumber = None) -> CookReport:
     """The content of the page."""
     return _load_report(services, principal, ns, name, evidence).report
 
 
-@pages.get(paths.SOUP)
+@pages.get("/soups/{ns}/{name}")
 def soup_page(
     request: Request, ns: str, name: str, services: AppServices, principal: Reader, evidence: EvidenceNumber = None
 ) -> Response:

@@ -16,7 +16,6 @@ from registry.names import parse_ref
 from service.access.keys import Principal
 from service.http.answers.jobs import sees_all_of, visible_job_body
 from service.http.app_services import AppServices
-from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import Text
 from service.http.pages.losses import Losses, losses_context, losses_drawings, losses_table, training_losses
@@ -65,7 +64,7 @@ class TrainingPage(ListedTraining):
     """True if the adapter is retired or purged, so that it has no page."""
 
 
-@pages.get(paths.TRAININGS + paths.JSON)
+@pages.get("/trainings.json")
 def trainings(
     services: AppServices, principal: Reader, state: Text = None, limit: Limit = None, cursor: Cursor = None
 ) -> TrainingList:
@@ -78,7 +77,7 @@ def trainings(
     return TrainingList(data=rows, next_cursor=page.next_cursor)
 
 
-@pages.get(paths.TRAININGS)
+@pages.get("/trainings")
 def trainings_page(
     request: Request,
     services: AppServices,
@@ -99,7 +98,7 @@ def trainings_page(
     )
 
 
-@pages.get(paths.TRAINING + paths.JSON)
+@pages.get("/trainings/{id}.json")
 def training(id: str, services: AppServices, principal: Reader) -> TrainingPage:
     """The content of the page; raises NotFound for a job of another kind."""
     row = job_row(services, principal.namespaces, id)
@@ -122,20 +121,20 @@ def training(id: str, services: AppServices, principal: Reader) -> TrainingPage:
     )
 
 
-@pages.get(paths.TRAINING_CSV)
+@pages.get("/trainings/{id}/{table}.csv")
 def training_csv(id: str, table: str, services: AppServices, principal: Reader) -> Response:
     """The table of all losses as a CSV file."""
     losses = training(id, services, principal).losses
     return csv_response([] if losses is None else [losses_table(losses)], table)
 
 
-@pages.get(paths.TRAINING_SVG)
+@pages.get("/trainings/{id}/{plot}.svg")
 def training_svg(id: str, plot: str, services: AppServices, principal: Reader, theme: ThemeQuery = "light") -> Response:
     """The plot of the losses."""
     return svg_response(losses_drawings(training(id, services, principal).losses, THEMES[theme]), plot)
 
 
-@pages.get(paths.TRAINING)
+@pages.get("/trainings/{id}")
 def training_page(request: Request, id: str, services: AppServices, principal: Reader) -> Response:
     """The page."""
     page = training(id, services, principal)

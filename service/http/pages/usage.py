@@ -11,7 +11,6 @@ from pydantic import BeforeValidator
 from plots.charts import stacked_bars
 from plots.style import THEMES
 from service.http.app_services import AppServices
-from service.http.pages import paths
 from service.http.pages.downloads import ThemeQuery, svg_response
 from service.http.pages.forms import Day, text_or_none
 from service.http.pages.page import PageRoute, render_page
@@ -37,13 +36,13 @@ def usage_filters(
 Filters = Annotated[UsageListQuery, Depends(usage_filters)]
 
 
-@pages.get(paths.USAGE + paths.CSV, response_model=None)
+@pages.get("/usage.csv", response_model=None)
 def usage_csv(services: AppServices, principal: Anyone, filters: Filters) -> Response | UsageList:
     """All rows as a CSV file."""
     return get_usage(services, principal, filters.model_copy(update={"format": "csv"}))
 
 
-@pages.get(paths.USAGE + paths.JSON)
+@pages.get("/usage.json")
 def usage(
     services: AppServices, principal: Anyone, filters: Filters, limit: Limit = None, cursor: Cursor = None
 ) -> UsageList:
@@ -53,7 +52,7 @@ def usage(
     return usage_list
 
 
-@pages.get(paths.USAGE_SVG)
+@pages.get("/usage/plot.svg")
 def usage_svg(
     services: AppServices,
     principal: Anyone,
@@ -69,7 +68,7 @@ def usage_svg(
     return svg_response({"plot": partial(stacked_bars, labels, series, theme=THEMES[theme])} if rows else {})
 
 
-@pages.get(paths.USAGE)
+@pages.get("/usage")
 def usage_page(
     request: Request,
     services: AppServices,
