@@ -79,15 +79,18 @@ def check_jobs(catalogue: Catalogue, defaults: DefaultLimits, job_kind: str, *, 
             continue
         jobs = catalogue.limits.jobs(kind, subject)
         if jobs > limits.jobs:
-            seconds = catalogue.jobs.mean_seconds(job_kind)
             raise RateLimitExceeded(
                 f"{subject_text(kind, subject)} has {jobs - 1} jobs that wait or run, and its limit is {limits.jobs}: "
                 "wait until one has ended, or cancel one.",
                 param="jobs",
-                retry_after=min(
-                    MAX_RETRY_SECONDS, max(1, math.ceil(DEFAULT_JOB_SECONDS if seconds is None else seconds))
-                ),
+                retry_after=usual_seconds(catalogue, job_kind),
             )
+
+
+def usual_seconds(catalogue: Catalogue, job_kind: str) -> int:
+    """The usual duration of jobs of a kind, after which to try again."""
+    seconds = catalogue.jobs.mean_seconds(job_kind)
+    return min(MAX_RETRY_SECONDS, max(1, math.ceil(DEFAULT_JOB_SECONDS if seconds is None else seconds)))
 
 
 class ByteAllowance(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -42,3 +43,5 @@ class Services:
     """The URL of the store to which a download of a blob is redirected; None if the server sends the blob."""
     tracing: Tracing | None = None
     mixtures: Mixtures = field(default_factory=Mixtures)
+    waiting_for_pools: Counter[str] = field(default_factory=Counter)
+    """Requests by key that wait until a sample of their pool is embedded. Used in the event loop alone."""

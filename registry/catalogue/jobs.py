@@ -211,11 +211,6 @@ class Jobs(Repository[JobRow]):
         """The number of queued and running jobs of a kind, of one key if `created_by` names it."""
         return self._count(jobs, *matching(jobs, kind=kind, created_by=created_by), jobs.c.state.in_(ACTIVE))
 
-    def count_waiting_namespaces(self, kind: str) -> int:
-        """The number of namespaces with a queued job of a kind."""
-        query = select(func.count(jobs.c.namespace.distinct())).where(jobs.c.kind == kind, jobs.c.state == "queued")
-        return int(self._connection.execute(query).scalar_one())
-
     def mean_seconds(self, kind: str, *, of_last: int = 20) -> float | None:
         """The mean duration in seconds of the last succeeded jobs of a kind; None if none has succeeded."""
         done = ROWS.where(jobs.c.kind == kind, jobs.c.state == "succeeded", jobs.c.started_at.is_not(None))

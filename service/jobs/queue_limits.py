@@ -5,21 +5,14 @@ Checked by code that queues a job for a request, in its transaction if there is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from registry.catalogue import Catalogue
 from registry.errors import Busy
-from registry.quotas import check_jobs
-from service.jobs.contract import workers_of
-from service.jobs.kinds import KINDS
+from registry.quotas import check_jobs, usual_seconds
 from service.services import Services
 from service.settings import Settings
-
-UNKNOWN_SECONDS = 5.0
-"""Assumed seconds of a job of a kind of which none has ended yet."""
-MAX_SECONDS = 3600
 
 
 @contextmanager
@@ -37,7 +30,7 @@ def check_queue(catalogue: Catalogue, settings: Settings, kind: str, key_id: str
         raise Busy(
             f"This key has {key_count} waiting or running jobs of kind {kind!r}; the maximum is "
             f"{settings.job_queue_per_key} (SOUP_JOB_QUEUE_PER_KEY): wait until one ends, or cancel one.",
-            retry_after=_seconds(catalogue, settings, kind, turns=catalogue.jobs.count_waiting_namespaces(kind)),
+            retry_after=usual_seconds(catalogue, kind),
         )
     count = catalogue.jobs.count_active(kind)
     limit = settings.training_queue if kind == "train" else settings.job_queue
@@ -45,13 +38,5 @@ def check_queue(catalogue: Catalogue, settings: Settings, kind: str, key_id: str
         raise Busy(
             f"The server has {count} waiting or running jobs of kind {kind!r}; the maximum is {limit}: try "
             "again when one has ended.",
-            retry_after=_seconds(catalogue, settings, kind, turns=1),
+            retry_after=usual_seconds(catalogue, kind),
         )
-
-
-def _seconds(catalogue: Catalogue, settings: Settings, kind: str, *, turns: int) -> int:
-    """Estimate the seconds that `turns` jobs of a kind take, from the duration of the last ones."""
-    job_seconds = catalogue.jobs.mean_seconds(kind)
-    workers = max(1, workers_of(settings)[KINDS[kind].lane])
-    seconds = (UNKNOWN_SECONDS if job_seconds is None else job_seconds) * max(1, turns) / workers
-    return min(MAX_SECONDS, max(1, math.ceil(seconds)))

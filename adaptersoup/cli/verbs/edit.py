@@ -13,11 +13,8 @@ from adaptersoup.cli.failures import Failures
 from adaptersoup.cli.flags import key_values, usage_error
 from adaptersoup.cli.remote import Remote, complete_ref, verb
 from adaptersoup.client import SoupClient
-from registry.errors import PreconditionFailed
 from registry.spec import Card, Owner
 
-TRIES = 3
-"""Most tries of a change to a card that others change at the same time."""
 OWNER: TypeAdapter[str | None] = TypeAdapter(Owner | None)
 _NAMES = {"tags": "--add-tag", "metadata": "--metadata", "license": "--license", "description": "--description"}
 
@@ -110,7 +107,7 @@ def edit(
     changed = []
     for row in outdated:
         with failed.of(row["ref"]):
-            changed.append(_change(remote.client, row, changes))
+            changed.append(_change(remote.client, row["ref"], changes))
     note = "" if changed or failed else "Nothing is to be another."
     remote.answer({"object": "list", "data": changed}, *(str(row["ref"]) for row in changed), note=note)
     failed.end()
@@ -132,23 +129,17 @@ def _differs(row: dict[str, Any], changes: Changes) -> bool:
     return changes.card(card) != card
 
 
-def _change(client: SoupClient, row: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    """Change one version, and retry if others have changed it meanwhile; raises the server's error."""
-    for tries in range(1, TRIES + 1):
-        stored = Card.model_validate(row["card"])
-        card = changes.card(stored)
-        try:
-            return client.update_adapter(
-                row["ref"],
-                card=None if card == stored else card,
-                domain=changes.new_domain,
-                owner=changes.new_owner,
-                if_match=row["etag"],
-            )
-        except PreconditionFailed:
-            if tries == TRIES:
-                raise
-            row = client.adapter(str(row["ref"]))
-            if not _differs(row, changes):  # the owner was set with another version of the name
-                return row
-    raise AssertionError("TRIES is at least 1")
+def _change(client: SoupClient, ref: str, changes: Changes) -> dict[str, Any]:
+    """Change one version as it is now; raises PreconditionFailed if others change it meanwhile."""
+    row = client.adapter(ref)
+    if not _differs(row, changes):  # the owner was set with another version of the name
+        return row
+    stored = Card.model_validate(row["card"])
+    card = changes.card(stored)
+    return client.update_adapter(
+        ref,
+        card=None if card == stored else card,
+        domain=changes.new_domain,
+        owner=changes.new_owner,
+        if_match=row["etag"],
+    )

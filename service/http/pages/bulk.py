@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import ValidationError
 
 from registry.catalogue.rows import AdapterRow
-from registry.errors import InvalidName, InvalidParameter, NotFound, PreconditionFailed, Retired, SoupError, TooLarge
+from registry.errors import InvalidName, InvalidParameter, NotFound, Retired, SoupError, TooLarge
 from registry.names import NameRef, check_part, parse_ref
 from service.access.keys import Principal
 from service.http import problems
@@ -37,8 +37,6 @@ MAX_REF_LENGTH = 64 + 64 + 12
 """Characters of a version's ref."""
 REFS = BodyLimit(lambda _: 3 * MAX_REF_LENGTH * MAX_VERSIONS + 16 * 1024)
 """Limit of the form that lists the refs of all versions."""
-MAX_ATTEMPTS = 3
-"""Attempts to change a version that somebody else is changing too."""
 Refs = Annotated[list[str] | None, Query(max_length=MAX_VERSIONS)]
 OWNER_ACTIONS = ("owner", "no owner")
 
@@ -168,24 +166,17 @@ class Editor:
     principal: Principal
 
     def patch(self, ns: str, name: str, patch_for: Callable[[AdapterRow], AdapterPatch | None]) -> bool:
-        """Apply `patch_for(row)` unless it is None, again if the version was changed meanwhile.
+        """Apply `patch_for(row)` unless it is None; raises PreconditionFailed if others change the version meanwhile.
 
-        Return True if the version changed. Raises PreconditionFailed after MAX_ATTEMPTS.
+        Returns True if the version is different now.
         """
-        attempt = 1
-        while True:
-            row = adapter_named(self.services, self.principal, ns, name)
-            patch = patch_for(row)
-            if patch is None:
-                self.principal.check_write(ns)
-                return False
-            try:
-                body = change_adapter(self.request, ns, name, patch, self.services, self.principal, if_match=row.etag)
-                return body.etag != row.etag
-            except PreconditionFailed:
-                if attempt == MAX_ATTEMPTS:
-                    raise
-            attempt += 1
+        row = adapter_named(self.services, self.principal, ns, name)
+        patch = patch_for(row)
+        if patch is None:
+            self.principal.check_write(ns)
+            return False
+        body = change_adapter(self.request, ns, name, patch, self.services, self.principal, if_match=row.etag)
+        return body.etag != row.etag
 
 
 Change = Callable[[Editor, str, str], bool]

@@ -5,12 +5,9 @@ Called by the routes that take files: blobs, and uploads in parts.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Sequence
-from typing import Self
 
-from anyio import CancelScope
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
@@ -40,58 +37,30 @@ def announced_length(request: Request) -> int | None:
 
 
 async def write_body(request: Request, write: Callable[[bytes], object], *, limit: int) -> int:
-    """Write the body in threads, each piece while the next one arrives, and return its size in bytes.
+    """Write the body in threads while it arrives, and return its size in bytes.
 
     Raises TooLarge, and for an incomplete body ClientDisconnect or TooSlow, after the bytes received so far are
-    written. All writes have ended when it returns or raises.
+    written.
     """
     pending: list[bytes] = []
     pending_bytes = size = 0
-    async with _BackgroundWriter(write) as writer:
-        try:
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size > limit:
-                    raise too_large(limit)
-                pending.append(chunk)
-                pending_bytes += len(chunk)
-                if pending_bytes >= BUFFER:
-                    await writer.write(pending)
-                    pending, pending_bytes = [], 0
-        except (ClientDisconnect, TooSlow):
-            await writer.write(pending)
-            raise
-        if pending:
-            await writer.write(pending)
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                raise too_large(limit)
+            pending.append(chunk)
+            pending_bytes += len(chunk)
+            if pending_bytes >= BUFFER:
+                await in_thread(_write_all, write, pending)
+                pending, pending_bytes = [], 0
+    except (ClientDisconnect, TooSlow):
+        await in_thread(_write_all, write, pending)
+        raise
+    await in_thread(_write_all, write, pending)
     return size
 
 
-class _BackgroundWriter:
-    """Writer of chunks in a thread, one call at a time; an error is raised by the next call or at the end."""
-
-    def __init__(self, write: Callable[[bytes], object]) -> None:
-        self._write = write
-        self._running: asyncio.Task[object] | None = None
-
-    async def write(self, chunks: Sequence[bytes]) -> None:
-        """Start to write `chunks`, after the end of the write before."""
-        await self._finish()
-        self._running = asyncio.create_task(in_thread(self._write_all, chunks))
-
-    def _write_all(self, chunks: Sequence[bytes]) -> None:
-        for chunk in chunks:  # one by one: to join them would copy them once more
-            self._write(chunk)
-
-    async def _finish(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            with CancelScope(shield=True):  # the file must not be closed while a thread writes to it
-                await asyncio.wait([running])
-            running.result()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Wait for the last write and raise its error, which takes precedence over any other."""
-        await self._finish()
+def _write_all(write: Callable[[bytes], object], chunks: Sequence[bytes]) -> None:
+    for chunk in chunks:  # one by one: to join them would copy them once more
+        write(chunk)

@@ -182,7 +182,6 @@ class TestCounts:
         claim(catalogue, kinds=["embed"])
         jobs = catalogue.jobs
         assert (jobs.count_active("embed"), jobs.count_active("embed", created_by="key-2")) == (4, 1)
-        assert (jobs.count_waiting_namespaces("embed"), jobs.count_waiting_namespaces("train")) == (2, 0)
 
     def test_how_long_jobs_take_is_the_mean_of_those_that_succeeded(self, catalogue):
         assert catalogue.jobs.mean_seconds("embed") is None

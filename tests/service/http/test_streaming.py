@@ -24,8 +24,8 @@ from service.engine import Completion, Delta, GenerateRequest, Generation, Score
 from service.engine.token_stream import Outbox, TokenStream
 from service.http.answers.chat import ChatAnswers, ChatEvents
 from service.http.answers.completions import CompletionAnswers, CompletionEvents, Prompt
-from service.http.answers.events import DONE, Events, event
-from service.http.answers.streaming import EventStream, _event_chunks, finish, start
+from service.http.answers.events import DONE, event
+from service.http.answers.streaming import Events, EventStream, _event_chunks, finish, start
 from service.http.schemas.chat import ChatChunk, ChatRequest
 from service.http.schemas.completions import CompletionAnswer, CompletionRequest
 
