@@ -24,7 +24,9 @@ from plots.style import to_svg
 
 NAMES = {"houlsby": "Houlsby et al.", "sparse": "SparseAdapter", "adamix": "AdaMix", "adaptersoup": "AdapterSoup"}
 """The papers by their name in `claims.toml`."""
-SETS = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "rte": "RTE"}
+SETS = {
+    "cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "rte": "RTE", "squad": "SQuAD", "sst2_smollm2": "SST-2, SmolLM2"
+}  # fmt: skip
 
 
 def lines(folder: Path, view: str | None) -> list[str]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
 import torch
 
-from benchmarks.papers.cells import Place, run_cell, setting_of
+from benchmarks.papers.cells import BASE, Place, run_cell, setting_of
 from benchmarks.papers.variants import PLAN, VARIANTS
 from benchmarks.papers.verdicts import CLAIMS, Cells, Key, Verdict, judge
 from benchmarks.report import command, options, table
@@ -26,6 +27,7 @@ from registry.spec import BaseEntry
 
 RESULTS = Path(__file__).parents[1] / "results"
 QUICK_MINUTES = 20.0
+SMOLLM2 = Path(".demo/models/SmolLM2-135M-Instruct")
 
 
 def stored(out: Path) -> list[Row]:
@@ -68,7 +70,8 @@ def main() -> None:
     """The command line."""
     papers, tasks = list(dict.fromkeys(claim.paper for claim in CLAIMS if claim.trained)), list(PLAN["tasks"])
     parser = options(__doc__)
-    parser.add_argument("--data", type=Path, default=Path("../shared/corpora/glue"), help="folder with a folder a task")
+    parser.add_argument("--data", type=Path, default=Path("../shared/corpora"), help="folder with glue/ and squad/")
+    parser.add_argument("--smollm2", type=Path, default=SMOLLM2, help="folder of SmolLM2, for tasks that need it")
     parser.add_argument("--paper", choices=papers, nargs="+", default=papers, help="by default all")
     parser.add_argument("--task", choices=tasks, nargs="+", default=tasks, help="by default all")
     parser.add_argument("--minutes", type=float, default=8 * 60, help="the run ends after so many")
@@ -78,8 +81,11 @@ def main() -> None:
         asked.minutes, asked.task = QUICK_MINUTES, asked.task[:1]
     out = asked.out or RESULTS / "papers.json"
     torch.set_num_threads(1)
-    folder = str(SentenceBertEncoder().folder)
-    place = Place(load_base(BaseEntry(id="minilm-l6", source=folder, kind="encoder")), asked.data)
+    entries = {
+        BASE: BaseEntry(id=BASE, source=str(SentenceBertEncoder().folder), kind="encoder"),
+        "smollm2": BaseEntry(id="smollm2", source=str(asked.smollm2.resolve())),
+    }
+    place = Place(cache(lambda name: load_base(entries[name])), asked.data)
     end, rows, made_with = time.monotonic() + 60 * asked.minutes, stored(out), commit()
     while time.monotonic() < end and (key := next_cell(rows, asked.paper, asked.task)) is not None:
         task, name, rate, seed = key

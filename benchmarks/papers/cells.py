@@ -6,12 +6,11 @@ so that variants are paired.
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,11 @@ from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter
 from registry.names import digest_of
 from training.build import inputs_of
-from training.data import Data
+from training.data import Data, read_lines
 from training.spec import TrainingSpec
+from training.tasks.answering import Question, QuestionAnswering
 from training.tasks.classification import Classification, Labelled, agreement
-from training.tasks.contract import Scored, under
+from training.tasks.contract import Scored, Task, under
 from training.trainer import train_adapter
 
 SETTING = PLAN["setting"]
@@ -56,7 +56,10 @@ class ByLength(Classification):
         return Scored(logits, targets, torch.full((len(rows),), 1 / len(rows)))
 
 
-TASK = ByLength()
+TASK, QUESTIONS = ByLength(), QuestionAnswering()
+BASE = "minilm-l6"
+"""The base model of tasks that name no other."""
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 
 @dataclass(frozen=True)
@@ -64,34 +67,59 @@ class Split:
     """The examples of a task: to train, to choose the best state and the learning rate, and to score."""
 
     task: str
+    kind: Task
     data: Data
-    test: Sequence[Labelled]
+    test: Sequence[Any]
 
 
 class Place:
-    """The encoder and the examples of the tasks, which all cells share."""
+    """The base models by name, and the examples of the tasks in a folder of corpora, which all cells share."""
 
-    def __init__(self, base: LoadedBase, glue: Path) -> None:
-        self.base, self._glue = base, glue
+    def __init__(self, bases: Callable[[str], LoadedBase], data: Path) -> None:
+        self._bases, self._data = bases, data
         self._items = cache(self._read)
+
+    def base(self, task: str) -> LoadedBase:
+        """The base model of a task."""
+        return self._bases(PLAN["tasks"][task].get("base", BASE))
 
     def split(self, task: str, rows: int) -> Split:
         """The split of a task with this number of training examples, the same for all variants and seeds."""
         train, dev = self._items(task, "train"), self._items(task, "dev")
         data = Data(train[SETTING["valid"] :][:rows], train[: SETTING["valid"]])
         unused = train[SETTING["valid"] + max(schedule["rows"] for schedule in SETTING["schedules"].values()) :]
-        return Split(task, data, sorted((dev + unused)[: SETTING["test"]], key=self._tokens))
+        test = sorted((dev + unused)[: SETTING["test"]], key=partial(self._tokens, task))
+        return Split(task, _kind(task), data, test)
 
-    def _read(self, task: str, part: str) -> list[Labelled]:
-        with gzip.open(self._glue / task / f"{part}.jsonl.gz", "rt", encoding="utf-8") as file:
-            values = [json.loads(line) for line in file]
-        order = np.random.default_rng(0).permutation(len(values))
-        items = [Labelled(values[i]["text_a"], str(values[i]["label"]), values[i].get("text_b")) for i in order]
-        return [item for item in items if self._tokens(item) <= SETTING["longest"]]
+    def _read(self, task: str, part: str) -> list[Any]:
+        values = [value for _, value in read_lines(self._data / PLAN["tasks"][task]["folder"] / f"{part}.jsonl.gz")]
+        make = question_in_a_sentence if _kind(task) is QUESTIONS else _labelled
+        items = [make(values[i]) for i in np.random.default_rng(0).permutation(len(values))]
+        return [item for item in items if self._tokens(task, item) <= SETTING["longest"]]
 
-    def _tokens(self, item: Labelled) -> int:
-        texts = [item.text] if item.pair is None else [item.text, item.pair]
-        return len(self.base.tokenizer.backend_tokenizer.encode(*texts).ids)
+    def _tokens(self, task: str, item: Labelled | Question) -> int:
+        pair = (item.question, item.context) if isinstance(item, Question) else (item.text, item.pair)
+        return len(self.base(task).tokenizer.backend_tokenizer.encode(*pair).ids)
+
+
+def _kind(task: str) -> Task:
+    return QUESTIONS if PLAN["tasks"][task]["score"] == "f1" else TASK
+
+
+def _labelled(value: Mapping[str, Any]) -> Labelled:
+    return Labelled(value["text_a"], str(value["label"]), value.get("text_b"))
+
+
+def question_in_a_sentence(value: Mapping[str, Any]) -> Question:
+    """A question of SQuAD with the sentence of its first answer as the context, and the answers that are within it."""
+    context, first = value["context"], value["answers"][0]
+    at = first["answer_start"]
+    ends = [match.end() for match in SENTENCE_END.finditer(context)]
+    begin = max([0, *(end for end in ends if end <= at)])
+    end = min([len(context), *(end for end in ends if end >= at + len(first["text"]))])
+    answers = dict.fromkeys((answer["text"], answer["answer_start"] - begin) for answer in value["answers"])
+    within = [(text, start) for text, start in answers if 0 <= start <= end - begin - len(text)]
+    return Question(value["question"], context[begin:end], tuple(within))
 
 
 def setting_of(task: str, variant: Variant) -> str:
@@ -102,7 +130,10 @@ def setting_of(task: str, variant: Variant) -> str:
 
 
 def run_cell(place: Place, task: str, variant: Variant, rate: float, seed: int) -> dict[str, Any]:
-    """The validation loss and the scores of a variant; a training that diverges answers with the majority's label."""
+    """The validation loss and the scores of a variant.
+
+    A training that diverges answers with the majority's label, and no question.
+    """
     began, schedule = _cpu_seconds(), SETTING["schedules"][variant.schedule]
     split = place.split(task, schedule["rows"])
     recipe = {
@@ -112,12 +143,11 @@ def run_cell(place: Place, task: str, variant: Variant, rate: float, seed: int) 
     }  # fmt: skip
     found: dict[str, Any] = {"valid_loss": None, "parameters": None}
     try:
-        made = _trained(place.base, variant, split, recipe, seed)
+        made = _trained(place.base(task), variant, split, recipe, seed)
     except InvalidParameter as problem:
         if problem.param != "learning_rate":
             raise
-        mean = np.mean([int(item.label) for item in split.data.train])
-        found["scores"] = {"score": round(_score(split, np.full(len(split.test), round(float(mean)))), 3)}
+        found["scores"] = {"score": round(_score_without_training(split), 3)}
     else:
         found = {"valid_loss": round(made.valid_loss, 5), "parameters": made.parameters}
         with torch.no_grad():
@@ -143,16 +173,16 @@ class Made:
 def _trained(
     base: LoadedBase, variant: Variant, split: Split, recipe: Mapping[str, Any], seed: int
 ) -> Made | Reference:
-    fields = {"task": TASK.key, "init_seed": seed, "recipe": recipe, **variant.spec}
+    fields = {"task": split.kind.key, "init_seed": seed, "recipe": recipe, **variant.spec}
     if "pruning" in fields:
         fields["pruning"] = {**fields["pruning"], "seed": seed}
-    inputs = replace(inputs_of(TrainingSpec.model_validate(fields), base, split.data), task=TASK)
+    inputs = replace(inputs_of(TrainingSpec.model_validate(fields), base, split.data), task=split.kind)
     if variant.part == "peft" or variant.part == "adapters":
         return train_reference(variant.part, base, inputs, _rows(base, split, SETTING["longest"]))
     if variant.part is not None:
         tuned = fine_tune(
             base, split.data, hyperparameters=inputs.hyperparameters, part=variant.part, layers=variant.layers,
-            task=TASK, seed=seed,
+            task=split.kind, seed=seed,
         )  # fmt: skip
         assert tuned.head is not None
         return Made(tuned.base, tuned.head, tuned.outcome.valid_best, tuned.outcome.trained_parameters)
@@ -174,6 +204,10 @@ def _scores(made: Made | Reference, variant: Variant, split: Split, seed: int) -
     """The score on the test examples; with `spans` also without layers' adapters, with `routes` of random routes."""
     if isinstance(made, Reference):
         yield "score", _score(split, made.logits.argmax(1))
+        return
+    if split.kind is QUESTIONS:
+        found = QUESTIONS.metrics(made.base, made.adapter, split.test, block=SETTING["longest"], batch=4 * AT_ONCE)
+        yield "score", 100 * found["f1"]
         return
     yield "score", _score(split, _logits(made, split).argmax(1))
     if variant.measures is None or split.task != SETTING["measured_on"]:
@@ -228,4 +262,11 @@ def _score(split: Split, guesses: Any) -> float:
     """Accuracy or Matthews' correlation, in points."""
     truth = np.array([int(item.label) for item in split.test])
     found = agreement(truth, np.asarray(guesses), labels=2)
-    return 100 * found[PLAN["tasks"][split.task]]
+    return 100 * found[PLAN["tasks"][split.task]["score"]]
+
+
+def _score_without_training(split: Split) -> float:
+    if split.kind is QUESTIONS:
+        return 0.0
+    majority = round(float(np.mean([int(item.label) for item in split.data.train])))
+    return _score(split, np.full(len(split.test), majority))

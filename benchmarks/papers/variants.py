@@ -57,6 +57,7 @@ _LORA = {**_LORA_ZERO, "init": "small_b"}
 _STRUCTURES = {
     "pfeiffer": _bottleneck("pfeiffer", 64), "lora": _LORA,
     "parallel": _bottleneck("parallel", 64, init="near_identity"),
+    "mam": {"adapter": {"method": "mam"}, "init": "near_identity"},
 }  # fmt: skip
 """Structures that SparseAdapter prunes too; with updates that start at zero SNIP could not tell weights apart."""
 

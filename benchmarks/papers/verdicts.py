@@ -186,8 +186,6 @@ def _estimate(claim: Claim, cells: Cells, results: Path) -> Estimate | str:
     """The estimate of a claim, or a note on what it lacks."""
     if claim.on[0].startswith("adaptersoup"):
         return _of_soups(claim, results)
-    if not claim.trained:
-        return f"{claim.on[0]} is not built yet"
     if cells.missing(claim):
         names = {term.partition(":")[0] for term in claim.contrast}
         done = sum(len(cells.at_rate(task, name)[: claim.seeds]) for task in claim.on for name in names)

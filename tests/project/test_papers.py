@@ -17,7 +17,7 @@ from docs import papers
 from registry.base_model import load_base
 from registry.spec import BaseEntry
 from tests.project.test_benchmarks import check_form
-from tests.tiny_models import build_tiny_encoder
+from tests.tiny_models import build_tiny_base, build_tiny_encoder
 
 pytestmark = pytest.mark.slow
 
@@ -139,21 +139,32 @@ def test_soups_are_judged_by_their_results_file(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def glue(tmp_path_factory) -> Path:
-    """Words decide the label of every text, which says its part and number."""
-    folder = tmp_path_factory.mktemp("glue")
+def corpora(tmp_path_factory) -> Path:
+    """Words decide the label of every text, which says its part and number; questions are answered with numbers."""
+    folder = tmp_path_factory.mktemp("corpora")
     for part, count in (("train", 90), ("dev", 20)):
-        (folder / TASK).mkdir(exist_ok=True)
-        with gzip.open(folder / TASK / f"{part}.jsonl.gz", "wt", encoding="utf-8") as file:
-            for i in range(count):
-                text = f"{part} {i} is {'good good' if i % 2 else 'bad bad'}"
-                file.write(json.dumps({"text_a": text, "label": i % 2}) + "\n")
+        texts = [
+            {"text_a": f"{part} {i} is {'good good' if i % 2 else 'bad bad'}", "label": i % 2} for i in range(count)
+        ]
+        for name, values in (("glue/sst2", texts), ("squad", [asked(i) for i in range(count)])):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            lines = "".join(json.dumps(value) + "\n" for value in values)
+            (folder / name / f"{part}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     return folder
 
 
+def asked(number: int) -> dict:
+    """A question of SQuAD whose answer is in the second of three sentences, and whose second answer is in the third."""
+    context = f"It rains! The film has {number} parts. It ends in {number}. "
+    starts = [context.index(str(number)), context.rindex(str(number))]
+    answers = [{"text": str(number), "answer_start": start} for start in starts]
+    return {"question": "How many parts?", "context": context, "answers": answers}
+
+
 @pytest.fixture
-def place(glue, tmp_path_factory, monkeypatch) -> cells.Place:
+def place(corpora, tmp_path_factory, monkeypatch) -> cells.Place:
     small = {
+        "longest": 32,
         "valid": 12,
         "test": 40,
         "part": 20,
@@ -162,7 +173,12 @@ def place(glue, tmp_path_factory, monkeypatch) -> cells.Place:
     for name, value in small.items():
         monkeypatch.setitem(cells.SETTING, name, value)
     encoder = build_tiny_encoder(tmp_path_factory.mktemp("encoder"))
-    return cells.Place(load_base(BaseEntry(id="tiny", source=str(encoder), kind="encoder")), glue)
+    causal = build_tiny_base(tmp_path_factory.mktemp("causal"))
+    bases = {
+        cells.BASE: load_base(BaseEntry(id="tiny", source=str(encoder), kind="encoder")),
+        "smollm2": load_base(BaseEntry(id="causal", source=str(causal))),
+    }
+    return cells.Place(bases.__getitem__, corpora)
 
 
 def test_training_choosing_and_scoring_use_disjoint_texts(place):
@@ -203,7 +219,22 @@ def test_a_library_with_our_start_and_order_trains_to_our_loss(ours, theirs, pla
     assert reference["valid_loss"] == pytest.approx(found["valid_loss"], rel=2e-2)
 
 
+def test_a_question_keeps_the_sentence_of_its_first_answer():
+    found = cells.question_in_a_sentence(asked(31))
+    assert found == cells.Question("How many parts?", "The film has 31 parts. ", (("31", 13),))
+
+
+@pytest.mark.parametrize(
+    ("task", "name"), [("squad", "houlsby_64"), ("squad", "full"), ("sst2_smollm2", "mam_snip_40")]
+)
+def test_a_cell_of_questions_or_of_another_base_is_scored(task, name, place):
+    found = cells.run_cell(place, task, VARIANTS[name], 1e-3, 0)
+    assert set(found["scores"]) == {"score"}
+    assert 0 <= found["scores"]["score"] <= 100
+
+
 def test_a_training_that_diverges_answers_with_the_majority(place):
+    assert cells.run_cell(place, "squad", VARIANTS["full"], 1e6, 0)["scores"] == {"score": 0.0}
     found = cells.run_cell(place, TASK, VARIANTS["full"], 1e6, 0)
     assert found["valid_loss"] is None
     split = place.split(TASK, 40)
@@ -214,11 +245,11 @@ def test_a_training_that_diverges_answers_with_the_majority(place):
 
 def test_a_smaller_part_of_the_batch_changes_no_loss(place):
     split = place.split(TASK, 40)
-    head = cells.TASK.head(split.data.train)
-    adapter = cells.create(head, place.base.shape, seed=0)
-    rows = cells.torch.from_numpy(cells.TASK.encode(place.base, split.data.train, block=48, head=head).rows)
-    whole = cells.Classification().loss(place.base, adapter, rows)
-    assert cells.TASK.loss(place.base, adapter, rows).item() == pytest.approx(whole.item(), rel=1e-5)
+    head, base = cells.TASK.head(split.data.train), place.base(TASK)
+    adapter = cells.create(head, base.shape, seed=0)
+    rows = cells.torch.from_numpy(cells.TASK.encode(base, split.data.train, block=48, head=head).rows)
+    whole = cells.Classification().loss(base, adapter, rows)
+    assert cells.TASK.loss(base, adapter, rows).item() == pytest.approx(whole.item(), rel=1e-5)
 
 
 # --- the program and the page -----------------------------------------------------------------------
