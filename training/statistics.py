@@ -1,4 +1,4 @@
-"""Statistics of an adapter on its own sample, for the mixing methods that weigh by them (`spec.statistics`).
+"""Statistics of an adapter on its own sample, for the mixing methods that weigh by them (`spec.weighing`).
 
 `fisher` is the diagonal Fisher information of every value, the mean over tokens of E[(d log p(y | x) / d theta)^2] with
 y drawn from the adapter's own prediction (Matena and Raffel, NeurIPS 2022, section 3). Tokens that are drawn

@@ -19,14 +19,18 @@ from huggingface_hub.errors import XetDownloadError
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from registry.base_model.architecture import count_parameters, shape_from, usable_config
+from registry.base_model.architecture import (
+    count_parameters,
+    shape_from,
+    tokenizer_problem,
+    usable_config,
+    without_pooler,
+)
 from registry.base_model.build_lock import BUILDING, quiet
-from registry.base_model.chat_template import turn_end, use_template
+from registry.base_model.chat_template import generation_ends, turn_end, use_template
 from registry.base_model.checks import check_loaded
-from registry.base_model.encoder_only import tokenizer_problem, without_pooler
 from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint, weight_files
 from registry.base_model.likelihood import without_bos
-from registry.base_model.text_ends import generation_ends
 from registry.errors import InvalidParameter, Unavailable
 from registry.spec import BaseEntry, BaseShape, Passage, full_text
 

@@ -1,4 +1,4 @@
-"""Prices of efforts, and how far they go within a budget.
+"""Prices of efforts, how far they go within a budget, and what efforts gained in past cooks.
 
 Work is counted in passes of the base model over the sample, and in seconds once `cook` has timed one (`TimedBase`). A
 pass with gradients counts as several passes, and each attached adapter adds to it.
@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
+from registry.catalogue.database import Database
+from registry.catalogue.rows import Namespaces
 from registry.cook.ingredients import MOST
 from registry.cook.sample import FEW, Split
 from registry.cook.timed import TimedBase
@@ -21,6 +24,8 @@ LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
 """The minimum that a budget leaves of weighing. If fewer than LEAST_ALONE adapters could be scored alone, none are."""
 TRAINING_PASSES = 3
 """Default maximum of passes of a training; the result is the state after the best one on held-out passages."""
+NEWEST = 100
+"""Past cooks of an effort whose gains count."""
 GRADIENT, AN_ADAPTER = 3.2, 0.06
 """Passes of the base that a pass with its gradients takes, and what each adapter that is attached adds."""
 TRAINING = 3.5
@@ -188,3 +193,18 @@ def _too_small(passes: float, least: float) -> InvalidParameter:
         f"{least:.1f}: allow more, or choose a smaller effort.",
         param="budget",
     )
+
+
+def past_gains(database: Database, base_model: str, visible: Namespaces) -> dict[str, tuple[float, int]]:
+    """(median gain in nats per token, number of cooks) of each effort over the newest visible cooks on a base model.
+
+    A cook's gain is the NLL of the soup as selected minus that of the stored soup, on held-out passages.
+    """
+    with database.read() as catalogue:
+        cooks = catalogue.soups.past_trials(base_model, visible, most=NEWEST)
+    gains: dict[str, list[float]] = {}
+    for effort, trials, difference in cooks:
+        selected = next((trial["difference"] for trial in trials if trial["way"] == "selected"), None)
+        if selected is not None:
+            gains.setdefault(effort, []).append(selected - difference)
+    return {effort: (median(values), len(values)) for effort, values in gains.items()}

@@ -19,7 +19,7 @@ from registry.spec import Provenance
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic of an ingredient and its sample (`spec.statistics`): its blob, and a function that reads it."""
+    """A statistic of an ingredient and its sample (`spec.weighing`): its blob, and a function that reads it."""
 
     blob: str
     load: Callable[[], Tensors] = field(compare=False, repr=False)

@@ -95,7 +95,6 @@ from registry.spec.selection import (
     SelectorSpec,
     UniformSpec,
 )
-from registry.spec.statistics import MOST_PASSAGES, MeasuredStatistic, StatisticKind, StatisticRequest
 from registry.spec.store import BlobPlace, StoreMark, UploadPart
 from registry.spec.structures.bank import BankConfig
 from registry.spec.structures.bottleneck import BottleneckConfig
@@ -108,8 +107,12 @@ from registry.spec.structures.union import UnionConfig
 from registry.spec.tuning import Tuned, Tuning, TuningOptions, TuningReport, TuningRequest, TuningSetting
 from registry.spec.unions import MIXING_REQUESTS, UNION_MEMBERS
 from registry.spec.weighing import (
+    MOST_PASSAGES,
     ByLosses,
+    MeasuredStatistic,
     Screened,
+    StatisticKind,
+    StatisticRequest,
     StoredAdapter,
     Unseen,
     WeighedCandidate,

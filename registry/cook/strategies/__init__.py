@@ -1,20 +1,22 @@
-"""Strategies of a cook, one a file: each proposes candidates for a job, and knows what that takes.
+"""Strategies of a cook: each proposes candidates for a job, and knows what that takes.
 
-`STRATEGIES` has them by effort; the conformance class in the tests runs over every entry. None of them scores a
-candidate or stores one.
+`STRATEGIES` has them by effort; `quick` and `thorough` differ in how far they search. The conformance class in the
+tests runs over every entry. None of them scores a candidate or stores one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import get_args
 
 from registry.cook.answer import Outcome
-from registry.cook.budget import START_SECONDS
+from registry.cook.budget import START_SECONDS, Depth, weighing_passes
 from registry.cook.candidate import Proposal
 from registry.cook.job import CookJob
-from registry.cook.strategies import quick, selected, thorough, tune
+from registry.cook.strategies import selected, tune
+from registry.cook.weighing import propose_by_weighing
 from registry.spec import CookRequest, Effort, Price, Spent
 
 
@@ -32,18 +34,29 @@ class Strategy:
     needs_ingredients: bool = True
 
 
+QUICK = Depth(members=5, steps=12, most_texts=4, turns=2, alone=0, trials=4)
+"""Five adapters at most, weighed for a few steps."""
+THOROUGH = Depth(members=32, steps=30, most_texts=8, turns=4, alone=8, trials=6)
+"""More adapters, weighed for longer, and mixtures by the losses of each by itself."""
+
+
+def _weighing(depth: Depth) -> Strategy:
+    """The strategy that proposes weighed soups and the selector's own."""
+    return Strategy(partial(propose_by_weighing, depth=depth), partial(weighing_passes, depth), needs_ingredients=False)
+
+
 STRATEGIES: dict[Effort, Strategy] = {
     "instant": Strategy(selected.propose),
-    "quick": Strategy(quick.propose, quick.passes, needs_ingredients=False),
-    "thorough": Strategy(thorough.propose, thorough.passes, needs_ingredients=False),
+    "quick": _weighing(QUICK),
+    "thorough": _weighing(THOROUGH),
     "tune": Strategy(tune.propose, tune.passes),
 }
 """The strategies by effort.
 
 A new one: its effort in `Effort` and the sets beside it in registry/spec/search.py, with a `Way` for soups made as none
-are so far; a file here; its row above. One that compares candidates is in `HOLDS_OUT` and returns a `Search`. Also a
-hint on the page (`service/http/pages/cook.py`), the help of `--effort`, `default_effort` of the settings,
-docs/explanation/selection.md and `make openapi`.
+are so far; a file here, or a depth; its row above. One that compares candidates is in `HOLDS_OUT` and returns a
+`Search`. Also a hint on the page (`service/http/pages/cook.py`), the help of `--effort`, `default_effort` of the
+settings, docs/explanation/selection.md and `make openapi`.
 """
 
 

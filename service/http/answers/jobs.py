@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from registry.catalogue.jobs import COOKS
 from registry.catalogue.rows import JobRow, Namespaces
-from registry.cook.past_gains import past_gains
+from registry.cook.budget import past_gains
 from registry.errors import Forbidden
 from registry.spec import Cooked
 from service.access.keys import Principal

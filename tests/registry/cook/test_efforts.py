@@ -15,10 +15,11 @@ from registry.cook.budget import (
     cut_training,
     cut_weighing,
     passes_within,
+    past_gains,
+    weighing_passes,
 )
-from registry.cook.past_gains import past_gains
 from registry.cook.sample import Split
-from registry.cook.strategies import STRATEGIES, dearer_efforts, quick, thorough
+from registry.cook.strategies import QUICK, STRATEGIES, THOROUGH, dearer_efforts
 from registry.cook.timed import TimedBase
 from registry.errors import Forbidden, InvalidParameter
 from registry.progress import silent
@@ -328,11 +329,11 @@ def test_what_is_left_of_weighing_fits_the_budget_or_nothing_is_done(passages, s
 
 
 @pytest.mark.parametrize("passages", [5, 15, 30, 100])
-@pytest.mark.parametrize("strategy", [quick, thorough])
-def test_a_budget_that_is_what_an_effort_takes_leaves_all_of_it(strategy, passages):
-    depth, size = strategy.DEPTH, Size.of(Split.of(passages), 21)
+@pytest.mark.parametrize("depth", [QUICK, THOROUGH])
+def test_a_budget_that_is_what_an_effort_takes_leaves_all_of_it(depth, passages):
+    size = Size.of(Split.of(passages), 21)
     whole = cut_weighing(depth, size, 1e6)
-    assert cut_weighing(depth, size, strategy.passes(passages, 21)) == whole
+    assert cut_weighing(depth, size, weighing_passes(depth, passages, 21)) == whole
     assert cut_weighing(depth, size, least_of(depth, size) + 0.1) != whole  # which is told to one decimal
 
 
@@ -374,7 +375,7 @@ def test_a_cook_within_a_budget_does_less_and_holds_out_as_much(stocked):
 
 
 def test_several_weighings_share_a_budget():
-    depth = quick.DEPTH
+    depth = QUICK
     once, folds = Size((10,), 15, 21), Size((15, 10, 10, 10), 15, 21)
     assert least_of(depth, folds) > least_of(depth, once)
     assert cut_weighing(depth, once, 8.0).steps > cut_weighing(depth, folds, 8.0).steps

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from registry.cook import shortlist, weighing
+from registry.cook import shortlist, strategies, weighing
 from registry.cook.ingredients import ingredient_of
 from registry.cook.mix import mix
-from registry.cook.strategies import quick as quick_strategy
-from registry.cook.strategies import thorough as thorough_strategy
 from registry.errors import Incompatible, InvalidSample, NotFound
 from registry.selectors.ranking import LISTED
 from registry.spec import ConcatMixing, CookRequest, PrefixConfig, RecompressMixing
@@ -59,7 +57,7 @@ def ways_of(pool: ToyRegistry, request: CookRequest, *names: str):
     """What a weighing of these adapters (of all, by default) leads to, by way."""
     rows = [pool.named(f"acme/{name}") for name in names or NAMES]
     adapters = [(row, ingredient_of(row, "1", pool.blobs)) for row in rows]
-    depth = {"quick": quick_strategy, "thorough": thorough_strategy}[request.effort].DEPTH
+    depth = {"quick": strategies.QUICK, "thorough": strategies.THOROUGH}[request.effort]
     asked = weighing.weighing_request(request, depth, adapters, ["text"])
     ingredients = [ingredient for _, ingredient in adapters]
     return weighing.mixtures(pool.weigh("tiny", asked), asked, ingredients, shape=SHAPE, max_width=request.max_width)
