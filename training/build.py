@@ -35,7 +35,6 @@ from training.hyperparameters import SHORTEST_BLOCK, Hyperparameters
 from training.inputs import TrainingInputs
 from training.methods.fusion import fusion_config, fusion_start
 from training.methods.lora_targets import lora_for
-from training.methods.widening import widened
 from training.spec import (
     AdapterRequest,
     BottleneckRequest,
@@ -129,6 +128,27 @@ def config_of(
         problem = error.errors(include_url=False)[0]
         name = str(problem["loc"][-1]) if problem["loc"] else "adapter"
         raise InvalidParameter(f"{name}: {describe_error(problem)}.", param=name) from None
+
+
+def widened(config: AdapterConfig, factor: int) -> AdapterConfig:
+    """Return the structure with its bottleneck, or the rank of each module, `factor` times as wide, for Large-Sparse.
+
+    That is a wider adapter of as many parameters, most of its entries pruned (SparseAdapter, section 3.3). A LoRA's
+    alpha grows likewise, so that its scaling stays. In a union all members with a width are widened. Raises
+    InvalidParameter for an adapter without a width, and for a width that is not allowed.
+    """
+    try:
+        wide = config.widened(factor)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise InvalidParameter(
+            f"The adapter cannot be {factor} times as wide: {describe_error(problem)}.", param="widen"
+        ) from None
+    if wide is None:
+        raise InvalidParameter(
+            f"A {config.method} adapter has no width: bottlenecks, LoRAs and unions of them have.", param="widen"
+        )
+    return wide
 
 
 def _plain(

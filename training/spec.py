@@ -15,7 +15,6 @@ from registry.spec import Frozen
 from registry.spec.unions import member_names
 from registry.spec.wording import describe_error
 from training.hyperparameters import SHORTEST_BLOCK, SPARSITY, Consistency, Hyperparameters, PruningOptions
-from training.methods.widening import sparsity_of
 
 BLOCK = 512
 """Default tokens in a block, at most the base's context."""
@@ -134,7 +133,7 @@ class PruningRequest(PruningOptions):
 
     def options(self) -> PruningOptions:
         """Return the trainer's pruning options."""
-        sparsity = self.sparsity or (SPARSITY if self.widen == 1 else sparsity_of(self.widen))
+        sparsity = self.sparsity or (SPARSITY if self.widen == 1 else 1 - 1 / self.widen)
         return PruningOptions.model_validate({**self.model_dump(exclude={"widen"}), "sparsity": sparsity})
 
 
