@@ -12,16 +12,19 @@ from contextlib import suppress
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText
 from registry.cores import ALL
-from registry.encoders import BaseModelEncoder, CachedEncoder, Encoder, SentenceBertEncoder, VectorCache
-from registry.encoders.contract import EmbeddedText
+from registry.encoders import BaseModelEncoder, CachedEncoder, Encoder, SentenceBertEncoder
+from registry.encoders.contract import Embedded, EmbeddedText
 from registry.errors import NotFound, Unavailable
 from registry.progress import Progress
+from registry.recent import Recent
 from registry.spec import BaseEntry, BaseShape, Passage, PassageScore
 from service.engine.bases import AllowedBases
 from service.engine.text_calls import EngineCalls, has_bos
 from service.settings import Settings
 
 log = logging.getLogger("soup.base_models")
+EMBEDDED = 16
+"""Results of encoders that are cached: one sample is often embedded several times in a row."""
 
 
 class ServedBaseModels(Mapping[str, "ServedBaseModel"]):
@@ -32,7 +35,7 @@ class ServedBaseModels(Mapping[str, "ServedBaseModel"]):
         self.engine = engine
         self.memory_bytes = settings.memory_bytes
         self._cores = settings.threads or ALL
-        self.vectors = VectorCache()
+        self.vectors = Recent[Embedded](EMBEDDED)
         self.sentence_bert = SentenceBertEncoder(cores=self._spare_cores)
 
     def _spare_cores(self) -> int:

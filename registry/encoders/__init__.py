@@ -4,8 +4,8 @@ Importing this package is cheap: sentence-BERT loads its model, and torch with i
 """
 
 from registry.encoders.base_model import BaseModelEncoder
-from registry.encoders.cached import CachedEncoder, VectorCache
+from registry.encoders.cached import CachedEncoder
 from registry.encoders.contract import Encoder
 from registry.encoders.sbert import SentenceBertEncoder
 
-__all__ = ["BaseModelEncoder", "CachedEncoder", "Encoder", "SentenceBertEncoder", "VectorCache"]
+__all__ = ["BaseModelEncoder", "CachedEncoder", "Encoder", "SentenceBertEncoder"]

@@ -6,44 +6,19 @@ are cached, texts are not: the key is a digest.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from registry.encoders.contract import Embedded, Encoder
 from registry.names import digest_of
 from registry.progress import Progress
+from registry.recent import Recent
 from registry.spec import EncoderName, Unit
-
-
-class VectorCache:
-    """The last `size` results of any encoder; safe to share between threads."""
-
-    def __init__(self, size: int = 16) -> None:
-        self._size = size
-        self._results: OrderedDict[str, Embedded] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: str) -> Embedded | None:
-        """The cached result, which becomes the most recent one; None where there is none."""
-        with self._lock:
-            if key in self._results:
-                self._results.move_to_end(key)
-            return self._results.get(key)
-
-    def put(self, key: str, value: Embedded) -> None:
-        """Cache a result, and drop the least recent ones beyond the size."""
-        with self._lock:
-            self._results[key] = value
-            self._results.move_to_end(key)
-            while len(self._results) > self._size:
-                self._results.popitem(last=False)
 
 
 class CachedEncoder:
     """The Encoder `inner`, run only for lists of texts whose vectors are not in `cache`."""
 
-    def __init__(self, inner: Encoder, cache: VectorCache) -> None:
+    def __init__(self, inner: Encoder, cache: Recent[Embedded]) -> None:
         self._inner = inner
         self._cache = cache
         self.name: EncoderName = inner.name

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from registry.encoders import CachedEncoder, VectorCache
+from registry.encoders import CachedEncoder
 from registry.encoders.contract import Embedded
 from registry.errors import InvalidSample
+from registry.recent import Recent
 
 
 class Counting:
@@ -28,7 +29,7 @@ class Counting:
 
 def test_the_same_question_is_asked_once_and_any_other_again():
     inner = Counting()
-    encoder = CachedEncoder(inner, VectorCache())
+    encoder = CachedEncoder(inner, Recent(16))
     first = encoder.encode(["a", "b"])
     assert encoder.encode(("a", "b")) is first
     assert inner.asked == 1
@@ -40,7 +41,7 @@ def test_the_same_question_is_asked_once_and_any_other_again():
 
 
 def test_encoders_that_share_a_memory_do_not_share_answers():
-    one, other, memory = Counting(), Counting(), VectorCache()
+    one, other, memory = Counting(), Counting(), Recent(16)
     other.digest = "sha256:" + "6" * 64
     CachedEncoder(one, memory).encode(["a"])
     CachedEncoder(other, memory).encode(["a"])
@@ -49,7 +50,7 @@ def test_encoders_that_share_a_memory_do_not_share_answers():
 
 def test_the_least_recent_result_is_dropped_and_an_error_is_not_cached():
     inner = Counting()
-    encoder = CachedEncoder(inner, VectorCache(size=2))
+    encoder = CachedEncoder(inner, Recent(2))
     for text in ("a", "b", "a", "c", "a"):
         encoder.encode([text])
     assert inner.asked == 3

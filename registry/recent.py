@@ -1,0 +1,37 @@
+"""A bounded cache of the values that were used last."""
+
+from __future__ import annotations
+
+import threading
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Recent(Generic[Value]):
+    """A thread-safe cache; beyond `limit` of their sizes in all, the least recently used values are dropped.
+
+    The last value stays, whatever its size.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._entries: dict[str, tuple[Value, int]] = {}
+        """Values and sizes, the least recently used first."""
+        self._lock = threading.Lock()
+
+    def get(self, key: str) -> Value | None:
+        """The value of a key, which becomes the most recent one; None where there is none."""
+        with self._lock:
+            if key not in self._entries:
+                return None
+            value, _ = self._entries[key] = self._entries.pop(key)
+            return value
+
+    def put(self, key: str, value: Value, *, size: int = 1) -> None:
+        """Cache a value of this size."""
+        with self._lock:
+            self._entries.pop(key, None)
+            self._entries[key] = value, size
+            while len(self._entries) > 1 and sum(size for _, size in self._entries.values()) > self._limit:
+                del self._entries[next(iter(self._entries))]
