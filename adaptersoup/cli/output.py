@@ -39,6 +39,17 @@ def as_json(value: Any, *, lines: bool = False) -> None:
     typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
+def answer(value: Any, *lines: str, json: bool, note: str = "") -> None:
+    """Print the result of a verb: `value` as a JSON document, else the lines, and `note` on stderr."""
+    if json:
+        as_json(value)
+        return
+    for line in lines:
+        data(line)
+    if note:
+        talk(note)
+
+
 def harmless(text: str) -> str:
     """Text with control characters other than line ends and tabs replaced by `?`, safe for a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)

@@ -12,7 +12,7 @@ import typer
 
 from adaptersoup.cli.commands import arguments_of, as_command
 from adaptersoup.cli.flags import keyword
-from adaptersoup.cli.output import as_json, data, data_width, talk
+from adaptersoup.cli.output import answer, data_width
 from adaptersoup.cli.setting_flags import settings_of
 from adaptersoup.client import SoupClient
 from adaptersoup.tables import columns, one_line
@@ -60,13 +60,7 @@ class Remote:
 
     def answer(self, value: Any, *lines: str, note: str = "") -> None:
         """Print the result of the verb: `value` as JSON with --json, else the lines, and `note` on stderr."""
-        if self.json:
-            as_json(value)
-            return
-        for line in lines:
-            data(line)
-        if note:
-            talk(note)
+        answer(value, *lines, json=self.json, note=note)
 
     def answer_rows(
         self,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
-from adaptersoup.cli.output import data, data_width
+import typer
+
+from adaptersoup.cli.output import answer, data_width
 from adaptersoup.tables import columns
 from registry.errors import NotFound
 from service.settings import Settings
@@ -29,8 +32,10 @@ def open_storage(settings: Settings) -> Iterator[tuple[Database, ServerBlobs]]:
         yield database, open_blobs(settings.blob_place, make=False)
 
 
-def print_unsound(unsound: Sequence[Unsound]) -> None:
-    """Print a table of the blobs that are missing or damaged, if there are any."""
+def print_blobs(value: dict[str, Any], unsound: Sequence[Unsound], *, json: bool, note: str) -> None:
+    """Print the result of a verb and a table of missing or damaged blobs; exits with 1 if there are any."""
+    rows = [(blob.digest, blob.problem, ", ".join(blob.named_by) or "nothing") for blob in unsound]
+    table = [columns(("blob", "problem", "needed by"), rows, within=data_width())] if rows else []
+    answer({**value, "unsound": [asdict(blob) for blob in unsound]}, *table, json=json, note=note)
     if unsound:
-        rows = [(blob.digest, blob.problem, ", ".join(blob.named_by) or "nothing") for blob in unsound]
-        data(columns(("blob", "problem", "needed by"), rows, within=data_width()))
+        raise typer.Exit(1)

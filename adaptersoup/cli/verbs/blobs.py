@@ -9,9 +9,9 @@ import typer
 
 from adaptersoup.cli.commands import command
 from adaptersoup.cli.help_sections import Verbs
-from adaptersoup.cli.output import as_json, progress_bar, talk
+from adaptersoup.cli.output import progress_bar
 from adaptersoup.cli.setting_flags import StorageFlags, settings_of
-from adaptersoup.cli.stored_blobs import open_storage, print_unsound
+from adaptersoup.cli.stored_blobs import open_storage, print_blobs
 from registry.errors import InvalidParameter
 from service.settings import Settings
 from service.settings.places import BUCKET, NO_BUCKET
@@ -48,9 +48,10 @@ def copy(
     if BUCKET.fullmatch(url) is None:
         raise InvalidParameter(f"The argument is not the URL of a bucket: {NO_BUCKET}.", param="url")
     copied = _copy(settings_of(Settings, **asdict(storage)), url)
-    _print(copied, url, json=json)
-    if copied.unsound:
-        raise typer.Exit(1)
+    value = {"object": "copy", "blobs": copied.blobs, "new": copied.new}
+    left_out = f"{len(copied.unsound)} left out (missing or damaged)"
+    note = f"{url}: {copied.blobs} blobs, {copied.new} of them new, {left_out}."
+    print_blobs(value, copied.unsound, json=json, note=note)
 
 
 def _copy(settings: Settings, url: str) -> Copied:
@@ -63,12 +64,3 @@ def _copy(settings: Settings, url: str) -> Copied:
     no_cache = {"cache": place.folder / "copying", "cache_bytes": 0}  # leaves the server's cache unchanged
     with open_storage(settings) as (database, source), progress_bar("copying blobs") as progress:
         return copy_blobs(database, source, open_blobs(place.model_copy(update=no_cache)), progress=progress)
-
-
-def _print(copied: Copied, url: str, *, json: bool) -> None:
-    if json:
-        unsound = [asdict(blob) for blob in copied.unsound]
-        as_json({"object": "copy", "blobs": copied.blobs, "new": copied.new, "unsound": unsound})
-        return
-    print_unsound(copied.unsound)
-    talk(f"{url}: {copied.blobs} blobs, {copied.new} of them new, {len(copied.unsound)} left out (missing or damaged).")

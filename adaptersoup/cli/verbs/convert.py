@@ -15,8 +15,7 @@ from pydantic import ValidationError
 
 from adaptersoup.cli.commands import command
 from adaptersoup.cli.flags import base_id, usage_error
-from adaptersoup.cli.output import as_json as print_json
-from adaptersoup.cli.output import data, talk
+from adaptersoup.cli.output import answer, talk
 from adaptersoup.client.samples import read_texts
 from registry.errors import Conflict, InvalidManifest, InvalidParameter, NotFound
 from registry.formats import (
@@ -102,10 +101,7 @@ def convert(
         notes, fields = _to_adapterhub(source, target, adapterhub, replace=replace)
     for note in notes:
         talk(note)
-    if as_json:
-        print_json({"object": "folder", "path": str(target), **fields, "notes": notes})
-    else:
-        data(str(target))
+    answer({"object": "folder", "path": str(target), **fields, "notes": notes}, str(target), json=as_json)
 
 
 def _check_directories(source: Path, target: Path, *, replace: bool) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from adaptersoup.cli.commands import command
-from adaptersoup.cli.output import as_json, progress_bar, talk
+from adaptersoup.cli.output import answer, progress_bar
 from adaptersoup.cli.setting_flags import StorageFlags, settings_of
-from adaptersoup.cli.stored_blobs import open_storage, print_unsound
+from adaptersoup.cli.stored_blobs import open_storage, print_blobs
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -40,9 +40,12 @@ def backup(
       SOUP_DATABASE_URL=postgresql+psycopg://soup@db/soup soup backup /backups/soup
     """
     backed_up = _back_up(settings_of(Settings, **asdict(storage)), folder, with_admin_key=with_admin_key)
-    _print_backup(backed_up, folder, json=json)
-    if backed_up.unsound:
-        raise typer.Exit(1)
+    manifest = backed_up.manifest
+    note = (
+        f"{folder}: the database at revision {manifest.revision}, {manifest.blobs} blobs of {manifest.bytes} bytes, "
+        f"{backed_up.new} of them new, {len(backed_up.unsound)} left out (missing or damaged)."
+    )
+    print_blobs({**manifest.model_dump(mode="json"), "new": backed_up.new}, backed_up.unsound, json=json, note=note)
 
 
 def _back_up(settings: Settings, folder: Path, *, with_admin_key: bool) -> BackedUp:
@@ -51,19 +54,6 @@ def _back_up(settings: Settings, folder: Path, *, with_admin_key: bool) -> Backe
     key = settings.admin_key_path if with_admin_key else None
     with open_storage(settings) as (database, blobs), progress_bar("backing up") as progress:
         return back_up(database, blobs, folder, admin_key=key, progress=progress)
-
-
-def _print_backup(backed_up: BackedUp, folder: Path, *, json: bool) -> None:
-    manifest = backed_up.manifest
-    if json:
-        unsound = [asdict(blob) for blob in backed_up.unsound]
-        as_json({**manifest.model_dump(mode="json"), "new": backed_up.new, "unsound": unsound})
-        return
-    print_unsound(backed_up.unsound)
-    talk(
-        f"{folder}: the database at revision {manifest.revision}, {manifest.blobs} blobs of {manifest.bytes} bytes, "
-        f"{backed_up.new} of them new, {len(backed_up.unsound)} left out (missing or damaged)."
-    )
 
 
 @command
@@ -93,14 +83,14 @@ def restore(
         restored = restore_backup(settings, folder, replace=replace, progress=progress)
     manifest = restored.manifest
     replaced = None if restored.replaced is None else str(restored.replaced)
-    if json:
-        as_json({**manifest.model_dump(mode="json"), "object": "restore", "replaced": replaced})
-        return
-    talk(f"Restored the backup of {manifest.made_at:%Y-%m-%d %H:%M:%S} UTC: {manifest.blobs} blobs.")
+    notes = [f"Restored the backup of {manifest.made_at:%Y-%m-%d %H:%M:%S} UTC: {manifest.blobs} blobs."]
     if manifest.lacking:
-        talk(f"{len(manifest.lacking)} blobs were not whole when it was made and are not in it: see 'soup check'.")
+        lacking = len(manifest.lacking)
+        notes.append(f"{lacking} blobs were not whole when it was made and are not in it: see 'soup check'.")
     if replaced:
-        talk(f"The database that was there is kept at {replaced}.")
+        notes.append(f"The database that was there is kept at {replaced}.")
+    value = {**manifest.model_dump(mode="json"), "object": "restore", "replaced": replaced}
+    answer(value, json=json, note="\n".join(notes))
 
 
 RATE = 50 * 1024 * 1024
@@ -126,9 +116,11 @@ def check(
       soup check --all --data /srv/soup --json
     """
     checked = _check(settings_of(Settings, **asdict(storage)), whole=whole, rate=rate)
-    _print_check(checked, json=json)
-    if checked.unsound:
-        raise typer.Exit(1)
+    counts = {problem: checked.count(problem) for problem in ("missing", "damaged", "unreadable")}
+    problems = ", ".join(f"{count} {problem}" for problem, count in counts.items())
+    value = {"object": "check", "blobs": checked.blobs, "bytes": checked.bytes, **counts}
+    note = f"{checked.blobs} blobs, {checked.bytes} bytes read: {problems}."
+    print_blobs(value, checked.unsound, json=json, note=note)
 
 
 def _check(settings: Settings, *, whole: bool, rate: int) -> Checked:
@@ -138,14 +130,3 @@ def _check(settings: Settings, *, whole: bool, rate: int) -> Checked:
     with open_storage(settings) as (database, blobs), progress_bar("checking blobs") as progress:
         storage.check_serves(database)
         return check_hashes(database, blobs, whole=whole, pace=Pace(rate), progress=progress)
-
-
-def _print_check(checked: Checked, *, json: bool) -> None:
-    counts = {problem: checked.count(problem) for problem in ("missing", "damaged", "unreadable")}
-    if json:
-        unsound = [asdict(blob) for blob in checked.unsound]
-        as_json({"object": "check", "blobs": checked.blobs, "bytes": checked.bytes, **counts, "unsound": unsound})
-        return
-    print_unsound(checked.unsound)
-    problems = ", ".join(f"{count} {problem}" for problem, count in counts.items())
-    talk(f"{checked.blobs} blobs, {checked.bytes} bytes read: {problems}.")

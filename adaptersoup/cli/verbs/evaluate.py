@@ -13,8 +13,7 @@ import typer
 
 from adaptersoup.cli.base_model_flags import BaseModelOptions
 from adaptersoup.cli.commands import command
-from adaptersoup.cli.output import as_json as print_json
-from adaptersoup.cli.output import data, talk
+from adaptersoup.cli.output import answer
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.tables import fields
 from registry.errors import NotFound
@@ -68,11 +67,9 @@ def evaluate(
     if not items.is_file():
         raise NotFound(f"{items} is not a file: --data names JSON lines of the task.", param="data")
     name, figures = _figures(folder, items, base.entry(), options)
-    if as_json:
-        print_json({"object": "evaluation", "path": str(folder), "task": name, "figures": figures})
-    else:
-        talk(f"{name} on {items}")
-        data(fields([(figure.replace("_", " "), f"{value:.6g}") for figure, value in figures.items()]))
+    table = fields([(figure.replace("_", " "), f"{value:.6g}") for figure, value in figures.items()])
+    value = {"object": "evaluation", "path": str(folder), "task": name, "figures": figures}
+    answer(value, table, json=as_json, note=f"{name} on {items}")
     save_plot(plot, lambda: _drawn(f"{folder.resolve().name}: {name}", figures))
 
 

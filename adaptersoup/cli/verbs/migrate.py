@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from adaptersoup.cli.output import as_json, data, talk
+from adaptersoup.cli.output import answer
 from adaptersoup.cli.setting_flags import settings_of
 from service.settings import Settings
 
@@ -42,21 +42,13 @@ def migrate(
     ):
         migration = storage.migrate(database, backups=settings.data / "backups")
     backup = None if migration.backup is None else str(migration.backup)
-    if json:
-        as_json(
-            {
-                "object": "migration",
-                "before": migration.revision_before,
-                "after": migration.revision_after,
-                "backup": backup,
-            }
-        )
-        return
-    data(migration.revision_after)
     if migration.is_later:
-        talk("The database is of a later version, beside which this one serves: nothing was changed.")
+        note = "The database is of a later version, beside which this one serves: nothing was changed."
     elif migration.revision_before == migration.revision_after:
-        talk("The schema was up to date.")
+        note = "The schema was up to date."
     else:
         copy = f" A copy is at {backup}." if backup else ""
-        talk(f"From {migration.revision_before or 'nothing'} to {migration.revision_after}.{copy}")
+        note = f"From {migration.revision_before or 'nothing'} to {migration.revision_after}.{copy}"
+    revisions = {"before": migration.revision_before, "after": migration.revision_after}
+    value = {"object": "migration", **revisions, "backup": backup}
+    answer(value, migration.revision_after, json=json, note=note)

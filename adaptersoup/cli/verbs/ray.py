@@ -18,7 +18,7 @@ import typer
 
 from adaptersoup.cli.commands import command
 from adaptersoup.cli.help_sections import Verbs
-from adaptersoup.cli.output import as_json, data, data_width, talk
+from adaptersoup.cli.output import answer, data_width, talk
 from adaptersoup.cli.setting_flags import settings_of
 from adaptersoup.tables import columns
 from registry.errors import InvalidParameter, NotFound
@@ -118,10 +118,8 @@ def remove(cluster: ClusterFlags, json: AS_JSON = False) -> None:
 
     with _connected(settings):
         deployment.remove(settings.ray_app)
-    if json:
-        as_json({"object": "ray_replicas", "name": settings.ray_app, "deleted": True})
-    else:
-        talk(f"removed the replicas '{settings.ray_app}'")
+    value = {"object": "ray_replicas", "name": settings.ray_app, "deleted": True}
+    answer(value, json=json, note=f"removed the replicas '{settings.ray_app}'")
 
 
 def _settings(cluster: ClusterFlags, **more: Any) -> Settings:
@@ -167,16 +165,7 @@ def _connected(settings: Settings) -> Iterator[None]:
 
 
 def _show(replicas: dict[str, Any], *, json: bool) -> None:
-    if json:
-        as_json(replicas)
-        return
     states = ", ".join(f"{count} {state.lower()}" for state, count in sorted(replicas["replicas"].items())) or "none"
-    data(
-        columns(
-            ("name", "status", "replicas"),
-            [(replicas["name"], replicas["status"].lower(), states)],
-            within=data_width(),
-        )
-    )
-    if replicas["message"]:
-        talk(replicas["message"])
+    row = (replicas["name"], replicas["status"].lower(), states)
+    table = columns(("name", "status", "replicas"), [row], within=data_width())
+    answer(replicas, table, json=json, note=replicas["message"])

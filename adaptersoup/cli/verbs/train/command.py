@@ -14,8 +14,7 @@ import typer
 from adaptersoup.cli.base_model_flags import BaseModelOptions
 from adaptersoup.cli.commands import command
 from adaptersoup.cli.flags import ParsedFlags
-from adaptersoup.cli.output import as_json as print_json
-from adaptersoup.cli.output import data
+from adaptersoup.cli.output import answer
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.verbs.train import interrupts
 from adaptersoup.cli.verbs.train.progress import training_progress
@@ -110,10 +109,8 @@ def train(
     _check_output(run)
     trained = _train(material.base.entry(), run)
     print_record(trained)
-    if as_json:
-        print_json({"object": "folder", "path": str(run.out), **trained.provenance.model_dump(mode="json")})
-    else:
-        data(str(run.out))
+    value = {"object": "folder", "path": str(run.out), **trained.provenance.model_dump(mode="json")}
+    answer(value, str(run.out), json=as_json)
     save_plot(plot, lambda: _drawn(run.domain, trained))
 
 

@@ -14,8 +14,7 @@ from adaptersoup.cli.base_model_flags import BaseModelOptions
 from adaptersoup.cli.commands import command
 from adaptersoup.cli.failures import FAILED, Failures
 from adaptersoup.cli.flags import ParsedFlags
-from adaptersoup.cli.output import as_json as print_json
-from adaptersoup.cli.output import data, talk
+from adaptersoup.cli.output import answer, talk
 from adaptersoup.cli.remote import Address
 from adaptersoup.cli.verbs.train import interrupts
 from adaptersoup.cli.verbs.train.progress import Table, progress_table
@@ -116,11 +115,10 @@ def sweep(
         check_part(namespace, "namespace")  # before hours of work
     rows = _sweep(grid.base.entry(), grid, spec_of(flags), execution)
     pushed = {} if namespace is None else push_rows(push.address.client(context), rows, namespace)
-    if as_json:
-        refs = None if namespace is None else pushed
-        print_json({"object": "list", "data": [_json_row(row, refs) for row in rows]})
-    else:
-        data(columns(("adapter", "state", "before", "after", "best step", "steps"), [_table_row(row) for row in rows]))
+    header = ("adapter", "state", "before", "after", "best step", "steps")
+    refs = None if namespace is None else pushed
+    values = [_json_row(row, refs) for row in rows]
+    answer({"object": "list", "data": values}, columns(header, [_table_row(row) for row in rows]), json=as_json)
     missing = [row for row in rows if row.problem is not None]
     for row in missing:
         talk(f"{row.cell.name}: {row.problem}")
