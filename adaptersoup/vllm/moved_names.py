@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from adaptersoup.vllm.lora_cache import LoraCache
@@ -19,8 +18,6 @@ log = logging.getLogger("soup.client")
 
 PAUSE_SECONDS = 1.0
 """Between two rounds of questions."""
-MOST_ROUNDS = 64
-"""The longest wait for a name that fails round after round."""
 
 
 class ServedModels(Protocol):
@@ -33,27 +30,18 @@ class ServedModels(Protocol):
         """Ask the resolvers for a name, load the adapter, and add it to `lora_requests`; else return an error."""
 
 
-@dataclass(frozen=True)
-class Delay:
-    """The wait of a name that failed: `rounds` long, doubled with each failure, until round `until`."""
-
-    rounds: int
-    until: int
-
-
 class NameRounds:
     """Rounds of questions to the server for every name that can move.
 
     A name that means another adapter gets it when vLLM has loaded it, with all requests after. A name that means none
     any more, or one that vLLM cannot load, is forgotten: the next request for it says why. A name whose question fails
-    stays as it is, and is asked for less and less often.
+    stays as it is, and is asked for again.
     """
 
     def __init__(self, models: ServedModels, cache: LoraCache) -> None:
         self._models = models
         self._cache = cache
-        self._round = 0
-        self._delays: dict[str, Delay] = {}
+        self._failing: set[str] = set()
 
     async def follow(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Follow the names until cancelled."""
@@ -62,18 +50,17 @@ class NameRounds:
             await self.follow_once()
 
     async def follow_once(self) -> None:
-        """One round; errors are logged."""
-        self._round += 1
-        requests = dict(self._models.lora_requests)
-        self._delays = {name: delay for name, delay in self._delays.items() if name in requests}
-        for name, request in requests.items():
-            if name in self._delays and self._round < self._delays[name].until:
-                continue
+        """One round; the first error of a name is logged."""
+        for name, request in dict(self._models.lora_requests).items():
             try:
                 await self._follow(name, request)
-                self._delays.pop(name, None)
+                self._failing.discard(name)
             except Exception as error:  # of one name: the others are followed
-                self._delay(name, error)
+                if name not in self._failing:
+                    reason = error.message if isinstance(error, SoupError) else repr(error)
+                    cause = None if isinstance(error, SoupError) else error
+                    log.warning("vLLM's name %s is not followed: %s", name, reason, exc_info=cause)
+                self._failing.add(name)
 
     async def _follow(self, name: str, request: Any) -> None:
         requests = self._models.lora_requests
@@ -103,18 +90,6 @@ class NameRounds:
         except Exception as error:  # vLLM's, for an adapter that it does not load
             log.warning("%s", error)
         return requests.pop(digest, None)  # it gets the name that has moved
-
-    def _delay(self, name: str, error: Exception) -> None:
-        rounds = min(2 * self._delays[name].rounds if name in self._delays else 2, MOST_ROUNDS)
-        self._delays[name] = Delay(rounds, self._round + rounds)
-        reason = error.message if isinstance(error, SoupError) else repr(error)
-        log.warning(
-            "vLLM's name %s is not followed for %d s: %s",
-            name,
-            rounds * PAUSE_SECONDS,
-            reason,
-            exc_info=None if isinstance(error, SoupError) else error,
-        )
 
 
 def can_move(name: str) -> bool:

@@ -1,12 +1,11 @@
 """Prometheus metrics of the server beside requests and the engine: jobs, blobs, disk, keys, readiness.
 
-Computed when the metrics are rendered, in a few cheap queries; sums over all blobs are cached for a minute.
+Computed in a few queries when the metrics are rendered.
 """
 
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,20 +20,13 @@ from service.job_board import Outcome
 from service.jobs.kinds import KINDS
 from service.services import Services
 
-BLOBS_SECONDS = 60.0
-"""Seconds for which sums over all blobs are cached."""
-
 
 class ServerMetrics:
-    """Metrics of a server's services, which `services` returns once it has started; tests set another `clock`."""
+    """Metrics of a server's services, which `services` returns once it has started."""
 
-    def __init__(
-        self, services: Callable[[], Services], readiness: Readiness, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, services: Callable[[], Services], readiness: Readiness) -> None:
         self._get_services = services
         self._readiness = readiness
-        self._clock = clock
-        self._blobs: tuple[float, list[Metric]] | None = None
 
     def add_to(self, metrics: Metrics) -> None:
         """Register the groups of metrics."""
@@ -93,19 +85,13 @@ class ServerMetrics:
             oldest.add_metric((name,), 0.0 if since is None else max(0.0, (moment - since).total_seconds()))
         yield from (queued, running, oldest)
 
-    def _stored(self) -> list[Metric]:
-        if self._blobs is not None and self._clock() - self._blobs[0] < BLOBS_SECONDS:
-            return self._blobs[1]
+    def _stored(self) -> Iterator[Metric]:
         with self._services.registry.database.read() as catalogue:
             count, size = catalogue.blobs.total()
             going = catalogue.removals.count_pending()
-        totals: list[Metric] = [
-            GaugeMetricFamily("soup_blobs", "Stored blobs.", value=count),
-            GaugeMetricFamily("soup_blob_bytes", "Bytes of stored blobs.", value=size),
-            GaugeMetricFamily("soup_blobs_to_remove", "Blobs whose files are to go.", value=going),
-        ]
-        self._blobs = self._clock(), totals
-        return totals
+        yield GaugeMetricFamily("soup_blobs", "Stored blobs.", value=count)
+        yield GaugeMetricFamily("soup_blob_bytes", "Bytes of stored blobs.", value=size)
+        yield GaugeMetricFamily("soup_blobs_to_remove", "Blobs whose files are to go.", value=going)
 
     def _disk(self) -> Iterator[Metric]:
         free = GaugeMetricFamily("soup_disk_free_bytes", "Bytes free where a folder lies.", labels=("folder",))

@@ -6,7 +6,7 @@ a file continues an interrupted one. Two that send the same file at once take tu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +17,7 @@ from adaptersoup.client.asynchronous.connection import AsyncConnection
 from adaptersoup.client.paths import adapter_path
 from adaptersoup.client.uploading import BINARY, PASSING, TRIES, UPLOADS, Upload, pause_after
 from adaptersoup.client.waiting import in_thread
-from registry.errors import DigestMismatch, Internal, InvalidParameter, NotFound, Unavailable
+from registry.errors import DigestMismatch, Internal, NotFound
 from registry.names import file_digest, sha256_digest
 from registry.progress import Progress, silent
 from registry.spec import Passage, SampleSource
@@ -112,7 +112,7 @@ class AsyncBlobs(AsyncConnection):
                 furthest = max(furthest, upload.offset)
                 if tries >= TRIES:
                     raise
-                await self.wait(pause_after(error, tries), lambda: upload.progress(upload.offset))
+                await self.pause(pause_after(error, tries))
             with suppress(*PASSING):
                 if await self.has_blob(upload.digest):  # the answer was lost, or another client has sent the same
                     upload.progress(upload.size)
@@ -127,14 +127,7 @@ class AsyncBlobs(AsyncConnection):
             if not chunk:
                 raise DigestMismatch(f"{name} became shorter while it was sent: send it again.")
             span = f"{upload.offset}-{upload.offset + len(chunk) - 1}"
-            try:
-                await self.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
-            except InvalidParameter as error:
-                if upload.offset == 0 or error.param != "content-range":
-                    raise
-                with suppress(NotFound):  # the upload has too many parts to go on: a new one starts at 0
-                    await self.send("DELETE", path)
-                raise Unavailable(f"The unfinished upload of {upload.offset} bytes accepts no more parts.") from error
+            await self.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
             upload.offset += len(chunk)
             upload.progress(upload.offset)
         await self.send("PUT", path, params={"digest": upload.digest}, repeat=False)
@@ -149,10 +142,3 @@ class AsyncBlobs(AsyncConnection):
         upload.offset = int(row["offset"])
         upload.progress(upload.offset)
         return f"{UPLOADS}/{path_segment(str(row['id']))}"
-
-    async def wait(self, seconds: float, tell: Callable[[], object]) -> None:
-        """Pause, a second at a time; `tell` is called after each second, and may raise to end the wait."""
-        while seconds > 0:
-            await self.pause(min(seconds, 1.0))
-            tell()
-            seconds -= 1.0

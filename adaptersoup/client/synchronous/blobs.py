@@ -6,7 +6,7 @@ a file continues an interrupted one. Two that send the same file at once take tu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +17,7 @@ from adaptersoup.client.paths import adapter_path
 from adaptersoup.client.synchronous.connection import Connection
 from adaptersoup.client.uploading import BINARY, PASSING, TRIES, UPLOADS, Upload, pause_after
 from adaptersoup.client.waiting import directly
-from registry.errors import DigestMismatch, Internal, InvalidParameter, NotFound, Unavailable
+from registry.errors import DigestMismatch, Internal, NotFound
 from registry.names import file_digest, sha256_digest
 from registry.progress import Progress, silent
 from registry.spec import Passage, SampleSource
@@ -110,7 +110,7 @@ class Blobs(Connection):
                 furthest = max(furthest, upload.offset)
                 if tries >= TRIES:
                     raise
-                self.wait(pause_after(error, tries), lambda: upload.progress(upload.offset))
+                self.pause(pause_after(error, tries))
             with suppress(*PASSING):
                 if self.has_blob(upload.digest):  # the answer was lost, or another client has sent the same
                     upload.progress(upload.size)
@@ -125,14 +125,7 @@ class Blobs(Connection):
             if not chunk:
                 raise DigestMismatch(f"{name} became shorter while it was sent: send it again.")
             span = f"{upload.offset}-{upload.offset + len(chunk) - 1}"
-            try:
-                self.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
-            except InvalidParameter as error:
-                if upload.offset == 0 or error.param != "content-range":
-                    raise
-                with suppress(NotFound):  # the upload has too many parts to go on: a new one starts at 0
-                    self.send("DELETE", path)
-                raise Unavailable(f"The unfinished upload of {upload.offset} bytes accepts no more parts.") from error
+            self.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
             upload.offset += len(chunk)
             upload.progress(upload.offset)
         self.send("PUT", path, params={"digest": upload.digest}, repeat=False)
@@ -147,10 +140,3 @@ class Blobs(Connection):
         upload.offset = int(row["offset"])
         upload.progress(upload.offset)
         return f"{UPLOADS}/{path_segment(str(row['id']))}"
-
-    def wait(self, seconds: float, tell: Callable[[], object]) -> None:
-        """Pause, a second at a time; `tell` is called after each second, and may raise to end the wait."""
-        while seconds > 0:
-            self.pause(min(seconds, 1.0))
-            tell()
-            seconds -= 1.0

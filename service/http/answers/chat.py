@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from service.engine import Completion, Delta, Generation
 from service.engine.request import FinishReason, TopTokens
-from service.http.answers.events import JSON, ChunkEncoder, event
+from service.http.answers.events import chunk, event
 from service.http.answers.token_text import TokenText
 from service.http.models.named_models import ResolvedModel
 from service.http.schemas.chat import (
@@ -78,20 +78,16 @@ class ChatAnswers:
 
 
 class ChatEvents:
-    """Encoder of a streamed answer; each event is a ChatChunk with one choice: its role, a token's text, or its end.
-
-    A choice is formatted as text and not through the schema, since there is an event for every token.
-    """
+    """Encoder of a streamed answer; each event is a ChatChunk with one choice: its role, a token's text, or its end."""
 
     def __init__(self, answers: ChatAnswers) -> None:
         self._answers = answers
-        self._chunks = ChunkEncoder({**answers.head, "object": OBJECT}, usage=answers.body.include_usage)
         self._unfinished = set(range(answers.body.n))
         self._generation: Generation | None = None
 
     def first(self) -> str:
         """Return the role for every choice."""
-        delta = '{"role": "assistant", "content": "", "refusal": null}'
+        delta = {"role": "assistant", "content": "", "refusal": None}
         return "".join(self._chunk(index, delta) for index in sorted(self._unfinished))
 
     def encode(self, _number: int, output: Delta | Generation) -> str:
@@ -99,16 +95,15 @@ class ChatEvents:
         if isinstance(output, Generation):
             self._generation = output
             return "".join(  # the ends of choices for which nothing was generated
-                self._chunk(index, "{}", finish_reason=output.choices[index].finish_reason)
+                self._chunk(index, {}, finish_reason=output.choices[index].finish_reason)
                 for index in sorted(self._unfinished)
             )
         events = ""
         if output.text or self._answers.body.logprobs:
-            delta = f'{{"content": {JSON.encode(output.text)}}}'
-            events = self._chunk(output.index, delta, logprobs=self._logprobs(output))
+            events = self._chunk(output.index, {"content": output.text}, logprobs=self._logprobs(output))
         if output.finish_reason is not None:
             self._unfinished.discard(output.index)
-            events += self._chunk(output.index, "{}", finish_reason=output.finish_reason)
+            events += self._chunk(output.index, {}, finish_reason=output.finish_reason)
         return events
 
     def last(self) -> str:
@@ -118,15 +113,19 @@ class ChatEvents:
         usage = self._answers.usage(self._generation)
         return event(ChatChunk(**self._answers.head, object=OBJECT, choices=[], usage=usage))
 
-    def _logprobs(self, token: Delta) -> str:
+    def _logprobs(self, token: Delta) -> dict[str, Any] | None:
         if not self._answers.body.logprobs or token.logprob is None:
-            return "null"
-        return JSON.encode(self._answers.content([(token.token_id, token.logprob, token.top)]))
+            return None
+        return self._answers.content([(token.token_id, token.logprob, token.top)])
 
     def _chunk(
-        self, index: int, delta: str, *, finish_reason: FinishReason | None = None, logprobs: str = "null"
+        self,
+        index: int,
+        delta: Mapping[str, str | None],
+        *,
+        finish_reason: FinishReason | None = None,
+        logprobs: dict[str, Any] | None = None,
     ) -> str:
-        reason = "null" if finish_reason is None else f'"{finish_reason}"'
-        return self._chunks.encode(
-            f'{{"index": {index}, "delta": {delta}, "logprobs": {logprobs}, "finish_reason": {reason}}}'
-        )
+        head = {**self._answers.head, "object": OBJECT}
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return chunk(head, choice, usage=self._answers.body.include_usage)

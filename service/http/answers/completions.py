@@ -14,7 +14,7 @@ from typing import Any
 
 from service.engine import Completion, Delta, Generation, PromptScores
 from service.engine.request import FinishReason, TopTokens
-from service.http.answers.events import JSON, ChunkEncoder, event
+from service.http.answers.events import chunk, event
 from service.http.answers.token_text import TokenText
 from service.http.models.named_models import ResolvedModel
 from service.http.schemas.completions import CompletionAnswer, CompletionChoice, CompletionLogprobs, CompletionRequest
@@ -118,15 +118,11 @@ class CompletionAnswers:
 
 
 class CompletionEvents:
-    """Encoder of a streamed answer; each event is a CompletionAnswer with one choice.
-
-    A choice is formatted as text and not through the schema, since there is an event for every token.
-    """
+    """Encoder of a streamed answer; each event is a CompletionAnswer with one choice."""
 
     def __init__(self, answers: CompletionAnswers) -> None:
         self._answers = answers
         self._body = answers.body
-        self._chunks = ChunkEncoder(answers.head, usage=answers.body.include_usage)
         self._generations: dict[int, Generation] = {}
         self._unfinished = {
             (number, index) for number in range(len(answers.prompts)) for index in range(answers.body.n)
@@ -153,10 +149,8 @@ class CompletionEvents:
             self._unfinished.discard((number, output.index))
         elif not output.text and self._body.logprobs is None:
             return ""
-        logprobs = "null"
-        if self._body.logprobs is not None:
-            row = (output.token_id, output.logprob, output.top, output.offset)
-            logprobs = JSON.encode(self._answers.arrays([row]))
+        row = (output.token_id, output.logprob, output.top, output.offset)
+        logprobs = None if self._body.logprobs is None else self._answers.arrays([row])
         return self._chunk(number, output.index, output.text, finish_reason=output.finish_reason, logprobs=logprobs)
 
     def last(self) -> str:
@@ -167,10 +161,14 @@ class CompletionEvents:
         return event(CompletionAnswer(**self._answers.head, choices=[], usage=usage))
 
     def _chunk(
-        self, number: int, index: int, text: str, *, finish_reason: FinishReason | None = None, logprobs: str = "null"
+        self,
+        number: int,
+        index: int,
+        text: str,
+        *,
+        finish_reason: FinishReason | None = None,
+        logprobs: dict[str, Any] | None = None,
     ) -> str:
         index += number * self._body.n
-        reason = "null" if finish_reason is None else f'"{finish_reason}"'
-        return self._chunks.encode(
-            f'{{"index": {index}, "text": {JSON.encode(text)}, "logprobs": {logprobs}, "finish_reason": {reason}}}'
-        )
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        return chunk(self._answers.head, choice, usage=self._body.include_usage)

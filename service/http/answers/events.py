@@ -1,7 +1,7 @@
 """Server-sent events of streamed answers: `data: `, a JSON value, an empty line.
 
-Called by `streaming`, `completions` and `chat`. A stream has an event for every token, so the fields that all events
-share are encoded once (`ChunkEncoder`); a test checks every event against the schema.
+Called by `streaming`, `completions` and `chat`. A stream has an event for every token, so chunks are encoded without
+their schema; a test checks every event against it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,7 @@ def event(value: BaseModel) -> str:
     return f"data: {JSON.encode(value.model_dump(exclude_unset=True))}\n\n"
 
 
-class ChunkEncoder:
-    """Encoder of the events of one stream: the fields of `head`, then `choices` with one entry.
-
-    With `usage` each event has the field `usage`, which is null until the last event.
-    """
-
-    def __init__(self, head: Mapping[str, Any], *, usage: bool) -> None:
-        self._prefix = f'data: {JSON.encode(head)[:-1]}, "choices": ['
-        self._suffix = '], "usage": null}\n\n' if usage else "]}\n\n"
-
-    def encode(self, choice: str) -> str:
-        """Return the event of a choice, which is given as JSON."""
-        return self._prefix + choice + self._suffix
+def chunk(head: Mapping[str, Any], choice: Mapping[str, Any], *, usage: bool) -> str:
+    """Return the event of one choice; with `usage` it has that field, which is null until the last event."""
+    value = {**head, "choices": [choice], "usage": None} if usage else {**head, "choices": [choice]}
+    return f"data: {JSON.encode(value)}\n\n"

@@ -12,7 +12,7 @@ import pytest
 
 from adaptersoup.client.client import SoupClient
 from adaptersoup.client.uploading import LONGEST_PAUSE, TRIES
-from registry.errors import Busy, Cancelled, DigestMismatch, Forbidden, InvalidParameter, Unavailable
+from registry.errors import Busy, Cancelled, DigestMismatch, Forbidden, Unavailable
 from registry.names import sha256_digest
 
 DATA = bytes(range(250))
@@ -163,33 +163,6 @@ def test_of_several_uploads_of_the_same_the_furthest_goes_on() -> None:
     server.uploads["upload-9"] = ({"digest": DIGEST, "size": 7}, DATA[:5])
     server.client().upload(DATA)
     assert server.said[2:] == ["PATCH 130-229", "PATCH 230-249", "PUT"]
-
-
-@pytest.mark.parametrize("source", ["bytes"], indirect=True)
-def test_uploads_that_take_no_more_parts_are_given_up(source: bytes) -> None:
-    """As those of 10,000 parts: another is opened, which has them all at once."""
-
-    def full(request: httpx2.Request) -> httpx2.Response | None:
-        of_old = request.method == "PATCH" and "/old-" in request.url.path
-        error = {"message": "10000 parts", "type": "t", "param": "content-range", "code": "invalid_parameter"}
-        return httpx2.Response(400, json={"error": error}) if of_old else None
-
-    server = Store(full)
-    for number, held in enumerate((10, 130)):
-        server.uploads[f"old-{number}"] = ({"digest": DIGEST, "size": 250}, DATA[:held])
-    server.uploads["upload-7"] = ({"digest": sha256_digest(b"another"), "size": 250}, b"")
-    server.client().upload(source)
-    assert server.blobs == {DIGEST: DATA}
-    assert list(server.uploads) == ["upload-7"]
-    assert server.said.count("DELETE") == 2
-
-
-def test_a_part_that_a_new_upload_refuses_is_told_at_once() -> None:
-    error = {"message": "No.", "type": "t", "param": "content-range", "code": "invalid_parameter"}
-    server = Store(lambda request: httpx2.Response(400, json={"error": error}) if request.method == "PATCH" else None)
-    with pytest.raises(InvalidParameter):
-        server.client().upload(DATA)
-    assert server.said.count("DELETE") == 0
 
 
 def test_an_upload_that_expired_meanwhile_begins_again() -> None:
