@@ -10,7 +10,6 @@ import logging
 import math
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -32,10 +31,8 @@ from service.engine_process.wire import Ended, sent_request
 
 log = logging.getLogger("soup.engine")
 
-FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0
-"""Seconds before the process is started again; they double each time, up to the maximum."""
-STEADY_SECONDS = 60.0
-"""A process that has run this long is started again after the first pause."""
+PAUSE_SECONDS = 1.0
+"""Seconds before the process is started again."""
 ENDED = "The engine's process ended before the answer was complete, and is started again: send the request again."
 AWAY = "The engine's process ended and is started again: try again in some seconds."
 
@@ -172,9 +169,7 @@ class ProcessEngine(RemoteEngine):
     # --- the thread that starts the process and takes its messages --------------------------------
 
     def _keep_running(self, base_ids: Sequence[str]) -> None:
-        pause = FIRST_PAUSE
         while True:
-            started_at = time.monotonic()
             status = self._run_process(base_ids)
             with self._changed:
                 self._peer = self._process = None
@@ -189,9 +184,8 @@ class ProcessEngine(RemoteEngine):
             if is_stopping or self._preloaded.exception() is not None:
                 return
             log.error("the engine's process ended and is started again", extra={"fields": {"status": status}})
-            pause = FIRST_PAUSE if time.monotonic() - started_at > STEADY_SECONDS else min(2 * pause, MAX_PAUSE)
             with self._changed:
-                if self._changed.wait_for(lambda: self._is_stopping, pause):
+                if self._changed.wait_for(lambda: self._is_stopping, PAUSE_SECONDS):
                     return
 
     def _run_process(self, base_ids: Sequence[str]) -> int | str:

@@ -33,12 +33,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("soup.ray")
 
-MAX_ATTEMPTS = 4
+MAX_ATTEMPTS = 3
 """Replicas that are tried one after the other, before a request without a token is answered 503."""
-PAUSE_SECONDS = 0.5
-"""Wait before the second attempt, for Ray to notice a lost replica; doubles for each further one."""
-MAX_LOST_REPLICAS = 2
-"""Replicas that may be lost after they admitted the same request: it may be what crashes them."""
+PAUSE_SECONDS = 1.0
+"""Wait before a further attempt, for Ray to notice a lost replica."""
 RETRY_SECONDS = 2
 STOP_TASKS_SECONDS = 2.0
 """How long a stop waits at most for the tasks of the event loop."""
@@ -238,12 +236,11 @@ class RayEngine(RemoteEngine):
         """Send a request to one replica after the other until one answers; raises Busy and Unavailable."""
         fingerprint = self._source.text(remote.request.base_id).shape.fingerprint
         request, adapter = sent_request(remote.request, fingerprint), remote.request.adapter
-        lost_replicas = 0
         preferred_digest = "" if adapter is None else adapter.digest
         for attempt in range(MAX_ATTEMPTS):
             patience.reschedule(self._ray_loop.time() + self._seconds)
             if attempt:
-                await asyncio.sleep(PAUSE_SECONDS * 2 ** (attempt - 1))
+                await asyncio.sleep(PAUSE_SECONDS)
             try:
                 result = await self._try_replica(request, preferred_digest, remote, patience)
             except _ReplicaLost as lost:
@@ -251,10 +248,7 @@ class RayEngine(RemoteEngine):
                 log.warning("a replica on Ray was lost", extra={"fields": fields})
                 if remote.tokens:
                     raise Unavailable(INTERRUPTED, retry_after=RETRY_SECONDS) from lost
-                lost_replicas += remote.is_admitted
                 remote.is_admitted = False
-                if lost_replicas == MAX_LOST_REPLICAS:
-                    break
             else:
                 if attempt == MAX_ATTEMPTS - 1 or not isinstance(result.outcome, Busy):
                     return result

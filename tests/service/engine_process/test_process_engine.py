@@ -247,8 +247,7 @@ def test_requests_of_a_killed_process_end_with_one_error_and_another_process_ser
     expected = [world.runtime.engine.generate(one).choices[0] for one in asked]
     with process_engine(world) as engine:
         for pause in (*[0.01] * (kills - 1), 1000.0):
-            monkeypatch.setattr(client, "FIRST_PAUSE", pause / 2)
-            monkeypatch.setattr(client, "MAX_PAUSE", pause)
+            monkeypatch.setattr(client, "PAUSE_SECONDS", pause)
             heard = [Heard() for _ in asked]
             requests = [replace(one, **told.listeners()) for one, told in zip(asked, heard, strict=True)]
             endless = GenerateRequest(BASE_ID, (4, 5), params=ENDLESS)
