@@ -254,7 +254,7 @@ class TestPending:
             embedded.append(adapter_id)
             return embed(registry, adapter_id, progress=progress)
 
-        monkeypatch.setattr("service.jobs.embed.embed", embed_slowly)
+        monkeypatch.setattr("service.jobs.kinds.embed", embed_slowly)
         with Store(left, **QUICK) as store:
             soup = store.cook(passages("court", 20, seed=1), verify=False)
             assert (soup.model, soup.not_yet_included, len(embedded)) == ("team/court@1", [], 2)
