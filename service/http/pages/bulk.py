@@ -173,7 +173,6 @@ class Editor:
         row = adapter_named(self.services, self.principal, ns, name)
         patch = patch_for(row)
         if patch is None:
-            self.principal.check_write(ns)
             return False
         body = change_adapter(self.request, ns, name, patch, self.services, self.principal, if_match=row.etag)
         return body.etag != row.etag

@@ -6,20 +6,16 @@ gives 404, like an unknown one.
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, AliasRow
-from registry.context import Caller
-from registry.errors import Forbidden, InvalidName, NotFound
+from registry.errors import InvalidName, NotFound
+from registry.lifecycle import changes
 from registry.lifecycle.purge import purge
 from registry.names import Digest, DigestRef, NameRef, check_alias, parse_ref, split_name
 from registry.push import push
-from registry.quotas import check_stored
-from registry.select.pools import enqueue_refits
 from registry.spec import Manifest
 from registry.spec.frozen import Frozen
 from service.access.keys import Principal
@@ -138,16 +134,9 @@ def change_adapter(
     The selectors of its pools are fitted again, unless only the owner changes.
     """
     row = adapter_named(services, principal, ns, name)
-    principal.check_write(ns)
-    with services.registry.database.write() as catalogue:
-        row = catalogue.adapters.update_card(row.id, card=body.card, domain=body.domain, if_match=etag_of(if_match))
-        caller = principal.caller(request.state.request_id)
-        owner = {"owner": body.owner or ""} if "owner" in body.model_fields_set else {}
-        if owner:
-            row = catalogue.adapters.set_owner(row, body.owner)
-        if body.model_fields_set != owner.keys():
-            enqueue_refits(catalogue, row, created_by=caller.key_id, refits=services.registry.refits)
-        caller.audit(catalogue, "adapter.change", row.ref, digest=row.digest, **owner)
+    fields = {field: value for field, value in body if field in body.model_fields_set}
+    caller = principal.caller(request.state.request_id)
+    row = changes.change(services.registry, caller, row.id, fields, if_match=etag_of(if_match))
     services.jobs.wake()
     return adapter_body(row)
 
@@ -155,15 +144,8 @@ def change_adapter(
 @router.delete("/{ns}/{name}")
 def retire_adapter(request: Request, ns: str, name: str, services: AppServices, principal: Writer) -> AdapterList:
     """Retire one version, or every live version of a name without `@`. Soups made from it keep working."""
-    ref = name_ref(ns, name)
-    with services.registry.database.write() as catalogue:
-        named = catalogue.adapters.resolve(principal.namespaces, ref)
-        principal.check_write(ns)
-        is_single = ref.version is not None or ref.alias is not None
-        live = [named] if is_single else catalogue.adapters.live_versions(ns, ref.name)
-        _check_protected(catalogue, principal, ns, ref.name, versions={row.version for row in live})
-        rows = [catalogue.adapters.retire(row.id) for row in live]
-        _after_change(services, principal.caller(request.state.request_id), catalogue, "adapter.retire", rows)
+    caller = principal.caller(request.state.request_id)
+    rows = changes.retire(services.registry, caller, name_ref(ns, name), is_admin=principal.has("admin"))
     services.jobs.wake()
     return AdapterList(data=[listed_body(row) for row in rows])
 
@@ -175,27 +157,21 @@ def restore_adapter(
     """Restore a retired version, `name@version`; a live version does not change. The selectors of its pools are fitted
     again.
     """
-    ref = name_ref(ns, name)
-    with services.registry.database.write() as catalogue:
-        named = catalogue.adapters.find(principal.namespaces, ref)
-        principal.check_write(ns)
-        if ref.version is None:
-            raise InvalidName(f"Say which version of {ns}/{ref.name} to restore, as {ns}/{ref.name}@1.", param="name")
-        row = catalogue.adapters.restore(named.id, if_match=etag_of(if_match))
-        if named.retired_at is not None:
-            quotas = services.registry.quotas
-            check_stored(catalogue, quotas, "adapters", key_id=named.created_by, namespaces=[named.namespace])
-            _after_change(services, principal.caller(request.state.request_id), catalogue, "adapter.restore", [row])
+    row = _any_version(services, principal, ns, name, verb="restore")
+    caller = principal.caller(request.state.request_id)
+    restored = changes.restore(services.registry, caller, row.id, if_match=etag_of(if_match))
     services.jobs.wake()
-    return adapter_body(row)
+    return adapter_body(restored)
 
 
-def _after_change(
-    services: AppServices, caller: Caller, catalogue: Catalogue, action: str, rows: list[AdapterRow]
-) -> None:
-    for row in rows:
-        enqueue_refits(catalogue, row, created_by=caller.key_id, refits=services.registry.refits)
-        caller.audit(catalogue, action, row.ref, digest=row.digest)
+def _any_version(services: AppServices, principal: Principal, ns: str, name: str, *, verb: str) -> AdapterRow:
+    """The version that `name@version` names, live or retired; raises InvalidName for a name without a version."""
+    ref = name_ref(ns, name)
+    with services.registry.database.read() as catalogue:
+        row = catalogue.adapters.find(principal.namespaces, ref)
+    if ref.version is None:
+        raise InvalidName(f"Say which version of {ns}/{ref.name} to {verb}, as {ns}/{ref.name}@1.", param="name")
+    return row
 
 
 @router.get("/{ns}/{name}/lineage")
@@ -269,17 +245,15 @@ def put_alias(
 ) -> Alias:
     """Point an alias at a version; with If-Match only if the alias has not changed since the caller read it."""
     ns, name, alias = path
-    check_alias(alias)
-    with services.registry.database.write() as catalogue:
-        target = catalogue.adapters.resolve(
-            principal.namespaces, NameRef(namespace=ns, name=name, version=body.version)
-        )
-        principal.check_write(ns)
-        _check_protected(catalogue, principal, ns, name, alias=alias)
-        row = catalogue.aliases.put(ns, name, alias, target.version, if_match=etag_of(if_match))
-        principal.caller(request.state.request_id).audit(
-            catalogue, "alias.put", f"{ns}/{name}@{alias}", target=target.ref
-        )
+    target = NameRef(namespace=ns, name=name, version=body.version)
+    row = changes.put_alias(
+        services.registry,
+        principal.caller(request.state.request_id),
+        target,
+        check_alias(alias),
+        if_match=etag_of(if_match),
+        is_admin=principal.has("admin"),
+    )
     return _alias(row)
 
 
@@ -292,30 +266,15 @@ def delete_alias(
     if_match: IfMatch = None,
 ) -> Response:
     """Remove an alias."""
-    ns, name, alias = path
-    principal.check_visible(ns)
-    principal.check_write(ns)
-    with services.registry.database.write() as catalogue:
-        _check_protected(catalogue, principal, ns, name, alias=alias)
-        catalogue.aliases.delete(ns, name, alias, if_match=etag_of(if_match))
-        principal.caller(request.state.request_id).audit(catalogue, "alias.delete", f"{ns}/{name}@{alias}", target="")
+    principal.check_visible(path.ns)
+    changes.delete_alias(
+        services.registry,
+        principal.caller(request.state.request_id),
+        *path,
+        if_match=etag_of(if_match),
+        is_admin=principal.has("admin"),
+    )
     return Response(status_code=204)
-
-
-def _check_protected(
-    catalogue: Catalogue, principal: Principal, ns: str, name: str, *, alias: str = "", versions: Set[int] = frozenset()
-) -> None:
-    """Raise Forbidden if only admins may move `alias`, or an alias that points at one of `versions`."""
-    protected = () if principal.has("admin") else catalogue.namespaces.get(ns).protected_aliases
-    if alias in protected:
-        raise Forbidden(f"The alias {alias!r} is protected in namespace {ns!r}: only an admin moves it.", param="alias")
-    for guard in protected:
-        row = catalogue.aliases.get(ns, name, guard)
-        if row is not None and row.version in versions:
-            raise Forbidden(
-                f"The protected alias {guard!r} points at {ns}/{name}@{row.version}: only an admin can retire it.",
-                param="name",
-            )
 
 
 def _alias(row: AliasRow) -> Alias:
@@ -329,11 +288,7 @@ def purge_adapter(request: Request, ns: str, name: str, services: AppServices, p
     This cannot be undone. Soups made from it remain and are served, but cannot be rebuilt. The answer names them, and
     the soups and adapters that have learnt from its sample.
     """
-    ref = name_ref(ns, name)
-    with services.registry.database.read() as catalogue:
-        row = catalogue.adapters.find(principal.namespaces, ref)
-    if ref.version is None:
-        raise InvalidName(f"Say which version of {ns}/{ref.name} to purge, as {ns}/{ref.name}@1.", param="name")
+    row = _any_version(services, principal, ns, name, verb="purge")
     report = purge(services.registry, principal.caller(request.state.request_id), row.id)
     services.jobs.wake()
     soups = [row.ref for row in report.not_rebuildable if principal.sees(row.namespace)]
