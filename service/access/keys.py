@@ -29,11 +29,7 @@ def secret_sha256(secret: str) -> str:
 
     Also hashes strings that are no secret of any server, or no valid text.
     """
-    try:
-        data = secret.encode("utf-8", "surrogateescape")  # an environment variable that is no UTF-8
-    except UnicodeEncodeError:  # lone surrogates
-        data = secret.encode("utf-8", "surrogatepass")
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 log = logging.getLogger("soup.keys")

@@ -9,7 +9,6 @@ Reasons: docs/decisions/0016-bos-and-json.md.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from registry.base_model import BaseText
 from registry.errors import InvalidParameter, Unavailable
 from service.engine.json_schema import PARAM, schema_error
 
-MAX_TOKENIZERS = 16
 MAX_COMPILATIONS = 4
 """Schemas that are compiled at once: one takes milliseconds, a hostile one seconds and some hundred megabytes."""
 WHITESPACE = r"(\n[ \t]{0,32}| )"
@@ -120,12 +118,12 @@ class GrammarState:
 
 
 class Grammars:
-    """Compiles grammars in the threads that serve requests; caches the tokenizers that were used last."""
+    """Compiles grammars in the threads that serve requests; caches the tokenizers."""
 
     def __init__(self) -> None:
         self._tokenizer_lock = threading.Lock()  # building one blocks all threads
         self._compiling = threading.Semaphore(MAX_COMPILATIONS)
-        self._tokenizers: OrderedDict[Any, LLTokenizer] = OrderedDict()
+        self._tokenizers: dict[Any, LLTokenizer] = {}
 
     def compile(self, base: BaseText, stop_ids: tuple[int, ...], schema: str) -> Grammar:
         """Compile a validated schema for a base model whose answers end with one of `stop_ids`.
@@ -140,9 +138,6 @@ class Grammars:
         with self._tokenizer_lock:
             if key not in self._tokenizers:
                 self._tokenizers[key] = build_tokenizer(base, stop_ids)
-            self._tokenizers.move_to_end(key)
-            if len(self._tokenizers) > MAX_TOKENIZERS:
-                self._tokenizers.popitem(last=False)
             tokenizer = self._tokenizers[key]
         with self._compiling:
             return Grammar(tokenizer, base.shape.vocab_size, schema)

@@ -26,8 +26,7 @@ from service.operations.backup_folder import (
     KEY,
     MANIFEST,
     Manifest,
-    Problem,
-    copy_blob,
+    copy_blobs,
     copy_key,
     digest_of_file,
     open_for_backup,
@@ -65,7 +64,10 @@ def back_up(
                 raise Unavailable("No server has started over this database yet: there is nothing to back up.")
             check_same_store(mark, blobs)
             _check_ours(folder, mark)
-            new, problems = _copy_blobs(blobs, LocalBlobs(folder / BLOBS), sizes, progress)
+            target = LocalBlobs(folder / BLOBS)  # what is in it was hashed when it was written
+            new, problems = copy_blobs(
+                blobs, target, sizes, lambda digest, size: _is_there(target.place(digest), size), progress
+            )
             with copy.read() as catalogue:
                 unsound = tuple(
                     Unsound(digest, problem, tuple(catalogue.blobs.references(digest)))
@@ -96,24 +98,6 @@ def _check_ours(folder: Path, mark: StoreMark) -> None:
     """Raise Conflict if the folder has a backup of another server, whose database would be removed."""
     if (folder / MANIFEST).exists() and read_manifest(folder).store != mark.store:
         raise Conflict(f"{folder} holds a backup of another server: name another folder.")
-
-
-def _copy_blobs(
-    source: ServerBlobs, target: LocalBlobs, sizes: dict[str, int], progress: Progress
-) -> tuple[int, dict[str, Problem]]:
-    """Copy the missing blobs; return their number, and the problems of those that cannot be copied."""
-    new, problems = 0, dict[str, Problem]()
-    for number, (digest, size) in enumerate(sorted(sizes.items())):
-        progress(number, len(sizes), f"{new} new, {len(problems)} not whole")
-        if _is_there(target.place(digest), size):  # it was hashed when it was written
-            continue
-        problem = copy_blob(source, target, digest, size)
-        if problem is None:
-            new += 1
-        else:
-            problems[digest] = problem
-    progress(len(sizes), len(sizes), f"{new} new, {len(problems)} not whole")
-    return new, problems
 
 
 def _is_there(path: Path, size: int) -> bool:

@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,6 +26,7 @@ from registry.blobs import BlobStore, ServerBlobs
 from registry.errors import Busy, DigestMismatch, InvalidParameter, NotFound, TooLarge, Unavailable
 from registry.files import make_directory, open_regular, replace_file
 from registry.names import Digest
+from registry.progress import Progress
 from registry.spec.frozen import Frozen
 
 MANIFEST, LOCK, KEY, BLOBS = "backup.json", "backup.lock", "admin.key", "blobs"
@@ -124,6 +125,28 @@ def copy_blob(source: ServerBlobs, target: BlobStore, digest: str, size: int) ->
     except OSError:
         return "unreadable"
     return None
+
+
+def copy_blobs(
+    source: ServerBlobs,
+    target: BlobStore,
+    sizes: Mapping[str, int],
+    is_there: Callable[[str, int], bool],
+    progress: Progress,
+) -> tuple[int, dict[str, Problem]]:
+    """Copy the blobs of these sizes that are not there; return their number, and the problems of the others."""
+    new, problems = 0, dict[str, Problem]()
+    for number, (digest, size) in enumerate(sorted(sizes.items())):
+        progress(number, len(sizes), f"{new} new, {len(problems)} not whole")
+        if is_there(digest, size):
+            continue
+        problem = copy_blob(source, target, digest, size)
+        if problem is None:
+            new += 1
+        else:
+            problems[digest] = problem
+    progress(len(sizes), len(sizes), f"{new} new, {len(problems)} not whole")
+    return new, problems
 
 
 def copy_file(source: Path, target: Path, digest: str) -> None:

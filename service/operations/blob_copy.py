@@ -6,6 +6,7 @@ later run copies only newer blobs.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from registry.blobs import ServerBlobs
@@ -13,7 +14,7 @@ from registry.catalogue.database import Database
 from registry.errors import Conflict, Unavailable
 from registry.progress import Progress
 from service.operations import storage
-from service.operations.backup_folder import Problem, copy_blob
+from service.operations.backup_folder import copy_blobs
 from service.operations.blob_hashes import Unsound, check_same_store
 
 
@@ -28,7 +29,7 @@ class Copied:
     unsound: tuple[Unsound, ...]
 
 
-def copy_blobs(database: Database, source: ServerBlobs, target: ServerBlobs, *, progress: Progress) -> Copied:
+def copy_store(database: Database, source: ServerBlobs, target: ServerBlobs, *, progress: Progress) -> Copied:
     """Copy the blobs of the source, with their hashes checked, and then the mark; durable when this returns.
 
     Raises Conflict if the target belongs to another server. Raises Unavailable if no server has started over the
@@ -43,27 +44,21 @@ def copy_blobs(database: Database, source: ServerBlobs, target: ServerBlobs, *, 
     marked = target.set_aside.mark()
     if marked is not None and marked.store != mark.store:
         raise Conflict(f"{target.location} holds the blobs of another server: name another place.")
-    digests = sorted({*sizes, *source.digests()})
-    there, new, problems = set(target.digests()), 0, dict[str, Problem]()
-    for number, digest in enumerate(digests):
-        progress(number, len(digests), f"{new} new, {len(problems)} not whole")
-        try:
-            size = source.stored_size(digest)
-            if digest in there and target.stored_size(digest) == size:
-                continue
-        except FileNotFoundError:
-            if digest in sizes:  # else it was the request of a cook that has ended since
-                problems[digest] = "missing"
-            continue
-        problem = copy_blob(source, target, digest, size)
-        if problem is None:
-            new += 1
-        elif problem != "missing" or digest in sizes:
-            problems[digest] = problem
-    progress(len(digests), len(digests), f"{new} new, {len(problems)} not whole")
+    named, there = frozenset(sizes), set(target.digests())
+    for digest in {*source.digests()} - named:
+        with suppress(FileNotFoundError):  # it was the request of a cook that has ended since
+            sizes[digest] = source.stored_size(digest)
+    new, found = copy_blobs(
+        source,
+        target,
+        sizes,
+        lambda digest, size: digest in there and target.stored_size(digest) == size,
+        progress,
+    )
+    problems = {digest: problem for digest, problem in found.items() if problem != "missing" or digest in named}
     target.set_aside.set_mark(source.set_aside.mark() or mark)
     with database.read() as catalogue:
         unsound = tuple(
             Unsound(digest, problem, tuple(catalogue.blobs.references(digest))) for digest, problem in problems.items()
         )
-    return Copied(len(digests), new, unsound)
+    return Copied(len(sizes), new, unsound)

@@ -23,7 +23,7 @@ from service.operations.backup_folder import (
     KEY,
     MANIFEST,
     Manifest,
-    copy_blob,
+    copy_blobs,
     copy_file,
     copy_key,
     read_manifest,
@@ -133,13 +133,9 @@ def _check_whole(folder: Path, manifest: Manifest, sizes: dict[str, int], progre
 def _copy_blobs(folder: Path, blobs: ServerBlobs, sizes: dict[str, int], progress: Progress) -> None:
     """Store the blobs that are missing or damaged."""
     source = LocalBlobs(folder / BLOBS, make=False)
-    for number, (digest, size) in enumerate(sorted(sizes.items())):
-        progress(number, len(sizes), "restoring blobs")
-        if blobs.is_whole(digest):
-            continue
-        problem = copy_blob(source, blobs, digest, size)
-        if problem is not None:
-            raise DamagedBlob(f"Blob {digest} in {folder} is {problem} since it was checked.", param="folder")
+    _, problems = copy_blobs(source, blobs, sizes, lambda digest, _size: blobs.is_whole(digest), progress)
+    for digest, problem in problems.items():
+        raise DamagedBlob(f"Blob {digest} in {folder} is {problem} since it was checked.", param="folder")
 
 
 def _mark_of(mark: StoreMark, blobs: ServerBlobs, *, has_others: bool) -> StoreMark:

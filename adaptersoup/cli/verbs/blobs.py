@@ -56,11 +56,11 @@ def copy(
 
 def _copy(settings: Settings, url: str) -> Copied:
     from registry.blobs import open_blobs
-    from service.operations.blob_copy import copy_blobs
+    from service.operations.blob_copy import copy_store
 
     if settings.blobs_url is not None and settings.blobs_url.rstrip("/") == url.rstrip("/"):
         raise InvalidParameter("The blobs are in this bucket already (SOUP_BLOBS_URL).", param="url")
     place = settings.model_copy(update={"blobs": None, "blobs_url": url}).blob_place
     no_cache = {"cache": place.folder / "copying", "cache_bytes": 0}  # leaves the server's cache unchanged
     with open_storage(settings) as (database, source), progress_bar("copying blobs") as progress:
-        return copy_blobs(database, source, open_blobs(place.model_copy(update=no_cache)), progress=progress)
+        return copy_store(database, source, open_blobs(place.model_copy(update=no_cache)), progress=progress)
