@@ -13,10 +13,10 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from adaptersoup.client.additions import name_of as name_of_folder
+from adaptersoup.client.synchronous.connection import Closing
 from adaptersoup.comparison import Comparison, compare
 from adaptersoup.local_server import LocalServer
 from adaptersoup.matrix import evaluate_on
@@ -41,7 +41,7 @@ ADDRESS = "http://127.0.0.1"
 logging.getLogger("soup").addHandler(logging.NullHandler())  # errors are raised; a program may log them as well
 
 
-class Store:
+class Store(Closing):
     """A registry in `folder`, open until `close` or the end of `with`.
 
     `base` is the folder of a base model (a transformers model with its tokenizer), or a repository of the hub with
@@ -87,14 +87,6 @@ class Store:
             self._closed = False
             self._open = stack.pop_all()
             atexit.register(self.close)  # a thread that still computes while Python ends would abort the process
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Stop the server and release the folder, as the end of the program does; a second call does nothing.

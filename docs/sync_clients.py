@@ -19,6 +19,7 @@ NAMES = {
     "AsyncClient": "Client",
     "AsyncBlobs": "Blobs",
     "AsyncCalls": "Calls",
+    "AsyncClosing": "Closing",
     "AsyncConnection": "Connection",
     "AsyncOperatorCalls": "OperatorCalls",
     "AsyncPause": "Pause",

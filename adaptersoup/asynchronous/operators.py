@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import Self
 
 import httpx2
 
 from adaptersoup.client.answers import drop_none
 from adaptersoup.client.asynchronous.calls import AsyncCalls
-from adaptersoup.client.asynchronous.connection import ADDRESS
+from adaptersoup.client.asynchronous.connection import ADDRESS, AsyncClosing
 from adaptersoup.client.paths import (
     if_match_header,
     iso_dates,
@@ -32,7 +30,7 @@ from service.http.schemas.routing import Route
 from service.http.schemas.usage import UsageEntry
 
 
-class AsyncOperatorCalls:
+class AsyncOperatorCalls(AsyncClosing):
     """Calls for operators. `transport` replaces the network, `pause` the waiting between two requests."""
 
     def __init__(
@@ -45,14 +43,6 @@ class AsyncOperatorCalls:
         pause: AsyncPause = async_sleep,
     ) -> None:
         self._http = AsyncCalls(url, key, transport=transport, timeout=timeout, pause=pause)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Close every connection."""

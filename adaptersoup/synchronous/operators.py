@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import Self
 
 import httpx2
 
@@ -18,7 +16,7 @@ from adaptersoup.client.paths import (
     namespace_path,
 )
 from adaptersoup.client.synchronous.calls import Calls
-from adaptersoup.client.synchronous.connection import ADDRESS
+from adaptersoup.client.synchronous.connection import ADDRESS, Closing
 from adaptersoup.client.waiting import Pause, sleep
 from registry.names import KeyScope
 from registry.spec import ServerReadings
@@ -32,7 +30,7 @@ from service.http.schemas.routing import Route
 from service.http.schemas.usage import UsageEntry
 
 
-class OperatorCalls:
+class OperatorCalls(Closing):
     """Calls for operators. `transport` replaces the network, `pause` the waiting between two requests."""
 
     def __init__(
@@ -45,14 +43,6 @@ class OperatorCalls:
         pause: Pause = sleep,
     ) -> None:
         self._http = Calls(url, key, transport=transport, timeout=timeout, pause=pause)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close every connection."""

@@ -7,10 +7,10 @@ and `client.client` pushes of the command line. `calls` follows jobs over a rest
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx2
 
@@ -38,32 +38,35 @@ ADDRESS = "http://127.0.0.1:8000"
 MIB = 1024 * 1024
 
 
-class AsyncStream(Generic[T]):
+class AsyncClosing(ABC):
+    """What is closed at the end of its `with` block."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close it; a second call does nothing."""
+
+
+class AsyncStream(AsyncClosing, AsyncIterator[T]):
     """Items of an answer as they arrive; leaving its `with` block, or closing it, ends the answer on the server too."""
 
     def __init__(self, items: AsyncGenerator[T]) -> None:
         self._items = items
 
-    def __aiter__(self) -> Self:
-        return self
-
     async def __anext__(self) -> T:
         return await anext(self._items)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """End the answer, here and on the server; a second call does nothing."""
         await self._items.aclose()
 
 
-class AsyncConnection:
+class AsyncConnection(AsyncClosing):
     """A pool of connections to the server at `base_url`.
 
     `transport` replaces the network and `pause` the waiting between two requests. Texts and files of at most
@@ -88,14 +91,6 @@ class AsyncConnection:
         self.part_bytes = part_bytes
         self._timeout = timeout
         self._http = httpx2.AsyncClient(**options, transport=transport)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def aclose(self) -> None:
         """Close every connection."""

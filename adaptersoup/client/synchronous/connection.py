@@ -7,10 +7,10 @@ and `client.client` pushes of the command line. `calls` follows jobs over a rest
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx2
 
@@ -38,32 +38,35 @@ ADDRESS = "http://127.0.0.1:8000"
 MIB = 1024 * 1024
 
 
-class Stream(Generic[T]):
+class Closing(ABC):
+    """What is closed at the end of its `with` block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+
+
+class Stream(Closing, Iterator[T]):
     """Items of an answer as they arrive; leaving its `with` block, or closing it, ends the answer on the server too."""
 
     def __init__(self, items: Generator[T]) -> None:
         self._items = items
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> T:
         return next(self._items)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the answer, here and on the server; a second call does nothing."""
         self._items.close()
 
 
-class Connection:
+class Connection(Closing):
     """A pool of connections to the server at `base_url`.
 
     `transport` replaces the network and `pause` the waiting between two requests. Texts and files of at most
@@ -88,14 +91,6 @@ class Connection:
         self.part_bytes = part_bytes
         self._timeout = timeout
         self._http = httpx2.Client(**options, transport=transport)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close every connection."""
