@@ -1,7 +1,8 @@
 """The files of a version by name, as in an adapter directory: generated from its row, or stored as blobs.
 
 Called by the files route and by the routes of the hub API. A client's file name is looked up here and never opened as
-a path. The same row gives the same bytes every time.
+a path. The same row gives the same bytes every time. If the operator enables it, downloads of weights are redirected to
+the object store.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from fastapi import Request
+from fastapi.responses import RedirectResponse, Response
 
 from registry.blobs import BlobStore
 from registry.catalogue.rows import AdapterRow, ListedRow
@@ -17,8 +21,10 @@ from registry.formats import CARD_FILE, SAMPLES_FILE, WEIGHTS_FILE, DirectoryNot
 from registry.formats.card import Relation
 from registry.formats.usage import usage_of
 from registry.names import sha256_digest
-from registry.spec import BaseShape
+from service.http.files.ranges import names_etag
 from service.services import Services
+
+ELSEWHERE: dict[int | str, dict[str, Any]] = {307: {"description": "Weights, where the server sends to its store"}}
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,10 @@ def generated_files(row: AdapterRow, services: Services) -> dict[str, bytes]:
     notes = DirectoryNotes(
         domain=row.domain, base_model=row.base_model, base_fingerprint=row.base_fingerprint, provenance=row.provenance
     )
-    shape, name = _shape(row, services), base_name(row, services)
-    usage = usage_of(row.config, name=row.name, base=name, revision=_base_revision(row, services), shape=shape)
+    base, name = services.bases.get(row.base_model), base_name(row, services)  # None: no longer served
+    shape = None if base is None else base.shape
+    revision = None if base is None or Path(base.entry.source).is_absolute() else base.entry.revision
+    usage = usage_of(row.config, name=row.name, base=name, revision=revision, shape=shape)
     card = format_card(row.card, base_model=name, relation=relation_of(row), usage=usage)
     return {**directory_files(row.config, notes, shape=shape, base_name=name), CARD_FILE: card.encode()}
 
@@ -86,15 +94,17 @@ def base_name(row: ListedRow, services: Services) -> str:
     return row.base_model if Path(source).is_absolute() else source
 
 
-def _base_revision(row: AdapterRow, services: Services) -> str | None:
-    """Return the pinned hub revision of the base model; None if it is a local folder or no longer served."""
-    if row.base_model not in services.bases:
-        return None
-    entry = services.bases[row.base_model].entry
-    return None if Path(entry.source).is_absolute() else entry.revision
+def store_redirect(request: Request, services: Services, file: VersionFile, *, etag: str) -> Response | None:
+    """Return a redirect to the store, by a signed URL, for a GET of weights; None if this server is to answer.
 
-
-def _shape(row: AdapterRow, services: Services) -> BaseShape | None:
-    if row.base_model not in services.bases:
+    Called after the key was checked. The URL works for anybody who has it, and samples are private text: only weights
+    are redirected. The store's bytes may never have been verified by this server, so the client has to verify the
+    digest, which it knows. Raises DamagedBlob if the blob is missing or known to be damaged.
+    """
+    if services.signed_url is None or request.method != "GET" or file.name != WEIGHTS_FILE or file.data is not None:
         return None
-    return services.bases[row.base_model].shape
+    if names_etag(request.headers.get("if-none-match"), f'"{etag}"'):
+        return None
+    services.registry.blobs.size_unverified(file.digest)  # raises for a missing blob
+    headers = {"cache-control": "no-store", "etag": f'"{etag}"', "referrer-policy": "no-referrer"}
+    return RedirectResponse(services.signed_url(file.digest), status_code=307, headers=headers)

@@ -17,7 +17,7 @@ from registry.select.select import select_for_prompt
 from registry.selectors.novelty import NOVEL
 from registry.spec import PoolRequest
 from service.access.keys import Principal
-from service.http.models.embedding_limit import limit_embeddings
+from service.http.models.inference_limits import limit_embeddings
 from service.http.models.mixture_names import mixture_name
 from service.http.models.named_models import ResolvedModel, language_model, mixture_of, resolve_model, sole_base
 from service.http.schemas.sampling import Sampling

@@ -1,15 +1,31 @@
-"""Check inference requests: lengths and numbers of texts, token ids, choices and alternatives, schemas of answers."""
+"""Check inference requests: lengths and numbers of texts, token ids, choices and alternatives, schemas of answers.
+
+Also limits the requests that embed a sample while they wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from registry.errors import InvalidParameter, TooLarge
+from registry.errors import Busy, InvalidParameter, TooLarge
 from registry.spec import Passage, PromptAnswer, full_text
 from service.engine.json_schema import ANY_OBJECT, validate_schema
 from service.http.models.named_models import ResolvedModel
 from service.http.schemas.sampling import JsonSchemaFormat, ResponseFormat, TextFormat
+from service.services import Services
 from service.settings import Settings
+
+
+@contextmanager
+def limit_embeddings(services: Services) -> Iterator[None]:
+    """Count as one of the samples embedded at once, each of which blocks a thread; raises Busy at the limit."""
+    if not services.selections.acquire(blocking=False):
+        raise Busy("The server is embedding the maximum number of samples: try again.", retry_after=2)
+    try:
+        yield
+    finally:
+        services.selections.release()
 
 
 def check_text(text: str | Sequence[int], settings: Settings, *, param: str) -> None:

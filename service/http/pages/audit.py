@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from service.http.app_services import AppServices
 from service.http.pages.forms import Midnight, Text
 from service.http.pages.page import PageRoute, render_page
-from service.http.requests.paging import Cursor, Limit
+from service.http.requests.parameters import Cursor, Limit
 from service.http.routes.audit import AuditListQuery, list_audit
 from service.http.schemas.audit import AuditList
 from service.http.security.auth import Admin

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from registry.errors import Forbidden
-from service.http.security.forwarded import came_by_tls
+from service.http.security.auth import came_by_tls
 from service.settings import Settings
 
 SESSION = "soup-session"

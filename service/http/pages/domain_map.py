@@ -20,7 +20,7 @@ from registry.select.domain_map import DomainMap, base_of, domain_map
 from registry.spec import PoolSpec
 from service.access.keys import Principal
 from service.http.app_services import AppServices
-from service.http.models.embedding_limit import limit_embeddings
+from service.http.models.inference_limits import limit_embeddings
 from service.http.pages.downloads import Column, PlotNumber, Table, ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import SAMPLE, Form, Text, takes_form, text_or_none
 from service.http.pages.page import PageRoute, render_page

@@ -18,7 +18,7 @@ from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import SMALL, Text, takes_form
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.pages.report import CookReport, report_context, report_drawings, report_of_soup, report_tables
-from service.http.requests.paging import Cursor, Limit
+from service.http.requests.parameters import Cursor, Limit
 from service.http.routes.jobs import cancel_job, follow_job, get_job, list_jobs
 from service.http.schemas.jobs import Job, JobList
 from service.http.schemas.soups import Soup

@@ -21,7 +21,7 @@ from service.http.app_services import AppServices
 from service.http.pages.forms import SMALL, Form, takes_form, text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.requests.body_limits import BodyLimit
-from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.parameters import Cursor, Limit, page_size
 from service.http.routes.keys import create_key, list_keys, managed_key, revoke_key, rotate_key
 from service.http.schemas.keys import CreatedKey, KeyList, NewKey, Rotation
 from service.http.security.auth import Admin

@@ -17,7 +17,7 @@ from service.engine.text_support import why_no_text
 from service.http.app_services import AppServices
 from service.http.pages.forms import Fields, text_or_none
 from service.http.pages.page import PageRoute, redirect_to, render_page
-from service.http.requests.paging import Cursor, Limit
+from service.http.requests.parameters import Cursor, Limit
 from service.http.routes.adapters import AdapterListQuery, list_adapters
 from service.http.schemas.adapters import ListedAdapter
 from service.http.schemas.wire import Wire

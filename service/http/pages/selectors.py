@@ -10,7 +10,7 @@ from registry.spec import PoolSpec
 from service.http.app_services import AppServices
 from service.http.pages.downloads import Column, Table, csv_response
 from service.http.pages.page import PageRoute, render_page
-from service.http.requests.paging import Cursor, Limit
+from service.http.requests.parameters import Cursor, Limit
 from service.http.routes.selectors import get_selector, list_selectors
 from service.http.schemas.selectors import Selector
 from service.http.schemas.wire import Wire

@@ -20,7 +20,7 @@ from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import Text
 from service.http.pages.losses import Losses, losses_context, losses_drawings, losses_table, training_losses
 from service.http.pages.page import PageRoute, render_page
-from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.parameters import Cursor, Limit, page_size
 from service.http.requests.waiting import job_row
 from service.http.schemas.jobs import Job
 from service.http.schemas.wire import Wire

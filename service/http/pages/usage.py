@@ -14,7 +14,7 @@ from service.http.app_services import AppServices
 from service.http.pages.downloads import ThemeQuery, svg_response
 from service.http.pages.forms import Day, text_or_none
 from service.http.pages.page import PageRoute, render_page
-from service.http.requests.paging import Cursor, Limit
+from service.http.requests.parameters import Cursor, Limit
 from service.http.routes.usage import Anyone, UsageListQuery, get_usage
 from service.http.schemas.usage import Group, UsageEntry, UsageList
 

@@ -22,13 +22,11 @@ from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
 from service.http.app_services import AppServices
 from service.http.files.ranges import REVALIDATE, ranged
-from service.http.files.signed_links import ELSEWHERE, store_redirect
-from service.http.files.version_files import files_of
+from service.http.files.version_files import ELSEWHERE, files_of, store_redirect
 from service.http.models.named_models import adapter_named, name_ref
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import FILES, takes
-from service.http.requests.if_match import IfMatch, etag_of
-from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.parameters import Cursor, IfMatch, Limit, etag_of, page_size
 from service.http.schemas.adapters import (
     Adapter,
     AdapterList,

@@ -14,7 +14,7 @@ from registry.spec.frozen import Frozen
 from service.http.app_services import AppServices
 from service.http.files.csv_lines import CSV, csv_file
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.parameters import Cursor, Limit, page_size
 from service.http.schemas.audit import AuditEntry, AuditList
 from service.http.schemas.wire import Moment
 from service.http.security.auth import Admin

@@ -16,7 +16,7 @@ from service.access.keys import Principal
 from service.http.answers.jobs import requested_job_body
 from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.parameters import Cursor, Limit, page_size
 from service.http.schemas.evaluations import EvaluationList, EvaluationRequest, evaluation_body
 from service.http.schemas.jobs import Job
 from service.http.security.auth import Reader, Writer

@@ -37,13 +37,11 @@ from service.http.files.hub_revisions import (
     user_body,
 )
 from service.http.files.ranges import REVALIDATE, ranged
-from service.http.files.signed_links import ELSEWHERE, store_redirect
-from service.http.files.version_files import base_name, files_of
+from service.http.files.version_files import ELSEWHERE, base_name, files_of, store_redirect
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.paging import Cursor
+from service.http.requests.parameters import Cursor
 from service.http.schemas.hub import HubModel, HubRef, HubRefs, HubUser, TreeFile
-from service.http.security.auth import Reader
-from service.http.security.forwarded import came_by_tls
+from service.http.security.auth import Reader, came_by_tls
 from service.services import Services
 
 

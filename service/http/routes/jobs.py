@@ -11,7 +11,7 @@ from registry.errors import NotFound
 from service.http.answers.jobs import check_reach, visible_job_body
 from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.parameters import Cursor, Limit, page_size
 from service.http.requests.waiting import job_row, job_watch
 from service.http.schemas.jobs import Job, JobList
 from service.http.security.auth import Reader, Writer, reauthenticated

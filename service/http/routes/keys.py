@@ -28,7 +28,7 @@ from service.access.keys import (
 )
 from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.parameters import Cursor, Limit, page_size
 from service.http.schemas.keys import CreatedKey, Key, KeyList, KeyPatch, NewKey, Rotation
 from service.http.security.auth import Admin, needs
 from service.jobs.runner import after_withdrawal, withdraw

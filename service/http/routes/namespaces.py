@@ -19,7 +19,7 @@ from service.access.keys import Principal, managed_row
 from service.http.app_services import AppServices
 from service.http.models.metering import used_rates
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.if_match import IfMatch, etag_of
+from service.http.requests.parameters import IfMatch, etag_of
 from service.http.schemas.namespaces import InUse, Limits, Namespace, NamespacePatch
 from service.http.security.auth import Admin, Reader
 

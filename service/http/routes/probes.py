@@ -15,7 +15,7 @@ from registry.probes.diagnosis import diagnose
 from registry.spec import AdapterProbe, Readings, ServerReadings
 from service.access.keys import Principal
 from service.http.app_services import AppServices
-from service.http.models.embedding_limit import limit_embeddings
+from service.http.models.inference_limits import limit_embeddings
 from service.http.models.named_models import adapter_named, unchanged_base
 from service.http.requests.bodies import CheckedRoute
 from service.http.schemas.probes import Diagnosed, Probe

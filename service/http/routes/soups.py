@@ -17,7 +17,7 @@ from service.http.app_services import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import RECIPE, takes
-from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.parameters import Cursor, Limit, page_size
 from service.http.requests.waiting import wait_seconds
 from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body, listed_body
 from service.http.schemas.jobs import Job

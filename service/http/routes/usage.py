@@ -19,7 +19,7 @@ from service.access.keys import Principal
 from service.http.app_services import AppServices
 from service.http.files.csv_lines import CSV, csv_file
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.paging import Cursor, Limit, page_size
+from service.http.requests.parameters import Cursor, Limit, page_size
 from service.http.schemas.usage import Group, UsageEntry, UsageList, UsageTotal
 from service.http.security.auth import needs
 

@@ -176,6 +176,16 @@ def check_local(headers: Headers, *, allowed: Sequence[str]) -> None:
         raise Forbidden("This server runs without keys and refuses requests from pages of another origin.")
 
 
+def came_by_tls(scope: Scope) -> bool:
+    """Return True if the client is known to use TLS; of several proxies the first is the one it connected to.
+
+    `X-Forwarded-Proto` is the one header of a proxy that is believed. A client that lies only makes its own cookies
+    stricter and its own redirects wrong.
+    """
+    forwarded_proto = Headers(scope=scope).get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    return scope.get("scheme") == "https" or forwarded_proto == "https"
+
+
 def _hostname(url: str) -> str | None:
     try:
         return urlsplit(url).hostname
