@@ -7,13 +7,12 @@ key sent is the one for this server.
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
+from pydantic import BaseModel, ValidationError
 
 from registry.errors import Unavailable
 from registry.spec import SERVER_TOKENS, NextTokens, Readings
@@ -27,6 +26,49 @@ LEAST = -1e4
 """The least log-probability that is sent on; some servers write minus infinity as -9999."""
 SHOWN = 200
 """Characters of a server's own words that an error shows."""
+
+
+class _Model(BaseModel):
+    id: str
+
+
+class _Models(BaseModel):
+    data: list[_Model] = []
+
+
+class _Token(BaseModel):
+    token: str
+    logprob: float
+
+
+class _Place(BaseModel):
+    top_logprobs: list[_Token] = []
+
+
+class _Logprobs(BaseModel):
+    """Log-probabilities in the form of completions (vLLM, SGLang) or, in `content`, of chats (llama-server)."""
+
+    top_logprobs: list[dict[str, float]] | None = None
+    content: list[_Place] | None = None
+
+    def next_tokens(self) -> NextTokens:
+        """The next tokens that are sent on; empty if there are none."""
+        chat = [{row.token: row.logprob for row in place.top_logprobs} for place in self.content or ()]
+        first = next(iter(self.top_logprobs or chat), {})
+        usable = [token for token in first if 0 < len(token) <= SHOWN and "\x00" not in token]
+        return {token: min(0.0, max(LEAST, first[token])) for token in usable[:MOST]}
+
+
+class _Choice(BaseModel):
+    index: int | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice]
+
+
+Answer = TypeVar("Answer", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -45,37 +87,34 @@ class OpenAIServer:
 
     def models(self) -> list[str]:
         """The names of its models, the first thousand; raises Unavailable."""
-        rows = self._answer("GET", "/v1/models").get("data")
-        if not isinstance(rows, list):
+        models = self._answer(_Models, "GET", "/v1/models").data
+        if not models:
             raise self._problem("lists no models: name them with --model")
-        names = [row["id"] for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
-        return names[:MAX_MODELS]
+        return [model.id for model in models[:MAX_MODELS]]
 
     def next_tokens(self, model: str, texts: Sequence[str]) -> Readings:
         """The most likely next tokens after each text; raises Unavailable with one sentence for any other answer."""
         request = {"model": model, "prompt": list(texts), "max_tokens": 1, "temperature": 0, "logprobs": SERVER_TOKENS}
-        choices = self._answer("POST", "/v1/completions", request).get("choices")
-        if not isinstance(choices, list) or len(choices) != len(texts):
-            count = len(choices) if isinstance(choices, list) else 0
-            raise self._problem(f"gives {count} answers to {len(texts)} prompts of {model[:SHOWN]!r}")
-        ordered = sorted(enumerate(choices), key=lambda pair: _index(pair[1], pair[0]))
-        readings = tuple(_next_tokens(choice) for _, choice in ordered)
+        choices = self._answer(_Completion, "POST", "/v1/completions", request).choices
+        if len(choices) != len(texts):
+            raise self._problem(f"gives {len(choices)} answers to {len(texts)} prompts of {model[:SHOWN]!r}")
+        if all(choice.index is not None for choice in choices):
+            choices.sort(key=lambda choice: choice.index or 0)
+        readings = tuple({} if choice.logprobs is None else choice.logprobs.next_tokens() for choice in choices)
         if not all(readings):
             raise self._problem(f"gives no log-probabilities with the answers of {model[:SHOWN]!r}")
         return readings
 
-    def _answer(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON object of an answer."""
+    def _answer(self, kind: type[Answer], method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
+        """The answer to a request, which is JSON of this kind."""
         status, data = asyncio.run(self._exchange(method, path, body))
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            value = None
         if status != httpx2.codes.OK:
-            raise self._problem(f"answers {method} {path} with status {status}{_reason(value)}")
-        if not isinstance(value, dict):
-            raise self._problem(f"answers {method} {path} with something else than a JSON object")
-        return value
+            reason = " ".join(data.decode(errors="replace").split())[:SHOWN]
+            raise self._problem(f"answers {method} {path} with status {status} ({reason})")
+        try:
+            return kind.model_validate_json(data)
+        except ValidationError:
+            raise self._problem(f"answers {method} {path} with something else than OpenAI's API") from None
 
     async def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
         """The status and the bytes of an answer, which may not be compressed: a few bytes could become many."""
@@ -107,46 +146,3 @@ class OpenAIServer:
     def _problem(self, predicate: str) -> Unavailable:
         address = self.root.rpartition("@")[2]  # without a user's name and password
         return Unavailable(f"The server {address} {predicate}.", param="url")
-
-
-def _index(choice: object, position: int) -> int:
-    """The number of the prompt that a choice answers; its position where the server does not say."""
-    index = choice.get("index") if isinstance(choice, dict) else None
-    return index if isinstance(index, int) else position
-
-
-def _next_tokens(choice: object) -> NextTokens:
-    """The next tokens of a choice, in the form of completions or of chats; empty if there are none.
-
-    vLLM and SGLang answer completions as OpenAI does, llama-server in the form that OpenAI has for chats.
-    """
-    logprobs = choice.get("logprobs") if isinstance(choice, dict) else None
-    if not isinstance(logprobs, dict):
-        return {}
-    top, content = logprobs.get("top_logprobs"), logprobs.get("content")
-    if isinstance(top, list) and top and isinstance(top[0], dict):
-        pairs = list(top[0].items())
-    elif isinstance(content, list) and content and isinstance(content[0], dict):
-        rows = content[0].get("top_logprobs")
-        rows = rows if isinstance(rows, list) else []
-        pairs = [(row.get("token"), row.get("logprob")) for row in rows if isinstance(row, dict)]
-    else:
-        return {}
-    return {token: min(0.0, max(float(value), LEAST)) for token, value in pairs[:MOST] if _is_reading(token, value)}
-
-
-def _is_reading(token: object, value: object) -> bool:
-    is_token = isinstance(token, str) and 0 < len(token) <= SHOWN and "\x00" not in token
-    if not is_token or isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return not math.isnan(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return False
-
-
-def _reason(value: object) -> str:
-    """The words of a server about a refusal, in brackets, on one line."""
-    error = value.get("error", value) if isinstance(value, dict) else None
-    message = error.get("message") if isinstance(error, dict) else error
-    return f" ({' '.join(message.split())[:SHOWN]})" if isinstance(message, str) and message else ""

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from adaptersoup.cli.failures import FAILED, INCOMPATIBLE, Failures
-from adaptersoup.cli.output import as_json, data, data_width, progress_bar, talk
+from adaptersoup.cli.output import answer, data_width, progress_bar, talk
 from adaptersoup.cli.remote import Address
 from adaptersoup.client import SoupClient
 from adaptersoup.client.answers import Json
@@ -72,11 +72,9 @@ def doctor(
         examination = Examination(client, server, base_model)
         failures = Failures()
         diagnoses = examination.run(model or (), failures)
-    if json:
-        as_json({"object": "list", "data": diagnoses})
-    elif diagnoses:
-        rows = [(row["model"], row["adapter"], VERDICTS[row["verdict"]], row["sentence"]) for row in diagnoses]
-        data(columns(("model", "adapter", "verdict", "why"), rows, within=data_width()))
+    rows = [(row["model"], row["adapter"], VERDICTS[row["verdict"]], row["sentence"]) for row in diagnoses]
+    table = [columns(("model", "adapter", "verdict", "why"), rows, within=data_width())] if rows else []
+    answer({"object": "list", "data": diagnoses}, *table, json=json)
     if any(row["verdict"] not in SOUND for row in diagnoses):
         raise typer.Exit(INCOMPATIBLE)
     failures.end()
