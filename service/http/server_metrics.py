@@ -25,7 +25,7 @@ class ServerMetrics:
     """Metrics of a server's services, which `services` returns once it has started."""
 
     def __init__(self, services: Callable[[], Services], readiness: Readiness) -> None:
-        self._get_services = services
+        self._services = services
         self._readiness = readiness
 
     def add_to(self, metrics: Metrics) -> None:
@@ -40,10 +40,6 @@ class ServerMetrics:
         ):
             metrics.watch(group, collect)
 
-    @property
-    def _services(self) -> Services:
-        return self._get_services()
-
     def _ends(self) -> Iterator[Metric]:
         """Yield all kinds, outcomes and codes, also those at 0: a counter that first appears at 1 has no increase."""
         ended = CounterMetricFamily(
@@ -51,7 +47,7 @@ class ServerMetrics:
         )
         errors = CounterMetricFamily("soup_job_errors", "Errors that tries of jobs ended with here.", labels=("code",))
         took = SummaryMetricFamily("soup_job_seconds", "Seconds that tries of jobs took here.", labels=("kind",))
-        totals = self._services.jobs.metrics.totals()
+        totals = self._services().jobs.metrics.totals()
         for kind in KINDS:
             for outcome in get_args(Outcome):
                 ended.add_metric((kind, outcome), totals.ends[kind, outcome])
@@ -75,7 +71,7 @@ class ServerMetrics:
         oldest = GaugeMetricFamily(
             "soup_jobs_oldest_queued_seconds", "How long ago the oldest job that waits was to be begun.", labels=kind
         )
-        with self._services.registry.database.read() as catalogue:
+        with self._services().registry.database.read() as catalogue:
             queue = catalogue.jobs.queue()
         moment = datetime.now(UTC)
         for name in KINDS:
@@ -86,7 +82,7 @@ class ServerMetrics:
         yield from (queued, running, oldest)
 
     def _stored(self) -> Iterator[Metric]:
-        with self._services.registry.database.read() as catalogue:
+        with self._services().registry.database.read() as catalogue:
             count, size = catalogue.blobs.total()
             going = catalogue.removals.count_pending()
         yield GaugeMetricFamily("soup_blobs", "Stored blobs.", value=count)
@@ -97,8 +93,8 @@ class ServerMetrics:
         free = GaugeMetricFamily("soup_disk_free_bytes", "Bytes free where a folder lies.", labels=("folder",))
         total = GaugeMetricFamily("soup_disk_bytes", "Bytes of the disk where a folder lies.", labels=("folder",))
         folders: dict[str, Path] = {
-            "data": self._services.settings.data,
-            "blobs": self._services.settings.blob_place.folder,
+            "data": self._services().settings.data,
+            "blobs": self._services().settings.blob_place.folder,
         }
         for name, folder in folders.items():
             usage = shutil.disk_usage(folder)
@@ -108,7 +104,7 @@ class ServerMetrics:
 
     def _keys(self) -> Iterator[Metric]:
         keys = GaugeMetricFamily("soup_keys", "Keys by what they are now.", labels=("state",))
-        with self._services.registry.database.read() as catalogue:
+        with self._services().registry.database.read() as catalogue:
             counts = catalogue.keys.counts(datetime.now(UTC))
         for state, count in counts.items():
             keys.add_metric((state,), count)

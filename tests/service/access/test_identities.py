@@ -20,10 +20,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from registry.catalogue import Database
 from registry.errors import Forbidden, InvalidParameter, Unauthenticated, Unavailable
-from service.access.identities import Identities, identities_of
+from service.access.identities import Identities, identities_of, identity_id
 from service.access.key_watch import KeyWatch
 from service.access.keys import Principal, authenticate
-from service.access.oidc.callers import identity_id
 from service.access.oidc.issuer import LARGEST, MAX_AGE, REFRESH_AFTER, Issuer
 from service.access.oidc.mapping import Rights, read_mapping
 from service.access.oidc.tokens import Tokens

@@ -11,7 +11,7 @@ import pytest
 from openai import AuthenticationError
 
 from adaptersoup.client.client import SoupClient
-from service.access.oidc.callers import identity_id
+from service.access.identities import identity_id
 from tests.postgres import KINDS
 from tests.service.answers import answered
 from tests.service.little_issuer import LittleIssuer, little_issuer
