@@ -46,7 +46,7 @@ def send_all(client: SoupClient, outcomes: Sequence[Outcome], *, at_once: int, i
                 for number, (outcome, future) in enumerate(zip(readable, futures, strict=True)):
                     _set_outcome(outcome, future, is_batch)
                     if outcome.adapter is not None:
-                        progress.finish(number)
+                        progress.report(number, outcome.source.size, 0, "")
             finally:
                 progress.is_over = True
                 pool.shutdown(cancel_futures=True)
@@ -87,7 +87,8 @@ class _BatchProgress:
 
     def __init__(self, bar: Progress, sources: Sequence[Source]) -> None:
         self._bar = bar
-        self._files = [(source.name, source.size) for source in sources]
+        self._names = [source.name for source in sources]
+        self._sizes = [source.size for source in sources]
         self._done = [0] * len(sources)
         self._lock = threading.Lock()
         self.is_over = False
@@ -95,18 +96,8 @@ class _BatchProgress:
 
     def report(self, number: int, done: int, _: int, file: str) -> None:
         """Report the bytes sent of a source's file; raises Cancelled once the command has ended."""
-        name, size = self._files[number]
-        title = f"{name} ({number + 1} of {len(self._files)})" if len(self._files) > 1 else name
-        self._show(number, min(done, size), f"{title}: {file}" if file else title)
-
-    def finish(self, number: int) -> None:
-        """Report that a source is pushed."""
-        name, size = self._files[number]
-        self._show(number, size, f"{name} is there")
-
-    def _show(self, number: int, done: int, message: str) -> None:
         if self.is_over:
             raise Cancelled("The command was interrupted.")
         with self._lock:
-            self._done[number] = max(self._done[number], done)
-            self._bar(sum(self._done), sum(size for _, size in self._files), message)
+            self._done[number] = max(self._done[number], min(done, self._sizes[number]))
+            self._bar(sum(self._done), sum(self._sizes), f"{self._names[number]} {file}")
