@@ -195,7 +195,6 @@ def test_it_gives_up_in_the_end() -> None:
     with pytest.raises(Unavailable, match="No"):
         server.client().upload(DATA)
     assert sum(said.startswith("PATCH") for said in server.said) == TRIES
-    assert max(server.pauses) <= 1  # so that it can be ended meanwhile
     assert sum(server.pauses) < TRIES * LONGEST_PAUSE
 
 

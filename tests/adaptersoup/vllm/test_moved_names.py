@@ -113,7 +113,7 @@ def test_names_stay_while_the_server_does_not_answer(
         models.cache = LoraCache(client, tmp_path, base_model=BASE_ID)
         models.follow()
     assert models.digests() == before
-    assert "vLLM's name acme/law@prod is not followed for 2 s: " in caplog.text
+    assert "vLLM's name acme/law@prod is not followed: " in caplog.text
 
 
 @pytest.mark.parametrize("error", [Forbidden("This key has expired."), RuntimeError("unforeseen")])
