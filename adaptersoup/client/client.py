@@ -160,10 +160,6 @@ class SoupClient(Calls):
         """One fitted selector."""
         return self.json("GET", f"/v1/selectors/{path_segment(selector_id)}")
 
-    def selectors(self, *, limit: int | None = None) -> Iterator[Json]:
-        """Fitted selectors, newest first."""
-        return self.rows("/v1/selectors", {}, limit, _unchanged)
-
     def select(
         self,
         sample: SampleSource,
@@ -379,7 +375,3 @@ class SoupClient(Calls):
     def usage_csv(self, *, by: Sequence[str] = (), **filters: str | None) -> str:
         """All rows of `usage` that match, as CSV."""
         return self.send("GET", "/v1/usage", params={**filters, "by": by or None, "format": "csv"}).text
-
-    def ready(self) -> Json:
-        """The answer of /readyz; raises Unavailable while the server is not ready."""
-        return self.json("GET", "/readyz")

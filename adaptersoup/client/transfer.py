@@ -1,4 +1,4 @@
-"""Pushes and pulls of adapter directories, for the command line.
+"""Pushes of many adapter directories, for the command line.
 
 Small files are sent inside the manifest, large ones as blobs, which are sent only if the server does not have them.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -69,16 +68,6 @@ def send_folder(
     if created:
         return Pushed(adapter, "pushed")
     return Pushed(adapter, "sent again" if anew else "owner changed" if has_new_owner else "there already")
-
-
-def pull_folder(
-    client: SoupClient, ref: str, target: Path, *, replace: bool = False, progress: Progress | None = None
-) -> AdapterDirectory:
-    """Write an adapter to the directory `target`, whole or not at all, with every file's digest checked.
-
-    Raises the Conflict of `registry.formats.check_place`, NotFound, Retired, DigestMismatch.
-    """
-    return client.pull_directory(ref, target, replace=replace, progress=progress)
 
 
 _CONFIG: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)

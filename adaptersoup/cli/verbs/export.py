@@ -19,7 +19,6 @@ import typer
 from adaptersoup.cli.output import progress_bar
 from adaptersoup.cli.remote import RefArgument, Remote, verb
 from adaptersoup.client.answers import architecture_of
-from adaptersoup.client.transfer import pull_folder
 from registry.errors import Incompatible, Unavailable
 from registry.formats import CARD_FILE, CONFIG_FILE, GGUF_FILE, WEIGHTS_FILE, AdapterDirectory, check_place, place_files
 from registry.formats.directory import config_json
@@ -59,7 +58,7 @@ def export(
     check_installed(program)  # before anything is pulled
     check_place(directory, replace=force, advice="replace it with --force")
     with TemporaryDirectory(prefix="soup-export-") as temporary, progress_bar(f"pulling {ref}") as report:
-        folder = pull_folder(remote.client, ref, Path(temporary) / "pulled", progress=report)
+        folder = remote.client.pull_directory(ref, Path(temporary) / "pulled", progress=report)
         files = exported(folder, program, name=ref, base_model=remote.client.base_model)
     place_files(directory, files, replace=force)
     line = command_line(folder, program, str(directory), ref.partition("@")[0].rpartition("/")[2])

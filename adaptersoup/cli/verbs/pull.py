@@ -9,7 +9,6 @@ import typer
 
 from adaptersoup.cli.output import progress_bar
 from adaptersoup.cli.remote import RefArgument, Remote, verb
-from adaptersoup.client.transfer import pull_folder
 
 
 @verb
@@ -29,7 +28,7 @@ def pull(
       soup pull team/soup@3 soup --force
     """
     with progress_bar(f"pulling {ref}") as report:
-        folder = pull_folder(remote.client, ref, directory, replace=force, progress=report)
+        folder = remote.client.pull_directory(ref, directory, replace=force, progress=report)
     files = sorted(file.name for file in folder.path.iterdir())
     note = f"{ref}: domain {folder.domain!r}, base model {folder.base_model or 'not named'}."
     remote.answer({"object": "folder", "path": str(folder.path), "files": files}, str(folder.path), note=note)

@@ -16,7 +16,6 @@ from adaptersoup.client import samples
 from adaptersoup.client.additions import Additions
 from adaptersoup.client.client import SoupClient
 from adaptersoup.client.samples import read_texts
-from adaptersoup.client.transfer import pull_folder
 from registry import errors
 from registry.errors import (
     Busy,
@@ -242,7 +241,7 @@ class TestPull:
 
     def test_the_directory_comes_back_as_it_was(self, tmp_path: Path) -> None:
         server, source = self.serve(tmp_path)
-        folder = pull_folder(server.client(), "team/law", tmp_path / "deep" / "copy")
+        folder = server.client().pull_directory("team/law", tmp_path / "deep" / "copy")
         assert {p.name: p.read_bytes() for p in folder.path.iterdir()} == {
             p.name: p.read_bytes() for p in source.iterdir()
         }
@@ -252,21 +251,21 @@ class TestPull:
     def test_damage_leaves_nothing(self, tmp_path: Path) -> None:
         server, _ = self.serve(tmp_path, adapter_model=b"damaged")
         with pytest.raises(DigestMismatch, match="damaged"):
-            pull_folder(server.client(), "team/law", tmp_path / "copy")
+            server.client().pull_directory("team/law", tmp_path / "copy")
         assert [p.name for p in tmp_path.iterdir()] == ["source"]
 
     def test_a_filled_directory_is_kept_and_nothing_is_asked(self, tmp_path: Path) -> None:
         server, source = self.serve(tmp_path)
         with pytest.raises(Conflict, match="--force"):
-            pull_folder(server.client(), "team/law", source)
+            server.client().pull_directory("team/law", source)
         assert server.requests == []
-        assert pull_folder(server.client(), "team/law", source, replace=True) == read_directory(source)
+        assert server.client().pull_directory("team/law", source, replace=True) == read_directory(source)
 
     def test_a_server_without_the_files(self, tmp_path: Path) -> None:
         server, _ = self.serve(tmp_path)
         server.on("GET /v1/adapters/team/law@3/files", ok({"data": []}))
         with pytest.raises(Unavailable, match=CONFIG_FILE):
-            pull_folder(server.client(), "team/law", tmp_path / "copy")
+            server.client().pull_directory("team/law", tmp_path / "copy")
 
     def test_a_digest_is_looked_up_first(self, tmp_path: Path) -> None:
         server = Server().on(f"GET /v1/adapters/{DIGEST}", ok({"ref": "team/law@3"}))
@@ -406,7 +405,7 @@ class TestStream:
         client = server.client()
         list(client.stream(model, "hi"))
         client.complete(model, "hi")
-        client.ready()
+        client.json("GET", "/readyz")
         assert [request.headers.get("x-soup-model") for request in server.requests] == [header, header, None]
 
     @pytest.mark.parametrize(

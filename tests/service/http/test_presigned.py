@@ -16,7 +16,6 @@ from adaptersoup.cli.setting_flags import settings_of
 from adaptersoup.client.answers import redirect_target
 from adaptersoup.client.asynchronous.blobs import AsyncBlobs
 from adaptersoup.client.client import SoupClient
-from adaptersoup.client.transfer import pull_folder
 from registry.errors import DigestMismatch, InvalidParameter, Unavailable
 from registry.formats import WEIGHTS_FILE
 from service.settings import Settings
@@ -127,18 +126,18 @@ def test_a_client_follows_without_its_key_and_checks_what_came(
     live: Live, client: SoupClient, proxy: FaultProxy, tmp_path: Path
 ) -> None:
     asked = signed_requests(proxy)
-    pull_folder(client, "acme/law", tmp_path / "law")
+    client.pull_directory("acme/law", tmp_path / "law")
     assert (tmp_path / "law" / WEIGHTS_FILE).read_bytes() == weights(live)
     assert len(asked) == 1
     assert "authorization" not in asked[0]
     assert live.world.admin not in str(asked[0])
     proxy.fault = answered(200, b"other")
     with pytest.raises(DigestMismatch, match="arrived damaged"):
-        pull_folder(client, "acme/law", tmp_path / "other")
+        client.pull_directory("acme/law", tmp_path / "other")
     assert not (tmp_path / "other").exists()
     proxy.fault = answered(403, b"")
     with pytest.raises(Unavailable, match=r"answered a download with status 403") as error:
-        pull_folder(client, "acme/law", tmp_path / "other")
+        client.pull_directory("acme/law", tmp_path / "other")
     assert "X-Amz" not in str(error.value)
 
 

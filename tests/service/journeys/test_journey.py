@@ -14,7 +14,6 @@ import torch
 from adaptersoup.cli import app as cli
 from adaptersoup.client.additions import Additions
 from adaptersoup.client.client import SoupClient
-from adaptersoup.client.transfer import pull_folder
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
 from registry.formats import read_directory
@@ -162,7 +161,7 @@ def test_it_is_pulled_as_a_directory_that_does_the_same_and_can_be_pushed(
 ) -> None:
     structure, soup = STRUCTURES[name], mixed(stocked, name).json()
     parts, ids = [folders[f"{name}/{domain}"] for domain in structure.shares], torch.tensor([[0, 40, 41, 42, 43, 44]])
-    pull_folder(client, soup["model"], tmp_path / "pulled")
+    client.pull_directory(soup["model"], tmp_path / "pulled")
     expected = structure.by_hand(base, parts, list(structure.shares.values()), ids)
     assert torch.allclose(structure.pulled(base, tmp_path / "pulled", ids), expected, atol=1e-4)
     again = client.push_directory(tmp_path / "pulled", name=f"{name}/again", more=Additions(domain="again"))
