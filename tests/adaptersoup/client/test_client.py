@@ -91,7 +91,7 @@ class TestErrors:
     def test_another_kind_of_server(self) -> None:
         server = Server().on("GET /readyz", httpx2.Response(200, text="<html>"))
         with pytest.raises(Unavailable, match="did not answer with JSON"):
-            server.client().ready()
+            server.client().json("GET", "/readyz")
 
     @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://[::1", "file:///etc/passwd"])
     def test_addresses_that_are_none(self, url: str) -> None:

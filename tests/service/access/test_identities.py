@@ -382,7 +382,7 @@ def test_a_caller_has_one_row_which_keeps_what_the_last_token_brought(
         assert catalogue.keys.get(id).scopes == {"infer"}, "two tokens by turns do not write at each request"
     clock.now = 61.0
     asks(lasting.token("law-team", preferred_username="Ada \x1b[31m\u202eL."))
-    watch.write(last=True)
+    watch.write()
     with database.read() as catalogue:
         row = catalogue.keys.get(id)
         assert row.scopes == scopes
@@ -435,7 +435,7 @@ def test_tokens_that_bring_nothing_or_are_refused_make_no_row(
     with pytest.raises(Forbidden, match="knows 1 callers"):
         known.principal(lasting.token("law-team", sub="u-2"))
     known.principal(lasting.token("law-team"))
-    watch.write(last=True)
+    watch.write()
     with database.read() as catalogue:
         refused, created = catalogue.audit.list(None, limit=10).rows
     assert (refused.action, refused.detail) == ("key.refuse", {"reason": "token", "count": 4})
