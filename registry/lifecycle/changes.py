@@ -57,9 +57,9 @@ def retire(registry: Registry, caller: Caller, ref: NameRef, *, is_admin: bool) 
 def restore(registry: Registry, caller: Caller, adapter_id: int, *, if_match: str | None) -> AdapterRow:
     """Restore a retired version; a live one does not change. Raises QuotaExceeded and PreconditionFailed."""
     with registry.database.write() as catalogue:
-        before = catalogue.adapters.get(adapter_id)
+        was_retired = catalogue.adapters.get(adapter_id).retired_at is not None
         row = catalogue.adapters.restore(adapter_id, if_match=if_match)
-        if before.retired_at is not None:
+        if was_retired:
             namespaces = [row.namespace]
             check_stored(catalogue, registry.quotas, "adapters", key_id=row.created_by, namespaces=namespaces)
             _after_change(registry, caller, catalogue, "adapter.restore", [row])

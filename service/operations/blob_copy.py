@@ -48,14 +48,14 @@ def copy_store(database: Database, source: ServerBlobs, target: ServerBlobs, *, 
     for digest in {*source.digests()} - named:
         with suppress(FileNotFoundError):  # it was the request of a cook that has ended since
             sizes[digest] = source.stored_size(digest)
-    new, found = copy_blobs(
+    new, all_problems = copy_blobs(
         source,
         target,
         sizes,
         lambda digest, size: digest in there and target.stored_size(digest) == size,
         progress,
     )
-    problems = {digest: problem for digest, problem in found.items() if problem != "missing" or digest in named}
+    problems = {digest: problem for digest, problem in all_problems.items() if problem != "missing" or digest in named}
     target.set_aside.set_mark(source.set_aside.mark() or mark)
     with database.read() as catalogue:
         unsound = tuple(

@@ -39,7 +39,7 @@ MIB = 1024 * 1024
 
 
 class AsyncClosing(ABC):
-    """What is closed at the end of its `with` block."""
+    """Base of objects that are closed at the end of their `with` block."""
 
     async def __aenter__(self) -> Self:
         return self
