@@ -1,11 +1,10 @@
 """Numbers of the documentation, which all come from files of benchmarks/results.
 
 A page holds `<!-- figures:NAME -->` and `<!-- /figures -->`; `docs.generate` fills the block from
-benchmarks/results/NAME.json (`benchmarks.report`). `NAME:run` are the figures as they are in the file, `NAME:tales` the
-strategies of the tutorial on its domain, and `NAME:table` those of the README. The views of `docs.soups` are efforts
-beside each other. `summary:NAME` is a table of `docs.summaries`, `papers:NAME` one of claims with verdicts
-(`docs.papers`), and `papers` the number of claims by verdict; these may read several files. `costs` is what the server
-estimates for efforts.
+benchmarks/results/NAME.json (`benchmarks.report`). `NAME:run` are the figures as they are in the file, and `NAME:tales`
+the strategies of the tutorial on its domain. The views of `docs.soups` compare ways to make a model. `summary:NAME` is
+a table of `docs.summaries`, `papers:NAME` one of claims with verdicts (`docs.papers`), and `papers` the number of
+claims by verdict; these may read several files. `costs` is what the server estimates for efforts.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
     result: Result = json.loads(path.read_text(encoding="utf-8"))
     default = _comparison if _compares(result) else _plain
-    own = {"tales": _tales, "table": _ways, "run": _plain}
+    own = {"tales": _tales, "run": _plain}
     lines = soups.VIEWS[view](result, name) if view in soups.VIEWS else own.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *summaries.sources({name: result})]) + "\n"
 
@@ -110,33 +109,6 @@ def _tales(result: Result) -> list[str]:
         if method in rows
     ]
     return table(("strategy", "adapters", "perplexity"), cells)
-
-
-WAYS = {
-    "base_model": "base model",
-    "control": "control: a LoRA of the same size, trained on textbooks of other subjects",
-    "soup_clustering_paper": "soup by the clustering of the AdapterSoup paper",
-    "effort_instant": "soup, effort `instant`",
-    "the_service_verified": "soup, effort `quick`, the default",
-    "effort_tune": "soup, effort `tune`, which also trains it on the sample",
-}
-"""Methods of the demo as the README names them."""
-
-
-def _ways(result: Result) -> list[str]:
-    """Perplexities of some methods and their changes to the control, as geometric means."""
-    methods = _methods(result)
-    control = _geometric(methods["control"])
-    cells = [
-        (
-            label,
-            f"{(value := _geometric(methods[method])):.1f}",
-            "" if method == "control" else f"{100 * (value / control - 1):+.1f} %",
-        )
-        for method, label in WAYS.items()
-        if method in methods
-    ]
-    return table(("model", "perplexity", "relative to the control"), cells)
 
 
 def _comparison_notes(result: Result) -> Iterator[str]:
