@@ -8,12 +8,11 @@ Figures that end in `over_control` are ratios of perplexity to the control adapt
 They are for the largest sample, or for the number of passages in their name; standard errors are paired over passages.
 
 The efforts are requests over HTTP to a server with the bank. The ladder and greedy searches run in separate processes,
-or with `--on ray` on a cluster. A run prints its estimated duration first, and resumes after an interruption.
+or with `--on ray` on a cluster. A run resumes after an interruption.
 """
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -129,7 +128,6 @@ def main() -> None:
     parser.add_argument("--greedy", type=int, default=6, help="adapters that greedy search may take, the best alone")
     parser.add_argument("--peft-rates", type=float, nargs="+", default=Rates.peft, help="rates for PEFT, rising")
     parser.add_argument("--full-rates", type=float, nargs="+", default=Rates.full, help="rates for full, rising")
-    parser.add_argument("--estimate", action="store_true", help="print what the run would take, and end")
     parser.add_argument("--on", metavar="ray[=HOST:PORT]", help="use a Ray cluster, or one made here, not processes")
     parser.add_argument("--parallel", type=int, help="greedy searches at once: by default 1, on Ray what has room")
     parser.add_argument("--cores", type=int, help="with --on ray: processor cores, and threads, of each task")
@@ -147,10 +145,7 @@ def main() -> None:
         opened(arguments.data, arguments.base, arguments.adapters, home, lengths, domains=arguments.domains) as setting,
     ):
         ladder = Ladder(arguments.home / "ladder", pool, Rates(arguments.peft_rates, arguments.full_rates))
-        run = Run(setting, plan, Answers(home / "answers"), ladder, partial(searched, pool))
-        print(run.estimate(), file=sys.stderr)
-        if not arguments.estimate:
-            measure(run).finish(arguments.out)
+        measure(Run(setting, plan, Answers(home / "answers"), ladder, partial(searched, pool))).finish(arguments.out)
 
 
 if __name__ == "__main__":

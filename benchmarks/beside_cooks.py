@@ -5,24 +5,21 @@ A server has the bank of adapters; one client reads a stream, token by token, wh
 - `quick_gap`, `tune_gap`: the median time between two tokens of the stream while such a cook runs, over the same with
   none, just before; `..._gap_p95` of their 95th percentiles. The second cook of a kind is measured, when the process
   for gradients is running, as for any second cook within a minute.
-- `healthz_p95_ms`: of /healthz while they run.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import httpx2
 import numpy as np
 
 from benchmarks.report import Result, options, repeated
 from benchmarks.soups.setting import LARGEST, LONGEST, TEST, Lengths, Setting, opened
-from demo.results import Figure
 from registry.errors import Internal
 from registry.spec import CookRequest
 
@@ -33,8 +30,6 @@ TOKENS = 64
 LEAST_GAPS = 100
 """Between tokens, of a stream that is measured alone."""
 PROMPT = "The"
-PAUSE = 0.05
-"""Seconds between two questions to /healthz."""
 
 
 def gaps(setting: Setting, going_on: Callable[[int], bool]) -> list[float]:
@@ -59,33 +54,17 @@ def cook(setting: Setting, effort: str) -> None:
     setting.client.cook(CookRequest.model_validate({"sample": sample, "effort": effort}))
 
 
-def health(setting: Setting, until: Future[None]) -> list[float]:
-    """Seconds of each question to /healthz."""
-    found = []
-    with httpx2.Client(base_url=setting.client.base_url) as client:
-        while not until.done():
-            began = time.perf_counter()
-            if client.get("/healthz").status_code != 200:
-                raise Internal("/healthz does not answer 200 while a cook runs")
-            found.append(time.perf_counter() - began)
-            wait([until], PAUSE)
-    return found
-
-
-def beside(setting: Setting, effort: str, repeats: int, result: Result) -> list[float]:
-    """The stream alone and while a cook of this effort runs, in turn; gives the seconds of /healthz meanwhile."""
+def beside(setting: Setting, effort: str, repeats: int, result: Result) -> None:
+    """The stream alone and while a cook of this effort runs, in turn."""
     cook(setting, effort)
-    waited: list[float] = []
     middles: list[float] = []
     tails: list[float] = []
     for repeat in range(repeats):
         alone = gaps(setting, lambda so_far: so_far < LEAST_GAPS)
-        with ThreadPoolExecutor(2) as others:
+        with ThreadPoolExecutor(1) as others:
             cooking = others.submit(cook, setting, effort)
-            asking = others.submit(health, setting, cooking)
             busy = gaps(setting, partial(_goes_on, cooking))
             cooking.result()
-            waited += asking.result()
         if len(busy) < TOKENS:
             raise Internal(f"The cook was over after {len(busy)} tokens of the stream: too few to say anything.")
         for way, some in (("alone", alone), (f"beside {effort}", busy)):
@@ -99,20 +78,10 @@ def beside(setting: Setting, effort: str, repeats: int, result: Result) -> list[
     note = f"time between tokens of one stream beside a cook of {setting.largest} passages over the same alone"
     result.figures[f"{effort}_gap"] = repeated(middles, "ratio", goal=GAP_GOAL, note=f"{note}; medians")
     result.figures[f"{effort}_gap_p95"] = repeated(tails, "ratio", note="the same of 95th percentiles")
-    return waited
 
 
 def _goes_on(cooking: Future[None], _gaps: int) -> bool:
     return not cooking.done()
-
-
-def run(setting: Setting, *, repeats: int, name: str, efforts: Sequence[str] = EFFORTS) -> Result:
-    """Streams beside each effort."""
-    result = Result(name)
-    waited = [one for effort in efforts for one in beside(setting, effort, repeats, result)]
-    note = f"{len(waited)} questions while cooks run beside a stream"
-    result.figures["healthz_p95_ms"] = Figure(1000 * float(np.quantile(waited, 0.95)), "ms", note=note)
-    return result
 
 
 def main() -> None:
@@ -127,8 +96,11 @@ def main() -> None:
     given = parser.parse_args()
     name = "beside_cooks" if given.out is None else given.out.stem
     lengths = Lengths(TEST, given.largest, given.longest)
+    result = Result(name)
     with opened(given.data, given.base, given.adapters, given.home, lengths) as setting:
-        run(setting, repeats=given.repeats, name=name).finish(given.out)
+        for effort in EFFORTS:
+            beside(setting, effort, given.repeats, result)
+    result.finish(given.out)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from benchmarks.report import Result, options
 from demo.prepare import convert, neutral_domains
 from demo.results import ROOT, Figure
 from demo.server import SOUP, Server, running
-from registry.adapters.lora import LORA_A, LORA_B
+from registry.adapters.lora import LORA_B
 from registry.base_model import shape_of
 from registry.formats import WEIGHTS_FILE, read_directory
 from registry.spec import BaseEntry, Verdict
@@ -88,20 +88,6 @@ def truncated(weights: Weights) -> Weights:
     return halves
 
 
-def rank_truncated_by_svd(weights: Weights) -> Weights:
-    """The weights with the quarter of the singular directions of each update that are largest."""
-    changed = dict(weights)
-    for name in weights:
-        if name.endswith(LORA_B):
-            a = name.replace(LORA_B, LORA_A)
-            rank = weights[a].shape[0]
-            left, values, right = torch.linalg.svd(weights[name] @ weights[a], full_matrices=False)
-            values[rank // 4 :] = 0
-            changed[name] = (left[:, :rank] * values[:rank]).contiguous()
-            changed[a] = right[:rank].contiguous()
-    return changed
-
-
 def older(weights: Weights) -> Weights:
     """An older state of the weights: with seeded noise."""
     generator = torch.Generator().manual_seed(0)
@@ -122,11 +108,11 @@ FAULTS: dict[str, Fault] = {
 }
 """The LoRA has alpha / rank 2 and rank 16: without alpha it is half as large, and a quarter with alpha / rank where
 alpha / sqrt(rank) was meant."""
-LIMITS: dict[str, Callable[[Weights], Weights]] = {
-    "without_queries": lambda weights: scaled(weights, lambda name: float("q_proj" not in name)),
-    "quarter_of_the_singular_directions": rank_truncated_by_svd,
-}
-"""Faults of little effect, which are no part of the twelve: how far from the adapter they are."""
+
+
+def without_queries(weights: Weights) -> Weights:
+    """The weights without the queries' update: a fault of little effect, which is no part of the twelve."""
+    return scaled(weights, lambda name: float("q_proj" not in name))
 
 
 # --- servers ------------------------------------------------------------------------------------------------
@@ -259,10 +245,10 @@ class Measurement:
         for name, fault in FAULTS.items():
             push(registry.server, with_weights(self.lora, self.home / name, fault.plant(weights)), f"faults/{name}")
             self._add_fault(name, fault.verdict, registry.doctor(registry.server, f"faults/{name}=team/lora"))
-        for name, plant in LIMITS.items():
-            push(registry.server, with_weights(self.lora, self.home / name, plant(weights)), f"faults/{name}")
-            (row,) = registry.doctor(registry.server, f"faults/{name}=team/lora")
-            self._add(row, name, "float32", None)
+        name = "without_queries"
+        push(registry.server, with_weights(self.lora, self.home / name, without_queries(weights)), f"faults/{name}")
+        (row,) = registry.doctor(registry.server, f"faults/{name}=team/lora")
+        self._add(row, name, "float32", None)
         for name, model, other in (
             ("old_version", "team/lora@1", "team/lora@1"),
             ("another_adapter", "team/bbc_news", "team/bbc_news@1"),

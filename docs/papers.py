@@ -94,10 +94,11 @@ def pictures(results: Path) -> dict[Path, str]:
 
 
 def _scores(cells: Cells) -> list[str]:
-    """Mean scores of variants by set, with their numbers of seeds."""
+    """Mean scores of variants by set, with their numbers of seeds; without sets that have no cell."""
+    sets = {task: name for task, name in SETS.items() if any(cells.at_rate(task, variant) for variant in VARIANTS)}
     shown = []
     for name, variant in VARIANTS.items():
-        rows: Mapping[str, list[Any]] = {task: cells.at_rate(task, name) for task in SETS}
+        rows: Mapping[str, list[Any]] = {task: cells.at_rate(task, name) for task in sets}
         every = [row for of_task in rows.values() for row in of_task]
         if every:
             size = next((f"{row['parameters']:,}" for row in every if row["parameters"]), "")
@@ -106,7 +107,7 @@ def _scores(cells: Cells) -> list[str]:
             shown.append((f"`{name}`", size, data, *(_mean(of_task) for of_task in rows.values())))
     if not shown:
         return ["No cell has been run yet."]
-    return table(("variant", "trained numbers", "examples x epochs", *SETS.values()), shown)
+    return table(("variant", "trained numbers", "examples x epochs", *sets.values()), shown)
 
 
 def _mean(rows: list[Any]) -> str:

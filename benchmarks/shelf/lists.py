@@ -25,8 +25,6 @@ LISTS = "/v1/adapters"
 PAGE = 50
 WARM = 20
 """Requests of each kind that are sent before those that are timed: connections open, statements prepared."""
-TENANT = 3
-"""Namespaces of the key that does not see all of them."""
 ALIAS, ALIASED = "prod", 1_000
 """An alias, and how many adapters have it."""
 Query = Mapping[str, Any]
@@ -38,7 +36,6 @@ class Timed:
     """The times of the requests of one kind in milliseconds, and the number with a result."""
 
     kind: str
-    sees: str
     milliseconds: Sequence[float]
     found: int
 
@@ -51,7 +48,7 @@ class Timed:
         """A row of the results."""
         half, most = float(np.median(self.milliseconds)), max(self.milliseconds)
         return {
-            "part": "lists", "database": database, "kind": self.kind, "sees": self.sees,
+            "part": "lists", "database": database, "kind": self.kind,
             "requests": len(self.milliseconds), "found": self.found, "median_ms": half,
             "p95_ms": self.p95, "slowest_ms": most,
         }  # fmt: skip
@@ -77,27 +74,24 @@ def stock(server: Killable, amount: int) -> None:
 
 
 def timed(server: Killable, amount: int, *, requests: int) -> Iterator[Timed]:
-    """Every kind of request, with a key that sees everything and with one that sees a few namespaces.
+    """Every kind of request, with a key that sees everything.
 
     `nothing` is the time of an empty request: the share of the machine and the transport in the others.
     """
-    with server.client() as admin:
-        few = [f"team{number}" for number in range(TENANT)]
-        tenant = admin.create_key("tenant", scopes=["read"], namespaces=few)["secret"]
-    for sees, key, teams in (("everything", server.key(), NAMESPACES), (f"{TENANT} namespaces", tenant, TENANT)):
-        asked: dict[str, list[Asked]] = {
-            "nothing": [("/healthz", {})] * requests,
-            "list": [(LISTS, {"limit": PAGE})] * requests,
-            "filter": [(LISTS, {**query, "limit": PAGE}) for query in _filters(amount, requests)],
-            "search": [(LISTS, {**query, "limit": PAGE}) for query in _searches(requests)],
-            "resolve": [(f"{LISTS}/{ref}", {}) for ref in _refs(amount, requests, teams)],
-        }
-        with httpx2.Client(base_url=server.url, headers={"authorization": f"Bearer {key}"}, timeout=120) as client:
-            for kind, some in asked.items():
-                yield _timed(kind, sees, client, some, pages=kind == "list")
+    asked: dict[str, list[Asked]] = {
+        "nothing": [("/healthz", {})] * requests,
+        "list": [(LISTS, {"limit": PAGE})] * requests,
+        "filter": [(LISTS, {**query, "limit": PAGE}) for query in _filters(amount, requests)],
+        "search": [(LISTS, {**query, "limit": PAGE}) for query in _searches(requests)],
+        "resolve": [(f"{LISTS}/{ref}", {}) for ref in _refs(amount, requests)],
+    }
+    headers = {"authorization": f"Bearer {server.key()}"}
+    with httpx2.Client(base_url=server.url, headers=headers, timeout=120) as client:
+        for kind, some in asked.items():
+            yield _timed(kind, client, some, pages=kind == "list")
 
 
-def _timed(kind: str, sees: str, client: httpx2.Client, asked: Sequence[Asked], *, pages: bool) -> Timed:
+def _timed(kind: str, client: httpx2.Client, asked: Sequence[Asked], *, pages: bool) -> Timed:
     """The times of these requests; of `pages` each takes the one after the last."""
     taken, found, cursor = [], 0, None
     for path, query in [*asked[:WARM], *asked]:
@@ -110,7 +104,7 @@ def _timed(kind: str, sees: str, client: httpx2.Client, asked: Sequence[Asked], 
         body = answer.json()
         found += bool(body.get("data") or body.get("digest"))
         cursor = body.get("next_cursor")
-    return Timed(kind, sees, taken[-len(asked) :], found)
+    return Timed(kind, taken[-len(asked) :], found)
 
 
 def _name(number: int) -> tuple[str, str]:
@@ -118,12 +112,12 @@ def _name(number: int) -> tuple[str, str]:
     return f"team{number % NAMESPACES}", f"a{number}"
 
 
-def _refs(amount: int, requests: int, teams: int) -> Iterator[str]:
-    """Adapters of the first `teams` namespaces: by name, by version, by alias and by digest in turn."""
+def _refs(amount: int, requests: int) -> Iterator[str]:
+    """Adapters by name, by version, by alias and by digest in turn."""
     draw = random.Random(5)
     for turn in range(requests):
         most = min(ALIASED, amount) if turn % 4 == 2 else amount
-        number = draw.randrange(max(1, most // NAMESPACES)) * NAMESPACES + draw.randrange(teams)
+        number = draw.randrange(max(1, most // NAMESPACES)) * NAMESPACES + draw.randrange(NAMESPACES)
         name = "/".join(_name(number))
         yield (name, f"{name}@1", f"{name}@{ALIAS}", sha256_digest(str(number).encode()))[turn % 4]
 

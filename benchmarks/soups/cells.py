@@ -98,10 +98,6 @@ class Answers:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
 
-    def has(self, setting: Setting, cell: Cell) -> bool:
-        """Return True if a cell was answered before."""
-        return self._path(setting, cell).is_file()
-
     def get(self, setting: Setting, cell: Cell) -> Answer:
         """The answer of a cell, requested if it is not stored."""
         path = self._path(setting, cell)

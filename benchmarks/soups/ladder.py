@@ -57,10 +57,6 @@ class Ladder:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._pool, self._rates = folder, pool, rates
 
-    def has(self, setting: Setting, cell: Cell) -> bool:
-        """Return True if a cell was computed before."""
-        return self._path(cell, self._task(setting, cell)).is_file()
-
     def get(self, setting: Setting, cell: Cell) -> Climbed:
         """The result of a cell, computed if it is not stored; raises what the task raises."""
         task = self._task(setting, cell)

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import Result, table
+from benchmarks.report import Result
 from benchmarks.soups import BASE, CONTROL, EFFORTS, GREEDY, LADDER, PAPER, SINGLE
 from benchmarks.soups.cells import Answers, Cell, scored
 from benchmarks.soups.ladder import Ladder
-from benchmarks.soups.setting import HELD_OUT, HOSTILE, NAMESPACE, Setting
-from benchmarks.soups.trained import PASSES
+from benchmarks.soups.setting import HOSTILE, NAMESPACE, Setting
 from demo.results import Figure, Row
 from registry.uncertainty import Difference, paired_difference
 
@@ -40,16 +39,8 @@ GOALS: Mapping[str, Mapping[str, float]] = {
 }  # fmt: skip
 """Goals of the figures, by bank."""
 
-COSTS: Mapping[str, tuple[float, float]] = {
-    BASE: (1, 0), "uniform": (0.1, 0), "similarity": (1.5, 0), "clustering": (1.5, 0), "instant": (3, 0),
-    "quick": (14, 0), "thorough": (40, 0), "tune": (12, 0), "prompt": (2, 200), "knn_lm": (2, HELD_OUT + 20),
-    "peft": (15 * PASSES, 3 * PASSES * HELD_OUT), "full": (25 * PASSES, 3 * PASSES * HELD_OUT),
-}  # fmt: skip
-"""The approximate cost of a way, in passes of the base over the sample, and in further passages."""
 HOSTILE_SAMPLE = 15
 """Passages of a hostile set that are cooked from."""
-AVERAGES = 2.5
-"""Averages that greedy search scores for each adapter that it may take."""
 
 Search = Callable[[Setting, Mapping[str, Mapping[str, np.ndarray]]], Mapping[str, np.ndarray]]
 """The results of greedy search for domains (`greedy.searched`), from the scores of each single adapter."""
@@ -110,29 +101,6 @@ class Run:
                 self.nll(cell)
                 if (seconds := time.perf_counter() - began) > 1:
                     print(f"{domain}, {cell.size} passages: {cell.way} in {seconds:.0f} s", file=sys.stderr)
-
-    def estimate(self) -> str:
-        """About how many seconds each way's missing cells will take, as a table."""
-        texts = self.setting.test(self.domains[0])[:10]
-        self.setting.client.perplexity(self.setting.base, texts[:1])
-        began = time.perf_counter()
-        self.setting.client.perplexity(self.setting.base, texts)
-        second = (time.perf_counter() - began) / len(texts)
-        test = self.setting.test_passages
-        total = dict.fromkeys(COSTS, 0.0)
-        for domain in (*self.domains, *self.plan.hostile):
-            for cell in self.cells(domain):
-                if not self._has(cell):
-                    total[cell.way] += second * (COSTS[cell.way][0] * cell.size + COSTS[cell.way][1] + test)
-        if self.plan.greedy:
-            models = len(self.setting.job.pushed) + AVERAGES * self.plan.greedy
-            total["single, greedy"] = second * test * models * len(self.domains)
-        total["all"] = sum(total.values())
-        return table([{"way": way, "seconds, about": round(seconds)} for way, seconds in total.items()])
-
-    def _has(self, cell: Cell) -> bool:
-        store = self.ladder if cell.way in LADDER else self.answers
-        return store.has(self.setting, cell)
 
     def nll(self, cell: Cell) -> np.ndarray:
         """NLL of the domain's test passages under a cell's model."""

@@ -102,9 +102,6 @@ class FakeLadder(Ladder):
     def __init__(self) -> None:
         pass
 
-    def has(self, setting: Setting, cell: Cell) -> bool:
-        return True
-
     def get(self, setting: Setting, cell: Cell) -> Climbed:
         nats = {"peft": (3.0, 2.6, 2.5, 2.3), "full": (3.0, 2.7)}.get(cell.way, (2.95,))
         rungs = (
@@ -187,14 +184,6 @@ def test_rows_have_every_cell_and_every_adapter(setting: Setting, tmp_path: Path
     [peft, *_] = [row for row in rows if row["way"] == "peft"]
     assert (peft["trained_passes"], peft["rate"], peft["wall_s"]) == (3, 0.003, 15)
     assert peft["over"] == pytest.approx(-0.6)
-
-
-def test_what_is_missing_is_estimated(setting: Setting, tmp_path: Path) -> None:
-    run = a_run(setting, tmp_path, sizes=(15,), greedy=0)
-    lines = run.estimate().splitlines()
-    assert {"quick", "peft", "all"} <= {line.split()[0] for line in lines[1:]}
-    run.fill()
-    assert run.estimate().splitlines()[-1].split() == ["all", "0"]
 
 
 def test_means_are_geometric_and_errors_are_those_of_the_domains() -> None:

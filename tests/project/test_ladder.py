@@ -97,10 +97,7 @@ def test_a_result_is_computed_in_a_process_once(base: LoadedBase, tmp_path: Path
     setting = Setting.on(Texts(job, test_passages=4, largest=8), client, scores, base.shape.fingerprint)
     cell = Cell("prompt", "tales", 0, 5)
     with ProcessPool(1) as pool:
-        ladder = Ladder(tmp_path / "ladder", pool, Rates())
-        assert not ladder.has(setting, cell)
-        result = ladder.get(setting, cell)
-        assert ladder.has(setting, cell)
+        result = Ladder(tmp_path / "ladder", pool, Rates()).get(setting, cell)
     passages = Passages(tuple(setting.sample("tales", size=5, seed=0)), (), tuple(setting.test("tales")))
     assert result.rungs[0].nll == pytest.approx(prompted(base, passages)[0].nll, rel=1e-5)
     assert Ladder(tmp_path / "ladder", pool, Rates()).get(setting, cell) == result

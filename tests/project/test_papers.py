@@ -287,4 +287,5 @@ def test_the_page_reads_well_before_and_after_the_first_cells(tmp_path):
     assert papers.lines(tmp_path, "scores")[0] == "No cell has been run yet."
     program.store(tmp_path / "papers.json", [*tried("houlsby", 0), row("houlsby_8", RATES["houlsby"][0], 1, 90.0)])
     shown = "\n".join(papers.lines(tmp_path, "scores"))
-    assert "| `houlsby_8` | 1 | 300 x 4 |  | 90.0 (1) |" in shown
+    assert "| examples x epochs | SST-2 |" in shown
+    assert "| `houlsby_8` | 1 | 300 x 4 | 90.0 (1) |" in shown
