@@ -145,7 +145,10 @@ def main() -> None:
         opened(arguments.data, arguments.base, arguments.adapters, home, lengths, domains=arguments.domains) as setting,
     ):
         ladder = Ladder(arguments.home / "ladder", pool, Rates(arguments.peft_rates, arguments.full_rates))
-        measure(Run(setting, plan, Answers(home / "answers"), ladder, partial(searched, pool))).finish(arguments.out)
+        result = measure(Run(setting, plan, Answers(home / "answers"), ladder, partial(searched, pool)))
+        if arguments.out is not None:
+            result.name = arguments.out.stem
+        result.finish(arguments.out)
 
 
 if __name__ == "__main__":
