@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -35,3 +37,15 @@ def start_child() -> EngineChild:
             ours.close()
             raise
     return EngineChild(process, Connection(ours.detach()))
+
+
+@contextmanager
+def engine_child() -> Iterator[EngineChild]:
+    """The process of an engine while open; it is killed at the end, also where no engine has used it."""
+    child = start_child()
+    try:
+        yield child
+    finally:
+        child.connection.close()
+        child.process.kill()
+        child.process.wait()

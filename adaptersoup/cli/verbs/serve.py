@@ -31,6 +31,8 @@ from service.settings import Settings, calm_threads
 if TYPE_CHECKING:
     import uvicorn
 
+    from service.engine_process.child import EngineChild
+
 
 STOP_SECONDS = 9.0
 """Longest duration of a stop; threads that still run are abandoned, and the next server repeats their work."""
@@ -97,9 +99,13 @@ def run(settings: Settings, listener: socket.socket, *, json: bool = False) -> N
     """Serve until SIGINT or SIGTERM; prints the address once base models are loaded. Imports torch."""
     calm_threads()
     talk("loading base models" if settings.bases else "no base model: name an allowlist with --bases or SOUP_BASES")
-    from service.engine_process.child import start_child
+    from service.engine_process.child import engine_child
 
-    child = start_child()  # imports torch while this process does
+    with engine_child() as child:  # it imports torch while this process does
+        _run(settings, listener, child, json=json)
+
+
+def _run(settings: Settings, listener: socket.socket, child: EngineChild, *, json: bool) -> None:
     from registry.cores import use_cores
     from service.http.app import create_app
     from service.http.connections import server_config
