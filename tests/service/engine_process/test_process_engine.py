@@ -20,7 +20,7 @@ from registry.errors import Busy, Cancelled, Internal, InvalidParameter, Invalid
 from service.engine import Delta, GenerateRequest, SamplingParams, ScoreRequest
 from service.engine.request import RequestTimeline, timeline_observer
 from service.engine_process import client
-from service.engine_process.child import PROGRAM
+from service.engine_process.child import PROGRAM, engine_child
 from service.engine_process.client import ProcessEngine
 from service.engine_process.plan import plan_of
 from tests.service.cluster import one_server, until
@@ -288,6 +288,13 @@ def assert_away(engine: ProcessEngine) -> None:
             call()
     assert heard.ends == [(0, 0)]
     assert (engine.loaded_bases(), engine.is_packed(BASE_ID)) == ((), None)
+
+
+def test_a_process_that_no_engine_has_used_is_ended() -> None:
+    """As where the server cannot start."""
+    with engine_child() as child:
+        assert child.process.poll() is None
+    assert child.process.returncode is not None
 
 
 def test_a_stop_ends_requests_and_the_process(engine: ProcessEngine) -> None:

@@ -57,8 +57,8 @@ def test_an_answer_is_said_in_words_and_numbers() -> None:
     assert f"acme/mix@1 , a soup of 2 adapters, has {lower} lower perplexity than the base model" in said
     assert f"(90 % interval: −{most} to −{least})" in said
     assert "Measured on 6 held-out passages of the sample, which had no part in choosing." in said
-    assert "The best of 2 soups is accepted if it is 2.20 standard errors below the base model." in said
-    assert "This soup is 6.00 standard errors below." in said
+    assert "The best of 2 soups is accepted if its loss is at least 2.20 standard errors below that of the base" in said
+    assert "The loss of this soup is 6.00 standard errors below." in said
 
 
 def test_an_abstention_is_as_readable() -> None:
@@ -133,7 +133,7 @@ def stocked(world: World) -> World:
 def test_a_stored_soup_has_a_report_for_each_time_it_was_the_answer(browser: Signed) -> None:
     newest = browser.get("/soups/acme/mix@1.json").json()
     assert newest["object"] == "soup_report"
-    count = int(re.search(r"of (\d) cooks", read(browser.page("/soups/acme/mix@1")))[1])  # type: ignore[index]
+    count = int(re.search(r"on cook \d of (\d)", read(browser.page("/soups/acme/mix@1")))[1])  # type: ignore[index]
     assert browser.get(f"/soups/acme/mix@1.json?evidence={count}").json() == newest
     second = browser.get("/soups/acme/mix@1.json?evidence=2").json()
     assert second["evidence"]["verification"]["passages"] == 6
