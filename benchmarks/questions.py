@@ -22,6 +22,7 @@ import torch
 from adaptersoup.client.additions import Additions
 from adaptersoup.client.client import SoupClient
 from benchmarks.report import Result, options
+from benchmarks.soups.trained import PASSES, train_by_passes
 from demo.base_models import base_entry
 from demo.results import Figure
 from demo.server import running
@@ -31,7 +32,7 @@ from registry.base_model.likelihood import score_windows
 from registry.names import digest_of
 from registry.spec import BaseEntry, CookRequest, PromptAnswer
 from training.data import read_lines
-from training.passages import add_gradients, draw_batches, rows_of
+from training.passages import rows_of
 from training.tasks.overlap import exact_match, token_f1
 
 TRAINED, UNSEEN = ("squadshifts/new_wiki", "squad"), "squadshifts/amazon"
@@ -41,8 +42,8 @@ CONTEXT = 1200
 """Characters of a context, around its answer."""
 QUESTIONS = 300
 """Questions that an adapter is trained on, in one pass."""
-RATES, PASSES, WARMUP, CLIP = (3e-4, 1e-3, 3e-3), 3, 10, 1.0
-"""Learning rates and passes that the fresh LoRA is chosen from, steps until a rate is reached, the largest gradient."""
+RATES = (3e-4, 1e-3, 3e-3)
+"""Learning rates that the fresh LoRA is chosen from."""
 LORA = peft.LoraConfig(r=8, lora_alpha=16, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
 PROMPTS = 16
 """Questions of a request."""
@@ -90,28 +91,18 @@ def train(
     passes: int,
 ) -> None:
     """Save PEFT's LoRA that is best on held-out questions over passes and rates, unless `folder` exists."""
-    rows, others = ([*rows_of(base, [passage_of(item) for item in part], max_tokens=base.shape.context)]
-                    for part in (items, held_out))  # fmt: skip
+    others = rows_of(base, [passage_of(item) for item in held_out], max_tokens=base.shape.context)
     best = float("inf")
     for rate in () if folder.exists() else rates:
         torch.manual_seed(0)
         wrapped = peft.get_peft_model(base.model, LORA)
-        parameters = [value for value in wrapped.parameters() if value.requires_grad]
-        optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / WARMUP))
-        batches = draw_batches(rows, batch=1, steps=passes * len(rows), draw=np.random.default_rng(0))
-        for step, batch in enumerate(batches, start=1):
-            add_gradients(base, batch)
-            torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-            optimiser.step()
-            schedule.step()
-            optimiser.zero_grad()
-            if step % len(rows) == 0:
-                nll = sum(score_windows(base.model, others, max_tokens=base.shape.context, pad_id=0))
-                print(f"{folder.name}: rate {rate:g}, pass {step // len(rows)}, held-out loss {nll:.1f}", flush=True)
-                if nll < best:
-                    best = nll
-                    wrapped.save_pretrained(str(folder))
+        training = train_by_passes(base, [passage_of(item) for item in items], rate, passes=passes)
+        for number, _ in enumerate(training, start=1):
+            nll = sum(score_windows(base.model, others, max_tokens=base.shape.context, pad_id=0))
+            print(f"{folder.name}: rate {rate:g}, pass {number}, held-out loss {nll:.1f}", flush=True)
+            if nll < best:
+                best = nll
+                wrapped.save_pretrained(str(folder))
         wrapped.unload()
 
 

@@ -8,7 +8,7 @@
 - `add_one_s`: one more adapter of that pool, from its stored vectors to a stored selector that knows it.
 - `route_ms_p95`: the choice of `POST /v1/route` in such a pool, from a prompt's vector to the adapters.
 - `nearest_ms_p95`: the ten adapters out of 100,000 whose samples are most like one passage's vector, exactly, by a
-  selector whose means are mapped from its file; `nearest_first_s`: from the file to the first answer.
+  selector in memory; `nearest_first_s`: from its file to the first answer.
 - `push_many`: pushes a second by 8 clients at once.
 - `refit_backlog`: fits that are to do after 1,000 pushes in a row into a pool that has a selector.
 
@@ -118,7 +118,7 @@ def measure_nearest(result: Result, *, adapters: int, requests: int, dimensions:
         found = nearest.searched(file, dimensions=dimensions, numbers=numbers)
     note = f"{adapters:,} adapters of {dimensions} dimensions, a state of {found.state_mib:.0f} MiB"
     result.figures["nearest_ms_p95"] = Figure(float(np.percentile(found.milliseconds, 95)), "ms", note=note)
-    result.figures["nearest_first_s"] = Figure(found.first_s, "s", note=f"mapped, and ranked once; {note}")
+    result.figures["nearest_first_s"] = Figure(found.first_s, "s", note=f"read, and ranked once; {note}")
     median = float(np.median(found.milliseconds))
     result.rows.append({"part": "nearest", "adapters": adapters, "median_ms": median, "first_s": found.first_s})
 

@@ -1,9 +1,9 @@
 """Trainings on the sample instead of a soup: a LoRA of PEFT's, and full fine-tuning of the base model.
 
-Called by `ladder` in a process of its own. Both are trained on the whole sample, one passage per step, at a constant
-rate after a warm-up (as in QLoRA, Dettmers et al. 2023). So the state after each pass equals that of a training with
-this number of passes. Rate and passes are chosen on further passages, which other ways and users of a sample do not
-have.
+Called by `ladder` in a process of its own, and by `benchmarks.questions`. Both are trained on the whole sample, one
+passage per step, at a constant rate after a warm-up (as in QLoRA, Dettmers et al. 2023). So the state after each pass
+equals that of a training with this number of passes. Rate and passes are chosen on further passages, which other ways
+and users of a sample do not have.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from benchmarks.full_fine_tuning import unfrozen
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import Window, score_windows, scored_tokens, windows
+from registry.spec import Passage
 from training.passages import add_gradients, draw_batches, rows_of
 
 PASSES = 3
@@ -88,7 +89,7 @@ def rungs(trainable: Trainable, base: LoadedBase, passages: Passages, rates: Seq
     for rate in rates:
         last = rungs[0].held_out
         with trainable(base) as trained:
-            for number, seconds in enumerate(_train(trained, passages.sample, rate), start=1):
+            for number, seconds in enumerate(train_by_passes(trained, passages.sample, rate), start=1):
                 held_out = mean_nll(trained, passages.held_out)
                 if not held_out < last:  # nor where it is no number
                     break
@@ -109,14 +110,16 @@ def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, value) for name, value in model.named_parameters() if value.requires_grad]
 
 
-def _train(base: LoadedBase, sample: Sequence[str], rate: float) -> Iterator[float]:
-    """Train on the sample; yields the seconds of training so far after each pass."""
+def train_by_passes(
+    base: LoadedBase, sample: Sequence[Passage], rate: float, *, passes: int = PASSES
+) -> Iterator[float]:
+    """Train what asks for gradients on the sample; yields the seconds of training so far after each pass."""
     began, seconds = time.perf_counter(), 0.0
     rows = [row for row in rows_of(base, sample, max_tokens=base.shape.context) if row.scored]
     parameters = [value for _, value in _trained(base.model)]
     optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / (WARMUP * len(rows))))
-    batches = draw_batches(rows, batch=1, steps=PASSES * len(rows), draw=np.random.default_rng(0))
+    batches = draw_batches(rows, batch=1, steps=passes * len(rows), draw=np.random.default_rng(0))
     for step, batch in enumerate(batches, start=1):
         add_gradients(base, batch)
         nn.utils.clip_grad_norm_(parameters, CLIP)
