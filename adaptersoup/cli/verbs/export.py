@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,15 +27,33 @@ from registry.formats.peft.writing import is_peft_config
 from registry.spec import AdapterConfig, BottleneckConfig, LoraConfig
 
 
+Program = Literal["peft", "vllm", "lorax", "llamacpp"]
+NAMES: dict[Program, str] = {"peft": "PEFT", "vllm": "vLLM", "lorax": "LoRAX", "llamacpp": "llama.cpp"}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The options that name the program that will read the files."""
+
+    peft: Annotated[bool, typer.Option("--peft", help="For PEFT: LoRAs and prefixes.")] = False
+    vllm: Annotated[bool, typer.Option("--vllm", help="For vLLM: LoRAs and bottlenecks.")] = False
+    lorax: Annotated[bool, typer.Option("--lorax", help="For LoRAX: LoRAs.")] = False
+    llamacpp: Annotated[bool, typer.Option("--llamacpp", help="For llama.cpp: LoRAs, as a GGUF file.")] = False
+
+    def program(self) -> Program:
+        """The one program that is named; raises BadParameter for none or several."""
+        programs = [program for program in NAMES if getattr(self, program)]
+        if len(programs) != 1:
+            raise typer.BadParameter(f"Name one program: {', '.join('--' + name for name in NAMES)}.")
+        return programs[0]
+
+
 @verb
 def export(
     remote: Remote,
     ref: RefArgument,
     directory: Annotated[Path, typer.Argument(help="Directory to write.", metavar="DIR")],
-    peft: Annotated[bool, typer.Option("--peft", help="For PEFT: LoRAs and prefixes.")] = False,
-    vllm: Annotated[bool, typer.Option("--vllm", help="For vLLM: LoRAs and bottlenecks.")] = False,
-    lorax: Annotated[bool, typer.Option("--lorax", help="For LoRAX: LoRAs.")] = False,
-    llamacpp: Annotated[bool, typer.Option("--llamacpp", help="For llama.cpp: LoRAs, as a GGUF file.")] = False,
+    reader: Reader,
     force: Annotated[bool, typer.Option("--force", help="Replace the contents of DIR.")] = False,
 ) -> None:
     """Write an adapter for another program.
@@ -50,11 +69,7 @@ def export(
       soup export team/soup@prod soup --vllm --force
       soup export team/law law --llamacpp
     """
-    flags: dict[Program, bool] = {"peft": peft, "vllm": vllm, "lorax": lorax, "llamacpp": llamacpp}
-    programs = [program for program, is_set in flags.items() if is_set]
-    if len(programs) != 1:
-        raise typer.BadParameter(f"Name one program: {', '.join('--' + name for name in NAMES)}.")
-    (program,) = programs
+    program = reader.program()
     check_installed(program)  # before anything is pulled
     check_place(directory, replace=force, advice="replace it with --force")
     with TemporaryDirectory(prefix="soup-export-") as temporary, progress_bar(f"pulling {ref}") as report:
@@ -66,8 +81,6 @@ def export(
     remote.answer(answer, str(directory), note=f"{NAMES[program]} loads it with: {line}")
 
 
-Program = Literal["peft", "vllm", "lorax", "llamacpp"]
-NAMES: dict[Program, str] = {"peft": "PEFT", "vllm": "vLLM", "lorax": "LoRAX", "llamacpp": "llama.cpp"}
 ENGINES: frozenset[Program] = frozenset({"vllm", "lorax"})
 """Programs that load only LoRAs with one rank and one scale for all modules."""
 LOADS: dict[Program, str] = {
