@@ -98,10 +98,16 @@ def run(*, draws: int, name: str = "acceptance") -> Result:
         rows: list[dict[str, Any]] = []
         for case, passages in product(cases, PASSAGES):
             its = Case(**{**vars(case), "passages": passages})
-            rows.append({
-                "figure": figure, "passages": passages, "ways": its.ways, "noise": its.noise,
-                "correlation": its.correlation, "claimed": its.claimed(draw, draws),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "figure": figure,
+                    "passages": passages,
+                    "ways": its.ways,
+                    "noise": its.noise,
+                    "correlation": its.correlation,
+                    "claimed": its.claimed(draw, draws),
+                }
+            )
         goal = None if figure in {"claimed_uncounted", "claimed_skewed"} else LEVEL
         most = max(row["claimed"] for row in rows)
         least = min(row["claimed"] for row in rows)

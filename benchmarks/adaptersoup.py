@@ -133,11 +133,13 @@ def main() -> None:
     parser.add_argument("--cores", type=int, help="with --on ray: processor cores, and threads, of each task")
     arguments = parser.parse_args()
     plan = Plan(
-        arguments.bank, tuple(sorted(arguments.sizes)), arguments.draws,
+        arguments.bank,
+        tuple(sorted(arguments.sizes)),
+        arguments.draws,
         ways=tuple(way for way in (*PAPER, *EFFORTS, *LADDER) if way not in arguments.without),
         hostile=() if "hostile" in arguments.without else HOSTILE,
         greedy=0 if "oracles" in arguments.without else arguments.greedy,
-    )  # fmt: skip
+    )
     lengths = Lengths(arguments.passages, plan.full, arguments.longest)
     home = arguments.home / plan.bank
     with (

@@ -68,11 +68,16 @@ def beside(setting: Setting, effort: str, repeats: int, result: Result) -> None:
         if len(busy) < TOKENS:
             raise Internal(f"The cook was over after {len(busy)} tokens of the stream: too few to say anything.")
         for way, some in (("alone", alone), (f"beside {effort}", busy)):
-            result.rows.append({
-                "way": f"stream, {way}", "repeat": repeat, "count": len(some),
-                "median_ms": 1000 * float(np.median(some)),
-                "p95_ms": 1000 * float(np.quantile(some, 0.95)), "most_ms": 1000 * max(some),
-            })  # fmt: skip
+            result.rows.append(
+                {
+                    "way": f"stream, {way}",
+                    "repeat": repeat,
+                    "count": len(some),
+                    "median_ms": 1000 * float(np.median(some)),
+                    "p95_ms": 1000 * float(np.quantile(some, 0.95)),
+                    "most_ms": 1000 * max(some),
+                }
+            )
         middles.append(float(np.median(busy) / np.median(alone)))
         tails.append(float(np.quantile(busy, 0.95) / np.quantile(alone, 0.95)))
     note = f"time between tokens of one stream beside a cook of {setting.largest} passages over the same alone"

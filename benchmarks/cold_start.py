@@ -44,10 +44,24 @@ def server_start(base_folder: Path) -> float:
         bases = Path(folder) / "bases.toml"
         bases.write_text(f"[bases.small]\nsource = {json.dumps(str(base_folder.resolve()))}\n")
         server = subprocess.Popen(
-            [sys.executable, "-m", "adaptersoup.cli", "serve", "--bases", str(bases), "--data", f"{folder}/data",
-             "--port", "0", "--json"],
-            cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "adaptersoup.cli",
+                "serve",
+                "--bases",
+                str(bases),
+                "--data",
+                f"{folder}/data",
+                "--port",
+                "0",
+                "--json",
+            ],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             assert server.stdout is not None
             said = json.loads(server.stdout.readline() or '{"url": "http://127.0.0.1:0"}')

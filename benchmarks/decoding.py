@@ -54,11 +54,16 @@ VLLM_MODES = ("processes",)
 """vLLM's fastest mode on two cores (`benchmarks.peers.vllm_cpu`)."""
 
 GOALS = {
-    "base_vs_hf": (1.3, 1.8), "base_64_vs_hf": (1.5, 2.5),
-    "mixed_vs_base": (0.9, 0.97), "mixed_64_vs_base": (0.85, 0.95),
-    "mixed_vs_peft_fp32": (1.8, 2.5), "mixed_vs_peft_bf16": (3.5, 6.0), "mixed_vs_adapters": (1.4, 1.8),
-    "mixed_vs_vllm": (2.0, 3.5), "base_vs_vllm": (1.0, 1.6),
-}  # fmt: skip
+    "base_vs_hf": (1.3, 1.8),
+    "base_64_vs_hf": (1.5, 2.5),
+    "mixed_vs_base": (0.9, 0.97),
+    "mixed_64_vs_base": (0.85, 0.95),
+    "mixed_vs_peft_fp32": (1.8, 2.5),
+    "mixed_vs_peft_bf16": (3.5, 6.0),
+    "mixed_vs_adapters": (1.4, 1.8),
+    "mixed_vs_vllm": (2.0, 3.5),
+    "base_vs_vllm": (1.0, 1.6),
+}
 """Goal and stretch of ratios of tokens per second."""
 OPERATIONS_GOAL = 2500
 """Most operations of torch in a decode step of the base model alone, for a model of 30 layers."""
@@ -127,16 +132,26 @@ def wanted(setting: Setting, folder: Path | None, scratch: Path, modes: Sequence
         file = write_gguf(scratch / "base.gguf", base)
         server = {"file": str(file), "dtype": base.entry.dtype, "rows": rows, "context": context}
         found |= {
-            "vllm": ("vllm", vllm), "vllm_lora": ("vllm", vllm | {"loras": paths}), "llama_cpp": ("llama_cpp", server),
-        }  # fmt: skip
+            "vllm": ("vllm", vllm),
+            "vllm_lora": ("vllm", vllm | {"loras": paths}),
+            "llama_cpp": ("llama_cpp", server),
+        }
     return found
 
 
 def run(
-    base: LoadedBase, *, rows: int, more: int, tokens: int, repeats: int, name: str = "decoding",
-    folder: Path | None = None, ways: Sequence[str] = OWN_PROCESS, modes: Sequence[str] = VLLM_MODES,
+    base: LoadedBase,
+    *,
+    rows: int,
+    more: int,
+    tokens: int,
+    repeats: int,
+    name: str = "decoding",
+    folder: Path | None = None,
+    ways: Sequence[str] = OWN_PROCESS,
+    modes: Sequence[str] = VLLM_MODES,
     environments: Path = ENVIRONMENTS,
-) -> Result:  # fmt: skip
+) -> Result:
     """Measure all engines in turn; `ways` are the requested peers, `modes` those of vLLM."""
     setting = prepare(base, rows=rows, more=more, tokens=tokens)
     counts = {
@@ -240,10 +255,16 @@ def main() -> None:
     given = parser.parse_args()
     folder = None if given.base_folder is None else given.base_folder.resolve()
     run(
-        chosen_base(folder, given.dtype), rows=given.rows, more=given.more_rows, tokens=given.tokens,
-        repeats=given.repeats, name="decoding" if given.out is None else given.out.stem, folder=folder,
-        ways=given.peers, modes=given.vllm,
-    ).finish(given.out)  # fmt: skip
+        chosen_base(folder, given.dtype),
+        rows=given.rows,
+        more=given.more_rows,
+        tokens=given.tokens,
+        repeats=given.repeats,
+        name="decoding" if given.out is None else given.out.stem,
+        folder=folder,
+        ways=given.peers,
+        modes=given.vllm,
+    ).finish(given.out)
 
 
 if __name__ == "__main__":

@@ -225,9 +225,13 @@ class Measurement:
         fingerprint = shape_of(BaseEntry(id=BASE_ID, source=str(self.base)), self.home / "cache").fingerprint
         for name in neutral_domains(self.adapters):
             folder = convert(
-                self.adapters, name, self.home / "neutral" / name,
-                base_model=BASE_ID, base_fingerprint=fingerprint, texts=None,
-            )  # fmt: skip
+                self.adapters,
+                name,
+                self.home / "neutral" / name,
+                base_model=BASE_ID,
+                base_fingerprint=fingerprint,
+                texts=None,
+            )
             push(server, folder.path, f"team/{name}")
         push(server, with_weights(self.lora, self.home / "older", older(weights)), "team/lora")
         push(server, with_weights(self.lora, self.home / "lora", weights), "team/lora")

@@ -42,9 +42,15 @@ class Tuned:
 
 
 def fine_tune(
-    base: LoadedBase, data: Data, *, hyperparameters: Hyperparameters, part: Part = "all", layers: int = 1,
-    task: Task = LANGUAGE_MODELLING, seed: int = 0,
-) -> Tuned:  # fmt: skip
+    base: LoadedBase,
+    data: Data,
+    *,
+    hyperparameters: Hyperparameters,
+    part: Part = "all",
+    layers: int = 1,
+    task: Task = LANGUAGE_MODELLING,
+    seed: int = 0,
+) -> Tuned:
     """Train a part of a copy of `base` in fp32, keeping its best state on validation data. Nothing of `base` changes.
 
     `layers` is how many of the last ones `part="top"` trains; embeddings and the final norm are in none of them. A head

@@ -35,22 +35,38 @@ from service.engine.limits import EngineLimits
 
 SHAPES: dict[str, dict[str, Any]] = {
     "small": {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
     },
     "smollm2": {
-        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
-        "num_key_value_heads": 3, "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
     },
     "llama_1b": {
-        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
     },
     "llama_8b": {
-        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
     },
-}  # fmt: skip
+}
 RANK, BOTTLENECK = 16, 64
 ROWS, DISTINCT = (64, 256), (1, 16, 64, 256)
 TOKENS = 32
@@ -88,8 +104,9 @@ def measure(
     limits = EngineLimits(max_requests=max(rows), max_running=max(rows), adapter_cache_bytes=2**40)
     engine = Engine(Given({base.entry.id: base}), limits)
     configs: dict[str, AdapterConfig] = {
-        "loras": lora_of(base.shape), "bottlenecks": paper_config("bapna_firat", bottleneck=BOTTLENECK),
-    }  # fmt: skip
+        "loras": lora_of(base.shape),
+        "bottlenecks": paper_config("bapna_firat", bottleneck=BOTTLENECK),
+    }
     adapters = {kind: drawn(base, config, max(distinct)) for kind, config in configs.items()}
     for kind, (first, *_) in adapters.items():
         result.figures[f"{name}_{kind}_bytes"] = Figure(first.size_bytes, "bytes", note="of one adapter in fp32")

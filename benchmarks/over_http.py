@@ -115,9 +115,9 @@ class Setting:
 
     def scores_by_engine(self) -> list[float]:
         """The same from the engine, passages tokenised on the way."""
-        tickets = self.engine.submit_all([
-            score_request(self.base, text_windows(self.base, text), None) for text in self.texts
-        ])  # fmt: skip
+        tickets = self.engine.submit_all(
+            [score_request(self.base, text_windows(self.base, text), None) for text in self.texts]
+        )
         return [sum(ticket.result().nll) for ticket in tickets]
 
     def _post(self, path: str, bodies: Sequence[Body]) -> list[bytes]:
@@ -134,9 +134,12 @@ def handed_to(texts: list[str]) -> Callable[[Delta], None]:
 
 def _completion(setting: Setting, prompt: Window, tokens: int) -> Body:
     return {
-        "model": f"base/{setting.base.entry.id}", "prompt": list(prompt), "max_tokens": tokens, "temperature": 0,
+        "model": f"base/{setting.base.entry.id}",
+        "prompt": list(prompt),
+        "max_tokens": tokens,
+        "temperature": 0,
         "stream": True,
-    }  # fmt: skip
+    }
 
 
 async def posted(server: Server, path: str, body: Body) -> bytes:
@@ -216,10 +219,14 @@ def run(base: LoadedBase, *, streams: int, clients: int, repeats: int, name: str
         check({way: call() for way, call in calls.items()}, setting.base.entry.dtype)
         times = interleaved(calls, repeats=repeats, warm=True, before=lambda repeat: setting.redraw(repeat + 1))
         result.rows += [
-            {**about(setting.base), "way": way, "clients": streams if "streams" in way else clients,
-             "wall_s": median(found)}
+            {
+                **about(setting.base),
+                "way": way,
+                "clients": streams if "streams" in way else clients,
+                "wall_s": median(found),
+            }
             for way, found in times.items()
-        ]  # fmt: skip
+        ]
     for figure, what, count in (("streams", "streams", streams), ("scoring", "scores", clients)):
         found = [ratio - 1 for ratio in ratios(times[f"{what}_over_http"], times[f"{what}_by_engine"])]
         result.figures[f"http_overhead_{figure}"] = repeated(

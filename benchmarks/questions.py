@@ -67,11 +67,15 @@ def passage_of(item: Item) -> PromptAnswer:
 
 def scores(answers: Sequence[str], items: Sequence[Item]) -> np.ndarray:
     """F1 and exact match of each answer against the best of its references: (2, answers)."""
-    return np.array([
-        [max(metric(answer, reference["text"]) for reference in item["answers"])
-         for answer, item in zip(answers, items, strict=True)]
-        for metric in (token_f1, exact_match)
-    ])  # fmt: skip
+    return np.array(
+        [
+            [
+                max(metric(answer, reference["text"]) for reference in item["answers"])
+                for answer, item in zip(answers, items, strict=True)
+            ]
+            for metric in (token_f1, exact_match)
+        ]
+    )
 
 
 def nearest_sentence(item: Item) -> str:
@@ -161,11 +165,17 @@ class Measurement:
                 str(choice["text"])
                 for start in range(0, len(prompts), PROMPTS)
                 for choice in self.client.json(
-                    "POST", "/v1/completions",
-                    json={"model": model, "prompt": prompts[start : start + PROMPTS], "max_tokens": 16,
-                          "temperature": 0, "stop": ["\n"]},
+                    "POST",
+                    "/v1/completions",
+                    json={
+                        "model": model,
+                        "prompt": prompts[start : start + PROMPTS],
+                        "max_tokens": 16,
+                        "temperature": 0,
+                        "stop": ["\n"],
+                    },
                 )["choices"]
-            ]  # fmt: skip
+            ]
             path.write_text(json.dumps(answers), encoding="utf-8")
         self.answers[way] = scores(json.loads(path.read_text(encoding="utf-8")), self.texts.test)
         print(f"{way}: {model}, F1 {self.answers[way][0].mean():.3f}", flush=True)
@@ -210,9 +220,14 @@ def figures(result: Result, answers: Mapping[str, np.ndarray]) -> None:
     best = max((way for way in f1 if way.startswith("adapter ")), key=lambda way: float(f1[way].mean()))
     for way, (overlap, exact) in answers.items():
         error = overlap.std(ddof=1) / np.sqrt(len(overlap))
-        result.rows.append({
-            "way": way, "f1": float(overlap.mean()), "exact_match": float(exact.mean()), "standard_error": float(error)
-        })  # fmt: skip
+        result.rows.append(
+            {
+                "way": way,
+                "f1": float(overlap.mean()),
+                "exact_match": float(exact.mean()),
+                "standard_error": float(error),
+            }
+        )
     for name, way, other in (("quick_over_single", "quick", best), ("tune_over_control", "tune", CONTROL)):
         difference = f1[way] - f1[other]
         error = float(difference.std(ddof=1) / np.sqrt(len(difference)))

@@ -119,8 +119,9 @@ def _result(setting: Setting, times: dict[str, list[float]], tokens: Sequence[in
         result.figures[f"{way}_tokens_per_s"] = repeated(rates, "tokens/s")
         result.rows.append({**about(setting.base), "way": way, "wall_s": median(found), "tokens_per_s": median(rates)})
     for figure, theirs, ours in (
-        ("score_vs_forward", "forward", "blocks"), ("score_vs_evaluate", "evaluate", "passages"),
-    ):  # fmt: skip
+        ("score_vs_forward", "forward", "blocks"),
+        ("score_vs_evaluate", "evaluate", "passages"),
+    ):
         goal, stretch = GOALS[figure]
         found = ratios(times[theirs], times[ours])
         result.figures[figure] = repeated(found, "ratio", goal=goal, stretch=stretch, note="tokens/s")

@@ -81,9 +81,14 @@ def _changes(result: Result, kind: str, selector: Any, new: Domain, every: Seque
     result.figures[f"select_{kind}_ms"] = repeated([1000 * one for one in times["select"]], "ms", goal=20.0)
     result.figures[f"state_{kind}_mib"] = Figure(add() / 2**20, "MiB")
     result.rows.append(
-        {"selector": kind, "adapters": len(every), "add_one_s": median(times["add"]),
-         "select_ms": 1000 * median(times["select"]), "domains": [selector.rank(sample).ranked[0].member.domain]}
-    )  # fmt: skip
+        {
+            "selector": kind,
+            "adapters": len(every),
+            "add_one_s": median(times["add"]),
+            "select_ms": 1000 * median(times["select"]),
+            "domains": [selector.rank(sample).ranked[0].member.domain],
+        }
+    )
 
 
 def main() -> None:

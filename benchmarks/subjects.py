@@ -78,16 +78,25 @@ def random_gpt2(
     """A GPT-2 with random weights and no tokenizer; by default of the small one's shape."""
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=vocabulary, n_positions=CONTEXT, n_embd=hidden, n_layer=layers, n_head=hidden // 64, bos_token_id=0,
+        vocab_size=vocabulary,
+        n_positions=CONTEXT,
+        n_embd=hidden,
+        n_layer=layers,
+        n_head=hidden // 64,
+        bos_token_id=0,
         eos_token_id=0,
-    )  # fmt: skip
+    )
     model: Any = GPT2LMHeadModel(config).requires_grad_(False).to(getattr(torch, dtype))
     model.eval()
     name = "gpt2"
     return LoadedBase(
-        entry=BaseEntry(id="base", source=name, dtype=dtype), model=model, tokenizer=None,
-        shape=shape_from(config, sha256_digest(name.encode()), name), bos_id=0, eos_id=0,
-    )  # fmt: skip
+        entry=BaseEntry(id="base", source=name, dtype=dtype),
+        model=model,
+        tokenizer=None,
+        shape=shape_from(config, sha256_digest(name.encode()), name),
+        bos_id=0,
+        eos_id=0,
+    )
 
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
@@ -96,9 +105,11 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        vocab_size=vocabulary,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator([page_text()], trainer)
     special = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END)
     fast: Any = PreTrainedTokenizerFast

@@ -84,21 +84,23 @@ def measure(
     blocks = np.random.default_rng(SEED).integers(1, base.shape.vocab_size, (4 * batch, block))
     numbers = Hyperparameters(
         steps=WARM + steps, batch=batch, block=block, learning_rate=1e-4, dtype=dtype, evaluations=1
-    )  # fmt: skip
+    )
     prepared = VARIANTS[variant](base)
     with prepared.attached:
         state = TrainingState(
             prepared.module, Objective(prepared.loss), train=blocks, valid=blocks, hyperparameters=numbers
-        )  # fmt: skip
+        )
         for _ in range(WARM):
             state.advance()
         taken = [seconds(state.advance) for _ in range(steps)]
     step = median(taken)
     return {
-        "variant": variant, "step_s": step, "tokens_per_s": batch * block / step,
+        "variant": variant,
+        "step_s": step,
+        "tokens_per_s": batch * block / step,
         "parameters_trained": sum(parameter.numel() for parameter in state.trained.values()),
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }  # fmt: skip
+    }
 
 
 def _full(base: LoadedBase) -> Prepared:
@@ -170,9 +172,11 @@ def _peft_lora(base: LoadedBase) -> Prepared:
     ours = lora_for(base.shape, rank=rank, alpha=2.0 * rank)
     model = copy.deepcopy(base.model)
     theirs = peft.LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=list(ours.modules()),
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=list(ours.modules()),
         fan_in_fan_out=base.shape.model_type == "gpt2",
-    )  # fmt: skip
+    )
     wrapped: Any = peft.get_peft_model(model, theirs)
     return Prepared(wrapped, loss_of(replace(base, model=wrapped.base_model.model)), nullcontext())
 
@@ -193,17 +197,36 @@ VARIANTS: Mapping[str, Callable[[LoadedBase], Prepared]] = {
 
 def in_a_process(base_folder: Path, variant: str, *, dtype: Dtype, steps: int, batch: int, block: int) -> Row:
     """One measurement in a fresh process; raises CalledProcessError."""
-    command = [sys.executable, "-m", "benchmarks.training", "--variant", variant, "--base-folder", str(base_folder),
-               "--dtype", dtype, "--steps", str(steps), "--batch", str(batch), "--block", str(block)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.training",
+        "--variant",
+        variant,
+        "--base-folder",
+        str(base_folder),
+        "--dtype",
+        dtype,
+        "--steps",
+        str(steps),
+        "--batch",
+        str(batch),
+        "--block",
+        str(block),
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: Row = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def run(
-    take: Callable[[str], Row], *, repeats: int, dtype: str, variants: Sequence[str] = tuple(VARIANTS),
+    take: Callable[[str], Row],
+    *,
+    repeats: int,
+    dtype: str,
+    variants: Sequence[str] = tuple(VARIANTS),
     name: str = "training",
-) -> Result:  # fmt: skip
+) -> Result:
     """`repeats` measurements of each variant by `take`, in turn, and the ratios."""
     taken: dict[str, list[Row]] = {variant: [] for variant in variants}
     for _ in range(repeats):

@@ -45,10 +45,17 @@ def measure_kills(result: Result, *, each: int) -> None:
             with database() as url, tempfile.TemporaryDirectory() as folder:
                 outcomes.append(kills.run_series(kind, Path(folder), url, kills=each))
             one = outcomes[-1]
-            result.rows.append({
-                "part": "kills", "series": one.series, "database": one.database, "kills": one.kills,
-                "acknowledged": one.acknowledged, "failures": one.failures[:SHOWN], "failed": len(one.failures),
-            })  # fmt: skip
+            result.rows.append(
+                {
+                    "part": "kills",
+                    "series": one.series,
+                    "database": one.database,
+                    "kills": one.kills,
+                    "acknowledged": one.acknowledged,
+                    "failures": one.failures[:SHOWN],
+                    "failed": len(one.failures),
+                }
+            )
     failed = sum(len(one.failures) for one in outcomes)
     survived = sum(one.survived for one in outcomes)
     acknowledged = sum(one.acknowledged for one in outcomes)
@@ -98,10 +105,14 @@ def measure_schemathesis(result: Result, *, cases: int) -> None:
     """Requests of the OpenAPI document."""
     with tempfile.TemporaryDirectory() as folder, killable(Path(folder), None, **schemas.QUIET) as server:
         sent = schemas.measured(server, cases=cases)
-    result.rows.append({
-        "part": "schemathesis", "statuses": {str(status): sent.statuses[status] for status in sorted(sent.statuses)},
-        "calls": dict(sorted(sent.calls.items())), "failures": sent.failures[:SHOWN],
-    })  # fmt: skip
+    result.rows.append(
+        {
+            "part": "schemathesis",
+            "statuses": {str(status): sent.statuses[status] for status in sorted(sent.statuses)},
+            "calls": dict(sorted(sent.calls.items())),
+            "failures": sent.failures[:SHOWN],
+        }
+    )
     note = f"{sent.linked} of them followed a link, {len(sent.calls)} calls"
     result.figures["schemathesis_cases"] = Figure(sent.cases, "requests", 10_000, note=note)
     result.figures["schemathesis_5xx"] = Figure(len(sent.failures), "answers", 0)

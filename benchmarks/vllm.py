@@ -136,11 +136,23 @@ def measure_answers(result: Result, folder: Path, environments: Path = ENVIRONME
         with tempfile.TemporaryDirectory() as scratch:
             paths = [str(write_lora(Path(scratch) / str(number), base, one)) for number, one in enumerate(adapters)]
             kinds, layers = layers_of([adapter.config for adapter in adapters])
-            wanted: Wanted = {"vllm": ("vllm", {
-                "folder": str(folder), "dtype": dtype, "rows": ROWS, "context": TEXT + TOKENS, "rank": MAX_RANK,
-                "loras": paths * len(prompts), "modes": list(VLLM_MODES),
-                "modules": layers, "bottlenecks": kinds, "path": plugin_path(Path(scratch)),
-            })}  # fmt: skip
+            wanted: Wanted = {
+                "vllm": (
+                    "vllm",
+                    {
+                        "folder": str(folder),
+                        "dtype": dtype,
+                        "rows": ROWS,
+                        "context": TEXT + TOKENS,
+                        "rank": MAX_RANK,
+                        "loras": paths * len(prompts),
+                        "modes": list(VLLM_MODES),
+                        "modules": layers,
+                        "bottlenecks": kinds,
+                        "path": plugin_path(Path(scratch)),
+                    },
+                )
+            }
             with peers(wanted, environments) as processes:
                 peer = processes["vllm"]
                 if isinstance(peer, PeerMissing):
@@ -158,11 +170,17 @@ def _add_answers(result: Result, dtype: str, other: str, ours: Sequence[Written]
     pairs = list(zip(ours, theirs, strict=True))
     for number, structure in enumerate(STRUCTURES):
         rows = pairs[number :: len(STRUCTURES)]
-        result.rows.append({
-            "part": "answers", "structure": structure, "dtype": dtype, "beside": other, "rows": len(rows),
-            "equal": sum(tuple(a.tokens) == tuple(b.tokens) for a, b in rows),
-            "log_probability_difference": max(difference(a, b) for a, b in rows),
-        })  # fmt: skip
+        result.rows.append(
+            {
+                "part": "answers",
+                "structure": structure,
+                "dtype": dtype,
+                "beside": other,
+                "rows": len(rows),
+                "equal": sum(tuple(a.tokens) == tuple(b.tokens) for a, b in rows),
+                "log_probability_difference": max(difference(a, b) for a, b in rows),
+            }
+        )
     equal = sum(tuple(a.tokens) == tuple(b.tokens) for a, b in pairs) / len(pairs)
     note = f"{len(pairs)} rows of {TOKENS} tokens, {dtype}" + (
         " beside float32, both by our engine" * (other != "vllm")
@@ -186,18 +204,28 @@ def measure_speed(result: Result, folder: Path, *, dtype: str, repeats: int, env
         pairs = [str(write_lora(scratch / f"pair{n}", base, one)) for n, one in enumerate(setting.bottlenecks)]
         kinds, layers = layers_of([adapter.config for adapter in setting.bottlenecks])
         common = {
-            "folder": str(folder), "dtype": dtype, "rows": ROWS, "context": PROMPT + ROW_TOKENS,
+            "folder": str(folder),
+            "dtype": dtype,
+            "rows": ROWS,
+            "context": PROMPT + ROW_TOKENS,
             "modes": list(VLLM_MODES),
-        }  # fmt: skip
+        }
         targets = sorted({module.rpartition(".")[2] for module in setting.loras[0].config.modules()})  # type: ignore[attr-defined]
         wanted: Wanted = {
             "base": ("vllm", {**common, "loras": [], "rank": RANK}),
             "loras": ("vllm", {**common, "loras": loras, "rank": RANK, "modules": targets}),
-            "bottlenecks": ("vllm", {
-                **common, "loras": pairs, "rank": MAX_RANK, "modules": layers, "bottlenecks": kinds,
-                "path": plugin_path(scratch),
-            }),
-        }  # fmt: skip
+            "bottlenecks": (
+                "vllm",
+                {
+                    **common,
+                    "loras": pairs,
+                    "rank": MAX_RANK,
+                    "modules": layers,
+                    "bottlenecks": kinds,
+                    "path": plugin_path(scratch),
+                },
+            ),
+        }
         with peers(wanted, environments) as processes:
             missing = {way: str(peer) for way, peer in processes.items() if isinstance(peer, PeerMissing)}
             result.rows += [{"part": "speed", "way": way, "missing": why} for way, why in missing.items()]
@@ -267,10 +295,16 @@ def measure_aliases(result: Result, folder: Path, *, moves: int = MOVES, environ
                 neither += text not in {right, before}
     differ = sum(first[1] != second[1] for first, second in zip(texts[1], texts[2], strict=True))
     tries = moves * len(prompts)
-    result.rows.append({
-        "part": "aliases", "moves": moves, "tries": tries, "stale": stale, "neither": neither,
-        "prompts_told_apart": differ,
-    })  # fmt: skip
+    result.rows.append(
+        {
+            "part": "aliases",
+            "moves": moves,
+            "tries": tries,
+            "stale": stale,
+            "neither": neither,
+            "prompts_told_apart": differ,
+        }
+    )
     result.figures["alias_seen_s"] = Figure(max(seconds), "s", 5.0, tuple(seconds), f"the longest of {moves} moves")
     note = f"texts of the version before, of {tries}; {differ} of {len(prompts)} prompts tell the versions apart"
     result.figures["stale_tokens"] = Figure(stale, "texts", 0, (), note)

@@ -77,10 +77,14 @@ class Setting:
         began, first = time.perf_counter(), list[float]()
         engine.generate(
             GenerateRequest(
-                self.base.entry.id, prompt, adapter, SamplingParams(max_tokens=tokens, temperature=0),
-                on_token=lambda _delta: first.append(time.perf_counter()), namespace=NAMESPACE,
+                self.base.entry.id,
+                prompt,
+                adapter,
+                SamplingParams(max_tokens=tokens, temperature=0),
+                on_token=lambda _delta: first.append(time.perf_counter()),
+                namespace=NAMESPACE,
             )
-        )  # fmt: skip
+        )
         return first[0] - began
 
     def traffic(self, engine: Engine, factor: int, draws: Iterator[int]) -> None:
@@ -145,17 +149,26 @@ def measure_traffic(result: Result, setting: Setting, factors: Sequence[int], *,
     made = setting.requests * TOKENS
     for way, found in times.items():
         result.figures[f"{way}_tokens_per_s"] = repeated([made / one for one in found], "tokens/s")
-        result.rows.append({
-            **about(setting.base), "working_set": way, "held": setting.held, "clients": CLIENTS,
-            "requests": setting.requests, "loads_a_request": loads[way] / (setting.requests * repeats),
-            "tokens_per_s": made / median(found),
-        })  # fmt: skip
+        result.rows.append(
+            {
+                **about(setting.base),
+                "working_set": way,
+                "held": setting.held,
+                "clients": CLIENTS,
+                "requests": setting.requests,
+                "loads_a_request": loads[way] / (setting.requests * repeats),
+                "tokens_per_s": made / median(found),
+            }
+        )
         if way != "1x":
             goal, stretch = GOALS.get(f"working_set_{way}", (None, None))
             result.figures[f"working_set_{way}"] = repeated(
-                ratios(times["1x"], found), "ratio", goal=goal, stretch=stretch,
+                ratios(times["1x"], found),
+                "ratio",
+                goal=goal,
+                stretch=stretch,
                 note=f"tokens/s; {setting.held} adapters held, {CLIENTS} clients",
-            )  # fmt: skip
+            )
 
 
 def measure_first_tokens(result: Result, setting: Setting, *, repeats: int) -> None:
@@ -185,9 +198,12 @@ def measure_first_tokens(result: Result, setting: Setting, *, repeats: int) -> N
     goal, stretch = GOALS["cold_first_token_ms"]
     result.figures["warm_first_token_ms"] = repeated(warm, "ms")
     result.figures["cold_first_token_ms"] = repeated(
-        [one - other for one, other in zip(cold, warm, strict=True)], "ms", goal=goal, stretch=stretch,
+        [one - other for one, other in zip(cold, warm, strict=True)],
+        "ms",
+        goal=goal,
+        stretch=stretch,
         note="longer than with an adapter that is ready; its file is in the page cache",
-    )  # fmt: skip
+    )
 
 
 def main() -> None:
@@ -200,9 +216,13 @@ def main() -> None:
     name = "working_set" if given.out is None else given.out.stem
     use_cores(1)  # workers that torch keeps for this thread would slow the engine's
     run(
-        chosen_base(given.base_folder, given.dtype), held=given.held, factors=FACTORS, requests=given.requests,
-        repeats=given.repeats, name=name,
-    ).finish(given.out)  # fmt: skip
+        chosen_base(given.base_folder, given.dtype),
+        held=given.held,
+        factors=FACTORS,
+        requests=given.requests,
+        repeats=given.repeats,
+        name=name,
+    ).finish(given.out)
 
 
 if __name__ == "__main__":

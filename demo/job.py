@@ -109,9 +109,17 @@ def shipped_job(entry: BaseEntry) -> Job:
     """The job with the shipped adapters and text."""
     names = domains_of(DOMAINS / "adapters")
     return Job(
-        HOME / "smollm2", DOMAINS, entry, tuple(name for name in names if name != CONTROL),
-        domains_of(DOMAINS / "novel"), CONTROL, DOMAINS / "adapters", strategies=FEW, oracle=False, wall_goal=300.0,
-    )  # fmt: skip
+        HOME / "smollm2",
+        DOMAINS,
+        entry,
+        tuple(name for name in names if name != CONTROL),
+        domains_of(DOMAINS / "novel"),
+        CONTROL,
+        DOMAINS / "adapters",
+        strategies=FEW,
+        oracle=False,
+        wall_goal=300.0,
+    )
 
 
 def own_job(data: Path, entry: BaseEntry, adapters: Path, names: Sequence[str]) -> Job:

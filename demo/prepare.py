@@ -86,9 +86,13 @@ def convert_all(job: Job, source: Path, names: Sequence[str], talk: Talk) -> Non
         for number, name in enumerate(names):
             report(number, len(names), name)
             convert(
-                source, name, job.adapters / name, base_model=job.base.id, base_fingerprint=fingerprint,
+                source,
+                name,
+                job.adapters / name,
+                base_model=job.base.id,
+                base_fingerprint=fingerprint,
                 texts=None if name == job.control else job.training_sample(name),
-            )  # fmt: skip
+            )
     talk.line(f"{len(names)} adapters converted")
 
 
@@ -107,12 +111,16 @@ def convert(
             config=BottleneckConfig(
                 structure="bapna_firat", bottleneck=int(about["bottleneck"]), activation=about.get("activation", "relu")
             ),
-            domain=domain, weights=save_tensors(_tensors(source / domain / "adapter.safetensors")),
-            base_model=base_model, base_fingerprint=base_fingerprint, provenance=_provenance(source, about),
-            texts=texts, card=Card(description=f"Converted from the neutral adapter {source.name}/{domain}."),
+            domain=domain,
+            weights=save_tensors(_tensors(source / domain / "adapter.safetensors")),
+            base_model=base_model,
+            base_fingerprint=base_fingerprint,
+            provenance=_provenance(source, about),
+            texts=texts,
+            card=Card(description=f"Converted from the neutral adapter {source.name}/{domain}."),
         ),
         replace=True,
-    )  # fmt: skip
+    )
 
 
 def _read(path: Path) -> bytes:
@@ -147,6 +155,8 @@ def _provenance(source: Path, about: Mapping[str, Any]) -> Provenance:
     if not (source / INITIAL).is_file():
         return Provenance(training=dict(about))
     return Provenance(
-        init_hash=init_hash(_tensors(source / INITIAL)), init_source="declared", init_seed=about.get("init_seed"),
+        init_hash=init_hash(_tensors(source / INITIAL)),
+        init_source="declared",
+        init_seed=about.get("init_seed"),
         training=dict(about),
-    )  # fmt: skip
+    )

@@ -43,9 +43,14 @@ class Server:
         """Run `soup` with these arguments and return its stdout; raises DemoFailed with its output."""
         talks = sys.stderr.isatty()
         done = subprocess.run(
-            [*SOUP, *arguments], env=dict(self.environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=None if talks else subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
+            [*SOUP, *arguments],
+            env=dict(self.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if talks else subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             said = f":\n{done.stderr.strip()}" if done.stderr else "."
             raise DemoFailed(f"`soup {' '.join(arguments)}` failed with exit code {done.returncode}{said}")

@@ -245,7 +245,11 @@ def rows(table: Table) -> list[dict[str, Any]]:
 def _numbers(table: Table, score: Score, domain: str) -> dict[str, Any]:
     against = score.against(table.base.entries[domain].score)
     return {
-        "perplexity": score.perplexity, "mean_nll": score.mean_nll, "bits_per_byte": score.bits_per_byte,
-        "difference": against.difference, "standard_error": against.standard_error, "tokens": sum(score.tokens),
+        "perplexity": score.perplexity,
+        "mean_nll": score.mean_nll,
+        "bits_per_byte": score.bits_per_byte,
+        "difference": against.difference,
+        "standard_error": against.standard_error,
+        "tokens": sum(score.tokens),
         "passages": len(score.tokens),
-    }  # fmt: skip
+    }

@@ -131,10 +131,15 @@ def _label(row: Result) -> str:
 
 def _plain(result: Result) -> list[str]:
     rows = [
-        (name.replace("_", " "), number(one["value"]), str(one.get("unit") or ""), number(one.get("goal")),
-         "; ".join(filter(None, (one.get("note"), _measured(one)))))
+        (
+            name.replace("_", " "),
+            number(one["value"]),
+            str(one.get("unit") or ""),
+            number(one.get("goal")),
+            "; ".join(filter(None, (one.get("note"), _measured(one)))),
+        )
         for name, one in result["figures"].items()
-    ]  # fmt: skip
+    ]
     return table(("figure", "value", "unit", "goal", "note"), rows)
 
 

@@ -25,8 +25,13 @@ from plots.style import to_svg
 NAMES = {"houlsby": "Houlsby et al.", "sparse": "SparseAdapter", "adamix": "AdaMix", "adaptersoup": "AdapterSoup"}
 """The papers by their name in `claims.toml`."""
 SETS = {
-    "cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "rte": "RTE", "squad": "SQuAD", "sst2_smollm2": "SST-2, SmolLM2"
-}  # fmt: skip
+    "cola": "CoLA",
+    "sst2": "SST-2",
+    "mrpc": "MRPC",
+    "rte": "RTE",
+    "squad": "SQuAD",
+    "sst2_smollm2": "SST-2, SmolLM2",
+}
 
 
 def lines(folder: Path, view: str | None) -> list[str]:
@@ -54,11 +59,22 @@ def _count(judged: list[Judged]) -> str:
 def _claims(judged: list[Judged], paper: str) -> list[str]:
     picture = f"{FOLDER.name}/papers_{paper}.svg"
     rows = [
-        (one.claim.says, f"{one.claim.source}: {one.claim.figure}", _ours(one), " ".join(filter(None, (
-            f"*{one.verdict}*", f"({one.note})" if one.note else "",
-        ))))
+        (
+            one.claim.says,
+            f"{one.claim.source}: {one.claim.figure}",
+            _ours(one),
+            " ".join(
+                filter(
+                    None,
+                    (
+                        f"*{one.verdict}*",
+                        f"({one.note})" if one.note else "",
+                    ),
+                )
+            ),
+        )
         for one in judged
-    ]  # fmt: skip
+    ]
     has_picture = paper in NAMES and _rows(judged)
     shown = [f"![Claims of {NAMES[paper]} with intervals]({picture})", ""] if has_picture else []
     return [*shown, *table(("claim tested here", "the paper", "ours (95 % interval)", "verdict"), rows)]
@@ -73,10 +89,16 @@ def _ours(one: Judged) -> str:
 
 def _rows(judged: list[Judged]) -> list[Interval]:
     return [
-        Interval(one.claim.name.replace("_", " "), one.estimate.value, *one.estimate.interval,
-                 chosen=one.verdict == "agrees", text=one.verdict)
-        for one in judged if one.estimate is not None
-    ]  # fmt: skip
+        Interval(
+            one.claim.name.replace("_", " "),
+            one.estimate.value,
+            *one.estimate.interval,
+            chosen=one.verdict == "agrees",
+            text=one.verdict,
+        )
+        for one in judged
+        if one.estimate is not None
+    ]
 
 
 def pictures(results: Path) -> dict[Path, str]:

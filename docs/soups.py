@@ -105,10 +105,15 @@ def draw_wall(result: Result) -> str:
     found = _largest(result)
     places = {way: (time, change(rows)) for way, rows in found.items() if (time := seconds(rows))}
     size = next(iter(found.values()))[0]["passages"]
-    return to_svg(points(
-        f"Change of perplexity by seconds, {size} passages", places, ticks=WALL_TICKS,
-        x_label="seconds from the sample to the model", y_label="change of perplexity, %",
-    ))  # fmt: skip
+    return to_svg(
+        points(
+            f"Change of perplexity by seconds, {size} passages",
+            places,
+            ticks=WALL_TICKS,
+            x_label="seconds from the sample to the model",
+            y_label="change of perplexity, %",
+        )
+    )
 
 
 BRIEF = {

@@ -34,8 +34,11 @@ class Summary:
 
 GENERATION = Summary(
     "figure",
-    (("SmolLM2, fp32", "decoding_smollm2_float32"), ("SmolLM2, bf16", "decoding_smollm2_bfloat16"),
-     ("GPT-2, fp32", "decoding_gpt2")),
+    (
+        ("SmolLM2, fp32", "decoding_smollm2_float32"),
+        ("SmolLM2, bf16", "decoding_smollm2_bfloat16"),
+        ("GPT-2, fp32", "decoding_gpt2"),
+    ),
     {
         "base model, 16 rows, tokens/s": "base_tokens_per_s",
         "16 LoRAs, tokens/s": "mixed_tokens_per_s",
@@ -54,7 +57,7 @@ GENERATION = Summary(
         "base model / transformers": "base_vs_hf",
         "base model / transformers, 64 rows": "base_64_vs_hf",
     },
-)  # fmt: skip
+)
 SCORING = Summary(
     "figure",
     (("fp32", "scoring_smollm2_float32"), ("bf16", "scoring_smollm2_bfloat16")),
@@ -78,8 +81,11 @@ WORKING_SET = Summary(
 )
 HTTP = Summary(
     "figure",
-    (("SmolLM2, fp32", "over_http_smollm2_float32"), ("SmolLM2, bf16", "over_http_smollm2_bfloat16"),
-     ("GPT-2, fp32", "over_http_gpt2")),
+    (
+        ("SmolLM2, fp32", "over_http_smollm2_float32"),
+        ("SmolLM2, bf16", "over_http_smollm2_bfloat16"),
+        ("GPT-2, fp32", "over_http_gpt2"),
+    ),
     {
         "32 streams, share of time added": "http_overhead_streams",
         "64 perplexities, share of time added": "http_overhead_scoring",
@@ -87,7 +93,7 @@ HTTP = Summary(
         "first token of the first request, ms": "first_token_after_start_ms",
         "first token of later requests, ms": "first_token_ms",
     },
-)  # fmt: skip
+)
 TRAINING = Summary(
     "figure",
     (("small GPT-2", "training"), ("SmolLM2", "training_smollm2")),
@@ -168,10 +174,18 @@ START = Summary(
     },
 )
 SUMMARIES = {
-    "generation": GENERATION, "scoring": SCORING, "loading": WORKING_SET, "http": HTTP, "training": TRAINING,
-    "pages": PAGES, "registry": REGISTRY, "pools": POOLS, "cooks": COOKS, "claims": CLAIMS,
+    "generation": GENERATION,
+    "scoring": SCORING,
+    "loading": WORKING_SET,
+    "http": HTTP,
+    "training": TRAINING,
+    "pages": PAGES,
+    "registry": REGISTRY,
+    "pools": POOLS,
+    "cooks": COOKS,
+    "claims": CLAIMS,
     "start": START,
-}  # fmt: skip
+}
 """Tables by the name in the block."""
 
 
@@ -190,9 +204,7 @@ def lines(folder: Path, name: str) -> list[str]:
     every = [figure for figures in rows.values() for figure in figures]
     goals = any(figure.get("goal") is not None for figure in every)
     head = (summary.head, *(heading for _, heading, _ in columns), *(["goal"] if goals else []))
-    cells = [
-        (label, *map(_value, figures), *([_goal(figures)] if goals else [])) for label, figures in rows.items()
-    ]  # fmt: skip
+    cells = [(label, *map(_value, figures), *([_goal(figures)] if goals else [])) for label, figures in rows.items()]
     slower = ["", f"† Measured {SLOWER}."] if any(map(_is_slower, every)) else []
     return [*table(head, cells), *slower, "", *sources(results, every)]
 

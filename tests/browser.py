@@ -21,12 +21,21 @@ from typing import Any
 PATIENCE = 30.0
 """Seconds after which what a test waits for has failed."""
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-default-apps",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-default-apps",
     "--disable-features=Translate,OptimizationHints,MediaRouter,AutofillServerCommunication,BackForwardCache",
     "--mute-audio",
-    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--remote-debugging-pipe",
-)  # fmt: skip
+    "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+    "--remote-debugging-pipe",
+)
 KEYS = {
     "Tab": ("\t", 9),
     "Enter": ("\r", 13),

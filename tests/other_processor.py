@@ -22,6 +22,9 @@ def elsewhere(function: Callable[[], str], environment: Mapping[str, str]) -> st
     arguments = [str(REPOSITORY), function.__module__, function.__name__]
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT, *arguments],
-        env={**os.environ, **environment}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return run.stdout.strip()

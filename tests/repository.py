@@ -7,8 +7,15 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 PATTERNS = (
-    "*.py", "py.typed", "*.mako", "swagger/*", "soup.1", "static/*", "templates/*", "vendored/*",
-)  # fmt: skip
+    "*.py",
+    "py.typed",
+    "*.mako",
+    "swagger/*",
+    "soup.1",
+    "static/*",
+    "templates/*",
+    "vendored/*",
+)
 
 
 def shipped_files(packages: Iterable[str]) -> set[str]:

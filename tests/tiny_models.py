@@ -26,8 +26,13 @@ _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 _ROTARY = {**_SIZES, "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT}
 TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {
-        "n_positions": TINY_CONTEXT, "n_embd": 32, "n_layer": 2, "n_head": 2,
-        "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+        "n_positions": TINY_CONTEXT,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 2,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
     },
     "llama": {**_ROTARY, "tie_word_embeddings": False},
     "qwen2": {**_ROTARY, "tie_word_embeddings": True},
@@ -35,10 +40,15 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "mistral": {**_ROTARY, "head_dim": 8, "intermediate_size": 40, "sliding_window": 16},
     "gpt_neox": {**_SIZES, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT},
     "opt": {
-        **_SIZES, "ffn_dim": 48, "max_position_embeddings": TINY_CONTEXT, "word_embed_proj_dim": 32, "dropout": 0.0,
-        "attention_dropout": 0.0, "pad_token_id": None,
+        **_SIZES,
+        "ffn_dim": 48,
+        "max_position_embeddings": TINY_CONTEXT,
+        "word_embed_proj_dim": 32,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "pad_token_id": None,
     },
-}  # fmt: skip
+}
 
 
 def build_tiny_base(
@@ -85,13 +95,19 @@ TINY_ENCODERS: dict[str, dict[str, Any]] = {
     "bert": {**_SIZES, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT, "pad_token_id": 1},
     "roberta": {**_SIZES, "intermediate_size": 48, "max_position_embeddings": TINY_CONTEXT + 2, "pad_token_id": 1},
     "distilbert": {
-        "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": TINY_CONTEXT,
+        "dim": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "hidden_dim": 48,
+        "max_position_embeddings": TINY_CONTEXT,
         "pad_token_id": 1,
     },
-}  # fmt: skip
+}
 _ALTERNATING = {
-    "use_sliding_window": True, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"],
-}  # fmt: skip
+    "use_sliding_window": True,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 CAUSAL = tuple(sorted(TINY_CONFIGS))
 """Every family of causal models."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -26,8 +26,14 @@ def passages(seed: int, amount: int = 25) -> tuple[str, ...]:
 def adapter(name: str, seed: int, *, sample: bool, tags: tuple[str, ...] = ()) -> Manifest:
     """A push request with an adapter that is different for each seed."""
     tensors = create(CONFIG, shape_of(BaseEntry(id=BASE, source=str(small_base()))), seed=seed).state_dict()
-    return Manifest.model_validate({
-        "name": name, "domain": name, "base_model": BASE, "config": CONFIG.model_dump(), "card": {"tags": tags},
-        "files": {WEIGHTS: FileSource(base64=base64.b64encode(save_tensors(tensors)).decode())},
-        "sample": SampleSource(texts=passages(seed)) if sample else None,
-    })  # fmt: skip
+    return Manifest.model_validate(
+        {
+            "name": name,
+            "domain": name,
+            "base_model": BASE,
+            "config": CONFIG.model_dump(),
+            "card": {"tags": tags},
+            "files": {WEIGHTS: FileSource(base64=base64.b64encode(save_tensors(tensors)).decode())},
+            "sample": SampleSource(texts=passages(seed)) if sample else None,
+        }
+    )

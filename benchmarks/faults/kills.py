@@ -225,9 +225,13 @@ class Trainings(Series):
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
         spec = {"adapter": {"bottleneck": 4}, "init_seed": number, "recipe": {"steps": STEPS, "batch": 2, "block": 32}}
         asked = TrainingRequest(
-            name=f"trained/t{number}", domain="law", base_model=BASE, spec=TrainingSpec.model_validate(spec),
-            texts=client.upload(encode_lines(passages(2000, 60))), valid=client.upload(encode_lines(passages(2001))),
-        )  # fmt: skip
+            name=f"trained/t{number}",
+            domain="law",
+            base_model=BASE,
+            spec=TrainingSpec.model_validate(spec),
+            texts=client.upload(encode_lines(passages(2000, 60))),
+            valid=client.upload(encode_lines(passages(2001))),
+        )
         return client.train(asked, wait=False)
 
     def settle(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> None:  # noqa: D102

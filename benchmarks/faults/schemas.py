@@ -35,9 +35,14 @@ WHOLE = 0.5
 ENDLESS = "/events"
 """An event stream ends with its job, and no job here does."""
 QUIET = {
-    "SOUP_JOB_WORKERS": "0", "SOUP_TRAINING_WORKERS": "0", "SOUP_WAIT_SECONDS": "0", "SOUP_MAX_WAIT_SECONDS": "0",
-    "SOUP_JOB_QUEUE_PER_KEY": "100000", "SOUP_JOB_QUEUE": "100000", "SOUP_LOG_LEVEL": "error",
-}  # fmt: skip
+    "SOUP_JOB_WORKERS": "0",
+    "SOUP_TRAINING_WORKERS": "0",
+    "SOUP_WAIT_SECONDS": "0",
+    "SOUP_MAX_WAIT_SECONDS": "0",
+    "SOUP_JOB_QUEUE_PER_KEY": "100000",
+    "SOUP_JOB_QUEUE": "100000",
+    "SOUP_LOG_LEVEL": "error",
+}
 """Settings of a server whose jobs stay in the queue, so that no request waits for one."""
 
 
@@ -141,9 +146,7 @@ def without_keys(schema: Any) -> Any:
     return schema.exclude(path_regex=f"{ENDLESS}$")
 
 
-def machine(
-    schema: Any, caller: Caller, bodies: dict[str, Callable[[], Any]], draw: random.Random
-) -> tuple[Any, Sent]:  # fmt: skip
+def machine(schema: Any, caller: Caller, bodies: dict[str, Callable[[], Any]], draw: random.Random) -> tuple[Any, Sent]:
     """A state machine over the schema's links that counts, and how much it has sent."""
     sent = Sent()
 
@@ -174,9 +177,13 @@ def run_schema(schema: Any, caller: Caller, push: Push, *, cases: int, first_see
     journeys, sent = machine(without_keys(schema), caller, whole(push, draw), draw)
     while sent.cases < cases:
         options = settings(
-            max_examples=max(1, min(ROUND, (cases - sent.cases) // STEPS)), stateful_step_count=STEPS, deadline=None,
-            phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck),
-        )  # fmt: skip
+            max_examples=max(1, min(ROUND, (cases - sent.cases) // STEPS)),
+            stateful_step_count=STEPS,
+            deadline=None,
+            phases=[Phase.generate],
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
         seed(number)(journeys)
         with suppress(Flaky):
             run_state_machine_as_test(journeys, settings=options)

@@ -61,8 +61,11 @@ class Killable:
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
                 [*SOUP, "serve", "--bases", str(bases), "--data", str(self.data), "--port", "0", "--json"],
-                env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
-            )  # fmt: skip
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:

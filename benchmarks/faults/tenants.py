@@ -63,8 +63,12 @@ def _cooks(client: httpx2.Client, number: int) -> httpx2.Response:
 
 
 MEANS: dict[str, Means] = {
-    "bodies": _bodies, "completions": _completions, "perplexity": _perplexity, "samples": _samples, "cooks": _cooks,
-}  # fmt: skip
+    "bodies": _bodies,
+    "completions": _completions,
+    "perplexity": _perplexity,
+    "samples": _samples,
+    "cooks": _cooks,
+}
 """How a key floods; `connections` is the one that is no request."""
 EVERY = (*MEANS, "connections")
 REFUSED = {"bodies": "413"}
@@ -153,10 +157,16 @@ def waits(server: Killable, *, requests: int) -> list[dict[str, Any]]:
             with flooded(server.url, flooder, means) as answers:
                 beside = {what: _median(call, requests) for what, call in calls.items()}
             for what in calls:
-                rows.append({
-                    "flood": means, "request": what, "alone_s": alone[what], "beside_s": beside[what],
-                    "ratio": beside[what] / alone[what], "flood_answers": answers,
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "flood": means,
+                        "request": what,
+                        "alone_s": alone[what],
+                        "beside_s": beside[what],
+                        "ratio": beside[what] / alone[what],
+                        "flood_answers": answers,
+                    }
+                )
     return rows
 
 

@@ -34,9 +34,10 @@ def stored(out: Path) -> list[Row]:
     """The stored cells of variants and settings that are still those of the plan."""
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"] if out.is_file() else []
     return [
-        row for row in rows
+        row
+        for row in rows
         if row["variant"] in VARIANTS and row["setting"] == setting_of(row["task"], VARIANTS[row["variant"]])
-    ]  # fmt: skip
+    ]
 
 
 def next_cell(rows: list[Row], papers: list[str], tasks: list[str]) -> Key | None:
@@ -61,9 +62,12 @@ def store(out: Path, rows: list[Row]) -> None:
     figures["cells"] = Figure(len(rows), "trainings")
     figures["cells_cpu_s"] = Figure(sum(row["seconds"] for row in rows), "CPU s")
     write(
-        out, name="papers", command=command(), rows=rows,
+        out,
+        name="papers",
+        command=command(),
+        rows=rows,
         figures={name: figure.as_json() for name, figure in figures.items()},
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

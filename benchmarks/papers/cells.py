@@ -137,10 +137,14 @@ def run_cell(place: Place, task: str, variant: Variant, rate: float, seed: int) 
     began, schedule = _cpu_seconds(), SETTING["schedules"][variant.schedule]
     split = place.split(task, schedule["rows"])
     recipe = {
-        "learning_rate": rate, "batch": SETTING["batch"], "warmup": SETTING["warmup"], "data_seed": seed,
+        "learning_rate": rate,
+        "batch": SETTING["batch"],
+        "warmup": SETTING["warmup"],
+        "data_seed": seed,
         "steps": schedule["rows"] * schedule["epochs"] // SETTING["batch"],
-        "evaluations": min(schedule["epochs"], EVALUATIONS), "block": SETTING["longest"],
-    }  # fmt: skip
+        "evaluations": min(schedule["epochs"], EVALUATIONS),
+        "block": SETTING["longest"],
+    }
     found: dict[str, Any] = {"valid_loss": None, "parameters": None}
     try:
         made = _trained(place.base(task), variant, split, recipe, seed)
@@ -181,9 +185,14 @@ def _trained(
         return train_reference(variant.part, base, inputs, _rows(base, split, SETTING["longest"]))
     if variant.part is not None:
         tuned = fine_tune(
-            base, split.data, hyperparameters=inputs.hyperparameters, part=variant.part, layers=variant.layers,
-            task=split.kind, seed=seed,
-        )  # fmt: skip
+            base,
+            split.data,
+            hyperparameters=inputs.hyperparameters,
+            part=variant.part,
+            layers=variant.layers,
+            task=split.kind,
+            seed=seed,
+        )
         assert tuned.head is not None
         return Made(tuned.base, tuned.head, tuned.outcome.valid_best, tuned.outcome.trained_parameters)
     if variant.scale != 1.0:

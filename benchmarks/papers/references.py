@@ -58,10 +58,17 @@ def train_reference(library: Library, base: LoadedBase, inputs: TrainingInputs, 
         [adapter] = (member for member in config.components if member != config.head)
         _write(folder / "start", library, base, adapter, of_member(start, adapter))
         np.savez(
-            folder / "data.npz", train=train, valid=valid, test=test.numpy(), order=[order.next() for _ in steps],
-            rates=[numbers.learning_rate_at(step) for step in steps], evaluated_at=[0, *numbers.evaluated_at()],
-            clip=numbers.clip, weight=start["head.out.weight"].numpy(), bias=start["head.out.bias"].numpy(),
-        )  # fmt: skip
+            folder / "data.npz",
+            train=train,
+            valid=valid,
+            test=test.numpy(),
+            order=[order.next() for _ in steps],
+            rates=[numbers.learning_rate_at(step) for step in steps],
+            evaluated_at=[0, *numbers.evaluated_at()],
+            clip=numbers.clip,
+            weight=start["head.out.weight"].numpy(),
+            bias=start["head.out.bias"].numpy(),
+        )
         subprocess.run([python, "-P", SCRIPT, library, base.entry.source, folder], env=environment, check=True)
         with np.load(folder / "result.npz") as result:
             logits = torch.from_numpy(result["logits"])

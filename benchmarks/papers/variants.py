@@ -55,10 +55,11 @@ _FIXED_NORMS = {"adapter": {**_DENSE["adapter"], "trained_norms": False}}
 _LORA_ZERO = {"adapter": {"method": "lora", "rank": 8}}
 _LORA = {**_LORA_ZERO, "init": "small_b"}
 _STRUCTURES = {
-    "pfeiffer": _bottleneck("pfeiffer", 64), "lora": _LORA,
+    "pfeiffer": _bottleneck("pfeiffer", 64),
+    "lora": _LORA,
     "parallel": _bottleneck("parallel", 64, init="near_identity"),
     "mam": {"adapter": {"method": "mam"}, "init": "near_identity"},
-}  # fmt: skip
+}
 """Structures that SparseAdapter prunes too; with updates that start at zero SNIP could not tell weights apart."""
 
 VARIANTS = {

@@ -34,9 +34,14 @@ def start(
     model: Any = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=getattr(torch, dtype))
     adapters.init(model)
     form = adapters.SeqBnConfig(
-        reduction_factor=hidden / bottleneck, non_linearity="relu", ln_before=True, original_ln_before=False,
-        original_ln_after=False, residual_before_ln=False, adapter_residual_before_ln=False,
-    )  # fmt: skip
+        reduction_factor=hidden / bottleneck,
+        non_linearity="relu",
+        ln_before=True,
+        original_ln_before=False,
+        original_ln_after=False,
+        residual_before_ln=False,
+        adapter_residual_before_ln=False,
+    )
     names = [f"adapter{number}" for number in range(rows)]
     for number, name in enumerate(names):
         torch.manual_seed(number)
@@ -54,9 +59,13 @@ def start(
         ids = torch.tensor(prompts)
         with torch.inference_mode():
             written = model.generate(
-                input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens,
-                min_new_tokens=tokens, pad_token_id=0,
-            )  # fmt: skip
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                pad_token_id=0,
+            )
         rows_written: list[list[int]] = written[:, ids.shape[1] :].tolist()
         return rows_written
 

@@ -33,11 +33,32 @@ def start(*, file: str, dtype: str, rows: int, context: int) -> Callable[..., li
     port, threads = free_port(), os.environ["OMP_NUM_THREADS"]
     kept = {"float32": "f32", "bfloat16": "bf16"}[dtype]
     server = subprocess.Popen(
-        [Path(sys.prefix) / "bin" / "llama-server", "--model", file, "--port", str(port), "--parallel", str(rows),
-         "--ctx-size", str(rows * context), "--threads", threads, "--threads-batch", threads,
-         "--threads-http", str(rows), "--cache-type-k", kept, "--cache-type-v", kept, "--no-warmup", "--offline"],
-        stdin=subprocess.DEVNULL, stdout=sys.stderr,
-    )  # fmt: skip
+        [
+            Path(sys.prefix) / "bin" / "llama-server",
+            "--model",
+            file,
+            "--port",
+            str(port),
+            "--parallel",
+            str(rows),
+            "--ctx-size",
+            str(rows * context),
+            "--threads",
+            threads,
+            "--threads-batch",
+            threads,
+            "--threads-http",
+            str(rows),
+            "--cache-type-k",
+            kept,
+            "--cache-type-v",
+            kept,
+            "--no-warmup",
+            "--offline",
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+    )
     url = f"http://127.0.0.1:{port}"
     _wait(server, url)
 
@@ -50,9 +71,15 @@ def start(*, file: str, dtype: str, rows: int, context: int) -> Callable[..., li
 
 def _completion(url: str, prompt: Sequence[int], *, tokens: int) -> list[int]:
     body = {
-        "prompt": list(prompt), "n_predict": tokens, "temperature": 0, "samplers": ["top_k"], "top_k": 1,
-        "ignore_eos": True, "cache_prompt": False, "return_tokens": True,
-    }  # fmt: skip
+        "prompt": list(prompt),
+        "n_predict": tokens,
+        "temperature": 0,
+        "samplers": ["top_k"],
+        "top_k": 1,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "return_tokens": True,
+    }
     found: list[int] = _call(f"{url}/completion", json.dumps(body).encode())["tokens"]
     return found
 

@@ -62,9 +62,14 @@ class Peer:
         python, environment = interpreter(kind, environments)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
         self._process = subprocess.Popen(
-            [python, "-P", HERE / "answering.py", HERE / kind.script], env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True,
-        )  # fmt: skip
+            [python, "-P", HERE / "answering.py", HERE / kind.script],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            start_new_session=True,
+        )
         try:
             self.versions = self._ask(start)["versions"]
         except PeerFailed as error:

@@ -23,9 +23,18 @@ def versions() -> dict[str, str]:
 
 
 def start(
-    *, folder: str, dtype: str, rows: int, context: int, loras: Sequence[str], rank: int, modes: Sequence[str],
-    modules: Sequence[str] | None = None, bottlenecks: Sequence[str] = (), path: Sequence[str] = (),
-) -> Callable[..., list[Any]]:  # fmt: skip
+    *,
+    folder: str,
+    dtype: str,
+    rows: int,
+    context: int,
+    loras: Sequence[str],
+    rank: int,
+    modes: Sequence[str],
+    modules: Sequence[str] | None = None,
+    bottlenecks: Sequence[str] = (),
+    path: Sequence[str] = (),
+) -> Callable[..., list[Any]]:
     """Load the model; `rows` are computed together, each with its own of `loras` where there are any.
 
     LoRA is on `modules` only where they are named. `bottlenecks` are the kinds of which the model gets layers.
@@ -41,17 +50,27 @@ def start(
     numbers = {lora: number for number, lora in enumerate(dict.fromkeys(loras), 1)}
     lora = {"enable_lora": True, "max_loras": len(numbers), "max_lora_rank": rank} if loras else {}
     model = LLM(
-        model=folder, dtype=dtype, max_model_len=context, max_num_seqs=rows, skip_tokenizer_init=True,
-        enable_prefix_caching=False, kv_cache_memory_bytes=CACHE_BYTES, enforce_eager="compiled" not in modes,
-        **lora, **({"lora_target_modules": list(modules)} if modules else {}),
-    )  # fmt: skip
+        model=folder,
+        dtype=dtype,
+        max_model_len=context,
+        max_num_seqs=rows,
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=CACHE_BYTES,
+        enforce_eager="compiled" not in modes,
+        **lora,
+        **({"lora_target_modules": list(modules)} if modules else {}),
+    )
     asked = [LoRARequest(f"adapter{numbers[lora]}", numbers[lora], lora) for lora in loras] or None
 
     def write(prompts: Sequence[Sequence[int]], tokens: int, log_probabilities: bool = False) -> list[Any]:
         params = SamplingParams(
-            temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False,
+            temperature=0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            detokenize=False,
             logprobs=0 if log_probabilities else None,
-        )  # fmt: skip
+        )
         texts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         written = [one.outputs[0] for one in model.generate(texts, params, lora_request=asked, use_tqdm=False)]
         if not log_probabilities:

@@ -63,19 +63,48 @@ def serving_vllm(base: ServedBase, registry: Server, scratch: Path, environments
     last_core = int(variables["OMP_NUM_THREADS"]) - 1
     key = (registry.data / "admin.key").read_text().strip()
     variables |= {
-        "PYTHONPATH": os.pathsep.join(plugin_path(scratch)), "VLLM_PLUGINS": "adaptersoup",
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_CPU_OMP_THREADS_BIND": f"0-{last_core}",
-        "SOUP_URL": registry.url, "SOUP_KEY": key, "SOUP_VLLM_BASE": base.name,
-        "SOUP_VLLM_BOTTLENECKS": ",".join(kinds), "SOUP_VLLM_CACHE": str(scratch / "cache"),
-    }  # fmt: skip
+        "PYTHONPATH": os.pathsep.join(plugin_path(scratch)),
+        "VLLM_PLUGINS": "adaptersoup",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_CPU_OMP_THREADS_BIND": f"0-{last_core}",
+        "SOUP_URL": registry.url,
+        "SOUP_KEY": key,
+        "SOUP_VLLM_BASE": base.name,
+        "SOUP_VLLM_BOTTLENECKS": ",".join(kinds),
+        "SOUP_VLLM_CACHE": str(scratch / "cache"),
+    }
     port = free_port()
     command = [
-        str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", base.source,
-        "--served-model-name", base.name, "--host", "127.0.0.1", "--port", str(port),
-        "--dtype", "float32", "--max-model-len", str(CONTEXT), "--max-num-seqs", "4", "--enforce-eager",
-        "--kv-cache-memory-bytes", str(2**28), "--block-size", str(BLOCK),
-        "--enable-lora", "--max-loras", "4", "--max-lora-rank", str(base.max_rank), "--lora-target-modules", *layers,
-    ]  # fmt: skip
+        str(python),
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        base.source,
+        "--served-model-name",
+        base.name,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        str(CONTEXT),
+        "--max-num-seqs",
+        "4",
+        "--enforce-eager",
+        "--kv-cache-memory-bytes",
+        str(2**28),
+        "--block-size",
+        str(BLOCK),
+        "--enable-lora",
+        "--max-loras",
+        "4",
+        "--max-lora-rank",
+        str(base.max_rank),
+        "--lora-target-modules",
+        *layers,
+    ]
     with (scratch / "vllm.log").open("wb") as log:
         process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:

@@ -48,10 +48,15 @@ class Timed:
         """A row of the results."""
         half, most = float(np.median(self.milliseconds)), max(self.milliseconds)
         return {
-            "part": "lists", "database": database, "kind": self.kind,
-            "requests": len(self.milliseconds), "found": self.found, "median_ms": half,
-            "p95_ms": self.p95, "slowest_ms": most,
-        }  # fmt: skip
+            "part": "lists",
+            "database": database,
+            "kind": self.kind,
+            "requests": len(self.milliseconds),
+            "found": self.found,
+            "median_ms": half,
+            "p95_ms": self.p95,
+            "slowest_ms": most,
+        }
 
 
 def stock(server: Killable, amount: int) -> None:

@@ -87,19 +87,40 @@ class Shelf:
             catalogue.blobs.record(blob, size)
             sample = SampleReport(digest=sha256_digest(f"sample {number}".encode()), received=20, kept=20)
             new = NewAdapter(
-                namespace=namespace, name=f"a{number}", kind="adapter", digest=sha256_digest(str(number).encode()),
-                base_model="large", base_fingerprint=BASE, domain=f"a{number:06}", card=Card(), provenance=Provenance(),
-                config=BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu"), weights_blob=weights,
-                dtype="F32", parameters=10, size_bytes=40, sample=sample, sample_state="ready", recipe_digest=None,
-                tuned_on=None, created_by="benchmark", learnt_from=(),
-            )  # fmt: skip
+                namespace=namespace,
+                name=f"a{number}",
+                kind="adapter",
+                digest=sha256_digest(str(number).encode()),
+                base_model="large",
+                base_fingerprint=BASE,
+                domain=f"a{number:06}",
+                card=Card(),
+                provenance=Provenance(),
+                config=BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu"),
+                weights_blob=weights,
+                dtype="F32",
+                parameters=10,
+                size_bytes=40,
+                sample=sample,
+                sample_state="ready",
+                recipe_digest=None,
+                tuned_on=None,
+                created_by="benchmark",
+                learnt_from=(),
+            )
             catalogue.adapters.add(new)
             catalogue.samples.add_embedding(
                 EmbeddingRow(
-                    sample_digest=sample.digest, encoder_digest=ENCODER, encoder_name="base", unit="passage",
-                    blob_digest=blob, count=self.units, dimensions=self.dimensions, truncated=0,
+                    sample_digest=sample.digest,
+                    encoder_digest=ENCODER,
+                    encoder_name="base",
+                    unit="passage",
+                    blob_digest=blob,
+                    count=self.units,
+                    dimensions=self.dimensions,
+                    truncated=0,
                 )
-            )  # fmt: skip
+            )
 
 
 @contextmanager

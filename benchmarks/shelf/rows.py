@@ -68,12 +68,15 @@ def _copies(pushed: NewAdapter, amount: int) -> Iterator[NewAdapter]:
         text += ["rare"] if number % RARE_WORD == 0 else []
         tags = {f"t{draw.randrange(TAGS)}", *(tag for tag, of in ((COMMON, 5), ("rare", RARE_TAG)) if number % of == 0)}
         yield replace(
-            pushed, namespace=f"team{number % NAMESPACES}", name=f"a{number}",
-            kind="soup" if number % 10 == 9 else "adapter", domain=domain(words, number % DOMAINS),
+            pushed,
+            namespace=f"team{number % NAMESPACES}",
+            name=f"a{number}",
+            kind="soup" if number % 10 == 9 else "adapter",
+            domain=domain(words, number % DOMAINS),
             digest=sha256_digest(str(number).encode()),
             card=Card(description=" ".join(text), tags=tuple(sorted(tags))),
             provenance=Provenance(training={"notes": PROVENANCE}),
-        )  # fmt: skip
+        )
 
 
 def described(row: Any) -> NewAdapter:

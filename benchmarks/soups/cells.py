@@ -127,9 +127,12 @@ def ask(setting: Setting, cell: Cell) -> Answer:
     except SoupError as error:
         return replace(answer, refused=error.message)
     return replace(
-        answer, model=str(cooked["model"]), digest=None if cooked["abstained"] else str(cooked["digest"]),
-        seconds=time.perf_counter() - began, width=(cooked.get("report") or {}).get("width_out") or 0,
-    )  # fmt: skip
+        answer,
+        model=str(cooked["model"]),
+        digest=None if cooked["abstained"] else str(cooked["digest"]),
+        seconds=time.perf_counter() - began,
+        width=(cooked.get("report") or {}).get("width_out") or 0,
+    )
 
 
 def even_average(refs: Sequence[str]) -> CookRequest:

@@ -131,9 +131,16 @@ class Member:
     def part(self, number: int, weight: str, fingerprint: str) -> SoupIngredient:
         """It as an ingredient at a weight; `number` is its own among those of a soup."""
         return SoupIngredient(
-            digest=self.digest, config=self.config, load=lambda: load_tensors(self.weights), adapter_id=number,
-            ref=self.name, weight=weight, base_fingerprint=fingerprint, provenance=self.provenance, dtype=self.dtype,
-        )  # fmt: skip
+            digest=self.digest,
+            config=self.config,
+            load=lambda: load_tensors(self.weights),
+            adapter_id=number,
+            ref=self.name,
+            weight=weight,
+            base_fingerprint=fingerprint,
+            provenance=self.provenance,
+            dtype=self.dtype,
+        )
 
 
 @dataclass(frozen=True)

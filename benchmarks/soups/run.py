@@ -20,23 +20,39 @@ from demo.results import Figure, Row
 from registry.uncertainty import Difference, paired_difference
 
 _LORA = {
-    "instant_over_control": 0.94, "quick_over_control": 0.89, "tune_over_control": 0.74,
-    "quick_vs_forward": 6, "tune_vs_forward": 12,
-    "tune_vs_peft_5": 8, "tune_vs_peft_15": 8, "tune_vs_peft_30": 6, "tune_vs_peft_100": 4,
-    "tune_vs_peft_best_5": 6, "tune_vs_peft_best_15": 4, "tune_vs_peft_best_30": 2, "tune_vs_peft_best_100": 0,
-    "worse_than_base": 0, "recommended_within_1se": 0.9,
-}  # fmt: skip
+    "instant_over_control": 0.94,
+    "quick_over_control": 0.89,
+    "tune_over_control": 0.74,
+    "quick_vs_forward": 6,
+    "tune_vs_forward": 12,
+    "tune_vs_peft_5": 8,
+    "tune_vs_peft_15": 8,
+    "tune_vs_peft_30": 6,
+    "tune_vs_peft_100": 4,
+    "tune_vs_peft_best_5": 6,
+    "tune_vs_peft_best_15": 4,
+    "tune_vs_peft_best_30": 2,
+    "tune_vs_peft_best_100": 0,
+    "worse_than_base": 0,
+    "recommended_within_1se": 0.9,
+}
 GOALS: Mapping[str, Mapping[str, float]] = {
     "smollm2_lora": _LORA,
     "smollm2": {**_LORA, "quick_over_control": 0.91, "tune_over_control": 0.78, "tune_vs_peft_best_30": 0},
     "gemma_lora": {
-        "instant_over_control": 0.95, "quick_over_control": 0.93, "tune_over_control": 0.8,
-        "quick_vs_forward": 6, "tune_vs_forward": 12,
-        "tune_vs_peft_15": 5, "tune_vs_peft_60": 5, "tune_vs_peft_best_15": 0, "tune_vs_peft_best_60": 0,
+        "instant_over_control": 0.95,
+        "quick_over_control": 0.93,
+        "tune_over_control": 0.8,
+        "quick_vs_forward": 6,
+        "tune_vs_forward": 12,
+        "tune_vs_peft_15": 5,
+        "tune_vs_peft_60": 5,
+        "tune_vs_peft_best_15": 0,
+        "tune_vs_peft_best_60": 0,
         "worse_than_base": 0,
     },
     "base_lm": {"worse_than_base": 0},
-}  # fmt: skip
+}
 """Goals of the figures, by bank."""
 
 HOSTILE_SAMPLE = 15
@@ -117,9 +133,13 @@ class Run:
             return {"wall_s": rung.seconds, "forward_s": forward, "trained_passes": rung.passes, "rate": rung.rate}
         answer = self.answers.get(self.setting, cell)
         return {
-            "wall_s": answer.seconds, "forward_s": forward, "abstained": answer.digest is None, "width": answer.width,
-            "refused": answer.refused, "commit": answer.commit,
-        }  # fmt: skip
+            "wall_s": answer.seconds,
+            "forward_s": forward,
+            "abstained": answer.digest is None,
+            "width": answer.width,
+            "refused": answer.refused,
+            "commit": answer.commit,
+        }
 
     def sign(self, tune: Cell, *, any_time: bool) -> int:
         """1 where a tuned soup is better by more than a standard error than PEFT's best, -1 where it is worse, else 0.
@@ -178,11 +198,20 @@ class Run:
         base, control = (
             self.against(nll, reference(cell.domain), cell.domain) for reference in (self.base, self.control)
         )
-        self.result.rows.append({
-            "domain": cell.domain, "way": cell.way, "passages": cell.size, "draw": cell.draw,
-            "hostile": cell.domain in HOSTILE, "difference": base.difference, "standard_error": base.standard_error,
-            "over": control.difference, "over_error": control.standard_error, **more,
-        })  # fmt: skip
+        self.result.rows.append(
+            {
+                "domain": cell.domain,
+                "way": cell.way,
+                "passages": cell.size,
+                "draw": cell.draw,
+                "hostile": cell.domain in HOSTILE,
+                "difference": base.difference,
+                "standard_error": base.standard_error,
+                "over": control.difference,
+                "over_error": control.standard_error,
+                **more,
+            }
+        )
 
     def rows(self, way: str, size: int) -> list[Row]:
         """Rows of a way on samples of a size of the novel domains."""

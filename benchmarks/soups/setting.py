@@ -118,9 +118,7 @@ class Setting(Texts):
     @classmethod
     def on(cls, texts: Texts, client: SoupClient, scores: Scores, base_digest: str) -> Setting:
         """These texts, with a server."""
-        return cls(
-            texts.job, texts.test_passages, texts.largest, client=client, scores=scores, base_digest=base_digest
-        )  # fmt: skip
+        return cls(texts.job, texts.test_passages, texts.largest, client=client, scores=scores, base_digest=base_digest)
 
     @property
     def base(self) -> str:
@@ -191,9 +189,15 @@ def prepared(
         )
     training = tuple(name for name in names if name not in controls)
     job = Job(
-        home, data, base_entry(base, talk), training, tuple(domains or novel), controls[0], home / "adapters",
+        home,
+        data,
+        base_entry(base, talk),
+        training,
+        tuple(domains or novel),
+        controls[0],
+        home / "adapters",
         longest=lengths.longest,
-    )  # fmt: skip
+    )
     if not all((job.adapters / name / CONFIG_FILE).is_file() for name in job.pushed):
         if folders:
             copy_bank(folders, job)

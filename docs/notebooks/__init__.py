@@ -41,9 +41,14 @@ def run(path: Path, *, instead: Mapping[str, str] = {}) -> list[list[Json]]:
             raise RuntimeError(f"{path.name} has {old!r} {times} times, and once is expected.")
         cells = [cell.replace(old, new) for cell in cells]
     done = subprocess.run(
-        [sys.executable, "-m", "docs.notebooks.cells"], input=json.dumps(cells), cwd=path.parent,
-        capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(FOLDER.parent.parent)},
-    )  # fmt: skip
+        [sys.executable, "-m", "docs.notebooks.cells"],
+        input=json.dumps(cells),
+        cwd=path.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(FOLDER.parent.parent)},
+    )
     if done.returncode:
         raise RuntimeError(f"{path.name} fails:\n{done.stderr[-3000:]}")
     found: list[list[Json]] = json.loads(done.stdout.splitlines()[-1])

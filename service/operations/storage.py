@@ -68,8 +68,10 @@ def _close_to_others(folder: Path) -> None:
         log.warning(
             "the data folder %s is open to other users of this machine (mode %04o), and that cannot be changed (%s): "
             "it holds samples, adapters and the admin key; make it 0700, or set SOUP_DATA to another",
-            folder, mode, error.strerror,
-        )  # fmt: skip
+            folder,
+            mode,
+            error.strerror,
+        )
     else:
         log.info("the data folder %s was open to others (mode %04o) and is 0700 now", folder, mode)
 

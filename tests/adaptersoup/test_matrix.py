@@ -68,9 +68,10 @@ def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(store: S
     row = store._row("team/code")
     weights = store._runtime.services.registry.blobs.read(row.weights_blob)
     (path,) = (
-        one for one in store.folder.rglob("*") if one.is_file() and one.stat().st_size == len(weights)
-        and one.read_bytes() == weights
-    )  # fmt: skip
+        one
+        for one in store.folder.rglob("*")
+        if one.is_file() and one.stat().st_size == len(weights) and one.read_bytes() == weights
+    )
     path.chmod(0o600)
     path.write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     found = elsewhere(store, processes)

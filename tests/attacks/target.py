@@ -102,9 +102,13 @@ class Target:
         """Of a push that would be taken."""
         good = {"base64": base64.b64encode(self.good).decode()}
         return {
-            "name": "mallory/bad", "domain": "bad", "base_model": BASE_ID, "config": CONFIG.model_dump(),
-            "files": {WEIGHTS: good}, **fields,
-        }  # fmt: skip
+            "name": "mallory/bad",
+            "domain": "bad",
+            "base_model": BASE_ID,
+            "config": CONFIG.model_dump(),
+            "files": {WEIGHTS: good},
+            **fields,
+        }
 
     def push(self, *, key: str | None = None, **fields: Any) -> Said:
         """A push that would be taken but for `fields`."""

@@ -46,8 +46,10 @@ def manifest(**fields: Any) -> Change:
 
     def change(folder: Path, canary: Path) -> None:
         path = folder / MANIFEST
-        shown = {key: value.replace("CANARY", str(canary)) if isinstance(value, str) else value
-                 for key, value in fields.items()}  # fmt: skip
+        shown = {
+            key: value.replace("CANARY", str(canary)) if isinstance(value, str) else value
+            for key, value in fields.items()
+        }
         path.write_text(json.dumps({**json.loads(path.read_text()), **shown}))
 
     return change

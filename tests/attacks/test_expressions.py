@@ -15,8 +15,9 @@ PEFT = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["c_attn
 def pattern(name: str, tries: str, source: str, says: str = "cannot be read") -> Attack:
     """A push of a LoRA with an expression for its ranks."""
     config = {**PEFT, "rank_pattern": {source: 4}}
-    return Attack(name, tries, 400, "invalid_manifest", says,
-                  lambda target: target.push(config=None, peft_config=config))  # fmt: skip
+    return Attack(
+        name, tries, 400, "invalid_manifest", says, lambda target: target.push(config=None, peft_config=config)
+    )
 
 
 def templated(name: str, tries: str, **message: str) -> Attack:
@@ -46,8 +47,14 @@ def operators(name: str, tries: str, source: str) -> Attack:
 
 def card(name: str, tries: str, matter: str) -> Attack:
     """The front matter of a card."""
-    return Attack(name, tries, 400, "invalid_manifest", "README.md",
-                  lambda _: Said.by(lambda: parse_card(f"---\n{matter}\n---\ntext")))  # fmt: skip
+    return Attack(
+        name,
+        tries,
+        400,
+        "invalid_manifest",
+        "README.md",
+        lambda _: Said.by(lambda: parse_card(f"---\n{matter}\n---\ntext")),
+    )
 
 
 ATTACKS = (

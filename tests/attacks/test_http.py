@@ -21,9 +21,16 @@ def parsed(answer: bytes) -> Said:
 
 
 def raw(
-    name: str, tries: str, lines: str, body: bytes = b"", *, status: int = 400, code: str = "", says: str = "Invalid",
+    name: str,
+    tries: str,
+    lines: str,
+    body: bytes = b"",
+    *,
+    status: int = 400,
+    code: str = "",
+    says: str = "Invalid",
     first: str = "POST /v1/completions HTTP/1.1",
-) -> Attack:  # fmt: skip
+) -> Attack:
     """Bytes on a connection; what is answered to anything behind the first request is refused too, or not read."""
 
     def strike(target: Target) -> Said:
@@ -56,8 +63,9 @@ def ranged(name: str, tries: str, span: str, *, status: int = 416) -> Attack:
 def local(name: str, tries: str, says: str, **headers: str) -> Attack:
     """A request to a server without keys, which answers to this machine only."""
     sent = {name.replace("_", "-"): value for name, value in {"host": "localhost:8000", **headers}.items()}
-    return Attack(name, tries, 403, "forbidden", says,
-                  lambda _: Said.by(lambda: check_local(Headers(sent), allowed=LOCAL)))  # fmt: skip
+    return Attack(
+        name, tries, 403, "forbidden", says, lambda _: Said.by(lambda: check_local(Headers(sent), allowed=LOCAL))
+    )
 
 
 SMUGGLED = b"GET " + PATH.encode() + b" HTTP/1.1\r\nhost: x\r\n\r\n"

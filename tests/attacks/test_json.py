@@ -14,9 +14,15 @@ PUSH = "/v1/adapters"
 
 
 def body(
-    name: str, tries: str, says: str, raw: bytes | Callable[[bytes], bytes], *, path: str = PUSH, status: int = 400,
+    name: str,
+    tries: str,
+    says: str,
+    raw: bytes | Callable[[bytes], bytes],
+    *,
+    path: str = PUSH,
+    status: int = 400,
     code: str = "invalid_parameter",
-) -> Attack:  # fmt: skip
+) -> Attack:
     """A body that is sent as it is, or made from that of a good push."""
 
     def strike(target: Target) -> Said:

@@ -18,9 +18,16 @@ REF = {"ref": "acme/law"}
 
 
 def recipe(
-    name: str, tries: str, ingredients: Any, more: dict[str, Any] | None = None, *, status: int = 400,
-    code: str = "invalid_parameter", says: str = "", within: dict[str, Any] | None = None,
-) -> Attack:  # fmt: skip
+    name: str,
+    tries: str,
+    ingredients: Any,
+    more: dict[str, Any] | None = None,
+    *,
+    status: int = 400,
+    code: str = "invalid_parameter",
+    says: str = "",
+    within: dict[str, Any] | None = None,
+) -> Attack:
     """A recipe that is refused before there is a job; bytes are the list as it stands in the body."""
 
     def strike(target: Target) -> Said:
@@ -32,9 +39,16 @@ def recipe(
 
 
 def cooked(
-    name: str, tries: str, ingredients: Any, more: dict[str, Any] | None = None, *, status: int, code: str,
-    says: str = "", key: str | None = None,
-) -> Attack:  # fmt: skip
+    name: str,
+    tries: str,
+    ingredients: Any,
+    more: dict[str, Any] | None = None,
+    *,
+    status: int,
+    code: str,
+    says: str = "",
+    key: str | None = None,
+) -> Attack:
     """A cook that its job refuses."""
 
     def strike(target: Target) -> Said:

@@ -29,9 +29,18 @@ def body_of(piece: bytes) -> Iterator[bytes]:
 
 
 def streamed(
-    name: str, tries: str, piece: bytes, *, status: int = 413, code: str = "too_large", path: str = "/v1/keys",
-    most: int = READ_AT_MOST, says: str = "", key: str | None = None, **headers: str,
-) -> Attack:  # fmt: skip
+    name: str,
+    tries: str,
+    piece: bytes,
+    *,
+    status: int = 413,
+    code: str = "too_large",
+    path: str = "/v1/keys",
+    most: int = READ_AT_MOST,
+    says: str = "",
+    key: str | None = None,
+    **headers: str,
+) -> Attack:
     """A body of 64 MiB, of which at most so many bytes are read before it is refused."""
 
     def strike(target: Target) -> Said:
@@ -56,8 +65,15 @@ def queued(path: str, body: Callable[[int], dict[str, Any]], count: int) -> Call
 
 def flood(name: str, tries: str, path: str, body: Callable[[int], dict[str, Any]]) -> Attack:
     """One job more than a key may have waiting."""
-    return Attack(name, tries, 429, "busy", "SOUP_JOB_QUEUE_PER_KEY",
-                  lambda target: target.post(path, body(99)), queued(path, body, 3))  # fmt: skip
+    return Attack(
+        name,
+        tries,
+        429,
+        "busy",
+        "SOUP_JOB_QUEUE_PER_KEY",
+        lambda target: target.post(path, body(99)),
+        queued(path, body, 3),
+    )
 
 
 def fits(target: Target) -> None:

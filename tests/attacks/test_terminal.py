@@ -21,15 +21,43 @@ MOMENT = "2026-01-02T03:04:05Z"
 RED, CLEAR, TITLE, COPY = "\x1b[31m", "\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x1b]52;c;ZXZpbA==\x07"
 BIDI, LINE, RETURN, EIGHT_BIT, BACK = "\u202e", "\nforged: yes", "\rforged: yes", "\x9b31m", "safe\b\b\b\bevil"
 ADAPTER: dict[str, Any] = {
-    "object": "adapter", "ref": "team/law@1", "namespace": "team", "name": "law", "version": 1, "kind": "adapter",
-    "digest": DIGEST, "base_model": "tiny", "base_fingerprint": DIGEST, "domain": "law", "config": {"method": "lora",
-    "groups": [{"targets": ["a"], "rank": 1, "alpha": 1, "layers": None}], "rslora": False},
+    "object": "adapter",
+    "ref": "team/law@1",
+    "namespace": "team",
+    "name": "law",
+    "version": 1,
+    "kind": "adapter",
+    "digest": DIGEST,
+    "base_model": "tiny",
+    "base_fingerprint": DIGEST,
+    "domain": "law",
+    "config": {
+        "method": "lora",
+        "groups": [{"targets": ["a"], "rank": 1, "alpha": 1, "layers": None}],
+        "rslora": False,
+    },
     "card": {"tags": [], "description": "", "metadata": {}},
-    "parameters": 1, "dtype": "F32", "size_bytes": 9, "sample": {"kept": 20, "received": 21, "notes": []},
-    "sample_state": "ready", "created_at": MOMENT, "retired_at": None, "etag": "e", "warnings": [],
-}  # fmt: skip
-KEY = {"id": "k1", "name": "ci", "prefix": "sk-soup-abcd", "namespaces": None, "scopes": ["read"], "created_at": MOMENT,
-       "revoked_at": None, "expires_at": None, "last_used_at": None}  # fmt: skip
+    "parameters": 1,
+    "dtype": "F32",
+    "size_bytes": 9,
+    "sample": {"kept": 20, "received": 21, "notes": []},
+    "sample_state": "ready",
+    "created_at": MOMENT,
+    "retired_at": None,
+    "etag": "e",
+    "warnings": [],
+}
+KEY = {
+    "id": "k1",
+    "name": "ci",
+    "prefix": "sk-soup-abcd",
+    "namespaces": None,
+    "scopes": ["read"],
+    "created_at": MOMENT,
+    "revoked_at": None,
+    "expires_at": None,
+    "last_used_at": None,
+}
 ENTRY = {"at": MOMENT, "action": "key.create", "subject": "k1", "key_id": None, "request_id": "r", "detail": {}}
 
 

@@ -24,9 +24,17 @@ def opened(target: Target, **body: Any) -> str:
 
 
 def upload(
-    name: str, tries: str, method: str, *, status: int, code: str, says: str, key: str | None = None,
-    says_at_first: dict[str, Any] | None = None, **request: Any,
-) -> Attack:  # fmt: skip
+    name: str,
+    tries: str,
+    method: str,
+    *,
+    status: int,
+    code: str,
+    says: str,
+    key: str | None = None,
+    says_at_first: dict[str, Any] | None = None,
+    **request: Any,
+) -> Attack:
     """A request for an upload of the admin's that is under way."""
 
     def strike(target: Target) -> Said:

@@ -13,10 +13,19 @@ from typing import Any
 
 CANARY = "canary-that-nobody-may-open"
 """Part of the path of everything that attacks name."""
-NEVER = frozenset({
-    "pickle.find_class", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty",
-    "urllib.Request", "shutil.unpack_archive",
-})  # fmt: skip
+NEVER = frozenset(
+    {
+        "pickle.find_class",
+        "subprocess.Popen",
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "os.fork",
+        "os.forkpty",
+        "urllib.Request",
+        "shutil.unpack_archive",
+    }
+)
 """What no request makes a server do."""
 ON_PATHS = frozenset({"open", "os.listdir", "os.scandir", "os.remove", "os.rename", "os.mkdir", "os.truncate"})
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -63,20 +63,34 @@ SEARCH = Search(
         Trial(way="weighed", members=1, width=8, difference=-0.2, standard_error=0.05),
         Trial(way="selected", members=1, width=8, difference=-0.1, standard_error=0.04),
     ),
-    decided_on=20, held_out=11, tokens=1000, seconds=2.0,
-)  # fmt: skip
+    decided_on=20,
+    held_out=11,
+    tokens=1000,
+    seconds=2.0,
+)
 CHECK = Verification(
-    base_nll=3.0, soup_nll=2.8, difference=-0.2, standard_error=0.05, interval=(-0.29, -0.11), passages=11, tokens=100,
-    helps=True, held_out=True,
-)  # fmt: skip
+    base_nll=3.0,
+    soup_nll=2.8,
+    difference=-0.2,
+    standard_error=0.05,
+    interval=(-0.29, -0.11),
+    passages=11,
+    tokens=100,
+    helps=True,
+    held_out=True,
+)
 RECIPE = Recipe.model_validate(
     {"base_fingerprint": NEWS, "ingredients": [{"digest": LAW, "weight": "0.75"}, {"digest": NEWS, "weight": "0.25"}]}
 )
 SCORES = PerplexityReport(
-    perplexity=7.4, mean_nll=2.0, standard_error=0.1, bits_per_byte=1.0, tokens=40,
+    perplexity=7.4,
+    mean_nll=2.0,
+    standard_error=0.1,
+    bits_per_byte=1.0,
+    tokens=40,
     texts=tuple(PassageScore(nll=nll, tokens=10, bytes=40) for nll in (10.0, 20.0, 20.5, 30.0)),
     baseline=BaselineReport(perplexity=9.0, mean_nll=2.2, difference=-0.2, standard_error=0.1, interval=(-0.4, 0.0)),
-)  # fmt: skip
+)
 KINDS: dict[str, Callable[[str, Theme], Plot]] = {
     "panels": lambda name, theme: panels(
         name, [name], [Panel(name, [Bar(name, 1.0, name), Interval.around(name, 1.0, 0.5)])], theme=theme
@@ -112,9 +126,14 @@ def texts(plot: Plot) -> list[str]:
 
 def soup(*, abstained: bool = False) -> Plot:
     return soup_plot(
-        "team/mixed@1", "The best of two.", abstained=abstained, recipe=None if abstained else RECIPE, selection=None,
-        search=SEARCH, verification=CHECK,
-    )  # fmt: skip
+        "team/mixed@1",
+        "The best of two.",
+        abstained=abstained,
+        recipe=None if abstained else RECIPE,
+        selection=None,
+        search=SEARCH,
+        verification=CHECK,
+    )
 
 
 def test_a_soup_shows_weights_held_out_differences_and_candidates() -> None:
@@ -135,15 +154,20 @@ def test_the_verification_is_shown_by_itself_where_no_trial_was_held_out() -> No
 
 
 def test_a_selection_shows_the_chosen_first_and_counts_all_candidates() -> None:
-    selection = Selection.model_validate({
-        "selected": [{"ref": "a/x@1", "digest": LAW, "domain": "x", "weight": "1", "score": 0.9}],
-        "left_out": [
-            {"ref": "a/y@1", "digest": NEWS, "domain": "y", "reason": "below", "score": 0.1},
-            {"ref": "a/z@1", "digest": NEWS, "domain": "z", "reason": "retired"},
-        ],
-        "abstained": False, "reason": "One is far ahead.", "units": 9, "thresholds": {"min_share": 0.25},
-        "more_left_out": {"below": 7},
-    })  # fmt: skip
+    selection = Selection.model_validate(
+        {
+            "selected": [{"ref": "a/x@1", "digest": LAW, "domain": "x", "weight": "1", "score": 0.9}],
+            "left_out": [
+                {"ref": "a/y@1", "digest": NEWS, "domain": "y", "reason": "below", "score": 0.1},
+                {"ref": "a/z@1", "digest": NEWS, "domain": "z", "reason": "retired"},
+            ],
+            "abstained": False,
+            "reason": "One is far ahead.",
+            "units": 9,
+            "thresholds": {"min_share": 0.25},
+            "more_left_out": {"below": 7},
+        }
+    )
     shown = texts(selection_plot(selection))
     assert {"1 chosen of 10", "Score; filled: chosen (share of at least 0.25)", "0.900, weight 1.00"} <= set(shown)
     assert [text for text in shown if text.startswith("a/")] == ["a/x@1", "a/y@1"], "no bar without a score"
@@ -168,17 +192,24 @@ def test_the_histogram_counts_every_text_once(losses: list[float]) -> None:
 
 def test_fits_evaluations_and_trainings_show_their_figures() -> None:
     fit = {
-        "held_out_accuracy": 0.95, "own_scores": {"law": 0.8}, "threshold": 0.5,
-        "clusters": [{"cluster": 0, "domains": [], "units": 12}], "warnings": ["Few units."],
-    }  # fmt: skip
+        "held_out_accuracy": 0.95,
+        "own_scores": {"law": 0.8},
+        "threshold": 0.5,
+        "clusters": [{"cluster": 0, "domains": [], "units": 12}],
+        "warnings": ["Few units."],
+    }
     shown = set(texts(fit_plot("cosine", 3, fit)))
     assert {"cosine over 3 domains", "Few units.", "95.0%", "0: no domain", "12"} <= shown
     assert "Mean score of a domain's own text (threshold 0.500)" in shown
     assert texts(fit_plot("uniform", 3, {"held_out_accuracy": None, "warnings": []})) == ["uniform over 3 domains"]
     figures = {
-        "perplexity": 5.0, "base_perplexity": 6.0, "difference": -0.18, "difference_low": -0.2,
-        "difference_high": -0.16, "texts": 30,
-    }  # fmt: skip
+        "perplexity": 5.0,
+        "base_perplexity": 6.0,
+        "difference": -0.18,
+        "difference_low": -0.2,
+        "difference_high": -0.16,
+        "texts": 30,
+    }
     assert {"-0.1800 ± 0.0200", "30 texts", "5.00", "6.00"} <= set(texts(evaluation_plot("law", figures)))
     rates = set(texts(evaluation_plot("reviews", {"accuracy": 0.5, "texts": 4})))
     assert "accuracy" in rates

@@ -38,9 +38,12 @@ def bank(folder: Path, base: Path) -> Iterator[Setting]:
             with SoupClient(live.url, world.admin) as client:
                 for seed, name in enumerate(BANK):
                     contents = AdapterContents(
-                        config=CONFIG, domain=name, weights=adapter_weights(world.runtime, seed=seed),
-                        base_model=BASE_ID, provenance=Provenance() if name == OTHER else OF_ONE_START,
-                    )  # fmt: skip
+                        config=CONFIG,
+                        domain=name,
+                        weights=adapter_weights(world.runtime, seed=seed),
+                        base_model=BASE_ID,
+                        provenance=Provenance() if name == OTHER else OF_ONE_START,
+                    )
                     path = write_directory(folder / "adapters" / name, contents)
                     client.push_directory(path, name=f"{NAMESPACE}/{name}")
                 loaded = world.runtime.bases[BASE_ID]

@@ -15,9 +15,13 @@ Resource = dict[str, Any]
 
 KNOWN = {"apiVersion", "kind", "namespace", "resources", "images", "configMapGenerator", "patches", "configurations"}
 KEYED_BY = {
-    "containers": "name", "initContainers": "name", "env": "name", "volumes": "name", "volumeMounts": "mountPath",
+    "containers": "name",
+    "initContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
     "ports": "containerPort",
-}  # fmt: skip
+}
 """Lists that a strategic merge merges element by element, by this field."""
 
 

@@ -68,9 +68,11 @@ class FakeClient:
         model = f"soup-{len(self.cooked)}"
         self.models[model] = BY_EFFORT[request.effort]
         return {
-            "model": "base/tiny" if hostile else model, "digest": sha256_digest(model.encode()), "abstained": hostile,
+            "model": "base/tiny" if hostile else model,
+            "digest": sha256_digest(model.encode()),
+            "abstained": hostile,
             "report": {"width_out": 4},
-        }  # fmt: skip
+        }
 
     def perplexity(self, model: str, texts: list[str]) -> dict[str, Any]:
         nll = self.models.get(model, NLL.get(model.rpartition("/")[2], 3.0))
@@ -140,8 +142,18 @@ def test_samples_held_out_and_test_passages_share_nothing_and_small_samples_begi
 def test_the_figures_and_what_is_not_asked_again(setting: Setting, tmp_path: Path) -> None:
     result = measured(setting, tmp_path, draws=2, sizes=(15, 30))
     values = {name: figure.value for name, figure in result.figures.items()}
-    nats = {"instant": 2.7, "tune": 2.4, "clustering": 2.75, "base": 3.0, "control": 2.9, "single": 2.8, "greedy": 2.8,
-            "prompt": 2.95, "peft": 2.3, "full": 2.7}  # fmt: skip
+    nats = {
+        "instant": 2.7,
+        "tune": 2.4,
+        "clustering": 2.75,
+        "base": 3.0,
+        "control": 2.9,
+        "single": 2.8,
+        "greedy": 2.8,
+        "prompt": 2.95,
+        "peft": 2.3,
+        "full": 2.7,
+    }
     for name, nll in nats.items():
         assert values[f"{name}_over_control"] == pytest.approx(math.exp(nll - 2.9), rel=1e-6), name
     assert values["quick_over_control_15"] == values["quick_over_control"]
@@ -198,9 +210,13 @@ def test_means_are_geometric_and_errors_are_those_of_the_domains() -> None:
 
 def write_lora(folder: Path, domain: str, perplexity: float) -> None:
     contents = AdapterContents(
-        config=CONFIG, domain=domain, weights=save_tensors({"x": torch.zeros(1)}), texts=[f"{n}" for n in range(30)],
-        base_model="tiny", provenance=Provenance(training={"valid_perplexity": perplexity}),
-    )  # fmt: skip
+        config=CONFIG,
+        domain=domain,
+        weights=save_tensors({"x": torch.zeros(1)}),
+        texts=[f"{n}" for n in range(30)],
+        base_model="tiny",
+        provenance=Provenance(training={"valid_perplexity": perplexity}),
+    )
     write_directory(folder, contents)
 
 

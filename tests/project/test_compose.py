@@ -116,8 +116,10 @@ def test_each_waits_for_the_one_before(services: dict[str, Any]) -> None:
 def test_the_proxy_brings_all_of_its_profile_and_not_the_server_over_a_folder(services: dict[str, Any]) -> None:
     """`docker compose up proxy` starts it and what it waits for."""
     assert {name for name, one in services.items() if one.get("profiles") == ["replicas"]} == {
-        "objects", "proxy", *REPLICAS
-    }  # fmt: skip
+        "objects",
+        "proxy",
+        *REPLICAS,
+    }
     started, todo = set(), ["proxy"]
     while todo:
         name = todo.pop()
@@ -127,8 +129,10 @@ def test_the_proxy_brings_all_of_its_profile_and_not_the_server_over_a_folder(se
     for name in REPLICAS:
         waits = {other: one["condition"] for other, one in services[name]["depends_on"].items()}
         assert waits == {
-            "postgres": "service_healthy", "migrate": "service_completed_successfully", "objects": "service_healthy"
-        }  # fmt: skip
+            "postgres": "service_healthy",
+            "migrate": "service_completed_successfully",
+            "objects": "service_healthy",
+        }
         assert services["proxy"]["depends_on"][name] == {"condition": "service_healthy"}
 
 

@@ -132,9 +132,13 @@ def shell(command: str, source: Path) -> None:
     """Run a line of the build where it would run, its absolute folders moved, and without an index."""
     path = f"{source / 'bin'}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
-        ["sh", "-ec", command.replace("/wheels", str(source / "wheels"))], cwd=source / "src", capture_output=True,
-        text=True, check=False, env={**os.environ, "PATH": path, "PIP_NO_INDEX": "1"},
-    )  # fmt: skip
+        ["sh", "-ec", command.replace("/wheels", str(source / "wheels"))],
+        cwd=source / "src",
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PATH": path, "PIP_NO_INDEX": "1"},
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -62,10 +62,13 @@ def small() -> Table:
         "a": {"one": score(19, 19, 19), "two": score(18, 22, 21)},
         "b": {"one": score(31, 31, 31), "two": score(28, 29, 32)},
     }
-    service = Row("the service, verified", {
-        "a": Entry(score(19, 19, 19), "demo/one@1", said="one"),
-        "b": Entry(score(30, 30, 30), "base/x", said="it does not help", abstained=True),
-    })  # fmt: skip
+    service = Row(
+        "the service, verified",
+        {
+            "a": Entry(score(19, 19, 19), "demo/one@1", said="one"),
+            "b": Entry(score(30, 30, 30), "base/x", said="it does not help", abstained=True),
+        },
+    )
     return Table([base, table.oracle(singles, {"one": "demo/one@1", "two": "demo/two@1"}), service], singles)
 
 
@@ -106,8 +109,13 @@ def row(name: str, *nll: float) -> Row:
 
 @pytest.fixture
 def controlled() -> Table:
-    rows = [row("base model", 3.0, 3.0), row(table.CONTROL, 2.9, 2.9), row("again", 2.8, 2.95),
-            row("soup, similarity", 2.8, 2.95), row("the service, verified", 2.8, 2.8)]  # fmt: skip
+    rows = [
+        row("base model", 3.0, 3.0),
+        row(table.CONTROL, 2.9, 2.9),
+        row("again", 2.8, 2.95),
+        row("soup, similarity", 2.8, 2.95),
+        row("the service, verified", 2.8, 2.8),
+    ]
     return Table(rows, {})
 
 
@@ -159,8 +167,12 @@ def test_the_picture_holds_every_domain_and_row_once_and_is_the_same_again(contr
 )
 def test_an_answer_names_what_went_into_it(search, taken):
     cooked = {
-        "model": "demo/soup@1", "digest": "d", "abstained": False, "search": search,
-        "selection": {"selected": [{"domain": "law"}, {"domain": "zoo"}]}, "recipe": {"ingredients": [{"digest": "a"}]},
-    }  # fmt: skip
+        "model": "demo/soup@1",
+        "digest": "d",
+        "abstained": False,
+        "search": search,
+        "selection": {"selected": [{"domain": "law"}, {"domain": "zoo"}]},
+        "recipe": {"ingredients": [{"digest": "a"}]},
+    }
     client: Any = SimpleNamespace(cook=lambda _request: cooked, sample=lambda texts: SampleSource(texts=tuple(texts)))
     assert strategies.cook(client, strategies.SERVICE, ["some text"]).ingredients == taken

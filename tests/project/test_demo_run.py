@@ -59,9 +59,17 @@ def servers() -> list[str]:
 def test_the_whole_demo(world, capsys):
     assert main([*world, "--out", "results/main_job.json"]) == 0
     said = capsys.readouterr()
-    for row in ("base model", "control", "single, similarity", "soup, similarity", "soup, uniform",
-                "soup, clustering (paper)", "soup, clustering (default)", "oracle: best single adapter",
-                "the service, verified"):  # fmt: skip
+    for row in (
+        "base model",
+        "control",
+        "single, similarity",
+        "soup, similarity",
+        "soup, uniform",
+        "soup, clustering (paper)",
+        "soup, clustering (default)",
+        "oracle: best single adapter",
+        "the service, verified",
+    ):
         assert f"\n  {row}  " in said.out or f"\n{row}: in every domain the same as " in said.out
     assert "arithmetic  geometric  bits/byte  to the base  to the control" in said.out
     sentence = said.out.splitlines()[1]

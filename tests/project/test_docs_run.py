@@ -38,10 +38,13 @@ DOMAINS = {"classic_novels": "kitchen", "king_james_bible": "court", "python_pep
 SAMPLE = 40
 """Passages of a sample: fewer than a reader's, as nobody reads the numbers."""
 SMALLER = {
-    "[part.strip() for": "[part.strip()[:300] for", "passages[:60]": "passages[:20]",
-    "passages[60:120]": "passages[20:40]", "passages[120:180]": "passages[40:60]",
-    "passages[180:]": "passages[60:140]", "--steps 30": "--steps 3",
-}  # fmt: skip
+    "[part.strip() for": "[part.strip()[:300] for",
+    "passages[:60]": "passages[:20]",
+    "passages[60:120]": "passages[20:40]",
+    "passages[120:180]": "passages[40:60]",
+    "passages[180:]": "passages[60:140]",
+    "--steps 30": "--steps 3",
+}
 """What the tutorial's training is given here."""
 DEFAULT_URL = "http://127.0.0.1:8000"
 MARKED = re.compile(r"<!-- run(?:: (?P<what>[a-z]+))? -->\n```(?P<language>sh|python)\n(?P<code>.*?)```", re.DOTALL)
@@ -66,8 +69,15 @@ class Home:
         keep = {name: value for name, value in os.environ.items() if not name.startswith("SOUP_")}
         path = f"{self.folder / 'bin'}{os.pathsep}{keep['PATH']}"
         python = f"{REPOSITORY}{os.pathsep}{self.folder}"
-        return {**keep, "PATH": path, "PYTHONPATH": python, "SOUP_URL": self.live.url, "OMP_NUM_THREADS": "1",
-                "SOUP_DATA": ".demo/smollm2/server", "PYTHONWARNINGS": "error"}  # fmt: skip
+        return {
+            **keep,
+            "PATH": path,
+            "PYTHONPATH": python,
+            "SOUP_URL": self.live.url,
+            "OMP_NUM_THREADS": "1",
+            "SOUP_DATA": ".demo/smollm2/server",
+            "PYTHONWARNINGS": "error",
+        }
 
     def run(self, language: str, code: str) -> str:
         """What a block prints on stdout; a failing command fails it."""
@@ -235,8 +245,12 @@ def test_the_commands_that_train_adapters(tiny_base_dir, tmp_path, monkeypatch):
     assert not (tmp_path / "state" / "long").exists()
     more = {path.name: read_directory(path).config for path in (tmp_path / "more").iterdir()}
     assert {name: config.method for name, config in more.items()} == {
-        "mam": "union", "mixed": "bottleneck", "mixed-bank": "adamix", "sparse": "bottleneck", "wide": "bottleneck",
-    }  # fmt: skip
+        "mam": "union",
+        "mixed": "bottleneck",
+        "mixed-bank": "adamix",
+        "sparse": "bottleneck",
+        "wide": "bottleneck",
+    }
     assert more["wide"].bottleneck == 32
     assert more["wide"].pruned.sparsity == 0.5
     for name in ("law", "law-all"):

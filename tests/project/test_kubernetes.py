@@ -317,15 +317,20 @@ def test_pods_may_do_little(resources: list[Resource]) -> None:
         assert spec["automountServiceAccountToken"] is False
         assert spec["enableServiceLinks"] is False, "a Service named `soup` would set SOUP_PORT to tcp://10.0.0.1:80"
         assert spec["securityContext"] == {
-            "runAsNonRoot": True, "runAsUser": user, "runAsGroup": group, "fsGroup": group,
+            "runAsNonRoot": True,
+            "runAsUser": user,
+            "runAsGroup": group,
+            "fsGroup": group,
             "seccompProfile": {"type": "RuntimeDefault"},
-        }  # fmt: skip
+        }
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
         assert all(one.keys() & {"emptyDir", "configMap"} for one in spec["volumes"])
         (container,) = spec["containers"]
         assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-        }  # fmt: skip
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
         assert container["resources"]["requests"].keys() == {"cpu", "memory"}
         assert container["resources"]["limits"] == {"memory": container["resources"]["requests"]["memory"]}
     (account,) = of_kind(resources, "ServiceAccount").values()
@@ -359,9 +364,10 @@ def test_the_page_makes_the_secret_that_pods_refer_to(resources: list[Resource],
     made = dict(line.split("=", 1) for line in file.read_text().splitlines())
     needed = {
         one["valueFrom"]["secretKeyRef"]["key"]
-        for container in containers(resources).values() for one in container["env"]
+        for container in containers(resources).values()
+        for one in container["env"]
         if "secretKeyRef" in one.get("valueFrom", {})
-    }  # fmt: skip
+    }
     assert made.keys() == needed
     assert f"create secret generic soup-secrets --from-env-file={file.name}" in PAGE
     assert file.name in (REPOSITORY / ".gitignore").read_text().splitlines()

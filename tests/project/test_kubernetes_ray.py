@@ -79,9 +79,11 @@ def test_all_but_the_servers_that_answer_is_the_example() -> None:
     changed = {key for key, one in example.items() if resources()[key] != one}
     assert changed == {("Deployment", "soup-api")}
     assert resources().keys() - example.keys() == {
-        ("RayCluster", "soup-ray"), ("Job", "soup-ray-deploy"),
-        ("NetworkPolicy", "soup-ray"), ("NetworkPolicy", "soup-ray-head"),
-    }  # fmt: skip
+        ("RayCluster", "soup-ray"),
+        ("Job", "soup-ray-deploy"),
+        ("NetworkPolicy", "soup-ray"),
+        ("NetworkPolicy", "soup-ray-head"),
+    }
 
 
 # --- it is what Ray takes -----------------------------------------------------------------------------

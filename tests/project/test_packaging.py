@@ -298,20 +298,28 @@ def python(environment: Path, *arguments: str, cwd: Path, **more: str) -> subpro
     """Run Python where nothing but this environment is found."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     return subprocess.run(
-        [sys.executable, "-S", *arguments], cwd=cwd, capture_output=True, text=True, check=False,
+        [sys.executable, "-S", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
         env={**kept, "HOME": str(cwd), "PYTHONPATH": str(environment), "OMP_NUM_THREADS": "1", **more},
-    )  # fmt: skip
+    )
 
 
 ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "GET": ("200 OK", {
-        "data": [{"ref": "team/law@1", "kind": "adapter", "domain": "law", "base_model": "tiny"}],
-        "object": "list", "next_cursor": None,
-    }),
+    "GET": (
+        "200 OK",
+        {
+            "data": [{"ref": "team/law@1", "kind": "adapter", "domain": "law", "base_model": "tiny"}],
+            "object": "list",
+            "next_cursor": None,
+        },
+    ),
     "HEAD": ("404 Not Found", {}),
     "PUT": ("201 Created", {}),
     "POST": ("202 Accepted", {"object": "job", "id": "job-1", "kind": "train", "state": "queued", "error": None}),
-}  # fmt: skip
+}
 """What a server answers that knows one adapter and no blob, and takes blobs and trainings."""
 
 
@@ -402,9 +410,26 @@ def test_train_trains_without_a_server(install: Install, tiny_base_dir: Path, tm
     write_texts(tmp_path / "texts.jsonl", texts[:40])
     write_texts(tmp_path / "valid.jsonl", texts[40:])
     done = python(
-        install("train"), "-m", "adaptersoup.cli", "train", "--texts", "texts.jsonl", "--valid", "valid.jsonl", "--out",
-        "law", "--base-folder", str(tiny_base_dir), "--steps", "1", "--batch", "2", "--block", "16", cwd=tmp_path,
-    )  # fmt: skip
+        install("train"),
+        "-m",
+        "adaptersoup.cli",
+        "train",
+        "--texts",
+        "texts.jsonl",
+        "--valid",
+        "valid.jsonl",
+        "--out",
+        "law",
+        "--base-folder",
+        str(tiny_base_dir),
+        "--steps",
+        "1",
+        "--batch",
+        "2",
+        "--block",
+        "16",
+        cwd=tmp_path,
+    )
     assert (done.returncode, done.stdout) == (0, "law\n"), done.stderr
     assert (tmp_path / "law" / "adapter_model.safetensors").is_file()
 

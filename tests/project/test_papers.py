@@ -23,9 +23,17 @@ pytestmark = pytest.mark.slow
 
 TASK = "sst2"
 CLAIM = Claim(
-    paper="houlsby", name="x", source="", figure="", says="", kind="better", margin=2.0, seeds=3, on=(TASK,),
+    paper="houlsby",
+    name="x",
+    source="",
+    figure="",
+    says="",
+    kind="better",
+    margin=2.0,
+    seeds=3,
+    on=(TASK,),
     contrast={"houlsby_8": 1, "full": -1},
-)  # fmt: skip
+)
 
 
 # --- the plan ---------------------------------------------------------------------------------------
@@ -45,10 +53,17 @@ def test_claims_are_contrasts_of_known_variants_and_measures():
 
 def row(variant: str, rate: float, seed: int, score: float, valid_loss: float | None = 0.5) -> dict:
     return {
-        "task": TASK, "variant": variant, "learning_rate": rate, "seed": seed, "valid_loss": valid_loss,
-        "parameters": 1, "scores": {"score": score}, "seconds": 1.0, "commit": "c",
+        "task": TASK,
+        "variant": variant,
+        "learning_rate": rate,
+        "seed": seed,
+        "valid_loss": valid_loss,
+        "parameters": 1,
+        "scores": {"score": score},
+        "seconds": 1.0,
+        "commit": "c",
         "setting": cells.setting_of(TASK, VARIANTS[variant]),
-    }  # fmt: skip
+    }
 
 
 def tried(family: str, best: int) -> list[dict]:
@@ -123,11 +138,19 @@ def test_soups_are_judged_by_their_results_file(tmp_path, monkeypatch):
     monkeypatch.setattr(verdicts, "CLAIMS", [claim])
     assert judge([], tmp_path)[0].verdict == "not run yet"
     rows = [
-        {"domain": domain, "way": way, "passages": passages, "hostile": False, "difference": -0.5, "over": over,
-         "over_error": 0.01, "standard_error": 0.02}
+        {
+            "domain": domain,
+            "way": way,
+            "passages": passages,
+            "hostile": False,
+            "difference": -0.5,
+            "over": over,
+            "over_error": 0.01,
+            "standard_error": 0.02,
+        }
         for domain in "ab"
         for way, passages, over in (("clustering", 60, -0.1), ("clustering", 5, 0.3), ("one adapter", 0, 0.0))
-    ]  # fmt: skip
+    ]
     (tmp_path / "adaptersoup_x.json").write_text(json.dumps({"rows": rows}))
     [found] = judge([], tmp_path)
     assert found.verdict == "agrees"

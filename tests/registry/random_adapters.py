@@ -40,13 +40,22 @@ LINEARS = {
     f"transformer.h.{layer}.{name}": sizes
     for layer in range(2)
     for name, sizes in {
-        "attn.c_attn": (16, 48), "attn.c_proj": (16, 16), "mlp.c_fc": (16, 64), "mlp.c_proj": (64, 16),
+        "attn.c_attn": (16, 48),
+        "attn.c_proj": (16, 16),
+        "mlp.c_fc": (16, 64),
+        "mlp.c_proj": (64, 16),
     }.items()
-}  # fmt: skip
+}
 SHAPE = BaseShape(
-    fingerprint=BASE, model_type="gpt2", hidden_size=16, num_layers=2, context=32, vocab_size=50, linears=LINEARS,
+    fingerprint=BASE,
+    model_type="gpt2",
+    hidden_size=16,
+    num_layers=2,
+    context=32,
+    vocab_size=50,
+    linears=LINEARS,
     kv=(2, 8),
-)  # fmt: skip
+)
 STRUCTURES = {
     "bapna_firat": {"structure": "bapna_firat", "activation": "relu"},
     "bapna_firat_residual": {"structure": "bapna_firat", "activation": "gelu", "input": "residual"},

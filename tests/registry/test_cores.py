@@ -40,7 +40,10 @@ print(cores.ALL, numbers(), in_thread(engine), numbers(), in_thread(numbers))
 
 def test_a_thread_keeps_its_number_and_those_that_start_later_use_one() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True,
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
         check=True,
-    )  # fmt: skip
+    )
     assert done.stdout.strip() == "2 (2, 2) ((2, 2), (1, 1)) (2, 2) (1, 1)"

@@ -33,12 +33,37 @@ def test_refs_read_and_print_the_same(text, ref):
 @pytest.mark.parametrize(
     "text",
     [
-        "", "law", "acme/", "/law", "acme/law/x", "../law", "acme/..%2f", "acme/law@", "acme/law@0", "acme/law@00",
-        "acme/Law", "acme/law\n", "acme/law@1\n", "v1/law", "docs/law", "models/x", "base/", "base/../x",
-        "sha256:" + "A" * 64, "sha256:" + "a" * 63, "sha256:" + "a" * 64 + "\n", "acme/" + "a" * 65,
-        "acme/l\u0430w", "acme/\u0663", "acme/law@\u0663", "-a/b", "a/.b", "a b/c", "a/b\x00",
+        "",
+        "law",
+        "acme/",
+        "/law",
+        "acme/law/x",
+        "../law",
+        "acme/..%2f",
+        "acme/law@",
+        "acme/law@0",
+        "acme/law@00",
+        "acme/Law",
+        "acme/law\n",
+        "acme/law@1\n",
+        "v1/law",
+        "docs/law",
+        "models/x",
+        "base/",
+        "base/../x",
+        "sha256:" + "A" * 64,
+        "sha256:" + "a" * 63,
+        "sha256:" + "a" * 64 + "\n",
+        "acme/" + "a" * 65,
+        "acme/l\u0430w",
+        "acme/\u0663",
+        "acme/law@\u0663",
+        "-a/b",
+        "a/.b",
+        "a b/c",
+        "a/b\x00",
     ],
-)  # fmt: skip
+)
 def test_everything_else_is_refused(text):
     with pytest.raises(InvalidName):
         parse_ref(text)

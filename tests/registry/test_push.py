@@ -31,7 +31,7 @@ from tests.registry.toy_registry import (
     passages,
     vectors_of,
     weights,
-)  # fmt: skip
+)
 
 ON_DATABASES = ("sqlite",)  # their statements are the same on each kind
 POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
@@ -88,8 +88,12 @@ class TestWhatIsStored:
         row = pushed.row
         assert pushed.created
         assert (row.ref, row.kind, row.domain, row.dtype, row.sample_state) == (
-            "acme/law@1", "adapter", "law", "F32", "pending",
-        )  # fmt: skip
+            "acme/law@1",
+            "adapter",
+            "law",
+            "F32",
+            "pending",
+        )
         assert (row.base_fingerprint, row.weights_blob) == (SHAPE.fingerprint, sha256_digest(weights(0)))
         assert "about 100" in pushed.warnings[0]
         with verbs.database.read() as catalogue:
@@ -157,8 +161,11 @@ class TestAgain:
         assert (first.row.owner, second.row.owner) == ("legal", "legal")
         again = verbs.push(owner="contracts")
         assert (again.created, again.row.owner, again.row.etag, again.warnings) == (
-            False, "contracts", first.row.etag, (),
-        )  # fmt: skip
+            False,
+            "contracts",
+            first.row.etag,
+            (),
+        )
         assert verbs.push(owner="contracts").row == verbs.push().row == again.row
         brought = verbs.push(owner="court", sample={"texts": passages("law")})
         third = verbs.push(owner="tax", seed=3)

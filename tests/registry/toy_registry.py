@@ -69,9 +69,15 @@ LINEARS = {
     for name, sizes in {"attn.c_attn": (8, 24), "mlp.c_fc": (8, 32), "mlp.c_proj": (32, 8)}.items()
 }
 SHAPE = BaseShape(
-    fingerprint=sha256_digest(b"the base"), model_type="gpt2", hidden_size=8, num_layers=2, context=64, vocab_size=300,
-    linears=LINEARS, kv=(2, 4),
-)  # fmt: skip
+    fingerprint=sha256_digest(b"the base"),
+    model_type="gpt2",
+    hidden_size=8,
+    num_layers=2,
+    context=64,
+    vocab_size=300,
+    linears=LINEARS,
+    kv=(2, 4),
+)
 CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=2, activation="relu")
 OTHER_CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=2, activation="relu")
 LORA = LoraConfig.of({path: LoraModule(2, 4.0) for path in LINEARS if path.endswith("c_attn")})
@@ -245,9 +251,13 @@ class ToyRegistry:
         return fit(self.registry, pool, spec, encoder_digest=encoder_digest, progress=self.progress)
 
     def cook(
-        self, *, scope: tuple[str, ...] | None = None, namespace: str = "acme", settled: Effort | None = None,
+        self,
+        *,
+        scope: tuple[str, ...] | None = None,
+        namespace: str = "acme",
+        settled: Effort | None = None,
         **request: Any,
-    ) -> Cooked:  # fmt: skip
+    ) -> Cooked:
         return cook(
             self.registry,
             self.caller(scope),

@@ -92,9 +92,11 @@ class Cluster:
             cli = "service.cli" if code is not None and (code / "service" / "cli").is_dir() else "adaptersoup.cli"
             process = subprocess.Popen(
                 [sys.executable, "-m", cli, *words],
-                stdout=subprocess.PIPE, stderr=log, cwd=code,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=code,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "SOUP_THREADS": "1", **found_in(code), **variables},
-            )  # fmt: skip
+            )
         self.running.append(Process("", process))
         return self.running[-1]
 

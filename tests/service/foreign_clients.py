@@ -30,13 +30,20 @@ class Dish(BaseModel):
 def ask(client: str, url: str, key: str, **more: Any) -> dict[str, Any]:
     """What came of all calls of a client, by what they are called below."""
     environment = {
-        **os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "LANGSMITH_TRACING": "false",
-    }  # fmt: skip
+    }
     done = subprocess.run(
         [sys.executable, "-W", "ignore", __file__, client, url, key, json.dumps(more)],
-        cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -92,8 +99,11 @@ def litellm(url: str, key: str, *, model: str, ids: list[list[int]]) -> dict[str
     stream: Any = litellm.completion(messages=messages, stream=True, **drawn)
     return {
         "chat": answer.choices[0].message.content,
-        "usage": {"input_tokens": answer.usage.prompt_tokens, "output_tokens": answer.usage.completion_tokens,
-                  "total_tokens": answer.usage.total_tokens},
+        "usage": {
+            "input_tokens": answer.usage.prompt_tokens,
+            "output_tokens": answer.usage.completion_tokens,
+            "total_tokens": answer.usage.total_tokens,
+        },
         "digest": answer.system_fingerprint,
         "stream": [chunk.choices[0].delta.content or "" for chunk in stream],
         "completion": text.choices[0].text,
@@ -102,10 +112,8 @@ def litellm(url: str, key: str, *, model: str, ids: list[list[int]]) -> dict[str
         "form": json.loads(form.choices[0].message.content)["name"],
         "no model": failure(lambda: litellm.completion(messages=messages, **{**drawn, "model": "openai/team/gone"})),
         "no key": failure(lambda: litellm.completion(messages=messages, **{**drawn, "api_key": "sk-soup-wrong"})),
-        "too long": failure(
-            lambda: litellm.completion(messages=[{"role": "user", "content": HELLO * 200}], **drawn)
-        ),
-    }  # fmt: skip
+        "too long": failure(lambda: litellm.completion(messages=[{"role": "user", "content": HELLO * 200}], **drawn)),
+    }
 
 
 if __name__ == "__main__":

@@ -26,14 +26,23 @@ class HubSession:
     def __init__(self, url: str, token: str, home: Path) -> None:
         self.home = home
         environment = {
-            **os.environ, "HF_ENDPOINT": url, "HF_TOKEN": token, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONPATH": str(REPOSITORY),
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+            **os.environ,
+            "HF_ENDPOINT": url,
+            "HF_TOKEN": token,
+            "HF_HOME": str(home),
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "PYTHONPATH": str(REPOSITORY),
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-W", "ignore", __file__],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
 
     def ask(self, call: str, **arguments: Any) -> Any:
         """What `huggingface_hub.<call>(**arguments)` gives, or the call below of that name; raises HubError."""

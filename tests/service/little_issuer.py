@@ -93,9 +93,16 @@ class LittleIssuer:
         """What such a token says."""
         now = int(time.time())
         said = {
-            "iss": self.url, "aud": AUDIENCE, "sub": "u-1", "iat": now, "nbf": now, "exp": now + 600,
-            "preferred_username": "ada", "realm_access": {"roles": list(roles)}, **claims,
-        }  # fmt: skip
+            "iss": self.url,
+            "aud": AUDIENCE,
+            "sub": "u-1",
+            "iat": now,
+            "nbf": now,
+            "exp": now + 600,
+            "preferred_username": "ada",
+            "realm_access": {"roles": list(roles)},
+            **claims,
+        }
         return {name: value for name, value in said.items() if value is not None}
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:

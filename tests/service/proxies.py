@@ -26,9 +26,11 @@ FILES = {
 }
 PROXIES = [
     *("haproxy", "haproxy of the cluster"),
-    *(pytest.param(name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"needs {name}"))
-      for name in ("nginx", "envoy")),
-]  # fmt: skip
+    *(
+        pytest.param(name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"needs {name}"))
+        for name in ("nginx", "envoy")
+    ),
+]
 """HAProxy comes with Ray Serve."""
 INFERENCE = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/perplexity")
 OF_NAMES = " init-addr none resolvers dns resolve-prefer ipv4 hash-key addr-port"

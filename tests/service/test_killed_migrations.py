@@ -37,8 +37,10 @@ def test_no_half_schema_and_no_row_lost(databases: Databases, tmp_path: Path) ->
         copied = ["killed at copy"] if databases.kind == "sqlite" else []
         assert kills[: len(copied) + 3] == [*copied, "killed at commit", "killed at 0", f"killed at {STATEMENTS}"]
         assert (migrations.current(database.engine), schema(database), refs(database)) == (
-            migrations.head(), whole, rows,
-        )  # fmt: skip
+            migrations.head(),
+            whole,
+            rows,
+        )
     for copy in (data / "backups").glob("*.db"):
         with closing(Database(f"sqlite:///{copy}")) as found:
             assert migrations.current(found.engine) == BEFORE

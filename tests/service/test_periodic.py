@@ -31,8 +31,10 @@ def test_failures_end_nothing_and_are_logged_once(caplog: pytest.LogCaptureFixtu
     assert called[:5] == [None, *called[1:4], None]
     assert called[-1] == "last"
     assert [record.message for record in caplog.records] == [
-        "counting: full", "counting failed", "counting: succeeds again"
-    ]  # fmt: skip
+        "counting: full",
+        "counting failed",
+        "counting: succeeds again",
+    ]
 
 
 def test_one_that_never_started_stops_at_once() -> None:

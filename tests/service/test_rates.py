@@ -126,9 +126,17 @@ def test_never_more_than_the_limit_and_what_wears_off(limit: int, asked: list[tu
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "0s"), (0.0001, "1ms"), (0.02, "20ms"), (1, "1s"), (1.5, "1.5s"), (59.9999, "1m0s"), (60, "1m0s"),
-        (360, "6m0s"), (3600, "1h0m0s"), (3661.25, "1h1m1.25s"),
+        (0, "0s"),
+        (0.0001, "1ms"),
+        (0.02, "20ms"),
+        (1, "1s"),
+        (1.5, "1.5s"),
+        (59.9999, "1m0s"),
+        (60, "1m0s"),
+        (360, "6m0s"),
+        (3600, "1h0m0s"),
+        (3661.25, "1h1m1.25s"),
     ],
-)  # fmt: skip
+)
 def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -69,12 +69,31 @@ def runtime(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def row_of(runtime: Runtime, data: bytes, digest: str) -> AdapterRow:
     shape = runtime.bases["tiny"].shape
     return AdapterRow(
-        id=1, namespace="ns", name="a", version=1, kind="adapter", digest=digest, base_model="tiny",
-        base_fingerprint=shape.fingerprint, config=CONFIG, domain="d", card=Card(), provenance=Provenance(),
-        weights_blob=runtime.services.registry.blobs.put_bytes(data), dtype="F32", parameters=1, size_bytes=len(data),
-        sample=None, sample_state="none", recipe_digest=None, tuned_on=None, created_at=datetime.now(UTC),
-        created_by="k", retired_at=None, etag="e",
-    )  # fmt: skip
+        id=1,
+        namespace="ns",
+        name="a",
+        version=1,
+        kind="adapter",
+        digest=digest,
+        base_model="tiny",
+        base_fingerprint=shape.fingerprint,
+        config=CONFIG,
+        domain="d",
+        card=Card(),
+        provenance=Provenance(),
+        weights_blob=runtime.services.registry.blobs.put_bytes(data),
+        dtype="F32",
+        parameters=1,
+        size_bytes=len(data),
+        sample=None,
+        sample_state="none",
+        recipe_digest=None,
+        tuned_on=None,
+        created_at=datetime.now(UTC),
+        created_by="k",
+        retired_at=None,
+        etag="e",
+    )
 
 
 class TestStart:

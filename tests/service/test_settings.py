@@ -56,10 +56,18 @@ def test_an_empty_variable_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "s3://id:hunter2@bucket/x", "s3://bucket?secret=hunter2", "s3://bucket/x#hunter2", "https://hunter2.example/b",
-        "s3://hunter2:9000/b", "s3://", "hunter2", "file://hunter2/x", "s3://bucket//hunter2", "s3://bucket/../hunter2@",
+        "s3://id:hunter2@bucket/x",
+        "s3://bucket?secret=hunter2",
+        "s3://bucket/x#hunter2",
+        "https://hunter2.example/b",
+        "s3://hunter2:9000/b",
+        "s3://",
+        "hunter2",
+        "file://hunter2/x",
+        "s3://bucket//hunter2",
+        "s3://bucket/../hunter2@",
     ],
-)  # fmt: skip
+)
 def test_a_bucket_is_named_without_credentials_and_a_wrong_one_is_not_repeated(url: str) -> None:
     with pytest.raises(InvalidParameter, match="without credentials, port or query") as caught:
         settings_of(Settings, blobs_url=url)

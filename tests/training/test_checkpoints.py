@@ -53,14 +53,13 @@ def noisy(
     values = {"steps": 11, "batch": 3, "accumulate": 2, "block": 5, "learning_rate": 0.05, "evaluations": 4, **changes}
     numbers = Hyperparameters(**values)
     saving = None if folder is None else Saving(folder, every_steps=every, every_seconds=None)
-    state = TrainingState(
-        module, Objective(module.mean_nll), train=BLOCKS, valid=valid, hyperparameters=numbers
-    )  # fmt: skip
+    state = TrainingState(module, Objective(module.mean_nll), train=BLOCKS, valid=valid, hyperparameters=numbers)
     outcome = optimise(
-        state, progress=lambda step, *_: seen.append(step),
+        state,
+        progress=lambda step, *_: seen.append(step),
         should_stop=None if stop_after is None else lambda: len(seen) == stop_after,
         checkpoint=None if saving is None else Checkpoint(saving, numbers.model_dump(mode="json")),
-    )  # fmt: skip
+    )
     return module, outcome, seen
 
 

@@ -46,9 +46,11 @@ def folders(base, tmp_path_factory):
 def data(tmp_path):
     def write(key, items=None):
         path = tmp_path / f"{key}.jsonl"
-        items = [{"text": text} for text in VALID] if key == "language_modelling" else [
-            as_json(key, item) for item in (items or ITEMS[key])[:12]
-        ]  # fmt: skip
+        items = (
+            [{"text": text} for text in VALID]
+            if key == "language_modelling"
+            else [as_json(key, item) for item in (items or ITEMS[key])[:12]]
+        )
         path.write_text("".join(json.dumps(item) + "\n" for item in items))
         return str(path)
 

@@ -102,9 +102,14 @@ def test_a_validation_loss_that_diverges_is_the_last_of_its_losses(tmp_path):
     module, file = Counter(), tmp_path / "losses.json"
     valid = iter([1.0, 9.0])
     state = started(
-        module, module.mean_nll, valid_loss=lambda _: torch.tensor(next(valid)), steps=300, batch=6, block=4,
+        module,
+        module.mean_nll,
+        valid_loss=lambda _: torch.tensor(next(valid)),
+        steps=300,
+        batch=6,
+        block=4,
         evaluations=60,
-    )  # fmt: skip
+    )
     with pytest.raises(InvalidParameter, match="validation loss is 9"):
         optimise(state, losses=LossesFile(file))
     found = read_losses(file)
@@ -125,19 +130,27 @@ def test_validation_text_that_is_harder_from_the_first_has_not_diverged():
     module = Counter()
     for extra in (5.0, 50.0):
         state = started(
-            module, module.mean_nll, valid_loss=lambda blocks, extra=extra: module.mean_nll(blocks) + extra,
-            steps=8, batch=4, block=4,
-        )  # fmt: skip
+            module,
+            module.mean_nll,
+            valid_loss=lambda blocks, extra=extra: module.mean_nll(blocks) + extra,
+            steps=8,
+            batch=4,
+            block=4,
+        )
         outcome = optimise(state)
         assert outcome.valid_best < outcome.valid_before
     losses = iter([50.0, 50.0, 52.1, 52.1])  # two parts each
     with pytest.raises(InvalidParameter, match=r"the validation loss is 52\.1 nats a token.* began at 50\."):
         optimise(
             started(
-                module, module.mean_nll, valid_loss=lambda _blocks: torch.tensor(next(losses)), steps=1, batch=4,
+                module,
+                module.mean_nll,
+                valid_loss=lambda _blocks: torch.tensor(next(losses)),
+                steps=1,
+                batch=4,
                 block=4,
             )
-        )  # fmt: skip
+        )
 
 
 @given(st.integers(1, 500), st.floats(0, 1), st.sampled_from(["linear", "cosine"]))

@@ -175,9 +175,9 @@ def test_a_start_replaces_initial_tensors_by_name_and_is_named_in_the_record(bas
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "said"), [("layers.9.ffn.down.weight", (4, 32), "not expected"),
-                               ("layers.0.ffn.down.weight", (5, 32), "has shape")],
-)  # fmt: skip
+    ("name", "size", "said"),
+    [("layers.9.ffn.down.weight", (4, 32), "not expected"), ("layers.0.ffn.down.weight", (5, 32), "has shape")],
+)
 def test_a_start_of_other_tensors_is_refused(base, name, size, said):
     with pytest.raises(Incompatible, match=said):
         train(base, start={name: torch.zeros(size)})

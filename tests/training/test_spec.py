@@ -117,15 +117,25 @@ def test_a_fusion_takes_members_that_were_pruned(base):
 
 def test_flags_say_what_json_says():
     flags = {
-        "method": "lora", "rank": 4, "targets": ["q_proj, v_proj", "mlp.*"], "init_seed": 3, "sparsity": 0.3,
-        "score": "random", "scope": "layer", "pruning_seed": 3, "learning_rate": 0.01, "beta2": 0.98,
-        "clip": 0.5, "adamix": None,
-    }  # fmt: skip
+        "method": "lora",
+        "rank": 4,
+        "targets": ["q_proj, v_proj", "mlp.*"],
+        "init_seed": 3,
+        "sparsity": 0.3,
+        "score": "random",
+        "scope": "layer",
+        "pruning_seed": 3,
+        "learning_rate": 0.01,
+        "beta2": 0.98,
+        "clip": 0.5,
+        "adamix": None,
+    }
     assert spec_of(ParsedFlags(TRAINING, flags)) == spec(
-        adapter={"method": "lora", "rank": 4, "targets": ["q_proj", "v_proj", "mlp.*"]}, init_seed=3,
+        adapter={"method": "lora", "rank": 4, "targets": ["q_proj", "v_proj", "mlp.*"]},
+        init_seed=3,
         pruning={"sparsity": 0.3, "score": "random", "scope": "layer", "seed": 3},
         recipe={"learning_rate": 0.01, "beta2": 0.98, "clip": 0.5},
-    )  # fmt: skip
+    )
     assert spec_of(ParsedFlags(TRAINING, {})) == TrainingSpec()
 
 

@@ -42,9 +42,28 @@ def domains(tmp_path):
 @pytest.fixture
 def command(domains, tiny_base_dir, tmp_path):
     def arguments(*more: str, grid: tuple[str, str] = ("1e-2,1e-3", "1,2"), of: int = 2) -> list[str]:
-        return ["train", "sweep", *domains[:of], "--base-folder", str(tiny_base_dir), "--out", str(tmp_path / "out"),
-                "--steps", "3", "--batch", "2", "--block", "32", "--bottleneck", "4", "--lr", grid[0], "--seed",
-                grid[1], *more]  # fmt: skip
+        return [
+            "train",
+            "sweep",
+            *domains[:of],
+            "--base-folder",
+            str(tiny_base_dir),
+            "--out",
+            str(tmp_path / "out"),
+            "--steps",
+            "3",
+            "--batch",
+            "2",
+            "--block",
+            "32",
+            "--bottleneck",
+            "4",
+            "--lr",
+            grid[0],
+            "--seed",
+            grid[1],
+            *more,
+        ]
 
     return arguments
 
@@ -57,8 +76,12 @@ def test_a_sweep_makes_every_cell_from_one_start_and_again_only_what_is_missing(
     assert soup(command()) == 0
     said = capsys.readouterr()
     made = contents(tmp_path / "out")
-    names = [f"{domain}-lr{rate}-seed{seed}" for domain in ("law", "more_law") for rate in ("0.01", "0.001")
-             for seed in (1, 2)]  # fmt: skip
+    names = [
+        f"{domain}-lr{rate}-seed{seed}"
+        for domain in ("law", "more_law")
+        for rate in ("0.01", "0.001")
+        for seed in (1, 2)
+    ]
     assert set(made) == set(names)
     assert [line.split()[0] for line in said.out.splitlines()] == ["ADAPTER", *names]
     ends = [line for line in said.err.splitlines() if not line.startswith(tuple(names))]

@@ -29,9 +29,24 @@ def command(tiny_base_dir, tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
     def arguments(*more, out="law"):
-        return ["train", "--base-folder", str(tiny_base_dir), "--texts", str(tmp_path / "texts.jsonl"), "--valid",
-                str(tmp_path / "valid.jsonl"), "--out", str(tmp_path / out), "--steps", "4", "--batch", "2", "--block",
-                "32", *more]  # fmt: skip
+        return [
+            "train",
+            "--base-folder",
+            str(tiny_base_dir),
+            "--texts",
+            str(tmp_path / "texts.jsonl"),
+            "--valid",
+            str(tmp_path / "valid.jsonl"),
+            "--out",
+            str(tmp_path / out),
+            "--steps",
+            "4",
+            "--batch",
+            "2",
+            "--block",
+            "32",
+            *more,
+        ]
 
     return arguments
 

@@ -44,9 +44,16 @@ def structures(base: LoadedBase) -> dict[str, AdapterConfig]:
 
 def asked(config: AdapterConfig, **fields: object) -> TuningRequest:
     given = {
-        "texts": TEXTS, "start": StoredAdapter(config=config, blob=START), "passes": 2, "rate": "0.01", "batch": 4,
-        "max_tokens": 64, "seed": 0, "whole": False, "folds": (tuple(range(4, len(TEXTS), 5)),),
-    }  # fmt: skip
+        "texts": TEXTS,
+        "start": StoredAdapter(config=config, blob=START),
+        "passes": 2,
+        "rate": "0.01",
+        "batch": 4,
+        "max_tokens": 64,
+        "seed": 0,
+        "whole": False,
+        "folds": (tuple(range(4, len(TEXTS), 5)),),
+    }
     return TuningRequest.model_validate({**given, **fields})
 
 
@@ -61,9 +68,7 @@ def tuned(
         kept.update({name: tensor.clone() for name, tensor in tensors.items()})
         return sha256_digest(b"kept")
 
-    found = tune(
-        base, asked(config, **fields), lambda _: begun, keep, progress=progress or (lambda *_: None)
-    )  # fmt: skip
+    found = tune(base, asked(config, **fields), lambda _: begun, keep, progress=progress or (lambda *_: None))
     return found, kept
 
 

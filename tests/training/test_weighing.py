@@ -103,7 +103,9 @@ def test_coefficients_are_the_weights_of_the_soup_that_they_are_written_into(bas
         bank.apply_coefficients()
     parts = [
         part(
-            number, config, load=lambda n=number: loaded[n],
+            number,
+            config,
+            load=lambda n=number: loaded[n],
             layers={
                 site: f"{float(row[number]):.9f}"
                 for site, row in zip(bank.sites, bank.coefficients.tolist(), strict=True)
@@ -111,7 +113,7 @@ def test_coefficients_are_the_weights_of_the_soup_that_they_are_written_into(bas
             },
         )
         for number, config in enumerate(configs)
-    ]  # fmt: skip
+    ]
     mixing = ConcatMixing()
     soup = from_tensors(concat.result(parts, mixing), base.shape, concat.mix(parts, mixing))
     with attached(base.model, bank):
@@ -269,9 +271,8 @@ def test_noise_has_the_shapes_and_the_spread_of_what_it_stands_for(gpt2: LoadedB
 def test_noise_takes_the_place_of_the_candidates(gpt2: LoadedBase) -> None:
     bank = bank_of(gpt2, 3)
     real, first, again, other = (
-        weighed(gpt2, bank, **fields)
-        for fields in ({}, {"noise": True}, {"noise": True}, {"noise": True, "seed": 1})
-    )  # fmt: skip
+        weighed(gpt2, bank, **fields) for fields in ({}, {"noise": True}, {"noise": True}, {"noise": True, "seed": 1})
+    )
     assert first.screened == again.screened
     assert len({real.screened, first.screened, other.screened}) == 3
 
@@ -296,8 +297,11 @@ def test_an_answer_has_the_same_bits_whatever_was_asked_before(gpt2: LoadedBase,
     texts = TEXTS[:7]
     cold = found(request(texts[1:]), ScoreCache())
     asked_before = (
-        request(texts[::2]), request(texts, names[:4]), request(texts, names[::-1]), request(texts[1:], names[::-1])
-    )  # fmt: skip
+        request(texts[::2]),
+        request(texts, names[:4]),
+        request(texts, names[::-1]),
+        request(texts[1:], names[::-1]),
+    )
     for before in asked_before:
         cache = ScoreCache()
         found(before, cache)
@@ -352,9 +356,12 @@ def test_no_other_weights_make_it_more_likely(log_probs: np.ndarray) -> None:
     """Against SciPy's solver of the same convex problem."""
     count = len(log_probs)
     best = minimize(
-        lambda weights: -likelihood(np.maximum(weights, 1e-12), log_probs), np.full(count, 1 / count),
-        bounds=[(0, 1)] * count, constraints={"type": "eq", "fun": lambda weights: weights.sum() - 1}, method="SLSQP",
-    )  # fmt: skip
+        lambda weights: -likelihood(np.maximum(weights, 1e-12), log_probs),
+        np.full(count, 1 / count),
+        bounds=[(0, 1)] * count,
+        constraints={"type": "eq", "fun": lambda weights: weights.sum() - 1},
+        method="SLSQP",
+    )
     found = likelihood(expectation_maximisation(log_probs, iterations=3000), log_probs)
     assert found >= -best.fun - 1e-3
 

@@ -36,28 +36,72 @@ from tests.texts_file import write_texts
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
 DIGEST = "sha256:" + "c" * 64
 ADAPTER: dict[str, Any] = {
-    "object": "adapter", "ref": "team/law@1", "namespace": "team", "name": "law", "version": 1, "kind": "adapter",
-    "digest": DIGEST, "base_model": "tiny", "base_fingerprint": DIGEST, "domain": "US law",
-    "config": CONFIG.model_dump(), "card": {
-        "tags": ["a"], "description": "x\x1b[31mred", "metadata": {"\x1b[2J\u202eforged\nlicense": "m\x1b"}
-    }, "parameters": 1234,
-    "dtype": "F32", "size_bytes": 99, "sample": {"kept": 20, "received": 21, "notes": ["few"]},
-    "sample_state": "ready", "created_at": "2026-01-02T03:04:05Z", "retired_at": None, "etag": "e", "warnings": [],
-}  # fmt: skip
+    "object": "adapter",
+    "ref": "team/law@1",
+    "namespace": "team",
+    "name": "law",
+    "version": 1,
+    "kind": "adapter",
+    "digest": DIGEST,
+    "base_model": "tiny",
+    "base_fingerprint": DIGEST,
+    "domain": "US law",
+    "config": CONFIG.model_dump(),
+    "card": {"tags": ["a"], "description": "x\x1b[31mred", "metadata": {"\x1b[2J\u202eforged\nlicense": "m\x1b"}},
+    "parameters": 1234,
+    "dtype": "F32",
+    "size_bytes": 99,
+    "sample": {"kept": 20, "received": 21, "notes": ["few"]},
+    "sample_state": "ready",
+    "created_at": "2026-01-02T03:04:05Z",
+    "retired_at": None,
+    "etag": "e",
+    "warnings": [],
+}
 SELECTION: dict[str, Any] = {
-    "selected": [{"ref": "team/law@1", "digest": DIGEST, "domain": "US law", "weight": "1", "score": 0.75,
-                  "stability": 0.985}],
+    "selected": [
+        {"ref": "team/law@1", "digest": DIGEST, "domain": "US law", "weight": "1", "score": 0.75, "stability": 0.985}
+    ],
     "left_out": [{"ref": "team/tax@1", "digest": DIGEST, "domain": "tax", "reason": "below 0.1", "score": 0.05}],
-    "abstained": False, "reason": "", "units": 25, "counts": {"0": 3}, "novelty": 40.0, "warnings": ["few units"],
-}  # fmt: skip
+    "abstained": False,
+    "reason": "",
+    "units": 25,
+    "counts": {"0": 3},
+    "novelty": 40.0,
+    "warnings": ["few units"],
+}
 SOUP: dict[str, Any] = {
-    "object": "soup", "abstained": False, "reason": "", "model": "team/soup@1", "digest": None, "soup": None,
-    "cached": False, "created": True, "recipe": None, "recipe_digest": None, "report": None,
-    "selection": SELECTION, "sample": None, "selector": "sel-1", "fitted_at": None, "not_yet_included": [],
-    "verification": {"base_nll": 3.1, "soup_nll": 3.0, "difference": -0.1, "standard_error": 0.01,
-                     "interval": [-0.118, -0.082], "passages": 20, "tokens": 400, "helps": True, "held_out": False},
-    "search": None, "spent": None, "beyond": [],
-}  # fmt: skip
+    "object": "soup",
+    "abstained": False,
+    "reason": "",
+    "model": "team/soup@1",
+    "digest": None,
+    "soup": None,
+    "cached": False,
+    "created": True,
+    "recipe": None,
+    "recipe_digest": None,
+    "report": None,
+    "selection": SELECTION,
+    "sample": None,
+    "selector": "sel-1",
+    "fitted_at": None,
+    "not_yet_included": [],
+    "verification": {
+        "base_nll": 3.1,
+        "soup_nll": 3.0,
+        "difference": -0.1,
+        "standard_error": 0.01,
+        "interval": [-0.118, -0.082],
+        "passages": 20,
+        "tokens": 400,
+        "helps": True,
+        "held_out": False,
+    },
+    "search": None,
+    "spent": None,
+    "beyond": [],
+}
 
 
 @pytest.fixture
@@ -89,11 +133,14 @@ class TestHelp:
     def test_every_verb_has_examples_json_and_its_summary(self, soup: Soup, name: str) -> None:
         out, _ = done(soup(name, "--help"))
         groups = {
-            "keys": ("create", "ls", "set", "rotate", "rm"), "namespaces": ("show", "set"),
+            "keys": ("create", "ls", "set", "rotate", "rm"),
+            "namespaces": ("show", "set"),
             "jobs": ("ls", "show", "watch", "cancel"),
-            "limits": ("show", "set"), "alias": ("ls", "set", "rm"), "blobs": ("copy",),
+            "limits": ("show", "set"),
+            "alias": ("ls", "set", "rm"),
+            "blobs": ("copy",),
             "ray": ("deploy", "status", "remove"),
-        }  # fmt: skip
+        }
         pages = [soup(name, verb, "--help")[1] for verb in groups[name]] if name in groups else [out]
         for page in pages:
             assert "Examples:" in page
@@ -113,12 +160,24 @@ class TestHelp:
 
     @pytest.mark.parametrize(
         "args",
-        [["pull", "a/b"], ["ls", "--kind", "odd"], ["ls", "--limit", "0"], ["generate", "m"], ["cook"], ["ppl", "m"],
-         ["keys", "create", "x", "--scope", "root"], ["jobs", "ls", "--state", "odd"], ["ls", "--odd"],
-         ["namespaces", "set", "a", "--tuning", "odd"], ["namespaces", "set", "a"],
-         ["namespaces", "set", "a", "--unnamed-soup-days", "few"], ["keys", "set", "k"],
-         ["keys", "set", "k", "--expires", "soon"], ["keys", "rotate", "k", "--grace", "long"]],
-    )  # fmt: skip
+        [
+            ["pull", "a/b"],
+            ["ls", "--kind", "odd"],
+            ["ls", "--limit", "0"],
+            ["generate", "m"],
+            ["cook"],
+            ["ppl", "m"],
+            ["keys", "create", "x", "--scope", "root"],
+            ["jobs", "ls", "--state", "odd"],
+            ["ls", "--odd"],
+            ["namespaces", "set", "a", "--tuning", "odd"],
+            ["namespaces", "set", "a"],
+            ["namespaces", "set", "a", "--unnamed-soup-days", "few"],
+            ["keys", "set", "k"],
+            ["keys", "set", "k", "--expires", "soon"],
+            ["keys", "rotate", "k", "--grace", "long"],
+        ],
+    )
     def test_usage_errors_are_2_and_send_nothing(self, soup: Soup, server: Server, args: list[str]) -> None:
         assert "Error" in refused(soup(*args), 2)
         assert server.requests == []
@@ -256,9 +315,13 @@ class TestPush:
 
     @pytest.mark.parametrize(
         ("extra", "code"),
-        [(["--name", "no-namespace"], 1), (["--namespace", "../x"], 1), (["--metadata", "novalue"], 2),
-         (["--tag", "Not A Tag"], 2)],
-    )  # fmt: skip
+        [
+            (["--name", "no-namespace"], 1),
+            (["--namespace", "../x"], 1),
+            (["--metadata", "novalue"], 2),
+            (["--tag", "Not A Tag"], 2),
+        ],
+    )
     def test_bad_names_and_extras_are_found_here(
         self, soup: Soup, server: Server, folder: Path, extra: list[str], code: int
     ) -> None:
@@ -407,11 +470,15 @@ class TestChoosing:
         given = {"encoder": None, "paper": True, "pool_namespace": [], "base": "base/tiny", "max_ingredients": 0}
         flags = ParsedFlags(FLAGS, {**given, "set": ["x=1"]})
         assert flags.nested() == {
-            "selector": {"mode": "paper"}, "options": {"max_ingredients": 0}, "pool": {"base_model": "tiny"},
-        }  # fmt: skip
+            "selector": {"mode": "paper"},
+            "options": {"max_ingredients": 0},
+            "pool": {"base_model": "tiny"},
+        }
         assert flags.present("encoder", "paper", "pool_namespace", "max_ingredients", "set") == [
-            "--paper", "--max-ingredients", "--set",
-        ]  # fmt: skip
+            "--paper",
+            "--max-ingredients",
+            "--set",
+        ]
 
     @pytest.mark.parametrize(
         ("place", "flag"),
@@ -438,9 +505,16 @@ class TestChoosing:
 
     @pytest.mark.parametrize(
         "flags",
-        [["--selector", "uniform", "--paper"], ["--selector", "gmm", "--encoder", "sbert"], ["--set", "odd=1"],
-         ["--paper", "--encoder", "base"], ["--set", "covariance=odd"], ["--set", "x"], ["--pool-tag", "Not A Tag"]],
-    )  # fmt: skip
+        [
+            ["--selector", "uniform", "--paper"],
+            ["--selector", "gmm", "--encoder", "sbert"],
+            ["--set", "odd=1"],
+            ["--paper", "--encoder", "base"],
+            ["--set", "covariance=odd"],
+            ["--set", "x"],
+            ["--pool-tag", "Not A Tag"],
+        ],
+    )
     def test_contradictions_are_usage_errors(self, soup: Soup, server: Server, sample: Path, flags: list[str]) -> None:
         refused(soup("select", "--sample", sample, *flags), 2)
         assert server.requests == []
@@ -464,17 +538,22 @@ class TestChoosing:
     @staticmethod
     def selected(selection: dict[str, Any], *notes: str) -> dict[str, Any]:
         return {
-            "object": "selection", "selection": selection, "selector": "s", "fitted_at": "2026-01-02T03:04:05Z",
-            "sample": {"digest": DIGEST, "received": 3, "kept": 3, "notes": notes}, "not_yet_included": [],
-        }  # fmt: skip
+            "object": "selection",
+            "selection": selection,
+            "selector": "s",
+            "fitted_at": "2026-01-02T03:04:05Z",
+            "sample": {"digest": DIGEST, "received": 3, "kept": 3, "notes": notes},
+            "not_yet_included": [],
+        }
 
     def test_select_counts_whom_it_does_not_list(self, soup: Soup, server: Server, sample: Path) -> None:
         more = {"A posterior below 0.02.": 9000, "retired since the fit": 2}
         server.on("POST /v1/select", ok(self.selected({**SELECTION, "more_left_out": more})))
         _, out, _ = soup("select", "--sample", sample, "--list-all")
         assert out.splitlines()[-2:] == [
-            "9000 more were left out: A posterior below 0.02.", "2 more were left out: retired since the fit",
-        ]  # fmt: skip
+            "9000 more were left out: A posterior below 0.02.",
+            "2 more were left out: retired since the fit",
+        ]
         assert server.body()["list_all"] is True
 
     def test_select_explains_itself(self, soup: Soup, server: Server, sample: Path) -> None:
@@ -508,9 +587,15 @@ class TestCook:
         trial = {"way": "tuned", "members": 1, "width": 4, "difference": -0.2, "standard_error": 0.01}
         tuning = {"passes": 1, "kept": 1, "rate": "0.003", "losses": [3.0, 2.8], "trainings": 1}
         search = {
-            "effort": "tune", "candidates": [], "trials": [trial], "tuning": tuning, "decided_on": 16, "held_out": 4,
-            "tokens": 900, "seconds": 2.0,
-        }  # fmt: skip
+            "effort": "tune",
+            "candidates": [],
+            "trials": [trial],
+            "tuning": tuning,
+            "decided_on": 16,
+            "held_out": 4,
+            "tokens": 900,
+            "seconds": 2.0,
+        }
         server.on("POST /v1/soups", ok({**SOUP, "search": search}, 201))
         _, err = done(soup("cook", "--sample", sample, "--effort", "tune"))
         assert "US law" in err
@@ -553,9 +638,16 @@ class TestCook:
 
     def test_how_to_mix(self, soup: Soup, server: Server) -> None:
         report = {
-            "method": "concat", "members": 2, "weights": ["0.5", "0.5"], "parameters": 64, "size_bytes": 256,
-            "relative_cost": 1.2, "width_out": 16, "residual": 3e-8, "notes": [],
-        }  # fmt: skip
+            "method": "concat",
+            "members": 2,
+            "weights": ["0.5", "0.5"],
+            "parameters": 64,
+            "size_bytes": 256,
+            "relative_cost": 1.2,
+            "width_out": 16,
+            "residual": 3e-8,
+            "notes": [],
+        }
         answer = {**SOUP, "reason": "2 adapters by concat.", "report": report}
         server.on("POST /v1/soups", ok(answer))
         _, err = done(soup("cook", "--recipe", "team/a,team/b", "--mixing", "concat", "--max-width", "16"))
@@ -568,20 +660,32 @@ class TestCook:
     @pytest.mark.parametrize(
         ("flags", "mixing"),
         [
-            (("--mixing", "recompress", "--width", "8", "--seed", "3", "--max-width", "9"),
-             {"method": "recompress", "scale": "1", "width": 8, "seed": 3}),
-            (("--mixing", "recompress", "--by-inputs"),
-             {"method": "recompress", "scale": "1", "seed": 0, "by_inputs": True}),
-            (("--mixing", "dare", "--density", "0.10", "--seed", "3"),
-             {"method": "dare", "scale": "1", "density": "0.1", "seed": 3, "assume_same_init": False}),
-            (("--mixing", "task_arithmetic", "--scale", "1.2", "--init-seed", "3", "--max-width", "9"),
-             {"method": "task_arithmetic", "scale": "1.2", "init_seed": 3}),
-            (("--mixing", "regmean", "--off-diagonal", "0.10"),
-             {"method": "regmean", "scale": "1", "off_diagonal": "0.1", "assume_same_init": False}),
-            (("--masks", "intersect"),
-             {"method": "average", "scale": "1", "assume_same_init": False, "masks": "intersect"}),
+            (
+                ("--mixing", "recompress", "--width", "8", "--seed", "3", "--max-width", "9"),
+                {"method": "recompress", "scale": "1", "width": 8, "seed": 3},
+            ),
+            (
+                ("--mixing", "recompress", "--by-inputs"),
+                {"method": "recompress", "scale": "1", "seed": 0, "by_inputs": True},
+            ),
+            (
+                ("--mixing", "dare", "--density", "0.10", "--seed", "3"),
+                {"method": "dare", "scale": "1", "density": "0.1", "seed": 3, "assume_same_init": False},
+            ),
+            (
+                ("--mixing", "task_arithmetic", "--scale", "1.2", "--init-seed", "3", "--max-width", "9"),
+                {"method": "task_arithmetic", "scale": "1.2", "init_seed": 3},
+            ),
+            (
+                ("--mixing", "regmean", "--off-diagonal", "0.10"),
+                {"method": "regmean", "scale": "1", "off_diagonal": "0.1", "assume_same_init": False},
+            ),
+            (
+                ("--masks", "intersect"),
+                {"method": "average", "scale": "1", "assume_same_init": False, "masks": "intersect"},
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_ways_to_mix(self, soup: Soup, server: Server, flags: tuple[str, ...], mixing: dict[str, object]) -> None:
         server.on("POST /v1/soups", ok({**SOUP, "selection": None, "verification": None}))
         assert soup("cook", "--recipe", "team/a,team/b", *flags)[0] == 0
@@ -635,11 +739,14 @@ class TestCook:
     def test_a_fit_is_told_in_figures_and_tables_of_a_hundred_columns(self, soup: Soup, server: Server) -> None:
         names = [f"a-domain-called-{number}" for number in range(12)]
         report = {
-            "domains": 12, "explained_variance": 0.63, "converged": True, "held_out_by": "unit",
+            "domains": 12,
+            "explained_variance": 0.63,
+            "converged": True,
+            "held_out_by": "unit",
             "clusters": [{"cluster": 0, "domains": names, "units": 80}, {"cluster": 1, "domains": ["law"], "units": 9}],
             "warnings": ["Posteriors are saturated: " + "and that is a long story, " * 6],
             "component_zero": {"asked": "auto", "chosen": "keep", "held_out_accuracy": {"keep": 0.9, "drop": 0.85}},
-        }  # fmt: skip
+        }
         server.on("POST /v1/selectors", ok({"object": "selector", "id": "sel-1", "domains": 12, "report": report}, 201))
         said = soup("fit")[2]
         assert max(map(len, said.splitlines())) <= 100
@@ -698,8 +805,15 @@ class TestCompare:
         asked = [json.loads(r.content) for r in server.requests if r.url.path == "/v1/soups"]
         assert [body["verify"] for body in asked] == [False] * 7 + [True] * 4
         assert [body.get("effort") for body in asked] == [None] * 7 + ["instant", "quick", "thorough", "tune"]
-        modes = [((body.get("selector") or {}).get("kind"), (body.get("selector") or {}).get("mode"),
-                  body["options"]["single"], body.get("effort")) for body in asked]  # fmt: skip
+        modes = [
+            (
+                (body.get("selector") or {}).get("kind"),
+                (body.get("selector") or {}).get("mode"),
+                body["options"]["single"],
+                body.get("effort"),
+            )
+            for body in asked
+        ]
         assert len(set(modes)) == len(modes)
 
     def test_a_soup_that_costs_more_than_one_adapter_says_so(self, soup: Soup, server: Server, sample: Path) -> None:
@@ -732,8 +846,10 @@ class TestCompare:
         assert base.startswith("sample,0,base,base/tiny,False,10.0,2.3,0.0,0.0")
         assert row.startswith('sample,0,"soup, gmm",team/gmm@1,False,10.0,2.3,-0.25,0.125,US law 1.00')
         assert soup(*asked, "--markdown")[1].splitlines() == [
-            "| strategy | sample | all |", "| --- | ---: | ---: |", "| soup, gmm | -0.2500 | -0.2500 |",
-        ]  # fmt: skip
+            "| strategy | sample | all |",
+            "| --- | ---: | ---: |",
+            "| soup, gmm | -0.2500 | -0.2500 |",
+        ]
 
     def test_nothing_can_be_cooked(self, soup: Soup, server: Server, sample: Path) -> None:
         server.on("POST /v1/soups", refusal(400, "invalid_parameter", "The pool is empty."))
@@ -751,8 +867,13 @@ class TestInference:
         )
         assert (code, out) == (0, " and on\n")
         assert server.body() == {
-            "model": "team/law", "prompt": "On", "max_tokens": 5, "temperature": 0, "stop": ["a"], "seed": 1,
-        }  # fmt: skip
+            "model": "team/law",
+            "prompt": "On",
+            "max_tokens": 5,
+            "temperature": 0,
+            "stop": ["a"],
+            "seed": 1,
+        }
 
     def test_generate_streams(self, soup: Soup, server: Server) -> None:
         chunks = [("message", self.completion(text)) for text in ("a", "b")]
@@ -769,9 +890,14 @@ class TestInference:
 
     def test_ppl(self, soup: Soup, server: Server, sample: Path) -> None:
         answer = {
-            "perplexity": 12.5, "mean_nll": 2.5257, "standard_error": 0.01, "bits_per_byte": 1.1, "tokens": 30,
-            "texts": [{}] * 3, "baseline": {"perplexity": 14.0, "difference": -0.11, "standard_error": 0.02},
-        }  # fmt: skip
+            "perplexity": 12.5,
+            "mean_nll": 2.5257,
+            "standard_error": 0.01,
+            "bits_per_byte": 1.1,
+            "tokens": 30,
+            "texts": [{}] * 3,
+            "baseline": {"perplexity": 14.0, "difference": -0.11, "standard_error": 0.02},
+        }
         server.on("POST /v1/perplexity", ok(answer))
         out, _ = done(soup("ppl", "team/law", "--texts", sample, "--baseline", "base/tiny"))
         assert "12.50" in out
@@ -806,8 +932,9 @@ class TestKeysAndJobs:
     def test_a_key_that_expires(self, soup: Soup, server: Server) -> None:
         server.on("POST /v1/keys", ok({"id": "k1", "secret": "sk-soup-secret"}, 201))
         for text, sent in (
-            ("2031-05-04", "2031-05-04T00:00:00+00:00"), ("2031-05-04T10:00:00+02:00", "2031-05-04T10:00:00+02:00"),
-        ):  # fmt: skip
+            ("2031-05-04", "2031-05-04T00:00:00+00:00"),
+            ("2031-05-04T10:00:00+02:00", "2031-05-04T10:00:00+02:00"),
+        ):
             soup("keys", "create", "guest", "--expires", text)
             assert server.body()["expires_at"] == sent
         earliest = datetime.now(UTC) + timedelta(days=90)
@@ -817,21 +944,35 @@ class TestKeysAndJobs:
             assert soup("keys", "create", "guest", "--expires", wrong)[0] == 2
 
     def test_list_and_revoke(self, soup: Soup, server: Server) -> None:
-        key = {"id": "k1", "name": "ci", "prefix": "sk-soup-abcd", "namespaces": None, "scopes": ["read"],
-               "created_at": "2026-01-02T03:04:05Z", "revoked_at": None}  # fmt: skip
+        key = {
+            "id": "k1",
+            "name": "ci",
+            "prefix": "sk-soup-abcd",
+            "namespaces": None,
+            "scopes": ["read"],
+            "created_at": "2026-01-02T03:04:05Z",
+            "revoked_at": None,
+        }
         server.on("GET /v1/keys", ok({"data": [key]})).on("DELETE /v1/keys/k1", ok(key))
         assert "k1  ci    sk-soup-abcd  all" in soup("keys", "ls")[1]
         assert soup("keys", "rm", "k1")[1] == "k1\n"
         assert json.loads(soup("keys", "rm", "k1", "--json")[1]) == key
 
     def test_audit(self, soup: Soup, server: Server) -> None:
-        entry = {"at": "2026-01-02T03:04:05.6Z", "action": "key.create", "subject": "k\x1b1", "key_id": None,
-                 "request_id": "r", "detail": {"name": "ci"}}  # fmt: skip
+        entry = {
+            "at": "2026-01-02T03:04:05.6Z",
+            "action": "key.create",
+            "subject": "k\x1b1",
+            "key_id": None,
+            "request_id": "r",
+            "detail": {"name": "ci"},
+        }
         server.on("GET /v1/audit", ok({"data": [entry]}))
         code, out, _ = soup("audit", "--action", "key.", "--since", "2026-01-01", "--by", "k2")
         assert (code, out.splitlines()[1].split()) == (
-            0, ["2026-01-02", "03:04:05", "key.create", "k?1", "-", "r", "name=ci"]
-        )  # fmt: skip
+            0,
+            ["2026-01-02", "03:04:05", "key.create", "k?1", "-", "r", "name=ci"],
+        )
         asked = server.requests[-1].url.params
         assert (asked["action"], asked["since"], asked["key_id"]) == ("key.", "2026-01-01T00:00:00+00:00", "k2")
         assert [json.loads(line) for line in soup("audit", "--lines")[1].splitlines()] == [entry]
@@ -850,26 +991,37 @@ class TestKeysAndJobs:
 
     def test_purge_asks_first_and_tells_what_is_left(self, soup: Soup, server: Server) -> None:
         answer = {
-            "object": "purge", "adapter": {"ref": "team/law@1"}, "blobs": 3, "bytes": 900,
-            "not_rebuildable": ["team/mix@1"], "tuned_on_sample": ["team/tuned@2"], "elsewhere": 1,
-        }  # fmt: skip
+            "object": "purge",
+            "adapter": {"ref": "team/law@1"},
+            "blobs": 3,
+            "bytes": 900,
+            "not_rebuildable": ["team/mix@1"],
+            "tuned_on_sample": ["team/tuned@2"],
+            "elsewhere": 1,
+        }
         server.on("POST /v1/adapters/team/law@1/purge", ok(answer))
         code, out, err = soup("purge", "team/law@1")
         assert (code != 0, server.requests) == (True, []), "nobody said yes"
         code, out, err = soup("purge", "team/law@1", "--yes")
         assert (code, out) == (0, "team/law@1\n")
         for said in (
-            "team/law@1: files removed: 3, of 900 bytes", "team/mix@1 cannot be rebuilt", "team/tuned@2 has learnt",
+            "team/law@1: files removed: 3, of 900 bytes",
+            "team/mix@1 cannot be rebuilt",
+            "team/tuned@2 has learnt",
             "1 more soups",
-        ):  # fmt: skip
+        ):
             assert said in err
         assert json.loads(soup("purge", "team/law@1", "--yes", "--json")[1])["data"] == [answer]
 
     def test_settings_of_a_namespace(self, soup: Soup, server: Server) -> None:
         settings = {
-            "object": "namespace", "namespace": "team", "tuning": "forbid", "protected_aliases": ["old", "prod"],
-            "unnamed_soup_days": 30, "etag": "forbid-1",
-        }  # fmt: skip
+            "object": "namespace",
+            "namespace": "team",
+            "tuning": "forbid",
+            "protected_aliases": ["old", "prod"],
+            "unnamed_soup_days": 30,
+            "etag": "forbid-1",
+        }
         server.on("GET /v1/namespaces/team", ok(settings)).on("PATCH /v1/namespaces/team", ok(settings))
         shown = soup("namespaces", "show", "team")[1].splitlines()
         assert shown[0].split() == ["NAMESPACE", "TUNING", "PROTECTED", "ALIASES", "UNNAMED", "SOUPS"]
@@ -894,9 +1046,15 @@ class TestKeysAndJobs:
     def test_how_long_a_job_took_whose_it_is_and_what_it_gave(self, soup: Soup, server: Server) -> None:
         begun, ended = "2026-01-02T03:04:05.500000Z", "2026-01-02T03:06:10.500000Z"
         done = job(
-            created_at=begun, started_at=begun, finished_at=ended, updated_at=ended, created_by="key-1", owner="ana",
-            progress={"done": 4, "total": 4, "message": ""}, result={**SOUP, "reason": "It is better."},
-        )  # fmt: skip
+            created_at=begun,
+            started_at=begun,
+            finished_at=ended,
+            updated_at=ended,
+            created_by="key-1",
+            owner="ana",
+            progress={"done": 4, "total": 4, "message": ""},
+            result={**SOUP, "reason": "It is better."},
+        )
         server.on("GET /v1/jobs", ok({"data": [done, job("queued", created_at=begun, updated_at=begun)]}))
         server.on("GET /v1/jobs/j1", ok(done))
         header, first, second = soup("jobs", "ls")[1].splitlines()
@@ -938,8 +1096,11 @@ class TestOutput:
     def test_columns_within_a_width(self) -> None:
         rows = [("a", "one two three four five", 1), ("b", "six", 20)]
         assert columns(("x", "said", "n"), rows, within=20).splitlines() == [
-            "X  SAID            N", "a  one two three   1", "   four five", "b  six            20",
-        ]  # fmt: skip
+            "X  SAID            N",
+            "a  one two three   1",
+            "   four five",
+            "b  six            20",
+        ]
         assert columns(("x", "said", "n"), rows, within=60) == columns(("x", "said", "n"), rows)
 
     def test_ten_columns_of_forty_fit_as_well(self) -> None:
@@ -965,9 +1126,11 @@ class TestOutput:
     )
     def test_durations(self, soup: Soup, server: Server, ended: str, more: dict[str, Any], said: str) -> None:
         moments = {
-            "created_at": "2026-01-02T03:03:00Z", "started_at": "2026-01-02T03:04:00Z",
-            "finished_at": f"2026-01-02T{ended}Z", "updated_at": f"2026-01-02T{ended}Z",
-        }  # fmt: skip
+            "created_at": "2026-01-02T03:03:00Z",
+            "started_at": "2026-01-02T03:04:00Z",
+            "finished_at": f"2026-01-02T{ended}Z",
+            "updated_at": f"2026-01-02T{ended}Z",
+        }
         server.on("GET /v1/jobs", ok({"data": [job(**{"attempts": 1, "owner": "ana", **moments, **more})]}))
         row = soup("jobs", "ls")[1].splitlines()[1]
         assert f" {said}  " in row

@@ -168,9 +168,12 @@ class TestPushingMany:
         found = json.loads(out)
         assert [row["ref"] for row in found["data"]] == ["two/anatomy@1", "two/chemistry@1"]
         assert states(out) == {
-            "two/readme.md": "refused", "two/anatomy": "pushed", "two/botany": "refused", "two/chemistry": "pushed",
+            "two/readme.md": "refused",
+            "two/anatomy": "pushed",
+            "two/botany": "refused",
+            "two/chemistry": "pushed",
             "two/drama": "refused",
-        }  # fmt: skip
+        }
         said = {one["name"]: (one["error"] or {}).get("message", "") for one in found["pushes"]}
         assert "is not a directory" in said["two/readme.md"]
         assert "has no adapter_config.json" in said["two/drama"]
@@ -212,8 +215,9 @@ class TestPushingMany:
         assert (code, states(out)["four/drama"]) == (1, "refused")
         assert "has no sample for" in out
         assert {row["ref"]: row["sample"]["kept"] for row in json.loads(out)["data"]} == {
-            "four/anatomy@1": 30, "four/botany@1": 30,
-        }  # fmt: skip
+            "four/anatomy@1": 30,
+            "four/botany@1": 30,
+        }
         assert list(states(soup(*asked)[1]).values()) == ["there already", "there already", "refused"]
         lines = [json.dumps({"domain": "drama", "text": text, "more": 1}) for text in texts]
         (tmp_path / "all.jsonl").write_text("\n".join([*lines, json.dumps({"domain": "other", "text": "x"})]))
@@ -251,8 +255,12 @@ class TestPushingMany:
         assert code == 1, err
         found = {one["name"].partition("/")[2][:9]: one for one in json.loads(out)["pushes"]}
         assert {name: one["state"] for name, one in found.items()} == {
-            "anatomy": "pushed", "botany": "refused", "chemistry": "refused", "drama": "pushed", "x" * 9: "refused",
-        }  # fmt: skip
+            "anatomy": "pushed",
+            "botany": "refused",
+            "chemistry": "refused",
+            "drama": "pushed",
+            "x" * 9: "refused",
+        }
         assert "botany cannot be read: Permission denied" in found["botany"]["error"]["message"]
         assert "sample.jsonl cannot be read" in found["chemistry"]["error"]["message"]
         assert "domain" in found["x" * 9]["error"]["message"]
@@ -370,7 +378,7 @@ class TestManifest:
         assert (row["domain"], row["card"]["description"], row["card"]["license"]) == ("anatomy", "Of bones.", "mit")
         assert states(soup("push", "--manifest", file, "--namespace", "row", "--json")[1]) == {
             "row/anatomy": "there already",
-        }  # fmt: skip
+        }
 
     def test_two_rows_are_versions_of_one_name_where_both_say_it(self, soup: Soup, many: Path, tmp_path: Path) -> None:
         rows = (("path", "name"), ("many/anatomy", "both"), ("many/botany", "both"))
@@ -410,9 +418,13 @@ class TestManifest:
     def test_arguments_that_do_not_go_together(self, scripted: Soup, many: Path, tmp_path: Path) -> None:
         file = self.write(tmp_path / "many.csv", ("path",))
         for wrong in (
-            [], ["--manifest", file], ["--manifest", file, many], ["--manifest", file, "--name", "a/b"],
-            [many / "drama", many / "botany", "--domain", "x"], [many / "drama", many / "botany", "--name", "a/b"],
-        ):  # fmt: skip
+            [],
+            ["--manifest", file],
+            ["--manifest", file, many],
+            ["--manifest", file, "--name", "a/b"],
+            [many / "drama", many / "botany", "--domain", "x"],
+            [many / "drama", many / "botany", "--name", "a/b"],
+        ):
             assert scripted("push", *wrong)[0] == 2
 
 
@@ -616,10 +628,17 @@ class TestChangingMany:
 
     @pytest.mark.parametrize(
         "wrong",
-        [["edit", "bulk/drama"], ["edit", "--add-tag", "x"], ["edit", "bulk/drama", "--tag", "y", "--add-tag", "x"],
-         ["edit", "bulk/drama", "--add-tag", "No"], ["rm"], ["rm", "bulk/drama", "--tag", "draft"],
-         ["rm", "--undo", "--tag", "draft"], ["rm", "bulk/drama", "--dry-run"]],
-    )  # fmt: skip
+        [
+            ["edit", "bulk/drama"],
+            ["edit", "--add-tag", "x"],
+            ["edit", "bulk/drama", "--tag", "y", "--add-tag", "x"],
+            ["edit", "bulk/drama", "--add-tag", "No"],
+            ["rm"],
+            ["rm", "bulk/drama", "--tag", "draft"],
+            ["rm", "--undo", "--tag", "draft"],
+            ["rm", "bulk/drama", "--dry-run"],
+        ],
+    )
     def test_what_does_not_go_together(self, soup: Soup, wrong: list[str]) -> None:
         assert soup(*wrong)[:2] == (2, "")
 
@@ -775,9 +794,11 @@ class TestChat:
         assert (code, err) == (0, "")
         said = [json.loads(line)["content"] for line in out.splitlines()]
         whole = live.openai().chat.completions.create(
-            model="base/tiny", messages=[{"role": "system", "content": "be"}, {"role": "user", "content": "a"}],
-            max_tokens=3, temperature=0,
-        )  # fmt: skip
+            model="base/tiny",
+            messages=[{"role": "system", "content": "be"}, {"role": "user", "content": "a"}],
+            max_tokens=3,
+            temperature=0,
+        )
         assert said[0] == whole.choices[0].message.content
         assert [one["content"] for one in asked[-1]][1::2] == ["a", "/etc/hosts", "//x", "/exit"], "none is a command"
         assert [one["content"] for one in asked[-1]][2::2] == said[:-1]
@@ -873,16 +894,20 @@ class TestComparing:
         found = json.loads(out)["data"]
         rows = list(csv.DictReader(io.StringIO(report.csv_text(found))))
         assert [(row["domain"], row["draw"], row["strategy"]) for row in rows] == [
-            (domain, draw, strategy) for domain in ("kitchen", "court") for draw in ("0", "1")
+            (domain, draw, strategy)
+            for domain in ("kitchen", "court")
+            for draw in ("0", "1")
             for strategy in ("base", "uniform soup", "single, cosine")
-        ]  # fmt: skip
+        ]
         picture = (tmp_path / "c.svg").read_text()
         assert all(name in picture for name in ("kitchen", "court", "uniform soup"))
         lines = report.markdown(found).splitlines()
         assert lines[0] == "| strategy | kitchen | court | all |"
         cells = [float(cell) for cell in lines[2].split("|")[2:-1]]
-        mean = {d: [float(r["difference"]) for r in rows if (r["domain"], r["strategy"]) == (d, "uniform soup")]
-                for d in ("kitchen", "court")}  # fmt: skip
+        mean = {
+            d: [float(r["difference"]) for r in rows if (r["domain"], r["strategy"]) == (d, "uniform soup")]
+            for d in ("kitchen", "court")
+        }
         assert cells[:2] == pytest.approx([sum(mean[d]) / 2 for d in ("kitchen", "court")], abs=1e-4)
         assert cells[2] == pytest.approx(sum(cells[:2]) / 2, abs=1e-4)
         table = report.summary(found).splitlines()
@@ -893,8 +918,16 @@ class TestComparing:
         self, soup: Soup, novel: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         made = soup("cook", "--recipe", "cmp/kitchen=1,cmp/court=2")[1].strip()
-        uniform = soup("cook", "--sample", novel / "court" / "valid.txt", "--selector", "uniform", "--no-verify",
-                       "--pool-namespace", "cmp")[1].strip()  # fmt: skip
+        uniform = soup(
+            "cook",
+            "--sample",
+            novel / "court" / "valid.txt",
+            "--selector",
+            "uniform",
+            "--no-verify",
+            "--pool-namespace",
+            "cmp",
+        )[1].strip()
         assert {made, uniform} <= set(self.soups(soup))
         assert soup("compare", novel / "court", *self.ASKED)[0] == 0
         assert {made, uniform} <= set(self.soups(soup))
@@ -975,10 +1008,15 @@ class TestComparing:
     def test_what_does_not_go_together(self, scripted: Soup, server: Server, novel: Path) -> None:
         court = novel / "court"
         for wrong in (
-            [], ["--sample", court / "test.txt"], [court, "--sample", court / "test.txt", "--test", court / "test.txt"],
-            [court, "--draws", 2], [court, "--csv", "--json"], [court, "--strategy", "odd"],
-            [court, "--draws", 2, "--size", 30], [court, "--plot", novel / "none" / "c.svg"],
-        ):  # fmt: skip
+            [],
+            ["--sample", court / "test.txt"],
+            [court, "--sample", court / "test.txt", "--test", court / "test.txt"],
+            [court, "--draws", 2],
+            [court, "--csv", "--json"],
+            [court, "--strategy", "odd"],
+            [court, "--draws", 2, "--size", 30],
+            [court, "--plot", novel / "none" / "c.svg"],
+        ):
             assert scripted("compare", *wrong)[0] == 2, wrong
         assert scripted("compare", novel)[0] == 1
         assert server.requests == []

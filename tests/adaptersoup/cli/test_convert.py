@@ -52,8 +52,11 @@ class TestToOurs:
         assert folder.sample.read_text().count('"text"') == 2
         assert folder.provenance.init_source == "unknown"
         assert folder.provenance.training["adapterhub"] == {
-            "name": "seq_bn", "model_type": "gpt2", "model_name": "base", "version": "adapters.1.3.0",
-        }  # fmt: skip
+            "name": "seq_bn",
+            "model_type": "gpt2",
+            "model_name": "base",
+            "version": "adapters.1.3.0",
+        }
 
     def test_what_is_missing_is_said(self, command: Soup, tmp_path: Path) -> None:
         _, err = done(command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN))
@@ -86,11 +89,17 @@ class TestToOurs:
 
     @pytest.mark.parametrize(
         ("options", "named"),
-        [(["--domain", "x" * 201], "--domain"), (["--domain", ""], "--domain"),
-         ([*DOMAIN, "--base", "b" * 65], "--base"), ([*DOMAIN, "--name", "a"], "--name"),
-         ([*DOMAIN, "--family", "gpt2"], "--family"), ([*DOMAIN, "--safetensors"], "--safetensors"),
-         ([*DOMAIN, "--to", "peft"], "--to"), ([*DOMAIN, "--family", "bert"], "--family")],
-    )  # fmt: skip
+        [
+            (["--domain", "x" * 201], "--domain"),
+            (["--domain", ""], "--domain"),
+            ([*DOMAIN, "--base", "b" * 65], "--base"),
+            ([*DOMAIN, "--name", "a"], "--name"),
+            ([*DOMAIN, "--family", "gpt2"], "--family"),
+            ([*DOMAIN, "--safetensors"], "--safetensors"),
+            ([*DOMAIN, "--to", "peft"], "--to"),
+            ([*DOMAIN, "--family", "bert"], "--family"),
+        ],
+    )
     def test_usage(self, command: Soup, tmp_path: Path, options: list[str], named: str) -> None:
         assert named in refused(command("convert", FIXTURES / "gpt2/seq_bn", tmp_path / "a", *options), 2)
         assert not (tmp_path / "a").exists()
@@ -142,8 +151,11 @@ class TestToAdapterHub:
         assert left_in(tmp_path / "back") == sorted(["adapter_config.json", weights])
         before, after = read_checkpoint(source), read_checkpoint(tmp_path / "back")
         assert (after.config, after.name, after.model_type, after.model_name) == (
-            before.config, before.name, before.model_type, before.model_name,
-        )  # fmt: skip
+            before.config,
+            before.name,
+            before.model_type,
+            before.model_name,
+        )
         assert same(after.tensors, before.tensors)
 
     def ours(self, folder: Path, config: BottleneckConfig) -> Path:
@@ -199,9 +211,13 @@ def _shape(*, hidden_size: int) -> Any:
     from registry.spec import BaseShape
 
     return BaseShape(
-        fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=hidden_size, num_layers=2, context=64,
+        fingerprint="sha256:" + "0" * 64,
+        model_type="gpt2",
+        hidden_size=hidden_size,
+        num_layers=2,
+        context=64,
         vocab_size=300,
-    )  # fmt: skip
+    )
 
 
 def test_it_does_not_load_torch_for_usage_errors(

@@ -189,10 +189,12 @@ def test_refusals(soup: Soup, stocked: World, tmp_path: Path, ref: str, flags: l
 def test_a_lora_that_is_even_keeps_its_tensors() -> None:
     even = {"method": "lora", "groups": [{"targets": ["a.q", "a.v"], "rank": 2, "alpha": 4}], "rslora": True}
     assert is_uniform(LoraConfig.model_validate(even))
-    uneven = LoraConfig.model_validate({
-        "method": "lora",
-        "groups": [{"targets": ["a.q"], "rank": 1, "alpha": 3}, {"targets": ["a.v"], "rank": 2, "alpha": 2}],
-    })  # fmt: skip
+    uneven = LoraConfig.model_validate(
+        {
+            "method": "lora",
+            "groups": [{"targets": ["a.q"], "rank": 1, "alpha": 3}, {"targets": ["a.v"], "rank": 2, "alpha": 2}],
+        }
+    )
     names = [f"base_model.model.a.{module}.lora_{part}.weight" for module in "qv" for part in "AB"]
     shapes = [(1, 5), (4, 1), (2, 5), (4, 2)]
     tensors = {name: torch.rand(shape, dtype=torch.bfloat16) for name, shape in zip(names, shapes, strict=True)}

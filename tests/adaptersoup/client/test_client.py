@@ -338,16 +338,31 @@ class TestJobs:
     @pytest.mark.parametrize(
         ("ended", "kind", "says", "problems"),
         [
-            (job("failed", error={"code": "incompatible", "message": "They differ.", "param": None,
-                                  "problems": ["a: init", "b: scale"]}),
-             Incompatible, "They differ", ("a: init", "b: scale")),
-            (job("failed", error={"code": "unavailable", "message": "No encoder.", "param": None, "problems": []}),
-             Unavailable, "No encoder", ()),
+            (
+                job(
+                    "failed",
+                    error={
+                        "code": "incompatible",
+                        "message": "They differ.",
+                        "param": None,
+                        "problems": ["a: init", "b: scale"],
+                    },
+                ),
+                Incompatible,
+                "They differ",
+                ("a: init", "b: scale"),
+            ),
+            (
+                job("failed", error={"code": "unavailable", "message": "No encoder.", "param": None, "problems": []}),
+                Unavailable,
+                "No encoder",
+                (),
+            ),
             (job("failed", error={"code": "newer", "message": "A sentence."}), SoupError, "A sentence", ()),
             *((job("failed", error=error), SoupError, "failed", ()) for error in (None, {}, {"code": None})),
             (job("cancelled"), Cancelled, "cancelled", ()),
         ],
-    )  # fmt: skip
+    )
     def test_a_job_that_did_not_succeed_raises_its_error_at_once(
         self, ended: dict[str, Any], kind: type[SoupError], says: str, problems: tuple[str, ...]
     ) -> None:
@@ -368,9 +383,15 @@ class TestJobs:
 class TestCook:
     REQUEST = CookRequest(sample=SampleSource(texts=("a",)))
     COOKED: dict[str, Any] = {  # noqa: RUF012
-        "object": "soup", "abstained": False, "reason": "", "model": "team/soup@1", "cached": False,
-        "soup": {"ref": "team/soup@1", "kind": "soup"}, "selector": "sel-1", "verification": None,
-    }  # fmt: skip
+        "object": "soup",
+        "abstained": False,
+        "reason": "",
+        "model": "team/soup@1",
+        "cached": False,
+        "soup": {"ref": "team/soup@1", "kind": "soup"},
+        "selector": "sel-1",
+        "verification": None,
+    }
 
     def test_a_job_is_followed_to_its_soup(self) -> None:
         server = Server().on("POST /v1/soups", ok(job("queued"), 202))
@@ -411,13 +432,16 @@ class TestStream:
     @pytest.mark.parametrize(
         ("answer", "kind", "says"),
         [
-            (events(("message", {"error": {"message": "The base fell over.", "code": "unavailable"}})),
-             Unavailable, "fell over"),
+            (
+                events(("message", {"error": {"message": "The base fell over.", "code": "unavailable"}})),
+                Unavailable,
+                "fell over",
+            ),
             (refusal(400, "invalid_prompt", "Empty."), errors.InvalidPrompt, "Empty"),
             (ok({}), Unavailable, "broke"),
         ],
         ids=["an error in it", "a refusal before it", "no stream"],
-    )  # fmt: skip
+    )
     def test_a_stream_that_fails(self, answer: httpx2.Response, kind: type[SoupError], says: str) -> None:
         with pytest.raises(kind, match=says):
             list(Server().on("POST /v1/completions", answer).client().stream("base/x", "hi"))

@@ -55,8 +55,12 @@ def test_it_is_asked_for_one_token_with_the_log_probabilities_that_every_server_
     assert str(request.url) == "http://gpu:8000/v1/completions"
     assert "authorization" not in request.headers
     assert json.loads(request.content) == {
-        "model": "law", "prompt": ["x", "y"], "max_tokens": 1, "temperature": 0, "logprobs": SERVER_TOKENS,
-    }  # fmt: skip
+        "model": "law",
+        "prompt": ["x", "y"],
+        "max_tokens": 1,
+        "temperature": 0,
+        "logprobs": SERVER_TOKENS,
+    }
 
 
 def test_its_own_key_is_sent() -> None:

@@ -33,9 +33,13 @@ from tests.service.servers import CONFIG, Live, adapter_weights
 INIT = Provenance(init_hash=f"sha256:{7:064x}", init_source="declared")
 QUESTION = [{"role": "user", "content": "?"}]
 CHUNK = {
-    "id": "c", "created": 1, "model": "m", "system_fingerprint": "f", "object": "chat.completion.chunk",
+    "id": "c",
+    "created": 1,
+    "model": "m",
+    "system_fingerprint": "f",
+    "object": "chat.completion.chunk",
     "choices": [{"index": 0, "delta": {"content": "Hi"}, "logprobs": None, "finish_reason": None}],
-}  # fmt: skip
+}
 OTHERWISE = {"perplexity": "evaluate", "push_patiently": None, "wait_embedded": None}
 """Methods of `SoupClient` that are called otherwise, or are no call of their own."""
 

@@ -160,8 +160,13 @@ def test_ranks_and_names():
     config, factors = lora_of(bottleneck("houlsby", 3), drawn(bottleneck("houlsby", 3), TINY))
     ranks = {path.removeprefix("model.layers.0.houlsby_gelu_"): one.rank for path, one in config.modules().items()}
     assert ranks == {
-        "down": 4, "up": 4, "attention_down": 4, "attention_up": 4, "norm_0": 1, "norm_1": 1,
-    }  # fmt: skip
+        "down": 4,
+        "up": 4,
+        "attention_down": 4,
+        "attention_up": 4,
+        "norm_0": 1,
+        "norm_1": 1,
+    }
     assert all(config.scaling(module) == 1 for module in config.modules().values())
     assert all(tensor.is_contiguous() for tensor in factors.values())
 

@@ -41,9 +41,11 @@ CAUSAL = [name for name, family in FAMILIES.items() if not family.post_norm]
 ENCODERS = sorted(FAMILIES.keys() - set(CAUSAL))
 ON_BASES = (*sorted(CAUSAL), "gpt_neox-sequential")  # GPT-NeoX also with the two sub-layers one after the other
 PAIRS = [
-    (name, case) for name in (*ON_BASES, *ENCODERS) for case in CASES
+    (name, case)
+    for name in (*ON_BASES, *ENCODERS)
+    for case in CASES
     if name not in ENCODERS or case != "parallel-residual"  # there the module's argument is the residual stream
-]  # fmt: skip
+]
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99, 42, 7], [0, 8, 8, 130, 21, 60, 299, 1]])
 
 
@@ -180,9 +182,11 @@ LAYERS = {
     "opt": ("model.decoder.layers", sequential(llama_attention, opt_ffn), OPT_NORMS),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta"), BERT),
     "distilbert": (
-        "transformer.layer", post_norm(distilbert_attention, distilbert_ffn), ("sa_layer_norm", "output_layer_norm"),
+        "transformer.layer",
+        post_norm(distilbert_attention, distilbert_ffn),
+        ("sa_layer_norm", "output_layer_norm"),
     ),
-}  # fmt: skip
+}
 
 
 def by_hand(variant, model, config, tensors):
@@ -304,9 +308,14 @@ def test_on_an_encoder_a_parallel_adapter_reads_one_thing_and_the_other_name_is_
 
 def test_a_family_without_an_entry_serves_and_takes_lora(tmp_path):
     folder = build_tiny_base(
-        tmp_path / "phi", model_type="phi", hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=48, max_position_embeddings=64,
-    )  # fmt: skip
+        tmp_path / "phi",
+        model_type="phi",
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=64,
+    )
     base = load_base(BaseEntry(id="phi", source=str(folder)))
     own = base.model(IDS).logits.log_softmax(-1)[:, :-1].gather(-1, IDS[:, 1:, None]).sum((1, 2))
     found = score_windows(base.model, [Window(tuple(ids)) for ids in IDS.tolist()], max_tokens=100, pad_id=0)

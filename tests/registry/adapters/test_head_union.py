@@ -81,8 +81,12 @@ class TestUnions:
     def test_each_member_starts_as_it_starts_alone(self, base: LoadedBase, init: str) -> None:
         members = (paper_config("houlsby", bottleneck=3), lora(base), PrefixConfig(length=2), LABELS)
         state = create(
-            UnionConfig(members=members), base.shape, seed=5, init=init, base=base.model  # type: ignore[arg-type]
-        ).state_dict()  # fmt: skip
+            UnionConfig(members=members),
+            base.shape,
+            seed=5,
+            init=init,
+            base=base.model,  # type: ignore[arg-type]
+        ).state_dict()
         for one in members:
             alone = create(one, base.shape, seed=5, init=init, base=base.model).state_dict()  # type: ignore[arg-type]
             assert init_hash(own(state, one.method)) == init_hash(alone)

@@ -24,9 +24,12 @@ LINEARS = {
     f"transformer.h.{i}.{name}": sizes
     for i in range(2)
     for name, sizes in {
-        "attn.c_attn": (32, 96), "attn.c_proj": (32, 32), "mlp.c_fc": (32, 128), "mlp.c_proj": (128, 32),
+        "attn.c_attn": (32, 96),
+        "attn.c_proj": (32, 32),
+        "mlp.c_fc": (32, 128),
+        "mlp.c_proj": (128, 32),
     }.items()
-}  # fmt: skip
+}
 IDS = torch.arange(1, 11).reshape(2, 5)
 
 
@@ -116,19 +119,23 @@ class TestForward:
         other = copy.deepcopy(base.model)
         del other.transformer.h[1].mlp.c_fc
         other.transformer.h[0].attn.c_attn = nn.Linear(32, 90)
-        with pytest.raises(Incompatible, match=r"32 -> 90; the LoRA is for 32 -> 96 \(1 more") as found, \
-                attached(other, adapter):  # fmt: skip
+        with (
+            pytest.raises(Incompatible, match=r"32 -> 90; the LoRA is for 32 -> 96 \(1 more") as found,
+            attached(other, adapter),
+        ):
             pass
         assert "no linear module" in found.value.problems[1]
 
 
 class TestConfig:
     def test_equal_structures_are_equal_however_written(self) -> None:
-        apart = LoraConfig(groups=(
-            LoraGroup(targets=("h.*.b",), layers=(1,), rank=2, alpha=4),
-            LoraGroup(targets=("h.*.b", "h.*.a"), layers=(0,), rank=2, alpha=4),
-            LoraGroup(targets=("h.*.a",), layers=(1,), rank=2, alpha=4),
-        ))  # fmt: skip
+        apart = LoraConfig(
+            groups=(
+                LoraGroup(targets=("h.*.b",), layers=(1,), rank=2, alpha=4),
+                LoraGroup(targets=("h.*.b", "h.*.a"), layers=(0,), rank=2, alpha=4),
+                LoraGroup(targets=("h.*.a",), layers=(1,), rank=2, alpha=4),
+            )
+        )
         assert apart == LoraConfig.of({f"h.{i}.{x}": LoraModule(2, 4) for i in (0, 1) for x in "ab"})
         assert apart.groups == (LoraGroup(targets=("h.*.a", "h.*.b"), layers=(0, 1), rank=2, alpha=4),)
 

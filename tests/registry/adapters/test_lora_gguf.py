@@ -137,7 +137,7 @@ def test_what_llama_cpp_does_not_have_is_refused_by_name(shapes: Shapes) -> None
     for shape, modules, says in (
         (neox, on_layers(neox), "and this base model is of family 'gpt_neox'."),
         (llama, LoraConfig.of({"lm_head": LoraModule(2, 2.0)}), "without a name of its own: lm_head."),
-    ):  # fmt: skip
+    ):
         with pytest.raises(Incompatible) as refused:
             gguf_file(modules, drawn(modules, shape), base_of(shape), name="a/b")
         assert says in refused.value.message

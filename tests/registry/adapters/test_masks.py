@@ -166,10 +166,14 @@ def test_masks_are_bytes_and_weights_are_not():
     def stored(dtypes):
         sizes = {"F32": 4, "U8": 1}
         return write(
-            (name, dtypes.get(name, "U8" if is_mask(name) else "F32"), tuple(tensor.shape),
-             bytes(tensor.numel() * sizes[dtypes.get(name, "U8" if is_mask(name) else "F32")]))
+            (
+                name,
+                dtypes.get(name, "U8" if is_mask(name) else "F32"),
+                tuple(tensor.shape),
+                bytes(tensor.numel() * sizes[dtypes.get(name, "U8" if is_mask(name) else "F32")]),
+            )
             for name, tensor in TENSORS.items()
-        )  # fmt: skip
+        )
 
     for dtypes, sentence in (
         ({DOWN + ".mask": "F32"}, f"Tensor '{DOWN}.mask' is F32; masks are read as U8."),

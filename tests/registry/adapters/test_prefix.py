@@ -23,9 +23,14 @@ from tests.tiny_models import CAUSAL, TINY_CONFIGS, TINY_CONTEXT, build_tiny_bas
 
 LENGTH = 5
 KV = {
-    "gpt2": (2, 16), "llama": (2, 8), "qwen2": (2, 8), "qwen3": (2, 12), "mistral": (2, 8), "gpt_neox": (4, 8),
+    "gpt2": (2, 16),
+    "llama": (2, 8),
+    "qwen2": (2, 8),
+    "qwen3": (2, 12),
+    "mistral": (2, 8),
+    "gpt_neox": (4, 8),
     "opt": (4, 8),
-}  # fmt: skip
+}
 ON_BASES = CAUSAL
 IDS = torch.tensor([[0, 5, 17, 250, 3, 99], [0, 0, 8, 8, 130, 21]])
 LEFT = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
@@ -95,11 +100,14 @@ def test_steps_with_a_cache_are_one_pass(base):
         whole = base.model(IDS, attention_mask=LEFT, position_ids=POSITIONS).logits
         parts = [
             base.model(
-                IDS[:, start:stop], attention_mask=LEFT[:, :stop], position_ids=POSITIONS[:, start:stop],
-                past_key_values=cache, use_cache=True,
+                IDS[:, start:stop],
+                attention_mask=LEFT[:, :stop],
+                position_ids=POSITIONS[:, start:stop],
+                past_key_values=cache,
+                use_cache=True,
             ).logits
             for start, stop in ((0, 3), (3, 4), (4, 6))
-        ]  # fmt: skip
+        ]
     assert cache.get_seq_length() == LENGTH + 6
     tokens = LEFT.bool()
     torch.testing.assert_close(torch.cat(parts, 1)[tokens], whole[tokens], rtol=0, atol=1e-5)

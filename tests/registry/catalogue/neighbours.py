@@ -113,8 +113,11 @@ def copy_rows(source: Engine, target: Engine) -> None:
     found = MetaData()
     found.reflect(target, only=list(schema))
     there = schema_of(source)
-    shared = {table: {"columns": parts["columns"].keys() & there[table]["columns"].keys(), "primary": parts["primary"]}
-              for table, parts in schema.items() if table in there}  # fmt: skip
+    shared = {
+        table: {"columns": parts["columns"].keys() & there[table]["columns"].keys(), "primary": parts["primary"]}
+        for table, parts in schema.items()
+        if table in there
+    }
     rows = rows_of(source, shared)
     with target.begin() as connection:
         for table in found.sorted_tables:

@@ -63,9 +63,26 @@ def test_what_a_server_of_the_release_before_stores_is_healed_by_the_next_versio
 
 @pytest.mark.parametrize(
     "text",
-    ["", " legal", "legal ", "le\ngal", "le\x00gal", "le\x1bgal", "le\u202egal", "le\u2066gal", "le\u200bgal",
-     "le\ufeffgal", "le\u2028gal", "\u00a0", "x" * 201, "le\x9b31mgal", "\ud800", "\u3164", "le\u2800gal"],
-)  # fmt: skip
+    [
+        "",
+        " legal",
+        "legal ",
+        "le\ngal",
+        "le\x00gal",
+        "le\x1bgal",
+        "le\u202egal",
+        "le\u2066gal",
+        "le\u200bgal",
+        "le\ufeffgal",
+        "le\u2028gal",
+        "\u00a0",
+        "x" * 201,
+        "le\x9b31mgal",
+        "\ud800",
+        "\u3164",
+        "le\u2800gal",
+    ],
+)
 def test_what_is_not_shown_as_it_is_names_nobody(text):
     with pytest.raises(ValidationError):
         OWNER.validate_python(text)

@@ -148,10 +148,17 @@ def test_selectors_are_visited_once_and_only_with_their_whole_pool(empty_databas
         for number, namespaces in enumerate(made):
             pool = pool_of().model_copy(update={"namespaces": namespaces})
             row = SelectorRow(
-                id=f"sel-{number}", pool_id=sha256_digest(str(namespaces).encode()), pool=pool, spec=UniformSpec(),
-                spec_digest=sha256_digest(b"u"), encoder_digest=None, state_blob=blob, members=(member,), report={},
+                id=f"sel-{number}",
+                pool_id=sha256_digest(str(namespaces).encode()),
+                pool=pool,
+                spec=UniformSpec(),
+                spec_digest=sha256_digest(b"u"),
+                encoder_digest=None,
+                state_blob=blob,
+                members=(member,),
+                report={},
                 fitted_at=datetime.now(UTC),
-            )  # fmt: skip
+            )
             catalogue.selectors.add(row)
         visible = [
             f"sel-{number}"
@@ -177,10 +184,27 @@ def cursor_of(text: str) -> str:
 
 @pytest.mark.parametrize(
     "cursor",
-    ["", "1", "no cursor", "ä", "=", "A", "after:1", "\0", cursor_of(""), cursor_of("after:"), cursor_of("after:-1"),
-     cursor_of("after:1.5"), cursor_of("after:١"), cursor_of("after:1 OR 1=1"), cursor_of("before:1"),
-     cursor_of("after:" + "9" * 19), cursor_of("after:" + "9" * 5000), "A" * 100_000],
-)  # fmt: skip
+    [
+        "",
+        "1",
+        "no cursor",
+        "ä",
+        "=",
+        "A",
+        "after:1",
+        "\0",
+        cursor_of(""),
+        cursor_of("after:"),
+        cursor_of("after:-1"),
+        cursor_of("after:1.5"),
+        cursor_of("after:١"),
+        cursor_of("after:1 OR 1=1"),
+        cursor_of("before:1"),
+        cursor_of("after:" + "9" * 19),
+        cursor_of("after:" + "9" * 5000),
+        "A" * 100_000,
+    ],
+)
 def test_a_cursor_that_is_not_ours_is_refused(catalogue, cursor):
     for read in lists(catalogue):
         with pytest.raises(InvalidParameter, match="cursor"):
@@ -203,8 +227,10 @@ def test_a_page_has_rows(catalogue, limit):
 
 @given(
     made=st.lists(st.sampled_from([None, ("acme",), ("other",), ("acme", "other"), ()]), max_size=12),
-    scope=scopes, size=page_sizes, moments=st.integers(1, 3),
-)  # fmt: skip
+    scope=scopes,
+    size=page_sizes,
+    moments=st.integers(1, 3),
+)
 def test_keys_that_one_may_manage_are_visited_once_oldest_first(empty_database, made, scope, size, moments):
     """Also where several were made at one moment, and where those in between are not one's own."""
 

@@ -42,13 +42,17 @@ def full(databases, tmp_path_factory) -> Iterator[Database]:
             blob = add(catalogue, "acme/first").weights_blob
         made = [
             new_adapter(
-                f"team{n % 150}/a{n}", domain=f"d{n % 100}", weights_blob=blob, tags=("common", *rare(n, "rare")),
-                kind="soup" if rare(n) else "adapter", base_model="big" if rare(n) else "tiny",
+                f"team{n % 150}/a{n}",
+                domain=f"d{n % 100}",
+                weights_blob=blob,
+                tags=("common", *rare(n, "rare")),
+                kind="soup" if rare(n) else "adapter",
+                base_model="big" if rare(n) else "tiny",
                 owner="few" if rare(n) else None,
                 description=f"word{n} common {FILLER}",
             )
             for n in range(ROWS)
-        ]  # fmt: skip
+        ]
         with database.engine.begin() as connection:
             rows = [
                 {**columns_of(new), "version": 1, "method": "lora" if rare(n) else "bottleneck"}
@@ -79,18 +83,32 @@ def full(databases, tmp_path_factory) -> Iterator[Database]:
 
 def key(number: int) -> dict[str, Any]:
     return {
-        "id": f"key-{number}", "name": f"k{number}", "namespaces": [f"team{number % 50}"], "scopes": ["read"],
-        "secret_sha256": hashlib.sha256(str(number).encode()).hexdigest(), "prefix": "sk", "created_at": now(),
-    }  # fmt: skip
+        "id": f"key-{number}",
+        "name": f"k{number}",
+        "namespaces": [f"team{number % 50}"],
+        "scopes": ["read"],
+        "secret_sha256": hashlib.sha256(str(number).encode()).hexdigest(),
+        "prefix": "sk",
+        "created_at": now(),
+    }
 
 
 def job(number: int) -> dict[str, Any]:
     at = BEGIN + timedelta(hours=number)
     return {
-        "id": f"job-{number}", "kind": "embed", "state": "succeeded", "namespace": "acme", "created_by": "key-1",
-        "arguments": {}, "progress": {}, "attempts": 1, "run_after": at, "created_at": at, "updated_at": at,
+        "id": f"job-{number}",
+        "kind": "embed",
+        "state": "succeeded",
+        "namespace": "acme",
+        "created_by": "key-1",
+        "arguments": {},
+        "progress": {},
+        "attempts": 1,
+        "run_after": at,
+        "created_at": at,
+        "updated_at": at,
         "finished_at": at,
-    }  # fmt: skip
+    }
 
 
 def entry(number: int) -> dict[str, Any]:
@@ -146,7 +164,7 @@ def name(**fields: Any) -> NameRef:
         (lambda c: c.pruning.audit(SOON, 10), "ix_audit_at"),
     ],
     ids=["name", "version", "alias", "digest", "keys", "keys of a namespace", "old jobs", "old usage", "old audit"],
-)  # fmt: skip
+)
 def test_rows_are_found_by_an_index_and_read_in_its_order(full: Database, asks: Asks, index: str) -> None:
     found = [plan for _, plan in plans(full, asks)]
     assert found
@@ -186,7 +204,7 @@ def test_pages_of_keys_are_read_from_the_cursor_on(full: Database) -> None:
         (("team3", "team4"), {"q": "word1323"}, "adapter_words_index"),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_lists_use_their_index_and_read_no_provenance(full: Database, visible: Any, filters: Any, index: str) -> None:
     statement, plan = plans(full, lambda catalogue: catalogue.adapters.list(visible, limit=2, **filters))[-1]
     assert any(name in plan for name in index.split("|")), plan

@@ -38,8 +38,9 @@ def test_reads_and_writes_have_the_isolation_they_need_whatever_the_default_is(
     postgres.sql(f"ALTER DATABASE {name} SET default_transaction_deferrable = on")
     for _ in range(2):  # the second time on the same connection
         for open_, isolation, read_only in (
-            (database.read, "repeatable read", "on"), (database.write, "read committed", "off"),
-        ):  # fmt: skip
+            (database.read, "repeatable read", "on"),
+            (database.write, "read committed", "off"),
+        ):
             with open_() as catalogue:
                 connection = catalogue.adapters._connection
                 assert connection.execute(text("SHOW transaction_isolation")).scalar_one() == isolation
@@ -114,8 +115,10 @@ def test_a_standby_takes_no_writes(postgres: Postgres, database: Database) -> No
 
 def test_too_many_connections_is_unavailable(postgres: Postgres, url: str) -> None:
     postgres.sql(f"ALTER DATABASE {make_url(url).database} WITH CONNECTION LIMIT 0")
-    postgres.sql("DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'plain') THEN "
-                 "CREATE ROLE plain LOGIN; END IF; END $$")  # fmt: skip
+    postgres.sql(
+        "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'plain') THEN "
+        "CREATE ROLE plain LOGIN; END IF; END $$"
+    )
     database = Database(url.replace("postgres:@", "plain:@"))
     with pytest.raises(Unavailable, match="does not answer"), database.read():
         pass

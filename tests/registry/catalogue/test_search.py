@@ -46,22 +46,51 @@ def test_of_an_endless_card_the_first_words_are_indexed() -> None:
 @pytest.mark.parametrize(
     ("q", "yes"),
     [
-        ("law", True), ("LAW", True), ("la", True), ("acme/law", True), ("acme", True), ("aw", False), ("laws", False),
-        ("ärzte", True), ("ÄRZTE", True), ("STRASSE", True), ("straße", True), ("ИВ", True), ("under_score", True),
-        ("underxscore", False), ("100%", True), ("back\\slash", True), ("slash back", True), ("back nothing", False),
-        ("mit", True), ("v2", True), ("ana", True), ("trained_by", True), ("法約", True),
-        ("'; DROP TABLE adapters; --", True), ('"law" OR "nothing"', False), ("law NOT drop", False), ("law*", True),
-        ("kind=adapter", False), ("law:* | x", False), ("NEAR(law drop)", False), ("\0law\0", True),
+        ("law", True),
+        ("LAW", True),
+        ("la", True),
+        ("acme/law", True),
+        ("acme", True),
+        ("aw", False),
+        ("laws", False),
+        ("ärzte", True),
+        ("ÄRZTE", True),
+        ("STRASSE", True),
+        ("straße", True),
+        ("ИВ", True),
+        ("under_score", True),
+        ("underxscore", False),
+        ("100%", True),
+        ("back\\slash", True),
+        ("slash back", True),
+        ("back nothing", False),
+        ("mit", True),
+        ("v2", True),
+        ("ana", True),
+        ("trained_by", True),
+        ("法約", True),
+        ("'; DROP TABLE adapters; --", True),
+        ('"law" OR "nothing"', False),
+        ("law NOT drop", False),
+        ("law*", True),
+        ("kind=adapter", False),
+        ("law:* | x", False),
+        ("NEAR(law drop)", False),
+        ("\0law\0", True),
     ],
-)  # fmt: skip
+)
 def test_q_finds_words_and_their_beginnings_in_all_that_is_said(catalogue: Catalogue, q: str, yes: bool) -> None:
     add(
-        catalogue, "acme/law", domain="Ärzte in der Straße",
+        catalogue,
+        "acme/law",
+        domain="Ärzte in der Straße",
         card=Card(
-            description="100% under_score back\\slash '; DROP TABLE adapters; -- иван 契約法", license="MIT",
-            tags=("v2",), metadata={"trained_by": "Ana", "seed": 1},
+            description="100% under_score back\\slash '; DROP TABLE adapters; -- иван 契約法",
+            license="MIT",
+            tags=("v2",),
+            metadata={"trained_by": "Ana", "seed": 1},
         ),
-    )  # fmt: skip
+    )
     assert bool(found(catalogue, q=q)) is yes
     assert bool(found(catalogue, ("acme",), q=q, tags=["v2"])) is yes
 

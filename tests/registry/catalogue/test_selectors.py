@@ -21,9 +21,15 @@ def fitted(catalogue, id: str, *, pool: PoolSpec | None = None, spec=None, **fie
     state_blob = sha256_digest(id.encode())
     catalogue.blobs.record(state_blob, 1)
     values = {
-        "pool_id": digest_of(pool), "pool": pool, "spec": spec, "spec_digest": digest_of(spec),
-        "encoder_digest": ENCODER, "state_blob": state_blob, "members": (), "report": {"held_out_accuracy": 0.5},
-    }  # fmt: skip
+        "pool_id": digest_of(pool),
+        "pool": pool,
+        "spec": spec,
+        "spec_digest": digest_of(spec),
+        "encoder_digest": ENCODER,
+        "state_blob": state_blob,
+        "members": (),
+        "report": {"held_out_accuracy": 0.5},
+    }
     return catalogue.selectors.add(SelectorRow(id=id, fitted_at=datetime.now(UTC), **{**values, **fields}))
 
 
@@ -146,8 +152,9 @@ def test_those_that_serve_are_listed_by_kind_without_their_members(catalogue):
     fitted(catalogue, "sel-1", report={"domains": 7})  # serves again
     listed = catalogue.selectors.serving(None, "gmm")
     assert [(one.id, one.pool, one.domains) for one in listed] == [
-        ("sel-3", other, 7), ("sel-1", pool_of("acme"), 7),
-    ]  # fmt: skip
+        ("sel-3", other, 7),
+        ("sel-1", pool_of("acme"), 7),
+    ]
     assert [one.id for one in catalogue.selectors.serving(("acme",), "gmm")] == ["sel-1"]
     assert [one.id for one in catalogue.selectors.serving(("acme",), "uniform")] == ["sel-4"]
     assert catalogue.selectors.serving((), "gmm") == []

@@ -152,9 +152,15 @@ class TestLineage:
 class TestEmbeddings:
     def row(self, **fields) -> EmbeddingRow:
         row = EmbeddingRow(
-            sample_digest=sha256_digest(b"sample"), encoder_digest=sha256_digest(b"e1"), encoder_name="sbert",
-            unit="sentence", blob_digest=sha256_digest(b"vectors"), count=200, dimensions=384, truncated=3,
-        )  # fmt: skip
+            sample_digest=sha256_digest(b"sample"),
+            encoder_digest=sha256_digest(b"e1"),
+            encoder_name="sbert",
+            unit="sentence",
+            blob_digest=sha256_digest(b"vectors"),
+            count=200,
+            dimensions=384,
+            truncated=3,
+        )
         return replace(row, **fields)
 
     def test_one_for_each_sample_and_encoder(self, catalogue):

@@ -45,8 +45,9 @@ class TestSoups:
         with stocked.database.read() as catalogue:
             parents = catalogue.soups.parents(row.recipe_digest, None)
             assert {(parent.ref, weight) for _, weight, parent in parents} == {
-                ("acme/law@1", "0.5"), ("acme/code@1", "0.5"),
-            }  # fmt: skip
+                ("acme/law@1", "0.5"),
+                ("acme/code@1", "0.5"),
+            }
             assert [one.ref for one in catalogue.soups.children(stocked.named("acme/law").digest, None)] == [row.ref]
             (evidence,) = catalogue.soups.evidence(row.id)
             assert [one["domain"] for one in evidence["selection"]["selected"]] == domains_of(cooked)

@@ -37,7 +37,7 @@ from tests.registry.toy_registry import (
     domains_of,
     passages,
     reasons,
-)  # fmt: skip
+)
 
 ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
 

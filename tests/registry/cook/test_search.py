@@ -281,8 +281,12 @@ def test_at_most_as_many_as_asked_for_also_by_losses(pool):
     assert pool.weighings[-1].keep == 2
     search = thorough(pool, max_width=7).evidence.search  # each is 2 wide
     assert {trial.way: trial.members for trial in search.trials} | {"selected": 0} == {
-        "weighed": 3, "em": 3, "greedy": 2, "recompressed": 3, "selected": 0,
-    }  # fmt: skip
+        "weighed": 3,
+        "em": 3,
+        "greedy": 2,
+        "recompressed": 3,
+        "selected": 0,
+    }
 
 
 # --- few passages: each of them is held out once ----------------------------------------------------
@@ -383,8 +387,9 @@ def test_few_passages_are_gone_over_as_often_as_many(pool):
     helps(pool, law=0.4)
     few(pool, 15)
     assert [(len(w.texts), w.steps, w.batch, w.groups, w.by_screen, w.owner) for w in pool.weighings] == [
-        (15, 15, 2, 15, True, "key-1"), *[(10, 20, 1, 10, True, "key-1")] * 3
-    ]  # fmt: skip
+        (15, 15, 2, 15, True, "key-1"),
+        *[(10, 20, 1, 10, True, "key-1")] * 3,
+    ]
     pool.weighings.clear()
     few(pool, 6, effort="thorough")
     assert all(weighing.steps * weighing.batch <= 4 * len(weighing.texts) for weighing in pool.weighings)
@@ -468,8 +473,11 @@ def test_noise_is_weighed_alike_and_tried_on_the_same_passages(pool):
     real, drawn = pool.weighings
     assert (drawn.noise, drawn.unseen) == (True, tuple(sample("law")["texts"][4::5]))
     assert (drawn.texts, drawn.candidates, drawn.keep, drawn.steps) == (
-        real.texts, real.candidates, real.keep, real.steps,
-    )  # fmt: skip
+        real.texts,
+        real.candidates,
+        real.keep,
+        real.steps,
+    )
     noise = cooked.evidence.search.noise
     assert noise.difference == pytest.approx(-0.035, abs=0.002)
     assert noise.ahead == pytest.approx(-0.065, abs=0.01)

@@ -220,6 +220,11 @@ def test_no_passage_has_a_part_in_choosing_the_state_that_it_is_scored_under(by_
 def _tuned(nll: np.ndarray) -> Tuned:
     count = nll.shape[1]
     return Tuned(
-        held_out=tuple(range(count)), tokens=(1,) * count, base_nll=(9.0,) * count,
-        nll=tuple(tuple(row) for row in nll.tolist()), best_pass=0, blob=None, trained_tokens=0,
-    )  # fmt: skip
+        held_out=tuple(range(count)),
+        tokens=(1,) * count,
+        base_nll=(9.0,) * count,
+        nll=tuple(tuple(row) for row in nll.tolist()),
+        best_pass=0,
+        blob=None,
+        trained_tokens=0,
+    )

@@ -33,8 +33,13 @@ def test_the_same_question_is_asked_once_and_any_other_again():
     first = encoder.encode(["a", "b"])
     assert encoder.encode(("a", "b")) is first
     assert inner.asked == 1
-    for other in ({"texts": ["ab"]}, {"texts": ["b", "a"]}, {"texts": ["a", "b"], "seed": 1},
-                  {"texts": ["a", "b"], "max_units": 1}, {"texts": ["a", "b"], "scored": False}):  # fmt: skip
+    for other in (
+        {"texts": ["ab"]},
+        {"texts": ["b", "a"]},
+        {"texts": ["a", "b"], "seed": 1},
+        {"texts": ["a", "b"], "max_units": 1},
+        {"texts": ["a", "b"], "scored": False},
+    ):
         encoder.encode(**other)
     assert inner.asked == 6
     assert (encoder.name, encoder.digest, encoder.unit, encoder.dimensions) == ("base", inner.digest, "passage", 2)

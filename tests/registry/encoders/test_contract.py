@@ -161,9 +161,12 @@ class TestSentenceBert:
     def test_vectors_are_those_that_stored_pools_hold(self, sbert: SentenceBertEncoder) -> None:
         """Taken at commit faf82b18. Processors sum in other orders, which moves a unit vector by some 1e-7."""
         texts = [
-            "The court held that the contract was void.", "Stir the onions", "Ünïcode, 漢字 and 🙂.", "word " * 252,
+            "The court held that the contract was void.",
+            "Stir the onions",
+            "Ünïcode, 漢字 and 🙂.",
+            "word " * 252,
             "The court held that the contract was valid.",
-        ]  # fmt: skip
+        ]
         before = [
             [-0.0572194, 0.115884, 0.0265188, 0.0041358],
             [-0.05559, -0.020035, 0.0281825, 0.0426348],

@@ -14,8 +14,10 @@ from registry.encoders.sentences import split_sentences
     [
         ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
         ("Dr. Smith met Mrs. Jones, e.g. Anna. They left.", ["Dr. Smith met Mrs. Jones, e.g. Anna.", "They left."]),
-        ("J. R. R. Tolkien wrote it. So I said I. Then he left.",
-         ["J. R. R. Tolkien wrote it.", "So I said I.", "Then he left."]),
+        (
+            "J. R. R. Tolkien wrote it. So I said I. Then he left.",
+            ["J. R. R. Tolkien wrote it.", "So I said I.", "Then he left."],
+        ),
         ("See Fig. 3 and No. 7. He said no. Then he left.", ["See Fig. 3 and No. 7.", "He said no.", "Then he left."]),
         ("It costs 3.50 dollars. Version 2.0 is out.", ["It costs 3.50 dollars.", "Version 2.0 is out."]),
         ('"Stop!" he said. "Why?" She ran.', ['"Stop!" he said.', '"Why?"', "She ran."]),
@@ -26,24 +28,32 @@ from registry.encoders.sentences import split_sentences
         ("A (good.) Thing. ", ["A (good.)", "Thing."]),
         ("no capital. after the stop", ["no capital. after the stop"]),
         # lines of a paragraph that are wrapped
-        ("It was wrapped by an editor,\nin a sentence. And it goes on for\na while\n\nWithout a stop\n\nThe end.",
-         ["It was wrapped by an editor, in a sentence.", "And it goes on for a while", "Without a stop", "The end."]),
+        (
+            "It was wrapped by an editor,\nin a sentence. And it goes on for\na while\n\nWithout a stop\n\nThe end.",
+            ["It was wrapped by an editor, in a sentence.", "And it goes on for a while", "Without a stop", "The end."],
+        ),
         # headings and items
-        ("Ingredients\n- two eggs\n- a cup of milk\n1. Beat the eggs.\n2) Add the milk.\nServe warm",
-         ["Ingredients", "- two eggs", "- a cup of milk", "1. Beat the eggs.", "2) Add the milk.", "Serve warm"]),
+        (
+            "Ingredients\n- two eggs\n- a cup of milk\n1. Beat the eggs.\n2) Add the milk.\nServe warm",
+            ["Ingredients", "- two eggs", "- a cup of milk", "1. Beat the eggs.", "2) Add the milk.", "Serve warm"],
+        ),
         # code, indented and fenced, and prose that is indented
-        ("Call it like this.\n\n    x = f(1); y = x[0]\n    print(x.y, {'a': 1})\n\nThen stop.",
-         ["Call it like this.", "x = f(1); y = x[0]\n    print(x.y, {'a': 1})", "Then stop."]),
+        (
+            "Call it like this.\n\n    x = f(1); y = x[0]\n    print(x.y, {'a': 1})\n\nThen stop.",
+            ["Call it like this.", "x = f(1); y = x[0]\n    print(x.y, {'a': 1})", "Then stop."],
+        ),
         ("Look. See.\n```python\na = 1\n\nb = 2\n```\nDone.", ["Look.", "See.", "a = 1\n\nb = 2", "Done."]),
-        ("    This line is indented but it is plain prose. It has two sentences",
-         ["This line is indented but it is plain prose.", "It has two sentences"]),
+        (
+            "    This line is indented but it is plain prose. It has two sentences",
+            ["This line is indented but it is plain prose.", "It has two sentences"],
+        ),
         # rules and ornaments, unless nothing else is there
         ("Title\n\n-----\n\n* * *\n\nText.", ["Title", "Text."]),
         ("***", ["***"]),
         (" \n\t ", []),
         ("", []),
     ],
-)  # fmt: skip
+)
 def test_units(text: str, expected: list[str]) -> None:
     assert split_sentences(text) == expected
 

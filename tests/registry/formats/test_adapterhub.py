@@ -44,8 +44,12 @@ CAUSAL = ("gpt2", "llama", "mistral")
 FAMILIES = (*CAUSAL, "bert", "distilbert", "roberta")
 ROUNDING = 1e-4
 """Of values up to 10 whose sums another processor added up; an adapter changes logits by 0.5, an encoder's by 0.01."""
-KINDS = [(family, path.name) for family in FAMILIES for path in sorted((FIXTURES / family).iterdir())
-         if path.is_dir() and path.name != "base"]  # fmt: skip
+KINDS = [
+    (family, path.name)
+    for family in FAMILIES
+    for path in sorted((FIXTURES / family).iterdir())
+    if path.is_dir() and path.name != "base"
+]
 FOLDED = {"scaled_par_bn", "channel"}
 CONFIGS = {
     "seq_bn": BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu", input="residual"),
@@ -53,13 +57,11 @@ CONFIGS = {
     "par_bn": BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", scale=4.0, input="residual"),
     "seq_bn_module": BottleneckConfig(structure="pfeiffer", bottleneck=8, activation="gelu", scale=0.5),
     "ln_before": BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu"),
-    "ln_before_residual": BottleneckConfig(
-        structure="bapna_firat", bottleneck=4, activation="relu", input="residual"
-    ),
+    "ln_before_residual": BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu", input="residual"),
     "adapter_plus": BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu", input="residual"),
     "scaled_par_bn": BottleneckConfig(structure="parallel", bottleneck=4, activation="relu", input="residual"),
     "channel": BottleneckConfig(structure="houlsby", bottleneck=4, activation="swish", trained_norms=False),
-}  # fmt: skip
+}
 
 
 ENCODERS_CONFIGS = CONFIGS | {
@@ -74,9 +76,14 @@ def config_of(family: str, kind: str) -> BottleneckConfig:
 
 def shape_of(family: str) -> BaseShape:
     return BaseShape(
-        fingerprint="sha256:" + "0" * 64, model_type=family, hidden_size=16, num_layers=2, context=32, vocab_size=40,
+        fingerprint="sha256:" + "0" * 64,
+        model_type=family,
+        hidden_size=16,
+        num_layers=2,
+        context=32,
+        vocab_size=40,
         kind="causal" if family in CAUSAL else "encoder",
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +111,13 @@ def configured(tmp_path: Path, kind: str = "seq_bn", family: str = "gpt2", **opt
 
 
 def about(
-    tmp_path: Path, fields: dict[str, Any], options: dict[str, Any] | None = None, *, kind: str = "seq_bn",
+    tmp_path: Path,
+    fields: dict[str, Any],
+    options: dict[str, Any] | None = None,
+    *,
+    kind: str = "seq_bn",
     family: str = "gpt2",
-) -> Path:  # fmt: skip
+) -> Path:
     """A checkpoint with other fields beside its options; None leaves one out."""
     folder = copy(tmp_path, kind, family)
     table = json.loads((folder / "adapter_config.json").read_text()) | fields
@@ -184,8 +195,9 @@ class TestReading:
         assert read_checkpoint(folder).config == CONFIGS["seq_bn"]
 
     def test_options_of_training_change_nothing(self, tmp_path: Path) -> None:
-        folder = configured(tmp_path, dropout=0.3, init_weights="mam_adapter", init_weights_seed=3, leave_out=[],
-                            something_new=None)  # fmt: skip
+        folder = configured(
+            tmp_path, dropout=0.3, init_weights="mam_adapter", init_weights_seed=3, leave_out=[], something_new=None
+        )
         assert read_checkpoint(folder).config == CONFIGS["seq_bn"]
 
     @pytest.mark.parametrize(
@@ -248,7 +260,7 @@ class TestOptionsWithoutCounterpart:
             ({"architecture": "prefix_tuning"}, "'prefix_tuning'"),
             ({"architecture": "union"}, "'union'"),
         ],
-    )  # fmt: skip
+    )
     def test_each_is_refused_by_name(self, tmp_path: Path, options: dict[str, Any], named: str) -> None:
         with pytest.raises(UnknownMethod, match=re.escape(named)):
             read_checkpoint(configured(tmp_path, **options))
@@ -313,9 +325,18 @@ class TestBrokenFolders:
             read_checkpoint(tmp_path)
 
     @pytest.mark.parametrize(
-        "text", ["[]", "{", '{"name": "a", "name": "b"}', '{"config": NaN}', '{"config": "pfeiffer"}', '{"config": []}',
-                 "[" * 100_000, "\x00"],
-    )  # fmt: skip
+        "text",
+        [
+            "[]",
+            "{",
+            '{"name": "a", "name": "b"}',
+            '{"config": NaN}',
+            '{"config": "pfeiffer"}',
+            '{"config": []}',
+            "[" * 100_000,
+            "\x00",
+        ],
+    )
     def test_configurations_that_are_none(self, tmp_path: Path, text: str) -> None:
         folder = copy(tmp_path)
         (folder / "adapter_config.json").write_text(text)
@@ -324,10 +345,21 @@ class TestBrokenFolders:
 
     @pytest.mark.parametrize(
         "fields",
-        [{"name": None}, {"name": "a.b"}, {"name": ""}, {"name": 3}, {"name": "a/../b"}, {"hidden_size": None},
-         {"hidden_size": 0}, {"hidden_size": True}, {"hidden_size": "16"}, {"hidden_size": 10**12},
-         {"model_type": None}, {"model_type": ["gpt2"]}],
-    )  # fmt: skip
+        [
+            {"name": None},
+            {"name": "a.b"},
+            {"name": ""},
+            {"name": 3},
+            {"name": "a/../b"},
+            {"hidden_size": None},
+            {"hidden_size": 0},
+            {"hidden_size": True},
+            {"hidden_size": "16"},
+            {"hidden_size": 10**12},
+            {"model_type": None},
+            {"model_type": ["gpt2"]},
+        ],
+    )
     def test_fields_that_are_wrong(self, tmp_path: Path, fields: dict[str, Any]) -> None:
         with pytest.raises(InvalidManifest, match=next(iter(fields))):
             read_checkpoint(about(tmp_path, fields))
@@ -431,26 +463,32 @@ WRONG: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
         r"^Tensor 1\.output_adapters\.adapter_down\.0\.bias \[4\] is missing\.$",
     ),
     "a tensor too many": (
-        {"transformer.invertible_adapters.seq_bn.F.0.weight": torch.zeros(2)}, "invertible_adapters",
+        {"transformer.invertible_adapters.seq_bn.F.0.weight": torch.zeros(2)},
+        "invertible_adapters",
     ),
     "a tensor with and without prefix": (
-        {DOWN.removeprefix("transformer.").format("seq_bn"): torch.zeros(4, 16)}, "not expected",
+        {DOWN.removeprefix("transformer.").format("seq_bn"): torch.zeros(4, 16)},
+        "not expected",
     ),
     "several widths": (
-        {DOWN.format("seq_bn"): torch.zeros(8, 16)}, r"widths \(4 in 0.output_adapters.*8 in 1.output_adapters",
+        {DOWN.format("seq_bn"): torch.zeros(8, 16)},
+        r"widths \(4 in 0.output_adapters.*8 in 1.output_adapters",
     ),
     "a width for each layer": (
         {DOWN.replace("h.1", f"h.{i}").format("seq_bn"): torch.zeros(i + 1, 16) for i in range(500)},
         "^(?=.{,400}$).*496 more",
     ),
     "no width": (
-        {DOWN.replace("h.1", f"h.{i}").format("seq_bn"): torch.zeros(0, 16) for i in range(2)}, "0 wide",
+        {DOWN.replace("h.1", f"h.{i}").format("seq_bn"): torch.zeros(0, 16) for i in range(2)},
+        "0 wide",
     ),
     "a missing layer": (
-        {name: None for name in SEQ_BN if ".h.0." in name}, r"(is missing\.[^$]*){4}",
+        {name: None for name in SEQ_BN if ".h.0." in name},
+        r"(is missing\.[^$]*){4}",
     ),
     "not a number": (
-        {DOWN.format("seq_bn"): torch.full((4, 16), float("nan"))}, "64 values that are NaN",
+        {DOWN.format("seq_bn"): torch.full((4, 16), float("nan"))},
+        "64 values that are NaN",
     ),
     **{
         str(dtype): ({DOWN.format("seq_bn"): torch.zeros(4, 16, dtype=dtype)}, f"{dtype}(.|\n)*several dtypes")
@@ -458,10 +496,19 @@ WRONG: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {
     },
     **{
         f"a layer named {name!r}": ({name: torch.zeros(1)}, "")
-        for name in ("", "5", "5x.y", "²", "99999999999", "99999999999.output_adapters.x", "9999.output_adapters.x",
-                     "9999", DOWN.replace("h.1", "h.9999").format("seq_bn"))
+        for name in (
+            "",
+            "5",
+            "5x.y",
+            "²",
+            "99999999999",
+            "99999999999.output_adapters.x",
+            "9999.output_adapters.x",
+            "9999",
+            DOWN.replace("h.1", "h.9999").format("seq_bn"),
+        )
     },
-}  # fmt: skip
+}
 
 
 class TestWrongTensors:
@@ -528,9 +575,13 @@ class TestWriting:
         source = FIXTURES / family / kind
         checkpoint = read_checkpoint(source)
         files = checkpoint_files(
-            checkpoint.config, checkpoint.tensors, name=kind, model_type=family, model_name="base",
+            checkpoint.config,
+            checkpoint.tensors,
+            name=kind,
+            model_type=family,
+            model_name="base",
             safetensors=safetensors,
-        )  # fmt: skip
+        )
         folder = written(tmp_path / "back", files)
         same_checkpoint(read_checkpoint(folder), checkpoint)
         if family not in CAUSAL or kind in FOLDED:  # encoders are saved with and without the prefix
@@ -558,24 +609,39 @@ class TestWriting:
         safetensors=st.booleans(),
     )
     def test_there_and_back_is_the_same(
-        self, tmp_path_factory: pytest.TempPathFactory, structure: Any, residual: bool, activation: Any, scale: float,
-        width: int, hidden: int, layers: int, dtype: torch.dtype, family: str, safetensors: bool,
-    ) -> None:  # fmt: skip
+        self,
+        tmp_path_factory: pytest.TempPathFactory,
+        structure: Any,
+        residual: bool,
+        activation: Any,
+        scale: float,
+        width: int,
+        hidden: int,
+        layers: int,
+        dtype: torch.dtype,
+        family: str,
+        safetensors: bool,
+    ) -> None:
         config = BottleneckConfig(
-            structure=structure, bottleneck=width, activation=activation, scale=scale,
+            structure=structure,
+            bottleneck=width,
+            activation=activation,
+            scale=scale,
             input="residual" if structure == "parallel" or (residual and structure != "houlsby") else "module",
             trained_norms=structure != "houlsby",
-        )  # fmt: skip
+        )
         shape = shape_of(family).model_copy(update={"hidden_size": hidden, "num_layers": layers})
         generator = torch.Generator().manual_seed(width + 10 * hidden)
-        tensors = {name: torch.randn(s, generator=generator).to(dtype)
-                   for name, s in expected_tensors(config, shape).items()}  # fmt: skip
+        tensors = {
+            name: torch.randn(s, generator=generator).to(dtype) for name, s in expected_tensors(config, shape).items()
+        }
         files = checkpoint_files(config, tensors, name="x", model_type=family, safetensors=safetensors)
         found = read_checkpoint(written(tmp_path_factory.mktemp("law") / "c", files))
         assert found.config == config
         assert set(found.tensors) == set(tensors)
-        assert all(torch.equal(found.tensors[name], t) and found.tensors[name].dtype == dtype
-                   for name, t in tensors.items())  # fmt: skip
+        assert all(
+            torch.equal(found.tensors[name], t) and found.tensors[name].dtype == dtype for name, t in tensors.items()
+        )
 
     @given(hidden=st.integers(1, 5000), width=st.integers(1, 5000))
     def test_the_reduction_factor_gives_the_width(self, hidden: int, width: int) -> None:
@@ -585,12 +651,14 @@ class TestWriting:
 
     @pytest.mark.parametrize(
         ("family", "change", "reason"),
-        [("gpt2", {"structure": "parallel"}, "normed argument"),
-         ("gpt2", {"structure": "houlsby"}, "trained LayerNorms"),
-         ("gpt2", {"structure": "bapna_firat", "layer_norm_eps": 1e-6}, "epsilon 1e-05"),
-         ("bert", {"structure": "houlsby"}, "trained LayerNorms"),
-         ("bert", {"structure": "parallel", "input": "residual"}, "input 'module'")],
-    )  # fmt: skip
+        [
+            ("gpt2", {"structure": "parallel"}, "normed argument"),
+            ("gpt2", {"structure": "houlsby"}, "trained LayerNorms"),
+            ("gpt2", {"structure": "bapna_firat", "layer_norm_eps": 1e-6}, "epsilon 1e-05"),
+            ("bert", {"structure": "houlsby"}, "trained LayerNorms"),
+            ("bert", {"structure": "parallel", "input": "residual"}, "input 'module'"),
+        ],
+    )
     def test_what_the_library_cannot_express(self, family: str, change: dict[str, Any], reason: str) -> None:
         config = BottleneckConfig(**{"bottleneck": 4, "activation": "relu", **change})
         tensors = {name: torch.zeros(s) for name, s in expected_tensors(config, shape_of("gpt2")).items()}

@@ -63,8 +63,12 @@ def test_what_people_write_below_is_kept(ends: str) -> None:
         (
             "---\n# a comment\nlicense: apache-2.0\nlibrary_name: peft\nwidget:\n- text: hello\n"
             "tags:\n- law\n- us\nmetadata:\n  epochs: 3\n  note: it's fine\n---\n# Title\n\nBody\n",
-            Card(description="# Title\n\nBody", license="apache-2.0", tags=("law", "us"),
-                 metadata={"epochs": 3, "note": "it's fine"}),
+            Card(
+                description="# Title\n\nBody",
+                license="apache-2.0",
+                tags=("law", "us"),
+                metadata={"epochs": 3, "note": "it's fine"},
+            ),
         ),
         ("---\r\ntags: law\r\n---\r\n", Card(tags=("law",))),
         (
@@ -77,10 +81,18 @@ def test_what_people_write_below_is_kept(ends: str) -> None:
             "  note: >-\n    two lines\n    of one\n  said: 'it''s 5'\n  five: \"5\"\n  epochs: 5\n  lr: 1e-5\n"
             "  done: true\n  none: null\n  empty:\n---\ntext",
             Card(
-                description="text", license="apache-2.0", tags=("law", "us", "eu"),
+                description="text",
+                license="apache-2.0",
+                tags=("law", "us", "eu"),
                 metadata={
-                    "note": "two lines of one", "said": "it's 5", "five": "5", "epochs": 5, "lr": 1e-5, "done": True,
-                    "none": None, "empty": "",
+                    "note": "two lines of one",
+                    "said": "it's 5",
+                    "five": "5",
+                    "epochs": 5,
+                    "lr": 1e-5,
+                    "done": True,
+                    "none": None,
+                    "empty": "",
                 },
             ),
         ),
@@ -90,7 +102,7 @@ def test_what_people_write_below_is_kept(ends: str) -> None:
         ),
         ("---\nlicense: 2\ntags: [on, y]\n---\n", Card(license="2", tags=("on", "y"))),
     ],
-)  # fmt: skip
+)
 def test_yaml_as_people_write_it(text: str, card: Card) -> None:
     assert parse_card(text) == card
 

@@ -44,9 +44,15 @@ class TestRoundTrip:
         provenance = Provenance(init_hash=DIGEST, init_source="trained_here", init_seed=3, training={"lr": 0.001})
         card = Card(description="# Law\n\ntext", license="mit", tags=("a", "b"), metadata={"k": 1, "x": None})
         contents = AdapterContents(
-            config=CONFIG, domain="US law", weights=b"weights", base_model="tiny", base_fingerprint=DIGEST,
-            provenance=provenance, texts=["one", "zwei \u2028 drei"], card=card,
-        )  # fmt: skip
+            config=CONFIG,
+            domain="US law",
+            weights=b"weights",
+            base_model="tiny",
+            base_fingerprint=DIGEST,
+            provenance=provenance,
+            texts=["one", "zwei \u2028 drei"],
+            card=card,
+        )
         folder, again = (write_directory(tmp_path / name, contents) for name in ("law", "again"))
         assert [file.read_bytes() for file in sorted(folder.path.iterdir())] == [
             file.read_bytes() for file in sorted(again.path.iterdir())
@@ -160,10 +166,13 @@ class TestWriting:
         ("contents", "error", "sentence"),
         [
             ({"texts": ["ok", "\ud800"]}, InvalidSample, "surrogate"),
-            ({"texts": ["x"], "embeddings": (b"", EmbeddingsNote(encoder=DIGEST, unit="passage"))},
-             InvalidManifest, "not both"),
+            (
+                {"texts": ["x"], "embeddings": (b"", EmbeddingsNote(encoder=DIGEST, unit="passage"))},
+                InvalidManifest,
+                "not both",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_what_is_refused_before_anything_is_written(
         self, tmp_path: Path, contents: dict[str, Any], error: type[SoupError], sentence: str
     ) -> None:

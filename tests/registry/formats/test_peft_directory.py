@@ -130,9 +130,14 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.mark.parametrize(
     ("family", "option"),
-    [*[("gpt2", option) for option in OPTIONS], *[(family, "patterns") for family in CAUSAL if family != "gpt2"],
-     ("llama", "all-linear"), ("gpt_neox", "all-linear"), ("llama", "regex")],
-)  # fmt: skip
+    [
+        *[("gpt2", option) for option in OPTIONS],
+        *[(family, "patterns") for family in CAUSAL if family != "gpt2"],
+        ("llama", "all-linear"),
+        ("gpt_neox", "all-linear"),
+        ("llama", "regex"),
+    ],
+)
 def test_the_logits_are_pefts_there_and_back(
     bases: Callable[[str], LoadedBase], tmp_path: Path, family: str, option: str
 ) -> None:

@@ -44,9 +44,25 @@ def test_what_keeps_pythons_own_busy_is_over_at_once(source: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["(", ")", "a)", "a)|(b", "(?=a)", "(?<!a)b", r"(a)\1", "*", "[b-a]", "é", "\ud800", "a" * 2001, "a\\",
-     "a{2,1}", "((a{64}){64}){64}", ".{1000}" * 60],
-)  # fmt: skip
+    [
+        "(",
+        ")",
+        "a)",
+        "a)|(b",
+        "(?=a)",
+        "(?<!a)b",
+        r"(a)\1",
+        "*",
+        "[b-a]",
+        "é",
+        "\ud800",
+        "a" * 2001,
+        "a\\",
+        "a{2,1}",
+        "((a{64}){64}){64}",
+        ".{1000}" * 60,
+    ],
+)
 def test_what_is_not_read(source: str) -> None:
     for after_dot in (False, True):
         with pytest.raises(UnsupportedPatternError):
@@ -55,9 +71,29 @@ def test_what_is_not_read(source: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["a{,3}", "a{01}", "a{1,02}", "[[:alpha:]]", r"\z", r"\Z", r"\pN", r"\Qa.\E", r"\C", r"(a)\12", r"\x{41}",
-     "a++", "a*+", "a{2}+", "(?i)a", "(?U)a", "(?P<x>a)", "(?<x>a)", "(?>a)", "(?#a)"],
-)  # fmt: skip
+    [
+        "a{,3}",
+        "a{01}",
+        "a{1,02}",
+        "[[:alpha:]]",
+        r"\z",
+        r"\Z",
+        r"\pN",
+        r"\Qa.\E",
+        r"\C",
+        r"(a)\12",
+        r"\x{41}",
+        "a++",
+        "a*+",
+        "a{2}+",
+        "(?i)a",
+        "(?U)a",
+        "(?P<x>a)",
+        "(?<x>a)",
+        "(?>a)",
+        "(?#a)",
+    ],
+)
 def test_what_re2_reads_otherwise_than_python_is_not_read(source: str) -> None:
     with pytest.raises(UnsupportedPatternError):
         Pattern(source)
@@ -65,9 +101,17 @@ def test_what_re2_reads_otherwise_than_python_is_not_read(source: str) -> None:
 
 @pytest.mark.parametrize(
     ("source", "text"),
-    [("a{99}", "a" * 99), ("((((((a))))))", "a"), (r"\bmodel\.\b.*\D", "model.x"), (r"q\_proj\-\/", "q_proj-/"),
-     ("[]a]{2}", "]a"), (r"[^\W\d_]+", "abc"), (r"\Aa$", "a"), (r"a\\b\{,3}", r"a\b{,3}")],
-)  # fmt: skip
+    [
+        ("a{99}", "a" * 99),
+        ("((((((a))))))", "a"),
+        (r"\bmodel\.\b.*\D", "model.x"),
+        (r"q\_proj\-\/", "q_proj-/"),
+        ("[]a]{2}", "]a"),
+        (r"[^\W\d_]+", "abc"),
+        (r"\Aa$", "a"),
+        (r"a\\b\{,3}", r"a\b{,3}"),
+    ],
+)
 def test_what_both_read_alike(source: str, text: str) -> None:
     assert Pattern(source).matches(text)
     assert re.fullmatch(source, text)

@@ -33,17 +33,24 @@ def tensors(ranks: dict[str, int], *, sizes: tuple[int, int] = (8, 12)) -> dict[
 
 def base(linears: Collection[str], *, model_type: str = "llama", kind: BaseKind = "causal") -> BaseShape:
     return BaseShape(
-        fingerprint="sha256:" + "0" * 64, model_type=model_type, hidden_size=8, num_layers=12, context=64,
-        vocab_size=10, linears=dict.fromkeys(linears, (8, 12)), kind=kind,
-    )  # fmt: skip
+        fingerprint="sha256:" + "0" * 64,
+        model_type=model_type,
+        hidden_size=8,
+        num_layers=12,
+        context=64,
+        vocab_size=10,
+        linears=dict.fromkeys(linears, (8, 12)),
+        kind=kind,
+    )
 
 
 def said(**fields: Any) -> dict[str, Any]:
     return {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **fields}
 
 
-def refused(peft: dict[str, Any], shapes: dict[str, tuple[int, ...]], *words: str,
-            error: type[Exception] = InvalidManifest) -> None:  # fmt: skip
+def refused(
+    peft: dict[str, Any], shapes: dict[str, tuple[int, ...]], *words: str, error: type[Exception] = InvalidManifest
+) -> None:
     with pytest.raises(error) as found:
         lora_config(peft, shapes)
     problems = getattr(found.value, "problems", ())
@@ -124,16 +131,33 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "fields",
         [
-            {"use_dora": True}, {"bias": "all"}, {"bias": "lora_only"}, {"lora_bias": True}, {"modules_to_save": ["x"]},
-            {"layer_replication": [[0, 2]]}, {"target_parameters": ["x"]}, {"trainable_token_indices": [1]},
-            {"use_qalora": True}, {"alora_invocation_tokens": [1]}, {"megatron_config": {"a": 1}},
-            {"loftq_config": {"bits": 4}}, {"corda_config": {"a": 1}}, {"use_bdlora": {}, "arrow_config": {"a": 1}},
-            {"init_lora_weights": "pissa"}, {"init_lora_weights": "pissa_niter_16"}, {"init_lora_weights": "olora"},
-            {"init_lora_weights": "loftq"}, {"init_lora_weights": "corda"}, {"init_lora_weights": "lora_ga"},
-            {"init_lora_weights": 1}, {"task_type": "SEQ_CLS"}, {"some_new_field": 3}, {"ensure_weight_tying": True},
+            {"use_dora": True},
+            {"bias": "all"},
+            {"bias": "lora_only"},
+            {"lora_bias": True},
+            {"modules_to_save": ["x"]},
+            {"layer_replication": [[0, 2]]},
+            {"target_parameters": ["x"]},
+            {"trainable_token_indices": [1]},
+            {"use_qalora": True},
+            {"alora_invocation_tokens": [1]},
+            {"megatron_config": {"a": 1}},
+            {"loftq_config": {"bits": 4}},
+            {"corda_config": {"a": 1}},
+            {"use_bdlora": {}, "arrow_config": {"a": 1}},
+            {"init_lora_weights": "pissa"},
+            {"init_lora_weights": "pissa_niter_16"},
+            {"init_lora_weights": "olora"},
+            {"init_lora_weights": "loftq"},
+            {"init_lora_weights": "corda"},
+            {"init_lora_weights": "lora_ga"},
+            {"init_lora_weights": 1},
+            {"task_type": "SEQ_CLS"},
+            {"some_new_field": 3},
+            {"ensure_weight_tying": True},
         ],
         ids=str,
-    )  # fmt: skip
+    )
     def test_by_name(self, fields: dict[str, Any]) -> None:
         refused(said(**fields), ALL_FOUR, [field for field in fields if fields[field]][-1], error=UnknownMethod)
 
@@ -155,9 +179,7 @@ class TestRefusals:
         shapes = {**tensors({PATHS[0]: 6}), f"base_model.model.{PATHS[1]}.lora_A.weight": (4, 8)}
         peft = said(use_dora=True, bias="all", rank_pattern={"(?=x)": 2})
         ranks = "rank 6 in the weights and 4 in the configuration"
-        refused(
-            peft, shapes, "use_dora", "bias 'all'", "(?=x)", ranks, "lora_A and no lora_B", error=UnknownMethod
-        )  # fmt: skip
+        refused(peft, shapes, "use_dora", "bias 'all'", "(?=x)", ranks, "lora_A and no lora_B", error=UnknownMethod)
 
     @pytest.mark.parametrize(
         ("name", "shape", "word"),
@@ -183,12 +205,23 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("field", "value"),
         [
-            ("r", "8"), ("r", 0), ("r", 2.5), ("r", True), ("lora_alpha", float("inf")), ("lora_alpha", -1),
-            ("rank_pattern", [1]), ("alpha_pattern", {"q_proj": None}), ("target_modules", 3), ("target_modules", [3]),
-            ("layers_to_transform", "0"), ("use_rslora", 1), ("rank_pattern", {"(": 1}), ("rank_pattern", {"a**": 1}),
+            ("r", "8"),
+            ("r", 0),
+            ("r", 2.5),
+            ("r", True),
+            ("lora_alpha", float("inf")),
+            ("lora_alpha", -1),
+            ("rank_pattern", [1]),
+            ("alpha_pattern", {"q_proj": None}),
+            ("target_modules", 3),
+            ("target_modules", [3]),
+            ("layers_to_transform", "0"),
+            ("use_rslora", 1),
+            ("rank_pattern", {"(": 1}),
+            ("rank_pattern", {"a**": 1}),
         ],
         ids=str,
-    )  # fmt: skip
+    )
     def test_values_of_another_kind(self, field: str, value: Any) -> None:
         refused(said(**{field: value}), ALL_FOUR, field)
 
@@ -269,8 +302,9 @@ PART = st.sampled_from(["a", "b", "c_attn", "x_b"])
 MODULES = st.dictionaries(
     st.builds(lambda n, i, leaf: f"{n}.layers.{i}.{leaf}", PART, st.integers(0, 12), PART),
     st.builds(LoraModule, st.integers(1, 4), st.sampled_from([0.5, 1.0, 16.0])),
-    min_size=1, max_size=12,
-)  # fmt: skip
+    min_size=1,
+    max_size=12,
+)
 
 
 class TestWriting:
@@ -294,8 +328,9 @@ class TestWriting:
         assert (written["r"], written["rank_pattern"], written["lora_alpha"]) == (4, {"v_proj": 8}, 16)
         assert not written["fan_in_fan_out"]
         assert peft_config(config, shape=base([*PATHS, LAYER.format(2, "q_proj")]))["target_modules"] == [
-            *sorted(path for path in PATHS if "q_proj" in path), "v_proj",
-        ]  # fmt: skip
+            *sorted(path for path in PATHS if "q_proj" in path),
+            "v_proj",
+        ]
 
     def test_fan_in_fan_out_where_modules_are_conv1d(self) -> None:
         config = LoraConfig.of({"transformer.h.0.attn.c_attn": LoraModule(2, 1e9)})  # the largest alpha

@@ -104,9 +104,12 @@ def left(best, others, request=AUTO, *, ranked=True) -> dict[str, str]:
 def test_who_can_be_averaged_or_concatenated_stays():
     best = part(0, PFEIFFER, provenance=INIT)
     others = [
-        part(1, PFEIFFER, provenance=INIT), part(2, PFEIFFER), part(3, bottleneck("parallel")), part(4, lora()),
+        part(1, PFEIFFER, provenance=INIT),
+        part(2, PFEIFFER),
+        part(3, bottleneck("parallel")),
+        part(4, lora()),
         part(5, bottleneck("pfeiffer", 9), provenance=OTHER_INIT),
-    ]  # fmt: skip
+    ]
     found = left(best, others)
     assert set(found) == {"a3@1", "a4@1"}
     assert "'structure' differ" in found["a3@1"]
@@ -185,8 +188,9 @@ def test_ingredients_that_cancel_out_have_no_residual():
     one = tensors_of(config, 0)
     other = {name: -tensor if ".up." in name else tensor for name, tensor in one.items()}
     parts = [
-        part(0, config, "0.5", load=lambda: one), part(1, config, "0.5", load=lambda: other),
-    ]  # fmt: skip
+        part(0, config, "0.5", load=lambda: one),
+        part(1, config, "0.5", load=lambda: other),
+    ]
     exact = ExactMixture(config, SHAPE, EXACT)
     for each in parts:
         exact.watched(each).load()
@@ -208,9 +212,14 @@ def test_relative_cost_is_that_of_the_methods_paper():
     block = {"attn.c_attn": (768, 2304), "attn.c_proj": (768, 768), "mlp.c_fc": (768, 3072), "mlp.c_proj": (3072, 768)}
     linears = {f"transformer.h.{n}.{name}": size for n in range(12) for name, size in block.items()}
     shape = BaseShape(
-        fingerprint=BASE, model_type="gpt2", hidden_size=768, num_layers=12, context=1024, vocab_size=50257,
+        fingerprint=BASE,
+        model_type="gpt2",
+        hidden_size=768,
+        num_layers=12,
+        context=1024,
+        vocab_size=50257,
         linears=linears,
-    )  # fmt: skip
+    )
 
     def config(width: int) -> BottleneckConfig:
         return BottleneckConfig(structure="pfeiffer", bottleneck=width, activation="relu")

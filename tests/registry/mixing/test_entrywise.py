@@ -88,9 +88,9 @@ def test_an_adapter_loses_the_same_entries_whatever_it_is_mixed_with() -> None:
     one = replace(one, weight="0.5")
     found = [ours([one, other], DareMixing(seed=1)) for other in silent]
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
-    assert not torch.equal(found[0]["layers.0.ffn.up.weight"], ours([one, silent[0]], DareMixing())[
-        "layers.0.ffn.up.weight"
-    ])  # fmt: skip
+    assert not torch.equal(
+        found[0]["layers.0.ffn.up.weight"], ours([one, silent[0]], DareMixing())["layers.0.ffn.up.weight"]
+    )
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.123456789, 0.5, 0.75, 1.0]), st.floats(-0.95, 0.95))

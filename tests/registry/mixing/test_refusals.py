@@ -196,7 +196,7 @@ def test_what_cannot_be_mixed_is_refused_with_the_reason(parts, mixing, words: s
             for count in (1, 2)
         ],
     ],
-)  # fmt: skip
+)
 def test_nothing_else_is_said_than_what_is_against_it(parts, mixing, problems: list[str], advice: str) -> None:
     error = refused(parts, mixing)
     assert list(error.problems) == problems

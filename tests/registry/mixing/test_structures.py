@@ -102,9 +102,16 @@ def test_heads_are_linear_and_unions_have_their_members_residual() -> None:
 
 @pytest.mark.parametrize(
     ("config", "width"),
-    [(PREFIX, 0), (HEAD, 0), (MAM, 4), (TASK, 4), (UnionConfig(members=(lora(9), bottleneck("parallel", 5))), 9),
-     (FUSION, 4), (BankConfig(expert=bottleneck("pfeiffer")), 0)],
-)  # fmt: skip
+    [
+        (PREFIX, 0),
+        (HEAD, 0),
+        (MAM, 4),
+        (TASK, 4),
+        (UnionConfig(members=(lora(9), bottleneck("parallel", 5))), 9),
+        (FUSION, 4),
+        (BankConfig(expert=bottleneck("pfeiffer")), 0),
+    ],
+)
 def test_widths(config: AdapterConfig, width: int) -> None:
     assert config.width == width
 

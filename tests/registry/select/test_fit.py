@@ -396,9 +396,13 @@ class TestComingAndGoing:
         one, other = verbs.ready("acme/law"), verbs.ready("other/code", seed=1)
         verbs.ready("acme/lora", config=LORA)
         narrowed = [
-            {}, {"namespaces": ("acme",)}, {"method": "bottleneck"}, {"include_soups": True},
-            {"namespaces": ("other",)}, {"method": "lora"},
-        ]  # fmt: skip
+            {},
+            {"namespaces": ("acme",)},
+            {"method": "bottleneck"},
+            {"include_soups": True},
+            {"namespaces": ("other",)},
+            {"method": "lora"},
+        ]
         pools = [POOL.model_copy(update=fields) for fields in narrowed]
         for pool in pools:
             verbs.fit(pool, UniformSpec(), None)

@@ -47,10 +47,16 @@ def handmade(table: list[list[int]], means: list[list[float]] | None = None) -> 
     k = len(table)
     where = np.array(means or [[0, 0], [10, 0], [0, 10]][:k], dtype=np.float64)
     arrays = {
-        "projection_mean": np.zeros(2), "projection_components": np.eye(2), "weights": np.full(k, 1 / k),
-        "means": where, "precisions_cholesky": np.eye(2), "table": np.array(table, dtype=np.int64),
-        "domain_means": where, "whiten": np.eye(2), "own_distances": np.arange(1.0, 101.0),
-    }  # fmt: skip
+        "projection_mean": np.zeros(2),
+        "projection_components": np.eye(2),
+        "weights": np.full(k, 1 / k),
+        "means": where,
+        "precisions_cholesky": np.eye(2),
+        "table": np.array(table, dtype=np.int64),
+        "domain_means": where,
+        "whiten": np.eye(2),
+        "own_distances": np.arange(1.0, 101.0),
+    }
     members = [{"ref": f"t/d{i}@1", "digest": digest_for(f"d{i}"), "domain": f"d{i}"} for i in range(k)]
     meta = {"version": STATE_VERSION, "kind": "gmm", "spec": {}, "members": members, "report": {"warnings": []}}
     return GmmSelector.from_state(arrays, meta)
@@ -120,8 +126,10 @@ class TestPaperMode:
         sample = np.concatenate([nuisance((0, 9), 10, 50), nuisance((9, 0), 8, 51), nuisance((-9, -9), 2, 52)])
         selection = selector.rank(sample).selection()
         assert [(s.domain, s.score, s.weight) for s in selection.selected] == [
-            ("d0", 0.5, "0.333333334"), ("d1", 0.4, "0.333333333"), ("d2", 0.1, "0.333333333"),
-        ]  # fmt: skip
+            ("d0", 0.5, "0.333333334"),
+            ("d1", 0.4, "0.333333333"),
+            ("d2", 0.1, "0.333333333"),
+        ]
         assert sorted(selection.counts.values()) == [2, 8, 10]
         assert selection.thresholds == {"min_share": 0.1}
 
@@ -185,8 +193,9 @@ class TestOwnership:
         selection = selector.rank(sample, exclude={digest_for("d0"): "Retired."}).selection()
         assert [(s.domain, s.score) for s in selection.selected] == [("d1", 0.95)]
         assert [(e.domain, e.reason) for e in selection.left_out] == [
-            ("d2", "1 of the sample's 20 units, below 10 %."), ("d0", "Retired."),
-        ]  # fmt: skip
+            ("d2", "1 of the sample's 20 units, below 10 %."),
+            ("d0", "Retired."),
+        ]
 
     def test_order_is_by_count_then_label_and_no_unit_is_too_few_without_a_minimum_too(self) -> None:
         selector = handmade(APART)

@@ -51,19 +51,24 @@ MAM = {"method": "union", "members": [PREFIX, PFEIFFER]}
         ({"method": "adamix", "expert": {"method": "union", "members": [PFEIFFER, LORA]}}, "with or without a head"),
         ({"method": "adamix", "expert": {"method": "adamix", "expert": PFEIFFER}}, "'adamix'"),
         ({"method": "adamix", "expert": {"method": "union", "members": [PREFIX, HEAD]}}, "experts of a bank"),
-        ({"method": "adamix", "expert": {"method": "union", "members": [PFEIFFER | {"pruned": PRUNED}, HEAD]}},
-         "experts of a bank"),
+        (
+            {"method": "adamix", "expert": {"method": "union", "members": [PFEIFFER | {"pruned": PRUNED}, HEAD]}},
+            "experts of a bank",
+        ),
         ({"method": "adamix", "expert": PFEIFFER, "experts": 1}, "greater than or equal to 2"),
         (PFEIFFER | {"pruned": PRUNED | {"score": "best"}}, "'random'"),
     ],
-)  # fmt: skip
+)
 def test_what_no_adapter_is(said: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         CONFIGS.validate_python(said)
 
 
 def test_members_of_a_union_have_one_order_however_they_were_written() -> None:
-    one, other = (CONFIGS.validate_python(MAM | {"members": members}) for members in ([PREFIX, PFEIFFER, HEAD], [HEAD, PFEIFFER, PREFIX]))  # fmt: skip  # noqa: E501
+    one, other = (
+        CONFIGS.validate_python(MAM | {"members": members})
+        for members in ([PREFIX, PFEIFFER, HEAD], [HEAD, PFEIFFER, PREFIX])
+    )
     assert one == other
     assert one.identity() == other.identity()
 

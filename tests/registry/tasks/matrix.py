@@ -19,9 +19,7 @@ def stock(folder: Path, base: Path) -> None:
         for seed, domain in enumerate(WORDS):
             weights = adapter_weights(store._runtime, seed=seed)
             made = folder.parent / f"{folder.name}-{domain}"
-            write_directory(
-                made, AdapterContents(config=CONFIG, domain=domain, weights=weights, base_model="tiny")
-            )  # fmt: skip
+            write_directory(made, AdapterContents(config=CONFIG, domain=domain, weights=weights, base_model="tiny"))
             store.push(made, name=f"team/{domain}", texts=passages(domain, 30))
         store.fit("uniform")  # waits until the samples are embedded
 
@@ -29,7 +27,13 @@ def stock(folder: Path, base: Path) -> None:
 def known(store: Store) -> dict[tuple[str, str], tuple[Any, ...]]:
     """What is known, by adapter and sample: all figures, to the last bit."""
     return {
-        (one.adapter, one.sample_of): (one.mean_nll, one.base_mean_nll, one.difference, one.standard_error,
-                                       one.tokens, one.passages)
+        (one.adapter, one.sample_of): (
+            one.mean_nll,
+            one.base_mean_nll,
+            one.difference,
+            one.standard_error,
+            one.tokens,
+            one.passages,
+        )
         for one in store.client.evaluations()
-    }  # fmt: skip
+    }

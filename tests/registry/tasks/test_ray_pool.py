@@ -105,8 +105,28 @@ def command(tmp_path_factory: pytest.TempPathFactory, tiny_base_dir: Path) -> Ca
     (folder / "valid.jsonl").write_text("\n".join(LINES[40:]))
 
     def arguments(out: Path, *more: str, base: Path = tiny_base_dir) -> list[str]:
-        return ["train", "sweep", str(folder), "--base-folder", str(base), "--out", str(out), "--steps", "400", "--lr",
-                "1e-2,1e-3", "--seed", "1", "--batch", "2", "--block", "32", "--bottleneck", "4", *more]  # fmt: skip
+        return [
+            "train",
+            "sweep",
+            str(folder),
+            "--base-folder",
+            str(base),
+            "--out",
+            str(out),
+            "--steps",
+            "400",
+            "--lr",
+            "1e-2,1e-3",
+            "--seed",
+            "1",
+            "--batch",
+            "2",
+            "--block",
+            "32",
+            "--bottleneck",
+            "4",
+            *more,
+        ]
 
     return arguments
 
@@ -128,9 +148,12 @@ def files_in(out: Path) -> dict[str, dict[str, bytes]]:
 
 @pytest.mark.long
 def test_a_sweep_of_which_a_node_dies_makes_the_same_bytes_and_prints_nothing_but_json(
-    nodes: Nodes, command: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    nodes: Nodes,
+    command: Callable[..., list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """The node dies when each of the two has begun a cell; the cell begins again on the node that is left."""
     begun: set[int] = set()
 
@@ -150,8 +173,9 @@ def test_a_sweep_of_which_a_node_dies_makes_the_same_bytes_and_prints_nothing_bu
     assert (nodes.count, begun) == (1, {0, 1})
     rows = json.loads(capsys.readouterr().out)["data"]
     assert [(row["name"], row["state"]) for row in rows] == [
-        ("law-lr0.01-seed1", "trained"), ("law-lr0.001-seed1", "trained"),
-    ]  # fmt: skip
+        ("law-lr0.01-seed1", "trained"),
+        ("law-lr0.001-seed1", "trained"),
+    ]
     with one_thread():
         assert soup(command(tmp_path / "here")) == 0
     assert files_in(tmp_path / "out") == files_in(tmp_path / "here")
@@ -163,9 +187,13 @@ def test_a_sweep_of_which_a_node_dies_makes_the_same_bytes_and_prints_nothing_bu
 
 @pytest.mark.long
 def test_a_base_model_that_is_another_on_every_machine_ends_the_sweep(
-    nodes: Nodes, command: Callable[..., list[str]], tiny_base_dir: Path, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    nodes: Nodes,
+    command: Callable[..., list[str]],
+    tiny_base_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     task = partial(sweep.CellTask)
     monkeypatch.setattr(sweep, "CellTask", lambda entry, _, *more: task(entry, "sha256:" + "0" * 64, *more))
     assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}")) == 1
@@ -183,9 +211,12 @@ def test_a_base_model_that_is_another_on_every_machine_ends_the_sweep(
     ],
 )
 def test_what_is_no_pool_is_one_sentence(
-    command: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    on: tuple[str, ...], said: str,
-) -> None:  # fmt: skip
+    command: Callable[..., list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    on: tuple[str, ...],
+    said: str,
+) -> None:
     assert soup(command(tmp_path / "out", *on)) == 1
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -89,8 +89,9 @@ def test_signing_in_again_ends_the_session_before_and_no_other(sessions, databas
     with database.read() as catalogue:
         told = catalogue.audit.list(None, limit=2, cursor=None).rows
     assert [(row.action, row.key_id, row.subject) for row in told] == [
-        ("session.begin", other_id, other_id), ("session.end", other_id, key_id),
-    ]  # fmt: skip
+        ("session.begin", other_id, other_id),
+        ("session.end", other_id, key_id),
+    ]
     sessions.begin(others, "r", instead_of="x" * 43)
 
 

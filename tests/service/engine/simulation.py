@@ -24,9 +24,15 @@ def handle(name: str, size: int = 1) -> LoadableAdapter | None:
 
 
 def generate(
-    length: int = 3, *, n: int = 1, adapter: str = "-", tokens: int = 4, base: str = "b", namespace: str | None = None,
+    length: int = 3,
+    *,
+    n: int = 1,
+    adapter: str = "-",
+    tokens: int = 4,
+    base: str = "b",
+    namespace: str | None = None,
     owner: str | None = None,
-) -> GenerateRequest:  # fmt: skip
+) -> GenerateRequest:
     params = SamplingParams(max_tokens=tokens, n=n)
     return GenerateRequest(base, (1,) * length, handle(adapter), params, namespace=namespace, owner=owner)
 
@@ -57,9 +63,12 @@ class Simulation:
     """Runs a scheduler as the engine does, without a model: a choice generates `max_tokens` tokens."""
 
     def __init__(
-        self, scheduler: Scheduler, *, adapter_bytes: int | None = None,
+        self,
+        scheduler: Scheduler,
+        *,
+        adapter_bytes: int | None = None,
         loaded: Callable[[SequenceGroup], bool] = lambda _work: True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.scheduler = scheduler
         self.adapter_bytes = adapter_bytes
         self.loaded = loaded

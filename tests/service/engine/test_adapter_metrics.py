@@ -88,8 +88,11 @@ def test_the_engine_counts_by_adapter(base: LoadedBase, monkeypatch: pytest.Monk
         for label, figures in found.items()
     }
     assert counts == {
-        "base": (3, 0, 1, 1), one.digest: (10, 0, 1, 1), two.digest: (1, 5, 1, 1), "other": (0, 0, 0, 0),
-    }  # fmt: skip
+        "base": (3, 0, 1, 1),
+        one.digest: (10, 0, 1, 1),
+        two.digest: (1, 5, 1, 1),
+        "other": (0, 0, 0, 0),
+    }
     for label in ("base", one.digest):
         assert 0 < found[label].first_token_seconds < found[label].seconds
     figures = engine.counters()
@@ -110,5 +113,10 @@ def test_hits_loads_and_evictions_tell_whether_the_bank_is_large_enough(base: Lo
         return tuple(figures[f"adapter_{name}_total"] for name in ("hits", "loads", "evictions"))
 
     assert [ask(seed) for seed in (0, 0, 1, 0, 2, 1)] == [
-        (0, 1, 0), (1, 1, 0), (1, 2, 0), (2, 2, 0), (2, 3, 1), (2, 4, 2),
-    ]  # fmt: skip
+        (0, 1, 0),
+        (1, 1, 0),
+        (1, 2, 0),
+        (2, 2, 0),
+        (2, 3, 1),
+        (2, 4, 2),
+    ]

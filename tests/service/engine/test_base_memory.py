@@ -266,10 +266,12 @@ class TestAdapters:
     @example(  # two bases fit, but not with an adapter: neither fails because somebody uses the other base
         [
             (base_id, 9, seed, steps)
-            for number in range(3) for base_id in "ab" for seed, steps in ((None, 0), (1, number))
+            for number in range(3)
+            for base_id in "ab"
+            for seed, steps in ((None, 0), (1, number))
         ],
         19 + SIZE,
-    )  # fmt: skip
+    )
     @settings(max_examples=8)
     @given(
         st.lists(
@@ -453,11 +455,19 @@ print(cache.loaded, before - mib() > 40)
 RECURRENT = {
     "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "context_length": 64, "max_position_embeddings": 64},
     "jamba": {
-        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "intermediate_size": 48, "max_position_embeddings": 64, "num_experts": 2, "attn_layer_offset": 1,
-        "attn_layer_period": 2, "mamba_dt_rank": 4, "use_mamba_kernels": False,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "num_experts": 2,
+        "attn_layer_offset": 1,
+        "attn_layer_period": 2,
+        "mamba_dt_rank": 4,
+        "use_mamba_kernels": False,
     },
-}  # fmt: skip
+}
 
 
 class TestTheTrial:

@@ -105,9 +105,11 @@ class Client:
             )
             return ticket, lambda done: self.check(done.result(120).nll[0] < done.result(120).nll[1], bird, "score")
         params = SamplingParams(
-            max_tokens=int(draw.integers(1, 7)), temperature=float(draw.choice([0.0, 1.0])), n=int(draw.integers(1, 3)),
+            max_tokens=int(draw.integers(1, 7)),
+            temperature=float(draw.choice([0.0, 1.0])),
+            n=int(draw.integers(1, 3)),
             seed=int(draw.integers(99)),
-        )  # fmt: skip
+        )
         gone = threading.Event()
 
         def hear(delta: Delta) -> None:

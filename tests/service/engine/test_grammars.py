@@ -75,35 +75,42 @@ STRINGS = st.one_of(
     st.just({"type": "string"}),
     st.builds(
         lambda least, more: {"type": "string", "minLength": least, "maxLength": least + more},
-        st.integers(0, 4), st.integers(0, 4),
+        st.integers(0, 4),
+        st.integers(0, 4),
     ),
     st.sampled_from([r"^[a-c]{2,5}$", r"^\d", r'^"\\?$', r"^(yes|no)$", "^é+$", r"^\w+ \w+$", "^(x|y)"]).map(
         lambda pattern: {"type": "string", "pattern": pattern}
     ),
     st.sampled_from(["date", "time", "date-time", "uuid", "ipv4"]).map(lambda form: {"type": "string", "format": form}),
-)  # fmt: skip
+)
 JSON_VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-99, 99) | TEXT,
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXT, inner, max_size=2),
     max_leaves=4,
 )
 PLAIN = st.one_of(
-    STRINGS, numbers("integer"), numbers("number"),
+    STRINGS,
+    numbers("integer"),
+    numbers("number"),
     st.sampled_from(["null", "boolean"]).map(lambda kind: {"type": kind}),
     JSON_VALUES.map(lambda value: {"const": value}),
     st.lists(JSON_VALUES, min_size=1, max_size=3).map(lambda values: {"enum": values}),
-    st.just({"type": ["string", "null", "integer"]}), st.just({}), st.just(True),
-)  # fmt: skip
+    st.just({"type": ["string", "null", "integer"]}),
+    st.just({}),
+    st.just(True),
+)
 
 
 def arrays(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.one_of(
         st.builds(
             lambda item, least, more: {"type": "array", "items": item, "minItems": least, "maxItems": least + more},
-            inner, st.integers(0, 2), st.integers(0, 2),
+            inner,
+            st.integers(0, 2),
+            st.integers(0, 2),
         ),
         st.builds(lambda first: {"type": "array", "prefixItems": first, "items": False}, st.lists(inner, max_size=2)),
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -124,18 +131,27 @@ SCHEMAS = st.recursive(
     max_leaves=5,
 ).filter(lambda schema: isinstance(schema, dict))
 LINKED = {
-    "$defs": {"node": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
-                                                        "n": {"type": "integer"}}, "required": ["next", "n"]}},
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}, "n": {"type": "integer"}},
+            "required": ["next", "n"],
+        }
+    },
     "$ref": "#/$defs/node",
-}  # fmt: skip
+}
 ONE_OF = {
     "oneOf": [
-        {"type": "object", "properties": {"kind": {"const": kind}, kind: {"type": "boolean"}},
-         "required": ["kind", kind], "additionalProperties": False}
+        {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, kind: {"type": "boolean"}},
+            "required": ["kind", kind],
+            "additionalProperties": False,
+        }
         for kind in ("cat", "dog")
     ],
     "discriminator": {"propertyName": "kind"},
-}  # fmt: skip
+}
 
 
 def written(base: BaseText, grammar: Grammar, seed: int, *, free: int = 25, most: int = 400) -> str:
@@ -274,8 +290,14 @@ class TestEngine:
 
 
 class TestChoose:
-    @given(st.integers(0, 2**32), st.sets(st.integers(0, 39), min_size=1), st.sampled_from([0.0, 1.0, 50.0]),
-           st.sampled_from([None, 1, 5]), st.sampled_from([0.2, 1.0]), st.sampled_from([0.0, 0.5]))  # fmt: skip
+    @given(
+        st.integers(0, 2**32),
+        st.sets(st.integers(0, 39), min_size=1),
+        st.sampled_from([0.0, 1.0, 50.0]),
+        st.sampled_from([None, 1, 5]),
+        st.sampled_from([0.2, 1.0]),
+        st.sampled_from([0.0, 0.5]),
+    )
     def test_only_what_is_allowed_is_drawn(
         self, seed: int, kept: set[int], temperature: float, top_k: int | None, top_p: float, min_p: float
     ) -> None:
@@ -395,16 +417,26 @@ class TestRefusals:
             {"type": "string", "pattern": "^(" + "|".join(f".*{c}.{{20}}" for c in "abcdefgh") + ")*$"},
             {"type": "array", "items": {"type": "integer"}, "minItems": 10**9},
             {"type": "string", "minLength": 10**9, "maxLength": 10**12},
-            {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
-             "$ref": "#/$defs/a"},
-            {"$defs": {"x": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/x"}, "maxItems": most}
-                                       for most in range(30)]}}, "$ref": "#/$defs/x"},
+            {
+                "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
+                "$ref": "#/$defs/a",
+            },
+            {
+                "$defs": {
+                    "x": {
+                        "anyOf": [
+                            {"type": "array", "items": {"$ref": "#/$defs/x"}, "maxItems": most} for most in range(30)
+                        ]
+                    }
+                },
+                "$ref": "#/$defs/x",
+            },
             {"const": [[[[[[[[]]]]]]]] * 500},
             {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
             {"properties": {name: {"type": "string", "maxLength": 60_000} for name in "abc"}, "required": ["a", "b"]},
             chained(300, 0),
         ],
-    )  # fmt: skip
+    )
     def test_hostile_schemas_are_followed_or_refused(
         self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any]
     ) -> None:
@@ -430,9 +462,11 @@ class TestGrammars:
         """As long strings as may be asked for, written to their ends, each with other characters."""
         names = [f"p{number}" for number in range(5)]
         schema = {
-            "type": "object", "required": names, "additionalProperties": False,
+            "type": "object",
+            "required": names,
+            "additionalProperties": False,
             "properties": {name: {"type": "string", "maxLength": 996 + at} for at, name in enumerate(names)},
-        }  # fmt: skip
+        }
         grammar = compiled(grammars, base, schema)
         alone = [written(base, compiled(grammars, base, schema), seed, free=9000, most=9000) for seed in range(4)]
         assert [written(base, grammar, seed, free=9000, most=9000) for seed in range(4)] == alone
@@ -441,9 +475,10 @@ class TestGrammars:
         grammars, schema = Grammars(), validate_schema({"type": "integer"})
         other = load_text(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "other", seed=3, vocab_size=290))))
         one, two, three = (
-            grammars.compile(base, (0,), schema), grammars.compile(base, (0, 5), schema),
+            grammars.compile(base, (0,), schema),
+            grammars.compile(base, (0, 5), schema),
             grammars.compile(other, (0,), schema),
-        )  # fmt: skip
+        )
         assert (len(one.first), len(three.first)) == (300, 290)
         walk, ends = GrammarState(two), GrammarState(one)
         digit = base.tokenize("7", bos=False)[0]
@@ -480,9 +515,13 @@ class TestTokenizers:
 
         words = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "ab", "é", '"', '{"', "}"]
         tokenizer = Tokenizer(
-            models.BPE({word: n for n, word in enumerate(words)}, [("▁", "a"), ("a", "b"), ("{", '"')][:2],
-                       byte_fallback=True, unk_token="</s>")
-        )  # fmt: skip
+            models.BPE(
+                {word: n for n, word in enumerate(words)},
+                [("▁", "a"), ("a", "b"), ("{", '"')][:2],
+                byte_fallback=True,
+                unk_token="</s>",
+            )
+        )
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
         tokenizer.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

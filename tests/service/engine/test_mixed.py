@@ -118,9 +118,15 @@ class Text:
     def task(self, world: World, length: int, *, kept: bool = True) -> ForwardTask:
         end = self.done + length
         return ForwardTask(
-            self.ids[self.done : end], self.done, adapter=world.ready[self.adapter], sequence=self if kept else None,
-            next_id=self.ids[end] if end < len(self.ids) else None, needs_logits=True, needs_nll=True, reserve=end,
-        )  # fmt: skip
+            self.ids[self.done : end],
+            self.done,
+            adapter=world.ready[self.adapter],
+            sequence=self if kept else None,
+            next_id=self.ids[end] if end < len(self.ids) else None,
+            needs_logits=True,
+            needs_nll=True,
+            reserve=end,
+        )
 
     def check(self, world: World, own: Tensor | None = None) -> None:
         """What was found is what it gets alone: `own` (tokens, vocabulary), computed here where it is not given."""

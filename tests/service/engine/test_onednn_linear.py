@@ -23,9 +23,13 @@ pytestmark = pytest.mark.skipif(not can_reorder(torch.float32, "cpu"), reason="t
 
 
 @given(
-    rows=st.integers(0, 70), inputs=st.integers(2, 80), outputs=st.integers(2, 80), seed=st.integers(0, 99),
-    bias=st.booleans(), strided=st.booleans(),
-)  # fmt: skip
+    rows=st.integers(0, 70),
+    inputs=st.integers(2, 80),
+    outputs=st.integers(2, 80),
+    seed=st.integers(0, 99),
+    bias=st.booleans(),
+    strided=st.booleans(),
+)
 def test_it_computes_what_a_linear_layer_computes(
     rows: int, inputs: int, outputs: int, seed: int, bias: bool, strided: bool
 ) -> None:

@@ -19,9 +19,16 @@ Ids = tuple[int, ...]
 
 
 def sequence(
-    ids: Ids, *, namespace: str | None = "a", adapter: str | None = None, base: str = "b", index: int = 0,
-    done: int | None = None, before: int = 0, request: Request | None = None,
-) -> Sequence:  # fmt: skip
+    ids: Ids,
+    *,
+    namespace: str | None = "a",
+    adapter: str | None = None,
+    base: str = "b",
+    index: int = 0,
+    done: int | None = None,
+    before: int = 0,
+    request: Request | None = None,
+) -> Sequence:
     """A sequence that has computed all its tokens but the newest, or `done` of them."""
     handle = None if adapter is None else LoadableAdapter(adapter, CONFIG, dict)
     asked = request or GenerateRequest(base, ids, handle, SamplingParams(n=index + 1), namespace=namespace)
@@ -49,8 +56,11 @@ class TestFinding:
         [text], _ = kept.take_changes()
         assert text.ids == long(49)
         for ids, shared in (
-            (long(100), 49), (long(49), 48), ((*long(37), 999, *long(9)), 37), (long(BLOCK_SIZE + 1), BLOCK_SIZE),
-        ):  # fmt: skip
+            (long(100), 49),
+            (long(49), 48),
+            ((*long(37), 999, *long(9)), 37),
+            (long(BLOCK_SIZE + 1), BLOCK_SIZE),
+        ):
             assert kept.find(sequence(ids)) == (text, shared)
         for ids in (long(BLOCK_SIZE), (999, *long(60)), (*long(BLOCK_SIZE - 1), 999, *long(30))):
             assert kept.find(sequence(ids)) == (None, 0)

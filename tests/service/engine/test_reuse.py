@@ -33,9 +33,14 @@ def engine_of(base: LoadedBase, **limits: object) -> Engine:
 
 
 def ask(
-    engine: Engine, prompt: Sequence[int], *, namespace: str | None = "a", adapter: LoadableAdapter | None = None,
-    params: SamplingParams | None = None, base: str = "tiny",
-) -> tuple[tuple[int, ...], int]:  # fmt: skip
+    engine: Engine,
+    prompt: Sequence[int],
+    *,
+    namespace: str | None = "a",
+    adapter: LoadableAdapter | None = None,
+    params: SamplingParams | None = None,
+    base: str = "tiny",
+) -> tuple[tuple[int, ...], int]:
     """What the first choice of a request is answered, and how many tokens of its prompt were taken over."""
     request = GenerateRequest(base, tuple(prompt), adapter, params or greedy(4), namespace=namespace)
     [found] = answered(engine, request)
@@ -83,9 +88,12 @@ class Conversations:
         beginning = self.texts[self.draw.integers(len(self.texts))][: self.draw.integers(1, 45)]
         adapter = self.adapters[self.draw.integers(len(self.adapters))]
         params = SamplingParams(
-            max_tokens=int(self.draw.integers(0, 5)), temperature=0.0, logprobs=0, n=int(self.draw.integers(1, 3)),
+            max_tokens=int(self.draw.integers(0, 5)),
+            temperature=0.0,
+            logprobs=0,
+            n=int(self.draw.integers(1, 3)),
             prompt_logprobs=bool(self.draw.random() < 0.1),
-        )  # fmt: skip
+        )
         namespace = [None, "a", "b"][self.draw.integers(3)]
         prompt = (*beginning, *self.tokens(int(self.draw.integers(1, 6))))
         return GenerateRequest("tiny", prompt, adapter, params, namespace=namespace)
@@ -143,10 +151,12 @@ def check_reuse(request: GenerateRequest, ticket: Ticket, others: Sequence[Gener
         assert request.namespace is not None
         assert not request.params.prompt_logprobs
         assert any(
-            other is not request and other.namespace == request.namespace and other.adapter is request.adapter
+            other is not request
+            and other.namespace == request.namespace
+            and other.adapter is request.adapter
             and other.prompt[:BLOCK_SIZE] == request.prompt[:BLOCK_SIZE]
             for other in others
-        )  # fmt: skip
+        )
 
 
 def test_a_second_request_of_every_structure_computes_what_it_does_not_share(world: World) -> None:
@@ -177,8 +187,10 @@ class TestWhoShares:
     def test_a_namespace_has_its_own_unless_the_operator_shares_with_all_or_none(self, base: LoadedBase) -> None:
         namespace_alone, all_keys, off = [0, 0, 39, 0, 0], [0, 39, 39, 0, 0], [0, 0, 0, 0, 0]
         for limits, reused in (
-            ({}, namespace_alone), ({"share_prompts": "all"}, all_keys), ({"share_prompts": "off"}, off),
-        ):  # fmt: skip
+            ({}, namespace_alone),
+            ({"share_prompts": "all"}, all_keys),
+            ({"share_prompts": "off"}, off),
+        ):
             engine = engine_of(base, **limits)
             found = [ask(engine, self.prompt, namespace=namespace)[1] for namespace in ("a", "b", "a", None, None)]
             assert found == reused

@@ -74,11 +74,14 @@ def drawn_alone(logits: torch.Tensor, params: SamplingParams, stream: RandomStre
 def sampling() -> st.SearchStrategy[SamplingParams]:
     return st.builds(
         SamplingParams,
-        temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]), top_p=st.sampled_from([0.3, 0.9, 1.0]),
-        top_k=st.sampled_from([None, 1, 5, 100]), min_p=st.sampled_from([0.0, 0.2]),
-        repetition_penalty=st.sampled_from([1.0, 1.5]), presence_penalty=st.sampled_from([0.0, 1.0]),
+        temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+        top_p=st.sampled_from([0.3, 0.9, 1.0]),
+        top_k=st.sampled_from([None, 1, 5, 100]),
+        min_p=st.sampled_from([0.0, 0.2]),
+        repetition_penalty=st.sampled_from([1.0, 1.5]),
+        presence_penalty=st.sampled_from([0.0, 1.0]),
         logit_bias=st.sampled_from([(), ((3, 5.0),)]),
-    )  # fmt: skip
+    )
 
 
 class TestChoose:

@@ -358,8 +358,10 @@ class TestPieces:
         scheduler.add([generate(25, tokens=1)])
         segments = [step.segments[0] for step in drain(Simulation(scheduler))]
         assert [(one.start, one.length, one.output) for one in segments] == [
-            (0, 10, "nothing"), (10, 10, "nothing"), (20, 5, "next"),
-        ]  # fmt: skip
+            (0, 10, "nothing"),
+            (10, 10, "nothing"),
+            (20, 5, "next"),
+        ]
 
     def test_a_long_text_goes_in_pieces_beside_streams_and_whole_without(self) -> None:
         scheduler = scheduler_of(tokens=100, pace=20)

@@ -37,9 +37,12 @@ def world(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
         for base_id in BASES:
             for seed, domain in enumerate(DOMAINS):
                 pushed = world.push(
-                    f"{base_id}/{domain}", seed=seed, domain=domain, base_model=base_id,
+                    f"{base_id}/{domain}",
+                    seed=seed,
+                    domain=domain,
+                    base_model=base_id,
                     sample={"texts": passages(domain, 20)},
-                )  # fmt: skip
+                )
                 finish(world, pushed["job"])
         yield world
 
@@ -125,7 +128,14 @@ def test_a_pool_is_over_one_base(world: World) -> None:
         assert answer.status_code == 200, answer.text
         refs = [one["ref"] for one in answer.json()["selection"]["selected"]]
         assert [ref.split("@")[0] for ref in refs] == [f"{base_id}/kitchen"]
-        soup = post(world, "/v1/soups", sample=sample, pool={"base_model": base_id}, wait=120, verify=True,
-                    selector={"kind": "uniform"})  # fmt: skip
+        soup = post(
+            world,
+            "/v1/soups",
+            sample=sample,
+            pool={"base_model": base_id},
+            wait=120,
+            verify=True,
+            selector={"kind": "uniform"},
+        )
         assert soup.status_code in {200, 201}, soup.text
         assert soup.json()["recipe"]["base_fingerprint"] == world.runtime.bases[base_id].shape.fingerprint

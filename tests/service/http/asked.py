@@ -20,9 +20,13 @@ class Asked:
         self.body = b""
         sent = {"content_type": "application/json", **headers}
         self.scope: dict[str, Any] = {
-            "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
             "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in sent.items()],
-        }  # fmt: skip
+        }
 
     async def receive(self) -> Message:
         piece = next(self.pieces, None)

@@ -135,9 +135,15 @@ def test_an_alias_moves_by_compare_and_set(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("alias", "body", "status"),
-    [("2", {"version": 1}, 400), ("Best", {"version": 1}, 400), ("best", {"version": 9}, 404),
-     ("best", {"version": 0}, 400), ("best", {}, 400), ("-best", {"version": 1}, 400)],
-)  # fmt: skip
+    [
+        ("2", {"version": 1}, 400),
+        ("Best", {"version": 1}, 400),
+        ("best", {"version": 9}, 404),
+        ("best", {"version": 0}, 400),
+        ("best", {}, 400),
+        ("-best", {"version": 1}, 400),
+    ],
+)
 def test_bad_aliases(world: World, alias: str, body: Any, status: int) -> None:
     world.push("acme/named")
     assert world.client.put(f"/v1/adapters/acme/named/aliases/{alias}", json=body).status_code == status

@@ -79,9 +79,17 @@ def test_only_calls_that_need_it_take_large_bodies() -> None:
     routes = [route for module in ROUTES for route in module.router.routes if isinstance(route, CheckedRoute)]
     large = {route.name for route in routes if limit_of(route.endpoint) is not SMALL}
     assert large == {
-        "push_adapter", "cook_soup", "select_adapters", "perplexity", "embeddings", "completions", "chat_completions",
-        "tokenize", "detokenize", "route",
-    }  # fmt: skip
+        "push_adapter",
+        "cook_soup",
+        "select_adapters",
+        "perplexity",
+        "embeddings",
+        "completions",
+        "chat_completions",
+        "tokenize",
+        "detokenize",
+        "route",
+    }
 
 
 # --- what it holds --------------------------------------------------------------------------------

@@ -96,9 +96,15 @@ def test_a_key_without_any_needed_scope_is_403(world: World) -> None:
 
 PASSAGES = [f"passage number {number}" for number in range(25)]
 UNKNOWN = {
-    "digest": DIGEST, "id": "sel-0000000000000000", "ns": "nobody", "name": "nothing", "alias": "best",
-    "file": "README.md", "revision": "best", "path": "README.md",
-}  # fmt: skip
+    "digest": DIGEST,
+    "id": "sel-0000000000000000",
+    "ns": "nobody",
+    "name": "nothing",
+    "alias": "best",
+    "file": "README.md",
+    "revision": "best",
+    "path": "README.md",
+}
 BLOB = b"a blob of the namespace foreign"
 
 

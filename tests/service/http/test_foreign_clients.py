@@ -41,10 +41,14 @@ def test_what_its_users_call_works(live: Live, digest: str, client: str) -> None
     assert found["chat"] == chat.choices[0].message.content
     assert "".join(found["stream"]) == found["chat"]
     assert found["digest"] == digest
-    assert found["usage"].items() >= {
-        "input_tokens": chat.usage.prompt_tokens, "output_tokens": chat.usage.completion_tokens,
-        "total_tokens": chat.usage.total_tokens,
-    }.items()  # fmt: skip
+    assert (
+        found["usage"].items()
+        >= {
+            "input_tokens": chat.usage.prompt_tokens,
+            "output_tokens": chat.usage.completion_tokens,
+            "total_tokens": chat.usage.total_tokens,
+        }.items()
+    )
     plain = openai.completions.create(model=MODEL, prompt=HELLO, temperature=0, max_tokens=6)
     assert found["completion"] == plain.choices[0].text
     vectors = [one.embedding for one in openai.embeddings.create(model="base/tiny", input=TEXTS).data]

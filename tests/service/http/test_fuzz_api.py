@@ -77,9 +77,12 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
     job, selector = {"path_parameters": {"id": known["job"]}}, {"path_parameters": {"id": known["selector"]}}
     weights = base64.b64encode(adapter_weights(world.runtime, seed=11)).decode()
     manifest = {
-        "name": "acme/new", "domain": "new", "base_model": BASE_ID, "config": CONFIG.model_dump(),
+        "name": "acme/new",
+        "domain": "new",
+        "base_model": BASE_ID,
+        "config": CONFIG.model_dump(),
         "files": {"adapter_model.safetensors": {"base64": weights}},
-    }  # fmt: skip
+    }
     model = {"model": "acme/code"}
     return {
         "GET /healthz": {},

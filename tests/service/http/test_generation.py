@@ -235,10 +235,17 @@ def test_a_client_that_reads_nothing_stops_its_generation(world: World, held: He
     with serving(world.app, Settings(answer_seconds=0.3), send_buffer=4096) as port, socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.connect(("127.0.0.1", port))
-        body = json.dumps({
-            "model": "tiny", "prompt": "a b", "n": 16, "max_tokens": 50, "logprobs": 5, "stream": True,
-            "temperature": 0,
-        })  # fmt: skip
+        body = json.dumps(
+            {
+                "model": "tiny",
+                "prompt": "a b",
+                "n": 16,
+                "max_tokens": 50,
+                "logprobs": 5,
+                "stream": True,
+                "temperature": 0,
+            }
+        )
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {world.admin}\r\n"
         length = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         one.sendall((head + length + body).encode())

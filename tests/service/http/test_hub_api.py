@@ -30,9 +30,28 @@ WEIGHTS, CONFIG, CARD = "adapter_model.safetensors", "adapter_config.json", "REA
 SETTINGS = {"page_size": 3, "max_page_size": 3}
 PASSAGES = [f"The court held that contract {number} was void." for number in range(25)]
 ODD = [
-    "..", ".", "%2e%2e", "..%2f..%2fetc", "a%20b", "%00", "%0d%0aset-cookie:x", "%ff%fe", "%c3%a9", "0", "-1", "9" * 40,
-    "f" * 40, "0" * 40, "MAIN", "refs%2Fheads%2Fmain", "prod@1", "1.0", "%c2%b2", "sha256:" + "0" * 64, "x" * 3000,
-]  # fmt: skip
+    "..",
+    ".",
+    "%2e%2e",
+    "..%2f..%2fetc",
+    "a%20b",
+    "%00",
+    "%0d%0aset-cookie:x",
+    "%ff%fe",
+    "%c3%a9",
+    "0",
+    "-1",
+    "9" * 40,
+    "f" * 40,
+    "0" * 40,
+    "MAIN",
+    "refs%2Fheads%2Fmain",
+    "prod@1",
+    "1.0",
+    "%c2%b2",
+    "sha256:" + "0" * 64,
+    "x" * 3000,
+]
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +123,23 @@ class TestFiles:
     @pytest.mark.parametrize(
         "name",
         [
-            "../../admin.key", "..%2f..%2fadmin.key", "%2e%2e/%2e%2e/admin.key", "/etc/passwd", "%2fetc%2fpasswd", "",
-            f"./{CARD}", f"{CARD}/", f"{CARD}%00", "config.json", "1_Pooling/config.json", "..%5c..%5cadmin.key",
-            "%c3%a9.json", "adapter_model.bin", "x" * 3000,
+            "../../admin.key",
+            "..%2f..%2fadmin.key",
+            "%2e%2e/%2e%2e/admin.key",
+            "/etc/passwd",
+            "%2fetc%2fpasswd",
+            "",
+            f"./{CARD}",
+            f"{CARD}/",
+            f"{CARD}%00",
+            "config.json",
+            "1_Pooling/config.json",
+            "..%5c..%5cadmin.key",
+            "%c3%a9.json",
+            "adapter_model.bin",
+            "x" * 3000,
         ],
-    )  # fmt: skip
+    )
     def test_no_other_file_is_there(self, acme: World, live: Live, name: str) -> None:
         """Whatever is asked for is looked up among five names: nothing of it is ever a path."""
         for method in ("GET", "HEAD"):

@@ -48,9 +48,11 @@ def law(world: World) -> World:
 
 @pytest.fixture(scope="module")
 def hub(
-    law: World, live: Live, tmp_path_factory: pytest.TempPathFactory,
+    law: World,
+    live: Live,
+    tmp_path_factory: pytest.TempPathFactory,
     record_testsuite_property: Callable[[str, object], None],
-) -> Iterator[HubSession]:  # fmt: skip
+) -> Iterator[HubSession]:
     """A client with a key that reads acme."""
     session = HubSession(live.url, law.key(["read"], ["acme"]), tmp_path_factory.mktemp("hub"))
     for name, version in session.ask("versions").items():
@@ -84,8 +86,12 @@ def test_a_snapshot_is_a_folder_that_the_cache_knows(law: World, hub: HubSession
     assert folder.parent.parent == hub.home / "hub" / "models--acme--law"
     assert (folder.parent.parent / "refs" / "prod").read_text() == folder.name
     assert sorted(one.name for one in folder.iterdir()) == [
-        CARD, CONFIG, WEIGHTS, "samples.jsonl", "soup.json",
-    ]  # fmt: skip
+        CARD,
+        CONFIG,
+        WEIGHTS,
+        "samples.jsonl",
+        "soup.json",
+    ]
     assert (folder / WEIGHTS).read_bytes() == lora_weights(law, seed=1)
     assert (folder / WEIGHTS).resolve().name == hashlib.sha256(lora_weights(law, seed=1)).hexdigest()
     again = hub.ask("snapshot_download", repo_id="acme/law", revision=folder.name)

@@ -41,9 +41,15 @@ def bias(live: Live) -> dict[str, int]:
 
 def test_an_object(live: Live, bias: dict[str, int]) -> None:
     answer = live.openai().chat.completions.create(
-        model="chatty", messages=HELLO[1:], response_format={"type": "json_object"}, max_tokens=40, n=4, seed=1,
-        logit_bias=bias, temperature=20,
-    )  # fmt: skip
+        model="chatty",
+        messages=HELLO[1:],
+        response_format={"type": "json_object"},
+        max_tokens=40,
+        n=4,
+        seed=1,
+        logit_bias=bias,
+        temperature=20,
+    )
     ended = [choice for choice in answer.choices if choice.finish_reason == "stop"]
     assert ended
     assert all(isinstance(json.loads(choice.message.content or ""), dict) for choice in ended)
@@ -59,9 +65,15 @@ def test_a_model_of_pydantic(live: Live, bias: dict[str, int]) -> None:
 
 def test_completions_of_several_prompts(live: Live) -> None:
     answer = live.openai().completions.create(
-        model="tiny", prompt=["The fox", "A soup"], max_tokens=30, n=2, best_of=3, seed=2, echo=True,
+        model="tiny",
+        prompt=["The fox", "A soup"],
+        max_tokens=30,
+        n=2,
+        best_of=3,
+        seed=2,
+        echo=True,
         extra_body={"response_format": asked({"const": "soup"})},
-    )  # fmt: skip
+    )
     assert [choice.text for choice in answer.choices] == [
         f'{front}"soup"' for front in ("The fox", "A soup") for _ in "ab"
     ]

@@ -52,9 +52,16 @@ class TestChange:
 
     @pytest.mark.parametrize(
         "body",
-        [{}, {"name": None}, {"scopes": []}, {"namespaces": []}, {"namespaces": ["base"]},
-         {"expires_at": "2020-01-01T00:00:00Z"}, {"secret": "x"}],
-    )  # fmt: skip
+        [
+            {},
+            {"name": None},
+            {"scopes": []},
+            {"namespaces": []},
+            {"namespaces": ["base"]},
+            {"expires_at": "2020-01-01T00:00:00Z"},
+            {"secret": "x"},
+        ],
+    )
     def test_what_no_key_can_be_is_refused(self, world: World, body: dict[str, Any]) -> None:
         assert change(world, make(world)["id"], **body).status_code == 400
 

@@ -70,9 +70,10 @@ def ahead(**gap: float) -> str:
 
 def test_the_last_admin_key_of_all_namespaces_that_lasts_is_not_revoked(world: World) -> None:
     lasting = [
-        one["id"] for one in world.client.get("/v1/keys").json()["data"]
+        one["id"]
+        for one in world.client.get("/v1/keys").json()["data"]
         if one["namespaces"] is None and "admin" in one["scopes"] and not one["revoked_at"] and not one["expires_at"]
-    ]  # fmt: skip
+    ]
     for others in ({"expires_at": ahead(days=1)}, {"namespaces": ["team"]}):
         assert make(world, scopes=["admin"], **others).status_code == 201
     for id in lasting[1:]:

@@ -93,8 +93,10 @@ def test_every_call_that_infers_is_limited_and_passes_when_it_was_told(world: Wo
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
     error = refused.json()["error"]
     assert (error["code"], error["type"], error["param"]) == (
-        "rate_limit_exceeded", "rate_limit_error", "requests_per_minute"
-    )  # fmt: skip
+        "rate_limit_exceeded",
+        "rate_limit_error",
+        "requests_per_minute",
+    )
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
     assert world.client.get(f"/v1/keys/{one.id}/limits").json()["in_use"]["requests_per_minute"] == 2
     clock.now += 29
@@ -178,9 +180,11 @@ def test_a_schema_is_compiled_for_who_was_admitted_and_one_that_cannot_be_costs_
     schema = {"type": "integer", "minimum": 2, "maximum": 1}
     said = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
     body = {
-        "model": "tiny", "max_tokens": 20, **said,
+        "model": "tiny",
+        "max_tokens": 20,
+        **said,
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
-    }  # fmt: skip
+    }
     for _ in range(2):
         refused = one.post(path, body)
         assert (refused.status_code, refused.headers["x-ratelimit-remaining-tokens"]) == (400, "1000")
@@ -302,8 +306,10 @@ def test_limits_are_shown_changed_in_part_and_audited(world: World) -> None:
     assert found["in_use"] == {**quotas, "requests_per_minute": 0, "tokens_per_minute": None}
     entry = world.client.get("/v1/audit", params={"subject": one.id, "limit": 1}).json()["data"][0]
     assert (entry["action"], entry["detail"]["limits"], entry["detail"]["before"]["jobs"]) == (
-        "key.limits", found["limits"], 2
-    )  # fmt: skip
+        "key.limits",
+        found["limits"],
+        2,
+    )
     namespace = world.client.get("/v1/namespaces/untouched/limits").json()
     assert (namespace["limits"]["jobs"], namespace["in_force"]["jobs"]) == (None, 50), "the server's default"
 

@@ -75,8 +75,14 @@ def tensors_of(world: World, base_id: str, config: AdapterConfig, seed: int = 1)
 def manifest(world: World, name: str, base_id: str, config: AdapterConfig, **more: Any) -> dict[str, Any]:
     data = save_tensors(tensors_of(world, base_id, config, more.pop("seed", 1)))
     files = {"adapter_model.safetensors": {"base64": base64.b64encode(data).decode()}}
-    return {"name": name, "domain": "tests", "base_model": base_id, "config": config.model_dump(mode="json"),
-            "files": files, **more}  # fmt: skip
+    return {
+        "name": name,
+        "domain": "tests",
+        "base_model": base_id,
+        "config": config.model_dump(mode="json"),
+        "files": files,
+        **more,
+    }
 
 
 def pushed(world: World, name: str, base_id: str, config: AdapterConfig, **more: Any) -> dict[str, Any]:
@@ -170,10 +176,22 @@ def test_heads_and_banks_are_no_candidates(world: World) -> None:
 def test_a_soup_for_an_encoder_is_chosen_and_not_verified(world: World) -> None:
     same = {"init_hash": "sha256:" + "1" * 64, "init_source": "declared"}
     for seed, (name, domain) in enumerate((("lab/bert-cook", "kitchen"), ("lab/bert-judge", "court")), 5):
-        pushed(world, name, "bert", PFEIFFER, domain=domain, sample={"texts": passages(domain, 20)}, seed=seed,
-               provenance=same)  # fmt: skip
-    how: dict[str, Any] = {"sample": {"texts": passages("kitchen", 20, seed=3)}, "pool": {"base_model": "bert"},
-                           "selector": {"kind": "cosine", "encoder": "base"}, "wait": 100}  # fmt: skip
+        pushed(
+            world,
+            name,
+            "bert",
+            PFEIFFER,
+            domain=domain,
+            sample={"texts": passages(domain, 20)},
+            seed=seed,
+            provenance=same,
+        )
+    how: dict[str, Any] = {
+        "sample": {"texts": passages("kitchen", 20, seed=3)},
+        "pool": {"base_model": "bert"},
+        "selector": {"kind": "cosine", "encoder": "base"},
+        "wait": 100,
+    }
     by_all = how | {"selector": {"kind": "uniform"}}
     assert "'bert' is an encoder: set 'verify' to false" in refusal(post(world, "/v1/soups", **by_all))
     [one] = answered(post(world, "/v1/select", **how, options={"single": True}))["selection"]["selected"]

@@ -22,9 +22,13 @@ def change(world: World, ns: str, tuning: str, secret: str | None = None, **head
 
 def test_the_defaults_are_there_before_anything_is(world: World) -> None:
     assert answered(world.client.get("/v1/namespaces/untouched")) == {
-        "object": "namespace", "namespace": "untouched", "tuning": "allow", "protected_aliases": [],
-        "unnamed_soup_days": None, "etag": "allow-0",
-    }  # fmt: skip
+        "object": "namespace",
+        "namespace": "untouched",
+        "tuning": "allow",
+        "protected_aliases": [],
+        "unnamed_soup_days": None,
+        "etag": "allow-0",
+    }
 
 
 def test_what_is_changed_is_read_and_audited(world: World) -> None:

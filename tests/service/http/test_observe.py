@@ -133,8 +133,10 @@ def test_the_log_has_the_details_of_an_internal_error_of_ours(client: TestClient
     assert (answer.status_code, answer.json()["error"]["message"]) == (500, problems.INTERNAL_MESSAGE)
     failed, _request = parsed(lines)
     assert (failed["request_id"], failed["error"], failed["detail"]) == (
-        "r-3", "Internal", "The blob folder has no adapter 7.",
-    )  # fmt: skip
+        "r-3",
+        "Internal",
+        "The blob folder has no adapter 7.",
+    )
     assert (failed["cause"], failed["cause_errno"]) == ("OSError", "ENOSPC")
     assert any("test_observe" in place for place in failed["where"])
     assert SECRET not in lines.getvalue()
@@ -175,9 +177,13 @@ def test_the_engines_counters_are_read_when_asked(metrics: Metrics) -> None:
     assert "soup_engine_queue_depth 3.0" in text
     assert "soup_engine_tokens_total 41.0" in text
     for line in (
-        "generated_tokens_total{label} 7.0", "scored_tokens_total{label} 9.0", "first_token_seconds_count{label} 2.0",
-        "first_token_seconds_sum{label} 0.5", "answer_seconds_count{label} 3.0", "answer_seconds_sum{label} 4.0",
-    ):  # fmt: skip
+        "generated_tokens_total{label} 7.0",
+        "scored_tokens_total{label} 9.0",
+        "first_token_seconds_count{label} 2.0",
+        "first_token_seconds_sum{label} 0.5",
+        "answer_seconds_count{label} 3.0",
+        "answer_seconds_sum{label} 4.0",
+    ):
         assert "soup_engine_adapter_" + line.replace("{label}", '{adapter="base"}') in text
     assert 'soup_engine_adapter_generated_tokens_total{adapter="sha256:ab"} 0.0' in text
 

@@ -105,10 +105,21 @@ def test_what_is_wrong_is_refused_in_one_sentence(live: Live, ask: dict[str, Any
 
 def test_fields_that_ask_for_nothing_are_taken(live: Live) -> None:
     live.openai().chat.completions.create(
-        model="chatty", messages=HELLO, max_tokens=1, tools=[], tool_choice="none", response_format={"type": "text"},
-        parallel_tool_calls=True, user="me", modalities=["text"], presence_penalty=0, store=False,
-        safety_identifier="me", prompt_cache_key="mine", reasoning_effort="none",
-    )  # fmt: skip
+        model="chatty",
+        messages=HELLO,
+        max_tokens=1,
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        parallel_tool_calls=True,
+        user="me",
+        modalities=["text"],
+        presence_penalty=0,
+        store=False,
+        safety_identifier="me",
+        prompt_cache_key="mine",
+        reasoning_effort="none",
+    )
 
 
 def test_an_adapter_of_another_base_of_the_same_files_is_served_with_its_own(live: Live) -> None:

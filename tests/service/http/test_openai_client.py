@@ -219,10 +219,19 @@ def test_every_field_that_openai_has_is_known_by_name(openais: type, ours: type[
 
 def test_fields_that_ask_for_nothing_are_taken(live: Live) -> None:
     live.openai().completions.create(
-        model="tiny", prompt="a", max_tokens=1, user="somebody", presence_penalty=0, frequency_penalty=0.0,
-        logit_bias={}, best_of=1, suffix=None, stop=None, logprobs=None,
+        model="tiny",
+        prompt="a",
+        max_tokens=1,
+        user="somebody",
+        presence_penalty=0,
+        frequency_penalty=0.0,
+        logit_bias={},
+        best_of=1,
+        suffix=None,
+        stop=None,
+        logprobs=None,
         extra_body={"service_tier": "auto", "store": False, "metadata": {"run": "1"}},
-    )  # fmt: skip
+    )
 
 
 def test_what_is_drawn_can_be_steered(openai_client: Any) -> None:

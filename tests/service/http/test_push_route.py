@@ -130,7 +130,7 @@ def test_a_pickle_is_not_opened(world: World, good: bytes, way: str) -> None:
         ({"card": {"metadata": {"k" * 129: 1}}}, 400, "invalid_parameter", "129 characters; the most is 128"),
         ({"extra": 1}, 400, "invalid_parameter", "'extra' is not known"),
     ],
-)  # fmt: skip
+)
 def test_one_sentence(world: World, good: bytes, fields: Any, status: int, code: str, sentence: str) -> None:
     refused(world, manifest(good, **fields), status, code, sentence)
 

@@ -43,9 +43,14 @@ class Harness:
 
     def score(self, context: list[int], continuation: list[int]) -> Score:
         body = {
-            "model": self.model, "prompt": self.prompt(context + continuation), "temperature": 0, "max_tokens": 1,
-            "logprobs": 1, "seed": 1234, "echo": True,
-        }  # fmt: skip
+            "model": self.model,
+            "prompt": self.prompt(context + continuation),
+            "temperature": 0,
+            "max_tokens": 1,
+            "logprobs": 1,
+            "seed": 1234,
+            "echo": True,
+        }
         (choice,) = self.post("/v1/completions", body)["choices"]
         values = choice["logprobs"]["token_logprobs"][len(context) : -1]
         tops = choice["logprobs"]["top_logprobs"][len(context) : -1]
@@ -63,9 +68,13 @@ class Harness:
 
     def generate(self, context: str) -> str:
         body = {
-            "prompt": [self.encode(context)] if self.ids else context, "model": self.model, "max_tokens": 8,
-            "temperature": 0, "stop": ["\n\n", self.info["eos_token"]], "seed": 1234,
-        }  # fmt: skip
+            "prompt": [self.encode(context)] if self.ids else context,
+            "model": self.model,
+            "max_tokens": 8,
+            "temperature": 0,
+            "stop": ["\n\n", self.info["eos_token"]],
+            "seed": 1234,
+        }
         return str(self.post("/v1/completions", body)["choices"][0]["text"])
 
 

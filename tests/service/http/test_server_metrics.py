@@ -64,8 +64,12 @@ def test_errors_by_code_of_routes_gate_and_framework(world: World) -> None:
     world.client.get("/v1/nothing-at-all")
     world.client.delete("/v1/perplexity")
     assert {code: count(code) - before[code] for code in codes} == {
-        "not_found": 2, "unauthenticated": 1, "invalid_parameter": 1, "method_not_allowed": 1, "damaged_blob": 0,
-    }  # fmt: skip
+        "not_found": 2,
+        "unauthenticated": 1,
+        "invalid_parameter": 1,
+        "method_not_allowed": 1,
+        "damaged_blob": 0,
+    }
 
 
 def test_disk_blobs_keys_process_and_readiness_are_there(world: World) -> None:

@@ -130,19 +130,25 @@ def test_a_request_has_its_tree(live: Live, collected: Callable[..., Collector])
     usage, about = answer.json()["usage"], said(request)
     assert about["soup.key"].startswith("key-")
     assert about == {
-        "http.method": "POST", "http.route": "/v1/completions", "http.status_code": 200,
-        "soup.request_id": "wanted-id", "soup.key": about["soup.key"],
-    }  # fmt: skip
+        "http.method": "POST",
+        "http.route": "/v1/completions",
+        "http.status_code": 200,
+        "soup.request_id": "wanted-id",
+        "soup.key": about["soup.key"],
+    }
     (select, *_) = (one for one in found.below(request) if one.name == "SELECT")
     assert said(select)["db.system"] in {"sqlite", "postgresql"}
     (engine,) = (one for one in found.below(request) if one.name == "engine")
     about = said(engine)
     queue, first = about["soup.queue_seconds"], about["soup.first_token_seconds"]
     assert about == {
-        "soup.base_model": "tiny", "soup.end": "finished", "soup.queue_seconds": queue,
+        "soup.base_model": "tiny",
+        "soup.end": "finished",
+        "soup.queue_seconds": queue,
         "soup.first_token_seconds": first,
-        "gen_ai.usage.input_tokens": usage["prompt_tokens"], "gen_ai.usage.output_tokens": usage["completion_tokens"],
-    }  # fmt: skip
+        "gen_ai.usage.input_tokens": usage["prompt_tokens"],
+        "gen_ai.usage.output_tokens": usage["completion_tokens"],
+    }
     assert 0 < queue < first < (engine.end_time_unix_nano - engine.start_time_unix_nano) / 1e9
     assert request.start_time_unix_nano <= engine.start_time_unix_nano
 
@@ -195,9 +201,10 @@ def test_what_fails_says_its_kind_and_not_what_was_sent(live: Live, collected: C
         told.append((span.name, said(span)["error.type"]))
         assert span.status.code == Status.STATUS_CODE_UNSET, "a mistake of the client's is none of the server's"
     assert told == [
-        ("GET /v1/adapters/{ns}/{name}", "invalid_parameter"), ("GET /v1/models", "unauthenticated"),
+        ("GET /v1/adapters/{ns}/{name}", "invalid_parameter"),
+        ("GET /v1/models", "unauthenticated"),
         ("GET", "not_found"),
-    ]  # fmt: skip
+    ]
     for secret in (b"zebra", b"sk-soup-", b"SELECT ", b"FROM", b"soup.db", b"127.0.0.1"):
         assert secret not in found.bytes, secret
     assert live.world.admin.encode() not in found.bytes

@@ -166,9 +166,7 @@ def test_any_split_gives_the_same_blob(world: World, data: bytes, cuts: set[int]
         last = parts.pop()
     for start, part in parts:
         assert patch(world, path, part, start).status_code == 202
-    body = {} if last is None else {
-        "content": last[1], "headers": {"content-range": f"{last[0]}-{len(data) - 1}"}
-    }  # fmt: skip
+    body = {} if last is None else {"content": last[1], "headers": {"content-range": f"{last[0]}-{len(data) - 1}"}}
     assert put(world, path, data, **body).status_code == 201
     assert world.client.get(f"/v1/blobs/{digest_of(data)}").content == data
 
@@ -399,9 +397,11 @@ class TestDisks:
         folder.rename(folder.with_name("elsewhere"))
         try:
             for answer in (
-                world.client.post(UPLOADS), world.client.get(path),
-                patch(world, path, b"x", 4), put(world, path, b"held"),
-            ):  # fmt: skip
+                world.client.post(UPLOADS),
+                world.client.get(path),
+                patch(world, path, b"x", 4),
+                put(world, path, b"held"),
+            ):
                 assert "mount it or put it back" in refused(answer, 503, "unavailable")
         finally:
             folder.with_name("elsewhere").rename(folder)

@@ -74,9 +74,11 @@ class Stage:
 
     def runner(self, *, start: bool = True, sole_owner: bool = True, **settings: Any) -> JobRunner:
         services = SimpleNamespace(
-            settings=self.settings.model_copy(update=settings), registry=Registry(self.database, MemoryBlobs()),
-            jobs=JobBoard(), tracing=None,
-        )  # fmt: skip
+            settings=self.settings.model_copy(update=settings),
+            registry=Registry(self.database, MemoryBlobs()),
+            jobs=JobBoard(),
+            tracing=None,
+        )
         runner = JobRunner(services, sole_owner=sole_owner)  # type: ignore[arg-type]
         self.runners.append(runner)
         if start:

@@ -67,9 +67,14 @@ def put(world: World, data: bytes, key: str | None = None) -> str:
 def asked(world: World, name: str, **changes: Any) -> dict[str, Any]:
     """A request that trains."""
     return {
-        "name": name, "domain": "law", "base_model": BASE_ID, "texts": put(world, lines(TEXTS)),
-        "valid": put(world, lines(VALID)), "spec": SPEC, **changes,
-    }  # fmt: skip
+        "name": name,
+        "domain": "law",
+        "base_model": BASE_ID,
+        "texts": put(world, lines(TEXTS)),
+        "valid": put(world, lines(VALID)),
+        "spec": SPEC,
+        **changes,
+    }
 
 
 def started(world: World, body: dict[str, Any], key: str | None = None) -> dict[str, Any]:
@@ -196,9 +201,14 @@ def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_and_pushe
     ],
 )
 def test_after_a_signal_the_next_server_goes_on_with_it(
-    tiny_base_dir: Path, tmp_path: Path, uninterrupted: Trained, beside: InChild, told: list[dict[str, Any]],
-    how: signal.Signals, attempts: int,
-) -> None:  # fmt: skip
+    tiny_base_dir: Path,
+    tmp_path: Path,
+    uninterrupted: Trained,
+    beside: InChild,
+    told: list[dict[str, Any]],
+    how: signal.Signals,
+    attempts: int,
+) -> None:
     data, bases = tmp_path / "data", write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     with one_server(data, bases) as first, SoupClient(first.url, KEY) as client:
         blobs = {name: client.upload(lines(texts)) for name, texts in (("texts", TEXTS), ("valid", VALID))}

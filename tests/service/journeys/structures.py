@@ -199,16 +199,29 @@ STRUCTURES = {
     "stranger": Structure(write_stranger, CONCAT, side_by_side, "averaging was not possible", ([4, 4], 8)),
     "pruned": Structure(write_pruned, AVERAGE, averaged, "average", ([4, 4], 4), "declared"),
     "lora": Structure(
-        write_lora, CONCAT, updated, "2 adapters by concat: LoRAs are mixed exactly, whatever they started from.",
-        ([2, 4], 6), pulled=loaded_by_peft,
+        write_lora,
+        CONCAT,
+        updated,
+        "2 adapters by concat: LoRAs are mixed exactly, whatever they started from.",
+        ([2, 4], 6),
+        pulled=loaded_by_peft,
     ),
     "bank": Structure(
-        write_bank("pfeiffer"), reason="the mean of its 3 experts", widths=([4], 4), init_source="trained_here",
-        makes="adapter", **MERGE,
+        write_bank("pfeiffer"),
+        reason="the mean of its 3 experts",
+        widths=([4], 4),
+        init_source="trained_here",
+        makes="adapter",
+        **MERGE,
     ),
     "lora_bank": Structure(
-        write_bank("lora"), reason="the mean of its 3 experts", widths=([2], 2), init_source="trained_here",
-        makes="adapter", pulled=loaded_by_peft, **MERGE,
+        write_bank("lora"),
+        reason="the mean of its 3 experts",
+        widths=([2], 2),
+        init_source="trained_here",
+        makes="adapter",
+        pulled=loaded_by_peft,
+        **MERGE,
     ),
-}  # fmt: skip
+}
 """By name, which is also the namespace that they are pushed to."""

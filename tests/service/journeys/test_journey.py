@@ -116,8 +116,9 @@ def test_a_recipe_is_cooked_once_and_says_what_came_of_it(stocked: Live, name: s
     assert structure.reason in soup["reason"]
     report = soup["report"]
     assert (report["method"], sorted(report["width_in"]), report["width_out"]) == (
-        structure.mixing["method"], *structure.widths
-    )  # fmt: skip
+        structure.mixing["method"],
+        *structure.widths,
+    )
     answer = mixed(stocked, name)
     again = answer.json()
     assert (answer.status_code, again["cached"]) == (200, True)

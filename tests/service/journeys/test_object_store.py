@@ -59,9 +59,13 @@ def keys(url: str) -> list[str]:
 
 
 def test_what_was_acknowledged_before_kill_9_another_server_serves_and_finishes_with_an_empty_cache(
-    object_store: ObjectStore, postgres: Postgres, allowlist: Path, tiny_base_dir: Path, tmp_path: Path,
+    object_store: ObjectStore,
+    postgres: Postgres,
+    allowlist: Path,
+    tiny_base_dir: Path,
+    tmp_path: Path,
     proxy: FaultProxy,
-) -> None:  # fmt: skip
+) -> None:
     """Killed amid an embedding, a cook and a push: jobs are done by whoever is left when their lease is out.
 
     The push is nowhere and is pushed again, and nobody's text is left.

@@ -78,8 +78,11 @@ def test_migrate_needs_no_data_folder_and_disturbs_nobodys(
 ) -> None:
     assert cli.run(["migrate", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "object": "migration", "before": None, "after": migrations.head(), "backup": None,
-    }  # fmt: skip
+        "object": "migration",
+        "before": None,
+        "after": migrations.head(),
+        "backup": None,
+    }
     assert not settings.data.exists()
     runtime = Runtime(settings)
     runtime.start()

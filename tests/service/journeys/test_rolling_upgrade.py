@@ -198,8 +198,9 @@ def each_does_what_the_other_sees(fleet: Fleet, known: str) -> None:
         assert found["old"] == [{field: row[field] for field in fields} for row in found["new"]]
 
         upload(fleet, here, there, f"sent to the {here} one".encode() * 100)
-    listed = [sorted(one["id"] for one in answered(fleet.clients[version].get("/v1/models"))["data"])
-              for version in VERSIONS]  # fmt: skip
+    listed = [
+        sorted(one["id"] for one in answered(fleet.clients[version].get("/v1/models"))["data"]) for version in VERSIONS
+    ]
     assert listed[0] == listed[1]
     assert {"acme/by-old", "acme/by-new"} <= {one.partition("@")[0] for one in listed[0]}
 

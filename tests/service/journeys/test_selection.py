@@ -340,8 +340,12 @@ def test_a_client_learns_what_to_embed_with_from_the_base_model(stocked, http):
     card, base = http.get("/v1/models/tiny").json(), stocked.world.runtime.bases["tiny"]
     assert card["fingerprint"] == base.shape.fingerprint
     assert card["architecture"] == {
-        "model_type": "gpt2", "layers": 2, "hidden_size": 32, "key_value_heads": 2, "head_size": 16,
-    }  # fmt: skip
+        "model_type": "gpt2",
+        "layers": 2,
+        "hidden_size": 32,
+        "key_value_heads": 2,
+        "head_size": 16,
+    }
     assert {one["digest"]: (one["name"], one["unit"], one["dimensions"]) for one in card["encoders"]} == {
         digest: (one.name, one.unit, one.dimensions) for digest, one in base.encoders().items()
     }

@@ -16,10 +16,20 @@ NUL, LONG, HUGE = "a\x00b", "x" * 5000, "9" * 40
 STRANGE = [NUL, LONG, HUGE, "%_\\", "'; DROP TABLE adapters; --", "ÄÖ\u200b\ufeff\U0001f9c2\x7f", "-1"]
 FILTERS = ("q", "domain", "tag", "method", "base_model", "kind")
 PATHS = (
-    "/v1/adapters/{}/law", "/v1/adapters/acme/{}", "/v1/adapters/acme/law@{}",
-    "/v1/adapters?cursor={}", "/v1/jobs/{}", "/v1/jobs?kind={}", "/v1/jobs?state={}", "/v1/jobs?cursor={}",
-    "/v1/selectors/{}", "/v1/audit?cursor={}", "/v1/models/{}", "/v1/blobs/{}", "/v1/adapters/acme/law/aliases/{}",
-)  # fmt: skip
+    "/v1/adapters/{}/law",
+    "/v1/adapters/acme/{}",
+    "/v1/adapters/acme/law@{}",
+    "/v1/adapters?cursor={}",
+    "/v1/jobs/{}",
+    "/v1/jobs?kind={}",
+    "/v1/jobs?state={}",
+    "/v1/jobs?cursor={}",
+    "/v1/selectors/{}",
+    "/v1/audit?cursor={}",
+    "/v1/models/{}",
+    "/v1/blobs/{}",
+    "/v1/adapters/acme/law/aliases/{}",
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

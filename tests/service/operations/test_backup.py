@@ -203,8 +203,9 @@ class TestBackup:
         code.symlink_to(tmp_path / "moved")
         done = backed_up(verbs, folder)
         assert {(one.digest, one.problem) for one in done.unsound} == {
-            (law, "damaged"), (f"sha256:{code.name}", "unreadable"),
-        }  # fmt: skip
+            (law, "damaged"),
+            (f"sha256:{code.name}", "unreadable"),
+        }
         assert ("weights of acme/law@1",) in [one.named_by for one in done.unsound]
         settings = target(tmp_path / "other")
         assert len(restore(settings, folder, replace=False, progress=silent).manifest.lacking) == 2

@@ -76,8 +76,9 @@ class TestWhatIsFound:
         }
         sizes_only = found(verbs, whole=False)
         assert {digest: problem for digest, (problem, _) in sizes_only.items()} == {
-            selector.state_blob: "damaged", soup.weights_blob: "missing",
-        }  # fmt: skip
+            selector.state_blob: "damaged",
+            soup.weights_blob: "missing",
+        }
 
     def test_uploads_that_nothing_is_made_of_and_what_no_row_names(self, verbs):
         upload, request = verbs.blobs.put_bytes(b"an upload"), verbs.blobs.put_bytes(b"a request")

@@ -48,9 +48,11 @@ def ray_nodes(count: int) -> Iterator[Nodes]:
     """A head that runs nothing, and so many nodes of one CPU each."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.service.ray_serving.ray_nodes", str(count)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env=with_token(RAY_prestart_worker_first_driver="0"),  # a replica has variables of its own, and takes none
-    )  # fmt: skip
+    )
     try:
         assert process.stdout is not None
         yield Nodes(process.stdout.readline().strip(), process)
@@ -71,8 +73,11 @@ def main(count: int) -> None:
     from ray.cluster_utils import Cluster
 
     common: dict[str, Any] = {
-        "object_store_memory": STORE, "include_dashboard": False, "node_ip_address": HOST, "include_log_monitor": False,
-    }  # fmt: skip
+        "object_store_memory": STORE,
+        "include_dashboard": False,
+        "node_ip_address": HOST,
+        "include_log_monitor": False,
+    }
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
     nodes = [cluster.add_node(wait=False, num_cpus=1, **common) for _ in range(count)]
     cluster.wait_for_nodes()

@@ -53,8 +53,11 @@ class Fleet:
         """Run a command line."""
         return subprocess.run(
             [sys.executable, "-m", "adaptersoup.cli", *words],
-            capture_output=True, text=True, env={**self.variables, **variables}, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            env={**self.variables, **variables},
+            check=False,
+        )
 
 
 def stream(client: Any, model: str, **more: Any) -> list[str]:
@@ -110,9 +113,16 @@ def fleet(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         direct = {ref: [*stream(world.client, ref), json.dumps(whole(world.client, ref))] for ref in refs}
     with ray_nodes(2) as nodes:
         variables = with_token(
-            SOUP_BASES=str(bases), SOUP_DATA=str(data), SOUP_RAY_ADDRESS=nodes.address, SOUP_ENGINE_ROWS="1",
-            SOUP_THREADS="1", OMP_NUM_THREADS="1", SOUP_PAGES="false", SOUP_PORT="0", SOUP_RAY_SECONDS="20",
-        )  # fmt: skip
+            SOUP_BASES=str(bases),
+            SOUP_DATA=str(data),
+            SOUP_RAY_ADDRESS=nodes.address,
+            SOUP_ENGINE_ROWS="1",
+            SOUP_THREADS="1",
+            OMP_NUM_THREADS="1",
+            SOUP_PAGES="false",
+            SOUP_PORT="0",
+            SOUP_RAY_SECONDS="20",
+        )
         found = Fleet("", httpx2.Client(), nodes, variables, refs, direct)
         deployed = found.soup("ray", "deploy", "--replicas", "2", "--cpus", "0.6", "--json")
         assert deployed.returncode == 0, deployed.stderr

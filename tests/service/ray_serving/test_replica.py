@@ -189,9 +189,11 @@ def test_a_folder_of_blobs_that_is_not_there_is_said(world: World, tmp_path: Pat
 
 def test_a_plan_travels_as_json_and_holds_no_secret(world: World) -> None:
     settings = Settings(
-        bases=world.runtime.settings.bases, blobs_url="s3://bucket/prefix",
-        database_url="postgresql+psycopg://soup:hidden@db/soup", bootstrap_key="sk-soup-" + "h" * 43,
-    )  # fmt: skip
+        bases=world.runtime.settings.bases,
+        blobs_url="s3://bucket/prefix",
+        database_url="postgresql+psycopg://soup:hidden@db/soup",
+        bootstrap_key="sk-soup-" + "h" * 43,
+    )
     plan = plan_of(settings)
     text = plan.model_dump_json()
     assert EnginePlan.model_validate_json(text) == plan

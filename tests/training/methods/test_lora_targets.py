@@ -61,9 +61,14 @@ def test_every_family_is_trained_and_stays_frozen(base, method, tmp_path):
 def shape(*paths: str) -> BaseShape:
     layers = [path.replace("*", str(i)) for path in paths for i in (range(2) if "*" in path else [0])]
     return BaseShape(
-        fingerprint="sha256:" + "0" * 64, model_type="new", hidden_size=8, num_layers=2, context=64, vocab_size=300,
+        fingerprint="sha256:" + "0" * 64,
+        model_type="new",
+        hidden_size=8,
+        num_layers=2,
+        context=64,
+        vocab_size=300,
         linears=dict.fromkeys(layers, (8, 8)),
-    )  # fmt: skip
+    )
 
 
 LLAMA = shape(

@@ -43,9 +43,7 @@ def pruned_one(base, config, *, init="near_identity", **options):
     adapter = adapter_of(base, config, init)
     rows = pack(TEXTS, base.tokenize, block=32).rows
     with attached(base.model, adapter):
-        return prune(
-            adapter, loss_of(base, adapter), rows, PruningOptions(**options), batch=4, data_digest=DATA
-        )  # fmt: skip
+        return prune(adapter, loss_of(base, adapter), rows, PruningOptions(**options), batch=4, data_digest=DATA)
 
 
 def tensors_of(adapter):

@@ -113,8 +113,11 @@ def test_whether_none_may_be_answered_is_what_it_was_trained_on():
 
 def test_windows_are_counted(base):
     long = " ".join(WORDS[:60])
-    items = [asked(long, WORDS[-1] if WORDS[-1] in long else WORDS[0]), Question("Who?", "Nobody.", ()),
-             Question("Why " * 40, "Because.", (("Because", 0),))]  # fmt: skip
+    items = [
+        asked(long, WORDS[-1] if WORDS[-1] in long else WORDS[0]),
+        Question("Who?", "Nobody.", ()),
+        Question("Why " * 40, "Because.", (("Because", 0),)),
+    ]
     counts = TASK.encode(base, items, block=40, at_least=1).counts
     assert counts["questions"] == 3
     assert counts["questions_unanswerable"] == 1
@@ -141,8 +144,9 @@ def test_scores_outside_of_the_context_are_not_looked_at(base):
 def test_the_best_span_is_the_best_of_all(scores):
     starts, ends = (np.array(column) for column in zip(*scores, strict=True))
     found, first, last = _best_span(starts, ends)
-    every = {(i, j): starts[i] + ends[j] for i in range(len(starts))
-             for j in range(i, min(i + LONGEST_ANSWER, len(ends)))}  # fmt: skip
+    every = {
+        (i, j): starts[i] + ends[j] for i in range(len(starts)) for j in range(i, min(i + LONGEST_ANSWER, len(ends)))
+    }
     assert found == max(every.values())
     assert every[first, last] == found
 
@@ -178,9 +182,11 @@ def test_both_forms_of_squads_answers_are_read_and_repeated_ones_count_once():
 
 def test_figures_take_the_best_right_answer_and_none_where_there_is_none(base, monkeypatch):
     items = [
-        Question("a?", "The red fox", (("red fox", 4), ("fox", 8))), Question("b?", "The red fox", (("red", 4),)),
-        Question("c?", "The red fox", ()), Question("d?", "The red fox", ()),
-    ]  # fmt: skip
+        Question("a?", "The red fox", (("red fox", 4), ("fox", 8))),
+        Question("b?", "The red fox", (("red", 4),)),
+        Question("c?", "The red fox", ()),
+        Question("d?", "The red fox", ()),
+    ]
     monkeypatch.setattr(type(TASK), "predicted", lambda *_a, **_k: ["the fox!", "red fox", "", "fox"])
     adapter = create(with_head(paper_config("pfeiffer"), TASK.head(items)), base.shape, seed=0)
     figures = TASK.metrics(base, adapter, items, block=40)

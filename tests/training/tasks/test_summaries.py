@@ -47,8 +47,10 @@ def test_documents_are_cut_and_summaries_that_do_not_fit_left_out_and_counted(ba
     items = [Summarised("word " * 80, "short"), Summarised("fits", "short"), Summarised("word " * 80, "much " * 60)]
     data = TASK.encode(base, items, block=40, at_least=1)
     assert {name: data.counts[name] for name in data.counts if name != "summary_tokens"} == {
-        "documents": 3, "documents_cut": 1, "documents_left_out": 1,
-    }  # fmt: skip
+        "documents": 3,
+        "documents_cut": 1,
+        "documents_left_out": 1,
+    }
     assert data.rows.shape[1] == 1 + 40
     text = base.tokenizer.backend_tokenizer.decode(data.rows[0][1:].tolist())
     assert f"{PROMPT} short" in text
@@ -99,10 +101,15 @@ def test_a_base_without_bos_and_one_with_another_context_work_too(tmp_path):
 @pytest.mark.parametrize(
     ("guess", "reference", "match", "f1"),
     [
-        ("The Fox!", "fox", 1, 1), ("a  red fox", "the red-fox", 0, 0), ("red fox", "red dog", 0, 0.5), ("", "", 1, 1),
-        ("the", "", 1, 1), ("fox", "", 0, 0), ("fox fox dog", "fox dog dog", 0, 2 / 3),
+        ("The Fox!", "fox", 1, 1),
+        ("a  red fox", "the red-fox", 0, 0),
+        ("red fox", "red dog", 0, 0.5),
+        ("", "", 1, 1),
+        ("the", "", 1, 1),
+        ("fox", "", 0, 0),
+        ("fox fox dog", "fox dog dog", 0, 2 / 3),
     ],
-)  # fmt: skip
+)
 def test_squads_match_and_f1(guess, reference, match, f1):
     assert exact_match(guess, reference) == match
     assert token_f1(guess, reference) == pytest.approx(f1)
@@ -114,9 +121,11 @@ def test_squads_match_and_f1(guess, reference, match, f1):
         ("police killed the gunman", "police kill the gunman", (3 / 4, 1 / 3, 3 / 4)),
         ("the gunman kill police", "police kill the gunman", (1, 1 / 3, 2 / 4)),
         ("The cat, the cat.", "the cat", (2 * 2 / 6, 2 * 1 / 4, 2 * 2 / 6)),
-        ("", "fox", (0, 0, 0)), ("...", "!", (0, 0, 0)), ("Ünï 7", "ünï 7", (1, 1, 1)),
+        ("", "fox", (0, 0, 0)),
+        ("...", "!", (0, 0, 0)),
+        ("Ünï 7", "ünï 7", (1, 1, 1)),
     ],
-)  # fmt: skip
+)
 def test_rouge_by_hand(guess, reference, scores):
     assert tuple(rouge(guess, reference).values()) == pytest.approx(scores)
 

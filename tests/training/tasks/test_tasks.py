@@ -128,8 +128,15 @@ def test_items_are_read_as_they_are_written(key):
 @pytest.mark.parametrize("key", ITEMS)
 def test_what_is_no_item_is_refused_with_its_line(key):
     good = as_json(key, ITEMS[key][0])
-    for bad in ([], "text", None, {}, *({**good, name: 7.5} for name in good), {**good, next(iter(good)): " "},
-                {**good, next(iter(good)): "\ud800"}):  # fmt: skip
+    for bad in (
+        [],
+        "text",
+        None,
+        {},
+        *({**good, name: 7.5} for name in good),
+        {**good, next(iter(good)): " "},
+        {**good, next(iter(good)): "\ud800"},
+    ):
         with pytest.raises(InvalidParameter, match=r"data\.jsonl, line 2, "):
             TASKS[key].items([(1, good), (2, bad)], where="data.jsonl")
 
@@ -138,8 +145,11 @@ def test_what_is_no_item_is_refused_with_its_line(key):
 def test_too_little_data_is_refused_for_training_and_validation(base, key):
     task, items = TASKS[key], {**ITEMS, "language_modelling": TEXTS}[key]
     config = with_head(paper_config("pfeiffer", bottleneck=2), task.head(items))
-    for train, valid, said in ((items[:19], items[:9], "training data holds 19"), (items, items[:4], "validation data"),
-                               ([], items[:9], "training data holds 0")):  # fmt: skip
+    for train, valid, said in (
+        (items[:19], items[:9], "training data holds 19"),
+        (items, items[:4], "validation data"),
+        ([], items[:9], "training data holds 0"),
+    ):
         with pytest.raises(InvalidParameter, match=said):
             train_on(base, config, train, valid, hyperparameters=RECIPE, task=task)
 
@@ -155,8 +165,11 @@ def test_what_writes_needs_a_causal_model(encoder, key):
 
 def test_an_adapter_without_the_tasks_head_is_refused(base):
     plain, head = paper_config("pfeiffer", bottleneck=2), CLASSIFICATION.head(LABELLED)
-    for config, task in ((plain, CLASSIFICATION), (with_head(plain, head), TASKS["question_answering"]),
-                         (with_head(plain, head), LANGUAGE_MODELLING)):  # fmt: skip
+    for config, task in (
+        (plain, CLASSIFICATION),
+        (with_head(plain, head), TASKS["question_answering"]),
+        (with_head(plain, head), LANGUAGE_MODELLING),
+    ):
         with pytest.raises(Incompatible, match="needs an adapter with"):
             train_on(base, config, LABELLED, LABELLED, hyperparameters=RECIPE, task=task)
     answers = with_head(plain, TASKS["question_answering"].head([]))
@@ -234,12 +247,18 @@ def test_a_label_outside_the_set_is_refused_with_every_line(base):
         InvalidParameter, match=r"label outside the set \('bad', 'good'\): line 7: 'neutral' and 2 more"
     ) as caught:
         train_on(
-            base, with_head(paper_config("pfeiffer"), CLASSIFICATION.head(LABELLED)), LABELLED, wrong,
-            hyperparameters=RECIPE, task=CLASSIFICATION,
-        )  # fmt: skip
+            base,
+            with_head(paper_config("pfeiffer"), CLASSIFICATION.head(LABELLED)),
+            LABELLED,
+            wrong,
+            hyperparameters=RECIPE,
+            task=CLASSIFICATION,
+        )
     assert [problem.split(", ")[1] for problem in caught.value.problems] == [
-        "line 7: 'neutral'.", "line 99: 'other'.", "item 63: 'none'.",
-    ]  # fmt: skip
+        "line 7: 'neutral'.",
+        "line 99: 'other'.",
+        "item 63: 'none'.",
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:A single label was found")
@@ -261,7 +280,7 @@ def test_what_stands_around_texts_is_what_the_tokenizer_says(encoder, pair):
     tokenizer.backend_tokenizer.post_processor = RobertaProcessing(("</s>", 7), ("<s>", 5), trim_offsets=False)
     assert frame(dataclasses.replace(encoder, tokenizer=tokenizer), pair=pair) == Frame(
         (5,), (7, 7) if pair else (), (7,)
-    )  # fmt: skip
+    )
 
 
 def test_text_that_begins_with_the_bos_is_trained_on_with_one(base):
@@ -336,5 +355,7 @@ def test_one_long_example_does_not_make_many_short_ones_fill_the_memory() -> Non
 def test_validation_texts_are_named_apart_from_training_texts(base):
     record = train(base, "classification", hyperparameters=RECIPE.model_copy(update={"steps": 1})).record
     assert (record["texts"], record["valid_texts"]) == (40, 20)
-    assert record["data"] == {part: digest_of(CLASSIFICATION.identity(items))
-                              for part, items in (("train", LABELLED[:40]), ("valid", LABELLED[40:]))}  # fmt: skip
+    assert record["data"] == {
+        part: digest_of(CLASSIFICATION.identity(items))
+        for part, items in (("train", LABELLED[:40]), ("valid", LABELLED[40:]))
+    }

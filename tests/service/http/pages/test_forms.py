@@ -83,10 +83,13 @@ def test_what_the_headers_tell_is_refused_before_any_of_it_is_read(
 
     sent = {"host": "soup.test", "content-type": KIND, **headers}
     scope = {
-        "type": "http", "method": "POST", "path": "/sign-in", "app": world.app,
+        "type": "http",
+        "method": "POST",
+        "path": "/sign-in",
+        "app": world.app,
         "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
         "state": {"body_account": world.app.state.bodies.memory.account()},
-    }  # fmt: skip
+    }
     with pytest.raises(error):
         asyncio.run(forms.read_form(Request(scope, receive), "", forms.SMALL))
 

@@ -129,8 +129,14 @@ def test_names_that_share_weights_or_a_sample_are_counted(stocked: World) -> Non
 
 def test_a_difference_has_a_colour_where_it_is_told_apart_from_none() -> None:
     assert [colour_level(value, 0.01, 0.4) for value in (-0.4, -0.1, -0.015, 0.0, 0.015, 0.11, 0.4)] == [
-        -LEVELS, -1, 0, 0, 0, 2, LEVELS
-    ]  # fmt: skip
+        -LEVELS,
+        -1,
+        0,
+        0,
+        0,
+        2,
+        LEVELS,
+    ]
     assert colour_level(0.0, 0.0, 0.0) == 0
     assert colour_level(-0.1, 0.0, 0.1) == -LEVELS
 

@@ -41,9 +41,15 @@ def report(
     ]
     recipe = None if abstained else Recipe(base_fingerprint=DIGESTS["law"], ingredients=tuple(parts))
     return CookReport(
-        model="base/tiny" if abstained else "acme/mix@1", abstained=abstained, reason="Because.", cooked_at=None,
-        recipe=recipe, mixing=None, evidence=found, names=names_by_digest(found),
-    )  # fmt: skip
+        model="base/tiny" if abstained else "acme/mix@1",
+        abstained=abstained,
+        reason="Because.",
+        cooked_at=None,
+        recipe=recipe,
+        mixing=None,
+        evidence=found,
+        names=names_by_digest(found),
+    )
 
 
 def drawn(one: CookReport) -> str:

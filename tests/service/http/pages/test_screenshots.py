@@ -56,10 +56,13 @@ NOVEL = [
     for first, who, last in product(
         ("The court held", "The judge found", "The appeal claimed"),
         ("cook", "baker", "widow"),
-        ("was void: heat the oil and stir until golden.", "was binding: melt the butter and season with salt.",
-         "had been signed too late: warm the broth and serve with rice."),
+        (
+            "was void: heat the oil and stir until golden.",
+            "was binding: melt the butter and season with salt.",
+            "had been signed too late: warm the broth and serve with rice.",
+        ),
     )
-]  # fmt: skip
+]
 SPEC: dict[str, Any] = {
     "adapter": {"bottleneck": 8},
     "recipe": {"steps": 120, "batch": 4, "block": 32, "learning_rate": 0.02},
@@ -82,9 +85,14 @@ def filled(world: World, base: LoadedBase) -> World:
         data = b"".join(json.dumps({"text": " ".join(one)}).encode() + b"\n" for one in product(*parts))
         client.put(f"/v1/blobs/{sha256_digest(data)}", content=data, headers=headers)
         asked = {
-            "name": f"team/{domain}", "domain": domain, "base_model": BASE_ID, "texts": sha256_digest(data),
-            "spec": SPEC, "valid_share": 0.25, "card": {"tags": ["reviewed"] if domain == "law" else []},
-        }  # fmt: skip
+            "name": f"team/{domain}",
+            "domain": domain,
+            "base_model": BASE_ID,
+            "texts": sha256_digest(data),
+            "spec": SPEC,
+            "valid_share": 0.25,
+            "card": {"tags": ["reviewed"] if domain == "law" else []},
+        }
         with pytest.MonkeyPatch.context() as patch:
             trains_here(patch, base)
             ended(client.post("/v1/trainings", json=asked, headers=headers))

@@ -54,8 +54,10 @@ def test_a_browser_is_told_in_a_page_that_there_is_nothing(world: World, reader:
 def test_programs_are_told_as_before_that_there_is_nothing(world: World, reader: str) -> None:
     browser, key = Signed(world, reader), {"authorization": f"Bearer {reader}"}
     for headers, status, code in (
-        ({}, 401, "unauthenticated"), (key, 404, "not_found"), (key | LOOKING, 404, "not_found"),
-    ):  # fmt: skip
+        ({}, 401, "unauthenticated"),
+        (key, 404, "not_found"),
+        (key | LOOKING, 404, "not_found"),
+    ):
         found = browser.get("/nothing", headers=headers)
         assert (found.status_code, found.json()["error"]["code"]) == (status, code)
     assert browser.client.post("/nothing", headers=LOOKING).json()["error"]["code"] == "unauthenticated"

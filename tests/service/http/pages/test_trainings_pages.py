@@ -24,9 +24,10 @@ SPEC: dict[str, Any] = {
     "recipe": {"steps": 4, "batch": 2, "block": 32, "learning_rate": 0.01},
 }
 HISTORY = {
-    "best_step": 20, "train_history": [[10, 3.5], [20, 3.0], [30, 2.5]],
+    "best_step": 20,
+    "train_history": [[10, 3.5], [20, 3.0], [30, 2.5]],
     "valid_history": [[0, 4.0], [20, 3.25], [30, 3.5]],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +46,14 @@ def trained(stocked: World, base: LoadedBase) -> str:
     data = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in TEXTS)
     assert client.put(f"/v1/blobs/{sha256_digest(data)}", content=data).status_code == 201
     asked = {
-        "name": "acme/trained", "domain": HOSTILE, "base_model": BASE_ID, "texts": sha256_digest(data), "spec": SPEC,
-        "valid_share": 0.4, "card": {"description": HOSTILE},
-    }  # fmt: skip
+        "name": "acme/trained",
+        "domain": HOSTILE,
+        "base_model": BASE_ID,
+        "texts": sha256_digest(data),
+        "spec": SPEC,
+        "valid_share": 0.4,
+        "card": {"description": HOSTILE},
+    }
     with pytest.MonkeyPatch.context() as patch:
         trains_here(patch, base)
         id = client.post("/v1/trainings", json=asked).json()["id"]
@@ -97,16 +103,23 @@ def test_the_version_that_was_trained_has_the_same_losses(browser: Signed, train
 
 def test_a_tuned_soup_has_the_losses_of_its_passes(stocked: World, browser: Signed) -> None:
     report = {
-        "passes": 2, "kept": 1, "rate": "0.005", "losses": [3.5, 3.25, 3.4], "trained_losses": [3.3, 3.0],
+        "passes": 2,
+        "kept": 1,
+        "rate": "0.005",
+        "losses": [3.5, 3.25, 3.4],
+        "trained_losses": [3.3, 3.0],
         "trainings": 1,
-    }  # fmt: skip
+    }
     cook_soup(stocked, "acme/tuned", {"acme/law": 1, "acme/food": 1}, {"search": {"tuning": report}})
     with stocked.runtime.database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE adapters SET tuned_on = ? WHERE name = 'tuned'", ("sha256:" + "1" * 64,))
     found = browser.get("/models/acme/tuned@1.json").json()["losses"]
     assert found == {
-        "by": "pass", "best": 1, "training": [[1, 3.3], [2, 3.0]], "held_out": [[0, 3.5], [1, 3.25], [2, 3.4]]
-    }  # fmt: skip
+        "by": "pass",
+        "best": 1,
+        "training": [[1, 3.3], [2, 3.0]],
+        "held_out": [[0, 3.5], [1, 3.25], [2, 3.4]],
+    }
     assert "Tuning curve" in browser.page("/models/acme/tuned@1")
 
 
@@ -187,9 +200,21 @@ def test_a_live_adapter_without_a_record_is_not_said_to_be_gone(stocked: World, 
 
 @pytest.mark.parametrize(
     "history",
-    [HOSTILE, {"0": 1.0}, [[0, HOSTILE]], [[0, None]], [[True, 1.0]], [[0]], [1.0, 2.0], [[2, 1.0], [1, 1.0]],
-     [[0, 1e300]], [[-1, 1.0]], [[2**60, 1.0]], [[0, 1.0], [0, 2.0]]],
-)  # fmt: skip
+    [
+        HOSTILE,
+        {"0": 1.0},
+        [[0, HOSTILE]],
+        [[0, None]],
+        [[True, 1.0]],
+        [[0]],
+        [1.0, 2.0],
+        [[2, 1.0], [1, 1.0]],
+        [[0, 1e300]],
+        [[-1, 1.0]],
+        [[2**60, 1.0]],
+        [[0, 1.0], [0, 2.0]],
+    ],
+)
 def test_a_record_that_is_not_as_our_trainer_writes_it_is_not_drawn(history: Any) -> None:
     assert training_losses({"valid_history": history, "train_history": history, "best_step": HOSTILE}) is None
     half = training_losses({"valid_history": history, "train_history": [[1, 2.0]], "best_step": history})
