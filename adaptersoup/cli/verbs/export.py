@@ -26,7 +26,6 @@ from registry.formats.directory import config_json
 from registry.formats.peft.writing import is_peft_config
 from registry.spec import AdapterConfig, BottleneckConfig, LoraConfig
 
-
 Program = Literal["peft", "vllm", "lorax", "llamacpp"]
 NAMES: dict[Program, str] = {"peft": "PEFT", "vllm": "vLLM", "lorax": "LoRAX", "llamacpp": "llama.cpp"}
 
