@@ -117,8 +117,8 @@ def _comparison_notes(result: Result) -> Iterator[str]:
     counted = f"{passages[0]}" if len(passages) == 1 else f"{passages[0]} to {passages[-1]}"
     yield (
         f"{len(cells)} novel domains ({', '.join(cells)}), {counted} test passages each. Better and worse count "
-        "domains whose difference of mean NLL to the base is beyond two paired standard errors (a lower bound: "
-        "passages of one document are not independent)."
+        "domains whose difference of mean NLL to the base is beyond two paired standard errors. Passages of one "
+        "document are not independent, so the true errors may be larger."
     )
 
 
