@@ -1,11 +1,12 @@
 """Many adapters on one base model in one forward pass: each token has its own, or none.
 
-Modules of the base get their hooks once, when the first adapter that edits them is prepared; the edits of tokens are
-planned for every pass. The runner packs sequences into one row of tokens. Every edit reads each token separately, so an
-adapter's edits are the same as without a batch, applied to its own tokens. Adapters of one form with equally few tokens
-each are stacked and edit theirs at once (`stacked`).
+Modules of the base get their hooks once, with the first adapter that edits them; the edits of tokens are planned for
+every pass. The runner packs sequences into one row of tokens. Every edit reads each token separately, so an adapter's
+edits are the same as without a batch, applied to its own tokens. Adapters of one form with equally few tokens each are
+stacked and edit theirs at once (`stacked`).
 
-Used by one thread, the only one that runs that base model; a module without edits costs one look-up.
+`BatchedAdapters` is used by one thread, the only one that runs that base model. A module without edits costs one
+look-up.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ STACKS = 4
 
 
 class ReadyAdapter:
-    """An adapter that a base model of `BatchedAdapters` can run: its edits, and how it is stacked."""
+    """An adapter that a base model of `BatchedAdapters` can run: its edits, and how it is stacked.
+
+    Made in any thread, as it only reads the model; raises Incompatible where the adapter does not fit it.
+    """
 
     def __init__(self, module: AdapterModule, model: nn.Module) -> None:
         module.check_fit(model)
@@ -95,14 +99,12 @@ class BatchedAdapters:
         """Bytes of the stacks."""
         return sum(stack.bytes for stack in self._stacks.values())
 
-    def prepare(self, module: AdapterModule) -> ReadyAdapter:
-        """Make an adapter ready, with hooks where it edits; raises Incompatible where it does not fit."""
-        adapter = ReadyAdapter(module, self._model)
+    def add_hooks(self, adapter: ReadyAdapter) -> None:
+        """Hook the modules that an adapter edits, once."""
         for target, _ in adapter.edits:
             if target not in self._hooked:
                 target.register_forward_hook(self._hook, with_kwargs=True)
                 self._hooked.add(target)
-        return adapter
 
     def edits_output_layer(self, adapter: ReadyAdapter) -> bool:
         """Return True if an adapter edits the output layer, which runs only on tokens whose logits are needed."""

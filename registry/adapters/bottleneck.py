@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.sites import Family, LayerSites, check_family, family_of, layer_sites
-from registry.adapters.slots import layer_norm, linear, per_slot
+from registry.adapters.slots import Projection, layer_norm, linear, per_slot
 from registry.errors import Incompatible, Internal
 from registry.spec import BaseShape, BottleneckConfig
 
@@ -48,8 +48,8 @@ class Bottleneck(nn.Module):
             self.norm = nn.LayerNorm(hidden_size, eps=config.layer_norm_eps, device="meta")
         else:
             self.register_module("norm", None)
-        self.down = nn.Linear(hidden_size, config.bottleneck, device="meta")
-        self.up = nn.Linear(config.bottleneck, hidden_size, device="meta")
+        self.down = Projection(hidden_size, config.bottleneck)
+        self.up = Projection(config.bottleneck, hidden_size)
         self._activation = ACTIVATIONS[config.activation]
         self._scale = config.scale
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.initial import NEAR_IDENTITY_STD, Init, Shapes, seeded, truncated_normal
-from registry.adapters.slots import add_linear, linear
+from registry.adapters.slots import Projection, add_linear, linear
 from registry.errors import Incompatible, more_problems
 from registry.spec import BaseShape, LoraConfig, LoraModule
 
@@ -34,8 +34,8 @@ class LoraUpdate(nn.Module):
     def __init__(self, sizes: tuple[int, int], rank: int, scaling: float) -> None:
         super().__init__()
         inputs, outputs = sizes
-        self.lora_A = nn.Linear(inputs, rank, bias=False, device="meta")
-        self.lora_B = nn.Linear(rank, outputs, bias=False, device="meta")
+        self.lora_A = Projection(inputs, rank, bias=False)
+        self.lora_B = Projection(rank, outputs, bias=False)
         self.scaling = scaling
 
     def on_input(self, _module: nn.Module, source: Tensor, hidden: Tensor) -> Tensor:

@@ -10,6 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+class Projection(nn.Linear):
+    """A linear layer on the meta device, to be filled by its maker."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias=bias, device="meta")
+
+    def reset_parameters(self) -> None:
+        """Draw no initial values: on the meta device that takes longer than all other steps of loading an adapter."""
+
+
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """`layer` of x (..., inputs); with a stacked weight (slots, outputs, inputs), of x (slots, tokens, inputs)."""
     weight, bias = layer.weight, layer.bias

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Container
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from registry.adapters import AdapterModule, from_tensors
+from registry.adapters import from_tensors
 from registry.adapters.batched import ReadyAdapter
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import LoadedBase
@@ -38,7 +38,7 @@ class AdapterCache:
         self.hits = 0
         """Requests whose adapter was cached when they started; the executor counts them."""
         self._cached: OrderedDict[tuple[str, str], ReadyAdapter] = OrderedDict()
-        self._loading: dict[tuple[str, str], Future[AdapterModule]] = {}
+        self._loading: dict[tuple[str, str], Future[ReadyAdapter]] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._on_loaded: Callable[[], None] = lambda: None
 
@@ -86,8 +86,9 @@ class AdapterCache:
         key = (runner.base.entry.id, handle.digest)
         if key not in self._cached:
             load = self._loading.pop(key, None)
-            module = _load(runner.base, handle) if load is None else load.result()
-            self._add(key, runner.batched.prepare(module), pinned)
+            adapter = _load(runner.base, handle) if load is None else load.result()
+            runner.batched.add_hooks(adapter)
+            self._add(key, adapter, pinned)
         self._cached.move_to_end(key)
         return self._cached[key]
 
@@ -129,10 +130,10 @@ class AdapterCache:
         self.loads += 1
 
 
-def _load(base: LoadedBase, handle: LoadableAdapter) -> AdapterModule:
+def _load(base: LoadedBase, handle: LoadableAdapter) -> ReadyAdapter:
     try:
         module = from_tensors(handle.config, base.shape, handle.load())
-        return module.to(base.model.device).eval().requires_grad_(False)
+        return ReadyAdapter(module.to(base.model.device).eval().requires_grad_(False), base.model)
     except SoupError:
         raise
     except Exception as error:

@@ -83,7 +83,7 @@ class World:
 def world_of(base: LoadedBase) -> World:
     modules = [module_of(base, config, seed) for config in configs_of(base) for seed in (1, 2)]
     runner = Runner(base)
-    return World(base, runner, [None, *modules], [None, *map(runner.batched.prepare, modules)])
+    return World(base, runner, [None, *modules], [None, *(made_ready(runner, module) for module in modules)])
 
 
 @pytest.fixture(scope="module", params=VARIANTS)
@@ -209,7 +209,7 @@ def test_a_row_of_nan_stays_alone(world: World) -> None:
     broken = module_of(world.base, PARALLEL, 3)
     for parameter in broken.parameters():
         parameter.fill_(float("nan"))
-    ready = world.runner.batched.prepare(broken)
+    ready = made_ready(world.runner, broken)
     others = [Text(0, list(range(1, 20))) for _ in range(3)]
     bad = object()
     for _ in range(2):
@@ -223,10 +223,17 @@ def test_a_row_of_nan_stays_alone(world: World) -> None:
     world.runner.retain(())
 
 
+def made_ready(runner: Runner, module: AdapterModule) -> ReadyAdapter:
+    """The adapter, with hooks in the runner's base model."""
+    adapter = ReadyAdapter(module, runner.base.model)
+    runner.batched.add_hooks(adapter)
+    return adapter
+
+
 def with_runner(world: World, *, packed: bool) -> World:
     """The same adapters, ready in another runner."""
     runner = Runner(world.base, packed=packed)
-    ready = [None if one is None else runner.batched.prepare(one) for one in world.modules]
+    ready = [None if one is None else made_ready(runner, one) for one in world.modules]
     return World(world.base, runner, world.modules, ready)
 
 
@@ -283,7 +290,7 @@ class TestStacks:
     @given(st.lists(st.lists(st.integers(0, 9), unique=True, min_size=2, max_size=10), min_size=1, max_size=12))
     def test_every_slot_holds_its_adapter(self, world: World, script: list[list[int]]) -> None:
         config = paper_config("bapna_firat", bottleneck=4)
-        ready = [world.runner.batched.prepare(module_of(world.base, config, seed)) for seed in range(10)]
+        ready = [made_ready(world.runner, module_of(world.base, config, seed)) for seed in range(10)]
         for wanted in script:
             found = world.runner.batched.slot_order([ready[number] for number in wanted], 1)
             assert sorted(map(id, found)) == sorted(id(ready[number]) for number in wanted)
