@@ -93,8 +93,9 @@ class BaseCache(Generic[Prepared]):
     def update(self, requested: Mapping[str, int], busy: Set[str], *, background: bool) -> dict[str, SoupError]:
         """Load and evict for the `requested` base models, those of the oldest requests first; set `ready`.
 
-        `requested` has the bytes of the largest adapter that requests name for each; sequences generate on the `busy`
-        ones. At most one load starts, in a thread if `background`. Returns the errors of those that failed to load.
+        `requested` has the bytes that each needs for adapters (`steps.requested_bases`); sequences generate on the
+        `busy` ones. At most one load starts, in a thread if `background`. Returns the errors of those that failed to
+        load.
         """
         self._busy = busy
         failed = self._take_loaded()

@@ -301,8 +301,9 @@ class Engine(EngineCalls):
             self._seen_events = self._events
         self._settle(ended)
         self._evictor.free_unused(running)
-        failed = self._bases.update(requested_bases(groups), set(running), background=self._thread is not None)
         running_groups = [sequence.group for sequences in running.values() for sequence in sequences]
+        requested = requested_bases(groups, running_groups)
+        failed = self._bases.update(requested, set(running), background=self._thread is not None)
         self._evictor.evict_adapters(_digests(groups), _digests(running_groups))
         for base_id, error in failed.items():
             with self._changed:

@@ -143,13 +143,23 @@ class SequenceGroup:
             self.set_state(State.RUNNING)
 
 
-def requested_bases(groups: Iterable[SequenceGroup]) -> dict[str, int]:
-    """The base models of these requests, in their order, each with the bytes of its largest requested adapter."""
-    adapter_bytes: dict[str, int] = {}
+def requested_bases(groups: Iterable[SequenceGroup], running: Iterable[SequenceGroup]) -> dict[str, int]:
+    """The base models of these requests, in their order, each with bytes for adapters.
+
+    They suffice for its largest requested adapter, and for the adapters of its `running` requests together.
+    """
+    in_use = {(group.base_id, group.digest): _adapter_bytes(group) for group in running}
+    sizes: dict[str, int] = {}
     for group in groups:
-        size = 0 if group.request.adapter is None else group.request.adapter.size_bytes
-        adapter_bytes[group.base_id] = max(adapter_bytes.get(group.base_id, 0), size)
-    return adapter_bytes
+        sizes[group.base_id] = max(sizes.get(group.base_id, 0), _adapter_bytes(group))
+    for base_id in sizes:
+        together = sum(size for (user_base, _), size in in_use.items() if user_base == base_id)
+        sizes[base_id] = max(sizes[base_id], together)
+    return sizes
+
+
+def _adapter_bytes(group: SequenceGroup) -> int:
+    return 0 if group.request.adapter is None else group.request.adapter.size_bytes
 
 
 @dataclass(eq=False)
