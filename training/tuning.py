@@ -1,9 +1,9 @@
 """Tuning: train a soup on the sample it was cooked for, for as long as held-out passages improve.
 
 Training starts at the soup (docs/explanation/methods.md#tuning): all its tensors are trained, the base is not. The
-passages of a fold are held out of its training, and scored at the start and after each pass. The result is the state of
-the pass with the lowest NLL over all folds; pass 0 is the start. If there are few passages, each is in a fold, and the
-result is a last training on all passages, for as many passes.
+passages of a fold are held out of its training, and scored at the start and after each pass. The number of passes with
+the lowest NLL over all folds is the best; 0 is the start. The result is a last training on all passages, for as many
+passes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,9 @@ from training.passages import CELLS, Rows, add_gradients, draw_batches, rows_of,
 MIN_TOKENS = 400
 """The fewest tokens of a sample that can be trained on."""
 WARMUP, CLIP = 0.1, 1.0
-PATIENCE = 3
-"""Passes without a lower held-out loss after which a training without folds over the whole sample ends."""
-
 Load = Callable[[StoredAdapter], Tensors]
 Keep = Callable[[Mapping[str, Tensor]], str]
 """Stores tensors and returns the digest of their blob."""
-State = dict[str, Tensor]
 
 
 def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, progress: Progress = silent) -> Tuned:
@@ -66,22 +62,19 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     base_seconds = time.perf_counter() - began
     nll_after: list[dict[int, float]] = []
     """For each pass, the NLL of every held-out text by its number."""
-    states: list[State] = []
     for turn, fold in enumerate(request.folds):
         scored = [number for number in fold if rows[number].scored]
         fit_texts = [number for number in range(len(rows)) if number not in fold]
-        for done, adapter in enumerate(run.passes(turn, fit_texts)):
+        for done, _ in enumerate(run.passes(turn, fit_texts)):
             if done == len(nll_after):
                 nll_after.append({})
             nll_after[done] |= run.score(scored)
-            if not request.whole:
-                states.append({name: tensor.detach().clone() for name, tensor in adapter.state_dict().items()})
-                if done - _best_pass(nll_after) >= PATIENCE:
-                    break
-    best = _best_pass(nll_after)
-    if best and request.whole:
-        *_, last = run.passes(len(request.folds), range(len(rows)), until=best)
-        states = [last.state_dict()] * (best + 1)
+            if len(request.folds) == 1 and done > _best_pass(nll_after):  # later passes seldom help again
+                break
+    best, blob = _best_pass(nll_after), None
+    if best:
+        *_, adapter = run.passes(len(request.folds), range(len(rows)), until=best)
+        blob = keep({name: tensor.detach().cpu() for name, tensor in adapter.state_dict().items()})
     return Tuned(
         held_out=tuple(held_out),
         tokens=tuple(rows[number].scored for number in held_out),
@@ -89,7 +82,7 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
         nll=tuple(tuple(by_text[number] for number in held_out) for by_text in nll_after),
         trained_nll=tuple(nll / tokens for nll, tokens in run.by_pass[: len(nll_after) - 1]),
         best_pass=best,
-        blob=keep({name: tensor.detach().cpu() for name, tensor in states[best].items()}) if best else None,
+        blob=blob,
         trained_tokens=run.trained,
         base_seconds=base_seconds,
     )
@@ -158,7 +151,7 @@ class _TuningRun:
         self.by_pass[number] = (nll + loss * tokens, count + tokens)
 
     def _report(self, turn: int, step: int, steps: int) -> None:
-        turns = len(self.request.folds) + self.request.whole
+        turns = len(self.request.folds) + 1
         self.progress(turn * steps + step, turns * steps, "tuning the soup on the sample")
 
 

@@ -1,4 +1,4 @@
-"""Change the ranks of LoRAs: lower ones for `recompress`, and one rank and scale everywhere for `soup export`.
+"""Change the ranks and modules of LoRAs: lower ranks for `recompress`, one rank and scale for `soup export`.
 
 `narrow_loras` replaces every module's update by the nearest one of lower rank (Eckart and Young, 1936).
 
@@ -9,12 +9,15 @@ With second moments C = E[x x^T] of the module's inputs, the nearest update mini
 B A C^1/2, so that A C A^T replaces A A^T. The singular vectors kept are those of the outputs, onto which B A is
 projected, so that nothing has to be divided by C^1/2 again.
 
+`on_all_linears` adds modules, for a training that starts there.
+
 `uniform` is for engines that read no pattern of modules. It computes the same: smaller ranks are padded with zeros, and
 scales go into B.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -22,11 +25,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from registry.adapters.loadable import Tensors
-from registry.adapters.lora import LORA_A, LORA_B, PREFIX
-from registry.spec import LoraConfig, LoraModule
+from registry.adapters.lora import LORA_A, LORA_B, PREFIX, initial_lora
+from registry.spec import BaseShape, LoraConfig, LoraModule
 
 ROUNDING = 1e-12
 """Share of the largest squared singular value below which one counts as rounding, and as 0."""
+ADDED_SCALE = 4.0
+"""Scale of added modules, alpha over rank: they start from nothing, and learn more in few steps at a higher scale."""
 Moments = Callable[[str], Tensor]
 """Path of a module -> second moments of its inputs (inputs, inputs), which for all modules may take gigabytes."""
 
@@ -82,3 +87,22 @@ def uniform(config: LoraConfig, tensors: Tensors) -> tuple[LoraConfig, dict[str,
         wide[f"{PREFIX}{path}{LORA_A}"] = pad(a, (0, 0, 0, padding))  # (rank, inputs)
         wide[f"{PREFIX}{path}{LORA_B}"] = pad(b * config.scaling(module), (0, padding))  # (outputs, rank)
     return LoraConfig.of(dict.fromkeys(modules, LoraModule(rank, rank))), wide
+
+
+def on_all_linears(
+    config: LoraConfig, tensors: Tensors, shape: BaseShape, *, seed: int
+) -> tuple[LoraConfig, dict[str, Tensor]]:
+    """The configuration and tensors with every linear module of the layers; they compute the same.
+
+    The modules that the LoRA lacks get its largest rank, a random A and B = 0.
+    """
+    modules = config.modules()
+    rank = max(module.rank for module in modules.values())
+    alpha = ADDED_SCALE * (math.sqrt(rank) if config.rslora else rank)
+    added = {path: LoraModule(rank, alpha) for path in sorted(shape.layer_linears()) if path not in modules}
+    sizes: dict[str, tuple[int, ...]] = {}
+    for path in added:
+        inputs, outputs = shape.linears[path]
+        sizes |= {f"{PREFIX}{path}{LORA_A}": (rank, inputs), f"{PREFIX}{path}{LORA_B}": (outputs, rank)}
+    complete = LoraConfig.of({**modules, **added}, rslora=config.rslora)
+    return complete, {**tensors, **initial_lora(complete, sizes, seed=seed, init="near_identity")}

@@ -106,10 +106,14 @@ def weighing_passes(depth: Depth, passages: int, candidates: int) -> float:
 
 
 def tuning_passes(passages: int) -> float:
-    """About how many passes of the base over a sample a training takes with its defaults."""
+    """About how many passes of the base over a sample a training takes with its defaults.
+
+    One pass is best most often: with one fold, the training ends after a second pass that is no better.
+    """
     split = Split.of(passages)
-    scored = len(split.held_out) / passages * (2 + TRAINING_PASSES)
-    return 1 + scored + TRAINING_PASSES * _training(passages)
+    passes_made = TRAINING_PASSES if len(split.folds) > 1 else 2
+    scored = len(split.held_out) / passages * (2 + passes_made)
+    return 1 + scored + TRAINING * (passes_made * _fold_shares(split) + 1)
 
 
 def screening_groups(texts: int) -> int:
@@ -137,11 +141,13 @@ def scored_by_losses(alone: int, texts: Sequence[int]) -> int:
 
 
 def _training(passages: int) -> float:
-    """Passes of the base that one pass of training takes, on all folds of a sample."""
-    split = Split.of(passages)
-    if split.fits_all:
-        return TRAINING * len(split.folds)  # on two thirds of the sample for each fold, and then on all of it
-    return TRAINING * len(split.fit) / passages
+    """Passes of the base that one pass of all trainings takes: without each fold, and on the whole sample."""
+    return TRAINING * (_fold_shares(Split.of(passages)) + 1)
+
+
+def _fold_shares(split: Split) -> float:
+    """The passages that the trainings of all folds read in a pass, as a multiple of the sample."""
+    return sum(split.count - len(fold) for fold in split.folds) / split.count
 
 
 # --- budgets ---------------------------------------------------------------------------------------

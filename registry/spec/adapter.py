@@ -55,6 +55,10 @@ class BaseShape(Frozen):
     kv: tuple[int, int] | None = None
     """(heads, size of a head) of the keys and values of each layer; None if the model supports no prefix."""
 
+    def layer_linears(self) -> tuple[str, ...]:
+        """The paths of the linear modules of the layers, which leaves out the output layer, for example."""
+        return tuple(path for path in self.linears if any(name.isdigit() for name in path.split(".")))
+
 
 class Card(Frozen):
     """The description of an adapter by its users; not part of its digest."""

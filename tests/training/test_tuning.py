@@ -51,7 +51,6 @@ def asked(config: AdapterConfig, **fields: object) -> TuningRequest:
         "batch": 4,
         "max_tokens": 64,
         "seed": 0,
-        "whole": False,
         "folds": (tuple(range(4, len(TEXTS), 5)),),
     }
     return TuningRequest.model_validate({**given, **fields})
@@ -73,8 +72,9 @@ def tuned(
 
 
 @pytest.mark.parametrize("structure", ["bapna_firat", "houlsby", "parallel", "lora", "mam"])
-def test_what_is_kept_says_of_held_out_passages_what_the_answer_says(base: LoadedBase, structure: str) -> None:
-    """The kept tensors, attached anew, have the likelihoods of the kept pass, and better ones than the start's."""
+def test_the_likelihoods_are_those_of_base_and_start_and_the_result_has_better_ones(
+    base: LoadedBase, structure: str
+) -> None:
     config = structures(base)[structure]
     found, kept = tuned(base, config)
     assert found.best_pass
@@ -83,27 +83,31 @@ def test_what_is_kept_says_of_held_out_passages_what_the_answer_says(base: Loade
     alone = passage_scores(base, held, block=block)
     assert [score.nll for score in alone] == pytest.approx(found.base_nll, rel=1e-6)
     assert tuple(score.tokens for score in alone) == found.tokens
+    with attached(base.model, create(config, base.shape, seed=0, base=base.model)):
+        start = passage_scores(base, held, block=block)
+    assert [score.nll for score in start] == pytest.approx(found.nll[0], rel=1e-6)
     with attached(base.model, from_tensors(config, base.shape, kept)):
-        scores = passage_scores(base, held, block=block)
-    assert [score.nll for score in scores] == pytest.approx(found.nll[found.best_pass], rel=1e-6)
-    assert sum(found.nll[found.best_pass]) < sum(found.nll[0])
+        result = passage_scores(base, held, block=block)
+    assert sum(score.nll for score in result) < sum(found.nll[0])
 
 
-def test_held_out_passages_are_not_trained_on(gpt2: LoadedBase) -> None:
-    """Other text in their place changes what is said of them, and not what is trained."""
+def test_a_held_out_passage_changes_no_training_but_the_last(gpt2: LoadedBase) -> None:
+    """Other text in its place changes its own likelihoods, and the result, but not those of another such passage."""
     config = structures(gpt2)["bapna_firat"]
-    other = tuple(f"{text} and other words" if number % 5 == 4 else text for number, text in enumerate(TEXTS))
+    other = tuple(f"{text} and other words" if number == 4 else text for number, text in enumerate(TEXTS))
     (first, one), (second, two) = tuned(gpt2, config, passes=1), tuned(gpt2, config, passes=1, texts=other)
     assert first.best_pass == second.best_pass == 1
-    assert first.nll != second.nll
-    for name, tensor in one.items():
-        assert torch.equal(tensor, two[name]), name
+    replaced, kept = (first.held_out.index(number) for number in (4, 9))
+    unchanged = [nll[kept] for nll in second.nll]  # up to rounding: rows are padded to another length
+    assert [nll[kept] for nll in first.nll] == pytest.approx(unchanged, rel=1e-5)
+    assert first.nll[1][replaced] != second.nll[1][replaced]
+    assert any(not torch.equal(one[name], two[name]) for name in one)
 
 
 def test_each_fold_is_held_out_of_its_own_training_and_the_last_is_on_all(gpt2: LoadedBase) -> None:
     config = structures(gpt2)["bapna_firat"]
     folds = tuple(tuple(range(first, len(TEXTS), 3)) for first in range(3))
-    found, kept = tuned(gpt2, config, folds=folds, whole=True)
+    found, kept = tuned(gpt2, config, folds=folds)
     assert sorted(found.held_out) == list(range(len(TEXTS)))
     alone, _ = tuned(gpt2, config, folds=folds[:1])
     of_first = [found.held_out.index(number) for number in folds[0]]
@@ -113,20 +117,21 @@ def test_each_fold_is_held_out_of_its_own_training_and_the_last_is_on_all(gpt2: 
     assert any(not torch.equal(kept[name], begun[name]) for name in kept)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_each_pass_says_how_well_it_predicted_what_it_trained_on(gpt2: LoadedBase, whole: bool) -> None:
+@pytest.mark.parametrize("folds", [((4, 9),), ((0, 1), (2, 3))])
+def test_each_pass_says_how_well_it_predicted_what_it_trained_on(
+    gpt2: LoadedBase, folds: tuple[tuple[int, ...], ...]
+) -> None:
     """With a rate of next to nothing that is what the start gets on the same passages."""
-    folds = ((0, 1), (2, 3)) if whole else ((4, 9),)
     config = paper_config("houlsby", bottleneck=4)
-    found, _ = tuned(gpt2, config, rate="0.000001", passes=3, batch=1, folds=folds, whole=whole)
+    found, _ = tuned(gpt2, config, rate="0.000001", passes=3, batch=1, folds=folds)
     assert len(found.trained_nll) == len(found.nll) - 1 == 3
     block = gpt2.shape.context
     scores = passage_scores(gpt2, TEXTS, block=block)
     trainings = [[n for n in range(len(TEXTS)) if n not in fold] for fold in folds]
-    on = [number for some in trainings for number in some] + (list(range(len(TEXTS))) if whole else [])
+    on = [number for some in trainings for number in some] + list(range(len(TEXTS)))
     nll = sum(scores[number].nll for number in on) / sum(scores[number].tokens for number in on)
     assert found.trained_nll[0] == pytest.approx(nll, abs=0.02)
-    quick, _ = tuned(gpt2, config, rate="0.05", passes=3, batch=1, folds=folds, whole=whole)
+    quick, _ = tuned(gpt2, config, rate="0.05", passes=3, batch=1, folds=folds)
     assert quick.trained_nll[2] < quick.trained_nll[0]
 
 
@@ -148,12 +153,12 @@ def test_training_begins_where_the_start_is(gpt2: LoadedBase) -> None:
     assert [score.nll for score in scores] == pytest.approx(found.nll[0], rel=1e-6)
 
 
-def test_a_training_ends_after_three_passes_without_gain_and_keeps_the_start(gpt2: LoadedBase) -> None:
+def test_a_training_ends_after_a_pass_without_gain_and_keeps_the_start(gpt2: LoadedBase) -> None:
     config = structures(gpt2)["bapna_firat"]
     (_, good) = tuned(gpt2, config)
     strange = tuple(text if number % 5 == 4 else "zq xv " * 8 + str(number) for number, text in enumerate(TEXTS))
     found, kept = tuned(gpt2, config, start=good, texts=strange, rate="0.1", passes=40)
-    assert (found.best_pass, found.blob, kept, len(found.nll)) == (0, None, {}, 4)
+    assert (found.best_pass, found.blob, kept, len(found.nll)) == (0, None, {}, 2)
     assert min(map(sum, found.nll[1:])) > sum(found.nll[0])
 
 

@@ -31,7 +31,7 @@ def lora_for(shape: BaseShape, *, rank: int, alpha: float, targets: Sequence[str
 
 def _attention(shape: BaseShape) -> list[str]:
     """The linear modules inside the attention modules of layers."""
-    paths = [path for path in _in_layers(shape) if any(_ATTENTION.search(name) for name in path.split(".")[:-1])]
+    paths = [path for path in shape.layer_linears() if any(_ATTENTION.search(name) for name in path.split(".")[:-1])]
     if not paths:
         raise Incompatible(
             f"The attention modules of this base model (family {shape.model_type!r}) are not known: name the LoRA's "
@@ -45,7 +45,7 @@ def _named(shape: BaseShape, targets: Iterable[str]) -> list[str]:
     matched: dict[str, None] = {}
     unmatched = []
     for target in targets:
-        paths = _in_layers(shape) if target == ALL else [path for path in shape.linears if _ends_with(path, target)]
+        paths = shape.layer_linears() if target == ALL else [path for path in shape.linears if _ends_with(path, target)]
         if not paths:
             unmatched.append(target)
         matched |= dict.fromkeys(paths)
@@ -63,11 +63,6 @@ def _ends_with(path: str, target: str) -> bool:
     """Return True if the last components of `path` match those of `target`."""
     names, patterns = path.split("."), target.split(".")
     return len(patterns) <= len(names) and all(map(fnmatchcase, names[-len(patterns) :], patterns))
-
-
-def _in_layers(shape: BaseShape) -> list[str]:
-    """The paths with a layer number, which leaves out the output layer, for example."""
-    return [path for path in shape.linears if any(name.isdigit() for name in path.split("."))]
 
 
 def _leaves(shape: BaseShape) -> str:

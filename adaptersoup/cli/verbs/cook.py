@@ -38,8 +38,12 @@ COOK = Flags(
         "budget_seconds": Flag("budget.seconds", "Approximate limit in seconds for weighing or training."),
         "budget_passes": Flag("budget.passes", "Approximate limit in passes of the base model over the sample."),
         "budget_tokens": Flag("budget.tokens", "Approximate limit in tokens; a token with its gradient counts as 3.5."),
-        "passes": Flag("tuning.passes", "tune: epochs over the sample."),
+        "passes": Flag("tuning.passes", "tune: maximum epochs over the sample."),
         "rate": Flag("tuning.rate", "tune: learning rate of AdamW."),
+        "target_modules": Flag(
+            "tuning.target_modules",
+            "tune: modules of a LoRA to train: all-linear (default), or those of the pool's LoRAs.",
+        ),
         "keep": Flag("keep", "tune: add the tuned adapter to the pool, with this domain."),
         "verify": Flag(
             "verify",
@@ -80,7 +84,17 @@ COOK = Flags(
         **SELECTION.only(*POOL),
     },
     {
-        "Effort": ("also", "control", "budget_seconds", "budget_passes", "budget_tokens", "passes", "rate", "keep"),
+        "Effort": (
+            "also",
+            "control",
+            "budget_seconds",
+            "budget_passes",
+            "budget_tokens",
+            "passes",
+            "rate",
+            "target_modules",
+            "keep",
+        ),
         "Mixing": (
             "mixing",
             "max_width",

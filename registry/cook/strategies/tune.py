@@ -1,4 +1,4 @@
-"""Strategy `tune`: train the soup on the sample, and keep the state that is best on held-out passages.
+"""Strategy `tune`: train the soup on the sample, for as many passes as are best on held-out passages.
 
 The start is what the selector, or a recipe, would mix; the training runs in a process of its own (`training.tuning`).
 The trained soup has learnt from the sample, as its recipe records (`Tuning`), and is not a mixture of stored adapters.
@@ -12,7 +12,15 @@ from dataclasses import replace
 import numpy as np
 
 from registry.adapters.loadable import Tensors
-from registry.adapters.weights import adapter_digest, load_tensors, save_tensors, save_unique, size_in_bytes
+from registry.adapters.lora_ranks import on_all_linears
+from registry.adapters.weights import (
+    adapter_digest,
+    count_parameters,
+    load_tensors,
+    save_tensors,
+    save_unique,
+    size_in_bytes,
+)
 from registry.cook.acceptance import check_verifiable
 from registry.cook.answer import Outcome, evidence_of
 from registry.cook.budget import TRAINING_PASSES, cut_training, passes_within, tuning_passes
@@ -22,10 +30,13 @@ from registry.cook.mix import Mixed, MixPlan, mix
 from registry.cook.sample import Sample
 from registry.cook.statistics import with_statistics
 from registry.mixing.auto import choose_mixing
+from registry.mixing.report import relative_cost
 from registry.spec import (
+    AdapterConfig,
     AutoMixing,
     ConcatMixing,
     Evidence,
+    LoraConfig,
     Recipe,
     RecompressMixing,
     Search,
@@ -39,6 +50,8 @@ from registry.spec import (
 
 RATES = ((48, "0.005"), (24, "0.003"), (0, "0.001"))
 """(least number of training passages, learning rate)."""
+ALL_LINEAR_RATES = ((24, "0.002"), (0, "0.001"))
+"""The same for soups of LoRAs that are trained in all linear modules."""
 
 
 def propose(job: CookJob) -> Proposal | Outcome:
@@ -52,17 +65,18 @@ def propose(job: CookJob) -> Proposal | Outcome:
     plan = with_statistics(job, _plan_of_start(job))
     job.report(2, f"mixing {len(plan.ingredients)} adapters")
     start = mix(job.registry, job.base, plan)
-    tuning = _tuning(job, sample)
+    tuning = _tuning(job, sample, start.config)
     recipe = start.recipe.model_copy(update={"tuning": tuning})
     earlier = _earlier_outcome(job, start, recipe)
     if earlier is not None:
         return earlier
     job.report(2, "tuning the soup on the sample")
     began = time.perf_counter()
-    tuned, tensors = _train(job, sample, start, tuning)
+    config, initial = _initial(start, tuning)
+    tuned, tensors = _train(job, sample, config, initial, tuning)
     seconds = time.perf_counter() - began
     job.base.add(tuned.base_seconds, sample.texts_of(tuned.held_out))
-    soup = start if tensors is None else _tuned_soup(start, recipe, tensors, save_tensors(tensors))
+    soup = start if tensors is None else _tuned_soup(start, recipe, config, tensors, save_tensors(tensors))
     tokens = np.array(tuned.tokens)
     start_scores, tuned_scores = Scores(np.array(tuned.nll[0]), tokens), Scores(held_out_nll(tuned), tokens)
     return Proposal(
@@ -101,10 +115,12 @@ def _plan_of_start(job: CookJob) -> MixPlan:
     return plan
 
 
-def _tuning(job: CookJob, sample: Sample) -> Tuning:
-    """The training that the request asks for, with defaults filled in and cut to its budget."""
+def _tuning(job: CookJob, sample: Sample, start: AdapterConfig) -> Tuning:
+    """The training of `start` that the request asks for, with defaults filled in and cut to its budget."""
     options = job.request.tuning or TuningOptions()
     passages = len(sample.fit_texts)
+    adds_modules = options.target_modules == "all-linear" and isinstance(start, LoraConfig)
+    rates = ALL_LINEAR_RATES if adds_modules else RATES
     passes = options.passes or TRAINING_PASSES
     if job.request.budget is not None:
         allowed = passes_within(job.request.budget, job.base, sample.texts, progress=job.progress)
@@ -112,25 +128,37 @@ def _tuning(job: CookJob, sample: Sample) -> Tuning:
     return Tuning(
         sample=sample.report.digest,
         passes=passes,
-        rate=options.rate or next(rate for least, rate in RATES if passages >= least),
+        rate=options.rate or next(rate for least, rate in rates if passages >= least),
         batch=options.batch,
         max_tokens=options.max_tokens,
         seed=options.seed,
         dtype=job.base.entry.dtype,
+        on_all_passages=True,
+        target_modules="all-linear" if adds_modules else None,
     )
 
 
-def _train(job: CookJob, sample: Sample, start: Mixed, tuning: Tuning) -> tuple[Tuned, Tensors | None]:
-    """The report of the training, and the tensors it kept; None where it kept the start's.
+def _initial(start: Mixed, tuning: Tuning) -> tuple[AdapterConfig, Tensors]:
+    """The configuration and tensors that the training starts from; they compute what `start` does."""
+    if tuning.target_modules is None:
+        return start.config, start.tensors
+    assert isinstance(start.config, LoraConfig)
+    return on_all_linears(start.config, start.tensors, start.base.shape, seed=tuning.seed)
+
+
+def _train(
+    job: CookJob, sample: Sample, config: AdapterConfig, initial: Tensors, tuning: Tuning
+) -> tuple[Tuned, Tensors | None]:
+    """The report of the training, and the tensors it kept; None where it kept the initial ones.
 
     Tensors travel as blobs that nothing else names, and are deleted again.
     """
     blobs, split = job.registry.blobs, sample.split
-    start_blob = blobs.put_bytes(save_unique(start.tensors))
+    start_blob = blobs.put_bytes(save_unique(initial))
     try:
         options = tuning.model_dump(include={"passes", "rate", "batch", "max_tokens", "seed"})
-        stored = StoredAdapter(config=start.config, blob=start_blob)
-        request = TuningRequest(texts=sample.texts, start=stored, folds=split.folds, whole=split.fits_all, **options)
+        stored = StoredAdapter(config=config, blob=start_blob)
+        request = TuningRequest(texts=sample.texts, start=stored, folds=split.folds, **options)
         tuned = job.computations.tune(job.base.entry.id, request)
     finally:
         blobs.delete(start_blob)
@@ -147,7 +175,7 @@ def _search_of(sample: Sample, tuning: Tuning, tuned: Tuned, seconds: float) -> 
     return Search(
         effort="tune",
         trials=(),
-        decided_on=len(sample.texts) - (0 if split.fits_all else len(tuned.held_out)),
+        decided_on=len(sample.texts),
         held_out=len(tuned.held_out),
         tokens=tuned.trained_tokens,
         seconds=seconds,
@@ -155,7 +183,7 @@ def _search_of(sample: Sample, tuning: Tuning, tuned: Tuned, seconds: float) -> 
             passes=tuning.passes,
             kept=tuned.best_pass,
             rate=tuning.rate,
-            trainings=len(split.folds) + split.fits_all,
+            trainings=len(split.folds) + (tuned.best_pass > 0),
             losses=tuple(sum(nll) / sum(tuned.tokens) for nll in tuned.nll),
             trained_losses=tuned.trained_nll,
         ),
@@ -176,17 +204,36 @@ def _earlier_outcome(job: CookJob, start: Mixed, recipe: Recipe) -> Outcome | No
     data = registry.blobs.read(row.weights_blob)
     earlier = Evidence.model_validate({name: value for name, value in stored[-1].items() if name != "created_at"})
     evidence = evidence_of(job).model_copy(update={"search": earlier.search, "verification": earlier.verification})
-    soup = _tuned_soup(start, recipe, load_tensors(data), data)
+    soup = _tuned_soup(start, recipe, row.config, load_tensors(data), data)
     return Outcome(replace(soup, cached=True), evidence)
 
 
-def _tuned_soup(start: Mixed, recipe: Recipe, tensors: Tensors, data: bytes) -> Mixed:
+def _tuned_soup(start: Mixed, recipe: Recipe, config: AdapterConfig, tensors: Tensors, data: bytes) -> Mixed:
     """The trained soup, which is no longer the mixture of its ingredients."""
     assert recipe.tuning is not None
-    digest = adapter_digest(recipe.base_fingerprint, start.config, tensors)
+    digest = adapter_digest(recipe.base_fingerprint, config, tensors)
     note = f"Tuned: it has learnt from sample {recipe.tuning.sample}, and is no mixture of its ingredients any more."
-    size = size_in_bytes(tensors)
-    report = start.report.model_copy(update={"residual": None, "size_bytes": size, "notes": (note,)})
+    report = start.report.model_copy(
+        update={
+            "parameters": count_parameters(config, tensors),
+            "size_bytes": size_in_bytes(tensors),
+            "width_out": config.width,
+            "relative_cost": relative_cost(
+                [ingredient.config for ingredient in start.ingredients], config, start.base.shape
+            ),
+            "residual": None,
+            "residuals": None,
+            "notes": (note,),
+        }
+    )
     return replace(
-        start, recipe=recipe, tensors=tensors, data=data, digest=digest, report=report, cached=False, reason=""
+        start,
+        recipe=recipe,
+        config=config,
+        tensors=tensors,
+        data=data,
+        digest=digest,
+        report=report,
+        cached=False,
+        reason="",
     )

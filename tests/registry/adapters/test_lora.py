@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from registry.adapters import attached, create, expected_tensors, from_tensors
+from registry.adapters.lora_ranks import on_all_linears
 from registry.adapters.weights import adapter_digest, init_hash, scale_output
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible
@@ -46,6 +47,23 @@ def logits(model: nn.Module) -> Tensor:
     with torch.inference_mode():
         found: Tensor = model(IDS).logits
     return found
+
+
+def test_a_lora_on_all_linear_modules_computes_the_same(base: LoadedBase, shape: BaseShape) -> None:
+    config = a_config(rslora=True)
+    tensors = drawn(config, shape, 3)
+    complete, more = on_all_linears(config, tensors, shape, seed=1)
+    modules = complete.modules()
+    assert set(modules) == set(LINEARS)
+    assert {path: modules[path] for path in (ATTN, FC)} == config.modules()
+    added = [module for path, module in modules.items() if path not in (ATTN, FC)]
+    assert {module.rank for module in added} == {3}
+    assert [complete.scaling(module) for module in added] == pytest.approx([4.0] * len(added))
+    with attached(base.model, from_tensors(config, shape, tensors)):
+        before = logits(base.model)
+    with attached(base.model, from_tensors(complete, shape, more)):
+        after = logits(base.model)
+    assert torch.equal(before, after)
 
 
 class TestTensors:

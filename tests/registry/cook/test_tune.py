@@ -12,6 +12,8 @@ from registry.errors import InvalidParameter
 from registry.spec import HeadConfig, PoolSpec, PosteriorSpec, Provenance, Tuned, UnionConfig
 from tests.registry.toy_registry import (
     CONFIG,
+    LINEARS,
+    LORA,
     SHAPE,
     WEIGHTS,
     ToyRegistry,
@@ -84,8 +86,8 @@ def test_every_fifth_passage_of_a_large_sample_is_held_out_also_of_choosing_the_
     texts[4::5] = sample("zoo", count=6)["texts"]
     evidence = pool.cook(sample={"texts": texts}, effort="tune", verify=True).evidence
     (request,) = pool.tunings
-    assert (request.folds, request.whole) == ((tuple(range(4, 30, 5)),), False)
-    assert (evidence.search.decided_on, evidence.search.held_out, evidence.search.tuning.trainings) == (24, 6, 1)
+    assert request.folds == (tuple(range(4, 30, 5)),)
+    assert (evidence.search.decided_on, evidence.search.held_out, evidence.search.tuning.trainings) == (30, 6, 2)
     assert evidence.selection.units == 24
     assert [domain.domain for domain in evidence.selection.selected] == ["law"]
 
@@ -93,7 +95,6 @@ def test_every_fifth_passage_of_a_large_sample_is_held_out_also_of_choosing_the_
 def test_of_few_passages_each_is_held_out_once_and_the_last_training_is_on_all(pool):
     search = tune(pool, "law", count=7).evidence.search
     (asked,) = pool.tunings
-    assert asked.whole
     assert sorted(number for fold in asked.folds for number in fold) == list(range(7))
     assert (search.decided_on, search.held_out, search.tuning.trainings) == (7, 7, 4)
 
@@ -111,6 +112,23 @@ def test_what_is_asked_for_is_what_is_done_and_is_in_the_recipe(pool):
     for value in (tuning, asked):
         assert (value.passes, value.rate, value.batch, value.max_tokens, value.seed) == (2, "0.01", 8, 128, 5)
     assert tuning.dtype == "float32"
+
+
+@pytest.mark.parametrize("target_modules", ["all-linear", "pool"])
+def test_a_soup_of_loras_is_trained_in_all_linear_modules_or_in_those_of_the_pool(ready, target_modules):
+    pool = ready()
+    for seed, domain in enumerate(("code", "law")):
+        pool.ready(f"acme/{domain}", seed=seed, config=LORA, text=domain)
+    cooked = tune(pool, "law", "code", tuning={"target_modules": target_modules})
+    (request,) = pool.tunings
+    row = pool.row(cooked.soup_id)
+    modules = LINEARS if target_modules == "all-linear" else LORA.modules()
+    assert set(row.config.modules()) == set(request.start.config.modules()) == set(modules)
+    assert cooked.recipe.tuning.target_modules == (None if target_modules == "pool" else target_modules)
+    assert cooked.report.parameters == sum(
+        module.rank * sum(SHAPE.linears[path]) for path, module in row.config.modules().items()
+    )
+    assert tune(pool, "law", "code", tuning={"target_modules": target_modules}).cached
 
 
 def test_the_same_request_again_trains_nothing(pool):
