@@ -92,7 +92,7 @@ def uniform(config: LoraConfig, tensors: Tensors) -> tuple[LoraConfig, dict[str,
 def on_all_linears(
     config: LoraConfig, tensors: Tensors, shape: BaseShape, *, seed: int
 ) -> tuple[LoraConfig, dict[str, Tensor]]:
-    """The configuration and tensors with every linear module of the layers; they compute the same.
+    """The configuration and tensors in fp32 with every linear module of the layers; they compute the same.
 
     The modules that the LoRA lacks get its largest rank, a random A and B = 0.
     """
@@ -105,4 +105,5 @@ def on_all_linears(
         inputs, outputs = shape.linears[path]
         sizes |= {f"{PREFIX}{path}{LORA_A}": (rank, inputs), f"{PREFIX}{path}{LORA_B}": (outputs, rank)}
     complete = LoraConfig.of({**modules, **added}, rslora=config.rslora)
-    return complete, {**tensors, **initial_lora(complete, sizes, seed=seed, init="near_identity")}
+    same = {name: tensor.to(torch.float32) for name, tensor in tensors.items()}
+    return complete, {**same, **initial_lora(complete, sizes, seed=seed, init="near_identity")}

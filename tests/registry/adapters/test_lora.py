@@ -51,7 +51,7 @@ def logits(model: nn.Module) -> Tensor:
 
 def test_a_lora_on_all_linear_modules_computes_the_same(base: LoadedBase, shape: BaseShape) -> None:
     config = a_config(rslora=True)
-    tensors = drawn(config, shape, 3)
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in drawn(config, shape, 3).items()}
     complete, more = on_all_linears(config, tensors, shape, seed=1)
     modules = complete.modules()
     assert set(modules) == set(LINEARS)
@@ -64,6 +64,7 @@ def test_a_lora_on_all_linear_modules_computes_the_same(base: LoadedBase, shape:
     with attached(base.model, from_tensors(complete, shape, more)):
         after = logits(base.model)
     assert torch.equal(before, after)
+    assert {tensor.dtype for tensor in more.values()} == {torch.float32}
 
 
 class TestTensors:
