@@ -146,15 +146,13 @@ class SequenceGroup:
 def requested_bases(groups: Iterable[SequenceGroup], running: Iterable[SequenceGroup]) -> dict[str, int]:
     """The base models of these requests, in their order, each with bytes for adapters.
 
-    They suffice for its largest requested adapter, and for the adapters of its `running` requests together.
+    They suffice for its largest requested adapter, and for the adapters of all `running` requests together, whatever
+    base model these have.
     """
-    in_use = {(group.base_id, group.digest): _adapter_bytes(group) for group in running}
+    in_use = sum({(group.base_id, group.digest): _adapter_bytes(group) for group in running}.values())
     sizes: dict[str, int] = {}
     for group in groups:
-        sizes[group.base_id] = max(sizes.get(group.base_id, 0), _adapter_bytes(group))
-    for base_id in sizes:
-        together = sum(size for (user_base, _), size in in_use.items() if user_base == base_id)
-        sizes[base_id] = max(sizes[base_id], together)
+        sizes[group.base_id] = max(sizes.get(group.base_id, in_use), _adapter_bytes(group))
     return sizes
 
 

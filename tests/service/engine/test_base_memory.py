@@ -264,6 +264,7 @@ class TestAdapters:
         assert source.alive() == 1
 
     @example([("c", 2, 1, 0), ("c", 2, 2, 1), ("a", 0, None, 1)], 10 + 2 * SIZE)  # two adapters in use leave no room
+    @example([("a", 6, 1, 0), ("b", 6, 1, 2), ("c", 0, None, 2)], 25 + 2 * SIZE)  # each on its own base model
     @example(  # two bases fit, but not with an adapter: neither fails because somebody uses the other base
         [
             (base_id, 9, seed, steps)
