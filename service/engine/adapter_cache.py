@@ -93,7 +93,9 @@ class AdapterCache:
         return self._cached[key]
 
     def evict_base(self, base_id: str) -> None:
-        """Evict the adapters of a base model: they refer to its modules."""
+        """Evict the adapters of a base model, and drop those being loaded: they refer to its modules."""
+        for key in [key for key in self._loading if key[0] == base_id]:
+            self._loading.pop(key).cancel()
         for key in [key for key in self._cached if key[0] == base_id]:
             self._evict(key)
 

@@ -683,3 +683,16 @@ class TestBank:
         again = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: pytest.fail("held already"))
         assert bank.get(runner, first) is bank.get(runner, again)
         assert bank.get(runner, first) is not bank.get(runner, handle_of(base, 2))
+
+    def test_an_evicted_base_model_leaves_no_loaded_adapter_behind(self, base: LoadedBase) -> None:
+        """It would edit the modules of the evicted model, and keep them in memory."""
+        bank, runner = AdapterCache(2**20), Runner(base)
+        loads, loaded = [], threading.Event()
+        handle = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: loads.append(1) or tensors_of(base, 1))
+        bank.start_background_loads(loaded.set)
+        bank.prefetch(runner, handle)
+        assert loaded.wait(20)
+        bank.evict_base(base.entry.id)
+        bank.get(runner, handle)
+        assert len(loads) == 2
+        bank.close()
