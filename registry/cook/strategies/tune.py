@@ -119,7 +119,7 @@ def _tuning(job: CookJob, sample: Sample, start: AdapterConfig) -> Tuning:
     """The training of `start` that the request asks for, with defaults filled in and cut to its budget."""
     options = job.request.tuning or TuningOptions()
     passages = len(sample.fit_texts)
-    adds_modules = options.target_modules == "all-linear" and isinstance(start, LoraConfig)
+    adds_modules = options.target_modules == "all-linear" and isinstance(start, LoraConfig) and not start.pruned
     rates = ALL_LINEAR_RATES if adds_modules else RATES
     passes = options.passes or TRAINING_PASSES
     if job.request.budget is not None:
@@ -175,7 +175,7 @@ def _search_of(sample: Sample, tuning: Tuning, tuned: Tuned, seconds: float) -> 
     return Search(
         effort="tune",
         trials=(),
-        decided_on=len(sample.texts),
+        decided_on=len(sample.texts if tuned.best_pass else sample.fit_texts),
         held_out=len(tuned.held_out),
         tokens=tuned.trained_tokens,
         seconds=seconds,

@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from registry.adapters.weights import load_tensors, save_tensors
 from registry.cook.strategies.tune import held_out_nll
 from registry.errors import InvalidParameter
 from registry.spec import HeadConfig, PoolSpec, PosteriorSpec, Provenance, Tuned, UnionConfig
+from tests.registry.pruned_adapters import sparse
 from tests.registry.toy_registry import (
     CONFIG,
     LINEARS,
@@ -20,6 +22,7 @@ from tests.registry.toy_registry import (
     by_hand,
     inline,
     sample,
+    weights,
 )
 
 ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its own tests ask one of each kind
@@ -185,6 +188,20 @@ def test_a_recipe_by_hand_is_a_start_too_also_of_one_adapter(pool):
     assert alone.reason == "One adapter, then tuned on the sample."
     assert pool.row(alone.soup_id).kind == "soup"
     assert alone.digest != pool.named("acme/law").digest
+
+
+def test_a_pruned_lora_is_given_to_the_training_as_it_is_to_be_refused_there(pool):
+    config, tensors = sparse(LORA, 0, tensors=load_tensors(weights(0, LORA)))
+    pool.push("acme/pruned", config=config, files={WEIGHTS: inline(save_tensors(tensors))})
+    pool.learns = -0.1  # the tensors are not changed
+    tune(pool, recipe=by_hand("acme/pruned"))
+    assert pool.tunings[0].start.config == config
+
+
+def test_a_start_that_is_best_says_which_passages_were_trained_on(pool):
+    pool.learns = -0.1
+    search = tune(pool, recipe=by_hand("acme/law")).evidence.search
+    assert (search.decided_on, search.held_out, search.tuning.trainings) == (48, 12, 1)
 
 
 def test_what_cannot_be_averaged_starts_as_narrow_as_one_adapter(ready):
