@@ -115,12 +115,12 @@ def _candidates_table(candidates: Sequence[WeighedCandidate]) -> str:
 
 
 def _tuning_text(search: Search, tuning: TuningReport) -> str:
-    """The losses of a tuning, and the state that was kept."""
+    """The losses of a tuning, and the best number of passes."""
     losses = ", ".join(f"{loss:.4f}" for loss in tuning.losses)
-    state = f"that after pass {tuning.kept}" if tuning.kept else "the start"
+    best = f"after pass {tuning.kept}" if tuning.kept else "at the start"
     return (
         f"Trained on {search.decided_on} passages at rate {tuning.rate}; mean NLL of held-out passages at "
-        f"the start and after each pass: {losses}; kept: {state}."
+        f"the start and after each pass: {losses}; lowest {best}."
     )
 
 

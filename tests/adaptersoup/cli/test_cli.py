@@ -599,7 +599,7 @@ class TestCook:
         server.on("POST /v1/soups", ok({**SOUP, "search": search}, 201))
         _, err = done(soup("cook", "--sample", sample, "--effort", "tune"))
         assert "US law" in err
-        assert "3.0000, 2.8000; kept: that after pass 1" in err
+        assert "3.0000, 2.8000; lowest after pass 1" in err
 
     def test_higher_efforts_have_their_cost_and_the_gain_of_past_cooks(
         self, soup: Soup, server: Server, sample: Path
