@@ -23,7 +23,7 @@ from registry.spec import Budget, Passage, WeighingRequest, characters_of
 LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
 """The minimum that a budget leaves of weighing. If fewer than LEAST_ALONE adapters could be scored alone, none are."""
 TRAINING_PASSES = 3
-"""Default maximum of passes of a training; the result is the state after the best one on held-out passages."""
+"""Default maximum of passes of a training; held-out passages decide how many the result is trained for."""
 NEWEST = 100
 """Past cooks of an effort whose gains count."""
 GRADIENT, AN_ADAPTER = 3.2, 0.06

@@ -23,7 +23,8 @@ class Split:
     """The split of `count` passages: `folds` are the numbers of passages that are held out together.
 
     There is one fold, and the answer is fitted on the other passages. With `fits_all` (cross-validation) the answer is
-    fitted on all passages, and each fold is scored by a soup that was fitted in the same way without it.
+    fitted on all passages, and each fold is scored by a soup that was fitted in the same way without it. Effort `tune`
+    trains its answer on all passages in both cases.
     """
 
     count: int
