@@ -687,12 +687,12 @@ class TestBank:
     def test_an_evicted_base_model_leaves_no_loaded_adapter_behind(self, base: LoadedBase) -> None:
         """It would edit the modules of the evicted model, and keep them in memory."""
         bank, runner = AdapterCache(2**20), Runner(base)
-        loads, loaded = [], threading.Event()
-        handle = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: loads.append(1) or tensors_of(base, 1))
+        loads, loaded = iter(range(2)), threading.Event()
+        handle = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: tensors_of(base, next(loads)))
         bank.start_background_loads(loaded.set)
         bank.prefetch(runner, handle)
         assert loaded.wait(20)
         bank.evict_base(base.entry.id)
         bank.get(runner, handle)
-        assert len(loads) == 2
+        assert next(loads, None) is None, "loaded twice"
         bank.close()
