@@ -121,7 +121,7 @@ class SingleBeside(Frozen):
 
 
 class Search(Frozen):
-    """The record of an effort: the weighed adapters, the part of the sample used, and the soups tried on the rest.
+    """The record of an effort: the weighed adapters, the passages used, and the soups tried on held-out ones.
 
     `tokens` and `seconds` are those of the gradients, including the start of their process. For a small sample there
     are several weighings or trainings, and each passage is held out of one of them.
