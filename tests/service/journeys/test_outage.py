@@ -82,8 +82,8 @@ def test_every_request_says_so_and_the_next_one_after_it_works(own: Postgres, wo
 
 
 def is_background_thread() -> bool:
-    """Return True in a thread that has transactions at any time: of jobs, of usage and of servers among each other."""
-    return threading.current_thread().name.startswith(("soup-jobs", "usage", "rates", "presence"))
+    """Return True in a thread that has transactions at any time: of jobs, and of periodic work such as usage."""
+    return threading.current_thread().name.startswith("soup-")
 
 
 def gone_at(own: Postgres, monkeypatch: pytest.MonkeyPatch, world: World, moment: str) -> None:
