@@ -153,7 +153,7 @@ def sizes(result: Result, _name: str) -> list[str]:
 
 VIEWS: dict[str, Callable[[Result, str], list[str]]] = {"brief": brief, "ways": ways, "sizes": sizes}
 """Views of a results file, as `<!-- figures:NAME:VIEW -->` names them."""
-RESULTS = ("adaptersoup_smollm2_lora", "adaptersoup_smollm2_lora_peft")
+RESULTS = ("adaptersoup_smollm2_lora", "adaptersoup_smollm2_lora_peft", "adaptersoup_smollm2_lora_tune")
 """Files whose picture a page shows."""
 
 
