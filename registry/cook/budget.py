@@ -28,8 +28,8 @@ NEWEST = 100
 """Past cooks of an effort whose gains count."""
 GRADIENT, AN_ADAPTER = 3.2, 0.06
 """Passes of the base that a pass with its gradients takes, and what each adapter that is attached adds."""
-TRAINING = 3.5
-"""Passes of the base that a pass of training one adapter takes."""
+TRAINING = 5.0
+"""Passes of the base that a pass of training takes: of a LoRA in all linear modules, others take less."""
 ALONE = 1.2
 """Passes of the base that a pass with one adapter takes."""
 GREEDY = 6
