@@ -124,6 +124,7 @@ BRIEF = {
     "instant": "soup, effort `instant`",
     "quick": "soup, effort `quick`, the default",
     "tune": "soup, effort `tune`, which also trains it on the sample",
+    "peft": "new LoRA, trained on the sample with PEFT, the best of three rates (one training)",
 }
 """Ways as the README names them."""
 
@@ -153,7 +154,7 @@ def sizes(result: Result, _name: str) -> list[str]:
 
 VIEWS: dict[str, Callable[[Result, str], list[str]]] = {"brief": brief, "ways": ways, "sizes": sizes}
 """Views of a results file, as `<!-- figures:NAME:VIEW -->` names them."""
-RESULTS = ("adaptersoup_smollm2_lora", "adaptersoup_smollm2_lora_peft", "adaptersoup_smollm2_lora_tune")
+RESULTS = ("adaptersoup_smollm2_lora",)
 """Files whose picture a page shows."""
 
 
