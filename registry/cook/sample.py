@@ -11,8 +11,8 @@ from registry.errors import InvalidSample
 from registry.samples.sample import CheckedSample, check_sample
 from registry.spec import CookRequest, Passage, SampleReport
 
-HELD_OUT_EVERY = 5
-"""Every fifth passage of a sample is held out."""
+HELD_OUT_EVERY, LEAST_HELD_OUT = 5, 6
+"""Every fifth passage of a sample is held out; of a small one, every fourth or third, so that six are held out."""
 FEW = 20
 """Samples with fewer passages are cross-validated in FOLDS folds, and the answer is fitted on all passages."""
 FOLDS = 3
@@ -35,7 +35,8 @@ class Split:
     def of(cls, count: int) -> Split:
         """The split of this number of passages."""
         if count >= FEW:
-            return cls(count, (tuple(range(HELD_OUT_EVERY - 1, count, HELD_OUT_EVERY)),), False)
+            stride = min(HELD_OUT_EVERY, count // LEAST_HELD_OUT)
+            return cls(count, (tuple(range(stride - 1, count, stride)),), False)
         return cls(count, tuple(tuple(range(first, count, FOLDS)) for first in range(FOLDS)), True)
 
     @property

@@ -379,3 +379,10 @@ def test_several_weighings_share_a_budget():
     once, folds = Size((10,), 15, 21), Size((15, 10, 10, 10), 15, 21)
     assert least_of(depth, folds) > least_of(depth, once)
     assert cut_weighing(depth, once, 8.0).steps > cut_weighing(depth, folds, 8.0).steps
+
+
+@pytest.mark.parametrize("passages", [20, 23, 24, 29, 30, 100])
+def test_a_fifth_is_held_out_and_at_least_six(passages):
+    split = Split.of(passages)
+    assert max(6, passages // 5) <= len(split.held_out) <= passages / 3
+    assert sorted([*split.fit, *split.held_out]) == list(range(passages))
