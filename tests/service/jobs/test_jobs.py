@@ -306,7 +306,7 @@ class TestWeighing:
         os.kill(pid, signal.SIGKILL)
         done = client.wait_job(job)
         assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 2, None)
-        assert done["result"]["search"]["decided_on"] == 20
+        assert done["result"]["search"]["decided_on"] == 19
 
     def test_the_process_waits_for_the_next_weighing_for_a_while(
         self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
