@@ -11,8 +11,9 @@ from registry.errors import InvalidSample
 from registry.samples.sample import CheckedSample, check_sample
 from registry.spec import CookRequest, Passage, SampleReport
 
-HELD_OUT_EVERY, LEAST_HELD_OUT = 5, 6
-"""Every fifth passage of a sample is held out; of a small one, every fourth or third, so that six are held out."""
+HELD_OUT_EVERY = 5
+"""Every fifth passage of a sample is held out, or every fourth or third to reach LEAST_HELD_OUT."""
+LEAST_HELD_OUT = 6
 FEW = 20
 """Samples with fewer passages are cross-validated in FOLDS folds, and the answer is fitted on all passages."""
 FOLDS = 3
