@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from adaptersoup.cli.verbs.compare.strategies import Strategy
 from adaptersoup.client.client import SoupClient
-from demo.table import TUNED
 from registry.spec import CosineSpec, GmmSpec, PoolRequest, UniformSpec
 
 NAMESPACE = "demo"
@@ -17,7 +16,7 @@ PAPERS_THRESHOLD = 0.15
 _PAPER = GmmSpec(mode="paper")
 _LIKE = CosineSpec(threshold=PAPERS_THRESHOLD)
 SERVICE = Strategy("the service, verified", None, verify=True)
-"""The default of a request without options: effort `quick`."""
+"""The default of a request without options: effort `tune`."""
 EVERY = (
     Strategy("single, similarity", _LIKE, single=True),
     Strategy("soup, similarity", _LIKE),
@@ -27,7 +26,7 @@ EVERY = (
     Strategy("soup, clustering (default)", GmmSpec()),
     Strategy("soup, uniform", UniformSpec()),
     Strategy("effort instant", None, verify=True, effort="instant"),
-    Strategy(TUNED, None, verify=True, effort="tune"),
+    Strategy("effort quick", None, verify=True, effort="quick"),
     SERVICE,
 )
 """All strategies in the order of the table; the service's default is last. Effort `thorough`, of up to 35 passes, is

@@ -20,7 +20,6 @@ from registry.uncertainty import Difference
 
 CONTROL = "control"
 """The name of the control's row."""
-TUNED = "effort tune"
 """The name of the row of soups that were trained on their samples."""
 
 
@@ -175,7 +174,7 @@ def _averages(table: Table, rows: Sequence[Row], label: int) -> Iterator[str]:
 
 
 def sentence(table: Table, *, answer: Row, seconds: float) -> str:
-    """The result in one sentence: the geometric means of base, control, the service's answers and tuned soups.
+    """The result in one sentence: the geometric means of base, control and the service's answers.
 
     `answer` wins a domain if its perplexity is below that of the base and of the control.
     """
@@ -187,11 +186,9 @@ def sentence(table: Table, *, answer: Row, seconds: float) -> str:
     )
     count = len(table.domains)
     means = ", ".join(f"{name} {row.geometric():.1f}" for name, row in zeros.items())
-    tuned = next((row for row in table.rows if row.name == TUNED), None)
-    also = "" if tuned is None else f", trained on the sample {tuned.geometric():.1f}"
     return (
         f"{count} novel domain{'s' if count > 1 else ''}: {means}, {whose} {answer.geometric():.1f} (perplexity, "
-        f"geometric mean), better than {'both' if len(zeros) == 2 else 'the base'} on {won} of {count}{also}; "
+        f"geometric mean), better than {'both' if len(zeros) == 2 else 'the base'} on {won} of {count}; "
         f"{seconds:.0f} s of choosing."
     )
 

@@ -94,8 +94,8 @@ COOKED = {
     "base_model": "base model",
     "single_similarity": "single, cosine",
     "effort_instant": "effort instant",
-    "the_service_verified": "effort quick",
-    "effort_tune": "effort tune",
+    "effort_quick": "effort quick",
+    "the_service_verified": "effort tune",
 }
 """Methods of the demo as `soup compare` names the strategies."""
 

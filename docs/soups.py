@@ -122,8 +122,8 @@ BRIEF = {
     SINGLE: "best single LoRA, chosen on the test text",
     "clustering": "soup by the clustering of the AdapterSoup paper",
     "instant": "soup, effort `instant`",
-    "quick": "soup, effort `quick`, the default",
-    "tune": "soup, effort `tune`, which also trains it on the sample",
+    "quick": "soup, effort `quick`, a mixture only",
+    "tune": "soup, effort `tune`, the default, which also trains it on the sample",
     "peft": "new LoRA, trained on the sample with PEFT, the best of three rates (one training)",
 }
 """Ways as the README names them."""

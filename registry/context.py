@@ -93,7 +93,7 @@ class Registry:
     bases: Mapping[str, BaseModel] = field(default_factory=dict)
     limits: SizeLimits = field(default_factory=SizeLimits)
     refits: Refits = Refits()
-    default_effort: Effort = "quick"
+    default_effort: Effort = "tune"
     quotas: DefaultLimits = field(default_factory=DefaultLimits)
     retention: Retention = Retention()
     selectors: LoadedSelectors = field(default_factory=LoadedSelectors)

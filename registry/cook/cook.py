@@ -5,6 +5,8 @@ Called by the cook job and by trainings.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from registry.context import Caller, Registry
 from registry.cook.answer import Outcome, abstained, cooked_soup, evidence_of, single_adapter
 from registry.cook.default_effort import may_tune, with_default_effort
@@ -15,7 +17,7 @@ from registry.cook.scoring import judge
 from registry.cook.store import purged_while_cooking, store_soup
 from registry.cook.strategies import dearer_efforts, strategy_of
 from registry.cook.timed import TimedBase
-from registry.errors import DamagedBlob, Retired, Unavailable
+from registry.errors import DamagedBlob, InvalidParameter, InvalidSample, Retired, Unavailable
 from registry.mixing.compat import SoupIngredient
 from registry.names import split_name
 from registry.progress import Progress
@@ -36,6 +38,7 @@ def cook(
     """Cook a request; `namespace` takes an unnamed soup, and `progress` may raise Cancelled between two steps.
 
     `queued_effort` is the default effort that was chosen when the request was queued, in place of the default of now.
+    If that is `tune`, and the sample or the adapters cannot be tuned, the request is cooked with `quick`.
     An adapter that is purged meanwhile is left out with its reason; where the request names it, Retired is raised.
     Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter, NotFound, and for
     effort `tune` Forbidden where the namespace that the soup is written to forbids it.
@@ -47,13 +50,10 @@ def cook(
     request = with_default_effort(registry, request, target)
     progress(0, STEPS, "reading the sample")
     job = read_request(registry, caller, request, namespace=namespace, computations=computations, progress=progress)
-    cooked = _cook_with_retry(job)
+    tunes_by_default = effort_by_default and request.effort == "tune"
+    cooked = _tune_or_weigh(job) if tunes_by_default else _cook_with_retry(job)
     spent = job.base.spent(job.texts)
-    cooked = cooked.model_copy(update={"spent": spent, "beyond": _prices(job, spent, cooked, target)})
-    if request.effort == "tune" and effort_by_default:
-        reason = f"{cooked.reason} Effort 'tune' is the default of namespace {target!r}."
-        return cooked.model_copy(update={"reason": reason})
-    return cooked
+    return cooked.model_copy(update={"spent": spent, "beyond": _prices(job, spent, cooked, target)})
 
 
 def read_request(
@@ -77,6 +77,17 @@ def read_request(
     base = TimedBase(registry.bases[base_id])
     sample = read_sample(registry, caller, request, base)
     return CookJob(registry, caller, request, base, sample, ingredients, namespace, computations, progress)
+
+
+def _tune_or_weigh(job: CookJob) -> Cooked:
+    """Cook with effort `tune`, or with `quick` if this sample or these adapters cannot be tuned; says which."""
+    try:
+        cooked, note = _cook_with_retry(job), "Effort 'tune' is the default; 'quick' makes soups that learn no sample."
+    except (InvalidParameter, InvalidSample) as error:
+        job.report(1, "choosing adapters with effort 'quick'")
+        quick = replace(job, request=job.request.model_copy(update={"effort": "quick"}))
+        cooked, note = _cook_with_retry(quick), f"Not tuned: {error}"
+    return cooked.model_copy(update={"reason": f"{cooked.reason} {note}"})
 
 
 def _cook_with_retry(job: CookJob) -> Cooked:

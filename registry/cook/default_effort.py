@@ -6,15 +6,14 @@ from registry.catalogue.database import Catalogue, Database
 from registry.context import Registry
 from registry.errors import Forbidden
 from registry.select.pools import pool_base
-from registry.spec import WEIGHING, AutoMixing, CookRequest
+from registry.spec import BY_GRADIENTS, AutoMixing, CookRequest, Effort
 
 
 def with_default_effort(registry: Registry, request: CookRequest, namespace: str) -> CookRequest:
     """The request with an effort, if it has a sample and names no effort, selector or recipe.
 
-    The effort is `tune` if that is the default of `namespace` and the request has verification, and so a sample with
-    text. Otherwise it is the server's default, or `instant` if that default weighs adapters and the request does not
-    allow it.
+    It is the server's default, or `tune` if `namespace` tunes by default. It is `quick` instead of `tune` if
+    `namespace` forbids tuning, and `instant` if the request does not allow an effort with gradients.
 
     Raises Forbidden for effort `tune` if the namespace forbids it, InvalidParameter if the base model is ambiguous, and
     Unavailable if it cannot be read.
@@ -24,16 +23,17 @@ def with_default_effort(registry: Registry, request: CookRequest, namespace: str
             check_tuning(catalogue, namespace)
         if (request.effort, request.selector, request.recipe) != (None, None, None):
             return request
-        tunes_by_default = catalogue.namespaces.get(namespace).tuning == "default"
-    if tunes_by_default and request.verify:
-        return request.model_copy(update={"effort": "tune"})
-    weighs = registry.default_effort in WEIGHING
-    effort = "instant" if weighs and not _can_weigh(registry, request) else registry.default_effort
+        tuning = catalogue.namespaces.get(namespace).tuning
+    effort: Effort = "tune" if tuning == "default" else registry.default_effort
+    if effort == "tune" and tuning == "forbid":
+        effort = "quick"
+    if effort in BY_GRADIENTS and not _allows_gradients(registry, request):
+        effort = "instant"
     return request.model_copy(update={"effort": effort})
 
 
-def _can_weigh(registry: Registry, request: CookRequest) -> bool:
-    """Return True if an effort that weighs would take the request: it neither says how to mix nor not to verify."""
+def _allows_gradients(registry: Registry, request: CookRequest) -> bool:
+    """Return True if the request says neither how to mix nor not to verify, and its base model is no encoder."""
     is_open = request.verify and not request.options.single and request.mixing == AutoMixing()
     return is_open and registry.bases[pool_base(request.pool, registry.bases)].shape.kind != "encoder"
 

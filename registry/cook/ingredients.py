@@ -47,7 +47,8 @@ def select_ingredients(job: CookJob) -> CookJob:
     """The job with the ingredients that its selector chooses; as it is where a recipe names them.
 
     If candidates are tried on held-out passages, the selector reads only the other passages. No ingredient means that
-    it abstains.
+    it abstains; for effort `tune` it takes the best-ranked adapter instead, because training and held-out passages
+    decide.
     """
     if job.request.recipe is not None:
         return job
@@ -55,7 +56,10 @@ def select_ingredients(job: CookJob) -> CookJob:
     assert sample is not None  # a CookRequest has a sample where it has no recipe
     holds_out = job.request.effort in HOLDS_OUT and len(sample.texts) >= FEW
     passages = sample.split.fit if holds_out else None
-    query = SelectQuery(job.request.pool, selector_of(job.request), job.request.options, passages)
+    options = job.request.options
+    if job.request.effort == "tune":
+        options = options.model_copy(update={"when_none": "top"})
+    query = SelectQuery(job.request.pool, selector_of(job.request), options, passages)
     selection = select_from_pool(
         job.registry,
         job.caller,

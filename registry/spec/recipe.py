@@ -137,8 +137,9 @@ class CookRequest(Frozen):
     is the base model. A recipe by hand is verified if the request has a sample.
 
     `effort` is how much computation the choice may use. Without an effort, a given `selector` chooses alone. Without
-    either, the effort is the server's default, `quick` unless it is set. It is `instant` if `verify` is false, if the
-    request has a mixing or `single`, or if the base model is an encoder.
+    either, the effort is the server's default, `tune` unless it is set. It is `quick` if the namespace forbids tuning,
+    or if the sample or the adapters cannot be tuned, and `instant` if `verify` is false, if the request has a mixing or
+    `single`, or if the base model is an encoder.
 
     `instant`: the weights are those of the `posterior` selector. `quick`: its best candidates, and the adapters in
     `also`, are weighed on most of the sample, and the result must beat the base model on the rest. `thorough`: the same

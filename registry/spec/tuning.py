@@ -20,7 +20,8 @@ from registry.spec.weighing import StoredAdapter
 TuningSetting = Literal["forbid", "allow", "default"]
 """The permission to tune soups in a namespace.
 
-`default`: requests with verification that name no effort, selector or recipe are cooked with effort `tune`."""
+`default`: requests that name no effort, selector or recipe are cooked with effort `tune`, whatever the server's default
+is."""
 
 TargetModules = Literal["pool", "all-linear"]
 """The modules of a LoRA that are trained: those of the pool's adapters, or every linear module of the layers."""

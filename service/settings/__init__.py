@@ -18,6 +18,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from registry.errors import InvalidParameter
+from registry.spec import Effort
 from service.settings.places import DEFAULT_DATA, PlaceSettings, RaySettings
 from service.settings.quotas import QuotaSettings, RetentionSettings
 from service.settings.sizes import MIB, SizeSettings
@@ -247,10 +248,11 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
         30.0, ge=0, description="How long a request without `wait` waits for its job; then 202."
     )
     max_wait_seconds: float = Field(300.0, ge=0, description="Maximum `wait` of a request; 400 beyond it.")
-    default_effort: Literal["instant", "quick", "thorough"] = Field(
-        "quick",
-        description="Effort of a cook that sets no effort, selector or recipe. If the cook sets an option that this "
-        "effort does not allow, it gets `instant`.",
+    default_effort: Effort = Field(
+        "tune",
+        description="Effort of a cook that sets no effort, selector or recipe. A soup of `tune` learns the sample. "
+        "`quick` takes its place where a namespace forbids it, or the sample is too small. A cook that sets `mixing`, "
+        "`single` or `verify` false gets `instant`.",
     )
 
     # --- trainings ----------------------------------------------------------------------------------

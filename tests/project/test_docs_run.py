@@ -181,7 +181,7 @@ def test_the_tutorial(home: Home) -> None:
     printed = home.run("python", f"import warnings\nwarnings.simplefilter('default')\n{prepare}")
     assert int(printed.split()[0]) > 100
     output = home.run("sh", shell)
-    for text in ("demo/classic_novels@1", "tutorial/licences@1", "effort tune"):  # the last row of `soup compare`
+    for text in ("demo/classic_novels@1", "tutorial/licences@1", "effort quick"):  # the last row of `soup compare`
         assert text in output
     assert home.live.world.client.get("/v1/adapters/tutorial/licences").status_code == 410
 

@@ -26,8 +26,8 @@ COOK = Flags(
         **SELECTION.only(*SELECTOR),
         "effort": Flag(
             "effort",
-            "instant compares texts; quick weighs adapters by gradients (the server's default); thorough weighs more; "
-            "tune also trains on the sample.",
+            "instant compares texts; quick weighs adapters by gradients; thorough weighs more; tune also trains on the "
+            "sample (the server's default).",
         ),
         "also": Flag("also", "quick, thorough: another adapter to weigh, beside those of the pool; repeatable."),
         "control": Flag(

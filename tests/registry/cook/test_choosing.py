@@ -199,6 +199,8 @@ class TestAbstaining:
         assert cooked.reason == cooked.evidence.selection.reason
         assert stocked.scored == []
         assert stocked.cook(**request, options={"when_none": "top"}).model == "acme/law@1"
+        tuned = stocked.cook(**request, effort="tune", verify=True)
+        assert [ingredient.digest for ingredient in tuned.recipe.ingredients] == [stocked.named("acme/law").digest]
 
     @pytest.mark.parametrize(("gain", "helps"), [(0.5, True), (0.0, False)])
     def test_verify(self, stocked, gain, helps):
@@ -220,7 +222,7 @@ class TestAbstaining:
         soup = stocked.cook(sample=sample("law", "code")).digest
         noisy = {text: (2.0 if number % 2 else -1.9) for number, text in enumerate(sample("law", "code")["texts"])}
         stocked.gains[soup] = noisy.__getitem__
-        seen = stocked.cook(sample=sample("law", "code"), verify=True).evidence.verification
+        seen = stocked.cook(sample=sample("law", "code"), effort="instant", verify=True).evidence.verification
         assert -seen.standard_error < seen.difference < 0
         assert not seen.helps
 

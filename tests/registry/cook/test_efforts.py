@@ -21,7 +21,7 @@ from registry.cook.budget import (
 from registry.cook.sample import Split
 from registry.cook.strategies import QUICK, STRATEGIES, THOROUGH, dearer_efforts
 from registry.cook.timed import TimedBase
-from registry.errors import Forbidden, InvalidParameter
+from registry.errors import Forbidden, InvalidParameter, InvalidSample
 from registry.progress import silent
 from registry.spec import Budget, CookRequest, Spent
 from tests.registry.toy_registry import SHAPE, FakeBase, ToyRegistry, by_hand, sample, vectors_of
@@ -30,7 +30,7 @@ ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` asks on
 
 SAMPLE = sample("law", "zoo")
 BY_HAND = by_hand("acme/law", "acme/zoo")
-TUNED_BY_DEFAULT = "Effort 'tune' is the default of namespace 'acme'."
+TUNED_BY_DEFAULT = "Effort 'tune' is the default; 'quick' makes soups that learn no sample."
 
 
 @pytest.fixture
@@ -96,6 +96,7 @@ class TestForbid:
 
 class TestDefault:
     def test_a_request_that_leaves_it_open_is_tuned_and_the_answer_says_so(self, pool):
+        pool.registry = replace(pool.registry, default_effort="quick")
         set_tuning(pool, "default")
         cooked = left_open(pool)
         assert cooked.evidence.search.effort == "tune"
@@ -123,6 +124,7 @@ class TestDefault:
     )
     def test_every_other_request_is_cooked_as_it_says(self, pool, request_):
         pool.tiny.anything_helps = 0.1
+        pool.registry = replace(pool.registry, default_effort="quick")
         set_tuning(pool, "default")
         cooked = left_open(pool, **request_)
         assert pool.tunings == []
@@ -138,15 +140,36 @@ class TestDefault:
 class TestTheServersDefault:
     """Of a request that names no effort, selector or recipe."""
 
-    @pytest.mark.parametrize("effort", [None, "quick", "thorough"])
+    @pytest.mark.parametrize("effort", ["quick", "thorough"])
     def test_what_is_left_open_is_weighed(self, pool, effort):
-        if effort is not None:
-            pool.registry = replace(pool.registry, default_effort=effort)
+        pool.registry = replace(pool.registry, default_effort=effort)
         pool.tiny.anything_helps = 0.1
         cooked = left_open(pool)
-        assert cooked.evidence.search.effort == (effort or "quick")
+        assert cooked.evidence.search.effort == effort
         assert "default" not in cooked.reason
-        assert cooked.digest == left_open(pool, effort=effort or "quick").digest
+        assert cooked.digest == left_open(pool, effort=effort).digest
+
+    def test_by_default_it_is_tuned(self, pool):
+        cooked = left_open(pool)
+        assert cooked.evidence.search.effort == "tune"
+        assert cooked.reason.endswith(TUNED_BY_DEFAULT)
+
+    def test_a_namespace_that_forbids_tuning_gets_a_weighed_soup(self, pool):
+        set_tuning(pool, "forbid")
+        assert left_open(pool).evidence.search.effort == "quick"
+        assert pool.tunings == []
+
+    @pytest.mark.parametrize("error", [InvalidSample("The sample has 9 tokens."), InvalidParameter("It is pruned.")])
+    def test_what_cannot_be_tuned_is_weighed_and_the_answer_says_why(self, pool, monkeypatch, error):
+        def refuse(*_):
+            raise error
+
+        monkeypatch.setattr(pool, "computations", replace(pool.computations, tune=refuse))
+        cooked = left_open(pool)
+        assert cooked.evidence.search.effort == "quick"
+        assert cooked.reason.endswith(f" Not tuned: {error}")
+        with pytest.raises(type(error)):  # only a default has a substitute
+            tune(pool)
 
     @pytest.mark.parametrize(
         ("request_", "tuning_is_beyond"),
@@ -157,7 +180,7 @@ class TestTheServersDefault:
             ({"options": {"single": True}}, True),
         ],
     )
-    def test_what_weighing_would_refuse_is_instant(self, pool, request_, tuning_is_beyond):
+    def test_what_says_how_to_mix_or_not_to_verify_is_instant(self, pool, request_, tuning_is_beyond):
         cooked = left_open(pool, **request_)
         assert (pool.weighings, cooked.evidence.search) == ([], None)
         assert cooked.evidence.selection.thresholds == {"min_share": 0.02}
