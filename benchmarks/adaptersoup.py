@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.report import Result, options
-from benchmarks.soups import ALONE, BASE, EFFORTS, GREEDY, LADDER, PAPER, SINGLE
+from benchmarks.soups import ALONE, BASE, EFFORTS, GREEDY, LADDER, PAPER, SINGLE, VARIANTS
 from benchmarks.soups.cells import Answers, Cell
+from benchmarks.soups.ensemble import clustering_ensemble
 from benchmarks.soups.greedy import searched
 from benchmarks.soups.ladder import Ladder, Rates
 from benchmarks.soups.ratio import over_control
@@ -30,7 +31,8 @@ from service.settings import Settings
 
 RECOMMENDED: str = Settings.model_fields["default_effort"].default
 """The effort of a cook that names none."""
-WITHOUT = ("oracles", "hostile", *PAPER, *EFFORTS, *LADDER)
+WAYS = (*PAPER, *VARIANTS, *EFFORTS, *LADDER)
+WITHOUT = ("oracles", "hostile", *WAYS)
 """Parts that a shorter run may leave out."""
 
 
@@ -96,7 +98,7 @@ def recommended(run: Run) -> None:
     for size in run.plan.sizes if RECOMMENDED in run.plan.ways else ():
         within = 0
         for domain in run.domains:
-            nll = {way: run.nll(Cell(way, domain, 0, size)) for way in run.plan.ways}
+            nll = {way: run.nll(Cell(way, domain, 0, size)) for way in run.plan.ways if way not in VARIANTS}
             best = min(nll.values(), key=lambda passages: float(passages.sum()))
             difference = run.against(nll[RECOMMENDED], best, domain)
             within += difference.difference <= difference.standard_error
@@ -136,7 +138,7 @@ def main() -> None:
         arguments.bank,
         tuple(sorted(arguments.sizes)),
         arguments.draws,
-        ways=tuple(way for way in (*PAPER, *EFFORTS, *LADDER) if way not in arguments.without),
+        ways=tuple(way for way in WAYS if way not in arguments.without),
         hostile=() if "hostile" in arguments.without else HOSTILE,
         greedy=0 if "oracles" in arguments.without else arguments.greedy,
     )
@@ -147,7 +149,8 @@ def main() -> None:
         opened(arguments.data, arguments.base, arguments.adapters, home, lengths, domains=arguments.domains) as setting,
     ):
         ladder = Ladder(arguments.home / "ladder", pool, Rates(arguments.peft_rates, arguments.full_rates))
-        result = measure(Run(setting, plan, Answers(home / "answers"), ladder, partial(searched, pool)))
+        run = Run(setting, plan, Answers(home / "answers"), ladder, partial(searched, pool), clustering_ensemble)
+        result = measure(run)
         if arguments.out is not None:
             result.name = arguments.out.stem
         result.finish(arguments.out)

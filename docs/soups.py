@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.soups import ALONE, BASE, CONTROL, EFFORTS, LADDER, SINGLE
+from benchmarks.soups import ALONE, BASE, CONTROL, EFFORTS, LADDER, SINGLE, VARIANTS
 from benchmarks.soups.ratio import over_control
 from docs.markdown import table
 from plots.charts import points
@@ -30,10 +30,10 @@ WALL_TICKS = (0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 
 def _rows(result: Result) -> dict[tuple[str, int], list[Row]]:
-    """Rows of the novel domains by way and passages."""
+    """Rows of the novel domains by way and passages, without those that only the page on the papers uses."""
     found: dict[tuple[str, int], list[Row]] = {}
     for row in result["rows"]:
-        if not row["hostile"] and row["way"] != ALONE:
+        if not row["hostile"] and row["way"] not in (ALONE, *VARIANTS):
             found.setdefault((row["way"], row["passages"]), []).append(row)
     return found
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.soups import BASE
+from benchmarks.soups import BASE, CLUSTERING_3, CLUSTERING_10, TWO_BEST
 from benchmarks.soups.setting import NAMESPACE, Setting
 from demo.strategies import PAPERS_THRESHOLD
 from registry.errors import SoupError
@@ -28,6 +28,7 @@ from registry.spec import (
     HandRecipe,
     PoolRequest,
     SampleSource,
+    SelectOptions,
     UniformSpec,
     WeightedRef,
 )
@@ -74,6 +75,24 @@ def _effort(effort: Effort) -> Request:
     return request
 
 
+def _clustering(most: int) -> Request:
+    """A cook by the paper's clustering of at most this number of adapters."""
+
+    def request(_setting: Setting, cell: Cell, sample: SampleSource) -> CookRequest:
+        selector, options = GmmSpec(mode="paper", seed=cell.draw), SelectOptions(max_ingredients=most)
+        return CookRequest(sample=sample, selector=selector, options=options, pool=POOL, verify=False)
+
+    return request
+
+
+def _with_two_best(setting: Setting, cell: Cell, _sample: SampleSource) -> CookRequest:
+    """The even average of the clustering soup's adapters and of the two others that are best on the test passages."""
+    chosen = clustering_members(setting, cell)
+    others = [digest for digest in names_by_digest(setting) if digest not in chosen]
+    others.sort(key=lambda digest: float(scored(setting, cell.domain, digest, digest)[0].sum()))
+    return even_average([*chosen, *others[:2]])
+
+
 WAYS: Mapping[str, Request] = {
     "uniform": lambda _setting, _cell, sample: CookRequest(
         sample=sample, selector=UniformSpec(), pool=POOL, verify=False
@@ -84,6 +103,9 @@ WAYS: Mapping[str, Request] = {
     "clustering": lambda _setting, cell, sample: CookRequest(
         sample=sample, selector=GmmSpec(mode="paper", seed=cell.draw), pool=POOL, verify=False
     ),
+    CLUSTERING_3: _clustering(3),
+    CLUSTERING_10: _clustering(10),
+    TWO_BEST: _with_two_best,
     "instant": _effort("instant"),
     "quick": _effort("quick"),
     "thorough": _effort("thorough"),
@@ -118,12 +140,13 @@ def ask(setting: Setting, cell: Cell) -> Answer:
     """
     texts = setting.sample(cell.domain, size=cell.size, seed=cell.draw)
     answer = Answer(cell, setting.base, None, 0.0, setting.commit)
+    request = None if cell.way == BASE else WAYS[cell.way](setting, cell, setting.client.sample(texts))
     began = time.perf_counter()
-    if cell.way == BASE:
+    if request is None:
         setting.client.perplexity(setting.base, texts)
         return replace(answer, seconds=time.perf_counter() - began)
     try:
-        cooked = setting.client.cook(WAYS[cell.way](setting, cell, setting.client.sample(texts)))
+        cooked = setting.client.cook(request)
     except SoupError as error:
         return replace(answer, refused=error.message)
     return replace(
@@ -133,6 +156,19 @@ def ask(setting: Setting, cell: Cell) -> Answer:
         seconds=time.perf_counter() - began,
         width=(cooked.get("report") or {}).get("width_out") or 0,
     )
+
+
+def clustering_members(setting: Setting, cell: Cell) -> list[str]:
+    """Digests of the adapters in the clustering soup of a cell's sample; none if the selector abstains."""
+    texts = setting.sample(cell.domain, size=cell.size, seed=cell.draw)
+    cooked = setting.client.cook(WAYS["clustering"](setting, cell, setting.client.sample(texts)))
+    return [] if cooked["abstained"] else [str(row["digest"]) for row in cooked["recipe"]["ingredients"]]
+
+
+def names_by_digest(setting: Setting) -> dict[str, str]:
+    """The names of the bank's adapters by digest, without the control."""
+    adapters = {name: setting.client.adapter(f"{NAMESPACE}/{name}") for name in setting.job.training}
+    return {str(adapter["digest"]): name for name, adapter in adapters.items()}
 
 
 def even_average(refs: Sequence[str]) -> CookRequest:

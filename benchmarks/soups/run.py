@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Result
-from benchmarks.soups import BASE, CONTROL, EFFORTS, GREEDY, LADDER, PAPER, SINGLE
+from benchmarks.soups import BASE, CONTROL, EFFORTS, ENSEMBLE, GREEDY, LADDER, PAPER, SINGLE
 from benchmarks.soups.cells import Answers, Cell, scored
 from benchmarks.soups.ladder import Ladder
 from benchmarks.soups.setting import HOSTILE, NAMESPACE, Setting
@@ -61,6 +61,9 @@ HOSTILE_SAMPLE = 15
 Search = Callable[[Setting, Mapping[str, Mapping[str, np.ndarray]]], Mapping[str, np.ndarray]]
 """The results of greedy search for domains (`greedy.searched`), from the scores of each single adapter."""
 
+Ensemble = Callable[[Setting, Cell], np.ndarray]
+"""The NLL of a cell's test passages under an ensemble (`ensemble.ensemble_nll`)."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -89,6 +92,7 @@ class Run:
     answers: Answers
     ladder: Ladder
     search: Search
+    ensemble: Ensemble
     result: Result = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,6 +126,8 @@ class Run:
         """NLL of the domain's test passages under a cell's model."""
         if cell.way in LADDER:
             return np.array(self.ladder.get(self.setting, cell).best().nll)
+        if cell.way == ENSEMBLE:
+            return self.ensemble(self.setting, cell)
         answer = self.answers.get(self.setting, cell)
         return scored(self.setting, cell.domain, answer.model, answer.digest)[0]
 
@@ -131,7 +137,7 @@ class Run:
         if cell.way in LADDER:
             rung = self.ladder.get(self.setting, cell).best()
             return {"wall_s": rung.seconds, "forward_s": forward, "trained_passes": rung.passes, "rate": rung.rate}
-        answer = self.answers.get(self.setting, cell)
+        answer = self.answers.get(self.setting, replace(cell, way="clustering") if cell.way == ENSEMBLE else cell)
         return {
             "wall_s": answer.seconds,
             "forward_s": forward,

@@ -13,16 +13,20 @@ import torch
 
 from benchmarks import adaptersoup
 from benchmarks.report import Result
-from benchmarks.soups import ALONE, EFFORTS
+from benchmarks.soups import ALONE, EFFORTS, VARIANTS
 from benchmarks.soups.cells import Answers, Cell
+from benchmarks.soups.ensemble import ensemble_nll
 from benchmarks.soups.ladder import Climbed, Ladder
 from benchmarks.soups.ratio import over_control
 from benchmarks.soups.run import Plan, Run
 from benchmarks.soups.setting import HELD_OUT, HOSTILE, Lengths, Setting, Texts, bank_folders, copy_bank, prepared
-from benchmarks.soups.trained import Rung
+from benchmarks.soups.trained import Rung, windows_of
+from benchmarks.subjects import drawn_tensors, lora_of
 from demo.job import Job
 from demo.scores import Scores
+from registry.adapters import attached, from_tensors
 from registry.adapters.weights import save_tensors
+from registry.base_model import load_base
 from registry.errors import InvalidParameter
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import sha256_digest
@@ -63,14 +67,14 @@ class FakeClient:
 
     def cook(self, request: CookRequest) -> dict[str, Any]:
         self.cooked.append(request)
-        assert request.sample is not None
-        hostile = "novel" not in (request.sample.texts or ("",))[0]
+        hostile = request.sample is not None and "novel" not in (request.sample.texts or ("",))[0]
         model = f"soup-{len(self.cooked)}"
         self.models[model] = BY_EFFORT[request.effort]
         return {
             "model": "base/tiny" if hostile else model,
             "digest": sha256_digest(model.encode()),
             "abstained": hostile,
+            "recipe": {"ingredients": [{"digest": self.adapter("bank/law")["digest"]}]},
             "report": {"width_out": 4},
         }
 
@@ -118,7 +122,9 @@ NOISE = 0.01 * (np.arange(20) % 3)
 
 
 def a_run(setting: Setting, home: Path, **plan: Any) -> Run:
-    return Run(setting, Plan(**{"bank": "smollm2_lora", **plan}), Answers(home / "answers"), FakeLadder(), best_alone)
+    answers, ladder = Answers(home / "answers"), FakeLadder()
+    plan = {"bank": "smollm2_lora", **plan}
+    return Run(setting, Plan(**plan), answers, ladder, best_alone, lambda setting, cell: NOISE + WORDS * 2.5)
 
 
 def measured(setting: Setting, home: Path, **plan: Any) -> Result:
@@ -185,6 +191,31 @@ def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path:
     assert {row["passages"] for row in result.rows if row["way"] == "quick"} == {5, 60}
     assert not any(row["hostile"] for row in result.rows)
     assert not any(name.startswith(("peft", "tune_vs_peft", "greedy")) for name in result.figures)
+
+
+def test_the_clustering_soup_in_other_sizes_with_the_two_best_others_and_as_an_ensemble(
+    setting: Setting, tmp_path: Path
+) -> None:
+    figures = measured(setting, tmp_path, sizes=(5,), hostile=(), greedy=0, ways=("clustering", *VARIANTS)).figures
+    cooked = setting.client.cooked
+    assert {request.options.max_ingredients for request in cooked if request.selector} == {None, 3, 10}
+    recipes = {tuple(row.ref for row in request.recipe.ingredients) for request in cooked if request.recipe}
+    assert recipes == {tuple(sha256_digest(f"bank/{name}".encode()) for name in BANK)}
+    assert figures["clustering_ensemble_over_control"].value == pytest.approx(math.exp(2.5 - 2.9))
+
+
+def test_an_ensemble_takes_the_mean_of_its_members_logits(tiny_base_dir: Path) -> None:
+    base = load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
+    config = lora_of(base.shape)
+    members = [from_tensors(config, base.shape, drawn_tensors(base, config, seed)) for seed in (1, 2)]
+    text = "the court heard the case"
+    ids = torch.tensor([window.ids for window in windows_of(base, [text])[0]])
+    logits = []
+    for member in members:
+        with torch.no_grad(), attached(base.model, member):
+            logits.append(base.model(input_ids=ids).logits[0, :-1])
+    expected = torch.nn.functional.cross_entropy((logits[0] + logits[1]) / 2, ids[0, 1:], reduction="sum")
+    assert ensemble_nll(base, members, [text]) == pytest.approx([float(expected)], rel=1e-5)  # fp32 sums
 
 
 def test_rows_have_every_cell_and_every_adapter(setting: Setting, tmp_path: Path) -> None:
