@@ -75,7 +75,7 @@ class Plan:
     ways: Sequence[str] = (*PAPER, *EFFORTS, *LADDER)
     hostile: Sequence[str] = HOSTILE
     greedy: int = 6
-    """0 for no oracles at all."""
+    """1 for the best single adapter without a search, 0 for no oracles at all."""
 
     @property
     def full(self) -> int:
@@ -193,6 +193,8 @@ class Run:
             ranked = sorted(singles, key=lambda name: float(singles[name].sum()))
             alone[domain] = {name: singles[name] for name in ranked[: self.plan.greedy]}
         best = {domain: next(iter(singles.values())) for domain, singles in alone.items()}
+        if self.plan.greedy == 1:
+            return {**models, SINGLE: best}
         return {**models, SINGLE: best, GREEDY: dict(self.search(self.setting, alone))}
 
     def against(self, nll: np.ndarray, reference: np.ndarray, domain: str) -> Difference:

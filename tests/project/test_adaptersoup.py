@@ -196,7 +196,9 @@ def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path:
 def test_the_clustering_soup_in_other_sizes_with_the_two_best_others_and_as_an_ensemble(
     setting: Setting, tmp_path: Path
 ) -> None:
-    figures = measured(setting, tmp_path, sizes=(5,), hostile=(), greedy=0, ways=("clustering", *VARIANTS)).figures
+    figures = measured(setting, tmp_path, sizes=(5,), hostile=(), greedy=1, ways=("clustering", *VARIANTS)).figures
+    assert figures["single_over_control"].value == pytest.approx(math.exp(2.8 - 2.9))
+    assert "greedy_over_control" not in figures
     cooked = setting.client.cooked
     assert {request.options.max_ingredients for request in cooked if request.selector} == {None, 3, 10}
     recipes = {tuple(row.ref for row in request.recipe.ingredients) for request in cooked if request.recipe}
