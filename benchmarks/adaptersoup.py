@@ -64,7 +64,7 @@ def qualities(run: Run) -> None:
 
 def seconds(run: Run) -> None:
     """Median seconds of every way on the largest sample, of the efforts also in passes of the base over it."""
-    for way in run.plan.ways:
+    for way in (way for way in run.plan.ways if way not in VARIANTS):
         rows = run.rows(way, run.plan.full)
         note = "of the chosen training alone" if way in LADDER[2:] else ""
         run.add(f"{way}_s", median(row["wall_s"] for row in rows), "s", note)
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, default=Path(".reproduce/adaptersoup"), help="what is kept between runs")
     parser.add_argument("--domains", nargs="*", help="the novel ones to look at; by default all")
     parser.add_argument("--without", nargs="*", choices=WITHOUT, default=[], help="what is left out")
-    parser.add_argument("--greedy", type=int, default=6, help="adapters that greedy search may take, the best alone")
+    parser.add_argument("--greedy", type=int, default=6, help="adapters of greedy search; 1: the best single one only")
     parser.add_argument("--peft-rates", type=float, nargs="+", default=Rates.peft, help="rates for PEFT, rising")
     parser.add_argument("--full-rates", type=float, nargs="+", default=Rates.full, help="rates for full, rising")
     parser.add_argument("--on", metavar="ray[=HOST:PORT]", help="use a Ray cluster, or one made here, not processes")

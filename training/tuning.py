@@ -48,7 +48,7 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     if tokens_of(rows) < MIN_TOKENS:
         raise InvalidSample(
             f"The sample has {tokens_of(rows)} tokens to train on with 'max_tokens' {request.max_tokens}, and tuning "
-            f"needs {MIN_TOKENS}: send more text, or choose effort 'quick'.",
+            f"needs {MIN_TOKENS}: send more text. Effort 'quick' needs less.",
             param="sample",
         )
     if any(not any(row.scored for number, row in enumerate(rows) if number not in fold) for fold in request.folds):

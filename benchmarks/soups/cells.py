@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -140,12 +141,13 @@ def ask(setting: Setting, cell: Cell) -> Answer:
     """
     texts = setting.sample(cell.domain, size=cell.size, seed=cell.draw)
     answer = Answer(cell, setting.base, None, 0.0, setting.commit)
-    request = None if cell.way == BASE else WAYS[cell.way](setting, cell, setting.client.sample(texts))
-    began = time.perf_counter()
-    if request is None:
+    if cell.way == BASE:
+        began = time.perf_counter()
         setting.client.perplexity(setting.base, texts)
         return replace(answer, seconds=time.perf_counter() - began)
     try:
+        request = WAYS[cell.way](setting, cell, setting.client.sample(texts))
+        began = time.perf_counter()
         cooked = setting.client.cook(request)
     except SoupError as error:
         return replace(answer, refused=error.message)
@@ -156,6 +158,15 @@ def ask(setting: Setting, cell: Cell) -> Answer:
         seconds=time.perf_counter() - began,
         width=(cooked.get("report") or {}).get("width_out") or 0,
     )
+
+
+def scores_of(setting: Setting, domain: str, nll: Sequence[float]) -> dict[str, Any]:
+    """NLL of a domain's test passages as /v1/perplexity answers it; tokens are counted as under the base model."""
+    texts, (_, tokens) = setting.test(domain), scored(setting, domain, setting.base, None)
+    rows = zip(nll, tokens.tolist(), texts, strict=True)
+    return {
+        "texts": [{"nll": float(value), "tokens": count, "bytes": len(text.encode())} for value, count, text in rows]
+    }
 
 
 def clustering_members(setting: Setting, cell: Cell) -> list[str]:

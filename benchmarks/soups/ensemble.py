@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.soups.cells import Cell, clustering_members, names_by_digest, scored
+from benchmarks.soups.cells import Cell, clustering_members, names_by_digest, scored, scores_of
 from benchmarks.soups.greedy import bank_of
 from benchmarks.soups.setting import Setting
 from benchmarks.soups.trained import windows_of
@@ -27,17 +27,15 @@ from registry.spec import BaseEntry
 def clustering_ensemble(setting: Setting, cell: Cell) -> np.ndarray:
     """NLL in nats of a domain's test passages under the mean logits of the clustering soup's adapters, (passages,).
 
-    Under the base if the selector abstains. It is stored with the scores.
+    The base's NLL if the selector abstains. Results are stored with the scores.
     """
-    texts, (nll, tokens) = setting.test(cell.domain), scored(setting, cell.domain, setting.base, None)
-    digests = clustering_members(setting, cell)
+    texts, digests = setting.test(cell.domain), clustering_members(setting, cell)
     if not digests:
-        return nll
+        return scored(setting, cell.domain, setting.base, None)[0]
 
     def score() -> dict[str, Any]:
-        nll = ensemble_nll(_base(setting.job.base), _members(setting, digests), texts)
-        rows = zip(nll, tokens.tolist(), texts, strict=True)
-        return {"texts": [{"nll": one, "tokens": count, "bytes": len(text.encode())} for one, count, text in rows]}
+        members = _members(setting, digests)
+        return scores_of(setting, cell.domain, ensemble_nll(_base(setting.job.base), members, texts))
 
     return np.array(setting.scores.get(digest_of(["ensemble of logits", sorted(digests)]), texts, score).nll)
 
@@ -45,7 +43,7 @@ def clustering_ensemble(setting: Setting, cell: Cell) -> np.ndarray:
 @torch.inference_mode()
 def ensemble_nll(base: LoadedBase, members: Sequence[AdapterModule], texts: Sequence[str]) -> list[float]:
     """NLL in nats of each text under the mean of the members' logits."""
-    return [sum(_nll(base, members, window) for window in cut) for cut in windows_of(base, texts)]
+    return [sum(_nll(base, members, window) for window in windows) for windows in windows_of(base, texts)]
 
 
 def _nll(base: LoadedBase, members: Sequence[AdapterModule], window: Window) -> float:

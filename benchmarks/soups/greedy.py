@@ -13,11 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.soups.cells import even_average, scored
+from benchmarks.soups.cells import even_average, scores_of
 from benchmarks.soups.setting import NAMESPACE, Setting
 from registry import cores
 from registry.adapters.loadable import LoadableAdapter
@@ -76,7 +75,9 @@ def searched(pool: Pool, setting: Setting, alone: Mapping[str, Alone]) -> dict[s
 
     def nll_of(domain: str) -> np.ndarray:
         texts = setting.test(domain)
-        return np.array(setting.scores.get(keys[domain], texts, lambda: _scores(setting, domain, found[domain])).nll)
+        return np.array(
+            setting.scores.get(keys[domain], texts, lambda: scores_of(setting, domain, found[domain].nll)).nll
+        )
 
     def report(index: int, done: int, total: int, message: str) -> None:
         print(f"greedy search: {todo[index]}, {message} ({done} of at most {total})", file=sys.stderr)
@@ -88,13 +89,6 @@ def searched(pool: Pool, setting: Setting, alone: Mapping[str, Alone]) -> dict[s
         nll_of(todo[index])
         print(f"greedy search: {todo[index]} is done, {', '.join(outcome.chosen)}", file=sys.stderr)
     return {domain: nll_of(domain) for domain in alone}
-
-
-def _scores(setting: Setting, domain: str, found: Found) -> dict[str, Any]:
-    """The result in the form of an answer of /v1/perplexity: tokens are counted as under the base model."""
-    texts, (_, tokens) = setting.test(domain), scored(setting, domain, setting.base, None)
-    rows = zip(found.nll.tolist(), tokens.tolist(), texts, strict=True)
-    return {"texts": [{"nll": one, "tokens": count, "bytes": len(text.encode())} for one, count, text in rows]}
 
 
 def _tasks(

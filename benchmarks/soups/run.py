@@ -62,7 +62,7 @@ Search = Callable[[Setting, Mapping[str, Mapping[str, np.ndarray]]], Mapping[str
 """The results of greedy search for domains (`greedy.searched`), from the scores of each single adapter."""
 
 Ensemble = Callable[[Setting, Cell], np.ndarray]
-"""The NLL of a cell's test passages under an ensemble (`ensemble.ensemble_nll`)."""
+"""The NLL of a cell's test passages under an ensemble (`ensemble.clustering_ensemble`)."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from registry.cook.scoring import judge
 from registry.cook.store import purged_while_cooking, store_soup
 from registry.cook.strategies import dearer_efforts, strategy_of
 from registry.cook.timed import TimedBase
-from registry.errors import DamagedBlob, InvalidParameter, InvalidSample, Retired, Unavailable
+from registry.errors import DamagedBlob, Forbidden, Incompatible, InvalidParameter, InvalidSample, Retired, Unavailable
 from registry.mixing.compat import SoupIngredient
 from registry.names import split_name
 from registry.progress import Progress
@@ -38,22 +38,21 @@ def cook(
     """Cook a request; `namespace` takes an unnamed soup, and `progress` may raise Cancelled between two steps.
 
     `queued_effort` is the default effort that was chosen when the request was queued, in place of the default of now.
-    If that is `tune`, and the sample or the adapters cannot be tuned, the request is cooked with `quick`.
+    If that is `tune`, and tuning is refused, the request is cooked with `quick`.
     An adapter that is purged meanwhile is left out with its reason; where the request names it, Retired is raised.
     Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter, NotFound, and for
     effort `tune` Forbidden where the namespace that the soup is written to forbids it.
     """
     target = split_name(request.name)[0] if request.name else namespace
     effort_by_default = request.effort is None
-    if queued_effort is not None:
-        request = request.model_copy(update={"effort": queued_effort})
-    request = with_default_effort(registry, request, target)
+    request = with_default_effort(registry, request, target, queued=queued_effort)
     progress(0, STEPS, "reading the sample")
     job = read_request(registry, caller, request, namespace=namespace, computations=computations, progress=progress)
     tunes_by_default = effort_by_default and request.effort == "tune"
-    cooked = _tune_or_weigh(job) if tunes_by_default else _cook_with_retry(job)
+    job, cooked = _tune_or_weigh(job) if tunes_by_default else (job, _cook_with_retry(job))
+    offers_tuning = not tunes_by_default and may_tune(registry.database, target)
     spent = job.base.spent(job.texts)
-    return cooked.model_copy(update={"spent": spent, "beyond": _prices(job, spent, cooked, target)})
+    return cooked.model_copy(update={"spent": spent, "beyond": _prices(job, spent, cooked, tuning=offers_tuning)})
 
 
 def read_request(
@@ -79,15 +78,16 @@ def read_request(
     return CookJob(registry, caller, request, base, sample, ingredients, namespace, computations, progress)
 
 
-def _tune_or_weigh(job: CookJob) -> Cooked:
-    """Cook with effort `tune`, or with `quick` if this sample or these adapters cannot be tuned; says which."""
+def _tune_or_weigh(job: CookJob) -> tuple[CookJob, Cooked]:
+    """Cook with effort `tune`, or with `quick` if that is refused; return the job that was cooked, and its answer."""
     try:
-        cooked, note = _cook_with_retry(job), "Effort 'tune' is the default; 'quick' makes soups that learn no sample."
-    except (InvalidParameter, InvalidSample) as error:
-        job.report(1, "choosing adapters with effort 'quick'")
-        quick = replace(job, request=job.request.model_copy(update={"effort": "quick"}))
-        cooked, note = _cook_with_retry(quick), f"Not tuned: {error}"
-    return cooked.model_copy(update={"reason": f"{cooked.reason} {note}"})
+        cooked, note = _cook_with_retry(job), ""
+    except (Forbidden, Incompatible, InvalidParameter, InvalidSample) as error:
+        job = replace(job, request=job.request.model_copy(update={"effort": "quick"}))
+        cooked, note = _cook_with_retry(job), f" Cooked with effort 'quick' instead of 'tune': {error}"
+    if cooked.recipe is not None and cooked.recipe.tuning is not None:
+        note = " Tuned by default; effort 'quick' makes a mixture, which does not learn the sample."
+    return job, cooked.model_copy(update={"reason": f"{cooked.reason}{note}"})
 
 
 def _cook_with_retry(job: CookJob) -> Cooked:
@@ -141,7 +141,7 @@ def _outcome(job: CookJob) -> Outcome:
     return proposed if isinstance(proposed, Outcome) else judge(job, proposed, evidence)
 
 
-def _prices(job: CookJob, spent: Spent, cooked: Cooked, target: str) -> tuple[Price, ...]:
+def _prices(job: CookJob, spent: Spent, cooked: Cooked, *, tuning: bool) -> tuple[Price, ...]:
     """The efforts that would do more with the same sample, and what each would take."""
     if not job.texts:
         return ()
@@ -149,5 +149,4 @@ def _prices(job: CookJob, spent: Spent, cooked: Cooked, target: str) -> tuple[Pr
     ranked = 0
     if selection is not None:
         ranked = len(selection.selected) + len(selection.left_out) + sum(selection.more_left_out.values())
-    tuning = may_tune(job.registry.database, target)
     return dearer_efforts(job.request, spent, len(job.texts), adapters=ranked, tuning=tuning)

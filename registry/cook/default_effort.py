@@ -9,11 +9,14 @@ from registry.select.pools import pool_base
 from registry.spec import BY_GRADIENTS, AutoMixing, CookRequest, Effort
 
 
-def with_default_effort(registry: Registry, request: CookRequest, namespace: str) -> CookRequest:
+def with_default_effort(
+    registry: Registry, request: CookRequest, namespace: str, *, queued: Effort | None = None
+) -> CookRequest:
     """The request with an effort, if it has a sample and names no effort, selector or recipe.
 
-    It is the server's default, or `tune` if `namespace` tunes by default. It is `quick` instead of `tune` if
-    `namespace` forbids tuning, and `instant` if the request does not allow an effort with gradients.
+    It is `queued` if that is given, or else the server's default, or `tune` if `namespace` tunes by default. It is
+    `quick` instead of `tune` if `namespace` forbids tuning, and `instant` if the request does not allow an effort with
+    gradients.
 
     Raises Forbidden for effort `tune` if the namespace forbids it, InvalidParameter if the base model is ambiguous, and
     Unavailable if it cannot be read.
@@ -24,7 +27,7 @@ def with_default_effort(registry: Registry, request: CookRequest, namespace: str
         if (request.effort, request.selector, request.recipe) != (None, None, None):
             return request
         tuning = catalogue.namespaces.get(namespace).tuning
-    effort: Effort = "tune" if tuning == "default" else registry.default_effort
+    effort: Effort = queued or ("tune" if tuning == "default" else registry.default_effort)
     if effort == "tune" and tuning == "forbid":
         effort = "quick"
     if effort in BY_GRADIENTS and not _allows_gradients(registry, request):

@@ -234,7 +234,7 @@ class Ranking:
             chosen = list(islice((candidate for candidate in self.ranked if candidate.passes), number))
             return chosen, f"{passing} of {len(self.ranked)} domains pass, {number} taken, best first."
         if self.options.when_none == "top":
-            return self.ranked[:1], f"{self.abstention} The best match was taken, as asked for."
+            return self.ranked[:1], f"{self.abstention} The best match was taken anyway."
         return [], self.abstention
 
     def _reason(self, candidate: Candidate, num_chosen: int, reasons: Mapping[str, Reason]) -> str:

@@ -137,9 +137,9 @@ class CookRequest(Frozen):
     is the base model. A recipe by hand is verified if the request has a sample.
 
     `effort` is how much computation the choice may use. Without an effort, a given `selector` chooses alone. Without
-    either, the effort is the server's default, `tune` unless it is set. It is `quick` if the namespace forbids tuning,
-    or if the sample or the adapters cannot be tuned, and `instant` if `verify` is false, if the request has a mixing or
-    `single`, or if the base model is an encoder.
+    either, the effort is the server's default, `tune` unless it is set. `quick` replaces `tune` if the namespace
+    forbids tuning, or if the sample or the adapters cannot be tuned. The effort is `instant` if `verify` is false, if
+    the request has a mixing or `single`, or if the base model is an encoder.
 
     `instant`: the weights are those of the `posterior` selector. `quick`: its best candidates, and the adapters in
     `also`, are weighed on most of the sample, and the result must beat the base model on the rest. `thorough`: the same
@@ -181,7 +181,7 @@ class CookRequest(Frozen):
         if self.effort == "tune" and self.sample is None:
             raise ValueError("effort 'tune' trains on a sample: give one")
         if self.effort != "tune" and (self.tuning is not None or self.keep is not None):
-            raise ValueError("'tuning' and 'keep' are for effort 'tune'")
+            raise ValueError("'tuning' and 'keep' are for effort 'tune': name it")
         if self.effort not in WEIGHING and (self.also or self.control):
             raise ValueError("'also' and 'control' are for efforts that weigh adapters: name 'quick' or 'thorough'")
         if self.effort not in BY_GRADIENTS and self.budget is not None:

@@ -110,7 +110,8 @@ class SelectOptions(Frozen):
     """Options of a request to a fitted selector. `single`: only the top adapter, without thresholds.
 
     `min_share` is the minimum share of the sample for a domain: by default 0.10 (gmm, the paper's), or `least` of a
-    posterior. `max_ingredients` is 5 by default, as in the paper, and 32 for effort `thorough`.
+    posterior. `max_ingredients` is 5 by default, as in the paper, and 32 for effort `thorough`. For effort `tune`,
+    `when_none` is always `top`.
     """
 
     single: bool = False

@@ -251,8 +251,8 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
     default_effort: Effort = Field(
         "tune",
         description="Effort of a cook that sets no effort, selector or recipe. A soup of `tune` learns the sample. "
-        "`quick` takes its place where a namespace forbids it, or the sample is too small. A cook that sets `mixing`, "
-        "`single` or `verify` false gets `instant`.",
+        "`quick` replaces it if the namespace forbids it, or the sample or the adapters cannot be tuned. A cook that "
+        "sets `mixing`, `single` or `verify` false, or is for an encoder, gets `instant`.",
     )
 
     # --- trainings ----------------------------------------------------------------------------------

@@ -55,8 +55,8 @@ STRATEGIES: dict[Effort, Strategy] = {
 
 A new one: its effort in `Effort` and the sets beside it in registry/spec/search.py, with a `Way` for soups made as none
 are so far; a file here, or a depth; its row above. One that compares candidates is in `HOLDS_OUT` and returns a
-`Search`. Also a hint on the page (`service/http/pages/cook.py`), the help of `--effort`, `default_effort` of the
-settings, docs/explanation/selection.md and `make openapi`.
+`Search`. Also a hint on the page (`service/http/pages/cook.py`), the help of `--effort`,
+docs/explanation/selection.md and `make openapi`.
 """
 
 

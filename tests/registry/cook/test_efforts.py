@@ -21,7 +21,7 @@ from registry.cook.budget import (
 from registry.cook.sample import Split
 from registry.cook.strategies import QUICK, STRATEGIES, THOROUGH, dearer_efforts
 from registry.cook.timed import TimedBase
-from registry.errors import Forbidden, InvalidParameter, InvalidSample
+from registry.errors import Forbidden, Incompatible, InvalidParameter, InvalidSample
 from registry.progress import silent
 from registry.spec import Budget, CookRequest, Spent
 from tests.registry.toy_registry import SHAPE, FakeBase, ToyRegistry, by_hand, sample, vectors_of
@@ -30,7 +30,7 @@ ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` asks on
 
 SAMPLE = sample("law", "zoo")
 BY_HAND = by_hand("acme/law", "acme/zoo")
-TUNED_BY_DEFAULT = "Effort 'tune' is the default; 'quick' makes soups that learn no sample."
+TUNED_BY_DEFAULT = "Tuned by default; effort 'quick' makes a mixture, which does not learn the sample."
 
 
 @pytest.fixture
@@ -76,8 +76,6 @@ class TestForbid:
         set_tuning(pool, "forbid")
         with pytest.raises(Forbidden):
             tune(pool)
-        with pytest.raises(Forbidden):  # also where a job settled on it before
-            left_open(pool, settled="tune")
         assert not pool.cook(sample=SAMPLE, effort="instant").abstained
         assert not pool.cook(recipe=BY_HAND).abstained
 
@@ -92,6 +90,10 @@ class TestForbid:
         with pytest.raises(Forbidden):
             tune(pool)
         assert (len(pool.tunings), soups(pool)) == (1, before)
+        set_tuning(pool, "allow")
+        by_default = left_open(pool)
+        assert by_default.evidence.search.effort == "quick"
+        assert "instead of 'tune': Namespace 'acme' forbids" in by_default.reason
 
 
 class TestDefault:
@@ -108,7 +110,7 @@ class TestDefault:
         pool.learns, pool.starts = -0.1, 3.2
         abstained = left_open(pool, sample=sample("zoo"))
         assert abstained.abstained
-        assert abstained.reason.endswith(TUNED_BY_DEFAULT)
+        assert "default" not in abstained.reason
 
     @pytest.mark.parametrize(
         "request_",
@@ -156,10 +158,14 @@ class TestTheServersDefault:
 
     def test_a_namespace_that_forbids_tuning_gets_a_weighed_soup(self, pool):
         set_tuning(pool, "forbid")
-        assert left_open(pool).evidence.search.effort == "quick"
+        for settled in (None, "tune"):  # it may have been forbidden after the job was queued
+            assert left_open(pool, settled=settled).evidence.search.effort == "quick"
         assert pool.tunings == []
 
-    @pytest.mark.parametrize("error", [InvalidSample("The sample has 9 tokens."), InvalidParameter("It is pruned.")])
+    @pytest.mark.parametrize(
+        "error",
+        [InvalidSample("It has 9 tokens."), InvalidParameter("It is pruned."), Incompatible("They are too wide.")],
+    )
     def test_what_cannot_be_tuned_is_weighed_and_the_answer_says_why(self, pool, monkeypatch, error):
         def refuse(*_):
             raise error
@@ -167,7 +173,8 @@ class TestTheServersDefault:
         monkeypatch.setattr(pool, "computations", replace(pool.computations, tune=refuse))
         cooked = left_open(pool)
         assert cooked.evidence.search.effort == "quick"
-        assert cooked.reason.endswith(f" Not tuned: {error}")
+        assert cooked.reason.endswith(f" Cooked with effort 'quick' instead of 'tune': {error}")
+        assert [price.effort for price in cooked.beyond] == ["thorough"]
         with pytest.raises(type(error)):  # only a default has a substitute
             tune(pool)
 

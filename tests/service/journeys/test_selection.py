@@ -233,7 +233,7 @@ def test_where_tuning_is_the_default_a_request_need_not_ask_for_it(stocked, http
     assert http.patch("/v1/namespaces/eager", json={"tuning": "default"}).status_code == 200
     soup = cook(stocked, sample=sample_of("kitchen"), verify=True, name="eager/soup").json()
     assert soup["search"]["effort"] == "tune"
-    assert soup["reason"].endswith("Effort 'tune' is the default; 'quick' makes soups that learn no sample.")
+    assert soup["reason"].endswith("Tuned by default; effort 'quick' makes a mixture, which does not learn the sample.")
     with stocked.world.runtime.database.read() as catalogue:
         (job,) = catalogue.jobs.list(("eager",), kind="search", limit=2).rows
     assert job.arguments["effort"] == "tune"  # settled when it was asked for, whatever the settings become

@@ -20,7 +20,7 @@ from tests.service.http.pages.signed import Signed, check_says, read
 from tests.service.http.stock import queue_job, set_job
 from tests.service.servers import Live, World
 
-SETTINGS = {"job_workers": 0}  # what is asked for waits, and nothing is computed
+SETTINGS = {"job_workers": 0, "default_effort": "tune"}  # what is asked for waits, and nothing is computed
 PASSAGES = [f"The court held that contract number {number} was void for want of consideration." for number in range(25)]
 TEXT = "\r\n\r\n".join(PASSAGES)
 HOSTILE = "</textarea><script>alert(1)</script>\"'<b>{{7*7777}}"
@@ -95,7 +95,16 @@ def test_the_form_says_what_can_be_asked_for(browser: Signed) -> None:
     assert told["base_models"] == ["tiny"]
     assert list(told["efforts"]) == list(get_args(Effort)) == list(EFFORT_HINTS)
     page = browser.page("/cook")
-    assert 'id="effort-instant" value="instant" checked' in page
+    assert 'id="effort-tune" value="tune" checked' in page
+
+
+def test_the_default_effort_of_the_form_is_replaced_where_tuning_is_forbidden(stocked: World, browser: Signed) -> None:
+    namespace = "/v1/namespaces/acme"
+    assert stocked.client.patch(namespace, json={"tuning": "forbid"}).status_code == 200
+    place = cook(browser, sample=TEXT, effort="tune").headers["location"]
+    with stocked.registry.database.read() as catalogue:
+        assert catalogue.jobs.get(None, place.rpartition("/")[2]).arguments["effort"] == "quick"
+    assert stocked.client.patch(namespace, json={"tuning": "allow"}).status_code == 200
 
 
 @pytest.mark.parametrize(
