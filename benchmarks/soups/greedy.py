@@ -76,7 +76,7 @@ def searched(pool: Pool, setting: Setting, alone: Mapping[str, Alone]) -> dict[s
     def nll_of(domain: str) -> np.ndarray:
         texts = setting.test(domain)
         return np.array(
-            setting.scores.get(keys[domain], texts, lambda: scores_of(setting, domain, found[domain].nll)).nll
+            setting.scores.get(keys[domain], texts, lambda: scores_of(setting, domain, found[domain].nll.tolist())).nll
         )
 
     def report(index: int, done: int, total: int, message: str) -> None:
