@@ -32,6 +32,11 @@ class Entry:
     said: str = ""
     abstained: bool = False
 
+    @property
+    def is_adapter(self) -> bool:
+        """True if the answer is a pushed adapter by itself; a soup of one adapter was trained."""
+        return self.model.partition("@")[0].rpartition("/")[2] == self.said
+
 
 @dataclass(frozen=True)
 class Row:
@@ -178,7 +183,7 @@ def sentence(table: Table, *, answer: Row, seconds: float) -> str:
 
     `answer` wins a domain if its perplexity is below that of the base and of the control.
     """
-    whose = answered([(entry.said, entry.abstained) for entry in answer.entries.values()])
+    whose = answered(list(answer.entries.values()))
     zeros = table.zeros
     won = sum(
         all(answer.entries[d].score.mean_nll < row.entries[d].score.mean_nll for row in zeros.values())
@@ -193,11 +198,12 @@ def sentence(table: Table, *, answer: Row, seconds: float) -> str:
     )
 
 
-def answered(answers: Sequence[tuple[str, bool]]) -> str:
-    """The service's answers in words, from (adapters, True if it abstained) of each domain."""
-    base = sum(abstained for _, abstained in answers)
-    soups = sum(not abstained and "," in taken for taken, abstained in answers)
-    counts = {"a soup": soups, "one adapter": len(answers) - base - soups, "the base model": base}
+def answered(answers: Sequence[Entry]) -> str:
+    """The service's answers in words."""
+    base = sum(answer.abstained for answer in answers)
+    adapters = sum(answer.is_adapter for answer in answers)
+    soups = len(answers) - base - adapters
+    counts = {"a soup": soups, "one adapter": adapters, "the base model": base}
     parts = [f"{what} for {count}" for what, count in counts.items() if count]
     return "the soup" if soups == len(answers) else f"the answer ({', '.join(parts)})"
 
