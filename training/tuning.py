@@ -1,8 +1,9 @@
 """Tuning: train a soup on the sample it was cooked for, for as long as held-out passages improve.
 
 Training starts at the soup (docs/explanation/methods.md#tuning): all its tensors are trained, the base is not. The
-passages of a fold are held out of its training, and scored at the start and after each pass. The number of passes with
-the lowest NLL over all folds is the best; 0 is the start. The result is a last training on all passages, for as many
+passages of a fold are held out of its training, and scored at the start and after each pass. The trainings of all folds
+go forward together, and end after the first pass without gain. The number of passes with the lowest NLL over all folds
+is the best; 0 is the start. The result is a last training on all passages, for as many
 passes.
 """
 
@@ -62,15 +63,13 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     base_seconds = time.perf_counter() - began
     nll_after: list[dict[int, float]] = []
     """For each pass, the NLL of every held-out text by its number."""
-    for turn, fold in enumerate(request.folds):
-        scored = [number for number in fold if rows[number].scored]
-        fit_texts = [number for number in range(len(rows)) if number not in fold]
-        for done, _ in enumerate(run.passes(turn, fit_texts)):
-            if done == len(nll_after):
-                nll_after.append({})
-            nll_after[done] |= run.score(scored)
-            if len(request.folds) == 1 and done > _best_pass(nll_after):  # later passes seldom help again
-                break
+    for adapters in zip(*run.trainings(), strict=True):
+        nll_after.append({})
+        for adapter, fold in zip(adapters, request.folds, strict=True):
+            with attached(base.model, adapter):
+                nll_after[-1] |= run.score([number for number in fold if rows[number].scored])
+        if len(nll_after) - 1 > _best_pass(nll_after):  # later passes seldom help again
+            break
     best, blob = _best_pass(nll_after), None
     if best:
         *_, adapter = run.passes(len(request.folds), range(len(rows)), until=best)
@@ -96,7 +95,7 @@ def _best_pass(nll_after: Sequence[dict[int, float]]) -> int:
 
 @dataclass
 class _TuningRun:
-    """A request on its base model; `rows` are the texts' tokens, `trained` counts the tokens trained on.
+    """A request on its base model; `rows` are the texts' tokens, `steps` and `trained` count steps and their tokens.
 
     `by_pass` holds for each pass, over all folds, the NLL of its training texts and their tokens.
     """
@@ -106,6 +105,7 @@ class _TuningRun:
     start: Tensors
     rows: Rows
     progress: Progress
+    steps: int = 0
     trained: int = 0
     by_pass: list[tuple[float, int]] = field(default_factory=list)
 
@@ -114,8 +114,16 @@ class _TuningRun:
         nlls = score_windows(self.base.model, [self.rows[number] for number in numbers], max_tokens=CELLS, pad_id=0)
         return dict(zip(numbers, nlls, strict=True))
 
+    def trainings(self) -> list[Iterator[AdapterModule]]:
+        """The training without each fold, as `passes`."""
+        texts = range(len(self.rows))
+        return [
+            self.passes(turn, [number for number in texts if number not in fold])
+            for turn, fold in enumerate(self.request.folds)
+        ]
+
     def passes(self, turn: int, numbers: Sequence[int], *, until: int | None = None) -> Iterator[AdapterModule]:
-        """Train on these texts; yields the attached adapter at the start and after each pass, up to pass `until`."""
+        """Train on these texts; yields the adapter at the start and after each pass, up to pass `until`."""
         request = self.request
         rows = [self.rows[number] for number in numbers if self.rows[number].scored]
         pass_steps = math.ceil(len(rows) / request.batch)
@@ -125,34 +133,30 @@ class _TuningRun:
         optimiser = torch.optim.AdamW(trained, lr=float(request.rate), weight_decay=0.0)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate_factor(step, steps))
         draw = np.random.default_rng([request.seed, turn])
-        with attached(self.base.model, adapter):
+        batches = draw_batches(rows, batch=request.batch, steps=steps, draw=draw)
+        yield adapter
+        for number in range(until or request.passes):
+            with attached(self.base.model, adapter):
+                for batch in batches[number * pass_steps : (number + 1) * pass_steps]:
+                    self.progress(self.steps, steps * (len(request.folds) + 1), "tuning the soup on the sample")
+                    loss = add_gradients(self.base, batch)
+                    if not math.isfinite(loss):
+                        raise InvalidParameter(f"The loss is {loss} at step {self.steps} of tuning: lower the rate.")
+                    nn.utils.clip_grad_norm_(trained, CLIP)
+                    optimiser.step()
+                    schedule.step()
+                    optimiser.zero_grad()
+                    self._count(number, loss, tokens_of(batch))
             yield adapter
-            for step, batch in enumerate(draw_batches(rows, batch=request.batch, steps=steps, draw=draw)):
-                self._report(turn, step, steps)
-                loss = add_gradients(self.base, batch)
-                if not math.isfinite(loss):
-                    raise InvalidParameter(f"The loss is {loss} at step {step} of tuning: lower the rate.")
-                nn.utils.clip_grad_norm_(trained, CLIP)
-                optimiser.step()
-                schedule.step()
-                optimiser.zero_grad()
-                self._count(step // pass_steps, loss, tokens_of(batch))
-                if (step + 1) % pass_steps == 0:
-                    yield adapter
-                if step + 1 == pass_steps * (until or request.passes):
-                    return
 
     def _count(self, number: int, loss: float, tokens: int) -> None:
         """Count a step of pass `number` whose mean NLL per token was `loss`."""
+        self.steps += 1
         self.trained += tokens
         if number == len(self.by_pass):
             self.by_pass.append((0.0, 0))
         nll, count = self.by_pass[number]
         self.by_pass[number] = (nll + loss * tokens, count + tokens)
-
-    def _report(self, turn: int, step: int, steps: int) -> None:
-        turns = len(self.request.folds) + 1
-        self.progress(turn * steps + step, turns * steps, "tuning the soup on the sample")
 
 
 def _rate_factor(step: int, steps: int) -> float:

@@ -108,12 +108,11 @@ def weighing_passes(depth: Depth, passages: int, candidates: int) -> float:
 def tuning_passes(passages: int) -> float:
     """About how many passes of the base over a sample a training takes with its defaults.
 
-    One pass is best most often: with one fold, the training ends after a second pass that is no better.
+    One pass is best most often: the training ends after a second pass that is no better.
     """
     split = Split.of(passages)
-    passes_made = TRAINING_PASSES if len(split.folds) > 1 else 2
-    scored = len(split.held_out) / passages * (2 + passes_made)
-    return 1 + scored + TRAINING * (passes_made * _fold_shares(split) + 1)
+    scored = len(split.held_out) / passages * 4
+    return 1 + scored + TRAINING * (2 * _fold_shares(split) + 1)
 
 
 def screening_groups(texts: int) -> int:

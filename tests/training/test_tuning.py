@@ -153,11 +153,14 @@ def test_training_begins_where_the_start_is(gpt2: LoadedBase) -> None:
     assert [score.nll for score in scores] == pytest.approx(found.nll[0], rel=1e-6)
 
 
-def test_a_training_ends_after_a_pass_without_gain_and_keeps_the_start(gpt2: LoadedBase) -> None:
+@pytest.mark.parametrize("folds", [1, 2])
+def test_a_training_ends_after_a_pass_without_gain_and_keeps_the_start(gpt2: LoadedBase, folds: int) -> None:
     config = structures(gpt2)["bapna_firat"]
     (_, good) = tuned(gpt2, config)
     strange = tuple(text if number % 5 == 4 else "zq xv " * 8 + str(number) for number, text in enumerate(TEXTS))
-    found, kept = tuned(gpt2, config, start=good, texts=strange, rate="0.1", passes=40)
+    held_out = range(4, len(TEXTS), 5)
+    folds_of = tuple(tuple(held_out[turn::folds]) for turn in range(folds))
+    found, kept = tuned(gpt2, config, start=good, texts=strange, rate="0.1", passes=40, folds=folds_of)
     assert (found.best_pass, found.blob, kept, len(found.nll)) == (0, None, {}, 2)
     assert min(map(sum, found.nll[1:])) > sum(found.nll[0])
 

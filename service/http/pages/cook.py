@@ -31,7 +31,7 @@ EFFORT_HINTS: dict[Effort, str] = {
     "passes over your text.",
     "thorough": "Weighs more of them for longer, and tries other mixing methods. Some thirty passes.",
     "tune": "Trains the soup on your text, and checks on held-out passages. Some fifteen passes, for fewer than 20 "
-    "passages some forty. The soup is always marked as trained on your text.",
+    "passages some thirty. The soup is always marked as trained on your text.",
 }
 """Descriptions of the efforts with their approximate duration, for the form."""
 BINARY = re.compile("[\0-\x08\x0e-\x1f\ufffd]")
