@@ -31,8 +31,8 @@ from service.settings import Settings
 
 RECOMMENDED: str = Settings.model_fields["default_effort"].default
 """The effort of a cook that names none."""
-WAYS = (*PAPER, *VARIANTS, *EFFORTS, *LADDER)
-WITHOUT = ("oracles", "hostile", *WAYS)
+ALL_WAYS = (*PAPER, *VARIANTS, *EFFORTS, *LADDER)
+WITHOUT = ("oracles", "hostile", *ALL_WAYS)
 """Parts that a shorter run may leave out."""
 
 
@@ -138,7 +138,7 @@ def main() -> None:
         arguments.bank,
         tuple(sorted(arguments.sizes)),
         arguments.draws,
-        ways=tuple(way for way in WAYS if way not in arguments.without),
+        ways=tuple(way for way in ALL_WAYS if way not in arguments.without),
         hostile=() if "hostile" in arguments.without else HOSTILE,
         greedy=0 if "oracles" in arguments.without else arguments.greedy,
     )

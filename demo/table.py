@@ -20,7 +20,6 @@ from registry.uncertainty import Difference
 
 CONTROL = "control"
 """The name of the control's row."""
-"""The name of the row of soups that were trained on their samples."""
 
 
 @dataclass(frozen=True)

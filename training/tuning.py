@@ -3,8 +3,7 @@
 Training starts at the soup (docs/explanation/methods.md#tuning): all its tensors are trained, the base is not. The
 passages of a fold are held out of its training, and scored at the start and after each pass. The trainings of all folds
 go forward together, and end after the first pass without gain. The number of passes with the lowest NLL over all folds
-is the best; 0 is the start. The result is a last training on all passages, for as many
-passes.
+is the best; 0 is the start. The result is a last training on all passages, for as many passes.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ def _effort(effort: Effort) -> Request:
     return request
 
 
-def _clustering(most: int) -> Request:
-    """A cook by the paper's clustering of at most this number of adapters."""
+def _clustering(most: int | None = None) -> Request:
+    """A cook by the paper's clustering of at most this number of adapters, by default the selector's five."""
 
     def request(_setting: Setting, cell: Cell, sample: SampleSource) -> CookRequest:
         selector, options = GmmSpec(mode="paper", seed=cell.draw), SelectOptions(max_ingredients=most)
@@ -101,9 +101,7 @@ WAYS: Mapping[str, Request] = {
     "similarity": lambda _setting, _cell, sample: CookRequest(
         sample=sample, selector=CosineSpec(threshold=PAPERS_THRESHOLD), pool=POOL, verify=False
     ),
-    "clustering": lambda _setting, cell, sample: CookRequest(
-        sample=sample, selector=GmmSpec(mode="paper", seed=cell.draw), pool=POOL, verify=False
-    ),
+    "clustering": _clustering(),
     CLUSTERING_3: _clustering(3),
     CLUSTERING_10: _clustering(10),
     TWO_BEST: _with_two_best,

@@ -137,7 +137,9 @@ class Run:
         if cell.way in LADDER:
             rung = self.ladder.get(self.setting, cell).best()
             return {"wall_s": rung.seconds, "forward_s": forward, "trained_passes": rung.passes, "rate": rung.rate}
-        answer = self.answers.get(self.setting, replace(cell, way="clustering") if cell.way == ENSEMBLE else cell)
+        if cell.way == ENSEMBLE:
+            return {"forward_s": forward}
+        answer = self.answers.get(self.setting, cell)
         return {
             "wall_s": answer.seconds,
             "forward_s": forward,

@@ -38,7 +38,7 @@ def cook(
     """Cook a request; `namespace` takes an unnamed soup, and `progress` may raise Cancelled between two steps.
 
     `queued_effort` is the default effort that was chosen when the request was queued, in place of the default of now.
-    If that is `tune`, and tuning is refused, the request is cooked with `quick`.
+    If the default is `tune`, and tuning is refused, the request is cooked with `quick`.
     An adapter that is purged meanwhile is left out with its reason; where the request names it, Retired is raised.
     Raises Incompatible with all reasons at once, InvalidSample, InvalidRecipe, InvalidParameter, NotFound, and for
     effort `tune` Forbidden where the namespace that the soup is written to forbids it.

@@ -122,7 +122,7 @@ def controlled() -> Table:
 def test_the_sentence_says_base_control_soup_and_where_it_beats_both(controlled, small):
     assert table.sentence(controlled, answer=controlled.rows[2], seconds=41.2) == (
         f"2 novel domains: base {math.exp(3.0):.1f}, control {math.exp(2.9):.1f}, the soup {math.exp(2.875):.1f} "
-        f"(perplexity, geometric mean), better than both on 1 of 2; 41 s of choosing."
+        "(perplexity, geometric mean), better than both on 1 of 2; 41 s of choosing."
     )
     alone = Table([controlled.rows[0], controlled.rows[2]], {})
     assert "better than the base on 2 of 2; 1 s" in table.sentence(alone, answer=alone.rows[1], seconds=1)

@@ -30,8 +30,8 @@ class NamespacePatch(Patch):
 
     nullable = frozenset({"unnamed_soup_days"})
     tuning: TuningSetting | None = None
-    """`forbid` refuses effort `tune`, `allow` permits it. `default` also makes it the default effort,
-    whatever the server's is."""
+    """`forbid` refuses effort `tune`, `allow` permits it. `default` also makes it the default effort, whatever the
+    server's is."""
     protected_aliases: list[Part] | None = Field(default=None, max_length=100)
     """All aliases that only an admin may move or remove, existing or not."""
     unnamed_soup_days: int | None = Field(default=None, strict=True, ge=0, le=36_500)
