@@ -65,6 +65,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(live: Live) -> None:
     connection.putheader("content-length", str(len(data)))
     connection.endheaders()
     connection.send(data[:50_000])
+    until(lambda: len(stored_files(live.world) - before) == 1, "the start of the upload")
     connection.close()
     assert live.world.client.head(f"/v1/blobs/{digest}").status_code == 404
     # a whole upload afterwards works, and only it is there once the server has seen that the first one is over
