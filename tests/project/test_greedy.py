@@ -42,6 +42,7 @@ def test_the_best_joins_while_it_helps() -> None:
     assert (found.chosen, found.nll.tolist(), asked) == (("b", "c"), [1.0], ["ab", "bc", "abc"])
 
 
+@pytest.mark.long
 def test_a_search_in_a_process_has_the_servers_figures_and_is_kept(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_training_that_does_not_help_is_not_in_the_result(base: LoadedBase) ->
     assert [rung.passes for rung in rungs(lora, base, PASSAGES, (0.0,))] == [0]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_result_is_computed_in_a_process_once(base: LoadedBase, tmp_path: Path) -> None:
     for split in ("valid", "test"):

@@ -228,6 +228,7 @@ def test_a_cell_is_the_same_again(name, measures, place):
     assert {**found, "seconds": 0} == {**again, "seconds": 0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ours", "theirs"), [("lora_zero", "peft_lora"), ("pfeiffer", "adapters_pfeiffer")])
 def test_a_library_with_our_start_and_order_trains_to_our_loss(ours, theirs, place, monkeypatch):
     monkeypatch.setitem(cells.SETTING, "schedules", {"short": {"rows": 40, "epochs": 8}})
