@@ -48,12 +48,14 @@ def lines(folder: Path, view: str | None) -> list[str]:
 
 def _count(judged: list[Judged]) -> str:
     counts = Counter(one.verdict for one in judged)
-    undecided = counts["undecided"]
-    return (
-        f"Of {len(judged)} claims of the four papers, {counts['agrees']} agree with our measurements, "
-        f"{counts['disagrees']} disagree, {undecided} {'is' if undecided == 1 else 'are'} undecided, and "
-        f"{counts['not run yet']} are not run yet."
-    )
+    undecided, not_run = counts["undecided"], counts["not run yet"]
+    verdicts = [
+        f"{counts['agrees']} agree with our measurements",
+        f"{counts['disagrees']} disagree",
+        f"{undecided} {'is' if undecided == 1 else 'are'} undecided",
+        *([f"{not_run} are not run yet"] if not_run else []),
+    ]
+    return f"Of {len(judged)} claims of the four papers, {', '.join(verdicts[:-1])}, and {verdicts[-1]}."
 
 
 def _claims(judged: list[Judged], paper: str) -> list[str]:
