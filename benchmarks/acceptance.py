@@ -91,9 +91,9 @@ FIGURES: Mapping[str, tuple[list[Case], str]] = {
 """The cases behind each figure, on every number of passages."""
 
 
-def run(*, draws: int, name: str = "acceptance") -> Result:
+def run(*, draws: int) -> Result:
     """Every case on every number of passages."""
-    result, draw = Result(name), np.random.default_rng(0)
+    result, draw = Result(), np.random.default_rng(0)
     for figure, (cases, note) in FIGURES.items():
         rows: list[dict[str, Any]] = []
         for case, passages in product(cases, PASSAGES):

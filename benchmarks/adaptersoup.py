@@ -150,10 +150,7 @@ def main() -> None:
     ):
         ladder = Ladder(arguments.home / "ladder", pool, Rates(arguments.peft_rates, arguments.full_rates))
         run = Run(setting, plan, Answers(home / "answers"), ladder, partial(searched, pool), clustering_ensemble)
-        result = measure(run)
-        if arguments.out is not None:
-            result.name = arguments.out.stem
-        result.finish(arguments.out)
+        measure(run).finish(arguments.out)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def main() -> None:
     parser.add_argument("--home", type=Path, required=True, help="what is kept between runs")
     parser.add_argument("--lengths", type=int, nargs="+", choices=LENGTHS, default=LENGTHS, help="tokens of a prompt")
     arguments = parser.parse_args()
-    result = Result("auto")
+    result = Result()
     lengths = Lengths()
     with opened(arguments.data, arguments.base, arguments.adapters, arguments.home, lengths) as setting:
         setting.client.fit(PosteriorSpec())

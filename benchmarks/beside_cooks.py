@@ -99,9 +99,8 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=LARGEST, help="passages of a sample")
     parser.add_argument("--home", type=Path, default=Path(".reproduce/beside_cooks"), help="the server's folder")
     given = parser.parse_args()
-    name = "beside_cooks" if given.out is None else given.out.stem
     lengths = Lengths(TEST, given.largest, given.longest)
-    result = Result(name)
+    result = Result()
     with opened(given.data, given.base, given.adapters, given.home, lengths) as setting:
         for effort in EFFORTS:
             beside(setting, effort, given.repeats, result)

@@ -76,7 +76,7 @@ def server_start(base_folder: Path) -> float:
 
 def run(repeats: int, *, base_folder: Path) -> Result:
     """Measure every program, and the server's start."""
-    result = Result("cold_start")
+    result = Result()
     times = interleaved({name: process(arguments) for name, arguments in PROGRAMS.items()}, repeats=repeats)
     for name, found in times.items():
         result.figures[f"{name}_s"] = repeated(found, "s", goal=GOAL)

@@ -146,7 +146,6 @@ def run(
     more: int,
     tokens: int,
     repeats: int,
-    name: str = "decoding",
     folder: Path | None = None,
     ways: Sequence[str] = OWN_PROCESS,
     modes: Sequence[str] = VLLM_MODES,
@@ -164,7 +163,7 @@ def run(
             calls = setting.calls(processes)
             check({way: call() for way, call in calls.items()}, exact=base.entry.dtype == "float32")
             times = interleaved(calls, repeats=repeats, warm=True, before=lambda turn: setting.redraw(turn + 1))
-            return _result(setting, times, processes, name, counts)
+            return _result(setting, times, processes, counts)
 
 
 def operations(writing: Writing, adapters: Sequence[LoadableAdapter | None]) -> int:
@@ -190,10 +189,8 @@ def check(written: Mapping[str, Rows], *, exact: bool) -> None:
     check_told_apart(written, "base_more", ("mixed_more",))
 
 
-def _result(
-    setting: Setting, times: Mapping[str, list[float]], processes: Peers, name: str, counts: Mapping[str, int]
-) -> Result:
-    result = Result(name)
+def _result(setting: Setting, times: Mapping[str, list[float]], processes: Peers, counts: Mapping[str, int]) -> Result:
+    result = Result()
     for counted, count in counts.items():
         bound = OPERATIONS_GOAL if counted == "operations" else None
         note = f"in a decode step of {setting.some.rows} rows"
@@ -260,7 +257,6 @@ def main() -> None:
         more=given.more_rows,
         tokens=given.tokens,
         repeats=given.repeats,
-        name="decoding" if given.out is None else given.out.stem,
         folder=folder,
         ways=given.peers,
         modes=given.vllm,

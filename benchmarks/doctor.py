@@ -330,7 +330,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=Path, default=Path("../shared/adapters/smollm2"), help="neutral adapters")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
-        result = Result("doctor")
+        result = Result()
         Measurement(Path(home), arguments.base_folder.resolve(), arguments.lora, arguments.adapters, result).run()
         result.finish(arguments.out)
 

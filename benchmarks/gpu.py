@@ -194,7 +194,7 @@ def main() -> None:
 
 def run(device: str, shapes: Sequence[str], rows: Sequence[int], distinct: Sequence[int], repeats: int) -> Result:
     """The result for these shapes."""
-    result = Result("gpu")
+    result = Result()
     check_tokens(device)
     for name in shapes:
         measure(result, name, device=device, rows=rows, distinct=distinct, repeats=repeats)

@@ -71,7 +71,7 @@ def push_drawn(server: Server, base: LoadedBase, scratch: Path, adapters: int) -
 
 def run(base: LoadedBase, *, repeats: int) -> Result:
     """Push to one server, and measure on another one over the same data, which has no adapter in memory."""
-    result = Result("mixtures")
+    result = Result()
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         if base.tokenizer is None:

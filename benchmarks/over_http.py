@@ -201,9 +201,9 @@ def saved(base: LoadedBase, folder: Path) -> Path:
     return folder
 
 
-def run(base: LoadedBase, *, streams: int, clients: int, repeats: int, name: str = "over_http") -> Result:
+def run(base: LoadedBase, *, streams: int, clients: int, repeats: int) -> Result:
     """The start, then every way in turn."""
-    result = Result(name)
+    result = Result()
     with (
         tempfile.TemporaryDirectory() as scratch,
         prepare(base, Path(scratch), streams=streams, clients=clients) as (setting, start),
@@ -265,10 +265,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=STREAMS, help="streamed completions at once")
     parser.add_argument("--clients", type=int, default=CLIENTS, help="clients that score at once")
     given = parser.parse_args()
-    name = "over_http" if given.out is None else given.out.stem
     use_cores(1)  # workers that torch keeps for this thread would slow the engine's
     base = chosen_base(given.base_folder, given.dtype)
-    run(base, streams=given.streams, clients=given.clients, repeats=given.repeats, name=name).finish(given.out)
+    run(base, streams=given.streams, clients=given.clients, repeats=given.repeats).finish(given.out)
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ def main() -> None:
     train_all(texts, entry, home)
     bases = home / "bases.toml"
     bases.write_text(f'[bases.{json.dumps(entry.id)}]\nsource = {json.dumps(entry.source)}\ndtype = "{entry.dtype}"\n')
-    result = Result("questions")
+    result = Result()
     with running(bases, home / "server") as server, server.client() as client:
         measurement = Measurement(texts, client, entry, home)
         run(measurement, arguments.control)

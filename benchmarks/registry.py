@@ -18,10 +18,9 @@ and record their own date.
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.faults.server import Killable, killable, postgresql
-from benchmarks.report import Result, options, repeated, run_parts
+from benchmarks.report import Part, Result, options, repeated, run_parts
 from benchmarks.shelf import lists, nearest, pools, prompts, pushes
 from demo.results import Figure
 from registry.spec import CosineSpec, PosteriorSpec
@@ -142,16 +141,15 @@ def measure_backlog(result: Result, *, in_a_row: int) -> None:
     result.figures["refit_backlog"] = Figure(found.to_do, "fits", BACKLOG_GOAL, note=note)
 
 
-def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
-    """The parts of the measurement, cheapest first."""
-    return {
-        "pushes": lambda result: measure_pushes(result, each=EACH, repeats=given.repeats),
-        "backlog": lambda result: measure_backlog(result, in_a_row=IN_A_ROW),
-        "fits": lambda result: measure_fits(result, adapters=given.pool, repeats=given.repeats),
-        "route": lambda result: measure_route(result, adapters=given.pool, requests=given.requests),
-        "nearest": lambda result: measure_nearest(result, adapters=given.adapters, requests=given.requests),
-        "lists": lambda result: measure_lists(result, adapters=given.adapters, requests=given.requests),
-    }
+PARTS: Mapping[str, Part] = {
+    "pushes": lambda result, given: measure_pushes(result, each=EACH, repeats=given.repeats),
+    "backlog": lambda result, _: measure_backlog(result, in_a_row=IN_A_ROW),
+    "fits": lambda result, given: measure_fits(result, adapters=given.pool, repeats=given.repeats),
+    "route": lambda result, given: measure_route(result, adapters=given.pool, requests=given.requests),
+    "nearest": lambda result, given: measure_nearest(result, adapters=given.adapters, requests=given.requests),
+    "lists": lambda result, given: measure_lists(result, adapters=given.adapters, requests=given.requests),
+}
+"""The parts of the measurement, cheapest first."""
 
 
 def main() -> None:
@@ -160,10 +158,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=ADAPTERS, help="adapters of the catalogue that is listed")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="requests of each kind that are timed")
     parser.add_argument("--pool", type=int, default=POOL, help="adapters of the pool that is fitted")
-    names = ("pushes", "backlog", "fits", "route", "nearest", "lists")
-    parser.add_argument("--only", nargs="+", choices=names, help="these parts; the others stay in the file")
-    given = parser.parse_args()
-    run_parts("registry", parts(given), only=given.only, out=given.out)
+    run_parts(parser, PARTS)
 
 
 if __name__ == "__main__":

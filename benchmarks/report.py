@@ -30,7 +30,6 @@ def repeated(
 class Result:
     """The result of a benchmark; `rows` has all cells behind the figures."""
 
-    name: str
     figures: dict[str, Figure] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
@@ -44,42 +43,43 @@ class Result:
         ]
         print(table(rows))
 
-    def finish(self, out: Path | None) -> None:
-        """Print, and write to `out` where there is one."""
+    def finish(self, out: Path | None, *, part: str | None = None) -> None:
+        """Print, and write to `out` where there is one, whose name is the result's.
+
+        A `part` replaces its own results in a file that exists, and its figures record their date.
+        """
         self.print()
         if out is not None:
             figures = {name: figure.as_json() for name, figure in self.figures.items()}
-            write(out, name=self.name, command=command(), figures=figures, rows=self.rows)
+            if part is not None and out.exists():
+                update(out, figures=figures, rows=self.rows, part=part)
+            else:
+                write(out, name=out.stem, command=command(), figures=figures, rows=self.rows)
             print(f"\nwritten to {out}")
 
-    def finish_part(self, out: Path | None, part: str) -> None:
-        """Print, and replace the part's results in `out`; its figures record their date.
 
-        Where there is no such file yet, it is the first part of one.
-        """
-        if out is not None and not out.exists():
-            self.finish(out)
-            return
-        self.print()
-        if out is not None:
-            figures = {name: figure.as_json() for name, figure in self.figures.items()}
-            update(out, figures=figures, rows=self.rows, part=part)
-            print(f"\n{part} in {out} is new")
+Part = Callable[[Result, argparse.Namespace], None]
+"""Measures a part of a benchmark with the options of the command line."""
 
 
 def run_parts(
-    name: str, parts: Mapping[str, Callable[[Result], None]], *, only: Sequence[str] | None, out: Path | None
+    parser: argparse.ArgumentParser, parts: Mapping[str, Part], arguments: Sequence[str] | None = None
 ) -> None:
-    """Run all parts, or only the named ones, and write the file after each; named parts replace their results in it."""
-    result = Result(name)
-    for called, part in parts.items():
-        if only is None:
-            part(result)
-            result.finish(out)
-        elif called in only:
-            one = Result(name)
-            part(one)
-            one.finish_part(out, called)
+    """Run all parts, or those that `--only` names, and write the file after each.
+
+    Named parts replace their results in it. `arguments` are by default those of this program.
+    """
+    parser.add_argument("--only", nargs="+", choices=tuple(parts), help="these parts; the others stay in the file")
+    given = parser.parse_args(arguments)
+    result = Result()
+    for name, measure in parts.items():
+        if given.only is None:
+            measure(result, given)
+            result.finish(given.out)
+        elif name in given.only:
+            alone = Result()
+            measure(alone, given)
+            alone.finish(given.out, part=name)
 
 
 def options(description: str | None) -> argparse.ArgumentParser:

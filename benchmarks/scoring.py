@@ -81,7 +81,7 @@ class Setting:
         return found
 
 
-def run(base: LoadedBase, *, rows: int, repeats: int, name: str = "scoring") -> Result:
+def run(base: LoadedBase, *, rows: int, repeats: int) -> Result:
     """Every way, in turn."""
     setting = Setting(base, Engine(Given({base.entry.id: base}), EngineLimits(max_step_tokens=STEP_TOKENS)), rows)
     setting.redraw(0)
@@ -99,7 +99,7 @@ def run(base: LoadedBase, *, rows: int, repeats: int, name: str = "scoring") -> 
         tokens.append(sum(map(len, setting.texts)))
 
     times = interleaved(calls, repeats=repeats, before=redraw)
-    return _result(setting, times, tokens, name)
+    return _result(setting, times, tokens)
 
 
 def check(setting: Setting) -> None:
@@ -110,8 +110,8 @@ def check(setting: Setting) -> None:
                 raise Internal(f"a row has {one} nats by the engine and {other} by the script")
 
 
-def _result(setting: Setting, times: dict[str, list[float]], tokens: Sequence[int], name: str) -> Result:
-    result = Result(name)
+def _result(setting: Setting, times: dict[str, list[float]], tokens: Sequence[int]) -> Result:
+    result = Result()
     blocks = [sum(map(len, setting.blocks))] * len(tokens)
     for way, found in times.items():
         counts = blocks if way in ("blocks", "forward") else tokens
@@ -134,10 +134,7 @@ def main() -> None:
     base_options(parser)
     parser.add_argument("--rows", type=int, default=64, help="passages to score, and half as many blocks")
     given = parser.parse_args()
-    name = "scoring" if given.out is None else given.out.stem
-    run(chosen_base(given.base_folder, given.dtype), rows=given.rows, repeats=given.repeats, name=name).finish(
-        given.out
-    )
+    run(chosen_base(given.base_folder, given.dtype), rows=given.rows, repeats=given.repeats).finish(given.out)
 
 
 if __name__ == "__main__":

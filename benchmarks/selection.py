@@ -93,7 +93,7 @@ def _changes(result: Result, kind: str, selector: Any, new: Domain, every: Seque
 
 def main() -> None:
     """The command line."""
-    given, result = options(__doc__).parse_args(), Result("selection")
+    given, result = options(__doc__).parse_args(), Result()
     measure(result, repeats=given.repeats)
     result.finish(given.out)
 

@@ -14,7 +14,7 @@ ratios are computed per repeat.
 - `mask_overhead`: a step of the adapter with 40 % of its entries pruned over the plain step.
 
 With `--base-folder` it runs on another base model, as large ones are on fewer and shorter blocks and without AdaMix and
-pruning (`--variants`, `--batch`, `--block`). A result of another name than `training` has a deep model's goals.
+pruning (`--variants`, `--batch`, `--block`); the goals are then those of a deep model.
 """
 
 from __future__ import annotations
@@ -225,18 +225,18 @@ def run(
     repeats: int,
     dtype: str,
     variants: Sequence[str] = tuple(VARIANTS),
-    name: str = "training",
+    goals: Mapping[str, float] = GOALS,
 ) -> Result:
     """`repeats` measurements of each variant by `take`, in turn, and the ratios."""
     taken: dict[str, list[Row]] = {variant: [] for variant in variants}
     for _ in range(repeats):
         for variant, rows in taken.items():
             rows.append(take(variant))
-    result = Result(name)
+    result = Result()
     for rows in taken.values():
         named = ("step_s", "tokens_per_s", "peak_memory_mib")
         result.rows.append({**rows[0], **{name: median(row[name] for row in rows) for name in named}, "dtype": dtype})
-    result.figures.update(_figures(taken, GOALS if name == "training" else DEEP_GOALS))
+    result.figures.update(_figures(taken, goals))
     return result
 
 
@@ -276,8 +276,8 @@ def main() -> None:
         print(json.dumps(measure(given.base_folder, given.variant, **numbers)))
         return
     take = partial(in_a_process, given.base_folder, **numbers)
-    name = "training" if given.out is None else given.out.stem
-    run(take, repeats=given.repeats, dtype=dtype, variants=given.variants, name=name).finish(given.out)
+    goals = GOALS if given.base_folder == SHARED_BASE else DEEP_GOALS
+    run(take, repeats=given.repeats, dtype=dtype, variants=given.variants, goals=goals).finish(given.out)
 
 
 if __name__ == "__main__":

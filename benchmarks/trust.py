@@ -19,15 +19,14 @@ parts replace their results in the existing file, and record their own date.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
 from benchmarks.faults import headers, kills, outages, schemas, tenants, updates
 from benchmarks.faults.server import killable, postgresql
-from benchmarks.report import Result, options, run_parts
+from benchmarks.report import Part, Result, options, run_parts
 from demo.results import Figure
 
 KILLS, HEADERS, WRITERS, UPDATES, REQUESTS = 15, 200_000, 8, 25, 9
@@ -118,16 +117,15 @@ def measure_schemathesis(result: Result, *, cases: int) -> None:
     result.figures["schemathesis_5xx"] = Figure(len(sent.failures), "answers", 0)
 
 
-def parts(given: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
-    """The parts of the measurement, cheapest first."""
-    return {
-        "headers": lambda result: measure_headers(result, amount=given.headers),
-        "updates": lambda result: measure_updates(result, writers=WRITERS, each=UPDATES),
-        "tenants": lambda result: measure_tenants(result, requests=REQUESTS),
-        "faults": measure_faults,
-        "schemathesis": lambda result: measure_schemathesis(result, cases=given.cases),
-        "kills": lambda result: measure_kills(result, each=given.kills),
-    }
+PARTS: Mapping[str, Part] = {
+    "headers": lambda result, given: measure_headers(result, amount=given.headers),
+    "updates": lambda result, _: measure_updates(result, writers=WRITERS, each=UPDATES),
+    "tenants": lambda result, _: measure_tenants(result, requests=REQUESTS),
+    "faults": lambda result, _: measure_faults(result),
+    "schemathesis": lambda result, given: measure_schemathesis(result, cases=given.cases),
+    "kills": lambda result, given: measure_kills(result, each=given.kills),
+}
+"""The parts of the measurement, cheapest first."""
 
 
 def main() -> None:
@@ -136,10 +134,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=KILLS, help="kills of each series on each database")
     parser.add_argument("--headers", type=int, default=HEADERS, help="headers that are changed")
     parser.add_argument("--cases", type=int, default=CASES, help="requests that schemathesis sends")
-    names = ("headers", "updates", "tenants", "faults", "schemathesis", "kills")
-    parser.add_argument("--only", nargs="+", choices=names, help="these parts; the others stay in the file")
-    given = parser.parse_args()
-    run_parts("trust", parts(given), only=given.only, out=given.out)
+    run_parts(parser, PARTS)
 
 
 if __name__ == "__main__":

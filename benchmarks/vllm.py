@@ -10,10 +10,9 @@ vLLM for CPUs runs in its environment (`make bench-peers`) with the plugin of th
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,7 @@ from benchmarks.decoding import VLLM_MODES, prepare
 from benchmarks.peers.files import write_peft
 from benchmarks.peers.process import ENVIRONMENTS, KINDS, Peer, PeerMissing, Wanted, interpreter, peers
 from benchmarks.peers.vllm_server import ServedBase, layers_of, plugin_path, serving_vllm, wait_until
-from benchmarks.report import Result, interleaved, options, ratios, repeated, run_parts
+from benchmarks.report import Part, Result, interleaved, options, ratios, repeated, run_parts
 from benchmarks.subjects import (
     BOTTLENECK,
     DTYPES,
@@ -331,14 +330,13 @@ def alias_run(base: LoadedBase, scratch: Path, prompts: Sequence[Window], enviro
 # --- the command line ---------------------------------------------------------------------------------------
 
 
-def parts(arguments: argparse.Namespace) -> dict[str, Callable[[Result], None]]:
-    """The parts, by name."""
-    folder = arguments.base_folder.resolve()
-    return {
-        "answers": partial(measure_answers, folder=folder),
-        "speed": partial(measure_speed, folder=folder, dtype=arguments.dtype, repeats=arguments.repeats),
-        "aliases": partial(measure_aliases, folder=folder, moves=arguments.moves),
-    }
+PARTS: Mapping[str, Part] = {
+    "answers": lambda result, given: measure_answers(result, given.base_folder.resolve()),
+    "speed": lambda result, given: measure_speed(
+        result, given.base_folder.resolve(), dtype=given.dtype, repeats=given.repeats
+    ),
+    "aliases": lambda result, given: measure_aliases(result, given.base_folder.resolve(), moves=given.moves),
+}
 
 
 def main() -> None:
@@ -347,9 +345,7 @@ def main() -> None:
     parser.add_argument("--base-folder", type=Path, required=True, help="folder of a Llama, Mistral, Qwen2 or Qwen3")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="dtype of the part speed")
     parser.add_argument("--moves", type=int, default=MOVES, help="moves of the alias")
-    parser.add_argument("--only", nargs="+", choices=("answers", "speed", "aliases"), help="these parts alone")
-    arguments = parser.parse_args()
-    run_parts("vllm", parts(arguments), only=arguments.only, out=arguments.out)
+    run_parts(parser, PARTS)
 
 
 if __name__ == "__main__":

@@ -116,11 +116,9 @@ def prepare(base: LoadedBase, folder: Path, *, held: int, factors: Sequence[int]
     return Setting(silent(base), stored, held, requests)
 
 
-def run(
-    base: LoadedBase, *, held: int, factors: Sequence[int], requests: int, repeats: int, name: str = "working_set"
-) -> Result:
+def run(base: LoadedBase, *, held: int, factors: Sequence[int], requests: int, repeats: int) -> Result:
     """The curve, and first tokens."""
-    result = Result(name)
+    result = Result()
     with tempfile.TemporaryDirectory() as folder:
         setting = prepare(base, Path(folder), held=held, factors=factors, requests=requests)
         measure_traffic(result, setting, factors, repeats=repeats)
@@ -213,7 +211,6 @@ def main() -> None:
     parser.add_argument("--held", type=int, default=HELD, help="adapters that the engine holds ready")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="requests of one measurement")
     given = parser.parse_args()
-    name = "working_set" if given.out is None else given.out.stem
     use_cores(1)  # workers that torch keeps for this thread would slow the engine's
     run(
         chosen_base(given.base_folder, given.dtype),
@@ -221,7 +218,6 @@ def main() -> None:
         factors=FACTORS,
         requests=given.requests,
         repeats=given.repeats,
-        name=name,
     ).finish(given.out)
 
 

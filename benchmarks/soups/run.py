@@ -93,10 +93,7 @@ class Run:
     ladder: Ladder
     search: Search
     ensemble: Ensemble
-    result: Result = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.result = Result(f"adaptersoup_{self.plan.bank}")
+    result: Result = field(default_factory=Result)
 
     @property
     def domains(self) -> tuple[str, ...]:

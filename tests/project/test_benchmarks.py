@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -26,7 +25,7 @@ RESULTS = Path(report.__file__).parent / "results"
 def test_a_result_is_written_whole_or_not_at_all(tmp_path):
     out = tmp_path / "deep" / "x.json"
     repeated = report.repeated([3.0, 1.0, 2.0], "s", goal=0.5)
-    report.Result("x", {"y_s": repeated, "n": Figure(7, "adapters", note="all")}, [{"a": 1}]).finish(out)
+    report.Result({"y_s": repeated, "n": Figure(7, "adapters", note="all")}, [{"a": 1}]).finish(out)
     first = out.read_text()
     check_form(json.loads(first), "x")
     assert json.loads(first)["figures"] == {
@@ -34,7 +33,7 @@ def test_a_result_is_written_whole_or_not_at_all(tmp_path):
         "n": {"value": 7, "goal": None, "unit": "adapters", "repeats": [], "note": "all"},
     }
     with pytest.raises(ValueError, match="JSON compliant"):
-        report.Result("x", {"y_s": results.Figure(float("nan"), "s")}).finish(out)
+        report.Result({"y_s": results.Figure(float("nan"), "s")}).finish(out)
     assert out.read_text() == first
     assert [file.name for file in out.parent.iterdir()] == ["x.json"]
 
@@ -110,15 +109,16 @@ def test_a_published_command_shows_no_password_and_no_folder_of_the_machine() ->
 def test_a_part_is_put_beside_others_or_is_the_first_of_a_file(tmp_path):
     out = tmp_path / "parts.json"
 
-    def part(name: str, value: float) -> Callable[[report.Result], None]:
-        def measured(result: report.Result) -> None:
+    def part(name: str, value: float) -> report.Part:
+        def measured(result: report.Result, _given: object) -> None:
             result.figures[name] = Figure(value, "s")
             result.rows.append({"part": name, "value": value})
 
         return measured
 
     for only, value in (("one", 1.0), ("two", 2.0), ("one", 3.0)):
-        report.run_parts("parts", {name: part(name, value) for name in ("one", "two")}, only=[only], out=out)
+        parts = {name: part(name, value) for name in ("one", "two")}
+        report.run_parts(report.options("Parts."), parts, ["--only", only, "--out", str(out)])
     found = json.loads(out.read_text())
     assert {name: figure["value"] for name, figure in found["figures"].items()} == {"one": 3.0, "two": 2.0}
     assert sorted(row["value"] for row in found["rows"]) == [2.0, 3.0]

@@ -40,7 +40,7 @@ def test_what_needs_no_model_is_the_sentence_with_most_words_of_the_question():
 
 
 def test_figures_are_differences_with_their_paired_errors():
-    result = Result("questions")
+    result = Result()
     worse, better = np.array([[0.0, 0.5, 0.2, 0.1]] * 2), np.array([[0.5, 1.0, 0.7, 0.9]] * 2)
     figures(result, {"adapter a": worse, "adapter b": worse - 0.1, "quick": better, "tune": better, CONTROL: worse})
     for name in ("quick_over_single", "tune_over_control"):
