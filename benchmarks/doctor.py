@@ -28,7 +28,7 @@ from benchmarks.peers.vllm_server import ServedBase, serving_vllm
 from benchmarks.report import Result, options
 from demo.prepare import convert, neutral_domains
 from demo.results import ROOT, Figure
-from demo.server import SOUP, Server, running
+from demo.server import SOUP, Server, running, write_bases
 from registry.adapters.lora import LORA_B
 from registry.base_model import shape_of
 from registry.formats import WEIGHTS_FILE, read_directory
@@ -134,9 +134,8 @@ def rounded_base(source: Path, target: Path) -> Path:
 def serving(folder: Path, source: Path, **entry: str | bool) -> Iterator[Server]:
     """A server of the base model in `source`."""
     folder.mkdir()
-    lines = [f"{name} = {json.dumps(value)}" for name, value in {"source": str(source.resolve()), **entry}.items()]
-    bases = folder / "bases.toml"
-    bases.write_text("\n".join([f"[bases.{BASE_ID}]", *lines, ""]))
+    base = BaseEntry.model_validate({"id": BASE_ID, "source": str(source.resolve()), **entry})
+    bases = write_bases(folder / "bases.toml", base)
     with running(bases, folder / "data") as server:
         yield server
 
@@ -150,7 +149,7 @@ class Registry:
 
     def doctor(self, other: Server, *models: str) -> list[dict[str, Any]]:
         """The rows of `soup doctor` on another server of ours, or on the registry's own."""
-        return self.doctor_at(other.url, (other.data / "admin.key").read_text().strip(), *models)
+        return self.doctor_at(other.url, other.key, *models)
 
     def doctor_at(self, url: str, server_key: str, *models: str) -> list[dict[str, Any]]:
         """The rows of `soup doctor` on a server."""

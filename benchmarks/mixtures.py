@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,14 +17,13 @@ from itertools import islice
 from pathlib import Path
 
 from adaptersoup.client.additions import Additions
-from benchmarks.over_http import posted, saved
+from benchmarks.over_http import post_all, with_folder
 from benchmarks.report import Result, interleaved, options, ratios, repeated
 from benchmarks.subjects import about, base_options, chosen_base, drawn_tensors, lora_of
-from demo.server import Server, running
+from demo.server import Server, running, write_bases
 from registry.adapters.weights import save_tensors
-from registry.base_model import LoadedBase, load_base
+from registry.base_model import LoadedBase
 from registry.formats import AdapterContents, write_directory
-from registry.spec import BaseEntry
 
 MIXED, ROWS, TOKENS = 5, 16, 64
 """Adapters of a mixture, requests at once, and tokens of a completion."""
@@ -43,12 +40,8 @@ class Reader:
 
     def complete(self, models: Sequence[str], tokens: int) -> None:
         """Complete a prompt with each model, all at once."""
-        asyncio.run(self._complete(models, tokens))
-
-    async def _complete(self, models: Sequence[str], tokens: int) -> None:
         fields = {"prompt": PROMPT, "max_tokens": tokens, "logit_bias": self.logit_bias}
-        requests = [posted(self.server, "/v1/completions", {"model": model, **fields}) for model in models]
-        await asyncio.gather(*requests)
+        post_all(self.server, "/v1/completions", [{"model": model, **fields} for model in models])
 
 
 def push_drawn(server: Server, base: LoadedBase, scratch: Path, adapters: int) -> list[str]:
@@ -74,13 +67,8 @@ def run(base: LoadedBase, *, repeats: int) -> Result:
     result = Result()
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        if base.tokenizer is None:
-            base = load_base(BaseEntry(id="base", source=str(saved(base, scratch / "base")), dtype=base.entry.dtype))
-        bases = scratch / "bases.toml"
-        bases.write_text(
-            f"[bases.{json.dumps(base.entry.id)}]\n"
-            f"source = {json.dumps(str(base.entry.source))}\ndtype = {json.dumps(base.entry.dtype)}\n"
-        )
+        base = with_folder(base, scratch / "base")
+        bases = write_bases(scratch / "bases.toml", base.entry)
         with running(bases, scratch / "data") as server:
             names = push_drawn(server, base, scratch, ROWS + MIXED + (1 + MIXED) * (repeats + 1))
         with running(bases, scratch / "data") as server:

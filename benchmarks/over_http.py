@@ -27,7 +27,8 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from benchmarks.report import Result, interleaved, options, ratios, repeated
+from benchmarks.report import Result, interleaved, options, ratios, repeated, seconds
+from benchmarks.scoring import check_nats
 from benchmarks.subjects import (
     SMALL_VOCABULARY,
     Given,
@@ -39,8 +40,9 @@ from benchmarks.subjects import (
     rows_of,
     write_tokenizer,
 )
+from benchmarks.writing import check_same
 from demo.results import Figure
-from demo.server import Server, running
+from demo.server import Server, running, write_bases
 from registry.base_model import LoadedBase, load_base
 from registry.cores import use_cores
 from registry.errors import Internal
@@ -53,10 +55,6 @@ STREAMS, CLIENTS, PROMPT, TOKENS = 32, 64, 32, 32
 NAMESPACE = "bench"
 """Of all requests, as those of one key: prompts of several tenants take smaller parts of a step."""
 GOAL, STRETCH = 0.08, 0.05
-TOLERANCE = {"float32": 1e-3, "bfloat16": 2e-2}
-"""Of a passage's nats: by how much server and engine may differ."""
-MOSTLY = 0.75
-"""Of all streams: those that have to be the same text in fp32. Where two tokens are as likely, rounding chooses."""
 
 Body = Mapping[str, Any]
 
@@ -83,10 +81,8 @@ class Setting:
 
     def streams_over_http(self) -> list[str]:
         """The text of each stream."""
-        return [
-            streamed(one)
-            for one in self._post("/v1/completions", [_completion(self, prompt, TOKENS) for prompt in self.prompts])
-        ]
+        bodies = [_completion(self, prompt, TOKENS) for prompt in self.prompts]
+        return [streamed(answer) for answer in post_all(self.server, "/v1/completions", bodies)]
 
     def streams_by_engine(self) -> list[str]:
         """The same from the engine, every token handed over."""
@@ -110,7 +106,7 @@ class Setting:
     def scores_over_http(self) -> list[float]:
         """NLL of each passage."""
         bodies = [{"model": f"base/{self.base.entry.id}", "texts": [text]} for text in self.texts]
-        answers = [json.loads(one) for one in self._post("/v1/perplexity", bodies)]
+        answers = [json.loads(answer) for answer in post_all(self.server, "/v1/perplexity", bodies)]
         return [one["mean_nll"] * one["tokens"] for one in answers]
 
     def scores_by_engine(self) -> list[float]:
@@ -119,12 +115,6 @@ class Setting:
             [score_request(self.base, text_windows(self.base, text), None) for text in self.texts]
         )
         return [sum(ticket.result().nll) for ticket in tickets]
-
-    def _post(self, path: str, bodies: Sequence[Body]) -> list[bytes]:
-        async def every() -> list[bytes]:
-            return list(await asyncio.gather(*(posted(self.server, path, body) for body in bodies)))
-
-        return asyncio.run(every())
 
 
 def handed_to(texts: list[str]) -> Callable[[Delta], None]:
@@ -142,13 +132,20 @@ def _completion(setting: Setting, prompt: Window, tokens: int) -> Body:
     }
 
 
-async def posted(server: Server, path: str, body: Body) -> bytes:
-    """The complete answer to a POST; raises Internal for any status but 200."""
+def post_all(server: Server, path: str, bodies: Sequence[Body]) -> list[bytes]:
+    """The complete answers to POSTs that are sent at once; raises Internal for any status but 200."""
+
+    async def gathered() -> list[bytes]:
+        return list(await asyncio.gather(*(_posted(server, path, body) for body in bodies)))
+
+    return asyncio.run(gathered())
+
+
+async def _posted(server: Server, path: str, body: Body) -> bytes:
     address = urlsplit(server.url)
-    key = (server.data / "admin.key").read_text(encoding="ascii").strip()
     content = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.0\r\nHost: {address.netloc}\r\nAuthorization: Bearer {key}\r\n"
+        f"POST {path} HTTP/1.0\r\nHost: {address.netloc}\r\nAuthorization: Bearer {server.key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     )
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
@@ -173,15 +170,8 @@ def streamed(answer: bytes) -> str:
 @contextmanager
 def prepare(base: LoadedBase, scratch: Path, *, streams: int, clients: int) -> Iterator[tuple[Setting, float]]:
     """Server and engine while open, and the seconds that the server took to start."""
-    folder = Path(base.entry.source)
-    if base.tokenizer is None:
-        folder = saved(base, scratch / "base")
-        base = load_base(BaseEntry(id="base", source=str(folder), dtype=base.entry.dtype))
-    bases = scratch / "bases.toml"
-    entry = {"source": str(folder), "dtype": base.entry.dtype}
-    bases.write_text(
-        f"[bases.{json.dumps(base.entry.id)}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in entry.items())
-    )
+    base = with_folder(base, scratch / "base")
+    bases = write_bases(scratch / "bases.toml", base.entry)
     engine = Engine(Given({base.entry.id: base}), EngineLimits(max_running=streams))
     engine.start()
     try:
@@ -194,11 +184,13 @@ def prepare(base: LoadedBase, scratch: Path, *, streams: int, clients: int) -> I
         engine.stop()
 
 
-def saved(base: LoadedBase, folder: Path) -> Path:
-    """A random base model as a folder, with a small tokenizer."""
+def with_folder(base: LoadedBase, folder: Path) -> LoadedBase:
+    """A base that a server can load: a random one is saved to `folder`, with a small tokenizer."""
+    if base.tokenizer is not None:
+        return base
     base.model.save_pretrained(folder)
     write_tokenizer(folder, SMALL_VOCABULARY)
-    return folder
+    return load_base(BaseEntry(id="base", source=str(folder), dtype=base.entry.dtype))
 
 
 def run(base: LoadedBase, *, streams: int, clients: int, repeats: int) -> Result:
@@ -216,7 +208,10 @@ def run(base: LoadedBase, *, streams: int, clients: int, repeats: int) -> Result
             "scores_over_http": setting.scores_over_http,
             "scores_by_engine": setting.scores_by_engine,
         }
-        check({way: call() for way, call in calls.items()}, setting.base.entry.dtype)
+        dtype = setting.base.entry.dtype
+        results = {way: call() for way, call in calls.items()}
+        check_same(results, [("streams_over_http", "streams_by_engine")], exact=dtype == "float32")
+        check_nats(results["scores_over_http"], results["scores_by_engine"], dtype)
         times = interleaved(calls, repeats=repeats, warm=True, before=lambda repeat: setting.redraw(repeat + 1))
         result.rows += [
             {
@@ -242,20 +237,8 @@ def run(base: LoadedBase, *, streams: int, clients: int, repeats: int) -> Result
 
 def seconds_to_first(setting: Setting) -> float:
     """Of a request for one token."""
-    began = time.perf_counter()
-    asyncio.run(posted(setting.server, "/v1/completions", _completion(setting, setting.prompts[0], 1)))
-    return time.perf_counter() - began
-
-
-def check(found: Mapping[str, list[Any]], dtype: str) -> None:
-    """Server and engine give the same; raises Internal."""
-    over, direct = found["streams_over_http"], found["streams_by_engine"]
-    alike = sum(one == other for one, other in zip(over, direct, strict=True))
-    if dtype == "float32" and alike < MOSTLY * len(direct):
-        raise Internal(f"{alike} of {len(direct)} streams have the text that the engine gives")
-    for one, other in zip(found["scores_over_http"], found["scores_by_engine"], strict=True):
-        if abs(one - other) > TOLERANCE[dtype] * other:
-            raise Internal(f"a passage has {one} nats over HTTP and {other} by the engine")
+    body = _completion(setting, setting.prompts[0], 1)
+    return seconds(lambda: post_all(setting.server, "/v1/completions", [body]))
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from benchmarks.report import Result, options
 from benchmarks.soups.trained import PASSES, train_by_passes
 from demo.base_models import base_entry
 from demo.results import Figure
-from demo.server import running
+from demo.server import running, write_bases
 from demo.talk import Talk
 from registry.base_model import LoadedBase, load_base
 from registry.base_model.likelihood import score_windows
@@ -246,8 +246,7 @@ def main() -> None:
     texts, entry, home = Texts(arguments.data), base_entry(arguments.base, Talk(1)), arguments.home
     home.mkdir(parents=True, exist_ok=True)
     train_all(texts, entry, home)
-    bases = home / "bases.toml"
-    bases.write_text(f'[bases.{json.dumps(entry.id)}]\nsource = {json.dumps(entry.source)}\ndtype = "{entry.dtype}"\n')
+    bases = write_bases(home / "bases.toml", entry)
     result = Result()
     with running(bases, home / "server") as server, server.client() as client:
         measurement = Measurement(texts, client, entry, home)

@@ -105,9 +105,14 @@ def run(base: LoadedBase, *, rows: int, repeats: int) -> Result:
 def check(setting: Setting) -> None:
     """Check that the engine and the script compute the same; raises Internal."""
     for rows in (setting.blocks, setting.texts):
-        for one, other in zip(setting.by_engine(rows), setting.evaluate(rows), strict=True):
-            if abs(one - other) > TOLERANCE[setting.base.entry.dtype] * other:
-                raise Internal(f"a row has {one} nats by the engine and {other} by the script")
+        check_nats(setting.by_engine(rows), setting.evaluate(rows), setting.base.entry.dtype)
+
+
+def check_nats(rows: Nats, others: Nats, dtype: str) -> None:
+    """Raise Internal if two ways of computing the same NLLs differ."""
+    for nll, other in zip(rows, others, strict=True):
+        if abs(nll - other) > TOLERANCE[dtype] * other:
+            raise Internal(f"a row has {nll} nats by one way and {other} by the other")
 
 
 def _result(setting: Setting, times: dict[str, list[float]], tokens: Sequence[int]) -> Result:

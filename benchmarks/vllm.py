@@ -10,7 +10,6 @@ vLLM for CPUs runs in its environment (`make bench-peers`) with the plugin of th
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,13 +43,13 @@ from benchmarks.subjects import (
 )
 from benchmarks.writing import PROMPT, check_told_apart, drawn
 from demo.results import Figure
-from demo.server import Server, running
+from demo.server import Server, running, write_bases
 from registry.adapters import paper_config
 from registry.adapters.bottleneck_lora import Structure
 from registry.adapters.weights import save_tensors
 from registry.base_model import LoadedBase
 from registry.formats import AdapterContents, place_files, write_directory
-from registry.spec import BottleneckConfig
+from registry.spec import BaseEntry, BottleneckConfig
 from service.engine import EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams
 from service.engine.engine import Engine
 
@@ -312,8 +311,7 @@ def measure_aliases(result: Result, folder: Path, *, moves: int = MOVES, environ
 @contextmanager
 def alias_run(base: LoadedBase, scratch: Path, prompts: Sequence[Window], environments: Path) -> Iterator[AliasRun]:
     """A registry and a vLLM beside it, while open."""
-    bases = scratch / "bases.toml"
-    bases.write_text(f"[bases.base]\nsource = {json.dumps(base.entry.source)}\n")
+    bases = write_bases(scratch / "bases.toml", BaseEntry(id="base", source=base.entry.source))
     with running(bases, scratch / "registry") as registry:
         with registry.client() as client:
             for version, adapter in enumerate(drawn(base, bottleneck_of(), 2), 1):

@@ -7,13 +7,13 @@ novel domain's sample comes from `valid`, all figures from `test`.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from adaptersoup.cli.verbs.compare.strategies import Strategy
+from demo.server import write_bases
 from demo.strategies import EVERY, FEW
 from registry.base_model import weight_bytes
 from registry.errors import InvalidParameter, NotFound
@@ -92,8 +92,7 @@ class Job:
     def write_bases(self) -> None:
         """Write the allowlist with the base model."""
         self.home.mkdir(parents=True, exist_ok=True)
-        source = json.dumps(self.base.source)  # a JSON string is a TOML string
-        self.bases.write_text(f'[bases.{json.dumps(self.base.id)}]\nsource = {source}\ndtype = "{self.base.dtype}"\n')
+        write_bases(self.bases, self.base)
 
 
 def shorten(text: str, most: int) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from adaptersoup.client.client import SoupClient
+from registry.spec import BaseEntry
 
 STOP_SECONDS = 30.0
 SOUP = (sys.executable, "-m", "adaptersoup.cli")
@@ -34,10 +35,14 @@ class Server:
     data: Path
     environment: Mapping[str, str]
 
+    @property
+    def key(self) -> str:
+        """The admin key of the data folder."""
+        return (self.data / "admin.key").read_text(encoding="ascii").strip()
+
     def client(self) -> SoupClient:
-        """The Python client, with the admin key of the data folder."""
-        key = (self.data / "admin.key").read_text(encoding="ascii").strip()
-        return SoupClient(self.url, key, timeout=1800.0)
+        """The Python client, with the admin key."""
+        return SoupClient(self.url, self.key, timeout=1800.0)
 
     def soup(self, *arguments: str) -> str:
         """Run `soup` with these arguments and return its stdout; raises DemoFailed with its output."""
@@ -61,6 +66,14 @@ def environment(data: Path, **more: str) -> dict[str, str]:
     """This process's environment, offline and without settings of other servers."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SOUP_")}
     return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "SOUP_DATA": str(data), **more}
+
+
+def write_bases(file: Path, base: BaseEntry) -> Path:
+    """Write an allowlist with one base model; return its path."""
+    fields = base.model_dump(exclude={"id"}, exclude_defaults=True)
+    lines = [f"{name} = {json.dumps(value)}" for name, value in fields.items()]  # a JSON string is a TOML string
+    file.write_text("\n".join([f"[bases.{json.dumps(base.id)}]", *lines, ""]))
+    return file
 
 
 @contextmanager

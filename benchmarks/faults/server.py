@@ -17,8 +17,9 @@ from sqlalchemy import create_engine
 from adaptersoup.client.client import SoupClient
 from benchmarks.subjects import small_base
 from demo.results import ROOT
-from demo.server import SOUP, environment
+from demo.server import SOUP, environment, write_bases
 from registry.errors import Internal
+from registry.spec import BaseEntry
 
 BASE = "small"
 TIMEOUT = 120.0
@@ -55,8 +56,7 @@ class Killable:
 
     def start(self) -> None:
         """Start it and wait until it answers; raises Internal with the end of its log where it does not."""
-        bases = self.data.with_suffix(".toml")
-        bases.write_text(f"[bases.{BASE}]\nsource = {json.dumps(str(small_base()))}\n")
+        bases = write_bases(self.data.with_suffix(".toml"), BaseEntry(id=BASE, source=str(small_base())))
         log = self.data.with_suffix(".log")
         with log.open("ab") as errors:
             self.process = subprocess.Popen(

@@ -61,14 +61,13 @@ def serving_vllm(base: ServedBase, registry: Server, scratch: Path, environments
     python, variables = interpreter(KINDS["vllm"], environments)
     kinds, layers = layers_of([base.config])
     last_core = int(variables["OMP_NUM_THREADS"]) - 1
-    key = (registry.data / "admin.key").read_text().strip()
     variables |= {
         "PYTHONPATH": os.pathsep.join(plugin_path(scratch)),
         "VLLM_PLUGINS": "adaptersoup",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{last_core}",
         "SOUP_URL": registry.url,
-        "SOUP_KEY": key,
+        "SOUP_KEY": registry.key,
         "SOUP_VLLM_BASE": base.name,
         "SOUP_VLLM_BOTTLENECKS": ",".join(kinds),
         "SOUP_VLLM_CACHE": str(scratch / "cache"),
