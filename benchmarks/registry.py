@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.faults.server import Killable, killable, postgresql
+from benchmarks.faults.server import database, temporary_server
 from benchmarks.report import Part, Result, options, repeated, run_parts
 from benchmarks.shelf import lists, nearest, pools, prompts, pushes
 from demo.results import Figure
@@ -40,16 +39,10 @@ PEAK_GOAL, ADD_GOAL, ROUTE_GOAL, BACKLOG_GOAL = 2.0, 1.0, 5.0, 2
 SPECS: dict[str, Any] = {"": PosteriorSpec(), "_cosine": CosineSpec(encoder="base")}
 
 
-@contextmanager
-def _server(url: str | None = None) -> Iterator[Killable]:
-    with tempfile.TemporaryDirectory() as folder, killable(Path(folder), url) as server:
-        yield server
-
-
 def measure_lists(result: Result, *, adapters: int, requests: int) -> None:
     """Both databases."""
     for name in ("postgresql", "sqlite"):
-        with postgresql() if name == "postgresql" else nullcontext(None) as url, _server(url) as server:
+        with database(name) as postgres, temporary_server(postgres) as server:
             lists.stock(server, adapters)
             found = list(lists.timed(server, adapters, requests=requests))
         result.rows += [{"adapters": adapters, **one.row(name)} for one in found]
@@ -124,7 +117,7 @@ def measure_nearest(result: Result, *, adapters: int, requests: int, dimensions:
 
 def measure_pushes(result: Result, *, each: int, repeats: int) -> None:
     """Several clients at once."""
-    with _server() as server:
+    with temporary_server() as server:
         rates = [
             pushes.rate(server, clients=CLIENTS, each=each, seed=100_000 * (repeat + 1)) for repeat in range(repeats)
         ]
@@ -134,7 +127,7 @@ def measure_pushes(result: Result, *, each: int, repeats: int) -> None:
 
 def measure_backlog(result: Result, *, in_a_row: int) -> None:
     """Pushes in a row."""
-    with _server() as server:
+    with temporary_server() as server:
         found = pushes.backlog(server, pushes=in_a_row)
     result.rows.append({"part": "backlog", **vars(found)})
     note = f"after {in_a_row} pushes in {found.seconds:.0f} s, {found.done} done meanwhile"

@@ -19,13 +19,10 @@ parts replace their results in the existing file, and record their own date.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from contextlib import nullcontext
-from pathlib import Path
 
 from benchmarks.faults import headers, kills, outages, schemas, tenants, updates
-from benchmarks.faults.server import killable, postgresql
+from benchmarks.faults.server import DATABASES, database, temporary_server
 from benchmarks.report import Part, Result, options, run_parts
 from demo.results import Figure
 
@@ -39,10 +36,10 @@ SHOWN = 20
 def measure_kills(result: Result, *, each: int) -> None:
     """Every series on both databases."""
     outcomes = []
-    for database in (lambda: nullcontext(None), postgresql):
+    for name in DATABASES:
         for kind in kills.SERIES:
-            with database() as url, tempfile.TemporaryDirectory() as folder:
-                outcomes.append(kills.run_series(kind, Path(folder), url, kills=each))
+            with database(name) as postgres:
+                outcomes.append(kills.run_series(kind, postgres, kills=each))
             one = outcomes[-1]
             result.rows.append(
                 {
@@ -64,7 +61,7 @@ def measure_kills(result: Result, *, each: int) -> None:
 
 def measure_faults(result: Result) -> None:
     """Every fault on both databases."""
-    found = [one for sqlite in (True, False) for one in outages.run_faults(sqlite=sqlite)]
+    found = [one for name in DATABASES for one in outages.run_faults(name)]
     result.rows += [
         {"part": "faults", "fault": one.fault, "database": one.database, "failures": one.failures[:SHOWN]}
         for one in found
@@ -75,7 +72,7 @@ def measure_faults(result: Result) -> None:
 
 def measure_updates(result: Result, *, writers: int, each: int) -> None:
     """Writers of one card."""
-    with tempfile.TemporaryDirectory() as folder, killable(Path(folder), None) as server:
+    with temporary_server() as server:
         lost = updates.lost_updates(server, writers=writers, each=each)
     note = f"of {writers * each} by {writers} writers"
     result.figures["lost_updates"] = Figure(lost, "updates", 0, note=note)
@@ -92,7 +89,7 @@ def measure_headers(result: Result, *, amount: int) -> None:
 
 def measure_tenants(result: Result, *, requests: int) -> None:
     """Floods."""
-    with tempfile.TemporaryDirectory() as folder, killable(Path(folder), None) as server:
+    with temporary_server() as server:
         rows = tenants.waits(server, requests=requests)
     result.rows += [{"part": "tenants", **row} for row in rows]
     worst = max(rows, key=lambda row: row["ratio"])
@@ -102,7 +99,7 @@ def measure_tenants(result: Result, *, requests: int) -> None:
 
 def measure_schemathesis(result: Result, *, cases: int) -> None:
     """Requests of the OpenAPI document."""
-    with tempfile.TemporaryDirectory() as folder, killable(Path(folder), None, **schemas.QUIET) as server:
+    with temporary_server(None, **schemas.QUIET) as server:
         sent = schemas.measured(server, cases=cases)
     result.rows.append(
         {

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from adaptersoup.client.client import SoupClient
 from benchmarks.faults.content import WEIGHTS, adapter, passages
-from benchmarks.faults.server import BASE, Killable, killable
+from benchmarks.faults.server import BASE, Killable, Stoppable, temporary_server
 from registry.errors import Cancelled, Retired, SoupError
 from registry.spec import CookRequest, PoolRequest, PosteriorSpec, SampleSource, UniformSpec
 from registry.spec.passage import encode_lines
@@ -46,16 +46,13 @@ class Series(ABC):
     """Seconds from the start of the work within which the kill comes."""
     settings: ClassVar[Mapping[str, str]] = {}
     """Of the server."""
+    ready: ClassVar[int] = 0
+    """How many adapters with samples the work needs."""
 
     stored: Path
     """The folder of the server's blobs."""
     over = threading.Event()
     """Set when the kill is about to come: from then on nothing is tried again."""
-
-    def prepare(self, client: SoupClient) -> None:
-        """Store the prerequisites of the work."""
-        for seed in range(3):
-            client.wait_job(client.push(adapter(f"ready/a{seed}", seed, sample=True, tags=("ready",)))["job"])
 
     @abstractmethod
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:
@@ -79,9 +76,6 @@ class Pushes(Series):
     name = "push"
     span = 1.5
 
-    def prepare(self, client: SoupClient) -> None:
-        """Nothing is needed."""
-
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
         return client.push(adapter(f"kept/a{number}", 100 + number, sample=number % 2 == 0))
 
@@ -102,9 +96,6 @@ class Uploads(Series):
 
     def __init__(self) -> None:
         self._sending: tuple[bytes, int] | None = None
-
-    def prepare(self, client: SoupClient) -> None:
-        """Nothing is needed."""
 
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
         data = random.Random(number).randbytes(UPLOAD)
@@ -138,9 +129,6 @@ class Purges(Series):
     name = "purge"
     span = 1.5
 
-    def prepare(self, client: SoupClient) -> None:
-        """Nothing is needed."""
-
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
         pushed = client.push(adapter(f"kept/a{number}", 100 + number, sample=True))
         if number % 2:
@@ -160,25 +148,17 @@ class Purges(Series):
         return [path for digest in digests for path in self.stored.rglob(f"*{digest.removeprefix('sha256:')}*")]
 
 
-class Collections(Series):
+class Collections(Pushes):
     """Unreferenced uploads, which are removed within seconds while pushed adapters stay."""
 
     name = "collection"
     span = 4.0
     settings: ClassVar[Mapping[str, str]] = {"SOUP_COLLECT_DAYS": str(1 / 86_400), "SOUP_COLLECT_SECONDS": "0.1"}
 
-    def prepare(self, client: SoupClient) -> None:
-        """Nothing is needed."""
-
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
         for part in range(4):
             client.upload(b"%d %d" % (number, part))
-        return client.push(adapter(f"kept/a{number}", 100 + number, sample=number % 2 == 0))
-
-    def holds(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> bool:  # noqa: D102
-        found = client.adapter(str(acknowledged["ref"]))
-        job = acknowledged["job"]
-        return client.has_blob(found["weights_blob"]) and (job is None or _succeeded(client, job))
+        return super().work(client, number)
 
 
 class Fits(Series):
@@ -186,6 +166,7 @@ class Fits(Series):
 
     name = "fit"
     span = 2.5
+    ready = 3
 
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
         client.push(adapter(f"ready/more{number}", 100 + number, sample=True))
@@ -202,6 +183,7 @@ class Cooks(Series):
 
     name = "cook"
     span = 1.0
+    ready = 3
 
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
         sample = SampleSource(texts=passages(1000 + number))
@@ -218,9 +200,6 @@ class Trainings(Series):
 
     name = "training"
     span = 6.0
-
-    def prepare(self, client: SoupClient) -> None:
-        """Nothing is needed."""
 
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
         spec = {"adapter": {"bottleneck": 4}, "init_seed": number, "recipe": {"steps": STEPS, "batch": 2, "block": 32}}
@@ -260,16 +239,17 @@ class Outcome:
     failures: list[str] = field(default_factory=list)
 
 
-def run_series(kind: type[Series], folder: Path, database_url: str | None, *, kills: int) -> Outcome:
+def run_series(kind: type[Series], postgres: Stoppable | None, *, kills: int) -> Outcome:
     """Kill a server repeatedly during the work of a series."""
-    outcome = Outcome(kind.name, "sqlite" if database_url is None else "postgresql")
+    outcome = Outcome(kind.name, "sqlite" if postgres is None else "postgresql")
     draw = random.Random(f"{kind.name}-{outcome.database}")
     series, numbers = kind(), count()
-    series.stored = folder / "data" / "blobs"
     everything: list[Mapping[str, Any]] = []
-    with killable(folder, database_url, SOUP_JOB_LEASE_SECONDS=LEASE, **kind.settings) as server:
+    with temporary_server(postgres, SOUP_JOB_LEASE_SECONDS=LEASE, **kind.settings) as server:
+        series.stored = server.data / "blobs"
         with server.client() as client:
-            series.prepare(client)
+            for seed in range(series.ready):
+                client.wait_job(client.push(adapter(f"ready/a{seed}", seed, sample=True, tags=("ready",)))["job"])
         for _ in range(kills):
             failed = len(outcome.failures)
             everything += _killed(series, server, draw.uniform(0, kind.span), numbers, outcome)

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import migrations
 from adaptersoup.client.client import SoupClient
 from benchmarks.faults.content import WEIGHTS, adapter, passages
-from benchmarks.faults.server import Killable, Stoppable, killable, postgresql_server
+from benchmarks.faults.server import Killable, Stoppable, database, killable
 from registry.catalogue.database import Database
 from registry.errors import DamagedBlob, SoupError, Unavailable
 from registry.spec import CosineSpec, SampleSource
@@ -215,16 +215,12 @@ def _selecting(_: Place, client: SoupClient) -> None:
     client.select(SampleSource(texts=passages(77)), selector=SPEC)
 
 
-def _nothing(_: Place, __: SoupClient) -> None:
-    pass
-
-
 FAULTS = (
     Fault("the folder of the blobs is gone", _blobs_gone, _pushing, Unavailable),
     Fault("the folder of the blobs is another one", _another_folder, _pushing, Unavailable),
     Fault("an adapter's weights are damaged", _damaged_weights, _downloading, DamagedBlob),
     Fault("selectors and vectors are damaged", _damaged_vectors, _selecting),
-    Fault("a migration is killed", _killed_migration, _nothing),
+    Fault("a migration is killed", _killed_migration, lambda _place, _client: None),
 )
 ON_SQLITE = (
     Fault("another process writes to the database", _held_database, _pushing),
@@ -234,23 +230,26 @@ ON_POSTGRESQL = (Fault("the database is stopped", _stopped_database, _pushing, U
 ON_A_DISK = (Fault("the disk is full", _full_disk, _uploading, Unavailable),)
 
 
-def run_faults(*, sqlite: bool) -> list[Survived]:
+def run_faults(kind: str) -> list[Survived]:
     """Run all faults of a kind of database in turn, on one server."""
-    with tempfile.TemporaryDirectory() as folder, _disk(Path(folder)) as disk, _database(sqlite=sqlite) as postgres:
-        url = None if postgres is None else postgres.url
-        with killable(disk or Path(folder), url) as server:
-            place = Place(server, postgres, disk)
-            with server.client() as client:
-                for seed in range(3):
-                    _acknowledged(place, client, seed)
-                    client.wait_job(str(place.acknowledged[-1]["job"]))
-                client.fit(SPEC)
-            faults = (*FAULTS, *(ON_SQLITE if sqlite else ON_POSTGRESQL), *(() if disk is None else ON_A_DISK))
-            return [_run(fault, place, number + 3) for number, fault in enumerate(faults)]
-
-
-def _database(*, sqlite: bool) -> AbstractContextManager[Stoppable | None]:
-    return nullcontext() if sqlite else postgresql_server()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _disk(Path(folder)) as disk,
+        database(kind) as postgres,
+        killable(disk or Path(folder), postgres) as server,
+    ):
+        place = Place(server, postgres, disk)
+        with server.client() as client:
+            for seed in range(3):
+                _acknowledged(place, client, seed)
+                client.wait_job(str(place.acknowledged[-1]["job"]))
+            client.fit(SPEC)
+        faults = (
+            *FAULTS,
+            *(ON_SQLITE if postgres is None else ON_POSTGRESQL),
+            *(() if disk is None else ON_A_DISK),
+        )
+        return [_run(fault, place, number + 3) for number, fault in enumerate(faults)]
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import schemathesis
@@ -32,6 +33,7 @@ EACH = 600
 """One in this many requests is a single call, in each mode; the rest are journeys."""
 WHOLE = 0.5
 """Share of the requests for some calls whose body is one that succeeds."""
+GENERATED = settings(deadline=None, phases=[Phase.generate], database=None, suppress_health_check=list(HealthCheck))
 ENDLESS = "/events"
 """An event stream ends with its job, and no job here does."""
 QUIET = {
@@ -50,23 +52,18 @@ QUIET = {
 class Sent:
     """Counts of requests, calls, followed links and answers, and the failures."""
 
-    cases: int = 0
     linked: int = 0
     calls: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
-    def add(self, other: Sent) -> None:
-        """Add the counts of another."""
-        self.cases += other.cases
-        self.linked += other.linked
-        self.calls += other.calls
-        self.statuses += other.statuses
-        self.failures += other.failures
+    @property
+    def cases(self) -> int:
+        """The number of requests."""
+        return self.calls.total()
 
     def note(self, case: Case[Any], response: Response) -> None:
         """Count a request and its answer."""
-        self.cases += 1
         self.calls[case.operation.label] += 1
         self.statuses[response.status_code] += 1
         if response.status_code >= 500:
@@ -118,16 +115,12 @@ def prepare(case: Case[Any], caller: Caller, bodies: dict[str, Callable[[], Any]
 def run_each(schema: Any, caller: Caller, push: Push, *, cases: int) -> Sent:
     """Send single requests of every call, valid and invalid ones, including calls that no link leads to."""
     sent, draw = Sent(), random.Random(0)
-    bodies, quiet = whole(push, draw), list(HealthCheck)
-    options = settings(max_examples=cases, deadline=None, phases=[Phase.generate], database=None)
-    options = settings(options, suppress_health_check=quiet)
+    bodies = whole(push, draw)
     for operation in (one.ok() for one in without_keys(schema).get_all_operations()):
         for mode in GenerationMode:
 
             @seed(0)
-            @settings(
-                max_examples=cases, deadline=None, phases=[Phase.generate], database=None, suppress_health_check=quiet
-            )
+            @settings(GENERATED, max_examples=cases)
             @given(case=operation.as_strategy(generation_mode=mode))
             def ask(case: Case[Any]) -> None:
                 prepare(case, caller, bodies, draw)
@@ -146,9 +139,8 @@ def without_keys(schema: Any) -> Any:
     return schema.exclude(path_regex=f"{ENDLESS}$")
 
 
-def machine(schema: Any, caller: Caller, bodies: dict[str, Callable[[], Any]], draw: random.Random) -> tuple[Any, Sent]:
-    """A state machine over the schema's links that counts, and how much it has sent."""
-    sent = Sent()
+def machine(schema: Any, caller: Caller, bodies: dict[str, Callable[[], Any]], draw: random.Random, sent: Sent) -> Any:
+    """A state machine over the schema's links that counts in `sent`."""
 
     class Journeys(schema.as_state_machine()):  # type: ignore[misc]
         def before_call(self, case: Case[Any]) -> None:
@@ -165,30 +157,23 @@ def machine(schema: Any, caller: Caller, bodies: dict[str, Callable[[], Any]], d
             sent.note(case, response)
 
     assert issubclass(Journeys, APIStateMachine)
-    return Journeys, sent
+    return Journeys
 
 
-def run_schema(schema: Any, caller: Caller, push: Push, *, cases: int, first_seed: int = 0) -> Sent:
-    """Send at least this many requests in journeys of STEPS, each round of journeys with the next seed.
+def run_schema(schema: Any, caller: Caller, push: Push, *, cases: int, sent: Sent) -> None:
+    """Send requests in journeys of STEPS until `sent` has at least this many, each round with the next seed.
 
     Hypothesis aborts a round if equal requests have different answers, as is normal for a server with state.
     """
-    draw, number = random.Random(first_seed), first_seed
-    journeys, sent = machine(without_keys(schema), caller, whole(push, draw), draw)
+    draw, rounds = random.Random(0), count()
+    journeys = machine(without_keys(schema), caller, whole(push, draw), draw, sent)
     while sent.cases < cases:
-        options = settings(
-            max_examples=max(1, min(ROUND, (cases - sent.cases) // STEPS)),
-            stateful_step_count=STEPS,
-            deadline=None,
-            phases=[Phase.generate],
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        )
-        seed(number)(journeys)
+        examples = max(1, min(ROUND, (cases - sent.cases) // STEPS))
+        seed(next(rounds))(journeys)
         with suppress(Flaky):
-            run_state_machine_as_test(journeys, settings=options)
-        number += 1
-    return sent
+            run_state_machine_as_test(
+                journeys, settings=settings(GENERATED, max_examples=examples, stateful_step_count=STEPS)
+            )
 
 
 def measured(server: Killable, *, cases: int) -> Sent:
@@ -197,7 +182,7 @@ def measured(server: Killable, *, cases: int) -> Sent:
     with server.client() as client:
         caller = Caller(server.key(), next(client.keys(limit=1))["id"])
     sent = run_each(schema, caller, pushed, cases=math.ceil(cases / EACH))
-    sent.add(run_schema(schema, caller, pushed, cases=cases - sent.cases))
+    run_schema(schema, caller, pushed, cases=cases, sent=sent)
     return sent
 
 

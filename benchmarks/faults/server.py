@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,20 +90,6 @@ class Killable:
         return (self.data / "admin.key").read_text(encoding="ascii").strip()
 
 
-@contextmanager
-def killable(folder: Path, database_url: str | None, **settings: str) -> Iterator[Killable]:
-    """A server that was started, over a migrated database; killed at the end if it still runs."""
-    server = Killable(folder / "data", database_url, settings)
-    if database_url is not None and (done := server.soup("migrate")).returncode:
-        raise Internal(f"`soup migrate` failed: {done.stderr}")
-    server.start()
-    try:
-        yield server
-    finally:
-        if server.process is not None:
-            server.kill()
-
-
 @dataclass(frozen=True)
 class Stoppable:
     """A PostgreSQL server of our own with the durability it has by default, and the URL of a database of it."""
@@ -114,10 +100,32 @@ class Stoppable:
 
 
 @contextmanager
-def postgresql() -> Iterator[str]:
-    """The URL of a new, empty database of a PostgreSQL server of its own."""
-    with postgresql_server() as server:
-        yield server.url
+def temporary_server(postgres: Stoppable | None = None, **settings: str) -> Iterator[Killable]:
+    """A server as `killable` in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder, killable(Path(folder), postgres, **settings) as server:
+        yield server
+
+
+@contextmanager
+def killable(folder: Path, postgres: Stoppable | None, **settings: str) -> Iterator[Killable]:
+    """A server that was started, over a migrated database; killed at the end if it still runs."""
+    server = Killable(folder / "data", None if postgres is None else postgres.url, settings)
+    if postgres is not None and (done := server.soup("migrate")).returncode:
+        raise Internal(f"`soup migrate` failed: {done.stderr}")
+    server.start()
+    try:
+        yield server
+    finally:
+        if server.process is not None:
+            server.kill()
+
+
+DATABASES = ("sqlite", "postgresql")
+
+
+def database(kind: str) -> AbstractContextManager[Stoppable | None]:
+    """A new, empty database; None for SQLite, which a server creates by itself."""
+    return postgresql_server() if kind == "postgresql" else nullcontext()
 
 
 @contextmanager

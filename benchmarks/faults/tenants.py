@@ -24,6 +24,7 @@ import httpx2
 from adaptersoup.client.client import SoupClient
 from benchmarks.faults.content import adapter, passages
 from benchmarks.faults.server import BASE, Killable
+from benchmarks.report import seconds
 from registry.errors import Internal
 from registry.spec import CookRequest, HandRecipe, WeightedRef
 
@@ -153,9 +154,9 @@ def waits(server: Killable, *, requests: int) -> list[dict[str, Any]]:
     with SoupClient(server.url, calm, timeout=600) as client:
         calls = {"completion": lambda: _completion(client), "recipe": lambda: _recipe(client, next(weights))}
         for means in EVERY:
-            alone = {what: _median(call, requests) for what, call in calls.items()}
+            alone = {what: median(seconds(call) for _ in range(requests)) for what, call in calls.items()}
             with flooded(server.url, flooder, means) as answers:
-                beside = {what: _median(call, requests) for what, call in calls.items()}
+                beside = {what: median(seconds(call) for _ in range(requests)) for what, call in calls.items()}
             for what in calls:
                 rows.append(
                     {
@@ -178,12 +179,3 @@ def _recipe(client: SoupClient, number: int) -> object:
     share = round(0.1 + 0.001 * number, 3)  # never the same, so that it is cooked each time
     ingredients = (WeightedRef(ref="calm/a0", weight=share), WeightedRef(ref="calm/a1", weight=round(1 - share, 3)))
     return client.cook(CookRequest(recipe=HandRecipe(ingredients=ingredients), verify=False))
-
-
-def _median(call: Callable[[], object], requests: int) -> float:
-    def seconds() -> float:
-        began = time.perf_counter()
-        call()
-        return time.perf_counter() - began
-
-    return median(seconds() for _ in range(requests))

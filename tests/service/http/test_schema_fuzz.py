@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import Case, GenerationMode
 
-from benchmarks.faults.schemas import Caller, run_schema
+from benchmarks.faults.schemas import Caller, Sent, run_schema
 from service.http.problems import ErrorBody
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights
 
@@ -59,7 +59,8 @@ def test_nothing_breaks_it_along_the_links(world: World) -> None:
     manifest = {"domain": "d", "base_model": BASE_ID, "config": CONFIG.model_dump(), "files": files}
     schema = schemathesis.openapi.from_asgi("/openapi.json", world.app)
     caller = Caller(world.admin, next(one["id"] for one in world.client.get("/v1/keys").json()["data"]))
-    sent = run_schema(schema, caller, lambda name, _: {**manifest, "name": name}, cases=FOLLOWED)
+    sent = Sent()
+    run_schema(schema, caller, lambda name, _: {**manifest, "name": name}, cases=FOLLOWED, sent=sent)
     assert sent.failures == []
     assert sent.cases >= FOLLOWED
     assert sent.linked > sent.cases // 10
