@@ -12,7 +12,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +60,14 @@ class Fault(NamedTuple):
 # --- faults -------------------------------------------------------------------------------------------------
 
 
+def changed(weights: Weights, change: Callable[[str, Tensor], Tensor]) -> Weights:
+    """The weights with each B changed, which `change` gets with its name."""
+    return {name: change(name, tensor) if name.endswith(LORA_B) else tensor for name, tensor in weights.items()}
+
+
 def scaled(weights: Weights, factor: Callable[[str], float]) -> Weights:
     """The weights with each B multiplied by the factor of its name."""
-    return {name: tensor * factor(name) if name.endswith(LORA_B) else tensor for name, tensor in weights.items()}
+    return changed(weights, lambda name, b: b * factor(name))
 
 
 def layer_of(name: str) -> int:
@@ -71,21 +77,12 @@ def layer_of(name: str) -> int:
 
 def transposed(weights: Weights) -> Weights:
     """The weights with the values of each B in the order of its transpose."""
-    return {
-        name: tensor.reshape(tensor.shape[::-1]).T.contiguous() if name.endswith(LORA_B) else tensor
-        for name, tensor in weights.items()
-    }
+    return changed(weights, lambda _, b: b.reshape(b.shape[::-1]).T.contiguous())
 
 
 def truncated(weights: Weights) -> Weights:
     """The weights with the first half of the ranks."""
-    halves = {}
-    for name, tensor in weights.items():
-        half = tensor.clone()
-        if name.endswith(LORA_B):
-            half[:, tensor.shape[1] // 2 :] = 0
-        halves[name] = half
-    return halves
+    return changed(weights, lambda _, b: b * (torch.arange(b.shape[1]) < b.shape[1] // 2))
 
 
 def older(weights: Weights) -> Weights:
@@ -172,8 +169,7 @@ def push(server: Server, folder: Path, name: str) -> None:
 def doctor_key(server: Server) -> str:
     """A new key that reads namespace `team` alone."""
     with server.client() as client:
-        body = {"name": "doctor", "scopes": ["infer"], "namespaces": ["team"]}
-        return str(client.json("POST", "/v1/keys", json=body)["secret"])
+        return str(client.create_key("doctor", scopes=["infer"], namespaces=["team"])["secret"])
 
 
 def with_weights(lora: Path, target: Path, weights: Mapping[str, Tensor]) -> Path:
@@ -196,9 +192,6 @@ class Measurement:
     lora: Path
     adapters: Path
     result: Result
-    false_alarms: int = 0
-    checked: int = 0
-    named: int = 0
 
     def run(self) -> None:
         """Push to the registry, plant the faults, and check sound servers."""
@@ -210,10 +203,12 @@ class Measurement:
             self._check_faults(registry, weights)
             self._check_other_bases(registry)
         self._check_vllm()
-        note = "against our own engine"
+        judged = [row for row in self.result.rows if row.get("expected")]
+        right = Counter(row["fault"] == "none" for row in judged if row["verdict"] == row["expected"])
+        sound = sum(row["fault"] == "none" for row in judged)
         self.result.figures |= {
-            "faults_named": Figure(self.named, "faults", FAULTS_GOAL, (), note),
-            "false_alarms": Figure(self.false_alarms, "adapters", 0, (), f"of {self.checked} that are sound"),
+            "faults_named": Figure(right[False], "faults", FAULTS_GOAL, (), "against our own engine"),
+            "false_alarms": Figure(sound - right[True], "adapters", 0, (), f"of {sound} that are sound"),
             "seconds_an_adapter": Figure(
                 seconds, "s", SECONDS_GOAL, (), "the whole command with the first probes, divided by its adapters"
             ),
@@ -240,47 +235,43 @@ class Measurement:
         start = time.perf_counter()
         rows = registry.doctor(registry.server)
         seconds = (time.perf_counter() - start) / len(rows)
-        for row in rows:
-            self._add_sound(row, "float32")
+        self._add(rows, "none", "same")
         return seconds
 
     def _check_faults(self, registry: Registry, weights: Weights) -> None:
         for name, fault in FAULTS.items():
             push(registry.server, with_weights(self.lora, self.home / name, fault.plant(weights)), f"faults/{name}")
-            self._add_fault(name, fault.verdict, registry.doctor(registry.server, f"faults/{name}=team/lora"))
+            self._add(registry.doctor(registry.server, f"faults/{name}=team/lora"), name, fault.verdict)
         name = "without_queries"
         push(registry.server, with_weights(self.lora, self.home / name, without_queries(weights)), f"faults/{name}")
-        (row,) = registry.doctor(registry.server, f"faults/{name}=team/lora")
-        self._add(row, name, "float32", None)
+        self._add(registry.doctor(registry.server, f"faults/{name}=team/lora"), name, None)
         for name, model, other in (
             ("old_version", "team/lora@1", "team/lora@1"),
             ("another_adapter", "team/bbc_news", "team/bbc_news@1"),
         ):
             rows = registry.doctor(registry.server, f"{model}=team/lora")
-            self._add_fault(name, "other_adapter", [row for row in rows if row["served"] == other])
-        self._add_fault("base_only", "base_only", registry.doctor(registry.server, f"base/{BASE_ID}=team/lora"))
+            self._add([row for row in rows if row["served"] == other], name, "other_adapter")
+        self._add(registry.doctor(registry.server, f"base/{BASE_ID}=team/lora"), "base_only", "base_only")
 
     def _check_other_bases(self, registry: Registry) -> None:
         """Check the LoRA on a base model in bf16, on a rounded one, and without a BOS."""
         int8 = rounded_base(self.base, self.home / "int8_base")
         with serving(self.home / "int8", int8, dtype="float32") as server:
             push(server, self.home / "lora", "team/lora")
-            self._add_fault("quantised_base", "other_dtype", registry.doctor(server, "team/lora"))
+            self._add(registry.doctor(server, "team/lora"), "quantised_base", "other_dtype")
         with serving(self.home / "no_bos", self.base, dtype="float32", bos=False) as server:
             push(server, self.home / "lora", "team/lora")
-            self._add_fault("wrong_bos", "broken", registry.doctor(server, "team/lora"))
+            self._add(registry.doctor(server, "team/lora"), "wrong_bos", "broken")
         with serving(self.home / "bfloat16", self.base, dtype="bfloat16") as server:
             for name, folder in (
                 ("lora", self.home / "lora"),
                 *((name, self.home / "neutral" / name) for name in NEUTRAL),
             ):
                 push(server, folder, f"team/{name}")
-                (row,) = registry.doctor(server, f"team/{name}")
-                self._add_sound(row, "bfloat16")
+                self._add(registry.doctor(server, f"team/{name}"), "none", "other_dtype", dtype="bfloat16")
             for name in ("without_queries", "truncated_rank"):
                 push(server, self.home / name, f"faults/{name}")
-                (row,) = registry.doctor(server, f"faults/{name}=team/lora")
-                self._add(row, name, "bfloat16", None)
+                self._add(registry.doctor(server, f"faults/{name}=team/lora"), name, None, dtype="bfloat16")
 
     def _check_vllm(self) -> None:
         """Check the neutral adapters in vLLM, which gets them from a registry; neither adds a BOS to text."""
@@ -300,25 +291,20 @@ class Measurement:
             except PeerMissing as missing:
                 self.result.rows.append({"fault": "none", "server": "vllm", "missing": str(missing)})
                 return
-        for row in rows:
-            self._add_sound(row, "float32", server="vllm")
-
-    def _add_sound(self, row: Mapping[str, Any], dtype: str, *, server: str = "soup") -> None:
-        expected = "same" if dtype == "float32" else "other_dtype"
-        self.false_alarms += row["verdict"] != expected
-        self.checked += 1
-        self._add(row, "none", dtype, expected, server=server)
-
-    def _add_fault(self, name: str, expected: Verdict, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            self.named += row["verdict"] == expected
-            self._add(row, name, "float32", expected)
+        self._add(rows, "none", "same", server="vllm")
 
     def _add(
-        self, row: Mapping[str, Any], fault: str, dtype: str, expected: str | None, *, server: str = "soup"
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        fault: str,
+        expected: Verdict | None,
+        *,
+        dtype: str = "float32",
+        server: str = "soup",
     ) -> None:
-        columns = {name: row[name] for name in COLUMNS}
-        self.result.rows.append({"fault": fault, "server": server, "dtype": dtype, "expected": expected, **columns})
+        """Add diagnoses; no verdict is expected of faults that are not counted."""
+        about = {"fault": fault, "server": server, "dtype": dtype, "expected": expected}
+        self.result.rows += [{**about, **{name: row[name] for name in COLUMNS}} for row in rows]
 
 
 def main() -> None:

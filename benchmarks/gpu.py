@@ -18,17 +18,15 @@ from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import LlamaConfig
 
 from benchmarks.report import Result, interleaved, options, ratios, repeated
-from benchmarks.subjects import Given, silent
+from benchmarks.subjects import Given, lora_of, random_base, silent
 from benchmarks.writing import Rows, Writing, check_same, drawn, peft_of
 from demo.results import Figure
 from registry.adapters import paper_config
 from registry.base_model import LoadedBase
-from registry.base_model.architecture import shape_from
-from registry.names import sha256_digest
-from registry.spec import AdapterConfig, BaseEntry, BaseShape, LoraConfig, LoraModule
+from registry.spec import AdapterConfig, BaseEntry
 from service.engine import LoadableAdapter
 from service.engine.engine import Engine
 from service.engine.limits import EngineLimits
@@ -76,24 +74,9 @@ COPIED_BYTES = 2**28
 
 def random_llama(name: str, dtype: str, device: str) -> LoadedBase:
     """A Llama of one of SHAPES with random weights and no tokenizer."""
-    torch.manual_seed(0)
     config = LlamaConfig(**SHAPES[name], bos_token_id=0, eos_token_id=0, tie_word_embeddings=name == "smollm2")
-    builder: Any = AutoModelForCausalLM
-    with torch.device(device):
-        built = builder.from_config(config, dtype=getattr(torch, dtype))
-    entry = BaseEntry(id=name.replace("_", "-"), source=name, dtype=dtype, device=device)
-    shape = shape_from(config, sha256_digest(name.encode()), name)
-    return silent(
-        LoadedBase(
-            entry=entry, model=built.eval().requires_grad_(False), tokenizer=None, shape=shape, bos_id=0, eos_id=0
-        )
-    )
-
-
-def lora_of(shape: BaseShape) -> LoraConfig:
-    """A LoRA of RANK on queries and values."""
-    paths = [path for path in shape.linears if path.endswith(("q_proj", "v_proj"))]
-    return LoraConfig.of({path: LoraModule(rank=RANK, alpha=2.0 * RANK) for path in paths})
+    entry = {"id": name.replace("_", "-"), "source": name, "dtype": dtype, "device": device}
+    return silent(random_base(config, BaseEntry.model_validate(entry)))
 
 
 def measure(
@@ -104,7 +87,7 @@ def measure(
     limits = EngineLimits(max_requests=max(rows), max_running=max(rows), adapter_cache_bytes=2**40)
     engine = Engine(Given({base.entry.id: base}), limits)
     configs: dict[str, AdapterConfig] = {
-        "loras": lora_of(base.shape),
+        "loras": lora_of(base.shape, rank=RANK),
         "bottlenecks": paper_config("bapna_firat", bottleneck=BOTTLENECK),
     }
     adapters = {kind: drawn(base, config, max(distinct)) for kind, config in configs.items()}
@@ -174,7 +157,7 @@ def check_tokens(device: str) -> None:
     written: dict[str, Rows] = {}
     for where in ("cpu", device):
         base = random_llama("small", "float32", "cpu")
-        adapters: list[LoadableAdapter | None] = [None, *drawn(base, lora_of(base.shape), 3)]
+        adapters: list[LoadableAdapter | None] = [None, *drawn(base, lora_of(base.shape, rank=RANK), 3)]
         base.model.to(where)
         engine = Engine(Given({base.entry.id: base}), EngineLimits())
         written[where] = Writing(base, engine, len(adapters), TOKENS).ours(adapters)

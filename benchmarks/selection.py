@@ -9,7 +9,6 @@ Pools are Gaussian domains of 100 embeddings with 576 dimensions; `posterior` fi
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ import numpy as np
 from benchmarks.report import Result, interleaved, options, repeated, seconds
 from demo.results import Figure
 from registry.errors import Internal
+from registry.names import sha256_digest
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Domain
 from registry.selectors.state import dump_state
@@ -38,7 +38,7 @@ def gaussian_domain(number: int, *, units: int = UNITS, dimensions: int = DIMENS
     draw = np.random.default_rng(number)
     centre = APART * draw.standard_normal(dimensions, dtype=np.float32)
     vectors = centre + draw.standard_normal((units, dimensions), dtype=np.float32)
-    digest = "sha256:" + hashlib.sha256(str(number).encode()).hexdigest()
+    digest = sha256_digest(str(number).encode())
     return Domain(ref=f"team/a{number}@1", digest=digest, domain=f"a{number:06}", vectors=vectors)
 
 

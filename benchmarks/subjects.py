@@ -13,7 +13,7 @@ import math
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GPT2Config, PretrainedConfig, PreTrainedTokenizerFast
 
 from demo.results import ROOT
 from registry.adapters import Init, create, paper_config
@@ -76,7 +76,6 @@ def random_gpt2(
     *, layers: int = LAYERS, hidden: int = HIDDEN, vocabulary: int = VOCABULARY, dtype: str = "float32"
 ) -> LoadedBase:
     """A GPT-2 with random weights and no tokenizer; by default of the small one's shape."""
-    torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=vocabulary,
         n_positions=CONTEXT,
@@ -86,17 +85,17 @@ def random_gpt2(
         bos_token_id=0,
         eos_token_id=0,
     )
-    model: Any = GPT2LMHeadModel(config).requires_grad_(False).to(getattr(torch, dtype))
-    model.eval()
-    name = "gpt2"
-    return LoadedBase(
-        entry=BaseEntry(id="base", source=name, dtype=dtype),
-        model=model,
-        tokenizer=None,
-        shape=shape_from(config, sha256_digest(name.encode()), name),
-        bos_id=0,
-        eos_id=0,
-    )
+    return random_base(config, BaseEntry.model_validate({"id": "base", "source": "gpt2", "dtype": dtype}))
+
+
+def random_base(config: PretrainedConfig, entry: BaseEntry) -> LoadedBase:
+    """A base model with random weights and no tokenizer, whose token 0 is BOS and EOS."""
+    torch.manual_seed(0)
+    builder: Any = AutoModelForCausalLM
+    with torch.device(entry.device):
+        model = builder.from_config(config, dtype=getattr(torch, entry.dtype)).eval().requires_grad_(False)
+    shape = shape_from(config, sha256_digest(entry.source.encode()), entry.source)
+    return LoadedBase(entry=entry, model=model, tokenizer=None, shape=shape, bos_id=0, eos_id=0)
 
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
@@ -164,10 +163,10 @@ def about(base: LoadedBase) -> dict[str, Any]:
 # --- adapters -------------------------------------------------------------------------------------
 
 
-def lora_of(shape: BaseShape) -> LoraConfig:
+def lora_of(shape: BaseShape, *, rank: int = RANK) -> LoraConfig:
     """A LoRA on the queries and values of every layer."""
     paths = [path for path in shape.linears if path.endswith(TARGETS)]
-    return LoraConfig.of({path: LoraModule(rank=RANK, alpha=2.0 * RANK) for path in paths})
+    return LoraConfig.of({path: LoraModule(rank=rank, alpha=2.0 * rank) for path in paths})
 
 
 def bottleneck_of() -> AdapterConfig:
@@ -220,8 +219,3 @@ def page_passages(count: int, *, seed: int) -> list[str]:
     draw = random.Random(seed)
     starts = [draw.randrange(len(words) - PASSAGE_WORDS) for _ in range(count)]
     return [" ".join(words[start : start + PASSAGE_WORDS]) for start in starts]
-
-
-def loader(tensors: dict[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
-    """A reader of tensors in memory."""
-    return lambda: tensors

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers.process import Peer
-from benchmarks.subjects import Window, digest_of, drawn_tensors, loader, rows_of
+from benchmarks.subjects import Window, digest_of, drawn_tensors, rows_of
 from registry.base_model import LoadedBase
 from registry.errors import Internal
 from registry.spec import AdapterConfig
@@ -81,12 +81,13 @@ class Writing:
 
 def drawn(base: LoadedBase, config: AdapterConfig, count: int) -> list[LoadableAdapter]:
     """Different adapters of one configuration, in memory."""
-    found = []
-    for seed in range(count):
-        tensors = drawn_tensors(base, config, seed)
-        size = sum(tensor.nbytes for tensor in tensors.values())
-        found.append(LoadableAdapter(digest_of(base, config, tensors), config, loader(tensors), size))
-    return found
+    return [_drawn(base, config, seed) for seed in range(count)]
+
+
+def _drawn(base: LoadedBase, config: AdapterConfig, seed: int) -> LoadableAdapter:
+    tensors = drawn_tensors(base, config, seed)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    return LoadableAdapter(digest_of(base, config, tensors), config, lambda: tensors, size)
 
 
 def peft_of(base: LoadedBase, loras: Sequence[LoadableAdapter]) -> tuple[Any, list[str]]:

@@ -12,11 +12,10 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -96,14 +95,6 @@ class Peer:
         self._process.wait()
         self._log.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one line; the process is stopped after it."""
         assert self._process.stdin is not None
@@ -148,7 +139,7 @@ def peers(wanted: Wanted, environments: Path = ENVIRONMENTS) -> Iterator[Peers]:
         found: dict[str, Peer | PeerMissing] = {}
         for name, (kind, start) in wanted.items():
             try:
-                found[name] = stack.enter_context(Peer(KINDS[kind], environments=environments, **start))
+                found[name] = stack.enter_context(closing(Peer(KINDS[kind], environments=environments, **start)))
             except PeerMissing as missing:
                 found[name] = missing
         yield found

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.report import seconds
 from registry.names import sha256_digest
 from registry.selectors.contract import Domain
 from registry.selectors.cosine import CosineSelector
@@ -38,13 +40,13 @@ class Drawn:
         return (centre + draw.standard_normal(self.shape, dtype=np.float32))[rows]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Found:
     """The measurement: MiB of the state, seconds until it is read and has ranked once, then milliseconds per text."""
 
     state_mib: float
     first_s: float
-    milliseconds: list[float] = field(default_factory=list)
+    milliseconds: Sequence[float]
 
 
 def stock(file: Path, adapters: int, *, dimensions: int) -> None:
@@ -58,18 +60,14 @@ def stock(file: Path, adapters: int, *, dimensions: int) -> None:
 
 def searched(file: Path, *, dimensions: int, numbers: Sequence[int]) -> Found:
     """Look for text like that of these adapters; the first is where the state is read."""
-    began = time.perf_counter()
+    first, *others = (Drawn(number, dimensions)[:1] for number in numbers)
+
+    def search(text: npt.NDArray[np.float32]) -> object:
+        return selector.rank(text).ranked[:BEST]
+
+    start = time.perf_counter()
     selector = CosineSelector.from_state(*load_state(file.read_bytes()))
-    found: Found | None = None
-    for number in numbers:
-        text = Drawn(number, dimensions)[:1]
-        if found is not None:
-            began = time.perf_counter()
-        _ = selector.rank(text).ranked[:BEST]
-        seconds = time.perf_counter() - began
-        if found is None:
-            found = Found(file.stat().st_size / 2**20, seconds)
-        else:
-            found.milliseconds.append(1000 * seconds)
-    assert found is not None
-    return found
+    search(first)
+    first_s = time.perf_counter() - start
+    milliseconds = [1000 * seconds(partial(search, text)) for text in others]
+    return Found(file.stat().st_size / 2**20, first_s, milliseconds)
