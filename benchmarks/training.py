@@ -31,18 +31,27 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
 
+from benchmarks.full_fine_tuning import unfrozen
 from benchmarks.report import Result, options, ratios, repeated, seconds
 from demo.results import Figure, Row, best_dtype
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from registry.base_model import LoadedBase
-    from training.state import Loss
+from registry.adapters import attached, create, paper_config
+from registry.adapters.experts import BankAdapter
+from registry.base_model import LoadedBase, load_base
+from registry.spec import BankConfig, BaseEntry
+from training.hyperparameters import Hyperparameters, PruningOptions
+from training.methods.adamix import consistent_loss
+from training.methods.lora_targets import lora_for
+from training.methods.pruning import prune
+from training.state import Loss, Objective, TrainingState
+from training.tasks import LANGUAGE_MODELLING
+from training.trainer import loss_of
 
 BOTTLENECK = 64
 """Of the adapter; the LoRAs' rank is that which comes nearest to its parameters: 22 on the shared base model."""
@@ -73,13 +82,6 @@ def measure(
     base_folder: Path, variant: str, *, dtype: Dtype, steps: int, batch: int = BATCH, block: int = BLOCK
 ) -> Row:
     """Median seconds of a step, parameters trained, and the most memory this process has had."""
-    import numpy as np
-
-    from registry.base_model import load_base
-    from registry.spec import BaseEntry
-    from training.hyperparameters import Hyperparameters
-    from training.state import Objective, TrainingState
-
     base = load_base(BaseEntry(id="base", source=str(base_folder.resolve())))
     blocks = np.random.default_rng(SEED).integers(1, base.shape.vocab_size, (4 * batch, block))
     numbers = Hyperparameters(
@@ -104,20 +106,11 @@ def measure(
 
 
 def _full(base: LoadedBase) -> Prepared:
-    from benchmarks.full_fine_tuning import unfrozen
-    from training.trainer import loss_of
-
     model = unfrozen(base.model, "all")
     return Prepared(model, loss_of(replace(base, model=model)), nullcontext())
 
 
 def _adapter(base: LoadedBase, *, lora: bool = False, masked: bool = False) -> Prepared:
-    from registry.adapters import attached, create, paper_config
-    from training.hyperparameters import PruningOptions
-    from training.methods.lora_targets import lora_for
-    from training.methods.pruning import prune
-    from training.trainer import loss_of
-
     rank = _rank(base) if lora else 0
     plain = paper_config("bapna_firat", bottleneck=BOTTLENECK)
     config = lora_for(base.shape, rank=rank, alpha=2.0 * rank) if lora else plain
@@ -125,15 +118,13 @@ def _adapter(base: LoadedBase, *, lora: bool = False, masked: bool = False) -> P
     loss = loss_of(base, adapter)
     if masked:
         how = PruningOptions(score="magnitude", sparsity=SPARSITY)
-        adapter = prune(adapter, loss, _no_rows(), how, batch=BATCH, data_digest="")
+        rows = np.empty((0, BLOCK), dtype=np.int64)  # this score uses no gradient
+        adapter = prune(adapter, loss, rows, how, batch=BATCH, data_digest="")
     return Prepared(adapter, loss, attached(base.model, adapter))
 
 
 def _rank(base: LoadedBase) -> int:
     """Of a LoRA on the attention's projections: that with which it comes nearest to the adapter's parameters."""
-    from registry.adapters import create, paper_config
-    from training.methods.lora_targets import lora_for
-
     adapter, one = (
         sum(value.numel() for value in create(config, base.shape, seed=SEED, base=base.model).parameters())
         for config in (paper_config("bapna_firat", bottleneck=BOTTLENECK), lora_for(base.shape, rank=1, alpha=2.0))
@@ -141,20 +132,7 @@ def _rank(base: LoadedBase) -> int:
     return max(1, round(adapter / one))
 
 
-def _no_rows() -> Any:
-    """The data for a score that uses no gradient."""
-    import numpy as np
-
-    return np.empty((0, BLOCK), dtype=np.int64)
-
-
 def _bank(base: LoadedBase, *, consistency: Literal["none", "released"]) -> Prepared:
-    from registry.adapters import attached, create, paper_config
-    from registry.adapters.experts import BankAdapter
-    from registry.spec import BankConfig
-    from training.methods.adamix import consistent_loss
-    from training.tasks import LANGUAGE_MODELLING
-
     config = BankConfig(expert=paper_config("bapna_firat", bottleneck=BOTTLENECK), experts=EXPERTS)
     bank = create(config, base.shape, seed=SEED, base=base.model)
     assert isinstance(bank, BankAdapter)
@@ -164,9 +142,6 @@ def _bank(base: LoadedBase, *, consistency: Literal["none", "released"]) -> Prep
 
 def _peft_lora(base: LoadedBase) -> Prepared:
     import peft
-
-    from training.methods.lora_targets import lora_for
-    from training.trainer import loss_of
 
     rank = _rank(base)
     ours = lora_for(base.shape, rank=rank, alpha=2.0 * rank)
