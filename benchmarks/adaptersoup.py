@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.report import Result, options
+from benchmarks.report import Result
 from benchmarks.soups import ALONE, BASE, EFFORTS, GREEDY, LADDER, PAPER, SINGLE, VARIANTS
 from benchmarks.soups.cells import Answers, Cell
 from benchmarks.soups.ensemble import clustering_ensemble
@@ -25,7 +25,7 @@ from benchmarks.soups.greedy import searched
 from benchmarks.soups.ladder import Ladder, Rates
 from benchmarks.soups.ratio import over_control
 from benchmarks.soups.run import GOALS, Plan, Run
-from benchmarks.soups.setting import HOSTILE, LONGEST, TEST, Lengths, opened
+from benchmarks.soups.setting import HOSTILE, LONGEST, TEST, Lengths, bank_options, opened
 from registry.tasks.run import open_pool
 from service.settings import Settings
 
@@ -115,16 +115,12 @@ def measure(run: Run) -> Result:
 
 def main() -> None:
     """The command line."""
-    parser = options(__doc__)
+    parser = bank_options(__doc__, home=Path(".reproduce/adaptersoup"))
     parser.add_argument("bank", choices=list(GOALS), help="the bank's name; its goals, folder and results are its own")
-    parser.add_argument("--data", type=Path, required=True, help="train/, novel/ and general/ of domains' text")
-    parser.add_argument("--base", required=True, help="the base model's folder")
-    parser.add_argument("--adapters", type=Path, required=True, help="the bank: PEFT's folders, or the neutral form")
     parser.add_argument("--sizes", type=int, nargs="+", default=[5, 15, 30, 100], help="passages of samples")
     parser.add_argument("--draws", type=int, default=1, help="draws of a sample")
     parser.add_argument("--passages", type=int, default=TEST, help="test passages of a domain")
     parser.add_argument("--longest", type=int, default=LONGEST, help="characters that passages are cut to")
-    parser.add_argument("--home", type=Path, default=Path(".reproduce/adaptersoup"), help="what is kept between runs")
     parser.add_argument("--domains", nargs="*", help="the novel ones to look at; by default all")
     parser.add_argument("--without", nargs="*", choices=WITHOUT, default=[], help="what is left out")
     parser.add_argument("--greedy", type=int, default=6, help="adapters of greedy search; 1: the best single one only")

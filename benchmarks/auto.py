@@ -8,7 +8,6 @@ below `--home`, so that an interrupted run resumes.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.report import Result, options
-from benchmarks.soups.setting import NAMESPACE, Lengths, Setting, opened
+from benchmarks.report import Result
+from benchmarks.soups.setting import NAMESPACE, Lengths, Setting, bank_options, opened
 from demo.results import Figure
-from registry.files import replace_file
+from demo.scores import computed_once
 from registry.names import digest_of
 from registry.spec import CookRequest, PosteriorSpec
 
@@ -47,10 +46,7 @@ class Measurement:
     def losses(self, kind: str, domain: str, length: int) -> Losses:
         """The losses of a domain's prompts of a length, measured once."""
         path = self.folder / f"{domain}-{length}.json"
-        if not path.is_file():
-            losses = dict(self._measured(kind, domain, length))
-            replace_file(path, json.dumps(losses).encode(), temporary=path.with_suffix(".new"))
-        return dict(json.loads(path.read_bytes()))
+        return dict(computed_once(path, lambda: dict(self._measured(kind, domain, length))))
 
     def _measured(self, kind: str, domain: str, length: int) -> Iterator[tuple[str, list[float]]]:
         passages = self._prompts(kind, domain, length)
@@ -84,12 +80,13 @@ class Measurement:
 
     def _soup(self, domain: str) -> str:
         """The soup of a novel domain, cooked once, and stored also where its verification would abstain."""
-        path = self.folder / f"{domain}-soup.txt"
-        if not path.is_file():
+
+        def cook() -> str:
             texts = random.Random(1).sample(self.setting.job.texts("novel", domain, "valid"), SAMPLE)
             request = CookRequest.model_validate({"sample": {"texts": texts}, "effort": "instant", "verify": False})
-            path.write_text(str(self.setting.client.cook(request)["model"]))
-        return path.read_text()
+            return str(self.setting.client.cook(request)["model"])
+
+        return str(computed_once(self.folder / f"{domain}-soup.json", cook))
 
     def _score(self, model: str, passages: Sequence[Mapping[str, str]]) -> list[float]:
         """Nats per token of the answers of passages."""
@@ -138,11 +135,7 @@ def add_figures(result: Result, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = options(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="domains: train/ and novel/")
-    parser.add_argument("--base", required=True, help="folder of the base model")
-    parser.add_argument("--adapters", type=Path, required=True, help="the bank")
-    parser.add_argument("--home", type=Path, required=True, help="what is kept between runs")
+    parser = bank_options(__doc__, home=Path(".reproduce/auto"))
     parser.add_argument("--lengths", type=int, nargs="+", choices=LENGTHS, default=LENGTHS, help="tokens of a prompt")
     arguments = parser.parse_args()
     result = Result()

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.report import Result, options, repeated
-from benchmarks.soups.setting import LARGEST, LONGEST, TEST, Lengths, Setting, opened
+from benchmarks.report import Result, repeated
+from benchmarks.soups.setting import LARGEST, LONGEST, TEST, Lengths, Setting, bank_options, opened
 from registry.errors import Internal
 from registry.spec import CookRequest
 
@@ -91,13 +91,9 @@ def _goes_on(cooking: Future[None], _gaps: int) -> bool:
 
 def main() -> None:
     """The command line."""
-    parser = options(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="train/, novel/ and general/ of domains' text")
-    parser.add_argument("--base", required=True, help="the base model's folder")
-    parser.add_argument("--adapters", type=Path, required=True, help="the bank, in the neutral form")
+    parser = bank_options(__doc__, home=Path(".reproduce/beside_cooks"))
     parser.add_argument("--longest", type=int, default=LONGEST, help="characters that passages are cut to")
     parser.add_argument("--largest", type=int, default=LARGEST, help="passages of a sample")
-    parser.add_argument("--home", type=Path, default=Path(".reproduce/beside_cooks"), help="the server's folder")
     given = parser.parse_args()
     lengths = Lengths(TEST, given.largest, given.longest)
     result = Result()

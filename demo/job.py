@@ -67,11 +67,7 @@ class Job:
 
     def texts(self, kind: str, domain: str, split: str) -> list[str]:
         """All passages of `train/<domain>/<split>` or `novel/<domain>/<split>`; raises NotFound."""
-        folder = self.data / kind / domain
-        for name in (f"{split}.jsonl", f"{split}.jsonl.gz"):
-            if (folder / name).is_file():
-                return read_texts(folder / name)
-        raise NotFound(f"{folder} has no {split}.jsonl and no {split}.jsonl.gz.")
+        return read_split(self.data / kind / domain, split)
 
     def sample(self, domain: str) -> list[str]:
         """The passages of a novel domain for which a soup is cooked."""
@@ -93,6 +89,14 @@ class Job:
         """Write the allowlist with the base model."""
         self.home.mkdir(parents=True, exist_ok=True)
         write_bases(self.bases, self.base)
+
+
+def read_split(folder: Path, split: str) -> list[str]:
+    """All passages of a folder's `<split>.jsonl` or `<split>.jsonl.gz`; raises NotFound."""
+    for name in (f"{split}.jsonl", f"{split}.jsonl.gz"):
+        if (folder / name).is_file():
+            return read_texts(folder / name)
+    raise NotFound(f"{folder} has no {split}.jsonl and no {split}.jsonl.gz.")
 
 
 def shorten(text: str, most: int) -> str:

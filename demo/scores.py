@@ -48,6 +48,13 @@ class Score:
         return paired_difference(self.nll, other.nll, self.tokens)
 
 
+def computed_once(path: Path, compute: Callable[[], Any]) -> Any:
+    """The JSON value of a file, which is computed and written if there is none."""
+    if not path.is_file():
+        replace_file(path, json.dumps(compute()).encode(), temporary=path.with_suffix(".new"))
+    return json.loads(path.read_bytes())
+
+
 class Scores:
     """All scores so far, in a folder."""
 
@@ -67,12 +74,13 @@ class Scores:
         path = self._path(digest, texts)
         self.kept += path.name in self._earlier
         self._earlier.discard(path.name)
-        if not path.is_file():
+
+        def compute() -> dict[str, Any]:
             rows = score()["texts"]
             nll, tokens = (tuple(row[name] for row in rows) for name in ("nll", "tokens"))
-            found = Score(nll, tokens, sum(row["bytes"] for row in rows))
-            replace_file(path, json.dumps(asdict(found)).encode(), temporary=path.with_suffix(".new"))
-        value = json.loads(path.read_bytes())
+            return asdict(Score(nll, tokens, sum(row["bytes"] for row in rows)))
+
+        value = computed_once(path, compute)
         return Score(tuple(value["nll"]), tuple(value["tokens"]), value["bytes"])
 
     def _path(self, digest: str, texts: Sequence[str]) -> Path:

@@ -6,7 +6,6 @@ the NLL of the test passages is stored with the scores.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,9 +16,9 @@ import numpy as np
 
 from benchmarks.soups import BASE, CLUSTERING_3, CLUSTERING_10, TWO_BEST
 from benchmarks.soups.setting import NAMESPACE, Setting
+from demo.scores import computed_once
 from demo.strategies import PAPERS_THRESHOLD
 from registry.errors import SoupError
-from registry.files import replace_file
 from registry.names import digest_of
 from registry.spec import (
     CookRequest,
@@ -121,11 +120,8 @@ class Answers:
 
     def get(self, setting: Setting, cell: Cell) -> Answer:
         """The answer of a cell, requested if it is not stored."""
-        path = self._path(setting, cell)
-        if not path.is_file():
-            value = json.dumps(asdict(ask(setting, cell))).encode()
-            replace_file(path, value, temporary=path.with_suffix(".new"))
-        return Answer(**{**json.loads(path.read_bytes()), "cell": cell})
+        value = computed_once(self._path(setting, cell), lambda: asdict(ask(setting, cell)))
+        return Answer(**{**value, "cell": cell})
 
     def _path(self, setting: Setting, cell: Cell) -> Path:
         key = digest_of([asdict(cell), setting.sample(cell.domain, size=cell.size, seed=cell.draw)])

@@ -6,12 +6,12 @@ are files named by the base and all passages, so that banks on one base share th
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,9 +19,9 @@ from benchmarks.soups.cells import Cell
 from benchmarks.soups.setting import Setting
 from benchmarks.soups.trained import Passages, Rung, full, lora, nll_of, rungs
 from benchmarks.soups.untrained import nearest_neighbours, prompted
+from demo.scores import computed_once
 from registry import cores
 from registry.base_model import LoadedBase, load_base
-from registry.files import replace_file
 from registry.names import digest_of
 from registry.spec import BaseEntry
 from registry.tasks.run import run_tasks
@@ -60,13 +60,14 @@ class Ladder:
     def get(self, setting: Setting, cell: Cell) -> Climbed:
         """The result of a cell, computed if it is not stored; raises what the task raises."""
         task = self._task(setting, cell)
-        path = self._path(cell, task)
-        if not path.is_file():
+
+        def compute() -> dict[str, Any]:
             [(_, result)] = run_tasks(self._pool, climb, [Task(task)])
             if isinstance(result, BaseException):
                 raise result
-            replace_file(path, json.dumps(asdict(result)).encode(), temporary=path.with_suffix(".new"))
-        value = json.loads(path.read_bytes())
+            return asdict(result)
+
+        value = computed_once(self._path(cell, task), compute)
         rungs = (Rung(**{**rung, "nll": tuple(rung["nll"])}) for rung in value["rungs"])
         return Climbed(value["forward"], tuple(rungs))
 

@@ -6,6 +6,7 @@ Hostile sets are text that no adapter of the bank can help with more than by cha
 
 from __future__ import annotations
 
+import argparse
 import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,17 +19,18 @@ import numpy as np
 
 from adaptersoup.client.additions import Additions
 from adaptersoup.client.client import SoupClient
+from benchmarks.report import options
 from demo.base_models import base_entry
-from demo.job import Job, domains_of, shorten
+from demo.job import Job, domains_of, read_split, shorten
 from demo.prepare import convert_all, neutral_domains
 from demo.results import ROOT, commit
 from demo.scores import Scores
 from demo.server import running
 from demo.talk import Talk
 from registry.base_model import shape_of
-from registry.errors import InvalidParameter, NotFound
+from registry.errors import InvalidParameter
 from registry.formats import CONFIG_FILE, SAMPLES_FILE, read_directory
-from training.data import draw, read_texts
+from training.data import draw
 
 NAMESPACE = "bank"
 GENERAL = "general"
@@ -93,7 +95,7 @@ class Texts:
     @cached_property
     def _hostile(self) -> dict[str, tuple[list[str], list[str]]]:
         """(sample, test) of each hostile set."""
-        general = _general(self.job.data)
+        general = read_split(self.job.data / GENERAL, "valid")[:600]
         words = [word for text in general for word in text.split()]
         random.Random(1).shuffle(words)
         digits = random.Random(2)
@@ -131,14 +133,6 @@ class Setting(Texts):
         return commit()
 
 
-def _general(data: Path) -> list[str]:
-    folder = data / "general"
-    for name in ("valid.jsonl", "valid.jsonl.gz"):
-        if (folder / name).is_file():
-            return read_texts(folder / name)[:600]
-    raise NotFound(f"{folder} has no valid.jsonl and no valid.jsonl.gz.")
-
-
 def _passages(words: list[str]) -> list[str]:
     return [" ".join(words[start : start + WORDS]) for start in range(0, min(len(words), 300 * WORDS), WORDS)]
 
@@ -147,6 +141,16 @@ def _source_code() -> list[str]:
     """This project's own, in pieces of some lines."""
     lines = [line for path in sorted((ROOT / "registry").rglob("*.py")) for line in path.read_text().splitlines()]
     return ["\n".join(lines[start : start + 12]) for start in range(0, 300 * 12, 12)]
+
+
+def bank_options(description: str | None, *, home: Path) -> argparse.ArgumentParser:
+    """A parser with what every benchmark on a bank takes; its server and all that is kept is in `home` by default."""
+    parser = options(description)
+    parser.add_argument("--data", type=Path, required=True, help="train/, novel/ and general/ of domains' text")
+    parser.add_argument("--base", required=True, help="the base model's folder")
+    parser.add_argument("--adapters", type=Path, required=True, help="the bank: PEFT's folders, or the neutral form")
+    parser.add_argument("--home", type=Path, default=home, help="what is kept between runs")
+    return parser
 
 
 @contextmanager
