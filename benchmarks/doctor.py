@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from demo.results import ROOT, Figure
 from demo.server import SOUP, Server, running, write_bases
 from registry.adapters.lora import LORA_B
 from registry.base_model import shape_of
+from registry.errors import Internal
 from registry.formats import WEIGHTS_FILE, read_directory
 from registry.spec import BaseEntry, Verdict
 
@@ -149,7 +149,7 @@ class Registry:
         return self.doctor_at(other.url, other.key, *models)
 
     def doctor_at(self, url: str, server_key: str, *models: str) -> list[dict[str, Any]]:
-        """The rows of `soup doctor` on a server."""
+        """The rows of `soup doctor` on a server: one of each model that is named, else of all that it lists."""
         addresses = ["--url", url, "--server-key", server_key, "--registry", self.server.url, "--key", self.key]
         names = [argument for model in models for argument in ("--model", model)]
         command = [*SOUP, "doctor", *addresses, *names, "--json"]
@@ -157,7 +157,10 @@ class Registry:
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
         if not done.stdout:
             raise RuntimeError(done.stderr)
-        return list(json.loads(done.stdout)["data"])
+        rows = list(json.loads(done.stdout)["data"])
+        if models and len(rows) != len(models):
+            raise Internal(f"`soup doctor` told of {len(rows)} of {len(models)} models: {done.stderr}")
+        return rows
 
 
 def push(server: Server, folder: Path, name: str) -> None:
@@ -204,11 +207,12 @@ class Measurement:
             self._check_other_bases(registry)
         self._check_vllm()
         judged = [row for row in self.result.rows if row.get("expected")]
-        right = Counter(row["fault"] == "none" for row in judged if row["verdict"] == row["expected"])
+        named = sum(row["fault"] != "none" and row["verdict"] == row["expected"] for row in judged)
+        alarms = sum(row["fault"] == "none" and row["verdict"] != row["expected"] for row in judged)
         sound = sum(row["fault"] == "none" for row in judged)
         self.result.figures |= {
-            "faults_named": Figure(right[False], "faults", FAULTS_GOAL, (), "against our own engine"),
-            "false_alarms": Figure(sound - right[True], "adapters", 0, (), f"of {sound} that are sound"),
+            "faults_named": Figure(named, "faults", FAULTS_GOAL, (), "against our own engine"),
+            "false_alarms": Figure(alarms, "adapters", 0, (), f"of {sound} that are sound"),
             "seconds_an_adapter": Figure(
                 seconds, "s", SECONDS_GOAL, (), "the whole command with the first probes, divided by its adapters"
             ),

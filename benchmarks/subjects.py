@@ -75,7 +75,7 @@ class Given:
 def random_gpt2(
     *, layers: int = LAYERS, hidden: int = HIDDEN, vocabulary: int = VOCABULARY, dtype: str = "float32"
 ) -> LoadedBase:
-    """A GPT-2 with random weights and no tokenizer; by default of the small one's shape."""
+    """A GPT-2 with random weights, drawn in fp32, and no tokenizer; by default of the small one's shape."""
     config = GPT2Config(
         vocab_size=vocabulary,
         n_positions=CONTEXT,
@@ -85,11 +85,13 @@ def random_gpt2(
         bos_token_id=0,
         eos_token_id=0,
     )
-    return random_base(config, BaseEntry.model_validate({"id": "base", "source": "gpt2", "dtype": dtype}))
+    base = random_base(config, BaseEntry(id="base", source="gpt2", dtype="float32"))
+    entry = base.entry.model_copy(update={"dtype": dtype})
+    return replace(base, entry=entry, model=base.model.to(getattr(torch, dtype)))
 
 
 def random_base(config: PretrainedConfig, entry: BaseEntry) -> LoadedBase:
-    """A base model with random weights and no tokenizer, whose token 0 is BOS and EOS."""
+    """A base model with random weights, drawn in its dtype, and no tokenizer; its token 0 is BOS and EOS."""
     torch.manual_seed(0)
     builder: Any = AutoModelForCausalLM
     with torch.device(entry.device):

@@ -251,7 +251,7 @@ def main() -> None:
         print(json.dumps(measure(given.base_folder, given.variant, **numbers)))
         return
     take = partial(in_a_process, given.base_folder, **numbers)
-    goals = GOALS if given.base_folder == SHARED_BASE else DEEP_GOALS
+    goals = GOALS if given.base_folder.resolve() == SHARED_BASE.resolve() else DEEP_GOALS
     run(take, repeats=given.repeats, dtype=dtype, variants=given.variants, goals=goals).finish(given.out)
 
 

@@ -60,7 +60,7 @@ def stock(file: Path, adapters: int, *, dimensions: int) -> None:
 
 def searched(file: Path, *, dimensions: int, numbers: Sequence[int]) -> Found:
     """Look for text like that of these adapters; the first is where the state is read."""
-    first, *others = (Drawn(number, dimensions)[:1] for number in numbers)
+    first, *others = (Drawn(number, dimensions)[:1].copy() for number in numbers)
 
     def search(text: npt.NDArray[np.float32]) -> object:
         return selector.rank(text).ranked[:BEST]
