@@ -254,8 +254,7 @@ class Page:
     def choose(self, selector: str, *paths: Path) -> None:
         """Choose files, or a folder, in a field for them."""
         found = self.call("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")
-        files = [str(path) for path in paths]
-        self.call("DOM.setFileInputFiles", files=files, objectId=found["result"]["objectId"])
+        self.call("DOM.setFileInputFiles", files=[*map(str, paths)], objectId=found["result"]["objectId"])
 
     def picture(self, path: Path, *, top: str | None = None, high: int | None = None) -> None:
         """The page as a PNG: the whole of it, or from an element on, so many pixels of it."""
@@ -263,7 +262,6 @@ class Page:
         if high is not None:
             size = "document.querySelector({}).getBoundingClientRect().top + scrollY"
             y = 0 if top is None else self.evaluate(size.format(json.dumps(top)))
-            width = self.evaluate("innerWidth")
-            clip = {"clip": {"x": 0, "y": y, "width": width, "height": high, "scale": 1}}
+            clip = {"clip": {"x": 0, "y": y, "width": self.evaluate("innerWidth"), "height": high, "scale": 1}}
         data = self.call("Page.captureScreenshot", captureBeyondViewport=True, **clip)["data"]
         path.write_bytes(base64.b64decode(data))

@@ -1,4 +1,4 @@
-"""Fixtures every test may use: tiny base models, databases of every kind, and a network that is off."""
+"""Fixtures every test may use: tiny base models, databases of every kind, command lines, and a network that is off."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -15,6 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 from hypothesis import HealthCheck, settings
 
+from adaptersoup.cli import app as cli
 from registry.base_model import LoadedBase, load_base
 from registry.catalogue import Database
 from registry.spec import BaseEntry
@@ -154,6 +156,28 @@ def database(databases: Databases, tmp_path: Path) -> Iterator[Database]:
     """A migrated database of the test's own, of each kind."""
     with databases.new(tmp_path) as database:
         yield database
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command line in this process: exit code, stdout, stderr."""
+
+    def run(*args: object, **options: Any) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.run([str(arg) for arg in args], **options)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def signal_handlers() -> Iterator[None]:
+    """Afterwards SIGINT and SIGTERM are handled as before the test."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -38,8 +38,7 @@ class ObjectStore:
 
     def request(self, method: str, bucket: str) -> None:
         """Make (PUT) or remove (DELETE) a bucket; raises HTTPError."""
-        request = urllib.request.Request(f"http://{self.address}/{bucket}", method=method)
-        urllib.request.urlopen(request).close()
+        urllib.request.urlopen(urllib.request.Request(f"http://{self.address}/{bucket}", method=method)).close()
 
 
 @contextmanager

@@ -19,9 +19,8 @@ print(getattr(importlib.import_module(module), name)())
 
 def elsewhere(function: Callable[[], str], environment: Mapping[str, str]) -> str:
     """What `function`, which a module defines by its own name, answers under these variables."""
-    arguments = [str(REPOSITORY), function.__module__, function.__name__]
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, *arguments],
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, str(REPOSITORY), function.__module__, function.__name__],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

@@ -3,7 +3,6 @@
 from tests.service.conftest import (
     _sentences_once,
     client,
-    command,
     database_kind,
     database_settings,
     live,
@@ -16,7 +15,6 @@ from tests.service.conftest import (
 __all__ = [
     "_sentences_once",
     "client",
-    "command",
     "database_kind",
     "database_settings",
     "live",

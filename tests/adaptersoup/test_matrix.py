@@ -65,8 +65,7 @@ def test_tasks_come_to_the_figures_of_the_stores_engine(
 
 
 def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(store: Store, processes: ProcessPool) -> None:
-    row = store._row("team/code")
-    weights = store._runtime.services.registry.blobs.read(row.weights_blob)
+    weights = store._runtime.services.registry.blobs.read(store._row("team/code").weights_blob)
     (path,) = (
         one
         for one in store.folder.rglob("*")
@@ -91,8 +90,9 @@ def test_it_is_ended_by_its_progress_and_goes_on(store: Store, processes: Proces
     assert store.evaluate_pool(passages=10) == CrossEvaluated(pairs=9, computed=9 - before, known=before, failed={})
 
 
-def test_what_is_of_ray_alone_is_refused_without_it(store: Store) -> None:
-    with pytest.raises(InvalidParameter, match="are for tasks on Ray"):
-        store.evaluate_pool(cores=2)
-    with pytest.raises(InvalidParameter, match="--on takes ray"):
-        store.evaluate_pool(on="spark")
+@pytest.mark.parametrize(
+    ("options", "sentence"), [({"cores": 2}, "are for tasks on Ray"), ({"on": "spark"}, "--on takes ray")]
+)
+def test_what_is_of_ray_alone_is_refused_without_it(store: Store, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidParameter, match=sentence):
+        store.evaluate_pool(**options)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -191,7 +192,7 @@ class TestNotebook:
 
     def test_frames_need_pandas_and_say_so(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(store.adapters().to_frame(), pd.DataFrame)
-        monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+        monkeypatch.setitem(sys.modules, "pandas", None)
         with pytest.raises(Unavailable, match="adaptersoup\\[frames\\]"):
             store.adapters().to_frame()
 
@@ -204,18 +205,16 @@ class TestInterrupted:
         store.push(folders / "code", name="team/code")
         stream = store.client.stream("team/code", "0 1", max_tokens=60)
         next(stream)  # and no more is read: the application waits for that
-        asking = threading.Thread(
-            target=lambda: failed.append(raised(lambda: store.evaluate("team/code", ["a"] * 5_000)))
-        )
-        failed: list[BaseException | None] = []
         read = store._runtime.engine.counters()["prompt_tokens_total"]  # that of the stream, which may still run
-        asking.start()
-        while asking.is_alive() and store._runtime.engine.counters()["prompt_tokens_total"] == read:
-            asking.join(0.01)
+        pool = ThreadPoolExecutor(1)
+        asking = pool.submit(store.evaluate, "team/code", ["a"] * 5_000)
+        pool.shutdown(wait=False)  # it ends with that call; a call that never ends fails the test below
+        while not asking.done() and store._runtime.engine.counters()["prompt_tokens_total"] == read:
+            time.sleep(0.01)
         store.close()
-        asking.join(60)
-        assert not asking.is_alive()
-        assert isinstance(raised(lambda: list(stream)), Unavailable)
+        assert isinstance(asking.exception(60), SoupError | None)
+        with pytest.raises(Unavailable):
+            list(stream)
         with pytest.raises(Unavailable, match="closed"):
             store.adapters()
 
@@ -224,14 +223,6 @@ class TestInterrupted:
         with pytest.raises(NotFound):
             store.select(passages("court", 20, seed=1))
         assert store.select(passages("court", 20, seed=1)).selection.selected
-
-
-def raised(work: Callable[[], object]) -> BaseException | None:
-    try:
-        work()
-    except SoupError as error:
-        return error
-    return None
 
 
 class TestPending:
@@ -310,13 +301,13 @@ class TestFolder:
         with Store(place, odd, base_id="odd", **QUICK) as store:
             assert store.base == "base/odd"
 
-    def test_settings_are_a_servers(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidParameter, match="no setting thread"):
-            Store(tmp_path / "a", thread=1)
-        with pytest.raises(InvalidParameter, match="threads"):
-            Store(tmp_path / "a", threads="many")
-        with pytest.raises(InvalidParameter, match="in its own folder"):
-            Store(tmp_path / "a", data=tmp_path)
+    @pytest.mark.parametrize(
+        ("setting", "sentence"),
+        [({"thread": 1}, "no setting thread"), ({"threads": "many"}, "threads"), ({"data": "x"}, "in its own folder")],
+    )
+    def test_settings_are_a_servers(self, tmp_path: Path, setting: dict[str, Any], sentence: str) -> None:
+        with pytest.raises(InvalidParameter, match=sentence):
+            Store(tmp_path / "a", **setting)
 
 
 SCRIPT = """

@@ -39,8 +39,7 @@ def render(folder: Path) -> list[Resource]:
     for generator in kustomization.get("configMapGenerator", ()):
         data = dict(literal.split("=", 1) for literal in generator.get("literals", ()))
         data |= {name: (folder / name).read_text() for name in generator.get("files", ())}
-        metadata = {"name": generator["name"]}
-        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": generator["name"]}, "data": data}
         if generator.get("behavior") == "merge":
             by_key[key_of(made)]["data"] |= data
         else:

@@ -26,7 +26,7 @@ from demo.job import Job
 from demo.scores import Scores
 from registry.adapters import attached, from_tensors
 from registry.adapters.weights import save_tensors
-from registry.base_model import load_base
+from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import sha256_digest
@@ -93,8 +93,7 @@ def setting(data: Path) -> Setting:
     client: Any = FakeClient()
     (data / "home").mkdir()
     scores = Scores(data / "home" / "scores")
-    texts = Texts(job, test_passages=20)
-    return Setting.on(texts, client, scores, sha256_digest(b"base"))
+    return Setting.on(Texts(job, test_passages=20), client, scores, sha256_digest(b"base"))
 
 
 def best_alone(_setting: Setting, alone: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -206,8 +205,7 @@ def test_the_clustering_soup_in_other_sizes_with_the_two_best_others_and_as_an_e
     assert figures["clustering_ensemble_over_control"].value == pytest.approx(math.exp(2.5 - 2.9))
 
 
-def test_an_ensemble_takes_the_mean_of_its_members_logits(tiny_base_dir: Path) -> None:
-    base = load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
+def test_an_ensemble_takes_the_mean_of_its_members_logits(base: LoadedBase) -> None:
     config = lora_of(base.shape)
     members = [from_tensors(config, base.shape, drawn_tensors(base, config, seed)) for seed in (1, 2)]
     text = "the court heard the case"

@@ -73,10 +73,9 @@ def services() -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_nothing_that_must_be_chosen_has_a_default(name: str) -> None:
-    with pytest.raises(KeyError, match=f"{name}: set {name}"):
-        compose({other: value for other, value in GIVEN.items() if other != name})
-    with pytest.raises(KeyError, match=f"{name}: set {name}"):
-        compose(GIVEN | {name: ""})
+    for given in ({other: value for other, value in GIVEN.items() if other != name}, GIVEN | {name: ""}):
+        with pytest.raises(KeyError, match=f"{name}: set {name}"):
+            compose(given)
 
 
 def test_no_secret_stands_in_the_file() -> None:
@@ -127,8 +126,7 @@ def test_the_proxy_brings_all_of_its_profile_and_not_the_server_over_a_folder(se
         todo += services[name].get("depends_on", {})
     assert started == {"postgres", "migrate", "objects", "proxy", *REPLICAS}
     for name in REPLICAS:
-        waits = {other: one["condition"] for other, one in services[name]["depends_on"].items()}
-        assert waits == {
+        assert {other: one["condition"] for other, one in services[name]["depends_on"].items()} == {
             "postgres": "service_healthy",
             "migrate": "service_completed_successfully",
             "objects": "service_healthy",
@@ -156,8 +154,7 @@ def test_a_replica_is_found_by_the_proxy_and_keeps_its_own_things(
 def test_the_bucket_is_the_store_s_and_so_are_the_credentials(name: str, services: dict[str, Any]) -> None:
     variables, store = services[name]["environment"], services["objects"]
     assert {f"-bucket={variables['SOUP_BLOBS_URL'].split('/')[2]}"} <= set(store["command"])
-    credentials = {one: variables[one] for one in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")}
-    assert credentials == store["environment"]
+    assert {one: variables[one] for one in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")} == store["environment"]
     assert variables["AWS_SECRET_ACCESS_KEY"] == GIVEN["POSTGRES_PASSWORD"]
     endpoint = variables["AWS_ENDPOINT_URL"]
     assert endpoint.startswith("http://objects:")
@@ -172,8 +169,7 @@ def test_variables_are_settings_and_make_sense(
     ours = {name for name in variables if name.startswith("SOUP_")}
     assert set(variables) - ours == LIBPQ | (STORE if name in REPLICAS else set())
     assert {name.removeprefix("SOUP_").lower() for name in ours} <= set(Settings.model_fields)
-    settings = settings_from(variables, monkeypatch)
-    url = make_url(settings.database)
+    url = make_url(settings_from(variables, monkeypatch).database)
     assert (url.drivername, url.host, url.password) == ("postgresql+psycopg", "postgres", None)
     database = services["postgres"]["environment"]
     assert (url.username, url.database) == (database["POSTGRES_USER"], database["POSTGRES_DB"])

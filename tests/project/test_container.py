@@ -38,8 +38,7 @@ PACKAGES = {"adaptersoup", "plots", "registry", "training", "service", "migratio
 
 def test_images_and_what_pip_installs_are_pinned() -> None:
     arguments = dict(rest.split("=", 1) for name, rest in lines(DOCKERFILE) if name == "ARG" and "=" in rest)
-    images = {rest.split(" ")[0] for name, rest in lines(DOCKERFILE) if name == "FROM"}
-    assert images == {"${PYTHON_IMAGE}"}
+    assert {rest.split(" ")[0] for name, rest in lines(DOCKERFILE) if name == "FROM"} == {"${PYTHON_IMAGE}"}
     assert re.fullmatch(r"python:\d+\.\d+\.\d+-slim-bookworm", arguments["PYTHON_IMAGE"])
     runs = [call.strip() for name, rest in lines(DOCKERFILE) if name == "RUN" for call in rest.split("&&")]
     installs = [call for call in runs if " install " in call and "pip" in call]
@@ -78,8 +77,7 @@ def test_one_version_of_everything() -> None:
     assert wanted in (REPOSITORY / "Makefile").read_text()
     (python,) = re.findall(r"^ARG PYTHON_IMAGE=python:(\d+\.\d+)\.", DOCKERFILE, re.MULTILINE)
     assert PROJECT["requires-python"] == f">={python}"
-    tags = re.findall(r"adaptersoup:([\w.]+)", DOCKERFILE + COMPOSE)
-    assert set(tags) == {PROJECT["version"]}
+    assert set(re.findall(r"adaptersoup:([\w.]+)", DOCKERFILE + COMPOSE)) == {PROJECT["version"]}
 
 
 def test_the_image_sets_what_the_server_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,14 +128,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shell(command: str, source: Path) -> None:
     """Run a line of the build where it would run, its absolute folders moved, and without an index."""
-    path = f"{source / 'bin'}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["sh", "-ec", command.replace("/wheels", str(source / "wheels"))],
         cwd=source / "src",
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PATH": path, "PIP_NO_INDEX": "1"},
+        env={**os.environ, "PATH": f"{source / 'bin'}{os.pathsep}{os.environ['PATH']}", "PIP_NO_INDEX": "1"},
     )
     assert done.returncode == 0, done.stderr
 

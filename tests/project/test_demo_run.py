@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from demo import run as demo_run
@@ -42,18 +43,11 @@ def world(tmp_path, tiny_base_dir, monkeypatch):
     return ["--data", "data", "--base", str(tiny_base_dir), "--adapters", "adapters"]
 
 
-def servers() -> list[str]:
-    """Command lines of `soup serve` processes that this process started."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            line = (path / "cmdline").read_text()
-        except (OSError, ValueError, IndexError):
-            continue
-        if parent == os.getpid() and "adaptersoup.cli" in line and "serve" in line:
-            found.append(line)
-    return found
+def servers() -> list[psutil.Process]:
+    """Processes of `soup serve` that this process started."""
+    processes = psutil.process_iter(["ppid", "cmdline"])
+    ours = [process for process in processes if process.info["ppid"] == os.getpid()]
+    return [process for process in ours if "serve" in (process.info["cmdline"] or ())]
 
 
 def test_the_whole_demo(world, capsys):
@@ -72,8 +66,7 @@ def test_the_whole_demo(world, capsys):
     ):
         assert f"\n  {row}  " in said.out or f"\n{row}: in every domain the same as " in said.out
     assert "arithmetic  geometric  bits/byte  to the base  to the control" in said.out
-    sentence = said.out.splitlines()[1]
-    assert sentence.startswith("1 novel domain: base ")
+    assert said.out.splitlines()[1].startswith("1 novel domain: base ")
     assert "\npoems\n  base model " in said.out
     assert max(map(len, said.out.split("Test passages")[0].splitlines()[2:])) <= 100
     assert "$ soup generate base/" in said.out

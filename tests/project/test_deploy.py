@@ -56,10 +56,9 @@ def known(world: World) -> dict[str, set[str]]:
 def expressions() -> dict[str, str]:
     """What alerts and panels ask for, by their names."""
     rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
-    board = json.loads((DEPLOY / "grafana" / "adaptersoup.json").read_text())
     panels = {
         f"{panel['title']} {target['refId']}": target["expr"]
-        for panel in board["panels"]
+        for panel in json.loads((DEPLOY / "grafana" / "adaptersoup.json").read_text())["panels"]
         for target in panel["targets"]
     }
     return {rule["alert"]: rule["expr"] for rule in rules} | panels

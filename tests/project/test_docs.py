@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from adaptersoup.cli.app import VERBS, command_of
 from adaptersoup.vllm.settings import VllmSettings
 from docs import figures, generate, man_page, summaries
 from service.settings import Settings
+from tests.project.test_prose import commands_of
 
 pytestmark = pytest.mark.slow
 
@@ -101,12 +101,8 @@ def commands(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def options_of(verb: str) -> set[str]:
-    pending, found = [command_of(verb)], set()
-    while pending:
-        command: Any = pending.pop()
-        found |= {option for parameter in command.params for option in [*parameter.opts, *parameter.secondary_opts]}
-        pending += getattr(command, "commands", {}).values()
-    return found | {"--help"}
+    parameters = [parameter for command in commands_of(command_of(verb)) for parameter in command.params]
+    return {option for parameter in parameters for option in [*parameter.opts, *parameter.secondary_opts]} | {"--help"}
 
 
 def test_commands_shown_exist_with_their_options() -> None:
@@ -118,8 +114,7 @@ def test_commands_shown_exist_with_their_options() -> None:
 
 def test_variables_targets_and_calls_named_exist() -> None:
     variables = {f"SOUP_{name.upper()}" for name in [*Settings.model_fields, *VllmSettings.model_fields]}
-    makefile = read(Path("Makefile"))
-    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", read(Path("Makefile")), re.MULTILINE))
     document = json.loads(read(Path("docs/reference/openapi.json")))
     calls = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
     for path in WRITTEN:
@@ -139,15 +134,11 @@ def test_files_named_in_code_marks_exist() -> None:
                 assert (ROOT / name).exists(), f"{path}: {name}"
 
 
-def code_files() -> list[Path]:
-    folders = (*SHIPPED, "benchmarks", "demo", "docs", "tests")
-    return [path.relative_to(ROOT) for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
-
-
 def test_pages_and_anchors_named_in_code_exist() -> None:
+    folders = (*SHIPPED, "benchmarks", "demo", "docs", "tests")
     named = [
         (path, page, anchor)
-        for path in code_files()
+        for path in (file.relative_to(ROOT) for folder in folders for file in sorted((ROOT / folder).rglob("*.py")))
         for page, anchor in re.findall(r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?", read(path))
         if path != Path("tests/project/test_docs.py")
     ]

@@ -21,12 +21,14 @@ import pytest
 import torch
 
 from adaptersoup.cli.app import run as soup_command
+from adaptersoup.client.client import SoupClient
+from registry.adapters.weights import save_tensors
 from registry.base_model import LoadedBase, shape_of
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.spec import LoraConfig, LoraModule
 from tests.registry.random_adapters import drawn
 from tests.repository import REPOSITORY
-from tests.service.passages import WORDS, passages
+from tests.service.passages import passages
 from tests.service.servers import Live, World, open_live, open_world, write_bases
 from tests.service.without_processes import trains_here
 from tests.texts_file import write_texts
@@ -67,12 +69,10 @@ class Home:
 
     def environment(self) -> dict[str, str]:
         keep = {name: value for name, value in os.environ.items() if not name.startswith("SOUP_")}
-        path = f"{self.folder / 'bin'}{os.pathsep}{keep['PATH']}"
-        python = f"{REPOSITORY}{os.pathsep}{self.folder}"
         return {
             **keep,
-            "PATH": path,
-            "PYTHONPATH": python,
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{keep['PATH']}",
+            "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{self.folder}",
             "SOUP_URL": self.live.url,
             "OMP_NUM_THREADS": "1",
             "SOUP_DATA": ".demo/smollm2/server",
@@ -110,9 +110,6 @@ def home(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def _push(world: World, folder: Path) -> None:
     """LoRAs as the demo's, on disk and on the server, ready to be selected."""
-    from adaptersoup.client.client import SoupClient
-    from registry.adapters.weights import save_tensors
-
     shape = shape_of(world.runtime.bases[BASE].entry, world.runtime.settings.cache)
     config = LoraConfig.of({path: LoraModule(8, 16.0) for path in shape.linears if "lm_head" not in path})
     for live in open_live(world):
@@ -131,13 +128,6 @@ def _push(world: World, folder: Path) -> None:
                 )
                 pushed = client.push_directory(written, name=f"demo/{domain}")
                 client.wait_job(str(pushed["job"]))
-
-
-def test_there_are_blocks_to_run() -> None:
-    assert [(what, language) for what, language, _ in blocks("README.md")] == [("session", "sh"), (None, "python")]
-    assert len(blocks("docs/tutorial.md")) >= 9
-    assert len(blocks("docs/how-to/write-an-adapter-directory.md")) == 1
-    assert set(DOMAINS.values()) == set(WORDS)
 
 
 @needs_curl
@@ -178,8 +168,7 @@ def test_the_tutorial(home: Home) -> None:
     for text, less in SMALLER.items():
         assert text in prepare + shell
         prepare, shell = prepare.replace(text, less), shell.replace(text, less)
-    printed = home.run("python", f"import warnings\nwarnings.simplefilter('default')\n{prepare}")
-    assert int(printed.split()[0]) > 100
+    assert int(home.run("python", f"import warnings\nwarnings.simplefilter('default')\n{prepare}").split()[0]) > 100
     output = home.run("sh", shell)
     for text in ("demo/classic_novels@1", "tutorial/licences@1", "effort quick"):  # the last row of `soup compare`
         assert text in output
@@ -206,17 +195,16 @@ def test_a_training_is_asked_for_with_curl(home: Home, base: LoadedBase, monkeyp
     answers = home.run(language, f"export SOUP_KEY={home.live.world.admin}\n{code}").replace("}{", "}\n{").splitlines()
     stored, job = (json.loads(answer) for answer in answers)
     assert (stored["object"], job["kind"]) == ("blob", "train")
-    from adaptersoup.client.client import SoupClient
-
     with SoupClient(home.live.url, home.live.world.admin) as client:
         assert client.wait_job(job["id"])["result"]["adapter"] == "team/law@1"
         assert client.adapter("team/law")["config"]["bottleneck"] == 48
 
 
 def test_the_commands_that_train_adapters(tiny_base_dir, tmp_path, monkeypatch):
-    pages = sorted((REPOSITORY / "docs/how-to").glob("train-*.md"))
     text = "\n".join(
-        page.read_text(encoding="utf-8").replace("\\\n", " ") for page in pages if page.name != "train-on-ray.md"
+        page.read_text(encoding="utf-8").replace("\\\n", " ")
+        for page in sorted((REPOSITORY / "docs/how-to").glob("train-*.md"))
+        if page.name != "train-on-ray.md"
     )
     commands = [
         shlex.split(line)

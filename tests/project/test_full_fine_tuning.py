@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.full_fine_tuning import fine_tune, unfrozen
-from registry.base_model import load_base
 from registry.errors import InvalidParameter
-from registry.spec import BaseEntry
-from tests.tiny_models import build_tiny_base
 from tests.training.conftest import TEXTS, VALID, state_hash
 from training.data import Data
 from training.hyperparameters import Hyperparameters
@@ -43,8 +40,8 @@ def test_a_head_is_trained_with_the_part(base, part):
     assert metrics["loss"] == pytest.approx(tuned.outcome.valid_best, rel=1e-4)
 
 
-def test_norms_of_another_kind_are_found(tmp_path):
-    llama = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path, model_type="llama"))))
+def test_norms_of_another_kind_are_found(bases):
+    llama = bases("llama")
     trained = {n: v.numel() for n, v in unfrozen(llama.model, "norms").named_parameters() if v.requires_grad}
     assert "model.norm.weight" in trained
     assert sum(trained.values()) == 5 * llama.shape.hidden_size

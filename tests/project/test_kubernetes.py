@@ -143,9 +143,7 @@ def test_every_selector_finds_the_pods_that_it_is_for(resources: list[Resource])
 
 
 def test_what_is_referred_to_is_there(resources: list[Resource]) -> None:
-    maps = of_kind(resources, "ConfigMap")
-    named = {holder["name"] for holder in references(resources)}
-    assert named == maps.keys()
+    assert {holder["name"] for holder in references(resources)} == of_kind(resources, "ConfigMap").keys()
     accounts = {template["spec"]["serviceAccountName"] for template in pods(resources).values()}
     assert accounts == of_kind(resources, "ServiceAccount").keys()
     for template in pods(resources).values():
@@ -156,8 +154,7 @@ def test_what_is_referred_to_is_there(resources: list[Resource]) -> None:
 
 def test_the_autoscaler_alone_says_how_many_api_pods_there_are(resources: list[Resource]) -> None:
     ((_, scaler),) = of_kind(resources, "HorizontalPodAutoscaler").items()
-    target = scaler["spec"]["scaleTargetRef"]
-    assert target == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "soup-api"}
+    assert scaler["spec"]["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "soup-api"}
     deployments = of_kind(resources, "Deployment")
     assert "replicas" not in deployments["soup-api"]["spec"]  # each `apply` would set it back
     assert {name for name, one in deployments.items() if "replicas" in one["spec"]} == {PROXY, "soup-worker"}
@@ -182,8 +179,7 @@ def test_the_proxy_finds_every_pod_by_the_name_of_their_service(resources: list[
     variables = {one["name"]: one.get("value") for one in containers(resources)[PROXY]["env"]}
     assert str(variables["SOUP_SERVERS"]).partition(".$(NAMESPACE).svc.")[0] == "soup-api"
     config = of_kind(resources, "ConfigMap")[PROXY]["data"]["haproxy.cfg"]
-    templates = set(re.findall(r'server-template server (\d+) "\$\{SOUP_SERVERS\}:(\d+)"', config))
-    ((slots, port),) = templates
+    ((slots, port),) = set(re.findall(r'server-template server (\d+) "\$\{SOUP_SERVERS\}:(\d+)"', config))
     assert int(port) == service["ports"][0]["port"]
     (scaler,) = of_kind(resources, "HorizontalPodAutoscaler").values()
     assert int(slots) >= scaler["spec"]["maxReplicas"] + 1  # one more while a pod is exchanged
@@ -196,12 +192,10 @@ def test_only_what_is_needed_passes_the_network(resources: list[Resource]) -> No
 
     def reached(name: str) -> list[Any]:
         """From where a pod may be reached."""
-        mine = [one["spec"] for one in policies.values() if selects(*selectors_of(one), templates[name])]
+        specs = [one["spec"] for one in policies.values()]
+        mine = [spec for spec in specs if selects(spec["podSelector"]["matchLabels"], templates[name])]
         assert any(spec["policyTypes"] == ["Ingress", "Egress"] for spec in mine), name
         return [rule for spec in mine for rule in spec.get("ingress", ())]
-
-    def selectors_of(policy: Resource) -> tuple[dict[str, str]]:
-        return (policy["spec"]["podSelector"]["matchLabels"],)
 
     assert reached("soup-worker") == reached("soup-migrate") == []
     (to_api,), (to_proxy,) = reached("soup-api"), reached(PROXY)
@@ -303,8 +297,9 @@ def test_the_allowlist_of_the_example_is_read() -> None:
 
 
 def test_images_are_of_this_version(resources: list[Resource]) -> None:
-    images = {container["image"] for container in ours(resources).values()}
-    assert images == {f"registry.example/adaptersoup:{PROJECT['version']}"}
+    assert {container["image"] for container in ours(resources).values()} == {
+        f"registry.example/adaptersoup:{PROJECT['version']}"
+    }
 
 
 # --- what pods may do ---------------------------------------------------------------------------------

@@ -76,8 +76,7 @@ def variables(container: Resource) -> dict[str, Any]:
 
 def test_all_but_the_servers_that_answer_is_the_example() -> None:
     example = {key_of(one): one for one in render(FOLDER / "overlays" / "example")}
-    changed = {key for key, one in example.items() if resources()[key] != one}
-    assert changed == {("Deployment", "soup-api")}
+    assert {key for key, one in example.items() if resources()[key] != one} == {("Deployment", "soup-api")}
     assert resources().keys() - example.keys() == {
         ("RayCluster", "soup-ray"),
         ("Job", "soup-ray-deploy"),

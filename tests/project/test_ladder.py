@@ -18,21 +18,16 @@ from benchmarks.soups.trained import Passages, Rung, Trainable, full, lora, nll_
 from benchmarks.soups.untrained import SEPARATOR, nearest_neighbours, prompted
 from demo.job import Job
 from demo.scores import Scores
-from registry.base_model import LoadedBase, load_base
+from registry.base_model import LoadedBase
 from registry.base_model.likelihood import score_windows, windows
-from registry.spec import BaseEntry
 from registry.tasks.process_pool import ProcessPool
 from tests.texts_file import write_texts
-from tests.tiny_models import TINY_SENTENCES, build_tiny_base
+from tests.tiny_models import TINY_SENTENCES
 from tests.training.conftest import state_hash
 
+ON_BASES = ("gpt2", "llama")
 SENTENCES = [f"{text} Number {number}." for number in range(3) for text in TINY_SENTENCES]
 PASSAGES = Passages(tuple(TINY_SENTENCES[:3]), tuple(TINY_SENTENCES[3:5]), tuple(TINY_SENTENCES[4:]))
-
-
-@pytest.fixture(params=["gpt2", "llama"])
-def base(request: pytest.FixtureRequest, tmp_path: Path) -> LoadedBase:
-    return load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path, model_type=request.param))))
 
 
 def test_a_text_is_scored_after_as_much_of_the_sample_as_fits(base: LoadedBase) -> None:

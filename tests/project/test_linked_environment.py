@@ -36,10 +36,7 @@ def make(where: Path, target: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def linked(checkout: Path, tmp_path: Path) -> Path:
     """Another checkout, whose environment is a link to that of the first."""
-    made = tmp_path / "linked"
-    made.mkdir()
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copyfile(REPOSITORY / name, made / name)
+    made = shutil.copytree(checkout, tmp_path / "linked", ignore=shutil.ignore_patterns(".venv"))
     (made / ".venv").symlink_to(checkout / ".venv")
     return made
 

@@ -78,8 +78,7 @@ Both()
 
     @pytest.mark.slow
     def test_a_cell_that_fails_fails_the_notebook_and_says_where(self, tmp_path: Path) -> None:
-        cell = {"cell_type": "code", "source": ["1 / 0"]}
-        (tmp_path / "bad.ipynb").write_text(json.dumps({"cells": [cell]}))
+        (tmp_path / "bad.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": ["1 / 0"]}]}))
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             notebooks.run(tmp_path / "bad.ipynb")
         with pytest.raises(RuntimeError, match="has '2 / 1' 0 times"):

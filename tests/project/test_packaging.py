@@ -437,8 +437,7 @@ def test_train_trains_without_a_server(install: Install, tiny_base_dir: Path, tm
 def test_the_server_has_what_a_server_needs_and_says_in_a_sentence_which_packages_a_setting_misses(
     install: Install, tmp_path: Path
 ) -> None:
-    grant = '[[grants]]\nvalues = ["a"]\nscopes = ["read"]\nnamespaces = "all"\n'
-    (tmp_path / "mapping.toml").write_text(grant)
+    (tmp_path / "mapping.toml").write_text('[[grants]]\nvalues = ["a"]\nscopes = ["read"]\nnamespaces = "all"\n')
     oidc = {"oidc_issuer": "https://issuer.example", "oidc_audience": "soup", "oidc_mapping": "mapping.toml"}
     program = f"""
 import service.http.app, service.runtime, psycopg

@@ -14,10 +14,7 @@ from benchmarks.papers.variants import PLAN, RATES, VARIANTS, Variant, first_of
 from benchmarks.papers.verdicts import CLAIMS, Cells, Claim, Estimate, combined, judge
 from benchmarks.peers.process import PeerMissing
 from docs import papers
-from registry.base_model import load_base
-from registry.spec import BaseEntry
 from tests.project.test_benchmarks import check_form
-from tests.tiny_models import build_tiny_base, build_tiny_encoder
 
 pytestmark = pytest.mark.slow
 
@@ -185,7 +182,7 @@ def asked(number: int) -> dict:
 
 
 @pytest.fixture
-def place(corpora, tmp_path_factory, monkeypatch) -> cells.Place:
+def place(corpora, encoder, gpt2, monkeypatch) -> cells.Place:
     small = {
         "longest": 32,
         "valid": 12,
@@ -195,13 +192,7 @@ def place(corpora, tmp_path_factory, monkeypatch) -> cells.Place:
     }
     for name, value in small.items():
         monkeypatch.setitem(cells.SETTING, name, value)
-    encoder = build_tiny_encoder(tmp_path_factory.mktemp("encoder"))
-    causal = build_tiny_base(tmp_path_factory.mktemp("causal"))
-    bases = {
-        cells.BASE: load_base(BaseEntry(id="tiny", source=str(encoder), kind="encoder")),
-        "smollm2": load_base(BaseEntry(id="causal", source=str(causal))),
-    }
-    return cells.Place(bases.__getitem__, corpora)
+    return cells.Place({cells.BASE: encoder, "smollm2": gpt2}.__getitem__, corpora)
 
 
 def test_training_choosing_and_scoring_use_disjoint_texts(place):
@@ -224,8 +215,7 @@ def test_a_cell_is_the_same_again(name, measures, place):
     found = cells.run_cell(place, TASK, VARIANTS[name], 1e-3, 0)
     assert set(found["scores"]) == {"score", *measures}
     assert all(0 <= score <= 100 for score in found["scores"].values())
-    again = cells.run_cell(place, TASK, VARIANTS[name], 1e-3, 0)
-    assert {**found, "seconds": 0} == {**again, "seconds": 0}
+    assert {**found, "seconds": 0} == {**cells.run_cell(place, TASK, VARIANTS[name], 1e-3, 0), "seconds": 0}
 
 
 @pytest.mark.long
@@ -244,8 +234,9 @@ def test_a_library_with_our_start_and_order_trains_to_our_loss(ours, theirs, pla
 
 
 def test_a_question_keeps_the_sentence_of_its_first_answer():
-    found = cells.question_in_a_sentence(asked(31))
-    assert found == cells.Question("How many parts?", "The film has 31 parts. ", (("31", 13),))
+    assert cells.question_in_a_sentence(asked(31)) == cells.Question(
+        "How many parts?", "The film has 31 parts. ", (("31", 13),)
+    )
 
 
 @pytest.mark.parametrize(

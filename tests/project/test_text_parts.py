@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -45,39 +46,23 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the demo ---------------------------------------------------------------------------------------
 
 
-class Server:
-    """What the demo asks of a server, answered at once: it remembers what was cooked from and what was scored."""
-
-    def __init__(self) -> None:
-        self.cooked: list[list[str]] = []
-        self.scored: list[list[str]] = []
-
-    def sample(self, texts: list[str]) -> dict[str, Any]:
-        self.cooked.append(texts)
-        return {"texts": texts}
-
-    def cook(self, _request: Any) -> dict[str, Any]:
-        return {"model": "demo/soup", "abstained": False, "digest": "sha256:" + "5" * 64}
-
-    def perplexity(self, _model: str, texts: list[str]) -> dict[str, Any]:
-        self.scored.append(texts)
-        return {"texts": [{"nll": 1.0, "tokens": 10, "bytes": 40} for _ in texts]}
-
-
-def job(data: Path, home: Path) -> Job:
-    base = BaseEntry(id="tiny", source=str(home))
-    return Job(home, data, base, ("law", "cooking"), ("ships", "cats"), "control", home / "adapters")
-
-
 def test_a_soup_of_the_demo_is_cooked_from_one_part_of_a_novel_domain_and_scored_on_another(data, tmp_path):
-    server = Server()
+    server = Mock()  # it remembers what was cooked from and what was scored
+    server.cook.return_value = {"model": "demo/soup", "abstained": False, "digest": "sha256:" + "5" * 64}
+    server.sample.side_effect = lambda texts: {"texts": texts}
+    score = {"nll": 1.0, "tokens": 10, "bytes": 40}
+    server.perplexity.side_effect = lambda _model, texts: {"texts": [score for _ in texts]}
+    base = BaseEntry(id="tiny", source=str(tmp_path))
+    job = Job(tmp_path, data, base, ("law", "cooking"), ("ships", "cats"), "control", tmp_path / "adapters")
     pushed = {name: {"ref": f"demo/{name}@1", "digest": "sha256:" + "0" * 64} for name in ("law", "cooking", "control")}
-    kitchen = demo_run.Kitchen(job(data, tmp_path), server, Scores(tmp_path / "scores"), "sha256:1", pushed)
+    kitchen = demo_run.Kitchen(job, server, Scores(tmp_path / "scores"), "sha256:1", pushed)
     answers, _ = demo_run._cook(kitchen, Talk(2))
     demo_run._score(kitchen, answers, Talk(2))
-    assert {len(sample) for sample in server.cooked} == {NOVEL_SAMPLE}
-    assert [parts(sample) for sample in server.cooked] == [
-        {f"{domain} valid"} for domain in ("ships", "cats") for _ in EVERY
-    ]
-    assert {part for texts in server.scored for part in parts(texts)} == {"ships test", "cats test"}
-    assert parts(kitchen.job.training_sample("law")) == {"law train"}
+    samples = [call.args[0] for call in server.sample.call_args_list]
+    assert {len(sample) for sample in samples} == {NOVEL_SAMPLE}
+    assert [parts(sample) for sample in samples] == [{f"{domain} valid"} for domain in ("ships", "cats") for _ in EVERY]
+    assert {part for call in server.perplexity.call_args_list for part in parts(call.args[1])} == {
+        "ships test",
+        "cats test",
+    }
+    assert parts(job.training_sample("law")) == {"law train"}

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import event
+
 from registry.catalogue import Catalogue, Database
 from registry.catalogue.rows import AdapterRow, MemberRow, NewAdapter
 from registry.names import sha256_digest
@@ -31,6 +33,19 @@ def undone(database: Database) -> Iterator[Catalogue]:
     with database.engine.connect().execution_options(soup_mode="write") as connection, connection.begin() as all_of_it:
         yield Catalogue(connection)
         all_of_it.rollback()
+
+
+@contextmanager
+def statements(database: Database) -> Iterator[list[str]]:
+    """What reaches the database meanwhile."""
+    texts: list[str] = []
+
+    def listen(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        texts.append(statement)
+
+    event.listen(database.engine, "before_cursor_execute", listen)
+    yield texts
+    event.remove(database.engine, "before_cursor_execute", listen)
 
 
 def sample_of(text: str, **fields: Any) -> SampleReport:
@@ -69,6 +84,12 @@ def add(catalogue: Catalogue, name: str = "acme/law", **fields: Any) -> AdapterR
     new = new_adapter(name, **fields)
     catalogue.blobs.record(new.weights_blob, new.size_bytes)
     return catalogue.adapters.add(new)
+
+
+def add_to(database: Database, name: str = "acme/law", **fields: Any) -> AdapterRow:
+    """An adapter stored in a transaction of its own."""
+    with database.write() as catalogue:
+        return add(catalogue, name, **fields)
 
 
 def add_ready(catalogue: Catalogue, name: str, **fields: Any) -> AdapterRow:

@@ -42,6 +42,5 @@ def sparse(
 
 def sparse_part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupIngredient:
     """An ingredient like `random_adapters.part`, pruned."""
-    sparsity = changes.pop("sparsity", 0.4)
-    pruned, tensors = sparse(config, number, sparsity=sparsity)
+    pruned, tensors = sparse(config, number, sparsity=changes.pop("sparsity", 0.4))
     return part(number, pruned, weight, **{"load": lambda: tensors, **changes})

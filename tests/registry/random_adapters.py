@@ -118,8 +118,7 @@ def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) 
 
 
 def weighted(configs: Sequence[AdapterConfig], weights: Sequence[float], **changes: Any) -> list[SoupIngredient]:
-    canonical = canonical_weights(weights)
-    return [part(n, c, w, **changes) for n, (c, w) in enumerate(zip(configs, canonical, strict=True))]
+    return [part(n, c, w, **changes) for n, (c, w) in enumerate(zip(configs, canonical_weights(weights), strict=True))]
 
 
 def known(one: SoupIngredient, kind: str) -> SoupIngredient:
@@ -166,7 +165,6 @@ def reported(parts: Sequence[SoupIngredient], mixing: Mixing) -> tuple[dict[str,
 
 def deltas(config: AdapterConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """s B A of every linear module of the base in double precision, zero where the LoRA has none."""
-    assert isinstance(config, LoraConfig)
     found = {path: torch.zeros(outputs, inputs, dtype=torch.float64) for path, (inputs, outputs) in LINEARS.items()}
     for path, module in config.modules().items():
         a, b = tensors[PREFIX + path + LORA_A].double(), tensors[PREFIX + path + LORA_B].double()

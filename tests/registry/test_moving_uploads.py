@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,7 @@ from registry.names import sha256_digest
 from registry.spec import StoreMark
 from registry.spec.limits import UploadLimits
 from registry.uploads.sessions import UploadSessions
-from tests.object_store import FaultProxy, ObjectStore, fault_proxy, object_blobs
+from tests.object_store import FaultProxy, ObjectStore, object_blobs
 from tests.registry.toy_registry import ToyRegistry
 
 ON_DATABASES = ("sqlite",)  # their statements are the same on each kind
@@ -67,10 +67,6 @@ class Servers:
         """The objects of unfinished uploads."""
         return sorted(self.bucket.list_keys("unfinished"))
 
-    def expire(self) -> None:
-        with self.verbs.database.engine.begin() as connection:
-            connection.execute(update(upload_sessions).values(expires_at=datetime.now(UTC) - timedelta(days=1)))
-
 
 def servers_of(verbs: ToyRegistry, url: str, folder: Path) -> Servers:
     object_blobs(url, folder / "mark").set_aside.set_mark(StoreMark(store="0" * 32, generation=1))
@@ -81,12 +77,6 @@ def servers_of(verbs: ToyRegistry, url: str, folder: Path) -> Servers:
 def servers(verbs: ToyRegistry, tmp_path: Path) -> Servers:
     """Their bucket is a folder."""
     return servers_of(verbs, f"file://{tmp_path}/bucket", tmp_path)
-
-
-@pytest.fixture
-def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
-    with fault_proxy(object_store) as proxy:
-        yield proxy
 
 
 @pytest.fixture
@@ -111,9 +101,7 @@ def finish(server: UploadSessions, id: str, data: bytes = DATA, *, start: int | 
 
 
 def blobs_of(server: UploadSessions) -> ObjectBlobs:
-    blobs = server._registry.blobs
-    assert isinstance(blobs, ObjectBlobs)
-    return blobs
+    return server._registry.blobs
 
 
 def test_another_server_goes_on_and_a_third_finishes(servers: Servers) -> None:
@@ -260,7 +248,8 @@ def test_other_bytes_than_the_digest_says_end_the_upload(servers: Servers) -> No
 
 def test_an_expired_one_goes_with_its_objects(servers: Servers) -> None:
     (first, _), second = servers.begin(), servers.start()
-    servers.expire()
+    with servers.verbs.database.engine.begin() as connection:
+        connection.execute(update(upload_sessions).values(expires_at=datetime.now(UTC) - timedelta(days=1)))
     young = first.open(ME).id
     add(first, young, DATA[:5], 0)
     assert (second.sweep(), first.sweep()) == (1, 0)

@@ -22,8 +22,7 @@ passages = st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500), st.integers(
 
 
 def test_difference_is_the_ratio_of_sums_not_the_mean_of_ratios():
-    found = paired_difference([10.0, 300.0], [12.0, 200.0], [1, 100])
-    assert found.difference == (98.0 / 101.0)
+    assert paired_difference([10.0, 300.0], [12.0, 200.0], [1, 100]).difference == 98.0 / 101.0
 
 
 @pytest.mark.parametrize("passages", [2, 9])
@@ -66,13 +65,6 @@ def test_laws(rows):
     shifted = paired_difference(a + 2.0 * tokens, b, tokens)
     assert shifted.difference == pytest.approx(forward.difference + 2.0, abs=1e-9)
     assert shifted.standard_error == pytest.approx(forward.standard_error, abs=1e-9)
-
-
-def test_seed_and_resamples_matter():
-    rng = np.random.default_rng(4)
-    a, b, n = rng.normal(size=20), rng.normal(size=20), np.full(20, 7)
-    assert paired_difference(a, b, n, seed=0) != paired_difference(a, b, n, seed=1)
-    assert paired_difference(a, b, n, resamples=50) != paired_difference(a, b, n, resamples=51)
 
 
 def test_slices_of_resamples_change_nothing(monkeypatch):
@@ -129,7 +121,6 @@ def test_the_figures_by_hand():
 def test_against_a_baseline_the_difference_is_paired():
     ours, theirs = scores((10.0, 4), (2.0, 2)), scores((14.0, 4), (4.0, 2))
     baseline = report(ours, theirs).baseline
-    assert baseline is not None
     assert baseline.difference == pytest.approx(-1.0)
     assert baseline.standard_error == pytest.approx(0.0)  # each token is better by the same
     assert (baseline.mean_nll, baseline.perplexity) == (pytest.approx(3.0), pytest.approx(math.exp(3.0)))

@@ -231,6 +231,19 @@ class ToyRegistry:
         registry = replace(self.registry, limits=fields.pop("limits", SizeLimits()))
         return push(registry, self.caller(scope), self.manifest(name, **fields))
 
+    def push_all(self, *names: str, **fields: Any) -> list[AdapterRow]:
+        """Push an adapter for each name, all of different weights."""
+        return [self.push(name, seed=seed, **fields).row for seed, name in enumerate(names)]
+
+    def upload(self, data: bytes, namespace: str = "acme") -> str:
+        """Store a blob that this namespace uploaded."""
+        digest = self.blobs.put_bytes(data)
+        with self.database.write() as catalogue:
+            catalogue.blobs.record(digest, len(data))
+            catalogue.blobs.grant(namespace, digest)
+            catalogue.blobs.record_upload("key-1", digest)
+        return digest
+
     def embed(self, row: AdapterRow) -> AdapterRow:
         return embed(self.registry, row.id, progress=self.progress)
 
@@ -317,8 +330,12 @@ class ToyRegistry:
         with self.database.read() as catalogue:
             return list(reversed(catalogue.audit.list(None, action=action, limit=100).rows))
 
+    def retire(self, *ids: int) -> None:
+        with self.database.write() as catalogue:
+            for id in ids:
+                catalogue.adapters.retire(id)
+
     def row(self, id: int | None) -> AdapterRow:
-        assert id is not None
         with self.database.read() as catalogue:
             return catalogue.adapters.get(id)
 
@@ -372,13 +389,11 @@ def purging(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch, where: object, 
 
 def domains_of(cooked: Cooked) -> list[str]:
     """The domains that were selected."""
-    assert cooked.evidence.selection is not None
     return [domain.domain for domain in cooked.evidence.selection.selected]
 
 
 def reasons(cooked: Cooked) -> dict[str, str]:
     """By domain why it was left out."""
-    assert cooked.evidence.selection is not None
     return {domain.domain: domain.reason for domain in cooked.evidence.selection.left_out}
 
 

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adaptersoup.cli import app as cli
 from adaptersoup.client.client import SoupClient
 from registry.encoders import sbert
 from registry.encoders.sbert import CHUNK, DOING, SentenceBertEncoder
 from registry.progress import Progress, silent
-from tests.postgres import EVERY
+from tests.postgres import EVERY, Postgres
 from tests.service.servers import BASE_ID, Live, Soup, World, open_live, open_world, write_bases
 
 
@@ -94,6 +93,14 @@ def database_settings(request: pytest.FixtureRequest, database_kind: str) -> Ite
     postgres.drop(url)
 
 
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> Iterator[str]:
+    """A new database of PostgreSQL."""
+    url = postgres.url()
+    yield url
+    postgres.drop(url)
+
+
 @pytest.fixture(scope="module")
 def served(tiny_base_dir: Path) -> dict[str, Path]:
     """Folders of the base models that the module's server serves, by id."""
@@ -125,19 +132,6 @@ def client(live: Live) -> Iterator[SoupClient]:
     """The Python client of `live`, with the admin key."""
     with SoupClient(live.url, live.world.admin) as client:
         yield client
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Soup:
-    """Runs a command line in this process: exit code, stdout, stderr."""
-
-    def run(*args: object, **options: Any) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = cli.run([str(arg) for arg in args], **options)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return run
 
 
 @pytest.fixture

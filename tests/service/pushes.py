@@ -6,23 +6,15 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from registry.adapters import create
-from registry.adapters.weights import save_tensors
-from registry.base_model import shape_of
 from registry.spec import BaseEntry
-from tests.service.servers import BASE_ID, CONFIG
+from tests.service.servers import BASE_ID, CONFIG, strange_weights
 
 WEIGHTS = "adapter_model.safetensors"
 
 
-def strange_weights(base: Path, cache: Path, *, seed: int) -> bytes:
-    """Weights of an adapter that visibly changes what the tiny base says."""
-    module = create(CONFIG, shape_of(BaseEntry(id=BASE_ID, source=str(base)), cache), seed=seed)
-    draw = torch.Generator().manual_seed(seed)
-    tensors = {name: one + torch.randn(one.shape, generator=draw) for name, one in module.state_dict().items()}
-    return save_tensors(tensors)
+def weights_for(base: Path, *, seed: int) -> bytes:
+    """Weights of an adapter that visibly changes what the tiny base in this folder says."""
+    return strange_weights(BaseEntry(id=BASE_ID, source=str(base)), seed)
 
 
 def manifest(name: str, weights: bytes | str, **more: Any) -> dict[str, Any]:

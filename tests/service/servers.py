@@ -25,13 +25,17 @@ from starlette.types import ASGIApp
 
 from adaptersoup.cli.verbs.serve import listening_socket
 from registry.adapters import create
+from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.context import Registry
-from registry.spec import BaseEntry, BottleneckConfig
+from registry.names import parse_ref
+from registry.spec import BaseEntry, BottleneckConfig, Provenance
+from registry.stored.adapters import loadable
 from service.http.connections import BoundedServer, server_config
 from service.settings import Settings
 from tests.postgres import migrated_file
+from tests.service.answers import answered
 
 if TYPE_CHECKING:
     from service.runtime import Runtime
@@ -40,6 +44,8 @@ BASE_ID = "tiny"
 Soup = Callable[..., tuple[int, str, str]]
 """Runs a command line: its arguments -> exit code, stdout, stderr."""
 CONFIG = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
+DECLARED = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
+"""Of adapters that are averaged: their makers say that they had one start."""
 
 
 def write_bases(path: Path, sources: dict[str, Path]) -> Path:
@@ -58,11 +64,12 @@ def with_template(base: Path, folder: Path, template: str) -> Path:
 
 def adapter_weights(runtime: Runtime, *, seed: int, base_id: str = BASE_ID) -> bytes:
     """Weights of an adapter that visibly changes what the tiny base says."""
-    return _weights(runtime.bases[base_id].entry, seed)
+    return strange_weights(runtime.bases[base_id].entry, seed)
 
 
 @cache
-def _weights(entry: BaseEntry, seed: int) -> bytes:
+def strange_weights(entry: BaseEntry, seed: int) -> bytes:
+    """The same for a base model that no server has loaded."""
     module = create(CONFIG, shape_of(entry), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     tensors = {
@@ -94,13 +101,16 @@ class World:
             "scopes": list(scopes),
             "namespaces": namespaces if namespaces is None else list(namespaces),
         }
-        answer = self.client.post("/v1/keys", json=body)
-        assert answer.status_code == 201, answer.text
-        return str(answer.json()["secret"])
+        return str(answered(self.client.post("/v1/keys", json=body), 201)["secret"])
 
     def headers(self, secret: str) -> dict[str, str]:
         """The header that carries a key."""
         return {"authorization": f"Bearer {secret}"}
+
+    def loadable(self, ref: str) -> LoadableAdapter:
+        """A stored adapter as the engine takes it."""
+        with self.registry.database.read() as catalogue:
+            return loadable(catalogue.adapters.resolve(None, parse_ref(ref)), self.registry.blobs)
 
     def push(self, name: str, *, seed: int = 0, domain: str = "tests", **manifest: Any) -> dict[str, Any]:
         """Push an adapter with the weights of `seed`; returns the answer."""
@@ -150,6 +160,23 @@ def open_world(data: Path, bases: Path, *, processes: bool = False, **settings: 
         with pytest.MonkeyPatch.context() as patch, TestClient(app, headers=headers) as client:
             patch.setattr(refusals, "APART", 0.0)
             yield World(runtime=runtime, app=app, client=client, admin=admin)
+    finally:
+        runtime.stop()
+
+
+opened_world = contextmanager(open_world)
+"""A world while open."""
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[Runtime]:
+    """A runtime while it runs."""
+    from service.runtime import Runtime
+
+    runtime = Runtime(settings)
+    runtime.start()
+    try:
+        yield runtime
     finally:
         runtime.stop()
 

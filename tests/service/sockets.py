@@ -14,3 +14,13 @@ def until_closed(one: socket.socket) -> bytes:
     except ConnectionResetError:
         pass
     return found
+
+
+def read_until(one: socket.socket, text: bytes) -> bytes:
+    """What comes until this text is in it; the server does not close before."""
+    found = b""
+    while text not in found:
+        piece = one.recv(65536)
+        assert piece, found
+        found += piece
+    return found

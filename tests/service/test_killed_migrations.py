@@ -42,8 +42,9 @@ def test_no_half_schema_and_no_row_lost(databases: Databases, tmp_path: Path) ->
             rows,
         )
     for copy in (data / "backups").glob("*.db"):
-        with closing(Database(f"sqlite:///{copy}")) as found:
+        with closing(Database(f"sqlite:///{copy}")) as found, found.engine.connect() as connection:
             assert migrations.current(found.engine) == BEFORE
+            assert connection.exec_driver_sql("SELECT count(*) FROM adapters").scalar() == len(rows)
     names = [path.name for path in (data / "backups").glob("*")]
     assert all(name.endswith(".db") for name in names), names
     assert len(names) == (len(kills) - 1 if databases.kind == "sqlite" else 0)  # one as it ends, none before it is made

@@ -9,17 +9,15 @@ import pytest
 from registry.catalogue import Database
 from service.presence import Presence
 from service.settings import Settings
-from tests.postgres import Postgres
 from tests.registry.catalogue.test_replicas import seen
 from tests.service.cluster import until
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_server_beats_while_its_requests_hold_every_connection(postgres: Postgres, tmp_path: Path) -> None:
-    url = postgres.url()
-    ours, other = Database(url, pool_size=1), Database(url, pool_size=1)
-    settings = Settings(data=tmp_path, database_url=url, replica_beat_seconds=0.1)
+def test_a_server_beats_while_its_requests_hold_every_connection(postgres_url: str, tmp_path: Path) -> None:
+    ours, other = Database(postgres_url, pool_size=1), Database(postgres_url, pool_size=1)
+    settings = Settings(data=tmp_path, database_url=postgres_url, replica_beat_seconds=0.1)
     presence = Presence(ours, settings, bases={})
     presence.join()
     try:
@@ -31,18 +29,15 @@ def test_a_server_beats_while_its_requests_hold_every_connection(postgres: Postg
     assert seen(other) == {}
     for one in (ours, other):
         one.close()
-    postgres.drop(url)
 
 
 @pytest.mark.parametrize(("busy", "lock", "statement"), [(2.0, "2s", "4s"), (30.0, "5s", "10s")])
 def test_a_write_beside_others_waits_for_seconds_at_most(
-    postgres: Postgres, busy: float, lock: str, statement: str
+    postgres_url: str, busy: float, lock: str, statement: str
 ) -> None:
-    url = postgres.url()
-    database = Database(url, pool_size=1, busy_seconds=busy)
+    database = Database(postgres_url, pool_size=1, busy_seconds=busy)
     with database.engine.connect() as connection:
         connection.execution_options(soup_mode="unlocked").begin()
         for name, most in (("lock_timeout", lock), ("statement_timeout", statement)):
             assert connection.exec_driver_sql(f"SHOW {name}").scalar() == most
     database.close()
-    postgres.drop(url)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from registry.errors import RateLimitExceeded
 from service import rates as rates_module
 from service.http.models.metering import duration
-from service.rates import Rates, Want
+from service.rates import Rates, SharedRates, Want
 
 
 class Clock:
@@ -34,7 +34,7 @@ def want(amount: int, limit: int = 60, subject: str = "Key 'a'") -> Want:
     return Want(subject, "tokens", limit, amount)
 
 
-def remaining(rates: Rates, limit: int = 60) -> int:
+def remaining(rates: Rates | SharedRates, limit: int = 60) -> int:
     left = rates.remaining([want(0, limit)], "tokens")
     assert left is not None
     return left.remaining

@@ -55,6 +55,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def soup(command: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command line, which needs no server."""
+    return command
+
+
 @pytest.fixture(scope="module")
 def minilm() -> LoadedBase:
     """The MiniLM that the service embeds samples with, as a base model: a real encoder."""

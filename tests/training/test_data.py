@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.errors import InvalidParameter, NotFound
+from registry.spec.passage import encode_lines
 from training.data import MIN_TEXTS, draw, pack, read_texts
 
 TEXTS = [f"passage number {i}" for i in range(MIN_TEXTS)]
@@ -20,13 +20,11 @@ def tokens(text: str) -> list[int]:
     return [0, *(ord(c) for c in text)]
 
 
-def lines(texts: list[str]) -> bytes:
-    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_texts_are_read_plain_and_gzipped_whatever_the_name(tmp_path, name):
-    for number, data in enumerate((lines(["eins", " ", "zwei ü"]), gzip.compress(lines(["eins", "", "zwei ü"])))):
+    for number, data in enumerate(
+        (encode_lines(["eins", " ", "zwei ü"]), gzip.compress(encode_lines(["eins", "", "zwei ü"])))
+    ):
         path = tmp_path / f"{number}-{name}"
         path.write_bytes(data)
         assert read_texts(path) == ["eins", "zwei ü"]
@@ -41,7 +39,7 @@ def test_texts_are_read_plain_and_gzipped_whatever_the_name(tmp_path, name):
         (b"[" * 100_000, "line 1"),
         (b'{"text": "\xff"}', "UTF-8"),
         (b'{"text": "a \\ud83d\\ude00"}\n{"text": "a \\uD800"}\n', "line 2, is not valid Unicode"),
-        (gzip.compress(lines(["a"] * 1000))[:-9], "gzip"),
+        (gzip.compress(encode_lines(["a"] * 1000))[:-9], "gzip"),
     ],
     ids=["a number", "no JSON", "no object", "deep", "no UTF-8", "half a character", "cut short"],
 )

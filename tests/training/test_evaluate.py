@@ -9,14 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from adaptersoup.cli.app import run as soup
 from registry.adapters import create, paper_config
 from registry.adapters.weights import save_tensors
 from registry.base_model import load_base
 from registry.errors import Incompatible, InvalidParameter
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.spec import BaseEntry, PrefixConfig, UnionConfig
-from tests.tiny_models import build_tiny_base, build_tiny_encoder
+from tests.adaptersoup.cli.outcome import done, refused
+from tests.texts_file import write_texts
+from tests.tiny_models import build_tiny_base
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
 from tests.training.task_items import ITEMS, LABELLED, QUESTIONS, as_json
 from training.evaluate import adapter_of, evaluate_task, task_named, task_of
@@ -44,15 +45,12 @@ def folders(base, tmp_path_factory):
 
 @pytest.fixture
 def data(tmp_path):
-    def write(key, items=None):
+    def write(key):
         path = tmp_path / f"{key}.jsonl"
-        items = (
-            [{"text": text} for text in VALID]
-            if key == "language_modelling"
-            else [as_json(key, item) for item in (items or ITEMS[key])[:12]]
-        )
-        path.write_text("".join(json.dumps(item) + "\n" for item in items))
-        return str(path)
+        if key == "language_modelling":
+            return write_texts(path, VALID)
+        path.write_text("".join(json.dumps(as_json(key, item)) + "\n" for item in ITEMS[key][:12]))
+        return path
 
     return write
 
@@ -66,21 +64,18 @@ SAYS = {
 
 
 @pytest.mark.parametrize("key", TASKS)
-def test_a_directory_is_evaluated_on_its_own_task(base, folders, data, tiny_base_dir, tmp_path, capsys, key):
-    command = ["evaluate", str(folders[key].path), "--data", data(key), "--base-folder", str(tiny_base_dir)]
-    assert soup([*command, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
+def test_a_directory_is_evaluated_on_its_own_task(base, folders, data, tiny_base_dir, tmp_path, soup, key):
+    command = ("evaluate", folders[key].path, "--data", data(key), "--base-folder", tiny_base_dir)
+    said = json.loads(done(soup(*command, "--json"))[0])
     assert (said["object"], said["task"]) == ("evaluation", TASKS[key].name)
     items = VALID if key == "language_modelling" else ITEMS[key][:12]
     before = state_hash(base.model)
     assert said["figures"] == pytest.approx(evaluate_task(base, adapter_of(folders[key], base), TASKS[key], items))
     assert state_hash(base.model) == before
-    assert soup([*command, "--plot", str(tmp_path / "figures.svg")]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = done(soup(*command, "--plot", tmp_path / "figures.svg"))[0].splitlines()
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in SAYS[key])
     rates = [value for value in said["figures"].values() if isinstance(value, float)]
-    picture = (tmp_path / "figures.svg").read_text()
-    assert any(f">{rates[0]:{form}}<" in picture for form in (".2f", ".4g"))
+    assert any(f">{rates[0]:{form}}<" in (tmp_path / "figures.svg").read_text() for form in (".2f", ".4g"))
 
 
 def test_perplexity_is_that_of_each_text_by_itself_and_paired_with_the_base(base, folders):
@@ -113,8 +108,7 @@ def test_texts_over_the_context_are_scored_in_windows(base):
 
 def test_what_a_prefix_takes_is_no_room_for_texts(base):
     prefix = create(PrefixConfig(length=40), base.shape, seed=0, init="linear")
-    figures = evaluate_task(base, prefix, LANGUAGE_MODELLING, [" ".join(VALID)])
-    assert math.isfinite(figures["perplexity"])
+    assert math.isfinite(evaluate_task(base, prefix, LANGUAGE_MODELLING, [" ".join(VALID)])["perplexity"])
     for block in (25, 1):
         with pytest.raises(InvalidParameter, match="not between 2 and 24"):
             evaluate_task(base, prefix, LANGUAGE_MODELLING, VALID, block=block)
@@ -148,7 +142,8 @@ def test_an_adapter_of_unknown_making_models_language(base, tmp_path):
 
 
 def test_another_base_than_recorded_is_refused(folders, tmp_path):
-    other = load_base(BaseEntry(id="other", source=str(build_tiny_base(tmp_path, seed=5))))
+    """Of the same shape: only the fingerprint tells them apart."""
+    other = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path, seed=1))))
     with pytest.raises(Incompatible, match="was made for the base model with fingerprint"):
         adapter_of(folders["classification"], other)
 
@@ -163,33 +158,27 @@ def test_another_base_than_recorded_is_refused(folders, tmp_path):
         ("language_modelling", ["--base", "x"], 2, "--base-folder"),
     ],
 )
-def test_soup_evaluate_refuses_in_one_sentence(folders, data, tiny_base_dir, capsys, key, more, code, said):
+def test_soup_evaluate_refuses_in_one_sentence(folders, data, tiny_base_dir, soup, key, more, code, said):
     other = data("question_answering" if "language_modelling" in more else key)
-    command = ["evaluate", str(folders[key].path), "--data", other, "--base-folder", str(tiny_base_dir), *more]
-    assert soup(command) == code
-    found = capsys.readouterr()
-    assert said in found.err
-    assert found.out == ""
+    command = ("evaluate", folders[key].path, "--data", other, "--base-folder", tiny_base_dir)
+    assert said in refused(soup(*command, *more), code)
 
 
-def test_soup_evaluate_names_a_label_outside_the_set_by_its_line(folders, tiny_base_dir, tmp_path, capsys):
+def test_soup_evaluate_names_a_label_outside_the_set_by_its_line(folders, tiny_base_dir, tmp_path, soup):
     path = tmp_path / "data.jsonl"
     lines = [as_json("classification", item) for item in LABELLED[:3]] + [{"text": "x", "label": "neutral"}]
     path.write_text("\n\n".join(json.dumps(line) for line in lines))
-    folder = str(folders["classification"].path)
-    assert soup(["evaluate", folder, "--data", str(path), "--base-folder", str(tiny_base_dir)]) == 1
-    assert "a label outside the set ('bad', 'good'): line 7: 'neutral'" in capsys.readouterr().err
+    command = ("evaluate", folders["classification"].path, "--base-folder", tiny_base_dir, "--data")
+    assert "a label outside the set ('bad', 'good'): line 7: 'neutral'" in refused(soup(*command, path))
     path.write_text("")
-    assert soup(["evaluate", folder, "--data", str(path), "--base-folder", str(tiny_base_dir)]) == 1
-    assert "empty" in capsys.readouterr().err
-    assert soup(["evaluate", folder, "--data", str(tmp_path / "no"), "--base-folder", str(tiny_base_dir)]) == 1
+    assert "empty" in refused(soup(*command, path))
+    refused(soup(*command, tmp_path / "no"))
 
 
-def test_an_encoders_adapter_is_evaluated_from_its_directory(tmp_path, data, capsys):
-    source = build_tiny_encoder(tmp_path / "base", model_type="roberta")
-    encoder = load_base(BaseEntry(id="encoder", source=str(source), kind="encoder"))
+def test_an_encoders_adapter_is_evaluated_from_its_directory(bases, tmp_path, data, soup):
+    encoder = bases("roberta")
     folder = trained(encoder, "classification", tmp_path / "reviews")
     assert read_directory(folder.path).config.head.labels == ("bad", "good")
-    command = ["evaluate", str(folder.path), "--data", data("classification"), "--base-folder", str(source)]
-    assert soup([*command, "--base-kind", "encoder", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["figures"]["texts"] == 12
+    command = ("evaluate", folder.path, "--data", data("classification"), "--base-folder", encoder.entry.source)
+    out, _ = done(soup(*command, "--base-kind", "encoder", "--json"))
+    assert json.loads(out)["figures"]["texts"] == 12

@@ -18,7 +18,6 @@ from training.data import DataOrder
 from training.hyperparameters import Hyperparameters
 from training.loop import optimise
 from training.losses_file import MAX_POINTS, LossesFile, read_losses, thinned
-from training.spec import TrainingSpec
 from training.state import Curve, Objective, TrainingState
 
 pytestmark = pytest.mark.slow
@@ -279,20 +278,6 @@ def test_the_training_leaves_the_random_numbers_of_its_caller_alone():
     torch.manual_seed(3)
     trained()
     assert torch.equal(torch.rand(1), first)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "said"),
-    [
-        ({"learning_rate": math.nan}, "learning_rate"),
-        ({"schedule": "step"}, "schedule"),
-        ({"data_seed": 2**32}, "data_seed"),
-    ],
-)
-def test_numbers_out_of_range_are_refused_by_name(numbers, said):
-    with pytest.raises(InvalidParameter, match=said) as caught:
-        TrainingSpec().with_numbers(**numbers)
-    assert caught.value.param == said
 
 
 # --- the file of losses -------------------------------------------------------------------------------

@@ -125,8 +125,7 @@ def test_the_record_is_json_and_says_how_it_was_made(base):
     assert [step for step, _ in record["valid_history"]] == [0, 4, 8, 12]
     assert [step for step, _ in record["train_history"]] == list(range(1, 13))
     assert record["train_history"][-1][1] < record["train_history"][0][1]
-    tokens = sum(len(base.tokenize(text)) for text in TEXTS)
-    assert record["tokens_available"] + record["tokens_left_out"] == tokens
+    assert record["tokens_available"] + record["tokens_left_out"] == sum(len(base.tokenize(text)) for text in TEXTS)
 
 
 def test_bfloat16_trains_too_and_the_adapter_stays_float32(base):
@@ -144,10 +143,9 @@ def test_backward_stops_at_the_first_adapter(base):
     """What reaches the first adapter asks for no gradient, so nothing below it is kept for a backward pass."""
     adapter = create(paper_config("bapna_firat", bottleneck=4), base.shape, seed=0)
     needs = {}
-    layers = base.model.transformer.h
     handles = [
         layer.mlp.register_forward_hook(lambda _m, _a, out, i=i: needs.update({i: out.requires_grad}))
-        for i, layer in enumerate(layers)
+        for i, layer in enumerate(base.model.transformer.h)
     ]
     with attached(base.model, adapter):
         loss_of(base)(torch.randint(0, 300, (2, 16)))
@@ -241,8 +239,7 @@ def test_the_checkpoint_of_another_training_is_refused_with_what_differs(base, t
 def test_what_is_not_asked_for_has_no_key_in_the_record(base):
     keys = set(TrainingInputs(PLAIN, Data(TEXTS, VALID), RECIPE).record(base))
     assert keys == {"task", "base", "init", "data", *RECIPE.model_dump()}
-    summaries = TrainingInputs(PLAIN, Data([], []), RECIPE, TASKS["summarisation"]).record(base)
-    assert summaries["prompt"] == "\n\nSummary:"
+    assert TrainingInputs(PLAIN, Data([], []), RECIPE, TASKS["summarisation"]).record(base)["prompt"] == "\n\nSummary:"
 
 
 def test_going_on_with_other_threads_is_noted(base, tmp_path):

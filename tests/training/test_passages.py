@@ -20,8 +20,7 @@ def test_a_text_is_cut_at_its_end_and_a_prompt_at_its_beginning(base: LoadedBase
     for most in range(len(ids) - prompt + len(front) + 1, len(ids) + 3):
         [row] = rows_of(base, [passage], max_tokens=most)
         room = most - len(front)
-        kept = ids[:room] if isinstance(passage, str) else ids[-room:]
-        assert row.ids == (*front, *kept)
+        assert row.ids == (*front, *(ids[:room] if isinstance(passage, str) else ids[-room:]))
         assert isinstance(passage, str) or row.scored == len(ids) - prompt
 
 

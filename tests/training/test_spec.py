@@ -17,10 +17,7 @@ from registry.spec import (
     BankConfig,
     BottleneckConfig,
     FusionConfig,
-    LoraConfig,
-    PrefixConfig,
     Pruned,
-    UnionConfig,
 )
 from training.build import config_of
 from training.data import HELD_OUT_SEED, held_out
@@ -34,27 +31,12 @@ def spec(**fields: Any) -> TrainingSpec:
 
 def test_every_field_of_a_spec_has_a_flag():
     assert set(RecipeRequest.model_fields) == set(Hyperparameters.model_fields)
-    recipe = {f"recipe.{name}" for name in RecipeRequest.model_fields}
-    assert recipe <= set(TRAINING.by_path)
+    assert {f"recipe.{name}" for name in RecipeRequest.model_fields} <= set(TRAINING.by_path)
     adapter = {name for request in get_args(get_args(AdapterRequest)[0]) for name in request.model_fields}
     assert {f"adapter.{name}" for name in adapter} <= set(TRAINING.by_path)
     for part in ("adamix", "pruning"):
         (model, _) = get_args(TrainingSpec.model_fields[part].annotation)
         assert {f"{part}.{name}" for name in model.model_fields} <= set(TRAINING.by_path)
-
-
-@pytest.mark.parametrize(
-    ("adapter", "kind"),
-    [
-        ({}, BottleneckConfig),
-        ({"structure": "houlsby", "trained_norms": False}, BottleneckConfig),
-        ({"method": "lora", "rank": 2}, LoraConfig),
-        ({"method": "prefix", "length": 3}, PrefixConfig),
-        ({"method": "mam", "length": 3}, UnionConfig),
-    ],
-)
-def test_a_spec_becomes_the_configuration_on_a_base(base, adapter, kind):
-    assert isinstance(config_of(spec(adapter=adapter), base.shape), kind)
 
 
 def test_what_is_left_open_is_the_papers(base):

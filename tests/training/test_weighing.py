@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,7 +26,6 @@ from registry.mixing import concat
 from registry.names import sha256_digest
 from registry.spec import (
     AdapterConfig,
-    ByLosses,
     ConcatMixing,
     LoraConfig,
     LoraModule,
@@ -80,8 +80,8 @@ def asked(bank: Bank, texts: Sequence[str] = TEXTS, **fields: object) -> Weighin
     return WeighingRequest.model_validate({"texts": texts, "candidates": candidates, "steps": 4, **fields})
 
 
-def weighed(base: LoadedBase, bank: Bank, **fields: object) -> Weighing:
-    return weigh(base, asked(bank, **fields), lambda one: bank[one.blob][1])
+def weighed(base: LoadedBase, bank: Bank, cache: ScoreCache | None = None, **fields: object) -> Weighing:
+    return weigh(base, asked(bank, **fields), lambda one: bank[one.blob][1], cache=cache)
 
 
 def mean_nll(base: LoadedBase, texts: Sequence[str] = TEXTS) -> float:
@@ -146,8 +146,7 @@ def test_what_only_harms_is_not_kept(gpt2: LoadedBase) -> None:
     scores = [screened.score for screened in found.screened]
     assert scores[0] == pytest.approx(-scores[1], rel=1e-3)
     assert found.chosen == ((0,) if scores[0] > 0 else (1,))
-    harmful = {blob: pair[blob] for number, blob in enumerate(pair) if number not in found.chosen}
-    nothing = weighed(gpt2, harmful)
+    nothing = weighed(gpt2, {blob: pair[blob] for number, blob in enumerate(pair) if number not in found.chosen})
     assert (nothing.chosen, nothing.coefficients, nothing.losses) == ((), (), ())
 
 
@@ -179,8 +178,7 @@ def test_steps_lower_the_loss_and_are_the_same_bits_again(gpt2: LoadedBase) -> N
     assert (first.coefficients, first.screened, first.losses) == (again.coefficients, again.screened, again.losses)
     assert len(first.chosen) <= 3
     assert all(value == 0 or value >= 0.01 for by_site in first.coefficients for value in by_site.values())
-    other = weighed(gpt2, bank, keep=3, steps=20, seed=1, batch=4)
-    assert other.losses != first.losses
+    assert weighed(gpt2, bank, keep=3, steps=20, seed=1, batch=4).losses != first.losses
 
 
 def test_a_start_by_the_screen_has_its_proportions(gpt2: LoadedBase) -> None:
@@ -219,8 +217,8 @@ def test_texts_are_counted_cut_and_refused_where_none_has_a_token(gpt2: LoadedBa
 
 
 def test_one_text_is_enough(gpt2: LoadedBase) -> None:
-    found = weighed(gpt2, bank_of(gpt2, 2), texts=TEXTS[:1])
-    assert [one.standard_error for one in found.screened] == [None, None]
+    screened = weighed(gpt2, bank_of(gpt2, 2), texts=TEXTS[:1]).screened
+    assert [one.standard_error for one in screened] == [None, None]
 
 
 def test_adapters_of_another_base_are_refused(gpt2: LoadedBase) -> None:
@@ -256,8 +254,7 @@ def test_unseen_texts_are_scored_under_the_coefficients(base: LoadedBase) -> Non
 
 
 def test_noise_has_the_shapes_and_the_spread_of_what_it_stands_for(gpt2: LoadedBase) -> None:
-    config = paper_config("bapna_firat", bottleneck=64)
-    tensors = drawn(gpt2, config, 3)
+    tensors = drawn(gpt2, paper_config("bapna_firat", bottleneck=64), 3)
     noise = noise_like(tensors, np.random.default_rng(1))
     assert noise.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -288,24 +285,15 @@ def test_an_answer_has_the_same_bits_whatever_was_asked_before(gpt2: LoadedBase,
     bank, names = bank_of(gpt2, 6), list(bank_of(gpt2, 6))
     how = {"alone": 3, "owner": "me", "by_screen": few, **({"groups": 100, "screened": 100} if few else {})}
 
-    def request(texts: Sequence[str], of: Sequence[str] = names) -> WeighingRequest:
-        return asked({name: bank[name] for name in of}, texts, **how)
-
-    def found(request: WeighingRequest, cache: ScoreCache) -> Weighing:
-        return weigh(gpt2, request, lambda one: bank[one.blob][1], cache=cache)
+    def found(texts: Sequence[str], of: Sequence[str], cache: ScoreCache) -> Weighing:
+        return weighed(gpt2, {name: bank[name] for name in of}, cache, texts=texts, **how)
 
     texts = TEXTS[:7]
-    cold = found(request(texts[1:]), ScoreCache())
-    asked_before = (
-        request(texts[::2]),
-        request(texts, names[:4]),
-        request(texts, names[::-1]),
-        request(texts[1:], names[::-1]),
-    )
-    for before in asked_before:
+    cold = found(texts[1:], names, ScoreCache())
+    for before in ((texts[::2], names), (texts, names[:4]), (texts, names[::-1]), (texts[1:], names[::-1])):
         cache = ScoreCache()
-        found(before, cache)
-        warm = found(request(texts[1:]), cache)
+        found(*before, cache)
+        warm = found(texts[1:], names, cache)
         assert warm.model_dump(exclude=TOOK) == cold.model_dump(exclude=TOOK)
     assert (warm.screen_tokens, warm.alone_tokens) == (0, 0)
 
@@ -362,8 +350,7 @@ def test_no_other_weights_make_it_more_likely(log_probs: np.ndarray) -> None:
         constraints={"type": "eq", "fun": lambda weights: weights.sum() - 1},
         method="SLSQP",
     )
-    found = likelihood(expectation_maximisation(log_probs, iterations=3000), log_probs)
-    assert found >= -best.fun - 1e-3
+    assert likelihood(expectation_maximisation(log_probs, iterations=3000), log_probs) >= -best.fun - 1e-3
 
 
 @given(TABLES, st.floats(-500, 500))
@@ -389,17 +376,10 @@ def test_members_are_added_while_they_lower_the_loss(seed: int, count: int, most
     assert losses[0] == min(table[frozenset([n])] for n in range(count))
     assert all(after < before for before, after in itertools.pairwise(losses))
     if len(found) < min(most, count):
-        others = set(range(count)) - set(found)
-        assert all(table[frozenset([*found, other])] >= losses[-1] for other in others)
+        assert all(table[frozenset([*found, other])] >= losses[-1] for other in set(range(count)) - set(found))
 
 
 # --- on a model ------------------------------------------------------------------------------------
-
-
-def by_losses(base: LoadedBase, **fields: object) -> ByLosses:
-    found = weighed(base, bank_of(base, 5), alone=3, **fields).by_losses
-    assert found is not None
-    return found
 
 
 def test_the_best_by_the_screen_are_scored_by_themselves(gpt2: LoadedBase) -> None:
@@ -421,7 +401,8 @@ def test_the_best_by_the_screen_are_scored_by_themselves(gpt2: LoadedBase) -> No
 
 def test_greedy_members_have_the_loss_of_their_even_mixture(gpt2: LoadedBase) -> None:
     bank = list(bank_of(gpt2, 5).values())
-    found = by_losses(gpt2, keep=2)
+    found = weighed(gpt2, bank_of(gpt2, 5), alone=3, keep=2).by_losses
+    assert found is not None
     assert 1 <= len(found.greedy) <= 2
     assert set(found.greedy) <= set(found.scored)
     rows = rows_of(gpt2, TEXTS, max_tokens=512)[::4]
@@ -492,17 +473,12 @@ def test_nothing_is_scored_alone_unless_asked_for_and_it_can_be_ended(gpt2: Load
 def test_a_part_of_the_passages_is_known_and_another_owner_or_noise_knows_nothing(gpt2: LoadedBase) -> None:
     bank, cache = bank_of(gpt2, 4), ScoreCache()
 
-    def found(**fields: object) -> Weighing:
-        request = asked(bank, **{"alone": 2, "owner": "me", "groups": 100, "screened": 100, **fields})
-        return weigh(gpt2, request, lambda one: bank[one.blob][1], cache=cache)
-
+    found = partial(weighed, gpt2, bank, cache, alone=2, owner="me", groups=100, screened=100)
     found(alone=4)
     part = found(texts=TEXTS[::2])
     assert (part.screen_tokens, part.alone_tokens) == (0, 0)
     fresh = weighed(gpt2, bank, texts=TEXTS[::2], alone=2, groups=100, screened=100)
-    assert part.chosen == fresh.chosen
-    assert part.screened == fresh.screened
-    assert part.by_losses == fresh.by_losses
+    assert part.model_dump(exclude=TOOK) == fresh.model_dump(exclude=TOOK)
     for other in ({"owner": "you"}, {"owner": "me", "noise": True}, {"texts": (*TEXTS, "one more")}):
         assert found(**other).screen_tokens > 0
         assert found(**{**other, "owner": "x"}).alone_tokens > 0

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from adaptersoup import Adapter, AsyncClient, Client, Selection, Soup
 from adaptersoup.client.client import SoupClient
 from plots.style import to_svg
-from registry.errors import Cancelled, InvalidParameter, Retired, Unavailable
+from registry.errors import InvalidParameter, Retired, Unavailable
 from registry.formats import (
     CONFIG_FILE,
     SAMPLES_FILE,
@@ -54,11 +54,10 @@ def typed(live: Live) -> Iterator[Client]:
 def folders(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("adapters")
     for seed, domain in enumerate(WORDS):
-        weights = adapter_weights(live.world.runtime, seed=seed)
         contents = AdapterContents(
             config=CONFIG,
             domain=domain,
-            weights=weights,
+            weights=adapter_weights(live.world.runtime, seed=seed),
             base_model="tiny",
             provenance=INIT,
             texts=passages(domain, 30),
@@ -139,8 +138,7 @@ class TestStored:
         assert typed.update_adapter(ref, owner="them").owner == "them"
         assert [one.ref for one in typed.adapters(owner="them", namespace=stocked)] == [ref]
         assert typed.update_adapter(ref, owner="").owner is None
-        changed = typed.update_adapter(ref, card=Card(tags=("v2",)))
-        assert changed.card.tags == ("v2",)
+        assert typed.update_adapter(ref, card=Card(tags=("v2",))).card.tags == ("v2",)
         alias = typed.put_alias(f"{stocked}/changed", "prod", 1)
         assert (alias.alias, [one.ref for one in typed.aliases(ref)]) == ("prod", [ref])
         typed.delete_alias(f"{stocked}/changed", "prod")
@@ -179,13 +177,11 @@ class TestSoups:
         assert all(isinstance(one, Progress) for one in said[:-1])
         assert isinstance(said[-1], Job)
         assert said[-1].state == "succeeded"
-        soup = typed.soup_of(begun)
-        assert soup.model == f"{stocked}/mixed@1"
+        assert typed.soup_of(begun).model == f"{stocked}/mixed@1"
         assert typed.job(begun.id).state == typed.cancel_job(begun).state == "succeeded"
         assert begun.id in [one.id for one in typed.jobs(kind="cook")]
-        embedded = next(iter(typed.jobs(kind="embed", limit=1)))
         with pytest.raises(InvalidParameter, match="not a cook"):
-            typed.soup_of(embedded)
+            typed.soup_of(next(iter(typed.jobs(kind="embed"))))
         assert typed.cook(recipe=recipe, mixing="average", name=f"{stocked}/mixed").cached
 
     def test_what_is_asked_for_wrongly_never_leaves(self, typed: Client) -> None:
@@ -200,8 +196,7 @@ class TestSoups:
 class TestInference:
     def test_scores_and_text_whole_and_in_pieces(self, typed: Client, stocked: str) -> None:
         model, drawn = f"{stocked}/court", {"max_tokens": 6, "seed": 1}
-        found = typed.evaluate(model, passages("court", 3), baseline="base/tiny")
-        assert found.baseline.model == "base/tiny"
+        assert typed.evaluate(model, passages("court", 3), baseline="base/tiny").baseline.model == "base/tiny"
         whole = typed.complete(model, "0 1", **drawn)
         pieces = list(typed.stream(model, "0 1", **drawn))
         assert len(pieces) > 1
@@ -299,8 +294,7 @@ class TestOtherVersions:
 
     def test_what_a_newer_server_says_beside_it_is_left_out(self) -> None:
         assert self.aliases({**self.ALIAS, "moved_at": "2030"})[0].ref == "a/b@1"
-        card = {"status": "ready", "checks": {}, "since": {"a": 1}}
-        server = Server().on("GET /readyz", ok(card))
+        server = Server().on("GET /readyz", ok({"status": "ready", "checks": {}, "since": {"a": 1}}))
         with Client("http://soup.test", transport=httpx2.MockTransport(server)) as client:
             assert client.ready().status == "ready"
 
@@ -335,8 +329,7 @@ class TestAwaiting:
         server = Server().on("GET /v1/models", busy, ok({"data": []}), ok({"data": []}))
 
         async def both() -> list[Any]:
-            transport = httpx2.MockTransport(server)
-            async with AsyncClient("http://soup.test", transport=transport, pause=pause) as client:
+            async with AsyncClient("http://soup.test", transport=httpx2.MockTransport(server), pause=pause) as client:
                 return await asyncio.gather(client.models(), client.models())
 
         assert asyncio.run(both()) == [[], []]
@@ -353,8 +346,7 @@ class TestAwaiting:
             await asyncio.Event().wait()
 
         async def given_up() -> None:
-            transport = httpx2.MockTransport(server)
-            async with AsyncClient("http://soup.test", transport=transport, pause=pause) as client:
+            async with AsyncClient("http://soup.test", transport=httpx2.MockTransport(server), pause=pause) as client:
                 waiting = asyncio.ensure_future(client.wait_job("j"))
                 await reached.wait()
                 waiting.cancel()
@@ -364,24 +356,9 @@ class TestAwaiting:
         asyncio.run(given_up())
         assert server.said() == ["GET /v1/jobs/j/events", "GET /v1/jobs/j"]
 
-    def test_progress_may_end_a_call(self) -> None:
-        step = {"done": 1, "total": 2, "message": ""}
-        server = Server().on("GET /v1/jobs/j/events", events(("progress", step), ("progress", step)))
-
-        def tell(done: int, total: int, message: str) -> None:
-            raise Cancelled("Enough.")
-
-        async def ended() -> None:
-            async with AsyncClient("http://soup.test", transport=httpx2.MockTransport(server)) as client:
-                await client.wait_job("j", progress=tell)
-
-        with pytest.raises(Cancelled, match="Enough"):
-            asyncio.run(ended())
-
 
 class TestSurface:
     def test_every_call_of_the_untyped_client_is_there_with_values(self) -> None:
         untyped = {name for name in vars(SoupClient) if name[0] != "_"}
-        wanted = {OTHERWISE.get(name, name) for name in untyped} - {None}
-        assert wanted - set(dir(Client)) == set()
+        assert {OTHERWISE.get(name, name) for name in untyped} - {None, *dir(Client)} == set()
         assert set(OTHERWISE) <= untyped

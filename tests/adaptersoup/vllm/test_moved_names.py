@@ -45,9 +45,6 @@ class Models:
 
     def follow(self, rounds: int = 1) -> None:
         """Run the loop for a number of rounds."""
-        asyncio.run(self._follow(rounds))
-
-    async def _follow(self, rounds: int) -> None:
         pauses = iter(range(rounds))
 
         async def pause(_seconds: float) -> None:
@@ -55,7 +52,7 @@ class Models:
                 raise asyncio.CancelledError
 
         with pytest.raises(asyncio.CancelledError):
-            await NameRounds(self, self.cache).follow(pause)
+            asyncio.run(NameRounds(self, self.cache).follow(pause))
 
     def digests(self) -> dict[str, str]:
         return {name: request.lora_name for name, request in self.lora_requests.items()}

@@ -10,11 +10,11 @@ import torch
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.errors import Incompatible, Internal
 from registry.spec import BaseShape, LoraConfig, LoraModule
+from tests.registry.adapters.logits import logits
 
 SHAPE = BaseShape(
     fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300
 )
-IDS = torch.tensor([[0, 5, 17, 250, 3, 99]])
 STRUCTURES = ["houlsby", "pfeiffer", "bapna_firat", "parallel"]
 
 
@@ -49,28 +49,25 @@ def test_one_adapter_on_two_models_at_once(model, tiny_base_dir):
     other = copy.deepcopy(model)
     adapter = adapter_for("houlsby", model)
     with torch.no_grad(), attached(model, adapter), attached(other, adapter):
-        assert torch.equal(model(IDS).logits, other(IDS).logits)
+        assert torch.equal(logits(model), logits(other))
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_bases_keep_their_dtype(model, structure, dtype):
     adapter = adapter_for(structure, model)
-    with torch.no_grad(), attached(model, adapter):
-        exact = model(IDS).logits
+    exact = logits(model, adapter)
     model.to(dtype)
     for module in (adapter, copy.deepcopy(adapter).to(dtype)):
-        with torch.no_grad(), attached(model, module):
-            half = model(IDS).logits
+        half = logits(model, module)
         assert half.dtype == dtype
         assert (half.float() - exact).abs().max() < 0.06 * exact.abs().max()
 
 
 def test_small_updates_survive_in_bf16_because_the_adapter_computes_in_fp32(model):
     model.to(torch.bfloat16)
-    adapter = adapter_for("bapna_firat", model)
     hidden = torch.randn(4, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    layer = adapter.layers[0].ffn
+    layer = adapter_for("bapna_firat", model).layers[0].ffn
     exact = layer.double()(hidden.double(), hidden.double())
     layer.float()
     assert torch.equal(layer(hidden, hidden), exact.to(torch.bfloat16))
@@ -89,8 +86,6 @@ def test_unknown_family_names_the_known_ones(model):
     model.config.model_type = "no-such"
     with pytest.raises(Incompatible, match=r"'no-such'.*gpt2, gpt_neox, llama"), attached(model, adapter):
         raise AssertionError("never attached")
-    with pytest.raises(Incompatible, match=r"'no-such'.*gpt2, gpt_neox, llama"):
-        create(paper_config("pfeiffer"), SHAPE.model_copy(update={"model_type": "no-such"}), seed=0)
     with pytest.raises(Incompatible, match="known families"), attached(torch.nn.Linear(1, 1), adapter):
         raise AssertionError("never attached")
 
@@ -103,8 +98,7 @@ def test_houlsby_needs_norms_of_the_familys_kind(model, norm):
         raise AssertionError("never attached")
     with pytest.raises(Incompatible, match="LayerNorms with weight and bias"):
         adapter_for("houlsby", model)
-    with torch.no_grad(), attached(model, adapter_for("pfeiffer", model)):
-        model(IDS)
+    logits(model, adapter_for("pfeiffer", model))
 
 
 def test_a_second_adapter_is_refused_and_the_first_stays(model):
@@ -114,17 +108,16 @@ def test_a_second_adapter_is_refused_and_the_first_stays(model):
     pfeiffer, parallel = adapter_for("pfeiffer", model), adapter_for("parallel", model)
     for first, second in ((lora, pfeiffer), (pfeiffer, lora), (pfeiffer, parallel)):
         with torch.no_grad(), attached(model, first):
-            logits = model(IDS).logits
+            before = logits(model)
             with pytest.raises(Internal, match="already"), attached(model, second):
                 raise AssertionError("never attached")
-            assert torch.equal(model(IDS).logits, logits)
+            assert torch.equal(logits(model), before)
     assert hooks_of(model) == 0
 
 
 def test_a_parallel_adapter_reads_what_ran_before_it(model):
     """A layer that runs its feed-forward module without its norm has no argument to read, and says so."""
-    config = paper_config("parallel", bottleneck=4).model_copy(update={"input": "residual"})
-    adapter = create(config, SHAPE, seed=0)
+    adapter = create(paper_config("parallel", bottleneck=4).model_copy(update={"input": "residual"}), SHAPE, seed=0)
     with torch.no_grad(), attached(model, adapter), pytest.raises(Internal, match="without the module"):
         model.transformer.h[0].mlp(torch.zeros(1, 1, 32))
 

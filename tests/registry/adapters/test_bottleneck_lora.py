@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from registry.adapters import attached
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.bottleneck import BottleneckAdapter, ffn_edits
 from registry.adapters.bottleneck_lora import KINDS, BottleneckKind, kind_of, kinds_named, lora_of, trained_norm
@@ -22,12 +21,12 @@ from registry.adapters.bottleneck_mixing import join_bottlenecks
 from registry.adapters.sites import layer_sites
 from registry.errors import Incompatible, InvalidParameter
 from registry.spec import BaseShape, BottleneckConfig
+from tests.registry.adapters.logits import logits
 from tests.registry.pruned_adapters import sparse
 from tests.registry.random_adapters import STRUCTURES, bottleneck, drawn
 
 RANK = 12
 """Of the layers of zeros: wider than every adapter here."""
-IDS = torch.tensor([[0, 5, 17, 250, 3, 99, 42, 7], [0, 8, 8, 130, 21, 60, 299, 1]])
 TINY = BaseShape(
     fingerprint="sha256:" + "0" * 64, model_type="llama", hidden_size=6, num_layers=1, context=8, vocab_size=9
 )
@@ -79,12 +78,6 @@ class ZeroLayers(AdapterModule):
     def on_norm(self, number: int, name: str, norm: Any, source: Tensor, hidden: Tensor) -> Tensor:
         unscaled = source * torch.rsqrt(source.square().mean(-1, keepdim=True) + norm.variance_epsilon)
         return trained_norm(hidden, unscaled, partial(self.layer, number, name))
-
-
-def logits(model: Any, adapter: AdapterModule) -> Tensor:
-    with torch.inference_mode(), attached(model, adapter):
-        result: Tensor = model(IDS).logits
-    return result
 
 
 def in_double(config: BottleneckConfig, shape: BaseShape, tensors: dict[str, Tensor]) -> BottleneckAdapter:
@@ -158,8 +151,7 @@ def test_a_token_without_an_adapter_is_left_as_it_is_bit_for_bit(kind: Bottlenec
 
 def test_ranks_and_names():
     config, factors = lora_of(bottleneck("houlsby", 3), drawn(bottleneck("houlsby", 3), TINY))
-    ranks = {path.removeprefix("model.layers.0.houlsby_gelu_"): one.rank for path, one in config.modules().items()}
-    assert ranks == {
+    assert {path.removeprefix("model.layers.0.houlsby_gelu_"): one.rank for path, one in config.modules().items()} == {
         "down": 4,
         "up": 4,
         "attention_down": 4,

@@ -26,11 +26,11 @@ from registry.spec import (
     LoraModule,
     UnionConfig,
 )
+from tests.registry.adapters.logits import IDS, logits
 from tests.registry.random_adapters import SHAPE, STRUCTURES, bottleneck, drawn, lora
 
 SHARES = ("up", "down", "none")
 EXPERTS = {**{kind: bottleneck(kind) for kind in STRUCTURES}, "lora": lora(leaves=("c_attn", "c_fc"))}
-IDS = [0, 40, 41, 42, 43, 44]
 HEAD = HeadConfig(task="classification", labels=("good", "bad"))
 
 
@@ -39,9 +39,7 @@ def bank_config(expert: BottleneckConfig | LoraConfig, **fields: Any) -> BankCon
 
 
 def bank_of(config: BankConfig, shape: BaseShape, seed: int = 0) -> BankAdapter:
-    found = from_tensors(config, shape, drawn(config, shape, seed))
-    assert isinstance(found, BankAdapter)
-    return found
+    return from_tensors(config, shape, drawn(config, shape, seed))
 
 
 def along(routes: Routes, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -58,18 +56,12 @@ def expert_on(kind: str, shape: BaseShape) -> BottleneckConfig | LoraConfig:
     return bottleneck(kind)
 
 
-def logits(model: Any) -> torch.Tensor:
-    out: torch.Tensor = model(torch.tensor([IDS])).logits[0]
-    return out
-
-
 # --- tensors --------------------------------------------------------------------------------------
 
 
 def test_names_are_the_experts_and_copies_have_a_leading_dimension():
     config = bank_config(bottleneck("bapna_firat"), experts=3)
-    shapes = expected_tensors(config, SHAPE.model_copy(update={"num_layers": 1}))
-    assert shapes == {
+    assert expected_tensors(config, SHAPE.model_copy(update={"num_layers": 1})) == {
         "layers.0.ffn.down.bias": (3, 4),
         "layers.0.ffn.down.weight": (3, 4, 16),
         "layers.0.ffn.norm.bias": (16,),
@@ -91,11 +83,9 @@ def test_every_copy_starts_as_the_plain_adapter_does(kind, share, base):
     plain = create(expert, shape, seed=7, base=base.model).state_dict()
     for experts in (3, 7):
         bank = create(bank_config(expert, experts=experts, share=share), shape, seed=7, base=base.model)
-        assert isinstance(bank, BankAdapter)
         started = bank.state_dict()
         assert all(parameter.requires_grad for parameter in bank.parameters())
-        merged = merge_bank(bank.config, started)
-        assert init_hash(merged) == init_hash(plain)
+        assert init_hash(merge_bank(bank.config, started)) == init_hash(plain)
         for name, tensor in plain.items():
             copies = started[name] if started[name].shape != tensor.shape else started[name][None]
             assert all(torch.equal(one, tensor) for one in copies)
@@ -110,18 +100,14 @@ def test_a_head_is_shared_and_starts_and_trains_as_a_plain_adapters(expert, base
     config = BankConfig(expert=with_head, experts=3, share="none")
     assert config.head == HEAD
     assert BankConfig.model_validate(config.model_dump(mode="json")) == config
-    shapes = expected_tensors(config, shape)
-    assert shapes["head.out.weight"] == (2, shape.hidden_size)
+    assert expected_tensors(config, shape)["head.out.weight"] == (2, shape.hidden_size)
     bank = create(config, shape, seed=4, base=model)
-    assert isinstance(bank, BankAdapter)
     assert len(bank.projections) == len(bank_of(BankConfig(expert=one, experts=3, share="none"), shape).projections)
     plain = create(with_head, shape, seed=4, base=model).state_dict()
     assert init_hash(merge_bank(config, bank.state_dict())) == init_hash(plain)
     head = head_module(bank)
-    assert head is not None
     with attached(model, bank), bank.routed(bank.draw()):
-        hidden = model.transformer(torch.tensor([IDS])).last_hidden_state
-        head.logits(hidden, torch.ones(1, len(IDS))).sum().backward()
+        head.logits(model.transformer(IDS).last_hidden_state, torch.ones_like(IDS)).sum().backward()
     assert head.out.weight.grad is not None
     assert model.transformer.wte.weight.grad is None
 
@@ -157,8 +143,7 @@ def test_copies_of_one_merge_to_it_bit_for_bit(values, experts):
 
 
 def test_half_precision_is_merged_in_fp32():
-    copies = torch.tensor([[1.0], [1.0], [1.0078125]], dtype=torch.bfloat16)
-    found = mean_of(copies)
+    found = mean_of(torch.tensor([[1.0], [1.0], [1.0078125]], dtype=torch.bfloat16))
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(1 + 0.0078125 / 3, rel=1e-7)
 
@@ -179,10 +164,8 @@ def test_a_route_is_the_adapter_of_its_copies_and_none_is_the_merge(family, kind
     torch.manual_seed(0)
     routes = bank.draw()
     with torch.no_grad():
-        with attached(model, from_tensors(config.expert, shape, merge_bank(config, tensors))):
-            merged = logits(model)
-        with attached(model, from_tensors(config.expert, shape, along(routes, tensors))):
-            routed = logits(model)
+        merged = logits(model, from_tensors(config.expert, shape, merge_bank(config, tensors)))
+        routed = logits(model, from_tensors(config.expert, shape, along(routes, tensors)))
         assert not torch.allclose(merged, routed, atol=1e-3)
         with attached(model, bank):
             assert torch.equal(logits(model), merged)
@@ -195,15 +178,13 @@ def test_a_route_is_the_adapter_of_its_copies_and_none_is_the_merge(family, kind
 @pytest.mark.parametrize("kind", ["houlsby", "lora"])
 def test_gradients_reach_the_drawn_experts_and_what_is_shared_and_no_other(kind, share, base):
     model, shape = base.model, base.shape
-    config = bank_config(expert_on(kind, shape), experts=4, share=share)
-    bank = bank_of(config, shape)
+    bank = bank_of(bank_config(expert_on(kind, shape), experts=4, share=share), shape)
     torch.manual_seed(1)
     routes = bank.draw()
     with attached(model, bank), bank.routed(routes):
-        logits(model).square().mean().backward()
+        model(IDS).logits.square().mean().backward()
     for name, parameter in bank.named_parameters():
         path = name.rpartition(".")[0]
-        assert parameter.grad is not None, name
         if path not in routes:
             assert parameter.grad.abs().sum() > 0, name
             continue
@@ -219,11 +200,8 @@ def test_a_copy_of_a_bank_is_its_own(base):
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
-        with attached(model, other):
-            nothing = logits(model)
-        assert torch.equal(nothing, logits(model))
-        with attached(model, bank):
-            assert not torch.equal(logits(model), nothing)
+        assert torch.equal(logits(model, other), logits(model))
+        assert not torch.equal(logits(model, bank), logits(model))
 
 
 # --- routes -----------------------------------------------------------------------------------------

@@ -280,12 +280,10 @@ def test_an_adapter_of_another_family_is_refused(bases, made_for, put_on):
 @pytest.mark.parametrize("case", sorted(CASES.keys() - {"parallel-residual"}))
 def test_rows_of_a_batch_of_an_encoder_get_what_they_get_alone(encoder, case):
     config = CASES[case]
-    adapter = from_tensors(config, encoder.shape, drawn(config, encoder.shape))
     rows = [[0, 5, 17, 2], [0, 5, 17, 250, 3, 99, 42, 2], [0, 2]]
     ids, mask = padded(rows, pad_id=1)
-    with torch.no_grad(), attached(encoder.model, adapter):
-        together = hidden_states(encoder.model, ids, mask)
-        for row, found in zip(rows, together, strict=True):
+    with torch.no_grad(), attached(encoder.model, from_tensors(config, encoder.shape, drawn(config, encoder.shape))):
+        for row, found in zip(rows, hidden_states(encoder.model, ids, mask), strict=True):
             agree(found[: len(row)], outputs(encoder, ids=torch.tensor([row]))[0])
 
 
@@ -359,12 +357,6 @@ def test_shape_lists_the_modules_that_lora_can_sit_on(base):
 
 def test_shape_without_loading_is_the_loaded_ones(base):
     assert shape_of(base.entry) == base.shape
-    assert (base.shape.hidden_size, base.shape.num_layers, base.shape.context, base.shape.vocab_size) == (
-        32,
-        2,
-        64,
-        300,
-    )
 
 
 @pytest.mark.parametrize("rows", [[[0, 5, 17, 250, 3, 99], [0, 8], [0, 44, 45, 46]]])

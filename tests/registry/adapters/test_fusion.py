@@ -9,7 +9,6 @@ import re
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
@@ -17,13 +16,13 @@ from registry.adapters.fusion import ATTENTION
 from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible
 from registry.spec import BaseShape, BottleneckConfig, FusionConfig, LoraConfig, LoraModule, PrefixConfig, Pruned
+from tests.registry.adapters.logits import IDS, logits
 from tests.registry.random_adapters import drawn
 from tests.repository import REPOSITORY
 from training.methods.fusion import fusion_config, fusion_start
 
 ON_BASES = ("gpt2", "llama", "opt")
 FIXTURES = REPOSITORY / "tests" / "fixtures"
-IDS = torch.tensor([[0, 5, 17, 250, 3, 99], [0, 8, 8, 130, 21, 60]])
 PFEIFFER = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu", input="residual")
 MEMBERS = {
     "pfeiffer": paper_config("pfeiffer", bottleneck=4),
@@ -31,12 +30,6 @@ MEMBERS = {
     "bapna_firat": paper_config("bapna_firat", bottleneck=3),
     "parallel": paper_config("parallel", bottleneck=3),
 }
-
-
-def logits(base: LoadedBase) -> Tensor:
-    with torch.inference_mode():
-        found: Tensor = base.model(IDS).logits
-    return found
 
 
 # --- AdapterHub -----------------------------------------------------------------------------------
@@ -50,7 +43,6 @@ HUB = re.compile(
 def ours(name: str) -> str:
     """AdapterHub's name of a fusion's tensor in our words."""
     found = HUB.fullmatch(name)
-    assert found is not None, name
     if found["part"]:
         return f"layers.{found['layer']}.fusion.{found['part']}.{found['kind']}"
     number = ("one", "two").index(found["member"])
@@ -71,8 +63,7 @@ def test_logits_are_adapterhubs(kind: str, member: BottleneckConfig) -> None:
     shape = BaseShape(
         fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=16, num_layers=2, context=32, vocab_size=40
     )
-    adapter = from_tensors(FusionConfig(member=member, members=2), shape, tensors)
-    with attached(model, adapter), torch.inference_mode():
+    with attached(model, from_tensors(FusionConfig(member=member, members=2), shape, tensors)), torch.inference_mode():
         found = model(torch.tensor(recorded["tokens"])).logits
     torch.testing.assert_close(found.double(), torch.tensor(recorded[kind]["logits"]).double(), rtol=0, atol=1e-5)
 
@@ -87,11 +78,9 @@ def test_a_fusion_of_copies_is_the_member_where_the_value_is_the_identity(base: 
     tensors = drawn(member, base.shape)
     config = FusionConfig(member=member, members=3)
     start = create(config, base.shape, seed=0).state_dict() | fusion_start(config, [tensors] * 3)
-    with attached(base.model, from_tensors(member, base.shape, tensors)):
-        wanted = logits(base)
-    plain = logits(base)
-    with attached(base.model, from_tensors(config, base.shape, start)):
-        found = logits(base)
+    wanted = logits(base.model, from_tensors(member, base.shape, tensors))
+    plain = logits(base.model)
+    found = logits(base.model, from_tensors(config, base.shape, start))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
     assert (wanted - plain).abs().max() > 1e-2
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import nn
 
 from registry.adapters import attached, create, expected_tensors, from_tensors
 from registry.adapters.lora_ranks import on_all_linears
@@ -17,6 +17,7 @@ from registry.base_model.loading import LoadedBase
 from registry.errors import Incompatible
 from registry.spec import BaseShape, LoraConfig, LoraGroup, LoraModule
 from registry.spec.structures.lora import MAX_GROUPS
+from tests.registry.adapters.logits import IDS, logits
 from tests.registry.random_adapters import drawn
 
 ATTN = "transformer.h.0.attn.c_attn"
@@ -31,7 +32,6 @@ LINEARS = {
         "mlp.c_proj": (128, 32),
     }.items()
 }
-IDS = torch.arange(1, 11).reshape(2, 5)
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,6 @@ def shape(base: LoadedBase) -> BaseShape:
 
 def a_config(**fields: object) -> LoraConfig:
     return LoraConfig.of({ATTN: LoraModule(2, 4.0), FC: LoraModule(3, 6.0)}, **fields)  # type: ignore[arg-type]
-
-
-def logits(model: nn.Module) -> Tensor:
-    with torch.inference_mode():
-        found: Tensor = model(IDS).logits
-    return found
 
 
 def test_a_lora_on_all_linear_modules_computes_the_same(base: LoadedBase, shape: BaseShape) -> None:
@@ -59,11 +53,8 @@ def test_a_lora_on_all_linear_modules_computes_the_same(base: LoadedBase, shape:
     added = [module for path, module in modules.items() if path not in (ATTN, FC)]
     assert {module.rank for module in added} == {3}
     assert [complete.scaling(module) for module in added] == pytest.approx([4.0] * len(added))
-    with attached(base.model, from_tensors(config, shape, tensors)):
-        before = logits(base.model)
-    with attached(base.model, from_tensors(complete, shape, more)):
-        after = logits(base.model)
-    assert torch.equal(before, after)
+    before = logits(base.model, from_tensors(config, shape, tensors))
+    assert torch.equal(logits(base.model, from_tensors(complete, shape, more)), before)
     assert {tensor.dtype for tensor in more.values()} == {torch.float32}
 
 
@@ -92,12 +83,10 @@ class TestTensors:
             expected_tensors(config, shape.model_copy(update={"linears": {}}))
 
     def test_a_fresh_one_is_the_base(self, base: LoadedBase, shape: BaseShape) -> None:
-        plain = logits(base.model)
         one = create(a_config(), shape, seed=1)
         a = one.state_dict()[f"base_model.model.{ATTN}.lora_A.weight"]
         assert 0 < float(a.abs().max()) <= 1 / np.sqrt(32)
-        with attached(base.model, one):
-            assert torch.equal(logits(base.model), plain)
+        assert torch.equal(logits(base.model, one), logits(base.model))
 
     def test_scaling_the_output_scales_b_only(self, shape: BaseShape) -> None:
         tensors = drawn(a_config(), shape)
@@ -121,8 +110,7 @@ class TestForward:
             a, b = (tensors[f"base_model.model.{path}.lora_{x}.weight"] for x in "AB")
             s = module.alpha / (module.rank**0.5 if rslora else module.rank)
             merged.get_submodule(path).weight.data += (s * (b @ a)).T  # Conv1D keeps (inputs, outputs)
-        with attached(base.model, from_tensors(config, shape, tensors)):
-            got = logits(base.model)
+        got = logits(base.model, from_tensors(config, shape, tensors))
         torch.testing.assert_close(got, logits(merged), atol=1e-4, rtol=1e-5)
         assert float((got - logits(base.model)).abs().max()) > 1e-2
 

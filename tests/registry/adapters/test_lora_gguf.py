@@ -73,9 +73,7 @@ def update(config: LoraConfig, tensors: Mapping[str, Tensor], path: str) -> Tens
 def llamas(said: Mapping[str, object], tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """What llama.cpp adds to a tensor, with its rule for the scale."""
     a, b = tensors[f"{name}.weight.lora_a"], tensors[f"{name}.weight.lora_b"]
-    alpha = said["adapter.lora.alpha"]
-    assert isinstance(alpha, float)
-    return alpha / b.shape[1] * b @ a
+    return said["adapter.lora.alpha"] / b.shape[1] * b @ a
 
 
 @pytest.mark.parametrize("rslora", [False, True])

@@ -90,16 +90,14 @@ def test_a_union_is_pruned_in_its_members():
 
 def test_a_module_holds_its_masks_and_computes_as_its_weights_say():
     module = from_tensors(CONFIG, SHAPE, TENSORS).to(torch.bfloat16)
-    state = module.state_dict()
-    assert {name for name, tensor in state.items() if tensor.dtype == torch.uint8} == set(TENSORS) - set(
+    assert {name for name, tensor in module.state_dict().items() if tensor.dtype == torch.uint8} == set(TENSORS) - set(
         without_masks(TENSORS)
     )
     assert all(not parameter.requires_grad or parameter.is_floating_point() for parameter in module.parameters())
     assert not any(is_mask(name) for name, _ in module.named_parameters())
     plain = from_tensors(CONFIG.dense(), SHAPE, without_masks(TENSORS))
     x = torch.randn(2, 3, SHAPE.hidden_size)
-    found = from_tensors(CONFIG, SHAPE, TENSORS).layers[0].ffn(x, x)
-    assert torch.equal(found, plain.layers[0].ffn(x, x))
+    assert torch.equal(from_tensors(CONFIG, SHAPE, TENSORS).layers[0].ffn(x, x), plain.layers[0].ffn(x, x))
 
 
 def test_a_pruned_adapter_is_not_drawn():

@@ -47,7 +47,6 @@ def lora_count(shape: BaseShape) -> int:
 
 
 def prefix_count(shape: BaseShape) -> int:
-    assert shape.kv is not None
     heads, size = shape.kv
     return LENGTH * 2 * LAYERS * heads * size
 
@@ -101,5 +100,4 @@ def test_formula(shape: BaseShape, name: str) -> None:
     if shape.kind == "encoder" and name in ("prefix", "mam"):
         assert shape.kv is None  # refused: test_prefix.py
         return
-    found = sum(math.prod(size) for size in expected_tensors(config_of(shape), shape).values())
-    assert found == count_of(shape)
+    assert sum(math.prod(size) for size in expected_tensors(config_of(shape), shape).values()) == count_of(shape)

@@ -94,9 +94,8 @@ def test_generation_is_pefts_with_a_cache_and_without(base):
 
 @torch.inference_mode()
 def test_steps_with_a_cache_are_one_pass(base):
-    adapter = prefix_of(base)
     cache = DynamicCache()
-    with attached(base.model, adapter):
+    with attached(base.model, prefix_of(base)):
         whole = base.model(IDS, attention_mask=LEFT, position_ids=POSITIONS).logits
         parts = [
             base.model(
@@ -137,10 +136,9 @@ def test_texts_beyond_a_sliding_window(bases, kind: str):
 @torch.inference_mode()
 def test_a_row_computes_what_it_computes_alone(base):
     """On either side of the padding, in a pass over the model and in one below its head."""
-    adapter = prefix_of(base)
     alone = IDS[1:, 2:]
     right = torch.cat([alone, torch.zeros((1, 2), dtype=torch.long)], 1)
-    with attached(base.model, adapter):
+    with attached(base.model, prefix_of(base)):
         wanted = base.model(alone).logits
         padded_left = base.model(IDS, attention_mask=LEFT, position_ids=POSITIONS).logits[1:, 2:]
         padded_right = base.model(right, attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0]])).logits[:, :4]
@@ -153,10 +151,9 @@ def test_a_row_computes_what_it_computes_alone(base):
 
 @torch.inference_mode()
 def test_masks_of_four_dimensions_cover_the_prefix(gpt2):
-    adapter = prefix_of(gpt2)
     seen = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
     added = torch.zeros(1, 1, 6, 6).masked_fill(~seen, torch.finfo(torch.float32).min)
-    with attached(gpt2.model, adapter):
+    with attached(gpt2.model, prefix_of(gpt2)):
         wanted = gpt2.model(IDS[:1]).logits
         for mask in (seen, added):
             torch.testing.assert_close(gpt2.model(IDS[:1], attention_mask=mask).logits, wanted, rtol=0, atol=1e-5)
@@ -164,20 +161,17 @@ def test_masks_of_four_dimensions_cover_the_prefix(gpt2):
 
 @torch.inference_mode()
 def test_arguments_by_position_are_understood(gpt2):
-    adapter = prefix_of(gpt2)
-    with attached(gpt2.model, adapter):
+    with attached(gpt2.model, prefix_of(gpt2)):
         wanted = gpt2.model.transformer(input_ids=IDS, attention_mask=LEFT).last_hidden_state
         assert torch.equal(gpt2.model.transformer(IDS, None, LEFT).last_hidden_state, wanted)
         embeds = gpt2.model.transformer.wte(IDS)
-        found = gpt2.model.transformer(inputs_embeds=embeds, attention_mask=LEFT).last_hidden_state
-        assert torch.equal(found, wanted)
+        assert torch.equal(gpt2.model.transformer(inputs_embeds=embeds, attention_mask=LEFT).last_hidden_state, wanted)
 
 
 def test_gradients_reach_the_prefix_and_nothing_else(base):
     adapter = prefix_of(base, length=2)
     with attached(base.model, adapter):
         (-token_log_probs(base.model, IDS, torch.ones_like(IDS)).mean()).backward()
-    assert adapter.prompt_embeddings.grad is not None
     columns = adapter.prompt_embeddings.grad.view(2, base.shape.num_layers, 2, -1)
     assert (columns.abs().amax(-1) > 0).all(), "of every layer, of keys and of values"
     assert all(parameter.grad is None for parameter in base.model.parameters())
@@ -250,9 +244,8 @@ class TestRefused:
             prefix_of(bases("llama")).check_fit(other.model)
 
     def test_too_long_a_text(self, base):
-        adapter = prefix_of(base)
         fits = torch.ones((1, TINY_CONTEXT - LENGTH), dtype=torch.long)
-        with attached(base.model, adapter), torch.inference_mode():
+        with attached(base.model, prefix_of(base)), torch.inference_mode():
             assert torch.isfinite(base.model(fits).logits).all()
             with pytest.raises(InvalidParameter, match=r"has 60 tokens, and 59 fit: the prefix takes 5"):
                 base.model(torch.ones((1, TINY_CONTEXT - LENGTH + 1), dtype=torch.long))
@@ -265,8 +258,7 @@ class TestRefused:
                 gpt2.model(IDS[:, :1], attention_mask=torch.ones((2, 7), dtype=torch.long), past_key_values=cache)
 
     def test_a_mask_that_is_no_tensor(self, gpt2):
-        adapter = prefix_of(gpt2)
-        with attached(gpt2.model, adapter), pytest.raises(Internal, match="one tensor"):
+        with attached(gpt2.model, prefix_of(gpt2)), pytest.raises(Internal, match="one tensor"):
             gpt2.model.transformer(input_ids=IDS, attention_mask={"full_attention": None})
 
 

@@ -35,8 +35,7 @@ WINDOWS = [Window(tuple(row)) for row in ROWS]
 def log_softmax_of(model, row):
     """Log-probabilities of a row's tokens but the first, alone and without padding."""
     ids = torch.tensor([row])
-    logits = model(ids).logits[0, :-1].double()
-    return torch.log_softmax(logits, dim=-1).gather(1, ids[0, 1:, None]).squeeze(1)
+    return torch.log_softmax(model(ids).logits[0, :-1].double(), dim=-1).gather(1, ids[0, 1:, None]).squeeze(1)
 
 
 def test_token_log_probs_equal_log_softmax_row_by_row(model):
@@ -171,8 +170,7 @@ class Head(torch.nn.Module):
         return self.head
 
     def plain(self, states: Tensor, ids: Tensor) -> Tensor:
-        logits = lm_logits(self, states).float()
-        return torch.log_softmax(logits, dim=-1).gather(1, ids[:, None]).squeeze(1)
+        return torch.log_softmax(lm_logits(self, states).float(), dim=-1).gather(1, ids[:, None]).squeeze(1)
 
 
 IDS = torch.tensor([0, 3, 10, 6, 1])

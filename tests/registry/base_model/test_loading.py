@@ -138,8 +138,7 @@ def test_loaded_base_is_frozen_and_described(folder):
 
 
 def test_a_configuration_that_changes_has_another_shape_and_a_copy_elsewhere_the_same(folder, tmp_path):
-    shape = shape_of(entry(folder))
-    shape.linears.clear()  # nobody else's
+    shape_of(entry(folder)).linears.clear()  # nobody else's
     copy = shape_of(entry(shutil.copytree(folder, tmp_path / "copy")))
     assert len(copy.linears) > 1
     change_config(folder, n_head=4, n_layer=3)
@@ -214,8 +213,7 @@ def test_folder_that_is_gone_and_hub_without_network(fields, sentence):
 
 
 def test_pinned_hub_revision_is_loaded_from_the_cache(folder, tmp_path, monkeypatch):
-    repository = tmp_path / "hub" / "models--someone--tiny"
-    shutil.copytree(folder, repository / "snapshots" / COMMIT)
+    shutil.copytree(folder, tmp_path / "hub" / "models--someone--tiny" / "snapshots" / COMMIT)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     base = load_base(BaseEntry(id="tiny", source="someone/tiny", revision=COMMIT))
@@ -247,10 +245,7 @@ def test_a_hub_repository_is_fetched_at_its_pinned_revision_and_only_what_is_nee
     ],
 )
 def test_a_hub_that_cannot_be_reached_or_lacks_the_revision(monkeypatch, error):
-    def refuse(*_args, **_kwargs):
-        raise error
-
-    monkeypatch.setattr("registry.base_model.loading.snapshot_download", refuse)
+    monkeypatch.setattr("registry.base_model.loading.snapshot_download", Mock(side_effect=error))
     with pytest.raises(Unavailable, match=rf"cannot be fetched \({type(error).__name__}\)"):
         load_base(BaseEntry(id="tiny", source="someone/tiny", revision=COMMIT))
 
@@ -356,6 +351,7 @@ def written(folder, **config):
         ({"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration.*encoder"),
         ({"model_type": "t5"}, "family 't5', an encoder-decoder"),
         ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "BertForMaskedLM.*needs kind = 'encoder'"),
+        ({"model_type": "bert", "architectures": ["BertModel"]}, "BertModel.*it needs kind = 'encoder'"),  # as SBERT's
         ({"model_type": "gpt2", "architectures": ["GPT2ForSequenceClassification"]}, "GPT2ForSequenceClassification"),
         ({"model_type": "vit"}, "family 'vit', and not a causal"),
         ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "takes more than text"),
@@ -452,8 +448,7 @@ def test_weights_that_are_not_finite_or_of_another_size_are_refused(folder):
 
 def test_a_tokenizer_beyond_the_embeddings_is_refused(tmp_path):
     folder = build_tiny_base(tmp_path / "base", vocab_size=280)
-    other = build_tiny_base(tmp_path / "other", vocab_size=300)
-    shutil.copy(other / "tokenizer.json", folder / "tokenizer.json")
+    shutil.copy(build_tiny_base(tmp_path / "other", vocab_size=300) / "tokenizer.json", folder / "tokenizer.json")
     with pytest.raises(Unavailable, match="300 tokens, but its embeddings have 280 rows"):
         load_base(entry(folder))
 

@@ -74,8 +74,7 @@ def test_a_disk_that_fails_leaves_nothing(folder, monkeypatch, step, number, tol
 
 def test_a_full_disk_that_shows_only_when_closing_leaves_nothing(folder):
     """Buffered bytes are flushed by close; its failure must not keep the temporary file."""
-    store = LocalBlobs(folder)
-    writer = store.writer(HELLO, max_bytes=9)
+    writer = LocalBlobs(folder).writer(HELLO, max_bytes=9)
 
     with pytest.raises(Unavailable, match="is full"), writer:
         writer.write(b"hello")
@@ -85,8 +84,7 @@ def test_a_full_disk_that_shows_only_when_closing_leaves_nothing(folder):
 
 
 def test_left_overs_are_swept_at_the_next_start_and_blobs_are_not(folder):
-    store = LocalBlobs(folder)
-    store.put_bytes(b"hello")
+    LocalBlobs(folder).put_bytes(b"hello")
     (folder / "incoming" / "0123").write_bytes(b"half of some")
     assert len(files(folder)) == 2
     assert LocalBlobs(folder).read(HELLO) == b"hello"
@@ -174,7 +172,6 @@ def test_kill_9_loses_nothing_that_was_acknowledged_and_leaves_nothing_half(fold
         child = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
         )
-        assert child.stdout is not None
         acknowledged += [child.stdout.readline().strip() for _ in range(2 + 9 * life)]
         child.kill()  # at whatever it is doing now
         rest = child.stdout.read().split("\n")

@@ -59,8 +59,7 @@ def check_back(store: LocalBlobs) -> None:
     assert store.probe() is None
     assert not store.is_failing
     assert store.read(HELLO) == b"hello"
-    more = store.put_bytes(b"more")
-    assert store.read(more) == b"more"
+    assert store.read(store.put_bytes(b"more")) == b"more"
 
 
 @pytest.mark.parametrize("left", ["nothing", "a file", "an empty folder", "another store's folder"])

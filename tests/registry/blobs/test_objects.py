@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from registry.blobs.objects import ObjectBlobs
 from registry.errors import DamagedBlob, Unavailable
 from registry.names import sha256_digest
 from registry.spec import BlobPlace, StoreMark
-from tests.object_store import Fault, FaultHandler, FaultProxy, ObjectStore, fault_proxy, hidden, object_blobs
+from tests.object_store import Fault, FaultHandler, FaultProxy, ObjectStore, hidden, object_blobs
 from tests.registry.blobs.contract import write
 from tests.registry.damaged_files import overwrite
 from tests.registry.together import together
@@ -39,12 +38,6 @@ def store(url: str, tmp_path: Path) -> ObjectBlobs:
     store.set_aside.set_mark(MARK)
     store.put_bytes(b"hello")
     return store
-
-
-@pytest.fixture
-def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
-    with fault_proxy(object_store) as proxy:
-        yield proxy
 
 
 @pytest.fixture
@@ -156,7 +149,6 @@ def kept(cache: BlobCache) -> bytes:
         file.write(VERIFIED)
         file.flush()
         found = cache.keep(path, VERIFIED_DIGEST)
-    assert found is not None
     with found:
         return found.read()
 
@@ -166,7 +158,6 @@ def test_what_was_kept_is_known_and_given(tmp_path: Path, monkeypatch: pytest.Mo
     assert kept(cache) == VERIFIED
     monkeypatch.setattr("registry.blobs.cache.hashlib.file_digest", None)  # it is not hashed again
     found = cache.open(VERIFIED_DIGEST)
-    assert found is not None
     with found:
         assert found.read() == VERIFIED
 
@@ -434,8 +425,7 @@ class TestLargeObjects:
         digest = faulty.put_bytes(self.DATA)
         assert sum("partNumber=" in one for one in proxy.seen) == 3
         proxy.seen.clear()
-        other = hidden(faulty)
-        with other.open(digest) as file:
+        with hidden(faulty).open(digest) as file:
             file.seek(70_000)
             assert file.read(100) == self.DATA[70_000:70_100]
         assert sum(one.startswith("GET") and digest[7:] in one for one in proxy.seen) == 3

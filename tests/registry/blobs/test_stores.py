@@ -132,7 +132,6 @@ class StoresAreSets(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("store_name", FAST)
 def test_stores_are_sets(store_name, tmp_path):
-    given = {"name": store_name, "folder": tmp_path}
-    machine = type(f"Stores{store_name}", (StoresAreSets,), given)
+    machine = type(f"Stores{store_name}", (StoresAreSets,), {"name": store_name, "folder": tmp_path})
     machine.TestCase.settings = settings(max_examples=12, stateful_step_count=12)
     machine.TestCase().runTest()

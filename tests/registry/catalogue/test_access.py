@@ -52,20 +52,10 @@ class TestAudit:
     def record(self, catalogue, subject: str) -> None:
         catalogue.audit.record("push", subject, key_id="key-1", request_id="r-1", detail={"digest": BLOB})
 
-    def test_what_is_recorded_comes_back_newest_first(self, catalogue):
-        for subject in ("acme/law@1", "key-1"):
-            self.record(catalogue, subject)
-        newest, oldest = catalogue.audit.list(None, limit=9).rows
-        assert (newest.subject, oldest.subject) == ("key-1", "acme/law@1")
-        assert (oldest.action, oldest.key_id, oldest.request_id) == ("push", "key-1", "r-1")
-        assert oldest.detail == {"digest": BLOB}
-        assert oldest.at <= newest.at
-
     def test_a_scope_sees_its_namespaces_and_nothing_that_is_nobodys(self, catalogue):
         for subject in ("acme/law@1", "acmeother/law", "other/law", "key-1", "acme"):
             self.record(catalogue, subject)
-        seen = [row.subject for row in catalogue.audit.list(("acme",), limit=9).rows]
-        assert seen == ["acme/law@1"]
+        assert [row.subject for row in catalogue.audit.list(("acme",), limit=9).rows] == ["acme/law@1"]
         assert catalogue.audit.list((), limit=9).rows == ()
 
 

@@ -18,7 +18,7 @@ from registry.blobs import LocalBlobs
 from registry.catalogue import Database
 from registry.errors import PreconditionFailed
 from registry.names import sha256_digest
-from tests.registry.catalogue_rows import add
+from tests.registry.catalogue_rows import add_to
 from tests.registry.together import together
 from tests.repository import REPOSITORY
 
@@ -72,8 +72,7 @@ class TestThreads:
 
             def push(index: int) -> None:
                 for number in range(4):
-                    with database.write() as catalogue:
-                        row = add(catalogue, digest=f"{index}-{number}")
+                    row = add_to(database, digest=f"{index}-{number}")
                     with database.read() as catalogue:
                         assert catalogue.adapters.get(row.id) == row
 
@@ -148,7 +147,6 @@ class TestProcesses:
         with databases.url(tmp_path) as url:
             for life in range(2):
                 child = start(PUSH_FOR_EVER, tmp_path, f"life-{life}", url)
-                assert child.stdout is not None
                 lines = [child.stdout.readline() for _ in range(3 + 10 * life)]
                 child.kill()
                 lines += child.stdout.read().splitlines(keepends=True)
@@ -177,5 +175,4 @@ class TestProcesses:
         assert sorted(row.version for row in rows.values()) == list(range(1, len(rows) + 1))
         store = LocalBlobs(folder / "blobs")
         assert all(sha256_digest(store.read(row.weights_blob)) == row.weights_blob for row in rows.values())
-        with database.write() as catalogue:
-            assert add(catalogue, "acme/after").version >= 1
+        assert add_to(database, "acme/after").version >= 1

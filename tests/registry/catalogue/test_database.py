@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, StatementError
 from registry.catalogue import Database
 from registry.catalogue.tables import EPOCH, Microseconds
 from registry.errors import Busy, Internal, InvalidParameter, Unavailable
-from tests.registry.catalogue_rows import add
+from tests.registry.catalogue_rows import add, add_to
 
 
 def count(database: Database) -> int:
@@ -48,13 +48,11 @@ class TestTransactions:
     def test_a_read_cannot_write(self, database):
         with pytest.raises(DBAPIError, match=r"read-?only"), database.read() as catalogue:
             add(catalogue)
-        with database.write() as catalogue:  # on the same connection
-            add(catalogue)
+        add_to(database)  # on the same connection
         assert count(database) == 1
 
     def test_a_glance_finds_what_is_stored_and_cannot_write(self, database):
-        with database.write() as catalogue:
-            row = add(catalogue)
+        row = add_to(database)
         for _ in range(2):  # the second time on the same connection
             with database.read_autocommit() as catalogue:
                 assert catalogue.adapters.get_or_none(row.id) == row
@@ -85,8 +83,7 @@ class TestTransactions:
     def test_many_transactions_use_no_more_connections_than_there_are(self, databases, tmp_path):
         with databases.new(tmp_path, pool_size=1, busy_seconds=0.01) as database:
             for _ in range(20):
-                with database.write() as catalogue:
-                    add(catalogue)
+                add_to(database)
                 with pytest.raises(ZeroDivisionError), database.read():
                     raise ZeroDivisionError
                 with pytest.raises(ZeroDivisionError), database.write():
@@ -103,8 +100,7 @@ class TestBusy:
                     pass
                 assert busy.value.retry_after >= 1
                 assert count(database) == 0, "readers are not kept waiting"
-            with database.write() as catalogue:
-                add(catalogue)
+            add_to(database)
             other.close()
             database.close()
 
@@ -212,8 +208,7 @@ class TestAFileThatGoesAway:
 
     @pytest.fixture
     def opened(self, sqlite, tmp_path):
-        with sqlite.write() as catalogue:
-            add(catalogue)
+        add_to(sqlite)
         return sqlite, tmp_path / "soup.db"
 
     @pytest.mark.parametrize("replaced", [True, False])

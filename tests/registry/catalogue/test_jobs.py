@@ -33,12 +33,6 @@ def claim(catalogue, worker: str = "w1", kinds=KINDS, at: datetime | None = None
 
 
 class TestTheQueue:
-    def test_a_new_job(self, catalogue):
-        row = enqueue(catalogue)
-        assert (row.state, row.attempts, row.result, row.error, row.lease_until) == ("queued", 0, None, None, None)
-        assert row.arguments == {"adapter_id": 1}
-        assert catalogue.jobs.get(None, row.id) == row
-
     def test_first_come_first_served_by_the_time_they_are_due(self, catalogue):
         late, far = enqueue(catalogue, delay=0.5), enqueue(catalogue, delay=100)
         first, second = enqueue(catalogue), enqueue(catalogue)
@@ -129,8 +123,7 @@ class TestTurns:
         for namespace in ("long", *["new"] * 12):
             enqueue(catalogue, namespace=namespace)
         for _ in range(10):
-            row = run(catalogue, moment, seconds=60)
-            order.append(row.namespace)
+            order.append(run(catalogue, moment, seconds=60).namespace)
             moment += timedelta(seconds=60)
         assert order[0] == "new"
         assert "long" in order[: TURN_WINDOW.seconds // 60 + 2]
@@ -317,9 +310,11 @@ class TestWhoSees:
                 catalogue.jobs.get(scope, id)
 
     def test_lists_filter(self, catalogue):
+        def ids(**by):
+            return [row.id for row in catalogue.jobs.list(None, limit=9, **by).rows]
+
         embed, fit = enqueue(catalogue), enqueue(catalogue, "fit")
         claim(catalogue, kinds=["fit"])
-        ids = lambda **by: [row.id for row in catalogue.jobs.list(None, limit=9, **by).rows]  # noqa: E731
         assert ids() == [fit.id, embed.id]
         assert (ids(kind="embed"), ids(state="running"), ids(state="lost")) == ([embed.id], [fit.id], [])
         assert catalogue.jobs.list(("other",), limit=9).rows == ()

@@ -18,7 +18,7 @@ from tests.postgres import Databases
 from tests.registry.catalogue.conftest import Later
 from tests.registry.catalogue.neighbours import copy_rows, rows_of, schema_of, taken_away
 from tests.registry.catalogue.test_migrations import fill, schema
-from tests.registry.catalogue_rows import add_ready
+from tests.registry.catalogue_rows import add_to, sample_of
 
 CONTRACTED: dict[str, str] = {}
 """What migrations since the last release take away that it no longer used: the sentence, and where that is seen.
@@ -76,8 +76,7 @@ def test_this_version_serves_a_database_of_the_next_one(sqlite: Database, later:
     patch.undo()
     check_serves(sqlite)
     assert not SchemaWatch().is_outgrown(sqlite)
-    with sqlite.write() as catalogue:
-        add_ready(catalogue, "acme/more")
+    add_to(sqlite, "acme/more", sample=sample_of("x"), sample_state="ready")
     sentence = f"'next0' (it serves versions from revision '{last_release.REVISION}' on), which this"
     with pytest.raises(Unavailable, match=re.escape(sentence)):
         check_schema(sqlite)

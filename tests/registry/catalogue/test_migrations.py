@@ -19,7 +19,7 @@ import migrations
 from registry.catalogue import Database
 from registry.catalogue.tables import metadata
 from registry.spec import Card
-from tests.registry.catalogue_rows import add_ready, new_adapter
+from tests.registry.catalogue_rows import add_ready, add_to, new_adapter
 from tests.registry.together import together
 
 HEAD = migrations.head()
@@ -92,8 +92,7 @@ def test_the_migrations_make_exactly_the_tables(databases, database, tmp_path):
     """Autogenerate sees no difference, nor does reflection (autogenerate looks at no CHECK)."""
     with database.engine.connect() as connection:
         opts = {"compare_type": True, "compare_server_default": True, "include_name": migrations.is_compared}
-        context = MigrationContext.configure(connection, opts=opts)
-        assert compare_metadata(context, metadata) == []
+        assert compare_metadata(MigrationContext.configure(connection, opts=opts), metadata) == []
         command.check(migrations._config(connection))
     with databases.new(tmp_path / "declared", empty=True) as declared:
         metadata.create_all(declared.engine)
@@ -132,8 +131,7 @@ def test_a_table_that_others_refer_to_is_rebuilt_with_its_data(database, later):
         catalogue.removals.purge(row)
     migrations.downgrade(database.engine, HEAD)
     assert refs(database) == before
-    with database.write() as catalogue:
-        assert add_ready(catalogue, "acme/a").version == 2
+    assert add_to(database, "acme/a").version == 2
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,6 @@ from registry.catalogue.namespaces import NamespaceSettings
 from registry.errors import PreconditionFailed
 
 
-def test_a_namespace_that_nobody_has_set_anything_of_has_the_defaults(catalogue):
-    found = catalogue.namespaces.get("acme")
-    assert (found.namespace, found.tuning) == ("acme", "allow")
-    assert catalogue.namespaces.get("acme") == found
-
-
-def test_what_is_set_is_of_one_namespace(catalogue):
-    for tuning in ("forbid", "default", "allow"):
-        row = catalogue.namespaces.set("acme", {"tuning": tuning})
-        assert row == catalogue.namespaces.get("acme")
-        assert row.tuning == tuning
-        assert catalogue.namespaces.get("acmeother").tuning == "allow"
-
-
 @pytest.mark.parametrize("first", [None, "allow", "forbid"])
 def test_with_an_etag_only_if_it_is_still_what_was_read(catalogue, first):
     """The defaults have an etag too; setting the same again is another state."""

@@ -16,7 +16,7 @@ from registry.catalogue.repository import now
 from registry.catalogue.tables import adapter_tags, adapters, aliases, audit, job_askers, jobs, keys, usage
 from registry.catalogue.words import adapter_words, indexed
 from registry.names import DigestRef, NameRef, sha256_digest
-from tests.registry.catalogue_rows import add, new_adapter
+from tests.registry.catalogue_rows import add_to, new_adapter
 
 ROWS, KEYS = 1_500, 3_000
 BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
@@ -38,8 +38,7 @@ def rare(number: int, tag: str = "x") -> tuple[str, ...]:
 def full(databases, tmp_path_factory) -> Iterator[Database]:
     """A database in which it pays to use an index."""
     with databases.new(tmp_path_factory.mktemp("plans")) as database:
-        with database.write() as catalogue:
-            blob = add(catalogue, "acme/first").weights_blob
+        blob = add_to(database, "acme/first").weights_blob
         made = [
             new_adapter(
                 f"team{n % 150}/a{n}",

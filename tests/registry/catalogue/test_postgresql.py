@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from registry.catalogue import Database, postgresql
 from registry.errors import Busy, InvalidParameter, Unavailable
 from tests.postgres import Postgres
-from tests.registry.catalogue_rows import add, new_adapter
+from tests.registry.catalogue_rows import add, add_to, new_adapter
 
 
 @pytest.fixture
@@ -90,8 +90,7 @@ def test_every_connection_was_cut_while_nobody_looked(postgres: Postgres, databa
         pass
     name = database.engine.url.database
     postgres.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
-    with database.write() as catalogue:
-        add(catalogue)
+    add_to(database)
     with database.read() as catalogue:
         assert len(catalogue.adapters.list(None, limit=9).rows) == 1
 
@@ -127,8 +126,7 @@ def test_too_many_connections_is_unavailable(postgres: Postgres, url: str) -> No
 
 def test_a_statement_that_is_cancelled_may_be_tried_again(database: Database) -> None:
     with pytest.raises(Busy, match="try again") as caught, database.read() as catalogue:
-        connection = catalogue.adapters._connection
-        connection.exec_driver_sql("SET LOCAL statement_timeout = 1; SELECT pg_sleep(30)")
+        catalogue.adapters._connection.exec_driver_sql("SET LOCAL statement_timeout = 1; SELECT pg_sleep(30)")
     assert caught.value.retry_after >= 1
 
 

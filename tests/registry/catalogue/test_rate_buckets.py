@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
-
-from sqlalchemy import event
 
 from registry.catalogue import Database
+from tests.registry.catalogue_rows import statements
 
 NAMES = [("Key 'a'", "tokens"), ("Key 'a'", "requests"), ("Namespace 'b'", "tokens")]
 
@@ -51,16 +49,9 @@ def test_new_buckets_are_made_before_any_is_held(database: Database) -> None:
     """One that holds a bucket while it makes another could wait for one that made that and waits for this."""
     with database.write_unlocked() as catalogue:
         catalogue.rate_buckets.lock(NAMES[:1])
-    said: list[str] = []
-
-    def listener(*args: Any) -> None:
-        said.append(args[2].split()[0])
-
-    event.listen(database.engine, "before_cursor_execute", listener)
-    with database.write_unlocked() as catalogue:
+    with statements(database) as texts, database.write_unlocked() as catalogue:
         assert catalogue.rate_buckets.lock(NAMES).keys() == set(NAMES)
-    event.remove(database.engine, "before_cursor_execute", listener)
-    assert said[-3:] == ["SELECT", "INSERT", "SELECT"]
+    assert [text.split()[0] for text in texts[-3:]] == ["SELECT", "INSERT", "SELECT"]
 
 
 def test_buckets_of_which_nobody_takes_for_a_day_go(database: Database) -> None:

@@ -48,12 +48,6 @@ def test_what_is_added_comes_back(catalogue, pool, spec):
     assert catalogue.selectors.get(None, "sel-1") == row
 
 
-def test_a_known_id_is_the_stored_row(catalogue):
-    first = fitted(catalogue, "sel-1")
-    assert fitted(catalogue, "sel-1", report={"held_out_accuracy": 0.9}) == first
-    assert len(catalogue.selectors.list(None, limit=9).rows) == 1
-
-
 def test_each_pool_and_spec_is_served_by_what_was_fitted_last(catalogue):
     assert latest(catalogue) is None
     fitted(catalogue, "sel-1")
@@ -150,8 +144,7 @@ def test_those_that_serve_are_listed_by_kind_without_their_members(catalogue):
     ):
         fitted(catalogue, id, pool=pool, spec=spec, report={"domains": 7})
     fitted(catalogue, "sel-1", report={"domains": 7})  # serves again
-    listed = catalogue.selectors.serving(None, "gmm")
-    assert [(one.id, one.pool, one.domains) for one in listed] == [
+    assert [(one.id, one.pool, one.domains) for one in catalogue.selectors.serving(None, "gmm")] == [
         ("sel-3", other, 7),
         ("sel-1", pool_of("acme"), 7),
     ]

@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 
 from registry.catalogue.rows import EmbeddingRow
 from registry.names import sha256_digest
-from registry.spec import AverageMixing, MixReport, Recipe, RecipeIngredient
+from registry.spec import MixReport, Recipe, RecipeIngredient
 from tests.registry.catalogue_rows import BASE, add
 
 REPORT = MixReport(
@@ -30,15 +30,6 @@ def cook(catalogue, name: str, recipe: Recipe, *, replaces: str | None = None):
 
 
 class TestRecipes:
-    def test_a_recipe_is_known_once_it_was_cooked(self, catalogue):
-        recipe = recipe_of(add(catalogue, "acme/a").digest, add(catalogue, "acme/b").digest, seed=2)
-        assert catalogue.soups.recipe(recipe.digest) is None
-        soup = cook(catalogue, "acme/s", recipe)
-        known = catalogue.soups.recipe(recipe.digest)
-        assert (known.recipe, known.adapter_digest, known.report) == (recipe, soup.digest, REPORT)
-        assert known.recipe.digest == recipe.digest
-        assert catalogue.soups.recipe(recipe_of(sha256_digest(b"a")).digest) is None
-
     def test_what_it_gave_first_stays_unless_that_is_replaced_by_name(self, catalogue):
         recipe = recipe_of(add(catalogue, "acme/a").digest)
         first, second = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", recipe)
@@ -47,24 +38,8 @@ class TestRecipes:
         cook(catalogue, "acme/v", recipe, replaces=first.digest)  # of a server that read it before
         assert catalogue.soups.recipe(recipe.digest).adapter_digest == third.digest
 
-    def test_mixing_is_part_of_it(self, catalogue):
-        digest = add(catalogue, "acme/a").digest
-        cook(catalogue, "acme/s", recipe_of(digest))
-        assert catalogue.soups.recipe(recipe_of(digest, mixing=AverageMixing(scale=0.5)).digest) is None
-
 
 class TestLineage:
-    def test_both_ways(self, catalogue):
-        a, b, c = (add(catalogue, f"acme/{name}") for name in "abc")
-        recipe = recipe_of(a.digest, b.digest)
-        soup = cook(catalogue, "acme/s", recipe)
-        parents = catalogue.soups.parents(recipe.digest, None)
-        assert parents == sorted([(a.digest, "0.5", a), (b.digest, "0.5", b)], key=lambda parent: parent[0])
-        assert catalogue.soups.children(a.digest, None) == [soup]
-        assert catalogue.soups.children(c.digest, None) == []
-        assert catalogue.soups.parents(None, None) == []
-        assert catalogue.soups.parents(sha256_digest(b"?"), None) == []
-
     def test_what_a_key_does_not_see_has_a_digest_and_no_name(self, catalogue):
         mine, theirs = add(catalogue, "acme/a"), add(catalogue, "other/b")
         recipe = recipe_of(mine.digest, theirs.digest)
@@ -150,7 +125,7 @@ class TestLineage:
 
 
 class TestEmbeddings:
-    def row(self, **fields) -> EmbeddingRow:
+    def test_one_for_each_sample_and_encoder(self, catalogue):
         row = EmbeddingRow(
             sample_digest=sha256_digest(b"sample"),
             encoder_digest=sha256_digest(b"e1"),
@@ -161,13 +136,9 @@ class TestEmbeddings:
             dimensions=384,
             truncated=3,
         )
-        return replace(row, **fields)
-
-    def test_one_for_each_sample_and_encoder(self, catalogue):
-        row = self.row()
-        other = self.row(encoder_digest=sha256_digest(b"e2"), encoder_name="base", unit="passage")
+        other = replace(row, encoder_digest=sha256_digest(b"e2"), encoder_name="base", unit="passage")
         catalogue.blobs.record(row.blob_digest, 9)
-        for one in (row, other, self.row(count=1)):
+        for one in (row, other, replace(row, count=1)):
             catalogue.samples.add_embedding(one)
         assert catalogue.samples.embedding(row.sample_digest, row.encoder_digest) == row
         assert catalogue.samples.embedding(row.sample_digest, sha256_digest(b"e3")) is None

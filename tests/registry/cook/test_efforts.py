@@ -135,8 +135,7 @@ class TestDefault:
 
     def test_vectors_without_text_are_not_tuned_on(self, pool):
         set_tuning(pool, "default")
-        vectors = vectors_of(pool.base, SAMPLE["texts"])
-        assert left_open(pool, sample=vectors, verify=False).evidence.search is None
+        assert left_open(pool, sample=vectors_of(pool.base, SAMPLE["texts"]), verify=False).evidence.search is None
 
 
 class TestTheServersDefault:
@@ -227,8 +226,7 @@ class TestWhatHasLearntFromASample:
         assert self.listed(pool, digest) == [kept.model, first.model] == ["other/leases@1", "acme/leases@1"]
         assert self.listed(pool, digest, ("acme",)) == ["acme/leases@1"]
         assert self.listed(pool, other.recipe.tuning.sample) == [other.model]
-        with pool.database.write() as catalogue:
-            catalogue.adapters.retire(first.soup_id)
+        pool.retire(first.soup_id)
         assert self.listed(pool, digest) == ["other/leases@1"]
 
 
@@ -239,9 +237,7 @@ SPENT = Spent(seconds=9.0, forward_seconds=2.0)
 
 
 def passes_of(effort: str, passages: int, adapters: int) -> float:
-    passes = STRATEGIES[effort].passes
-    assert passes is not None
-    return passes(passages, adapters)
+    return STRATEGIES[effort].passes(passages, adapters)
 
 
 def request(**fields) -> CookRequest:
@@ -328,8 +324,7 @@ def test_the_gain_of_past_cooks_is_over_the_soup_as_selected(pool):
 
 def test_where_tuning_is_forbidden_it_has_no_price(stocked):
     set_tuning(stocked, "forbid")
-    cooked = stocked.cook(sample=LAW, effort="quick", verify=True)
-    assert [one.effort for one in cooked.beyond] == ["thorough"]
+    assert [one.effort for one in stocked.cook(sample=LAW, effort="quick", verify=True).beyond] == ["thorough"]
 
 
 # --- budgets ---------------------------------------------------------------------------------------

@@ -148,8 +148,7 @@ def test_many_at_once_are_one(world):
 def test_the_merge_of_a_bank_that_is_retired_stays(world):
     merged = merge(world, name="acme/merged")
     bank = world.named("acme/bank")
-    with world.database.write() as catalogue:
-        catalogue.adapters.retire(bank.id)
+    world.retire(bank.id)
     with world.database.read() as catalogue:
         ((digest, _, parent),) = catalogue.soups.parents(world.row(merged.soup_id).recipe_digest, None)
     assert (digest, parent.retired_at is not None) == (bank.digest, True)

@@ -154,8 +154,7 @@ def test_a_wide_adapter_leaves_out_only_what_does_not_fit_beside_it(pool):
     helps(pool, code=0.1, law=0.4, news=0.3, wide=0.2, zoo=0.05)
     for width, members in ((9, {"law", "news", "wide"}), (8, {"law", "news", "code", "zoo"})):
         found = quick(pool, max_width=width).evidence.search
-        weighed = {one.domain for one in found.candidates if one.coefficient is not None}
-        assert weighed == members
+        assert {one.domain for one in found.candidates if one.coefficient is not None} == members
 
 
 def test_only_what_can_be_put_side_by_side_is_weighed_and_the_rest_is_told_why(pool):
@@ -218,8 +217,7 @@ def test_loras_that_know_different_modules_keep_the_factors_of_their_own(verbs):
         verbs.ready(f"acme/{name}", seed=seed, config=config, provenance={})
     helps(verbs, law=0.4, zoo=0.3)
     verbs.tiny.anything_helps = 0.1
-    cooked = quick(verbs, "law", "zoo")
-    assert sorted(len(one.layers) for one in cooked.recipe.ingredients) == [2, 6]
+    assert sorted(len(one.layers) for one in quick(verbs, "law", "zoo").recipe.ingredients) == [2, 6]
 
 
 # --- thorough -------------------------------------------------------------------------------------

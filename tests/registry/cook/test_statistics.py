@@ -58,10 +58,8 @@ def with_two(verbs: ToyRegistry, **fields: Any) -> ToyRegistry:
 
 def statistics_of(verbs: ToyRegistry, name: str, kind: str = "fisher") -> str:
     row = verbs.named(name)
-    assert row.sample is not None
     with verbs.database.read() as catalogue:
         found = catalogue.statistics.find(row.digest, row.sample.digest, kind)  # type: ignore[arg-type]
-    assert found is not None
     return found.blob_digest
 
 
@@ -86,8 +84,7 @@ def test_it_is_computed_once_and_the_soup_is_rebuilt_to_the_bit(verbs: ToyRegist
 
 
 def test_the_formula_reads_what_was_stored(two: ToyRegistry) -> None:
-    cooked = two.cook(recipe=RECIPE, mixing=FISHER)
-    soup = load_tensors(two.blobs.read(two.row(cooked.soup_id).weights_blob))
+    soup = load_tensors(two.blobs.read(two.row(two.cook(recipe=RECIPE, mixing=FISHER).soup_id).weights_blob))
     (law, law_fisher), (tax, tax_fisher) = (
         [load_tensors(two.blobs.read(blob)) for blob in (two.named(name).weights_blob, statistics_of(two, name))]
         for name in ("acme/law", "acme/tax")
@@ -121,7 +118,6 @@ def test_a_long_sample_is_looked_at_all_over(verbs: ToyRegistry) -> None:
 
 def as_stored(cooked: Cooked) -> dict[str, Any]:
     """A stored recipe as it is sent to have its soup made again."""
-    assert cooked.recipe is not None
     return {
         "ingredients": [
             {"ref": one.digest, "weight": float(one.weight), "statistic": one.statistic}
@@ -176,8 +172,7 @@ def test_a_statistic_of_a_text_that_a_key_does_not_see_is_not_taken(two: ToyRegi
 
 def test_adapters_without_text_are_refused_before_anything_is_computed(two: ToyRegistry) -> None:
     two.push("acme/mute", seed=2)
-    soup = two.cook(recipe=RECIPE, name="acme/soup").model
-    for ref in ("acme/mute", soup):
+    for ref in ("acme/mute", two.cook(recipe=RECIPE, name="acme/soup").model):
         with pytest.raises(Incompatible, match=r"has no sample whose text is kept.*push with 'texts'"):
             two.cook(recipe=by_hand("acme/law", ref), mixing=FISHER)
     assert two.measurings == []
@@ -222,8 +217,7 @@ def test_it_counts_for_whoever_has_the_adapter(two: ToyRegistry, kind: LimitKind
     assert (held(), set(two.blobs.digests())) == (before, files)
     cook_with(10**6)
     size = sum(two.blobs.size(statistics_of(two, name)) for name in ("acme/law", "acme/tax"))
-    soup = two.named("acme/soup")
-    assert held() == before + size + two.blobs.size(soup.weights_blob)
+    assert held() == before + size + two.blobs.size(two.named("acme/soup").weights_blob)
     two.blobs.damage(statistics_of(two, "acme/law"), b"other")
     cook_with(0)  # what is damaged has its room
     assert len(two.measurings) == 4
@@ -354,8 +348,7 @@ def test_it_stays_while_anyone_has_these_weights_with_that_text(two: ToyRegistry
     two.push("beta/copy", seed=0, sample={"texts": passages("law")})
     two.cook(recipe=RECIPE, mixing=FISHER, name="acme/soup")
     blob = statistics_of(two, "acme/law")
-    done = purge(two.registry, two.caller(), two.named("acme/law").id)
-    assert done.not_rebuildable == ()
+    assert purge(two.registry, two.caller(), two.named("acme/law").id).not_rebuildable == ()
     assert two.blobs.is_whole(blob)
     with two.database.read() as catalogue:
         assert catalogue.blobs.references(blob) == ["statistic of beta/copy@1"]
@@ -373,8 +366,7 @@ def test_what_is_damaged_is_computed_anew(two: ToyRegistry, same: bool) -> None:
 
     if not same:
         two.computations = replace(two.computations, measure=elsewhere)
-    again = two.cook(recipe=RECIPE, mixing=FISHER)
-    assert (again.recipe_digest == first.recipe_digest) == same
+    assert (two.cook(recipe=RECIPE, mixing=FISHER).recipe_digest == first.recipe_digest) == same
     assert two.blobs.is_whole(statistics_of(two, "acme/law"))
     assert len(two.measurings) == 3
     with two.database.read() as catalogue:

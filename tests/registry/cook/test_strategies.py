@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from registry.cook.scoring import judge
 from registry.cook.strategies import STRATEGIES, strategy_of
 from registry.errors import Internal
 from registry.spec import HOLDS_OUT, CookRequest, Effort, Evidence
-from tests.postgres import Databases
 from tests.registry.toy_registry import ToyRegistry, by_hand, sample
 
 ON_DATABASES = ("sqlite",)  # they ask a catalogue nothing that the tests of cooks do not
@@ -37,27 +36,21 @@ EVERY_STRATEGY = pytest.mark.parametrize(
 MANY_OR_FEW = pytest.mark.parametrize("passages", [30, 12])
 
 
-@pytest.fixture(scope="module")
-def pool(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyRegistry]:
+@pytest.fixture
+def pool(ready: Callable[..., ToyRegistry]) -> ToyRegistry:
     """Three adapters, of which weighing finds two helpful."""
-    with databases.new(tmp_path_factory.mktemp("pool")) as database:
-        verbs = ToyRegistry(database)
-        for seed, domain in enumerate(ADAPTERS):
-            verbs.ready(f"acme/{domain}", seed=seed, provenance={})
-        verbs.helpful = {verbs.named(f"acme/{domain}").weights_blob: 0.3 for domain in ("law", "zoo")}
-        yield verbs
+    verbs = ready(*ADAPTERS, one_start=False)
+    verbs.helpful = {verbs.named(f"acme/{domain}").weights_blob: 0.3 for domain in ("law", "zoo")}
+    return verbs
 
 
 def job_of(pool: ToyRegistry, passages: int, **chosen: Any) -> CookJob:
     """A cook's job with its ingredients selected."""
-    pool.weighings.clear()
-    pool.tunings.clear()
-    request = CookRequest.model_validate({"sample": sample("law", count=passages), "verify": True, **chosen})
     return select_ingredients(
         read_request(
             pool.registry,
             pool.caller(),
-            request,
+            CookRequest.model_validate({"sample": sample("law", count=passages), "verify": True, **chosen}),
             namespace="acme",
             computations=pool.computations,
             progress=pool.progress,
@@ -67,9 +60,7 @@ def job_of(pool: ToyRegistry, passages: int, **chosen: Any) -> CookJob:
 
 def propose(job: CookJob, name: Effort) -> Proposal:
     assert strategy_of(job.request) is STRATEGIES[name]
-    proposal = STRATEGIES[name].propose(job)
-    assert isinstance(proposal, Proposal)
-    return proposal
+    return STRATEGIES[name].propose(job)
 
 
 @EVERY_STRATEGY
@@ -85,7 +76,6 @@ def test_it_proposes_mixtures_of_stored_adapters_to_judge_on_held_out_passages_i
         assert {ingredient.digest for ingredient in candidate.plan.ingredients} <= digests
     assert (proposal.search is not None) == (job.request.effort in HOLDS_OUT) == (name in (*WEIGHING, "tune"))
     if proposal.search is not None:
-        assert job.sample is not None
         assert proposal.search.held_out == len(job.sample.split.held_out)
         assert proposal.search.trials == ()
 
@@ -97,7 +87,6 @@ def test_workers_that_fit_a_candidate_see_no_passage_that_it_is_scored_on(
 ) -> None:
     job = job_of(pool, passages, **chosen)
     proposal = propose(job, name)
-    assert job.sample is not None
     split = job.sample.split
     assert [request.folds for request in pool.tunings] == ([split.folds] if name == "tune" else [])
     fits = [request.texts for request in pool.weighings]

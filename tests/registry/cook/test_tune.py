@@ -109,8 +109,7 @@ def test_few_passages_are_trained_on_at_a_lower_rate(pool, count, rate):
 
 
 def test_what_is_asked_for_is_what_is_done_and_is_in_the_recipe(pool):
-    options = {"passes": 2, "rate": 0.01, "batch": 8, "max_tokens": 128, "seed": 5}
-    tuning = tune(pool, tuning=options).recipe.tuning
+    tuning = tune(pool, tuning={"passes": 2, "rate": 0.01, "batch": 8, "max_tokens": 128, "seed": 5}).recipe.tuning
     (asked,) = pool.tunings
     for value in (tuning, asked):
         assert (value.passes, value.rate, value.batch, value.max_tokens, value.seed) == (2, "0.01", 8, 128, 5)
@@ -150,9 +149,7 @@ def test_who_does_not_see_the_soup_of_an_equal_request_does_not_learn_that_there
 
 
 def test_a_retired_soup_is_trained_anew(pool):
-    first = tune(pool, name="acme/tuned")
-    with pool.database.write() as catalogue:
-        catalogue.adapters.retire(first.soup_id)
+    pool.retire(tune(pool, name="acme/tuned").soup_id)
     assert not tune(pool, name="acme/tuned").cached
     assert len(pool.tunings) == 2
 
@@ -246,20 +243,17 @@ def test_no_passage_has_a_part_in_choosing_the_state_that_it_is_scored_under(by_
     """Whatever a passage's own losses are, it is scored under the state that the others chose."""
     count = len(by_passage)
     nll = np.array(by_passage).T
-    found = held_out_nll(_tuned(nll))
+    found = held_out_nll(
+        Tuned(
+            held_out=tuple(range(count)),
+            tokens=(1,) * count,
+            base_nll=(9.0,) * count,
+            nll=tuple(tuple(row) for row in nll.tolist()),
+            best_pass=0,
+            blob=None,
+            trained_tokens=0,
+        )
+    )
     for number in range(count):
         others = np.delete(nll, number, axis=1).sum(axis=1)
         assert found[number] in nll[np.isclose(others, others.min(), rtol=1e-12), number]
-
-
-def _tuned(nll: np.ndarray) -> Tuned:
-    count = nll.shape[1]
-    return Tuned(
-        held_out=tuple(range(count)),
-        tokens=(1,) * count,
-        base_nll=(9.0,) * count,
-        nll=tuple(tuple(row) for row in nll.tolist()),
-        best_pass=0,
-        blob=None,
-        trained_tokens=0,
-    )

@@ -34,7 +34,7 @@ from registry.errors import (
     TooLarge,
     UnknownMethod,
 )
-from registry.formats.adapterhub import Checkpoint, checkpoint_files, is_checkpoint, read_checkpoint
+from registry.formats.adapterhub import checkpoint_files, is_checkpoint, read_checkpoint
 from registry.formats.adapterhub.options import write_options
 from registry.spec import BaseShape, BottleneckConfig, LoraConfig, LoraModule
 from tests.repository import REPOSITORY
@@ -68,10 +68,6 @@ ENCODERS_CONFIGS = CONFIGS | {
     "par_bn": CONFIGS["par_bn"].model_copy(update={"input": "module"}),
     "ln_before_after": CONFIGS["ln_before_residual"],
 }
-
-
-def config_of(family: str, kind: str) -> BottleneckConfig:
-    return (CONFIGS if family in CAUSAL else ENCODERS_CONFIGS)[kind]
 
 
 def shape_of(family: str) -> BaseShape:
@@ -144,7 +140,7 @@ class TestReading:
         self, bases: dict[str, Any], family: str, kind: str
     ) -> None:
         checkpoint = read_checkpoint(FIXTURES / family / kind)
-        assert checkpoint.config == config_of(family, kind)
+        assert checkpoint.config == (CONFIGS if family in CAUSAL else ENCODERS_CONFIGS)[kind]
         assert (checkpoint.name, checkpoint.model_type, checkpoint.model_name) == (kind, family, "base")
         assert checkpoint.version == "adapters.1.3.0"
         assert checkpoint.ignored_files == (
@@ -158,8 +154,7 @@ class TestReading:
         assert (expected - torch.tensor(recorded(family)["logits"]["base"])).abs().max() > 0.01
 
     def test_the_width_is_that_of_the_tensors(self, tmp_path: Path) -> None:
-        folder = configured(tmp_path, reduction_factor={"default": 16, "1": 2})
-        assert read_checkpoint(folder).config.bottleneck == 4
+        assert read_checkpoint(configured(tmp_path, reduction_factor={"default": 16, "1": 2})).config.bottleneck == 4
 
     def test_a_model_saved_without_its_head_has_no_prefix(self, tmp_path: Path) -> None:
         bare = weighted(tmp_path, {name.removeprefix("transformer."): t for name, t in SEQ_BN.items()})
@@ -170,7 +165,6 @@ class TestReading:
         """What is saved from BertForSequenceClassification has `bert.` in front."""
         source = FIXTURES / "bert" / "double_seq_bn"
         tensors = library_tensors(source)
-        assert all(name.startswith("encoder.layer.") for name in tensors)
         headed = weighted(tmp_path, {f"bert.{name}": t for name, t in tensors.items()}, "double_seq_bn", "bert")
         checkpoint = read_checkpoint(source)
         assert read_checkpoint(headed).tensors.keys() == checkpoint.tensors.keys()
@@ -283,9 +277,8 @@ class TestOptionsWithoutCounterpart:
             read_checkpoint(configured(tmp_path, kind, "bert", **options))
 
     def test_all_at_once(self, tmp_path: Path) -> None:
-        folder = configured(tmp_path, ln_after=True, use_gating=True, non_linearity="tanh", another=1)
         with pytest.raises(UnknownMethod, match="3 more problems") as caught:
-            read_checkpoint(folder)
+            read_checkpoint(configured(tmp_path, ln_after=True, use_gating=True, non_linearity="tanh", another=1))
         said = " ".join(caught.value.problems)
         assert all(name in said for name in ("'ln_after'", "'use_gating'", "'tanh'", "'another'"))
 
@@ -325,22 +318,23 @@ class TestBrokenFolders:
             read_checkpoint(tmp_path)
 
     @pytest.mark.parametrize(
-        "text",
+        ("text", "error"),
         [
-            "[]",
-            "{",
-            '{"name": "a", "name": "b"}',
-            '{"config": NaN}',
-            '{"config": "pfeiffer"}',
-            '{"config": []}',
-            "[" * 100_000,
-            "\x00",
+            ("[]", InvalidManifest),
+            ("{", InvalidManifest),
+            ('{"name": "a", "name": "b"}', InvalidManifest),
+            ('{"config": NaN}', InvalidManifest),
+            ('{"config": "pfeiffer"}', InvalidManifest),
+            ('{"config": []}', InvalidManifest),
+            ("[" * 100_000, InvalidManifest),
+            ("\x00", InvalidManifest),
+            (" " * (2**20 + 1), TooLarge),
         ],
     )
-    def test_configurations_that_are_none(self, tmp_path: Path, text: str) -> None:
+    def test_configurations_that_are_none(self, tmp_path: Path, text: str, error: type[SoupError]) -> None:
         folder = copy(tmp_path)
         (folder / "adapter_config.json").write_text(text)
-        with pytest.raises(InvalidManifest):
+        with pytest.raises(error, match="1048577" if error is TooLarge else None):
             read_checkpoint(folder)
 
     @pytest.mark.parametrize(
@@ -363,12 +357,6 @@ class TestBrokenFolders:
     def test_fields_that_are_wrong(self, tmp_path: Path, fields: dict[str, Any]) -> None:
         with pytest.raises(InvalidManifest, match=next(iter(fields))):
             read_checkpoint(about(tmp_path, fields))
-
-    def test_a_configuration_without_end(self, tmp_path: Path) -> None:
-        folder = copy(tmp_path)
-        (folder / "adapter_config.json").write_bytes(b" " * (2**20 + 1))
-        with pytest.raises(TooLarge, match="1048577"):
-            read_checkpoint(folder)
 
 
 RAN = Path(tempfile.gettempdir()) / "a-hostile-pickle-ran"
@@ -560,12 +548,6 @@ def written(folder: Path, files: dict[str, bytes]) -> Path:
     return folder
 
 
-def same_checkpoint(one: Checkpoint, other: Checkpoint) -> None:
-    assert one.config == other.config
-    assert one.tensors.keys() == other.tensors.keys()
-    assert all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
-
-
 class TestWriting:
     @pytest.mark.parametrize("safetensors", [True, False])
     @pytest.mark.parametrize(("family", "kind"), KINDS)
@@ -583,7 +565,10 @@ class TestWriting:
             safetensors=safetensors,
         )
         folder = written(tmp_path / "back", files)
-        same_checkpoint(read_checkpoint(folder), checkpoint)
+        back = read_checkpoint(folder)
+        assert back.config == checkpoint.config
+        assert back.tensors.keys() == checkpoint.tensors.keys()
+        assert all(torch.equal(tensor, checkpoint.tensors[name]) for name, tensor in back.tensors.items())
         if family not in CAUSAL or kind in FOLDED:  # encoders are saved with and without the prefix
             return
         theirs, ours = library_tensors(source), library_tensors(folder)

@@ -61,7 +61,6 @@ class TestRoundTrip:
         assert (folder.config, folder.provenance, folder.card) == (CONFIG, provenance, card)
         assert (folder.domain, folder.base_model, folder.base_fingerprint) == ("US law", "tiny", DIGEST)
         assert folder.weights.read_bytes() == b"weights"
-        assert folder.sample is not None
         lines = folder.sample.read_text().removesuffix("\n").split("\n")
         assert [json.loads(line)["text"] for line in lines] == ["one", "zwei \u2028 drei"]
         assert folder.embeddings is None
@@ -211,21 +210,19 @@ class TestRefusals:
         assert str(file) in caught.value.message
 
     @pytest.mark.parametrize(
-        ("config", "sentence"),
+        ("method", "error", "sentence"),
         [
-            ({"method": "bottleneck", "structure": "odd", "bottleneck": 1, "activation": "relu"}, "structure"),
-            ({"method": "ia3"}, "'bottleneck', 'lora'"),
+            ({"method": "bottleneck", "structure": "odd"}, UnknownMethod, "structure"),
+            ({"method": "ia3"}, UnknownMethod, "'bottleneck', 'lora'"),
+            ({}, InvalidManifest, "config: needs the field 'method', one of adamix, bottleneck,"),
         ],
     )
-    def test_unknown_methods(self, tmp_path: Path, config: dict[str, Any], sentence: str) -> None:
+    def test_a_method_that_is_unknown_or_missing_is_named_with_the_known_ones(
+        self, tmp_path: Path, method: dict[str, str], error: type[SoupError], sentence: str
+    ) -> None:
+        config = {"structure": "pfeiffer", "bottleneck": 1, "activation": "relu", **method}
         edit_config(written(tmp_path / "a"), config=config)
-        with pytest.raises(UnknownMethod, match=sentence):
-            read_directory(tmp_path / "a")
-
-    def test_a_missing_method_is_named_with_its_values(self, tmp_path: Path) -> None:
-        config = {"structure": "pfeiffer", "bottleneck": 1, "activation": "relu"}
-        edit_config(written(tmp_path / "a"), config=config)
-        with pytest.raises(InvalidManifest, match="config: needs the field 'method', one of adamix, bottleneck,"):
+        with pytest.raises(error, match=sentence):
             read_directory(tmp_path / "a")
 
     @pytest.mark.parametrize(("texts", "sentence"), [(["x"], "keep only one"), (None, "does not say what made")])

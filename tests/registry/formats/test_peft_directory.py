@@ -62,8 +62,7 @@ class Trained:
 
 def logits_of(model: Any) -> Tensor:
     with torch.inference_mode():
-        found: Tensor = model(input_ids=IDS).logits
-    return found
+        return model(input_ids=IDS).logits
 
 
 def trained(base: LoadedBase, folder: Path, *, dtype: torch.dtype = torch.float32, **options: Any) -> Trained:
@@ -86,8 +85,7 @@ def ours(base: LoadedBase, folder: AdapterDirectory) -> Tensor:
 
 
 def of_peft(base: LoadedBase, folder: Path) -> Tensor:
-    model = peft.PeftModel.from_pretrained(fresh(base), folder, autocast_adapter_dtype=True)
-    return logits_of(model.eval())
+    return logits_of(peft.PeftModel.from_pretrained(fresh(base), folder, autocast_adapter_dtype=True).eval())
 
 
 def digest(base: LoadedBase, folder: AdapterDirectory) -> str:

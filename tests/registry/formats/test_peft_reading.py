@@ -64,14 +64,12 @@ ALL_FOUR = tensors(dict.fromkeys(PATHS, 4))
 
 class TestReading:
     def test_rank_alpha_and_modules(self) -> None:
-        config = lora_config(
+        assert lora_config(
             said(use_rslora=True, lora_dropout=0.1, fan_in_fan_out=True, peft_version="0.21"), ALL_FOUR
-        )
-        assert config == LoraConfig.of(dict.fromkeys(PATHS, LoraModule(4, 8.0)), rslora=True)
+        ) == LoraConfig.of(dict.fromkeys(PATHS, LoraModule(4, 8.0)), rslora=True)
 
     def test_what_is_left_out_has_pefts_defaults(self) -> None:
-        config = lora_config({"peft_type": "LORA"}, tensors({PATHS[0]: 8}))
-        assert config.modules() == {PATHS[0]: LoraModule(8, 8.0)}
+        assert lora_config({"peft_type": "LORA"}, tensors({PATHS[0]: 8})).modules() == {PATHS[0]: LoraModule(8, 8.0)}
 
     @pytest.mark.parametrize(
         "pattern",
@@ -332,14 +330,20 @@ class TestWriting:
             "v_proj",
         ]
 
-    def test_fan_in_fan_out_where_modules_are_conv1d(self) -> None:
-        config = LoraConfig.of({"transformer.h.0.attn.c_attn": LoraModule(2, 1e9)})  # the largest alpha
-        written = peft_config(config, shape=base([], model_type="gpt2"))
-        assert written["fan_in_fan_out"]
-        assert lora_config(written, tensors({"transformer.h.0.attn.c_attn": 2})) == config
-
-    def test_of_an_encoder_it_is_for_its_features(self) -> None:
-        config = LoraConfig.of({"encoder.layer.0.attention.self.query": LoraModule(2, 4)})
-        written = peft_config(config, shape=base([], model_type="bert", kind="encoder"))
-        assert written["task_type"] == "FEATURE_EXTRACTION"
-        assert lora_config(written, tensors({"encoder.layer.0.attention.self.query": 2})) == config
+    @pytest.mark.parametrize(
+        ("path", "shape", "field", "value"),
+        [
+            ("transformer.h.0.attn.c_attn", base([], model_type="gpt2"), "fan_in_fan_out", True),  # of Conv1D
+            (
+                "encoder.layer.0.attention.self.query",
+                base([], model_type="bert", kind="encoder"),
+                "task_type",
+                "FEATURE_EXTRACTION",
+            ),
+        ],
+    )
+    def test_what_the_base_says_is_written(self, path: str, shape: BaseShape, field: str, value: object) -> None:
+        config = LoraConfig.of({path: LoraModule(2, 1e9)})  # the largest alpha
+        written = peft_config(config, shape=shape)
+        assert written[field] == value
+        assert lora_config(written, tensors({path: 2})) == config

@@ -37,25 +37,15 @@ def collected(
     verbs: ToyRegistry, days: float, *, keep: int = 0, used: Callable[[Catalogue], set[str]] = lambda _: set()
 ) -> Collected:
     """A collection so many days from now; unnamed soups are kept for `keep` days."""
-    registry = replace(verbs.registry, retention=Retention(GRACE, keep))
-    return collect(registry, after(days), used=used)
+    return collect(replace(verbs.registry, retention=Retention(GRACE, keep)), after(days), used=used)
 
 
-def upload(verbs: ToyRegistry, data: bytes = b"nothing is made of this") -> str:
-    digest = verbs.blobs.put_bytes(data)
-    with verbs.database.write() as catalogue:
-        catalogue.blobs.record(digest, len(data))
-        catalogue.blobs.grant("acme", digest)
-        catalogue.blobs.record_upload("key-1", digest)
-    return digest
-
-
+UPLOADED = b"nothing is made of this"
 RECIPE = {"ingredients": [{"ref": "acme/law", "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]}
 
 
 def soup(verbs: ToyRegistry, **request: Any) -> AdapterRow:
-    for seed, name in enumerate(("acme/law", "acme/tax")):
-        verbs.push(name, seed=seed)
+    verbs.push_all("acme/law", "acme/tax")
     return verbs.row(verbs.cook(recipe=RECIPE, **request).soup_id)
 
 
@@ -77,7 +67,7 @@ class TestBlobs:
     def test_an_upload_that_nothing_is_made_of_goes_after_the_grace_period_and_its_file_a_day_later(
         self, verbs: ToyRegistry
     ) -> None:
-        digest = upload(verbs)
+        digest = verbs.upload(UPLOADED)
         assert collected(verbs, 6.9) == Collected()
         done = collected(verbs, 7.1)
         assert (done.blobs, done.bytes, done.files) == (1, 23, 0)
@@ -107,15 +97,15 @@ class TestBlobs:
     def test_what_a_job_reads_stays(self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
         """Many others go in several transactions."""
         monkeypatch.setattr(module, "BATCH", 2)
-        read = upload(verbs)
+        read = verbs.upload(UPLOADED)
         for number in range(5):
-            upload(verbs, b"%d" % number)
+            verbs.upload(b"%d" % number)
         assert collected(verbs, 8, used=lambda _: {read}).blobs == 5
         assert collected(verbs, 8).blobs == 1
 
     def test_a_client_that_asks_for_it_keeps_it(self, verbs: ToyRegistry) -> None:
         """It will not send what it hears is there; asking is a write only where nobody asked for long."""
-        digest = upload(verbs)
+        digest = verbs.upload(UPLOADED)
 
         def seen_at(grace: timedelta | None) -> datetime:
             renew_blob(replace(verbs.registry, retention=Retention(grace)), digest, 9)
@@ -194,10 +184,9 @@ class TestUnnamedSoups:
 class TestSelectors:
     def test_one_that_no_longer_serves_goes(self, verbs: ToyRegistry) -> None:
         verbs.ready("acme/law")
-        old = fitted(verbs)
+        fitted(verbs)
         verbs.ready("acme/tax", seed=1)
         new = fitted(verbs)
-        assert old.id != new.id
         done = collected(verbs, 8)
         assert (done.selectors, done.blobs) == (1, 1)
         with verbs.database.read() as catalogue:
@@ -206,8 +195,7 @@ class TestSelectors:
     def test_one_that_a_soup_was_chosen_by_stays(self, verbs: ToyRegistry) -> None:
         verbs.ready_all("acme/law", "acme/tax")
         sample = {"texts": passages("law", seed=1)}
-        cooked = verbs.cook(sample=sample, selector={"kind": "uniform"}, name="acme/mixed")
-        assert cooked.evidence.selector is not None
+        assert verbs.cook(sample=sample, selector={"kind": "uniform"}, name="acme/mixed").evidence.selector is not None
         verbs.ready("acme/more", seed=2)
         verbs.cook(sample=sample, selector={"kind": "uniform"}, name="acme/other")
         assert collected(verbs, 1000).selectors == 0
@@ -251,7 +239,7 @@ class TestSelectors:
 class TestByHand:
     def test_a_trial_says_what_would_go_and_takes_nothing(self, verbs: ToyRegistry) -> None:
         row = soup(verbs)
-        digest = upload(verbs)
+        digest = verbs.upload(UPLOADED)
         registry = replace(verbs.registry, retention=Retention(GRACE, 1))
         moment = after(8)
         for _ in range(2):
@@ -306,7 +294,7 @@ class TestOldRows:
         return found
 
     def test_nothing_goes_that_no_setting_takes_away(self, kept: ToyRegistry) -> None:
-        upload(kept)
+        kept.upload(UPLOADED)
         before = self.rows(kept)
         assert self.prune(kept, 100_000) == Collected()
         assert self.rows(kept) == before

@@ -67,6 +67,5 @@ def test_one_ingredient_scaled_is_folded() -> None:
 def test_neurons_that_are_nothing_are_no_trouble() -> None:
     config = bottleneck("pfeiffer", 3)
     silent = {name: torch.zeros_like(value) for name, value in tensors_of(config, 0).items()}
-    parts = [part(0, config, "0.5"), part(1, config, "0.5", load=lambda: silent)]
-    tensors = align.mix(parts, ALIGN)
+    tensors = align.mix([part(0, config, "0.5"), part(1, config, "0.5", load=lambda: silent)], ALIGN)
     assert all(torch.isfinite(tensor).all() for tensor in tensors.values())

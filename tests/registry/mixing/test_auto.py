@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
 from registry.errors import Incompatible
-from registry.mixing.auto import best_unranked, choose_mixing, exclusion_reasons, within_width
+from registry.mixing.auto import best_unranked, choose_mixing, exclusion_reasons
 from registry.mixing.report import ExactMixture, relative_cost
 from registry.spec import (
     AutoMixing,
@@ -43,12 +41,6 @@ def chosen(*parts, request=AUTO, max_width=512):
 # --- auto -----------------------------------------------------------------------------------------
 
 
-def test_one_structure_scale_and_initialisation_are_averaged():
-    choice = chosen(part(0, PFEIFFER, provenance=INIT), part(1, PFEIFFER, provenance=INIT))
-    assert choice.mixing == AVERAGE
-    assert choice.reason == "structure, scale and initialisation agree"
-
-
 @pytest.mark.parametrize(
     ("one", "other", "because"),
     [
@@ -74,14 +66,12 @@ def test_vouching_is_written_into_the_recipe_where_it_is_averaged():
 
 
 def test_loras_are_concatenated_even_where_they_could_be_averaged():
-    choice = chosen(part(0, lora(), provenance=INIT), part(1, lora(), provenance=INIT))
-    assert choice.mixing == EXACT
+    assert chosen(part(0, lora(), provenance=INIT), part(1, lora(), provenance=INIT)).mixing == EXACT
     assert chosen(part(0, lora(), provenance=INIT), part(1, lora(), provenance=INIT), request=AVERAGE).reason == ""
 
 
 def test_ranks_count_module_by_module_against_max_width():
-    parts = part(0, lora(3)), part(1, lora(3, leaves=("c_fc",)))
-    assert chosen(*parts, max_width=3).mixing == EXACT
+    assert chosen(part(0, lora(3)), part(1, lora(3, leaves=("c_fc",))), max_width=3).mixing == EXACT
     with pytest.raises(Incompatible, match="be 6 wide"):
         chosen(part(0, lora(3)), part(1, lora(3)), max_width=5)
 
@@ -147,16 +137,6 @@ def test_the_largest_group_is_of_those_that_concatenate_not_of_one_structure():
     assert best_unranked([*swish, *residual, *relu], AUTO) in relu
 
 
-def test_the_lowest_ranked_leave_until_it_is_narrow_enough():
-    strangers = [part(n, bottleneck("pfeiffer", 100)) for n in range(4)]
-    assert within_width(strangers, AUTO, max_width=400) == (4, "")
-    count, reason = within_width(strangers, AUTO, max_width=250)
-    assert count == 2
-    assert re.search(r"300 wide \(100, 100, 100\), and max_width is 250", reason)
-    assert within_width(strangers, EXACT, max_width=1)[0] == 1
-    assert within_width(strangers, AverageMixing(assume_same_init=True), max_width=1) == (4, "")
-
-
 # --- reports --------------------------------------------------------------------------------------
 
 
@@ -200,8 +180,7 @@ def test_ingredients_that_cancel_out_have_no_residual():
 
 
 def test_a_lora_of_more_rank_than_its_modules_have_sizes():
-    parts = weighted([lora(40), lora(30)], [1, 1])
-    _, found = reported(parts, EXACT)
+    _, found = reported(weighted([lora(40), lora(30)], [1, 1]), EXACT)
     assert (set(found.width_in), found.width_out) == ({40, 30}, 70)
     assert found.residual < 1e-6
     assert found.relative_cost > 1

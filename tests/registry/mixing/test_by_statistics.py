@@ -55,8 +55,7 @@ def update(config, tensors, path: str) -> np.ndarray:
 @pytest.mark.parametrize("config", [PLAIN, bottleneck("houlsby", 3), lora(3)])
 def test_fisher_is_the_papers_formula(config) -> None:
     parts = measured([config] * 3, [1, 2, 5], "fisher", provenance=INIT)
-    found = ours(parts, FisherMixing())
-    for name, tensor in found.items():
+    for name, tensor in ours(parts, FisherMixing()).items():
         over = sum(float(one.weight) * one.load_statistic()[name].double() for one in parts)
         above = sum(
             float(one.weight) * one.load_statistic()[name].double() * one.load()[name].double() for one in parts

@@ -49,8 +49,7 @@ shares = st.lists(st.floats(0.01, 10), min_size=2, max_size=4)
     st.sampled_from(["1", "0.5", "-2"]),
 )
 def test_every_layers_output_is_the_weighted_mean_of_its_ingredients(kind, weights, widths, scale):
-    configs = [bottleneck(kind, widths[n], scale=1.0 + n) for n in range(len(weights))]
-    parts = weighted(configs, weights)
+    parts = weighted([bottleneck(kind, widths[n], scale=1.0 + n) for n in range(len(weights))], weights)
     config, tensors = well_formed(parts, ConcatMixing(scale=scale))
     assert config.bottleneck == sum(widths[: len(weights)])
     probes = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))

@@ -44,8 +44,7 @@ def values(parts, name):
 @pytest.mark.parametrize("density", ["0.2", "0.5", "0.9"])
 def test_ties_of_equal_weights_is_pefts(config, density: str) -> None:
     parts = of_one_start(4, config)
-    found = ours(parts, TiesMixing(density=density))
-    for name, tensor in found.items():
+    for name, tensor in ours(parts, TiesMixing(density=density)).items():
         if name.endswith(PROJECTION):
             wanted = theirs.ties(values(parts, name), torch.ones(4), float(density))
             assert torch.allclose(tensor, wanted, rtol=1e-6, atol=1e-7), name
@@ -109,8 +108,7 @@ def test_slerp_is_shoemakes_formula(seed: int, share: float, cosine: float) -> N
 
 @pytest.mark.parametrize("two", [[2.0, 4.0], [-1.0, -2.0], [0.0, 0.0]])
 def test_where_there_is_no_arc_slerp_is_the_average(two) -> None:
-    found = factors(torch.tensor([1.0, 2.0]), torch.tensor(two), 0.25)
-    assert [float(one) for one in found] == [0.75, 0.25]
+    assert [float(one) for one in factors(torch.tensor([1.0, 2.0]), torch.tensor(two), 0.25)] == [0.75, 0.25]
 
 
 # --- what they have in common ---------------------------------------------------------------------

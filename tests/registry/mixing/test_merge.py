@@ -12,10 +12,8 @@ from registry.adapters import from_tensors
 from registry.adapters.experts import merge_bank
 from registry.errors import InvalidRecipe
 from registry.mixing import MIXINGS
-from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient
 from registry.spec import (
-    AutoMixing,
     BankConfig,
     HeadConfig,
     MergeMixing,
@@ -47,11 +45,10 @@ def test_a_merge_is_an_adapter_of_the_experts_configuration(kind, share):
     one = bank(2, config)
     assert MIXINGS["merge"].check([one], MergeMixing()) == []
     assert MIXINGS["merge"].result([one], MergeMixing()) == config.expert
-    found = mixed(one)
-    expected = merge_bank(config, tensors_of(config, 2))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in found)
-    from_tensors(config.expert, SHAPE, found)
+    merged, expected = mixed(one), merge_bank(config, tensors_of(config, 2))
+    assert merged.keys() == expected.keys()
+    assert all(torch.equal(merged[name], expected[name]) for name in merged)
+    from_tensors(config.expert, SHAPE, merged)
 
 
 def test_what_a_bank_weighs_does_not_matter():
@@ -75,16 +72,6 @@ def test_values_beyond_the_numbers_are_refused():
     huge["layers.0.ffn.down.weight"][1] = 3e38
     with pytest.raises(InvalidRecipe, match=r"layers\.0\.ffn\.down\.weight"):
         mixed(bank(config=config, load=lambda: huge))
-
-
-# --- what is chosen ---------------------------------------------------------------------------------
-
-
-def test_auto_merges_a_bank_and_says_of_how_many():
-    found = choose_mixing([bank()], AutoMixing(), max_width=1)
-    assert found.mixing == MergeMixing()
-    assert found.reason == "the mean of its 4 experts"
-    assert choose_mixing([bank()], MergeMixing(), max_width=1).reason == ""
 
 
 # --- the report -------------------------------------------------------------------------------------
@@ -121,7 +108,6 @@ def test_the_residual_is_the_distance_from_the_mean_over_all_routes():
 @pytest.mark.parametrize(("kind", "share"), [("lora", "up"), ("lora", "none"), ("pfeiffer", "down")])
 def test_a_merge_of_what_is_linear_is_exact(kind, share):
     _, found = reported([bank(config=config_of(kind, experts=3, share=share))], MergeMixing())
-    assert found.residual is not None
     assert found.residual < 1e-6
 
 

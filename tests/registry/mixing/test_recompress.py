@@ -103,8 +103,7 @@ def test_neurons_that_others_repeat_cost_nothing(kind: str, scale: str) -> None:
     parts = weighted([config] * 2, [1, 2])
     parts = [part(n, config, one.weight, load=lambda n=n: (first, second)[n]) for n, one in enumerate(parts)]
     probes = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
-    mixing = RecompressMixing(scale=scale)
-    found, tensors = well_formed(parts, mixing)
+    found, tensors = well_formed(parts, RecompressMixing(scale=scale))
     exact = updates(concat.result(parts, ConcatMixing()), concat.mix(parts, ConcatMixing(scale=scale)), probes)
     for site, update in updates(found, tensors, probes).items():
         error = (update - exact[site]).norm() / exact[site].norm()
@@ -121,8 +120,7 @@ def test_of_a_lora_it_is_the_nearest_update_of_that_rank(seed: int, rank: int, s
         part(seed, lora(4, 8.0), "0.25"),
         part(seed + 1, lora(5, 3.0, rslora=True, leaves=("c_attn", "c_fc")), "0.75"),
     ]
-    mixing = RecompressMixing(width=rank, scale=scale)
-    config, tensors = well_formed(parts, mixing)
+    config, tensors = well_formed(parts, RecompressMixing(width=rank, scale=scale))
     found = deltas(config, tensors)
     wanted = deltas(concat.result(parts, NARROW_EXACT), concat.mix(parts, ConcatMixing(scale=scale)))
     for path in config.modules():

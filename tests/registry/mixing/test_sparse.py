@@ -37,10 +37,9 @@ weights = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=4)
 
 
 def parts_of(config, drawn, *, sparsities=(0.4, 0.25, 0.5, 0.1), **changes):
-    canonical = canonical_weights(drawn)
     return [
         sparse_part(number, config, weight, sparsity=sparsities[number], provenance=INIT, **changes)
-        for number, weight in enumerate(canonical)
+        for number, weight in enumerate(canonical_weights(drawn))
     ]
 
 
@@ -69,9 +68,8 @@ def keeps(config, tensors):
 @given(weights, rules, st.randoms(use_true_random=False))
 def test_the_order_of_ingredients_changes_nothing(drawn, rule, random):
     parts = parts_of(CONFIG, drawn)
-    shuffled = random.sample(parts, len(parts))
     config, tensors = mixed(parts, rule)
-    again, same = mixed(shuffled, rule)
+    again, same = mixed(random.sample(parts, len(parts)), rule)
     assert config == again
     assert save_tensors(tensors) == save_tensors(same)
 
@@ -107,8 +105,7 @@ def test_pruning_again_keeps_the_mean_density_and_the_largest(drawn):
     parts = parts_of(CONFIG, drawn)
     _, average = mixed(parts)
     config, tensors = mixed(parts, "reprune")
-    masked = sum(one.config.pruned.masked for one in parts)
-    assert config.pruned.masked == round(masked / len(parts))
+    assert config.pruned.masked == round(sum(one.config.pruned.masked for one in parts) / len(parts))
     assert config.pruned.score == "reprune"
     kept = keeps(config, tensors)
     sizes = torch.cat([average[name].abs().reshape(-1) for name in kept])
@@ -172,8 +169,7 @@ def test_layers_are_pruned_again_as_they_were():
         about = Pruned(score="snip", sparsity=masked / 256, masked=masked, scope="layer")
         return part(number, pruned.model_copy(update={"pruned": about}), "0.5", provenance=INIT, load=lambda: found)
 
-    parts = [in_layers(0), in_layers(2)]
-    config, tensors = mixed(parts, "reprune")
+    config, tensors = mixed([in_layers(0), in_layers(2)], "reprune")
     assert config.pruned.scope == "layer"
     assert {int((~keep).sum()) for keep in keeps(config, tensors).values()} == {(32 + 16) // 2}
 
@@ -205,8 +201,7 @@ def test_what_is_pruned_may_differ_and_nothing_else():
 
 def test_dense_and_pruned_are_of_one_kind():
     alike = [sparse_part(0, CONFIG, provenance=INIT), part(1, CONFIG, provenance=INIT)]
-    alone = part(2, bottleneck("parallel"), provenance=INIT)
-    assert best_unranked([alone, *alike], AutoMixing()) in alike
+    assert best_unranked([part(2, bottleneck("parallel"), provenance=INIT), *alike], AutoMixing()) in alike
     assert choose_mixing(alike, AutoMixing(), max_width=64).mixing == AverageMixing()
 
 
@@ -221,8 +216,7 @@ def test_concatenated_they_are_dense():
         exact = ExactMixture(joined, SHAPE, mixing)
         MIXINGS["concat"].mix([exact.watched(one) for one in parts], mixing)
         assert exact.mixture.residual(joined, tensors) == pytest.approx(0, abs=1e-6)
-        alone = [replace(parts[0], weight="1")]
-        assert MIXINGS["concat"].result(alone, mixing) == parts[0].config
+        assert MIXINGS["concat"].result([replace(parts[0], weight="1")], mixing) == parts[0].config
 
 
 # --- the report -----------------------------------------------------------------------------------

@@ -95,7 +95,6 @@ def test_heads_are_linear_and_unions_have_their_members_residual() -> None:
         ]
         found, alone = reported(parts, AverageMixing())[1], reported(own, AverageMixing())[1]
         assert found.residual == alone.residual
-        assert found.residual is not None
         assert found.residual > 0
         assert found.notes == ()
 
@@ -120,8 +119,7 @@ def test_a_scale_of_a_task_adapter_is_that_of_what_is_inside_of_the_base() -> No
     whole, _ = reported(parts_of(TASK), AverageMixing())
     half, _ = reported(parts_of(TASK), AverageMixing(scale="0.5"))
     for key, tensor in whole.items():
-        up = ".up." in key
-        assert torch.equal(half[key], tensor * 0.5 if up else tensor), key
+        assert torch.equal(half[key], tensor * 0.5 if ".up." in key else tensor), key
 
 
 # --- mixed pools ----------------------------------------------------------------------------------

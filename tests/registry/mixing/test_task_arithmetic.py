@@ -10,7 +10,6 @@ import torch
 from registry.adapters import create
 from registry.errors import Incompatible
 from registry.mixing import MIXINGS
-from registry.mixing.compat import SoupIngredient
 from registry.spec import (
     ConcatMixing,
     Provenance,
@@ -30,17 +29,12 @@ METHOD = MIXINGS["task_arithmetic"]
 PLAIN = bottleneck("bapna_firat", 5)
 
 
-def ours(parts: list[SoupIngredient], **asked: object) -> dict[str, torch.Tensor]:
-    mixing = METHOD.resolved(parts, TaskArithmeticMixing.model_validate(asked), SHAPE)
-    return METHOD.mix(parts, mixing)
-
-
 @pytest.mark.parametrize("config", [PLAIN, bottleneck("pfeiffer", 3), bottleneck("houlsby_plain", 4)])
 @pytest.mark.parametrize("coefficients", [(0.4, 0.4, 0.4), (0.9, 0.1, 0.5), (-0.2, -0.3, -0.5)])
 def test_it_is_the_papers_formula(config, coefficients) -> None:
     total = sum(coefficients)
     parts = weighted([config] * 3, [one / total for one in coefficients], provenance=started(config))
-    found = ours(parts, scale=total)
+    found = METHOD.mix(parts, METHOD.resolved(parts, TaskArithmeticMixing(scale=total), SHAPE))
     start = create(config, SHAPE, seed=7, init="linear").state_dict()
     for name, tensor in found.items():
         first = start[name].double()
@@ -71,8 +65,7 @@ def test_a_seed_can_be_named_where_none_was_recorded_and_is_not_believed() -> No
 
 @pytest.mark.parametrize("scale", ["1", "2.4", "-0.5"])
 def test_of_loras_it_is_the_sum_of_their_updates_exactly(scale: str) -> None:
-    configs = [lora(2), lora(4, 3.0, rslora=True), lora(3, leaves=("c_fc",))]
-    parts = weighted(configs, [1, 2, 3], provenance=OTHER_INIT)
+    parts = weighted([lora(2), lora(4, 3.0, rslora=True), lora(3, leaves=("c_fc",))], [1, 2, 3], provenance=OTHER_INIT)
     parts[1] = replace(parts[1], provenance=Provenance())
     mixing = METHOD.resolved(parts, TaskArithmeticMixing(scale=scale, init="linear", init_seed=1), SHAPE)
     assert mixing == TaskArithmeticMixing(scale=scale)

@@ -31,14 +31,18 @@ def test_over_500_are_drawn_with_a_recorded_seed_and_in_order():
     assert clean_sample(WORDS[:500]).report.seed is None
 
 
-def test_too_few_is_refused_with_the_numbers():
-    with pytest.raises(InvalidSample, match=r"has 19 different .* of 21 sent: send at least 20"):
-        clean_sample([*WORDS[:19], WORDS[0], ""])
-
-
-def test_one_endless_text_is_refused():
-    with pytest.raises(TooLarge, match=r"101 characters and the limit is 100"):
-        clean_sample([*WORDS[:30], "x" * 101], SampleLimits(max_chars=100))
+@pytest.mark.parametrize(
+    ("texts", "error", "sentence"),
+    [
+        ([*WORDS[:19], WORDS[0], ""], InvalidSample, "has 19 different .* of 21 sent: send at least 20"),
+        ([*WORDS[:30], "x" * 101], TooLarge, "101 characters and the limit is 100"),
+        ([*WORDS[:30], "bad \ud800"], InvalidSample, "Unicode"),
+    ],
+    ids=["too few", "an endless one", "a lone surrogate"],
+)
+def test_texts_that_are_no_sample_are_refused_with_the_reason(texts, error, sentence):
+    with pytest.raises(error, match=sentence):
+        clean_sample(texts, SampleLimits(max_chars=100))
 
 
 def test_more_characters_than_a_sample_may_have_are_refused_with_the_numbers():
@@ -47,11 +51,6 @@ def test_more_characters_than_a_sample_may_have_are_refused_with_the_numbers():
         clean_sample([f"{i:>101}" for i in range(10)], limits)
     many = clean_sample([f"{i:>100}" for i in range(200)], limits)
     assert (many.report.received, many.report.kept) == (200, 10), "what is not drawn does not count"
-
-
-def test_a_lone_surrogate_is_refused_not_stored():
-    with pytest.raises(InvalidSample, match="Unicode"):
-        clean_sample([*WORDS[:30], "bad \ud800"])
 
 
 @pytest.mark.parametrize("line", [b"{", b"[1]", b'{"text": 3}', b'{"txt": "a"}', b"\xff", b"[" * 100_000])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
-from sqlalchemy import event
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import SelectorRow
@@ -41,6 +39,7 @@ from registry.spec import (
 )
 from registry.stored.files import remove_files
 from tests.postgres import Databases
+from tests.registry.catalogue_rows import statements
 from tests.registry.toy_registry import (
     CONFIG,
     LORA,
@@ -66,11 +65,6 @@ def members(verbs: ToyRegistry, pool: PoolSpec = POOL, encoder: str | None = Non
 
 def missing(catalogue: Catalogue, row: SelectorRow) -> tuple[str, ...]:
     return missing_members(catalogue, members_of(catalogue, row.pool, row.encoder_digest), row)
-
-
-def retire(verbs: ToyRegistry, id: int) -> None:
-    with verbs.database.write() as catalogue:
-        catalogue.adapters.retire(id)
 
 
 def fitted_refs(verbs: ToyRegistry, spec: SelectorSpec = GmmSpec()) -> list[str]:
@@ -116,8 +110,7 @@ class TestDamage:
             verbs.blobs.damage(fitted.state_blob, before[:-1] + bytes([before[-1] ^ 1]))
         with pytest.raises(DamagedBlob, match=fitted.state_blob):
             load_selector(verbs.registry, fitted)
-        requested = RequestedSelector(verbs.tiny, POOL, CosineSpec(encoder="base"))
-        assert current_selector(verbs.registry, requested) is None
+        assert current_selector(verbs.registry, RequestedSelector(verbs.tiny, POOL, CosineSpec(encoder="base"))) is None
         again = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
         assert (again.id, verbs.blobs.read(again.state_blob)) == (fitted.id, before)
 
@@ -161,8 +154,7 @@ class TestDamage:
             verbs.push("acme/tax", seed=5, sample=vectors_of(verbs.base, passages("tax")))
         else:
             verbs.ready("acme/tax", seed=5)
-            sample = verbs.named("acme/tax").sample.digest
-            verbs.blobs.damage(sample, b"other")
+            verbs.blobs.damage(verbs.named("acme/tax").sample.digest, b"other")
         blob = damaged_vectors(verbs, "acme/tax")
         damaged_vectors(verbs, "acme/law")
         for _ in range(2):
@@ -172,7 +164,7 @@ class TestDamage:
 
     def test_what_was_fitted_over_vectors_that_are_damaged_and_gone_is_fitted_as_a_whole(self, verbs, fitted):
         damaged_vectors(verbs, "acme/law")
-        retire(verbs, verbs.named("acme/law").id)
+        verbs.retire(verbs.named("acme/law").id)
         assert fitted_refs(verbs, CosineSpec(encoder="base")) == ["acme/code@1"]
 
 
@@ -248,12 +240,6 @@ class TestPurgedMeanwhile:
 
 
 class TestMembers:
-    def test_the_newest_of_each_domain_in_the_order_of_domains(self, verbs):
-        verbs.ready("acme/b", domain="zoo")
-        verbs.ready("acme/a", domain="law", seed=1)
-        verbs.ready("acme/c", domain="law", seed=2)
-        assert members(verbs) == ["acme/c@1", "acme/b@1"]
-
     def test_nobody_takes_the_place_of_another_namespaces_adapter(self, verbs):
         """Neither with the label of its domain nor with its own bytes: both would be chosen in its stead."""
         verbs.ready("acme/law", domain="law")
@@ -261,38 +247,18 @@ class TestMembers:
         verbs.ready("evil/law", domain="law", seed=2)
         verbs.ready("evil/copy", domain="anything", seed=1)
         verbs.ready("evil/other", domain="acme/law", seed=3)  # not the domain `law` of namespace `acme`
-        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        assert {member.ref: member.domain for member in row.members} == {
+        assert {member.ref: member.domain for member in verbs.fit(POOL, GmmSpec(), verbs.base.digest).members} == {
             "evil/other@1": "evil/acme/law",
             "acme/law@1": "acme/law",
             "evil/law@1": "evil/law",
             "acme/zoo@1": "zoo",
         }
 
-    def test_bytes_pushed_under_two_names_count_once(self, verbs):
-        """A selector needs digests that are unique: one push too many must not break everybody's fit."""
-        verbs.ready("acme/law")
-        verbs.ready("acme/twin")
-        verbs.ready("acme/code", seed=1)
-        assert members(verbs) == ["acme/code@1", "acme/twin@1"]
-        assert len(fitted_refs(verbs)) == 2
-
     def test_only_those_with_vectors_of_the_encoder(self, verbs):
         verbs.ready("acme/law")
         verbs.push("acme/private", sample=vectors_of(verbs.base, passages("private")), seed=1)
         assert members(verbs, encoder=verbs.base.digest) == ["acme/law@1", "acme/private@1"]
         assert members(verbs, encoder=verbs.sentences.digest) == ["acme/law@1"]
-
-    def test_narrowed(self, verbs):
-        verbs.ready("acme/law", card={"tags": ["eu"]})
-        verbs.ready("other/code", seed=1)
-        narrowed = {
-            "namespaces": ("other",),
-            "tag": "eu",
-            "method": "lora",
-        }
-        found = {field: members(verbs, POOL.model_copy(update={field: value})) for field, value in narrowed.items()}
-        assert found == {"namespaces": ["other/code@1"], "tag": ["acme/law@1"], "method": []}
 
 
 @pytest.mark.parametrize(
@@ -347,7 +313,7 @@ class TestFit:
         first = verbs.ready("acme/law")
         verbs.ready("acme/code", seed=1)
         before = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        retire(verbs, first.id)
+        verbs.retire(first.id)
         verbs.ready("acme/law")
         after = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
         assert after.id != before.id
@@ -380,7 +346,7 @@ class TestComingAndGoing:
         law, code = verbs.ready("acme/law"), verbs.ready("acme/code", seed=1)
         row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
         verbs.ready("acme/zoo", seed=2)
-        retire(verbs, law.id)
+        verbs.retire(law.id)
         with verbs.database.read() as catalogue:
             assert missing(catalogue, row) == ("acme/zoo@1",)
             assert list(gone_members(catalogue, row)) == [law.digest]
@@ -414,19 +380,6 @@ class TestComingAndGoing:
             assert len(enqueue_refits(catalogue, other, created_by="key-1", refits=Refits(delay=5))) == 4
 
 
-@contextmanager
-def statements(verbs: ToyRegistry) -> Iterator[list[str]]:
-    """What reaches the database meanwhile."""
-    said: list[str] = []
-
-    def listen(connection, cursor, statement, *rest):
-        said.append(statement)
-
-    event.listen(verbs.database.engine, "before_cursor_execute", listen)
-    yield said
-    event.remove(verbs.database.engine, "before_cursor_execute", listen)
-
-
 @pytest.mark.parametrize("tag", [None, "x"])
 def test_what_a_selection_or_a_fit_asks_of_the_database_does_not_grow_with_the_pool(verbs, tag):
     pool, asked = POOL.model_copy(update={"tag": tag}), {}
@@ -434,9 +387,9 @@ def test_what_a_selection_or_a_fit_asks_of_the_database_does_not_grow_with_the_p
         verbs.ready(f"acme/a{number}", seed=number, card=Card(tags=("x",)))
         if number in (1, 2, 8):  # the first one finds no selector to update
             row = verbs.fit(pool, GmmSpec(), verbs.base.digest)
-            with statements(verbs) as selecting, verbs.database.read() as catalogue:
+            with statements(verbs.database) as selecting, verbs.database.read() as catalogue:
                 assert (gone_members(catalogue, row), missing(catalogue, row)) == ({}, ())
-            with statements(verbs) as fitting:
+            with statements(verbs.database) as fitting:
                 assert verbs.fit(pool, CosineSpec(encoder="base"), verbs.base.digest).members == row.members
             asked[number] = len(selecting), len(fitting)
     assert all(0 < nine <= three for three, nine in zip(asked[2], asked[8], strict=True))
@@ -506,17 +459,14 @@ class TestIdle:
         assert (job.arguments["base"], job.arguments["spec"], job.created_by) == ("tiny", {"kind": "uniform"}, "key-1")
 
     def test_an_idle_one_whose_pool_is_empty_answers_as_it_is(self, verbs, row):
-        retire(verbs, row.members[0].adapter_id)
+        verbs.retire(row.members[0].adapter_id)
         self.asked(verbs, row, 2 * self.DAYS)
         assert self.answers(verbs) == row
 
     def test_a_note_that_finds_no_turn_waits_for_the_next_request(self, verbs, row, monkeypatch):
         self.asked(verbs, row, self.DAYS / 2)
 
-        def busy():
-            raise Busy("The database is busy", retry_after=5)
-
-        monkeypatch.setattr(verbs.database, "write", busy)
+        monkeypatch.setattr(verbs.database, "write", Mock(side_effect=Busy("The database is busy", retry_after=5)))
         assert self.answers(verbs) == row
 
     def test_an_idle_one_whose_pool_is_as_it_was_answers_and_is_idle_no_more(self, verbs, row):
@@ -561,7 +511,7 @@ class TestUpdates:
         before = verbs.fit(POOL, spec, verbs.base.digest)
         came = verbs.ready("acme/art", seed=9)
         gone = max(rows, key=lambda row: row.digest)  # not one that it is proved on
-        retire(verbs, gone.id)
+        verbs.retire(gone.id)
         after = verbs.fit(POOL, spec, verbs.base.digest)
         assert whole_fits == [1]
         assert after.id != before.id

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from decimal import Decimal
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from registry.selectors import SELECTORS, posterior, stability
 from registry.selectors import ranking as ranking_module
 from registry.selectors.contract import Domain, Selector
 from registry.selectors.ranking import Candidate, Evidence, Member, RankedCandidates, Ranking
+from registry.selectors.state import dump_state
 from registry.spec import CosineSpec, GmmSpec, PosteriorSpec, Selection, SelectOptions, UniformSpec
 from tests.registry.gaussian_domains import around, centres, digest_for, domain, gaussian_domains
 
@@ -61,16 +63,12 @@ class TestEverySelector:
         assert again.members_ == selector.members_
         assert again.report_ == selector.report_
         assert again.rank(SAMPLE).selection() == selector.rank(SAMPLE).selection()
-        (before, _), (after, _) = selector.to_state(), again.to_state()
-        assert before.keys() == after.keys()
-        assert all(before[name].tobytes() == after[name].tobytes() for name in before)
-        assert all(array.dtype in (np.float64, np.int64) for array in before.values())
+        assert dump_state(*again.to_state()) == dump_state(*selector.to_state())
+        assert all(array.dtype in (np.float64, np.int64) for array in selector.to_state()[0].values())
 
     def test_the_order_of_the_domains_does_not_matter(self, kind: str, spec: Any, selector: Selector) -> None:
         other = SELECTORS[kind](spec).fit(DOMAINS[::-1])
-        (before, meta), (after, other_meta) = selector.to_state(), other.to_state()
-        assert meta == other_meta
-        assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+        assert dump_state(*other.to_state()) == dump_state(*selector.to_state())
 
     def test_an_answer_accounts_for_every_member_once(self, selector: Selector) -> None:
         selection = selector.rank(SAMPLE).selection()
@@ -113,11 +111,8 @@ class TestEverySelector:
         assert [event[0] for event in seen] == sorted(event[0] for event in seen)
         assert all(message for _, _, message in seen)
 
-        def cancel(done: int, total: int, message: str) -> None:
-            raise Cancelled("enough")
-
         with pytest.raises(Cancelled):
-            SELECTORS[kind](spec).fit(DOMAINS, progress=cancel)
+            SELECTORS[kind](spec).fit(DOMAINS, progress=Mock(side_effect=Cancelled("enough")))
 
     def test_a_state_of_another_kind_or_version_or_with_bent_arrays_is_refused(self, selector: Selector) -> None:
         arrays, meta = selector.to_state()
@@ -133,8 +128,7 @@ class TestEverySelector:
 @pytest.mark.parametrize(("kind", "spec"), TEXT_CASES)
 class TestThoseThatLookAtText:
     def test_single_is_the_top_one_whatever_the_threshold(self, selector: Selector) -> None:
-        options = SelectOptions(single=True, min_share=1.0, threshold=1.0)
-        selection = selector.rank(SAMPLE, options=options).selection()
+        selection = selector.rank(SAMPLE, options=SelectOptions(single=True, min_share=1.0, threshold=1.0)).selection()
         assert [(entry.domain, entry.weight) for entry in selection.selected] == [("d0", "1")]
         assert list(selection.scores.values()) == sorted(selection.scores.values(), reverse=True)
         assert not selection.abstained
@@ -196,8 +190,6 @@ class TestThoseThatLookAtText:
     def test_own_text_is_familiar_and_strange_text_is_novel(self, selector: Selector) -> None:
         own = selector.rank(around(centres(4, 12)[1], 60, seed=5)).selection()
         strange = selector.rank(around(-centres(4, 12).sum(axis=0), 60, seed=6)).selection()
-        assert own.novelty is not None
-        assert strange.novelty is not None
         assert 20 < own.novelty < 80 < 95 < strange.novelty
 
 
@@ -306,8 +298,7 @@ def test_laws_of_what_is_listed(listed: int, out: set[int], options: SelectOptio
         assert short.left_out == whole.left_out[:listed]
         assert whole.more_left_out == {}
         assert sum(short.more_left_out.values()) == len(whole.left_out) - len(short.left_out)
-        others = whole.left_out[listed:]
-        assert short.more_left_out.get("Out.", 0) == sum(one.reason == "Out." for one in others)
+        assert short.more_left_out.get("Out.", 0) == sum(one.reason == "Out." for one in whole.left_out[listed:])
         assert all(why.endswith(".") for why in short.more_left_out)
         assert whole.scores == {one.member.domain: one.score for one in ranking.ranked}
         scored = {*(one.domain for one in short.selected), *(one.domain for one in short.left_out if one.score)}
@@ -339,8 +330,7 @@ LAWFUL = [SELECTORS[kind](SPECS[kind][0]).fit(DOMAINS) for kind in SELECTORS]
 
 class TestUniform:
     def test_everybody_gets_the_same_and_the_cap_does_not_apply(self) -> None:
-        domains = [domain(f"d{i}", np.empty((0, 0))) for i in range(7)]
-        selector = SELECTORS["uniform"](UniformSpec()).fit(domains)
+        selector = SELECTORS["uniform"](UniformSpec()).fit([domain(f"d{i}", np.empty((0, 0))) for i in range(7)])
         selection = selector.rank(np.empty((0, 0)), options=SelectOptions(max_ingredients=2)).selection()
         assert len(selection.selected) == 7
         assert {entry.weight for entry in selection.selected} == {"0.142857143", "0.142857142"}

@@ -100,8 +100,7 @@ class TestParity:
         theirs = PCA(5 + drop, svd_solver="full").fit(data)
         assert fitted.projection(data) == pytest.approx(theirs.transform(data)[:, int(drop) :], abs=1e-9)
         assert fitted.explained == pytest.approx(theirs.explained_variance_ratio_[int(drop) :].sum())
-        everything = fit_projection(data, dimensions=99, drop_first=drop)
-        assert len(everything.projection.components) == 12 - drop
+        assert len(fit_projection(data, dimensions=99, drop_first=drop).projection.components) == 12 - drop
 
 
 @pytest.fixture(scope="module")
@@ -134,8 +133,7 @@ class TestPaperMode:
         assert selection.thresholds == {"min_share": 0.1}
 
     def test_less_than_a_tenth_is_not(self, selector: GmmSelector) -> None:
-        sample = np.concatenate([nuisance((9, 0), 19, 50), nuisance((-9, -9), 2, 52)])
-        selection = selector.rank(sample).selection()
+        selection = selector.rank(np.concatenate([nuisance((9, 0), 19, 50), nuisance((-9, -9), 2, 52)])).selection()
         assert [s.domain for s in selection.selected] == ["d1"]
         assert [(e.domain, e.reason) for e in selection.left_out] == [
             ("d2", "2 of the sample's 21 units, below 10 %."),
@@ -209,8 +207,7 @@ class TestNovelty:
     def test_it_is_the_percentile_of_the_median_distance_to_the_nearest(self) -> None:
         own = np.array([1.0, 2.0, 2.0, 3.0])  # ties count by half
         assert [percentile(x, own) for x in (0.5, 1, 2, 2.5, 9)] == [0, 12.5, 50, 75, 100]
-        distances = np.array([[1.0, 9.0], [30.5, 40.0], [80.0, 70.0]])
-        assert novelty(distances, np.arange(1.0, 101.0)) == 30
+        assert novelty(np.array([[1.0, 9.0], [30.5, 40.0], [80.0, 70.0]]), np.arange(1.0, 101.0)) == 30
 
     def test_a_strange_sample_is_warned_about_and_excluded_domains_are_not_near(self) -> None:
         selector = handmade([[9, 0], [0, 9]], [[0, 0], [200, 0]])

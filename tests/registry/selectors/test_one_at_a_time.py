@@ -85,7 +85,5 @@ def test_a_fit_and_an_update_hold_the_vectors_of_one_domain(
     if large:
         out = next(one for one in read if one.digest not in streamed.held_out_)  # type: ignore[attr-defined]
         now, then = streamed.updated(read[10:11], [out]), whole.updated(in_memory[10:11], [out])
-        assert now is not None
-        assert then is not None
         assert state(now) == state(then)
         assert reader.most <= MOST

@@ -66,24 +66,16 @@ def test_the_least_share_is_the_specs_or_the_requests() -> None:
     assert all((one.score or 0) >= 0.2 for one in taken.selected)
     assert any("below 0.2." in one.reason for one in taken.left_out)
     assert taken.thresholds == {"min_share": 0.2}
-    asked = strict.rank(SAMPLE, options=SelectOptions(min_share=0.01)).selection()
-    assert len(asked.selected) > len(taken.selected)
+    assert len(strict.rank(SAMPLE, options=SelectOptions(min_share=0.01)).selection().selected) > len(taken.selected)
     lax = PosteriorSelector(PosteriorSpec(dimensions=6, least=0.0)).fit(NEAR)
     assert lax.rank(SAMPLE, options=SelectOptions(min_share=0.1)).selection().thresholds == {"min_share": 0.1}
     everybody = strict.rank(around(np.full(16, 50.0), 5, seed=0), options=SelectOptions(min_share=0.0)).selection()
     assert all(Decimal(one.weight) > 0 for one in everybody.selected)
 
 
-def test_strange_text_is_said_to_be_strange() -> None:
-    strange = SELECTOR.rank(around(np.full(16, 50.0), 30, seed=0)).selection()
-    assert strange.novelty == 100.0
-    assert "no domain is really like it" in strange.warnings[0]
-
-
 def test_it_knows_domains_as_well_as_clusters_do() -> None:
     domains = gaussian_domains(8, n=140, dimensions=24, apart=3.0)
     own = PosteriorSelector(PosteriorSpec()).fit(domains).report_
-    clusters = SELECTORS["gmm"](GmmSpec()).fit(domains).report_
-    assert own["held_out_accuracy"] >= clusters["held_out_accuracy"] > 0.5
+    assert own["held_out_accuracy"] >= SELECTORS["gmm"](GmmSpec()).fit(domains).report_["held_out_accuracy"] > 0.5
     assert (own["domains"], own["dimensions"], own["held_out_by"]) == (8, 24, "other_units")
     assert 1 / 8 < own["held_out_posterior"] < own["held_out_accuracy"]

@@ -43,7 +43,6 @@ def head(**more: str) -> Iterator[str]:
         [sys.executable, "-c", HEAD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(**more)
     )
     try:
-        assert process.stdout is not None
         address, _, answer = process.stdout.readline().strip().partition(" ")
         assert answer == "0"
         yield address

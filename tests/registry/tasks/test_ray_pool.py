@@ -171,8 +171,7 @@ def test_a_sweep_of_which_a_node_dies_makes_the_same_bytes_and_prints_nothing_bu
     monkeypatch.setattr(sweep, "run_tasks", killing)
     assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}", "--json")) == 0
     assert (nodes.count, begun) == (1, {0, 1})
-    rows = json.loads(capsys.readouterr().out)["data"]
-    assert [(row["name"], row["state"]) for row in rows] == [
+    assert [(row["name"], row["state"]) for row in json.loads(capsys.readouterr().out)["data"]] == [
         ("law-lr0.01-seed1", "trained"),
         ("law-lr0.001-seed1", "trained"),
     ]

@@ -71,10 +71,8 @@ def tokens_of(issuer: LittleIssuer, clock: Callable[[], float]) -> Tokens:
 
 
 def identities(issuer: LittleIssuer, database: Database, tmp_path: Path, **more: Any) -> Identities:
-    tokens = tokens_of(issuer, Clock())
-    return Identities(
-        tokens, read_mapping(issuer.mapping(tmp_path)), KeyWatch(database), **{"max_identities": 10, **more}
-    )
+    named: dict[str, Any] = {"watch": KeyWatch(database), "max_identities": 10, **more}
+    return Identities(tokens_of(issuer, Clock()), read_mapping(issuer.mapping(tmp_path)), **named)
 
 
 def part(value: object) -> str:
@@ -360,9 +358,7 @@ def test_a_caller_has_one_row_which_keeps_what_the_last_token_brought(
     lasting: LittleIssuer, database: Database, tmp_path: Path
 ) -> None:
     clock, watch = Clock(), KeyWatch(database)
-    known = Identities(
-        tokens_of(lasting, Clock()), read_mapping(lasting.mapping(tmp_path)), watch, max_identities=10, clock=clock
-    )
+    known = identities(lasting, database, tmp_path, watch=watch, clock=clock)
     end = soon(300)
 
     def asks(token: str) -> Principal:
@@ -420,8 +416,7 @@ def test_tokens_that_bring_nothing_or_are_refused_make_no_row(
     lasting: LittleIssuer, database: Database, tmp_path: Path
 ) -> None:
     watch = KeyWatch(database)
-    known = identities(lasting, database, tmp_path, max_identities=1)
-    known = Identities(known._tokens, known._mapping, watch, max_identities=1)
+    known = identities(lasting, database, tmp_path, watch=watch, max_identities=1)
     with pytest.raises(Forbidden, match="has no scope"):
         known.principal(lasting.token())
     for _ in range(3):

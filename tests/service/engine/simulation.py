@@ -91,6 +91,12 @@ class Simulation:
             self.ended += self.scheduler.finish(done)
         return step
 
+    def advance(self) -> Step:
+        """Make a step, while somebody waits or runs."""
+        step = self.step()
+        assert step is not None
+        return step
+
     def steps(self, count: int) -> None:
         for _ in range(count):
             self.step()
@@ -170,14 +176,11 @@ def drain(simulation: Simulation, limit: int = 10_000) -> list[Step]:
     return steps
 
 
-def works_of(step: Step | None) -> list[SequenceGroup]:
-    assert step is not None
-    return step.groups
-
-
-def works_segments(step: Step | None) -> tuple[Segment, ...]:
-    assert step is not None
-    return step.segments
+def steps_of(*requests: Request, **limits: Any) -> list[Step]:
+    """The steps in which requests that come together are computed."""
+    simulation = simulation_of(**limits)
+    simulation.add(requests)
+    return drain(simulation)
 
 
 OWNERS = st.sampled_from([None, "x", "y"])

@@ -22,6 +22,7 @@ from registry.base_model import LoadedBase, load_base
 from registry.spec import AdapterConfig, BaseEntry
 from service.engine import Delta, EngineLimits, GenerateRequest, SamplingParams, ScoreRequest, Ticket
 from service.engine.engine import Engine
+from tests.service.engine.stepping import started
 from tests.service.loaded_bases import LoadedBases
 from tests.tiny_models import build_tiny_base
 
@@ -143,16 +144,13 @@ def test_nobody_is_ever_served_with_anothers_adapter(base: LoadedBase, canaries:
         EngineLimits(adapter_cache_bytes=HELD * largest, max_running=64, max_requests=4 * CLIENTS * AT_ONCE),
     )
     clients = [Client(engine, canaries, seed) for seed in range(CLIENTS)]
-    engine.start()
-    try:
+    with started(engine):
         with ThreadPoolExecutor(CLIENTS) as pool:
             for done in [pool.submit(client.send, REQUESTS // CLIENTS) for client in clients]:
                 done.result()
         while engine.counters()["requests"]:  # those that were cancelled
             engine.wait_for_admission(1)
         figures = engine.counters()
-    finally:
-        engine.stop()
     assert [wrong for client in clients for wrong in client.wrong] == []
     assert sum(client.seen for client in clients) >= REQUESTS
     assert figures["adapter_loads_total"] > ADAPTERS, "adapters left the bank and came again"

@@ -80,15 +80,12 @@ class World:
     ready: list[ReadyAdapter | None]
 
 
-def world_of(base: LoadedBase) -> World:
+@pytest.fixture(scope="module", params=VARIANTS)
+def world(request: pytest.FixtureRequest, bases: Callable[[str], LoadedBase]) -> World:
+    base = bases(request.param)
     modules = [module_of(base, config, seed) for config in configs_of(base) for seed in (1, 2)]
     runner = Runner(base)
     return World(base, runner, [None, *modules], [None, *(made_ready(runner, module) for module in modules)])
-
-
-@pytest.fixture(scope="module", params=VARIANTS)
-def world(request: pytest.FixtureRequest, bases: Callable[[str], LoadedBase]) -> World:
-    return world_of(bases(request.param))
 
 
 on_one = pytest.mark.parametrize("world", ["gpt2"], indirect=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.engine import prefix_cache
 from service.engine.kv_budget import MIN_ROW_POSITIONS, KVBudget
-from service.engine.prefix_cache import BLOCK_SIZE, MAX_CANDIDATES, PrefixCache, PrefixSharing, common_length
+from service.engine.prefix_cache import BLOCK_SIZE, MAX_CANDIDATES, PrefixCache, common_length
 from service.engine.request import GenerateRequest, LoadableAdapter, Request, SamplingParams, ScoreRequest
 from service.engine.steps import CachedPrefix, Sequence, SequenceGroup, Ticket
 from tests.service.engine.simulation import CONFIG
@@ -26,21 +26,18 @@ def sequence(
     base: str = "b",
     index: int = 0,
     done: int | None = None,
-    before: int = 0,
     request: Request | None = None,
 ) -> Sequence:
     """A sequence that has computed all its tokens but the newest, or `done` of them."""
     handle = None if adapter is None else LoadableAdapter(adapter, CONFIG, dict)
     asked = request or GenerateRequest(base, ids, handle, SamplingParams(n=index + 1), namespace=namespace)
     group = SequenceGroup(asked, Ticket(1))
-    return Sequence(0, group, index, list(ids), before, len(ids), computed=len(ids) - 1 if done is None else done)
+    return Sequence(0, group, index, list(ids), 0, len(ids), computed=len(ids) - 1 if done is None else done)
 
 
-def kept_of(
-    *sequences: Sequence, limit: int | None = 100 * MIN_ROW_POSITIONS, sharing: PrefixSharing = "namespace"
-) -> PrefixCache:
+def kept_of(*sequences: Sequence, limit: int | None = 100 * MIN_ROW_POSITIONS) -> PrefixCache:
     """A cache to which these were added."""
-    kept = PrefixCache(KVBudget(limit, lambda _base_id: 1), sharing)
+    kept = PrefixCache(KVBudget(limit, lambda _base_id: 1), "namespace")
     for one in sequences:
         kept.add(one)
     return kept
@@ -85,13 +82,6 @@ class TestFinding:
         ):
             assert kept.find(other) == (None, 0)
 
-    def test_every_key_shares_where_the_operator_says_so_and_none_where_not(self) -> None:
-        one = sequence(long(50))
-        kept, off, unbounded = kept_of(one, sharing="all"), kept_of(one, sharing="off"), kept_of(one, limit=None)
-        assert kept.find(sequence(long(50), namespace="b"))[1] == 49
-        assert kept.find(sequence(long(50), namespace=None)) == (None, 0)
-        assert (len(off), len(unbounded)) == (0, 0)
-
     def test_tokens_whose_hashes_are_equal_are_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def equal(_scope: object, ids: Ids) -> Iterator[int]:
             return iter(range(len(ids) // BLOCK_SIZE))
@@ -129,16 +119,8 @@ class TestKeeping:
         )
         assert (len(kept), kept.take_changes()) == (0, ([], []))
 
-    def test_a_base_model_that_cannot_keep_any_is_not_asked_to(self) -> None:
-        kept = PrefixCache(KVBudget(10**6, lambda _base_id: 1), "namespace", lambda base_id: base_id != "b")
-        kept.add(sequence(long(50)))
-        kept.add(sequence(long(50), base="c"))
-        assert len(kept) == 1
-
-    def test_a_prefix_before_a_text_counts(self) -> None:
-        kept = kept_of(sequence(long(50), before=8))
-        [text], _ = kept.take_changes()
-        assert text.positions == kept.bytes == 57
+    def test_where_there_is_no_limit_nothing_is_kept(self) -> None:
+        assert len(kept_of(sequence(long(50)), limit=None)) == 0
 
     def test_the_least_recently_used_makes_room_and_what_a_step_takes_over_stays(self) -> None:
         kept = kept_of(*(sequence(long(41, start=100 * number)) for number in range(3)))

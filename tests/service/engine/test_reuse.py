@@ -19,13 +19,14 @@ from service.engine.kv_budget import row_capacity
 from service.engine.kv_cache import KVCache
 from service.engine.prefix_cache import BLOCK_SIZE
 from service.engine.runner import ForwardResult, ForwardTask, Runner
-from tests.service.engine.stepping import answered, greedy, run
+from tests.service.engine.stepping import answered, greedy, run, started
 from tests.service.engine.test_mixed import PARALLEL, configs_of, module_of
 from tests.service.loaded_bases import LoadedBases
 
 BASES = ("gpt2", "mistral-window-4", "qwen3-alternating")
 TOLERANCE = 1e-5
 PLENTY = 2**22
+PROMPT = tuple(range(5, 45))
 
 
 def engine_of(base: LoadedBase, **limits: object) -> Engine:
@@ -182,8 +183,6 @@ def test_a_second_request_of_every_structure_computes_what_it_does_not_share(wor
 
 
 class TestWhoShares:
-    prompt = tuple(range(5, 45))
-
     def test_a_namespace_has_its_own_unless_the_operator_shares_with_all_or_none(self, base: LoadedBase) -> None:
         namespace_alone, all_keys, off = [0, 0, 39, 0, 0], [0, 39, 39, 0, 0], [0, 0, 0, 0, 0]
         for limits, reused in (
@@ -192,7 +191,7 @@ class TestWhoShares:
             ({"share_prompts": "off"}, off),
         ):
             engine = engine_of(base, **limits)
-            found = [ask(engine, self.prompt, namespace=namespace)[1] for namespace in ("a", "b", "a", None, None)]
+            found = [ask(engine, PROMPT, namespace=namespace)[1] for namespace in ("a", "b", "a", None, None)]
             assert found == reused
 
     def test_a_base_model_that_runs_one_by_one_keeps_nothing(
@@ -200,36 +199,32 @@ class TestWhoShares:
     ) -> None:
         monkeypatch.setattr("service.engine.engine.checked_runner", lambda loaded: Runner(loaded, packed=False))
         engine = engine_of(base)
-        answers = [ask(engine, self.prompt) for _ in range(2)]
+        answers = [ask(engine, PROMPT) for _ in range(2)]
         assert answers[0] == answers[1]
         assert engine.counters()["kept_texts"] == answers[1][1] == 0
 
     def test_what_several_choices_take_over_counts_once(self, base: LoadedBase) -> None:
         engine = engine_of(base)
-        ask(engine, self.prompt, params=greedy(2, n=3))
+        ask(engine, PROMPT, params=greedy(2, n=3))
         assert engine.counters()["kept_texts"] == 1
-        assert ask(engine, self.prompt, params=greedy(2, n=3))[1] == 39
+        assert ask(engine, PROMPT, params=greedy(2, n=3))[1] == 39
         assert engine.counters()["prompt_tokens_reused_total"] == 39
 
 
 class TestWhatStays:
-    prompt = tuple(range(5, 45))
-
     def test_a_started_engine_keeps_it_while_there_is_nothing_to_do(self, base: LoadedBase) -> None:
-        engine = engine_of(base)
-        engine.start()
-        request = GenerateRequest("tiny", self.prompt, params=greedy(3), namespace="a")
-        assert [engine.generate(request).reused for _ in range(3)] == [0, 39, 39]
-        engine.stop()
+        request = GenerateRequest("tiny", PROMPT, params=greedy(3), namespace="a")
+        with started(engine_of(base)) as engine:
+            assert [engine.generate(request).reused for _ in range(3)] == [0, 39, 39]
         assert engine.counters()["kv_bytes"] == engine.counters()["kept_bytes"] > 0
 
     def test_a_base_model_that_is_dropped_takes_it_along(self, base: LoadedBase) -> None:
         engine = Engine(LoadedBases(base, bytes=10), EngineLimits(kv_bytes=PLENTY, memory_bytes=15))
-        assert ask(engine, self.prompt)[1] == 0
+        assert ask(engine, PROMPT)[1] == 0
         ask(engine, (1, 2, 3), base="other", namespace=None)
         assert engine.loaded_bases() == ("other",)
         assert engine.counters()["kept_bytes"] == 0
-        assert ask(engine, self.prompt)[1] == 0
+        assert ask(engine, PROMPT)[1] == 0
 
     def test_a_row_of_nan_is_not_kept_whoever_gave_it_up(self, base: LoadedBase) -> None:
         broken = {
@@ -237,10 +232,10 @@ class TestWhatStays:
         }
         adapter = LoadableAdapter("sha256:" + "a" * 64, PARALLEL, lambda: broken)
         engine = engine_of(base, max_step_tokens=30)
-        failed = engine.submit(GenerateRequest("tiny", self.prompt, adapter, greedy(3), namespace="a"))
+        failed = engine.submit(GenerateRequest("tiny", PROMPT, adapter, greedy(3), namespace="a"))
         run(engine)
         assert failed.exception(0) is not None
-        cancelled = engine.submit(GenerateRequest("tiny", self.prompt, adapter, greedy(3), namespace="a"))
+        cancelled = engine.submit(GenerateRequest("tiny", PROMPT, adapter, greedy(3), namespace="a"))
         engine.step()
         cancelled.cancel()
         run(engine)
@@ -252,18 +247,18 @@ class TestWhatStays:
         self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine = engine_of(base)
-        answer = ask(engine, self.prompt)[0]
+        answer = ask(engine, PROMPT)[0]
 
         def fails(_runner: Runner, _tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
             raise RuntimeError("no memory")
 
         with monkeypatch.context() as patch:
             patch.setattr(Runner, "run", fails)
-            ticket = engine.submit(GenerateRequest("tiny", (*self.prompt, *answer, 9), params=greedy(3), namespace="a"))
+            ticket = engine.submit(GenerateRequest("tiny", (*PROMPT, *answer, 9), params=greedy(3), namespace="a"))
             run(engine)
         assert ticket.exception(0) is not None
         assert engine.counters()["kept_texts"] == 1
-        assert ask(engine, self.prompt) == (answer, 39)
+        assert ask(engine, PROMPT) == (answer, 39)
 
 
 class TestCopies:
@@ -307,7 +302,7 @@ def test_a_prefix_is_kept_with_the_text_behind_it(base: LoadedBase) -> None:
     config = PrefixConfig(length=5)
     tensors = module_of(base, config, 1).state_dict()
     adapter = LoadableAdapter("sha256:" + "b" * 64, config, lambda: tensors)
-    engine, prompt = engine_of(base), tuple(range(5, 45))
-    first = ask(engine, prompt, adapter=adapter)
+    engine = engine_of(base)
+    first = ask(engine, PROMPT, adapter=adapter)
     assert engine.counters()["kept_bytes"] == (5 + 43) * engine._position_bytes("tiny")
-    assert ask(engine, prompt, adapter=adapter) == (first[0], 39)
+    assert ask(engine, PROMPT, adapter=adapter) == (first[0], 39)

@@ -16,7 +16,7 @@ from service.engine.kv_budget import MIN_ROW_POSITIONS
 from service.engine.request import GenerateRequest, LoadableAdapter, Request, ScoreRequest, State
 from service.engine.scheduler import Scheduler
 from service.engine.step_times import MIN_TOKENS, PROBE_INTERVAL, StepTimes
-from service.engine.steps import TURN_TOKENS, Segment, SequenceGroup
+from service.engine.steps import TURN_TOKENS, SequenceGroup
 from service.engine.waiting_queue import PATIENCE_STEPS
 from tests.service.engine.simulation import (
     REQUESTS,
@@ -26,9 +26,10 @@ from tests.service.engine.simulation import (
     scheduler_of,
     score,
     simulation_of,
-    works_of,
-    works_segments,
+    steps_of,
 )
+
+PREFIXED = LoadableAdapter("p", PrefixConfig(length=8), dict)
 
 actions = st.lists(
     st.one_of(
@@ -116,9 +117,8 @@ def test_everything_that_is_asked_for_is_computed_once(
 
 
 def test_many_adapters_share_a_step() -> None:
-    simulation = simulation_of(rows=16)
-    simulation.add([generate(adapter=str(number)) for number in range(16)])
-    assert [len(step.segments) for step in drain(simulation)] == [16] * 4, "a prompt and three more tokens each"
+    steps = steps_of(*(generate(adapter=str(number)) for number in range(16)), rows=16)
+    assert [len(step.segments) for step in steps] == [16] * 4, "a prompt and three more tokens each"
 
 
 def test_a_long_generation_does_not_hold_up_a_score_nor_the_other_way_round() -> None:
@@ -129,7 +129,7 @@ def test_a_long_generation_does_not_hold_up_a_score_nor_the_other_way_round() ->
     [quick] = simulation.add([score(2, adapter="a")])
     [other] = simulation.add([generate(adapter="b", tokens=2)])
     for _ in range(8):
-        assert long in works_of(simulation.step())
+        assert long in simulation.advance().groups
     assert quick.state is State.FINISHED
     assert other.state is State.FINISHED
     assert long.state is corpus.state is State.RUNNING
@@ -142,7 +142,7 @@ def test_a_stream_is_in_every_step_of_its_base_model_and_bases_take_turns() -> N
     [other] = simulation.add([generate(tokens=30, base="c")])
     simulation.add([generate(adapter="a", tokens=30), *[score(*[4] * 50, adapter=str(i)) for i in range(9)]])
     for _ in range(20):
-        first, second = works_of(simulation.step()), works_of(simulation.step())
+        first, second = simulation.advance().groups, simulation.advance().groups
         assert (stream in first, other in second) == (True, True)
 
 
@@ -153,21 +153,14 @@ class TestTurns:
         drain(simulation)
         assert [groups.index(group) for group in simulation.ended] == [0, 3, 1, 4, 2]
 
-    def test_an_adapter_that_floods_gives_up_a_row_to_one_that_waits(self) -> None:
-        simulation = simulation_of(rows=4)
-        simulation.add([generate(adapter="a", tokens=1000) for _ in range(50)])
-        simulation.steps(3)
-        [other] = simulation.add([generate(adapter="b", tokens=5)])
-        steps = [simulation.step() for _ in range(PATIENCE_STEPS + 2)]
-        assert other in works_of(steps[-1])
-        simulation.steps(5)
-        assert other.state is State.FINISHED
-
-    def test_an_adapter_without_room_beside_others_has_its_turn(self) -> None:
+    @pytest.mark.parametrize(
+        "request_", [generate(adapter="b", tokens=5), score(3, adapter="b")], ids=["prompt", "text"]
+    )
+    def test_an_adapter_without_room_beside_others_has_its_turn(self, request_: Request) -> None:
         simulation = simulation_of(adapter_bytes=1, rows=4)
         long = simulation.add([generate(adapter="a", tokens=100) for _ in range(2)])
         simulation.step()
-        [other] = simulation.add([generate(adapter="b", tokens=5)])
+        [other] = simulation.add([request_])
         simulation.steps(PATIENCE_STEPS + 6)
         assert other.state is State.FINISHED
         drain(simulation)
@@ -212,16 +205,6 @@ class TestTurns:
         drain(simulation)
         assert all(group.state is State.FINISHED for group in groups)
 
-    def test_a_text_has_its_turn_where_a_stream_fills_the_bank(self) -> None:
-        simulation = simulation_of(adapter_bytes=1)
-        [stream] = simulation.add([generate(adapter="a", tokens=200)])
-        simulation.step()
-        [text] = simulation.add([score(3, adapter="b")])
-        simulation.steps(PATIENCE_STEPS + 3)
-        assert text.state is State.FINISHED
-        drain(simulation)
-        assert stream.state is State.FINISHED
-
     @pytest.mark.parametrize("pieces", range(4, 14))
     def test_what_gave_way_takes_no_tokens_from_who_has_its_room(self, pieces: int) -> None:
         """The rest of a prompt leaves too few tokens for the text, whose adapter then takes the prompt's room."""
@@ -245,9 +228,9 @@ class TestTurns:
         simulation.steps(3)
         [cold] = simulation.add([generate(adapter="b", tokens=5)])
         for _ in range(2 * PATIENCE_STEPS):
-            assert works_of(simulation.step()) == streams
+            assert simulation.advance().groups == streams
         simulation.loaded = lambda _work: True
-        assert cold in works_of(simulation.step())
+        assert cold in simulation.advance().groups
 
     def test_those_who_give_way_are_of_one_adapter_and_nobody_else(self) -> None:
         simulation = simulation_of(adapter_bytes=1, rows=9)
@@ -255,8 +238,8 @@ class TestTurns:
         simulation.steps(3)
         simulation.add([generate(adapter="b", tokens=50)])
         for _ in range(PATIENCE_STEPS + 1):
-            step = simulation.step()
-        assert sum(group.digest is None for group in works_of(step)) == 4
+            step = simulation.advance()
+        assert sum(group.digest is None for group in step.groups) == 4
 
     def test_each_base_model_has_its_own_turns_of_prompts_and_texts(self) -> None:
         simulation = simulation_of(max_queue=999, tokens=8, rows=99)
@@ -270,7 +253,7 @@ class TestTurns:
         simulation = simulation_of(tokens=16, rows=99)
         simulation.add([score(*[16] * 50)])
         simulation.add([generate(16, tokens=0) for _ in range(50)])
-        kinds = [works_of(simulation.step())[0].request for _ in range(8)]
+        kinds = [simulation.advance().groups[0].request for _ in range(8)]
         assert [isinstance(one, GenerateRequest) for one in kinds] == [True, False] * 4
 
 
@@ -314,7 +297,7 @@ def test_an_adapter_takes_no_memory_that_would_not_be_enough() -> None:
     simulation.steps(3)
     [large] = simulation.add([generate(4 * MIN_ROW_POSITIONS, adapter="b", tokens=0)])
     for _ in range(2 * PATIENCE_STEPS):
-        assert works_of(simulation.step()) == streams
+        assert simulation.advance().groups == streams
     drain(simulation)
     assert large.state is State.FINISHED
 
@@ -340,8 +323,7 @@ def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(
     [job] = scheduler.add([ScoreRequest(base, windows, pooled=frozenset(range(len(windows)) if pooled else ()))])
     others = []
     while job.state is not State.FINISHED:
-        step = simulation.step()
-        assert step is not None
+        step = simulation.advance()
         newest = sum(segment.output == "next" for segment in step.segments)
         assert (step.base_id == "b") == (newest == len(streams)), "streams are in every step of their base model"
         others.append(step.tokens - newest)
@@ -354,9 +336,7 @@ def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(
 
 class TestPieces:
     def test_a_long_prompt_goes_in_pieces(self) -> None:
-        scheduler = scheduler_of(tokens=10)
-        scheduler.add([generate(25, tokens=1)])
-        segments = [step.segments[0] for step in drain(Simulation(scheduler))]
+        segments = [step.segments[0] for step in steps_of(generate(25, tokens=1), tokens=10)]
         assert [(one.start, one.length, one.output) for one in segments] == [
             (0, 10, "nothing"),
             (10, 10, "nothing"),
@@ -364,30 +344,25 @@ class TestPieces:
         ]
 
     def test_a_long_text_goes_in_pieces_beside_streams_and_whole_without(self) -> None:
-        scheduler = scheduler_of(tokens=100, pace=20)
-        simulation = Simulation(scheduler)
-        scheduler.add([generate(tokens=9)])
+        simulation = simulation_of(tokens=100, pace=20)
+        simulation.add([generate(tokens=9)])
         simulation.step()
-        scheduler.add([score(50)])
-        pieces = [
-            segment for _ in range(3) for segment in works_segments(simulation.step()) if segment.output == "score"
-        ]
+        simulation.add([score(50)])
+        pieces = [segment for _ in range(3) for segment in simulation.advance().segments if segment.output == "score"]
         assert [(one.start, one.length, one.keeps_kv) for one in pieces] == [
             (0, 20, True),
             (20, 20, True),
             (40, 10, True),
         ]
-        scheduler = scheduler_of(tokens=10)
-        scheduler.add([score(50)])
-        [step] = drain(Simulation(scheduler))
+        [step] = steps_of(score(50), tokens=10)
         assert (step.segments[0].length, step.segments[0].keeps_kv) == (50, False)
 
     def test_texts_of_one_request_take_over_nothing_from_each_other(self) -> None:
         simulation = simulation_of(tokens=100, pace=40)
         simulation.add([generate(tokens=9)])
         simulation.step()
-        simulation.add([ScoreRequest("b", ((1,) * 50, (2,) * 20), LoadableAdapter("p", PrefixConfig(length=8), dict))])
-        first, second = [[one for one in works_segments(simulation.step()) if one.output == "score"] for _ in range(2)]
+        simulation.add([ScoreRequest("b", ((1,) * 50, (2,) * 20), PREFIXED)])
+        first, second = [[one for one in simulation.advance().segments if one.output == "score"] for _ in range(2)]
         assert [(one.start, one.length) for one in first] == [(0, 40)]
         assert [(one.start, one.length, one.copy_from) for one in second] == [(40, 10, None), (0, 20, None)]
 
@@ -399,43 +374,40 @@ class TestPieces:
         assert [step.tokens for step in drain(Simulation(scheduler))] == [50]
 
     def test_texts_of_one_length_come_together(self) -> None:
-        scheduler = scheduler_of(tokens=20)
-        scheduler.add([score(2, 10, 3, 9, 2, 3)])
-        steps = drain(Simulation(scheduler))
+        steps = steps_of(score(2, 10, 3, 9, 2, 3), tokens=20)
         assert [[one.length for one in step.segments] for step in steps] == [[10, 9], [3, 3, 2, 2]]
 
     def test_a_text_behind_a_prefix_has_a_row_that_counts_it(self) -> None:
-        scheduler = scheduler_of(kv=MIN_ROW_POSITIONS)
-        prefixed = LoadableAdapter("p", PrefixConfig(length=8), dict)
-        scheduler.add([ScoreRequest("b", ((1, 1),) * 2, prefixed)])
-        steps = drain(Simulation(scheduler))
+        steps = steps_of(ScoreRequest("b", ((1, 1),) * 2, PREFIXED), kv=MIN_ROW_POSITIONS)
         assert [len(step.segments) for step in steps] == [1, 1], "there is memory for one row"
         assert all(segment.keeps_kv for step in steps for segment in step.segments)
 
     def test_choices_take_over_the_prompt_of_the_first(self) -> None:
-        scheduler = scheduler_of(rows=9, pace=100)
-        scheduler.add([generate(30, n=4, tokens=3)])
-        steps = drain(Simulation(scheduler))
+        steps = steps_of(generate(30, n=4, tokens=3), rows=9, pace=100)
         assert [step.tokens for step in steps] == [30, 4, 4, 3]
         assert [segment.copy_from is not None for segment in steps[1].segments] == [False, True, True, True]
 
 
 class TestMemory:
-    @pytest.mark.parametrize("adapter", ["-", "a"])
-    @pytest.mark.parametrize("text", [False, True])
+    @pytest.mark.parametrize(
+        "request_",
+        [
+            generate(4 * MIN_ROW_POSITIONS),
+            generate(4 * MIN_ROW_POSITIONS, adapter="a"),
+            # which goes in pieces behind a stream of its base model, or a prefix
+            ScoreRequest("b", ((1,) * (4 * MIN_ROW_POSITIONS),), PREFIXED),
+        ],
+        ids=["base", "adapter", "text"],
+    )
     def test_a_large_one_has_its_turn_where_small_ones_of_other_base_models_take_the_memory(
-        self, adapter: str, text: bool
+        self, request_: Request
     ) -> None:
         """As many steps as all of them have patience for, twice, for the bases take turns; small ones never end."""
         simulation = simulation_of(max_queue=10_000, rows=99, kv=8 * MIN_ROW_POSITIONS)
         small = [generate(adapter=name, tokens=20 + n, base="c") for n, name in enumerate("-abcdefg")]
         simulation.add(small)
         simulation.steps(9)
-        if text:  # which goes in pieces behind a stream of its base model, or a prefix
-            prefixed = LoadableAdapter("p", PrefixConfig(length=8), dict)
-            [large] = simulation.add([ScoreRequest("b", ((1,) * (4 * MIN_ROW_POSITIONS),), prefixed)])
-        else:
-            [large] = simulation.add([generate(4 * MIN_ROW_POSITIONS, adapter=adapter)])
+        [large] = simulation.add([request_])
         for number in range(2 * (3 * PATIENCE_STEPS)):
             simulation.add([small[number % 8], small[(number + 3) % 8]])
             simulation.step()
@@ -484,7 +456,7 @@ class TestMemory:
         assert simulation.scheduler.drop_cancelled() == [gone]
         assert gone.state is State.CANCELLED
         assert simulation.scheduler._kv_budget.bytes == MIN_ROW_POSITIONS
-        assert works_of(simulation.step()) == [kept]
+        assert simulation.advance().groups == [kept]
         assert simulation.scheduler.drop_cancelled() == []
 
 
@@ -497,22 +469,10 @@ class TestKeptTexts:
         assert simulation.scheduler.prefixes.bytes == 42, "the newest token has been drawn and not computed"
         return simulation
 
-    def first_of(self, simulation: Simulation, request: GenerateRequest) -> Segment:
-        simulation.add([request])
-        return works_segments(simulation.step())[0]
-
-    def test_a_prompt_that_begins_alike_computes_the_rest(self) -> None:
-        simulation = self.after_one(kv=99 * MIN_ROW_POSITIONS)
-        segment = self.first_of(simulation, generate(50, namespace="one"))
-        assert (segment.start, segment.length, segment.output) == (42, 8, "next")
-        drain(simulation)
-        segment = self.first_of(simulation, generate(40, namespace="one"))
-        assert (segment.start, segment.length) == (39, 1), "one token is always computed"
-
     def test_all_choices_take_over_the_text_at_once(self) -> None:
         simulation = self.after_one(kv=99 * MIN_ROW_POSITIONS, rows=9)
         simulation.add([generate(40, n=3, namespace="one")])
-        assert [(one.start, one.length) for one in works_segments(simulation.step())] == [(39, 1)] * 3
+        assert [(one.start, one.length) for one in simulation.advance().segments] == [(39, 1)] * 3
 
     def test_what_is_kept_goes_before_any_sequence_starts_again(self) -> None:
         simulation = self.after_one(kv=2 * MIN_ROW_POSITIONS)
@@ -524,16 +484,14 @@ class TestKeptTexts:
     def test_what_a_step_takes_over_makes_no_room_for_others_of_that_step(self) -> None:
         simulation = self.after_one(kv=2 * MIN_ROW_POSITIONS)
         taking, other = simulation.add([generate(40, namespace="one"), generate(9, namespace="two")])
-        assert works_of(simulation.step()) == [taking]
+        assert simulation.advance().groups == [taking]
         assert simulation.reused == 39
         simulation.steps(2)
         assert other.state is not State.WAITING
         assert simulation.texts == set()
 
     def test_what_has_no_room_even_so_drives_nothing_out(self) -> None:
-        simulation = simulation_of(kv=3 * MIN_ROW_POSITIONS)
-        simulation.add([generate(40, tokens=3, namespace="one")])
-        drain(simulation)
+        simulation = self.after_one(kv=3 * MIN_ROW_POSITIONS)
         simulation.add([generate(100, tokens=4), generate(100, tokens=4)])
         simulation.step()
         assert len(simulation.scheduler.sequences_with_rows()["b"]) == 1
@@ -552,21 +510,11 @@ class TestKeptTexts:
         assert [(text.scope[2], len(text.ids)) for text in simulation.texts] == [("one", 20)]
 
 
-class TestStepTimes:
-    def test_the_first_step_is_the_streams_alone_and_so_is_one_now_and_then(self) -> None:
-        times = StepTimes()
-        assert times.beside_decodes("b", 400) == 0
-        assert [times.beside_decodes("b", 400) for _ in range(PROBE_INTERVAL)] == [100] * (PROBE_INTERVAL - 1) + [0]
-        assert times.beside_decodes("c", 400) == 0, "another base model has another pace"
-
-    def test_a_step_beside_streams_takes_at_most_twice_as_long(self) -> None:
-        times = StepTimes()
-        times.beside_decodes("b", 400)
-        times.record("b", 0.1, decodes=4, prefills=0)
-        times.record("b", 0.2, decodes=0, prefills=100)
-        assert times.beside_decodes("b", 400) == 50
-        times.record("b", 0.2, decodes=4, prefills=50)
-        assert times.beside_decodes("b", 400) == 50
+def test_the_first_step_is_the_streams_alone_and_so_is_one_now_and_then() -> None:
+    times = StepTimes()
+    assert times.beside_decodes("b", 400) == 0
+    assert [times.beside_decodes("b", 400) for _ in range(PROBE_INTERVAL)] == [100] * (PROBE_INTERVAL - 1) + [0]
+    assert times.beside_decodes("c", 400) == 0, "another base model has another pace"
 
 
 def test_a_full_queue_takes_none_of_a_list_and_says_when_to_come_back() -> None:
@@ -592,12 +540,8 @@ def test_failing_one_request_of_a_step_leaves_the_others() -> None:
 
 
 def test_states_never_go_back() -> None:
-    scheduler = scheduler_of()
-    [group] = scheduler.add([score(3)])
-    assert scheduler.waiting == 1
-    step = scheduler.next_step()
-    assert step is not None
-    assert scheduler.waiting == 0
-    scheduler.finish([one.sequence for one in step.segments])
+    simulation = simulation_of()
+    [group] = simulation.add([score(3)])
+    drain(simulation)
     with pytest.raises(Internal, match="finished to running"):
         group.set_state(State.RUNNING)

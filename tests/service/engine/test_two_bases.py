@@ -11,6 +11,8 @@ import pytest
 
 from registry.spec import BaseEntry
 from service.engine.bases import loaded_weight_bytes
+from tests.service.answers import answered, refusal
+from tests.service.cluster import ended
 from tests.service.passages import passages
 from tests.service.servers import World, open_world, write_bases
 from tests.tiny_models import build_tiny_base
@@ -43,16 +45,8 @@ def world(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
                     base_model=base_id,
                     sample={"texts": passages(domain, 20)},
                 )
-                finish(world, pushed["job"])
+                assert ended(world.client, pushed["job"])["state"] == "succeeded"
         yield world
-
-
-def finish(world: World, job: str) -> None:
-    for _ in range(600):
-        state = world.client.get(f"/v1/jobs/{job}").json()["state"]
-        if state not in {"queued", "running"}:
-            break
-    assert state == "succeeded"
 
 
 def post(world: World, path: str, **body: Any) -> Any:
@@ -61,8 +55,7 @@ def post(world: World, path: str, **body: Any) -> Any:
 
 def complete(world: World, model: str, tokens: int = 12) -> str:
     answer = post(world, "/v1/completions", model=model, prompt=PROMPT, max_tokens=tokens, temperature=0)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["text"])
+    return str(answered(answer)["choices"][0]["text"])
 
 
 def test_both_are_listed_with_their_own_context_and_state(world: World) -> None:
@@ -80,8 +73,7 @@ def test_each_has_its_own_vocabulary(world: World) -> None:
     for base, ids in zip(BASES, tokens, strict=True):
         assert post(world, "/detokenize", model=base, tokens=ids).json()["prompt"].endswith(PROMPT)
     refused = post(world, "/v1/completions", model="lima", prompt=[0, 280], max_tokens=1)
-    assert refused.status_code == 400
-    assert "outside of the vocabulary (0 to 269)" in refused.json()["error"]["message"]
+    assert "outside of the vocabulary (0 to 269)" in refusal(refused)
     assert post(world, "/v1/completions", model="tiny", prompt=[0, 280], max_tokens=1).status_code == 200
 
 
@@ -110,10 +102,8 @@ def test_a_base_beyond_the_budget_is_refused_in_one_sentence(
     size = loaded_weight_bytes(BaseEntry(id="lima", source=str(sources["lima"])))
     bases = write_bases(tmp_path / "bases.toml", sources)
     for world in open_world(tmp_path / "data", bases, memory_bytes=size - 1):
-        answer = post(world, "/v1/completions", model="lima", prompt="a", max_tokens=1)
-        assert answer.status_code == 503
-        message = answer.json()["error"]["message"]
-        assert f"takes {size} bytes, and this server may hold {size - 1} bytes" in message
+        refused = post(world, "/v1/completions", model="lima", prompt="a", max_tokens=1)
+        assert f"takes {size} bytes, and this server may hold {size - 1} bytes" in refusal(refused, 503)
         assert post(world, "/tokenize", model="lima", prompt="a").status_code == 200, "text needs no weights"
         ready = world.client.get("/readyz")
         assert (ready.status_code, ready.json()["checks"]["base/lima"]) == (200, "exceeds the memory budget")
@@ -124,9 +114,8 @@ def test_a_pool_is_over_one_base(world: World) -> None:
     sample = {"texts": passages("kitchen", 20, seed=3)}
     how = {"sample": sample, "selector": {"kind": "cosine"}, "options": {"single": True}, "wait": 120}
     for base_id in BASES:
-        answer = post(world, "/v1/select", **how, pool={"base_model": base_id})
-        assert answer.status_code == 200, answer.text
-        refs = [one["ref"] for one in answer.json()["selection"]["selected"]]
+        answer = answered(post(world, "/v1/select", **how, pool={"base_model": base_id}))
+        refs = [one["ref"] for one in answer["selection"]["selected"]]
         assert [ref.split("@")[0] for ref in refs] == [f"{base_id}/kitchen"]
         soup = post(
             world,

@@ -24,24 +24,21 @@ from service.engine_process.child import PROGRAM, engine_child
 from service.engine_process.client import ProcessEngine
 from service.engine_process.plan import plan_of
 from tests.service.cluster import one_server, until
-from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, open_world, write_bases
+from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, write_bases
 
 pytestmark = pytest.mark.slow
 
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0)
 ENDLESS = SamplingParams(max_tokens=50, n=64, temperature=1.0)
+SETTINGS = {"pages": False}
 TEXTS = ["a soup of law and style", "the court held", "b"]
 
 
-@pytest.fixture(scope="module")
-def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A server whose engine is in this process."""
-    folder = tmp_path_factory.mktemp("world")
-    bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    for world in open_world(folder / "data", bases, pages=False):
-        world.push("team/a", seed=1)
-        world.push("team/b", seed=2)
-        yield world
+@pytest.fixture(scope="module", autouse=True)
+def _stocked(world: World) -> None:
+    """Two adapters of the server whose engine is in this process."""
+    world.push("team/a", seed=1)
+    world.push("team/b", seed=2)
 
 
 @contextmanager
@@ -61,14 +58,6 @@ def process_engine(world: World, **settings: Any) -> Iterator[ProcessEngine]:
 def engine(world: World) -> Iterator[ProcessEngine]:
     with process_engine(world, max_requests=4) as engine:
         yield engine
-
-
-def stored(world: World, ref: str) -> LoadableAdapter:
-    from registry.names import parse_ref
-    from registry.stored.adapters import loadable
-
-    with world.registry.database.read() as catalogue:
-        return loadable(catalogue.adapters.resolve(None, parse_ref(ref)), world.registry.blobs)
 
 
 def in_memory(world: World, seed: int) -> LoadableAdapter:
@@ -99,7 +88,7 @@ def idle(engine: ProcessEngine) -> bool:
 
 def test_it_generates_what_an_engine_in_this_process_does(world: World, engine: ProcessEngine) -> None:
     """With a stored adapter, with one that only the server has, and with the base model alone."""
-    for adapter in (None, stored(world, "team/a"), in_memory(world, 5), stored(world, "team/b"), in_memory(world, 6)):
+    for adapter in (None, world.loadable("team/a"), in_memory(world, 5), world.loadable("team/b"), in_memory(world, 6)):
         heard = Heard()
         asked = GenerateRequest(BASE_ID, (1, 2, 3), adapter, replace(PARAMS, n=2, logprobs=1, prompt_logprobs=True))
         expected = world.runtime.engine.generate(asked)
@@ -113,7 +102,7 @@ def test_it_generates_what_an_engine_in_this_process_does(world: World, engine: 
 
 
 def test_it_scores_and_embeds_what_an_engine_in_this_process_does(world: World, engine: ProcessEngine) -> None:
-    for adapter in (None, stored(world, "team/a"), in_memory(world, 7)):
+    for adapter in (None, world.loadable("team/a"), in_memory(world, 7)):
         assert engine.score(BASE_ID, TEXTS, adapter) == world.runtime.engine.score(BASE_ID, TEXTS, adapter)
     for mine, expected in zip(engine.embed(BASE_ID, TEXTS), world.runtime.engine.embed(BASE_ID, TEXTS), strict=True):
         assert np.array_equal(mine.vector, expected.vector)
@@ -157,7 +146,7 @@ def test_a_request_that_cannot_be_is_refused_before_it_is_queued(
 
 
 def test_bytes_of_another_digest_are_an_error(world: World, engine: ProcessEngine) -> None:
-    mixed = replace(stored(world, "team/a"), digest="sha256:" + "9" * 64)
+    mixed = replace(world.loadable("team/a"), digest="sha256:" + "9" * 64)
     with pytest.raises(Internal, match="not those of its digest"):
         engine.generate(GenerateRequest(BASE_ID, (1, 2), mixed, PARAMS))
 
@@ -230,20 +219,13 @@ def test_its_figures_are_those_of_an_engine(world: World, engine: ProcessEngine)
 # --- its end ----------------------------------------------------------------------------------------
 
 
-def is_gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists()
-
-
 @pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.long)])
 def test_requests_of_a_killed_process_end_with_one_error_and_another_process_serves_the_next(
     world: World, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
     """Every stream is whole, or a beginning of what this adapter says and the error. Until then nothing is taken."""
-    refs = ("team/a", "team/b", None)
-    asked = [
-        GenerateRequest(BASE_ID, (1, 2, 3), None if ref is None else stored(world, ref), replace(PARAMS, max_tokens=50))
-        for ref in refs
-    ]
+    adapters = (world.loadable("team/a"), world.loadable("team/b"), None)
+    asked = [GenerateRequest(BASE_ID, (1, 2, 3), adapter, replace(PARAMS, max_tokens=50)) for adapter in adapters]
     expected = [world.runtime.engine.generate(one).choices[0] for one in asked]
     with process_engine(world) as engine:
         for pause in (*[0.01] * (kills - 1), 1000.0):
@@ -254,7 +236,8 @@ def test_requests_of_a_killed_process_end_with_one_error_and_another_process_ser
             scoring = ScoreRequest(BASE_ID, ((1, 2, 3),) * 2000)
             *tickets, unfinished, _ = engine.submit_all([*requests, endless, scoring])
             assert heard[-1].stepped.wait(60)
-            kill(engine)
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
             with pytest.raises(Unavailable, match="ended before the answer was complete"):
                 unfinished.result(60)
             for ticket, told, whole in zip(tickets, heard, expected, strict=True):
@@ -267,11 +250,6 @@ def test_requests_of_a_killed_process_end_with_one_error_and_another_process_ser
                 until(lambda: not engine.preloading)
                 assert [engine.generate(one).choices[0] for one in asked] == expected
         assert_away(engine)
-
-
-def kill(engine: ProcessEngine) -> None:
-    assert engine.pid is not None
-    os.kill(engine.pid, signal.SIGKILL)
 
 
 def assert_away(engine: ProcessEngine) -> None:

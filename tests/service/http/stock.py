@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from registry.names import parse_ref
+from tests.service.answers import answered
 from tests.service.servers import World
+
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+"""A chat template."""
 
 
 def push_embedded(world: World, name: str, texts: list[str], **manifest: Any) -> dict[str, Any]:
@@ -21,21 +25,18 @@ def fit_selector(world: World, kind: str = "posterior", *, namespace: str = "acm
     """Fit a selector over what a key of the namespace sees; returns its id."""
     writer = world.headers(world.key(["read", "write"], [namespace]))
     body = {"selector": {"kind": kind, **options}, "wait": 60}
-    made = world.client.post("/v1/selectors", json=body, headers=writer)
-    assert made.status_code == 201, made.text
-    return str(made.json()["id"])
+    return str(answered(world.client.post("/v1/selectors", json=body, headers=writer), 201)["id"])
 
 
 def cook_soup(world: World, name: str, weights: dict[str, float], *evidence: dict[str, Any]) -> dict[str, Any]:
     """Cook the weighted mean of some adapters; each `evidence` is as if a cook had given this soup as its answer."""
     recipe = {"ingredients": [{"ref": ref, "weight": weight} for ref, weight in weights.items()]}
-    made = world.client.post("/v1/soups", json={"recipe": recipe, "name": name, "wait": 60})
-    assert made.status_code == 201, made.text
+    made = answered(world.client.post("/v1/soups", json={"recipe": recipe, "name": name, "wait": 60}), 201)
     with world.registry.database.write() as catalogue:
         row = catalogue.adapters.resolve(None, parse_ref(name))
         for body in evidence:
             catalogue.soups.add_evidence(row.id, row.recipe_digest, body)
-    return dict(made.json())
+    return dict(made)
 
 
 def queue_job(world: World, kind: str = "fit", arguments: dict[str, Any] | None = None) -> str:

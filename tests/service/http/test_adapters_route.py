@@ -14,10 +14,11 @@ from registry.progress import silent
 from registry.samples.embeddings_file import save_embeddings
 from registry.select.fit import fit
 from registry.spec import PoolSpec, UniformSpec
-from tests.service.answers import answered
+from tests.service.answers import answered, refusal_with_code
 from tests.service.servers import BASE_ID, World, adapter_weights
 
 SETTINGS = {"job_workers": 0}  # jobs stay in the queue
+LATE = "precondition_failed"
 
 
 def vectors(world: World, seed: int = 0) -> dict[str, Any]:
@@ -65,16 +66,14 @@ def test_lists_leave_the_provenance_to_each_adapter(world: World) -> None:
     assert [one["name"] for one in page.json()["data"]] == ["long"]
     assert "provenance" not in page.json()["data"][0]
     assert len(page.content) < 10_000
-    retired = world.client.delete("/v1/adapters/acme/long").json()["data"]
-    assert "provenance" not in retired[0]
+    assert "provenance" not in world.client.delete("/v1/adapters/acme/long").json()["data"][0]
 
 
 def test_of_two_changes_to_what_was_read_one_is_refused(world: World) -> None:
     etag = world.push("acme/raced")["etag"]
     first = {"json": {"domain": "one"}, "headers": {"if-match": f'"{etag}"'}}
     assert world.client.patch("/v1/adapters/acme/raced", **first).status_code == 200
-    second = world.client.patch("/v1/adapters/acme/raced", **{**first, "json": {"domain": "two"}})
-    assert (second.status_code, second.json()["error"]["code"]) == (412, "precondition_failed")
+    refusal_with_code(world.client.patch("/v1/adapters/acme/raced", **{**first, "json": {"domain": "two"}}), 412, LATE)
     assert get(world, "acme/raced").json()["domain"] == "one"
 
 
@@ -117,14 +116,12 @@ def test_an_alias_moves_by_compare_and_set(world: World) -> None:
     for seed in (1, 2):
         world.push("acme/aliased", seed=seed)
     path = "/v1/adapters/acme/aliased/aliases/stable"
-    first = world.client.put(path, json={"version": 1})
-    assert (first.status_code, first.json()["ref"]) == (200, "acme/aliased@1")
+    first = answered(world.client.put(path, json={"version": 1}))
+    assert first["ref"] == "acme/aliased@1"
     assert get(world, "acme/aliased@stable").json()["version"] == 1
-    etag = first.json()["etag"]
-    moved = world.client.put(path, json={"version": 2}, headers={"if-match": f'"{etag}"'})
-    assert moved.json()["version"] == 2
-    late = world.client.put(path, json={"version": 1}, headers={"if-match": f'"{etag}"'})
-    assert (late.status_code, late.json()["error"]["code"]) == (412, "precondition_failed")
+    etag = first["etag"]
+    assert world.client.put(path, json={"version": 2}, headers={"if-match": f'"{etag}"'}).json()["version"] == 2
+    refusal_with_code(world.client.put(path, json={"version": 1}, headers={"if-match": f'"{etag}"'}), 412, LATE)
     assert world.client.request("DELETE", path, headers={"if-match": etag}).status_code == 412
     listed = get(world, "acme/aliased/aliases").json()["data"]
     assert [(one["alias"], one["version"]) for one in listed] == [("stable", 2)]
@@ -161,17 +158,14 @@ def test_one_version_and_then_all_of_them(world: World) -> None:
     assert get(world, "acme/old").json()["version"] == 2
     assert get(world, "acme/old@3").status_code == 410
     assert get(world, digests[2]).status_code == 410
-    rest = world.client.delete("/v1/adapters/acme/old").json()["data"]
-    assert [row["version"] for row in rest] == [2, 1]
+    assert [row["version"] for row in world.client.delete("/v1/adapters/acme/old").json()["data"]] == [2, 1]
     for ref in ("acme/old", "acme/old@1", "acme/old@best", digests[0]):
-        answer = get(world, ref)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (410, "retired"), ref
+        refusal_with_code(get(world, ref), 410, "retired")
     for path in ("acme/old/files", "acme/old/files/README.md", "acme/old/lineage"):
         assert get(world, path).status_code == 410
     assert world.client.patch("/v1/adapters/acme/old", json={"domain": "x"}).status_code == 410
     assert world.client.delete("/v1/adapters/acme/old").status_code == 410
-    listed = world.client.get("/v1/adapters?limit=200").json()["data"]
-    assert not [row for row in listed if row["name"] == "old"]
+    assert not [row for row in world.client.get("/v1/adapters?limit=200").json()["data"] if row["name"] == "old"]
 
 
 def test_a_retired_version_comes_back_and_its_pools_are_refitted(world: World) -> None:
@@ -186,12 +180,11 @@ def test_a_retired_version_comes_back_and_its_pools_are_refitted(world: World) -
     path = "/v1/adapters/back/law@2/restore"
     assert world.client.post(path, headers={"if-match": f'"{newest["etag"]}"'}).status_code == 412
     assert get(world, "back/law@2").status_code == 410
-    answer = world.client.post(path, headers={"if-match": f'"{gone["etag"]}"'})
-    assert (answer.status_code, answer.json()["retired_at"]) == (200, None)
+    restored = answered(world.client.post(path, headers={"if-match": f'"{gone["etag"]}"'}))
+    assert restored["retired_at"] is None
     assert get(world, "back/law").json()["version"] == 2
     assert len(set(queued(world, "fit")) - before) == 1
-    again = world.client.post(path)
-    assert (again.status_code, again.json()["etag"]) == (200, answer.json()["etag"])
+    assert answered(world.client.post(path))["etag"] == restored["etag"]
     audit = world.client.get("/v1/audit?limit=200").json()["data"]
     assert [one["action"] for one in audit].count("adapter.restore") == 1
 
@@ -223,8 +216,7 @@ def test_files_with_etag_and_range(world: World) -> None:
         assert (part.status_code, part.content) == (206, answer.content[2:10])
     assert get(world, "acme/files/files/adapter_model.safetensors").content == adapter_weights(world.runtime, seed=7)
     assert json.loads(get(world, "acme/files/files/samples.jsonl").content.splitlines()[0]) == {"text": texts[0]}
-    config = get(world, "acme/files/files/adapter_config.json").json()
-    assert config["base_fingerprint"] == pushed["base_fingerprint"]
+    assert get(world, "acme/files/files/adapter_config.json").json()["base_fingerprint"] == pushed["base_fingerprint"]
 
 
 @pytest.mark.parametrize("name", ["samples.jsonl", "config.json", "..%2f..%2fadmin.key", "%2e%2e"])
@@ -252,8 +244,7 @@ def test_files_that_are_not_there(world: World, name: str) -> None:
     ],
 )
 def test_bad_queries(world: World, query: str) -> None:
-    answer = world.client.get(f"/v1/adapters?{query}")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_parameter")
+    refusal_with_code(world.client.get(f"/v1/adapters?{query}"), 400, "invalid_parameter")
 
 
 # --- whose ----------------------------------------------------------------------------------------
@@ -272,7 +263,6 @@ def test_selecting_never_names_what_the_key_does_not_read(world: World) -> None:
     fitted(world, namespaces=("ours2",))
     headers = world.headers(world.key(["read"], ["ours2"]))
     body = {"sample": vectors(world, 3), "selector": {"kind": "uniform"}}
-    answer = world.client.post("/v1/select", json=body, headers=headers)
-    assert answer.status_code == 200, answer.text
-    assert "theirs2" not in answer.text
-    assert "hidden" not in answer.text
+    told = str(answered(world.client.post("/v1/select", json=body, headers=headers)))
+    assert "theirs2" not in told
+    assert "hidden" not in told

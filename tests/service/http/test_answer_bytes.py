@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,16 +24,11 @@ from service.engine import (
     Ticket,
 )
 from tests.repository import REPOSITORY
-from tests.service.servers import World, with_template
+from tests.service.servers import World
 
 RECORDED = REPOSITORY / "tests" / "fixtures" / "answers.txt"
 """Per answer: path and body of the request, the status, the body's lines. # stands for id, time and fingerprint."""
-
-
-@pytest.fixture(scope="module")
-def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    return {"tiny": with_template(tiny_base_dir, tmp_path_factory.mktemp("bytes"), template)}
+TEMPLATES = {"tiny": "{% for m in messages %}{{ m['content'] }}{% endfor %}"}
 
 
 @pytest.fixture

@@ -78,53 +78,46 @@ async def rounds(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def test_another_key_begins_at_once_beside_a_flood() -> None:
-    async def check() -> None:
-        work = Work(8)
-        tasks = [work.begin("flood") for _ in range(100)]
-        await rounds()
-        assert work.running == ["flood"] * 6
-        tasks.append(work.begin("calm"))
-        await rounds()
-        assert work.running == ["flood"] * 6 + ["calm"]
-        work.free.set()
-        await asyncio.gather(*tasks)
-        assert len(work.served) == 101
-
-    asyncio.run(check())
+@pytest.mark.anyio
+async def test_another_key_begins_at_once_beside_a_flood() -> None:
+    work = Work(8)
+    tasks = [work.begin("flood") for _ in range(100)]
+    await rounds()
+    assert work.running == ["flood"] * 6
+    tasks.append(work.begin("calm"))
+    await rounds()
+    assert work.running == ["flood"] * 6 + ["calm"]
+    work.free.set()
+    await asyncio.gather(*tasks)
+    assert len(work.served) == 101
 
 
-def test_keys_that_wait_take_turns() -> None:
-    async def check() -> None:
-        work = Work(1)
-        tasks = [work.begin(key) for key in ["a", *"aaaa", *"bb", "c"]]
-        await rounds()
-        work.free.set()
-        await asyncio.gather(*tasks)
-        assert "".join(work.served) == "aabcabaa"
-
-    asyncio.run(check())
+@pytest.mark.anyio
+async def test_keys_that_wait_take_turns() -> None:
+    work = Work(1)
+    tasks = [work.begin(key) for key in ["a", *"aaaa", *"bb", "c"]]
+    await rounds()
+    work.free.set()
+    await asyncio.gather(*tasks)
+    assert "".join(work.served) == "aabcabaa"
 
 
+@pytest.mark.anyio
 @given(
     st.integers(1, 6),
     st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(0, 3)), min_size=1, max_size=40),
 )
-def test_whoever_does_not_go_away_is_served(most: int, asked: list[tuple[str, bool, int]]) -> None:
+async def test_whoever_does_not_go_away_is_served(most: int, asked: list[tuple[str, bool, int]]) -> None:
     """Tasks begin, some are cancelled while they wait, run, or get their turn; no place is lost."""
 
-    async def check() -> None:
-        work = Work(most)
-        work.free.set()
-        tasks = []
-        for key, leaves, later in asked:
-            tasks.append((work.begin(key), leaves))
-            await rounds(later)
-            if leaves:
-                tasks[-1][0].cancel()
-        await asyncio.gather(*(task for task, _ in tasks), return_exceptions=True)
-        assert all(not task.cancelled() or leaves for task, leaves in tasks)
-        again = [work.begin("d") for _ in range(most)]
-        await asyncio.wait_for(asyncio.gather(*again), 30)
-
-    asyncio.run(check())
+    work = Work(most)
+    work.free.set()
+    tasks = []
+    for key, leaves, later in asked:
+        tasks.append((work.begin(key), leaves))
+        await rounds(later)
+        if leaves:
+            tasks[-1][0].cancel()
+    await asyncio.gather(*(task for task, _ in tasks), return_exceptions=True)
+    assert all(not task.cancelled() or leaves for task, leaves in tasks)
+    await asyncio.wait_for(asyncio.gather(*[work.begin("d") for _ in range(most)]), 30)

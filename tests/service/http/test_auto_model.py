@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,23 +12,16 @@ from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.select.pools import FitTarget, enqueue_fit
 from registry.spec import PoolSpec, PosteriorSpec
-from tests.service.answers import refusal
+from tests.service.answers import answered, refusal
 from tests.service.http.stock import fit_selector, push_embedded
-from tests.service.servers import BASE_ID, World, with_template
+from tests.service.servers import BASE_ID, World
 
 SAMPLES = {
     "law": [f"The court held that contract number {number} was void and struck it out." for number in range(30)],
     "food": [f"Heat the oil, add {number} onions, and stir until they are golden brown." for number in range(30)],
 }
 ASKED = {"model": "auto", "max_tokens": 2, "temperature": 0}
-
-
-TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {BASE_ID: with_template(tiny_base_dir, tmp_path_factory.mktemp("chat"), TEMPLATE)}
+TEMPLATES = {BASE_ID: "{% for m in messages %}{{ m['content'] }}{% endfor %}"}
 
 
 def key_of(world: World, namespace: str) -> dict[str, str]:
@@ -60,9 +52,8 @@ def refs(model: str) -> list[str]:
 @pytest.mark.parametrize("name", list(SAMPLES))
 def test_a_prompt_is_answered_by_the_mixture_that_it_is_most_like(fitted: World, name: str) -> None:
     answer = ask(fitted, SAMPLES[name][7])
-    assert answer.status_code == 200, answer.text
     model = answer.headers["x-soup-model"]
-    assert answer.json()["model"] == model
+    assert answered(answer)["model"] == model
     assert refs(model)[0] == f"acme/{name}@1"
     assert set(refs(model)) <= {"acme/law@1", "acme/food@1"}, "no other namespace's"
     named = ask(fitted, SAMPLES[name][7], model=model)
@@ -114,8 +105,7 @@ def test_of_a_conversation_what_the_user_said_decides(fitted: World) -> None:
     answer = fitted.client.post(
         "/v1/chat/completions", json={**ASKED, "messages": messages}, headers=key_of(fitted, "acme")
     )
-    assert answer.status_code == 200, answer.text
-    assert refs(answer.json()["model"])[0] == "acme/law@1"
+    assert refs(answered(answer)["model"])[0] == "acme/law@1"
 
 
 def test_a_retired_adapter_is_not_chosen_and_the_base_model_answers_for_the_last(fitted: World) -> None:

@@ -101,8 +101,7 @@ def test_an_answer_ends_with_its_turn(world: World, monkeypatch: pytest.MonkeyPa
     assert ended["choices"][0]["finish_reason"] == "stop"
     assert ended["usage"]["completion_tokens"] == at + 1
     assert free.text.startswith(ended["choices"][0]["message"]["content"])
-    text = complete(world, prompt=PROMPT, temperature=1, seed=5, max_tokens=12)
-    assert text["choices"][0]["text"] == free.text
+    assert complete(world, prompt=PROMPT, temperature=1, seed=5, max_tokens=12)["choices"][0]["text"] == free.text
 
 
 def test_the_template_brings_its_own_bos(world: World) -> None:

@@ -21,9 +21,10 @@ from service.http.connections import BoundedConnection, ReadDeadline
 from service.http.routes import jobs
 from service.http.security.answer_limits import FEWEST, FILES_KEPT, FILES_PER_THREAD, most_connections
 from service.settings import Settings
-from tests.service.http.checked_app import checked_app
-from tests.service.servers import Live, World, serving
-from tests.service.sockets import until_closed
+from tests.service.http.asked import checked_app
+from tests.service.http.stock import queue_job
+from tests.service.servers import Live, serving
+from tests.service.sockets import read_until, until_closed
 
 SETTINGS = {"header_seconds": 0.3, "body_seconds": 0.3, "job_workers": 0, "max_connections": FEWEST}
 PATIENT = 60.0
@@ -44,12 +45,7 @@ def connect(port: int) -> socket.socket:
 
 def answer_of(one: socket.socket) -> tuple[int, bytes]:
     """The status and the body of the next answer, by its length."""
-    found = b""
-    while b"\r\n\r\n" not in found:
-        piece = one.recv(65536)
-        assert piece, found
-        found += piece
-    head, _, body = found.partition(b"\r\n\r\n")
+    head, _, body = read_until(one, b"\r\n\r\n").partition(b"\r\n\r\n")
     length = next(
         int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
     )
@@ -181,7 +177,7 @@ def test_who_takes_enough_each_time_is_not_cut_off(left: tuple[int, ...], cut: b
 def test_a_long_answer_is_not_cut_off(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream goes on while another connection, which came later, runs out of its time."""
     monkeypatch.setattr(jobs, "KEEPALIVE_SECONDS", 0.05)
-    job = queued(live.world)
+    job = queue_job(live.world)
     port = int(live.url.rpartition(":")[2])
     with closing(connect(port)) as stream, closing(connect(port)) as late:
         head = f"GET /v1/jobs/{job}/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {live.world.admin}\r\n\r\n"
@@ -195,7 +191,7 @@ def test_a_long_answer_is_not_cut_off(live: Live, monkeypatch: pytest.MonkeyPatc
 
 def test_streams_of_one_key_leave_connections_to_others(live: Live) -> None:
     """Of sixteen a key has eight; what it asks for beyond them is refused, and another key is answered."""
-    job, port = queued(live.world), int(live.url.rpartition(":")[2])
+    job, port = queue_job(live.world), int(live.url.rpartition(":")[2])
     one, other = (live.world.key(["read"]) for _ in range(2))
 
     def ask(stack: ExitStack, secret: str) -> socket.socket:
@@ -210,21 +206,6 @@ def test_streams_of_one_key_leave_connections_to_others(live: Live) -> None:
         status, body = answer_of(ask(stack, one))
         assert (status, json.loads(body)["error"]["code"]) == (429, "busy")
         read_until(ask(stack, other), b"event: progress")
-
-
-def queued(world: World) -> str:
-    """The id of a job that nobody runs."""
-    pushed = world.push("acme/waits", sample={"texts": [f"passage number {number}" for number in range(30)]})
-    return str(pushed["job"])
-
-
-def read_until(one: socket.socket, text: bytes) -> bytes:
-    found = b""
-    while text not in found:
-        piece = one.recv(65536)
-        assert piece, found
-        found += piece
-    return found
 
 
 # --- how many -------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ SETTINGS = {"cors_origins": (OURS,)}
 
 
 def allowed(answer: Any) -> str | None:
-    found: str | None = answer.headers.get("access-control-allow-origin")
-    return found
+    return answer.headers.get("access-control-allow-origin")
 
 
 def test_a_browser_asks_for_leave_without_a_key(world: World) -> None:

@@ -16,6 +16,7 @@ from registry.evaluate import matrix as verb
 from registry.names import digest_of, parse_ref
 from registry.select.requested import pool_of
 from registry.spec import PoolRequest
+from tests.service.answers import answered, refusal
 from tests.service.http.stock import push_embedded
 from tests.service.servers import BASE_ID, Soup, World, adapter_weights
 
@@ -54,10 +55,10 @@ def headers(stocked: World) -> dict[str, str]:
 def evaluated(world: World, headers: dict[str, str], **body: Any) -> dict[str, Any]:
     """What a job did that was asked for."""
     answer = world.client.post("/v1/evaluations", json=body, headers=headers)
-    assert answer.status_code == 202, answer.text
-    assert answer.headers["location"] == f"/v1/jobs/{answer.json()['id']}"
-    world.client.get(f"/v1/jobs/{answer.json()['id']}/events")
-    job = world.client.get(f"/v1/jobs/{answer.json()['id']}", headers=headers).json()
+    path = f"/v1/jobs/{answered(answer, 202)['id']}"
+    assert answer.headers["location"] == path
+    world.client.get(f"{path}/events")
+    job = world.client.get(path, headers=headers).json()
     assert job["state"] == "succeeded", job["error"]
     return dict(job["result"])
 
@@ -75,8 +76,7 @@ def test_every_adapter_is_evaluated_on_every_sample_as_the_perplexity_route_does
     found = known(stocked, headers)
     assert set(found) == set(itertools.product(("acme/law@1", "acme/food@1"), repeat=2))
     for (adapter, sample_of), one in found.items():
-        texts = TEXTS[one["domain"]][:10]
-        asked = {"model": adapter, "baseline": f"base/{BASE_ID}", "texts": texts}
+        asked = {"model": adapter, "baseline": f"base/{BASE_ID}", "texts": TEXTS[one["domain"]][:10]}
         same = stocked.client.post("/v1/perplexity", json=asked).json()
         assert one["mean_nll"] == pytest.approx(same["mean_nll"], rel=1e-6), (adapter, sample_of)
         assert one["base_mean_nll"] == pytest.approx(same["baseline"]["mean_nll"], rel=1e-6)
@@ -152,7 +152,7 @@ def test_a_request_like_one_that_waits_gives_that_job(stocked: World, headers: d
             "evaluate", arguments, namespace="acme", created_by="other", dedupe_key=key, delay=3600.0
         )
     answer = stocked.client.post("/v1/evaluations", json={"passages": 7}, headers=headers)
-    assert (answer.status_code, answer.json()["id"]) == (202, waits.id)
+    assert answered(answer, 202)["id"] == waits.id
     assert stocked.client.post(f"/v1/jobs/{waits.id}/cancel", headers=headers).json()["state"] == "cancelled"
 
 
@@ -194,7 +194,7 @@ def test_too_large_a_pool_is_refused_with_its_size(
 ) -> None:
     monkeypatch.setattr(verb, "MAX_ADAPTERS", 1)
     answer = stocked.client.post("/v1/evaluations", json={}, headers=headers)
-    assert (answer.status_code, "maximum for an evaluation is 1" in answer.text) == (413, True)
+    assert "maximum for an evaluation is 1" in refusal(answer, 413)
     for body in ({"passages": 1}, {"passages": 501}, {"pool": {"base_model": "none"}}):
         assert stocked.client.post("/v1/evaluations", json=body, headers=headers).status_code == 400, body
 

@@ -70,6 +70,9 @@ NEEDED: dict[str, set[str]] = {
     "/v1/audit": {"admin"},
     "/metrics": {"admin"},
     "/v1/models": {"infer", "read"},
+    "PUT /v1/blobs/{digest}": {"write"},
+    "GET /v1/blobs/{digest}": {"read"},
+    "HEAD /v1/blobs/{digest}": {"read", "write"},
     "/v1/perplexity": {"infer"},
     "/v1/completions": {"infer"},
     "/v1/chat": {"infer"},
@@ -84,14 +87,17 @@ NEEDED: dict[str, set[str]] = {
 def test_a_key_without_any_needed_scope_is_403(world: World) -> None:
     """Whatever a route needs, some single scope must be refused on it, and the ones listed here exactly."""
     keys = {scope: world.headers(world.key([scope])) for scope in ("read", "write", "infer")}
+    matched = set()
     for method, path in operations(world):
         if (method, path) in PUBLIC | OPEN_TO_KEYS:
             continue
         refused = {scope for scope, headers in keys.items() if call(world, method, path, headers).status_code == 403}
         assert refused, (method, path, "no scope is refused")
         for start, needed in NEEDED.items():
-            if path == start or path.startswith(start + "/"):
+            if start in (path, f"{method} {path}") or path.startswith(start + "/"):
+                matched.add(start)
                 assert refused == set(keys) - needed, (method, path, refused)
+    assert matched == set(NEEDED)
 
 
 PASSAGES = [f"passage number {number}" for number in range(25)]
@@ -231,8 +237,7 @@ def test_lists_hold_nothing_of_another_namespace(stocked: Stocked) -> None:
     outsider, admin = (world.headers(world.key(scopes, ["elsewhere"])) for scopes in (["read", "write"], ["admin"]))
     for path in ("/v1/adapters", "/v1/soups", "/v1/selectors", "/v1/jobs", "/v1/blobs/uploads"):
         assert world.client.get(path, headers=outsider).json()["data"] == [], path
-    models = world.client.get("/v1/models", headers=outsider).json()["data"]
-    assert [model["id"] for model in models] == [world.base_id]
+    assert [model["id"] for model in world.client.get("/v1/models", headers=outsider).json()["data"]] == [world.base_id]
     for path in ("/v1/audit", "/v1/usage", "/v1/keys"):
         text = world.client.get(path, headers=admin).text
         assert "secret-one" not in text, path

@@ -14,18 +14,13 @@ from registry.spec import Provenance
 from service.http import examples
 from tests.service.http.stock import push_embedded
 from tests.service.passages import passages
-from tests.service.servers import BASE_ID, World, open_world, with_template, write_bases
+from tests.service.servers import BASE_ID, World, open_world, write_bases
 
 SETTINGS = {"training_workers": 0, "refit_delay_seconds": 0.0}
-TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+TEMPLATES = {BASE_ID: "{% for message in messages %}{{ message['content'] }}{% endfor %}"}
 INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
 ABSENT = {"push_adapter", "change_key", "rotate_key", "change_key_limits"}
 """Calls that name bytes, or a key, which only their sender has."""
-
-
-@pytest.fixture(scope="module")
-def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {BASE_ID: with_template(tiny_base_dir, tmp_path_factory.mktemp("chatty"), TEMPLATE)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,15 +61,6 @@ def test_every_body_is_taken_where_what_it_needs_is_there(world: World) -> None:
     assert [one[2] for one in found if one[0] in ABSENT] == [404] * 4
 
 
-def test_every_call_with_a_json_body_has_an_example_and_every_example_a_call(world: World) -> None:
-    asked = {
-        operation["operationId"]
-        for _, _, operation in operations(world)
-        if "application/json" in operation.get("requestBody", {}).get("content", {})
-    }
-    assert asked == set(examples.bodies(BASE_ID))
-
-
 def test_every_part_of_a_path_is_filled_in_by_what_the_route_takes(world: World) -> None:
     for method, path, operation in operations(world):
         for one in operation.get("parameters", ()):
@@ -98,9 +84,3 @@ def test_an_example_that_needs_something_on_the_server_says_so(tiny_base_dir: Pa
         }
         refused = {(call, name) for call, name, status, _ in sent(world) if status >= 300}
     assert refused == set(examples.NEEDS) == {one for one, summary in said.items() if "(needs " in summary}
-
-
-def test_examples_are_of_the_base_model_that_is_here(world: World) -> None:
-    text = world.client.get("/openapi.json").text
-    assert f'"base/{BASE_ID}"' in text
-    assert '"base/small"' not in text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,26 +9,19 @@ import pytest
 
 from tests.service.foreign_clients import HELLO, TEXTS, ask
 from tests.service.http.test_openai_chat import TEMPLATE
-from tests.service.servers import Live, with_template
+from tests.service.http.test_openai_client import ids_of
+from tests.service.servers import Live
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow]
 SETTINGS = {"engine_share_prompts": "off"}  # answers to one prompt are compared to the last bit and token
+TEMPLATES = {"tiny": TEMPLATE}
 MODEL = "team/cooking@1"
 MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": HELLO}]
 
 
 @pytest.fixture(scope="module")
-def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {"tiny": with_template(tiny_base_dir, tmp_path_factory.mktemp("chat"), TEMPLATE)}
-
-
-@pytest.fixture(scope="module")
 def digest(live: Live) -> str:
     return str(live.world.push("team/cooking", seed=5)["digest"])
-
-
-def ids_of(live: Live, text: str) -> list[int]:
-    return list(live.world.client.post("/tokenize", json={"model": "tiny", "prompt": text}).json()["tokens"])
 
 
 @pytest.mark.parametrize("client", ["langchain", "litellm"])

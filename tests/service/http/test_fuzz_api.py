@@ -6,9 +6,7 @@ successes are held against the schema too. Each operation has an example that su
 
 from __future__ import annotations
 
-import base64
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,9 +24,10 @@ from schemathesis.specs.openapi.checks import (
 
 from registry.names import sha256_digest
 from registry.spec import Provenance
-from tests.service.http.stock import push_embedded
+from tests.service.http.stock import TEMPLATE, push_embedded
 from tests.service.passages import WORDS, passages
-from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, with_template
+from tests.service.pushes import manifest
+from tests.service.servers import BASE_ID, World, adapter_weights
 
 FUZZED = int(os.environ.get("FUZZ_EXAMPLES", "4"))
 CHECKS: list[Any] = [
@@ -38,7 +37,7 @@ CHECKS: list[Any] = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+TEMPLATES = {BASE_ID: TEMPLATE}
 INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
 BLOB = b"a blob of these tests"
 KEY = {"name": "made here", "namespaces": ["acme"], "scopes": ["read"]}
@@ -75,14 +74,6 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
     soup_ns, soup_name = known["soup"].split("/")
     soup = {"path_parameters": {"ns": soup_ns, "name": soup_name}}
     job, selector = {"path_parameters": {"id": known["job"]}}, {"path_parameters": {"id": known["selector"]}}
-    weights = base64.b64encode(adapter_weights(world.runtime, seed=11)).decode()
-    manifest = {
-        "name": "acme/new",
-        "domain": "new",
-        "base_model": BASE_ID,
-        "config": CONFIG.model_dump(),
-        "files": {"adapter_model.safetensors": {"base64": weights}},
-    }
     model = {"model": "acme/code"}
     return {
         "GET /healthz": {},
@@ -97,7 +88,7 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
         "PUT /v1/blobs/{digest}": {**blob, "body": BLOB},
         "HEAD /v1/blobs/{digest}": blob,
         "GET /v1/blobs/{digest}": blob,
-        "POST /v1/adapters": {"body": manifest},
+        "POST /v1/adapters": {"body": manifest("acme/new", adapter_weights(world.runtime, seed=11))},
         "GET /v1/adapters": {"query": {"limit": 2, "kind": "adapter"}},
         "GET /v1/adapters/{digest}": {"path_parameters": {"digest": known["digest"]}},
         "GET /v1/adapters/{ns}/{name}": adapter,
@@ -169,11 +160,6 @@ SETTINGS = {"training_workers": 0}  # trainings are asked for, not done
 
 
 @pytest.fixture(scope="module")
-def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {BASE_ID: with_template(tiny_base_dir, tmp_path_factory.mktemp("conformance"), TEMPLATE)}
-
-
-@pytest.fixture(scope="module")
 def operations(world: World) -> dict[str, Any]:
     """`METHOD path` -> operation, without the hub's, which its own clients and `test_hub_api` try."""
     found = (one.ok() for one in schemathesis.openapi.from_asgi("/openapi.json", world.app).get_all_operations())
@@ -224,8 +210,7 @@ def test_examples_succeed_and_answer_as_the_schema_says(world: World, operations
 
 def test_streams_are_declared(world: World, operations: Any, requests: Any) -> None:
     for label in ("POST /v1/completions", "POST /v1/chat/completions"):
-        body = {**requests[label]["body"], "stream": True}
-        answer = call(world, case_of(operations[label], {"body": body}))
+        answer = call(world, case_of(operations[label], {"body": {**requests[label]["body"], "stream": True}}))
         assert answer.headers["content-type"][0].startswith("text/event-stream")
         assert answer.text.endswith("data: [DONE]\n\n")
 

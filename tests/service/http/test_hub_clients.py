@@ -71,12 +71,10 @@ def other(served: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def ours(world: World, ref: str) -> list[float]:
     """The last logits of an adapter as this package computes them."""
-    base_dir = world.runtime.bases[world.base_id].entry.source
-    base = load_base(BaseEntry(id="base", source=base_dir))
+    base = load_base(BaseEntry(id="base", source=world.runtime.bases[world.base_id].entry.source))
     row = world.client.get(f"/v1/adapters/{ref}").json()
     data = world.client.get(f"/v1/blobs/{row['weights_blob']}").content
-    config = TypeAdapter(AdapterConfig).validate_python(row["config"])
-    adapter = from_tensors(config, base.shape, load_tensors(data))
+    adapter = from_tensors(TypeAdapter(AdapterConfig).validate_python(row["config"]), base.shape, load_tensors(data))
     with attached(base.model, adapter), torch.inference_mode():
         return list(base.model(input_ids=torch.tensor([IDS])).logits[0, -1].tolist())
 
@@ -94,8 +92,7 @@ def test_a_snapshot_is_a_folder_that_the_cache_knows(law: World, hub: HubSession
     ]
     assert (folder / WEIGHTS).read_bytes() == lora_weights(law, seed=1)
     assert (folder / WEIGHTS).resolve().name == hashlib.sha256(lora_weights(law, seed=1)).hexdigest()
-    again = hub.ask("snapshot_download", repo_id="acme/law", revision=folder.name)
-    assert Path(again) == folder
+    assert Path(hub.ask("snapshot_download", repo_id="acme/law", revision=folder.name)) == folder
 
 
 def test_peft_loads_it_by_its_name(law: World, hub: HubSession) -> None:
@@ -220,8 +217,7 @@ class TestOurOwnCommandLine:
         ],
     )
     def test_refusals(self, hub: HubSession, other: Live, source: str, says: str) -> None:
-        err = refused(self.push(hub, other, source, "--namespace", "refused"))
-        assert says in " ".join(err.split())
+        assert says in " ".join(refused(self.push(hub, other, source, "--namespace", "refused")).split())
 
     def test_what_is_too_large_or_not_there_is_not_downloaded(self, other: Live, tmp_path: Path) -> None:
         """A hub says how large its files are before any of them is asked for."""

@@ -1,7 +1,9 @@
-"""Making, listing and revoking keys, and the audit that records it."""
+"""Keys over HTTP: made, listed, changed, rotated, revoked; that one admin key always stays; and their audit."""
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -53,17 +55,6 @@ def test_keys_have_pages_and_a_client_that_knows_none_gets_all(world: World) -> 
     assert world.client.get("/v1/audit", params={"cursor": "nonsense"}).status_code == 400
 
 
-def test_a_revoked_key_is_refused_from_the_next_request_on(world: World) -> None:
-    made = make(world).json()
-    headers = world.headers(made["secret"])
-    assert world.client.get("/v1/adapters", headers=headers).status_code == 200
-    revoked = answered(world.client.delete(f"/v1/keys/{made['id']}"))
-    assert revoked["revoked_at"] is not None
-    assert world.client.get("/v1/adapters", headers=headers).status_code == 401
-    again = world.client.delete(f"/v1/keys/{made['id']}")
-    assert again.json()["revoked_at"] == revoked["revoked_at"]
-
-
 def ahead(**gap: float) -> str:
     return (datetime.now(UTC) + timedelta(**gap)).isoformat()
 
@@ -80,7 +71,6 @@ def test_the_last_admin_key_of_all_namespaces_that_lasts_is_not_revoked(world: W
         assert world.client.delete(f"/v1/keys/{id}").status_code == 200
     answer = world.client.delete(f"/v1/keys/{lasting[0]}")
     assert "the last one with scope 'admin' and all namespaces" in refusal(answer, 409)
-    assert world.client.get("/v1/keys").status_code == 200
 
 
 def test_a_key_that_expires_makes_none_that_outlive_it(world: World) -> None:
@@ -113,49 +103,202 @@ def test_a_bad_key_is_refused(world: World, body: dict[str, Any]) -> None:
     assert make(world, **body).status_code == 400
 
 
-def test_an_admin_of_some_namespaces_cannot_reach_beyond_them(world: World) -> None:
+def test_an_admin_of_some_namespaces_makes_and_revokes_keys_of_them(world: World) -> None:
     admin = world.key(["admin"], ["team"])
-    everything = make(world).json()
-    for wider in (None, ["other"], ["team", "other"]):
-        assert make(world, admin, namespaces=wider).status_code == 403
+    assert make(world, admin, namespaces=["team", "other"]).status_code == 403
     own = answered(make(world, admin, namespaces=["team"]), 201)
-    headers = world.headers(admin)
-    seen = world.client.get("/v1/keys", headers=headers).json()["data"]
-    assert all(key["namespaces"] == ["team"] for key in seen)
-    for id in (everything["id"], "key-nothing"):
-        assert world.client.delete(f"/v1/keys/{id}", headers=headers).status_code == 404
-    assert world.client.delete(f"/v1/keys/{own['id']}", headers=headers).status_code == 200
+    assert world.client.delete(f"/v1/keys/{own['id']}", headers=world.headers(admin)).status_code == 200
 
 
-class TestAuditFilters:
-    def subjects(self, world: World, headers: dict[str, str] | None = None, **filters: str) -> list[str]:
-        answer = answered(world.client.get("/v1/audit", params={"limit": 200, **filters}, headers=headers))
-        return [entry["subject"] for entry in answer["data"]]
+# --- the audit ------------------------------------------------------------------------------------
 
-    def test_each_narrows_and_all_together(self, world: World) -> None:
-        first, second = make(world, name="one").json()["id"], make(world, name="two").json()["id"]
-        world.client.delete(f"/v1/keys/{first}")
-        world.push("filters/adapter", seed=71)
-        assert self.subjects(world, subject=first) == [first, first]
-        assert self.subjects(world, subject=first, action="key.revoke") == [first]
-        assert {first, second} <= set(self.subjects(world, action="key."))
-        assert not any("/" in subject for subject in self.subjects(world, action="key."))
-        assert self.subjects(world, action="key") == self.subjects(world, action="%.") == []
-        assert self.subjects(world, action="KEY.") == []
-        assert set(self.subjects(world, namespace="filters")) == {"filters/adapter@1"}
-        mine = world.headers(world.key(["admin"], ["filters"]))
-        assert self.subjects(world, headers=mine) == self.subjects(world, namespace="filters")
-        assert self.subjects(world, headers=mine, subject=second) == []
-        assert self.subjects(world, key_id="nobody") == []
 
-    def test_moments_include_the_first_and_not_the_last(self, world: World) -> None:
-        id = make(world, name="timed").json()["id"]
-        (entry,) = world.client.get("/v1/audit", params={"subject": id}).json()["data"]
-        assert self.subjects(world, subject=id, since=entry["at"]) == [id]
-        assert self.subjects(world, subject=id, until=entry["at"]) == []
-        assert self.subjects(world, subject=id, since="2000-01-01T00:00:00Z", until="9999-12-31T00:00:00Z") == [id]
+def subjects(world: World, headers: dict[str, str] | None = None, **filters: str) -> list[str]:
+    answer = answered(world.client.get("/v1/audit", params={"limit": 200, **filters}, headers=headers))
+    return [entry["subject"] for entry in answer["data"]]
 
-    @pytest.mark.parametrize("since", ["2026-01-01T00:00:00", "1767225600"])
-    def test_a_moment_without_its_offset_is_none(self, world: World, since: str) -> None:
-        answer = world.client.get("/v1/audit", params={"since": since})
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "since")
+
+def test_a_key_that_is_revoked_again_stays_as_it_was(world: World) -> None:
+    id = make(world).json()["id"]
+    first, again = (answered(world.client.delete(f"/v1/keys/{id}")) for _ in range(2))
+    assert first == again
+    assert subjects(world, subject=id, action="key.revoke") == [id]
+
+
+def test_each_filter_of_the_audit_narrows_it_and_all_together(world: World) -> None:
+    first, second = make(world, name="one").json()["id"], make(world, name="two").json()["id"]
+    world.client.delete(f"/v1/keys/{first}")
+    world.push("filters/adapter", seed=71)
+    assert subjects(world, subject=first) == [first, first]
+    assert subjects(world, subject=first, action="key.revoke") == [first]
+    assert {first, second} <= set(subjects(world, action="key."))
+    assert not any("/" in subject for subject in subjects(world, action="key."))
+    assert subjects(world, action="key") == subjects(world, action="%.") == []
+    assert subjects(world, action="KEY.") == []
+    assert set(subjects(world, namespace="filters")) == {"filters/adapter@1"}
+    mine = world.headers(world.key(["admin"], ["filters"]))
+    assert subjects(world, headers=mine) == subjects(world, namespace="filters")
+    assert subjects(world, headers=mine, subject=second) == []
+    assert subjects(world, key_id="nobody") == []
+
+
+def test_moments_of_the_audit_include_the_first_and_not_the_last(world: World) -> None:
+    id = make(world, name="timed").json()["id"]
+    (entry,) = world.client.get("/v1/audit", params={"subject": id}).json()["data"]
+    assert subjects(world, subject=id, since=entry["at"]) == [id]
+    assert subjects(world, subject=id, until=entry["at"]) == []
+    assert subjects(world, subject=id, since="2000-01-01T00:00:00Z", until="9999-12-31T00:00:00Z") == [id]
+
+
+@pytest.mark.parametrize("since", ["2026-01-01T00:00:00", "1767225600"])
+def test_a_moment_without_its_offset_is_none(world: World, since: str) -> None:
+    answer = world.client.get("/v1/audit", params={"since": since})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "since")
+
+
+def change(world: World, id: str, by: str | None = None, **body: Any) -> Any:
+    return world.client.patch(f"/v1/keys/{id}", json=body, headers=world.headers(by or world.admin))
+
+
+def rotate(world: World, id: str, by: str | None = None, **body: Any) -> Any:
+    return world.client.post(f"/v1/keys/{id}/rotate", json=body, headers=world.headers(by or world.admin))
+
+
+def status(world: World, secret: str, path: str = "/v1/adapters", method: str = "GET") -> int:
+    return int(world.client.request(method, path, headers=world.headers(secret)).status_code)
+
+
+# --- change ---------------------------------------------------------------------------------------
+
+
+def test_a_change_holds_from_the_next_request_on_and_is_audited(world: World) -> None:
+    key = make(world, namespaces=["acme"]).json()
+    body = answered(change(world, key["id"], scopes=["infer", "infer"], name="other", namespaces=["acme", "beta"]))
+    assert (body["scopes"], body["name"], body["namespaces"]) == (["infer"], "other", ["acme", "beta"])
+    assert "secret" not in body
+    assert status(world, key["secret"]) == 403
+    change(world, key["id"], scopes=["read"], namespaces=None)
+    assert status(world, key["secret"], "/v1/namespaces/anything") == 200
+    newest, older = world.client.get(f"/v1/audit?action=key.change&subject={key['id']}").json()["data"]
+    assert newest["detail"]["before"] == {"scopes": ["infer"], "namespaces": ["acme", "beta"]}
+    assert (older["detail"]["name"], older["detail"]["before"]["name"]) == ("other", "k")
+
+
+def test_the_end_of_a_key_comes_and_goes(world: World) -> None:
+    key = make(world).json()
+    assert change(world, key["id"], expires_at=ahead(days=1)).json()["expires_at"] is not None
+    assert change(world, key["id"], name="same").json()["expires_at"] is not None
+    assert change(world, key["id"], expires_at=None).json()["expires_at"] is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"name": None},
+        {"scopes": []},
+        {"namespaces": []},
+        {"namespaces": ["base"]},
+        {"expires_at": "2020-01-01T00:00:00Z"},
+        {"secret": "x"},
+    ],
+)
+def test_a_change_to_what_no_key_can_be_is_refused(world: World, body: dict[str, Any]) -> None:
+    assert change(world, make(world).json()["id"], **body).status_code == 400
+
+
+def test_no_admin_gives_more_than_it_has(world: World) -> None:
+    own = make(world, scopes=["admin"], namespaces=["acme"]).json()
+    ours = make(world, namespaces=["acme"]).json()
+    assert change(world, ours["id"], own["secret"], scopes=["write"]).status_code == 200
+    for wider in (None, ["acme", "beta"]):
+        assert change(world, ours["id"], own["secret"], namespaces=wider).status_code == 403
+        assert change(world, own["id"], own["secret"], namespaces=wider).status_code == 403
+
+
+def test_a_key_that_expires_changes_none_that_outlives_it(world: World) -> None:
+    """Else it would live on in the other: as an admin, or by knowing that one's new secret."""
+    end = ahead(days=1)
+    guest = make(world, scopes=["admin"], expires_at=end).json()
+    lasting, other = make(world).json(), make(world, expires_at=end).json()
+    assert change(world, lasting["id"], guest["secret"], scopes=["admin"]).status_code == 403
+    assert rotate(world, lasting["id"], guest["secret"]).status_code == 403
+    assert change(world, guest["id"], guest["secret"], expires_at=None).status_code == 403
+    assert change(world, other["id"], guest["secret"], scopes=["infer"]).status_code == 200
+    assert rotate(world, other["id"], guest["secret"]).status_code == 200
+    assert rotate(world, guest["id"], guest["secret"]).status_code == 200
+
+
+def test_a_key_that_has_ended_is_not_changed(world: World) -> None:
+    key = make(world).json()
+    world.client.delete(f"/v1/keys/{key['id']}")
+    assert change(world, key["id"], name="back").status_code == 409
+    assert rotate(world, key["id"]).status_code == 409
+
+
+# --- rotation -------------------------------------------------------------------------------------
+
+
+def test_a_rotation_ends_the_old_secret_and_the_key_stays(world: World) -> None:
+    key = make(world, namespaces=["acme"]).json()
+    new = answered(rotate(world, key["id"]))
+    assert new["secret"] != key["secret"]
+    assert new["prefix"] == new["secret"][:12]
+    assert {name: new[name] for name in ("id", "name", "scopes", "namespaces", "created_at")} == {
+        name: key[name] for name in ("id", "name", "scopes", "namespaces", "created_at")
+    }
+    assert status(world, new["secret"]) == 200
+    assert "replaced" in refusal(world.client.get("/v1/adapters", headers=world.headers(key["secret"])), 401)
+    (entry,) = world.client.get(f"/v1/audit?action=key.rotate&subject={key['id']}").json()["data"]
+    assert new["secret"] not in str(entry)
+
+
+def test_every_key_may_rotate_itself(world: World) -> None:
+    key, other = (make(world, scopes=[scope], namespaces=["acme"]).json() for scope in ("infer", "write"))
+    assert rotate(world, other["id"], key["secret"]).status_code == 403
+    new = rotate(world, key["id"], key["secret"]).json()
+    assert rotate(world, key["id"], key["secret"]).status_code == 401
+    assert rotate(world, key["id"], new["secret"]).status_code == 200
+
+
+@pytest.mark.parametrize("grace", [-1, 604_801, True])
+def test_a_grace_that_is_none_is_refused(world: World, grace: Any) -> None:
+    assert rotate(world, make(world).json()["id"], grace_seconds=grace).status_code == 400
+
+
+def test_the_file_of_this_machine_goes_along(world: World) -> None:
+    path = world.runtime.settings.admin_key_path
+    (admin,) = [k for k in world.client.get("/v1/keys").json()["data"] if world.admin.startswith(k["prefix"])]
+    new = rotate(world, admin["id"], grace_seconds=3600).json()
+    assert path.read_text().strip() == new["secret"]
+    assert status(world, new["secret"], "/v1/keys") == 200
+
+
+class TestPostgreSQL:
+    DATABASES = ("postgresql",)  # where transactions run beside each other
+
+    def test_of_two_that_take_the_last_admins_away_one_is_refused(self, world: World) -> None:
+        """At the same time, in every mix of changing and revoking: one admin key for all namespaces stays."""
+        changes: dict[str, Any] = {"scopes": ["read"], "namespaces": ["acme"], "expires_at": ahead(days=1)}
+        keep = {k["id"] for k in world.client.get("/v1/keys").json()["data"] if k["revoked_at"] is None}
+        start = threading.Barrier(2)
+
+        def take(key: dict[str, Any], how: str) -> int:
+            start.wait()
+            if how == "revoke":
+                return status(world, key["secret"], f"/v1/keys/{key['id']}", "DELETE")
+            return int(change(world, key["id"], key["secret"], **{how: changes[how]}).status_code)
+
+        for hows in (("scopes", "revoke"), ("namespaces", "expires_at"), ("revoke", "revoke")):
+            pair = [make(world, scopes=["admin"]).json() for _ in range(2)]
+            with world.registry.database.read() as catalogue:
+                others = {one.id for one in catalogue.keys.admins()} - {one["id"] for one in pair}
+            for id in others:
+                assert change(world, id, pair[0]["secret"], scopes=["read"]).status_code == 200
+            with ThreadPoolExecutor(2) as pool:
+                assert sorted(pool.map(take, pair, hows)) == [200, 409], hows
+            with world.registry.database.read() as catalogue:
+                (admin,) = catalogue.keys.admins()
+            (left,) = [one for one in pair if one["id"] == admin.id]
+            for id in keep:
+                change(world, id, left["secret"], scopes=["admin"], namespaces=None, expires_at=None)

@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,19 +13,16 @@ import pytest
 from registry.errors import Busy
 from service.http.routes import adapters
 from tests.service.answers import answered
+from tests.service.http.stock import TEMPLATE
 from tests.service.servers import World
 
+TEMPLATES = {"tiny": TEMPLATE}
 CALLS = {
     "/v1/completions": {"prompt": ["a b", "c"], "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a b"}], "max_tokens": 2},
     "/v1/perplexity": {"texts": ["a b c"]},
     "/v1/embeddings": {"input": "a b c"},
 }
-
-
-@pytest.fixture(scope="module")
-def served(templated_base: Path) -> dict[str, Path]:
-    return {"tiny": templated_base}
 
 
 @pytest.mark.parametrize("path", CALLS)
@@ -39,8 +35,7 @@ def test_a_request_carries_its_key(world: World, path: str, monkeypatch: pytest.
         return submit(requests)
 
     monkeypatch.setattr(world.runtime.engine, "submit_all", noted)
-    answer = world.client.post(path, json={"model": "tiny", **CALLS[path]}, headers=world.headers(made["secret"]))
-    assert answer.status_code == 200, answer.text
+    answered(world.client.post(path, json={"model": "tiny", **CALLS[path]}, headers=world.headers(made["secret"])))
     assert {request.owner for request in seen} == {made["id"]}
 
 

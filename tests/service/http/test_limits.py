@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from adaptersoup.client.client import SoupClient
+from registry.names import sha256_digest
 from service.rates import Rates
 from tests.adaptersoup.cli.outcome import done
 from tests.postgres import KINDS
-from tests.service.answers import refusal
+from tests.service.answers import refusal, refusal_with_code
+from tests.service.http.stock import TEMPLATE
 from tests.service.servers import Live, Soup, World
 
 DATABASES = KINDS
 pytestmark = pytest.mark.one_database  # test_use_limits.py asks each kind
+TEMPLATES = {"tiny": TEMPLATE}
 SETTINGS = {"namespace_jobs": 50, "job_workers": 0, "training_workers": 0}
 ASK: dict[str, Any] = {"model": "tiny", "prompt": "a b", "max_tokens": 4, "temperature": 0}
 CALLS: dict[str, dict[str, Any]] = {
@@ -29,11 +30,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "/v1/perplexity": {"texts": ["a b c"]},
     "/v1/embeddings": {"input": "a b c"},
 }
-
-
-@pytest.fixture(scope="module")
-def served(templated_base: Path) -> dict[str, Path]:
-    return {"tiny": templated_base}
 
 
 @dataclass
@@ -89,15 +85,15 @@ def test_every_call_that_infers_is_limited_and_passes_when_it_was_told(world: Wo
         answer = one.post(path, {"model": "tiny", **CALLS[path]})
         assert answer.status_code == 200, answer.text
         assert answer.headers["x-ratelimit-remaining-requests"] == str(left)
-    refused = one.post(path, {"model": "tiny", **CALLS[path]})
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, "30")
-    error = refused.json()["error"]
+    answer = one.post(path, {"model": "tiny", **CALLS[path]})
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "30")
+    error = answer.json()["error"]
     assert (error["code"], error["type"], error["param"]) == (
         "rate_limit_exceeded",
         "rate_limit_error",
         "requests_per_minute",
     )
-    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+    assert answer.headers["x-ratelimit-remaining-requests"] == "0"
     assert world.client.get(f"/v1/keys/{one.id}/limits").json()["in_use"]["requests_per_minute"] == 2
     clock.now += 29
     assert one.post(path, {"model": "tiny", **CALLS[path]}).status_code == 429
@@ -158,18 +154,17 @@ def test_a_model_is_used_in_its_namespace(world: World, clock: Clock) -> None:
 
 def test_more_tokens_than_a_minute_has_are_refused_for_good(world: World, clock: Clock) -> None:
     one = someone(world, "team", tokens_per_minute=20)
-    refused = one.post("/v1/completions", ASK | {"n": 8})
-    assert refused.status_code == 413
-    assert "has 20 tokens a minute, and this request needs" in refused.json()["error"]["message"]
-    assert "retry-after" not in refused.headers
+    answer = one.post("/v1/completions", ASK | {"n": 8})
+    assert "has 20 tokens a minute, and this request needs" in refusal(answer, 413)
+    assert "retry-after" not in answer.headers
     assert one.post("/v1/completions", ASK | {"n": 1}).status_code == 200
 
 
 def test_what_the_engine_refuses_costs_no_tokens(world: World, clock: Clock) -> None:
     one = someone(world, "team", tokens_per_minute=1000)
-    refused = one.post("/v1/completions", ASK | {"max_tokens": 900})  # beyond the context
-    assert refused.status_code == 400
-    assert refused.headers["x-ratelimit-remaining-tokens"] == "1000"
+    answer = one.post("/v1/completions", ASK | {"max_tokens": 900})  # beyond the context
+    assert answer.status_code == 400
+    assert answer.headers["x-ratelimit-remaining-tokens"] == "1000"
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -186,8 +181,8 @@ def test_a_schema_is_compiled_for_who_was_admitted_and_one_that_cannot_be_costs_
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
     }
     for _ in range(2):
-        refused = one.post(path, body)
-        assert (refused.status_code, refused.headers["x-ratelimit-remaining-tokens"]) == (400, "1000")
+        answer = one.post(path, body)
+        assert (answer.status_code, answer.headers["x-ratelimit-remaining-tokens"]) == (400, "1000")
     assert one.post(path, body).status_code == 429
 
 
@@ -203,8 +198,7 @@ def test_a_client_that_goes_away_pays_for_what_was_computed(
         settled.set()
 
     monkeypatch.setattr(rates, "settle", noted)
-    ask = ASK | {"max_tokens": 50, "n": 8, "stream": True}
-    with live.openai(one.secret).completions.create(**ask) as stream:
+    with live.openai(one.secret).completions.create(**ASK | {"max_tokens": 50, "n": 8, "stream": True}) as stream:
         next(iter(stream))
     assert settled.wait(30)
     assert 0 < needed[0] <= 8 * 50 + 10
@@ -229,8 +223,7 @@ def test_adapters_beyond_the_limit_are_refused_until_one_is_retired(world: World
     assert 'soup_limit_refusals_total{limit="adapters"}' in world.client.get("/metrics").text
     world.client.delete("/v1/adapters/small/one@1")
     world.push("small/two", seed=2)
-    restored = world.client.post("/v1/adapters/small/one@1/restore")
-    assert (restored.status_code, restored.json()["error"]["code"]) == (413, "quota_exceeded")
+    refusal_with_code(world.client.post("/v1/adapters/small/one@1/restore"), 413, "quota_exceeded")
     limit_namespace(world, "small", adapters=0)
     world.push("small/two", seed=2)  # known, and nothing is added
     limit_namespace(world, "small", adapters=None)
@@ -242,9 +235,9 @@ def test_bytes_beyond_the_limit_are_refused_before_they_are_stored(world: World,
     one = someone(world, f"bytes{int(chunked)}", stored_bytes=100)
 
     def put(data: bytes) -> Any:
-        digest = "sha256:" + hashlib.sha256(data).hexdigest()
         content = iter([data[:10], data[10:]]) if chunked else data
-        return world.client.put(f"/v1/blobs/{digest}", content=content, headers=world.headers(one.secret))
+        path = f"/v1/blobs/{sha256_digest(data)}"
+        return world.client.put(path, content=content, headers=world.headers(one.secret))
 
     letter = b"cd"[int(chunked) : int(chunked) + 1]
     assert put(letter * 60).status_code == 201
@@ -262,9 +255,9 @@ def test_jobs_beyond_the_limit_wait(world: World) -> None:
     body = {"recipe": {"ingredients": [{"ref": "busy/one"}]}, "wait": 0}
     assert one.post("/v1/soups", body).status_code == 202
     files = set(world.registry.blobs.digests())
-    refused = one.post("/v1/soups", body)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (429, "jobs")
-    assert int(refused.headers["retry-after"]) >= 1
+    answer = one.post("/v1/soups", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (429, "jobs")
+    assert int(answer.headers["retry-after"]) >= 1
     assert set(world.registry.blobs.digests()) == files
     (job,) = world.client.get("/v1/jobs", params={"kind": "cook"}).json()["data"]
     world.client.post(f"/v1/jobs/{job['id']}/cancel")
@@ -277,14 +270,13 @@ def test_jobs_beyond_the_limit_wait(world: World) -> None:
 def test_an_upload_in_parts_is_held_to_the_quota_when_it_is_opened_and_when_it_is_finished(world: World) -> None:
     one = someone(world, "parts", stored_bytes=30)
     headers, uploads = world.headers(one.secret), "/v1/blobs/uploads"
-    refused = world.client.post(uploads, json={"size": 31}, headers=headers)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (413, "stored_bytes")
+    answer = world.client.post(uploads, json={"size": 31}, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, "stored_bytes")
     path = world.client.post(uploads, json={"size": 20}, headers=headers).headers["location"]
     data = b"a part of 20 bytes.."
-    part = {**headers, "content-range": "0-19"}
-    assert world.client.patch(path, content=data, headers=part).status_code == 202
+    assert world.client.patch(path, content=data, headers={**headers, "content-range": "0-19"}).status_code == 202
     one.limit(stored_bytes=19)
-    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    digest = sha256_digest(data)
     assert world.client.put(path, params={"digest": digest}, headers=headers).status_code == 413
     assert world.client.get(path, headers=headers).headers["upload-offset"] == "20", "nothing is lost"
     assert not world.registry.blobs.has(digest)

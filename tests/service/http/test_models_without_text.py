@@ -24,7 +24,7 @@ from registry.spec import (
     UnionConfig,
 )
 from tests.service.answers import answered, refusal
-from tests.service.engine.test_two_bases import finish
+from tests.service.cluster import ended
 from tests.service.passages import passages
 from tests.service.servers import World, open_world
 from tests.tiny_models import build_tiny_encoder
@@ -74,23 +74,21 @@ def tensors_of(world: World, base_id: str, config: AdapterConfig, seed: int = 1)
 
 def manifest(world: World, name: str, base_id: str, config: AdapterConfig, **more: Any) -> dict[str, Any]:
     data = save_tensors(tensors_of(world, base_id, config, more.pop("seed", 1)))
-    files = {"adapter_model.safetensors": {"base64": base64.b64encode(data).decode()}}
     return {
         "name": name,
         "domain": "tests",
         "base_model": base_id,
         "config": config.model_dump(mode="json"),
-        "files": files,
+        "files": {"adapter_model.safetensors": {"base64": base64.b64encode(data).decode()}},
         **more,
     }
 
 
 def pushed(world: World, name: str, base_id: str, config: AdapterConfig, **more: Any) -> dict[str, Any]:
-    answer = world.client.post("/v1/adapters", json=manifest(world, name, base_id, config, **more))
-    assert answer.status_code == 201, answer.text
-    if answer.json()["job"] is not None:
-        finish(world, answer.json()["job"])
-    return dict(answer.json())
+    made = answered(world.client.post("/v1/adapters", json=manifest(world, name, base_id, config, **more)), 201)
+    if made["job"] is not None:
+        assert ended(world.client, made["job"])["state"] == "succeeded"
+    return dict(made)
 
 
 def post(world: World, path: str, **body: Any) -> Any:
@@ -99,12 +97,11 @@ def post(world: World, path: str, **body: Any) -> Any:
 
 def asked(world: World, model: str) -> list[Any]:
     """All the ways to ask for text."""
-    chat = [{"role": "user", "content": "x"}]
     return [
         post(world, "/v1/completions", model=model, prompt=TEXT, max_tokens=2),
         post(world, "/v1/completions", model=model, prompt=TEXT, max_tokens=2, stream=True),
         post(world, "/v1/completions", model=model, prompt=TEXT, max_tokens=0, echo=True, logprobs=1),
-        post(world, "/v1/chat/completions", model=model, messages=chat, max_tokens=2),
+        post(world, "/v1/chat/completions", model=model, messages=[{"role": "user", "content": "x"}], max_tokens=2),
         post(world, "/v1/perplexity", model=model, texts=[TEXT]),
         post(world, "/v1/perplexity", model="tiny", baseline=model, texts=[TEXT]),
     ]
@@ -122,8 +119,7 @@ def test_every_way_to_ask_for_text_is_refused_by_what_it_is(world: World, name: 
         assert message.endswith(".")
         assert ". " not in message, "one sentence"
         assert answer.json()["error"]["param"] == "model"
-    by_digest = refusal(post(world, "/v1/completions", model=digest, prompt="x"))
-    assert by_digest.startswith(f"'{digest}' ")
+    assert refusal(post(world, "/v1/completions", model=digest, prompt="x")).startswith(f"'{digest}' ")
 
 
 @pytest.mark.parametrize("name", ["bert", "base/bert"])
@@ -169,8 +165,7 @@ def test_heads_and_banks_are_no_candidates(world: World) -> None:
     for name, domain in (("lab/cook", "kitchen"), ("lab/judge", "court")):
         pushed(world, name, "tiny", PFEIFFER, domain=domain, sample={"texts": passages(domain, 20)}, seed=len(name))
     found = answered(post(world, "/v1/select", **how, selector={"kind": "uniform"}, wait=100))
-    refs = {one["ref"].split("@")[0] for one in found["selection"]["selected"]}
-    assert refs == {"lab/cook", "lab/judge"}
+    assert {one["ref"].split("@")[0] for one in found["selection"]["selected"]} == {"lab/cook", "lab/judge"}
 
 
 def test_a_soup_for_an_encoder_is_chosen_and_not_verified(world: World) -> None:
@@ -197,8 +192,7 @@ def test_a_soup_for_an_encoder_is_chosen_and_not_verified(world: World) -> None:
     [one] = answered(post(world, "/v1/select", **how, options={"single": True}))["selection"]["selected"]
     assert one["ref"].startswith("lab/bert-cook")
     recipe = {"ingredients": [{"ref": ref, "weight": 1} for ref in ("lab/bert-cook", "lab/bert-judge")]}
-    soup = post(world, "/v1/soups", recipe=recipe, name="lab/bert-soup", wait=100)
-    assert soup.status_code == 201, soup.text
+    answered(post(world, "/v1/soups", recipe=recipe, name="lab/bert-soup", wait=100), 201)
     assert "an adapter of an encoder" in refusal(post(world, "/v1/completions", model="lab/bert-soup", prompt="x"))
 
 
@@ -207,8 +201,7 @@ def test_a_soup_of_task_adapters_is_not_verified_either(world: World) -> None:
     for seed in (7, 8):
         pushed(world, f"lab/task-{seed}", "tiny", TASK, seed=seed, provenance=same)
     recipe = {"ingredients": [{"ref": f"lab/task-{seed}", "weight": 1} for seed in (7, 8)]}
-    sample = {"texts": passages("kitchen", 20)}
-    answer = post(world, "/v1/soups", recipe=recipe, sample=sample, wait=100)
+    answer = post(world, "/v1/soups", recipe=recipe, sample={"texts": passages("kitchen", 20)}, wait=100)
     assert "lab/task-7@1 answers with a head" in refusal(answer)
     assert post(world, "/v1/soups", recipe=recipe, name="lab/task-soup", wait=100).status_code == 201
     assert "answers with a head" in refusal(post(world, "/v1/completions", model="lab/task-soup", prompt="x"))
@@ -220,7 +213,6 @@ def test_a_soup_of_task_adapters_is_not_verified_either(world: World) -> None:
 @pytest.mark.parametrize("name", SERVED)
 def test_a_prompt_is_continued_and_the_context_kept(world: World, name: str) -> None:
     answer = post(world, "/v1/completions", model=name, prompt=[5] * 40, max_tokens=20, temperature=0)
-    assert answer.status_code == 200, answer.text
     assert answer.headers["x-soup-digest"] == world.client.get(f"/v1/adapters/{name}").json()["digest"]
     full = post(world, "/v1/completions", model=name, prompt=[5] * 40, max_tokens=24, temperature=0)
     if name == "lab/fusion":

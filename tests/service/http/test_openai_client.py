@@ -27,12 +27,6 @@ def soup(world: World) -> dict[str, Any]:
     return world.push("team/cooking", seed=5)
 
 
-@pytest.fixture
-def openai_client(live: Live) -> Any:
-    """The real client, whose answers are not narrowed down."""
-    return live.openai()
-
-
 def test_a_completion(openai_client: Any, soup: dict[str, Any]) -> None:
     ask = {"prompt": PROMPT, "temperature": 0, "max_tokens": 8}
     base = openai_client.completions.create(model="tiny", **ask)
@@ -98,8 +92,7 @@ def test_embeddings_as_floats_and_as_the_client_asks_for_them(openai_client: Any
 
 
 def ids_of(live: Live, text: str, **more: Any) -> list[int]:
-    answer = live.world.client.post("/tokenize", json={"model": "tiny", "prompt": text, **more})
-    return list(answer.json()["tokens"])
+    return list(live.world.client.post("/tokenize", json={"model": "tiny", "prompt": text, **more}).json()["tokens"])
 
 
 def test_null_is_the_default_as_clients_send_it(live: Live) -> None:
@@ -281,12 +274,3 @@ def test_of_answers_without_a_token_the_first_are_the_best(openai_client: Any) -
     answer = openai_client.completions.create(model="tiny", prompt=PROMPT, max_tokens=0, echo=True, n=1, best_of=3)
     assert [(choice.index, choice.text) for choice in answer.choices] == [(0, PROMPT)]
     assert answer.usage.completion_tokens == 0
-
-
-def test_a_retired_model_is_410(live: Live) -> None:
-    live.world.push("team/gone", seed=9)
-    assert live.world.client.delete("/v1/adapters/team/gone").status_code == 200
-    with pytest.raises(openai.APIStatusError) as caught:
-        live.openai().completions.create(model="team/gone", prompt="a")
-    assert caught.value.status_code == 410
-    assert caught.value.code == "retired"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -141,14 +140,11 @@ def test_a_client_follows_without_its_key_and_checks_what_came(
     assert "X-Amz" not in str(error.value)
 
 
-def test_so_does_one_that_is_awaited(live: Live, tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_so_does_one_that_is_awaited(live: Live, tmp_path: Path) -> None:
     digest = live.world.client.get("/v1/adapters/acme/law").json()["weights_blob"]
-
-    async def pull() -> None:
-        async with AsyncBlobs(live.url, live.world.admin) as client:
-            await client.download("acme/law", WEIGHTS_FILE, tmp_path / "weights", digest=digest)
-
-    asyncio.run(pull())
+    async with AsyncBlobs(live.url, live.world.admin) as client:
+        await client.download("acme/law", WEIGHTS_FILE, tmp_path / "weights", digest=digest)
     assert (tmp_path / "weights").read_bytes() == weights(live)
 
 
@@ -157,8 +153,7 @@ def test_huggingface_hub_follows_and_takes_its_token_nowhere(live: Live, proxy: 
     asked = signed_requests(proxy)
     token = live.world.key(["read"], ["acme"])
     with closing(HubSession(live.url, token, tmp_path / "hub")) as hub:
-        folder = Path(hub.ask("snapshot_download", repo_id="acme/law"))
-        assert (folder / WEIGHTS_FILE).read_bytes() == weights(live)
+        assert (Path(hub.ask("snapshot_download", repo_id="acme/law")) / WEIGHTS_FILE).read_bytes() == weights(live)
         assert len(asked) == 1
         assert token not in str(asked)
         proxy.fault = answered(403, b"")

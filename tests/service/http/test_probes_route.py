@@ -14,6 +14,7 @@ from registry.catalogue.tables import adapters
 from registry.errors import Busy
 from registry.probes.scale_fit import SCALES
 from registry.spec import PROBE_TEXTS
+from tests.service.answers import answered, refusal
 from tests.service.http.stock import push_embedded
 from tests.service.servers import BASE_ID, CONFIG, Live, Soup, World, adapter_weights
 
@@ -46,9 +47,7 @@ def diagnosis(live: Live, model: str, *, key: str | None = None, base: bool = Tr
         "base": server.next_tokens(BASE_ID, texts) if base else None,
     }
     headers = live.world.headers(key or live.world.admin)
-    answer = live.world.client.post("/v1/adapters/team/law/probe", json=body, headers=headers)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
+    return dict(answered(live.world.client.post("/v1/adapters/team/law/probe", json=body, headers=headers)))
 
 
 def test_a_diagnosis_that_needs_other_scales_adds_them_to_the_probe(live: Live) -> None:
@@ -71,8 +70,7 @@ def test_a_probe_of_a_base_model_that_was_replaced_is_not_taken(world: World) ->
     with world.runtime.database.engine.begin() as connection:
         replaced = update(adapters).where(adapters.c.name == "stale")
         connection.execute(replaced.values(base_fingerprint=f"sha256:{9:064x}"))
-    answer = probe(world, "team/stale")
-    assert (answer.status_code, "another state of base model" in answer.text) == (422, True)
+    assert "another state of base model" in refusal(probe(world, "team/stale"), 422)
     assert world.client.delete("/v1/adapters/team/stale@1").status_code == 200  # later tests check every adapter
 
 
@@ -89,8 +87,7 @@ def test_models_of_a_server_are_named_for_what_they_are(live: Live) -> None:
     assert diagnosis(live, "team/law")["verdict"] == "same"
     assert diagnosis(live, "team/law", base=False)["verdict"] == "same"
     assert diagnosis(live, BASE_ID)["verdict"] == "base_only"
-    key = live.world.key(["infer"], ["team"])
-    twice = diagnosis(live, "faults/twice", key=key)
+    twice = diagnosis(live, "faults/twice", key=live.world.key(["infer"], ["team"]))
     assert (twice["verdict"], twice["factor"]) == ("wrong_scale", 2.0)
 
 
@@ -110,8 +107,7 @@ def test_another_adapter_is_named_to_who_may_read_it_alone(live: Live) -> None:
     ],
 )
 def test_bad_readings_are_refused(world: World, model: object) -> None:
-    answer = world.client.post("/v1/adapters/team/law/probe", json={"model": model})
-    assert answer.status_code in (400, 422)
+    assert world.client.post("/v1/adapters/team/law/probe", json={"model": model}).status_code in (400, 422)
 
 
 def test_an_adapter_without_an_effect_is_warned_about_at_each_push(world: World) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import pickle
 from typing import Any
 
 import pytest
@@ -11,12 +10,13 @@ import pytest
 from registry.names import sha256_digest
 from registry.spec.passage import encode_lines
 from tests.postgres import KINDS
-from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights
+from tests.service.answers import answered
+from tests.service.pushes import WEIGHTS, manifest
+from tests.service.servers import CONFIG, World, adapter_weights
 
 DATABASES = KINDS
 pytestmark = pytest.mark.one_database  # journeys ask each kind the same
 
-WEIGHTS = "adapter_model.safetensors"
 LORA: dict[str, Any] = {"method": "lora", "groups": [{"targets": ["a.*"], "rank": 1, "alpha": 1}]}
 PASSAGES = [f"passage number {number}" for number in range(700)]
 
@@ -38,15 +38,8 @@ def inline(data: bytes) -> dict[str, str]:
     return {"base64": base64.b64encode(data).decode()}
 
 
-def manifest(good: bytes, **fields: Any) -> dict[str, Any]:
-    body = {
-        "name": "acme/bad",
-        "domain": "bad",
-        "base_model": BASE_ID,
-        "config": CONFIG.model_dump(),
-        "files": {WEIGHTS: inline(good)},
-    }
-    return {**body, **fields}
+def push_of(good: bytes, **fields: Any) -> dict[str, Any]:
+    return {**manifest("acme/bad", good), **fields}
 
 
 def seen(world: World) -> dict[str, Any]:
@@ -78,25 +71,9 @@ def refused(
 
 def upload(world: World, data: bytes, secret: str | None = None) -> str:
     digest = sha256_digest(data)
-    headers = world.headers(secret) if secret else {}
-    answer = world.client.put(f"/v1/blobs/{digest}", content=data, headers=headers)
+    answer = world.client.put(f"/v1/blobs/{digest}", content=data, headers=world.headers(secret) if secret else {})
     assert answer.status_code in {200, 201}, answer.text
     return digest
-
-
-# --- weights --------------------------------------------------------------------------------------
-
-
-class Boom:
-    def __reduce__(self) -> Any:
-        return (pytest.fail, ("the pickle was opened",))
-
-
-@pytest.mark.parametrize("way", ["inline", "blob"])
-def test_a_pickle_is_not_opened(world: World, good: bytes, way: str) -> None:
-    data = pickle.dumps(Boom())
-    source = inline(data) if way == "inline" else {"digest": upload(world, data)}
-    refused(world, manifest(good, files={WEIGHTS: source}), 422, "invalid_weights", "pickle")
 
 
 # --- the manifest ---------------------------------------------------------------------------------
@@ -132,14 +109,14 @@ def test_a_pickle_is_not_opened(world: World, good: bytes, way: str) -> None:
     ],
 )
 def test_one_sentence(world: World, good: bytes, fields: Any, status: int, code: str, sentence: str) -> None:
-    refused(world, manifest(good, **fields), status, code, sentence)
+    refused(world, push_of(good, **fields), status, code, sentence)
 
 
 def test_sizes_beyond_the_settings(world: World, good: bytes) -> None:
-    refused(world, manifest(good, files={WEIGHTS: inline(bytes(70_000))}), 413, "too_large", "upload it as a blob")
-    refused(world, manifest(good, card={"description": "x" * 2**20}), 413, "too_large", "SOUP_MAX_JSON_BYTES")
+    refused(world, push_of(good, files={WEIGHTS: inline(bytes(70_000))}), 413, "too_large", "upload it as a blob")
+    refused(world, push_of(good, card={"description": "x" * 2**20}), 413, "too_large", "SOUP_MAX_JSON_BYTES")
     lines = encode_lines(f"{text} " + "x" * 3000 for text in PASSAGES[:30])
-    refused(world, manifest(good, sample={"blob": upload(world, lines)}), 413, "too_large", "the limit is 65536")
+    refused(world, push_of(good, sample={"blob": upload(world, lines)}), 413, "too_large", "the limit is 65536")
 
 
 # --- what is not the caller's ---------------------------------------------------------------------
@@ -147,14 +124,13 @@ def test_sizes_beyond_the_settings(world: World, good: bytes) -> None:
 
 def test_foreign_blobs_are_as_good_as_unknown(world: World, good: bytes) -> None:
     """Neither an upload of another namespace, nor what its adapters hold, can be pushed by its digest."""
-    theirs = world.key(["read", "write"], ["theirs"])
-    uploaded = upload(world, adapter_weights(world.runtime, seed=77), theirs)
+    uploaded = upload(world, adapter_weights(world.runtime, seed=77), world.key(["read", "write"], ["theirs"]))
     pushed = world.push("theirs/law", seed=78, sample={"texts": PASSAGES[:30]})
     headers = world.headers(world.key(["read", "write"], ["ours"]))
     for files in ({"digest": uploaded}, {"digest": pushed["weights_blob"]}):
-        body = manifest(good, name="ours/x", files={WEIGHTS: files})
+        body = push_of(good, name="ours/x", files={WEIGHTS: files})
         refused(world, body, 404, "not_found", "is not known", headers=headers)
-    body = manifest(good, name="ours/x", sample={"blob": pushed["sample"]["digest"]})
+    body = push_of(good, name="ours/x", sample={"blob": pushed["sample"]["digest"]})
     refused(world, body, 404, "not_found", "is not known", headers=headers)
 
 
@@ -162,7 +138,7 @@ def test_a_refused_push_grants_no_blob(world: World) -> None:
     """Weights that came with a bad sample are not to be had afterwards."""
     data = adapter_weights(world.runtime, seed=79)
     writer = world.key(["read", "write"], ["ours"])
-    body = manifest(data, name="ours/x", sample={"texts": ["one"]})
+    body = push_of(data, name="ours/x", sample={"texts": ["one"]})
     refused(world, body, 422, "invalid_sample", "at least 20", headers=world.headers(writer))
     assert world.client.get(f"/v1/blobs/{sha256_digest(data)}", headers=world.headers(writer)).status_code == 404
     assert not world.registry.blobs.has(sha256_digest(data))
@@ -171,18 +147,16 @@ def test_a_refused_push_grants_no_blob(world: World) -> None:
 # --- what is taken, and what is said about it -----------------------------------------------------
 
 
-def push(world: World, name: str, **fields: Any) -> Any:
-    return world.client.post("/v1/adapters", json=manifest(fields.pop("weights"), name=name, **fields))
+def push(world: World, name: str, weights: bytes, **fields: Any) -> Any:
+    return world.client.post("/v1/adapters", json=manifest(name, weights, **fields))
 
 
 def test_samples_are_cleaned_counted_and_drawn_with_a_seed(world: World, good: bytes) -> None:
-    texts = [*PASSAGES[:600], "", *PASSAGES[:5]]
-    answer = push(world, "acme/drawn", weights=good, sample={"texts": texts})
-    assert answer.status_code == 201
-    body = answer.json()
+    answer = push(world, "acme/drawn", good, sample={"texts": [*PASSAGES[:600], "", *PASSAGES[:5]]})
+    body = answered(answer, 201)
     told = body["sample"]
     assert (told["received"], told["empty"], told["duplicates"], told["kept"], told["seed"]) == (606, 1, 5, 500, 0)
     assert (body["sample_state"], body["job"][:4]) == ("pending", "job-")
     assert answer.headers["location"] == "/v1/adapters/acme/drawn@1"
-    few = push(world, "acme/few", weights=good, sample={"texts": PASSAGES[:30]}).json()
+    few = push(world, "acme/few", good, sample={"texts": PASSAGES[:30]}).json()
     assert few["warnings"] == ["30 sequences: about 100 are better."]

@@ -12,16 +12,11 @@ from typing import Any
 import pytest
 
 from tests.service.answers import answered
-from tests.service.servers import World, with_template
+from tests.service.servers import World
 
-TEMPLATE = "{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}\n{% endfor %}"
+TEMPLATES = {"tiny": "{% for m in messages %}<|endoftext|>{{ m.role }}: {{ m.content }}\n{% endfor %}"}
 LONG = "The court held that the contract was void for want of consideration. "
 Score = tuple[float, bool]
-
-
-@pytest.fixture(scope="module")
-def served(tiny_base_dir: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return {"tiny": with_template(tiny_base_dir, tmp_path_factory.mktemp("recorded"), TEMPLATE)}
 
 
 class Harness:
@@ -94,7 +89,7 @@ def test_the_tokenizer_is_described_without_a_model(world: World) -> None:
     info = world.client.get("/tokenizer_info").json()
     assert info == world.client.get("/tokenizer_info", params={"model": "tiny"}).json()
     assert (info["eos_token"], info["bos_token"]) == ("<|endoftext|>", "<|endoftext|>")
-    assert (info["pad_token"], info["chat_template"]) == (None, TEMPLATE)
+    assert (info["pad_token"], info["chat_template"]) == (None, TEMPLATES["tiny"])
 
 
 def test_a_text_has_the_same_likelihood_as_ids_and_as_text(both: tuple[Harness, Harness]) -> None:

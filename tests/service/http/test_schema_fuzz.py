@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 from contextlib import suppress
 from typing import Any
@@ -15,7 +14,8 @@ from schemathesis import Case, GenerationMode
 
 from benchmarks.faults.schemas import Caller, Sent, run_schema
 from service.http.problems import ErrorBody
-from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights
+from tests.service.pushes import manifest
+from tests.service.servers import World, adapter_weights
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "3"))
 FOLLOWED = int(os.environ.get("FUZZ_FOLLOWED", "60"))
@@ -55,12 +55,11 @@ def test_no_path_breaks_the_server(world: World, mode: GenerationMode) -> None:
 
 def test_nothing_breaks_it_along_the_links(world: World) -> None:
     """What was made is read, changed and removed by the calls that its answer's links name."""
-    files = {"adapter_model.safetensors": {"base64": base64.b64encode(adapter_weights(world.runtime, seed=2)).decode()}}
-    manifest = {"domain": "d", "base_model": BASE_ID, "config": CONFIG.model_dump(), "files": files}
+    weights = adapter_weights(world.runtime, seed=2)
     schema = schemathesis.openapi.from_asgi("/openapi.json", world.app)
     caller = Caller(world.admin, next(one["id"] for one in world.client.get("/v1/keys").json()["data"]))
     sent = Sent()
-    run_schema(schema, caller, lambda name, _: {**manifest, "name": name}, cases=FOLLOWED, sent=sent)
+    run_schema(schema, caller, lambda name, _: manifest(name, weights), cases=FOLLOWED, sent=sent)
     assert sent.failures == []
     assert sent.cases >= FOLLOWED
     assert sent.linked > sent.cases // 10

@@ -196,11 +196,6 @@ class Raw:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def engine() -> Prepared:
     return Prepared()
 

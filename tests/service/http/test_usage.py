@@ -22,15 +22,12 @@ from service.http.routes.usage import cells
 from service.observability.usage import UsageCounts
 from tests.postgres import KINDS
 from tests.service.answers import answered
+from tests.service.http.stock import TEMPLATE
 from tests.service.servers import Soup, World, open_world, write_bases
 
 DATABASES = KINDS
 pytestmark = pytest.mark.one_database  # rows and sums are asked of each kind in tests/registry/catalogue
-
-
-@pytest.fixture(scope="module")
-def served(templated_base: Path) -> dict[str, Path]:
-    return {"tiny": templated_base}
+TEMPLATES = {"tiny": TEMPLATE}
 
 
 def new_key(world: World, *namespaces: str, scopes: tuple[str, ...] = ("infer",)) -> tuple[str, dict[str, str]]:
@@ -118,8 +115,7 @@ def test_who_sees_what(world: World) -> None:
     assert seen(header, key_id=theirs) == seen(header, namespace="theirs") == set()
     assert seen(new_key(world, "ours", scopes=("admin",))[1]) == {(ours, "ours"), (both, "ours")}
     assert seen(new_key(world, scopes=("read",))[1]) == set(), "it sees all namespaces, and is no admin"
-    admin = world.headers(world.admin)
-    assert seen(admin) >= {(ours, "ours"), (both, "ours"), (both, "theirs"), (theirs, "theirs")}
+    assert seen(world.headers(world.admin)) >= {(ours, "ours"), (both, "ours"), (both, "theirs"), (theirs, "theirs")}
     assert usage(world, header, namespace="theirs")["total"]["requests"] == 0
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,22 +21,18 @@ from registry.adapters import paper_config
 from registry.errors import Cancelled, NotFound, SoupError, Unavailable
 from registry.names import parse_ref, sha256_digest
 from registry.progress import silent
-from registry.spec import Provenance, StoredAdapter, WeighingRequest
+from registry.spec import StoredAdapter, WeighingRequest
 from service.jobs import runner as jobs_module
 from service.jobs.cook import COOK
 from tests.postgres import KINDS
 from tests.service.answers import answered
-from tests.service.cluster import until
+from tests.service.cluster import ended, until
 from tests.service.passages import WORDS, passages
-from tests.service.servers import Live, World
+from tests.service.servers import DECLARED, Live, World
 
 DATABASES = KINDS
 PROCESSES = True
 pytestmark = pytest.mark.one_database  # the queue is asked on each in `registry/catalogue/test_jobs.py`
-
-INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
-
-
 SETTINGS = {"job_workers": 2, "refit_delay_seconds": 0.0}
 
 
@@ -44,14 +41,13 @@ def _stocked(live: Live) -> None:
     """Three domains with samples, and one adapter of another namespace."""
     pushed = [
         live.world.push(
-            f"acme/{domain}", seed=seed, domain=domain, provenance=INIT, sample={"texts": passages(domain, 25)}
+            f"acme/{domain}", seed=seed, domain=domain, provenance=DECLARED, sample={"texts": passages(domain, 25)}
         )
         for seed, domain in enumerate(WORDS)
     ]
-    live.world.push("theirs/secret", seed=9, domain="hidden", provenance=INIT)
-    with SoupClient(live.url, live.world.admin) as client:
-        for one in pushed:
-            client.wait_job(one["job"])
+    live.world.push("theirs/secret", seed=9, domain="hidden", provenance=DECLARED)
+    for one in pushed:
+        ended(live.world.client, one["job"])
 
 
 def job_of(world: World, job: str) -> dict[str, Any]:
@@ -350,11 +346,7 @@ class TestWeighing:
 
 
 def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    return Path(f"/proc/{pid}").exists()
 
 
 class TestWhose:
@@ -403,7 +395,7 @@ class TestWhose:
     def test_evidence_names_only_what_the_reader_sees(self, world: World, client: SoupClient) -> None:
         sample = {"texts": passages("court", 25, seed=2)}
         pushed = world.push(
-            "theirs/open", seed=8, domain="hidden", provenance=INIT, sample={"texts": passages("code", 25, seed=9)}
+            "theirs/open", seed=8, domain="hidden", provenance=DECLARED, sample={"texts": passages("code", 25, seed=9)}
         )
         client.wait_job(pushed["job"])
         cooked = cook(world, sample=sample, selector={"kind": "uniform"}, name="acme/all", wait=60).json()

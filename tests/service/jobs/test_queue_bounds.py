@@ -64,10 +64,8 @@ class TestBounds:
         greedy, other = Key(world), Key(world)
         assert [greedy.cook().status_code for _ in range(2)] == [202, 202]
         before = set(world.registry.blobs.digests())
-        refused = greedy.cook()
-        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+        said = refusal(greedy.cook(), 429)
         assert set(world.registry.blobs.digests()) == before, "nothing is left of it"
-        said = refused.json()["error"]["message"]
         assert "2 waiting or running jobs of kind 'cook'" in said
         assert "the maximum is 2 (SOUP_JOB_QUEUE_PER_KEY)" in said
         assert other.cook().status_code == 202
@@ -81,8 +79,7 @@ class TestBounds:
         with world.runtime.database.write() as catalogue:
             for _ in range(2):
                 catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by=key.id)
-        fit = key.post("/v1/selectors", {"selector": {"kind": "gmm"}, "wait": 5})
-        assert (fit.status_code, "'fit'" in fit.json()["error"]["message"]) == (429, True), fit.text
+        assert "'fit'" in refusal(key.post("/v1/selectors", {"selector": {"kind": "gmm"}, "wait": 5}), 429)
         with world.runtime.database.write() as catalogue:
             for number in range(3):
                 catalogue.jobs.enqueue("embed", {"adapter_id": number}, namespace="acme", created_by="key-x")
@@ -92,8 +89,7 @@ class TestBounds:
             "base_model": BASE_ID,
             "sample": {"texts": passages("court", 25)},
         }
-        answer = key.post("/v1/adapters", {**manifest, "peft_config": {}, "files": {}})
-        assert (answer.status_code, "'embed'" in answer.json()["error"]["message"]) == (429, True), answer.text
+        assert "'embed'" in refusal(key.post("/v1/adapters", {**manifest, "peft_config": {}, "files": {}}), 429)
 
     @pytest.mark.parametrize(("took", "pause"), [(None, 5), (42, 42), (0.1, 1), (90_000, 3600)])
     def test_when_to_come_back_follows_from_how_long_such_jobs_take(
@@ -101,8 +97,6 @@ class TestBounds:
     ) -> None:
         greedy = Key(world)
         with world.runtime.database.write() as catalogue:
-            for row in catalogue.jobs.list(None, kind="search", limit=200).rows:
-                assert row.state != "succeeded"
             for _ in range(0 if took is None else 20):
                 moment = datetime.now(UTC) + timedelta(seconds=1)
                 row = catalogue.jobs.enqueue("cook", {}, namespace="acme", created_by="key-x")

@@ -21,7 +21,7 @@ from registry.names import digest_of
 from registry.spec import AdapterConfig, BankConfig, Provenance
 from tests.registry.pruned_adapters import sparse
 from tests.service.passages import passages
-from tests.service.servers import CONFIG
+from tests.service.servers import CONFIG, strange_weights
 from training.data import Data
 from training.hyperparameters import Hyperparameters
 from training.inputs import TrainingInputs
@@ -41,23 +41,15 @@ VALID = passages("kitchen", KEPT, seed=2)
 Tensors = dict[str, Tensor]
 
 
-def far_from_nothing(base: LoadedBase, seed: int) -> Tensors:
-    """A bottleneck that visibly changes what the tiny base says."""
-    draw = torch.Generator().manual_seed(seed)
-    start = create(CONFIG, base.shape, seed=seed).state_dict()
-    return {name: tensor + 0.5 * torch.randn(tensor.shape, generator=draw) for name, tensor in start.items()}
-
-
 def write_bottleneck(folder: Path, base: LoadedBase, domain: str, seed: int) -> None:
     """Of one start, which its maker declares."""
-    weights = save_tensors(far_from_nothing(base, seed))
+    weights = strange_weights(base.entry, seed)
     write_directory(folder, AdapterContents(config=CONFIG, domain=domain, weights=weights, provenance=INIT))
 
 
 def write_stranger(folder: Path, base: LoadedBase, domain: str, seed: int) -> None:
     """From nobody knows where."""
-    weights = save_tensors(far_from_nothing(base, seed))
-    write_directory(folder, AdapterContents(config=CONFIG, domain=domain, weights=weights))
+    write_directory(folder, AdapterContents(config=CONFIG, domain=domain, weights=strange_weights(base.entry, seed)))
 
 
 def pruned(base: LoadedBase, domain: str, seed: int) -> tuple[AdapterConfig, Tensors]:

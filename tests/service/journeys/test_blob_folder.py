@@ -6,7 +6,6 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ from registry.errors import Unavailable
 from registry.names import sha256_digest
 from service.runtime import Runtime
 from service.settings import Settings
+from tests.service.answers import temporary_refusal
 from tests.service.passages import passages
 from tests.service.pushes import manifest
 from tests.service.servers import World, open_world
@@ -22,14 +22,6 @@ from tests.service.servers import World, open_world
 @pytest.fixture
 def world(allowlist: Path, tmp_path: Path) -> Iterator[World]:
     yield from open_world(tmp_path / "data", allowlist, ready_seconds=0, job_workers=0)
-
-
-def said(answer: Any) -> str:
-    """The sentence of a 503."""
-    assert answer.status_code == 503, answer.text
-    error = answer.json()["error"]
-    assert (error["code"], error["type"]) == ("unavailable", "server_error")
-    return str(error["message"])
 
 
 def ready(world: World) -> tuple[int, str]:
@@ -57,7 +49,7 @@ def test_gone_and_back(world: World, caplog: pytest.LogCaptureFixture) -> None:
                 world.client.post("/v1/completions", json={"model": "acme/there", "prompt": "a", "max_tokens": 1}),
                 world.client.post("/v1/soups", json={"sample": {"texts": passages("court", 25)}}),
             ):
-                assert "mount it or put it back" in said(answer)
+                assert "mount it or put it back" in temporary_refusal(answer)
             assert ready(world) == (503, "is another one")
         assert world.client.head(f"/v1/blobs/{blob}").status_code == 503
         assert world.client.get("/healthz").status_code == 200

@@ -20,10 +20,10 @@ from registry.names import sha256_digest
 from service import runtime as runtime_module
 from service.jobs import runner as jobs_module
 from tests.registry.damaged_files import flip
-from tests.service.answers import answered
+from tests.service.answers import answered, temporary_refusal
 from tests.service.cluster import ended, until
 from tests.service.passages import passages
-from tests.service.servers import World, open_world
+from tests.service.servers import World, opened_world
 
 pytestmark = pytest.mark.slow
 
@@ -58,18 +58,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     unmount(folder)
 
 
-@contextmanager
-def served(data: Path, allowlist: Path, **settings: Any) -> Iterator[World]:
-    yield from open_world(data, allowlist, ready_seconds=0, **{"job_workers": 0, **settings})
-
-
-def said(answer: Any, status: int = 503) -> str:
-    """The sentence of a refusal that passes."""
-    assert answer.status_code == status, answer.text
-    assert answer.headers["retry-after"] == "5"
-    message = answer.json()["error"]["message"]
-    assert "\n" not in message
-    return str(message)
+served = partial(opened_world, ready_seconds=0, job_workers=0)
 
 
 def checks(world: World) -> dict[str, str]:
@@ -87,13 +76,13 @@ class TestFullDisk:
             pushed = world.push("acme/there", sample={"texts": passages("court", 25)})
             keys = [world.key(["read"])]
             fill(disk)
-            assert "is full (No space left on device)" in said(stored(world, b"x" * 100_000))
+            assert "is full (No space left on device)" in temporary_refusal(stored(world, b"x" * 100_000))
             assert checks(world)["blobs"] == "is full"
             refusal = None
             while refusal is None:  # what the database has room for in its files is stored yet
                 answer = world.client.post("/v1/keys", json=KEY)
                 keys += [answer.json()["secret"]] if answer.status_code == 201 else []
-                refusal = None if answer.status_code == 201 else said(answer)
+                refusal = None if answer.status_code == 201 else temporary_refusal(answer)
             assert refusal == "The disk of the database is full. Try again when there is room."
             whole(world, pushed, keys)
             (disk / "ballast").unlink()
@@ -142,7 +131,7 @@ class TestMounts:
             blob = world.push("acme/there")["weights_blob"]
             mount("-o", "remount,ro,bind", mounted)
             try:
-                assert "is read-only (Read-only file system)" in said(stored(world, b"new"))
+                assert "is read-only (Read-only file system)" in temporary_refusal(stored(world, b"new"))
                 assert checks(world)["blobs"] == "is read-only"
                 assert world.client.get(f"/v1/blobs/{blob}").status_code == 200
             finally:
@@ -170,7 +159,7 @@ class TestLockedDatabase:
                     stored(world, b"new"),
                     world.client.patch("/v1/adapters/acme/there", json={"domain": "other"}),
                 ):
-                    assert said(answer, 429).endswith(": try again.")
+                    assert temporary_refusal(answer, 429).endswith(": try again.")
                 assert world.client.get("/v1/adapters/acme/there").json()["domain"] == "tests"
                 assert set(checks(world).values()) == {"ok"}
                 until(lambda: any("no job can be claimed" in message for message in caplog.messages))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,10 @@ import pytest
 from registry.errors import Unavailable
 from service.runtime import Runtime
 from service.settings import Settings
-from tests.service.servers import World, open_world
+from tests.service.answers import refusal
+from tests.service.servers import opened_world
 
-
-@contextmanager
-def served(data: Path, allowlist: Path, **settings: object) -> Iterator[World]:
-    yield from open_world(data, allowlist, ready_seconds=0, job_workers=0, **settings)
+served = partial(opened_world, ready_seconds=0, job_workers=0)
 
 
 def stored(data: Path) -> set[str]:
@@ -33,8 +30,7 @@ def test_it_is_noticed_before_a_push_is_acknowledged(allowlist: Path, tmp_path: 
             world.client.post("/v1/adapters", json={"name": "acme/lost"}),
             world.client.get("/v1/adapters/acme/there"),
         ):
-            assert answer.status_code == 503, answer.text
-            assert "soup.db was removed or replaced while the server is running" in answer.json()["error"]["message"]
+            assert "soup.db was removed or replaced while the server is running" in refusal(answer, 503)
         assert world.client.get("/readyz").status_code == 503
         assert not file.exists()  # no empty one in its place
         (data / "elsewhere.db").rename(file)

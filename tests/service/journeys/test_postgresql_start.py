@@ -21,6 +21,7 @@ from service.operations.storage import owned
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.postgres import Postgres
+from tests.service.servers import running
 
 
 @pytest.fixture
@@ -84,14 +85,10 @@ def test_migrate_needs_no_data_folder_and_disturbs_nobodys(
         "backup": None,
     }
     assert not settings.data.exists()
-    runtime = Runtime(settings)
-    runtime.start()
-    try:
+    with running(settings) as runtime:
         assert not runtime.sole_owner
         assert cli.run(["migrate"]) == 0
         assert "up to date" in capsys.readouterr().err
-    finally:
-        runtime.stop()
 
 
 def test_a_database_behind_names_the_command(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,9 +136,8 @@ def test_migrate_of_the_version_before_changes_nothing_so_that_its_servers_start
     said = capsys.readouterr()
     assert said.out.strip() == "9999"
     assert "is of a later version, beside which this one serves: nothing was changed" in said.err
-    runtime = Runtime(settings)
-    runtime.start()
-    runtime.stop()
+    with running(settings):
+        pass
 
 
 def test_two_commands_at_once_both_succeed_and_one_of_them_migrates(url: str, tmp_path: Path) -> None:

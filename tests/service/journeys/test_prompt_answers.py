@@ -10,11 +10,11 @@ import pytest
 
 from adaptersoup import Client
 from adaptersoup.cli.verbs.push.sources import Samples
-from adaptersoup.client.client import SoupClient
 from registry.samples.sample import clean_sample
 from registry.spec import PromptAnswer
 from tests.adaptersoup.cli.outcome import done
 from tests.service.answers import answered, refusal
+from tests.service.cluster import ended
 from tests.service.passages import WORDS, passages
 from tests.service.servers import Live, Soup
 
@@ -31,8 +31,7 @@ def stocked(live: Live) -> Live:
     for seed, domain in enumerate(WORDS):
         texts: list[Any] = ITEMS if domain == "court" else passages(domain, 25)
         pushed = live.world.push(f"acme/{domain}", seed=seed, domain=domain, sample={"texts": texts})
-        with SoupClient(live.url, live.world.admin) as client:
-            client.wait_job(pushed["job"])
+        assert ended(live.world.client, pushed["job"])["state"] == "succeeded"
     return live
 
 

@@ -20,7 +20,7 @@ from tests.postgres import Postgres
 from tests.service.answers import answered
 from tests.service.cluster import Cluster, Process, client_of, cluster, free_port, until
 from tests.service.proxies import PROXIES, proxy
-from tests.service.pushes import manifest, strange_weights
+from tests.service.pushes import manifest, weights_for
 from tests.service.servers import BASE_ID, write_bases
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def world(postgres: Postgres, tiny_base_dir: Path, tmp_path_factory: pytest.Temp
         with client_of(world.servers[port].url) as client:
             for seed in range(ADAPTERS):
                 name = f"acme/canary-{seed}"
-                weights = strange_weights(tiny_base_dir, folder / "cache", seed=seed)
+                weights = weights_for(tiny_base_dir, seed=seed)
                 world.digests[name] = answered(client.post("/v1/adapters", json=manifest(name, weights)), 201)["digest"]
                 world.said[name] = said(client.post("/v1/completions", json=asked(name)).json())
         assert len({(text, round(likely, 3)) for text, likely in world.said.values()}) == ADAPTERS

@@ -23,7 +23,7 @@ from tests.postgres import Postgres
 from tests.registry.catalogue.test_replicas import seen
 from tests.service.cluster import Cluster, client_of, cluster, ended, until
 from tests.service.passages import passages
-from tests.service.pushes import WEIGHTS, manifest, strange_weights
+from tests.service.pushes import WEIGHTS, manifest, weights_for
 from tests.service.servers import BASE_ID, write_bases
 
 pytestmark = pytest.mark.slow
@@ -39,8 +39,8 @@ MOMENT_DAYS = 1e-6
 class Fleet:
     """Two servers, each of a version, and what each has done."""
 
-    def __init__(self, base: Path, cache: Path) -> None:
-        self.weights = partial(strange_weights, base, cache)
+    def __init__(self, base: Path) -> None:
+        self.weights = partial(weights_for, base)
         self.clients: dict[str, httpx2.Client] = {}
         """By version."""
 
@@ -128,9 +128,9 @@ def test_the_pin_names_the_schema_of_its_commit(code: Path) -> None:
     assert migrations.knows(REVISION)
 
 
-def test_two_versions_serve_one_database(code: Path, servers: Cluster, tiny_base_dir: Path, tmp_path: Path) -> None:
+def test_two_versions_serve_one_database(code: Path, servers: Cluster, tiny_base_dir: Path) -> None:
     """The last release's server goes on while this version migrates and starts beside it, until it is stopped."""
-    fleet = Fleet(tiny_base_dir, tmp_path / "cache")
+    fleet = Fleet(tiny_base_dir)
     migrated(servers, REVISION)
     old = servers.server(code=code)
     old.wait()

@@ -7,34 +7,32 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from adaptersoup.client.client import SoupClient
 from registry.adapters import create
 from registry.adapters.weights import save_tensors
 from registry.errors import Retired
-from registry.spec import Provenance
 from tests.postgres import KINDS
 from tests.service.answers import answered, refusal
+from tests.service.cluster import ended
 from tests.service.passages import WORDS, passages
-from tests.service.servers import CONFIG, Live
+from tests.service.servers import CONFIG, DECLARED, Live
 
 DATABASES = KINDS
 KEPT = 20
 """Passages of each sample: as few as are taken."""
-INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
 
 
 @pytest.fixture(scope="module")
 def stocked(live: Live) -> Live:
     """Three domains pushed and embedded, and a control without a sample."""
-    jobs = []
-    for seed, domain in enumerate(WORDS):
-        sample = {"texts": passages(domain, KEPT)}
-        pushed = live.world.push(f"acme/{domain}", seed=seed, domain=domain, sample=sample, provenance=INIT)
-        jobs.append(pushed["job"])
-    live.world.push("acme/control", seed=9, domain="control", provenance=INIT)
-    with SoupClient(live.url, live.world.admin) as client:
-        for job in jobs:
-            assert client.wait_job(job)["state"] == "succeeded"
+    pushed = [
+        live.world.push(
+            f"acme/{domain}", seed=seed, domain=domain, provenance=DECLARED, sample={"texts": passages(domain, KEPT)}
+        )
+        for seed, domain in enumerate(WORDS)
+    ]
+    live.world.push("acme/control", seed=9, domain="control", provenance=DECLARED)
+    for one in pushed:
+        assert ended(live.world.client, one["job"])["state"] == "succeeded"
     return live
 
 
@@ -202,7 +200,7 @@ def test_a_tuned_soup_says_everywhere_that_it_has_learnt_from_the_sample(stocked
 @pytest.mark.one_database
 def test_what_a_method_has_to_know_is_computed_once_and_goes_with_its_text(stocked, http):
     name, blobs = "acme/fisher-law", stocked.world.registry.blobs
-    stocked.world.push(name, seed=3, domain="law", sample={"texts": passages("court", 30, seed=5)}, provenance=INIT)
+    stocked.world.push(name, seed=3, domain="law", sample={"texts": passages("court", 30, seed=5)}, provenance=DECLARED)
     recipe, mixing = {"ingredients": [{"ref": name, "weight": 2}, {"ref": "acme/kitchen"}]}, {"method": "fisher"}
     before = newest_search(stocked)
     soup = cooked(stocked, recipe=recipe, mixing=mixing, name="acme/fisher")
@@ -267,7 +265,7 @@ def test_a_wait_that_is_too_long_is_refused_where_there_is_nothing_to_wait_for(s
 
 
 def test_a_retired_ingredient_is_gone_by_name_and_its_soups_stay(stocked, http):
-    stocked.world.push("acme/passing", seed=30, domain="passing", provenance=INIT)
+    stocked.world.push("acme/passing", seed=30, domain="passing", provenance=DECLARED)
     soup = cook(stocked, recipe={"ingredients": [{"ref": "acme/kitchen"}, {"ref": "acme/passing"}]}).json()
     assert http.delete("/v1/adapters/acme/passing").status_code == 200
     gone = http.get("/v1/adapters/acme/passing")
@@ -281,7 +279,7 @@ def test_a_retired_ingredient_is_gone_by_name_and_its_soups_stay(stocked, http):
 def push_late(stocked, client, name: str, seed: int) -> list[dict]:
     """Push another adapter of the court; the refits that come of it, once they are over."""
     sample = {"texts": passages("court", KEPT, seed=seed)}
-    pushed = stocked.world.push(f"acme/{name}", seed=seed, domain=name, provenance=INIT, sample=sample)
+    pushed = stocked.world.push(f"acme/{name}", seed=seed, domain=name, provenance=DECLARED, sample=sample)
     return [client.wait_job(job) for job in client.wait_job(pushed["job"])["result"]["refits"]]
 
 

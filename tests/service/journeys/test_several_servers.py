@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import pytest
 
 from registry.errors import Incompatible, InvalidParameter
 from registry.names import sha256_digest
-from registry.spec import Provenance
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.postgres import Postgres
@@ -21,10 +20,9 @@ from tests.registry.catalogue.test_replicas import seen
 from tests.service.answers import refusal
 from tests.service.cluster import ended, until
 from tests.service.passages import WORDS, passages
-from tests.service.servers import BASE_ID, World, adapter_weights, open_world, write_bases
+from tests.service.servers import BASE_ID, DECLARED, World, adapter_weights, opened_world, running, write_bases
 from tests.tiny_models import build_tiny_base
 
-INIT = Provenance(init_hash="sha256:" + "1" * 64, init_source="declared").model_dump()
 KEY = "sk-soup-" + "k" * 43
 PASSWORD = "hunter2-and-more"
 
@@ -51,7 +49,7 @@ def servers(shared: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     """Two servers; the second starts while the first is there."""
     with ExitStack() as stack:
         opened = [
-            stack.enter_context(contextmanager(open_world)(tmp_path_factory.mktemp("data"), processes=True, **shared))
+            stack.enter_context(opened_world(tmp_path_factory.mktemp("data"), processes=True, **shared))
             for _ in range(2)
         ]
         yield (opened[0], opened[1])
@@ -92,7 +90,9 @@ def test_versions_and_jobs_of_pushes_at_once_are_given_once(servers: tuple[World
 
     def push(number: int) -> dict[str, Any]:
         sample = {"texts": passages("code", 20, seed=number)}
-        return servers[number % 2].push("acme/race", seed=100 + number, domain="race", sample=sample, provenance=INIT)
+        return servers[number % 2].push(
+            "acme/race", seed=100 + number, domain="race", sample=sample, provenance=DECLARED
+        )
 
     with ThreadPoolExecutor(8) as pool:
         pushed = list(pool.map(push, range(8)))
@@ -108,7 +108,7 @@ def test_a_pool_is_fitted_once_and_refitted_once(servers: tuple[World, World]) -
     for seed, domain in enumerate(WORDS):
         server = servers[seed % 2]
         sample = {"texts": passages(domain, 20)}
-        job = server.push(f"pool/{domain}", seed=seed, domain=domain, sample=sample, provenance=INIT)["job"]
+        job = server.push(f"pool/{domain}", seed=seed, domain=domain, sample=sample, provenance=DECLARED)["job"]
         ended(two.client, job)
     sample = {"texts": passages("kitchen", 25, seed=5)}
     body = {"sample": sample, "selector": {"kind": "uniform"}, "pool": {"namespaces": ["pool"]}}
@@ -118,7 +118,7 @@ def test_a_pool_is_fitted_once_and_refitted_once(servers: tuple[World, World]) -
     assert len({answer.json()["digest"] for answer in soups}) == 1
     assert len(one.client.get("/v1/adapters", params={"kind": "soup"}).json()["data"]) == 1
     newer = two.push(
-        "pool/court", seed=50, domain="court", sample={"texts": passages("court", 20, seed=9)}, provenance=INIT
+        "pool/court", seed=50, domain="court", sample={"texts": passages("court", 20, seed=9)}, provenance=DECLARED
     )
     refits = ended(one.client, newer["job"])["result"]["refits"]
     assert [ended(one.client, job)["attempts"] for job in refits] == [1] * len(refits) != []
@@ -141,7 +141,7 @@ def test_one_waits_for_what_the_other_does_and_may_cancel_it(
         monkeypatch.setattr(server.runtime.engine, "score", score)
     recipe = {"ingredients": [{"ref": "pool/kitchen"}, {"ref": "pool/code", "weight": 3}]}
     sample = {"texts": passages("kitchen", 25, seed=6)}
-    with contextmanager(open_world)(tmp_path / "third", **{**shared, "job_workers": 0}) as third:
+    with opened_world(tmp_path / "third", **{**shared, "job_workers": 0}) as third:
         job = cook(third, recipe=recipe, sample=sample, verify=True, wait=0).json()["id"]
         until(begun.is_set)
         assert third.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
@@ -163,9 +163,8 @@ def test_a_start_sweeps_nothing_of_the_others(
     digest = sha256_digest(upload)
     with blobs.writer(digest, max_bytes=100) as writer:
         writer.write(upload[:5])
-        runtime = Runtime(Settings(data=tmp_path / "third", threads=1, job_workers=0, **shared))
-        runtime.start()
-        runtime.stop()
+        with running(Settings(data=tmp_path / "third", threads=1, job_workers=0, **shared)):
+            pass
         writer.write(upload[5:])
         writer.commit()
     assert blobs.read(digest) == upload
@@ -208,7 +207,7 @@ def test_a_server_with_another_state_of_a_base_is_refused_before_it_answers(
 
 def test_one_that_stood_still_joins_again(shared: dict[str, Any], servers: tuple[World, World], tmp_path: Path) -> None:
     """As after an outage of the database: its row is old, or is gone."""
-    with contextmanager(open_world)(tmp_path / "third", **{**shared, "replica_beat_seconds": 0.1}) as third:
+    with opened_world(tmp_path / "third", **{**shared, "replica_beat_seconds": 0.1}) as third:
         own = third.runtime.presence.id
         for change in ("UPDATE replicas SET seen_at = 1 WHERE id = %s", "DELETE FROM replicas WHERE id = %s"):
             with servers[0].runtime.database.engine.begin() as connection:
@@ -216,14 +215,13 @@ def test_one_that_stood_still_joins_again(shared: dict[str, Any], servers: tuple
             until(lambda: seen(servers[0].runtime.database).get(own, 1) > 1)
 
 
-def test_answers_and_jobs_by_servers_of_their_own(postgres: Postgres, shared: dict[str, Any], tmp_path: Path) -> None:
+def test_answers_and_jobs_by_servers_of_their_own(postgres_url: str, shared: dict[str, Any], tmp_path: Path) -> None:
     """One that only answers leaves a sample to be embedded to one that only runs jobs, which answers nobody."""
-    url, opened = postgres.url(), contextmanager(open_world)
-    mine = {**shared, "database_url": url, "blobs": tmp_path / "blobs"}
-    with opened(tmp_path / "api", **mine, role="api") as api:
+    mine = {**shared, "database_url": postgres_url, "blobs": tmp_path / "blobs"}
+    with opened_world(tmp_path / "api", **mine, role="api") as api:
         pushed = api.push("acme/law", seed=3, domain="law", sample={"texts": passages("court", 25)})
         assert api.client.get(f"/v1/jobs/{pushed['job']}").json()["state"] == "queued"
-        with opened(tmp_path / "worker", **mine, role="worker") as worker:
+        with opened_world(tmp_path / "worker", **mine, role="worker") as worker:
             assert ended(api.client, pushed["job"])["state"] == "succeeded"
             for path in ("/v1/models", "/v1/adapters/acme/law", "/docs", "/nothing", "/"):
                 assert "runs jobs and answers no calls" in refusal(worker.client.get(path), 503)
@@ -233,7 +231,6 @@ def test_answers_and_jobs_by_servers_of_their_own(postgres: Postgres, shared: di
             assert worker.client.post("/v1/completions", json=body, headers={"authorization": ""}).status_code == 401
             assert worker.client.get("/healthz").status_code == worker.client.get("/readyz").status_code == 200
             assert "soup_jobs_ended_total" in worker.client.get("/metrics").text
-    postgres.drop(url)
 
 
 @pytest.mark.parametrize(

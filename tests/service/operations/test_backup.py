@@ -72,6 +72,16 @@ def backed_up(verbs: ToyRegistry, folder: Path, *, key: Path | None = None, prog
     return back_up(verbs.database, blobs, folder, admin_key=key, progress=progress)
 
 
+def cut_off(where: str, *, after: int = 0) -> Progress:
+    """Interrupt what tells its progress in such words, once so much is done."""
+
+    def progress(done: int, total: int, message: str) -> None:
+        if where in message and done >= after:
+            raise KeyboardInterrupt
+
+    return progress
+
+
 def rows(database: Database) -> dict[str, list[Any]]:
     with database.engine.connect() as connection:
         return {
@@ -90,10 +100,6 @@ def weights_of(verbs: ToyRegistry, name: str) -> str:
     with verbs.database.read() as catalogue:
         found = {row.name: row.weights_blob for row in catalogue.adapters.list(None, limit=9).rows}
     return str(found[name])
-
-
-def target(folder: Path, url: str | None = None) -> Settings:
-    return Settings(data=folder, database_url=url)
 
 
 def started(settings: Settings, *, alone: bool = True) -> Any:
@@ -115,7 +121,7 @@ def test_a_round_trip_into_either_kind_of_database(verbs_of_each, folder, tmp_pa
     named = set(verbs.blobs.digests())
     assert (done.manifest.blobs, done.new) == (len(named), len(named))
     url = request.getfixturevalue("postgres").url(empty=True) if kind == "postgresql" else None
-    settings = target(tmp_path / "other", url)
+    settings = Settings(data=tmp_path / "other", database_url=url)
     restore(settings, folder, replace=False, progress=silent)
     with closing(Database(settings.database)) as database:
         assert rows(database) == restored_rows(verbs.database)
@@ -141,16 +147,12 @@ def _sign_in(database: Database) -> None:
 
 
 def _replaced_in_one_transaction(verbs: ToyRegistry, folder: Path, settings: Settings) -> None:
-    def cut(done: int, total: int, message: str) -> None:
-        if message == "rows are there":
-            raise KeyboardInterrupt
-
     with pytest.raises(Conflict, match="--replace"):
         restore(settings, folder, replace=False, progress=silent)
     with closing(Database(settings.database)) as database:
         there = rows(database)
         with pytest.raises(KeyboardInterrupt):
-            restore(settings, folder, replace=True, progress=cut)
+            restore(settings, folder, replace=True, progress=cut_off("rows are there"))
         assert rows(database) == there
         ToyRegistry(database, LocalBlobs(settings.blobs_dir)).push("acme/last", seed=3)  # no number is given twice
     restore(settings, folder, replace=True, progress=silent)
@@ -170,27 +172,23 @@ def test_what_is_pushed_meanwhile_is_in_it_whole_or_not_at_all(verbs_of_each, fo
     second = backed_up(verbs, folder)
     assert second.new == second.manifest.blobs - first.manifest.blobs > 0
     assert [path.name for path in folder.glob("*.db")] == [second.manifest.database]
-    settings = target(tmp_path / "other")
+    settings = Settings(data=tmp_path / "other")
     restore(settings, folder, replace=False, progress=silent)
     assert started(settings).missing == 0
 
 
 class TestBackup:
     def test_one_that_is_cut_off_is_none_and_a_second_leaves_the_first(self, verbs, folder, tmp_path) -> None:
-        def cut(done: int, total: int, message: str) -> None:
-            if "new" in message and done == 1:
-                raise KeyboardInterrupt
-
         with pytest.raises(KeyboardInterrupt):
-            backed_up(verbs, folder, progress=cut)
+            backed_up(verbs, folder, progress=cut_off("new", after=1))
         with pytest.raises(NotFound, match=r"no whole backup"):
-            restore(target(tmp_path / "other"), folder, replace=False, progress=silent)
+            restore(Settings(data=tmp_path / "other"), folder, replace=False, progress=silent)
         backed_up(verbs, folder)
         before = rows(verbs.database)
         verbs.push("acme/later", seed=9)
         with pytest.raises(KeyboardInterrupt):
-            backed_up(verbs, folder, progress=cut)
-        settings = target(tmp_path / "other")
+            backed_up(verbs, folder, progress=cut_off("new", after=1))
+        settings = Settings(data=tmp_path / "other")
         restore(settings, folder, replace=False, progress=silent)
         with closing(Database(settings.database)) as database:
             assert rows(database) == before
@@ -207,7 +205,7 @@ class TestBackup:
             (f"sha256:{code.name}", "unreadable"),
         }
         assert ("weights of acme/law@1",) in [one.named_by for one in done.unsound]
-        settings = target(tmp_path / "other")
+        settings = Settings(data=tmp_path / "other")
         assert len(restore(settings, folder, replace=False, progress=silent).manifest.lacking) == 2
         assert started(settings).missing == 2
         flip(verbs.blobs.place(law))
@@ -220,7 +218,7 @@ class TestBackup:
         modes = {path: path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))}
         assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
         assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
-        settings = target(tmp_path / "other")
+        settings = Settings(data=tmp_path / "other")
         restore(settings, folder, replace=False, progress=silent)
         assert settings.admin_key_path.read_text() == "secret\n"
         backed_up(verbs, folder)
@@ -249,7 +247,7 @@ class TestRestore:
         manifest = backed_up(verbs, folder).manifest
         blob = next((folder / "blobs").glob("??/*"))
         flip(blob)
-        settings = target(tmp_path / "other")
+        settings = Settings(data=tmp_path / "other")
         self.refused(settings, folder, DamagedBlob, f"sha256:{blob.name}")
         flip(blob)
         flip(folder / manifest.database)
@@ -268,7 +266,7 @@ class TestRestore:
         with verbs.database.write() as catalogue:
             verbs.blobs.set_aside.set_mark(catalogue.stores.advance(STORE, after=0))
         there = rows(verbs.database)
-        settings = target(verbs.blobs.folder.parent)
+        settings = Settings(data=verbs.blobs.folder.parent)
         verbs.database.close()
         self.refused(settings, folder, Conflict, "--replace")
         done = restore(settings, folder, replace=True, progress=silent)
@@ -285,18 +283,14 @@ class TestRestore:
         backed_up(verbs, folder)
         data = verbs.blobs.folder.parent
         with storage.owned(data):
-            self.refused(target(data), folder, Unavailable, "in use by another server", replace=True)
+            self.refused(Settings(data=data), folder, Unavailable, "in use by another server", replace=True)
 
     def test_one_that_is_cut_off_is_finished_by_the_next(self, verbs, folder, tmp_path) -> None:
         backed_up(verbs, folder)
-        settings = target(tmp_path / "other")
-
-        def cut(done: int, total: int, message: str) -> None:
-            if "new" in message and done == 2:
-                raise KeyboardInterrupt
+        settings = Settings(data=tmp_path / "other")
 
         with pytest.raises(KeyboardInterrupt):
-            restore(settings, folder, replace=False, progress=cut)
+            restore(settings, folder, replace=False, progress=cut_off("new", after=2))
         assert len(list(LocalBlobs(settings.blobs_dir).digests())) == 2
         with pytest.raises(Unavailable, match="holds 2"):
             self._start_new(settings)
@@ -318,7 +312,7 @@ class TestRestore:
 
     def test_a_damaged_database_is_replaced_and_kept(self, verbs, folder, tmp_path) -> None:
         backed_up(verbs, folder)
-        settings = target(tmp_path / "other")
+        settings = Settings(data=tmp_path / "other")
         settings.data.mkdir()
         (settings.data / "soup.db").write_bytes(b"no database at all" * 999)
         kept = restore(settings, folder, replace=True, progress=silent).replaced
@@ -338,10 +332,10 @@ class TestRestore:
         self, verbs, folder, tmp_path
     ) -> None:
         backed_up(verbs, folder)
-        settings = target(tmp_path / "other")
+        settings = Settings(data=tmp_path / "other")
         restore(settings, folder, replace=False, progress=silent)
         assert LocalBlobs(settings.blobs_dir).set_aside.mark() == StoreMark(store=STORE, generation=1)
         (folder / "backup.json").rename(tmp_path / "elsewhere")
         (folder / "backup.json").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(OSError, match="symbolic links"):
-            restore(target(tmp_path / "another"), folder, replace=False, progress=silent)
+            restore(Settings(data=tmp_path / "another"), folder, replace=False, progress=silent)

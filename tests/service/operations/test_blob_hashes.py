@@ -7,6 +7,7 @@ import pytest
 from registry.blobs import LocalBlobs
 from registry.blobs.local import CHUNK
 from registry.errors import Unavailable
+from registry.progress import Progress, silent
 from registry.spec import CosineSpec, PoolSpec, StoreMark
 from service.operations.blob_hashes import Checked, Pace, check_hashes
 from tests.postgres import Databases
@@ -27,11 +28,7 @@ def verbs(databases: Databases, tmp_path):
         yield verbs
 
 
-def checked(verbs: ToyRegistry, *, whole: bool = True, said: list | None = None) -> Checked:
-    def progress(done: int, total: int, message: str) -> None:
-        if said is not None:
-            said.append((done, total, message))
-
+def checked(verbs: ToyRegistry, *, whole: bool = True, progress: Progress = silent) -> Checked:
     blobs = LocalBlobs(verbs.blobs.folder, make=False)
     return check_hashes(verbs.database, blobs, whole=whole, pace=Pace(FAST, sleep=lambda _: None), progress=progress)
 
@@ -44,7 +41,7 @@ class TestWhatIsFound:
     def test_nothing_where_all_is_well(self, verbs):
         row = verbs.ready("acme/law")
         said: list = []
-        done = checked(verbs, said=said)
+        done = checked(verbs, progress=lambda *told: said.append(told))
         stored = list(verbs.blobs.digests())
         assert (done.blobs, done.unsound) == (len(stored), ())
         assert done.bytes == sum(verbs.blobs.size(digest) for digest in stored)

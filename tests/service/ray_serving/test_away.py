@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from service.engine.request import RequestTimeline, timeline_observer
 from service.engine_process.wire import Ended, ReplicaMessage, SentRequest
 from service.ray_serving import engine as away
 from service.ray_serving.engine import RayEngine
+from tests.service.cluster import until
 from tests.service.loaded_bases import LoadedBases
 from tests.service.servers import CONFIG
 
@@ -88,36 +88,22 @@ def asked(base: LoadedBase, **more: Any) -> GenerateRequest:
     return replace(GenerateRequest(base.entry.id, (1, 2, 3), None, PARAMS), **more)
 
 
-def fails(error: BaseException, *before: ReplicaMessage) -> Script:
-    async def script(_: SentRequest) -> AsyncIterator[ReplicaMessage]:
-        for piece in before:
-            yield piece
-        raise error
+def says(*pieces: ReplicaMessage, waits: bool = False, error: BaseException | None = None) -> Script:
+    """Sends these, then waits for ever or fails."""
 
-    return script
-
-
-def says(*pieces: ReplicaMessage) -> Script:
     async def script(_: SentRequest) -> AsyncIterator[ReplicaMessage]:
         for piece in pieces:
             yield piece
+        if waits:
+            await asyncio.Event().wait()
+        if error is not None:
+            raise error
 
     return script
 
 
-def waits_after(*pieces: ReplicaMessage) -> Script:
-    async def script(_: SentRequest) -> AsyncIterator[ReplicaMessage]:
-        for piece in pieces:
-            yield piece
-        await asyncio.Event().wait()
-
-    return script
-
-
-async def takes_nothing(_: SentRequest) -> AsyncIterator[ReplicaMessage]:
-    """Does not even take a request."""
-    await asyncio.Event().wait()
-    yield []
+TAKES_NOTHING = says(waits=True)
+"""Does not even take a request."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -145,14 +131,14 @@ STOPS = pytest.mark.parametrize("error", [asyncio.CancelledError(), STOPPED], id
 def test_a_replica_that_is_stopped_before_a_token_is_followed_by_another_and_one_that_has_answered_is_not(
     base: LoadedBase, error: BaseException, before: tuple[ReplicaMessage, ...], tries: int
 ) -> None:
-    with served(base, fails(error, *before), says([], Ended(WHOLE, 3, 1))) as (engine, handle):
+    with served(base, says(*before, error=error), says([], Ended(WHOLE, 3, 1))) as (engine, handle):
         assert engine.submit(asked(base)).result(20) == WHOLE
         assert len(handle.answers) == tries
 
 
 @STOPS
 def test_a_replica_that_is_stopped_after_a_token_is_an_error(base: LoadedBase, error: BaseException) -> None:
-    with served(base, fails(error, [], [TOKEN])) as (engine, handle):
+    with served(base, says([], [TOKEN], error=error)) as (engine, handle):
         with pytest.raises(Unavailable, match="before the answer was whole"):
             engine.submit(asked(base)).result(20)
         assert len(handle.answers) == 1
@@ -160,12 +146,7 @@ def test_a_replica_that_is_stopped_after_a_token_is_an_error(base: LoadedBase, e
 
 def until_taken(engine: RayEngine) -> None:
     """Wait until replicas have all requests."""
-    for _ in range(2000):
-        with engine._changed:
-            if all(told.is_admitted for told in engine._remote.values()):
-                return
-        time.sleep(0.01)
-    pytest.fail("no replica took it")
+    until(lambda: all(told.is_admitted for told in list(engine._remote.values())), "a replica that takes it")
 
 
 def until_over(engine: RayEngine) -> None:
@@ -175,7 +156,7 @@ def until_over(engine: RayEngine) -> None:
 
 
 def test_what_replicas_have_taken_does_not_fill_the_queue_of_the_server(base: LoadedBase) -> None:
-    with served(base, waits_after([]), max_requests=1) as (engine, handle):
+    with served(base, says([], waits=True), max_requests=1) as (engine, handle):
         for number in range(5):
             engine.check_admission(None)
             engine.submit(asked(base))
@@ -185,7 +166,7 @@ def test_what_replicas_have_taken_does_not_fill_the_queue_of_the_server(base: Lo
 
 
 def test_what_no_replica_has_taken_does(base: LoadedBase) -> None:
-    with served(base, takes_nothing, max_requests=1) as (engine, _):
+    with served(base, TAKES_NOTHING, max_requests=1) as (engine, _):
         engine.submit(asked(base))
         with pytest.raises(Busy, match="limit is 1 requests"):
             engine.check_admission(None)
@@ -196,7 +177,7 @@ def test_what_no_replica_has_taken_does(base: LoadedBase) -> None:
 
 
 def test_texts_are_scored_beside_a_full_queue_of_what_is_generated(base: LoadedBase) -> None:
-    with served(base, takes_nothing, max_requests=1) as (engine, _):
+    with served(base, TAKES_NOTHING, max_requests=1) as (engine, _):
         engine.submit(asked(base))
         engine.check_admission(None, local=True)
         assert engine.score(base.entry.id, ["the cat"], patient=True)[0].tokens > 0
@@ -218,7 +199,7 @@ def test_a_full_replica_is_followed_by_another_whichever_knows_the_adapter(base:
 def test_a_client_that_goes_away_has_read_its_prompt_once_it_was_taken(
     base: LoadedBase, before: list[Delta], counted: tuple[int, int]
 ) -> None:
-    with served(base, waits_after([], before)) as (engine, handle):
+    with served(base, says([], before, waits=True)) as (engine, handle):
         ended: list[tuple[int, int]] = []
         came = threading.Semaphore(0)
         ticket = engine.submit(asked(base, on_step=came.release, on_end=lambda *of: ended.append(of)))
@@ -232,7 +213,7 @@ def test_a_client_that_goes_away_has_read_its_prompt_once_it_was_taken(
 
 
 def test_what_was_never_taken_has_read_nothing(base: LoadedBase) -> None:
-    with served(base, takes_nothing) as (engine, _):
+    with served(base, TAKES_NOTHING) as (engine, _):
         ended: list[tuple[int, int]] = []
         assert engine.submit(asked(base, on_end=lambda *of: ended.append(of))).cancel()
         until_over(engine)
@@ -241,7 +222,7 @@ def test_what_was_never_taken_has_read_nothing(base: LoadedBase) -> None:
 
 @pytest.mark.parametrize("before", [([],), ()], ids=["taken", "not taken"])
 def test_a_request_that_replicas_die_of_ends_after_few(base: LoadedBase, before: tuple[ReplicaMessage, ...]) -> None:
-    with served(base, fails(ConnectionError(), *before)) as (engine, handle):
+    with served(base, says(*before, error=ConnectionError())) as (engine, handle):
         with pytest.raises(Unavailable, match="were lost"):
             engine.submit(asked(base)).result(20)
         assert len(handle.answers) == away.MAX_ATTEMPTS
@@ -252,7 +233,7 @@ def test_who_watches_hears_of_what_is_away(base: LoadedBase) -> None:
     lives: list[RequestTimeline] = []
     token = timeline_observer.set(lives.append)
     try:
-        with served(base, says([], [TOKEN], Ended(WHOLE, 3, 1)), fails(ConnectionError())) as (engine, _):
+        with served(base, says([], [TOKEN], Ended(WHOLE, 3, 1)), says(error=ConnectionError())) as (engine, _):
             engine.submit(asked(base)).result(20)
             with pytest.raises(Unavailable):
                 engine.submit(asked(base)).result(20)
@@ -269,7 +250,7 @@ def test_who_watches_hears_of_what_is_away(base: LoadedBase) -> None:
 
 def test_a_stop_does_not_wait_for_ray_for_ever(base: LoadedBase) -> None:
     let_go = threading.Event()
-    with served(base, waits_after([])) as (engine, _):
+    with served(base, says([], waits=True)) as (engine, _):
         engine._connection.callback(let_go.wait)
         ticket = engine.submit(asked(base))
         until_taken(engine)
@@ -282,7 +263,7 @@ def test_a_stop_does_not_wait_for_ray_for_ever(base: LoadedBase) -> None:
 def test_a_stop_has_one_time_for_both_engines(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine of this process is busy for all of it, so that nothing is left for the replicas."""
     let_go, waited = threading.Event(), []
-    with served(base, waits_after([])) as (engine, _):
+    with served(base, says([], waits=True)) as (engine, _):
         ticket = engine.submit(asked(base))
         busy = threading.Thread(target=let_go.wait)
         busy.start()
@@ -303,7 +284,7 @@ def test_a_stop_has_one_time_for_both_engines(base: LoadedBase, monkeypatch: pyt
 
 
 def test_what_comes_after_a_stop_is_refused_and_told_of_once(base: LoadedBase) -> None:
-    with served(base, waits_after([])) as (engine, _):
+    with served(base, says([], waits=True)) as (engine, _):
         assert engine.stop(drain=0.0, patience=10.0)
         ended: list[tuple[int, int]] = []
         with pytest.raises(Unavailable, match="shutting down"):

@@ -155,10 +155,6 @@ def test_readiness_is_a_token_from_a_replica(fleet: Fleet) -> None:
     assert "soup_engine_bases_held 0.0" in fleet.client.get("/metrics").text  # the server loads no base model for it
 
 
-def refused(answer: httpx2.Response) -> tuple[int, str]:
-    return answer.status_code, answer.json()["error"]["code"]
-
-
 def test_answers_in_json_follow_their_schema(fleet: Fleet) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import pickle
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,32 +33,24 @@ from service.http.readiness import AWAY, STUCK, Readiness
 from service.ray_serving.deployment import Resources, Scale, deploy
 from service.ray_serving.replica import Replica
 from service.settings import Settings
-from tests.service.servers import CONFIG, World, open_world, write_bases
+from tests.service.servers import CONFIG, World
 
 pytestmark = pytest.mark.anyio
 PARAMS = SamplingParams(max_tokens=6, temperature=0.0)
 
 
-@pytest.fixture(scope="module")
-def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("world")
-    for one in open_world(folder / "data", write_bases(folder / "bases.toml", {"tiny": tiny_base_dir}), pages=False):
-        one.push("team/a", seed=1)
-        one.push("team/b", seed=2)
-        yield one
+SETTINGS = {"pages": False}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _stocked(world: World) -> None:
+    world.push("team/a", seed=1)
+    world.push("team/b", seed=2)
 
 
 def request_of(world: World, ref: str | None, **more: object) -> GenerateRequest:
-    adapter = None if ref is None else adapter_of(world, ref)
+    adapter = None if ref is None else world.loadable(ref)
     return replace(GenerateRequest("tiny", (1, 2, 3), adapter, PARAMS), **more)
-
-
-def adapter_of(world: World, ref: str) -> LoadableAdapter:
-    from registry.names import parse_ref
-    from registry.stored.adapters import loadable
-
-    with world.registry.database.read() as catalogue:
-        return loadable(catalogue.adapters.resolve(None, parse_ref(ref)), world.registry.blobs)
 
 
 def changed(sent: SentRequest, **fields: object) -> SentRequest:
@@ -110,7 +101,7 @@ async def test_it_generates_what_the_server_does(world: World, replica: Replica)
 async def test_bytes_of_another_digest_are_refused(world: World, replica: Replica) -> None:
     """The blob that a request names is another adapter's: an error, and no token of that one."""
     mine = asked(world, "team/a")
-    mixed = replace(adapter_of(world, "team/a"), stored=adapter_of(world, "team/b").stored)
+    mixed = replace(world.loadable("team/a"), stored=world.loadable("team/b").stored)
     tokens, ended = await said(replica, replace(mine, request=replace(mine.request, adapter=mixed)))
     assert (tokens, ended.generated_tokens) == ([], 0)
     assert isinstance(ended.outcome, Internal)
@@ -178,13 +169,6 @@ async def test_whoever_listens_slowly_gets_every_token(world: World, replica: Re
     assert isinstance(ended.outcome, Generation)
     tokens = [delta.token_id for piece in (got, *rest) if isinstance(piece, list) for delta in piece]
     assert tuple(tokens) == ended.outcome.choices[0].token_ids
-
-
-def test_a_folder_of_blobs_that_is_not_there_is_said(world: World, tmp_path: Path) -> None:
-    plan = plan_of(world.runtime.settings)
-    gone = plan.model_copy(update={"blobs": plan.blobs.model_copy(update={"folder": tmp_path / "gone"})})
-    with pytest.raises(Unavailable, match="gone"):
-        Replica(gone)
 
 
 def test_a_plan_travels_as_json_and_holds_no_secret(world: World) -> None:

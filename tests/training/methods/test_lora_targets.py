@@ -41,8 +41,7 @@ def test_every_family_is_trained_and_stays_frozen(base, method, tmp_path):
     trained.write(tmp_path / "law", base, domain="law", base_id="tiny", passages=TEXTS)
     folder = read_directory(tmp_path / "law")
     assert (folder.domain, folder.config, folder.provenance) == ("law", config, trained.provenance)
-    adapter = from_tensors(config, base.shape, trained.tensors)
-    with attached(base.model, adapter), torch.no_grad():
+    with attached(base.model, from_tensors(config, base.shape, trained.tensors)), torch.no_grad():
         again = float(loss_of(base)(blocks).exp())
     assert again == pytest.approx(record["valid_perplexity"], rel=1e-5)
     if method == "lora":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +13,6 @@ from registry.adapters import attached, create, paper_config
 from registry.base_model import load_base
 from registry.errors import InvalidParameter
 from registry.spec import BaseEntry, PrefixConfig
-from tests.tiny_models import build_tiny_base
 from tests.training.task_items import SUMMARISED
 from training.tasks import TASKS
 from training.tasks.encoding import PAD
@@ -22,8 +23,8 @@ TASK = TASKS["summarisation"]
 
 
 def test_a_row_is_document_prompt_and_summary_and_only_the_summary_is_predicted(base):
-    item = Summarised("The fox jumps.", " lazy ")
-    rows = TASK.encode(base, [item, *SUMMARISED[:2]], block=60, at_least=1).rows
+    items = [Summarised("The fox jumps.", " lazy "), *SUMMARISED[:2]]
+    rows = TASK.encode(base, items, block=60, at_least=1).rows
     start, ids = int(rows[0][0]), [token for token in rows[0][1:].tolist() if token != PAD]
     decode = base.tokenizer.backend_tokenizer.decode
     assert decode(ids[:start], skip_special_tokens=False) == f"<|endoftext|>The fox jumps.{PROMPT}"
@@ -33,8 +34,7 @@ def test_a_row_is_document_prompt_and_summary_and_only_the_summary_is_predicted(
     assert scored.targets.tolist()[: len(ids) - start] == ids[start:]
     hand = torch.log_softmax(base.model(torch.tensor([ids])).logits[0].float(), -1)
     nll = -sum(hand[place - 1, ids[place]] for place in range(start, len(ids))) / (len(ids) - start)
-    alone = TASK.loss(base, None, torch.from_numpy(rows[:1]))
-    assert float(alone) == pytest.approx(float(nll), rel=1e-5)
+    assert float(TASK.loss(base, None, torch.from_numpy(rows[:1]))) == pytest.approx(float(nll), rel=1e-5)
 
 
 def test_a_document_that_begins_with_the_bos_gets_no_other(base):
@@ -52,8 +52,7 @@ def test_documents_are_cut_and_summaries_that_do_not_fit_left_out_and_counted(ba
         "documents_left_out": 1,
     }
     assert data.rows.shape[1] == 1 + 40
-    text = base.tokenizer.backend_tokenizer.decode(data.rows[0][1:].tolist())
-    assert f"{PROMPT} short" in text
+    assert f"{PROMPT} short" in base.tokenizer.backend_tokenizer.decode(data.rows[0][1:].tolist())
     with pytest.raises(InvalidParameter, match="No summary of the training data fits into a block of 40"):
         TASK.encode(base, items[2:], block=40, at_least=1)
 
@@ -62,14 +61,8 @@ def test_a_greedy_summary_is_the_models_own_with_and_without_an_adapter(base):
     text = "The fox."
     prefix = create(PrefixConfig(length=3), base.shape, seed=0, init="linear")
     for adapter in (None, create(paper_config("parallel", bottleneck=4), base.shape, seed=1, init="linear"), prefix):
-        with torch.no_grad():
-            if adapter is None:
-                found = summary_of(base, text, block=56)
-                wanted = _slowly(base, text, 28)
-            else:
-                with attached(base.model, adapter):
-                    found, wanted = summary_of(base, text, block=56), _slowly(base, text, 28)
-        assert found == wanted
+        with torch.no_grad(), nullcontext() if adapter is None else attached(base.model, adapter):
+            assert summary_of(base, text, block=56) == _slowly(base, text, 28)
 
 
 def _slowly(base, text, room):
@@ -84,13 +77,10 @@ def _slowly(base, text, room):
     return base.tokenizer.backend_tokenizer.decode(ids[start:]).strip()
 
 
-def test_a_base_without_bos_and_one_with_another_context_work_too(tmp_path):
-    entry = BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path, model_type="llama")), bos=False)
-    base = load_base(entry)
-    data = TASK.encode(base, SUMMARISED[:3], block=60, at_least=1)
-    assert data.rows[0][1] != base.bos_id
-    figures = TASK.metrics(base, None, SUMMARISED[:2], block=40)
-    assert figures["documents"] == 2
+def test_a_base_without_bos_and_one_with_another_context_work_too(base_entry):
+    base = load_base(BaseEntry(id="tiny", source=base_entry("llama").source, bos=False))
+    assert TASK.encode(base, SUMMARISED[:3], block=60, at_least=1).rows[0][1] != base.bos_id
+    assert TASK.metrics(base, None, SUMMARISED[:2], block=40)["documents"] == 2
     with pytest.raises(InvalidParameter, match="no room for a document and a summary"):
         summary_of(base, "The fox jumps over all of them.", block=8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,14 +21,19 @@ def axe() -> str:
     return (AXE / "axe.min.js").read_text(encoding="utf-8")
 
 
+def press_on(page: Page, selector: str, key: str = "Enter", times: int = 1) -> None:
+    """Press a key on an element that has the focus."""
+    page.evaluate(f"document.querySelector({json.dumps(selector)}).focus()")
+    page.press(key, times)
+
+
 def findings(page: Page) -> list[str]:
     """What axe finds on the page as it is."""
     if page.evaluate("typeof axe") == "undefined":
         page.evaluate(axe() + "; 0")
     options = {"runOnly": {"type": "tag", "values": STANDARDS}, "resultTypes": ["violations"]}
     told = "r => r.violations.map(v => v.id + ': ' + v.nodes.map(n => n.html).join(' | '))"
-    found = page.evaluate(f"axe.run(document, {options!r}).then({told})")
-    return list(found)
+    return list(page.evaluate(f"axe.run(document, {options!r}).then({told})"))
 
 
 def check_looks(page: Page) -> None:

@@ -136,8 +136,7 @@ def test_the_commands_that_are_shown_work(live: Live, stocked: World, browser: S
         arguments = [str(tmp_path / "adapter") if one == "adapter" else one for one in arguments[1:]]
         assert run_cli([*arguments, "--url", live.url, "--key", secret]) == 0
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
-    code = shown["Python (openai)"].replace('os.environ["SOUP_KEY"]', repr(secret))
-    exec(compile(code, "snippet", "exec"), {})
+    exec(compile(shown["Python (openai)"].replace('os.environ["SOUP_KEY"]', repr(secret)), "snippet", "exec"), {})
 
 
 def test_what_gives_no_text_is_only_fetched() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from service.http.pages import bulk
 from tests.browser import Browser
-from tests.service.http.pages.looked_at import check_looks, look_at, signed_in
+from tests.service.http.pages.looked_at import check_looks, look_at, press_on, signed_in
 from tests.service.http.pages.signed import HOSTILE, Signed, check_says, read
 from tests.service.servers import Live, World
 
@@ -52,16 +52,13 @@ def rows(page: str) -> dict[str, str]:
 
 
 def test_what_is_ticked_is_shown_before_anything_is_changed(stocked: World, browser: Signed) -> None:
-    page = browser.page(TICKED)
-    assert "Change 3 versions" in read(page)
-    twin = browser.get(TICKED.replace("/edit?", "/edit.json?")).json()
-    assert [one["ref"] for one in twin["data"]] == list(REFS)
+    assert "Change 3 versions" in read(browser.page(TICKED))
+    assert [one["ref"] for one in browser.get(TICKED.replace("/edit?", "/edit.json?")).json()["data"]] == list(REFS)
     assert tags(stocked, REFS[0]) == ["draft", "t1"]
 
 
 def test_what_a_search_finds_is_counted_and_no_more_than_the_key_sees(browser: Signed) -> None:
-    found = browser.get("/models/edit.json?tag=draft").json()
-    assert {one["ref"] for one in found["data"]} == set(REFS)
+    assert {one["ref"] for one in browser.get("/models/edit.json?tag=draft").json()["data"]} == set(REFS)
     page = browser.page("/models/edit?tag=draft")
     assert "All models with tag draft" in read(page)
     assert "secret" not in page
@@ -77,8 +74,7 @@ def test_tags_are_changed_and_all_else_of_the_cards_stays(stocked: World, browse
         card = stocked.client.get(f"/v1/adapters/{ref}").json()["card"]
         assert set(card["tags"]) == {"reviewed", "v2", *([] if number == 1 else [f"t{number}"])}
         assert (card["description"], card["metadata"]) == ("kept", {"by": "ana"})
-    again = browser.send("/models/edit", TICKED, **fields)
-    assert "0 versions are changed 3 needed no change." in read(again.text)
+    assert "0 versions are changed 3 needed no change." in read(browser.send("/models/edit", TICKED, **fields).text)
     done = [row["subject"] for row in stocked.client.get("/v1/audit?action=adapter.change").json()["data"]]
     assert set(REFS) <= set(done)
 
@@ -86,9 +82,7 @@ def test_tags_are_changed_and_all_else_of_the_cards_stays(stocked: World, browse
 def test_what_one_is_refused_for_keeps_no_other_from_it(stocked: World, browser: Signed) -> None:
     """A protected alias points at one, another is in a namespace that the key does not see, a third is gone."""
     refs = " ".join([*REFS, "other/secret@1", "acme/none@1", "acme/one", "sha256:x", HOSTILE.split()[0]])
-    answer = browser.send("/models/edit", TICKED, refs=refs, do="retire", count="8")
-    assert answer.status_code == 200
-    told = rows(answer.text)
+    told = rows(browser.send("/models/edit", TICKED, refs=refs, do="retire", count="8").text)
     assert told["acme/one@1"] == told["acme/three@1"] == "✓ changed"
     assert "only an admin can retire it" in told["acme/two@1"]
     for unseen, name in (("other/secret@1", "other/secret@1"), ("acme/none@1", "acme/none@1")):
@@ -172,10 +166,8 @@ def test_ticking_and_tagging_by_keyboard(chrome: Browser, live: Live, stocked: W
     with signed_in(chrome, live.url, stocked.key(["read", "write"], ["acme"])) as page:
         page.open("/models")
         for ref in REFS[:2]:
-            page.evaluate(f"document.querySelector('.tick[value=\"{ref}\"]').focus()")
-            page.press(" ")
-        page.evaluate("document.querySelector('#choose button').focus()")
-        page.press("Enter")
+            press_on(page, f'.tick[value="{ref}"]', " ")
+        press_on(page, "#choose button")
         page.until("location.pathname === '/models/edit' && document.readyState === 'complete'")
         assert "Change 2 versions" in page.text("h1")
         look_at(page, page.path)

@@ -70,8 +70,7 @@ def test_a_form_asks_for_what_the_api_is_asked_for(stocked: World, browser: Sign
 
 @pytest.mark.parametrize("abstained", [True, False])
 def test_what_came_of_it_is_a_report(stocked: World, browser: Signed, abstained: bool) -> None:
-    asked = cook(browser, sample=TEXT, effort="quick").headers["location"]
-    place = ended(stocked, asked, abstained=abstained)
+    place = ended(stocked, cook(browser, sample=TEXT, effort="quick").headers["location"], abstained=abstained)
     events = browser.get(f"{place}/events")
     assert events.headers["content-type"].startswith("text/event-stream")
     assert events.text.startswith("event: done\ndata: ")
@@ -94,8 +93,7 @@ def test_the_form_says_what_can_be_asked_for(browser: Signed) -> None:
     told = browser.get("/cook.json").json()
     assert told["base_models"] == ["tiny"]
     assert list(told["efforts"]) == list(get_args(Effort)) == list(EFFORT_HINTS)
-    page = browser.page("/cook")
-    assert 'id="effort-tune" value="tune" checked' in page
+    assert 'id="effort-tune" value="tune" checked' in browser.page("/cook")
 
 
 def test_the_default_effort_of_the_form_is_replaced_where_tuning_is_forbidden(stocked: World, browser: Signed) -> None:
@@ -130,8 +128,7 @@ def test_what_cannot_be_cooked_is_said_beside_the_form(
 
 
 def test_what_was_typed_comes_back_as_text(browser: Signed) -> None:
-    answer = cook(browser, sample=HOSTILE, name=HOSTILE, effort=HOSTILE)
-    assert HOSTILE in unescape(answer.text)
+    assert HOSTILE in unescape(cook(browser, sample=HOSTILE, name=HOSTILE, effort=HOSTILE).text)
 
 
 @pytest.mark.parametrize("packed", ["\x1f\ufffd\x08", "\x00", "text \ufffd"])
@@ -150,8 +147,7 @@ def waiting(stocked: World) -> str:
 
 def test_jobs_are_listed_by_kind_and_state(browser: Signed, waiting: str) -> None:
     listed = browser.get("/jobs.json").json()["data"]
-    page = browser.page("/jobs")
-    assert re.findall(r'href="/jobs/(job-\w+)"', page) == [one["id"] for one in listed]
+    assert re.findall(r'href="/jobs/(job-\w+)"', browser.page("/jobs")) == [one["id"] for one in listed]
     queued = browser.get("/jobs.json?kind=fit&state=queued").json()["data"]
     assert waiting in {one["id"] for one in queued}
     assert {(one["kind"], one["state"]) for one in queued} == {("fit", "queued")}
@@ -218,8 +214,7 @@ def test_a_job_that_worked_with_wider_rights_shows_no_names(stocked: World) -> N
     place = str(cook(admin, sample=TEXT, effort="quick", name="acme/wide").headers["location"])
     ended(stocked, place)
     narrow = Signed(stocked, stocked.key(["read"], ["acme"]))
-    page = narrow.page(place)
-    assert "Result" not in page
+    assert "Result" not in narrow.page(place)
     assert narrow.get(f"{place}.json").json()["result"] is None
     assert narrow.get(f"{place}/left-out.csv").status_code == 404
     assert "Result" in admin.page(place)

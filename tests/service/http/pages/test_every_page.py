@@ -58,8 +58,7 @@ def there(world: World) -> dict[str, str]:
         push_embedded(world, f"foreign/{name}", texts, seed=len(name), domain=f"confidential {name}")
     fit_selector(world, namespace="foreign")
     cook_soup(world, "foreign/mix", {"foreign/one": 1, "foreign/two": 1})
-    job = world.client.get("/v1/jobs").json()["data"][0]["id"]
-    return {**UNKNOWN, "ns": "foreign", "name": "mix@1", "id": job}
+    return {**UNKNOWN, "ns": "foreign", "name": "mix@1", "id": world.client.get("/v1/jobs").json()["data"][0]["id"]}
 
 
 def asked(browser: Signed, method: str, path: str, fields: dict[str, str] | None = None) -> Any:
@@ -80,8 +79,7 @@ def asked(browser: Signed, method: str, path: str, fields: dict[str, str] | None
 def test_pages_take_no_path_of_the_api() -> None:
     pages = [route for router in PAGES for route in router.routes if isinstance(route, Route)]
     assert len(pages) >= 20
-    api_paths = {route.path for module in ROUTES for route in module.router.routes if isinstance(route, Route)}
-    for path in api_paths:
+    for path in {route.path for module in ROUTES for route in module.router.routes if isinstance(route, Route)}:
         assert not [page.path for page in pages if page.path_regex.match(re.sub(r"\{\w+\}", "x", path))]
     assert "models" in RESERVED_NAMESPACES
 
@@ -122,8 +120,7 @@ KEYS: dict[str, tuple[list[str], list[str]]] = {
 @pytest.mark.parametrize("kind", ["of another namespace", "an admin of another namespace"])
 def test_what_a_query_or_a_form_names_leaks_nothing_either(world: World, there: dict[str, str], kind: str) -> None:
     """Models and selectors that are another's, as those that are not."""
-    secret = world.key([*KEYS[kind][0], "read", "infer"], KEYS[kind][1])
-    browser = Signed(world, secret)
+    browser = Signed(world, world.key([*KEYS[kind][0], "read", "infer"], KEYS[kind][1]))
     with world.registry.database.read() as catalogue:
         fitted = [row.id for row in catalogue.selectors.list(None, limit=10).rows]
     assert fitted, "there is no selector to ask for"

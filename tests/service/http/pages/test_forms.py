@@ -17,6 +17,7 @@ from registry.errors import Forbidden, InvalidParameter, SoupError, TooLarge
 from service.http.pages import forms
 from service.http.security.answer_limits import FEWEST
 from tests.service.servers import Live, World
+from tests.service.sockets import read_until
 
 SETTINGS = {"job_workers": 0, "max_connections": FEWEST, "preload": False}
 PATIENT = 60.0
@@ -134,10 +135,6 @@ def test_half_a_form_of_a_stranger_has_an_end(live: Live, monkeypatch: pytest.Mo
     with ExitStack() as stack:
         one, said = half(live, stack)
         assert said.startswith(b"HTTP/1.1 100")
-        answer = b""
-        while b"</html>" not in answer:
-            piece = one.recv(65536)
-            assert piece, answer
-            answer += piece
+        answer = read_until(one, b"</html>")
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"The form did not come within 0.05 seconds." in answer

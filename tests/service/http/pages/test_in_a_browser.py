@@ -8,7 +8,7 @@ import pytest
 
 from tests.browser import Browser, Page
 from tests.service.http.pages.cooked import evidence
-from tests.service.http.pages.looked_at import check_looks, findings, look_at, signed_in
+from tests.service.http.pages.looked_at import check_looks, findings, look_at, press_on, signed_in
 from tests.service.http.stock import cook_soup, fit_selector, push_embedded, queue_job
 from tests.service.servers import Live
 
@@ -195,8 +195,7 @@ def test_a_text_to_cook_outlives_the_session_of_its_key_alone(chrome: Browser, s
 
 def test_a_job_is_cancelled_by_keyboard_and_the_page_follows(page: Page, stocked: Live) -> None:
     look_at(page, f"/jobs/{queue_job(stocked.world)}")
-    page.evaluate("document.querySelector('.running button').focus()")
-    page.press("Enter")
+    press_on(page, ".running button")
     page.until("document.querySelector('.state.cancelled') !== null")
     look_at(page, "/jobs")
 
@@ -207,8 +206,7 @@ def test_one_prompt_is_put_to_two_models_side_by_side(page: Page, stocked: Live)
     page.fill("#prompt", "The court ")
     page.evaluate("document.querySelector('#seed').value = '3'")
     page.evaluate("document.querySelector('#max_tokens').value = '8'")
-    page.evaluate("document.querySelector('[data-begin]').focus()")
-    page.press("Enter")
+    press_on(page, "[data-begin]")
     page.until("document.querySelectorAll('.answers [data-table]:not([hidden])').length === 2")
     asked = {"prompt": "The court ", "seed": 3, "max_tokens": 8, "temperature": 0.7}
     for number, ref in enumerate(("acme/law@1", "acme/food@1"), 1):
@@ -271,8 +269,7 @@ def test_what_an_admin_sees(chrome: Browser, stocked: Live) -> None:
         for path in ("/usage?by=model", "/audit", "/engine", "/keys"):
             look_at(admin, path)
         admin.fill("#name", "for a reader")
-        admin.evaluate("document.querySelector('#scope-read').focus()")
-        admin.press(" ")
+        press_on(admin, "#scope-read", " ")
         admin.fill("#namespaces", "acme")
         admin.press("Enter")
         admin.until("document.querySelector('#secret') !== null && document.readyState === 'complete'")

@@ -50,8 +50,7 @@ def test_every_domain_has_its_place(browser: Signed) -> None:
     assert [one["domain"] for one in found["places"]] == ["code", "food", "law"]
     assert found["text"] is None
     assert 0 < found["explained"] <= 1 + 1e-9
-    page = browser.page("/map")
-    assert browser.plots(page) == [{"code", "food", "law"}]
+    assert browser.plots(browser.page("/map")) == [{"code", "food", "law"}]
     rows = list(csv.DictReader(browser.get("/map/places.csv").text.splitlines()))
     assert [row["Adapter"] for row in rows] == ["acme/code@1", "acme/food@1", "acme/law@1"]
 

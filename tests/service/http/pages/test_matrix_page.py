@@ -9,7 +9,7 @@ import pytest
 from service.http.pages import matrix
 from service.http.pages.matrix import LEVELS, colour_level
 from tests.browser import Browser
-from tests.service.http.pages.looked_at import findings, look_at, signed_in
+from tests.service.http.pages.looked_at import findings, look_at, press_on, signed_in
 from tests.service.http.pages.signed import HOSTILE, Signed, check_says, elements, read
 from tests.service.http.stock import push_embedded
 from tests.service.servers import Live, World
@@ -146,8 +146,7 @@ def test_it_is_looked_at_and_evaluated_by_keyboard(chrome: Browser, live: Live, 
     push_embedded(stocked, "acme/late", texts, seed=7, domain="sport")
     with signed_in(chrome, live.url, stocked.key(["read", "write"], ["acme"])) as page:
         page.open("/matrix")
-        page.evaluate("document.querySelector('#missing ~ form button').focus()")
-        page.press("Enter")
+        press_on(page, "#missing ~ form button")
         page.until("location.pathname.startsWith('/jobs/job-') && document.readyState === 'complete'")
         page.until("document.querySelector('.state.succeeded, .state.failed') !== null")
         assert page.text(".state") == "✓ succeeded"

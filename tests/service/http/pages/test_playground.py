@@ -7,7 +7,6 @@ import json
 import math
 import re
 from html import unescape
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -19,23 +18,12 @@ from service.http.problems import status_of
 from service.http.schemas.completions import CompletionRequest
 from tests.browser import Browser
 from tests.service.answers import refusal
-from tests.service.http.pages.looked_at import check_looks, signed_in
-from tests.service.http.pages.signed import Signed, check_says, elements, read
-from tests.service.http.stock import cook_soup
-from tests.service.servers import BASE_ID, Live, World, with_template
+from tests.service.http.pages.looked_at import check_looks, press_on, signed_in
+from tests.service.http.pages.signed import HOSTILE, Signed, check_says, elements, read
+from tests.service.http.stock import TEMPLATE, cook_soup
+from tests.service.servers import BASE_ID, Live, World
 
-HOSTILE = "\"><script>alert(1)</script> {{7*7777}} '&amp;"
-
-
-TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def served(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {BASE_ID: tiny_base_dir, "chatty": with_template(tiny_base_dir, tmp_path_factory.mktemp("c"), TEMPLATE)}
+TEMPLATES = {"chatty": TEMPLATE + "{% if add_generation_prompt %}assistant: {% endif %}"}
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +55,6 @@ def test_it_begins_with_the_models_of_its_address(browser: Signed) -> None:
 def test_answers_are_those_of_the_api(stocked: World, browser: Signed) -> None:
     fields = {"model-1": "acme/law@1", "model-2": "acme/mix", "kind": "text", "prompt": "The court ", "seed": "7"}
     answer = browser.send("/playground", "/playground", **fields, max_tokens="12", temperature="0.9")
-    assert answer.status_code == 200
     asked = {"prompt": "The court ", "max_tokens": 12, "temperature": 0.9, "seed": 7, "logprobs": 4}
     same = stocked.client.post("/v1/completions", json={"model": "acme/law@1", **asked}).json()["choices"][0]
     assert spans(answer.text) == same["text"]
@@ -101,7 +88,6 @@ def test_the_script_reads_the_stream_of_the_api(browser: Signed) -> None:
 def test_what_cannot_be_asked_is_said_once(browser: Signed, fields: dict[str, str], said: str) -> None:
     page = browser.send("/playground", "/playground", **fields)
     events = browser.send("/playground/events", "/playground", **fields)
-    assert events.status_code >= 400
     assert said in events.json()["error"]["message"]
     check_says(page, events.status_code, said)
     assert fields["prompt"].strip() in unescape(page.text)  # what was typed is not lost
@@ -154,8 +140,8 @@ def test_nobody_else_is_asked_once_the_client_has_gone(browser: Signed, monkeypa
 
 
 def test_a_conversation_of_a_base_without_a_template_is_refused_beside_others(browser: Signed) -> None:
-    page = browser.send("/playground", "/playground", **{"model-1": "acme/law"}, kind="chat", prompt="x")
-    assert "has no chat template" in read(page.text)
+    fields = {"model-1": "acme/law", "kind": "chat", "prompt": "x"}
+    assert "has no chat template" in read(browser.send("/playground", "/playground", **fields).text)
 
 
 def test_a_conversation_goes_on_where_it_was(stocked: World, browser: Signed) -> None:
@@ -179,16 +165,14 @@ def test_models_are_told_side_by_side(browser: Signed) -> None:
     found = browser.get(f"/compare.json?{BOTH}").json()["models"]
     assert [one["model"] for one in found] == ["acme/law@1", "acme/mix@1"]
     assert found[1]["ingredients"] == {"acme/law@1": "0.75", "acme/food@1": "0.25"}
-    page = browser.page(f"/compare?{BOTH}")
-    assert "Ingredients by weight" in page
+    assert "Ingredients by weight" in browser.page(f"/compare?{BOTH}")
     rows = list(csv.reader(browser.get(f"/compare/recipes.csv?{BOTH}").text.splitlines()))
     assert rows[0] == ["Ingredient", "acme/law@1", "acme/mix@1"]
     assert sorted(rows[1:]) == [["acme/food@1", "", "0.25"], ["acme/law@1", "", "0.75"]]
 
 
 def test_nothing_is_compared_before_something_is_named(browser: Signed) -> None:
-    page = browser.page("/compare")
-    assert "Properties" not in page
+    assert "Properties" not in browser.page("/compare")
     unknown = browser.get("/compare?model=acme/law&model=other/secret")
     check_says(unknown, 404, "There is no")
     assert "hidden-domain" not in unknown.text
@@ -198,7 +182,6 @@ def test_a_text_is_measured_as_the_api_measures_it(stocked: World, browser: Sign
     texts = [f"The court held that contract {number} was void." for number in range(4)]
     fields = {"model-1": "acme/law@1", "model-2": "acme/mix@1", "text": "\n\n".join(texts)}
     page = browser.send("/compare", f"/compare?{BOTH}", **fields)
-    assert page.status_code == 200
     asked = {"model": "acme/mix@1", "baseline": "acme/law@1", "texts": texts}
     same = stocked.client.post("/v1/perplexity", json=asked).json()
     told = browser.send("/compare", f"/compare?{BOTH}", **fields, **{"as": "csv"})
@@ -279,8 +262,7 @@ def test_a_mixture_is_asked_beside_its_adapters_and_not_stored(stocked: World) -
 def test_one_adapter_alone_is_that_adapter(browser: Signed) -> None:
     fields = {"mix-1": "acme/law@1", "weight-1": "0.2", "mix-2": "acme/food", "weight-2": "0"}
     answer = browser.send("/playground/mix", "/playground", **fields)
-    asked = parse_qs(urlsplit(answer.headers["location"]).query)
-    assert asked["model"] == ["acme/law@1", "acme/food"]
+    assert parse_qs(urlsplit(answer.headers["location"]).query)["model"] == ["acme/law@1", "acme/food"]
 
 
 @pytest.mark.parametrize(
@@ -299,8 +281,7 @@ def test_one_adapter_alone_is_that_adapter(browser: Signed) -> None:
     ],
 )
 def test_what_cannot_be_mixed_is_said(browser: Signed, fields: dict[str, str], status: int, said: str) -> None:
-    answer = browser.send("/playground/mix", "/playground", **fields)
-    check_says(answer, status, said)
+    check_says(browser.send("/playground/mix", "/playground", **fields), status, said)
 
 
 def test_an_address_with_a_recipe_that_is_none_is_refused(browser: Signed) -> None:
@@ -316,14 +297,12 @@ def test_sliders_write_a_mixture_which_answers_beside_its_adapters(chrome: Brows
         page.evaluate("document.querySelector('#max_tokens').value = '4'")
         page.fill("#mix-1", "acme/code@1")
         page.fill("#mix-2", "acme/food@1")
-        page.evaluate("document.querySelector('#slider-1').focus()")
-        page.press("ArrowRight", 10)
+        press_on(page, "#slider-1", "ArrowRight", 10)
         assert page.evaluate("document.querySelector('#weight-1').value") == "0.6"
         page.evaluate("document.querySelector('#weight-2').value = ''")
         page.fill("#weight-2", "0.2")
         assert page.evaluate("document.querySelector('#slider-2').value") == "0.2"
-        page.evaluate("document.querySelector('[data-mix-button]').focus()")
-        page.press("Enter")
+        press_on(page, "[data-mix-button]")
         page.until("document.querySelectorAll('.answers [data-table]:not([hidden])').length === 3")
         mixture = "acme/code@1*0.6+acme/food@1*0.2"
         assert page.evaluate("document.querySelector('#model-1').value") == mixture

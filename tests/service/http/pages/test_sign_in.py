@@ -78,10 +78,8 @@ def test_signing_in_goes_on_to_where_one_was_going(world: World, reader: str) ->
 
 
 def test_the_cookie_is_not_the_key_and_no_script_or_other_site_gets_it(world: World, reader: str) -> None:
-    browser = Signed(world)
-    cookie = browser.sign_in(reader).headers["set-cookie"]
-    value = re.fullmatch(r"soup-session=([\w-]{43}); HttpOnly; Path=/; SameSite=strict", cookie)
-    assert value is not None, cookie
+    cookie = Signed(world).sign_in(reader).headers["set-cookie"]
+    assert re.fullmatch(r"soup-session=([\w-]{43}); HttpOnly; Path=/; SameSite=strict", cookie) is not None, cookie
     assert reader not in cookie
     assert reader[8:20] not in cookie
 
@@ -108,8 +106,7 @@ def test_cookies_of_others_on_the_host_change_nothing_and_are_not_unquoted(
         return text
 
     monkeypatch.setattr("http.cookies._unquote", unquoted)
-    browser = Signed(world)
-    page = browser.get("/sign-in")
+    page = Signed(world).get("/sign-in")
     held, token = page.headers["set-cookie"].partition(";")[0], TOKEN.search(page.text)
     fields, cookies = {"form": token[1], "key": reader}, {"cookie": f"{foreign}; {held}"}
     answer = Signed(world).client.post("/sign-in", data=fields, headers=cookies)
@@ -153,8 +150,7 @@ def test_signing_out_ends_the_session_everywhere(world: World, reader: str) -> N
     answer = browser.send("/sign-in/out", "/models")
     assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in")
     assert 'soup-session=""; HttpOnly; Max-Age=0' in answer.headers["set-cookie"]
-    again = Signed(world)
-    assert again.get("/models", headers={"cookie": f"soup-session={held}"}).status_code == 303
+    assert Signed(world).get("/models", headers={"cookie": f"soup-session={held}"}).status_code == 303
 
 
 def test_a_revoked_key_ends_its_session_with_the_next_request(world: World) -> None:
@@ -162,8 +158,7 @@ def test_a_revoked_key_ends_its_session_with_the_next_request(world: World) -> N
     browser = Signed(world, made["secret"])
     browser.page("/models")
     world.client.delete(f"/v1/keys/{made['id']}")
-    answer = browser.get("/models")
-    assert answer.headers["location"] == "/sign-in?next=%2Fmodels"
+    assert browser.get("/models").headers["location"] == "/sign-in?next=%2Fmodels"
     assert "soup-session" not in browser.client.cookies  # it has given up what is worth nothing
     assert browser.get("/models.json").status_code == 401
 

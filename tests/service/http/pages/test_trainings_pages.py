@@ -113,8 +113,7 @@ def test_a_tuned_soup_has_the_losses_of_its_passes(stocked: World, browser: Sign
     cook_soup(stocked, "acme/tuned", {"acme/law": 1, "acme/food": 1}, {"search": {"tuning": report}})
     with stocked.runtime.database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE adapters SET tuned_on = ? WHERE name = 'tuned'", ("sha256:" + "1" * 64,))
-    found = browser.get("/models/acme/tuned@1.json").json()["losses"]
-    assert found == {
+    assert browser.get("/models/acme/tuned@1.json").json()["losses"] == {
         "by": "pass",
         "best": 1,
         "training": [[1, 3.3], [2, 3.0]],
