@@ -55,7 +55,10 @@ def _count(judged: list[Judged]) -> str:
         f"{undecided} {'is' if undecided == 1 else 'are'} undecided",
         *([f"{not_run} are not run yet"] if not_run else []),
     ]
-    return f"Of {len(judged)} claims of the four papers, {', '.join(verdicts[:-1])}, and {verdicts[-1]}."
+    return (
+        f"Of {len(judged)} claims of the four papers, most of them tested with a small encoder and few examples, "
+        f"{', '.join(verdicts[:-1])}, and {verdicts[-1]}."
+    )
 
 
 def _claims(judged: list[Judged], paper: str) -> list[str]:

@@ -26,7 +26,8 @@ from registry.encoders import SentenceBertEncoder
 from registry.spec import BaseEntry
 
 RESULTS = Path(__file__).parents[1] / "results"
-QUICK_MINUTES = 20.0
+QUICK_MINUTES, QUICK_TASK = 20.0, "sst2"
+QUICK = Path(".reproduce/papers_quick.json")
 SMOLLM2 = Path(".demo/models/SmolLM2-135M-Instruct")
 
 
@@ -49,7 +50,7 @@ def next_cell(rows: list[Row], papers: list[str], tasks: list[str]) -> Key | Non
 
 def store(out: Path, rows: list[Row]) -> None:
     """Write the cells, and the number of claims by verdict."""
-    claims = judge(rows, out.parent)
+    claims = judge(rows, RESULTS)
     verdicts = [judged.verdict for judged in claims]
     figures = {
         f"claims_{verdict.replace(' ', '_')}": Figure(verdicts.count(verdict), "claims", note=f"of {len(verdicts)}")
@@ -79,11 +80,12 @@ def main() -> None:
     parser.add_argument("--paper", choices=papers, nargs="+", default=papers, help="by default all")
     parser.add_argument("--task", choices=tasks, nargs="+", default=tasks, help="by default all")
     parser.add_argument("--minutes", type=float, default=8 * 60, help="the run ends after so many")
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_MINUTES:.0f} minutes of the first task")
+    quick = f"{QUICK_MINUTES:.0f} minutes of {QUICK_TASK}, into {QUICK} by default"
+    parser.add_argument("--quick", action="store_true", help=quick)
     asked = parser.parse_args()
     if asked.quick:
-        asked.minutes, asked.task = QUICK_MINUTES, asked.task[:1]
-    out = asked.out or RESULTS / "papers.json"
+        asked.minutes, asked.task = QUICK_MINUTES, [QUICK_TASK]
+    out = asked.out or (QUICK if asked.quick else RESULTS / "papers.json")
     torch.set_num_threads(1)
     entries = {
         BASE: BaseEntry(id=BASE, source=str(SentenceBertEncoder().folder), kind="encoder"),
@@ -98,7 +100,7 @@ def main() -> None:
         rows.append({**about, **found, "setting": setting_of(task, VARIANTS[name]), "commit": made_with})
         store(out, rows)
         print(*key, found["valid_loss"], found["scores"]["score"], f"{found['seconds']} s", file=sys.stderr)
-    verdicts = judge(rows, out.parent)
+    verdicts = judge(rows, RESULTS)
     print(table([{"paper": one.claim.paper, "claim": one.claim.name, "verdict": one.verdict} for one in verdicts]))
 
 

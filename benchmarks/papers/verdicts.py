@@ -27,6 +27,10 @@ MANY = 1e6
 """Degrees of freedom of a bootstrapped error."""
 RATE_SEED = 0
 """The seed with which learning rates are chosen; its training at the chosen rate counts as a seed."""
+DECIDING_ERRORS = 3.5
+"""Standard errors between an estimate and a threshold that decide a claim among some fifteen of a paper."""
+MOST_TIMES = 20
+"""A claim that needs more than this many times its seeds lies on the margin."""
 Key = tuple[str, str, float, int]
 """Task, variant, learning rate and seed of a cell."""
 Verdict = Literal["agrees", "disagrees", "undecided", "not run yet"]
@@ -125,9 +129,16 @@ def _judged(claim: Claim, estimate: Estimate | str, level: float) -> Judged:
     above, below = _thresholds(claim)
     if level:
         return Judged(claim, estimate, "agrees" if estimate.p_above(above) <= level else "disagrees")
-    distance = min(abs(estimate.value - above), abs(estimate.value - below))
-    times = (3.5 * estimate.error / distance) ** 2 if distance else math.inf
-    return Judged(claim, estimate, "undecided", f"about {times:.0f} times as much data" if 2 <= times <= 20 else "")
+    return Judged(claim, estimate, "undecided", _seeds_needed(claim, estimate, above, below))
+
+
+def _seeds_needed(claim: Claim, estimate: Estimate, above: float, below: float) -> str:
+    """The number of seeds that would decide the claim if the estimate stayed the same; soups have none."""
+    distance = max(estimate.value - above, below - estimate.value)
+    times = (DECIDING_ERRORS * estimate.error / distance) ** 2 if distance else math.inf
+    if not claim.seeds:
+        return ""
+    return f"about {math.ceil(times * claim.seeds)} seeds" if times <= MOST_TIMES else "on the margin"
 
 
 # --- estimates --------------------------------------------------------------------------------------

@@ -113,6 +113,18 @@ def test_a_verdict_is_by_students_t_and_the_margin(differences, kind, verdict, m
     assert judged(differences, monkeypatch, kind=kind).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("differences", "kind", "note"),
+    [
+        ([1.4, -0.4, 1.4, 0.8], "better", "about 7 seeds"),  # 1.2 below the margin, with an error of 0.424
+        ([-1.9, -2.2, -1.9], "as_good", "on the margin"),
+    ],
+)
+def test_what_is_undecided_says_how_many_seeds_it_takes(differences, kind, note, monkeypatch):
+    one = judged(differences, monkeypatch, kind=kind, seeds=len(differences))
+    assert (one.verdict, one.note) == ("undecided", note)
+
+
 def test_more_claims_of_a_paper_ask_for_more(monkeypatch):
     differences = [1.0, 1.6, 1.3]
     assert judged(differences, monkeypatch).verdict == "agrees"
