@@ -156,7 +156,7 @@ class Registry:
         environment = dict(self.server.environment)
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
         if not done.stdout:
-            raise RuntimeError(done.stderr)
+            raise Internal(f"`soup doctor` failed: {done.stderr}")
         rows = list(json.loads(done.stdout)["data"])
         if models and len(rows) != len(models):
             raise Internal(f"`soup doctor` told of {len(rows)} of {len(models)} models: {done.stderr}")

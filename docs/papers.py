@@ -68,15 +68,7 @@ def _claims(judged: list[Judged], paper: str) -> list[str]:
             one.claim.says,
             f"{one.claim.source}: {one.claim.figure}",
             _ours(one),
-            " ".join(
-                filter(
-                    None,
-                    (
-                        f"*{one.verdict}*",
-                        f"({one.note})" if one.note else "",
-                    ),
-                )
-            ),
+            f"*{one.verdict}*" + (f" ({one.note})" if one.note else ""),
         )
         for one in judged
     ]

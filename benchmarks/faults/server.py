@@ -22,6 +22,7 @@ from registry.errors import Internal
 from registry.spec import BaseEntry
 
 BASE = "small"
+DATABASES = ("sqlite", "postgresql")
 TIMEOUT = 120.0
 """Seconds until an answer that is missing counts as a failure of the server."""
 
@@ -118,9 +119,6 @@ def killable(folder: Path, postgres: Stoppable | None, **settings: str) -> Itera
     finally:
         if server.process is not None:
             server.kill()
-
-
-DATABASES = ("sqlite", "postgresql")
 
 
 def database(kind: str) -> AbstractContextManager[Stoppable | None]:

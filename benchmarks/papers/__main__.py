@@ -78,13 +78,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/corpora"), help="folder with glue/ and squad/")
     parser.add_argument("--smollm2", type=Path, default=SMOLLM2, help="folder of SmolLM2, for tasks that need it")
     parser.add_argument("--paper", choices=papers, nargs="+", default=papers, help="by default all")
-    parser.add_argument("--task", choices=tasks, nargs="+", default=tasks, help="by default all")
+    parser.add_argument("--task", choices=tasks, nargs="+", help=f"by default all, with --quick {QUICK_TASK}")
     parser.add_argument("--minutes", type=float, default=8 * 60, help="the run ends after so many")
-    quick = f"{QUICK_MINUTES:.0f} minutes of {QUICK_TASK}, into {QUICK} by default"
+    quick = f"{QUICK_MINUTES:.0f} minutes, by default into {QUICK}"
     parser.add_argument("--quick", action="store_true", help=quick)
     asked = parser.parse_args()
     if asked.quick:
-        asked.minutes, asked.task = QUICK_MINUTES, [QUICK_TASK]
+        asked.minutes = QUICK_MINUTES
+    asked.task = asked.task or ([QUICK_TASK] if asked.quick else tasks)
     out = asked.out or (QUICK if asked.quick else RESULTS / "papers.json")
     torch.set_num_threads(1)
     entries = {

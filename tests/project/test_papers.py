@@ -286,11 +286,7 @@ def test_a_run_continues_where_the_last_ended_and_leaves_out_what_changed(place,
     out, claim = tmp_path / "papers.json", CLAIM.model_copy(update={"seeds": 2})
     changed = row("full", RATES["full"][0], 0, 1.0) | {"setting": "another"}
     program.store(out, [changed, row("houlsby_64", RATES["houlsby"][0], 0, 1.0)])
-    for module in (program, verdicts):
-        monkeypatch.setattr(module, "CLAIMS", [claim])
-    monkeypatch.setattr(program, "Place", lambda *_: place)
-    monkeypatch.setattr(program, "load_base", lambda _: None)
-    monkeypatch.setattr(program, "run_cell", lambda _place, _task, variant, rate, _seed: trained(variant, rate))
+    train_at_once(claim, place, monkeypatch)
     monkeypatch.setattr("sys.argv", ["papers", "--out", str(out), "--task", TASK])
     program.main()
     stored = json.loads(out.read_text())
@@ -300,6 +296,23 @@ def test_a_run_continues_where_the_last_ended_and_leaves_out_what_changed(place,
     assert "x" in capsys.readouterr().out
     program.main()
     assert json.loads(out.read_text())["rows"] == stored["rows"]
+
+
+def test_a_quick_run_trains_a_set_that_decides_something_in_a_file_of_its_own(place, tmp_path, monkeypatch):
+    train_at_once(CLAIM.model_copy(update={"seeds": 2, "on": ("cola", TASK)}), place, monkeypatch)
+    monkeypatch.setattr(program, "QUICK", tmp_path / "quick.json")
+    monkeypatch.setattr("sys.argv", ["papers", "--quick"])
+    program.main()
+    assert {row["task"] for row in json.loads((tmp_path / "quick.json").read_text())["rows"]} == {TASK}
+
+
+def train_at_once(claim: Claim, place: cells.Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the program judge this claim alone, with cells that take no time."""
+    for module in (program, verdicts):
+        monkeypatch.setattr(module, "CLAIMS", [claim])
+    monkeypatch.setattr(program, "Place", lambda *_: place)
+    monkeypatch.setattr(program, "load_base", lambda _: None)
+    monkeypatch.setattr(program, "run_cell", lambda _place, _task, variant, rate, _seed: trained(variant, rate))
 
 
 def trained(variant: Variant, rate: float) -> dict:
