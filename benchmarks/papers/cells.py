@@ -84,10 +84,13 @@ class Place:
         return self._bases(PLAN["tasks"][task].get("base", BASE))
 
     def split(self, task: str, rows: int) -> Split:
-        """The split of a task with this number of training examples, the same for all variants and seeds."""
+        """The split of a task with this number of training examples, the same for all variants and seeds.
+
+        Its test texts are the same for all numbers up to `reserved`, and for all if the development set is large enough.
+        """
         train, dev = self._items(task, "train"), self._items(task, "dev")
         data = Data(train[SETTING["valid"] :][:rows], train[: SETTING["valid"]])
-        unused = train[SETTING["valid"] + max(schedule["rows"] for schedule in SETTING["schedules"].values()) :]
+        unused = train[SETTING["valid"] + max(rows, SETTING["reserved"]) :]
         test = sorted((dev + unused)[: SETTING["test"]], key=partial(self._tokens, task))
         return Split(task, _kind(task), data, test)
 

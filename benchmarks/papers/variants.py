@@ -32,7 +32,7 @@ class Variant(Frozen):
     """How many of the last layers `part="top"` trains."""
     scale: float = 1.0
     """Factor on the adapter's initial projections."""
-    schedule: Literal["short", "long", "twice", "few"] = "short"
+    schedule: Literal["short", "long", "twice", "few", "more", "more_long"] = "short"
     measures: Literal["spans", "routes"] | None = None
     """Further scores: without layers' adapters, or of a bank's random routes."""
 
@@ -94,6 +94,18 @@ VARIANTS = {
     **{f"adamix_{experts}_experts": _bank(_SINGLE, experts=experts) for experts in (2, 8)},
     "single_lora": Variant(family="single_lora", spec=_LORA, schedule="long"),
     "adamix_lora": _bank(_LORA, family="adamix_lora"),
+}
+VARIANTS |= {
+    f"{name}_more": variant.model_copy(
+        update={
+            "family": f"{variant.family}_more",
+            "schedule": "more_long" if variant.schedule == "long" else "more",
+            "measures": None,
+        }
+    )
+    for name, variant in VARIANTS.items()
+    if name in ("houlsby_64", "houlsby_8", "full", "top_1", "top_2", "norms", "snip_40", "snip_80", "large_2")
+    or name in ("single", "adamix")
 }
 
 
