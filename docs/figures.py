@@ -94,7 +94,6 @@ COOKED = {
     "base_model": "base model",
     "single_similarity": "single, cosine",
     "effort_instant": "effort instant",
-    "effort_quick": "effort quick",
     "the_service_verified": "effort tune",
 }
 """Methods of the demo as `soup compare` names the strategies."""

@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.variants import PLAN, VARIANTS
-from benchmarks.papers.verdicts import Cells, Judged, judge
+from benchmarks.papers.verdicts import PAPERS, Cells, Judged, judge
 from docs.markdown import table
 from docs.soups import FOLDER
 from docs.summaries import sources
 from plots.charts import Interval, Panel, panels
 from plots.style import to_svg
 
-NAMES = {"houlsby": "Houlsby et al.", "sparse": "SparseAdapter", "adamix": "AdaMix", "adaptersoup": "AdapterSoup"}
-"""The papers by their name in `claims.toml`."""
 SETS = {
     "cola": "CoLA",
     "sst2": "SST-2",
@@ -42,7 +40,7 @@ def lines(folder: Path, view: str | None) -> list[str]:
         return [*_scores(Cells(result["rows"])), "", *(sources({"papers": result}) if result["rows"] else [])]
     judged = judge(result["rows"], folder)
     if view is None:
-        return [_count([one for one in judged if one.claim.paper in NAMES])]
+        return [_count([one for one in judged if one.claim.paper in PAPERS])]
     return _claims([one for one in judged if one.claim.paper == view], view)
 
 
@@ -65,16 +63,17 @@ def _claims(judged: list[Judged], paper: str) -> list[str]:
     picture = f"{FOLDER.name}/papers_{paper}.svg"
     rows = [
         (
+            str(number),
             one.claim.says,
             f"{one.claim.source}: {one.claim.figure}",
             _ours(one),
             f"*{one.verdict}*" + (f" ({one.note})" if one.note else ""),
         )
-        for one in judged
+        for number, one in enumerate(judged, start=1)
     ]
-    has_picture = paper in NAMES and _rows(judged)
-    shown = [f"![Claims of {NAMES[paper]} with intervals]({picture})", ""] if has_picture else []
-    return [*shown, *table(("claim tested here", "the paper", "ours (95 % interval)", "verdict"), rows)]
+    has_picture = paper in PAPERS and _rows(judged)
+    shown = [f"![Claims of {PAPERS[paper]} with intervals]({picture})", ""] if has_picture else []
+    return [*shown, *table(("", "claim tested here", "the paper", "ours (95 % interval)", "verdict"), rows)]
 
 
 def _ours(one: Judged) -> str:
@@ -87,13 +86,13 @@ def _ours(one: Judged) -> str:
 def _rows(judged: list[Judged]) -> list[Interval]:
     return [
         Interval(
-            one.claim.name.replace("_", " "),
+            f"{number}  {one.claim.name.replace('_', ' ')}",
             one.estimate.value,
             *one.estimate.interval,
             chosen=one.verdict == "agrees",
             text=one.verdict,
         )
-        for one in judged
+        for number, one in enumerate(judged, start=1)
         if one.estimate is not None
     ]
 
@@ -103,7 +102,7 @@ def pictures(results: Path) -> dict[Path, str]:
     path = results / "papers.json"
     judged = judge(json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else [], results)
     found = {}
-    for paper, name in NAMES.items():
+    for paper, name in PAPERS.items():
         rows = _rows([one for one in judged if one.claim.paper == paper])
         unit = "percent of perplexity" if paper == "adaptersoup" else "points"
         if rows:

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.papers.cells import BASE, Place, run_cell, setting_of
 from benchmarks.papers.variants import PLAN, VARIANTS
-from benchmarks.papers.verdicts import CLAIMS, Cells, Key, Verdict, judge
+from benchmarks.papers.verdicts import CLAIMS, PAPERS, Cells, Key, Verdict, judge
 from benchmarks.report import command, options, table
 from demo.results import Figure, Row, commit, write
 from registry.base_model import load_base
@@ -49,17 +49,20 @@ def next_cell(rows: list[Row], papers: list[str], tasks: list[str]) -> Key | Non
 
 
 def store(out: Path, rows: list[Row]) -> None:
-    """Write the cells, and the number of claims by verdict."""
+    """Write the cells, and the number of the papers' claims by verdict."""
     claims = judge(rows, RESULTS)
-    verdicts = [judged.verdict for judged in claims]
+    verdicts = [judged.verdict for judged in claims if judged.claim.paper in PAPERS]
     figures = {
         f"claims_{verdict.replace(' ', '_')}": Figure(verdicts.count(verdict), "claims", note=f"of {len(verdicts)}")
         for verdict in get_args(Verdict)
     }
     for claim, found in ((one.claim, one.estimate) for one in claims):
         if claim.paper == "parity" and found is not None:
-            note = f"ours minus {claim.figure}, {claim.seeds} seeds, standard error {found.error:.3f}"
-            figures[claim.name] = Figure(found.value, "points", note=note)
+            figures[claim.name] = Figure(
+                found.value,
+                "points",
+                note=f"ours minus {claim.figure}, {claim.seeds} seeds, standard error {found.error:.3f}",
+            )
     figures["cells"] = Figure(len(rows), "trainings")
     figures["cells_cpu_s"] = Figure(sum(row["seconds"] for row in rows), "CPU s")
     write(
@@ -80,11 +83,8 @@ def main() -> None:
     parser.add_argument("--paper", choices=papers, nargs="+", default=papers, help="by default all")
     parser.add_argument("--task", choices=tasks, nargs="+", help=f"by default all, with --quick {QUICK_TASK}")
     parser.add_argument("--minutes", type=float, default=8 * 60, help="the run ends after so many")
-    quick = f"{QUICK_MINUTES:.0f} minutes, by default into {QUICK}"
-    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_MINUTES:.0f} minutes, by default into {QUICK}")
     asked = parser.parse_args()
-    if asked.quick:
-        asked.minutes = QUICK_MINUTES
     asked.task = asked.task or ([QUICK_TASK] if asked.quick else tasks)
     out = asked.out or (QUICK if asked.quick else RESULTS / "papers.json")
     torch.set_num_threads(1)
@@ -93,7 +93,8 @@ def main() -> None:
         "smollm2": BaseEntry(id="smollm2", source=str(asked.smollm2.resolve())),
     }
     place = Place(cache(lambda name: load_base(entries[name])), asked.data)
-    end, rows, made_with = time.monotonic() + 60 * asked.minutes, stored(out), commit()
+    end = time.monotonic() + 60 * (QUICK_MINUTES if asked.quick else asked.minutes)
+    rows, made_with = stored(out), commit()
     while time.monotonic() < end and (key := next_cell(rows, asked.paper, asked.task)) is not None:
         task, name, rate, seed = key
         found = run_cell(place, task, VARIANTS[name], rate, seed)

@@ -86,7 +86,8 @@ class Place:
     def split(self, task: str, rows: int) -> Split:
         """The split of a task with this number of training examples, the same for all variants and seeds.
 
-        Its test texts are the same for all numbers up to `reserved`, and for all if the development set is large enough.
+        Its test texts are the same for all numbers up to `reserved`, and for any number if the development set is
+        large enough.
         """
         train, dev = self._items(task, "train"), self._items(task, "dev")
         data = Data(train[SETTING["valid"] :][:rows], train[: SETTING["valid"]])
@@ -273,8 +274,7 @@ def _rows(base: LoadedBase, split: Split, block: int) -> Tensor:
 def _score(split: Split, guesses: Any) -> float:
     """Accuracy or Matthews' correlation, in points."""
     truth = np.array([int(item.label) for item in split.test])
-    found = agreement(truth, np.asarray(guesses), labels=2)
-    return 100 * found[PLAN["tasks"][split.task]["score"]]
+    return 100 * agreement(truth, np.asarray(guesses), labels=2)[PLAN["tasks"][split.task]["score"]]
 
 
 def _score_without_training(split: Split) -> float:

@@ -20,6 +20,8 @@ from benchmarks.papers.variants import PLAN, RATES, VARIANTS, first_of
 from benchmarks.soups import ALONE
 from registry.spec import Frozen
 
+PAPERS = {"houlsby": "Houlsby et al.", "sparse": "SparseAdapter", "adamix": "AdaMix", "adaptersoup": "AdapterSoup"}
+"""The papers by their name in `claims.toml`, whose other claims are ours."""
 LEVEL = 0.05
 """Of the verdicts of one paper together, and of an interval alone."""
 Row = Mapping[str, Any]
@@ -55,6 +57,11 @@ class Claim(Frozen):
     def trained(self) -> bool:
         """True if its cells are trained here."""
         return set(self.on) <= set(PLAN["tasks"])
+
+    @property
+    def not_learnt(self) -> list[str]:
+        """Its tasks on which no variant is better than the majority class."""
+        return [task for task in self.on if task in PLAN["setting"]["not_learnt"]]
 
 
 CLAIMS = [Claim.model_validate(claim) for claim in PLAN["claims"]]
@@ -117,7 +124,7 @@ def _thresholds(claim: Claim) -> tuple[float, float]:
 
 
 def _smallest_p(claim: Claim, estimate: Estimate | str) -> float:
-    if isinstance(estimate, str):
+    if isinstance(estimate, str) or claim.not_learnt:
         return 1.0
     above, below = _thresholds(claim)
     return min(estimate.p_above(above), estimate.p_below(below))
@@ -129,11 +136,13 @@ def _judged(claim: Claim, estimate: Estimate | str, level: float) -> Judged:
     above, below = _thresholds(claim)
     if level:
         return Judged(claim, estimate, "agrees" if estimate.p_above(above) <= level else "disagrees")
-    return Judged(claim, estimate, "undecided", _seeds_needed(claim, estimate, above, below))
+    return Judged(claim, estimate, "undecided", _what_decides(claim, estimate, above, below))
 
 
-def _seeds_needed(claim: Claim, estimate: Estimate, above: float, below: float) -> str:
-    """The number of seeds that would decide the claim if the estimate stayed the same; soups have none."""
+def _what_decides(claim: Claim, estimate: Estimate, above: float, below: float) -> str:
+    """The sets to learn, or the number of seeds, that would decide the claim if the estimate stayed; soups have none."""
+    if claim.not_learnt:
+        return f"{len(claim.not_learnt)} of the {len(claim.on)} sets are not learnt"
     distance = max(estimate.value - above, below - estimate.value)
     times = (DECIDING_ERRORS * estimate.error / distance) ** 2 if distance else math.inf
     if not claim.seeds:

@@ -5,13 +5,14 @@ The names of ways that its results and the pages about them share are here.
 
 EFFORTS = ("instant", "quick", "thorough", "tune")
 PAPER = ("uniform", "similarity", "clustering")
-CLUSTERING_3, CLUSTERING_10, TWO_BEST, ENSEMBLE = VARIANTS = (
+CLUSTERING_3, CLUSTERING_10, CLUSTERING_15, TWO_BEST, ENSEMBLE = VARIANTS = (
     "clustering_3",
     "clustering_10",
+    "clustering_15",
     "clustering_two_best",
     "clustering_ensemble",
 )
-"""The paper's clustering with at most 3 or 10 adapters, with the two best others (they saw the test), and the mean of
+"""The paper's clustering with at most 3, 10 or 15 adapters, with the two best others (they saw the test), and the mean of
 the logits of its adapters instead of their soup."""
 LADDER = ("prompt", "knn_lm", "peft", "full")
 BASE, CONTROL = "base", "control"

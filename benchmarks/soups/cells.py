@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.soups import BASE, CLUSTERING_3, CLUSTERING_10, TWO_BEST
+from benchmarks.soups import BASE, CLUSTERING_3, CLUSTERING_10, CLUSTERING_15, TWO_BEST
 from benchmarks.soups.setting import NAMESPACE, Setting
 from demo.scores import computed_once
 from demo.strategies import PAPERS_THRESHOLD
@@ -103,6 +103,7 @@ WAYS: Mapping[str, Request] = {
     "clustering": _clustering(),
     CLUSTERING_3: _clustering(3),
     CLUSTERING_10: _clustering(10),
+    CLUSTERING_15: _clustering(15),
     TWO_BEST: _with_two_best,
     "instant": _effort("instant"),
     "quick": _effort("quick"),

@@ -125,6 +125,12 @@ def test_what_is_undecided_says_how_many_seeds_it_takes(differences, kind, note,
     assert (one.verdict, one.note) == ("undecided", note)
 
 
+def test_an_average_over_a_set_that_is_not_learnt_decides_nothing(monkeypatch):
+    monkeypatch.setitem(PLAN["setting"], "not_learnt", [TASK])
+    one = judged([3.0, 3.1, 2.9], monkeypatch)
+    assert (one.verdict, one.note) == ("undecided", "1 of the 1 sets are not learnt")
+
+
 def test_more_claims_of_a_paper_ask_for_more(monkeypatch):
     differences = [1.0, 1.6, 1.3]
     assert judged(differences, monkeypatch).verdict == "agrees"
@@ -322,7 +328,7 @@ def trained(variant: Variant, rate: float) -> dict:
 
 def test_the_page_reads_well_before_and_after_the_first_cells(tmp_path):
     (count,) = papers.lines(tmp_path, None)
-    theirs = [claim for claim in CLAIMS if claim.paper in papers.NAMES]
+    theirs = [claim for claim in CLAIMS if claim.paper in verdicts.PAPERS]
     assert count.endswith(f"and {len(theirs)} are not run yet."), (
         "claims about libraries and the number of examples are ours"
     )
