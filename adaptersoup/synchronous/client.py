@@ -343,7 +343,7 @@ class Client(OperatorCalls):
     def soup_of(self, job: Job | str, *, progress: Progress | None = None) -> Soup:
         """The soup of a cook's job, once it has succeeded; raises the errors of `wait_job`, and InvalidParameter."""
         ended = self._http.wait_job(id_of(job), progress=progress)
-        if ended["kind"] != "cook":
+        if ended["kind"] not in ("cook", "search"):  # a cook that takes minutes is a search
             raise InvalidParameter(f"Job {ended['id']} is a job of kind {ended['kind']}, not a cook.", param="job")
         return body_of(Soup, self._http.result_of(ended))
 

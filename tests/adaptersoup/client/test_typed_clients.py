@@ -184,6 +184,14 @@ class TestSoups:
             typed.soup_of(next(iter(typed.jobs(kind="embed"))))
         assert typed.cook(recipe=recipe, mixing="average", name=f"{stocked}/mixed").cached
 
+    def test_the_soup_of_a_cook_that_fits_its_pool_first_is_read(self, typed: Client, stocked: str) -> None:
+        begun = typed.begin_cook(
+            passages("court", 20, seed=2), pool={"namespaces": [stocked], "tag": "v1"}, effort="instant"
+        )
+        assert isinstance(begun, Job)
+        assert begun.kind == "search"
+        assert typed.soup_of(begun).object == "soup"
+
     def test_what_is_asked_for_wrongly_never_leaves(self, typed: Client) -> None:
         for wrong in ("one text", [1, 2]):
             for call in (typed.cook, typed.select, lambda texts: typed.evaluate("base/tiny", texts)):
