@@ -21,7 +21,7 @@ from adaptersoup.client.answers import (
 from adaptersoup.client.asynchronous.blobs import AsyncBlobs
 from adaptersoup.client.paths import adapter_path, body_of_request, job_path
 from adaptersoup.client.waiting import in_thread
-from registry.errors import DamagedBlob, Unavailable
+from registry.errors import Busy, DamagedBlob, Unavailable
 from registry.formats import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -93,6 +93,8 @@ class AsyncCalls(AsyncBlobs):
                         if name == "done":
                             break
                 job = await self.json("GET", job_path(job_id))
+            except Busy as error:  # the rate of the key is used up: the job runs on
+                await self.pause(error.retry_after)
             except Unavailable:
                 missed += 1
                 if missed >= patience:

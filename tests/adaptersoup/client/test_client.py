@@ -310,6 +310,13 @@ class TestJobs:
         assert server.client().wait_job("j1")["state"] == "succeeded"
         assert server.pauses == [1.0, 1.0]
 
+    def test_a_job_is_waited_for_although_the_rate_of_the_key_is_used_up(self) -> None:
+        busy = refusal(429, "rate_limit_exceeded", "Too many.", headers={"retry-after": "7"})
+        server = Server().on("GET /v1/jobs/j1/events", busy, events(("done", {})))
+        server.on("GET /v1/jobs/j1", ok(job()))
+        assert server.client().wait_job("j1", patience=1)["state"] == "succeeded"
+        assert server.pauses == [7, 1.0]
+
     def test_a_server_that_stays_away_is_given_up(self) -> None:
         server = Server().on("GET /v1/jobs/j1/events", raising(httpx2.ConnectError("refused")))
         with pytest.raises(Unavailable, match="Nothing answers"):
