@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from adaptersoup.cli.failures import Failures
 from adaptersoup.cli.flags import moment
 from adaptersoup.cli.help_sections import Verbs
 from adaptersoup.cli.output import data_width
@@ -184,6 +185,11 @@ def rm(
     Examples:
       soup keys rm key-1234
     """
-    revoked = [remote.client.revoke_key(key_id) for key_id in ids]
-    answer = revoked[0] if len(ids) == 1 else {"object": "list", "data": revoked}
-    remote.answer(answer, *(key["id"] for key in revoked))
+    revoked, failed = [], Failures()
+    for key_id in ids:
+        with failed.of(key_id):
+            revoked.append(remote.client.revoke_key(key_id))
+    if revoked:
+        answer = revoked[0] if len(ids) == 1 else {"object": "list", "data": revoked}
+        remote.answer(answer, *(key["id"] for key in revoked))
+    failed.end()

@@ -923,6 +923,13 @@ class TestKeysAndJobs:
         assert soup("keys", "rm", "k1")[1] == "k1\n"
         assert json.loads(soup("keys", "rm", "k1", "--json")[1]) == key
 
+    def test_keys_are_revoked_although_another_is_unknown(self, soup: Soup, server: Server) -> None:
+        for key_id in ("k1", "k3"):
+            server.on(f"DELETE /v1/keys/{key_id}", ok({"id": key_id}))
+        code, out, err = soup("keys", "rm", "k1", "k2", "k3")
+        assert (code, out) == (1, "k1\nk3\n")
+        assert err.startswith("k2: ")
+
     def test_audit(self, soup: Soup, server: Server) -> None:
         entry = {
             "at": "2026-01-02T03:04:05.6Z",
