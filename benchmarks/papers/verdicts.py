@@ -140,7 +140,7 @@ def _judged(claim: Claim, estimate: Estimate | str, level: float) -> Judged:
 
 
 def _what_decides(claim: Claim, estimate: Estimate, above: float, below: float) -> str:
-    """The sets to learn, or the number of seeds, that would decide the claim if the estimate stayed; soups have none."""
+    """The sets to learn, or the number of seeds, that would decide the claim; soups have none."""
     if claim.not_learnt:
         return f"{len(claim.not_learnt)} of the {len(claim.on)} sets are not learnt"
     distance = max(estimate.value - above, below - estimate.value)

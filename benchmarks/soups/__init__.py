@@ -12,8 +12,8 @@ CLUSTERING_3, CLUSTERING_10, CLUSTERING_15, TWO_BEST, ENSEMBLE = VARIANTS = (
     "clustering_two_best",
     "clustering_ensemble",
 )
-"""The paper's clustering with at most 3, 10 or 15 adapters, with the two best others (they saw the test), and the mean of
-the logits of its adapters instead of their soup."""
+"""The paper's clustering with at most 3, 10 or 15 adapters or with the two best others, which saw the test, and the
+mean of the logits of its adapters instead of their soup."""
 LADDER = ("prompt", "knn_lm", "peft", "full")
 BASE, CONTROL = "base", "control"
 SINGLE, GREEDY = "best single (saw the test)", "greedy (saw the test)"
