@@ -6,8 +6,9 @@ spans all.
 
 from __future__ import annotations
 
+from registry.catalogue import Catalogue
 from registry.catalogue.jobs import COOKS
-from registry.catalogue.rows import JobRow, Namespaces
+from registry.catalogue.rows import AdapterRow, JobRow, Namespaces
 from registry.cook.budget import past_gains
 from registry.errors import Forbidden
 from registry.spec import Cooked
@@ -64,16 +65,20 @@ def visible_job_body(services: Services, row: JobRow, principal: Principal) -> J
 
 
 def soup_of(services: Services, cooked: Cooked, visible: Namespaces) -> Soup:
-    """Return the body of a cook's result, with the soup or adapter behind its model, for a key that sees `visible`."""
+    """Return the body of a cook's result, with the soup or adapter behind its model, for a key that sees `visible`.
+
+    A job stays longer than its soup may: where that was purged since, the body is without it.
+    """
     evidence = cooked.evidence
     with services.registry.database.read() as catalogue:
-        adapter = None if cooked.soup_id is None else adapter_body(catalogue.adapters.get(cooked.soup_id))
+        row = _cooked_row(catalogue, cooked)
         parents = catalogue.soups.parents(cooked.recipe_digest, visible)
     fields = {name: getattr(cooked, name) for name in Soup.model_fields if name in Cooked.model_fields}
-    base_model = cooked.model.removeprefix("base/") if adapter is None else adapter.base_model
+    # the base model of a purged soup is not known: no past cook gives its gains
+    base_model = cooked.model.removeprefix("base/") if row is None else row.base_model
     return Soup(
         **{**fields, "beyond": _higher_efforts(services, cooked, base_model, visible)},
-        soup=adapter,
+        soup=None if row is None else adapter_body(row),
         refs={digest: parent.ref for digest, _, parent in parents if parent is not None},
         selection=evidence.selection,
         sample=evidence.sample,
@@ -83,6 +88,14 @@ def soup_of(services: Services, cooked: Cooked, visible: Namespaces) -> Soup:
         fitted_at=evidence.fitted_at,
         not_yet_included=list(evidence.not_yet_included),
     )
+
+
+def _cooked_row(catalogue: Catalogue, cooked: Cooked) -> AdapterRow | None:
+    """The soup or adapter behind a result's model; None if there is none, or it was purged since."""
+    row = None if cooked.soup_id is None else catalogue.adapters.get_or_none(cooked.soup_id)
+    # an id alone does not name it: SQLite once gave ids of purged versions again
+    is_cooked = row is not None and (row.ref, row.digest) == (cooked.model, cooked.digest)
+    return row if is_cooked else None
 
 
 def _higher_efforts(

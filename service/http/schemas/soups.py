@@ -44,6 +44,7 @@ class Soup(Wire):
     model: str
     digest: Digest | None
     soup: Adapter | None
+    """The version behind `model`; null if the cook abstained, or if the version was purged since."""
     cached: bool
     """True if this recipe was cooked before, and its stored soup was used."""
     created: bool

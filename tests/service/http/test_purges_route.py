@@ -63,6 +63,35 @@ def test_a_soup_of_it_is_served_and_says_that_it_cannot_be_rebuilt(world: World)
     assert world.client.get("/v1/adapters/parts/tax/lineage").json()["rebuildable"] is None
 
 
+def cook_and_purge(world: World, namespace: str, headers: dict[str, str]) -> str:
+    """Cook a soup of two adapters of a namespace, and purge it; returns the path of the job that cooked it."""
+    for seed, name in enumerate(("law", "tax"), start=6):
+        world.push(f"{namespace}/{name}", seed=seed)
+    recipe = {"ingredients": [{"ref": f"{namespace}/{name}"} for name in ("law", "tax")]}
+    body = {"recipe": recipe, "name": f"{namespace}/mixed", "wait": 60}
+    answered(world.client.post("/v1/soups", json=body, headers=headers), 201)
+    answered(world.client.post(f"/v1/adapters/{namespace}/mixed@1/purge", headers=headers))
+    with world.registry.database.read() as catalogue:
+        return f"/v1/jobs/{catalogue.jobs.list(None, kind='cook', limit=1).rows[0].id}"
+
+
+def test_the_job_that_cooked_a_purged_soup_is_shown_without_it(world: World) -> None:
+    headers = world.headers(world.key(["admin", "write", "read"], ["cooked"]))
+    job = cook_and_purge(world, "cooked", headers)
+    (listed,) = (one for one in answered(world.client.get("/v1/jobs", headers=headers))["data"] if one["id"] in job)
+    assert (listed["result"]["model"], listed["result"]["soup"]) == ("cooked/mixed@1", None)
+    assert listed["result"]["recipe"]["ingredients"]
+    assert answered(world.client.get(job, headers=headers)) == listed
+    assert "event: done" in world.client.get(f"{job}/events", headers=headers).text
+
+
+def test_a_job_never_shows_another_adapter_in_place_of_a_purged_soup(world: World) -> None:
+    headers = world.headers(world.key(["admin", "write", "read"], ["cooking"]))
+    job = cook_and_purge(world, "cooking", headers)
+    world.push("other/secret", seed=9)
+    assert answered(world.client.get(job, headers=headers))["result"]["soup"] is None
+
+
 def test_a_collection_by_hand_is_for_admins_of_everything(world: World) -> None:
     for scopes, namespaces in ((["read", "write", "infer"], None), (["admin"], ["held"])):
         asked = {"json": {"dry_run": True}, "headers": world.headers(world.key(scopes, namespaces))}
