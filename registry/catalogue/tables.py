@@ -119,6 +119,7 @@ adapters = Table(
         sqlite_where=text("learnt_from IS NOT NULL"),
         postgresql_where=text("learnt_from IS NOT NULL"),
     ),
+    sqlite_autoincrement=True,  # jobs and selectors keep ids of purged versions: no id is given again
 )
 LIVE = adapters.c.retired_at.is_(None)
 for column in ("namespace", "name", "domain", "base_model", "method", "kind", "owner"):  # filters of lists

@@ -51,6 +51,12 @@ class TestVersions:
         catalogue.adapters.retire(resolve(catalogue, "acme/law").id)
         assert add(catalogue).version == 3
 
+    def test_the_id_of_a_purged_version_is_not_given_again(self, catalogue):
+        rows = [add(catalogue, "acme/law"), add(catalogue, "acme/tax")]
+        for row in reversed(rows):
+            catalogue.removals.purge(row)
+        assert add(catalogue, "other/secret").id > rows[1].id
+
     def test_live_versions_and_those_that_aliases_point_at(self, catalogue):
         rows = [add(catalogue) for _ in range(4)]
         for alias, version in (("old", 1), ("older", 1), ("gone", 2), ("prod", 3)):

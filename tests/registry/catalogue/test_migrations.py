@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from sqlalchemy import inspect
 from sqlalchemy.exc import IntegrityError
 
 import migrations
-from registry.catalogue import Database
+from registry.catalogue import AdapterRow, Catalogue, Database
 from registry.catalogue.tables import metadata
 from registry.spec import Card
-from tests.registry.catalogue_rows import add_ready, add_to, new_adapter
+from tests.registry.catalogue.test_selectors import fitted
+from tests.registry.catalogue_rows import add, add_ready, add_to, member_of, new_adapter
 from tests.registry.together import together
 
 HEAD = migrations.head()
@@ -38,7 +40,7 @@ def empty(databases, tmp_path):
 
 def schema(database: Database) -> dict[str, Any]:
     """Columns, keys, constraints and indexes of each table, without their order."""
-    found = inspect(database.engine)
+    found, numbered_once = inspect(database.engine), numbered_once_by(database)
     return {
         table: {
             "columns": {
@@ -49,10 +51,20 @@ def schema(database: Database) -> dict[str, Any]:
             "unique": sorted(map(str, found.get_unique_constraints(table))),
             "checks": sorted(map(str, found.get_check_constraints(table))),
             "indexes": sorted(map(index_text, found.get_indexes(table))),
+            "gives each id once": table in numbered_once,
         }
         for table in found.get_table_names()
         if not table.endswith("_version")  # those are of the migrations, not of a revision
     }
+
+
+def numbered_once_by(database: Database) -> set[str]:
+    """The tables of a SQLite file that give no id twice, which inspection does not tell."""
+    if database.engine.dialect.name != "sqlite":
+        return set()
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND sql LIKE '%AUTOINCREMENT%'"
+    with database.engine.connect() as connection:
+        return set(connection.exec_driver_sql(query).scalars())
 
 
 def index_text(index: Any) -> str:
@@ -132,6 +144,33 @@ def test_a_table_that_others_refer_to_is_rebuilt_with_its_data(database, later):
     migrations.downgrade(database.engine, HEAD)
     assert refs(database) == before
     assert add_to(database, "acme/a").version == 2
+
+
+@pytest.mark.parametrize("remembered_by", ["nobody", "an embedding job", "a cook", "a selector"])
+def test_after_an_upgrade_an_id_of_a_purged_adapter_is_not_given_again(empty, remembered_by):
+    migrations.upgrade(empty.engine, "0024")
+    with empty.write() as catalogue:
+        rows = [add(catalogue, f"acme/{name}") for name in "abc"]
+        if remembered_by != "nobody":  # a row that came from another database, whose ids have gaps
+            rows.append(remember(catalogue, replace(rows[-1], id=40), remembered_by))
+        for row in rows[1:3]:
+            catalogue.removals.purge(row)
+    migrations.upgrade(empty.engine)
+    assert add_to(empty, "other/secret").id > rows[-1].id
+    assert add_to(empty, "other/second").id > rows[-1].id + 1
+
+
+def remember(catalogue: Catalogue, row: AdapterRow, by: str) -> AdapterRow:
+    """The row, whose id a job or a selector has."""
+    if by == "a selector":
+        fitted(catalogue, "sel-1", members=(member_of(row),))
+    elif by == "a cook":
+        job = catalogue.jobs.enqueue("cook", {}, namespace="acme", created_by="key-1")
+        catalogue.jobs.claim("worker", ["cook"], 60, job.run_after)
+        assert catalogue.jobs.succeed(job.id, {"soup_id": row.id, "model": row.ref})
+    else:
+        catalogue.jobs.enqueue("embed", {"adapter_id": row.id}, namespace="acme", created_by="key-1")
+    return row
 
 
 @pytest.mark.parametrize(

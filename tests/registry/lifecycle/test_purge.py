@@ -11,6 +11,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.errors import Conflict, DamagedBlob, NotFound, Retired, Unavailable
 from registry.lifecycle.purge import Purged, purge
 from registry.names import parse_ref
+from registry.select.pools import gone_members
 from registry.spec import CosineSpec, PoolSpec
 from registry.stored.files import remove_files
 from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
@@ -141,6 +142,23 @@ def test_a_pool_is_fitted_anew_without_it(verbs: ToyRegistry) -> None:
     second = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
     assert [one.ref for one in first.members] == ["acme/law@1", "acme/tax@1"]
     assert [one.ref for one in second.members] == ["acme/tax@1"]
+
+
+def test_the_next_push_has_an_embedding_job_of_its_own(verbs: ToyRegistry) -> None:
+    first = verbs.push("acme/law", sample={"texts": passages("law")})
+    purged(verbs, first.row)
+    second = verbs.push("other/tax", seed=1, sample={"texts": passages("tax")})
+    assert second.job != first.job
+
+
+def test_a_selector_knows_that_its_member_is_purged_whatever_is_pushed_since(verbs: ToyRegistry) -> None:
+    verbs.ready("acme/tax")
+    law = verbs.ready("acme/law", seed=1)
+    selector = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
+    purged(verbs, law)
+    verbs.ready("acme/law", seed=2)
+    with verbs.database.read() as catalogue:
+        assert gone_members(catalogue, selector) == {law.digest: "purged since the fit"}
 
 
 def test_an_embedding_of_what_is_purged_meanwhile_is_not_kept(verbs: ToyRegistry, monkeypatch) -> None:

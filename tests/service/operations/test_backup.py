@@ -15,6 +15,7 @@ from registry.blobs import LocalBlobs
 from registry.catalogue import Database
 from registry.catalogue.tables import metadata
 from registry.errors import Busy, Conflict, DamagedBlob, InvalidParameter, NotFound, SoupError, Unavailable
+from registry.lifecycle.purge import purge
 from registry.progress import Progress, silent
 from registry.spec import CosineSpec, PoolSpec, StoreMark
 from service.access.key_watch import KeyWatch
@@ -136,6 +137,22 @@ def test_a_round_trip_into_either_kind_of_database(verbs_of_each, folder, tmp_pa
     assert not list(settings.data.glob("*restoring*"))
     if url is not None:
         _replaced_in_one_transaction(verbs, folder, settings)
+        request.getfixturevalue("postgres").drop(url)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_id_of_a_purged_adapter_is_not_given_after_a_restore_either(
+    verbs_of_each, folder, tmp_path, kind, request
+) -> None:
+    gone = verbs_of_each.push("acme/gone", seed=2).row
+    purge(verbs_of_each.registry, verbs_of_each.caller(), gone.id)
+    backed_up(verbs_of_each, folder)
+    url = request.getfixturevalue("postgres").url(empty=True) if kind == "postgresql" else None
+    settings = Settings(data=tmp_path / "other", database_url=url)
+    restore(settings, folder, replace=False, progress=silent)
+    with closing(Database(settings.database)) as database:
+        assert ToyRegistry(database, LocalBlobs(settings.blobs_dir)).push("acme/after", seed=3).row.id > gone.id
+    if url is not None:
         request.getfixturevalue("postgres").drop(url)
 
 
