@@ -18,7 +18,7 @@ from typing import Any
 
 from registry.catalogue.rows import AdapterRow, JobRow
 from registry.cook.cook import cook
-from registry.errors import Conflict, Forbidden, Incompatible, Invalid, TooLarge, Unavailable
+from registry.errors import Conflict, Forbidden, Incompatible, Invalid, QuotaExceeded, TooLarge, Unavailable
 from registry.formats import WEIGHTS_FILE, AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import parse_ref, split_name
 from registry.progress import Progress
@@ -31,6 +31,7 @@ from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_curve import TrainingCurve
 from service.jobs.training_folder import CHECKPOINT, TURN, sweep, training_folder
+from service.jobs.training_requests import pushed_adapter, pushed_name
 from service.services import Services
 from training.checkpoint import saved_step
 from training.request import TrainingRequest, TrainingRun, merge_request
@@ -95,13 +96,16 @@ def train(training: Training) -> Pushed:
     """Train in a child process and push the adapter (for AdaMix the bank of experts).
 
     Returns an adapter that was already pushed for the same request. Raises what the training or the push raises, and
-    Forbidden if the key was revoked meanwhile; errors that a retry would repeat remove the training's files.
+    Forbidden if the key was revoked meanwhile. Errors that a retry would repeat remove the training's files; after
+    QuotaExceeded they stay, so that an equal request under a higher quota only pushes the adapter.
     """
     settings = training.services.settings
     try:
         _check_key(training)
         row = _already_pushed(training)
         pushed = _train_and_push(training) if row is None else Pushed(row, created=False)
+    except QuotaExceeded:  # an admin can raise the quota, and `TooLarge` would remove hours of work
+        raise
     except HOPELESS:
         shutil.rmtree(training.folder, ignore_errors=True)
         raise
@@ -156,16 +160,10 @@ def _with_owner(training: Training, row: AdapterRow) -> AdapterRow:
         return catalogue.adapters.set_owner(row, owner)
 
 
-def _pushed_name(training: Training) -> str:
-    return training.request.name + (BANK if training.request.spec.adamix is not None else "")
-
-
 def _already_pushed(training: Training) -> AdapterRow | None:
     """The adapter already pushed for an equal request, perhaps by a server that then crashed."""
     with training.services.registry.database.read() as catalogue:
-        rows = catalogue.adapters.live_versions(*split_name(_pushed_name(training)))
-    key = training.arguments["key"]
-    return next((row for row in rows if row.provenance.training.get("request") == key), None)
+        return pushed_adapter(catalogue, training.request, key=training.arguments["key"])
 
 
 def _check_base(training: Training) -> None:
@@ -283,7 +281,7 @@ def _push(training: Training, answer: dict[str, Any]) -> Pushed:
         key_id = training.context.caller.key_id
         check_stored(catalogue, services.registry.quotas, "stored_bytes", key_id=key_id, namespaces=[namespace])
     manifest = Manifest(
-        name=_pushed_name(training),
+        name=pushed_name(request),
         domain=request.domain,
         base_model=request.base_model,
         base_fingerprint=training.arguments["fingerprint"],

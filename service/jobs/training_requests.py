@@ -12,8 +12,9 @@ from registry.adapters import expected_tensors
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, JobRow
 from registry.context import Caller
-from registry.errors import Incompatible, InvalidParameter, TooLarge
+from registry.errors import Incompatible, InvalidParameter, QuotaExceeded, TooLarge
 from registry.names import check_part, digest_of, parse_ref, split_name
+from registry.quotas import check_additions
 from registry.spec import SCORING_PASSES, FusionConfig, HeadConfig
 from registry.uploads.files import blob_size
 from service.access.keys import Principal
@@ -38,8 +39,9 @@ SMALLEST_HEAD: dict[TaskKey, HeadConfig] = {
 def submit(services: Services, principal: Principal, request: TrainingRequest, *, request_id: str) -> JobRow:
     """Queue a training, or join the unfinished job of an equal request; the latest owner counts.
 
-    Raises Forbidden, InvalidName, NotFound (base model, blob, member), InvalidParameter, Incompatible, TooLarge, and
-    Busy if too many wait; errors in the data are raised by the job.
+    Raises Forbidden, InvalidName, NotFound (base model, blob, member), InvalidParameter, Incompatible, TooLarge,
+    QuotaExceeded if it would push more adapters than the quotas allow, and Busy if too many wait; errors in the data
+    are raised by the job.
     """
     namespace, name = split_name(request.name)
     principal.check_write(namespace)
@@ -60,10 +62,11 @@ def submit(services: Services, principal: Principal, request: TrainingRequest, *
     shape = services.bases[request.base_model].shape
     body = pinned.model_dump(mode="json", exclude={"owner"})  # workers of the last release do not know this field
     owner = {} if request.owner is None else {"owner": request.owner}
+    key = digest_of([shape.fingerprint, body])  # all that the pushed bytes depend on
     arguments = {
         "request": body,
         "fingerprint": shape.fingerprint,
-        "key": digest_of([shape.fingerprint, body]),  # all that the pushed bytes depend on
+        "key": key,
         "reach": sorted({namespace, *(member.namespace for member in members)}),
         "scope": principal.namespaces,
         "request_id": request_id,
@@ -71,7 +74,7 @@ def submit(services: Services, principal: Principal, request: TrainingRequest, *
     }
     audit = principal.caller(request_id).audit
     with services.registry.database.write() as catalogue:
-        dedupe = f"{KIND}:{arguments['key']}"
+        dedupe = f"{KIND}:{key}"
         job = catalogue.jobs.find_active(dedupe)
         if job is not None:
             catalogue.jobs.add_requester(job.id, principal.key_id, request_id=request_id)
@@ -79,12 +82,24 @@ def submit(services: Services, principal: Principal, request: TrainingRequest, *
                 job = catalogue.jobs.update_arguments(job, owner)
             audit(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owner)
             return job
+        _check_quota(catalogue, services, request, key=key, key_id=principal.key_id)
         with job_limits(services, catalogue, KIND, key_id=principal.key_id, namespace=namespace):
             job = catalogue.jobs.enqueue(
                 KIND, arguments, namespace=namespace, created_by=principal.key_id, dedupe_key=dedupe
             )
         audit(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owner)
         return job
+
+
+def pushed_name(request: TrainingRequest) -> str:
+    """The name of the adapter that a training pushes; for AdaMix that of the bank."""
+    return request.name + (BANK if request.spec.adamix is not None else "")
+
+
+def pushed_adapter(catalogue: Catalogue, request: TrainingRequest, *, key: str) -> AdapterRow | None:
+    """The adapter pushed for a request with the digest `key`, None if there is none."""
+    rows = catalogue.adapters.live_versions(*split_name(pushed_name(request)))
+    return next((row for row in rows if row.provenance.training.get("request") == key), None)
 
 
 def blobs_in_use(catalogue: Catalogue) -> set[str]:
@@ -110,6 +125,19 @@ def _members(services: Services, principal: Principal, request: TrainingRequest)
     if problems:
         raise Incompatible(problems[0], param="spec.adapter.members", problems=problems)
     return rows
+
+
+def _check_quota(catalogue: Catalogue, services: Services, request: TrainingRequest, *, key: str, key_id: str) -> None:
+    """Raise QuotaExceeded if a quota has no room for the adapter, or for a bank and its merge, unless it was pushed.
+
+    The push decides, hours later.
+    """
+    adapters, (namespace, _) = 1 if request.spec.adamix is None else 2, split_name(request.name)
+    try:
+        check_additions(catalogue, services.registry.quotas, [], adapters=adapters, key_id=key_id, namespace=namespace)
+    except QuotaExceeded:
+        if pushed_adapter(catalogue, request, key=key) is None:
+            raise
 
 
 def _check_size(services: Services, request: TrainingRequest, members: Sequence[AdapterRow]) -> None:

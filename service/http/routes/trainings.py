@@ -22,7 +22,8 @@ def start_training(
     """Queue a job that trains an adapter and pushes it; returns 202 and the job.
 
     A request equal to that of a queued or running job returns that job. A training that was cancelled, or whose server
-    was killed, resumes from its checkpoint. If an equal training succeeded, the job returns the adapter that it pushed.
+    was killed, resumes from its checkpoint. If a quota refused its push, the equal request pushes the trained adapter
+    without another training. If an equal training succeeded, the job returns the adapter that it pushed.
     """
     row = submit(services, principal, body, request_id=request.state.request_id)
     services.jobs.wake()

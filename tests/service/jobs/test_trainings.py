@@ -447,6 +447,22 @@ class TestFailures:
         pushed = next(one for one in audit if one["subject"] == "acme/shared-by-two@1")
         assert (pushed["action"], pushed["key_id"]) == ("adapter.push", heir)
 
+    def test_a_push_that_a_quota_refuses_succeeds_for_the_same_request_without_another_training(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fill(*args: Any, **named: Any) -> dict[str, Any]:
+            answer = beside(*args, **named)
+            limit_adapters(world, "full", 0)
+            return answer
+
+        monkeypatch.setattr(training_job, "in_child", fill)
+        assert done(world, asked(world, "full/law"), "failed")["error"]["code"] == "quota_exceeded"
+        monkeypatch.setattr(training_job, "in_child", beside)
+        monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
+        limit_adapters(world, "full", 1)
+        assert made(world, asked(world, "full/law"))["created"]
+        assert not made(world, asked(world, "full/law"))["created"], "a full quota does not refuse what is pushed"
+
     def test_another_base_than_asked_for(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """The request sees another base than the thread that trains does, whichever of the two is faster."""
         real = world.runtime.bases.allowed.shape
@@ -458,6 +474,10 @@ class TestFailures:
         with monkeypatch.context() as patch:
             patch.setattr(world.runtime.bases.allowed, "shape", shape)
             assert "send the request again" in failure(world, asked(world, "acme/moved"))
+
+
+def limit_adapters(world: World, namespace: str, most: int | None) -> None:
+    answered(world.client.patch(f"/v1/namespaces/{namespace}/limits", json={"adapters": most}))
 
 
 def writer(world: World) -> str:
@@ -560,6 +580,16 @@ class TestRefusals:
         for data, status, said in ((gzip.compress(lines(TEXTS)), 400, "gzip"), (lines(TEXTS * 10), 413, "10000")):
             answer = idle.client.post("/v1/trainings", json=asked(idle, "acme/law", texts=put(idle, data)))
             assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
+
+    def test_more_adapters_than_the_quota_has_left(self, idle: World) -> None:
+        body = asked(idle, "few/law")
+        for most, spec in ((0, SPEC), (1, {**SPEC, "adamix": {"experts": 2}})):
+            limit_adapters(idle, "few", most)
+            answer = idle.client.post("/v1/trainings", json={**body, "spec": spec})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "quota_exceeded"), answer.text
+        job = started(idle, body)
+        assert started(idle, body)["id"] == job["id"]
+        cancelled(idle, job)
 
     def test_what_a_key_does_not_see_is_not_there_for_it(self, idle: World) -> None:
         ours = idle.key(["read", "write"], ["ours"])
