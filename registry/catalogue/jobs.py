@@ -170,10 +170,10 @@ class Jobs(Repository[JobRow]):
         """Queue a running job again as if it had never been claimed; returns False if it is not this worker's."""
         return self._running(id, worker, state="queued", attempts=jobs.c.attempts - 1, lease_until=None, worker=None)
 
-    def forgive_crashes(self, id: str, reached: int, *, worker: str) -> bool:
-        """Reset the crashes of a running job if its checkpoint has advanced to `reached`; returns True if it has."""
+    def forgive_failures(self, id: str, reached: int, *, worker: str) -> bool:
+        """Reset a running job's failures and crashes if its checkpoint has advanced to `reached`; True if it has."""
         is_claimed, has_advanced = jobs.c.worker == worker, jobs.c.reached < reached
-        return self._change(id, "running", is_claimed, has_advanced, reached=reached, crashes=0)
+        return self._change(id, "running", is_claimed, has_advanced, reached=reached, failures=0, crashes=0)
 
     def cancel(self, id: str) -> JobRow:
         """Cancel a queued or running job; an ended one stays as it is."""

@@ -261,7 +261,7 @@ class JobRow:
     """A job, as record and queue entry. `arguments` are ids and small parameters, `owner` is the name of its key.
 
     `owner_namespaces` are those the key sees (None: all); the job is in `namespace`. Of its `attempts`, `failures`
-    ended with an error and were retried, and `crashes` ended with their process since its checkpoint was at `reached`.
+    ended with an error and were retried, and `crashes` ended with their process, since its checkpoint was at `reached`.
     `started_at` is the start of the last attempt.
     """
 

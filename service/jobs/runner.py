@@ -183,10 +183,9 @@ class JobRunner:
 
     def _attempt(self, row: JobRow, progress: Progress) -> bool:
         """Try the job once; True if it ended for good, here or by a cancellation."""
-        failures, limit = row.failures + self._crashes(row), self._settings.job_attempts
-        retry_in = RETRY_SECONDS * 2.0**failures if failures + 1 < limit else None
+        failures = self._since_progress(row, row.failures + row.crashes)
         try:
-            if failures >= limit:
+            if failures >= self._settings.job_attempts:
                 raise Internal(f"The process of the job crashed {row.crashes} times.")
             result = KINDS[row.kind].run(JobContext(self.services, self.fitting, self.computing, row, progress))
             if self._succeed(row, result):
@@ -202,10 +201,11 @@ class JobRunner:
             self._store(lambda jobs: self._took(jobs, row))
             return True
         except SoupError as error:
-            return self._fail(row, error, retry_in=retry_in if isinstance(error, TRANSIENT) else None)
+            is_transient = isinstance(error, TRANSIENT)
+            return self._fail(row, error, retry_in=self._retry_in(row, failures) if is_transient else None)
         except Exception as error:
             internal = Internal(f"The job failed on our side ({type(error).__name__}); the server's log has the rest.")
-            return self._fail(row, internal, retry_in=retry_in, unexpected=error)
+            return self._fail(row, internal, retry_in=self._retry_in(row, failures), unexpected=error)
 
     def _succeed(self, row: JobRow, result: dict[str, Any]) -> bool:
         """Store the result; False if this worker no longer has the job."""
@@ -225,13 +225,18 @@ class JobRunner:
         if outcome == "failed":
             span.set_status(StatusCode.ERROR)
 
-    def _crashes(self, row: JobRow) -> int:
-        """The number of crashes of the job's process since its last progress."""
-        if not row.crashes:
+    def _since_progress(self, row: JobRow, failures: int) -> int:
+        """The number of failures and crashes since the last progress of the job's saved state; `failures` are known."""
+        if not failures:
             return 0
         reached = KINDS[row.kind].reached(self.services, row)
-        forgiven = self._store(lambda jobs: jobs.forgive_crashes(row.id, reached, worker=self._name))
-        return 0 if forgiven else row.crashes
+        forgiven = self._store(lambda jobs: jobs.forgive_failures(row.id, reached, worker=self._name))
+        return 0 if forgiven else failures
+
+    def _retry_in(self, row: JobRow, failures: int) -> float | None:
+        """Seconds until the next attempt of a job that has failed; None if this was the last one."""
+        failures = self._since_progress(row, failures)
+        return RETRY_SECONDS * 2.0**failures if failures + 1 < self._settings.job_attempts else None
 
     def _fail(
         self, row: JobRow, error: SoupError, *, retry_in: float | None, unexpected: Exception | None = None

@@ -229,7 +229,7 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
         3,
         ge=1,
         description="Maximum number of attempts of a job that fails for a temporary or unexpected reason, or whose "
-        "server ends.",
+        "server ends. A training counts them anew when its checkpoint advances.",
     )
     refit_delay_seconds: float = Field(
         2.0,

@@ -293,12 +293,12 @@ class TestLeases:
             catalogue.jobs.requeue_expired(soon(2 * LEASE))
             assert counts() == (1 + crashes, 1, crashes, 0)
         claim(catalogue)
-        assert not catalogue.jobs.forgive_crashes(row.id, 0, worker="w1")
-        assert not catalogue.jobs.forgive_crashes(row.id, 10, worker="w2")
+        assert not catalogue.jobs.forgive_failures(row.id, 0, worker="w1")
+        assert not catalogue.jobs.forgive_failures(row.id, 10, worker="w2")
         assert counts() == (4, 1, 2, 0)
-        assert catalogue.jobs.forgive_crashes(row.id, 10, worker="w1")
-        assert not catalogue.jobs.forgive_crashes(row.id, 10, worker="w1")
-        assert counts() == (4, 1, 0, 10)
+        assert catalogue.jobs.forgive_failures(row.id, 10, worker="w1")
+        assert not catalogue.jobs.forgive_failures(row.id, 10, worker="w1")
+        assert counts() == (4, 0, 0, 10)
 
 
 class TestWhoSees:

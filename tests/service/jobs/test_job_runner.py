@@ -361,6 +361,26 @@ class TestProcesses:
         row = stage.ended(stage.runner(), job)
         assert (row.state, row.result, row.attempts) == ("succeeded", {"saved": True}, 7)
 
+    def test_nor_however_often_it_fails_for_a_while(self, stage: Stage) -> None:
+        """A training whose process is killed where memory runs out; at first before it has saved anything."""
+        saved_at = [0, 0, 100, 200, 300, 400, 500]
+        began: list[int] = []
+        stage.plays(reached=lambda _services, _row: saved_at[min(len(began), len(saved_at)) - 1])
+        job = stage.enqueue()
+
+        def fail(context: JobContext) -> dict[str, Any]:
+            began.append(context.row.attempts)
+            raise Unavailable("the process that trains was killed")
+
+        stage.run = fail
+        runner = stage.runner(start=False)
+        for _ in saved_at:
+            runner._run(claim(runner))
+        assert stage.row(job).state == "queued"
+        for _ in range(2):
+            runner._run(claim(runner))
+        assert stage.row(job).state == "failed", "it comes no further"
+
     def test_and_given_up_once_it_comes_no_further(self, stage: Stage) -> None:
         stage.plays(reached=lambda _services, _row: 100)
         job = stage.enqueue()
