@@ -16,6 +16,8 @@ from registry.spec import MixReport, Recipe
 
 Version = tuple[str, str, int]
 """Namespace, name and version of an adapter."""
+MAX_EVIDENCE = 50
+"""The evidence kept for each recipe of a soup: that of its first cook, and that of the newest ones."""
 
 
 class Soups(Repository[RecipeRow]):
@@ -52,14 +54,23 @@ class Soups(Repository[RecipeRow]):
             )
 
     def add_evidence(self, adapter_id: int, recipe_digest: str, body: Mapping[str, Any]) -> None:
-        """Add the evidence of one cook of a soup; every cook that gives the soup adds a row."""
+        """Add the evidence of one cook of a soup, and delete old evidence of the same recipe beyond MAX_EVIDENCE.
+
+        The first evidence stays, because a cook that repeats a recipe has neither trained nor verified. Each recipe
+        keeps some, because a purge of the soup removes the recipes that are in its evidence.
+        """
         values = {"adapter_id": adapter_id, "recipe_digest": recipe_digest, "evidence": dict(body)}
         self._insert(evidence, **values, created_at=now())
+        has_recipe = and_(evidence.c.adapter_id == adapter_id, evidence.c.recipe_digest == recipe_digest)
+        ids = select(evidence.c.id).where(has_recipe).order_by(evidence.c.id.desc())
+        newest_deleted = ids.offset(MAX_EVIDENCE - 1).limit(1).scalar_subquery()
+        first = select(func.min(evidence.c.id)).where(has_recipe).scalar_subquery()
+        self._delete(evidence, has_recipe, evidence.c.id <= newest_deleted, evidence.c.id > first)
 
-    def evidence(self, adapter_id: int) -> list[dict[str, Any]]:
-        """The evidence of a soup, oldest first, each with its time."""
-        query = select(evidence).where(evidence.c.adapter_id == adapter_id).order_by(evidence.c.id)
-        rows = self._connection.execute(query).mappings()
+    def evidence(self, adapter_id: int, *, most: int = MAX_EVIDENCE) -> list[dict[str, Any]]:
+        """The newest evidence of a soup, at most `most`, oldest first, each with its time."""
+        query = select(evidence).where(evidence.c.adapter_id == adapter_id).order_by(evidence.c.id.desc()).limit(most)
+        rows = reversed(self._connection.execute(query).mappings().all())
         return [{**row["evidence"], "created_at": row["created_at"].isoformat()} for row in rows]
 
     def chosen_by(self, selector: str, visible: Namespaces, *, most: int) -> list[str]:

@@ -198,7 +198,7 @@ def _earlier_outcome(job: CookJob, start: Mixed, recipe: Recipe) -> Outcome | No
     registry = job.registry
     with registry.database.read() as catalogue:
         row = catalogue.adapters.find_by_recipe(job.caller.namespaces, recipe.digest)
-        stored = [] if row is None else catalogue.soups.evidence(row.id)
+        stored = [] if row is None else catalogue.soups.evidence(row.id, most=1)
     if row is None or not stored or not registry.blobs.is_whole(row.weights_blob):
         return None
     data = registry.blobs.read(row.weights_blob)

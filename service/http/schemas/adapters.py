@@ -141,6 +141,8 @@ class Lineage(Wire):
     parents: list[Parent]
     children: list[Child]
     evidence: list[dict[str, Any]]
+    """At most 50, oldest first. Of the cooks of a soup by one recipe, the server keeps the evidence of the first and of
+    the newest 49."""
 
 
 class Purged(Wire):

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from registry.catalogue.rows import EmbeddingRow
+from registry.catalogue.soups import MAX_EVIDENCE
 from registry.names import sha256_digest
 from registry.spec import MixReport, Recipe, RecipeIngredient
 from tests.registry.catalogue_rows import BASE, add
@@ -122,6 +123,23 @@ class TestLineage:
         assert all(one["created_at"].endswith("+00:00") for one in found)
         with pytest.raises(IntegrityError):
             catalogue.soups.add_evidence(soup.id, sha256_digest(b"?"), {})
+
+    def test_evidence_is_that_of_the_first_and_the_newest_cooks(self, catalogue):
+        recipe = recipe_of(add(catalogue, "acme/a").digest)
+        same = recipe_of(add(catalogue, "acme/b").digest)  # another recipe that gives the same soup
+        soup, other = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", same)
+        for row in (soup, other):
+            catalogue.soups.add_evidence(row.id, same.digest, {"selector": "sel-same"})
+        for number in range(MAX_EVIDENCE + 3):
+            catalogue.soups.add_evidence(soup.id, recipe.digest, {"selector": f"sel-{number}"})
+        selectors = [one["selector"] for one in catalogue.soups.evidence(soup.id)]
+        assert selectors == ["sel-0", *(f"sel-{number}" for number in range(4, MAX_EVIDENCE + 3))]
+        assert [one["selector"] for one in catalogue.soups.evidence(soup.id, most=1)] == selectors[-1:]
+        assert [one["selector"] for one in catalogue.soups.evidence(other.id)] == ["sel-same"]
+        catalogue.adapters.retire(other.id)
+        for row in (other, soup):  # each recipe has evidence of the soup until its purge, which finds recipes by it
+            catalogue.removals.purge(catalogue.adapters.get(row.id))
+        assert catalogue.soups.recipe(same.digest) is None
 
 
 class TestEmbeddings:
