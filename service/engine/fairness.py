@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from registry.errors import Busy
@@ -19,7 +20,7 @@ ASSUMED_TOKENS = 512
 RECENT_SECONDS = 5.0
 """How long after its last request a key is expected to send another."""
 MAX_OVERLOAD = 2
-"""Factor by which the limits are exceeded at most, for the sake of keys that have little in the engine."""
+"""Multiple of the limits up to which keys below their share are admitted; each key counts for at most one limit."""
 
 
 def remaining_tokens(group: SequenceGroup) -> int:
@@ -37,7 +38,7 @@ class AdmissionControl:
     """Limits of what the engine holds at once: `max_requests`, with `max_tokens` tokens still to compute.
 
     While a limit is reached, a key that uses its equal share of it is refused. A key below its share is still admitted,
-    so that no key can block another. A list of requests is admitted as a whole.
+    so that no key can block another. A list of requests is admitted as a whole, whatever its size.
     """
 
     def __init__(self, max_requests: int, max_tokens: float = math.inf) -> None:
@@ -50,19 +51,22 @@ class AdmissionControl:
 
     def check(self, groups: Collection[SequenceGroup], owner: Owner, retry_after: Callable[[int], int]) -> None:
         """Raise Busy if a key has to wait; `retry_after` returns the seconds that a number of tokens takes."""
-        tokens_by_group = {group: remaining_tokens(group) for group in groups}
-        tokens = sum(tokens_by_group.values())
-        load = self._load(len(groups), tokens)
-        if load < 1:
+        requests_by_key: Counter[Owner] = Counter()
+        tokens_by_key: Counter[Owner] = Counter()
+        for group in groups:
+            requests_by_key[group.owner] += 1
+            tokens_by_key[group.owner] += remaining_tokens(group)
+        tokens = tokens_by_key.total()
+        if self._load(len(groups), tokens) < 1:
             return
-        owned = [tokens_by_group[group] for group in groups if group.owner == owner]
-        owners = {group.owner for group in groups} | {owner}
-        if load < MAX_OVERLOAD and self._load(len(owned), sum(owned)) * len(owners) < 1:
+        owners = {*requests_by_key, owner}
+        is_below_share = self._load(requests_by_key[owner], tokens_by_key[owner]) * len(owners) < 1
+        if is_below_share and not self._is_overloaded(requests_by_key, tokens_by_key):
             return
         excess_requests = max(len(groups) - self.max_requests + 1, 1)
         excess_tokens = 0 if self.max_tokens == math.inf else math.ceil(tokens - self.max_tokens)
         seconds = retry_after(max(math.ceil(tokens * excess_requests / len(groups)), excess_tokens))
-        of_this_key = f", {len(owned)} of them of this key" if len(owned) < len(groups) else ""
+        of_this_key = f", {requests_by_key[owner]} of them of this key" if requests_by_key[owner] < len(groups) else ""
         or_tokens = "" if self.max_tokens == math.inf else f" or {self.max_tokens} tokens"
         raise Busy(
             f"The engine holds {len(groups)} requests{of_this_key}, with {tokens} tokens to compute; its limit is "
@@ -70,7 +74,16 @@ class AdmissionControl:
             retry_after=seconds,
         )
 
-    def _load(self, requests: int, tokens: int) -> float:
+    def _is_overloaded(self, requests_by_key: Counter[Owner], tokens_by_key: Counter[Owner]) -> bool:
+        """Return True if no key is admitted any more, so that memory is bounded for any number of keys.
+
+        A key may hold more than a limit, since a single request may. It counts for one limit, and blocks no other key.
+        """
+        requests = sum(min(count, self.max_requests) for count in requests_by_key.values())
+        tokens = sum(min(count, self.max_tokens) for count in tokens_by_key.values())
+        return self._load(requests, tokens) >= MAX_OVERLOAD
+
+    def _load(self, requests: int, tokens: float) -> float:
         return max(requests / self.max_requests, 0.0 if self.max_tokens == math.inf else tokens / self.max_tokens)
 
 

@@ -154,6 +154,33 @@ def test_a_few_large_requests_fill_it_too() -> None:
     queue.check(held, "other", lambda _: 1)
 
 
+LARGE = {
+    "tokens": [score(2500, owner="large")],
+    "choices": [generate(length=4, n=16, tokens=600, owner="large")],
+    "requests": [generate(length=1, tokens=1, owner="large")] * 50,
+}
+"""Requests of one key that are more than twice the limit of 20 requests, or of 1000 tokens."""
+
+
+@pytest.mark.parametrize("large", LARGE.values(), ids=LARGE)
+def test_requests_beyond_twice_the_limits_do_not_shut_other_keys_out(large: list[Request]) -> None:
+    queue, held = AdmissionControl(20, max_tokens=1000), live(*large)
+    with pytest.raises(Busy):
+        queue.check(held, "large", lambda _: 1)
+    for owner in ("small", None, "third"):
+        queue.check(held, owner, lambda _: 1)
+        held += live(generate(owner=owner))
+
+
+def test_large_requests_of_several_keys_are_not_held_without_end() -> None:
+    queue, held = AdmissionControl(256, max_tokens=1000), []
+    for number in range(MAX_OVERLOAD):
+        queue.check(held, f"key-{number}", lambda _: 1)
+        held += live(score(5000, owner=f"key-{number}"))
+    with pytest.raises(Busy):
+        queue.check(held, "one-more", lambda _: 1)
+
+
 def test_what_is_left_of_a_request_is_the_sum_of_its_choices_before_and_after_it_begins() -> None:
     simulation = simulation_of(rows=2)
     [group] = simulation.add([generate(n=5, tokens=7)])
