@@ -1,7 +1,8 @@
 """Mixtures of adapters that requests name, and that are not stored.
 
 A mixture is mixed once for all concurrent requests that name it. The engine's adapter cache keeps its tensors. This
-module only keeps its identity, and mixes it again after that cache has evicted it.
+module keeps its identity, and the tensors of the last few mixtures until the engine loads them. Others are mixed again
+when the engine loads them.
 """
 
 from __future__ import annotations
@@ -18,33 +19,27 @@ from registry.cook.mix import PlannedRecipe
 
 REMEMBERED_MIXTURES = 1024
 """Maximum number of mixtures; the least recently used is dropped first."""
+UNLOADED_MIXTURES = 4
+"""Maximum number of mixtures whose tensors are kept for their first load; the oldest are dropped first."""
 MIXING_THREADS = 2
 """Mixtures that are mixed at once; other requests wait."""
 
 
 @dataclass(frozen=True)
-class _Mixed:
-    """A mixture that was mixed: its digest and size, and its tensors for the first load."""
+class _Identity:
+    """The digest and the size of a mixture that was mixed."""
 
     digest: str
     size_bytes: int
-    tensors: list[Tensors]
-
-    def adapter(self, planned: PlannedRecipe) -> LoadableAdapter:
-        return LoadableAdapter(self.digest, planned.config, partial(self._load, planned), self.size_bytes)
-
-    def _load(self, planned: PlannedRecipe) -> Tensors:
-        try:
-            return self.tensors.pop()
-        except IndexError:
-            return planned.mix_tensors()
 
 
 class Mixtures:
     """The adapters of recipes that are not stored."""
 
     def __init__(self) -> None:
-        self._mixed: OrderedDict[str, Future[_Mixed]] = OrderedDict()
+        # both by the recipe's digest
+        self._mixed: OrderedDict[str, Future[_Identity]] = OrderedDict()
+        self._unloaded: OrderedDict[str, Tensors] = OrderedDict()
         self._lock = threading.Lock()
         self._mixing = threading.BoundedSemaphore(MIXING_THREADS)
 
@@ -63,14 +58,28 @@ class Mixtures:
                 self._mixed.popitem(last=False)
         if is_new:
             self._mix(planned, future)
-        return future.result().adapter(planned)
+        identity = future.result()
+        return LoadableAdapter(identity.digest, planned.config, partial(self._load, planned), identity.size_bytes)
 
-    def _mix(self, planned: PlannedRecipe, future: Future[_Mixed]) -> None:
+    def _mix(self, planned: PlannedRecipe, future: Future[_Identity]) -> None:
         try:
             with self._mixing:
                 tensors = planned.mix_tensors()
-            future.set_result(_Mixed(planned.digest_of(tensors), size_in_bytes(tensors), [tensors]))
+            identity = _Identity(planned.digest_of(tensors), size_in_bytes(tensors))
+            self._keep_for_first_load(planned, tensors)
+            future.set_result(identity)
         except BaseException as error:
             with self._lock:
                 self._mixed.pop(planned.recipe.digest, None)
             future.set_exception(error)
+
+    def _keep_for_first_load(self, planned: PlannedRecipe, tensors: Tensors) -> None:
+        with self._lock:
+            self._unloaded[planned.recipe.digest] = tensors
+            if len(self._unloaded) > UNLOADED_MIXTURES:  # of requests that wait, were refused, or need no load
+                self._unloaded.popitem(last=False)
+
+    def _load(self, planned: PlannedRecipe) -> Tensors:
+        with self._lock:
+            tensors = self._unloaded.pop(planned.recipe.digest, None)
+        return planned.mix_tensors() if tensors is None else tensors

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from registry.cook import mix
 from service.access.keys import Principal
@@ -16,7 +19,7 @@ from service.http.models.metering import split
 from service.http.models.mixture_names import mixture_name, parse_mixture
 from service.http.models.named_models import resolve_model
 from service.http.schemas.wire import MixedAdapter
-from service.mixtures import Mixtures
+from service.mixtures import UNLOADED_MIXTURES, Mixtures
 from tests.service.answers import refusal
 from tests.service.servers import BASE_ID, DECLARED, World
 
@@ -128,6 +131,34 @@ def test_a_mixture_is_mixed_once_however_many_ask_for_it(stocked: World, monkeyp
     assert mixtures.adapter(again) == adapters[0]
     assert [adapter.digest for adapter in adapters] == [adapters[0].digest] * 4
     assert len(count) == 1
+
+
+def test_mixtures_of_refused_requests_do_not_stay_in_memory(stocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed: list[weakref.ref[Tensor]] = []
+    real = mix.PlannedRecipe.mix_tensors
+
+    def watched(planned: mix.PlannedRecipe) -> Any:
+        tensors = real(planned)
+        mixed.append(weakref.ref(next(iter(tensors.values()))))
+        return tensors
+
+    monkeypatch.setattr(mix.PlannedRecipe, "mix_tensors", watched)
+    for number in range(3 * UNLOADED_MIXTURES):
+        model = f"acme/law*{number + 1}+acme/plain*100"
+        assert "max_tokens" in refusal(complete(stocked, model=model, max_tokens=100_000))
+    gc.collect()
+    assert len(mixed) == 3 * UNLOADED_MIXTURES
+    assert sum(tensor() is not None for tensor in mixed) <= UNLOADED_MIXTURES
+
+
+def test_a_mixture_whose_tensors_were_dropped_before_its_first_load_is_mixed_again(stocked: World) -> None:
+    mixtures = Mixtures()
+    plans = [
+        resolve_model(stocked.runtime.services, ADMIN, f"acme/law*{number + 1}+acme/plain*200").planned
+        for number in range(UNLOADED_MIXTURES + 1)
+    ]
+    adapters = [(plan, mixtures.adapter(plan)) for plan in plans if plan is not None]
+    assert [plan.digest_of(adapter.load()) for plan, adapter in adapters] == [a.digest for _, a in adapters]
 
 
 def test_one_that_cannot_be_mixed_is_tried_again_the_next_time(stocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
