@@ -114,3 +114,12 @@ def check_fingerprint(entry: BaseEntry, fingerprint: str, *, expected: str) -> N
             f"The base model in {entry.source} has fingerprint {fingerprint} instead of {expected}: every "
             "machine needs the same files."
         )
+
+
+def check_unchanged(entry: BaseEntry, fingerprint: str, *, first: str) -> None:
+    """Raises Unavailable for files with another fingerprint than the `first` one that this process read."""
+    if fingerprint != first:
+        raise Unavailable(
+            f"Base model {entry.id!r} was replaced after it was first read (its fingerprint is {fingerprint[:19]} "
+            f"instead of {first[:19]}): restart the server."
+        )

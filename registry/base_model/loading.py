@@ -29,7 +29,7 @@ from registry.base_model.architecture import (
 from registry.base_model.build_lock import BUILDING, quiet
 from registry.base_model.chat_template import generation_ends, turn_end, use_template
 from registry.base_model.checks import check_loaded
-from registry.base_model.fingerprint import CONFIG, TOKENIZER, fingerprint, weight_files
+from registry.base_model.fingerprint import CONFIG, TOKENIZER, check_unchanged, fingerprint, weight_files
 from registry.base_model.likelihood import without_bos
 from registry.errors import InvalidParameter, Unavailable
 from registry.spec import BaseEntry, BaseShape, Passage, full_text
@@ -150,10 +150,13 @@ def load_base(entry: BaseEntry, *, cache_dir: Path | None = None, text: BaseText
     """The base model in eval mode, without gradients, on its device, checked on a few tokens; raises Unavailable.
 
     `cache_dir` caches fingerprints by the size and time of the files they were computed from. `text` is its text side
-    where that is in memory; it is read again if the files have changed.
+    where that is in memory; Unavailable is also raised if the files were replaced since it was read.
     """
-    if text is None or fingerprint(source_folder(entry), cache_dir=cache_dir) != text.shape.fingerprint:
+    if text is None:
         text = load_text(entry, cache_dir=cache_dir)
+    else:
+        current = fingerprint(source_folder(entry), cache_dir=cache_dir)
+        check_unchanged(entry, current, first=text.shape.fingerprint)
     with BUILDING, _loading(entry), quiet(reports=entry.kind == "causal"):
         model, report = _from_pretrained(source_folder(entry), entry)
         model.to(torch.device(entry.device)).eval().requires_grad_(False)

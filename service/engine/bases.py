@@ -1,7 +1,8 @@
 """The base models of the operator's allowlist, as the engine's source of weights.
 
 Built by the runtime. Tokenizers, shapes and sizes are read once and cached; weights are loaded at every request of the
-engine, which checks them before it serves from them.
+engine, which checks them before it serves from them. Adapters belong to the fingerprint of the cached shape, so files
+that were replaced later are refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from registry.base_model import BaseText, LoadedBase, load_base, load_text, shape_of, weight_bytes
+from registry.base_model.fingerprint import check_unchanged
 from registry.errors import NotFound
 from registry.spec import BaseEntry, BaseShape
 from service.engine.onednn_linear import can_reorder
@@ -34,7 +36,7 @@ class AllowedBases:
 
     def text(self, base_id: str) -> BaseText:
         """Tokenizer and shape of a base model."""
-        return self._cached(self._texts, base_id, lambda entry: load_text(entry, cache_dir=self._cache_dir))
+        return self._cached(self._texts, base_id, self._read_text)
 
     def shape(self, base_id: str) -> BaseShape:
         """Shape of a base model, which its adapters must fit."""
@@ -47,6 +49,13 @@ class AllowedBases:
     def load(self, base_id: str) -> LoadedBase:
         """A base model, newly loaded."""
         return load_base(self._entry(base_id), cache_dir=self._cache_dir, text=self.text(base_id))
+
+    def _read_text(self, entry: BaseEntry) -> BaseText:
+        """The text side, of the same files as the cached shape. Called under the base model's lock."""
+        text = load_text(entry, cache_dir=self._cache_dir)
+        shape = self._shapes.setdefault(entry.id, text.shape)
+        check_unchanged(entry, text.shape.fingerprint, first=shape.fingerprint)
+        return text
 
     def _cached(self, cache: dict[str, Value], base_id: str, read: Callable[[BaseEntry], Value]) -> Value:
         """The cached value for a base model; read by the first caller, while others wait."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from registry.errors import Unavailable
 from registry.spec import BaseEntry
-from service.engine.bases import loaded_weight_bytes
+from service.engine.bases import AllowedBases, loaded_weight_bytes
 from tests.service.answers import answered, refusal
 from tests.service.cluster import ended
 from tests.service.passages import passages
@@ -28,14 +31,18 @@ def sources(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     return {"tiny": tiny_base_dir, "lima": build_tiny_base(lima, seed=1, model_type="llama", vocab_size=270)}
 
 
+def budget_of_one(sources: dict[str, Path]) -> int:
+    """Bytes of memory that hold any one of two base models, and never both."""
+    sizes = [loaded_weight_bytes(BaseEntry(id=name, source=str(path))) for name, path in sources.items()]
+    return max(sizes) + min(sizes) // 2
+
+
 @pytest.fixture(scope="module")
 def world(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """Adapters of the same names' domains on both bases, with samples, embedded."""
     folder = tmp_path_factory.mktemp("two")
-    sizes = [loaded_weight_bytes(BaseEntry(id=name, source=str(path))) for name, path in sources.items()]
-    budget = max(sizes) + min(sizes) // 2
     bases = write_bases(folder / "bases.toml", sources)
-    for world in open_world(folder / "data", bases, memory_bytes=budget, ready_seconds=0):
+    for world in open_world(folder / "data", bases, memory_bytes=budget_of_one(sources), ready_seconds=0):
         for base_id in BASES:
             for seed, domain in enumerate(DOMAINS):
                 pushed = world.push(
@@ -128,3 +135,34 @@ def test_a_pool_is_over_one_base(world: World) -> None:
         )
         assert soup.status_code in {200, 201}, soup.text
         assert soup.json()["recipe"]["base_fingerprint"] == world.runtime.bases[base_id].shape.fingerprint
+
+
+def replace_weights(folder: Path) -> None:
+    """Other weights in the files of a base model."""
+    file = folder / "model.safetensors"
+    tensors = {name: tensor + 0.1 for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def test_a_base_model_whose_files_were_replaced_is_not_loaded_again(sources: dict[str, Path], tmp_path: Path) -> None:
+    copies = {name: Path(shutil.copytree(path, tmp_path / name)) for name, path in sources.items()}
+    bases = write_bases(tmp_path / "bases.toml", copies)
+    for world in open_world(tmp_path / "data", bases, memory_bytes=budget_of_one(copies)):
+        world.push("tiny/court", base_model="tiny")
+        complete(world, "tiny/court")
+        complete(world, "lima")
+        replace_weights(copies["tiny"])
+        for model in ("tiny/court", "tiny"):
+            answer = post(world, "/v1/completions", model=model, prompt=PROMPT, max_tokens=1)
+            assert "'tiny' was replaced" in refusal(answer, 503)
+        complete(world, "lima")
+
+
+def test_the_tokenizer_of_a_base_model_is_of_the_same_files_as_its_shape(tiny_base_dir: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_base_dir, tmp_path / "tiny"))
+    bases = AllowedBases({"tiny": BaseEntry(id="tiny", source=str(folder))}, None)
+    first = bases.shape("tiny")
+    replace_weights(folder)
+    with pytest.raises(Unavailable, match="'tiny' was replaced"):
+        bases.text("tiny")
+    assert bases.shape("tiny") == first
