@@ -99,8 +99,8 @@ class LoraCache:
                     f"{row['ref']} is a bottleneck of the kind '{kind}'; this engine serves "
                     f"{', '.join(self._kinds) or 'none'}: start it with SOUP_VLLM_BOTTLENECKS={kind}."
                 )
-        elif config["method"] != "lora" or config["pruned"]:
-            kind = f"{'pruned ' if config['pruned'] else ''}{config['method']}"
+        elif config["method"] != "lora" or config.get("pruned"):  # not all methods have the field
+            kind = f"{'pruned ' if config.get('pruned') else ''}{config['method']}"
             raise Incompatible(
                 f"{row['ref']} is of the kind '{kind}'; this engine loads bottlenecks, and LoRAs that are not pruned."
             )

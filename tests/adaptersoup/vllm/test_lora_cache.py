@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import tomllib
@@ -17,13 +18,37 @@ from adaptersoup.client.client import SoupClient
 from adaptersoup.vllm import lora_cache
 from adaptersoup.vllm.lora_cache import LoraCache
 from adaptersoup.vllm.lora_files import ARCHITECTURES, lora_files
+from registry.adapters import STRUCTURES
+from registry.adapters.weights import save_tensors
 from registry.errors import DigestMismatch, Incompatible, SoupError, Unavailable
-from registry.spec import BaseEntry, BottleneckConfig
+from registry.spec import (
+    AdapterConfig,
+    BankConfig,
+    BaseEntry,
+    BottleneckConfig,
+    FusionConfig,
+    HeadConfig,
+    LoraConfig,
+    PrefixConfig,
+    UnionConfig,
+)
+from tests.registry.pruned_adapters import sparse
+from tests.registry.random_adapters import drawn
 from tests.repository import REPOSITORY
+from tests.service.lora_pushes import CONFIG as LORA_CONFIG
 from tests.service.lora_pushes import lora_weights, push_lora
 from tests.service.servers import BASE_ID, CONFIG, Live, adapter_weights, open_live, open_world, write_bases
 
 WEIGHTS = "adapter_model.safetensors"
+LORA = LoraConfig.model_validate(LORA_CONFIG)
+OTHERS: dict[str, AdapterConfig] = {
+    "prefix": PrefixConfig(length=3),
+    "head": HeadConfig(task="classification", labels=("no", "yes")),
+    "union": UnionConfig(members=(PrefixConfig(length=3), CONFIG)),
+    "fusion": FusionConfig(member=CONFIG, members=2),
+    "adamix": BankConfig(expert=CONFIG, experts=2),
+}
+"""Configurations by method, for all methods that vLLM does not load."""
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +140,27 @@ def test_another_kind_and_another_base_are_refused(live: Live, cache: LoraCache,
         with pytest.raises(Incompatible, match="adapter of base model 'tiny', and this engine serves 'large'"):
             other.lora("acme/law")
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("method", sorted(STRUCTURES.keys() - {"bottleneck", "lora"}))
+def test_every_method_but_bottlenecks_and_loras_is_refused(
+    live: Live, cache: LoraCache, tmp_path: Path, method: str
+) -> None:
+    config = OTHERS[method]
+    weights = save_tensors(drawn(config, live.world.runtime.bases[BASE_ID].shape))
+    files = {WEIGHTS: {"base64": base64.b64encode(weights).decode()}}
+    live.world.push(f"acme/{method}", config=config.model_dump(mode="json"), files=files)
+    with pytest.raises(Incompatible, match=f"'{method}'; this engine loads bottlenecks, and LoRAs that are not pruned"):
+        cache.lora(f"acme/{method}")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_pruned_lora_is_refused(live: Live, cache: LoraCache) -> None:
+    config, tensors = sparse(LORA, 1, tensors=drawn(LORA, live.world.runtime.bases[BASE_ID].shape))
+    files = {WEIGHTS: {"base64": base64.b64encode(save_tensors(tensors)).decode()}}
+    live.world.push("acme/sparse", config=config.model_dump(mode="json"), files=files)
+    with pytest.raises(Incompatible, match="'pruned lora'; this engine loads bottlenecks"):
+        cache.lora("acme/sparse")
 
 
 def test_other_bytes_than_were_meant_leave_nothing(
