@@ -9,6 +9,8 @@ from sqlalchemy import and_, exists, func, literal, or_, select
 from registry.catalogue.repository import TableGateway, now
 from registry.catalogue.rows import Namespaces
 from registry.catalogue.tables import (
+    HAS_TEXT,
+    LIVE,
     adapters,
     blob_grants,
     blob_removals,
@@ -53,7 +55,7 @@ class Blobs(TableGateway):
         version = (adapters.c.namespace, adapters.c.name, adapters.c.version)
         newest = (adapters.c.namespace, adapters.c.name, adapters.c.version.desc())
         weights = select(*version).where(adapters.c.weights_blob == digest)
-        sample = select(*version).where(adapters.c.sample_digest == digest)
+        sample = select(*version).where(adapters.c.sample_digest == digest, HAS_TEXT)
         embedded = select(*version).join(embeddings, embeddings.c.sample_digest == adapters.c.sample_digest)
         has_statistic = and_(
             statistics.c.adapter_digest == adapters.c.digest, statistics.c.sample_digest == adapters.c.sample_digest
@@ -93,8 +95,8 @@ class Blobs(TableGateway):
     def is_visible(self, visible: Namespaces, digest: str) -> bool:
         """Return True if a visible namespace uploaded the blob, or has an adapter whose weights or sample it is.
 
-        A sample is visible through live adapters only; weights also through retired ones, since soups are rebuilt of
-        them.
+        A sample is visible through live adapters that have its text, not through soups cooked for it; weights also
+        through retired ones, since soups are rebuilt of them.
         """
         if visible is None:
             return self._exists(blobs.c.digest == digest)
@@ -102,7 +104,7 @@ class Blobs(TableGateway):
         owned = exists().where(
             or_(
                 adapters.c.weights_blob == digest,
-                and_(adapters.c.sample_digest == digest, adapters.c.retired_at.is_(None)),
+                and_(adapters.c.sample_digest == digest, HAS_TEXT, LIVE),
             ),
             adapters.c.namespace.in_(visible),
         )

@@ -10,7 +10,17 @@ from sqlalchemy import and_, func, or_, select, union
 
 from registry.catalogue.jobs import ACTIVE
 from registry.catalogue.repository import TableGateway
-from registry.catalogue.tables import adapters, blob_grants, blob_uploads, blobs, embeddings, jobs, limits, statistics
+from registry.catalogue.tables import (
+    HAS_TEXT,
+    adapters,
+    blob_grants,
+    blob_uploads,
+    blobs,
+    embeddings,
+    jobs,
+    limits,
+    statistics,
+)
 from registry.spec.limits import LimitKind, UseLimits
 
 NUMBERS = tuple(UseLimits.model_fields)
@@ -53,7 +63,7 @@ class UseLimitRows(TableGateway):
         digests = union(
             uploaded,
             select(adapters.c.weights_blob).where(is_owned),
-            select(adapters.c.sample_digest).where(is_owned, adapters.c.sample_digest.is_not(None)),
+            select(adapters.c.sample_digest).where(is_owned, HAS_TEXT),
             vectors.where(is_owned),
             select(statistics.c.blob_digest).join(adapters, has_statistic).where(is_owned),
         )

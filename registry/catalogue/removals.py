@@ -28,6 +28,7 @@ from registry.catalogue.evaluations import evaluations
 from registry.catalogue.repository import TableGateway, now, seen_by
 from registry.catalogue.rows import AdapterRow, Namespaces
 from registry.catalogue.tables import (
+    HAS_TEXT,
     adapter_tags,
     adapters,
     aliases,
@@ -275,11 +276,11 @@ def _points_at(row: AdapterRow) -> ColumnElement[bool]:
 
 
 def _referring_versions(digest: str) -> Select[tuple[int]]:
-    """Versions whose weights, sample or embeddings are this blob."""
+    """Versions whose weights, text of the sample or embeddings are this blob."""
     embedded = select(embeddings.c.sample_digest).where(embeddings.c.blob_digest == digest)
     return select(adapters.c.id).where(
         (adapters.c.weights_blob == digest)
-        | (adapters.c.sample_digest == digest)
+        | and_(adapters.c.sample_digest == digest, HAS_TEXT)
         | adapters.c.sample_digest.in_(embedded)
     )
 
@@ -288,7 +289,7 @@ def _unreferenced() -> list[ColumnElement[bool]]:
     """The conditions that no row refers to a blob."""
     return [
         ~exists().where(adapters.c.weights_blob == blobs.c.digest),
-        ~exists().where(adapters.c.sample_digest == blobs.c.digest),
+        ~exists().where(adapters.c.sample_digest == blobs.c.digest, HAS_TEXT),
         ~exists().where(embeddings.c.blob_digest == blobs.c.digest),
         ~exists().where(selectors.c.state_blob == blobs.c.digest),
         ~exists().where(recipes.c.weights_blob == blobs.c.digest),

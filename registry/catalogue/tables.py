@@ -122,6 +122,7 @@ adapters = Table(
     sqlite_autoincrement=True,  # jobs and selectors keep ids of purged versions: no id is given again
 )
 LIVE = adapters.c.retired_at.is_(None)
+HAS_TEXT = adapters.c.sample["has_text"].as_boolean()  # else `sample_digest` names vectors alone, and no blob
 for column in ("namespace", "name", "domain", "base_model", "method", "kind", "owner"):  # filters of lists
     Index(f"ix_adapters_live_{column}", adapters.c[column], adapters.c.id, sqlite_where=LIVE, postgresql_where=LIVE)
 Index("ix_adapters_live", adapters.c.id, sqlite_where=LIVE, postgresql_where=LIVE)

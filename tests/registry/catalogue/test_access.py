@@ -91,6 +91,13 @@ class TestBlobs:
         catalogue.blobs.grant("acme", one.sample.digest)
         assert catalogue.blobs.is_visible(("acme",), one.sample.digest)
 
+    def test_a_row_that_has_only_the_digest_of_a_sample_does_not_open_its_text(self, catalogue):
+        owner = add(catalogue, "acme/law", sample=sample_of("law"), sample_state="ready")
+        add(catalogue, "beta/soup", digest="soup", sample=sample_of("law", has_text=False), sample_state="ready")
+        assert catalogue.blobs.is_visible(("acme",), owner.sample.digest)
+        assert not catalogue.blobs.is_visible(("beta",), owner.sample.digest)
+        assert catalogue.blobs.references(owner.sample.digest) == ["sample of acme/law@1"]
+
     def test_the_same_bytes_in_another_namespace_open_nothing_else(self, catalogue):
         theirs = add(catalogue, "other/law", digest="d", sample=sample_of("theirs"), sample_state="ready")
         mine = add(catalogue, "acme/law", digest="d", sample=sample_of("mine"), sample_state="ready")

@@ -13,7 +13,7 @@ from registry.names import sha256_digest
 from registry.quotas import check_jobs, check_stored
 from registry.spec import DefaultLimits, UseLimits
 from tests.registry.catalogue.test_paging import all_rows
-from tests.registry.catalogue_rows import add
+from tests.registry.catalogue_rows import add, sample_of
 from tests.registry.together import together
 
 NONE = DefaultLimits()
@@ -51,6 +51,18 @@ def test_each_byte_counts_once(database: Database) -> None:
         catalogue.adapters.retire(row.id)
         assert catalogue.limits.adapters("namespace", "acme") == 0
         assert catalogue.limits.stored_bytes("namespace", "acme") == of_key
+
+
+def test_text_that_a_soup_has_only_the_digest_of_is_charged_to_those_who_keep_it(database: Database) -> None:
+    with database.write() as catalogue:
+        sample = sample_of("law")
+        add(catalogue, "acme/law", digest="law", sample=sample, sample_state="ready", created_by="key-1")
+        catalogue.blobs.record(sample.digest, 1000)
+        without = sample_of("law", has_text=False)
+        add(catalogue, "beta/soup", digest="soup", sample=without, sample_state="ready", created_by="key-2")
+        for kind, keeper, other in (("key", "key-1", "key-2"), ("namespace", "acme", "beta")):
+            assert catalogue.limits.stored_bytes(kind, keeper) >= 1000
+            assert catalogue.limits.stored_bytes(kind, other) < 1000
 
 
 @pytest.mark.parametrize(("kind", "subject"), [("key", "key-1"), ("namespace", "acme")])

@@ -20,8 +20,9 @@ from registry.names import temporary_name
 from registry.select.fitted import latest_selector
 from registry.select.requested import RequestedSelector
 from registry.spec import CosineSpec, PoolSpec
+from registry.spec.passage import encode_lines
 from registry.uploads.files import renew_blob
-from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
+from tests.registry.toy_registry import SHAPE, ToyRegistry, passages, sample
 
 ON_DATABASES = ("sqlite",)  # their statements are the same on each kind
 NOW = datetime.now(UTC)
@@ -80,6 +81,16 @@ class TestBlobs:
         assert collected(verbs, 7.2).files == 0
         assert collected(verbs, 7.2 + FILE_DELAY.days).files == 1
         assert not verbs.blobs.has(digest)
+
+    def test_an_uploaded_sample_goes_while_the_soup_that_was_cooked_for_it_stays(self, verbs: ToyRegistry) -> None:
+        verbs.ready_all("acme/law", "acme/tax")
+        digest = verbs.upload(encode_lines(sample("law", "tax")["texts"]))
+        cooked = verbs.row(verbs.cook(sample={"blob": digest}, name="acme/mixed").soup_id)
+        assert cooked.sample.digest == digest
+        assert collected(verbs, 7.1).blobs == 1
+        assert collected(verbs, 7.2 + FILE_DELAY.days).files == 1
+        assert not verbs.blobs.has(digest)
+        assert verbs.row(cooked.id).retired_at is None
 
     def test_nothing_is_removed_that_anything_is_made_of(self, verbs: ToyRegistry) -> None:
         """Live and retired adapters, samples, embeddings, the selector that serves, named soups and ingredients."""

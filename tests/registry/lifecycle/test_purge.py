@@ -14,7 +14,7 @@ from registry.names import parse_ref
 from registry.select.pools import gone_members
 from registry.spec import CosineSpec, PoolSpec
 from registry.stored.files import remove_files
-from tests.registry.toy_registry import SHAPE, ToyRegistry, passages
+from tests.registry.toy_registry import SHAPE, ToyRegistry, passages, sample
 
 POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
 HALF = {"method": "concat", "scale": 0.5}
@@ -121,6 +121,17 @@ def test_who_has_learnt_from_its_sample_is_named(verbs: ToyRegistry) -> None:
     purged(verbs, row)  # what was made of it has learnt from the sample all the same
     assert [one.id for one in purged(verbs, owner).tuned] == [again.soup_id, mixed.soup_id]
     assert verbs.row(law.id).ref == "acme/law@1"
+
+
+def test_a_soup_for_the_same_texts_does_not_keep_them(verbs: ToyRegistry) -> None:
+    """The soup has their digest and their vectors."""
+    verbs.ready_all("acme/law", "acme/tax")
+    owner = verbs.push("acme/both", seed=9, sample=sample("law", "tax")).row
+    soup = verbs.row(verbs.cook(sample=sample("law", "tax"), name="acme/mixed").soup_id)
+    assert soup.sample.digest == owner.sample.digest
+    purged(verbs, owner)
+    assert not verbs.blobs.has(owner.sample.digest)
+    assert not any(b"passage 7" in verbs.blobs.read(digest) for digest in verbs.blobs.digests())
 
 
 def test_an_alias_holds_it(verbs: ToyRegistry) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from registry.names import parse_ref, sha256_digest
 from tests.service.answers import answered, refusal, refusal_with_code
-from tests.service.http.stock import cook_soup
+from tests.service.http.stock import cook_soup, push_embedded
 from tests.service.servers import Soup, World
 
 TEXTS = [f"passage {number} that nobody may read any more" for number in range(30)]
@@ -90,6 +90,19 @@ def test_a_job_never_shows_another_adapter_in_place_of_a_purged_soup(world: Worl
     job = cook_and_purge(world, "cooking", headers)
     world.push("other/secret", seed=9)
     assert answered(world.client.get(job, headers=headers))["result"]["soup"] is None
+def test_a_soup_for_the_same_texts_neither_shows_nor_keeps_them(world: World) -> None:
+    push_embedded(world, "private/law", TEXTS, seed=6)
+    push_embedded(world, "private/tax", [f"tax {text}" for text in TEXTS], seed=7, domain="tax")
+    request = {"name": "shared/soup", "pool": {"namespaces": ["private"]}, "effort": "instant", "verify": False}
+    selector = {"kind": "cosine", "encoder": "base", "threshold": 0.0}
+    body = {**request, "selector": selector, "sample": {"texts": TEXTS}, "wait": 60}
+    assert answered(world.client.post("/v1/soups", json=body), 201)["model"] == "shared/soup@1"
+    reader = world.headers(world.key(["read"], ["shared"]))
+    digest = answered(world.client.get("/v1/adapters/shared/soup", headers=reader))["sample"]["digest"]
+    assert world.client.get(f"/v1/blobs/{digest}").status_code == 200
+    assert world.client.get(f"/v1/blobs/{digest}", headers=reader).status_code == 404
+    answered(purge(world, "private/law@1"))
+    assert not world.registry.blobs.has(digest)
 
 
 def test_a_collection_by_hand_is_for_admins_of_everything(world: World) -> None:
