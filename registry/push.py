@@ -6,7 +6,7 @@ them is committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from registry.adapters.weights import check_weights
@@ -41,34 +41,37 @@ class Pushed:
 def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
     """Check a manifest, store its bytes, then its row, jobs and audit entry in one transaction.
 
-    An existing adapter without an embedded sample takes the sample of this push; the owner of a name changes in any
-    case. Pools whose members change are refitted later, by the job that embeds a text where there is one. Raises
-    InvalidManifest, UnknownMethod, InvalidWeights, InvalidSample, Incompatible, NotFound (a blob), TooLarge or
-    QuotaExceeded.
+    An existing adapter takes the sample of this push if it has none that is embedded, and the weights if its own are
+    damaged; what it does not take is not stored. The owner of a name changes in any case. Pools whose members change
+    are refitted later, by the job that embeds a text where there is one. Raises InvalidManifest, UnknownMethod,
+    InvalidWeights, InvalidSample, Incompatible, NotFound (a blob), TooLarge or QuotaExceeded.
     """
     checked = _check(registry, caller, manifest)
     new = checked.new
     with registry.database.read() as catalogue:
-        exists = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest) is not None
+        existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
+    damaged = _damaged_weights(registry, new, existing)
+    with registry.database.read() as catalogue:
+        files = _files_to_store(catalogue, checked, existing, damaged)
         check_additions(
             catalogue,
             registry.quotas,
-            checked.files,
-            adapters=0 if exists else 1,
+            list(files.values()),
+            adapters=0 if existing is not None else 1,
             key_id=caller.key_id,
             namespace=new.namespace,
         )
-    repaired = _put_files(registry, checked.files)
+    repaired = _put_files(registry, files)
     with registry.database.write() as catalogue:
         for digest in repaired:
             caller.audit(catalogue, "blob.repair", digest)
-        record_bytes(registry, catalogue, new.weights_blob, checked.weights)
-        catalogue.blobs.grant(new.namespace, new.weights_blob)
+        for digest, data in files.items():  # another push may have made some of them unused: they are collected
+            catalogue.blobs.record(digest, len(data))
         existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
         if existing is None:
             pushed = _add(registry, caller, catalogue, checked)
         else:
-            pushed = _push_again(registry, caller, catalogue, checked, existing)
+            pushed = _push_again(registry, caller, catalogue, checked, existing, damaged)
     if checked.has_effect:
         return pushed
     warning = f"{pushed.row.ref} has no effect: its output is zero, so it answers as the base model alone."
@@ -87,17 +90,23 @@ class _Checked:
     has_effect: bool
 
     @property
-    def files(self) -> list[bytes]:
-        """The bytes to store: the weights, and the texts or vectors of the sample."""
+    def files(self) -> dict[str, bytes]:
+        """The files by digest: the weights, and the texts or vectors of the sample."""
+        files = {self.new.weights_blob: self.weights}
         if self.sample is None:
-            return [self.weights]
+            return files
         if self.sample.texts:
-            return [self.weights, self.sample.data]
-        return [self.weights, *(vectors.data for vectors in self.sample.vectors)]
+            return {**files, self.sample.report.digest: self.sample.data}
+        return {**files, **{sha256_digest(vectors.data): vectors.data for vectors in self.sample.vectors}}
+
+    def takes_sample(self, existing: AdapterRow) -> bool:
+        """Return True if an existing adapter takes the sample, since it has none that is or will be embedded."""
+        return self.sample is not None and existing.sample_state in ("none", "failed")
 
 
 def _add(registry: Registry, caller: Caller, catalogue: Catalogue, checked: _Checked) -> Pushed:
     """Add the row of a new adapter, with the samples that the same bytes were trained on under any name."""
+    _record_weights(registry, catalogue, checked)
     owner_change = _owner_change(catalogue, checked.new)
     learnt = tuple(sorted(catalogue.adapters.training_samples([checked.new.digest])))
     row = catalogue.adapters.add(replace(checked.new, learnt_from=learnt))
@@ -105,20 +114,32 @@ def _add(registry: Registry, caller: Caller, catalogue: Catalogue, checked: _Che
 
 
 def _push_again(
-    registry: Registry, caller: Caller, catalogue: Catalogue, checked: _Checked, existing: AdapterRow
+    registry: Registry,
+    caller: Caller,
+    catalogue: Catalogue,
+    checked: _Checked,
+    existing: AdapterRow,
+    damaged: str | None,
 ) -> Pushed:
-    """Change the owner of an existing adapter's name, and attach the sample if none is embedded."""
+    """Change the owner of an existing adapter, replace its `damaged` weights, add the sample if none is embedded."""
     new, sample = checked.new, checked.sample
-    owner_change = _owner_change(catalogue, new)
-    takes_sample = sample is not None and existing.sample_state in ("none", "failed")
+    changes = _owner_change(catalogue, new)
+    takes_sample = checked.takes_sample(existing)
     warnings = _ignored_fields(existing, new, checked.manifest, takes_sample)
     row = existing if new.owner is None else catalogue.adapters.set_owner(existing, new.owner)
+    if row.weights_blob == new.weights_blob:
+        _record_weights(registry, catalogue, checked)
+    elif row.weights_blob == damaged:
+        _record_weights(registry, catalogue, checked)
+        row = catalogue.adapters.replace_weights(row.id, new.weights_blob)
+        changes["weights_blob"] = new.weights_blob
+        check_stored(catalogue, registry.quotas, "stored_bytes", key_id=caller.key_id, namespaces=[row.namespace])
     if sample is None or not takes_sample:
-        if owner_change:
-            caller.audit(catalogue, "adapter.change", row.ref, digest=row.digest, **owner_change)
+        if changes:
+            caller.audit(catalogue, "adapter.change", row.ref, digest=row.digest, **changes)
         return Pushed(row, created=False, warnings=warnings)
     row = catalogue.adapters.attach_sample(row.id, sample.report)
-    pushed = _record_push(registry, caller, catalogue, checked, row, owner_change, created=False)
+    pushed = _record_push(registry, caller, catalogue, checked, row, changes, created=False)
     return replace(pushed, warnings=(*pushed.warnings, *warnings))
 
 
@@ -128,7 +149,7 @@ def _record_push(
     catalogue: Catalogue,
     checked: _Checked,
     row: AdapterRow,
-    owner_change: Mapping[str, str | None],
+    changes: Mapping[str, str],
     *,
     created: bool,
 ) -> Pushed:
@@ -138,7 +159,7 @@ def _record_push(
         enqueue_refits(catalogue, row, created_by=caller.key_id, refits=registry.refits)
     quotas: tuple[StorageQuota, ...] = ("stored_bytes", "adapters") if created else ("stored_bytes",)
     check_stored(catalogue, registry.quotas, *quotas, key_id=caller.key_id, namespaces=[row.namespace])
-    caller.audit(catalogue, "adapter.push", row.ref, digest=row.digest, **owner_change)
+    caller.audit(catalogue, "adapter.push", row.ref, digest=row.digest, **changes)
     notes = () if checked.sample is None else checked.sample.report.notes
     return Pushed(catalogue.adapters.get(row.id), created=created, job=job, warnings=notes)
 
@@ -264,15 +285,46 @@ def _weights_bytes(registry: Registry, caller: Caller, manifest: Manifest) -> by
     return read_file(registry, caller, manifest.files[WEIGHTS_FILE], field=WEIGHTS_FILE, max_bytes=max_bytes)
 
 
-def _put_files(registry: Registry, files: Iterable[bytes]) -> list[str]:
+def _damaged_weights(registry: Registry, new: NewAdapter, existing: AdapterRow | None) -> str | None:
+    """The blob of an existing adapter's weights if it is damaged and the push has another file of them; else None."""
+    if existing is None or existing.weights_blob == new.weights_blob:
+        return None
+    return None if registry.blobs.is_whole(existing.weights_blob) else existing.weights_blob
+
+
+def _files_to_store(
+    catalogue: Catalogue, checked: _Checked, existing: AdapterRow | None, damaged: str | None
+) -> dict[str, bytes]:
+    """The files of a push by digest, without those that an existing adapter does not take.
+
+    Files that it has already are stored again, which repairs damaged ones.
+    """
+    files, weights = checked.files, {checked.new.weights_blob}
+    if existing is None:
+        return files
+    accepted = {existing.weights_blob} | catalogue.samples.blobs(existing.sample)
+    if damaged is not None:
+        accepted |= weights
+    if checked.takes_sample(existing):
+        accepted |= files.keys() - weights
+    return {digest: data for digest, data in files.items() if digest in accepted}
+
+
+def _put_files(registry: Registry, files: Mapping[str, bytes]) -> list[str]:
     """Store files in the blob store; returns the digests of those that replaced damaged ones."""
     repaired = []
-    for data in files:
-        was_damaged = is_damaged(registry, sha256_digest(data))
-        digest = registry.blobs.put_bytes(data)
+    for digest, data in files.items():
+        was_damaged = is_damaged(registry, digest)
+        registry.blobs.put_bytes(data)
         if was_damaged:
             repaired.append(digest)
     return repaired
+
+
+def _record_weights(registry: Registry, catalogue: Catalogue, checked: _Checked) -> None:
+    """Record the weights, which the namespace then sees."""
+    record_bytes(registry, catalogue, checked.new.weights_blob, checked.weights)
+    catalogue.blobs.grant(checked.new.namespace, checked.new.weights_blob)
 
 
 def _ignored_fields(row: AdapterRow, new: NewAdapter, manifest: Manifest, takes_sample: bool) -> tuple[str, ...]:
@@ -284,7 +336,7 @@ def _ignored_fields(row: AdapterRow, new: NewAdapter, manifest: Manifest, takes_
         new.sample is not None
         and row.sample is not None
         and not takes_sample
-        and new.sample.digest != row.sample.digest
+        and (new.sample.digest, new.sample.has_text) != (row.sample.digest, row.sample.has_text)
     ):
         changed.append("sample")
     if not changed:

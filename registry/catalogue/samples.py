@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, exists, select
 from registry.catalogue.repository import Repository, seen_by
 from registry.catalogue.rows import EmbeddingRow, Namespaces, StatisticRow
 from registry.catalogue.tables import adapters, embeddings, statistics
-from registry.spec import StatisticKind
+from registry.spec import SampleReport, StatisticKind
 
 
 class Samples(Repository[EmbeddingRow]):
@@ -38,6 +38,13 @@ class Samples(Repository[EmbeddingRow]):
         """Every embedding of a sample."""
         query = select(embeddings).where(embeddings.c.sample_digest == sample_digest)
         return self._all(query.order_by(embeddings.c.encoder_digest))
+
+    def blobs(self, sample: SampleReport | None) -> set[str]:
+        """Blobs of the text of an adapter's sample, if it has that, and of its vectors."""
+        if sample is None:
+            return set()
+        text = {sample.digest} if sample.has_text else set()
+        return text | {embedding.blob_digest for embedding in self.embeddings(sample.digest)}
 
 
 class Statistics(Repository[StatisticRow]):

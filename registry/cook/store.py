@@ -29,7 +29,7 @@ def store_soup(job: CookJob, soup: Mixed, evidence: Evidence) -> tuple[AdapterRo
     """The soup's row under the name of the request, or one of its digest, and whether it is new.
 
     A request's `keep`, the name of a domain, makes a tuned soup an adapter of that domain, in pools like others. The
-    sample's vectors make the soup selectable; the text of a novel sample is never kept. Pools that take soups are
+    sample's vectors make a new soup selectable; the text of a novel sample is never kept. Pools that take soups are
     fitted again later. A request's `owner` owns the name from now on, also where the soup is known.
     """
     registry, request, key_id = job.registry, job.request, job.caller.key_id
@@ -37,27 +37,31 @@ def store_soup(job: CookJob, soup: Mixed, evidence: Evidence) -> tuple[AdapterRo
     sample = evidence.sample if vectors and not soup.is_merge else None  # a merge keeps its bank's
     with registry.database.read() as catalogue:
         new = _new_row(job, soup, sample, learnt=_learnt_from(catalogue, soup))
-        is_known = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest) is not None
-        files = [soup.data, *(encoded.data for encoded in vectors)]
+        existing = _find_existing(catalogue, new, keep=request.keep)
+        files = {} if sample is None else {sha256_digest(encoded.data): encoded.data for encoded in vectors}
+        if existing is not None:  # it takes no vectors, but storing those that it has repairs damaged ones
+            stored = catalogue.samples.blobs(existing.sample)
+            files = {digest: data for digest, data in files.items() if digest in stored}
+        files[new.weights_blob] = soup.data
         check_additions(
             catalogue,
             registry.quotas,
-            files,
-            adapters=0 if is_known else 1,
+            list(files.values()),
+            adapters=0 if existing is not None else 1,
             key_id=key_id,
             namespace=new.namespace,
         )
-    for data in files:
+    for data in files.values():
         registry.blobs.put_bytes(data)
     encoders = soup.base.encoders()
     with registry.database.write() as catalogue:
         _check_ingredients(catalogue, soup)
         if new.tuned_on is not None:
             check_tuning(catalogue, new.namespace)  # it may have been forbidden while this was trained
-        if request.keep is not None and new.tuned_on is not None:
-            new = replace(new, kind="adapter", domain=request.keep)
         if soup.is_merge:
             new = _in_place_of(catalogue.adapters.get(soup.ingredients[0].adapter_id), new)
+        for digest, data in files.items():  # another cook may have made the vectors unused: they are collected
+            catalogue.blobs.record(digest, len(data))
         record_bytes(registry, catalogue, new.weights_blob, soup.data)
         catalogue.soups.add_recipe(soup.recipe, soup.digest, new.weights_blob, soup.report, replaces=soup.replaces)
         owner_before = catalogue.adapters.owner_of(new.namespace, new.name)
@@ -103,18 +107,25 @@ def _check_ingredients(catalogue: Catalogue, soup: Mixed) -> None:
             raise purged_while_cooking(ingredient)
 
 
+def _find_existing(catalogue: Catalogue, new: NewAdapter, *, keep: str | None) -> AdapterRow | None:
+    """The row of these bytes under this name; None where the soup is new, or becomes a new version.
+
+    It becomes one if the request keeps it as a domain and it was no adapter of that domain.
+    """
+    existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
+    if existing is not None and keep is not None and (existing.kind, existing.domain) != (new.kind, new.domain):
+        return None
+    return existing
+
+
 def _insert(catalogue: Catalogue, new: NewAdapter, *, keep: str | None) -> tuple[AdapterRow, bool, bool]:
     """The row of these bytes under this name, whether it is new, and whether pools change by it.
 
-    A known soup becomes a new version if the request keeps it as a domain and it was no adapter of that domain. A soup
-    that was kept stays an adapter: a newer version of kind `soup` would take its name out of pools. A known merge takes
-    its bank's sample if the bank has received one since.
+    A soup that was kept stays an adapter: a newer version of kind `soup` would take its name out of pools. A known
+    merge takes its bank's sample if the bank has received one since.
     """
-    existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
-    relabelled = (
-        existing is not None and keep is not None and (existing.kind, existing.domain) != (new.kind, new.domain)
-    )
-    if existing is None or relabelled:
+    existing = _find_existing(catalogue, new, keep=keep)
+    if existing is None:
         return catalogue.adapters.add(new), True, True
     if new.kind == "soup" or new.sample is None or existing.sample_state not in ("none", "failed"):
         return existing, False, False
@@ -132,15 +143,16 @@ def _learnt_from(catalogue: Catalogue, soup: Mixed) -> tuple[str, ...]:
 def _new_row(job: CookJob, soup: Mixed, sample: SampleReport | None, *, learnt: tuple[str, ...]) -> NewAdapter:
     unnamed = (job.namespace, "soup-" + soup.digest.removeprefix("sha256:")[:12])
     namespace, name = split_name(job.request.name) if job.request.name else unnamed
+    kept_as = None if soup.recipe.tuning is None else job.request.keep
     return NewAdapter(
         namespace=namespace,
         name=name,
-        kind="soup",
+        kind="soup" if kept_as is None else "adapter",
         digest=soup.digest,
         base_model=soup.base.entry.id,
         base_fingerprint=soup.recipe.base_fingerprint,
         config=soup.config,
-        domain=name,
+        domain=kept_as or name,
         card=_card(soup, namespace, learnt),
         provenance=inherited(soup.ingredients, soup.recipe, soup.config),
         weights_blob=sha256_digest(soup.data),

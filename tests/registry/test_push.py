@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
+from registry.adapters.weights import load_tensors
 from registry.errors import (
     Cancelled,
     DamagedBlob,
@@ -14,12 +16,14 @@ from registry.errors import (
     InvalidSample,
     InvalidWeights,
     NotFound,
+    QuotaExceeded,
     TooLarge,
 )
+from registry.lifecycle.purge import purge
 from registry.names import sha256_digest
 from registry.push import find_base
 from registry.samples.embeddings_file import save_embeddings
-from registry.spec import BottleneckConfig, GmmSpec, PoolSpec, Provenance
+from registry.spec import BottleneckConfig, GmmSpec, PoolSpec, Provenance, UseLimits
 from registry.spec.limits import SizeLimits
 from registry.spec.passage import encode_lines
 from tests.registry.toy_registry import (
@@ -45,6 +49,17 @@ def counts(verbs) -> dict[str, int]:
             "audit": len(catalogue.audit.list(None, limit=100).rows),
             "blobs": len(list(verbs.blobs.digests())),
         }
+
+
+def other_file(seed: int) -> bytes:
+    """The weights of a seed in a file with other bytes."""
+    return save(load_tensors(weights(seed)), metadata={"saved": "again"})
+
+
+def without_row(verbs) -> set[str]:
+    """Stored blobs that the catalogue does not know."""
+    with verbs.database.read() as catalogue:
+        return set(verbs.blobs.digests()) - catalogue.blobs.digests()
 
 
 def test_a_push_repairs_what_is_damaged_and_the_audit_has_it(verbs):
@@ -182,6 +197,87 @@ class TestAgain:
         assert (again.row.id, again.row.sample_state, again.row.sample.kept) == (first.row.id, "pending", 40)
         assert again.job not in (None, first.job)
 
+    @pytest.mark.parametrize("kind", ["texts", "vectors"])
+    def test_a_sample_that_is_not_taken_is_never_written(self, verbs, kind):
+        verbs.ready("acme/law")
+        before = set(verbs.blobs.digests())
+        texts = passages("secret")
+        pushed = verbs.push(sample={"texts": texts} if kind == "texts" else vectors_of(verbs.base, texts))
+        assert "its sample stayed as stored" in pushed.warnings[0]
+        assert set(verbs.blobs.digests()) == before
+
+    def test_the_text_of_a_sample_that_is_known_by_its_vectors_is_not_taken_and_that_is_said(self, verbs):
+        verbs.ready_all("acme/law", "acme/code")
+        texts = {"texts": passages("law") + passages("code")}
+        soup = verbs.row(verbs.cook(sample=texts, effort="instant", name="acme/soup").soup_id)
+        before = set(verbs.blobs.digests())
+        files = {WEIGHTS: inline(verbs.blobs.read(soup.weights_blob))}
+        pushed = verbs.push("acme/soup", files=files, sample=texts, provenance=soup.provenance)
+        assert (pushed.row.id, pushed.row.sample) == (soup.id, soup.sample)
+        assert "its sample stayed as stored" in pushed.warnings[0]
+        assert set(verbs.blobs.digests()) == before
+
+    def test_known_weights_in_another_file_are_not_stored_twice(self, verbs):
+        row = verbs.push().row
+        again = verbs.push(files={WEIGHTS: inline(other_file(0))})
+        assert (again.created, again.row) == (False, row)
+        assert list(verbs.blobs.digests()) == [row.weights_blob]
+
+    def test_another_file_of_the_weights_takes_the_place_of_a_damaged_one(self, verbs):
+        row = verbs.push().row
+        verbs.blobs.damage(row.weights_blob, b"other bytes")
+        data = other_file(0)
+        again = verbs.push(files={WEIGHTS: inline(data)})
+        assert (again.created, again.row.id, again.row.weights_blob) == (False, row.id, sha256_digest(data))
+        assert verbs.blobs.is_whole(again.row.weights_blob)
+        with verbs.database.read() as catalogue:
+            assert catalogue.blobs.is_visible(("acme",), again.row.weights_blob)
+        assert without_row(verbs) == set()
+        (entry,) = verbs.audit("adapter.change")
+        assert (entry.subject, entry.detail["weights_blob"]) == (row.ref, again.row.weights_blob)
+
+    def test_a_file_in_the_place_of_a_damaged_one_is_charged(self, verbs):
+        row = verbs.push().row
+        verbs.blobs.damage(row.weights_blob, b"other bytes")
+        with verbs.database.write() as catalogue:
+            stored = catalogue.limits.stored_bytes("namespace", "acme")
+            catalogue.limits.set("namespace", "acme", UseLimits(stored_bytes=stored))
+        with pytest.raises(QuotaExceeded):
+            verbs.push(files={WEIGHTS: inline(other_file(0))})
+        assert verbs.push(files={WEIGHTS: inline(weights(0))}).row == row, "a repair adds nothing"
+
+    def test_what_loses_a_race_has_a_row_so_that_it_is_collected(self, verbs, monkeypatch):
+        """Another push of the same weights, in another file and with another sample, is first."""
+        real = verbs.blobs.put_bytes
+
+        def interrupted(data: bytes) -> str:
+            monkeypatch.setattr(verbs.blobs, "put_bytes", real)
+            verbs.ready("acme/law", files={WEIGHTS: inline(other_file(0))})
+            return real(data)
+
+        monkeypatch.setattr(verbs.blobs, "put_bytes", interrupted)
+        late = verbs.push(sample={"texts": passages("late")})
+        assert not late.created
+        assert "its sample stayed as stored" in late.warnings[0]
+        assert verbs.row(late.row.id).weights_blob == sha256_digest(other_file(0))
+        assert without_row(verbs) == set()
+
+    def test_a_sample_is_stored_after_all_where_the_known_version_is_purged_meanwhile(self, verbs, monkeypatch):
+        known = verbs.ready("acme/law")
+        real = verbs.blobs.put_bytes
+
+        def interrupted(data: bytes) -> str:
+            digest = real(data)
+            monkeypatch.setattr(verbs.blobs, "put_bytes", real)
+            purge(verbs.registry, verbs.caller(), known.id)
+            return digest
+
+        monkeypatch.setattr(verbs.blobs, "put_bytes", interrupted)
+        pushed = verbs.push(sample={"texts": passages("new")})
+        assert (pushed.created, pushed.row.ref) == (True, "acme/law@2")
+        assert verbs.embed(pushed.row).sample_state == "ready"
+        assert verbs.blobs.is_whole(pushed.row.weights_blob)
+
 
 class TestRefusals:
     @pytest.fixture(autouse=True)
@@ -249,6 +345,15 @@ class TestRefusals:
 
 
 class TestVectors:
+    def test_damaged_ones_are_repaired_by_the_same_push(self, verbs):
+        sample = vectors_of(verbs.base, passages("law", 40))
+        row = verbs.push(sample=sample).row
+        with verbs.database.read() as catalogue:
+            (vectors,) = catalogue.samples.embeddings(row.sample.digest)
+        verbs.blobs.damage(vectors.blob_digest, b"other bytes")
+        assert verbs.push(sample=sample).row == row
+        assert verbs.blobs.is_whole(vectors.blob_digest)
+
     def test_they_are_ready_at_once_and_hold_no_text(self, verbs):
         pushed = verbs.push(sample=vectors_of(verbs.base, passages("law", 40)))
         assert (pushed.job, pushed.row.sample_state) == (None, "ready")

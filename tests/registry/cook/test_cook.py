@@ -64,6 +64,21 @@ class TestSoups:
         assert (other.cached, other.created, other.digest) == (True, True, first.digest)
         assert other.soup_id != first.soup_id
 
+    def test_the_vectors_of_a_sample_that_a_known_soup_does_not_take_are_not_stored(self, stocked):
+        by_recipe = stocked.cook(recipe=by_hand("acme/law", "acme/code"), name="acme/broth")
+        cooked = stocked.cook(sample=sample("law", "code"), name="acme/broth")
+        assert (cooked.created, cooked.soup_id) == (False, by_recipe.soup_id)
+        with stocked.database.read() as catalogue:
+            assert set(stocked.blobs.digests()) == catalogue.blobs.digests()
+
+    def test_damaged_vectors_of_a_soup_are_stored_again_with_it(self, stocked):
+        cooked = stocked.cook(sample=sample("law", "code"))
+        with stocked.database.read() as catalogue:
+            (vectors,) = catalogue.samples.embeddings(stocked.row(cooked.soup_id).sample.digest)
+        stocked.blobs.damage(vectors.blob_digest, b"other bytes")
+        assert stocked.cook(sample=sample("law", "code")).soup_id == cooked.soup_id
+        assert stocked.blobs.is_whole(vectors.blob_digest)
+
     def test_an_owner_is_given_to_the_name_new_or_known(self, stocked):
         recipe = by_hand("acme/law", "acme/code")
         for number, (said, owner) in enumerate([(None, None), ("us", "us"), (None, "us"), ("them", "them")]):

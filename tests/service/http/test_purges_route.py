@@ -90,6 +90,8 @@ def test_a_job_never_shows_another_adapter_in_place_of_a_purged_soup(world: Worl
     job = cook_and_purge(world, "cooking", headers)
     world.push("other/secret", seed=9)
     assert answered(world.client.get(job, headers=headers))["result"]["soup"] is None
+
+
 def test_a_soup_for_the_same_texts_neither_shows_nor_keeps_them(world: World) -> None:
     push_embedded(world, "private/law", TEXTS, seed=6)
     push_embedded(world, "private/tax", [f"tax {text}" for text in TEXTS], seed=7, domain="tax")
