@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from registry.context import Caller, Registry
 from registry.cook.answer import Outcome, abstained, cooked_soup, evidence_of, single_adapter
-from registry.cook.default_effort import may_tune, with_default_effort
+from registry.cook.default_effort import check_tuning, may_tune, with_default_effort
 from registry.cook.ingredients import recipe_ingredients, select_ingredients
 from registry.cook.job import STEPS, Computations, CookJob
 from registry.cook.sample import read_sample
@@ -49,7 +49,7 @@ def cook(
     progress(0, STEPS, "reading the sample")
     job = read_request(registry, caller, request, namespace=namespace, computations=computations, progress=progress)
     tunes_by_default = effort_by_default and request.effort == "tune"
-    job, cooked = _tune_or_weigh(job) if tunes_by_default else (job, _cook_with_retry(job))
+    job, cooked = _tune_or_weigh(job, target) if tunes_by_default else (job, _cook_with_retry(job))
     offers_tuning = not tunes_by_default and may_tune(registry.database, target)
     spent = job.base.spent(job.texts)
     return cooked.model_copy(update={"spent": spent, "beyond": _prices(job, spent, cooked, tuning=offers_tuning)})
@@ -78,9 +78,14 @@ def read_request(
     return CookJob(registry, caller, request, base, sample, ingredients, namespace, computations, progress)
 
 
-def _tune_or_weigh(job: CookJob) -> tuple[CookJob, Cooked]:
-    """Cook with effort `tune`, or with `quick` if that is refused; return the job that was cooked, and its answer."""
+def _tune_or_weigh(job: CookJob, namespace: str) -> tuple[CookJob, Cooked]:
+    """Cook with effort `tune`, or with `quick` if that is refused, as by the `namespace` that is written to.
+
+    Returns the job that was cooked, and its answer.
+    """
     try:
+        with job.registry.database.read() as catalogue:
+            check_tuning(catalogue, namespace)
         cooked, note = _cook_with_retry(job), ""
     except (Forbidden, Incompatible, InvalidParameter, InvalidSample) as error:
         job = replace(job, request=job.request.model_copy(update={"effort": "quick"}))

@@ -14,9 +14,8 @@ def with_default_effort(
 ) -> CookRequest:
     """The request with an effort, if it has a sample and names no effort, selector or recipe.
 
-    It is `queued` if that is given, or else the server's default, or `tune` if `namespace` tunes by default. It is
-    `quick` instead of `tune` if `namespace` forbids tuning, and `instant` if the request does not allow an effort with
-    gradients.
+    It is `queued` if that is given, or else the server's default, or `tune` if `namespace` tunes by default; `instant`
+    if the request does not allow an effort with gradients. `cook` replaces a default `tune` if `namespace` forbids it.
 
     Raises Forbidden for effort `tune` if the namespace forbids it, InvalidParameter if the base model is ambiguous, and
     Unavailable if it cannot be read.
@@ -28,8 +27,6 @@ def with_default_effort(
             return request
         tuning = catalogue.namespaces.get(namespace).tuning
     effort: Effort = queued or ("tune" if tuning == "default" else registry.default_effort)
-    if effort == "tune" and tuning == "forbid":
-        effort = "quick"
     if effort in BY_GRADIENTS and not _allows_gradients(registry, request):
         effort = "instant"
     return request.model_copy(update={"effort": effort})

@@ -155,11 +155,17 @@ class TestTheServersDefault:
         assert cooked.evidence.search.effort == "tune"
         assert cooked.reason.endswith(TUNED_BY_DEFAULT)
 
-    def test_a_namespace_that_forbids_tuning_gets_a_weighed_soup(self, pool):
+    @pytest.mark.parametrize("settled", [None, "tune"], ids=["when it is cooked", "when it was queued"])
+    def test_a_namespace_that_forbids_tuning_gets_a_weighed_soup_and_the_answer_says_why(self, pool, settled):
         set_tuning(pool, "forbid")
-        for settled in (None, "tune"):  # it may have been forbidden after the job was queued
-            assert left_open(pool, settled=settled).evidence.search.effort == "quick"
-        assert pool.tunings == []
+        cooked = left_open(pool, settled=settled)
+        assert (cooked.evidence.search.effort, pool.tunings) == ("quick", [])
+        assert " Cooked with effort 'quick' instead of 'tune': Namespace 'acme' forbids tuned soups" in cooked.reason
+        assert [price.effort for price in cooked.beyond] == ["thorough"]
+
+    def test_who_names_quick_is_not_told_of_a_namespace_that_forbids_tuning(self, pool):
+        set_tuning(pool, "forbid")
+        assert "instead of" not in left_open(pool, effort="quick").reason
 
     @pytest.mark.parametrize(
         "error",
