@@ -16,11 +16,11 @@ from registry.catalogue.rows import AdapterRow
 from registry.context import Caller, Registry
 from registry.cook.job import CookJob
 from registry.cook.sample import FEW
-from registry.errors import InvalidRecipe
+from registry.errors import InvalidParameter, InvalidRecipe
 from registry.mixing.auto import best_unranked, exclusion_reasons, within_width
 from registry.mixing.compat import SoupIngredient, Statistic
 from registry.names import parse_ref
-from registry.select.select import Chosen, SelectQuery, select_from_pool
+from registry.select.select import HAS_LEARNT, Chosen, SelectQuery, select_from_pool
 from registry.selectors.ranking import Reason
 from registry.spec import (
     HOLDS_OUT,
@@ -89,6 +89,20 @@ def compatible(
     selection = replace(selection, selection=_compatible_selection(selection, passing, ingredients, request))
     selected = selection.selection.selected
     return selection, tuple(replace(ingredients[adapter.digest], weight=adapter.weight) for adapter in selected)
+
+
+def check_not_learnt(job: CookJob, ingredients: Sequence[SoupIngredient], *, param: str) -> None:
+    """Raises InvalidParameter for an adapter that has learnt from the job's sample: no passage would be held out."""
+    assert job.sample is not None
+    with job.registry.database.read() as catalogue:
+        learnt = {row.digest for row in catalogue.adapters.learnt_from(job.sample.report.digest)}
+    for ingredient in ingredients:
+        if ingredient.digest in learnt:
+            raise InvalidParameter(
+                f"{ingredient.ref} {HAS_LEARNT}, so no passage of it can be held out: leave it out of {param!r}, or "
+                "send other passages.",
+                param=param,
+            )
 
 
 def rows_of(registry: Registry, selection: Chosen, digests: Collection[str]) -> dict[str, AdapterRow]:

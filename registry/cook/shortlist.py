@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from registry.catalogue.rows import AdapterRow
-from registry.cook.ingredients import MOST, ingredient_of, rows_of
+from registry.cook.ingredients import MOST, check_not_learnt, ingredient_of, rows_of
 from registry.cook.job import CookJob
 from registry.mixing import concat
 from registry.mixing.auto import exclusion_reasons
@@ -43,9 +43,11 @@ def shortlist(job: CookJob, selection: Chosen) -> Shortlist:
     """The best-ranked adapters that can be concatenated with the first such adapter, and the reasons against others.
 
     Adapters that the request names are always included. A ranking is read in blocks, until there are enough.
+    Raises NotFound, Retired, InvalidName or InvalidParameter for an adapter that the request names.
     """
     blobs = job.registry.blobs
     by_name = {row.digest: (row, ingredient_of(row, "1", blobs)) for row in _rows_by_name(job)}
+    check_not_learnt(job, [ingredient for _, ingredient in by_name.values()], param="also")
     most = MOST - len(by_name)
     adapters: list[Adapter] = []
     unfit: dict[str, str] = {}

@@ -49,7 +49,8 @@ def propose_by_weighing(job: CookJob, depth: Depth) -> Proposal:
 
     Raises InvalidSample for a sample with too few passages to hold some out. Raises InvalidParameter for a base or
     adapters without likelihoods, and for a budget that is too small. For an adapter that the request names, raises
-    NotFound or Retired, and Incompatible if it cannot be concatenated with the others.
+    NotFound or Retired, InvalidParameter if it has learnt from the sample, and Incompatible if it cannot be
+    concatenated with the others.
     """
     sample, selection = job.sample, job.selection
     assert sample is not None

@@ -27,15 +27,17 @@ from registry.spec import PoolRequest, PoolSpec, PosteriorSpec, SampleReport, Se
 
 Fit = Callable[[PoolSpec, SelectorSpec, str | None], SelectorRow]
 """(pool, spec, digest of the encoder) -> the fitted selector; runs the fit job."""
+HAS_LEARNT = "has learnt from this sample"
+"""Why an adapter takes no part in choosing for the very sample that it was trained on, as by effort `tune`."""
 
 
 @dataclass(frozen=True)
 class _Ranker:
-    """A selector, and the adapters to exclude: `gone` is left out, `superseded` if not in the fit."""
+    """A selector, and the adapters to exclude: `unfit` by digest, `superseded` if not in the fit."""
 
     selector: Selector[Any]
     options: SelectOptions
-    gone: Mapping[str, str]
+    unfit: Mapping[str, str]
     superseded: Sequence[tuple[Member, str]]
 
     def rank(self, vectors: Vectors | None, passages: Sequence[int] | None) -> Ranking:
@@ -44,7 +46,7 @@ class _Ranker:
             array = np.empty((0, 0), np.float32)
         else:
             array = vectors.array if passages is None else vectors.of(passages)
-        ranking = self.selector.rank(array, options=self.options, exclude=self.gone)
+        ranking = self.selector.rank(array, options=self.options, exclude=self.unfit)
         return replace(ranking, excluded=(*ranking.excluded, *self.superseded))
 
 
@@ -77,7 +79,7 @@ class SelectQuery:
     """The pool and the selector to choose with, for all of a sample or some of its `passages`, by index.
 
     The best `listed` adapters that are not chosen are named, all with None. Without `scored` the vectors come without
-    the base model's losses.
+    the base model's losses. Adapters that have learnt from the sample are ranked only with `include_learnt`.
     """
 
     pool: PoolRequest
@@ -86,6 +88,7 @@ class SelectQuery:
     passages: Sequence[int] | None = None
     listed: int | None = LISTED
     scored: bool = True
+    include_learnt: bool = False
 
 
 def select_from_pool(
@@ -111,6 +114,7 @@ def select_from_pool(
     vectors = None if encoder is None else sample_vectors(sample, encoder, scored=query.scored, progress=progress)
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
+        learnt = [] if query.include_learnt else catalogue.adapters.learnt_from(sample.report.digest)
         members = members_of(catalogue, row.pool, row.encoder_digest)
         missing = missing_members(catalogue, members, row)
     fitted = {member.adapter_id for member in row.members}
@@ -119,7 +123,8 @@ def select_from_pool(
         for adapter, reason in members.superseded
         if adapter.id not in fitted  # one that was fitted serves its domain until the refit
     ]
-    ranker = _Ranker(selector, query.options, gone, superseded)
+    unfit = {adapter.digest: HAS_LEARNT for adapter in learnt} | gone
+    ranker = _Ranker(selector, query.options, unfit, superseded)
     ranking = ranker.rank(vectors, query.passages)
     return Chosen(ranking.selection(listed=query.listed), ranking, row, missing, vectors, ranker)
 

@@ -25,6 +25,7 @@ from registry.cook.acceptance import check_verifiable
 from registry.cook.answer import Outcome, evidence_of
 from registry.cook.budget import TRAINING_PASSES, cut_training, passes_within, tuning_passes
 from registry.cook.candidate import Candidate, Proposal, Scores, TrainedSoup
+from registry.cook.ingredients import check_not_learnt
 from registry.cook.job import CookJob
 from registry.cook.mix import Mixed, MixPlan, mix
 from registry.cook.sample import Sample
@@ -57,11 +58,13 @@ ALL_LINEAR_RATES = ((24, "0.002"), (0, "0.001"))
 def propose(job: CookJob) -> Proposal | Outcome:
     """The start and what training made of it, or the outcome of an equal request where the caller sees that.
 
-    Raises InvalidSample for a sample of too few passages or tokens, InvalidParameter for a start that is not trained.
+    Raises InvalidSample for a sample of too few passages or tokens, InvalidParameter for a start that is not trained,
+    or that has learnt from the sample already.
     """
     sample = job.sample
     assert sample is not None  # a CookRequest with effort `tune` has one
     check_verifiable(job.base, job.ingredients, effort=job.request.effort)
+    check_not_learnt(job, job.ingredients, param="recipe")  # a selector leaves these out
     plan = with_statistics(job, _plan_of_start(job))
     job.report(2, f"mixing {len(plan.ingredients)} adapters")
     start = mix(job.registry, job.base, plan)

@@ -212,7 +212,7 @@ def _selected(services: AppServices, caller: Caller, sample: CheckedSample, body
 
 def _nearest(services: AppServices, caller: Caller, sample: CheckedSample, body: NearestRequest) -> Nearest:
     with limit_embeddings(services):
-        query = SelectQuery(body.pool, body.spec, scored=False)
+        query = SelectQuery(body.pool, body.spec, scored=False, include_learnt=True)
         chosen = select_from_pool(services.registry, caller, sample, query, fit=_no_fit)
     ids = {member.digest: member.adapter_id for member in chosen.selector.members}
     best = [(candidate.score, ids[candidate.member.digest]) for candidate in chosen.ranking.ranked[: body.limit]]

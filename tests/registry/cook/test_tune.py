@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.cook.strategies.tune import held_out_nll
 from registry.errors import InvalidParameter
-from registry.spec import HeadConfig, PoolSpec, PosteriorSpec, Provenance, Tuned, UnionConfig
+from registry.samples.sample import check_sample
+from registry.select.select import SelectQuery, select_from_pool
+from registry.spec import (
+    HeadConfig,
+    PoolRequest,
+    PoolSpec,
+    PosteriorSpec,
+    Provenance,
+    SampleSource,
+    Tuned,
+    UnionConfig,
+)
 from tests.registry.pruned_adapters import sparse
 from tests.registry.toy_registry import (
     CONFIG,
@@ -20,6 +31,7 @@ from tests.registry.toy_registry import (
     WEIGHTS,
     ToyRegistry,
     by_hand,
+    domains_of,
     inline,
     sample,
     weights,
@@ -77,11 +89,16 @@ def test_a_mixture_of_tuned_soups_says_what_they_have_learnt_from(pool):
 
 def test_a_tuned_soup_that_is_pushed_again_says_what_it_has_learnt_from(pool):
     row = pool.row(tune(pool).soup_id)
-    weights = {WEIGHTS: inline(pool.registry.blobs.read(row.weights_blob))}
-    copy = pool.push("acme/copy", config=row.config, files=weights).row
+    copy = pool.push("acme/copy", **same_bytes(pool, row.ref)).row
     assert (copy.digest, copy.tuned, copy.learnt_from) == (row.digest, False, (row.tuned_on,))
     mixture = pool.cook(recipe=by_hand(copy.ref, "acme/law"), mixing={"method": "concat"})
     assert pool.row(mixture.soup_id).learnt_from == (row.tuned_on,)
+
+
+def same_bytes(pool: ToyRegistry, name: str) -> dict:
+    """What pushes the weights of an adapter again."""
+    row = pool.named(name)
+    return {"config": row.config, "files": {WEIGHTS: inline(pool.registry.blobs.read(row.weights_blob))}}
 
 
 def test_every_fifth_passage_of_a_large_sample_is_held_out_also_of_choosing_the_start(pool):
@@ -232,6 +249,78 @@ def test_what_has_no_likelihood_is_refused_without_a_word_of_verify(pool):
     with pytest.raises(InvalidParameter, match="compares losses on text, and acme/headed") as refused:
         tune(pool, recipe=by_hand("acme/headed"))
     assert (refused.value.param, "verify" in refused.value.message) == ("effort", False)
+
+
+# --- what has learnt the sample ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def learnt(pool) -> ToyRegistry:
+    """A pool with acme/leases, which has learnt the sample of `tune(pool, "law")`, and is fitted with it."""
+    tune(pool, "law", name="acme/leases", keep="leases")
+    pool.fit(PoolSpec(base_fingerprint=SHAPE.fingerprint), PosteriorSpec(), pool.base.digest)
+    return pool
+
+
+@pytest.mark.parametrize("effort", ["instant", "quick", "thorough", "tune"])
+def test_what_has_learnt_the_sample_takes_no_part_in_choosing_for_it(learnt, effort):
+    learnt.helpful = {row.weights_blob: 0.4 for row in (learnt.named("acme/leases"), learnt.named("acme/law"))}
+    cooked = learnt.cook(sample=sample("law"), effort=effort, verify=True)
+    left_out = {one.ref: one.reason for one in cooked.evidence.selection.left_out}
+    assert left_out["acme/leases@1"] == "has learnt from this sample"
+    blob = learnt.named("acme/leases").weights_blob
+    assert all(one.blob != blob for weighed in learnt.weighings for one in (*weighed.candidates, *weighed.beside))
+    assert all(tuning.start.blob != blob for tuning in learnt.tunings)
+    assert "leases" not in domains_of(cooked)
+
+
+def test_a_mixture_with_what_has_learnt_the_sample_takes_no_part_either(learnt):
+    mixed = learnt.cook(sample=sample("law", count=29), effort="instant", name="acme/mixed")
+    assert learnt.named("acme/leases").digest in [ingredient.digest for ingredient in mixed.recipe.ingredients]
+    cooked = learnt.cook(sample=sample("law"), effort="instant", pool={"include_soups": True})
+    left_out = {one.ref: one.reason for one in cooked.evidence.selection.left_out}
+    assert left_out["acme/mixed@1"] == left_out["acme/leases@1"] == "has learnt from this sample"
+
+
+def test_for_another_sample_it_is_chosen_like_any_other(learnt):
+    assert "leases" in domains_of(learnt.cook(sample=sample("law", count=29), effort="instant"))
+
+
+def test_the_same_request_again_is_answered_with_its_result_and_does_not_start_from_it(learnt):
+    again = tune(learnt, "law", name="acme/leases", keep="leases")
+    assert (again.digest, again.cached, len(learnt.tunings)) == (learnt.named("acme/leases").digest, True, 1)
+
+
+def test_a_search_for_what_is_like_the_sample_finds_it(learnt):
+    source = SampleSource.model_validate(sample("law"))
+    checked = check_sample(learnt.registry, learnt.caller(), source, encoders=learnt.known, bos=None)
+    query = SelectQuery(PoolRequest(), PosteriorSpec(), include_learnt=True)
+    chosen = select_from_pool(learnt.registry, learnt.caller(), checked, query, fit=learnt.fit)
+    assert "leases" in [candidate.member.domain for candidate in chosen.ranking.ranked]
+
+
+@pytest.mark.parametrize("effort", ["quick", "thorough"])
+def test_what_has_learnt_the_sample_is_not_weighed_on_it_by_name(learnt, effort):
+    learnt.push("acme/copy", **same_bytes(learnt, "acme/leases"))
+    for ref in ("acme/leases", "acme/copy"):
+        with pytest.raises(InvalidParameter, match=rf"^{ref}@1 has learnt from this sample") as refused:
+            learnt.cook(sample=sample("law"), effort=effort, verify=True, also=[ref])
+        assert refused.value.param == "also"
+    learnt.cook(sample=sample("law", count=29), effort=effort, verify=True, also=["acme/leases"])
+
+
+def test_what_has_learnt_the_sample_is_not_tuned_on_it_again(learnt):
+    before = len(learnt.tunings)
+    with pytest.raises(InvalidParameter, match=r"^acme/leases@1 has learnt from this sample") as refused:
+        tune(learnt, "law", recipe=by_hand("acme/law", "acme/leases"))
+    assert (refused.value.param, len(learnt.tunings)) == ("recipe", before)
+    assert tune(learnt, "law", count=29, recipe=by_hand("acme/leases")).recipe.tuning is not None
+
+
+def test_a_recipe_of_what_has_learnt_the_sample_is_verified_on_it_and_not_as_held_out(learnt):
+    learnt.tiny.anything_helps = 0.1
+    cooked = learnt.cook(sample=sample("law"), verify=True, recipe=by_hand("acme/leases"))
+    assert not cooked.evidence.verification.held_out
 
 
 @given(
