@@ -7,6 +7,7 @@ likely. `greedy` adds one adapter after another to an even mixture while its los
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -79,17 +80,24 @@ def by_losses(
 ) -> ByLosses:
     """Score the `stored` candidates of these numbers one by one, and derive mixtures of them.
 
-    `fits` says if candidates may be mixed; `report` is called before each is scored.
+    `fits` says if candidates may be mixed; `report` is called before each is scored. A candidate with a loss that is
+    not finite is left out.
     """
     text = f"scoring {len(numbers)} adapters, each by itself"
     report(0, text)
     log_probs = [singles.of(None)]
+    scored: list[int] = []
     for done, number in enumerate(numbers, start=1):
         report(done, text)
-        log_probs.append(singles.of(stored[number], partial(load, number)))
+        scores = singles.of(stored[number], partial(load, number))
+        if np.isfinite(scores).all():
+            log_probs.append(scores)
+            scored.append(number)
+    if not scored:
+        return ByLosses(scored=(), differences=(), em=(), greedy=())
     alone = np.array([-scores.mean() for scores in log_probs])
     weights = expectation_maximisation(np.array(log_probs))
-    best = [numbers[rank] for rank in np.argsort(alone[1:], kind="stable")[:GREEDY_CANDIDATES]]
+    best = [scored[rank] for rank in np.argsort(alone[1:], kind="stable")[:GREEDY_CANDIDATES]]
     base, rows = singles.base, singles.rows[::GREEDY_STRIDE]
     configs, loaded = zip(*map(load, best), strict=True)
     mixture = WeightedAdapter(configs, loaded, base.shape, device=base.model.device)
@@ -100,11 +108,12 @@ def by_losses(
             mixture.coefficients.zero_()
             mixture.coefficients[:, list(members)] = 1 / len(members)
             mixture.apply_coefficients()
-        return -float(token_scores(base, mixture, rows).mean())
+        loss = -float(token_scores(base, mixture, rows).mean())
+        return loss if math.isfinite(loss) else math.inf
 
     members = greedy(len(best), loss_of, fits=lambda members: fits([best[number] for number in members]))
     return ByLosses(
-        scored=tuple(numbers),
+        scored=tuple(scored),
         differences=tuple((alone[1:] - alone[0]).tolist()),
         em=tuple(np.where(weights < MIN_WEIGHT, 0.0, weights)[1:].tolist()),
         greedy=tuple(best[number] for number in members),

@@ -10,9 +10,11 @@ gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -43,7 +45,8 @@ def weigh(
     """Screen the candidates, learn coefficients for the best, and score `request.alone` of them one by one.
 
     Leaves the base unchanged. `cache` holds what earlier requests of the same owner computed for the same passages;
-    adapters of noise are never cached.
+    adapters of noise are never cached. A candidate with which some value is not finite gets no screen, and the others
+    are weighed as without it.
 
     Raises InvalidSample for texts without a token to predict, Incompatible for candidates of another base, and what
     `load` and `progress` raise.
@@ -54,32 +57,50 @@ def weigh(
     cache = ScoreCache(0) if cache is None or request.noise else cache
     run = _WeighingRun(base, request, (*request.candidates, *beside), load, progress, cache)
     order = np.random.default_rng(request.seed).permutation(len(rows))
-    scores, screen_tokens = run.screen([rows[number] for number in order[: request.screened]])
-    ranked = sorted(range(len(scores)), key=lambda number: (-scores[number].score, number))
-    chosen = request.most_that_fit([number for number in ranked if scores[number].score > 0])
+    scores = run.screen([rows[number] for number in order[: request.screened]])
     mixture: WeightedAdapter | None = None
     losses: list[float] = []
-    step_tokens = 0
-    if chosen:
-        mixture, losses, step_tokens = run.learn(chosen, [scores[number].score for number in chosen], rows)
+    while chosen := request.most_that_fit([number for number in _best_first(scores) if scores[number].score > 0]):
+        starts = {number: scores[number].score for number in chosen}
+        mixture, losses = run.learn(starts, rows)
+        if mixture is not None:
+            break
+        for number in _culprits(chosen, partial(run.learns, starts, rows, steps=len(losses))):
+            del scores[number]
     singles, alone_tokens = None, 0
     if request.alone:
-        singles, alone_tokens = run.by_losses(ranked[: request.alone], rows)
+        singles, alone_tokens = run.by_losses(_best_first(scores)[: request.alone], rows)
     return Weighing(
-        screened=tuple(scores),
+        screened=tuple(scores.get(number) for number in range(len(request.candidates))),
         chosen=chosen,
         coefficients=() if mixture is None else _by_site(mixture),
-        losses=tuple(losses),
-        screen_tokens=screen_tokens,
-        step_tokens=step_tokens,
+        losses=tuple(losses) if chosen else (),
+        screen_tokens=run.screen_tokens,
+        step_tokens=run.step_tokens,
         alone_tokens=alone_tokens,
         by_losses=singles,
         unseen=run.on_unseen(mixture) if request.unseen else None,
     )
 
 
-@dataclass(frozen=True)
+def _best_first(scores: Mapping[int, Screened]) -> list[int]:
+    """The screened candidates, those that lower the loss most first."""
+    return sorted(scores, key=lambda number: (-scores[number].score, number))
+
+
+def _culprits(numbers: Sequence[int], is_finite: Callable[[Sequence[int]], bool]) -> list[int]:
+    """The cause among `numbers`, which together give no finite values; all if each half by itself is finite."""
+    if len(numbers) == 1:
+        return list(numbers)
+    middle = len(numbers) // 2
+    broken = [half for half in (numbers[:middle], numbers[middle:]) if not is_finite(half)]
+    return [number for half in broken for number in _culprits(half, is_finite)] or list(numbers)
+
+
+@dataclass
 class _WeighingRun:
+    """A request on its base model; counts the tokens that gradients were computed on, without cached results."""
+
     base: LoadedBase
     request: WeighingRequest
     stored: Sequence[StoredAdapter]
@@ -87,54 +108,81 @@ class _WeighingRun:
     load: Load
     progress: Progress
     cache: ScoreCache
+    screen_tokens: int = 0
+    step_tokens: int = 0
 
-    def screen(self, rows: Rows) -> tuple[list[Screened], int]:
+    def screen(self, rows: Rows) -> dict[int, Screened]:
         """How much each candidate lowers the mean NLL per token, with its standard error over groups of rows.
 
-        Returns the scores and the tokens that gradients were computed on; cached groups take none.
+        Leaves out candidates with which some value is not finite: beside others, they would make all slopes NaN.
         """
         groups = split_rows(rows, self.request.groups)
-        falls, computed_tokens = self._falls(groups)
-        tokens = np.array([tokens_of(group) for group in groups], dtype=float)
-        scores = (tokens @ falls / tokens.sum()).tolist()
-        errors = (falls.std(0, ddof=1) / len(groups) ** 0.5).tolist() if len(groups) > 1 else [None] * len(scores)
-        pairs = zip(scores, errors, strict=True)
-        return [Screened(score=score, standard_error=error) for score, error in pairs], computed_tokens
-
-    def _falls(self, groups: Sequence[Rows]) -> tuple[np.ndarray, int]:
-        """How much each candidate lowers each group's mean NLL, to first order: (groups, candidates), and its tokens.
-
-        Adapters are screened in the order of their names, so that their ranking changes no bit.
-        """
         names = [name_of(adapter) for adapter in self.stored]
-        order = sorted(range(len(names)), key=lambda number: names[number])
-        keys = [key_of(self.request.owner, "falls", [names[number] for number in order], group) for group in groups]
-        rows = [self.cache.get(key) for key in keys]
-        missing = [number for number, row in enumerate(rows) if row is None]
-        if missing:
-            mixture = self._mixture(order)
-            with attached(self.base.model, mixture):
-                for number in missing:
-                    self._report(number, f"screening {len(order)} adapters")
-                    add_gradients(self.base, groups[number], before_forward=mixture.apply_coefficients)
-                    assert mixture.coefficients.grad is not None
-                    rows[number] = row = -mixture.coefficients.grad.sum(0).double().cpu().numpy()
-                    mixture.coefficients.grad = None
-                    self.cache.put(keys[number], row)
-        columns = np.argsort(order)[: len(self.request.candidates)]
-        return np.array(rows, dtype=float)[:, columns], sum(tokens_of(groups[number]) for number in missing)
+        numbers = sorted(range(len(names)), key=lambda number: names[number])  # so that a ranking changes no bit
+        while numbers:
+            falls = self._falls(numbers, groups)
+            if np.isfinite(falls[-1]).all():
+                break
+            culprits = _culprits(numbers, partial(self._has_finite_falls, groups[len(falls) - 1]))
+            numbers = [number for number in numbers if number not in culprits]
+        if not numbers:
+            return {}
+        tokens = np.array([tokens_of(group) for group in groups], dtype=float)
+        means = tokens @ falls / tokens.sum()
+        errors = falls.std(0, ddof=1) / len(groups) ** 0.5 if len(groups) > 1 else [None] * len(numbers)
+        screened = {
+            number: Screened(score=float(mean), standard_error=None if error is None else float(error))
+            for number, mean, error in zip(numbers, means, errors, strict=True)
+        }
+        return {number: screened[number] for number in range(len(self.request.candidates)) if number in screened}
+
+    def _falls(self, numbers: Sequence[int], groups: Sequence[Rows]) -> np.ndarray:
+        """How much each of these adapters lowers each group's mean NLL, to first order: (groups, adapters).
+
+        Ends with the first group for which some value is not finite.
+        """
+        names = [name_of(self.stored[number]) for number in numbers]
+        mixture: WeightedAdapter | None = None
+        falls: list[np.ndarray] = []
+        for done, group in enumerate(groups):
+            key = key_of(self.request.owner, "falls", names, group)
+            row = self.cache.get(key)
+            if row is None:
+                self._report(done, f"screening {len(numbers)} adapters")
+                mixture = self._mixture(numbers) if mixture is None else mixture
+                row = self._slopes(mixture, group)
+                self.cache.put(key, row)
+            falls.append(row)
+            if not np.isfinite(row).all():
+                break
+        return np.array(falls, dtype=float)
+
+    def _has_finite_falls(self, group: Rows, numbers: Sequence[int]) -> bool:
+        """Return True if all slopes of these adapters on a group are finite."""
+        return bool(np.isfinite(self._falls(numbers, [group])).all())
+
+    def _slopes(self, mixture: WeightedAdapter, rows: Rows) -> np.ndarray:
+        """How much each adapter of a mixture lowers the mean NLL of rows, to first order: (adapters,)."""
+        with attached(self.base.model, mixture):
+            add_gradients(self.base, rows, before_forward=mixture.apply_coefficients)
+        assert mixture.coefficients.grad is not None
+        slopes: np.ndarray = -mixture.coefficients.grad.sum(0).double().cpu().numpy()
+        mixture.coefficients.grad = None
+        self.screen_tokens += tokens_of(rows)
+        return slopes
 
     def learn(
-        self, chosen: Sequence[int], scores: Sequence[float], rows: Rows
-    ) -> tuple[WeightedAdapter, list[float], int]:
-        """Learn coefficients; return the mixture, the loss before each step, and the tokens of all steps.
+        self, scores: Mapping[int, float], rows: Rows, *, steps: int | None = None
+    ) -> tuple[WeightedAdapter | None, list[float]]:
+        """Learn coefficients of the candidates with these scores, in all steps or the first `steps`.
 
-        Coefficients start even, or in proportion to the scores of the screen.
+        Coefficients start even, or in proportion to the scores of the screen. Returns the mixture, None once a loss or
+        a coefficient is not finite, and the loss before each step.
         """
-        request, mixture = self.request, self._mixture(chosen)
-        starts = torch.full((len(chosen),), request.start)
+        request, mixture = self.request, self._mixture(list(scores))
+        starts = torch.full((len(scores),), request.start)
         if request.by_screen:
-            starts = torch.tensor(scores) / sum(scores) * min(1.0, request.start * len(chosen))
+            starts = torch.tensor(list(scores.values())) / sum(scores.values()) * min(1.0, request.start * len(scores))
         with torch.no_grad():
             mixture.coefficients.copy_(starts.expand_as(mixture.coefficients))
         optimiser = torch.optim.Adam([mixture.coefficients], lr=request.rate, betas=(0.9, 0.95))
@@ -142,20 +190,25 @@ class _WeighingRun:
         draw = np.random.default_rng([request.seed, 1])
         batches = draw_batches(rows, batch=request.batch, steps=request.steps, draw=draw)
         losses: list[float] = []
-        tokens = 0
         with attached(self.base.model, mixture):
-            for number, batch in enumerate(batches):
-                self._report(self.request.groups + number, f"weighing {len(chosen)} adapters")
+            for number, batch in enumerate(batches[:steps]):
+                self._report(self.request.groups + number, f"weighing {len(scores)} adapters")
                 losses.append(add_gradients(self.base, batch, before_forward=mixture.apply_coefficients))
-                tokens += tokens_of(batch)
+                self.step_tokens += tokens_of(batch)
                 optimiser.step()
                 schedule.step()
                 optimiser.zero_grad()
                 with torch.no_grad():
                     mixture.coefficients.clamp_(min=0)
+                if not (math.isfinite(losses[-1]) and bool(mixture.coefficients.isfinite().all())):
+                    return None, losses
         with torch.no_grad():
             mixture.coefficients[mixture.coefficients < MIN_WEIGHT] = 0
-        return mixture, losses, tokens
+        return mixture, losses
+
+    def learns(self, scores: Mapping[int, float], rows: Rows, numbers: Sequence[int], *, steps: int) -> bool:
+        """Return True if the candidates `numbers`, a part of `scores`, have finite values in the first `steps`."""
+        return self.learn({number: scores[number] for number in numbers}, rows, steps=steps)[0] is not None
 
     def by_losses(self, numbers: Sequence[int], rows: Rows) -> tuple[ByLosses, int]:
         """Mix these candidates by their own losses; also return the tokens that they were scored on."""

@@ -41,6 +41,8 @@ def evidence_of(job: CookJob) -> Evidence:
 def abstained(job: CookJob, outcome: Outcome) -> Cooked:
     """The answer where there is no soup, or none that helps: the base model."""
     reason = "" if job.selection is None else job.selection.selection.reason
+    if outcome.soup is None and job.ingredients:  # all selected adapters overflow
+        reason = "No adapter that can be weighed lowers the loss on the sample."
     if outcome.soup is not None and outcome.evidence.verification is not None:
         reason = why_not(outcome.evidence.verification)
     model = f"base/{job.base.entry.id}"

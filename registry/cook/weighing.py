@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from registry.adapters import sites_of
+from registry.catalogue.rows import AdapterRow
 from registry.cook.acceptance import check_verifiable
 from registry.cook.budget import Depth, Size, cut_weighing, passes_within, screening_groups
 from registry.cook.candidate import Candidate, Proposal
@@ -29,6 +30,7 @@ from registry.spec import (
     BaseShape,
     ConcatMixing,
     CookRequest,
+    LeftOut,
     Passage,
     Search,
     StoredAdapter,
@@ -42,6 +44,7 @@ from registry.spec import (
 
 MOST_TOGETHER = MOST + MOST // 2
 """Adapters that are screened together for several rankings of the same passages."""
+OVERFLOWS = "With it the base model gives values that are not finite numbers."
 
 
 def propose_by_weighing(job: CookJob, depth: Depth) -> Proposal:
@@ -139,8 +142,9 @@ class _Weigher:
             number = best_single(weighing)
             if number is not None:
                 single = MixPlan((ingredients[number],), ConcatMixing(), max_width)
-        if task.selected:
-            plans["selected"] = MixPlan(task.selected, job.request.mixing, job.request.max_width)
+        selected = _without(task.selected, _overflowing(task.adapters, weighing))
+        if selected:
+            plans["selected"] = MixPlan(selected, job.request.mixing, job.request.max_width)
         return _Weighed(task, weighing, seconds, plans, single)
 
 
@@ -225,6 +229,27 @@ def mixtures(
     return plans
 
 
+def _overflowing(adapters: Shortlist, weighing: Weighing | None) -> list[AdapterRow]:
+    """The adapters with which values of the base model were not finite."""
+    if weighing is None:
+        return []
+    pairs = zip(adapters.adapters, weighing.screened, strict=True)
+    return [row for (row, _), screened in pairs if screened is None]
+
+
+def _without(selected: tuple[SoupIngredient, ...], rows: Sequence[AdapterRow]) -> tuple[SoupIngredient, ...]:
+    """The ingredients without these adapters, at the weights that the others have beside each other."""
+    digests = {row.digest for row in rows}
+    weights = {
+        number: float(ingredient.weight)
+        for number, ingredient in enumerate(selected)
+        if ingredient.digest not in digests
+    }
+    if len(weights) == len(selected):
+        return selected
+    return _with_weights(selected, weights) if weights else ()
+
+
 def best_single(weighing: Weighing | None) -> int | None:
     """The number of the best single adapter on the passages to fit on; None if none was weighed.
 
@@ -232,7 +257,7 @@ def best_single(weighing: Weighing | None) -> int | None:
     """
     if weighing is None or not weighing.chosen:
         return None
-    if weighing.by_losses is not None:
+    if weighing.by_losses is not None and weighing.by_losses.scored:
         differences = dict(zip(weighing.by_losses.scored, weighing.by_losses.differences, strict=True))
         return min(differences, key=lambda number: differences[number])
     coefficients = dict(zip(weighing.chosen, weighing.coefficients, strict=True))
@@ -295,10 +320,14 @@ def _search_of(job: CookJob, answer: _Weighed, weighed: Sequence[_Weighed], *, h
     assert job.request.effort is not None
     weighings = [task.weighing for task in weighed if task.weighing is not None]
     adapters = answer.task.adapters
+    overflowing = [
+        LeftOut(ref=row.ref, digest=row.digest, domain=row.domain, reason=OVERFLOWS)
+        for row in _overflowing(adapters, answer.weighing)
+    ]
     return Search(
         effort=job.request.effort,
         candidates=_reported(adapters, answer.weighing, job.base.shape),
-        left_out=adapters.excluded,
+        left_out=(*overflowing, *adapters.excluded),
         more_left_out=adapters.more_excluded,
         trials=(),
         decided_on=answer.task.passages,
@@ -327,5 +356,6 @@ def _reported(adapters: Shortlist, weighing: Weighing | None, shape: BaseShape) 
             alone=alone.get(number),
         )
         for number, ((row, _), screened) in enumerate(zip(adapters.adapters, weighing.screened, strict=True))
+        if screened is not None
     ]
     return tuple(sorted(candidates, key=lambda candidate: (-candidate.score, candidate.digest)))

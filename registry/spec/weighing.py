@@ -108,11 +108,12 @@ class Unseen(Frozen):
 class Weighing(Frozen):
     """The result of weighing: the screen of each candidate, the `chosen` candidates by index, and their coefficients.
 
+    A candidate has no screen if some value of the base model with it is not finite; it is then not weighed.
     `coefficients` has for each chosen candidate its coefficient by site. Tokens are those processed for the screen, the
     steps, and single adapters, without those of results that were reused.
     """
 
-    screened: tuple[Screened, ...]
+    screened: tuple[Screened | None, ...]
     chosen: tuple[int, ...]
     coefficients: tuple[dict[str, float], ...]
     losses: tuple[float, ...]

@@ -201,6 +201,8 @@ class ToyRegistry:
         self.gains, self.scored = self.tiny.gains, self.tiny.scored
         self.fits = 0
         self.helpful: dict[str, float] = {}
+        self.overflowing: set[str] = set()
+        """Blobs of weights with which a weighing gives no finite value."""
         self.noise_helps = 0.0
         self.weighings: list[WeighingRequest] = []
         self.tunings: list[TuningRequest] = []
@@ -290,7 +292,10 @@ class ToyRegistry:
         kept = request.most_that_fit([at for at in best if scores[at] > 0])
         sites = [sorted(sites_of(request.candidates[at].config, SHAPE)) for at in kept]
         return Weighing(
-            screened=tuple(Screened(score=score, standard_error=0.01) for score in scores),
+            screened=tuple(
+                None if one.blob in self.overflowing else Screened(score=score, standard_error=0.01)
+                for one, score in zip(request.candidates, scores, strict=True)
+            ),
             chosen=kept,
             coefficients=tuple(
                 {site: scores[at] / (1 + number) for number, site in enumerate(own)}

@@ -228,6 +228,68 @@ def test_adapters_of_another_base_are_refused(gpt2: LoadedBase) -> None:
         weigh(gpt2, asked(bank), lambda one: short[one.blob])
 
 
+# --- adapters that overflow --------------------------------------------------------------------------
+
+
+def with_overflow(base: LoadedBase, at: str, *, size: float, count: int = 6) -> tuple[Bank, Bank]:
+    """LoRAs of which the fourth has huge finite values in A or B; also without it."""
+    config = loras(base)[0]
+    bank = {sha256_digest(str(seed).encode()): (config, drawn(base, config, seed)) for seed in range(count)}
+    broken = sha256_digest(b"3")
+    huge = {name: tensor * size if at in name else tensor for name, tensor in bank[broken][1].items()}
+    assert all(tensor.isfinite().all() for tensor in huge.values())
+    return {**bank, broken: (config, huge)}, {blob: one for blob, one in bank.items() if blob != broken}
+
+
+def without(found: Weighing, left_out: int) -> Weighing:
+    """A weighing as it is when this candidate is not there."""
+    return found.model_copy(
+        update={
+            "screened": tuple(one for number, one in enumerate(found.screened) if number != left_out),
+            "chosen": tuple(number - (number > left_out) for number in found.chosen),
+            "by_losses": None,
+        }
+    )
+
+
+@pytest.mark.parametrize("fields", [{}, {"alone": 6, "keep": 32}, {"groups": 100, "by_screen": True}])
+def test_an_adapter_that_overflows_is_left_out_and_the_others_are_weighed_as_without_it(
+    base: LoadedBase, fields: dict[str, object]
+) -> None:
+    bank, others = with_overflow(base, "lora_A", size=3e38)
+    found, expected = weighed(base, bank, **fields), weighed(base, others, **fields)
+    assert [number for number, one in enumerate(found.screened) if one is None] == [3]
+    assert found.chosen
+    assert without(found, 3).model_dump(exclude=TOOK) == expected.model_dump(exclude={*TOOK, "by_losses"}) | {
+        "by_losses": None
+    }
+    cache = ScoreCache()
+    weighed(base, bank, cache, owner="me", **fields)
+    again = weighed(base, bank, cache, owner="me", **fields)
+    assert (again.screen_tokens, again.model_dump(exclude=TOOK)) == (0, found.model_dump(exclude=TOOK))
+
+
+def test_an_adapter_that_overflows_once_it_has_a_coefficient_is_left_out_too(gpt2: LoadedBase) -> None:
+    """Its slopes are finite numbers, and no loss with it is."""
+    for sign in (1, -1):
+        bank, others = with_overflow(gpt2, "lora_B", size=sign * 1e36)
+        found = weighed(gpt2, bank, alone=6)
+        assert found.by_losses is not None
+        assert 3 not in found.chosen
+        assert 3 not in found.by_losses.scored
+        assert len(found.by_losses.scored) == len(others)
+        assert found.losses
+
+
+def test_where_all_overflow_none_is_weighed(gpt2: LoadedBase) -> None:
+    broken, others = with_overflow(gpt2, "lora_A", size=3e38)
+    bank = {blob: one for blob, one in broken.items() if blob not in others}
+    found = weighed(gpt2, bank, alone=1)
+    assert (found.screened, found.chosen, found.losses) == ((None,), (), ())
+    assert found.by_losses is not None
+    assert found.by_losses.scored == ()
+
+
 # --- noise, and texts that had no part in it -------------------------------------------------------
 
 

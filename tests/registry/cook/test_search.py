@@ -220,6 +220,29 @@ def test_loras_that_know_different_modules_keep_the_factors_of_their_own(verbs):
     assert sorted(len(one.layers) for one in quick(verbs, "law", "zoo").recipe.ingredients) == [2, 6]
 
 
+def test_an_adapter_that_overflows_is_left_out_with_a_reason_and_the_others_are_weighed(pool):
+    digests = helps(pool, law=0.4, news=0.2)
+    pool.overflowing = {pool.named("acme/law").weights_blob}
+    pool.helpful.pop(pool.named("acme/law").weights_blob)
+    cooked = quick(pool, "law", "zoo")
+    search = cooked.evidence.search
+    assert {one.ref: one.reason for one in search.left_out} == {
+        "acme/law@1": "With it the base model gives values that are not finite numbers."
+    }
+    assert {one.domain for one in search.candidates} == {"code", "news", "zoo"}
+    assert [trial.way for trial in search.trials] == ["weighed", "selected"]
+    assert {one.domain for one in cooked.evidence.selection.selected} == {"law", "zoo"}
+    assert [trial.members for trial in search.trials] == [1, 1]
+    assert digests["law"] not in [one.digest for one in cooked.recipe.ingredients]
+
+
+def test_where_the_only_selected_adapter_overflows_and_no_other_helps_the_answer_says_so(pool):
+    pool.overflowing = {pool.named("acme/law").weights_blob}
+    cooked = quick(pool, "law")
+    assert (cooked.abstained, cooked.evidence.search.trials) == (True, ())
+    assert cooked.reason == "No adapter that can be weighed lowers the loss on the sample."
+
+
 # --- thorough -------------------------------------------------------------------------------------
 
 
