@@ -2,7 +2,8 @@
 
 Used by the engine's thread only, so it needs no lock. Adapters of an evicted base model are evicted with it. If an
 adapter fails to load, the requests that name it fail: nothing is cached, and the next request tries again. The base
-model never replaces it. A started engine loads adapters in background threads, while other requests go on.
+model never replaces it. A started engine loads adapters in background threads, while other requests go on. Adapters
+that are loaded ahead, for requests that have not started, take at most as many bytes as the cache again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Container
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from registry.adapters import from_tensors
 from registry.adapters.batched import ReadyAdapter
@@ -20,6 +22,14 @@ from registry.errors import InvalidParameter, SoupError, Unavailable
 from service.engine.runner import Runner
 
 LOADER_THREADS = 2
+
+
+@dataclass(frozen=True)
+class _Load:
+    """A load in the background, and the bytes that the adapter takes."""
+
+    adapter: Future[ReadyAdapter]
+    bytes: int
 
 
 class AdapterCache:
@@ -38,7 +48,8 @@ class AdapterCache:
         self.hits = 0
         """Requests whose adapter was cached when they started; the executor counts them."""
         self._cached: OrderedDict[tuple[str, str], ReadyAdapter] = OrderedDict()
-        self._loading: dict[tuple[str, str], Future[ReadyAdapter]] = {}
+        self._loading: dict[tuple[str, str], _Load] = {}
+        self._loading_bytes = 0
         self._pool: ThreadPoolExecutor | None = None
         self._on_loaded: Callable[[], None] = lambda: None
 
@@ -65,14 +76,20 @@ class AdapterCache:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def prefetch(self, runner: Runner, handle: LoadableAdapter) -> bool:
-        """Return True if `get` would not wait for a load; if it would, start loading in the background."""
+        """Return True if `get` would not wait for a load; if it would, start loading in the background.
+
+        Starts none while those that are loading, or loaded and not used yet, leave no room for it in the capacity.
+        """
         key = (runner.base.entry.id, handle.digest)
         if key in self._cached or self._pool is None:
             return True
         if key not in self._loading:
-            self._loading[key] = self._pool.submit(_load, runner.base, handle)
-            self._loading[key].add_done_callback(lambda _future: self._on_loaded())
-        return self._loading[key].done()
+            if self._loading and self._loading_bytes + handle.size_bytes > self.capacity:
+                return False
+            self._loading[key] = _Load(self._pool.submit(_load, runner.base, handle), handle.size_bytes)
+            self._loading_bytes += handle.size_bytes
+            self._loading[key].adapter.add_done_callback(lambda _future: self._on_loaded())
+        return self._loading[key].adapter.done()
 
     def is_cached(self, runner: Runner, handle: LoadableAdapter) -> bool:
         """Return True if the adapter is on the base model's device."""
@@ -85,8 +102,7 @@ class AdapterCache:
         """
         key = (runner.base.entry.id, handle.digest)
         if key not in self._cached:
-            load = self._loading.pop(key, None)
-            adapter = _load(runner.base, handle) if load is None else load.result()
+            adapter = self._take_load(key).result() if key in self._loading else _load(runner.base, handle)
             runner.batched.add_hooks(adapter)
             self._add(key, adapter, pinned)
         self._cached.move_to_end(key)
@@ -95,22 +111,35 @@ class AdapterCache:
     def evict_base(self, base_id: str) -> None:
         """Evict the adapters of a base model, and drop those being loaded: they refer to its modules."""
         for key in [key for key in self._loading if key[0] == base_id]:
-            self._loading.pop(key).cancel()
+            self._take_load(key).cancel()
         for key in [key for key in self._cached if key[0] == base_id]:
             self._evict(key)
 
     def evict(
-        self, loaded_bases: Container[str], limit: int | None, requested: Container[str], pinned: Collection[str] = ()
+        self,
+        loaded_bases: Container[str],
+        limit: int | None,
+        *,
+        ready_bases: Container[str],
+        requested: Container[str],
+        pinned: Collection[str] = (),
     ) -> None:
         """Evict adapters of all but the `loaded_bases`, then the least recently used ones over `limit` and capacity.
 
-        Loads of digests that are no longer `requested` are cancelled. The `pinned` digests are of running sequences.
+        Drops loads of digests that are no longer `requested`, and those of all but the `ready_bases`: they would keep
+        others from being loaded, perhaps those that the base models wait for. The `pinned` digests are of running
+        sequences.
         """
-        for key in [key for key in self._loading if key[0] not in loaded_bases or key[1] not in requested]:
-            self._loading.pop(key).cancel()
+        for key in [key for key in self._loading if key[0] not in ready_bases or key[1] not in requested]:
+            self._take_load(key).cancel()
         for key in [key for key in self._cached if key[0] not in loaded_bases]:
             self._evict(key)
         self._evict_to(self.capacity if limit is None else min(limit, self.capacity), pinned)
+
+    def _take_load(self, key: tuple[str, str]) -> Future[ReadyAdapter]:
+        load = self._loading.pop(key)
+        self._loading_bytes -= load.bytes
+        return load.adapter
 
     def _evict_to(self, limit: int, pinned: Container[str]) -> None:
         for key in [key for key in self._cached if key[1] not in pinned]:

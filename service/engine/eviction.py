@@ -70,7 +70,9 @@ class Evictor:
         available = self._bases.available
         if available is not None and self._adapters.bytes + self.stacked_bytes > available:
             _free_stacks(self._runners())
-        self._adapters.evict(self._bases.loaded, available, requested, running)
+        self._adapters.evict(
+            self._bases.loaded, available, ready_bases=self._bases.ready, requested=requested, pinned=running
+        )
 
     def adapter_budget(self, size: int, base_id: str, cached: int) -> int:
         """See `BaseCache.adapter_budget`; stacked copies are freed if they do not fit beside a new adapter."""

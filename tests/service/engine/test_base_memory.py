@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,13 @@ def handle_of(source: Source | LoadedBases, base_id: str, seed: int = 1, value: 
         return {name: torch.full_like(t, value) if value is not None else t for name, t in state.items()}
 
     return LoadableAdapter(f"sha256:{base_id}{seed}", CONFIG, load, SIZE)
+
+
+def wide_handle_of(source: Source, base_id: str, bottleneck: int) -> LoadableAdapter:
+    config = paper_config("bapna_firat", bottleneck=bottleneck)
+    state = create(config, source.text(base_id).shape, seed=1).state_dict()
+    size = sum(4 * tensor.numel() for tensor in state.values())
+    return LoadableAdapter(f"sha256:{base_id}{bottleneck}", config, lambda: state, size)
 
 
 class TestTheBudget:
@@ -282,6 +289,30 @@ class TestAdapters:
         assert running.result(0)
         assert coming.result(0)
         assert engine.counters()["adapter_loads_total"] == 1
+
+    def test_an_adapter_loaded_for_a_base_that_may_not_start_holds_up_no_other(self, source: Source) -> None:
+        """`a` waits with a large adapter, which was loaded while `a` was served, until the older request to `b` ends.
+
+        The two adapters do not fit into the memory for adapters together.
+        """
+        large = wide_handle_of(source, "a", 8)
+        small = wide_handle_of(source, "b", 4)
+        limits = EngineLimits(
+            memory_bytes=20_000 + small.size_bytes,
+            adapter_cache_bytes=large.size_bytes + small.size_bytes - 1,
+            max_running=1,
+        )
+        source.sizes |= {"a": 10_000, "b": 10_000}
+        engine = Engine(source, limits)
+        loaded = threading.Event()
+        first = engine.submit(request("a", 40))
+        waiting = engine.submit(request("b", adapter=small))
+        last = engine.submit(request("a", adapter=replace(large, load=lambda: loaded.set() or large.load())))
+        with started(engine):
+            assert first.result(20)
+            assert loaded.wait(20), "beside the tokens of the first"
+            assert waiting.result(20)
+            assert last.result(20)
 
     def test_an_adapter_without_any_room_is_refused_with_the_numbers(self, source: Source) -> None:
         engine = Engine(source, EngineLimits(memory_bytes=11))

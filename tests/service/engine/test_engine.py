@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -333,6 +334,27 @@ class TestManyAtOnce:
                 assert ticket.result(30).choices[0].token_ids == reference(base, prompt, 4, handle_of(base, 1))
         assert len(loads) == 1
         assert loads[0].startswith("load-adapter")
+
+    def test_adapters_that_wait_to_start_are_loaded_within_the_bank_and_all_requests_are_answered(
+        self, base: LoadedBase
+    ) -> None:
+        """While one generates, the adapters of others are loaded: as many as the bank could hold, and no more."""
+        size = sum(4 * tensor.numel() for tensor in tensors_of(base, 0).values())
+        engine = engine_of(base, adapter_cache_bytes=3 * size, max_running=1)
+        loads: list[float] = []
+        unused: list[float] = []
+
+        def load(seed: int) -> Mapping[str, Tensor]:
+            loads.append(seed)
+            unused.append(len(loads) - engine.counters()["adapter_loads_total"])
+            return tensors_of(base, seed)
+
+        handles = [LoadableAdapter(f"sha256:{n:064x}", CONFIG, partial(load, n), size) for n in range(12)]
+        tickets = engine.submit_all([GenerateRequest("tiny", (1, 2), handle, greedy(20)) for handle in handles])
+        with started(engine):
+            assert all(ticket.result(60).choices for ticket in tickets)
+        assert len(loads) == 12, "each once"
+        assert 1 < max(unused) <= 3, "loads overlap with the tokens of others"
 
     def test_an_adapter_larger_than_the_bank_is_refused_with_the_numbers(self, base: LoadedBase) -> None:
         known = replace(handle_of(base, 0), size_bytes=2000)
