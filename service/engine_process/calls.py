@@ -54,17 +54,28 @@ class Peer:
         """Send a message."""
         self.send(0, name, arguments)
 
-    def call(self, name: str, *arguments: Any, seconds: float | None = CALL_SECONDS) -> Any:
-        """Return the other end's answer to a call; raises its error, and Unavailable without one in `seconds`."""
+    def call(
+        self,
+        name: str,
+        *arguments: Any,
+        seconds: float | None = CALL_SECONDS,
+        on_late: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """Return the other end's answer to a call; raises its error, and Unavailable without one in `seconds`.
+
+        `on_late` is called when the answer comes after that, or the connection is closed.
+        """
         number = next(self._numbers)
         future = self._unanswered[number] = Future()
         try:
             self.send(number, name, arguments)
             return future.result(seconds)
         except TimeoutError:
+            future.add_done_callback(lambda _answered: on_late())
             raise Unavailable(f"The engine's process has not answered in {seconds:g} seconds: try again.") from None
-        finally:
+        except BaseException:
             self._unanswered.pop(number, None)
+            raise
 
     def serve(self) -> None:
         """Take what the other end sends until it has closed the connection or is gone."""
@@ -98,7 +109,7 @@ class Peer:
 
     def _take_answer(self, number: int, answer: Any, error: Exception | None) -> None:
         future = self._unanswered.pop(number, None)
-        if future is None:  # too late
+        if future is None:  # nobody waits for it
             return
         if error is not None:
             future.set_exception(error)

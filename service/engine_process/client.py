@@ -143,9 +143,8 @@ class ProcessEngine(RemoteEngine):
         numbers = [remote.number for remote in added]
         try:
             sent = [(remote.number, sent_request(remote.request, prints[remote.request.base_id])) for remote in added]
-            peer.call("submit", sent)
+            peer.call("submit", sent, on_late=partial(self._cancel, peer, numbers))
         except BaseException as error:
-            self._cancel(peer, numbers)
             with self._changed:
                 if all(number in self._remote for number in numbers):
                     for number in numbers:

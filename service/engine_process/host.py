@@ -7,13 +7,14 @@ another digest are refused.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from registry.adapters.loadable import Tensors
 from registry.blobs import open_blobs
-from registry.errors import Incompatible, Unavailable
+from registry.errors import Incompatible, SoupError, Unavailable
 from registry.stored.adapters import from_store
 from service.engine import Delta, GenerateRequest
 from service.engine.bases import AllowedBases
@@ -24,7 +25,7 @@ from service.engine_process.wire import SentRequest
 
 
 class EngineHost:
-    """The engine of a plan; raises Unavailable without the folder of blobs."""
+    """The engine of a plan, with the tokenizers of its base models; raises Unavailable without the folder of blobs."""
 
     def __init__(self, plan: EnginePlan) -> None:
         if plan.blobs.url is None and not plan.blobs.folder.is_dir():
@@ -35,6 +36,9 @@ class EngineHost:
         self._blobs = open_blobs(plan.blobs, make=plan.blobs.url is not None)
         self._bases = AllowedBases(plan.bases, plan.cache)
         self.engine = Engine(self._bases, plan.limits)
+        for base_id in plan.bases:  # later they would wait until other weights are loaded, and requests with them
+            with suppress(SoupError):  # a request for it gets the error
+                _ = self._bases.text(base_id), self._bases.size(base_id)
 
     def receive(
         self,
@@ -49,7 +53,7 @@ class EngineHost:
         Raises Incompatible for another fingerprint of the base model.
         """
         request = sent.request
-        fingerprint = self._bases.shape(request.base_id).fingerprint
+        fingerprint = self._bases.text(request.base_id).shape.fingerprint
         if fingerprint != sent.fingerprint:
             raise Incompatible(
                 f"The engine has another state of base model '{request.base_id}' ({fingerprint[:19]} and not "

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,13 +17,17 @@ import pytest
 
 from registry.adapters.loadable import LoadableAdapter
 from registry.adapters.weights import load_tensors
+from registry.base_model.build_lock import BUILDING
 from registry.errors import Busy, Cancelled, Internal, InvalidParameter, InvalidPrompt, NotFound, Unavailable
 from service.engine import Delta, GenerateRequest, SamplingParams, ScoreRequest
 from service.engine.request import RequestTimeline, timeline_observer
 from service.engine_process import client
+from service.engine_process.calls import Peer
 from service.engine_process.child import PROGRAM, engine_child
 from service.engine_process.client import ProcessEngine
+from service.engine_process.host import EngineHost
 from service.engine_process.plan import plan_of
+from service.engine_process.wire import sent_request
 from tests.service.cluster import one_server, until
 from tests.service.servers import BASE_ID, CONFIG, World, adapter_weights, write_bases
 
@@ -169,6 +174,33 @@ def test_a_cancelled_request_is_dropped_and_told_of_once(engine: ProcessEngine) 
     assert idle(engine)
     assert engine.counters()["requests_cancelled_total"] == before + 1
     assert heard.ends == [(3, len(heard.deltas))]
+
+
+def test_a_request_that_is_queued_too_late_runs_for_nobody(
+    engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = engine.counters()["requests_cancelled_total"]
+    assert engine.pid is not None
+    with monkeypatch.context() as patch:
+        patch.setitem(Peer.call.__kwdefaults__, "seconds", 0.3)
+        os.kill(engine.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(Unavailable, match="not answered"):
+                engine.submit(GenerateRequest(BASE_ID, (1, 2, 3), params=ENDLESS))
+        finally:
+            os.kill(engine.pid, signal.SIGCONT)
+    until(lambda: idle(engine))
+    assert engine.counters()["requests_cancelled_total"] == before + 1
+
+
+def test_requests_for_a_base_model_are_queued_while_another_one_loads(world: World) -> None:
+    """Loading holds the lock of everything that builds a model, for minutes if the weights are large."""
+    plan = plan_of(world.runtime.settings)
+    host = EngineHost(plan)
+    print_of_base = world.runtime.bases.allowed.text(BASE_ID).shape.fingerprint
+    sent = sent_request(GenerateRequest(BASE_ID, (1, 2), params=PARAMS), print_of_base)
+    with ThreadPoolExecutor(1) as pool, BUILDING:
+        assert pool.submit(lambda: host.engine.submit(host.receive(sent))).result(20)
 
 
 def test_a_score_that_should_stop_is_cancelled(engine: ProcessEngine) -> None:
