@@ -13,6 +13,7 @@ Canonical order: by layer number, then name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +31,12 @@ from registry.adapters.fusion import FusionAdapter, initial_fusion
 from registry.adapters.head import HeadModule, initial_head
 from registry.adapters.initial import Init, Shapes, initial_tensors
 from registry.adapters.loadable import Tensors
-from registry.adapters.lora import LORA_B, PREFIX, LoraAdapter, initial_lora
+from registry.adapters.lora import LORA_A, LORA_B, PREFIX, LoraAdapter, initial_lora, stacked_rank
 from registry.adapters.lora_mixing import LoraMixture, join_loras
 from registry.adapters.lora_ranks import Moments, narrow_loras
 from registry.adapters.masks import add_masks, is_mask
 from registry.adapters.mixture import Constant, Factor, Mixture
-from registry.adapters.prefix import PrefixAdapter, initial_prefix
+from registry.adapters.prefix import PROMPT, PrefixAdapter, initial_prefix
 from registry.adapters.union import UnionAdapter, UnionMixture, initial_union
 from registry.errors import Incompatible, Internal, InvalidParameter, UnknownMethod
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
@@ -47,6 +48,7 @@ __all__ = [
     "Init",
     "StructureEntry",
     "attached",
+    "bytes_in_memory",
     "create",
     "entry_of",
     "expected_tensors",
@@ -211,6 +213,22 @@ def expected_tensors(config: AdapterConfig, shape: BaseShape) -> dict[str, tuple
     """
     state = _built(config, shape).state_dict()
     return {name: tuple(state[name].shape) for name in canonical_order(state)}
+
+
+def bytes_in_memory(config: AdapterConfig, shape: BaseShape) -> int:
+    """The most bytes that an adapter takes on a base model (`batched.ReadyAdapter`), whatever the dtype of its file.
+
+    Tensors are in fp32, LoRAs have the ranks in which they are stacked, and a prefix also has its keys and values.
+    Raises UnknownMethod, or Incompatible where the base cannot take it.
+    """
+    total = 0
+    for name, size in expected_tensors(config, shape).items():
+        values = math.prod(size) * (2 if name.endswith(PROMPT) else 1)
+        if name.endswith((LORA_A, LORA_B)):
+            rank = size[0] if name.endswith(LORA_A) else size[1]
+            values = values // rank * stacked_rank(rank)
+        total += values if is_mask(name) else 4 * values
+    return total
 
 
 def sites_of(config: AdapterConfig, shape: BaseShape) -> frozenset[str]:

@@ -28,6 +28,11 @@ LORA_B = ".lora_B.weight"
 SHOWN = 20
 
 
+def stacked_rank(rank: int) -> int:
+    """The rank with which a LoRA is stacked: the next power of two."""
+    return 1 << (rank - 1).bit_length()
+
+
 class LoraUpdate(nn.Module):
     """The update of one linear module."""
 
@@ -92,7 +97,7 @@ class LoraAdapter(AdapterModule):
 
     def stackable(self) -> AdapterModule:
         """A LoRA that computes the same with ranks that are powers of two and a scale of 1."""
-        ranks = {path: 1 << (module.rank - 1).bit_length() for path, module in self.config.modules().items()}
+        ranks = {path: stacked_rank(module.rank) for path, module in self.config.modules().items()}
         config = LoraConfig.of({path: LoraModule(rank, float(rank)) for path, rank in ranks.items()})
         padded = LoraAdapter(config, self._shape)
         for path, update in self._updates.items():

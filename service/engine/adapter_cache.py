@@ -95,16 +95,18 @@ class AdapterCache:
         """Return True if the adapter is on the base model's device."""
         return (runner.base.entry.id, handle.digest) in self._cached
 
-    def get(self, runner: Runner, handle: LoadableAdapter, *, pinned: Container[str] = ()) -> ReadyAdapter:
+    def get(
+        self, runner: Runner, handle: LoadableAdapter, *, pinned: Callable[[], Container[str | None]] = tuple
+    ) -> ReadyAdapter:
         """Return the adapter on the base model's device, loaded if necessary; raise a SoupError if that fails.
 
-        The `pinned` digests belong to the same pass and are not evicted.
+        `pinned` returns the digests of the same pass and of running sequences, which are not evicted for it.
         """
         key = (runner.base.entry.id, handle.digest)
         if key not in self._cached:
             adapter = self._take_load(key).result() if key in self._loading else _load(runner.base, handle)
             runner.batched.add_hooks(adapter)
-            self._add(key, adapter, pinned)
+            self._add(key, adapter, pinned())
         self._cached.move_to_end(key)
         return self._cached[key]
 
@@ -141,7 +143,7 @@ class AdapterCache:
         self._loading_bytes -= load.bytes
         return load.adapter
 
-    def _evict_to(self, limit: int, pinned: Container[str]) -> None:
+    def _evict_to(self, limit: int, pinned: Container[str | None]) -> None:
         for key in [key for key in self._cached if key[1] not in pinned]:
             if self.bytes <= limit:
                 break
@@ -151,7 +153,7 @@ class AdapterCache:
         self.bytes -= self._cached.pop(key).bytes
         self.evictions += 1
 
-    def _add(self, key: tuple[str, str], adapter: ReadyAdapter, pinned: Container[str]) -> None:
+    def _add(self, key: tuple[str, str], adapter: ReadyAdapter, pinned: Container[str | None]) -> None:
         size = adapter.bytes
         self.check(key[1], size)
         limit = self.capacity if self._budget is None else min(self.capacity, self._budget(size, key[0], self.bytes))

@@ -12,7 +12,10 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import lru_cache
 
+from registry.adapters import bytes_in_memory
 from registry.base_model import BaseText, LoadedBase
 from registry.cores import ALL, use_cores
 from registry.errors import Internal, SoupError, Unavailable
@@ -43,6 +46,9 @@ SPEED_SMOOTHING = 0.05
 POLL_SECONDS = 0.1
 """How often the thread checks for cancelled requests while it waits for a base model."""
 
+ADAPTER_SIZES = 1024
+"""Configurations of adapters whose size in memory is remembered."""
+
 
 class Engine(EngineCalls):
     """Scores and generates for the base models of `bases`, which are loaded on demand.
@@ -71,6 +77,9 @@ class Engine(EngineCalls):
         self._adapters = AdapterCache(
             limits.adapter_cache_bytes, lambda *adapter: self._evictor.adapter_budget(*adapter)
         )
+        self._adapter_size = lru_cache(ADAPTER_SIZES)(
+            lambda base_id, config: bytes_in_memory(config, self._source.text(base_id).shape)
+        )
         self._drafts: dict[SequenceGroup, Draft] = {}
         self._grammars = Grammars()
         self._metrics = AdapterMetrics()
@@ -91,6 +100,7 @@ class Engine(EngineCalls):
     def _enqueue(self, requests: Sequence[Request]) -> list[Ticket]:
         owner = requests[0].owner if requests else None
         self.check_admission(owner, local=True)  # before drafts, of thousands of choices
+        requests = [self._checked(request) for request in requests]
         drafts = [self._draft(request) for request in requests]
         with self._changed:
             if self._stop_at is not None:
@@ -268,7 +278,7 @@ class Engine(EngineCalls):
         self._evictor.free_unused(running)  # memory of preempted sequences, before the step allocates its own
         started_at = time.perf_counter()
         try:
-            finished, failures = self._executor.run(step, self._bases.use(step.base_id), self._mark_computed)
+            finished, failures = self._executor.run(step, self._bases.use(step.base_id), running, self._mark_computed)
         except Exception as error:
             finished, failures = [], [(group, error) for group in step.groups]
         self._passed_at |= dict.fromkeys((None, step.base_id), time.monotonic())
@@ -312,13 +322,20 @@ class Engine(EngineCalls):
 
     # --- results --------------------------------------------------------------------------------
 
-    def _draft(self, request: Request) -> Draft:
-        """Check a request against its base model, and return its empty draft."""
-        base = self._source.text(request.base_id)
+    def _checked(self, request: Request) -> Request:
+        """A request that its base model can compute, with the size of its adapter in memory; raises where it cannot."""
+        base, adapter = self._source.text(request.base_id), request.adapter
         self._bases.check(request.base_id)
         request.check(base.shape)
-        if request.adapter is not None:
-            self._adapters.check(request.adapter.digest, request.adapter.size_bytes)
+        if adapter is None:
+            return request
+        size = self._adapter_size(request.base_id, adapter.config)
+        self._adapters.check(adapter.digest, size)
+        return replace(request, adapter=replace(adapter, size_bytes=size))
+
+    def _draft(self, request: Request) -> Draft:
+        """The empty draft of a request."""
+        base = self._source.text(request.base_id)
         if isinstance(request, GenerateRequest):
             return GenerationDraft.of(request, base, self._length_limit(request, base), self._grammars)
         prefix = virtual_tokens(request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -39,12 +39,19 @@ class Executor:
         names = ("batches_total", "prompt_tokens_total", "prompt_tokens_reused_total", "generated_tokens_total")
         self.counts = dict.fromkeys(names, 0)
 
-    def run(self, step: Step, runner: Runner, on_computed: Callable[[Step], None]) -> tuple[list[Sequence], Failures]:
+    def run(
+        self,
+        step: Step,
+        runner: Runner,
+        running: Mapping[str, Iterable[Sequence]],
+        on_computed: Callable[[Step], None],
+    ) -> tuple[list[Sequence], Failures]:
         """Run one forward pass; return the finished sequences, and the requests that failed with their errors.
 
+        The adapters of `running` sequences, by base model, are not evicted for those that the step loads.
         `on_computed` gets each part of the step whose keys and values are there, before its tokens are sampled.
         """
-        adapters, failures = self._load_adapters(step, runner)
+        adapters, failures = self._load_adapters(step, runner, running)
         step = step.without({group for group, _ in failures})
         finished: list[Sequence] = []
         for computed, results in self._run_passes(step, runner, adapters, failures):
@@ -58,9 +65,15 @@ class Executor:
                     failures.append((segment.sequence.group, error))
         return finished, failures + _call_step_listeners(step.groups)
 
-    def _load_adapters(self, step: Step, runner: Runner) -> tuple[dict[str, ReadyAdapter], Failures]:
+    def _load_adapters(
+        self, step: Step, runner: Runner, running: Mapping[str, Iterable[Sequence]]
+    ) -> tuple[dict[str, ReadyAdapter], Failures]:
         """The adapters of a step, by digest, and the requests whose adapter cannot be loaded."""
-        pinned = {group.digest for group in step.groups if group.digest is not None}
+
+        def pinned() -> set[str | None]:
+            groups = [sequence.group for sequences in running.values() for sequence in sequences]
+            return {group.digest for group in groups + step.groups}
+
         adapters: dict[str, ReadyAdapter] = {}
         errors: dict[str, Exception] = {}
         for group in step.groups:

@@ -13,7 +13,16 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor, nn
 
-from registry.adapters import STRUCTURES, attached, create, expected_tensors, from_tensors, mixture_of
+from registry.adapters import (
+    STRUCTURES,
+    attached,
+    bytes_in_memory,
+    create,
+    expected_tensors,
+    from_tensors,
+    mixture_of,
+)
+from registry.adapters.batched import ReadyAdapter
 from registry.adapters.masks import is_mask, without_masks
 from registry.adapters.mixture import constant_factor
 from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors
@@ -93,6 +102,28 @@ def states(base: LoadedBase) -> Tensor:
 
 def test_every_method_is_here() -> None:
     assert {config.method for config in DENSE.values()} == set(STRUCTURES)
+
+
+@pytest.mark.parametrize("name", ["bottleneck", "bottleneck, norms trained", "lora", "prefix", "fusion"])
+def test_its_bytes_in_memory_are_known_from_its_configuration(name: str, base: LoadedBase) -> None:
+    config = DENSE[name]
+    module = from_tensors(config, base.shape, drawn(config, base.shape))
+    assert bytes_in_memory(config, base.shape) == ReadyAdapter(module, base.model).bytes
+
+
+def test_bytes_in_memory_are_of_the_rank_that_is_stacked(base: LoadedBase) -> None:
+    config = LoraConfig.of({"transformer.h.0.attn.c_attn": LoraModule(5, 4.0)})
+    module = from_tensors(config, base.shape, drawn(config, base.shape))
+    assert bytes_in_memory(config, base.shape) == ReadyAdapter(module, base.model).bytes
+
+
+def test_bytes_in_memory_are_at_least_those_that_an_adapter_takes(
+    one: tuple[AdapterConfig, dict[str, Tensor]], base: LoadedBase
+) -> None:
+    config, tensors = one
+    if config.not_served is None:
+        taken = ReadyAdapter(from_tensors(config, base.shape, tensors), base.model).bytes
+        assert taken <= bytes_in_memory(config, base.shape) <= 1.5 * taken
 
 
 @pytest.mark.parametrize("name", DENSE)

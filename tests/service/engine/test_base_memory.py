@@ -124,6 +124,14 @@ def wide_handle_of(source: Source, base_id: str, bottleneck: int) -> LoadableAda
     return LoadableAdapter(f"sha256:{base_id}{bottleneck}", config, lambda: state, size)
 
 
+def answered_beside(engine: Engine, asked: GenerateRequest) -> bool:
+    """True once a request is answered; others go on."""
+    ticket = engine.submit(asked)
+    while not ticket.done():
+        engine.step()
+    return bool(ticket.result(0))
+
+
 class TestTheBudget:
     def test_the_least_recently_used_goes_and_its_memory_is_free(self, source: Source) -> None:
         engine = Engine(source, EngineLimits(memory_bytes=20))
@@ -289,6 +297,24 @@ class TestAdapters:
         assert running.result(0)
         assert coming.result(0)
         assert engine.counters()["adapter_loads_total"] == 1
+
+    def test_adapters_of_two_bases_that_do_not_fit_together_are_loaded_once_each(self, source: Source) -> None:
+        """Their files, in half precision, would fit: running beside each other they would evict each other."""
+        handles = [replace(handle_of(source, base_id), size_bytes=SIZE // 2) for base_id in "ab"]
+        engine = Engine(source, EngineLimits(adapter_cache_bytes=2 * SIZE - 1))
+        answered(engine, *(request(base_id, 8, handle) for base_id, handle in zip("ab", handles, strict=True)))
+        assert engine.counters()["adapter_loads_total"] == 2
+
+    def test_an_adapter_that_is_loaded_evicts_none_of_a_running_request(self, source: Source) -> None:
+        """Another one, used later and no longer, is evicted for it."""
+        engine = Engine(source, EngineLimits(adapter_cache_bytes=2 * SIZE))
+        running = engine.submit(request("a", 30, handle_of(source, "a")))
+        engine.step()
+        assert answered_beside(engine, request("b", 1, handle_of(source, "b", 1)))
+        assert answered_beside(engine, request("b", 1, handle_of(source, "b", 2)))
+        assert not running.done()
+        run(engine)
+        assert engine.counters()["adapter_loads_total"] == 3
 
     def test_an_adapter_loaded_for_a_base_that_may_not_start_holds_up_no_other(self, source: Source) -> None:
         """`a` waits with a large adapter, which was loaded while `a` was served, until the older request to `b` ends.
