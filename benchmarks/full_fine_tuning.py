@@ -1,8 +1,8 @@
 """Trains the base model itself, or a part of it, as a baseline for adapters (Houlsby et al., ICML 2019).
 
-Called by the experiment with language-model adapters and by the benchmark of training speed, in the same loop as
-adapters. `all` is full fine-tuning, `top` only the last layers (section 3.2: "fine-tuning only the top k layers"),
-`norms` the parameters of all norms (section 3.4). The result is another base model, which no registry stores.
+Called by `benchmarks.papers` and by the benchmark of training speed, in the same loop as adapters. `all` is full
+fine-tuning, `top` only the last layers (section 3.2: "fine-tuning only the top k layers"), `norms` the parameters of
+all norms (section 3.4). The result is another base model, which no registry stores.
 """
 
 from __future__ import annotations

@@ -38,94 +38,97 @@ def lines(folder: Path, view: str | None) -> list[str]:
     result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": []}
     if view == "scores":
         return [*_scores(Cells(result["rows"])), "", *(sources({"papers": result}) if result["rows"] else [])]
-    judged = judge(result["rows"], folder)
+    claims = judge(result["rows"], folder)
     if view is None:
-        return [_count([one for one in judged if one.claim.paper in PAPERS])]
-    return _claims([one for one in judged if one.claim.paper == view], view)
+        return [_count([judged for judged in claims if judged.claim.paper in PAPERS])]
+    return _claims([judged for judged in claims if judged.claim.paper == view], view)
 
 
-def _count(judged: list[Judged]) -> str:
-    counts = Counter(one.verdict for one in judged)
+def _count(claims: list[Judged]) -> str:
+    counts = Counter(judged.verdict for judged in claims)
+    soups = sum(judged.verdict == "disagrees" and judged.claim.paper == "adaptersoup" for judged in claims)
     undecided, not_run = counts["undecided"], counts["not run yet"]
     verdicts = [
         f"{counts['agrees']} agree with our measurements",
-        f"{counts['disagrees']} disagree",
+        f"{counts['disagrees']} disagree ({soups} of them about AdapterSoup)",
         f"{undecided} {'is' if undecided == 1 else 'are'} undecided",
         *([f"{not_run} are not run yet"] if not_run else []),
     ]
     return (
-        f"Of {len(judged)} claims of the four papers, most of them tested with a small encoder and few examples, "
+        f"Of {len(claims)} claims of the four papers, most of them tested with a small encoder and few examples, "
         f"{', '.join(verdicts[:-1])}, and {verdicts[-1]}."
     )
 
 
-def _claims(judged: list[Judged], paper: str) -> list[str]:
+def _claims(claims: list[Judged], paper: str) -> list[str]:
     picture = f"{FOLDER.name}/papers_{paper}.svg"
     rows = [
         (
             str(number),
-            one.claim.says,
-            f"{one.claim.source}: {one.claim.figure}",
-            _ours(one),
-            f"*{one.verdict}*" + (f" ({one.note})" if one.note else ""),
+            judged.claim.says,
+            f"{judged.claim.source}: {judged.claim.figure}",
+            _ours(judged),
+            f"{judged.claim.margin:g}",
+            f"*{judged.verdict}*" + (f" ({judged.note})" if judged.note else ""),
         )
-        for number, one in enumerate(judged, start=1)
+        for number, judged in enumerate(claims, start=1)
     ]
-    has_picture = paper in PAPERS and _rows(judged)
+    has_picture = paper in PAPERS and _intervals(claims)
     shown = [f"![Claims of {PAPERS[paper]} with intervals]({picture})", ""] if has_picture else []
-    return [*shown, *table(("", "claim tested here", "the paper", "ours (95 % interval)", "verdict"), rows)]
+    source = "library" if paper == "parity" else "the paper"
+    return [*shown, *table(("", "claim tested here", source, "ours (95 % interval)", "margin", "verdict"), rows)]
 
 
-def _ours(one: Judged) -> str:
-    if one.estimate is None:
+def _ours(judged: Judged) -> str:
+    if judged.estimate is None:
         return ""
-    low, high = one.estimate.interval
-    return f"{one.estimate.value:+.1f} ({low:+.1f} to {high:+.1f})"
+    low, high = judged.estimate.interval
+    return f"{judged.estimate.value:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
-def _rows(judged: list[Judged]) -> list[Interval]:
+def _intervals(claims: list[Judged]) -> list[Interval]:
     return [
         Interval(
-            f"{number}  {one.claim.name.replace('_', ' ')}",
-            one.estimate.value,
-            *one.estimate.interval,
-            chosen=one.verdict == "agrees",
-            text=one.verdict,
+            f"{number}  {judged.claim.name.replace('_', ' ')}",
+            judged.estimate.value,
+            *judged.estimate.interval,
+            chosen=judged.verdict == "agrees",
+            text=judged.verdict,
         )
-        for number, one in enumerate(judged, start=1)
-        if one.estimate is not None
+        for number, judged in enumerate(claims, start=1)
+        if judged.estimate is not None
     ]
 
 
 def pictures(results: Path) -> dict[Path, str]:
     """A picture for each paper with a claim that has been measured, by its path from the project's root."""
     path = results / "papers.json"
-    judged = judge(json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else [], results)
-    found = {}
+    claims = judge(json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else [], results)
+    drawn = {}
     for paper, name in PAPERS.items():
-        rows = _rows([one for one in judged if one.claim.paper == paper])
+        rows = _intervals([judged for judged in claims if judged.claim.paper == paper])
         unit = "percent of perplexity" if paper == "adaptersoup" else "points"
         if rows:
-            panel = Panel(f"Difference in {unit}; to the right of 0 supports a claim", rows)
-            found[FOLDER / f"papers_{paper}.svg"] = to_svg(panels(name, [], [panel]))
-    return found
+            panel = Panel(f"Difference in {unit}; higher favours the claim. Numbers are rows of the table", rows)
+            drawn[FOLDER / f"papers_{paper}.svg"] = to_svg(panels(name, [], [panel]))
+    return drawn
 
 
 def _scores(cells: Cells) -> list[str]:
     """Mean scores of variants by set, with their numbers of seeds; without sets that have no cell."""
     sets = {task: name for task, name in SETS.items() if any(cells.at_rate(task, variant) for variant in VARIANTS)}
-    shown = []
+    scores = []
     for name, variant in VARIANTS.items():
         rows: Mapping[str, list[Any]] = {task: cells.at_rate(task, name) for task in sets}
-        every = [row for of_task in rows.values() for row in of_task]
-        if every:
-            size = next((f"{row['parameters']:,}" for row in every if row["parameters"]), "")
+        cells_of_all = [row for of_task in rows.values() for row in of_task]
+        if cells_of_all:
+            size = next((f"{row['parameters']:,}" for row in cells_of_all if row["parameters"]), "")
             schedule = PLAN["setting"]["schedules"][variant.schedule]
             data = f"{schedule['rows']} x {schedule['epochs']}"
-            shown.append((f"`{name}`", size, data, *(_mean(of_task) for of_task in rows.values())))
-    if not shown:
+            scores.append((f"`{name}`", size, data, *(_mean(of_task) for of_task in rows.values())))
+    if not scores:
         return ["No cell has been run yet."]
-    return table(("variant", "trained numbers", "examples x epochs", *sets.values()), shown)
+    return table(("variant", "trained parameters", "examples x epochs", *sets.values()), scores)
 
 
 def _mean(rows: list[Any]) -> str:

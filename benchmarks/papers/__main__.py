@@ -12,13 +12,12 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
-from typing import get_args
 
 import torch
 
 from benchmarks.papers.cells import BASE, Place, run_cell, setting_of
 from benchmarks.papers.variants import PLAN, VARIANTS
-from benchmarks.papers.verdicts import CLAIMS, PAPERS, Cells, Key, Verdict, judge
+from benchmarks.papers.verdicts import CLAIMS, PAPERS, Cells, Key, judge
 from benchmarks.report import command, options, table
 from demo.results import Figure, Row, commit, write
 from registry.base_model import load_base
@@ -49,20 +48,17 @@ def next_cell(rows: list[Row], papers: list[str], tasks: list[str]) -> Key | Non
 
 
 def store(out: Path, rows: list[Row]) -> None:
-    """Write the cells, and the number of the papers' claims by verdict."""
+    """Write the cells, the numbers of the papers' claims and of those that are decided, and parity with libraries."""
     claims = judge(rows, RESULTS)
     verdicts = [judged.verdict for judged in claims if judged.claim.paper in PAPERS]
     figures = {
-        f"claims_{verdict.replace(' ', '_')}": Figure(verdicts.count(verdict), "claims", note=f"of {len(verdicts)}")
-        for verdict in get_args(Verdict)
+        "claims": Figure(len(verdicts), "claims", 36),
+        "claims_decided": Figure(verdicts.count("agrees") + verdicts.count("disagrees"), "claims", 30),
     }
-    for claim, found in ((one.claim, one.estimate) for one in claims):
-        if claim.paper == "parity" and found is not None:
-            figures[claim.name] = Figure(
-                found.value,
-                "points",
-                note=f"ours minus {claim.figure}, {claim.seeds} seeds, standard error {found.error:.3f}",
-            )
+    for claim, estimate in ((judged.claim, judged.estimate) for judged in claims):
+        if claim.paper == "parity" and estimate is not None:
+            note = f"ours minus {claim.figure}, {claim.seeds} seeds, standard error {estimate.error:.3f}"
+            figures[claim.name] = Figure(estimate.value, "points", note=note)
     figures["cells"] = Figure(len(rows), "trainings")
     figures["cells_cpu_s"] = Figure(sum(row["seconds"] for row in rows), "CPU s")
     write(
@@ -97,13 +93,13 @@ def main() -> None:
     rows, made_with = stored(out), commit()
     while time.monotonic() < end and (key := next_cell(rows, asked.paper, asked.task)) is not None:
         task, name, rate, seed = key
-        found = run_cell(place, task, VARIANTS[name], rate, seed)
-        about = {"task": task, "variant": name, "learning_rate": rate, "seed": seed}
-        rows.append({**about, **found, "setting": setting_of(task, VARIANTS[name]), "commit": made_with})
+        cell = {"task": task, "variant": name, "learning_rate": rate, "seed": seed}
+        cell |= run_cell(place, task, VARIANTS[name], rate, seed)
+        rows.append({**cell, "setting": setting_of(task, VARIANTS[name]), "commit": made_with})
         store(out, rows)
-        print(*key, found["valid_loss"], found["scores"]["score"], f"{found['seconds']} s", file=sys.stderr)
-    verdicts = judge(rows, RESULTS)
-    print(table([{"paper": one.claim.paper, "claim": one.claim.name, "verdict": one.verdict} for one in verdicts]))
+        print(*key, cell["valid_loss"], cell["scores"]["score"], f"{cell['seconds']} s", file=sys.stderr)
+    verdicts = [(judged.claim, judged.verdict) for judged in judge(rows, RESULTS)]
+    print(table([{"paper": claim.paper, "claim": claim.name, "verdict": verdict} for claim, verdict in verdicts]))
 
 
 if __name__ == "__main__":

@@ -129,8 +129,8 @@ def question_in_a_sentence(value: Mapping[str, Any]) -> Question:
 def setting_of(task: str, variant: Variant) -> str:
     """The digest of all that a cell depends on but for its learning rate, its seed and code without a version."""
     schedule = SETTING["schedules"][variant.schedule]
-    numbers = {name: SETTING[name] for name in ("longest", "valid", "test", "batch", "warmup", "part")}
-    return digest_of([VERSION, task, variant.model_dump(mode="json"), schedule, numbers])[7:19]
+    numbers = {name: SETTING[name] for name in ("longest", "valid", "test", "reserved", "batch", "warmup", "part")}
+    return digest_of([VERSION, PLAN["tasks"][task], variant.model_dump(mode="json"), schedule, numbers])[7:19]
 
 
 def run_cell(place: Place, task: str, variant: Variant, rate: float, seed: int) -> dict[str, Any]:

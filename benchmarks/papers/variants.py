@@ -95,17 +95,29 @@ VARIANTS = {
     "single_lora": Variant(family="single_lora", spec=_LORA, schedule="long"),
     "adamix_lora": _bank(_LORA, family="adamix_lora"),
 }
+MORE = (
+    "houlsby_64",
+    "houlsby_8",
+    "full",
+    "top_1",
+    "top_2",
+    "norms",
+    "snip_40",
+    "snip_80",
+    "large_2",
+    "single",
+    "adamix",
+)
+"""Variants that are also trained with more examples, and `top_1`, with which the family of `top_2` chooses its rate."""
 VARIANTS |= {
-    f"{name}_more": variant.model_copy(
+    f"{name}_more": VARIANTS[name].model_copy(
         update={
-            "family": f"{variant.family}_more",
-            "schedule": "more_long" if variant.schedule == "long" else "more",
+            "family": f"{VARIANTS[name].family}_more",
+            "schedule": "more_long" if VARIANTS[name].schedule == "long" else "more",
             "measures": None,
         }
     )
-    for name, variant in VARIANTS.items()
-    if name in ("houlsby_64", "houlsby_8", "full", "top_1", "top_2", "norms", "snip_40", "snip_80", "large_2")
-    or name in ("single", "adamix")
+    for name in MORE
 }
 
 

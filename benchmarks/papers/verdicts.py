@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import stdtr, stdtrit
 
 from benchmarks.papers.variants import PLAN, RATES, VARIANTS, first_of
-from benchmarks.soups import ALONE
+from benchmarks.soups import ALONE, BASE, CONTROL
 from registry.spec import Frozen
 
 PAPERS = {"houlsby": "Houlsby et al.", "sparse": "SparseAdapter", "adamix": "AdaMix", "adaptersoup": "AdapterSoup"}
@@ -47,21 +47,17 @@ class Claim(Frozen):
     figure: str
     says: str
     kind: Literal["better", "as_good"]
-    margin: float
+    margin: float = 2.0
     contrast: dict[str, float]
-    seeds: int = 0
-    on: tuple[str, ...]
+    seeds: int = 10
+    """Unused by claims about soups."""
+    on: tuple[str, ...] = ("sst2",)
     """The tasks, or the results file of the soups."""
 
     @property
     def trained(self) -> bool:
         """True if its cells are trained here."""
         return set(self.on) <= set(PLAN["tasks"])
-
-    @property
-    def not_learnt(self) -> list[str]:
-        """Its tasks on which no variant is better than the majority class."""
-        return [task for task in self.on if task in PLAN["setting"]["not_learnt"]]
 
 
 CLAIMS = [Claim.model_validate(claim) for claim in PLAN["claims"]]
@@ -74,6 +70,8 @@ class Estimate:
     value: float
     error: float
     freedom: float
+    flaw: str = ""
+    """The reason why it decides nothing, if there is one."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -124,7 +122,7 @@ def _thresholds(claim: Claim) -> tuple[float, float]:
 
 
 def _smallest_p(claim: Claim, estimate: Estimate | str) -> float:
-    if isinstance(estimate, str) or claim.not_learnt:
+    if isinstance(estimate, str) or estimate.flaw:
         return 1.0
     above, below = _thresholds(claim)
     return min(estimate.p_above(above), estimate.p_below(below))
@@ -136,18 +134,16 @@ def _judged(claim: Claim, estimate: Estimate | str, level: float) -> Judged:
     above, below = _thresholds(claim)
     if level:
         return Judged(claim, estimate, "agrees" if estimate.p_above(above) <= level else "disagrees")
-    return Judged(claim, estimate, "undecided", _what_decides(claim, estimate, above, below))
+    return Judged(claim, estimate, "undecided", estimate.flaw or _seeds_needed(claim, estimate, above, below))
 
 
-def _what_decides(claim: Claim, estimate: Estimate, above: float, below: float) -> str:
-    """The sets to learn, or the number of seeds, that would decide the claim; soups have none."""
-    if claim.not_learnt:
-        return f"{len(claim.not_learnt)} of the {len(claim.on)} sets are not learnt"
+def _seeds_needed(claim: Claim, estimate: Estimate, above: float, below: float) -> str:
+    """The number of seeds that would decide the claim if the estimate stayed the same; soups have none."""
     distance = max(estimate.value - above, below - estimate.value)
     times = (DECIDING_ERRORS * estimate.error / distance) ** 2 if distance else math.inf
-    if not claim.seeds:
+    if not claim.trained:
         return ""
-    return f"about {math.ceil(times * claim.seeds)} seeds" if times <= MOST_TIMES else "on the margin"
+    return f"needs about {math.ceil(times * claim.seeds)} seeds" if times <= MOST_TIMES else "on the margin"
 
 
 # --- estimates --------------------------------------------------------------------------------------
@@ -210,7 +206,9 @@ def _estimate(claim: Claim, cells: Cells, results: Path) -> Estimate | str:
         names = {term.partition(":")[0] for term in claim.contrast}
         done = sum(len(cells.at_rate(task, name)[: claim.seeds]) for task in claim.on for name in names)
         return f"{done} of {claim.seeds * len(names) * len(claim.on)} trainings"
-    return combined([cells.contrast(claim, task) for task in claim.on])
+    flat = sum(task in PLAN["setting"]["not_learnt"] for task in claim.on)
+    flaw = f"{flat} of the {len(claim.on)} sets are not learnt" if flat else ""
+    return replace(combined([cells.contrast(claim, task) for task in claim.on]), flaw=flaw)
 
 
 def combined(strata: Sequence[np.ndarray]) -> Estimate:
@@ -224,26 +222,41 @@ def combined(strata: Sequence[np.ndarray]) -> Estimate:
 
 
 def _of_soups(claim: Claim, results: Path) -> Estimate | str:
-    """Perplexity saved on the novel domains by ways of `benchmarks.adaptersoup`, in percent, on the largest sample."""
+    """Perplexity saved on the novel domains by ways of `benchmarks.adaptersoup`, in percent, on the largest sample.
+
+    Errors are those of the differences to the base if the claim is about it, else to the control.
+    """
     path = results / f"{claim.on[0]}.json"
     if not path.is_file():
         return "`make reproduce-adaptersoup` measures it"
-    ways: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
     rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if not row["hostile"]]
     largest = max(row["passages"] for row in rows)
+    value, error = ("difference", "standard_error") if BASE in claim.contrast else ("over", "over_error")
+    ways: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
     for row in rows:
-        domain, way = row["domain"], row["way"]
-        if way == ALONE:
-            best, alone = ways["best single"], (row["difference"], row["standard_error"])
-            best[domain] = min(alone, best.get(domain, alone))
+        domain, measured = row["domain"], (row[value], row[error])
+        if row["way"] == ALONE and not row["adapter"].startswith(CONTROL):
+            ways["best single"][domain] = min(measured, ways["best single"].get(domain, measured))
         elif row["passages"] == largest:
-            ways[way][domain] = row["difference"], row["over_error"]
-            ways["control"][domain] = row["difference"] - row["over"], 0.0
+            ways[row["way"]][domain] = measured
     lacking = [way for way in claim.contrast if way not in ways]
     if lacking:
         return f"`benchmarks.adaptersoup` has no {lacking[0].replace('_', ' ')}"
-    domains = len(ways["control"])
-    terms = [(factor, nll, error) for way, factor in claim.contrast.items() for nll, error in ways[way].values()]
-    value = sum(-100 * factor * nll for factor, nll, _ in terms) / domains
-    error = 100 * math.hypot(*(factor * error for factor, _, error in terms)) / domains
-    return Estimate(value, error, MANY)
+    terms = [(factor, *measured) for way, factor in claim.contrast.items() for measured in ways[way].values()]
+    abstained = Counter(row["way"] for row in rows if row["passages"] == largest and row.get("abstained"))
+    domains = len(ways[next(iter(claim.contrast))])
+    flaw = next(
+        (
+            f"{way} chooses no adapter in {abstained[way]} of {domains} domains"
+            for way in claim.contrast
+            if abstained[way] > domains / 2
+        ),
+        "",
+    )
+    same = len({tuple(ways[way].values()) for way in claim.contrast}) == 1
+    return Estimate(
+        sum(-100 * factor * nll for factor, nll, _ in terms) / domains,
+        100 * math.hypot(*(factor * error for factor, _, error in terms)) / domains,
+        MANY,
+        "the soups are the same" if same else flaw,
+    )

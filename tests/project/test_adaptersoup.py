@@ -199,7 +199,7 @@ def test_the_clustering_soup_in_other_sizes_with_the_two_best_others_and_as_an_e
     assert figures["single_over_control"].value == pytest.approx(math.exp(2.8 - 2.9))
     assert "greedy_over_control" not in figures
     cooked = setting.client.cooked
-    assert {request.options.max_ingredients for request in cooked if request.selector} == {None, 3, 10}
+    assert {request.options.max_ingredients for request in cooked if request.selector} == {None, 3, 10, 15}
     recipes = {tuple(row.ref for row in request.recipe.ingredients) for request in cooked if request.recipe}
     assert recipes == {tuple(sha256_digest(f"bank/{name}".encode()) for name in BANK)}
     assert figures["clustering_ensemble_over_control"].value == pytest.approx(math.exp(2.5 - 2.9))

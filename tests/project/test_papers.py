@@ -48,6 +48,11 @@ def test_claims_are_contrasts_of_known_variants_and_measures():
     assert {variant.family for variant in VARIANTS.values()} == set(RATES)
 
 
+def test_stored_cells_are_of_the_present_plan():
+    stored = json.loads((program.RESULTS / "papers.json").read_text(encoding="utf-8"))["rows"]
+    assert program.stored(program.RESULTS / "papers.json") == stored
+
+
 def row(variant: str, rate: float, seed: int, score: float, valid_loss: float | None = 0.5) -> dict:
     return {
         "task": TASK,
@@ -116,7 +121,7 @@ def test_a_verdict_is_by_students_t_and_the_margin(differences, kind, verdict, m
 @pytest.mark.parametrize(
     ("differences", "kind", "note"),
     [
-        ([1.4, -0.4, 1.4, 0.8], "better", "about 7 seeds"),  # 1.2 below the margin, with an error of 0.424
+        ([1.4, -0.4, 1.4, 0.8], "better", "needs about 7 seeds"),  # 1.2 below the margin, with an error of 0.424
         ([-1.9, -2.2, -1.9], "as_good", "on the margin"),
     ],
 )
@@ -148,29 +153,40 @@ def test_an_estimate_is_the_mean_over_tasks_with_the_errors_of_both():
     assert Estimate(1.0, 0.5, 4.0).p_below(1.0) == 1.0
 
 
-def test_soups_are_judged_by_their_results_file(tmp_path, monkeypatch):
-    claim = CLAIM.model_copy(update={"on": ("adaptersoup_x",), "contrast": {"clustering": 1, "control": -1}})
-    monkeypatch.setattr(verdicts, "CLAIMS", [claim])
+@pytest.mark.parametrize(
+    ("others", "value", "error", "note"),
+    [
+        ("control", 10.0, 1 / 2**0.5, ""),
+        ("base", 20.0, 2 / 2**0.5, ""),
+        ("best single", 4.0, 1.0, ""),
+        ("clustering_3", 0.0, 1.0, "the soups are the same"),
+        ("similarity", 5.0, 1.0, "similarity chooses no adapter in 2 of 2 domains"),
+    ],
+)
+def test_soups_are_judged_by_their_results_file(others, value, error, note, tmp_path, monkeypatch):
+    fields = {"on": ("adaptersoup_x",), "contrast": {"clustering": 1, others: -1}}
+    monkeypatch.setattr(verdicts, "CLAIMS", [CLAIM.model_copy(update=fields)])
     assert judge([], tmp_path)[0].verdict == "not run yet"
-    rows = [
-        {
-            "domain": domain,
-            "way": way,
-            "passages": passages,
-            "hostile": False,
-            "difference": -0.5,
-            "over": over,
-            "over_error": 0.01,
-            "standard_error": 0.02,
-        }
-        for domain in "ab"
-        for way, passages, over in (("clustering", 60, -0.1), ("clustering", 5, 0.3), ("one adapter", 0, 0.0))
-    ]
-    (tmp_path / "adaptersoup_x.json").write_text(json.dumps({"rows": rows}))
+    (tmp_path / "adaptersoup_x.json").write_text(json.dumps({"rows": [*soup_rows("a"), *soup_rows("b")]}))
     [found] = judge([], tmp_path)
-    assert found.verdict == "agrees"
-    assert found.estimate.value == pytest.approx(10.0)
-    assert found.estimate.error == pytest.approx(1 / 2**0.5)
+    assert found.estimate.value == pytest.approx(value)
+    assert found.estimate.error == pytest.approx(error)
+    assert (found.verdict, found.note) == ("undecided" if note else "agrees", note)
+
+
+def soup_rows(domain: str) -> list[dict]:
+    """Rows of the soups of a domain, of which the control is 0.1 better than the base."""
+    ways = {"control": 0.0, "base": 0.1, "clustering": -0.1, "clustering_3": -0.1, "similarity": -0.05}
+    about = {"domain": domain, "hostile": False}
+    rows = [{"way": way, "passages": 60, "over": over, "abstained": way == "similarity"} for way, over in ways.items()]
+    rows.append({"way": "clustering", "passages": 5, "over": 0.3})
+    for adapter, over in (("law", -0.06), ("novels", -0.02), ("control_general", -9.0)):
+        rows.append({"way": "one adapter", "passages": 0, "over": over, "adapter": adapter})
+    errors = {"control": (0.0, 0.01), "base": (0.01, 0.0)}
+    for row in rows:
+        over_error, base_error = errors.get(row["way"], (0.01, 0.02))
+        row |= about | {"difference": row["over"] - 0.1, "over_error": over_error, "standard_error": base_error}
+    return rows
 
 
 # --- cells ------------------------------------------------------------------------------------------
