@@ -93,7 +93,7 @@ def main() -> None:
     rows, made_with = stored(out), commit()
     while time.monotonic() < end and (key := next_cell(rows, asked.paper, asked.task)) is not None:
         task, name, rate, seed = key
-        cell = {"task": task, "variant": name, "learning_rate": rate, "seed": seed}
+        cell: Row = {"task": task, "variant": name, "learning_rate": rate, "seed": seed}
         cell |= run_cell(place, task, VARIANTS[name], rate, seed)
         rows.append({**cell, "setting": setting_of(task, VARIANTS[name]), "commit": made_with})
         store(out, rows)
