@@ -10,11 +10,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
 from registry.adapters.loadable import LoadableAdapter, Tensors
-from registry.adapters.weights import size_in_bytes
 from registry.cook.mix import PlannedRecipe
 
 REMEMBERED_MIXTURES = 1024
@@ -25,20 +23,12 @@ MIXING_THREADS = 2
 """Mixtures that are mixed at once; other requests wait."""
 
 
-@dataclass(frozen=True)
-class _Identity:
-    """The digest and the size of a mixture that was mixed."""
-
-    digest: str
-    size_bytes: int
-
-
 class Mixtures:
     """The adapters of recipes that are not stored."""
 
     def __init__(self) -> None:
-        # both by the recipe's digest
-        self._mixed: OrderedDict[str, Future[_Identity]] = OrderedDict()
+        # both by the recipe's digest; the first has the digests of the adapters
+        self._mixed: OrderedDict[str, Future[str]] = OrderedDict()
         self._unloaded: OrderedDict[str, Tensors] = OrderedDict()
         self._lock = threading.Lock()
         self._mixing = threading.BoundedSemaphore(MIXING_THREADS)
@@ -58,16 +48,15 @@ class Mixtures:
                 self._mixed.popitem(last=False)
         if is_new:
             self._mix(planned, future)
-        identity = future.result()
-        return LoadableAdapter(identity.digest, planned.config, partial(self._load, planned), identity.size_bytes)
+        return LoadableAdapter(future.result(), planned.config, partial(self._load, planned))
 
-    def _mix(self, planned: PlannedRecipe, future: Future[_Identity]) -> None:
+    def _mix(self, planned: PlannedRecipe, future: Future[str]) -> None:
         try:
             with self._mixing:
                 tensors = planned.mix_tensors()
-            identity = _Identity(planned.digest_of(tensors), size_in_bytes(tensors))
+            digest = planned.digest_of(tensors)
             self._keep_for_first_load(planned, tensors)
-            future.set_result(identity)
+            future.set_result(digest)
         except BaseException as error:
             with self._lock:
                 self._mixed.pop(planned.recipe.digest, None)

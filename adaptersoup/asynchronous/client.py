@@ -26,6 +26,7 @@ from adaptersoup.client.paths import (
 from adaptersoup.requests import Model, Text, check_texts, cook_body, id_of, model_name, request_of, spec_of, to_json
 from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
 from registry.errors import InvalidParameter
+from registry.names import COOKS
 from registry.progress import Progress
 from registry.spec import Card, PoolRequest, json_of
 from service.http.schemas.adapters import Alias, Lineage, Purged, StoredFile
@@ -343,7 +344,7 @@ class AsyncClient(AsyncOperatorCalls):
     async def soup_of(self, job: Job | str, *, progress: Progress | None = None) -> Soup:
         """The soup of a cook's job, once it has succeeded; raises the errors of `wait_job`, and InvalidParameter."""
         ended = await self._http.wait_job(id_of(job), progress=progress)
-        if ended["kind"] not in ("cook", "search"):  # a cook that takes minutes is a search
+        if ended["kind"] not in COOKS:
             raise InvalidParameter(f"Job {ended['id']} is a job of kind {ended['kind']}, not a cook.", param="job")
         return body_of(Soup, await self._http.result_of(ended))
 

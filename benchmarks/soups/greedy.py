@@ -187,5 +187,5 @@ def mixed(members: Sequence[Member], shape: BaseShape) -> LoadableAdapter:
         for number, (digest, weight) in enumerate(weights.items())
     ]
     plan = plan_recipe(parts, choose_mixing(parts, request.mixing, max_width=request.max_width).mixing, shape)
-    tensors, report = plan.mix()
-    return LoadableAdapter(plan.digest_of(tensors), plan.config, lambda: tensors, report.size_bytes)
+    tensors, _ = plan.mix()
+    return LoadableAdapter(plan.digest_of(tensors), plan.config, lambda: tensors)

@@ -29,8 +29,7 @@ class Stored:
 class LoadableAdapter:
     """An adapter by its digest; two of one digest and configuration are equal, however they are read.
 
-    `size_bytes` is the size of its tensors as stored, 0 where it is unknown before loading. The engine, whose memory
-    budgets reserve it, replaces it by their size in memory.
+    `size_bytes` is its size in memory, which the engine sets for its budgets, and 0 before.
     `stored` is its location for other processes over the same store, None where it is in this one's memory alone.
     """
 

@@ -51,8 +51,6 @@ job_curves = Table(  # deleted by the database with their job: the previous rele
     Column("job", String(32), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
     Column("curve", JSON, nullable=False),
 )
-COOKS = ("cook", "search")
-"""Kinds of job that cook; their request is stored in a blob."""
 
 
 class Jobs(Repository[JobRow]):

@@ -68,7 +68,7 @@ class Mixed:
     @property
     def adapter(self) -> LoadableAdapter:
         """The mixture as an adapter that can be scored, whether or not anything is stored under its digest yet."""
-        return LoadableAdapter(self.digest, self.config, lambda: self.tensors, self.report.size_bytes)
+        return LoadableAdapter(self.digest, self.config, lambda: self.tensors)
 
     @property
     def is_single(self) -> bool:

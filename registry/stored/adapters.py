@@ -20,12 +20,10 @@ if TYPE_CHECKING:
 def loadable(row: AdapterRow, blobs: BlobStore) -> LoadableAdapter:
     """The adapter of a row; its `load` raises Internal if the stored weights have another digest."""
     stored = Stored(row.weights_blob, row.base_fingerprint)
-    return from_store(row.digest, row.config, stored, blobs, named=row.ref, size_bytes=row.size_bytes)
+    return from_store(row.digest, row.config, stored, blobs, named=row.ref)
 
 
-def from_store(
-    digest: str, config: AdapterConfig, stored: Stored, blobs: BlobStore, *, named: str, size_bytes: int
-) -> LoadableAdapter:
+def from_store(digest: str, config: AdapterConfig, stored: Stored, blobs: BlobStore, *, named: str) -> LoadableAdapter:
     """The adapter with this digest, without a database; its `load` raises Internal like that of `loadable`."""
 
     def load() -> Tensors:
@@ -34,4 +32,4 @@ def from_store(
             raise Internal(f"The stored weights of {named} are not those of its digest.")
         return tensors
 
-    return LoadableAdapter(digest, config, load, size_bytes, stored)
+    return LoadableAdapter(digest, config, load, stored=stored)

@@ -61,14 +61,7 @@ class EngineHost:
             )
         adapter = request.adapter
         if adapter is not None and adapter.stored is not None:
-            adapter = from_store(
-                adapter.digest,
-                adapter.config,
-                adapter.stored,
-                self._blobs,
-                named=adapter.digest,
-                size_bytes=adapter.size_bytes,
-            )
+            adapter = from_store(adapter.digest, adapter.config, adapter.stored, self._blobs, named=adapter.digest)
         elif adapter is not None and load is not None:
             adapter = replace(adapter, load=partial(load, adapter.digest))
         if isinstance(request, GenerateRequest):

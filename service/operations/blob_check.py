@@ -13,8 +13,8 @@ from datetime import date
 
 from registry.blobs import BlobStore, ServerBlobs, SetAsideBlobs
 from registry.catalogue.database import Database
-from registry.catalogue.jobs import COOKS
 from registry.errors import Unavailable
+from registry.names import COOKS
 from registry.spec import StoreMark
 
 REQUEST = b'{"request": '

@@ -80,8 +80,8 @@ class Calls(Blobs):
     def wait_job(self, job_id: str, *, progress: Progress | None = None, patience: int = 30) -> Json:
         """The job once it has succeeded, following its events, also over a restart of the server.
 
-        Raises the error of a failed job, Cancelled for a cancelled one, and Unavailable after `patience` seconds
-        without a server.
+        Waits longer where the key's rate limit is used up. Raises the error of a failed job, Cancelled for a cancelled
+        one, and Unavailable after `patience` seconds without a server.
         """
         missed = 0
         while True:

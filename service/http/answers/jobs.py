@@ -7,10 +7,10 @@ spans all.
 from __future__ import annotations
 
 from registry.catalogue import Catalogue
-from registry.catalogue.jobs import COOKS
 from registry.catalogue.rows import AdapterRow, JobRow, Namespaces
 from registry.cook.budget import past_gains
 from registry.errors import Forbidden
+from registry.names import COOKS
 from registry.spec import Cooked
 from service.access.keys import Principal
 from service.http.schemas.adapters import adapter_body

@@ -9,9 +9,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from plots.style import THEMES
-from registry.catalogue.jobs import COOKS
 from registry.catalogue.rows import JobState
 from registry.errors import NotFound
+from registry.names import COOKS
 from service.access.keys import Principal
 from service.http.app_services import AppServices
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
