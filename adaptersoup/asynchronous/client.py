@@ -12,7 +12,7 @@ from typing import Any
 
 from adaptersoup.asynchronous.operators import AsyncOperatorCalls
 from adaptersoup.client.additions import Additions
-from adaptersoup.client.answers import drop_none, path_segment
+from adaptersoup.client.answers import drop_none, path_segment, result_in
 from adaptersoup.client.asynchronous.connection import AsyncStream
 from adaptersoup.client.paths import (
     CHAT,
@@ -257,10 +257,8 @@ class AsyncClient(AsyncOperatorCalls):
 
         `more` are further fields of SoupRequest: `recipe` mixes by hand, `pool` and `options` limit the choice.
         """
-        sample = None if texts is None else await self._http.sample(check_texts(texts))
-        values = cook_body(sample, effort=effort, name=name, selector=selector, **more)
-        begun = await self._http.begin("/v1/soups", values, progress)
-        return body_of(Soup, await self._http.result(begun, progress))
+        begun = await self.begin_cook(texts, effort=effort, name=name, selector=selector, progress=progress, **more)
+        return begun if isinstance(begun, Soup) else await self.soup_of(begun, progress=progress)
 
     async def begin_cook(
         self,
@@ -346,7 +344,7 @@ class AsyncClient(AsyncOperatorCalls):
         ended = await self._http.wait_job(id_of(job), progress=progress)
         if ended["kind"] not in COOKS:
             raise InvalidParameter(f"Job {ended['id']} is a job of kind {ended['kind']}, not a cook.", param="job")
-        return body_of(Soup, await self._http.result_of(ended))
+        return body_of(Soup, result_in(ended))
 
     async def cancel_job(self, job: Job | str) -> Job:
         """Ask a job to stop."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptersoup.client.additions import Additions
-from adaptersoup.client.answers import drop_none, path_segment
+from adaptersoup.client.answers import drop_none, path_segment, result_in
 from adaptersoup.client.paths import (
     CHAT,
     COMPLETIONS,
@@ -257,10 +257,8 @@ class Client(OperatorCalls):
 
         `more` are further fields of SoupRequest: `recipe` mixes by hand, `pool` and `options` limit the choice.
         """
-        sample = None if texts is None else self._http.sample(check_texts(texts))
-        values = cook_body(sample, effort=effort, name=name, selector=selector, **more)
-        begun = self._http.begin("/v1/soups", values, progress)
-        return body_of(Soup, self._http.result(begun, progress))
+        begun = self.begin_cook(texts, effort=effort, name=name, selector=selector, progress=progress, **more)
+        return begun if isinstance(begun, Soup) else self.soup_of(begun, progress=progress)
 
     def begin_cook(
         self,
@@ -346,7 +344,7 @@ class Client(OperatorCalls):
         ended = self._http.wait_job(id_of(job), progress=progress)
         if ended["kind"] not in COOKS:
             raise InvalidParameter(f"Job {ended['id']} is a job of kind {ended['kind']}, not a cook.", param="job")
-        return body_of(Soup, self._http.result_of(ended))
+        return body_of(Soup, result_in(ended))
 
     def cancel_job(self, job: Job | str) -> Job:
         """Ask a job to stop."""
