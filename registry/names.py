@@ -26,6 +26,8 @@ Part = Annotated[str, StringConstraints(pattern=PART_PATTERN)]
 """One part of a name: a namespace, a name within it, a base model's id, a tag."""
 KeyScope = Literal["read", "write", "infer", "admin"]
 """The scopes of a key; `admin` implies all others."""
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Hosts of addresses that only this machine can answer."""
 COOKS = ("cook", "search")
 """Kinds of job that cook: a `search` takes minutes. Their request is stored in a blob."""
 

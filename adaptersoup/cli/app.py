@@ -154,8 +154,8 @@ def _soup(
       soup cook --sample contracts.jsonl
       soup generate team/law "The court held that"
 
-    Commands talk to the server at --url or SOUP_URL (http://127.0.0.1:8000). They take the key from --key, from
-    SOUP_KEY, or from admin.key in the data folder of a server on this machine (SOUP_DATA).
+    Commands talk to the server at --url or SOUP_URL (http://127.0.0.1:8000). They take the key from --key or SOUP_KEY.
+    Otherwise they send the key in admin.key of the data folder (SOUP_DATA), but only to a server on this machine.
     """
 
 

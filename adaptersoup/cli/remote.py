@@ -82,7 +82,8 @@ class Address:
     SECTION: ClassVar[str] = "Server"
     url: Annotated[str | None, typer.Option(help="Address of the server (SOUP_URL).", metavar="URL")] = None
     key: Annotated[
-        str | None, typer.Option(help="API key (SOUP_KEY; by default that of <data>/admin.key).", metavar="KEY")
+        str | None,
+        typer.Option(help="API key (SOUP_KEY; on this machine by default that of <data>/admin.key).", metavar="KEY"),
     ] = None
 
     def client(self, context: typer.Context) -> SoupClient:

@@ -15,6 +15,7 @@ import httpx2
 
 from registry import errors
 from registry.errors import Busy, Cancelled, Internal, InvalidParameter, SoupError, Unavailable, rebuild
+from registry.names import LOOPBACK
 from registry.progress import Progress
 
 Json = dict[str, Any]
@@ -35,7 +36,6 @@ BY_STATUS: dict[int, type[SoupError]] = {
     504: errors.Unavailable,
 }
 """Errors for answers without an error code of ours: those of a proxy, and the empty ones to HEAD."""
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 MAX_FITS = 5
 LONGEST_EMBEDDING = 3600
 """Seconds to wait for the samples of a pool of which none is embedded yet."""

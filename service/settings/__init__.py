@@ -13,11 +13,13 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from registry.errors import InvalidParameter
+from registry.names import LOOPBACK
 from registry.spec import Effort
 from service.settings.places import DEFAULT_DATA, PlaceSettings, RaySettings
 from service.settings.quotas import QuotaSettings, RetentionSettings
@@ -340,13 +342,14 @@ class ClientSettings(BaseSettings):
     url: str = Field(DEFAULT_URL, description="Address of the server.")
     key: SecretStr | None = Field(
         None,
-        description="Key that the client sends. Unset: the key in `admin.key` of the data folder, if it is readable.",
+        description="Key that the client sends. Unset: to a server at `localhost`, `127.0.0.1` or `::1`, the key in "
+        "`admin.key` of the data folder, if it is readable; to other servers none.",
     )
     data: Path = Field(DEFAULT_DATA, description="Data folder of a server on this machine, for its `admin.key`.")
     timeout: float = Field(600.0, gt=0, description="How many seconds the client waits for an answer.")
 
     def secret(self) -> str | None:
-        """Return the key to send: the setting, else the admin key of this machine's server, else None.
+        """Return the key to send: the setting, else the admin key for a server on this machine, else None.
 
         Raises InvalidParameter if the key holds anything but printable ASCII (it travels in a header).
         """
@@ -354,8 +357,10 @@ class ClientSettings(BaseSettings):
             text = self.key.get_secret_value().strip()
         else:
             try:
+                if urlsplit(self.url).hostname not in LOOPBACK:  # the key is a secret of this machine
+                    return None
                 text = (self.data / "admin.key").read_text(encoding="ascii").strip()
-            except (OSError, UnicodeDecodeError):
+            except (OSError, ValueError):  # unreadable, or no address
                 return None
         if not text.isascii() or not text.isprintable():
             raise InvalidParameter("The key holds characters a header cannot carry.", param="key")

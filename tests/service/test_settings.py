@@ -85,6 +85,9 @@ def test_blobs_are_in_a_folder_or_in_a_bucket(tmp_path: Path) -> None:
 def test_the_clients_key_comes_from_the_setting_then_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "admin.key").write_text("sk-soup-from-file\n")
     assert ClientSettings(data=tmp_path, key="sk-soup-set").secret() == "sk-soup-set"  # type: ignore[arg-type]
+    assert ClientSettings(data=tmp_path, url="http://[::1]:1").secret() == "sk-soup-from-file"
+    for url in ("https://example.com", "http://localhost.example.com", "http://127.0.0.1@example.com", "http://[", ""):
+        assert ClientSettings(data=tmp_path, url=url).secret() is None
     assert ClientSettings(data=tmp_path).secret() == "sk-soup-from-file"
     assert ClientSettings(data=tmp_path / "nowhere").secret() is None
     (tmp_path / "admin.key").write_bytes(b"\xff\xfe")

@@ -52,7 +52,10 @@ def doctor(
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(help="API key for the registry (SOUP_KEY; by default that of <data>/admin.key).", metavar="KEY"),
+        typer.Option(
+            help="API key for the registry (SOUP_KEY; on this machine by default that of <data>/admin.key).",
+            metavar="KEY",
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the diagnoses as JSON.")] = False,
 ) -> None:

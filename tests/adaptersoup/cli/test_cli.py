@@ -228,9 +228,10 @@ class TestConnecting:
         monkeypatch.delenv("SOUP_KEY", raising=False)
         monkeypatch.setenv("SOUP_DATA", str(tmp_path))
         monkeypatch.setenv("SOUP_URL", "http://from-env:1")
-        assert self.header(connect(None, None)) is None
+        assert self.header(connect("http://localhost:1", None)) is None
         (tmp_path / "admin.key").write_text("sk-soup-file\n")
-        assert self.header(connect(None, None)) == "Bearer sk-soup-file"
+        assert self.header(connect("http://localhost:1", None)) == "Bearer sk-soup-file"
+        assert self.header(connect(None, None)) is None
         monkeypatch.setenv("SOUP_KEY", "sk-soup-env")
         assert self.header(connect(None, None)) == "Bearer sk-soup-env"
         client = connect("http://from-flag:2", "sk-soup-flag")
