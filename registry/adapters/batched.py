@@ -114,6 +114,10 @@ class BatchedAdapters:
     def clear_stacks(self) -> None:
         """Free every slot; adapters that are used again get new ones."""
         self._stacks.clear()
+        self.clear_plan()
+
+    def clear_plan(self) -> None:
+        """Drop the edits of the last pass, which keep its adapters in memory."""
         self._last = None
 
     @contextmanager

@@ -8,6 +8,7 @@ settings and sizes; LoRAs of different ranks and scales are brought to one form 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Hashable, Sequence
 
 from torch import Tensor, nn
@@ -27,11 +28,14 @@ def spare_capacity(count: int) -> int:
 
 
 class Stack:
-    """Adapters of one form, each in a slot; the slots in use are the first ones."""
+    """Adapters of one form, each in a slot; the slots in use are the first ones.
+
+    Refers to them weakly, so that an adapter that is evicted elsewhere is freed while its slot is not used again.
+    """
 
     def __init__(self, example: AdapterModule) -> None:
         self.module = copy.deepcopy(example)
-        self._adapters: list[AdapterModule] = []
+        self._adapters: list[weakref.ref[AdapterModule]] = []
         self._capacity = 0
         self._tensors: dict[str, Tensor] = {}
 
@@ -50,20 +54,24 @@ class Stack:
         If there are too few slots, their number becomes `capacity`, by default `spare_capacity`. Copies only adapters
         that were not in the stack, and those that move from the end into a gap.
         """
-        if self._adapters != list(adapters):
-            self._replace(adapters, spare_capacity(len(adapters)) if capacity is None else capacity)
-        slots = {adapter: slot for slot, adapter in enumerate(self._adapters)}
+        stacked = [reference() for reference in self._adapters]
+        if stacked != list(adapters):
+            stacked = self._replace(stacked, adapters, spare_capacity(len(adapters)) if capacity is None else capacity)
+        slots = {adapter: slot for slot, adapter in enumerate(stacked)}
         return [slots[adapter] for adapter in adapters]
 
-    def _replace(self, adapters: Sequence[AdapterModule], capacity: int) -> None:
+    def _replace(
+        self, stacked: Sequence[AdapterModule | None], adapters: Sequence[AdapterModule], capacity: int
+    ) -> list[AdapterModule]:
+        """Replace the `stacked` adapters, None where one was freed; return the new ones in the order of slots."""
         count = len(adapters)
-        stacked, staying = set(self._adapters), set(adapters)
-        slots = [adapter if adapter in staying else None for adapter in self._adapters]
+        copied, staying = set(stacked), set(adapters)
+        slots = [adapter if adapter in staying else None for adapter in stacked]
         slots += [None] * (count - len(slots))
-        added = [adapter for adapter in adapters if adapter not in stacked]
+        added = [adapter for adapter in adapters if adapter not in copied]
         moved = [adapter for adapter in reversed(slots[count:]) if adapter is not None]
         fillers = iter([*added, *moved])
-        arranged = []
+        arranged: list[AdapterModule] = []
         for slot in range(count):
             adapter = slots[slot]
             if adapter is None:
@@ -73,8 +81,9 @@ class Stack:
                 for name, tensor in adapter.named_parameters():
                     self._tensors[name][slot].copy_(tensor)
             arranged.append(adapter)
-        self._adapters = arranged
+        self._adapters = [weakref.ref(adapter) for adapter in arranged]
         self._expose(count)
+        return arranged
 
     def _grow(self, capacity: int, example: AdapterModule) -> None:
         for name, tensor in example.named_parameters():

@@ -115,12 +115,14 @@ class Runner:
 
     @torch.inference_mode()
     def retain(self, sequences: Iterable[object]) -> None:
-        """Release the rows of all sequences but these."""
+        """Release the rows of all sequences but these; without any, also the adapters of the last pass."""
         retained = set(sequences)
         for sequence in [sequence for sequence in self._kv_cache if sequence not in retained]:
             self._kv_cache.release(sequence)
         for sequence in [sequence for sequence in self._dynamic_caches if sequence not in retained]:
             del self._dynamic_caches[sequence]
+        if not retained:
+            self.batched.clear_plan()
 
     @torch.inference_mode()
     def copy_prefix(self, prefix: object, sequence: object, positions: int) -> bool:

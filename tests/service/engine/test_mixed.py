@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -328,6 +330,18 @@ class TestStacks:
             with batched.applied([]):
                 pass
         assert len(batched._stacks) == STACKS
+
+    def test_adapters_that_are_evicted_are_freed_although_they_were_stacked(self, world: World) -> None:
+        config = paper_config("bapna_firat", bottleneck=4)
+        ready = [made_ready(world.runner, module_of(world.base, config, seed)) for seed in range(3)]
+        modules = [weakref.ref(adapter.module) for adapter in ready]
+        world.runner.run([ForwardTask([1, 2], 0, adapter=adapter, needs_logits=True) for adapter in ready])
+        assert world.runner.batched.bytes > 0
+        world.runner.retain(())
+        del ready
+        gc.collect()
+        assert [module() for module in modules] == [None, None, None]
+        world.runner.batched.clear_stacks()
 
 
 class TestMemory:
