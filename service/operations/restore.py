@@ -56,6 +56,9 @@ def restore(settings: Settings, folder: Path, *, replace: bool, progress: Progre
         stack.enter_context(storage.owned(settings.data))
         database = stack.enter_context(closing(Database(settings.database)))
         file = storage.sqlite_file(database)
+        if file is None:  # its rows are replaced, but not its tables
+            with database.translate_startup_errors():
+                storage.check_known(database, migrations.current(database.engine))
         working = settings.data / "restoring.db" if file is None else file.with_name(f"{file.name}.restoring")
         storage.remove_sqlite(working)
         stack.callback(storage.remove_sqlite, working)

@@ -101,7 +101,7 @@ def migrate(database: Database, *, backups: Path) -> Migrated:
             return Migrated(revision_before, revision_after)
         if revision_before is not None and not is_sqlite(database) and may_serve(database):
             return Migrated(revision_before, revision_before, is_later=True)
-        _check_known(database, revision_before)
+        check_known(database, revision_before)
         backup = None if revision_before is None else _back_up(database, backups, revision_before)
         revision_before = migrations.upgrade(database.engine)  # another process may have been quicker
     return Migrated(revision_before, revision_after, backup)
@@ -113,7 +113,7 @@ def check_schema(database: Database) -> None:
         revision, needed = migrations.current(database.engine), migrations.head()
     if revision == needed:
         return
-    _check_known(database, revision)
+    check_known(database, revision)
     at = "is empty" if revision is None else f"is at revision {revision!r}"
     raise Unavailable(
         f"The database {at} and this version needs revision {needed!r}: run 'soup migrate'.", param="database_url"
@@ -156,7 +156,8 @@ class SchemaWatch:
         return False
 
 
-def _check_known(database: Database, revision: str | None) -> None:
+def check_known(database: Database, revision: str | None) -> None:
+    """Raise Unavailable if a database is at a revision that this version does not know, one of a later version."""
     if revision is None or migrations.knows(revision):
         return
     oldest = migrations.oldest(database.engine)

@@ -296,6 +296,14 @@ class TestRestore:
         assert (found.older, found.moved, found.deleted) == (True, 1, 0)
         assert [name[-64:] for name in verbs.blobs.set_aside.names()] == [later[7:]]
 
+    def test_a_database_of_a_later_version_is_refused(self, verbs, folder, tmp_path, postgres) -> None:
+        backed_up(verbs, folder)
+        settings = Settings(data=tmp_path / "other", database_url=postgres.url())
+        with closing(Database(settings.database)) as database, database.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        self.refused(settings, folder, Unavailable, "'9999'", replace=True)
+        postgres.drop(settings.database)
+
     def test_a_server_that_runs_keeps_its_folder(self, verbs, folder) -> None:
         backed_up(verbs, folder)
         data = verbs.blobs.folder.parent
