@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,12 @@ class AsyncCalls(AsyncBlobs):
         while True:
             try:
                 events = self.events("GET", f"{job_path(job_id)}/events", None, lambda name, value: (name, value))
-                async with events:
-                    async for name, value in events:
-                        report_progress(value, progress)
-                        if name == "done":
-                            break
+                with suppress(Unavailable):  # a proxy may end a long answer: the request of the job tells who is away
+                    async with events:
+                        async for name, value in events:
+                            report_progress(value, progress)
+                            if name == "done":
+                                break
                 job = await self.json("GET", job_path(job_id))
             except Busy as error:  # the rate of the key is used up: the job runs on
                 await self.pause(error.retry_after)

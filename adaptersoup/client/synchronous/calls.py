@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,11 +88,12 @@ class Calls(Blobs):
         while True:
             try:
                 events = self.events("GET", f"{job_path(job_id)}/events", None, lambda name, value: (name, value))
-                with events:
-                    for name, value in events:
-                        report_progress(value, progress)
-                        if name == "done":
-                            break
+                with suppress(Unavailable):  # a proxy may end a long answer: the request of the job tells who is away
+                    with events:
+                        for name, value in events:
+                            report_progress(value, progress)
+                            if name == "done":
+                                break
                 job = self.json("GET", job_path(job_id))
             except Busy as error:  # the rate of the key is used up: the job runs on
                 self.pause(error.retry_after)
