@@ -26,6 +26,7 @@ from registry.spec import (
     BottleneckConfig,
     FusionConfig,
     HeadConfig,
+    LoraConfig,
     PrefixConfig,
     UnionConfig,
 )
@@ -121,6 +122,7 @@ def config_of(
         if spec.pruning is not None and spec.pruning.widen > 1:
             config = widened(config, spec.pruning.widen)
         if spec.adamix is not None:
+            _check_routed(config, shape)
             bank = {"expert": config.model_dump(), "experts": spec.adamix.experts, "share": spec.adamix.share}
             config = BankConfig.model_validate(bank)
         return with_head(config, head)
@@ -128,6 +130,18 @@ def config_of(
         problem = error.errors(include_url=False)[0]
         name = str(problem["loc"][-1]) if problem["loc"] else "adapter"
         raise InvalidParameter(f"{name}: {describe_error(problem)}.", param=name) from None
+
+
+def _check_routed(config: AdapterConfig, shape: BaseShape) -> None:
+    """Raise Incompatible for a LoRA outside the layers: the output layer runs when the route through a bank is over."""
+    modules = config.modules() if isinstance(config, LoraConfig) else ()
+    outside = sorted(set(modules) - set(shape.layer_linears()))
+    if outside:
+        raise Incompatible(
+            f"AdaMix trains experts in the layers only, and {', '.join(outside)} is outside of them: name other "
+            "targets, for example 'all-linear'.",
+            param="targets",
+        )
 
 
 def widened(config: AdapterConfig, factor: int) -> AdapterConfig:

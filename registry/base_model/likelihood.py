@@ -63,13 +63,14 @@ def log_probs_of_next(model: nn.Module, hidden: Tensor, input_ids: Tensor, mask:
 def log_probs_of(model: nn.Module, states: Tensor, ids: Tensor) -> Tensor:
     """fp32 (rows,): log-probabilities of `ids` (rows,) after last hidden states (rows, hidden); differentiable.
 
-    Logits exist for a slice of rows at a time, also in the backward pass. If the output layer is frozen, as under an
-    adapter, the forward pass stores each row's gradient (rows, hidden) and the backward pass scales it. A trained
-    output layer recomputes its logits.
+    Logits exist for a slice of rows at a time, also in the backward pass. If the output layer is frozen, as under most
+    adapters, the forward pass stores each row's gradient (rows, hidden) and the backward pass scales it. An output
+    layer that is trained, or has a LoRA that is, recomputes its logits.
     """
-    head = cast(Callable[[], nn.Module], model.get_output_embeddings)()
-    trained = any(parameter.requires_grad for parameter in head.parameters())
-    if not torch.is_grad_enabled() or trained or not states.requires_grad:
+    if not torch.is_grad_enabled():
+        return _sliced_log_probs(model, states, ids)
+    trained = lm_logits(model, states[:0].detach()).requires_grad
+    if trained or not states.requires_grad:
         return _sliced_log_probs(model, states, ids, recompute=trained)
     return cast(Callable[..., Tensor], _LogProbs.apply)(states, ids, model)
 

@@ -84,6 +84,8 @@ def test_what_a_configuration_cannot_be_is_said(base):
     one, other = (BottleneckConfig(structure="pfeiffer", bottleneck=m, activation="relu") for m in (4, 8))
     with pytest.raises(Incompatible, match="their 'bottleneck' is 4 or 8"):
         config_of(fusion, base.shape, members=[one, one, other])
+    with pytest.raises(Incompatible, match="lm_head is outside of them"):
+        config_of(spec(adapter={"method": "lora", "targets": ["*"]}, adamix={}), base.shape)
     houlsby = BottleneckConfig(structure="houlsby", bottleneck=4, activation="gelu")
     with pytest.raises(Incompatible, match="act at two places of a layer"):
         config_of(fusion, base.shape, members=[houlsby] * 3)

@@ -164,7 +164,7 @@ class Head(torch.nn.Module):
         self.head = torch.nn.Linear(6, 11, bias=False).requires_grad_(False)
         self.config = SimpleNamespace(vocab_size=11, **config)
         self.seen: list[int] = []
-        self.head.register_forward_hook(lambda _head, _args, out: self.seen.append(len(out)))
+        self.head.register_forward_hook(lambda _head, _args, out: self.seen.extend([len(out)] if len(out) else []))
 
     def get_output_embeddings(self) -> torch.nn.Module:
         return self.head

@@ -28,7 +28,8 @@ ON_BASES = CAUSAL
 
 @pytest.mark.parametrize("method", ["lora", "bottleneck"])
 def test_every_family_is_trained_and_stays_frozen(base, method, tmp_path):
-    config = lora_for(base.shape, rank=2, alpha=4) if method == "lora" else paper_config("bapna_firat", bottleneck=4)
+    lora = lora_for(base.shape, rank=2, alpha=4, targets=["*"])
+    config = lora if method == "lora" else paper_config("bapna_firat", bottleneck=4)
     blocks = torch.from_numpy(pack(VALID, base.tokenize, block=32).rows)
     before = state_hash(base.model)
     trained = train_on(base, config, TEXTS, VALID, hyperparameters=RECIPE)
@@ -46,6 +47,7 @@ def test_every_family_is_trained_and_stays_frozen(base, method, tmp_path):
     assert again == pytest.approx(record["valid_perplexity"], rel=1e-5)
     if method == "lora":
         assert record["init"] == "zero_b"
+        assert not [name for name, tensor in trained.tensors.items() if not tensor.any()]
         with torch.no_grad():
             plain = float(loss_of(base)(blocks).exp())
         assert record["valid_perplexity_before"] == pytest.approx(plain, rel=1e-5)
