@@ -234,6 +234,10 @@ class Removals(TableGateway):
             )
         return size
 
+    def cancel_all(self) -> None:
+        """Cancel the scheduled removals of files, in an older copy of a database: they may be in use since."""
+        self._delete(blob_removals)
+
     def pending(self) -> set[str]:
         """Blobs whose files are scheduled for removal."""
         return set(self._connection.scalars(select(blob_removals.c.digest)))

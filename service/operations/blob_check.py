@@ -56,6 +56,9 @@ def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: 
     older = blob_mark is not None and (
         mark is None or mark.store != blob_mark.store or mark.generation < blob_mark.generation
     )
+    if older:
+        with database.write() as catalogue:
+            catalogue.removals.cancel_all()
     set_aside_digests = {"sha256:" + name[-64:] for name in set_aside.names()}
     restored = {digest for digest in sorted((named - stored) & set_aside_digests) if set_aside.restore(digest)}
     ended = delete_ended_requests(database, blobs, stored)

@@ -70,6 +70,7 @@ def restore(settings: Settings, folder: Path, *, replace: bool, progress: Progre
         with backup.write() as catalogue:
             catalogue.sessions.remove_all()
             catalogue.replicas.remove_all()
+            catalogue.removals.cancel_all()
         if mark is None:
             raise Unavailable(f"The database in {folder} has no mark: no server has started over it.", param="folder")
         whole = {digest: size for digest, size in sizes.items() if digest not in manifest.lacking}

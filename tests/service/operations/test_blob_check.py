@@ -234,15 +234,22 @@ def test_an_older_copy_loses_nothing(tmp_path, blobs, caplog):
     with opened(tmp_path / "db") as database:
         start(database, blobs)
         old = named(database, blobs, b"old")
+        again = named(database, blobs, b"newer")  # is scheduled for removal in the copy, and stored again after it
+        with database.write() as catalogue:
+            catalogue.removals.forget(again, datetime.now(UTC))
         backup = copied(database, tmp_path / "backup" / "soup.db")
         start(database, blobs)
         new = named(database, blobs, b"new", b"newer")
         request = blobs.put_bytes(request_bytes({"sample": "text"}))
         older = Database(f"sqlite:///{backup}")
+        with older.read() as catalogue:
+            assert catalogue.removals.pending() == set(again)
         with caplog.at_level(logging.WARNING):
             assert start(older, blobs) == BlobReport(older=True, restored=0, moved=3, set_aside=3, deleted=0, missing=0)
         assert "the database is an older copy than its blobs" in caplog.text
         assert set(blobs.digests()) == set(old)
+        with older.read() as catalogue:
+            assert catalogue.removals.pending() == set()  # else the next collection deletes what is set aside
         older.close()
         found = start(database, blobs)
         assert (found.older, found.restored) == (True, 2)  # the other one is ahead of it by now
