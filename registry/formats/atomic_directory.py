@@ -69,6 +69,8 @@ def check_place(path: Path, *, replace: bool, advice: str = "ask to replace it")
     """
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise Conflict(f"{path} exists and is not a directory.")
+    if path.is_dir() and path.samefile("."):  # a shell would stay in the directory that is replaced
+        raise Conflict(f"{path} is the current directory, which would be replaced: name one in it, such as ./law.")
     entries = list(path.iterdir()) if path.is_dir() else []
     if entries and not replace:
         raise Conflict(f"{path} exists and is not empty: choose another directory, or {advice}.")

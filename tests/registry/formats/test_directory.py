@@ -18,6 +18,7 @@ from registry.formats import (
     WEIGHTS_FILE,
     AdapterContents,
     EmbeddingsNote,
+    check_place,
     place_files,
     read_directory,
     write_directory,
@@ -151,6 +152,16 @@ class TestWriting:
             with pytest.raises(Conflict, match="not a directory"):
                 written(tmp_path / name, replace=True)
         assert list((tmp_path / "elsewhere").iterdir()) == []
+
+    def test_the_current_directory_is_refused_by_each_of_its_names(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for path in (Path(), tmp_path, Path("..") / tmp_path.name):
+            for replace in (False, True):
+                with pytest.raises(Conflict, match=r"is the current directory.*such as \./law"):
+                    check_place(path, replace=replace)
+        written(Path("law"))
 
     def test_a_crash_while_writing_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def full(_: int) -> None:
