@@ -70,7 +70,7 @@ class TrainingRun(Frozen):
     members: tuple[Path, ...] = ()
     out: Path
     replace: bool = False
-    domain: str
+    domain: Words = Field(min_length=1, max_length=200)
     base_id: str | None = None
     sample: int = Field(default=SAMPLE, ge=0)
     sample_seed: int = 0

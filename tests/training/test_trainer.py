@@ -108,12 +108,19 @@ def test_soup_train_on_an_allowlist_names_the_base(train, tiny_base_dir, tmp_pat
         (["--checkpoint-steps", "2"], 2, "need --checkpoint"),
         (["--checkpoint-seconds", "2"], 2, "need --checkpoint"),
         (["--bottleneck", "70000"], 1, "--bottleneck"),
+        (["--domain", "d" * 201], 2, "--domain: must have at most 200 characters"),
     ],
 )
 def test_soup_train_refuses_in_one_sentence_and_writes_nothing(train, tmp_path, monkeypatch, more, code, said):
     monkeypatch.chdir(tmp_path)
     assert said in refused(train(*more, out="out"), code)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_training(train, tmp_path, monkeypatch):
+    monkeypatch.setattr("adaptersoup.cli.verbs.train.command._train", lambda *_: pytest.fail("it trains"))
+    assert "texts.jsonl" in refused(train(out="texts.jsonl/law"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["texts.jsonl", "valid.jsonl"]
 
 
 def test_soup_train_goes_on_where_it_was_stopped(train, tmp_path, monkeypatch):

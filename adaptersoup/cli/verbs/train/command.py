@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 import typer
+from pydantic import ValidationError
 
 from adaptersoup.cli.base_model_flags import BaseModelOptions
 from adaptersoup.cli.commands import command
-from adaptersoup.cli.flags import ParsedFlags
+from adaptersoup.cli.flags import ParsedFlags, usage_error
 from adaptersoup.cli.output import answer
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.verbs.train import interrupts
@@ -21,7 +22,7 @@ from adaptersoup.cli.verbs.train.progress import training_progress
 from adaptersoup.cli.verbs.train.record import print_record
 from adaptersoup.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from registry.errors import InvalidParameter
-from registry.formats import check_place
+from registry.formats import check_place, new_directory_beside
 from training.request import TrainingRun
 from training.spec import SAMPLE, SAVE_SECONDS
 
@@ -133,20 +134,23 @@ def _run(material: Material, flags: ParsedFlags, checkpoints: CheckpointFlags, *
             f"--texts and --valid are the same file, {texts}: validate on other text.", param="valid"
         )
     spec = spec_of(flags)
-    return TrainingRun(
-        spec=spec,
-        train=texts,
-        valid=valid,
-        out=out,
-        domain=material.domain or out.resolve().name,
-        base_id=material.base.base,
-        sample=checkpoints.sample,
-        sample_seed=spec.recipe.data_seed,
-        replace=replace,
-        checkpoint=checkpoints.checkpoint,
-        every_steps=steps,
-        every_seconds=SAVE_SECONDS if seconds is None else seconds,
-    )
+    try:
+        return TrainingRun(
+            spec=spec,
+            train=texts,
+            valid=valid,
+            out=out,
+            domain=material.domain or out.resolve().name,
+            base_id=material.base.base,
+            sample=checkpoints.sample,
+            sample_seed=spec.recipe.data_seed,
+            replace=replace,
+            checkpoint=checkpoints.checkpoint,
+            every_steps=steps,
+            every_seconds=SAVE_SECONDS if seconds is None else seconds,
+        )
+    except ValidationError as error:
+        raise usage_error(error, {"domain": "--domain"}) from None
 
 
 def _refuse_before_verb(context: typer.Context) -> None:
@@ -160,7 +164,10 @@ def _refuse_before_verb(context: typer.Context) -> None:
 
 
 def _check_output(run: TrainingRun) -> None:
-    """Raise Conflict if the output cannot be written; whether an existing bank fits is known once the data are read."""
+    """Raise Conflict or OSError if the output cannot be written, whose parents are made.
+
+    An existing bank is compared once the data are read.
+    """
     advice = "add --replace"
     check_place(run.out, replace=run.replace, advice=advice)
     if run.spec.adamix is not None and run.replace:
@@ -172,6 +179,7 @@ def _check_output(run: TrainingRun) -> None:
             f"The checkpoint cannot be in {run.out}, because the adapter replaces that folder: choose another one.",
             param="checkpoint",
         )
+    new_directory_beside(run.out).rmdir()
 
 
 def _train(entry: BaseEntry, run: TrainingRun) -> Trained:
