@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
 from typing import IO, BinaryIO, Protocol, Self
 
@@ -159,18 +160,22 @@ class LocalBlobs:
             log.warning("blob %s was damaged: the right bytes were sent again and have replaced it", digest)
 
     def delete(self, digest: str) -> None:
-        """Delete it, also if it was set aside."""
-        self.state.check()
-        with self.state.writing(0):
-            self.place(digest).unlink(missing_ok=True)
-            for copy in self.folder.glob(f"{ASIDE}/*/{hex_of(digest)}"):
-                copy.unlink(missing_ok=True)
-        self._verified.remove(digest)
+        """Delete it, also if it was set aside; durable when this returns."""
+        self.delete_all([digest])
 
     def delete_all(self, digests: Sequence[str]) -> None:
-        """Delete each of them."""
+        """Delete each of them, also if set aside; durable when this returns."""
+        self.state.check()
+        set_aside = (self.folder.glob(f"{ASIDE}/*/{hex_of(digest)}") for digest in digests)
+        paths = [*map(self.place, digests), *chain.from_iterable(set_aside)]
+        with self.state.writing(0):
+            for path in paths:
+                path.unlink(missing_ok=True)
+            for folder in {path.parent for path in paths}:  # also of files that an interrupted call has deleted
+                if folder.exists():
+                    sync_directory(folder)
         for digest in digests:
-            self.delete(digest)
+            self._verified.remove(digest)
 
     def digests(self) -> Iterator[str]:
         """Digests of all stored blobs."""

@@ -47,6 +47,19 @@ def test_what_another_thread_just_renamed_is_synced_before_it_is_acknowledged(fo
     assert synced == [f"sync {HELLO[7:9]}", "sync blobs"]
 
 
+def test_the_folder_of_what_is_deleted_is_synced_once(folder, synced):
+    """Else a crash brings back a file of which the catalogue says that it is removed."""
+    store = LocalBlobs(folder)
+    store.put_bytes(b"hello")
+    sibling = HELLO[:-1] + ("0" if HELLO[-1] != "0" else "1")
+    synced.clear()
+    store.delete_all([HELLO, sibling, sha256_digest(b"never stored")])
+    assert synced == [f"sync {HELLO[7:9]}"]
+    synced.clear()
+    store.delete(HELLO)  # perhaps deleted by a process that ended before it synced
+    assert synced == [f"sync {HELLO[7:9]}"]
+
+
 def test_a_new_folder_is_durable_itself(folder, synced):
     LocalBlobs(folder)
     assert synced == ["sync blobs", "sync data"]
