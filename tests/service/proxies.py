@@ -46,8 +46,8 @@ def haproxy(text: str, port: int, servers: Sequence[int]) -> str:
 
 def nginx(text: str, port: int, servers: Sequence[int], folder: Path) -> str:
     """A site of nginx with these addresses, as a whole file."""
-    lines = "".join(f"    server 127.0.0.1:{one} max_fails=1 fail_timeout=5s;\n" for one in servers)
-    text = re.sub(r"(    server \d.*\n)+", lines, re.sub(r"listen .*;", f"listen 127.0.0.1:{port};", text))
+    lines = "".join(rf"    server 127.0.0.1:{one}\2" for one in servers)
+    text = re.sub(r"(    server \d\S+(.*;\n))+", lines, re.sub(r"listen .*;", f"listen 127.0.0.1:{port};", text))
     text = re.sub(r"ssl_certificate.*;", "", text)
     places = "".join(f"{one}_temp_path {folder}/{one};" for one in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
     head = f"daemon off; pid {folder}/pid; error_log stderr; events {{}}"

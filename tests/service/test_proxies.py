@@ -198,6 +198,14 @@ def test_inference_goes_on_elsewhere_and_a_write_is_not_sent_twice(world: World,
         assert {world.client.get("/v1/models").status_code for _ in range(12)} == {200}
 
 
+def test_a_refusal_by_all_servers_leaves_them_in_use(world: World) -> None:
+    """503 is also the answer to `auto` without a selector, for which any client can ask."""
+    for mode, status in (("stops", 503), ("answers", 200)):
+        for server in world.servers:
+            server.mode = mode
+        assert {world.ask("auto").status_code for _ in range(4)} == {status}
+
+
 def test_each_event_passes_when_it_is_there(world: World) -> None:
     for one in world.servers:
         one.mode = "streams"
