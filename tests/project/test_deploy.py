@@ -14,6 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.settings import Settings
+from service.settings.sizes import MIB
 from tests.service.proxies import INFERENCE
 from tests.service.servers import BASE_ID, World, open_world, write_bases
 
@@ -125,6 +126,15 @@ def test_nginx_takes_its_file(tmp_path: Path) -> None:
     command = ["nginx", "-t", "-p", str(tmp_path), "-e", str(tmp_path / "log"), "-c", str(file)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
+
+
+def test_nginx_buffers_at_most_the_largest_json_body() -> None:
+    """It writes bodies of inference to its disk before any server has checked the key."""
+    text = (DEPLOY / "nginx" / "several-servers.conf").read_text()
+    for location in re.findall(r"location [^{]*\{([^}]*proxy_pass[^}]*)\}", text):
+        limit = re.search(r"client_max_body_size (\d+)m;", location)
+        buffers = "proxy_request_buffering off;" not in location
+        assert (limit and int(limit[1]) * MIB) == (Settings.model_fields["max_json_bytes"].default if buffers else None)
 
 
 def test_envoy_hashes_the_model_of_inference_and_sends_no_write_twice() -> None:
