@@ -142,7 +142,10 @@ def test_envoy_hashes_the_model_of_inference_and_sends_no_write_twice() -> None:
     listener = yaml.safe_load((DEPLOY / "envoy" / "adaptersoup.yaml").read_text())["static_resources"]["listeners"][0]
     manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
     metrics, by_model, inference, rest = manager["route_config"]["virtual_hosts"][0]["routes"]
-    assert (metrics["match"], metrics["direct_response"]) == ({"path": "/metrics"}, {"status": 403})
+    assert metrics["direct_response"] == {"status": 403}
+    targets = ["/metrics", "/%6Detrics", "/%6d%65%74%72%69%63%73", "/metric", "/v1/metrics"]
+    denied = [bool(re.fullmatch(metrics["match"]["safe_regex"]["regex"], target)) for target in targets]
+    assert denied == [True, True, True, False, False]
     assert by_model["route"]["hash_policy"] == [{"header": {"header_name": "x-soup-model"}}]
     assert by_model["match"]["safe_regex"] == inference["match"]["safe_regex"]
     paths = {*INFERENCE, "/v1/models", "/v1/completions/more", "/v1/adapters"}
