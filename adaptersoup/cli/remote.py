@@ -12,11 +12,13 @@ import typer
 
 from adaptersoup.cli.commands import arguments_of, as_command
 from adaptersoup.cli.flags import keyword
-from adaptersoup.cli.output import answer, data_width
+from adaptersoup.cli.output import answer, data_width, progress_bar, talk
 from adaptersoup.cli.setting_flags import settings_of
 from adaptersoup.client import SoupClient
+from adaptersoup.client.answers import DONE, Json
 from adaptersoup.tables import columns, one_line
 from registry.errors import SoupError
+from registry.progress import Progress
 from service.settings import ClientSettings
 
 COMPLETED, COMPLETION_SECONDS = 500, 2.0
@@ -61,6 +63,13 @@ class Remote:
     def answer(self, value: Any, *lines: str, note: str = "") -> None:
         """Print the result of the verb: `value` as JSON with --json, else the lines, and `note` on stderr."""
         answer(value, *lines, json=self.json, note=note)
+
+    def follow(self, description: str, begun: Json, result: Callable[[Json, Progress], Json]) -> Json:
+        """The `result` of what the verb has begun; if that is a job, its id is on stderr before the verb waits."""
+        if begun["object"] == "job" and begun["state"] not in DONE:
+            talk(f"{begun['id']} goes on when this command ends; `soup jobs cancel {begun['id']}` stops it.")
+        with progress_bar(description) as report:
+            return result(begun, report)
 
     def answer_rows(
         self,

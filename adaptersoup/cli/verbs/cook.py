@@ -161,8 +161,12 @@ def cook(
         )
     except ValidationError as error:
         raise usage_error(error, COOK.by_path) from None
-    with progress_bar("cooking") as report:
-        cooked = remote.client.cook(request, wait=wait, progress=report)
+    if wait:
+        with progress_bar("cooking") as report:
+            begun = remote.client.begin_cook(request, progress=report)
+        cooked = remote.follow("cooking", begun, remote.client.result)
+    else:
+        cooked = remote.client.cook(request, wait=False)
     if remote.json:
         as_json(cooked)
     elif cooked.get("object") == "job":

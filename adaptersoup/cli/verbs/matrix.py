@@ -39,11 +39,11 @@ def matrix(
     failed: dict[str, str] = {}
     if not show:
         with progress_bar("evaluating") as report:
-            result = remote.client.evaluate_pool(pool=pool, passages=passages, wait=wait, progress=report)
-        if result.get("object") == "job":
-            remote.answer(result, result["id"], note=f"It goes on as a job: `soup jobs watch {result['id']}`.")
+            job = remote.client.evaluate_pool(pool=pool, passages=passages, wait=False, progress=report)
+        if not wait:
+            remote.answer(job, job["id"], note=f"It goes on as a job: `soup jobs watch {job['id']}`.")
             return
-        failed = result["failed"]
+        failed = remote.follow("evaluating", job, remote.client.result_of)["failed"]
     evaluations = sorted(_evaluations(remote, pool), key=lambda row: (row["domain"], row["difference"]))
     rows = [
         (row["domain"], row["adapter"], f"{row['difference']:+.4f}", f"{row['standard_error']:.4f}", row["passages"])

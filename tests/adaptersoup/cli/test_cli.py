@@ -705,6 +705,11 @@ class TestCook:
         assert (code, out) == (0, "j1\n")
         assert "soup jobs watch j1" in err
 
+    def test_the_job_is_told_before_it_is_waited_for(self, soup: Soup, server: Server, sample: Path) -> None:
+        server.on("POST /v1/soups", ok(job("queued"), 202)).on("POST /v1/evaluations", ok(job("queued"), 202))
+        for words in (("cook", "--sample", sample), ("matrix",)):
+            assert "`soup jobs cancel j1` stops it" in soup(*words)[2]
+
     def test_a_fit_is_told_in_figures_and_tables_of_a_hundred_columns(self, soup: Soup, server: Server) -> None:
         names = [f"a-domain-called-{number}" for number in range(12)]
         report = {

@@ -16,7 +16,6 @@ from adaptersoup.cli.output import progress_bar, talk
 from adaptersoup.cli.remote import Remote, verb
 from adaptersoup.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from adaptersoup.client import SoupClient
-from adaptersoup.client.answers import DONE
 from registry.errors import InvalidParameter, NotFound
 from registry.names import split_name
 from training.request import TrainingRequest
@@ -77,10 +76,7 @@ def submit(
     if not wait:
         _print(remote, job, str(job["id"]))
         return
-    if job["state"] not in DONE:
-        talk(f"{job['id']} goes on when this command ends; `soup jobs cancel {job['id']}` stops it.")
-    with progress_bar("training") as report:
-        result = remote.client.result_of(job, report)
+    result = remote.follow("training", job, remote.client.result_of)
     _print(remote, result, str(result["adapter"]))
 
 
