@@ -52,7 +52,7 @@ browser:  ## install Debian's chromium, which looks at the pages in the tests, w
 test: $(VENV)/.dev  ## run the tests, two files at a time, without those of test-long
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -m 'not long'
 
-test-long: $(VENV)/.dev  ## the tests that take minutes: Ray clusters that lose nodes, real proxies, notebooks, benchmarks
+test-long: $(VENV)/.dev  ## the tests that take minutes: Ray clusters, killed servers, real proxies, notebooks, benchmarks
 	OMP_NUM_THREADS=1 $(RUN) -m pytest $(TWO) -m long
 
 test-databases: $(VENV)/.dev  ## the tests of databases on PostgreSQL, with those that make test runs on SQLite alone

@@ -10,16 +10,13 @@ import pytest
 
 LONGEST = (
     "project/test_demo_run.py",
-    "project/test_notebooks.py",
     "project/test_docs_run.py",
     "service/engine/test_mixed.py",
     "service/jobs/test_trainings.py",
     "service/jobs/test_jobs.py",
     "project/test_benchmarks.py",
-    "registry/tasks/test_ray_pool.py",
     "training/test_sweep.py",
     "service/journeys/test_several_servers.py",
-    "service/journeys/test_rolling_upgrade.py",
     "service/engine/test_families_served.py",
     "service/journeys/test_selection.py",
     "project/test_adaptersoup.py",

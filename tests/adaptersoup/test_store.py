@@ -324,6 +324,7 @@ raise RuntimeError("the script's own")
 """
 
 
+@pytest.mark.long
 def test_a_script_that_fails_ends_with_its_own_error(tmp_path: Path, tiny_base_dir: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "store"), str(tiny_base_dir)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

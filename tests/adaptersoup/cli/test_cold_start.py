@@ -63,8 +63,7 @@ def test_the_command_line_starts_without_the_client() -> None:
     ("module", "packages"),
     [
         ("service.jobs.fit_process", {"torch", "transformers", "sentence_transformers"}),
-        ("service.ray_serving.replica", {"sklearn", "sqlalchemy", "fastapi"}),
-        ("service.engine_process.program", {"sklearn", "sqlalchemy", "fastapi"}),
+        ("service.ray_serving.replica, service.engine_process.program", {"sklearn", "sqlalchemy", "fastapi"}),
         ("service.http.app, service.runtime", {"accelerate", "llguidance"}),  # the engine brings them
     ],
 )

@@ -66,6 +66,7 @@ def _only_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 class TestARealCluster:
     def test_it_takes_its_token_and_listens_on_loopback(self, cluster: str) -> None:
         check_cluster(cluster)

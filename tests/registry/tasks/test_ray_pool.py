@@ -86,6 +86,7 @@ def connected(nodes: Nodes) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 class TestRayPool(PoolTests):
     @pytest.fixture
     def build(self, connected: None) -> Build:
@@ -221,7 +222,7 @@ def test_what_is_no_pool_is_one_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_the_extra_the_sentence_names_it(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_sentence_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(Unavailable, match=r"pip install 'adaptersoup\[ray\]'"), ray_connection(None):
         pass

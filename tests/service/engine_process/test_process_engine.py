@@ -323,6 +323,7 @@ def test_a_stop_ends_requests_and_the_process(engine: ProcessEngine) -> None:
         engine.submit(long)
 
 
+@pytest.mark.long
 def test_a_killed_server_takes_its_process_with_it(tiny_base_dir: Path, tmp_path: Path) -> None:
     with one_server(tmp_path / "data", write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})) as server:
         [process] = [pid for pid in children(server.process.pid) if PROGRAM in cmdline(pid)]

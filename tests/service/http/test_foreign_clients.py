@@ -12,7 +12,7 @@ from tests.service.http.test_openai_chat import TEMPLATE
 from tests.service.http.test_openai_client import ids_of
 from tests.service.servers import Live
 
-pytestmark = [pytest.mark.interop, pytest.mark.slow]
+pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.long]
 SETTINGS = {"engine_share_prompts": "off"}  # answers to one prompt are compared to the last bit and token
 TEMPLATES = {"tiny": TEMPLATE}
 MODEL = "team/cooking@1"

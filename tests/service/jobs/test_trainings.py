@@ -193,12 +193,10 @@ def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_and_pushe
     assert not left(world)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "attempts"),
-    [
-        (signal.SIGKILL, 2),
-        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.long),  # it is given back as if never begun
-    ],
+    [(signal.SIGKILL, 2), (signal.SIGTERM, 1)],  # after SIGTERM it is given back as if never begun
 )
 def test_after_a_signal_the_next_server_goes_on_with_it(
     tiny_base_dir: Path,

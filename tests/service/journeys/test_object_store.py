@@ -57,6 +57,7 @@ def keys(url: str) -> list[str]:
     return sorted(Bucket(url, seconds=5.0).list_keys())
 
 
+@pytest.mark.long
 def test_what_was_acknowledged_before_kill_9_another_server_serves_and_finishes_with_an_empty_cache(
     object_store: ObjectStore,
     postgres_url: str,

@@ -128,6 +128,7 @@ def test_the_pin_names_the_schema_of_its_commit(code: Path) -> None:
     assert migrations.knows(REVISION)
 
 
+@pytest.mark.long
 def test_two_versions_serve_one_database(code: Path, servers: Cluster, tiny_base_dir: Path) -> None:
     """The last release's server goes on while this version migrates and starts beside it, until it is stopped."""
     fleet = Fleet(tiny_base_dir)

@@ -24,7 +24,7 @@ from tests.service.http.stock import fit_selector
 from tests.service.servers import BASE_ID, Live, World
 from tests.service.without_processes import trains_here
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 MOST = 140_000
 """Bytes of a picture."""
