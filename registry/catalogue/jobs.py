@@ -251,6 +251,11 @@ class Jobs(Repository[JobRow]):
         """The oldest queued or running job with this dedupe key."""
         return self._oldest(jobs.c.dedupe_key == dedupe_key, jobs.c.state.in_(ACTIVE))
 
+    def find_succeeded(self, dedupe_key: str) -> JobRow | None:
+        """The newest succeeded job with this dedupe key."""
+        query = ROWS.where(jobs.c.dedupe_key == dedupe_key, jobs.c.state == "succeeded")
+        return self._first(query.order_by(jobs.c.sequence.desc()).limit(1))
+
     def get(self, visible: Namespaces, id: str) -> JobRow:
         """A job of a visible namespace; raises NotFound."""
         row = self._first(ROWS.where(jobs.c.id == id, seen_by(visible, jobs.c.namespace)))

@@ -97,9 +97,15 @@ def pushed_name(request: TrainingRequest) -> str:
 
 
 def pushed_adapter(catalogue: Catalogue, request: TrainingRequest, *, key: str) -> AdapterRow | None:
-    """The adapter pushed for a request with the digest `key`, None if there is none."""
+    """The adapter that a training for the digest `key` pushed or gave again, None if there is none.
+
+    Requests that differ in domain, card or sample give the same adapter, whose record names the first of them.
+    """
     rows = catalogue.adapters.live_versions(*split_name(pushed_name(request)))
-    return next((row for row in rows if row.provenance.training.get("request") == key), None)
+    job = catalogue.jobs.find_succeeded(f"{KIND}:{key}")
+    result = {} if job is None else job.result or {}
+    ref = result.get("bank", result.get("adapter"))
+    return next((row for row in rows if row.ref == ref or row.provenance.training.get("request") == key), None)
 
 
 def blobs_in_use(catalogue: Catalogue) -> set[str]:

@@ -461,6 +461,18 @@ class TestFailures:
         assert made(world, asked(world, "full/law"))["created"]
         assert not made(world, asked(world, "full/law"))["created"], "a full quota does not refuse what is pushed"
 
+    def test_one_whose_result_was_stored_before_is_not_trained_again(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A request for another domain gives the same tensors, which keep the domain that they were pushed with."""
+        first = made(world, asked(world, "acme/alike"))
+        second = made(world, asked(world, "acme/alike", domain="tax"))
+        assert "domain" in second["warnings"][0]
+        monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
+        third = made(world, asked(world, "acme/alike", domain="tax"))
+        assert first["adapter"] == second["adapter"] == third["adapter"]
+        assert not third["created"]
+
     def test_another_base_than_asked_for(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """The request sees another base than the thread that trains does, whichever of the two is faster."""
         real = world.runtime.bases.allowed.shape
