@@ -242,6 +242,7 @@ def _training_run(training: Training, data: Path) -> TrainingRun:
         domain=request.domain,
         base_id=request.base_model,
         sample=request.sample,
+        sample_seed=request.spec.recipe.data_seed,
         checkpoint=training.folder / CHECKPOINT,
         losses=data / LOSSES,
         replace=True,  # the folder is this request's, and a bank in it may come from another version

@@ -26,6 +26,7 @@ from registry.errors import Busy, Forbidden, InvalidParameter, rebuild
 from registry.names import sha256_digest
 from registry.progress import silent
 from registry.spec import BaseShape
+from registry.spec.passage import encode_lines
 from service.jobs import runner as jobs_module
 from service.jobs import train as training_job
 from service.jobs import training_curve
@@ -38,7 +39,7 @@ from tests.service.without_processes import InChild, trains_here
 from tests.tiny_models import build_tiny_encoder
 from training import checkpoint
 from training.build import inputs_of
-from training.data import Data
+from training.data import Data, draw
 from training.request import TrainingRequest
 from training.spec import TrainingSpec
 from training.trainer import Trained, train_adapter
@@ -465,11 +466,14 @@ class TestFailures:
         self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A request for another domain gives the same tensors, which keep the domain that they were pushed with."""
-        first = made(world, asked(world, "acme/alike"))
-        second = made(world, asked(world, "acme/alike", domain="tax"))
-        assert "domain" in second["warnings"][0]
+        drawn = {"sample": 30, "spec": {**SPEC, "recipe": {**RECIPE, "data_seed": 7}}}
+        first = made(world, asked(world, "acme/alike", **drawn))
+        sample = encode_lines(draw(TEXTS, 30, seed=7))
+        assert adapter(world, "acme/alike")["sample"]["digest"] == sha256_digest(sample), "the seed is the sample's too"
+        second = made(world, asked(world, "acme/alike", domain="tax", **drawn))
+        assert "domain" in second["warnings"][-1]
         monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
-        third = made(world, asked(world, "acme/alike", domain="tax"))
+        third = made(world, asked(world, "acme/alike", domain="tax", **drawn))
         assert first["adapter"] == second["adapter"] == third["adapter"]
         assert not third["created"]
 
