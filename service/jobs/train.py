@@ -252,7 +252,8 @@ def _training_run(training: Training, data: Path) -> TrainingRun:
 def _train_in_child(training: Training, run: TrainingRun, progress: Progress) -> dict[str, Any]:
     """Train in the child process; returns its answer once the adapter is written, or raises its error.
 
-    A checkpoint of another version is deleted and the training starts again, as the caller could not delete it.
+    A checkpoint of another version is deleted and the training starts again, as the caller could not delete it. So is
+    one that cannot be read.
     """
     settings, request = training.services.settings, training.request
     entry = training.services.bases[request.base_model].entry
@@ -260,7 +261,9 @@ def _train_in_child(training: Training, run: TrainingRun, progress: Progress) ->
     worker_request = WorkerRequest(run=run, turn=training.folder / TURN)
     try:
         return in_child(setup, worker_request, progress=progress, private=training.folder)
-    except Conflict as error:
+    except (Conflict, Invalid) as error:
+        if error.param != "checkpoint":
+            raise
         log.warning("a training begins anew: %s", error.message)
     shutil.rmtree(training.folder / CHECKPOINT, ignore_errors=True)
     return in_child(setup, worker_request, progress=progress, private=training.folder)

@@ -372,22 +372,25 @@ class TestFailures:
         assert job["attempts"] == 3
         assert made(world, asked(world, "acme/full"))["adapter"] == "acme/full@1"
 
+    @pytest.mark.parametrize("is_torn", [False, True])
     def test_a_checkpoint_of_another_version_is_given_up(
-        self, world: World, base: LoadedBase, beside: InChild, monkeypatch: pytest.MonkeyPatch
+        self, world: World, base: LoadedBase, beside: InChild, monkeypatch: pytest.MonkeyPatch, is_torn: bool
     ) -> None:
-        calls = []
+        calls, name = [], f"acme/anew-{is_torn}".lower()
 
         def found(setup: WorkerSetup, request: WorkerRequest, **named: Any) -> dict[str, Any]:
             calls.append(request)
             if len(calls) == 1:
                 assert request.run.checkpoint is not None
                 make({**SPEC, "init_seed": 9}, base, saving=checkpoint.Saving(request.run.checkpoint))
+                if is_torn:
+                    (request.run.checkpoint / checkpoint.FILE).write_bytes(b"torn")
             return beside(setup, request, **named)
 
         monkeypatch.setattr(training_job, "in_child", found)
-        assert made(world, asked(world, "acme/anew"))["created"]
+        assert made(world, asked(world, name))["created"]
         assert len(calls) == 2
-        assert adapter(world, "acme/anew")["provenance"]["init_hash"] == make(SPEC, base).init_hash
+        assert adapter(world, name)["provenance"]["init_hash"] == make(SPEC, base).init_hash
 
     def test_cancelled_when_all_is_trained_it_is_not_pushed(
         self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
