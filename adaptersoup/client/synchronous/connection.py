@@ -147,14 +147,14 @@ class Connection(Closing):
         limit: int | None,
         read: Callable[[Json], T],
     ) -> Iterator[T]:
-        """The rows of a path, at most `limit`, fetched a page at a time; `read` converts each to a value."""
+        """The rows of a path, at most `limit`, in pages of the server's size; `read` converts each to a value."""
         cursor, count = None, 0
         while limit is None or count < limit:
-            size = None if limit is None else min(limit - count, 100)
-            page = self.json("GET", path, params={**filters, "limit": size, "cursor": cursor})
-            for row in page["data"]:
+            page = self.json("GET", path, params={**filters, "cursor": cursor})
+            rows = page["data"] if limit is None else page["data"][: limit - count]
+            for row in rows:
                 yield read(row)
-            count += len(page["data"])
+            count += len(rows)
             cursor = page.get("next_cursor")
             if not cursor:
                 return

@@ -274,8 +274,9 @@ class TestPaging:
     def pages(self, count: int) -> Server:
         def page(request: httpx2.Request) -> httpx2.Response:
             start = int(request.url.params.get("cursor", "0"))
-            size = min(int(request.url.params.get("limit", "3")), 3)
-            rows = [{"ref": f"a/{i}"} for i in range(start, min(start + size, count))]
+            if int(request.url.params.get("limit", "3")) > 3:
+                return refusal(400, "invalid_parameter", "A page has at most 3 rows here.", param="limit")
+            rows = [{"ref": f"a/{i}"} for i in range(start, min(start + 3, count))]
             more = start + len(rows)
             return ok({"data": rows, "next_cursor": str(more) if more < count else None})
 
