@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from registry.adapters import AdapterModule
@@ -257,8 +258,7 @@ def _best_span(starts: np.ndarray, ends: np.ndarray) -> tuple[float, int, int]:
     """The highest sum of a start and an end less than `LONGEST_ANSWER` tokens after it, and their positions."""
     if not len(starts):
         return -np.inf, 0, 0
-    count = len(starts)
-    gaps = np.arange(count) - np.arange(count)[:, None]
-    sums = np.where((gaps >= 0) & (gaps < LONGEST_ANSWER), starts[:, None] + ends, -np.inf)
-    first, last = divmod(int(sums.argmax()), count)
-    return float(sums[first, last]), first, last
+    padded = np.concatenate([ends, np.full(LONGEST_ANSWER - 1, -np.inf, ends.dtype)])
+    sums = starts[:, None] + sliding_window_view(padded, LONGEST_ANSWER)
+    first, gap = divmod(int(sums.argmax()), LONGEST_ANSWER)
+    return float(sums[first, gap]), first, first + gap

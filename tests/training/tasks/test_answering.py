@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -141,7 +142,16 @@ def test_the_best_span_is_the_best_of_all(scores):
         (i, j): starts[i] + ends[j] for i in range(len(starts)) for j in range(i, min(i + LONGEST_ANSWER, len(ends)))
     }
     assert found == max(every.values())
-    assert every[first, last] == found
+    assert (first, last) == min(place for place, score in every.items() if score == found)
+
+
+def test_the_memory_for_the_best_span_grows_with_the_context_and_not_with_its_square():
+    scores = np.zeros(3000)
+    tracemalloc.start()
+    _best_span(scores, scores)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2 * LONGEST_ANSWER * scores.nbytes
 
 
 @pytest.mark.parametrize(
