@@ -132,10 +132,11 @@ def _figures(perplexity: PerplexityReport) -> dict[str, float]:
 def passage_scores(base: LoadedBase, texts: Sequence[Passage], *, block: int, batch: int = 8) -> list[PassageScore]:
     """Score the log-likelihood of each text, or answer, under the base with the attached adapter, if any.
 
-    A text is BOS + its tokens, in windows of at most `block`, each with BOS. Memory is that of `batch` blocks.
+    A text is BOS + its tokens, in windows of at most `block`, each with BOS. Memory is that of `batch` longest windows.
     """
     bos_id = base.bos_id if base.entry.bos else None
     tokenized = [base.tokenize_passage(text) for text in texts]
     cut = [windows(ids, context=block, bos_id=bos_id, prompt=prompt) for ids, prompt in tokenized]
     flat = [window for text_windows in cut for window in text_windows]
-    return text_scores(texts, cut, score_windows(base.model, flat, max_tokens=batch * block, pad_id=0))
+    max_tokens = batch * max((len(window.ids) for window in flat), default=0)
+    return text_scores(texts, cut, score_windows(base.model, flat, max_tokens=max_tokens, pad_id=0))

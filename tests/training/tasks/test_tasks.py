@@ -289,6 +289,16 @@ def test_text_that_begins_with_the_bos_is_trained_on_with_one(base):
     assert around.wrap([0, *first], second) == around.wrap(first, second)
 
 
+def test_a_pass_holds_as_many_tokens_as_the_batch_has_longest_windows(base, monkeypatch):
+    passes = []
+    read = base.model.base_model.forward
+    monkeypatch.setattr(
+        base.model.base_model, "forward", lambda **given: passes.append(given["input_ids"].numel()) or read(**given)
+    )
+    passage_scores(base, TEXTS, block=base.shape.context, batch=2)
+    assert max(passes) <= 2 * max(len(base.tokenize(text)) for text in TEXTS)
+
+
 @pytest.mark.parametrize("pair", [None, "and a second text"])
 def test_an_encoder_gets_what_its_tokenizer_makes(minilm, pair):
     first, peer = "A first, rather longer text.", minilm.tokenizer
