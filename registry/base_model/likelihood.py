@@ -7,6 +7,7 @@ step would need far more memory than the model. Batches are padded on the right.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from registry.errors import InvalidParameter
+from registry.errors import InvalidParameter, InvalidWeights
 from registry.spec import Passage, PassageScore, scored_text
 
 _LOGIT_CELLS = 2**24  # logits in memory at a time: 64 MiB of fp32
@@ -234,16 +235,25 @@ def padded(rows: Sequence[Sequence[int]], *, pad_id: int, device: torch.device |
 
 
 def text_scores(texts: Sequence[Passage], cut: Sequence[Sequence[Window]], nll: Sequence[float]) -> list[PassageScore]:
-    """The score of each text: `cut` has its windows, `nll` (nats) that of each window of all texts in their order."""
+    """The score of each text: `cut` has its windows, `nll` (nats) that of each window of all texts in their order.
+
+    Raises InvalidWeights for a score that is not a finite number.
+    """
     window_nll = iter(nll)
+    totals = [sum(next(window_nll) for _ in windows) for windows in cut]
+    for number, total in enumerate(totals, 1):
+        if not math.isfinite(total):
+            raise InvalidWeights(
+                f"The model, or an adapter on it, answers values that are no numbers for text {number}."
+            )
     return [
         PassageScore(
-            nll=sum(next(window_nll) for _ in windows),
+            nll=total,
             tokens=scored_tokens(windows),
             bytes=len(scored_text(text).encode()),
             windows=len(windows),
         )
-        for text, windows in zip(texts, cut, strict=True)
+        for text, windows, total in zip(texts, cut, totals, strict=True)
     ]
 
 

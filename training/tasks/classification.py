@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from registry.adapters import AdapterModule
@@ -19,6 +20,7 @@ from registry.adapters.head import HeadModule, head_module
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.spec import HeadConfig
+from registry.spec.wording import describe_error
 from training.data import MIN_TEXTS, Examples, Line, enough
 from training.tasks.contract import Scored, Task, named_head, under
 from training.tasks.encoding import batch_of, frame, rows_of, slices, states, tokens_of
@@ -61,13 +63,17 @@ class Classification(Task):
         return [[item.text, item.pair, item.label] for item in items]
 
     def head(self, items: Sequence[Labelled]) -> HeadConfig:
-        """Return a head with the labels of the items, numbers in order; raises InvalidParameter for fewer than two."""
+        """A head with the labels of the items, numbers in order; raises InvalidParameter if none can hold them."""
         labels = {item.label for item in items}
         if not 2 <= len(labels) <= MAX_LABELS:
             raise InvalidParameter(
                 f"The data has {len(labels)} labels, and a classification has 2 to {MAX_LABELS}.", param="texts"
             )
-        return HeadConfig(task="classification", labels=tuple(sorted(labels, key=_by_size)))
+        try:
+            return HeadConfig(task="classification", labels=tuple(sorted(labels, key=_by_size)))
+        except ValidationError as error:
+            problem = describe_error(error.errors(include_url=False)[0])
+            raise InvalidParameter(f"The data's labels are refused: {problem}.", param="texts") from None
 
     def encode(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -22,10 +23,11 @@ from registry.base_model.likelihood import (
     log_probs_of_next,
     padded,
     score_windows,
+    text_scores,
     token_log_probs,
     windows,
 )
-from registry.errors import InvalidParameter
+from registry.errors import InvalidParameter, InvalidWeights
 from registry.spec import BaseShape
 
 ROWS = [[0, 5, 17, 250, 3, 99], [0, 8], [0, 44, 45, 46], [0]]
@@ -81,6 +83,12 @@ def test_scores_do_not_depend_on_batches(model):
     for max_tokens in (1, 40, 10_000):
         assert score_windows(model, cut, max_tokens=max_tokens, pad_id=0) == pytest.approx(want, abs=2e-3)
     assert score_windows(model, [], max_tokens=10, pad_id=0) == []
+
+
+def test_a_score_that_is_not_a_number_is_refused_with_its_text():
+    cut = [[Window((0, 1))], [Window((0, 1)), Window((0, 2))]]
+    with pytest.raises(InvalidWeights, match="text 2"):
+        text_scores(["a", "b"], cut, [1.0, 1.0, math.nan])
 
 
 @given(st.lists(st.integers(1, 299), max_size=60), st.integers(2, 20))

@@ -228,6 +228,9 @@ def test_the_label_map_is_of_the_data_and_in_an_order_of_its_own():
     for bad in (["a", "a"], []):
         with pytest.raises(InvalidParameter, match=f"has {len(set(bad))} labels"):
             labels(*bad)
+    for bad, said in ((["a", "\0"], "character NUL"), ([f"{n:0200}" for n in range(400)], "80000 characters in all")):
+        with pytest.raises(InvalidParameter, match=said):
+            labels(*bad)
 
 
 def test_labels_are_words_numbers_and_truths():
