@@ -68,6 +68,13 @@ def test_an_answer_is_said_in_words_and_numbers() -> None:
     assert "The loss of this soup is 6.00 standard errors below." in said
 
 
+@pytest.mark.parametrize("name", ["team/law@1*0.7+team/style@2*0.3", f"{DIGESTS['law']}*0.7+{DIGESTS['food']}*0.3"])
+def test_a_mixture_in_a_table_is_its_name_without_a_link(name: str) -> None:
+    cell = environment().from_string('{% import "tables.html" as tables %}{{ tables.cell(name, "model") }}')
+    assert cell.render(name=name).strip() == name
+    assert "<a" in cell.render(name="team/law@1")
+
+
 def test_an_abstention_is_as_readable() -> None:
     said = read(drawn(report(difference=0.004, abstained=True)))
     assert "Use the base model , base/tiny : no candidate is known to do better on text like the sample." in said
