@@ -23,7 +23,7 @@ from registry.samples.sample import CheckedSample, check_sample, enqueue_embed, 
 from registry.select.pools import enqueue_refits
 from registry.spec import AdapterConfig, Manifest
 from registry.spec.limits import SizeLimits
-from registry.stored.files import record_bytes
+from registry.stored.files import deleted_unless_recorded, record_bytes
 from registry.tensor_file import parse
 from registry.uploads.files import is_damaged, read_file
 
@@ -61,17 +61,18 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
             key_id=caller.key_id,
             namespace=new.namespace,
         )
-    repaired = _put_files(registry, files)
-    with registry.database.write() as catalogue:
-        for digest in repaired:
-            caller.audit(catalogue, "blob.repair", digest)
-        for digest, data in files.items():  # another push may have made some of them unused: they are collected
-            catalogue.blobs.record(digest, len(data))
-        existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
-        if existing is None:
-            pushed = _add(registry, caller, catalogue, checked)
-        else:
-            pushed = _push_again(registry, caller, catalogue, checked, existing, damaged)
+    with deleted_unless_recorded(registry, files):
+        repaired = _put_files(registry, files)
+        with registry.database.write() as catalogue:
+            for digest in repaired:
+                caller.audit(catalogue, "blob.repair", digest)
+            for digest, data in files.items():  # another push may have made some of them unused: they are collected
+                catalogue.blobs.record(digest, len(data))
+            existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
+            if existing is None:
+                pushed = _add(registry, caller, catalogue, checked)
+            else:
+                pushed = _push_again(registry, caller, catalogue, checked, existing, damaged)
     if checked.has_effect:
         return pushed
     warning = f"{pushed.row.ref} has no effect: its output is zero, so it answers as the base model alone."

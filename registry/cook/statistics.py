@@ -35,7 +35,7 @@ from registry.spec import (
     StoredAdapter,
 )
 from registry.spec.passage import decode_lines
-from registry.stored.files import record_bytes
+from registry.stored.files import delete_unrecorded, record_bytes
 
 MOST_BYTES = 2**29
 """Maximum bytes of the second moments of all ingredients; they grow with the square of the inputs of a projection."""
@@ -128,7 +128,7 @@ class _Statistics:
         try:
             return self._record(ingredient, owner, sample, measured)
         finally:
-            self._delete_unreferenced(measured.blob)
+            delete_unrecorded(self.job.registry, [measured.blob])
 
     def _check_quota(self, ingredient: SoupIngredient, owner: AdapterRow, sample: str) -> None:
         """Raises QuotaExceeded before a pass whose result does not fit the quota of the adapter's owner.
@@ -166,13 +166,6 @@ class _Statistics:
             namespaces = [owner.namespace]
             check_stored(catalogue, registry.quotas, "stored_bytes", key_id=owner.created_by, namespaces=namespaces)
         return row
-
-    def _delete_unreferenced(self, blob: str) -> None:
-        """Delete a computed file unless a row names it; the transaction keeps others from adding one meanwhile."""
-        registry = self.job.registry
-        with registry.database.write() as catalogue:
-            if catalogue.blobs.seen_at(blob) is None:
-                registry.blobs.delete_all([blob])
 
 
 def _without_statistics(plan: MixPlan) -> MixPlan:

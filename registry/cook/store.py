@@ -22,7 +22,7 @@ from registry.quotas import check_additions, check_stored
 from registry.samples.sample import Vectors, embed_texts, enqueue_embed, record_vectors
 from registry.select.pools import enqueue_refits
 from registry.spec import AdapterConfig, Card, Evidence, Provenance, Recipe, SampleReport
-from registry.stored.files import record_bytes
+from registry.stored.files import deleted_unless_recorded, record_bytes
 
 
 def store_soup(job: CookJob, soup: Mixed, evidence: Evidence) -> tuple[AdapterRow, bool]:
@@ -54,7 +54,7 @@ def store_soup(job: CookJob, soup: Mixed, evidence: Evidence) -> tuple[AdapterRo
     for data in files.values():
         registry.blobs.put_bytes(data)
     encoders = soup.base.encoders()
-    with registry.database.write() as catalogue:
+    with deleted_unless_recorded(registry, files), registry.database.write() as catalogue:
         _check_ingredients(catalogue, soup)
         if new.tuned_on is not None:
             check_tuning(catalogue, new.namespace)  # it may have been forbidden while this was trained

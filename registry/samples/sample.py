@@ -32,7 +32,7 @@ from registry.spec import (
 )
 from registry.spec.limits import SampleLimits
 from registry.spec.passage import decode_lines, encode_lines
-from registry.stored.files import record_bytes
+from registry.stored.files import deleted_unless_recorded, record_bytes
 from registry.uploads.files import read_blob, read_file
 
 VECTORS_PER_SEQUENCE = 10
@@ -267,8 +267,8 @@ def embed(registry: Registry, adapter_id: int, *, progress: Progress) -> Adapter
             continue
         vectors = embed_texts(texts, encoder, progress, scored=False)
         truncated[encoder.name] = vectors.truncated
-        registry.blobs.put_bytes(vectors.data)
-        with registry.database.write() as catalogue:
+        blob = registry.blobs.put_bytes(vectors.data)
+        with deleted_unless_recorded(registry, [blob]), registry.database.write() as catalogue:
             catalogue.adapters.get(adapter_id)  # raises where the adapter was purged, whose vectors must not be stored
             record_vectors(registry, catalogue, row.sample.digest, vectors, encoder)
     with registry.database.write() as catalogue:

@@ -6,10 +6,13 @@ that deleted rows. Both hold the write lock, so that no file is removed that a p
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 
 from registry.catalogue.database import Catalogue
 from registry.context import Registry
+from registry.errors import Busy, Unavailable
 
 BATCH = 100
 """Files removed in one transaction: a few requests to a bucket, between which others can write."""
@@ -20,6 +23,28 @@ def record_bytes(registry: Registry, catalogue: Catalogue, digest: str, data: by
     catalogue.blobs.record(digest, len(data))
     if not registry.blobs.has(digest):
         registry.blobs.put_bytes(data)
+
+
+@contextmanager
+def deleted_unless_recorded(registry: Registry, digests: Iterable[str]) -> Iterator[None]:
+    """Context around the transaction that records stored files: if it fails, those without a row are deleted.
+
+    Else what a quota refuses would stay, and no quota would count it.
+    """
+    try:
+        yield
+    except BaseException:
+        delete_unrecorded(registry, digests)
+        raise
+
+
+def delete_unrecorded(registry: Registry, digests: Iterable[str]) -> None:
+    """Delete the given files that have no row; the transaction keeps others from adding one meanwhile.
+
+    If the store or the database cannot be used, the files stay, and a later start sets them aside.
+    """
+    with suppress(Busy, Unavailable), registry.database.write() as catalogue:
+        registry.blobs.delete_all([digest for digest in digests if catalogue.blobs.seen_at(digest) is None])
 
 
 def remove_files(registry: Registry, moment: datetime) -> int:

@@ -22,6 +22,7 @@ from registry.context import Caller, Registry
 from registry.errors import Busy, Conflict, DigestMismatch, InvalidParameter, NotFound, SoupError, WrongOffset
 from registry.spec import UploadPart
 from registry.spec.limits import UploadLimits
+from registry.stored.files import deleted_unless_recorded
 from registry.uploads.files import is_damaged, record_blob, room_for_blob, too_large
 
 log = logging.getLogger("soup.blobs")
@@ -318,7 +319,7 @@ class PartWriter:
             raise
         except LostPartError as error:
             raise self._sessions.truncate(row, error.upload_part) from error
-        with self._registry.database.write() as catalogue:
+        with deleted_unless_recorded(self._registry, [digest]), self._registry.database.write() as catalogue:
             record_blob(self._registry, catalogue, caller, digest, size, repaired=repaired)
             catalogue.uploads.remove(row.id)
         self._file.finish()

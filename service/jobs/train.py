@@ -26,7 +26,7 @@ from registry.push import Pushed, push
 from registry.quotas import check_stored
 from registry.spec import FileSource, Manifest, SampleSource, full_text, scored_text
 from registry.spec.passage import decode_lines
-from registry.stored.files import record_bytes
+from registry.stored.files import deleted_unless_recorded, record_bytes
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_curve import TrainingCurve
@@ -279,7 +279,7 @@ def _push(training: Training, answer: dict[str, Any]) -> Pushed:
     weights = folder.weights.read_bytes()
     digest = services.registry.blobs.put_bytes(weights)
     namespace, _ = split_name(request.name)
-    with services.registry.database.write() as catalogue:
+    with deleted_unless_recorded(services.registry, [digest]), services.registry.database.write() as catalogue:
         record_bytes(services.registry, catalogue, digest, weights)
         catalogue.blobs.grant(namespace, digest)
         key_id = training.context.caller.key_id

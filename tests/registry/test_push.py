@@ -246,6 +246,17 @@ class TestAgain:
             verbs.push(files={WEIGHTS: inline(other_file(0))})
         assert verbs.push(files={WEIGHTS: inline(weights(0))}).row == row, "a repair adds nothing"
 
+    def test_what_a_quota_refuses_after_it_was_stored_is_deleted(self, verbs, monkeypatch):
+        """Another push has used up the quota meanwhile."""
+        verbs.push(sample={"texts": passages("law")})
+        files = set(verbs.blobs.digests())
+        with verbs.database.write() as catalogue:
+            catalogue.limits.set("namespace", "acme", UseLimits(adapters=1))
+        monkeypatch.setattr("registry.push.check_additions", lambda *_, **__: None)
+        with pytest.raises(QuotaExceeded):
+            verbs.push("acme/new", seed=3, sample={"texts": passages("law")})
+        assert set(verbs.blobs.digests()) == files, "the known sample stays, the new weights do not"
+
     def test_what_loses_a_race_has_a_row_so_that_it_is_collected(self, verbs, monkeypatch):
         """Another push of the same weights, in another file and with another sample, is first."""
         real = verbs.blobs.put_bytes

@@ -17,6 +17,7 @@ from registry.blobs import BlobWriter
 from registry.context import Caller
 from registry.errors import DigestMismatch, NotFound, TooLarge
 from registry.quotas import ByteAllowance
+from registry.stored.files import deleted_unless_recorded
 from registry.uploads.files import is_damaged, record_blob, renew_blob, room_for_blob, too_large
 from service.access.keys import Principal
 from service.http.app_services import AppServices
@@ -54,8 +55,8 @@ async def put_blob(request: Request, digest: str, services: AppServices, princip
     async with contextmanager_in_threadpool(
         services.registry.blobs.writer(digest, max_bytes=limit, length=length)
     ) as writer:
-        size = await _store(request, writer, limit, allowance)
-    await in_thread(_record, services, caller, digest, size, repaired=damaged)
+        size = await _receive(request, writer, limit, allowance)
+        await in_thread(_commit, services, caller, writer, digest, size, repaired=damaged)
     stored = BlobStored(digest=digest, size=size)
     headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
     return JSONResponse(stored.model_dump(), status_code=200 if visible else 201, headers=headers)
@@ -98,19 +99,22 @@ def _upload_state(services: AppServices, caller: Caller, digest: str) -> tuple[b
     return visible, is_damaged(services.registry, digest), room_for_blob(services.registry, caller, digest)
 
 
-def _record(services: AppServices, caller: Caller, digest: str, size: int, *, repaired: bool) -> None:
-    with services.registry.database.write() as catalogue:
-        record_blob(services.registry, catalogue, caller, digest, size, repaired=repaired)
+def _commit(
+    services: AppServices, caller: Caller, writer: BlobWriter, digest: str, size: int, *, repaired: bool
+) -> None:
+    """Store the received blob and record it, in one thread, which a disconnected client does not interrupt."""
+    writer.commit()
+    registry = services.registry
+    with deleted_unless_recorded(registry, [digest]), registry.database.write() as catalogue:
+        record_blob(registry, catalogue, caller, digest, size, repaired=repaired)
 
 
-async def _store(request: Request, writer: BlobWriter, limit: int, allowance: ByteAllowance | None) -> int:
-    """Write the body while it arrives, commit it and return its size; nothing is stored if that fails."""
+async def _receive(request: Request, writer: BlobWriter, limit: int, allowance: ByteAllowance | None) -> int:
+    """Write the body while it arrives, and return its size."""
     most = limit if allowance is None else min(limit, allowance.max_bytes)
     try:
-        size = await write_body(request, writer.write, limit=most)
+        return await write_body(request, writer.write, limit=most)
     except TooLarge as error:
         raise error if allowance is None or most == limit else allowance.error from None
     except ClientDisconnect as error:
         raise DigestMismatch("The upload ended before all of it had come.", param="digest") from error
-    await in_thread(writer.commit)
-    return size

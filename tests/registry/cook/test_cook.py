@@ -7,10 +7,12 @@ import pytest
 from registry.adapters.weights import load_tensors
 from registry.errors import (
     DamagedBlob,
+    QuotaExceeded,
 )
 from registry.spec import (
     GmmSpec,
     PoolSpec,
+    UseLimits,
 )
 from tests.registry.toy_registry import (
     INIT,
@@ -68,6 +70,16 @@ class TestSoups:
         by_recipe = stocked.cook(recipe=by_hand("acme/law", "acme/code"), name="acme/broth")
         cooked = stocked.cook(sample=sample("law", "code"), name="acme/broth")
         assert (cooked.created, cooked.soup_id) == (False, by_recipe.soup_id)
+        with stocked.database.read() as catalogue:
+            assert set(stocked.blobs.digests()) == catalogue.blobs.digests()
+
+    def test_what_a_quota_refuses_after_it_was_stored_is_deleted(self, stocked, monkeypatch):
+        """Another cook has used up the quota meanwhile."""
+        with stocked.database.write() as catalogue:
+            catalogue.limits.set("namespace", "acme", UseLimits(adapters=1))
+        monkeypatch.setattr("registry.cook.store.check_additions", lambda *_, **__: None)
+        with pytest.raises(QuotaExceeded):
+            stocked.cook(sample=sample("law", "code"))
         with stocked.database.read() as catalogue:
             assert set(stocked.blobs.digests()) == catalogue.blobs.digests()
 

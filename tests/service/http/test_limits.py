@@ -249,6 +249,29 @@ def test_bytes_beyond_the_limit_are_refused_before_they_are_stored(world: World,
     assert put(letter * 40).status_code == 201
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_bytes_that_others_left_no_room_for_meanwhile_do_not_stay(
+    world: World, monkeypatch: pytest.MonkeyPatch, in_parts: bool
+) -> None:
+    """They passed the first check, as 30 uploads at once do that have room for one."""
+    one = someone(world, f"full{int(in_parts)}", stored_bytes=9)
+    data, headers = b"ten bytes %d" % in_parts, world.headers(one.secret)
+    digest = sha256_digest(data)
+    for module in ("registry.uploads.sessions", "service.http.routes.blobs"):
+        monkeypatch.setattr(f"{module}.room_for_blob", lambda *_: None)
+    path, params = f"/v1/blobs/{digest}", {}
+    if in_parts:
+        path = world.client.post("/v1/blobs/uploads", json={}, headers=headers).headers["location"]
+        part = {**headers, "content-range": f"0-{len(data) - 1}"}
+        assert world.client.patch(path, content=data, headers=part).status_code == 202
+        params, data = {"digest": digest}, b""
+    answer = world.client.put(path, params=params, content=data, headers=headers)
+    assert refusal(answer, 413).startswith(f"Key '{one.id}' would hold 11 bytes; its limit is 9")
+    assert not world.registry.blobs.has(digest)
+    one.limit(stored_bytes=11)
+    assert world.client.put(path, params=params, content=data, headers=headers).status_code == 201
+
+
 def test_jobs_beyond_the_limit_wait(world: World) -> None:
     world.push("busy/one", seed=7)
     one = someone(world, "busy", jobs=1)
