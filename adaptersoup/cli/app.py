@@ -171,6 +171,11 @@ def run(args: Sequence[str], *, connect: object = None) -> int:
     except ModuleNotFoundError as error:
         typer.echo(not_installed(next((name for name in args if name in VERBS), None), error), err=True)
         return FAILED
+    except UnicodeError as error:
+        typer.echo(
+            f"Error: text of an argument, the input or the output cannot be converted ({error}): use UTF-8.", err=True
+        )
+        return FAILED
     except OSError as error:
         typer.echo(f"Error: {error.filename or 'a file'}: {error.strerror or error}.", err=True)
         return FAILED

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Concatenate
 
+import httpx2
 import typer
 
 from adaptersoup.cli.commands import arguments_of, as_command
@@ -17,7 +18,7 @@ from adaptersoup.cli.setting_flags import settings_of
 from adaptersoup.client import SoupClient
 from adaptersoup.client.answers import DONE, Json
 from adaptersoup.tables import columns, one_line
-from registry.errors import SoupError
+from registry.errors import SoupError, Unavailable
 from registry.progress import Progress
 from service.settings import ClientSettings
 
@@ -103,9 +104,16 @@ class Address:
 
 
 def connect(url: str | None, key: str | None, timeout: float | None = None) -> SoupClient:
-    """A client configured by flags, the environment, and the key file of a server on this machine."""
+    """A client configured by flags, the environment, and the key file of a server on this machine.
+
+    Raises Unavailable for a proxy of the environment that httpx2 cannot use.
+    """
     settings = settings_of(ClientSettings, url=url, key=key, timeout=timeout)
-    return SoupClient(settings.url, settings.secret(), timeout=settings.timeout)
+    try:
+        return SoupClient(settings.url, settings.secret(), timeout=settings.timeout)
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        problem = str(error).rstrip(".")
+        raise Unavailable(f"The proxy in ALL_PROXY, HTTP_PROXY or HTTPS_PROXY cannot be used: {problem}.") from None
 
 
 def verb(function: Callable[Concatenate[Remote, ...], None]) -> Callable[..., None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +12,7 @@ from adaptersoup.cli.output import as_json, data, progress_bar, write
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.remote import SAMPLE_FORMS, ModelArgument, PromptedModel, Remote, verb
 from adaptersoup.cli.sampling_flags import SamplingFlags
-from adaptersoup.client.samples import read_texts
+from adaptersoup.client.samples import read_text, read_texts
 from adaptersoup.tables import fields, one_line
 from adaptersoup.values import Perplexity
 from registry.spec import full_text
@@ -72,7 +71,7 @@ def generate(
       soup generate base/small "Once" --temperature 0 --stream
       cat prompt.txt | soup generate team/soup -
     """
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = read_text(Path("-")) if prompt == "-" else prompt
     options = {"max_tokens": max_tokens, **sampling.fields()}
     if stream:
         with remote.client.stream(model, text, **options) as chunks:
@@ -108,7 +107,7 @@ def embed(
     if (text is None) == (texts is None):
         raise typer.BadParameter("Give TEXT, or --texts FILE.")
     if texts is None:
-        contents = [sys.stdin.read() if text == "-" else str(text)]
+        contents = [read_text(Path("-")) if text == "-" else str(text)]
     else:
         contents = [full_text(passage) for passage in read_texts(texts)]
     with progress_bar("embedding"):

@@ -189,6 +189,17 @@ class TestFailures:
         monkeypatch.setenv("SOUP_TIMEOUT", "soon")
         assert "SOUP_TIMEOUT" in refused(command("ls"))
 
+    def test_an_argument_that_is_no_utf_8_is_one_sentence(self, soup: Soup) -> None:
+        assert "use UTF-8" in refused(soup("ls", "--owner", "caf\udce9"))
+
+    @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "odd://127.0.0.1", "http://[::"])
+    def test_a_proxy_that_cannot_be_used_is_one_sentence(
+        self, command: Soup, monkeypatch: pytest.MonkeyPatch, proxy: str
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "socksio", None)
+        monkeypatch.setenv("ALL_PROXY", proxy)
+        assert "ALL_PROXY" in refused(command("ls", "--url", "http://example.org"))
+
     def test_a_disk_that_refuses_is_one_sentence(self, soup: Soup, server: Server, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         server.on("GET /v1/adapters/team/law", ok(ADAPTER))
@@ -854,10 +865,17 @@ class TestInference:
         assert [json.loads(line) for line in lines] == [chunk for _, chunk in chunks]
 
     def test_the_prompt_from_stdin(self, soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("from stdin"))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from stdin")))
         server.on("POST /v1/completions", ok(self.completion("x")))
         soup("generate", "team/law", "-")
         assert server.body()["prompt"] == "from stdin"
+
+    @pytest.mark.parametrize("verb", ["generate", "embed", "chat"])
+    def test_stdin_that_is_no_utf_8_is_one_sentence(
+        self, soup: Soup, monkeypatch: pytest.MonkeyPatch, verb: str
+    ) -> None:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+        assert "UTF-8" in refused(soup(verb, "base/small", *([] if verb == "chat" else ["-"])))
 
     def test_ppl(self, soup: Soup, server: Server, sample: Path) -> None:
         answer = {
