@@ -64,7 +64,9 @@ def inputs_of(spec: TrainingSpec, base: BaseText, data: Data, *, members: Sequen
     Raises as `config_of` does, and InvalidParameter for data that make no task.
     """
     task = TASKS[spec.task]
-    config = config_of(spec, base.shape, head=task.head(data.train), members=[member.config for member in members])
+    # a rare label may be in the held-out share alone, and users cannot change what is held out
+    head = task.head([*data.train, *data.valid] if data.is_split else data.train)
+    config = config_of(spec, base.shape, head=head, members=[member.config for member in members])
     start = None
     if isinstance(config, FusionConfig):  # the only kind that starts from trained adapters
         start = fusion_start(config, [member.tensors for member in members])

@@ -119,10 +119,11 @@ def draw(texts: Sequence[str], most: int, *, seed: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Data:
-    """A task's items to train on, and items to choose the best state by."""
+    """A task's items to train on, and items to choose the best state by; `is_split` if both are from the same data."""
 
     train: Sequence[Any]
     valid: Sequence[Any]
+    is_split: bool = False
 
 
 def held_out(items: Sequence[Any], share: float) -> Data:
@@ -132,6 +133,7 @@ def held_out(items: Sequence[Any], share: float) -> Data:
     return Data(
         train=[item for number, item in enumerate(items) if number not in chosen],
         valid=[item for number, item in enumerate(items) if number in chosen],
+        is_split=True,
     )
 
 

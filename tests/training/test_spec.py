@@ -19,10 +19,11 @@ from registry.spec import (
     FusionConfig,
     Pruned,
 )
-from training.build import config_of
+from training.build import config_of, inputs_of
 from training.data import HELD_OUT_SEED, held_out
 from training.hyperparameters import Hyperparameters
 from training.spec import AdapterRequest, RecipeRequest, TrainingSpec
+from training.tasks.classification import Labelled
 
 
 def spec(**fields: Any) -> TrainingSpec:
@@ -155,3 +156,10 @@ def test_a_share_that_is_held_out_is_a_partition_in_order(count, share):
     assert len(data.valid) == round(share * count)
     assert held_out(items, share) == data
     assert HELD_OUT_SEED == 0
+
+
+@pytest.mark.parametrize("rare", [2, 3], ids=["held-out", "trained"])
+def test_a_label_of_a_single_text_is_in_the_head_wherever_the_text_is_held_out(base, rare):
+    items = [Labelled(f"text {number}", "rare" if number == rare else f"label{number % 2}") for number in range(20)]
+    data = held_out(items, 0.25)
+    assert inputs_of(spec(task="classification"), base, data).config.head.labels == ("label0", "label1", "rare")
