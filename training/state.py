@@ -23,6 +23,8 @@ from training.hyperparameters import Hyperparameters
 
 POINTS = 100
 """Approximate number of points of the training loss curve."""
+STEP_MARGIN = 10.0
+"""The least margin of a training loss: the first batch may be one easy text. Validation losses are of equal data."""
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 Loss = Callable[[Tensor], Tensor]
 """Rows int64 (batch, width) -> their mean loss, a scalar that can be differentiated."""
@@ -32,7 +34,8 @@ Loss = Callable[[Tensor], Tensor]
 class Objective:
     """The loss to minimise, and how far above its first value it may be (`margin`, in `unit`) before it has diverged.
 
-    `valid_loss` scores validation data if that is another function than the training loss.
+    `valid_loss` scores validation data if that is another function than the training loss. The margin of a training
+    loss is at least STEP_MARGIN.
     """
 
     loss: Loss
@@ -85,7 +88,7 @@ class Guard:
     def check(self, loss: float, step: int) -> None:
         """Check the training loss of a step; raises InvalidParameter with step and learning rate."""
         self.first = loss if self.first is None else self.first
-        self._refuse("loss", loss, step, start=self.first)
+        self._refuse("loss", loss, step, start=self.first, margin=max(STEP_MARGIN, self._objective.margin))
 
     def check_valid(self, loss: float, step: int, *, start: float | None) -> None:
         """Check a validation loss against `start`, the one before the first step (None at that step).
@@ -93,7 +96,7 @@ class Guard:
         Raises InvalidParameter with step and learning rate.
         """
         if start is not None:
-            self._refuse("validation loss", loss, step, start=start)
+            self._refuse("validation loss", loss, step, start=start, margin=self._objective.margin)
         elif not math.isfinite(loss):
             raise InvalidParameter(
                 f"The validation loss is {loss} before the first step: the base model cannot be trained on this text "
@@ -101,8 +104,8 @@ class Guard:
                 param="dtype",
             )
 
-    def _refuse(self, name: str, loss: float, step: int, *, start: float) -> None:
-        if math.isfinite(loss) and loss <= start + self._objective.margin:
+    def _refuse(self, name: str, loss: float, step: int, *, start: float, margin: float) -> None:
+        if math.isfinite(loss) and loss <= start + margin:
             return
         steps, rate = self._hyperparameters.steps, self._hyperparameters.learning_rate_at(step)
         raise InvalidParameter(

@@ -124,6 +124,19 @@ def test_a_validation_loss_that_is_no_number_is_refused_too(losses, said):
         optimise(state)
 
 
+def test_an_easy_first_batch_makes_no_ordinary_one_a_divergence():
+    module, losses = Counter(), itertools.chain([0.5], itertools.repeat(6.0))
+    state = started(
+        module,
+        lambda blocks: module.mean_nll(blocks) * 0 + next(losses) + module.logits[0],
+        valid_loss=module.mean_nll,
+        steps=8,
+        batch=1,
+        block=4,
+    )
+    assert optimise(state).train_history[-1][1] > 5
+
+
 def test_validation_text_that_is_harder_from_the_first_has_not_diverged():
     """Held to its own loss before the first step, not to that of the training text."""
     module = Counter()

@@ -65,7 +65,10 @@ class Task(ABC):
     answers: HeadTask | None = None
     """The kind of head that its adapters need; None if the base model's output layer answers."""
     divergence_margin: float = 2.0
-    """How far above the first loss, in `unit`, a later loss may be before the training counts as diverged."""
+    """How far above the first loss, in `unit`, a later loss may be before the training counts as diverged.
+
+    The loss of a step may be at least `state.STEP_MARGIN` above it.
+    """
 
     @abstractmethod
     def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Any]:
