@@ -24,7 +24,7 @@ from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
 from registry.context import Caller
 from registry.cores import use_cores
-from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict, rebuild
+from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict
 from registry.lifecycle.collect import collect
 from registry.progress import Progress
 from service.job_board import Interrupted, Outcome
@@ -69,6 +69,8 @@ class JobRunner:
         """False while the database does not answer, which is logged once, not every second of an outage."""
         self._claiming = threading.Lock()
         self._clock = ClockSteps()
+        self._beat_at = self._steady_since = float("-inf")
+        """When the database took the last heartbeat, and since when it has taken all of them."""
         lease = self._settings.job_lease_seconds
         self._periodics = [
             Periodic("heartbeat of jobs", lease / 4, self._beat),
@@ -80,14 +82,15 @@ class JobRunner:
         self.computing = GradientProcess(self._settings)
 
     def start(self) -> None:
-        """Requeue the jobs of dead processes, remove old trainings, start workers and heartbeat.
+        """Requeue the jobs of dead processes of a sole owner, remove old trainings, start workers and heartbeat.
 
         Does nothing once it is stopping.
         """
         if self._stopping.is_set():
             return
-        with self._database.write() as catalogue:
-            catalogue.jobs.requeue_expired(_now() + timedelta(days=3650) if self._sole_owner else _now())
+        self._beat()
+        if self._sole_owner:
+            self._store(lambda jobs: jobs.requeue_expired(_now() + timedelta(days=3650)) > 0)
         sweep(self._settings.trainings_dir, older_than=self._settings.keep_training_seconds)
         lanes = [lane for lane, count in workers_of(self._settings).items() for _ in range(count)]
         self._threads = [
@@ -302,13 +305,20 @@ class JobRunner:
         self._board.tell(row.id)
 
     def _beat(self) -> None:
-        """Renew the leases of jobs running here, and notice cancellations by other processes."""
-        running = self._board.running()
+        """Renew the leases of jobs running here, and notice cancellations by other processes.
+
+        Jobs of others are requeued only after a lease without an outage: an outage delays their heartbeats too.
+        """
+        running, lease = self._board.running(), self._settings.job_lease_seconds
         with self._database.write() as catalogue:
             for job_id, cancelled in running.items():
-                if not catalogue.jobs.heartbeat(job_id, self._name, self._settings.job_lease_seconds, _now()):
+                if not catalogue.jobs.heartbeat(job_id, self._name, lease, _now()):
                     cancelled.set()
-            catalogue.jobs.requeue_expired(_now())
+            last_beat, self._beat_at = self._beat_at, time.monotonic()
+            if self._beat_at - last_beat > lease / 2:
+                self._steady_since = self._beat_at
+            if self._beat_at - self._steady_since >= lease:
+                catalogue.jobs.requeue_expired(_now())
 
     def _sweep_uploads(self) -> None:
         """Remove expired unfinished uploads."""
@@ -376,18 +386,3 @@ def after_withdrawal(services: Services, cancelled: Sequence[JobRow]) -> None:
     """After `withdraw` is committed: end the jobs that run here, and clean up after the others."""
     for row in cancelled:
         _finish_cancellation(services, row)
-
-
-def result_of(row: JobRow) -> dict[str, Any]:
-    """Return the result of an ended job, or raise its error."""
-    if row.state == "succeeded":
-        return row.result or {}
-    if row.state == "cancelled":
-        raise Cancelled(f"Job {row.id} was cancelled.")
-    error = row.error or {}
-    raise rebuild(
-        str(error.get("code", "internal")),
-        str(error.get("message", "The job failed.")),
-        param=error.get("param"),
-        problems=error.get("problems", ()),
-    )

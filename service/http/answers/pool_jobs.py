@@ -12,14 +12,14 @@ from typing import Any
 from fastapi import Response
 
 from registry.catalogue.rows import JobRow
-from registry.errors import Unavailable
+from registry.errors import Cancelled, Unavailable, rebuild
 from service.access.keys import Principal
 from service.http.answers.jobs import requested_job_body
 from service.http.requests.waiting import wait_for_job
 from service.http.schemas.jobs import Job
 from service.http.thread_turns import in_thread
 from service.jobs.queue_limits import check_queue
-from service.jobs.runner import FINAL, result_of
+from service.jobs.runner import FINAL
 from service.services import Services
 
 CHECK_SECONDS = 1.0
@@ -96,3 +96,18 @@ async def _pending(check: Check) -> Unavailable | None:
             raise
         return error
     return None
+
+
+def result_of(row: JobRow) -> dict[str, Any]:
+    """Return the result of an ended job, or raise its error."""
+    if row.state == "succeeded":
+        return row.result or {}
+    if row.state == "cancelled":
+        raise Cancelled(f"Job {row.id} was cancelled.")
+    error = row.error or {}
+    raise rebuild(
+        str(error.get("code", "internal")),
+        str(error.get("message", "The job failed.")),
+        param=error.get("param"),
+        problems=error.get("problems", ()),
+    )

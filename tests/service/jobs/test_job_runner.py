@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +22,13 @@ from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
 from registry.context import Caller, Registry
 from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, SoupError, Unavailable
+from service.http.answers.pool_jobs import result_of
 from service.http.requests.waiting import wait_for_job
 from service.job_board import JobBoard
 from service.jobs import runner as module
 from service.jobs.contract import JobContext, JobKind
 from service.jobs.kinds import KINDS
-from service.jobs.runner import FINAL, JobRunner, cancel, result_of
+from service.jobs.runner import FINAL, JobRunner, cancel
 from service.observability.logs import JsonFormatter
 from service.settings import Settings
 from tests.postgres import Databases
@@ -331,6 +333,33 @@ class TestProcesses:
         runner = stage.runner(sole_owner=False, job_lease_seconds=1.0)
         assert stage.ended(runner, lost).attempts == 2
         assert stage.row(kept).state == "running"
+
+    def test_servers_whose_database_was_away_for_longer_than_a_lease_keep_their_jobs(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Jobs that nobody beats for are taken over once there was a lease without an outage."""
+        clock = [0.0]
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        first, second, _ = servers = [stage.runner(start=False, sole_owner=False) for _ in range(3)]
+        for _ in servers:
+            stage.enqueue()
+        jobs = [claim(server).id for server in servers]
+
+        def beat(*beating: JobRunner, after: float) -> list[str]:
+            clock[0] += after
+            for server in beating:
+                with server.services.jobs.runs(jobs[servers.index(server)]):
+                    server._beat()
+            return [stage.row(job).state for job in jobs]
+
+        for _ in range(5):
+            beat(first, second, after=15)
+        for job, server in zip(jobs, servers, strict=True):  # their leases are over
+            stage.change(
+                partial(Jobs.heartbeat, id=job, worker=server._name, lease_seconds=-1, moment=datetime.now(UTC))
+            )
+        assert beat(first, second, after=90) == ["running"] * 3
+        assert [beat(first, second, after=15) for _ in range(4)][2:] == [["running"] * 3, ["running"] * 2 + ["queued"]]
 
     def test_a_job_that_ends_its_process_each_time_is_given_up_and_cleaned_up(self, stage: Stage) -> None:
         job = stage.enqueue()
