@@ -66,8 +66,8 @@ class LoraCache:
     def lora(self, ref: str) -> CachedLora | None:
         """The adapter that a ref means now; None if there is none, or it is retired.
 
-        Raises Incompatible for another base model or kind of adapter, Unavailable if the server does not answer, and
-        DigestMismatch if the downloaded bytes are damaged.
+        Raises Incompatible for another base model, or state of it, or kind of adapter, Unavailable if the server does
+        not answer, and DigestMismatch if the downloaded bytes are damaged.
         """
         return _if_present(self._lora, ref)
 
@@ -90,6 +90,12 @@ class LoraCache:
             raise Incompatible(
                 f"{row['ref']} is an adapter of base model '{row['base_model']}', and this engine serves "
                 f"'{self._base_model}'."
+            )
+        fingerprint = self._client.base_model(self._base_model)["fingerprint"]
+        if row["base_fingerprint"] != fingerprint:
+            raise Incompatible(
+                f"{row['ref']} was made for another state of base model '{self._base_model}' "
+                f"({row['base_fingerprint'][:19]} and not {fingerprint[:19]}): train it again, and push it."
             )
         config = row["config"]
         if config["method"] == "bottleneck":

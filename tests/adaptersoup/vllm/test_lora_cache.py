@@ -142,6 +142,16 @@ def test_another_kind_and_another_base_are_refused(live: Live, cache: LoraCache,
     assert not (tmp_path / "cache").exists()
 
 
+def test_an_adapter_of_another_state_of_the_base_model_is_refused(
+    cache: LoraCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replaced = {"id": BASE_ID, "fingerprint": "sha256:" + "2" * 64}
+    monkeypatch.setattr(SoupClient, "base_model", lambda *_: replaced)
+    with pytest.raises(Incompatible, match="acme/law@2 was made for another state of base model 'tiny' .*not sha256:22"):
+        cache.lora("acme/law")
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize("method", sorted(STRUCTURES.keys() - {"bottleneck", "lora"}))
 def test_every_method_but_bottlenecks_and_loras_is_refused(
     live: Live, cache: LoraCache, tmp_path: Path, method: str
