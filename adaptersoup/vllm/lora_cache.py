@@ -1,11 +1,13 @@
 """A cache of a server's LoRAs and bottlenecks: directories by digest, for an engine on the same machine.
 
 Used by `adaptersoup.vllm.plugin`. A directory is written whole or not at all, and its files are compared with the
-server's digests each time it is requested. A bottleneck has a second directory with the LoRA that the engine loads.
+server's digests each time it is requested. A bottleneck, or a LoRA whose modules differ in rank or scale, has a second
+directory with the LoRA that the engine loads.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import threading
@@ -16,12 +18,13 @@ from typing import Any, TypeVar
 
 from adaptersoup.client.answers import Json, architecture_of
 from adaptersoup.client.client import SoupClient
-from adaptersoup.vllm.lora_files import lora_files
+from adaptersoup.vllm.lora_files import lora_files, uniform_files
 from registry.adapters.bottleneck_lora import kind_of
+from registry.adapters.lora_ranks import is_uniform
 from registry.errors import Incompatible, InvalidName, InvalidParameter, NotFound, Retired, Unavailable
 from registry.formats import CONFIG_FILE, WEIGHTS_FILE, move_into_place, new_directory_beside, place_files
 from registry.names import file_digest, sha256_digest
-from registry.spec import BottleneckConfig
+from registry.spec import BottleneckConfig, LoraConfig
 
 log = logging.getLogger("soup.client")
 
@@ -53,7 +56,7 @@ class LoraCache:
         self._kinds = kinds
         self._locks: dict[str, threading.Lock] = {}
         self._derived: dict[Path, dict[str, str]] = {}
-        """Digests of the files in the directories of bottlenecks as LoRAs, of those that this process has computed."""
+        """Digests of the files in the directories that this process has derived from stored ones."""
 
     def digest(self, ref: str) -> str | None:
         """The digest of the adapter that a ref means now; None if there is none, or it is retired.
@@ -81,9 +84,7 @@ class LoraCache:
         with self._locks.setdefault(digest, threading.Lock()):
             if not _is_intact(directory, digests):
                 self._download(pinned, directory, digests)
-            if row["config"]["method"] == "bottleneck":
-                directory = self._bottleneck(directory, row["config"])
-        return CachedLora(digest, directory)
+            return CachedLora(digest, self._loadable(directory, row["config"]))
 
     def _check(self, row: Json) -> None:
         if row["base_model"] != self._base_model:
@@ -124,17 +125,23 @@ class LoraCache:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
-    def _bottleneck(self, stored: Path, config: dict[str, Any]) -> Path:
-        """The directory beside a stored bottleneck's that has it as a LoRA; written if its files differ.
+    def _loadable(self, stored: Path, config: dict[str, Any]) -> Path:
+        """The directory with the engine's LoRA: the stored one, or one beside it; written if its files differ.
 
         The files are computed once in a process: they depend on the stored bytes, and on the release of this package.
         """
+        lora = LoraConfig.model_validate(config) if config["method"] == "lora" else None
+        if lora is not None and is_uniform(lora):
+            return stored
         directory = stored.with_name(f"{stored.name}-lora")
         if directory in self._derived and _is_intact(directory, self._derived[directory]):
             return directory
-        model_type = architecture_of(self._client.base_model(self._base_model))["model_type"]
         weights = (stored / WEIGHTS_FILE).read_bytes()
-        files = lora_files(BottleneckConfig.model_validate(config), weights, model_type)
+        if lora is not None:
+            files = uniform_files(lora, weights, json.loads((stored / CONFIG_FILE).read_bytes()))
+        else:
+            model_type = architecture_of(self._client.base_model(self._base_model))["model_type"]
+            files = lora_files(BottleneckConfig.model_validate(config), weights, model_type)
         self._derived[directory] = {name: sha256_digest(data) for name, data in files.items()}
         if not _is_intact(directory, self._derived[directory]):
             place_files(directory, files, replace=True)

@@ -22,18 +22,26 @@ CONFIG = {
 }
 """Rank and alpha differ from module to module, so that nothing may take one of them for all."""
 
+UNIFORM = {
+    "method": "lora",
+    "groups": [{"targets": [f"transformer.h.{n}.attn.c_attn" for n in (0, 1)], "rank": 3, "alpha": 5}],
+}
+"""One rank and one alpha for all modules."""
 
-def lora_weights(world: World, *, seed: int) -> bytes:
+
+def lora_weights(world: World, *, seed: int, config: dict[str, Any] = CONFIG) -> bytes:
     """Weights of a LoRA that visibly changes what the tiny base says."""
     entry = world.runtime.bases[world.base_id].entry
-    module = create(LoraConfig.model_validate(CONFIG), shape_of(entry, world.runtime.settings.cache), seed=seed)
+    module = create(LoraConfig.model_validate(config), shape_of(entry, world.runtime.settings.cache), seed=seed)
     drawn = torch.Generator().manual_seed(seed)
     tensors = {name: one + 0.5 * torch.randn(one.shape, generator=drawn) for name, one in module.state_dict().items()}
     return save_tensors(tensors)
 
 
-def push_lora(world: World, name: str, *, seed: int, **manifest: Any) -> dict[str, Any]:
+def push_lora(
+    world: World, name: str, *, seed: int, config: dict[str, Any] = CONFIG, **manifest: Any
+) -> dict[str, Any]:
     """Push a LoRA; returns the answer."""
-    encoded = base64.b64encode(lora_weights(world, seed=seed)).decode()
+    encoded = base64.b64encode(lora_weights(world, seed=seed, config=config)).decode()
     files = {"adapter_model.safetensors": {"base64": encoded}}
-    return world.push(name, config=CONFIG, files=files, **manifest)
+    return world.push(name, config=config, files=files, **manifest)

@@ -123,7 +123,7 @@ def exported(
         return _for_engine(folder, folder.config)
     if isinstance(folder.config, LoraConfig) and program == "llamacpp":
         return _gguf(folder, folder.config, base_model(str(folder.base_model)), name)
-    return _files(folder, {})
+    return _files(folder)
 
 
 def command_line(folder: AdapterDirectory, program: Program, path: str, name: str) -> str:
@@ -169,15 +169,13 @@ def _check_rank(config: AdapterConfig, program: Program) -> None:
 
 def _for_engine(folder: AdapterDirectory, config: LoraConfig) -> dict[str, bytes]:
     """The files for an engine that reads rank and scale only from `r` and `lora_alpha`."""
-    from registry.adapters.lora_ranks import is_uniform, uniform
-    from registry.adapters.weights import load_tensors, save_tensors
+    from adaptersoup.vllm.lora_files import uniform_files
+    from registry.adapters.lora_ranks import is_uniform
 
+    files = _files(folder)
     if is_uniform(config):
-        return _files(folder, {})
-    uniform_config, tensors = uniform(config, load_tensors(folder.weights.read_bytes()))
-    rank = largest_rank(uniform_config)
-    changes = {"r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
-    return _files(folder, changes) | {WEIGHTS_FILE: save_tensors(tensors)}
+        return files
+    return files | uniform_files(config, files[WEIGHTS_FILE], json.loads(files[CONFIG_FILE]))
 
 
 def _bottleneck(folder: AdapterDirectory, config: BottleneckConfig, base: Mapping[str, Any]) -> dict[str, bytes]:
@@ -209,11 +207,10 @@ def _architecture(folder: AdapterDirectory, base: Mapping[str, Any]) -> Mapping[
     return architecture_of(base)
 
 
-def _files(folder: AdapterDirectory, changes: dict[str, Any]) -> dict[str, bytes]:
-    """PEFT's files of a directory, with changes to its configuration."""
-    config = json.loads((folder.path / CONFIG_FILE).read_bytes())
-    files = {CONFIG_FILE: config_json({**config, **changes}), WEIGHTS_FILE: folder.weights.read_bytes()}
-    return files | _card(folder)
+def _files(folder: AdapterDirectory) -> dict[str, bytes]:
+    """PEFT's files of a directory."""
+    config = config_json(json.loads((folder.path / CONFIG_FILE).read_bytes()))
+    return {CONFIG_FILE: config, WEIGHTS_FILE: folder.weights.read_bytes()} | _card(folder)
 
 
 def _card(folder: AdapterDirectory) -> dict[str, bytes]:

@@ -19,7 +19,8 @@ from adaptersoup.vllm import lora_cache
 from adaptersoup.vllm.lora_cache import LoraCache
 from adaptersoup.vllm.lora_files import ARCHITECTURES, lora_files
 from registry.adapters import STRUCTURES
-from registry.adapters.weights import save_tensors
+from registry.adapters.lora_ranks import uniform
+from registry.adapters.weights import load_tensors, save_tensors
 from registry.errors import DigestMismatch, Incompatible, SoupError, Unavailable
 from registry.spec import (
     AdapterConfig,
@@ -36,7 +37,7 @@ from tests.registry.pruned_adapters import sparse
 from tests.registry.random_adapters import drawn
 from tests.repository import REPOSITORY
 from tests.service.lora_pushes import CONFIG as LORA_CONFIG
-from tests.service.lora_pushes import lora_weights, push_lora
+from tests.service.lora_pushes import UNIFORM, lora_weights, push_lora
 from tests.service.servers import BASE_ID, CONFIG, Live, adapter_weights, open_live, open_world, write_bases
 
 WEIGHTS = "adapter_model.safetensors"
@@ -54,7 +55,7 @@ OTHERS: dict[str, AdapterConfig] = {
 @pytest.fixture(scope="module")
 def law(live: Live) -> dict[str, str]:
     """acme/law in two versions; their digests, oldest first, under their refs."""
-    rows = [push_lora(live.world, "acme/law", seed=seed) for seed in (1, 2)]
+    rows = [push_lora(live.world, "acme/law", seed=seed, config=UNIFORM) for seed in (1, 2)]
     live.world.push("acme/plain", seed=3)
     return {row["ref"]: row["digest"] for row in rows}
 
@@ -94,7 +95,7 @@ def test_a_name_a_version_and_a_digest(live: Live, cache: LoraCache, law: dict[s
         assert cache.digest(ref) == digest
         place = directory(cache, ref)
         assert place == tmp_path / "cache" / digest.removeprefix("sha256:")
-        assert (place / WEIGHTS).read_bytes() == lora_weights(live.world, seed=seed)
+        assert (place / WEIGHTS).read_bytes() == lora_weights(live.world, seed=seed, config=UNIFORM)
         assert json.loads((place / "adapter_config.json").read_text())["peft_type"] == "LORA"
     assert sorted(one.name for one in (tmp_path / "cache").iterdir()) == sorted(d[7:] for d in law.values())
 
@@ -109,7 +110,7 @@ def test_what_is_there_is_not_fetched_again_and_what_is_damaged_is(
     assert (place / WEIGHTS).stat().st_ino == before.st_ino
     (place / WEIGHTS).write_bytes((place / WEIGHTS).read_bytes()[:-1] + b"\x01")
     assert directory(cache, "acme/law@1") == place
-    assert (place / WEIGHTS).read_bytes() == lora_weights(live.world, seed=1)
+    assert (place / WEIGHTS).read_bytes() == lora_weights(live.world, seed=1, config=UNIFORM)
     (place / "adapter_config.json").unlink()
     assert directory(cache, "acme/law@1") == place
     assert (place / "adapter_config.json").is_file()
@@ -121,7 +122,7 @@ def test_threads_that_ask_at_once_find_it_whole(live: Live, cache: LoraCache) ->
     assert len(set(places)) == 2
     for place, seed in zip(places[:2], (1, 2), strict=True):
         assert place is not None
-        assert (place / WEIGHTS).read_bytes() == lora_weights(live.world, seed=seed)
+        assert (place / WEIGHTS).read_bytes() == lora_weights(live.world, seed=seed, config=UNIFORM)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_an_adapter_of_another_state_of_the_base_model_is_refused(
 ) -> None:
     replaced = {"id": BASE_ID, "fingerprint": "sha256:" + "2" * 64}
     monkeypatch.setattr(SoupClient, "base_model", lambda *_: replaced)
-    with pytest.raises(Incompatible, match="acme/law@2 was made for another state of base model 'tiny' .*not sha256:22"):
+    with pytest.raises(Incompatible, match=r"acme/law@2 was made for another state .* and not sha256:222222222222\)"):
         cache.lora("acme/law")
     assert not (tmp_path / "cache").exists()
 
@@ -226,6 +227,19 @@ def test_a_bottleneck_is_written_as_a_lora_beside_its_own_files(llama: Live, tmp
             (place / WEIGHTS).write_bytes(weights[:-1] + b"\x01")
             assert directory(other, "acme/plain") == place
             assert (place / WEIGHTS).read_bytes() == weights
+
+
+def test_a_lora_of_several_ranks_is_written_with_one_rank_and_one_scale(
+    live: Live, cache: LoraCache, tmp_path: Path
+) -> None:
+    """vLLM reads the rank and alpha of all modules from `r` and `lora_alpha`, and ignores the patterns silently."""
+    push_lora(live.world, "acme/mixed", seed=4)
+    place = directory(cache, "acme/mixed")
+    assert place == tmp_path / "cache" / f"{str(cache.digest('acme/mixed'))[7:]}-lora"
+    config = json.loads((place / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["rank_pattern"], config["alpha_pattern"]) == (3, 3, {}, {})
+    _, expected = uniform(LORA, load_tensors(lora_weights(live.world, seed=4)))
+    assert (place / WEIGHTS).read_bytes() == save_tensors(expected)
 
 
 def test_the_lora_of_a_bottleneck_is_computed_once(
