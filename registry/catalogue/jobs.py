@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -105,16 +105,24 @@ class Jobs(Repository[JobRow]):
         return self.get(None, id_)
 
     def claim(
-        self, worker: str, kinds: Sequence[str], lease_seconds: float, moment: datetime, *, lane: str = ""
+        self,
+        worker: str,
+        kinds: Sequence[str],
+        lease_seconds: float,
+        moment: datetime,
+        *,
+        lane: str = "",
+        excluded: Iterable[str] = (),
     ) -> JobRow | None:
         """Claim a due job for a worker by one UPDATE; None if there is none, or another worker was faster.
 
         Chooses the oldest job of the namespace with the fewest jobs running in this `lane`; among equals, of the one
         that has recently used the least time in it (`charge_lane`). So a namespace waits for at most one job of
-        another, however many and however long the other's queued jobs are.
+        another, however many and however long the other's queued jobs are. Jobs whose ids are `excluded` stay queued.
         """
         parameters = {
             "any_kind": list(kinds),
+            "excluded": list(excluded),
             "of_lane": lane,
             "by": worker,
             "moment": moment,
@@ -292,6 +300,7 @@ def _claim() -> ReturningUpdate[str]:
     """The statement of `claim`, built once: idle workers run it every second, and building it takes longer."""
     moment: BindParameter[datetime] = bindparam("moment")
     any_kind: BindParameter[Sequence[str]] = bindparam("any_kind", expanding=True)
+    excluded: BindParameter[Sequence[str]] = bindparam("excluded", expanding=True)
     # a job that was queued before the clock was set back does not wait for its `run_after`
     is_due = (jobs.c.run_after <= moment) | (jobs.c.updated_at > bindparam("ahead"))
     turn = and_(job_turns.c.lane == bindparam("of_lane"), job_turns.c.namespace == jobs.c.namespace)
@@ -305,7 +314,7 @@ def _claim() -> ReturningUpdate[str]:
         select(jobs.c.id)
         .outerjoin_from(jobs, job_turns, turn)
         .outerjoin(running, running.c.namespace == jobs.c.namespace)
-        .where(jobs.c.state == "queued", is_due, jobs.c.kind.in_(any_kind))
+        .where(jobs.c.state == "queued", is_due, jobs.c.kind.in_(any_kind), jobs.c.id.not_in(excluded))
         .order_by(
             func.coalesce(running.c.count, 0), job_turns.c.at.asc().nulls_first(), jobs.c.run_after, jobs.c.sequence
         )

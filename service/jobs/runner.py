@@ -152,7 +152,8 @@ class JobRunner:
         kinds = [name for name, kind in KINDS.items() if kind.lane == lane]
         try:
             with self._database.write() as catalogue:
-                row = catalogue.jobs.claim(self._name, kinds, self._settings.job_lease_seconds, _now(), lane=lane)
+                lease, running = self._settings.job_lease_seconds, self._board.running()  # requeued ones run until told
+                row = catalogue.jobs.claim(self._name, kinds, lease, _now(), lane=lane, excluded=running)
         except (Busy, Unavailable) as error:  # the queue is still there when the database is back
             if self._set_claimable(claimable=False):
                 log.warning("no job can be claimed: %s", error.message)

@@ -437,6 +437,20 @@ class TestProcesses:
         assert (row.state, row.result, row.error, stage.cleaned, stage.without) == ("running", None, None, [], [])
         assert stage.change(lambda jobs: jobs.succeed(job, {"fresh": True}, worker="other"))
 
+    def test_a_job_that_is_lost_while_it_runs_is_claimed_here_again_only_when_it_has_ended(self, stage: Stage) -> None:
+        runner, job = stage.runner(start=False), stage.enqueue()
+        claimed: list[JobRow | None] = []
+
+        def lose(_: JobContext) -> dict[str, Any]:
+            stage.lost()
+            claimed.append(runner._claim("quick"))
+            raise Cancelled("Its lease was over.")
+
+        stage.run = lose
+        runner._run(claim(runner))
+        assert (claimed, stage.row(job).state, stage.without) == ([None], "queued", [])
+        assert claim(runner).id == job
+
     def test_while_the_blobs_cannot_be_used_no_try_is_spent(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
