@@ -1,12 +1,12 @@
 """The child process that computes gradients for a cook: weighs adapters, tunes a soup, or measures an ingredient.
 
-It loads a base model and reads and writes weights in a blob store. Run by the server under the module
+It loads a base model and reads weights from a blob store. Run by the server under the module
 `service.jobs.gradient_process`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -45,10 +45,11 @@ class WeighingTask(Frozen):
 
 
 class TuningTask(Frozen):
-    """Tune a soup; answered with a Tuned, whose blob is stored before the answer is sent."""
+    """Tune a soup; answered with a Tuned, whose tensors, if any, are then in `file`, as for a StatisticTask."""
 
     do: Literal["tune"] = "tune"
     request: TuningRequest
+    file: Path
 
 
 class StatisticTask(Frozen):
@@ -88,15 +89,14 @@ class _GradientTasks:
             return weigh(base, weighing.request, self._load, cache=self._cache, progress=progress)
         if task["do"] == "measure":
             measuring = StatisticTask.model_validate(task)
-            return measure(base, measuring.request, self._load, partial(_write, measuring.file), progress=progress)
+            return measure(
+                base, measuring.request, self._load, partial(_write, measuring.file, save_tensors), progress=progress
+            )
         tuning = TuningTask.model_validate(task)
-        return tune(base, tuning.request, self._load, self._keep, progress=progress)
+        return tune(base, tuning.request, self._load, partial(_write, tuning.file, save_unique), progress=progress)
 
     def _load(self, stored: StoredAdapter) -> Tensors:
         return load_tensors(self._blobs.read(stored.blob))
-
-    def _keep(self, tensors: Mapping[str, Tensor]) -> str:
-        return self._blobs.put_bytes(save_unique(tensors))
 
 
 def begin(setup: Json) -> Handle:
@@ -107,9 +107,9 @@ def begin(setup: Json) -> Handle:
     return _GradientTasks(checked).handle
 
 
-def _write(file: Path, tensors: Mapping[str, Tensor]) -> str:
+def _write(file: Path, save: Callable[[Mapping[str, Tensor]], bytes], tensors: Mapping[str, Tensor]) -> str:
     """Write tensors to an existing file; return the digest of its bytes."""
-    data = save_tensors(tensors)
+    data = save(tensors)
     with file.open("r+b") as handle:
         handle.write(data)
     return sha256_digest(data)

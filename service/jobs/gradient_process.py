@@ -2,16 +2,17 @@
 
 Gradients stay out of the engine: streams are not delayed, and a cancellation ends a process.
 
-`GradientProcess` is the parent's side, used by the job runner; `main` is the child's, which reads and writes weights in
-the blob store, except for statistics, which the parent stores. The child waits for the next task for
+`GradientProcess` is the parent's side, used by the job runner; `main` is the child's, which reads weights
+from the blob store; the parent stores what it computes. The child waits for the next task for
 `gradients_idle_seconds`, so that consecutive cooks load the base model once; then it ends and frees its memory.
 """
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
-from registry.blobs import open_blobs
+from registry.blobs import BlobStore, open_blobs
 from registry.errors import Internal
 from registry.names import sha256_digest
 from registry.progress import Progress
@@ -48,22 +49,27 @@ class GradientProcess:
         return Weighing.model_validate(self._run(entry, WeighingTask(request=request), progress))
 
     def tune(self, entry: BaseEntry, request: TuningRequest, *, progress: Progress) -> Tuned:
-        """Tune a soup; raises what tuning or `progress` raises, or Unavailable for a crash."""
-        return Tuned.model_validate(self._run(entry, TuningTask(request=request), progress))
-
-    def measure(self, entry: BaseEntry, request: StatisticRequest, *, progress: Progress) -> MeasuredStatistic:
-        """Compute and store a statistic; raises what the computation or `progress` raises, or Unavailable for a crash.
+        """Tune and store a soup; raises what tuning or `progress` raises, or Unavailable for a crash.
 
         The child writes it to a temporary file, so that a child that is ended stores nothing.
         """
         blobs = open_blobs(self._settings.blob_place, make=False)
         with blobs.scratch() as file:
+            tuned = Tuned.model_validate(self._run(entry, TuningTask(request=request, file=file), progress))
+            if tuned.blob is not None:
+                _store(blobs, file, tuned.blob)
+        return tuned
+
+    def measure(self, entry: BaseEntry, request: StatisticRequest, *, progress: Progress) -> MeasuredStatistic:
+        """Compute and store a statistic; raises what the computation or `progress` raises, or Unavailable for a crash.
+
+        The child writes it to a temporary file, as in `tune`.
+        """
+        blobs = open_blobs(self._settings.blob_place, make=False)
+        with blobs.scratch() as file:
             answer = self._run(entry, StatisticTask(request=request, file=file), progress)
             statistic = MeasuredStatistic.model_validate(answer)
-            data = file.read_bytes()
-            if sha256_digest(data) != statistic.blob:
-                raise Internal(f"{NAME} answered {statistic.blob}, and wrote something else.")
-            blobs.put_bytes(data)
+            _store(blobs, file, statistic.blob)
         return statistic
 
     def stop(self) -> None:
@@ -106,6 +112,14 @@ class GradientProcess:
     def _end(self) -> None:
         if self._child is not None:
             self._child.end()
+
+
+def _store(blobs: BlobStore, file: Path, digest: str) -> None:
+    """Store a file that the child has written, as the blob that its answer names."""
+    data = file.read_bytes()
+    if sha256_digest(data) != digest:
+        raise Internal(f"{NAME} answered {digest}, and wrote something else.")
+    blobs.put_bytes(data)
 
 
 def main() -> None:

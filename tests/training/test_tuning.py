@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from registry.adapters import attached, create, from_tensors, paper_config
+from registry.adapters.weights import save_tensors
 from registry.base_model import LoadedBase
+from registry.blobs import LocalBlobs
 from registry.errors import Cancelled, InvalidParameter, InvalidSample
 from registry.names import sha256_digest
+from registry.progress import silent
 from registry.spec import (
     AdapterConfig,
+    BaseEntry,
+    BlobPlace,
     LoraConfig,
     LoraModule,
     PrefixConfig,
@@ -25,6 +31,7 @@ from registry.spec import (
 )
 from tests.tiny_models import TINY_SENTENCES
 from tests.training.conftest import state_hash
+from training.gradient_worker import GradientSetup, TuningTask, begin
 from training.tasks.language import passage_scores
 from training.tuning import tune
 
@@ -90,6 +97,22 @@ def test_the_likelihoods_are_those_of_base_and_start_and_the_result_has_better_o
     with attached(base.model, from_tensors(config, base.shape, kept)):
         result = passage_scores(base, held, block=block)
     assert sum(score.nll for score in result) < sum(found.nll[0])
+
+
+def test_a_process_that_tunes_leaves_the_result_to_its_parent_to_store(
+    gpt2: LoadedBase, base_entry: Callable[[str], BaseEntry], tmp_path: Path
+) -> None:
+    """If it is ended before its answer is read, as by a cancellation, it has stored nothing that nobody knows of."""
+    config = structures(gpt2)["lora"]
+    blobs = LocalBlobs(tmp_path / "blobs")
+    begun = create(config, gpt2.shape, seed=0, base=gpt2.model).state_dict()
+    start = StoredAdapter(config=config, blob=blobs.put_bytes(save_tensors(begun)))
+    setup = GradientSetup(entry=base_entry("gpt2"), cache=tmp_path / "cache", blobs=BlobPlace(folder=blobs.folder))
+    with blobs.scratch() as file:
+        task = TuningTask(request=asked(config, start=start, passes=1), file=file)
+        answer = begin(setup.model_dump(mode="json"))(task.model_dump(mode="json"), silent)
+        assert list(blobs.digests()) == [start.blob]
+        assert sha256_digest(file.read_bytes()) == Tuned.model_validate(answer).blob
 
 
 def test_a_held_out_passage_changes_no_training_but_the_last(gpt2: LoadedBase) -> None:

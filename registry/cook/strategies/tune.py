@@ -167,9 +167,10 @@ def _train(
         blobs.delete(start_blob)
     if tuned.blob is None:
         return tuned, None
-    tensors = load_tensors(blobs.read(tuned.blob))
-    blobs.delete(tuned.blob)
-    return tuned, tensors
+    try:
+        return tuned, load_tensors(blobs.read(tuned.blob))
+    finally:
+        blobs.delete(tuned.blob)
 
 
 def _search_of(sample: Sample, tuning: Tuning, tuned: Tuned, seconds: float) -> Search:
