@@ -102,10 +102,14 @@ def _inputs(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Window], _s
     """Second moments of inputs, packed, by the name of the projection's weight; without a LoRA's B (never used)."""
     tensors = dict(adapter.named_parameters())
     watch = _Watch({name: tensors[name] for name in measured_weights(adapter.config, tensors)})
+    head = base.model.get_output_embeddings()
+    edits_output = any(module is head for module, _ in adapter.edits(base.model))
     with torch.inference_mode(), watch:
         for row in rows:
             ids = torch.tensor([row.ids], device=base.model.device)
-            hidden_states(base.model, ids, torch.ones_like(ids))
+            states = hidden_states(base.model, ids, torch.ones_like(ids))[0]
+            for chunk in logit_slices(base.model, len(states)) if edits_output else ():
+                lm_logits(base.model, states[chunk])
     return {name: packed(watch.sums.pop(name) / tokens) for name, tokens in watch.tokens.items()}
 
 

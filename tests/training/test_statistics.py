@@ -40,7 +40,9 @@ BLOB = sha256_digest(b"adapter")
 
 
 def configs(base: LoadedBase) -> dict[str, AdapterConfig]:
-    paths = [path for path in base.shape.linears if path.endswith(("c_attn", "c_proj", "q_proj", "down_proj"))]
+    paths = [
+        path for path in base.shape.linears if path.endswith(("c_attn", "c_proj", "q_proj", "down_proj", "lm_head"))
+    ]
     return {
         **{name: paper_config(name, bottleneck=4) for name in ("bapna_firat", "houlsby", "parallel")},
         "lora": LoraConfig.of({path: LoraModule(2, 4.0) for path in paths}),
@@ -132,7 +134,7 @@ def test_inputs_are_the_second_moments_of_what_projections_read(base: LoadedBase
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch, attached(base.model, adapter):
         patch.setattr(torch.nn.functional, "linear", watched)
         for ids in rows_of(base):
-            hidden_states(base.model, ids, torch.ones_like(ids))
+            lm_logits(base.model, hidden_states(base.model, ids, torch.ones_like(ids)))
     for name in names:
         seen = torch.cat(read[name])
         assert len(seen) == sum(ids.shape[1] for ids in rows_of(base))
