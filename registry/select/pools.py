@@ -7,7 +7,7 @@ sample; of one domain label the newest adapter of each namespace. An adapter nev
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -111,11 +111,10 @@ def as_members(rows: Sequence[PooledRow]) -> tuple[MemberRow, ...]:
     return tuple(members)
 
 
-def missing_members(catalogue: Catalogue, members: Members, selector: SelectorRow) -> tuple[str, ...]:
-    """Refs of the pool's adapters that the selector was not fitted on: members, then those still to be embedded."""
+def missing_members(rows: Iterable[PooledRow], selector: SelectorRow) -> tuple[str, ...]:
+    """Refs of those of the pool's adapters that the selector was not fitted on."""
     fitted = {member.adapter_id for member in selector.members}
-    waiting = catalogue.adapters.pending(selector.pool)
-    return tuple(row.ref for row in (*members.rows, *waiting) if row.id not in fitted)
+    return tuple(row.ref for row in rows if row.id not in fitted)
 
 
 def gone_members(catalogue: Catalogue, selector: SelectorRow) -> dict[str, str]:

@@ -116,7 +116,7 @@ def select_from_pool(
         gone = gone_members(catalogue, row)
         learnt = [] if query.include_learnt else catalogue.adapters.learnt_from(sample.report.digest)
         members = members_of(catalogue, row.pool, row.encoder_digest)
-        missing = missing_members(catalogue, members, row)
+        missing = missing_members([*members.rows, *catalogue.adapters.pending(row.pool)], row)
     fitted = {member.adapter_id for member in row.members}
     superseded = [
         (Member(adapter.ref, adapter.digest, adapter.domain), reason)

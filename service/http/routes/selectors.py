@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from registry.catalogue import Catalogue
-from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
+from registry.catalogue.rows import JobRow, Namespaces, PooledRow, SelectorRow
 from registry.context import BaseModel, Caller
 from registry.cook.ingredients import with_note
 from registry.errors import Forbidden, Unavailable
@@ -20,6 +20,7 @@ from registry.select.pools import FitTarget, enqueue_fit, members_of, missing_me
 from registry.select.requested import RequestedSelector, check_selectable, requested_selector
 from registry.select.select import SelectQuery, select_from_pool
 from registry.selectors.ranking import LISTED
+from registry.spec import PoolSpec
 from service.access.keys import Principal
 from service.http.answers.pool_jobs import run_pool_job
 from service.http.app_services import AppServices
@@ -186,10 +187,15 @@ def _selector(services: AppServices, visible: Namespaces, selector_id: str) -> S
 def _bodies(services: AppServices, catalogue: Catalogue, rows: Sequence[SelectorRow]) -> list[Selector]:
     """Return selectors as bodies, with the members they were fitted without and when they were last used."""
     asked_at, now = catalogue.selectors.asked_at([row.id for row in rows]), datetime.now(UTC)
+
+    @cache  # most selectors of a list are fits of a few pools
+    def pooled(pool: PoolSpec, encoder_digest: str | None) -> list[PooledRow]:
+        return [*members_of(catalogue, pool, encoder_digest).rows, *catalogue.adapters.pending(pool)]
+
     return [
         selector_body(
             row,
-            missing_members(catalogue, members_of(catalogue, row.pool, row.encoder_digest), row),
+            missing_members(pooled(row.pool, row.encoder_digest), row),
             asked_at=asked_at.get(row.id),
             idle=row.id in asked_at and services.registry.refits.is_idle(asked_at[row.id], now),
         )

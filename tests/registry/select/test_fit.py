@@ -64,7 +64,8 @@ def members(verbs: ToyRegistry, pool: PoolSpec = POOL, encoder: str | None = Non
 
 
 def missing(catalogue: Catalogue, row: SelectorRow) -> tuple[str, ...]:
-    return missing_members(catalogue, members_of(catalogue, row.pool, row.encoder_digest), row)
+    rows = members_of(catalogue, row.pool, row.encoder_digest).rows
+    return missing_members([*rows, *catalogue.adapters.pending(row.pool)], row)
 
 
 def fitted_refs(verbs: ToyRegistry, spec: SelectorSpec = GmmSpec()) -> list[str]:

@@ -12,6 +12,7 @@ from registry.base_model import LoadedBase
 from registry.names import sha256_digest
 from service.http.pages.losses import MAX_ROWS, losses_table, training_losses, tuning_losses
 from tests.browser import Browser
+from tests.registry.catalogue_rows import statements
 from tests.service.http.pages.looked_at import look_at, signed_in
 from tests.service.http.pages.signed import HOSTILE, Signed, read
 from tests.service.http.stock import cook_soup, fit_selector, push_embedded, queue_job, set_job
@@ -272,6 +273,16 @@ def test_a_selector_that_measures_nothing_is_listed_too(stocked: World, browser:
     page = read(browser.page("/selectors"))
     assert other in page
     assert fitted in page
+
+
+def test_a_pool_is_read_once_for_all_its_selectors_in_a_list(stocked: World, browser: Signed, fitted: str) -> None:
+    with statements(stocked.registry.database) as before:
+        browser.page("/selectors")
+    fit_selector(stocked, seed=1)
+    with statements(stocked.registry.database) as after:
+        browser.page("/selectors")
+    pools = [sum("FROM adapters" in text for text in texts) for texts in (before, after)]
+    assert pools[0] == pools[1] > 0
 
 
 def test_what_a_selector_does_not_know_yet_is_named(stocked: World, browser: Signed, fitted: str) -> None:
