@@ -36,6 +36,9 @@ OTHERS = {"PGPASSWORD", "PGSSLMODE", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SEC
 """Variables that are not settings of ours: of libpq, and of the object store's client."""
 PROXY = "soup-proxy"
 """HAProxy, whose image is not ours."""
+GIB = 2**30
+GPT2_BYTES = 124_439_808 * 4
+"""The base model of the example, in fp32."""
 SECRET = re.compile("PASSWORD|KEY|TOKEN|SECRET")
 
 
@@ -235,6 +238,19 @@ def test_probes_ask_for_routes_that_need_no_key(resources: list[Resource], calls
         assert ("startupProbe" in asked) == (name != PROXY)  # it loads no model
         assert asked.get("startupProbe", "/healthz") == "/healthz"
         assert all("security" not in calls[path]["get"] for path in asked.values())
+
+
+def test_the_limits_of_memory_hold_what_the_page_adds_up(
+    resources: list[Resource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker loads the base model again for a training, and for a cook that computes gradients."""
+    for name, copies in (("soup-api", 1), ("soup-worker", 3)):
+        container = containers(resources)[name]
+        settings = settings_from(variables(container, resources), monkeypatch)
+        needed = copies * GPT2_BYTES + 3 * settings.adapter_bank_bytes + settings.engine_kv_bytes + GIB
+        limit = container["resources"]["limits"]["memory"]
+        assert int(limit.removesuffix("Gi")) * GIB >= needed, f"{name}: {needed / GIB:.2f} GiB"
+        assert container["resources"]["requests"]["memory"] == limit
 
 
 def test_the_arguments_are_commands(resources: list[Resource]) -> None:
