@@ -108,7 +108,6 @@ def compare(
     domains: Mapping[str, tuple[Sequence[Text], Sequence[Text]]],
     strategies: Mapping[str, Mapping[str, Any]],
     *,
-    base: str,
     progress: Progress,
 ) -> Comparison:
     """Cook with every strategy for every domain's sample, and score on its other text; see `Store.compare`."""
@@ -121,6 +120,7 @@ def compare(
         for strategy, options in strategies.items():
             progress(len(rows), steps, f"{domain}: {strategy}")
             with _temporary_soup(client, sample, options) as soup:
+                base = soup.model if soup.soup is None else f"base/{soup.soup.base_model}"
                 rows.append(_compared(domain, strategy, soup, client.evaluate(soup, test, baseline=base)))
     progress(steps, steps, "")
     return Comparison(rows)

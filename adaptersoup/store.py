@@ -204,8 +204,8 @@ class Store(Closing):
         return self.client.cook(texts, effort=effort, name=name, selector=selector, progress=progress, **more)
 
     def evaluate(self, model: Model, texts: Sequence[Text], *, baseline: Model | None = "base") -> Perplexity:
-        """Perplexity of texts under a model, compared with `baseline`: by default the base model, None for none."""
-        return self.client.evaluate(model, texts, baseline=self.base if baseline == "base" else baseline)
+        """Perplexity of texts under a model, compared with `baseline`: by default its base model, None for none."""
+        return self.client.evaluate(model, texts, baseline=self._base_of(model) if baseline == "base" else baseline)
 
     def evaluate_pool(
         self,
@@ -257,7 +257,7 @@ class Store(Closing):
         Raises the errors of `cook` and `evaluate`.
         """
         self._wait_refitted(progress)
-        return compare(self.client, domains, strategies, base=self.base, progress=progress or silent)
+        return compare(self.client, domains, strategies, progress=progress or silent)
 
     @contextmanager
     def attach(self, model: Model, to: Any) -> Iterator[None]:
@@ -272,6 +272,11 @@ class Store(Closing):
         module = from_tensors(row.config, base.shape, tensors).to(next(to.parameters()).device)
         with attached(to, module):
             yield
+
+    def _base_of(self, model: Model) -> str:
+        """The name of a model's base model; for a mixture that of its first adapter."""
+        name = model_name(model).partition("+")[0].partition("*")[0].strip()
+        return name if name.startswith("base/") else f"base/{self._row(name).base_model}"
 
     def _row(self, name: str) -> AdapterRow:
         ref = parse_ref(name)

@@ -29,6 +29,7 @@ from service.settings import Settings
 from tests.service.passages import WORDS, passages
 from tests.service.servers import CONFIG, adapter_weights
 from tests.service.without_processes import FitsHere
+from tests.tiny_models import build_tiny_base
 
 pytestmark = pytest.mark.slow
 QUICK = {"default_effort": "instant", "threads": 1}  # effort quick would start a process
@@ -300,6 +301,24 @@ class TestFolder:
             _ = store.base
         with Store(place, odd, base_id="odd", **QUICK) as store:
             assert store.base == "base/odd"
+
+    def test_of_two_bases_each_model_is_compared_with_its_own(
+        self, tiny_base_dir: Path, folders: Path, tmp_path: Path
+    ) -> None:
+        with Store(tmp_path / "two", build_tiny_base(tmp_path / "other", seed=1), base_id="other", **QUICK) as store:
+            pass
+        with Store(tmp_path / "two", tiny_base_dir, base_id="tiny", **QUICK) as store:
+            adapter = store.push(folders / "court", name="team/court", texts=passages("court", 30))
+            texts = passages("court", 6, seed=2)
+            recipe = {"ingredients": [{"ref": "team/court"}]}
+            compared = store.compare({"court": (texts, texts)}, {"alone": {"recipe": recipe, "verify": False}})
+            differences = {row.difference for row in compared}
+            for model in (adapter, "team/court", "team/court*1+team/court@1*0", "base/other"):
+                baseline = store.evaluate(model, texts).baseline
+                assert baseline is not None
+                assert baseline.model == ("base/other" if model == "base/other" else "base/tiny")
+                differences |= set() if model == "base/other" else {baseline.difference}
+            assert len(differences) == 1
 
     @pytest.mark.parametrize(
         ("setting", "sentence"),
