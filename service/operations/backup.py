@@ -7,7 +7,6 @@ previous backup.
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -64,9 +63,13 @@ def back_up(
                 raise Unavailable("No server has started over this database yet: there is nothing to back up.")
             check_same_store(mark, blobs)
             _check_ours(folder, mark)
-            target = LocalBlobs(folder / BLOBS)  # what is in it was hashed when it was written
+            target = LocalBlobs(folder / BLOBS)
             new, problems = copy_blobs(
-                blobs, target, sizes, lambda digest, size: _is_there(target.place(digest), size), progress
+                blobs,
+                target,
+                sizes,
+                lambda digest, _size: not target.place(digest).is_symlink() and target.is_whole(digest),
+                progress,
             )
             with copy.read() as catalogue:
                 unsound = tuple(
@@ -98,14 +101,6 @@ def _check_ours(folder: Path, mark: StoreMark) -> None:
     """Raise Conflict if the folder has a backup of another server, whose database would be removed."""
     if (folder / MANIFEST).exists() and read_manifest(folder).store != mark.store:
         raise Conflict(f"{folder} holds a backup of another server: name another folder.")
-
-
-def _is_there(path: Path, size: int) -> bool:
-    try:
-        stat = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return path.is_file() and not path.is_symlink() and stat.st_size == size
 
 
 def _copy_key(source: Path | None, target: Path) -> None:

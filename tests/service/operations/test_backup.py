@@ -228,6 +228,12 @@ class TestBackup:
         flip(verbs.blobs.place(law))
         assert len(backed_up(verbs, folder).unsound) == 1
 
+    def test_a_blob_that_was_damaged_in_the_backup_is_copied_again(self, verbs, folder, tmp_path) -> None:
+        backed_up(verbs, folder)
+        flip(next((folder / "blobs").glob("??/*")))
+        assert backed_up(verbs, folder).new == 1
+        restore(Settings(data=tmp_path / "other"), folder, replace=False, progress=silent)
+
     def test_it_is_closed_to_others_and_has_the_key_only_where_asked(self, verbs, folder, tmp_path) -> None:
         key = tmp_path / "admin.key"
         key.write_text("secret\n")
