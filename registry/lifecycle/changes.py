@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from registry.catalogue import Catalogue
+from registry.catalogue.repository import now
 from registry.catalogue.rows import AdapterRow, AliasRow
+from registry.catalogue.usage import UsageKey, UsageSum
 from registry.context import Caller, Registry
 from registry.errors import Forbidden
 from registry.names import NameRef
@@ -55,13 +57,18 @@ def retire(registry: Registry, caller: Caller, ref: NameRef, *, is_admin: bool) 
 
 
 def restore(registry: Registry, caller: Caller, adapter_id: int, *, if_match: str | None) -> AdapterRow:
-    """Restore a retired version; a live one does not change. Raises QuotaExceeded and PreconditionFailed."""
+    """Restore a retired version; a live one does not change. Raises QuotaExceeded and PreconditionFailed.
+
+    Counts as a use without a request, or the next collection would retire an unnamed soup again.
+    """
     with registry.database.write() as catalogue:
         was_retired = catalogue.adapters.get(adapter_id).retired_at is not None
         row = catalogue.adapters.restore(adapter_id, if_match=if_match)
         if was_retired:
             namespaces = [row.namespace]
             check_stored(catalogue, registry.quotas, "adapters", key_id=row.created_by, namespaces=namespaces)
+            used = UsageKey(now().date().isoformat(), caller.key_id, row.namespace, row.ref)
+            catalogue.usage.add({used: UsageSum()})
             _after_change(registry, caller, catalogue, "adapter.restore", [row])
     return row
 

@@ -13,6 +13,7 @@ from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, SelectorRow
 from registry.catalogue.usage import UsageFilter, UsageKey, UsageSum
 from registry.context import Refits, Retention
+from registry.lifecycle import changes
 from registry.lifecycle import collect as module
 from registry.lifecycle.collect import FILE_DELAY, Collected, collect, would_collect
 from registry.lifecycle.purge import purge
@@ -161,6 +162,16 @@ class TestUnnamedSoups:
             catalogue.usage.add({used: UsageSum(requests=1)})
         assert collected(verbs, 31, keep=30).retired == 0
         assert collected(verbs, 60, keep=30).retired == 1
+
+    def test_one_that_was_restored_stays_as_one_that_was_used(
+        self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        row = soup(verbs)
+        assert collected(verbs, 31, keep=30).retired == 1
+        monkeypatch.setattr(changes, "now", lambda: after(32))
+        changes.restore(verbs.registry, verbs.caller(), row.id, if_match=None)
+        assert collected(verbs, 61, keep=30).retired == 0
+        assert collected(verbs, 63, keep=30).retired == 1
 
     def test_one_that_was_asked_for_again_stays(self, verbs: ToyRegistry) -> None:
         row = soup(verbs)
