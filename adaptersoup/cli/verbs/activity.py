@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from adaptersoup.cli.flags import moment
-from adaptersoup.cli.output import as_json, write
+from adaptersoup.cli.output import as_json, talk, write
 from adaptersoup.cli.remote import Remote, verb
 
 
@@ -53,8 +53,8 @@ def audit(
       soup audit --since 2026-01-01 --csv > audit.csv
     """
     if csv:
-        if lines or limit is not None:
-            raise typer.BadParameter("--csv prints all entries: leave out --lines and --limit.")
+        if lines or limit is not None or remote.json:
+            raise typer.BadParameter("--csv prints all entries as CSV: leave out --lines, --limit and --json.")
         write(remote.client.audit_csv(**asdict(filters)))
         return
     stream = remote.client.audit(limit=limit or (None if lines else 50), **asdict(filters))
@@ -117,9 +117,14 @@ def usage(
     """
     groups = [group.value for group in by or ()]
     if csv:
+        if limit is not None or remote.json:
+            raise typer.BadParameter("--csv prints all rows as CSV: leave out --limit and --json.")
         write(remote.client.usage_csv(by=groups, **asdict(filters)))
         return
-    sums = list(remote.client.usage(by=groups, limit=limit or 100, **asdict(filters)))
+    sums = list(remote.client.usage(by=groups, limit=limit or 101, **asdict(filters)))
+    if limit is None and len(sums) > 100:
+        talk("These are the first 100 rows: --limit prints more, --csv all.")
+        del sums[100:]
     columns = [group.value for group in Group if not groups or group.value in groups]
     header = (*columns, "requests", "tokens_in", "tokens_out")
     remote.answer_rows(sums, header, [tuple(row[name] for name in header) for row in sums])

@@ -35,6 +35,8 @@ def matrix(
       soup matrix --pool-namespace acme --passages 100
       soup matrix --show --json
     """
+    if show and (passages is not None or not wait):
+        raise typer.BadParameter("--show prints stored results: leave out --passages and --no-wait.")
     pool = pool_of(flags)
     failed: dict[str, str] = {}
     if not show:
@@ -58,7 +60,7 @@ def matrix(
 
 
 def _evaluations(remote: Remote, pool: PoolRequest) -> list[dict[str, Any]]:
-    """The stored evaluations of the adapters of a pool on its samples."""
+    """The stored evaluations of the adapters of a pool on its samples; a usage error if they have several bases."""
     namespaces = pool.namespaces or (None,)
     rows = remote.client.evaluations(
         base_model=pool.base_model, namespace=namespaces[0] if len(namespaces) == 1 else None
@@ -74,6 +76,12 @@ def _evaluations(remote: Remote, pool: PoolRequest) -> list[dict[str, Any]]:
             kind=None if pool.include_soups else "adapter",
         )
     ]
-    digests = {adapter["digest"] for adapter in adapters}
+    bases = {adapter["digest"]: adapter["base_model"] for adapter in adapters}
     samples = {adapter["sample"]["digest"] for adapter in adapters if adapter.get("sample")}
-    return [row for row in rows if row["digest"] in digests and row["sample"] in samples]
+    evaluations = [row for row in rows if row["digest"] in bases and row["sample"] in samples]
+    evaluated = sorted({bases[row["digest"]] for row in evaluations})
+    if len(evaluated) > 1:
+        raise typer.BadParameter(
+            f"The results are of several base models, {', '.join(evaluated)}: name one with --base."
+        )
+    return evaluations

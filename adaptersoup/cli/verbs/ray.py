@@ -76,6 +76,10 @@ def deploy(
       soup ray deploy --address 10.0.0.5:6379 --bases bases.toml
       SOUP_RAY_ADDRESS=10.0.0.5:6379 soup ray deploy --bases bases.toml --max-replicas 8 --cpus 4
     """
+    if scaling.max_replicas is not None and scaling.max_replicas < scaling.replicas:
+        raise typer.BadParameter(
+            f"--max-replicas {scaling.max_replicas} is below --replicas {scaling.replicas}: raise it, or leave it out."
+        )
     settings = _settings(cluster, bases=bases)
     if settings.bases is not None and not settings.bases.is_file():
         raise NotFound(f"There is no allowlist of base models at {settings.bases} (--bases or SOUP_BASES).")
@@ -138,7 +142,7 @@ def _deploy(settings: Settings, scaling: ScalingFlags) -> None:
 
     scale = deployment.Scale(
         min_replicas=scaling.replicas,
-        max_replicas=max(scaling.replicas, scaling.max_replicas or scaling.replicas),
+        max_replicas=scaling.max_replicas or scaling.replicas,
         target_requests=scaling.target or float(settings.engine_rows),
         max_requests=max(2 * settings.engine_rows, math.ceil(scaling.target or 0)),
         max_queued=settings.engine_queue,

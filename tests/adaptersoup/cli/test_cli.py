@@ -173,6 +173,12 @@ class TestHelp:
             ["keys", "set", "k"],
             ["keys", "set", "k", "--expires", "soon"],
             ["keys", "rotate", "k", "--grace", "long"],
+            ["usage", "--csv", "--limit", "5"],
+            ["usage", "--csv", "--json"],
+            ["audit", "--csv", "--json"],
+            ["matrix", "--show", "--passages", "10"],
+            ["matrix", "--show", "--no-wait"],
+            ["ray", "deploy", "--replicas", "3", "--max-replicas", "1"],
         ],
     )
     def test_usage_errors_are_2_and_send_nothing(self, soup: Soup, server: Server, args: list[str]) -> None:
@@ -973,6 +979,20 @@ class TestKeysAndJobs:
         assert (asked["action"], asked["since"], asked["key_id"]) == ("key.", "2026-01-01T00:00:00+00:00", "k2")
         assert [json.loads(line) for line in soup("audit", "--lines")[1].splitlines()] == [entry]
         assert soup("audit", "--until", "soon")[0] == 2
+
+    def test_usage_that_is_cut_says_so(self, soup: Soup, server: Server) -> None:
+        day = {"day": "2026-01-02", "requests": 1, "tokens_in": 2, "tokens_out": 3}
+        server.on("GET /v1/usage", ok({"data": [day] * 101}))
+        _, out, err = soup("usage", "--by", "day")
+        assert len(out.splitlines()) == 101
+        assert "first 100 rows" in err
+        assert soup("usage", "--by", "day", "--limit", "5")[2] == ""
+
+    def test_results_of_several_base_models_are_not_mixed(self, soup: Soup, server: Server) -> None:
+        adapters = [{"digest": base, "sample": {"digest": "s"}, "base_model": base} for base in ("big", "small")]
+        server.on("GET /v1/adapters", ok({"data": adapters}))
+        server.on("GET /v1/evaluations", ok({"data": [{"digest": base, "sample": "s"} for base in ("big", "small")]}))
+        assert "big, small: name one with --base" in refused(soup("matrix", "--show"), 2)
 
     def test_keys_are_changed_and_rotated(self, soup: Soup, server: Server) -> None:
         key = {"id": "k1", "name": "ci", "secret": "sk-soup-new"}
