@@ -37,8 +37,8 @@ OTHERS = {"PGPASSWORD", "PGSSLMODE", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SEC
 PROXY = "soup-proxy"
 """HAProxy, whose image is not ours."""
 GIB = 2**30
-GPT2_BYTES = 124_439_808 * 4
-"""The base model of the example, in fp32."""
+GPT2_BYTES = (124_439_808 + 50_257 * 768) * 4
+"""The base model of the example, in fp32, with its output layer in a second layout, as on a CPU."""
 SECRET = re.compile("PASSWORD|KEY|TOKEN|SECRET")
 
 
