@@ -54,7 +54,7 @@ class Stack:
         If there are too few slots, their number becomes `capacity`, by default `spare_capacity`. Copies only adapters
         that were not in the stack, and those that move from the end into a gap.
         """
-        stacked = [reference() for reference in self._adapters]
+        stacked: Sequence[AdapterModule | None] = [reference() for reference in self._adapters]
         if stacked != list(adapters):
             stacked = self._replace(stacked, adapters, spare_capacity(len(adapters)) if capacity is None else capacity)
         slots = {adapter: slot for slot, adapter in enumerate(stacked)}
