@@ -29,8 +29,8 @@ MANY = 1e6
 """Degrees of freedom of a bootstrapped error."""
 RATE_SEED = 0
 """The seed with which learning rates are chosen; its training at the chosen rate counts as a seed."""
-DECIDING_ERRORS = 3.5
-"""Standard errors between an estimate and a threshold that decide a claim among some fifteen of a paper."""
+DECIDING_P = LEVEL / 15
+"""A p-value that decides a claim among some fifteen of a paper."""
 MOST_TIMES = 20
 """A claim that needs more than this many times its seeds lies on the margin."""
 Key = tuple[str, str, float, int]
@@ -131,19 +131,19 @@ def _smallest_p(claim: Claim, estimate: Estimate | str) -> float:
 def _judged(claim: Claim, estimate: Estimate | str, level: float) -> Judged:
     if isinstance(estimate, str):
         return Judged(claim, None, "not run yet", estimate)
-    above, below = _thresholds(claim)
     if level:
-        return Judged(claim, estimate, "agrees" if estimate.p_above(above) <= level else "disagrees")
-    return Judged(claim, estimate, "undecided", estimate.flaw or _seeds_needed(claim, estimate, above, below))
+        agrees = estimate.p_above(_thresholds(claim)[0]) <= level
+        return Judged(claim, estimate, "agrees" if agrees else "disagrees")
+    note = _seeds_needed(claim, estimate) if claim.trained else ""
+    return Judged(claim, estimate, "undecided", estimate.flaw or note)
 
 
-def _seeds_needed(claim: Claim, estimate: Estimate, above: float, below: float) -> str:
-    """The number of seeds that would decide the claim if the estimate stayed the same; soups have none."""
-    distance = max(estimate.value - above, below - estimate.value)
-    times = (DECIDING_ERRORS * estimate.error / distance) ** 2 if distance else math.inf
-    if not claim.trained:
-        return ""
-    return f"needs about {math.ceil(times * claim.seeds)} seeds" if times <= MOST_TIMES else "on the margin"
+def _seeds_needed(claim: Claim, estimate: Estimate) -> str:
+    """The number of seeds that would decide the claim if the estimate stayed the same."""
+    more = [times / claim.seeds for times in range(claim.seeds + 1, MOST_TIMES * claim.seeds + 1)]
+    expected = ((n, Estimate(estimate.value, estimate.error / math.sqrt(n), estimate.freedom * n)) for n in more)
+    times = next((n for n, repeated in expected if _smallest_p(claim, repeated) <= DECIDING_P), None)
+    return f"needs about {round(times * claim.seeds)} seeds" if times else "on the margin"
 
 
 # --- estimates --------------------------------------------------------------------------------------

@@ -210,6 +210,12 @@ def test_perplexities_stand_in_marked_blocks_only() -> None:
         assert re.findall(r"perplexity (?:of |is |was )?\d+\.\d+", text) == [], path
 
 
+def test_every_block_of_figures_is_filled() -> None:
+    """One whose mark is not recognised would stay empty."""
+    for path in WRITTEN:
+        assert "<!-- figures:" not in figures.MARK.sub("", read(path)), path
+
+
 # --- the filler -------------------------------------------------------------------------------------
 
 
