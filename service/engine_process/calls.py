@@ -78,11 +78,14 @@ class Peer:
             raise
 
     def serve(self) -> None:
-        """Take what the other end sends until it has closed the connection or is gone."""
+        """Take what the other end sends until it has closed the connection, is gone, or sends what cannot be read."""
         try:
-            with suppress(EOFError, OSError):
-                while True:
-                    self._receive(*self._connection.recv())
+            while True:
+                self._receive(*self._connection.recv())
+        except (EOFError, OSError):
+            pass
+        except Exception:
+            log.exception("a message of the engine's process cannot be read: the connection is closed")
         finally:
             with self._sending:
                 self._connection.close()
