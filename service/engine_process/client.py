@@ -34,7 +34,7 @@ log = logging.getLogger("soup.engine")
 PAUSE_SECONDS = 1.0
 """Seconds before the process is started again."""
 ENDED = "The engine's process ended before the answer was complete, and is started again: send the request again."
-AWAY = "The engine's process ended and is started again: try again in some seconds."
+AWAY = "The engine's process is started, or ended and is started again: try again in some seconds."
 
 
 class ProcessEngine(RemoteEngine):
@@ -194,18 +194,17 @@ class ProcessEngine(RemoteEngine):
         except OSError as error:
             return str(error)
         process = child.process
-        peer = Peer(
-            child.connection,
-            calls={"tensors": self._tensors},
-            messages={"loaded": self._on_loaded, "step": self._on_step, "ended": self._on_ended},
-            gone=ENDED,
-        )
+
+        def on_serving() -> None:
+            with self._changed:
+                self._peer = peer
+
+        events = {"serving": on_serving, "loaded": self._on_loaded, "step": self._on_step, "ended": self._on_ended}
+        peer = Peer(child.connection, calls={"tensors": self._tensors}, messages=events, gone=ENDED)
         with self._changed:
             self._process = process
             if self._is_stopping:
                 process.kill()
-            else:
-                self._peer = peer
         with suppress(Unavailable):
             peer.send(self._plan, base_ids, self._log_level)
         peer.serve()

@@ -58,6 +58,8 @@ class EngineProgram:
 
     def run(self, base_ids: Sequence[str]) -> None:
         """Load these base models and compute until the connection is closed."""
+        with suppress(Unavailable):
+            self.peer.tell("serving")  # until then the server sends only the plan
         self._host.engine.start(base_ids).add_done_callback(self._tell_loaded)
         self.peer.serve()
 

@@ -1,4 +1,4 @@
-"""The ends of a connection between two processes, without any process."""
+"""The ends of a connection between two processes, and the engine's process before it serves, without any process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from registry.errors import Unavailable
 from service.engine_process.calls import Peer
+from service.engine_process.child import EngineChild
+from service.engine_process.client import ProcessEngine
 
 PATIENCE = 20.0
 
@@ -41,3 +45,28 @@ def test_a_message_that_cannot_be_read_closes_the_connection(
         call.result(PATIENCE)
     serving.result(PATIENCE)
     assert ours.closed
+
+
+def test_nothing_is_sent_to_a_process_before_it_serves(
+    ends: tuple[Connection, Connection], pool: ThreadPoolExecutor
+) -> None:
+    """Its first message is the plan; callers are refused, and do not wait for the start."""
+    ours, theirs = ends
+    process: Any = SimpleNamespace(pid=1, kill=theirs.close, wait=lambda: 0)
+    plan: Any = "the plan"
+    source: Any = None
+    engine = ProcessEngine(source, plan, child=EngineChild(process, ours))
+    loaded = engine.start(["tiny"])
+    try:
+        assert theirs.recv()[0] == plan
+        with pytest.raises(Unavailable, match="is started"):
+            engine.check_admission(None)
+        theirs.send((0, "serving", ()))
+        theirs.send((0, "loaded", (None,)))
+        loaded.result(PATIENCE)
+        call = pool.submit(engine.check_admission, None)
+        number, name, _ = theirs.recv()
+        theirs.send((0, "answer", (number, None, None)))
+        assert (name, call.result(PATIENCE)) == ("check_admission", None)
+    finally:
+        engine.stop()
