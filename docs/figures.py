@@ -19,7 +19,9 @@ from typing import Any
 from docs import papers, soups, summaries
 from docs.markdown import number, table
 
-MARK = re.compile(r"(<!-- figures:(?P<name>[a-z0-9_]+)(?::(?P<view>[a-z_]+))? -->\n).*?(<!-- /figures -->)", re.DOTALL)
+MARK = re.compile(
+    r"(<!-- figures:(?P<name>[a-z0-9_]+)(?::(?P<view>[a-z0-9_]+))? -->\n).*?(<!-- /figures -->)", re.DOTALL
+)
 Result = Mapping[str, Any]
 
 

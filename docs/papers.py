@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.papers.variants import PLAN, VARIANTS
-from benchmarks.papers.verdicts import PAPERS, Cells, Judged, judge
+from benchmarks.papers.verdicts import CLAIMS, PAPERS, Cells, Estimate, Judged, combined, judge
 from docs.markdown import table
 from docs.soups import FOLDER
 from docs.summaries import sources
@@ -33,11 +33,13 @@ SETS = {
 
 
 def lines(folder: Path, view: str | None) -> list[str]:
-    """The text of a block: the verdicts of all papers or of one, the scores of variants, or the number of verdicts."""
+    """The text of a block: claims of one paper, scores of variants, averages on SST-2, or a count of verdicts."""
     path = folder / "papers.json"
     result = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": []}
     if view == "scores":
         return [*_scores(Cells(result["rows"])), "", *(sources({"papers": result}) if result["rows"] else [])]
+    if view == "sst2":
+        return _on_sst2(Cells(result["rows"]))
     claims = judge(result["rows"], folder)
     if view is None:
         return [_count([judged for judged in claims if judged.claim.paper in PAPERS])]
@@ -79,11 +81,23 @@ def _claims(claims: list[Judged], paper: str) -> list[str]:
     return [*shown, *table(("", "claim tested here", source, "ours (95 % interval)", "margin", "verdict"), rows)]
 
 
+def _on_sst2(cells: Cells) -> list[str]:
+    """The differences on SST-2 alone, for the claims on an average of several sets."""
+    rows = [
+        (claim.says, PAPERS[claim.paper], _with_interval(combined([cells.contrast(claim, "sst2")])))
+        for claim in CLAIMS
+        if len(claim.on) > 1 and not cells.missing(claim)
+    ]
+    return table(("claim", "paper", "ours on SST-2 alone (95 % interval)"), rows)
+
+
 def _ours(judged: Judged) -> str:
-    if judged.estimate is None:
-        return ""
-    low, high = judged.estimate.interval
-    return f"{judged.estimate.value:+.1f} ({low:+.1f} to {high:+.1f})"
+    return "" if judged.estimate is None else _with_interval(judged.estimate)
+
+
+def _with_interval(estimate: Estimate) -> str:
+    low, high = estimate.interval
+    return f"{estimate.value:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
 def _intervals(claims: list[Judged]) -> list[Interval]:
@@ -133,4 +147,4 @@ def _scores(cells: Cells) -> list[str]:
 
 def _mean(rows: list[Any]) -> str:
     scores = [row["scores"]["score"] for row in rows]
-    return f"{np.mean(scores):.1f} ({len(scores)})" if scores else ""
+    return f"{np.mean(scores):.1f} ({len(scores)})".replace("-0.0 ", "0.0 ") if scores else ""

@@ -53,6 +53,8 @@ class Claim(Frozen):
     """Unused by claims about soups."""
     on: tuple[str, ...] = ("sst2",)
     """The tasks, or the results file of the soups."""
+    repeats: str = ""
+    """The claim that it is the same as, so that it decides nothing, if there is one."""
 
     @property
     def trained(self) -> bool:
@@ -122,7 +124,7 @@ def _thresholds(claim: Claim) -> tuple[float, float]:
 
 
 def _smallest_p(claim: Claim, estimate: Estimate | str) -> float:
-    if isinstance(estimate, str) or estimate.flaw:
+    if isinstance(estimate, str) or estimate.flaw or claim.repeats:
         return 1.0
     above, below = _thresholds(claim)
     return min(estimate.p_above(above), estimate.p_below(below))
@@ -135,7 +137,7 @@ def _judged(claim: Claim, estimate: Estimate | str, level: float) -> Judged:
         agrees = estimate.p_above(_thresholds(claim)[0]) <= level
         return Judged(claim, estimate, "agrees" if agrees else "disagrees")
     note = _seeds_needed(claim, estimate) if claim.trained else ""
-    return Judged(claim, estimate, "undecided", estimate.flaw or note)
+    return Judged(claim, estimate, "undecided", estimate.flaw or claim.repeats or note)
 
 
 def _seeds_needed(claim: Claim, estimate: Estimate) -> str:
@@ -222,28 +224,32 @@ def combined(strata: Sequence[np.ndarray]) -> Estimate:
 
 
 def _of_soups(claim: Claim, results: Path) -> Estimate | str:
-    """Perplexity saved on the novel domains by ways of `benchmarks.adaptersoup`, in percent, on the largest sample.
+    """Perplexity saved on the novel domains by ways of `benchmarks.adaptersoup`, in percent, on samples of one size.
 
     Errors are those of the differences to the base if the claim is about it, else to the control.
     """
     path = results / f"{claim.on[0]}.json"
     if not path.is_file():
         return "`make reproduce-adaptersoup` measures it"
-    rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if not row["hostile"]]
-    largest = max(row["passages"] for row in rows)
+    of_adapters_and_soups = 0, PLAN["setting"]["soup_passages"]
+    rows = [
+        row
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
+        if not row["hostile"] and row["passages"] in of_adapters_and_soups
+    ]
     value, error = ("difference", "standard_error") if BASE in claim.contrast else ("over", "over_error")
     ways: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
     for row in rows:
         domain, measured = row["domain"], (row[value], row[error])
         if row["way"] == ALONE and not row["adapter"].startswith(CONTROL):
             ways["best single"][domain] = min(measured, ways["best single"].get(domain, measured))
-        elif row["passages"] == largest:
+        else:
             ways[row["way"]][domain] = measured
     lacking = [way for way in claim.contrast if way not in ways]
     if lacking:
         return f"`benchmarks.adaptersoup` has no {lacking[0].replace('_', ' ')}"
     terms = [(factor, *measured) for way, factor in claim.contrast.items() for measured in ways[way].values()]
-    abstained = Counter(row["way"] for row in rows if row["passages"] == largest and row.get("abstained"))
+    abstained = Counter(row["way"] for row in rows if row.get("abstained"))
     domains = len(ways[next(iter(claim.contrast))])
     flaw = next(
         (

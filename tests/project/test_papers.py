@@ -130,6 +130,11 @@ def test_what_is_undecided_says_how_many_seeds_it_takes(differences, kind, note,
     assert (one.verdict, one.note) == ("undecided", note)
 
 
+def test_a_claim_that_repeats_another_stays_undecided(monkeypatch):
+    repeated = judged([4.0, 4.1, 3.9], monkeypatch, kind="better", repeats="the same as another")
+    assert (repeated.verdict, repeated.note) == ("undecided", "the same as another")
+
+
 def test_an_average_over_a_set_that_is_not_learnt_decides_nothing(monkeypatch):
     monkeypatch.setitem(PLAN["setting"], "not_learnt", [TASK])
     one = judged([3.0, 3.1, 2.9], monkeypatch)
@@ -178,7 +183,7 @@ def soup_rows(domain: str) -> list[dict]:
     """Rows of the soups of a domain, of which the control is 0.1 better than the base."""
     ways = {"control": 0.0, "base": 0.1, "clustering": -0.1, "clustering_3": -0.1, "similarity": -0.05}
     about = {"domain": domain, "hostile": False}
-    rows = [{"way": way, "passages": 60, "over": over, "abstained": way == "similarity"} for way, over in ways.items()]
+    rows = [{"way": way, "passages": 30, "over": over, "abstained": way == "similarity"} for way, over in ways.items()]
     rows.append({"way": "clustering", "passages": 5, "over": 0.3})
     for adapter, over in (("law", -0.06), ("novels", -0.02), ("control_general", -9.0)):
         rows.append({"way": "one adapter", "passages": 0, "over": over, "adapter": adapter})
