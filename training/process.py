@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import Internal, SoupError, Unavailable, as_dict, rebuild
+from registry.interpreter import module_command
 from registry.names import canonical_json
 from registry.progress import Progress
 
@@ -80,7 +81,7 @@ class Child:
             self.end()
         self._progress = waiting  # until the child reports progress, so that the caller can cancel
         self._process = subprocess.Popen(  # noqa: S603 (a module of ours)
-            [sys.executable, "-m", self._module],
+            module_command(self._module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

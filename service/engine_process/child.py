@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+
+from registry.interpreter import module_command
 
 PROGRAM = "service.engine_process.program"
 
@@ -27,7 +28,7 @@ def start_child() -> EngineChild:
     with theirs:
         try:
             process = subprocess.Popen(  # noqa: S603 (a module of ours)
-                [sys.executable, "-m", PROGRAM, str(theirs.fileno())],
+                module_command(PROGRAM, str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output is for the server's address
