@@ -199,8 +199,9 @@ class ProcessEngine(RemoteEngine):
             with self._changed:
                 self._peer = peer
 
-        events = {"serving": on_serving, "loaded": self._on_loaded, "step": self._on_step, "ended": self._on_ended}
-        peer = Peer(child.connection, calls={"tensors": self._tensors}, messages=events, gone=ENDED)
+        messages: dict[str, Callable[..., None]] = {"serving": on_serving, "loaded": self._on_loaded}
+        messages |= {"step": self._on_step, "ended": self._on_ended}
+        peer = Peer(child.connection, calls={"tensors": self._tensors}, messages=messages, gone=ENDED)
         with self._changed:
             self._process = process
             if self._is_stopping:
