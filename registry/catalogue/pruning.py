@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import and_, literal, select, tuple_
+from sqlalchemy import ColumnElement, and_, literal, select, tuple_
 
 from registry.catalogue.rate_buckets import rate_buckets
 from registry.catalogue.repository import TableGateway, database_clock
-from registry.catalogue.tables import audit, job_askers, jobs, usage
+from registry.catalogue.tables import audit, job_askers, jobs, metadata, usage
 
 DAY_MICROSECONDS = 86_400_000_000
 USAGE_KEY = tuple(usage.primary_key.columns)
@@ -19,18 +19,23 @@ USAGE_KEY = tuple(usage.primary_key.columns)
 
 
 class Pruning(TableGateway):
-    """Each method removes at most `limit` old rows, oldest first, and returns their number."""
+    """Each method but `count` removes at most `limit` old rows, oldest first, and returns their number."""
+
+    def count(self, name: str, cutoff: datetime) -> int:
+        """The number of rows that the method of this name removes without a limit."""
+        is_old = {"jobs": _is_old_job, "usage": _is_old_usage, "audit": _is_old_entry}[name](cutoff)
+        return self._count(metadata.tables[name], is_old)
 
     def jobs(self, cutoff: datetime, limit: int) -> int:
         """Remove jobs that ended before `cutoff`."""
-        old = select(jobs.c.id).where(jobs.c.finished_at < cutoff).order_by(jobs.c.finished_at).limit(limit)
+        old = select(jobs.c.id).where(_is_old_job(cutoff)).order_by(jobs.c.finished_at).limit(limit)
         ids = list(self._connection.scalars(old))
         self._delete(job_askers, job_askers.c.job.in_(ids))
         return self._delete(jobs, jobs.c.id.in_(ids))
 
     def usage(self, cutoff: datetime, limit: int) -> int:
         """Remove usage of days (UTC) before that of `cutoff`."""
-        is_old = usage.c.day < cutoff.date().isoformat()
+        is_old = _is_old_usage(cutoff)
         query = select(*USAGE_KEY).where(is_old).order_by(*USAGE_KEY).offset(limit - 1).limit(1)
         last = self._connection.execute(query).first()
         removed = is_old if last is None else and_(is_old, tuple_(*USAGE_KEY) <= tuple_(*map(literal, last)))
@@ -38,7 +43,7 @@ class Pruning(TableGateway):
 
     def audit(self, cutoff: datetime, limit: int) -> int:
         """Remove entries of the audit log from before `cutoff`."""
-        old = select(audit.c.id).where(audit.c.at < cutoff).order_by(audit.c.at).limit(limit)
+        old = select(audit.c.id).where(_is_old_entry(cutoff)).order_by(audit.c.at).limit(limit)
         ids = list(self._connection.scalars(old))
         return self._delete(audit, audit.c.id.in_(ids))
 
@@ -49,3 +54,15 @@ class Pruning(TableGateway):
         query = select(*key).where(is_old).order_by(*key).limit(limit).with_for_update(skip_locked=True)
         names = [tuple(row) for row in self._connection.execute(query)]
         return self._delete(rate_buckets, tuple_(*key).in_(names))
+
+
+def _is_old_job(cutoff: datetime) -> ColumnElement[bool]:
+    return jobs.c.finished_at < cutoff
+
+
+def _is_old_usage(cutoff: datetime) -> ColumnElement[bool]:
+    return usage.c.day < cutoff.date().isoformat()
+
+
+def _is_old_entry(cutoff: datetime) -> ColumnElement[bool]:
+    return audit.c.at < cutoff

@@ -154,7 +154,7 @@ class Removals(TableGateway):
         query = select(adapters.c.namespace).where(_unnamed(), adapters.c.retired_at.is_(None)).distinct()
         return sorted(self._connection.scalars(query))
 
-    def unused_soups(self, namespace: str, since: datetime, *, limit: int) -> list[int]:
+    def unused_soups(self, namespace: str, since: datetime, *, limit: int | None = None) -> list[int]:
         """Ids of live unnamed soups without an alias that were neither cooked nor used since then, oldest first."""
         is_cooked = exists().where(evidence.c.adapter_id == adapters.c.id, evidence.c.created_at >= since)
         ref = adapters.c.namespace + "/" + adapters.c.name + "@" + cast(adapters.c.version, String)

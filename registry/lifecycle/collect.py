@@ -9,7 +9,7 @@ that the settings give: `context.Retention`, which `runtime.retention_of` makes 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -91,11 +91,15 @@ def collect(
 
 
 def would_collect(registry: Registry, moment: datetime, *, used: Callable[[Catalogue], set[str]]) -> Collected:
-    """The result that `collect` would have now, from a transaction that is rolled back."""
-    collected = Collected()
+    """The result that `collect` would have now, without the selectors whose pools would change by it.
+
+    Other writes wait only for removals after the grace period, which are tried in a transaction that is rolled back.
+    """
+    collection = _Collection(registry, moment, used, None, silent)
+    collected, stale = collection.count(), collection.stale_selectors()
     try:
         with registry.database.write() as catalogue:
-            collected = _Collection(registry, moment, used, None, silent, trial=catalogue).run()
+            collected = replace(collection, trial=catalogue).remove(collected, stale)
             collected = replace(collected, files=catalogue.removals.count_due(moment))
             raise _RolledBack
     except _RolledBack:
@@ -108,7 +112,7 @@ class _RolledBack(Exception):
 
 @dataclass(frozen=True)
 class _Collection:
-    """One collection; with `trial` it happens in that transaction alone."""
+    """One collection; with `trial`, `remove` happens in that transaction alone."""
 
     registry: Registry
     moment: datetime
@@ -121,10 +125,6 @@ class _Collection:
         """A transaction that writes."""
         return self.registry.database.write() if self.trial is None else nullcontext(self.trial)
 
-    def read(self) -> AbstractContextManager[Catalogue]:
-        """A transaction that reads, and does not block writers."""
-        return self.registry.database.read() if self.trial is None else nullcontext(self.trial)
-
     def audit(self, catalogue: Catalogue, action: str, subject: str, **detail: Any) -> None:
         """Record a removal, by the caller or the periodic collection."""
         if self.caller is not None:
@@ -136,12 +136,30 @@ class _Collection:
         """Retire and remove everything but files."""
         expired = self._retire_unused_soups()
         collected = replace(self._prune(), retired=len(expired), expired=tuple(expired[:MAX_NAMED]))
+        return self.remove(collected, self.stale_selectors())
+
+    def count(self) -> Collected:
+        """Count the soups that `run` would retire, and the rows that are too old."""
+        soup_days, row_days = self._soup_days(), self._row_days()
+        with self.registry.database.read() as catalogue:
+            expired = [
+                catalogue.adapters.get(id).ref
+                for namespace, days in soup_days.items()
+                for id in (catalogue.removals.unused_soups(namespace, self._cutoff(days)) if days else ())
+            ]
+            jobs, usage, audit = (
+                catalogue.pruning.count(name, self._cutoff(days)) if days else 0 for name, days in row_days.items()
+            )
+        named = tuple(expired[:MAX_NAMED])
+        return Collected(retired=len(expired), expired=named, jobs=jobs, usage=usage, audit=audit)
+
+    def remove(self, collected: Collected, stale: Sequence[SelectorRow]) -> Collected:
+        """Remove what has been retired or unused for the grace period, and `stale` selectors; add it to `collected`."""
         grace = self.registry.retention.grace
         if grace is None:
             return collected
         cutoff = self.moment - grace
         removed = self._remove_retired_soups(cutoff)
-        stale = self._stale_selectors(cutoff)
         with self.write() as catalogue:
             for row in stale:
                 catalogue.selectors.stop_serving(row, unless_requested_since=cutoff)
@@ -161,23 +179,33 @@ class _Collection:
     def _prune(self) -> Collected:
         """Remove rows of jobs, usage, audit and rate buckets that are too old.
 
-        Usage stays as long as it may show that an unnamed soup is in use. Rate buckets are not counted: they are empty
-        after a minute.
+        Rate buckets are not counted: they are empty after a minute.
         """
         with self.write() as catalogue:
             catalogue.pruning.rate_buckets(PRUNE_BATCH)
+        days = self._row_days()
+        return Collected(
+            jobs=self._prune_table("job", days["jobs"], Pruning.jobs),
+            usage=self._prune_table("usage", days["usage"], Pruning.usage),
+            audit=self._prune_table("audit", days["audit"], Pruning.audit),
+        )
+
+    def _row_days(self) -> dict[str, int]:
+        """Days after which rows are removed (0: never), by table.
+
+        Usage stays as long as it may show that an unnamed soup is in use.
+        """
         retention = self.registry.retention
         soup_days = max([retention.unnamed_soup_days, *self._soup_days().values()])
         usage_days = max(retention.usage_days, soup_days) if retention.usage_days else 0
-        return Collected(
-            jobs=self._prune_table("job", retention.job_days, Pruning.jobs),
-            usage=self._prune_table("usage", usage_days, Pruning.usage),
-            audit=self._prune_table("audit", retention.audit_days, Pruning.audit),
-        )
+        return {"jobs": retention.job_days, "usage": usage_days, "audit": retention.audit_days}
+
+    def _cutoff(self, days: int) -> datetime:
+        return self.moment - timedelta(days=days)
 
     def _prune_table(self, table: str, days: int, remove: Callable[[Pruning, datetime, int], int]) -> int:
         """Remove rows older than `days` (0: none) in batches, each with an audit entry; returns their number."""
-        count, cutoff = 0, self.moment - timedelta(days=days)
+        count, cutoff = 0, self._cutoff(days)
         while days:
             self.progress(count, 0, f"removing {table} rows that are older than {days} days")
             with self.write() as catalogue:
@@ -189,15 +217,18 @@ class _Collection:
                 break
         return count
 
-    def _stale_selectors(self, cutoff: datetime) -> list[SelectorRow]:
-        """Selectors unused since `cutoff` whose pool has changed so that they would be fitted again before use.
+    def stale_selectors(self) -> list[SelectorRow]:
+        """Selectors unused for the grace period whose pool has changed so that they would be fitted again before use.
 
         They may contain data of samples that were purged since. Included are those whose pool is empty, which cannot be
         fitted again.
         """
         stale: list[SelectorRow] = []
-        with self.read() as catalogue:
-            for row in catalogue.selectors.unrequested_since(cutoff):
+        grace = self.registry.retention.grace
+        if grace is None:
+            return stale
+        with self.registry.database.read() as catalogue:
+            for row in catalogue.selectors.unrequested_since(self.moment - grace):
                 self.progress(len(stale), 0, "looking at selectors that nobody asks for")
                 members = as_members(members_of(catalogue, row.pool, row.encoder_digest).rows)
                 used_at = catalogue.selectors.asked_at([row.id])[row.id]
@@ -210,7 +241,7 @@ class _Collection:
         """Days without use after which unnamed soups expire (0: never), by namespace that has some."""
         default = self.registry.retention.unnamed_soup_days
         soup_days = {}
-        with self.read() as catalogue:
+        with self.registry.database.read() as catalogue:
             for namespace in catalogue.removals.soup_namespaces():
                 days = catalogue.namespaces.get(namespace).unnamed_soup_days
                 soup_days[namespace] = default if days is None else days
@@ -220,7 +251,7 @@ class _Collection:
         """Retire unnamed soups that have been unused for the days of their namespace; returns their refs."""
         retired: list[str] = []
         for namespace, days in self._soup_days().items():
-            cutoff = self.moment - timedelta(days=days)
+            cutoff = self._cutoff(days)
             while days:
                 self.progress(len(retired), 0, "retiring unnamed soups")
                 with self.write() as catalogue:

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from registry.catalogue import Catalogue
+from registry.catalogue.pruning import Pruning
+from registry.catalogue.removals import Removals
 from registry.catalogue.rows import AdapterRow, SelectorRow
+from registry.catalogue.selectors import Selectors
 from registry.catalogue.usage import UsageFilter, UsageKey, UsageSum
 from registry.context import Refits, Retention
 from registry.lifecycle import changes
@@ -243,7 +246,7 @@ class TestSelectors:
         law = verbs.ready("acme/law")
         row = fitted(verbs)
         purged(verbs, law)
-        stale_selectors = module._Collection._stale_selectors
+        stale_selectors = module._Collection.stale_selectors
 
         def then_asked(*args: Any) -> list[SelectorRow]:
             stale = stale_selectors(*args)
@@ -253,7 +256,7 @@ class TestSelectors:
 
         assert collected(verbs, 6).selectors == 0
         with monkeypatch.context() as patch:
-            patch.setattr(module._Collection, "_stale_selectors", then_asked)
+            patch.setattr(module._Collection, "stale_selectors", then_asked)
             assert collected(verbs, 8).selectors == 0
         assert collected(verbs, 16).selectors == 1
 
@@ -276,6 +279,25 @@ class TestByHand:
         assert (entry.key_id, "by" in entry.detail) == ("key-1", False)  # the audit says who asked
         assert would_collect(registry, after(10), used=lambda _: set()) == Collected(files=1)
         assert verbs.blobs.has(digest)
+
+    @pytest.mark.parametrize(
+        ("table", "method"), [(Removals, "unused_soups"), (Pruning, "count"), (Selectors, "unrequested_since")]
+    )
+    def test_others_write_while_a_trial_counts(
+        self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch, table: type, method: str
+    ) -> None:
+        soup(verbs)
+        written: list[str] = []
+        real = getattr(table, method)
+
+        def write_first(*args: Any, **named: Any) -> Any:
+            written.append(verbs.upload(b"%d" % len(written)))
+            return real(*args, **named)
+
+        monkeypatch.setattr(table, method, write_first)
+        registry = replace(verbs.registry, retention=Retention(GRACE, 1, audit_days=30))
+        assert would_collect(registry, after(40), used=lambda _: set()).audit > 0
+        assert written
 
 
 class TestOldRows:
