@@ -96,9 +96,13 @@ class Usage(TableGateway):
     def list(
         self, filter: UsageFilter, *, by: Sequence[str] = GROUPS, limit: int, cursor: str | None = None
     ) -> Page[UsageRow]:
-        """Sums for each combination of values of the columns `by`, last day first; the other columns are None."""
+        """Sums for each combination of values of the columns `by`, last day first; the other columns are None.
+
+        Without those of neither requests nor tokens, such as that of an adapter that was restored.
+        """
         columns = [usage.c[name] for name in GROUPS if name in by]
         query = select(*columns, *SUMS).where(*filter.conditions()).group_by(*columns)
+        query = query.having(func.sum(usage.c.requests + usage.c.tokens_in) > 0)
         if cursor is not None:
             query = query.where(tuple_(*columns) < tuple_(*map(literal, _read(cursor, len(columns)))))
         query = query.order_by(*(column.desc() for column in columns)).limit(limit + 1)

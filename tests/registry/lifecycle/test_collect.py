@@ -175,6 +175,8 @@ class TestUnnamedSoups:
         changes.restore(verbs.registry, verbs.caller(), row.id, if_match=None)
         assert collected(verbs, 61, keep=30).retired == 0
         assert collected(verbs, 63, keep=30).retired == 1
+        with verbs.database.read() as catalogue:
+            assert catalogue.usage.list(UsageFilter("key-1", None), limit=100).rows == ()
 
     def test_one_that_was_asked_for_again_stays(self, verbs: ToyRegistry) -> None:
         row = soup(verbs)
