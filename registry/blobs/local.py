@@ -165,6 +165,8 @@ class LocalBlobs:
 
     def delete_all(self, digests: Sequence[str]) -> None:
         """Delete each of them, also if set aside; durable when this returns."""
+        if not digests:
+            return
         self.state.check()
         set_aside = (self.folder.glob(f"{ASIDE}/*/{hex_of(digest)}") for digest in digests)
         paths = [*map(self.place, digests), *chain.from_iterable(set_aside)]
