@@ -119,8 +119,7 @@ class Runner:
         retained = set(sequences)
         for sequence in [sequence for sequence in self._kv_cache if sequence not in retained]:
             self._kv_cache.release(sequence)
-        for sequence in [sequence for sequence in self._dynamic_caches if sequence not in retained]:
-            del self._dynamic_caches[sequence]
+        self._dynamic_caches = {owner: cache for owner, cache in self._dynamic_caches.items() if owner in retained}
         if not retained:
             self.batched.clear_plan()
 

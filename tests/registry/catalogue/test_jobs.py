@@ -34,11 +34,11 @@ def claim(catalogue, worker: str = "w1", kinds=KINDS, at: datetime | None = None
 
 class TestTheQueue:
     def test_first_come_first_served_by_the_time_they_are_due(self, catalogue):
-        late, far = enqueue(catalogue, delay=0.5), enqueue(catalogue, delay=100)
+        late, far = enqueue(catalogue, delay=50), enqueue(catalogue, delay=1000)
         first, second = enqueue(catalogue), enqueue(catalogue)
-        assert [claim(catalogue).id for _ in range(3)] == [first.id, second.id, late.id]
-        assert claim(catalogue) is None
-        assert claim(catalogue, at=soon(101)).id == far.id
+        assert [claim(catalogue, at=soon(100)).id for _ in range(3)] == [first.id, second.id, late.id]
+        assert claim(catalogue, at=soon(100)) is None
+        assert claim(catalogue, at=soon(1001)).id == far.id
 
     def test_what_was_queued_before_the_clock_was_set_back_does_not_wait_for_it(self, catalogue, monkeypatch):
         with monkeypatch.context() as ahead:
