@@ -8,6 +8,7 @@ vector is the mean over the first window without the BOS.
 from __future__ import annotations
 
 import itertools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, wait
@@ -18,7 +19,7 @@ from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText, LoadedBase
 from registry.base_model.likelihood import Window, scored_tokens, text_scores, windows
 from registry.encoders.contract import EmbeddedText, beginning
-from registry.errors import Busy, Cancelled, InvalidPrompt
+from registry.errors import Busy, Cancelled, InvalidPrompt, Unavailable
 from registry.spec import AdapterConfig, Passage, PassageScore
 from service.engine.adapter_metrics import AdapterTotals
 from service.engine.request import GenerateRequest, Generation, Request, ScoreRequest, Scores
@@ -27,6 +28,8 @@ from service.engine.text_support import text_capacity
 
 POLL_SECONDS = 0.1
 """How often `should_stop` is called while waiting."""
+RESTART_SECONDS = 60.0
+"""How long a job waits for an engine that is starting again."""
 
 STOPPING = "The server is shutting down; try again when it is back."
 
@@ -53,7 +56,7 @@ class EngineCalls(ABC):
 
     Any thread may submit, wait and cancel. In the blocking calls `should_stop` is called while waiting, and Cancelled
     is raised if it returns True; `progress(done, total)` counts windows and may raise. With `patient`, for jobs, they
-    wait for admission instead of raising Busy.
+    wait for admission, and for an engine that is starting again, instead of raising Busy or Unavailable.
     """
 
     @abstractmethod
@@ -64,7 +67,8 @@ class EngineCalls(ABC):
     def start(self, base_ids: Sequence[str] = ()) -> Future[None]:
         """Start and load these base models; an engine starts once.
 
-        The future ends when they are loaded, with what loading raises. Requests wait meanwhile.
+        The future ends when they are loaded, with what loading raises. Requests wait meanwhile; an engine in
+        its own process refuses them until that serves.
         """
 
     @property
@@ -220,11 +224,15 @@ class EngineCalls(ABC):
     def _submit(
         self, request: Request, should_stop: ShouldStop | None, progress: WindowsDone | None, patient: bool
     ) -> Ticket:
+        give_up_at = time.monotonic() + RESTART_SECONDS
         while True:
             try:
                 return self.submit(request)
             except Busy:
                 if not patient:
+                    raise
+            except Unavailable:
+                if not (patient and self.preloading) or time.monotonic() > give_up_at:
                     raise
             self.wait_for_admission(POLL_SECONDS)
             if progress is not None:

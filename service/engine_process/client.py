@@ -34,7 +34,7 @@ log = logging.getLogger("soup.engine")
 PAUSE_SECONDS = 1.0
 """Seconds before the process is started again."""
 ENDED = "The engine's process ended before the answer was complete, and is started again: send the request again."
-AWAY = "The engine's process is started, or ended and is started again: try again in some seconds."
+AWAY = "The engine's process is starting: try again in some seconds."
 
 
 class ProcessEngine(RemoteEngine):

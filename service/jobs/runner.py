@@ -90,7 +90,8 @@ class JobRunner:
             return
         self._beat()
         if self._sole_owner:
-            self._store(lambda jobs: jobs.requeue_expired(_now() + timedelta(days=3650)) > 0)
+            with self._database.write() as catalogue:
+                catalogue.jobs.requeue_expired(_now() + timedelta(days=3650))
         sweep(self._settings.trainings_dir, older_than=self._settings.keep_training_seconds)
         lanes = [lane for lane, count in workers_of(self._settings).items() for _ in range(count)]
         self._threads = [
@@ -315,11 +316,12 @@ class JobRunner:
             for job_id, cancelled in running.items():
                 if not catalogue.jobs.heartbeat(job_id, self._name, lease, _now()):
                     cancelled.set()
-            last_beat, self._beat_at = self._beat_at, time.monotonic()
-            if self._beat_at - last_beat > lease / 2:
-                self._steady_since = self._beat_at
-            if self._beat_at - self._steady_since >= lease:
+            beat_at = time.monotonic()
+            if beat_at - self._beat_at > lease / 2:
+                self._steady_since = beat_at
+            if beat_at - self._steady_since >= lease:
                 catalogue.jobs.requeue_expired(_now())
+        self._beat_at = beat_at  # only once it is committed
 
     def _sweep_uploads(self) -> None:
         """Remove expired unfinished uploads."""

@@ -252,8 +252,7 @@ def _training_run(training: Training, data: Path) -> TrainingRun:
 def _train_in_child(training: Training, run: TrainingRun, progress: Progress) -> dict[str, Any]:
     """Train in the child process; returns its answer once the adapter is written, or raises its error.
 
-    A checkpoint of another version is deleted and the training starts again, as the caller could not delete it. So is
-    one that cannot be read.
+    A checkpoint of another version, or one that cannot be read, is deleted, as the caller could not do it.
     """
     settings, request = training.services.settings, training.request
     entry = training.services.bases[request.base_model].entry

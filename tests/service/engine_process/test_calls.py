@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,14 +53,19 @@ def test_nothing_is_sent_to_a_process_before_it_serves(
 ) -> None:
     """Its first message is the plan; callers are refused, and do not wait for the start."""
     ours, theirs = ends
-    process: Any = SimpleNamespace(pid=1, kill=theirs.close, wait=lambda: 0)
+    alive = Lock()
+    process: Any = SimpleNamespace(
+        pid=1,
+        kill=lambda: theirs.close() if alive.acquire(blocking=False) else None,  # two threads kill it
+        wait=lambda: 0,
+    )
     plan: Any = "the plan"
     source: Any = None
     engine = ProcessEngine(source, plan, child=EngineChild(process, ours))
     loaded = engine.start(["tiny"])
     try:
         assert theirs.recv()[0] == plan
-        with pytest.raises(Unavailable, match="is started"):
+        with pytest.raises(Unavailable, match="is starting"):
             engine.check_admission(None)
         theirs.send((0, "serving", ()))
         theirs.send((0, "loaded", (None,)))

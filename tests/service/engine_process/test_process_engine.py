@@ -279,6 +279,7 @@ def test_requests_of_a_killed_process_end_with_one_error_and_another_process_ser
                 assert isinstance(error, Unavailable) or (error is None and tokens == whole.token_ids)
                 assert told.ends == [(3 if tokens else 0, len(tokens))]
             if pause < 1:
+                assert len(engine.embed(BASE_ID, TEXTS, patient=True)) == len(TEXTS)  # a job waits for the next process
                 until(lambda: not engine.preloading)
                 assert [engine.generate(one).choices[0] for one in asked] == expected
         assert_away(engine)
@@ -294,7 +295,7 @@ def assert_away(engine: ProcessEngine) -> None:
         lambda: engine.check_admission(None),
         engine.counters,
     ):
-        with pytest.raises(Unavailable, match="started again"):
+        with pytest.raises(Unavailable, match="is starting"):
             call()
     assert heard.ends == [(0, 0)]
     assert (engine.loaded_bases(), engine.is_packed(BASE_ID)) == ((), None)
