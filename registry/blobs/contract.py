@@ -68,8 +68,8 @@ class BlobStore(Protocol):
     def delete(self, digest: str) -> None:
         """Delete it, if it is stored."""
 
-    def delete_all(self, digests: Sequence[str]) -> None:
-        """Delete each of them that is stored; if it raises, some may be deleted.
+    def delete_all(self, digests: Sequence[str], *, set_aside: bool = True) -> None:
+        """Delete each of them that is stored, and with `set_aside` copies of them; if it raises, some may be deleted.
 
         Called while others wait: a store that is slow to answer raises Unavailable after some seconds.
         """

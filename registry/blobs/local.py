@@ -163,13 +163,13 @@ class LocalBlobs:
         """Delete it, also if it was set aside; durable when this returns."""
         self.delete_all([digest])
 
-    def delete_all(self, digests: Sequence[str]) -> None:
-        """Delete each of them, also if set aside; durable when this returns."""
+    def delete_all(self, digests: Sequence[str], *, set_aside: bool = True) -> None:
+        """Delete each of them, by default also copies that were set aside; durable when this returns."""
         if not digests:
             return
         self.state.check()
-        set_aside = (self.folder.glob(f"{ASIDE}/*/{hex_of(digest)}") for digest in digests)
-        paths = [*map(self.place, digests), *chain.from_iterable(set_aside)]
+        copies = (self.folder.glob(f"{ASIDE}/*/{hex_of(digest)}") for digest in digests if set_aside)
+        paths = [*map(self.place, digests), *chain.from_iterable(copies)]
         with self.state.writing(0):
             for path in paths:
                 path.unlink(missing_ok=True)

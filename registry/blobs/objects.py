@@ -156,18 +156,18 @@ class ObjectBlobs:
         """Delete it, also if it was set aside."""
         self._delete([digest])
 
-    def delete_all(self, digests: Sequence[str]) -> None:
-        """Delete each of them, also if set aside, with a few requests that are tried once."""
+    def delete_all(self, digests: Sequence[str], *, set_aside: bool = True) -> None:
+        """Delete each of them, by default also copies that were set aside, with a few requests that are tried once."""
         with self._bucket.single_attempt():
-            self._delete(digests)
+            self._delete(digests, set_aside=set_aside)
 
-    def _delete(self, digests: Sequence[str]) -> None:
+    def _delete(self, digests: Sequence[str], *, set_aside: bool = True) -> None:
         keys, names = [key_of(digest) for digest in digests], {hex_of(digest) for digest in digests}
         if not keys:
             return
         self.check()
-        set_aside = [f"{ASIDE}/{name}" for name in self.set_aside.names() if name[-64:] in names]
-        self._bucket.delete(*keys, *set_aside)
+        copies = [f"{ASIDE}/{name}" for name in self.set_aside.names() if name[-64:] in names] if set_aside else []
+        self._bucket.delete(*keys, *copies)
         for digest in digests:
             self._cache.remove(digest)
             self._verified.remove(digest)

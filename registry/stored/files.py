@@ -41,10 +41,15 @@ def deleted_unless_recorded(registry: Registry, digests: Iterable[str]) -> Itera
 def delete_unrecorded(registry: Registry, digests: Iterable[str]) -> None:
     """Delete the given files that have no row; the transaction keeps others from adding one meanwhile.
 
-    If the store or the database cannot be used, the files stay, and a later start sets them aside.
+    Files whose removal is scheduled, and copies that were set aside, stay: another database may name them. If the store
+    or the database cannot be used, all stay, and a later start sets them aside.
     """
     with suppress(Busy, Unavailable), registry.database.write() as catalogue:
-        registry.blobs.delete_all([digest for digest in digests if catalogue.blobs.seen_at(digest) is None])
+        scheduled = catalogue.removals.pending()
+        unrecorded = [
+            digest for digest in digests if digest not in scheduled and catalogue.blobs.seen_at(digest) is None
+        ]
+        registry.blobs.delete_all(unrecorded, set_aside=False)
 
 
 def remove_files(registry: Registry, moment: datetime) -> int:

@@ -60,7 +60,7 @@ class MemoryBlobs:
         hex_of(digest)
         self._stored.pop(digest, None)
 
-    def delete_all(self, digests: Sequence[str]) -> None:
+    def delete_all(self, digests: Sequence[str], *, set_aside: bool = True) -> None:
         """Forget each of them."""
         for digest in digests:
             self.delete(digest)

@@ -34,7 +34,7 @@ class WatchedBlobs(MemoryBlobs):
         self.fails: str | None = None
         self.together: list[int] = []
 
-    def delete_all(self, digests: Sequence[str]) -> None:
+    def delete_all(self, digests: Sequence[str], *, set_aside: bool = True) -> None:
         self.together.append(len(digests))
         self.reach("going")
         super().delete_all(digests)

@@ -228,3 +228,13 @@ def test_blobs_are_closed_to_other_users(tmp_path, before, folder, folders, file
             assert modes_of(path) == ({folders}, {files})
     finally:
         os.umask(umask)
+
+
+def test_copies_that_were_set_aside_are_deleted_only_if_asked_for(store):
+    digest = store.put_bytes(b"aside")
+    store.set_aside.put(digest, date(2026, 1, 1))
+    store.put_bytes(b"aside")
+    store.delete_all([digest], set_aside=False)
+    assert (store.has(digest), len(list(store.set_aside.names()))) == (False, 1)
+    store.delete_all([digest])
+    assert list(store.set_aside.names()) == []
