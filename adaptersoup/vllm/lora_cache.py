@@ -92,7 +92,10 @@ class LoraCache:
                 f"{row['ref']} is an adapter of base model '{row['base_model']}', and this engine serves "
                 f"'{self._base_model}'."
             )
-        fingerprint = self._client.base_model(self._base_model)["fingerprint"]
+        try:
+            fingerprint = self._client.base_model(self._base_model)["fingerprint"]
+        except NotFound:  # it is no longer on the allowlist: there is no other state to compare with
+            fingerprint = row["base_fingerprint"]
         if row["base_fingerprint"] != fingerprint:
             raise Incompatible(
                 f"{row['ref']} was made for another state of base model '{self._base_model}' "

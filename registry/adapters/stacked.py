@@ -30,7 +30,7 @@ def spare_capacity(count: int) -> int:
 class Stack:
     """Adapters of one form, each in a slot; the slots in use are the first ones.
 
-    Refers to them weakly, so that an adapter that is evicted elsewhere is freed while its slot is not used again.
+    Holds weak references: an adapter that is evicted elsewhere is freed, although its slot still has a copy.
     """
 
     def __init__(self, example: AdapterModule) -> None:

@@ -244,7 +244,7 @@ def text_scores(texts: Sequence[Passage], cut: Sequence[Sequence[Window]], nll: 
     for number, total in enumerate(totals, 1):
         if not math.isfinite(total):
             raise InvalidWeights(
-                f"The model, or an adapter on it, answers values that are no numbers for text {number}."
+                f"The score of text {number} is not finite: values of the model, or of an adapter on it, overflow."
             )
     return [
         PassageScore(

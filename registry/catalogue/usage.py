@@ -98,7 +98,7 @@ class Usage(TableGateway):
     ) -> Page[UsageRow]:
         """Sums for each combination of values of the columns `by`, last day first; the other columns are None.
 
-        Without those of neither requests nor tokens, such as that of an adapter that was restored.
+        Leaves out sums without requests and tokens, such as the row of a restored adapter.
         """
         columns = [usage.c[name] for name in GROUPS if name in by]
         query = select(*columns, *SUMS).where(*filter.conditions()).group_by(*columns)

@@ -51,36 +51,41 @@ def store_soup(job: CookJob, soup: Mixed, evidence: Evidence) -> tuple[AdapterRo
             key_id=key_id,
             namespace=new.namespace,
         )
-    for data in files.values():
-        registry.blobs.put_bytes(data)
     encoders = soup.base.encoders()
-    with deleted_unless_recorded(registry, files), registry.database.write() as catalogue:
-        _check_ingredients(catalogue, soup)
-        if new.tuned_on is not None:
-            check_tuning(catalogue, new.namespace)  # it may have been forbidden while this was trained
-        if soup.is_merge:
-            new = _in_place_of(catalogue.adapters.get(soup.ingredients[0].adapter_id), new)
-        for digest, data in files.items():  # another cook may have made the vectors unused: they are collected
-            catalogue.blobs.record(digest, len(data))
-        record_bytes(registry, catalogue, new.weights_blob, soup.data)
-        catalogue.soups.add_recipe(soup.recipe, soup.digest, new.weights_blob, soup.report, replaces=soup.replaces)
-        owner_before = catalogue.adapters.owner_of(new.namespace, new.name)
-        row, created, changed = _insert(catalogue, new, keep=request.keep)
-        new_owner = {} if request.owner in (None, owner_before) else {"owner": request.owner}
-        if new_owner:
-            row = catalogue.adapters.set_owner(row, request.owner)
-        if created and sample is not None:
-            for encoded in vectors:
-                record_vectors(registry, catalogue, sample.digest, encoded, encoders[encoded.encoder])
-        if changed:
-            enqueue_refits(catalogue, row, created_by=key_id, refits=registry.refits)
-        if changed and row.sample_state == "pending":
-            enqueue_embed(catalogue, row, created_by=key_id)
-        catalogue.soups.add_evidence(row.id, soup.recipe.digest, evidence.model_dump(mode="json"))
-        if created:
-            namespaces = [new.namespace]
-            check_stored(catalogue, registry.quotas, "stored_bytes", "adapters", key_id=key_id, namespaces=namespaces)
-        job.caller.audit(catalogue, "soup.cook", row.ref, digest=soup.digest, recipe=soup.recipe.digest, **new_owner)
+    with deleted_unless_recorded(registry, files):
+        for data in files.values():
+            registry.blobs.put_bytes(data)
+        with registry.database.write() as catalogue:
+            _check_ingredients(catalogue, soup)
+            if new.tuned_on is not None:
+                check_tuning(catalogue, new.namespace)  # it may have been forbidden while this was trained
+            if soup.is_merge:
+                new = _in_place_of(catalogue.adapters.get(soup.ingredients[0].adapter_id), new)
+            for digest, data in files.items():  # another cook may have made the vectors unused: they are collected
+                catalogue.blobs.record(digest, len(data))
+            record_bytes(registry, catalogue, new.weights_blob, soup.data)
+            catalogue.soups.add_recipe(soup.recipe, soup.digest, new.weights_blob, soup.report, replaces=soup.replaces)
+            owner_before = catalogue.adapters.owner_of(new.namespace, new.name)
+            row, created, changed = _insert(catalogue, new, keep=request.keep)
+            new_owner = {} if request.owner in (None, owner_before) else {"owner": request.owner}
+            if new_owner:
+                row = catalogue.adapters.set_owner(row, request.owner)
+            if created and sample is not None:
+                for encoded in vectors:
+                    record_vectors(registry, catalogue, sample.digest, encoded, encoders[encoded.encoder])
+            if changed:
+                enqueue_refits(catalogue, row, created_by=key_id, refits=registry.refits)
+            if changed and row.sample_state == "pending":
+                enqueue_embed(catalogue, row, created_by=key_id)
+            catalogue.soups.add_evidence(row.id, soup.recipe.digest, evidence.model_dump(mode="json"))
+            if created:
+                namespaces = [new.namespace]
+                check_stored(
+                    catalogue, registry.quotas, "stored_bytes", "adapters", key_id=key_id, namespaces=namespaces
+                )
+            job.caller.audit(
+                catalogue, "soup.cook", row.ref, digest=soup.digest, recipe=soup.recipe.digest, **new_owner
+            )
     return row, created
 
 

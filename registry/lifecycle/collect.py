@@ -143,14 +143,15 @@ class _Collection:
         soup_days, row_days = self._soup_days(), self._row_days()
         with self.registry.database.read() as catalogue:
             expired = [
-                catalogue.adapters.get(id).ref
+                id
                 for namespace, days in soup_days.items()
-                for id in (catalogue.removals.unused_soups(namespace, self._cutoff(days)) if days else ())
+                if days
+                for id in catalogue.removals.unused_soups(namespace, self._cutoff(days))
             ]
+            named = tuple(catalogue.adapters.get(id).ref for id in expired[:MAX_NAMED])
             jobs, usage, audit = (
                 catalogue.pruning.count(name, self._cutoff(days)) if days else 0 for name, days in row_days.items()
             )
-        named = tuple(expired[:MAX_NAMED])
         return Collected(retired=len(expired), expired=named, jobs=jobs, usage=usage, audit=audit)
 
     def remove(self, collected: Collected, stale: Sequence[SelectorRow]) -> Collected:
