@@ -163,7 +163,7 @@ bench-registry: $(VENV)/.dev  ## lists of 100,000 adapters on both databases, fi
 bench-trust: $(VENV)/.dev  ## kills, faults, floods, lost updates and hostile headers, counted (an hour)
 	$(RUN) -m benchmarks.trust --out benchmarks/results/trust.json
 
-reproduce-papers: $(VENV)/.dev $(SMOLLM2) $(PEERS)/adapters/.installed  ## the claims of the adapter papers on MiniLM (hours; resumable; ARGS="--paper houlsby --minutes 60")
+reproduce-papers: $(VENV)/.dev $(if $(findstring --quick,$(ARGS)),,$(SMOLLM2)) $(PEERS)/adapters/.installed  ## the claims of the adapter papers on MiniLM (hours; resumable; ARGS="--paper houlsby --minutes 60")
 	OMP_NUM_THREADS=1 $(RUN) -m benchmarks.papers $(ARGS)
 
 LORAS ?= demo/domains/adapters

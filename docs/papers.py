@@ -84,7 +84,11 @@ def _claims(claims: list[Judged], paper: str) -> list[str]:
 def _on_sst2(cells: Cells) -> list[str]:
     """The differences on SST-2 alone, for the claims on an average of several sets."""
     rows = [
-        (claim.says, PAPERS[claim.paper], _with_interval(combined([cells.contrast(claim, "sst2")])))
+        (
+            claim.says.removesuffix("on the average of four sets").rstrip(" ,"),
+            PAPERS[claim.paper],
+            _with_interval(combined([cells.contrast(claim, "sst2")])),
+        )
         for claim in CLAIMS
         if len(claim.on) > 1 and not cells.missing(claim)
     ]
@@ -147,4 +151,4 @@ def _scores(cells: Cells) -> list[str]:
 
 def _mean(rows: list[Any]) -> str:
     scores = [row["scores"]["score"] for row in rows]
-    return f"{np.mean(scores):.1f} ({len(scores)})".replace("-0.0 ", "0.0 ") if scores else ""
+    return f"{np.mean(scores):z.1f} ({len(scores)})" if scores else ""

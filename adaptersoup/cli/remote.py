@@ -19,7 +19,6 @@ from adaptersoup.client import SoupClient
 from adaptersoup.client.answers import DONE, Json
 from adaptersoup.tables import columns, one_line
 from registry.errors import SoupError, Unavailable
-from registry.progress import Progress
 from service.settings import ClientSettings
 
 COMPLETED, COMPLETION_SECONDS = 500, 2.0
@@ -65,12 +64,12 @@ class Remote:
         """Print the result of the verb: `value` as JSON with --json, else the lines, and `note` on stderr."""
         answer(value, *lines, json=self.json, note=note)
 
-    def follow(self, description: str, begun: Json, result: Callable[[Json, Progress], Json]) -> Json:
-        """The `result` of what the verb has begun; if that is a job, its id is on stderr before the verb waits."""
+    def follow(self, description: str, begun: Json) -> Json:
+        """The result of a job, whose id is on stderr before the verb waits; any other answer is returned unchanged."""
         if begun["object"] == "job" and begun["state"] not in DONE:
             talk(f"{begun['id']} goes on when this command ends; `soup jobs cancel {begun['id']}` stops it.")
         with progress_bar(description) as report:
-            return result(begun, report)
+            return self.client.result(begun, report)
 
     def answer_rows(
         self,

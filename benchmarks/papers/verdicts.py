@@ -54,7 +54,7 @@ class Claim(Frozen):
     on: tuple[str, ...] = ("sst2",)
     """The tasks, or the results file of the soups."""
     repeats: str = ""
-    """The claim that it is the same as, so that it decides nothing, if there is one."""
+    """The claim that tests the same, if there is one: a claim that repeats another is not judged."""
 
     @property
     def trained(self) -> bool:
@@ -231,11 +231,11 @@ def _of_soups(claim: Claim, results: Path) -> Estimate | str:
     path = results / f"{claim.on[0]}.json"
     if not path.is_file():
         return "`make reproduce-adaptersoup` measures it"
-    of_adapters_and_soups = 0, PLAN["setting"]["soup_passages"]
+    sample_sizes = 0, PLAN["setting"]["soup_passages"]  # single adapters have no sample
     rows = [
         row
         for row in json.loads(path.read_text(encoding="utf-8"))["rows"]
-        if not row["hostile"] and row["passages"] in of_adapters_and_soups
+        if not row["hostile"] and row["passages"] in sample_sizes
     ]
     value, error = ("difference", "standard_error") if BASE in claim.contrast else ("over", "over_error")
     ways: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)

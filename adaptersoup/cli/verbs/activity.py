@@ -13,6 +13,9 @@ from adaptersoup.cli.flags import moment
 from adaptersoup.cli.output import as_json, talk, write
 from adaptersoup.cli.remote import Remote, verb
 
+MAX_SHOWN = 100
+"""Rows of usage that are printed by default."""
+
 
 @dataclass(frozen=True)
 class AuditFilters:
@@ -104,7 +107,7 @@ def usage(
     remote: Remote,
     filters: UsageFilters,
     by: Annotated[list[Group] | None, typer.Option(help="Column to group by; repeatable. By default all.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of rows; by default 100.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"Maximum number of rows; by default {MAX_SHOWN}.")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print all rows as CSV.")] = False,
 ) -> None:
     """Sum requests and tokens, newest day first.
@@ -121,10 +124,10 @@ def usage(
             raise typer.BadParameter("--csv prints all rows as CSV: leave out --limit and --json.")
         write(remote.client.usage_csv(by=groups, **asdict(filters)))
         return
-    sums = list(remote.client.usage(by=groups, limit=limit or 101, **asdict(filters)))
-    if limit is None and len(sums) > 100:
-        talk("These are the first 100 rows: --limit prints more, --csv all.")
-        del sums[100:]
+    sums = list(remote.client.usage(by=groups, limit=limit or MAX_SHOWN + 1, **asdict(filters)))
+    if limit is None and len(sums) > MAX_SHOWN:
+        talk(f"These are the first {MAX_SHOWN} rows: --limit prints more, --csv all.")
+        sums = sums[:MAX_SHOWN]
     columns = [group.value for group in Group if not groups or group.value in groups]
     header = (*columns, "requests", "tokens_in", "tokens_out")
     remote.answer_rows(sums, header, [tuple(row[name] for name in header) for row in sums])

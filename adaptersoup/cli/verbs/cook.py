@@ -164,7 +164,7 @@ def cook(
     if wait:
         with progress_bar("cooking") as report:
             begun = remote.client.begin_cook(request, progress=report)
-        cooked = remote.follow("cooking", begun, remote.client.result)
+        cooked = remote.follow("cooking", begun)
     else:
         cooked = remote.client.cook(request, wait=False)
     if remote.json:

@@ -45,7 +45,9 @@ def matrix(
         if not wait:
             remote.answer(job, job["id"], note=f"It goes on as a job: `soup jobs watch {job['id']}`.")
             return
-        failed = remote.follow("evaluating", job, remote.client.result_of)["failed"]
+        failed = remote.follow("evaluating", job)["failed"]
+        for ref, reason in failed.items():
+            talk(f"{ref}: {reason}")
     evaluations = sorted(_evaluations(remote, pool), key=lambda row: (row["domain"], row["difference"]))
     rows = [
         (row["domain"], row["adapter"], f"{row['difference']:+.4f}", f"{row['standard_error']:.4f}", row["passages"])
@@ -53,8 +55,6 @@ def matrix(
     ]
     header = ("domain", "adapter", "difference", "standard error", "passages")
     remote.answer_rows(evaluations, header, rows, empty="Nothing is evaluated yet.")
-    for ref, reason in failed.items():
-        talk(f"{ref}: {reason}")
     if failed:
         raise typer.Exit(1)
 

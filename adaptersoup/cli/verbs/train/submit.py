@@ -76,7 +76,7 @@ def submit(
     if not wait:
         _print(remote, job, str(job["id"]))
         return
-    result = remote.follow("training", job, remote.client.result_of)
+    result = remote.follow("training", job)
     _print(remote, result, str(result["adapter"]))
 
 
