@@ -3,7 +3,8 @@
 # we run on (docs/decisions/0002-dependencies.md).
 PYTHON ?= python3
 VENV := .venv
-PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt
+PIP_FLAGS ?=
+PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -q $(PIP_FLAGS) -c constraints.txt
 RUN := $(VENV)/bin/python
 # Three files of tests at once also on two cores: a fifth of the time, a test waits for a process that it has started.
 AT_ONCE := -n 3 --dist loadfile --no-loadscope-reorder
