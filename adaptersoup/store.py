@@ -33,6 +33,7 @@ from registry.names import is_part, parse_ref
 from registry.progress import Progress, silent
 from registry.stored.adapters import loadable
 from service.http.app import create_app
+from service.http.models.mixture_names import parse_mixture
 from service.runtime import Runtime
 from service.settings import Settings
 
@@ -275,7 +276,7 @@ class Store(Closing):
 
     def _base_of(self, model: Model) -> str:
         """The name of a model's base model; for a mixture that of its first adapter."""
-        name = model_name(model).partition("+")[0].partition("*")[0].strip()
+        name = parse_mixture(model_name(model))[0].ref
         return name if name.startswith("base/") else f"base/{self._row(name).base_model}"
 
     def _row(self, name: str) -> AdapterRow:

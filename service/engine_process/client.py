@@ -53,6 +53,8 @@ class ProcessEngine(RemoteEngine):
         self._preloaded: Future[None] = Future()
         self._is_loading = False
         self._is_stopping = False
+        self._is_serving = False
+        """True once the process takes requests: its first message must be the plan."""
         self._peer: Peer | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
@@ -130,8 +132,8 @@ class ProcessEngine(RemoteEngine):
         return peer.call(name, *arguments)
 
     def _running_peer(self) -> Peer:
-        """The process; raises Unavailable where there is none, and while stopping. Under the lock."""
-        if self._is_stopping or self._peer is None:
+        """The process; raises Unavailable where none serves, and while stopping. Under the lock."""
+        if self._is_stopping or not self._is_serving or self._peer is None:
             raise Unavailable(STOPPING if self._is_stopping else AWAY)
         return self._peer
 
@@ -172,7 +174,7 @@ class ProcessEngine(RemoteEngine):
             status = self._run_process(base_ids)
             with self._changed:
                 self._peer = self._process = None
-                self._is_loading, is_stopping = True, self._is_stopping
+                self._is_serving, self._is_loading, is_stopping = False, True, self._is_stopping
                 unanswered = list(self._remote.values())
             for remote in unanswered:
                 self._end(remote, Unavailable(STOPPING if is_stopping else ENDED))
@@ -194,16 +196,19 @@ class ProcessEngine(RemoteEngine):
         except OSError as error:
             return str(error)
         process = child.process
-
-        def on_serving() -> None:
-            with self._changed:
-                self._peer = peer
-
-        messages: dict[str, Callable[..., None]] = {"serving": on_serving, "loaded": self._on_loaded}
-        messages |= {"step": self._on_step, "ended": self._on_ended}
-        peer = Peer(child.connection, calls={"tensors": self._tensors}, messages=messages, gone=ENDED)
+        peer = Peer(
+            child.connection,
+            calls={"tensors": self._tensors},
+            messages={
+                "serving": self._on_serving,
+                "loaded": self._on_loaded,
+                "step": self._on_step,
+                "ended": self._on_ended,
+            },
+            gone=ENDED,
+        )
         with self._changed:
-            self._process = process
+            self._process, self._peer = process, peer
             if self._is_stopping:
                 process.kill()
         with suppress(Unavailable):
@@ -211,6 +216,10 @@ class ProcessEngine(RemoteEngine):
         peer.serve()
         process.kill()
         return process.wait()
+
+    def _on_serving(self) -> None:
+        with self._changed:
+            self._is_serving = True
 
     def _on_loaded(self, error: SoupError | None) -> None:
         if self._preloaded.done():
