@@ -92,7 +92,7 @@ def _fisher(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Window], se
 def drawn(base: LoadedBase, states: Tensor, generator: torch.Generator) -> Tensor:
     """Sample a token from the model's prediction at each of these last hidden states (rows, hidden): (rows,)."""
     tokens = []
-    for chunk in logit_slices(base.model, len(states)):
+    for chunk in logit_slices(len(states)):
         probabilities = lm_logits(base.model, states[chunk]).float().softmax(-1).cpu()
         tokens.append(torch.multinomial(probabilities, 1, generator=generator)[:, 0])
     return torch.cat(tokens).to(states.device)
@@ -108,7 +108,7 @@ def _inputs(base: LoadedBase, adapter: AdapterModule, rows: Iterator[Window], _s
         for row in rows:
             ids = torch.tensor([row.ids], device=base.model.device)
             states = hidden_states(base.model, ids, torch.ones_like(ids))[0]
-            for chunk in logit_slices(base.model, len(states)) if edits_output else ():
+            for chunk in logit_slices(len(states)) if edits_output else ():
                 lm_logits(base.model, states[chunk])
     return {name: packed(watch.sums.pop(name) / tokens) for name, tokens in watch.tokens.items()}
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from registry.errors import InvalidParameter, InvalidWeights
 from registry.spec import Passage, PassageScore, scored_text
 
-_LOGIT_CELLS = 2**24  # logits in memory at a time: 64 MiB of fp32
+_LOGIT_ROWS = 256  # rows of logits in memory at a time; for each slice, autocast converts a frozen output layer anew
 _CACHED_CELLS = 2**18  # logits in a slice on a CPU: 1 MiB of fp32, which its cache holds
 
 
@@ -80,17 +80,16 @@ def _sliced_log_probs(model: nn.Module, states: Tensor, ids: Tensor, *, recomput
     """Log-probabilities (rows,), slice by slice; with `recompute` a backward pass computes the logits again."""
     recomputed = partial(checkpoint, _log_probs, use_reentrant=False, preserve_rng_state=False)
     compute: Callable[..., Tensor] = recomputed if recompute else _log_probs
-    return torch.cat([compute(model, states[rows], ids[rows]) for rows in logit_slices(model, len(states))])
+    return torch.cat([compute(model, states[rows], ids[rows]) for rows in logit_slices(len(states))])
 
 
 def _log_probs(model: nn.Module, states: Tensor, ids: Tensor) -> Tensor:
     return chosen_log_probs(lm_logits(model, states), ids)
 
 
-def logit_slices(model: nn.Module, rows: int) -> list[slice]:
+def logit_slices(rows: int) -> list[slice]:
     """Slices of `rows` whose logits fit into memory together; a single empty one for no row."""
-    step = max(1, _LOGIT_CELLS // max(1, int(getattr(model.config, "vocab_size", 1))))
-    return [slice(start, start + step) for start in range(0, max(1, rows), step)]
+    return [slice(start, start + _LOGIT_ROWS) for start in range(0, max(1, rows), _LOGIT_ROWS)]
 
 
 class _LogProbs(torch.autograd.Function):
@@ -100,7 +99,7 @@ class _LogProbs(torch.autograd.Function):
     def forward(ctx: Any, states: Tensor, ids: Tensor, model: nn.Module) -> Tensor:
         slices: list[Tensor] = []
         slopes: list[Tensor] = []
-        for rows in logit_slices(model, len(states)):
+        for rows in logit_slices(len(states)):
             with torch.enable_grad():
                 inputs = states[rows].detach().requires_grad_()
                 log_probs = _log_probs(model, inputs, ids[rows])

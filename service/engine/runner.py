@@ -350,7 +350,7 @@ class _ResultReader:
     def _read_logits(self, numbers: list[int]) -> None:
         last = [self._starts[n] + len(self._tasks[n].ids) - 1 for n in numbers]
         states = self._hidden[torch.tensor(last, device=self._hidden.device)]
-        for rows in logit_slices(self._base.model, len(numbers)):
+        for rows in logit_slices(len(numbers)):
             logits = lm_logits(self._base.model, states[rows]).float()
             for number, row in zip(numbers[rows], logits, strict=True):
                 self._results[number].logits = row
@@ -386,7 +386,7 @@ class _ResultReader:
         if not next_ids:
             return
         states = self._hidden[self._starts[number] : self._starts[number] + len(next_ids)]
-        for rows in logit_slices(self._base.model, len(next_ids)):
+        for rows in logit_slices(len(next_ids)):
             scores = log_probs(lm_logits(self._base.model, states[rows]))
             result.log_probs += chosen_log_probs(scores, next_ids[rows])
             result.top_tokens += top_tokens(scores, task.alternatives)

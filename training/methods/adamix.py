@@ -45,7 +45,7 @@ def consistent_loss(
             return first.loss()
         with bank.routed(bank.draw(avoiding=routes if mode == "paper" else None)):
             second = scored(rows)
-        slices = [slice(None)] if first.writer is None else logit_slices(first.writer, len(first.states))
+        slices = [slice(None)] if first.writer is None else logit_slices(len(first.states))
         sums = [
             checkpoint(  # logits are computed again for the gradients: those of all rows do not fit into memory
                 _weighted_sum,
