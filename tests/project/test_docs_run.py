@@ -161,6 +161,7 @@ class TestReadme:
         assert models == [f"base/{BASE}", "demo/classic_novels", "team/half"]
 
 
+@pytest.mark.long
 def test_the_tutorial(home: Home) -> None:
     parts = blocks("docs/tutorial.md")
     (prepare,) = [code for _, language, code in parts if language == "python"]

@@ -405,6 +405,7 @@ def _lines(folder: Path) -> list[list[str]]:
     return [[verb, *arguments[verb]] for verb in EXTRAS]
 
 
+@pytest.mark.long
 def test_train_trains_without_a_server(install: Install, tiny_base_dir: Path, tmp_path: Path) -> None:
     texts = [f"The court held that contract {i * 7} was void." for i in range(60)]
     write_texts(tmp_path / "texts.jsonl", texts[:40])
@@ -434,6 +435,7 @@ def test_train_trains_without_a_server(install: Install, tiny_base_dir: Path, tm
     assert (tmp_path / "law" / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_the_server_has_what_a_server_needs_and_says_in_a_sentence_which_packages_a_setting_misses(
     install: Install, tmp_path: Path
 ) -> None:

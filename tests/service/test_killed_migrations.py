@@ -23,7 +23,7 @@ BEFORE = LAST_RELEASE
 STATEMENTS = 15
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_half_schema_and_no_row_lost(databases: Databases, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()

@@ -137,6 +137,7 @@ def test_options_before_the_verb_are_refused(soup, domains):
     assert "go after 'sweep'" in refused(soup("train", "--steps", 3, "sweep", *domains), 2)
 
 
+@pytest.mark.long
 def test_a_cell_that_diverges_ends_no_other_and_cells_at_once_come_out_as_one_after_another(sweep, tmp_path):
     """Two processes, a cell that diverges, one that is there, and the same bytes as in one process."""
     asked = {"grid": ("1e30,1e-2,1e-3", "1"), "of": 1}

@@ -59,6 +59,7 @@ def test_the_command_line_starts_without_the_client() -> None:
     assert loaded(program, HEAVY | CLIENT) == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("module", "packages"),
     [
