@@ -197,9 +197,6 @@ class UploadStore(Protocol):
     def open(self, id: str) -> OpenUpload:
         """An upload to write a part of, created if necessary; entering raises Conflict if another writer locks it."""
 
-    def is_locked(self, id: str) -> bool:
-        """Return True if a part of the upload is being written, as far as this store can tell."""
-
     def remove(self, id: str) -> bool:
         """Remove the bytes of an upload; returns False if it is locked, or cannot be removed."""
 
@@ -208,7 +205,7 @@ class UploadStore(Protocol):
 
 
 class OpenUpload(AbstractContextManager["OpenUpload"], Protocol):
-    """An upload while a part is written: `begin`, `write`, then `keep` or `store`; else the part is dropped.
+    """An upload while a part is written: `begin`, `write`, then `keep` or `chunks`; else the part is dropped.
 
     `end` is the size of the upload with the bytes written so far.
     """
@@ -224,25 +221,14 @@ class OpenUpload(AbstractContextManager["OpenUpload"], Protocol):
     def keep(self) -> UploadPart | None:
         """Make the written bytes durable; returns the part that the database has to record, None if it needs not."""
 
-    def store(self, digest: str) -> None:
-        """Make the whole upload the blob with this digest; raises DigestMismatch, LostPartError, Unavailable."""
+    def chunks(self) -> Iterator[bytes]:
+        """All bytes of the upload, with those of this part; raises NotFound if the store has lost some, Unavailable."""
 
     def withdraw(self, upload_part: UploadPart) -> None:
         """Remove a kept part, since the database has recorded another one at the same offset."""
 
-    def finish(self) -> None:
-        """Remove the upload after its blob was recorded."""
-
-    def discard(self) -> None:
-        """Remove an upload that cannot be finished."""
-
-
-class LostPartError(Exception):
-    """An acknowledged part of an upload is missing or damaged in the store: the client has to send it again."""
-
-    def __init__(self, upload_part: UploadPart) -> None:
-        super().__init__(upload_part.start)
-        self.upload_part = upload_part
+    def remove(self) -> None:
+        """Remove the upload, after its blob was recorded or because it cannot be finished."""
 
 
 def writable(file: File | None, usage: str) -> File:

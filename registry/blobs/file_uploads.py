@@ -1,28 +1,26 @@
-"""Unfinished uploads as files that grow part by part, `<folder>/uploads/<id>`, until they become blobs.
+"""Unfinished uploads as files that grow part by part, `<folder>/uploads/<id>`, until they are copied into blobs.
 
 A writer holds the operating system's lock on the file, so that parts of several processes never mix. Kept parts are
-synced. The file is hashed once, at the end.
+synced.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
-import secrets
-import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import IO, Self
 
-from registry.blobs.contract import AcknowledgedUpload, ServerBlobs, hex_of, writable
+from registry.blobs.contract import AcknowledgedUpload, ServerBlobs, writable
 from registry.blobs.folder import sync_blob_name
-from registry.errors import Conflict, DigestMismatch
+from registry.errors import Conflict
 from registry.spec import UploadPart
 
 UPLOADS = "uploads"
+CHUNK = 1024 * 1024
 
 
 class FileUploads:
@@ -50,17 +48,6 @@ class FileUploads:
     def open(self, id: str) -> FileUpload:
         """The upload to write to, created if necessary; entering raises Conflict if another writer has it locked."""
         return FileUpload(self, id)
-
-    def is_locked(self, id: str) -> bool:
-        """Return True if another writer has the file locked."""
-        try:
-            with (self.folder / id).open("rb") as file:
-                _lock(file)
-        except Conflict:
-            return True
-        except OSError:
-            return False
-        return False
 
     def remove(self, id: str) -> bool:
         """Delete the file of an upload; returns False if it is locked, or cannot be deleted."""
@@ -105,29 +92,11 @@ class FileUpload(AbstractContextManager["FileUpload"]):
             except BaseException:
                 file.close()
                 raise
-            if _is_at(self._path, file) and not self._unlink_blob(file):
+            if _is_at(self._path, file):
                 self._file = file
                 self.end = self._kept_end = os.fstat(file.fileno()).st_size
                 return self
             file.close()
-
-    def _unlink_blob(self, file: FileIO) -> bool:
-        """Replace a file that a crash left linked to a blob by a copy; returns True if it was linked."""
-        if os.fstat(file.fileno()).st_nlink == 1:
-            return False
-        copy = self._blobs.state.incoming / secrets.token_hex(16)
-        with (
-            self._blobs.state.writing(os.fstat(file.fileno()).st_size),
-            os.fdopen(self._blobs.state.create_file(copy), "wb") as target,
-        ):
-            with suppress(OSError):
-                fcntl.flock(target, fcntl.LOCK_EX)  # else a starting server removes it
-            shutil.copyfileobj(file, target)
-            target.flush()
-            os.fsync(target.fileno())
-            copy.replace(self._path)
-            sync_blob_name(self._path)
-        return True
 
     def _open(self) -> FileIO:
         with self._blobs.state.writing(0):
@@ -165,55 +134,30 @@ class FileUpload(AbstractContextManager["FileUpload"]):
         self._kept_end = self.end
         return None
 
-    def store(self, digest: str) -> None:
-        """Make the file the blob with this digest, visible and durable; raises DigestMismatch.
-
-        The upload's file remains until `finish` as a hard link to the blob, and is no longer written to.
-        """
-        file = self._writable_file()
+    def chunks(self) -> Iterator[bytes]:
+        """All bytes of the file; raises Unavailable."""
         with self._blobs.state.writing(0), self._path.open("rb") as written:
-            sha256 = hashlib.file_digest(written, "sha256").hexdigest()
-        if sha256 != hex_of(digest):
-            raise DigestMismatch(
-                f"The {self.end} bytes have digest sha256:{sha256}, not the one they were sent under.", param="digest"
-            )
-        link = self._blobs.state.incoming / secrets.token_hex(16)
-        try:
-            os.link(self._path, link)
-        except OSError:  # a file system without links: after a crash there is only the blob, and the client sends again
-            self._blobs.adopt(file, self._path, digest, size=self.end)
-            return
-        try:
-            self._blobs.adopt(file, link, digest, size=self.end)
-        finally:
-            with suppress(OSError):
-                link.unlink(missing_ok=True)
+            while chunk := written.read(CHUNK):
+                yield chunk
 
     def withdraw(self, upload_part: UploadPart) -> None:
         """Do nothing: `keep` returns no part."""
 
-    def finish(self) -> None:
-        """Delete the file after its blob was recorded; until then an upload needs it that a crash interrupted."""
+    def remove(self) -> None:
+        """Delete the file."""
         with suppress(OSError):  # a sweep deletes it later
             self._path.unlink(missing_ok=True)
 
-    def discard(self) -> None:
-        """Delete the file of an upload that cannot be finished."""
-        with self._blobs.state.writing(0):
-            self._path.unlink(missing_ok=True)
-        self._writable_file().close()
-
     def __exit__(self, *_: object) -> None:
         """Cut off what was not kept, and unlock the file."""
-        file = self._file
-        assert file is not None  # `__enter__` opened it
+        file = self._writable_file()
         with suppress(OSError):  # else it is cut off before the next part
-            if not file.closed and self.end > self._kept_end:
+            if self.end > self._kept_end:
                 file.truncate(self._kept_end)
         file.close()
 
     def _writable_file(self) -> FileIO:
-        return writable(self._file, "an unfinished file is written inside 'with' and before it is stored")
+        return writable(self._file, "an unfinished file is written inside 'with'")
 
 
 def _lock(file: IO[bytes]) -> None:

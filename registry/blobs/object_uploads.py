@@ -18,8 +18,8 @@ from typing import BinaryIO, Self
 
 from registry.blobs.bucket import Bucket
 from registry.blobs.cache import BlobCache
-from registry.blobs.contract import AcknowledgedUpload, BlobWriter, LostPartError, ServerBlobs, hex_of, writable
-from registry.errors import Conflict, DamagedBlob, Unavailable
+from registry.blobs.contract import AcknowledgedUpload, ServerBlobs, hex_of, writable
+from registry.errors import Conflict, DamagedBlob, NotFound, Unavailable
 from registry.spec import UploadPart
 
 UNFINISHED = "unfinished"
@@ -60,10 +60,6 @@ class ObjectUploads:
             with self._lock:
                 self._locked.remove(id)
 
-    def is_locked(self, id: str) -> bool:  # noqa: ARG002
-        """Return False: the database decides between concurrent writers."""
-        return False
-
     def remove(self, id: str) -> bool:
         """Delete the objects of an upload, unrecorded ones too; returns False if the store cannot be used."""
         try:
@@ -99,7 +95,6 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
         self._path: Path | None = None
         self._file: BinaryIO | None = None
         self._sha256 = hashlib.sha256()
-        self._stored: str | None = None
         self.end = 0
         """Size of the upload with the bytes written so far."""
 
@@ -147,22 +142,16 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
         file.close()
         return upload_part
 
-    def store(self, digest: str) -> None:
-        """Make the acknowledged parts and the written bytes the blob with this digest.
-
-        Raises DigestMismatch, or LostPartError if a part is missing or damaged in the store.
-        """
+    def chunks(self) -> Iterator[bytes]:
+        """All bytes of the upload; raises NotFound if a part is missing or damaged in the store, or Unavailable."""
+        for upload_part in self._acknowledged.upload_parts:
+            with closing(self._open_part(upload_part)) as source:
+                yield from _chunks(source)
         file = self._writable_file()
-        with self._blobs.writer(digest, max_bytes=self.end, length=self.end) as writer:
-            for upload_part in self._acknowledged.upload_parts:
-                with closing(self._open_part(upload_part)) as source:
-                    _copy(source, writer)
-            with self._blobs.state.writing(self._size):
-                file.flush()
-                file.seek(0)
-            _copy(file, writer)
-            writer.commit()
-        self._stored = digest
+        with self._blobs.state.writing(self._size):
+            file.flush()
+            file.seek(0)
+        yield from _chunks(file)
 
     def _open_part(self, upload_part: UploadPart) -> BinaryIO:
         cache, digest = self._uploads.cache, upload_part.digest
@@ -170,7 +159,9 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
             with cache.lock(digest):
                 return cache.open(digest) or cache.fetch(self._uploads.bucket, digest, self._key_of(upload_part))[0]
         except DamagedBlob:
-            raise LostPartError(upload_part) from None
+            raise NotFound(
+                "The store no longer has all the bytes of this upload. Open another, and send them again.", param="id"
+            ) from None
 
     def withdraw(self, upload_part: UploadPart) -> None:
         """Delete the object of a part; if the store cannot be used, it is deleted with the upload."""
@@ -178,16 +169,11 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
             self._uploads.bucket.delete(self._key_of(upload_part))
         self._uploads.cache.remove(upload_part.digest)
 
-    def finish(self) -> None:
-        """Delete the objects; if the store cannot be used, a sweep does."""
+    def remove(self) -> None:
+        """Delete the objects, also those that another server stored; if the store cannot be used, a sweep does."""
         self._uploads.remove(self._acknowledged.id)
         for upload_part in self._acknowledged.upload_parts:
-            if upload_part.digest != self._stored:  # the only part of an upload has the blob's digest
-                self._uploads.cache.remove(upload_part.digest)
-
-    def discard(self) -> None:
-        """Delete the objects, also those that another server stored for the same upload."""
-        self.finish()
+            self._uploads.cache.remove(upload_part.digest)
 
     def __exit__(self, *_: object) -> None:
         """Delete the file of the part, and unlock the upload."""
@@ -203,6 +189,6 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
         return writable(self._file, "an unfinished upload is written inside 'with' and before its part is kept")
 
 
-def _copy(source: BinaryIO, target: BlobWriter) -> None:
-    while chunk := source.read(CHUNK):
-        target.write(chunk)
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(CHUNK):
+        yield chunk

@@ -118,11 +118,6 @@ class Uploads(Repository[UploadRow]):
         """Record a part that is stored as an object, of an upload that has to exist."""
         self._insert(upload_parts, upload_id=id, **upload_part.model_dump(), added_at=now())
 
-    def truncate(self, id: str, start: int) -> None:
-        """Forget the bytes of an upload from `start` on, which has to be the beginning of a part."""
-        self._delete(upload_parts, upload_parts.c.upload_id == id, upload_parts.c.start >= start)
-        self._update(upload_sessions, upload_sessions.c.id == id, received=start, reserved=start)
-
     def remove(self, id: str) -> None:
         """Delete the row of an upload, and of its parts."""
         self._delete(upload_sessions, upload_sessions.c.id == id)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import builtins
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from registry.blobs import AcknowledgedUpload, LostPartError, OpenUpload, UploadStore
+from registry.blobs import AcknowledgedUpload, OpenUpload, UploadStore
 from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import UploadRow
 from registry.context import Caller, Registry
@@ -99,7 +99,7 @@ class UploadSessions:
             try:
                 row = self._begin(caller, row, file, start)
             except NotFound:  # deleted before the file was locked: a locked file is left to its writer
-                file.discard()
+                file.remove()
                 raise
             writer = self._reserve(row, file, stop if start is not None else row.received)
             try:
@@ -110,14 +110,13 @@ class UploadSessions:
 
     def sweep(self) -> int:
         """Remove expired uploads, and equally old files without a row; returns the number of removed files."""
-        moment = datetime.now(UTC)
+        moment, count = datetime.now(UTC), 0
         with self._database.read() as catalogue:
             expired = catalogue.uploads.expired(moment)
-        removable, count = [id for id in expired if not self._files.is_locked(id)], 0
-        if removable:
+        if expired:
             with self._database.write() as catalogue:
-                removable = catalogue.uploads.remove_expired(removable, moment)
-            count = sum(self._files.remove(id) for id in removable)
+                expired = catalogue.uploads.remove_expired(expired, moment)
+            count = sum(self._files.remove(id) for id in expired)
         old = list(self._files.older_than(time.time() - self.limits.lifetime.total_seconds()))
         if old:
             with self._database.read() as catalogue:
@@ -136,7 +135,8 @@ class UploadSessions:
             if not catalogue.uploads.receive(row.id, received, expires_at=self._expires_at()):
                 raise NotFound("This upload was deleted while the part came.", param="id")
             if upload_part is not None:
-                offset = _end_of(catalogue.uploads.list_parts(row.id))
+                recorded = catalogue.uploads.list_parts(row.id)
+                offset = recorded[-1].stop if recorded else 0
                 if offset != upload_part.start:
                     raise WrongOffset(
                         f"Another request wrote to this upload, which has {offset} bytes: continue there.",
@@ -151,30 +151,6 @@ class UploadSessions:
             recorded = catalogue.uploads.list_parts(row.id)
         return any(
             candidate.start == upload_part.start and candidate.digest != upload_part.digest for candidate in recorded
-        )
-
-    def truncate(self, row: UploadRow, lost: UploadPart) -> WrongOffset:
-        """Forget a part that the store has lost, and all after it; returns the error that asks the client to resend.
-
-        Does nothing if another request has reported the loss first, so that later parts stay. Raises NotFound if the
-        upload has ended meanwhile, which removes its parts.
-        """
-        with self._database.write() as catalogue:
-            catalogue.uploads.get(row.key_id, row.id)
-            recorded = catalogue.uploads.list_parts(row.id)
-            if lost in recorded:
-                catalogue.uploads.truncate(row.id, lost.start)
-        if lost not in recorded:
-            offset = _end_of(recorded)
-            return WrongOffset(
-                f"Another request was asked for the lost part of this upload, which now has {offset} bytes: "
-                "continue there.",
-                offset=offset,
-            )
-        log.error("the store of the blobs has lost a part of an unfinished upload, which is asked for again")
-        return WrongOffset(
-            f"The store has lost the bytes of this upload from byte {lost.start} on: send them again.",
-            offset=lost.start,
         )
 
     def check_room(self, caller: Caller, digest: str | None, size: int) -> None:
@@ -288,7 +264,7 @@ class PartWriter:
             upload_part = self._file.keep()
             return self._sessions.receive(self._row, self._file.end, upload_part)
         except NotFound:
-            self._file.discard()
+            self._file.remove()
             raise
         except WrongOffset:
             if upload_part is not None and self._sessions.is_replaced(self._row, upload_part):
@@ -299,7 +275,8 @@ class PartWriter:
         """Make the upload the blob of this digest, like an upload by one request; returns its size.
 
         Raises InvalidParameter if the upload was opened for another digest or size; it stays open. Raises
-        DigestMismatch if its bytes have another digest; it is deleted, since no further part could correct that.
+        DigestMismatch if its bytes have another digest, NotFound if the store has lost some of them; it is deleted,
+        since no further part could correct that.
         """
         row, size = self._row, self._file.end
         if row.digest not in {None, digest} or row.size not in {None, size}:
@@ -311,20 +288,17 @@ class PartWriter:
         self._sessions.check_room(caller, digest, size)
         repaired = is_damaged(self._registry, digest)
         try:
-            self._file.store(digest)
-        except DigestMismatch:
+            with self._registry.blobs.writer(digest, max_bytes=size, length=size) as writer:
+                for chunk in self._file.chunks():
+                    writer.write(chunk)
+                writer.commit()
+        except (DigestMismatch, NotFound):
             with self._registry.database.write() as catalogue:
                 catalogue.uploads.remove(row.id)
-            self._file.discard()
+            self._file.remove()
             raise
-        except LostPartError as error:
-            raise self._sessions.truncate(row, error.upload_part) from error
         with deleted_unless_recorded(self._registry, [digest]), self._registry.database.write() as catalogue:
             record_blob(self._registry, catalogue, caller, digest, size, repaired=repaired)
             catalogue.uploads.remove(row.id)
-        self._file.finish()
+        self._file.remove()
         return size
-
-
-def _end_of(upload_parts: Sequence[UploadPart]) -> int:
-    return upload_parts[-1].stop if upload_parts else 0

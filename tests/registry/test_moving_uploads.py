@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -181,36 +180,17 @@ def test_a_store_that_is_away_keeps_what_was_acknowledged(remote: Servers, proxy
 
 
 @pytest.mark.parametrize("other", [None, b"other"])
-def test_a_part_that_the_store_lost_is_asked_for_again(servers: Servers, other: bytes | None) -> None:
-    """Also one that became other bytes; what came before it stays."""
+def test_an_upload_whose_part_the_store_lost_ends_and_is_sent_again(servers: Servers, other: bytes | None) -> None:
+    """Also one whose part became other bytes."""
     _, id = servers.begin(2000)
     key = servers.parts()[1]
     servers.bucket.delete(key)
     if other is not None:
         servers.bucket.put(key, other, len(other))
     later = servers.start()
-    with pytest.raises(WrongOffset, match="lost the bytes of this upload from byte 700") as error:
+    with pytest.raises(NotFound, match="no longer has all the bytes"):
         finish(later, id, start=2000, last=DATA[2000:])
-    assert error.value.offset == later.get(ME, id).received == 700
-    add(later, id, DATA[700:], 700)
-    assert finish(later, id) == len(DATA)
-
-
-@pytest.mark.parametrize("size", [1000, 700], ids=["another part", "the same part"])
-def test_who_finds_a_lost_part_late_takes_nothing_back_that_came_since(servers: Servers, size: int) -> None:
-    (first, id), late = servers.begin(2000), servers.start()
-    servers.bucket.delete(servers.parts()[1])
-    shutil.rmtree(servers.folder / "server-1" / "cache")
-    held = 700 + size
-    with late.open_part(ME, id, start=None, stop=None) as slow:
-        with pytest.raises(WrongOffset, match="lost the bytes of this upload from byte 700"):
-            finish(first, id, start=2000, last=DATA[2000:])
-        assert add(first, id, DATA[700:held], 700) == held
-        servers.bucket.delete(*(key for key in servers.parts() if "/000000000000700-" in key))
-        with pytest.raises(WrongOffset, match=f"now has {held} bytes") as error:
-            slow.commit(ME, DIGEST)
-    assert error.value.offset == first.get(ME, id).received == held
-    assert finish(first, id, start=held, last=DATA[held:]) == len(DATA)  # it has them at hand
+    assert (later.list(ME), servers.parts(), blobs_of(later).has(DIGEST)) == ([], [], False)
 
 
 def test_of_two_of_one_server_the_second_is_refused_before_it_sends(servers: Servers) -> None:

@@ -274,7 +274,8 @@ def test_a_sweep_leaves_what_is_being_written_and_what_is_young(world: World) ->
     expire(world)
     with files.open(path.rpartition("/")[2]):
         assert world.runtime.services.uploads.sweep() == 0
-    os.utime(files.folder / "upload-of-no-row", (1, 1))
+    for file in files.folder.iterdir():
+        os.utime(file, (1, 1))
     assert world.runtime.services.uploads.sweep() == 2
 
 
