@@ -1,4 +1,4 @@
-"""Tokens, answers and seconds of each adapter's requests, for /metrics. Knows no requests and no tensors.
+"""Tokens, answers and seconds of each adapter's requests, for /metrics: sums over the requests that have ended.
 
 A metric's labels must be few, and its sums may never decrease. So the first `MAX_LABELS` adapters have a label of their
 own, and all further ones share `other`.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
+
+from service.engine.request import Request, RequestTimeline, ScoreRequest
 
 BASE = "base"
 """Label of requests without an adapter."""
@@ -30,7 +32,7 @@ class AdapterTotals:
 
 
 class AdapterMetrics:
-    """The sums by label. The engine's thread counts; any thread may read."""
+    """The sums by label; threads share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,26 +43,19 @@ class AdapterMetrics:
         with self._lock:
             return {label: replace(totals) for label, totals in self._totals.items()}
 
-    def add_tokens(self, digest: str | None, *, generated: int = 0, scored: int = 0) -> None:
-        """Count tokens that were computed for an adapter (None: for the base model alone)."""
+    def add(self, request: Request, timeline: RequestTimeline) -> None:
+        """Count a request that has ended; one that failed or was cancelled counts by its tokens alone."""
         with self._lock:
-            totals = self._totals_of(digest)
-            totals.generated_tokens += generated
-            totals.scored_tokens += scored
-
-    def add_first_token(self, digest: str | None, seconds: float) -> None:
-        """Count the first token of a generation, `seconds` after its request."""
-        with self._lock:
-            totals = self._totals_of(digest)
-            totals.first_tokens += 1
-            totals.first_token_seconds += seconds
-
-    def add_answer(self, digest: str | None, seconds: float) -> None:
-        """Count an answer, `seconds` after its request."""
-        with self._lock:
-            totals = self._totals_of(digest)
-            totals.answers += 1
-            totals.seconds += seconds
+            totals = self._totals_of(timeline.digest)
+            totals.generated_tokens += timeline.generated_tokens
+            if isinstance(request, ScoreRequest):
+                totals.scored_tokens += timeline.prompt_tokens
+            if timeline.first_token_at is not None:
+                totals.first_tokens += 1
+                totals.first_token_seconds += timeline.first_token_at - timeline.arrived_at
+            if timeline.status == "finished":
+                totals.answers += 1
+                totals.seconds += timeline.ended_at - timeline.arrived_at
 
     def _totals_of(self, digest: str | None) -> AdapterTotals:
         label = digest or BASE

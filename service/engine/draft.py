@@ -136,8 +136,7 @@ Draft = GenerationDraft | ScoreDraft
 
 
 def settle(group: SequenceGroup, draft: Draft) -> None:
-    """Report the end of a request, then set the result or error of its ticket, unless that was cancelled."""
-    draft.report_end(group, group.state.value, draft.token_counts())
+    """Set the result or error of an ended request's ticket, unless that was cancelled."""
     if not group.ticket.set_running_or_notify_cancel():
         return
     if group.state is not State.FINISHED:

@@ -20,7 +20,6 @@ from registry.base_model import BaseText, LoadedBase
 from registry.cores import ALL, use_cores
 from registry.errors import Internal, SoupError, Unavailable
 from service.engine.adapter_cache import AdapterCache
-from service.engine.adapter_metrics import AdapterMetrics, AdapterTotals
 from service.engine.base_cache import BaseCache
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft, settle
 from service.engine.eviction import Evictor
@@ -31,7 +30,7 @@ from service.engine.kv_budget import KVBudget
 from service.engine.limits import EngineLimits
 from service.engine.prefix_cache import PrefixCache
 from service.engine.progress import as_soup_error, without_frames
-from service.engine.request import GenerateRequest, Request, State, virtual_tokens
+from service.engine.request import GenerateRequest, Request, virtual_tokens
 from service.engine.runner import Runner
 from service.engine.runner_check import checked_runner
 from service.engine.scheduler import Scheduler
@@ -57,6 +56,7 @@ class Engine(EngineCalls):
     """
 
     def __init__(self, bases: BaseSource, limits: EngineLimits = EngineLimits()) -> None:
+        super().__init__()
         self._source = bases
         self._kv_budget = KVBudget(limits.kv_bytes, self._position_bytes)
         self._admission = AdmissionControl(limits.max_requests, limits.max_tokens)
@@ -82,8 +82,7 @@ class Engine(EngineCalls):
         )
         self._drafts: dict[SequenceGroup, Draft] = {}
         self._grammars = Grammars()
-        self._metrics = AdapterMetrics()
-        self._executor = Executor(self._adapters, self._drafts, self._metrics)
+        self._executor = Executor(self._adapters, self._drafts)
         self._changed = threading.Condition()  # guards the scheduler; notified of new requests and ended ones
         self._evictor = Evictor(self._scheduler.prefixes, self._adapters, self._bases, self._changed)
         self._bases.on_evict = self._evictor.evict_base
@@ -168,10 +167,6 @@ class Engine(EngineCalls):
     def seconds_since_pass(self, base_id: str | None = None) -> float:
         """See `EngineCalls`."""
         return time.monotonic() - self._passed_at.get(base_id, -math.inf)
-
-    def adapter_totals(self) -> dict[str, AdapterTotals]:
-        """See `EngineCalls`; they never fall."""
-        return self._metrics.totals()
 
     def start(self, base_ids: Sequence[str] = ()) -> Future[None]:
         """See `EngineCalls`: starts the thread, which loads these base models before it serves."""
@@ -360,8 +355,8 @@ class Engine(EngineCalls):
         for group in ended:
             draft = self._drafts.pop(group)
             self._ended_counts[group.state.value] += 1
-            if group.state is State.FINISHED:
-                self._metrics.add_answer(group.digest, time.monotonic() - draft.arrived_at)
+            timeline = draft.report_end(group, group.state.value, draft.token_counts())
+            self.adapter_metrics.add(group.request, timeline)
             settle(group, draft)
         with self._changed:
             self._changed.notify_all()

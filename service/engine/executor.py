@@ -17,7 +17,6 @@ from torch import Tensor
 from registry.adapters.batched import ReadyAdapter
 from registry.errors import InvalidWeights, SoupError, Unavailable
 from service.engine.adapter_cache import AdapterCache
-from service.engine.adapter_metrics import AdapterMetrics
 from service.engine.draft import Draft, GenerationDraft, ScoreDraft
 from service.engine.request import TopTokens
 from service.engine.runner import ForwardResult, ForwardTask, Runner
@@ -32,10 +31,9 @@ Failures = list[tuple[SequenceGroup, Exception]]
 class Executor:
     """Runs steps and adds their results to the drafts of their requests."""
 
-    def __init__(self, adapters: AdapterCache, drafts: Mapping[SequenceGroup, Draft], metrics: AdapterMetrics) -> None:
+    def __init__(self, adapters: AdapterCache, drafts: Mapping[SequenceGroup, Draft]) -> None:
         self._adapters = adapters
         self._drafts = drafts
-        self._metrics = metrics
         names = ("batches_total", "prompt_tokens_total", "prompt_tokens_reused_total", "generated_tokens_total")
         self.counts = dict.fromkeys(names, 0)
 
@@ -170,7 +168,6 @@ class Executor:
         draft = self._drafts[sequence.group]
         if isinstance(draft, ScoreDraft):
             self.counts["prompt_tokens_total"] += segment.length
-            self._metrics.add_tokens(sequence.group.digest, scored=segment.length)
             return self._add_scores(draft, segment, result)
         if segment.start < sequence.prompt_length:
             self.counts["prompt_tokens_total"] += segment.length
@@ -207,17 +204,11 @@ class Executor:
         if grammar_state is not None and delta.finish_reason is None:
             _ = grammar_state.allowed  # computed here, so that an error ends this request and no other
         sequence.ids.append(token)
-        self._count_token(sequence.group.digest, draft)
+        self.counts["generated_tokens_total"] += 1
+        draft.first_token_at = draft.first_token_at or time.monotonic()
         if draft.request.on_token is not None:
             draft.request.on_token(delta)
         return delta.finish_reason is not None
-
-    def _count_token(self, digest: str | None, draft: GenerationDraft) -> None:
-        self.counts["generated_tokens_total"] += 1
-        self._metrics.add_tokens(digest, generated=1)
-        if draft.first_token_at is None:
-            draft.first_token_at = time.monotonic()
-            self._metrics.add_first_token(digest, draft.first_token_at - draft.arrived_at)
 
 
 def _call_step_listeners(groups: list[SequenceGroup]) -> Failures:

@@ -28,8 +28,8 @@ class RequestProgress:
         self.started_at = time.monotonic()
         return True
 
-    def report_end(self, group: SequenceGroup, status: str, token_counts: tuple[int, int]) -> None:
-        """Call `on_end` and the observer; `token_counts` are the tokens that were read and generated."""
+    def report_end(self, group: SequenceGroup, status: str, token_counts: tuple[int, int]) -> RequestTimeline:
+        """Call `on_end` and the observer, and return the timeline; `token_counts` are tokens read and generated."""
         timeline = group.ticket.timeline = RequestTimeline(
             group.base_id,
             group.digest,
@@ -44,6 +44,7 @@ class RequestProgress:
             group.request.on_end(*token_counts)
         if self._observer is not None:
             self._observer(timeline)
+        return timeline
 
 
 def as_soup_error(error: Exception) -> SoupError:

@@ -25,6 +25,7 @@ class RemoteEngine(EngineCalls):
     """Base of the engines that send requests elsewhere; `source` has the tokenizers and shapes of their base models."""
 
     def __init__(self, source: BaseSource) -> None:
+        super().__init__()
         self._source = source
         self._changed = threading.Condition()  # guards the requests; notified of ended ones
         self._ids = count()
@@ -57,7 +58,8 @@ class RemoteEngine(EngineCalls):
             if ticket.cancelled():
                 status = "cancelled"
             self._ended_counts[status] += 1
-        remote.report_end(remote.group, status, counts or remote.token_counts)
+        timeline = remote.report_end(remote.group, status, counts or remote.token_counts)
+        self.adapter_metrics.add(remote.request, timeline)
         if ticket.set_running_or_notify_cancel():
             if isinstance(outcome, SoupError):
                 ticket.set_exception(outcome)

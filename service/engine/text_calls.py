@@ -21,7 +21,7 @@ from registry.base_model.likelihood import Window, scored_tokens, text_scores, w
 from registry.encoders.contract import EmbeddedText, beginning
 from registry.errors import Busy, Cancelled, InvalidPrompt, Unavailable
 from registry.spec import AdapterConfig, Passage, PassageScore
-from service.engine.adapter_metrics import AdapterTotals
+from service.engine.adapter_metrics import AdapterMetrics
 from service.engine.request import GenerateRequest, Generation, Request, ScoreRequest, Scores
 from service.engine.steps import Owner, Ticket
 from service.engine.text_support import text_capacity
@@ -58,6 +58,10 @@ class EngineCalls(ABC):
     is raised if it returns True; `progress(done, total)` counts windows and may raise. With `patient`, for jobs, they
     wait for admission, and for an engine that is starting again, instead of raising Busy or Unavailable.
     """
+
+    def __init__(self) -> None:
+        self.adapter_metrics = AdapterMetrics()
+        """Sums over the requests that have ended, by adapter."""
 
     @abstractmethod
     def base(self, base_id: str) -> BaseText:
@@ -123,10 +127,6 @@ class EngineCalls(ABC):
     @abstractmethod
     def counters(self) -> dict[str, float]:
         """Figures for /metrics; those whose names end in `_total` are sums since the engine's start."""
-
-    @abstractmethod
-    def adapter_totals(self) -> dict[str, AdapterTotals]:
-        """Sums for /metrics by adapter digest, and under `base` and `other`."""
 
     @abstractmethod
     def seconds_since_pass(self, base_id: str | None = None) -> float:

@@ -19,7 +19,6 @@ from typing import Any
 from registry.adapters.weights import save_tensors
 from registry.errors import NotFound, SoupError, Unavailable
 from service.engine import Delta, Ticket
-from service.engine.adapter_metrics import AdapterTotals
 from service.engine.remote import RemoteEngine, RemoteRequest
 from service.engine.request import Request
 from service.engine.steps import Owner
@@ -115,10 +114,6 @@ class ProcessEngine(RemoteEngine):
     def counters(self) -> dict[str, float]:
         """See `EngineCalls`: since the process was started; raises Unavailable while none runs."""
         return dict(self._ask("counters"))
-
-    def adapter_totals(self) -> dict[str, AdapterTotals]:
-        """See `EngineCalls`: since the process was started; raises Unavailable while none runs."""
-        return dict(self._ask("adapter_totals"))
 
     def seconds_since_pass(self, base_id: str | None = None) -> float:
         """See `EngineCalls`."""

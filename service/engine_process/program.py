@@ -42,7 +42,6 @@ class EngineProgram:
                 "submit": self._submit,
                 "check_admission": engine.check_admission,
                 "counters": engine.counters,
-                "adapter_totals": engine.adapter_totals,
                 "loaded_bases": engine.loaded_bases,
                 "is_packed": engine.is_packed,
                 "seconds_since_pass": engine.seconds_since_pass,

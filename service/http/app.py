@@ -93,7 +93,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     app.state.readiness = Readiness()
     app.state.bodies = Bodies(settings)
     ServerMetrics(lambda: runtime.services, app.state.readiness).add_to(metrics)
-    metrics.watch_engine(runtime.engine.counters, runtime.engine.adapter_totals)
+    metrics.watch_engine(runtime.engine.counters, runtime.engine.adapter_metrics.totals)
     for routes in ROUTES:
         app.include_router(routes.router)
     speaking = (base_id for base_id, base in runtime.bases.items() if base.entry.kind == "causal")

@@ -28,7 +28,6 @@ from service.engine_process.wire import Ended, ReplicaMessage, SentRequest, can_
 from service.ray_serving.deployment import DEPLOYMENT
 
 if TYPE_CHECKING:
-    from service.engine.adapter_metrics import AdapterTotals
     from service.engine.request import Request
 
 log = logging.getLogger("soup.ray")
@@ -73,6 +72,7 @@ class RayEngine(RemoteEngine):
     ) -> None:
         super().__init__(bases)
         self._local = local
+        self.adapter_metrics = local.adapter_metrics
         self._address, self._app, self._seconds = address, app, seconds
         self._admission = AdmissionControl(limits.max_requests, limits.max_tokens)
         self._is_stopping = False
@@ -148,10 +148,6 @@ class RayEngine(RemoteEngine):
             for status, ended in self._ended_counts.items():
                 counters[f"requests_{status}_total"] += ended
         return counters
-
-    def adapter_totals(self) -> dict[str, AdapterTotals]:
-        """See `EngineCalls`: of the server's own engine."""
-        return self._local.adapter_totals()
 
     def seconds_since_pass(self, base_id: str | None = None) -> float:
         """See `EngineCalls`; a token from a replica counts as a pass."""

@@ -57,7 +57,7 @@ def engine(services: AppServices, principal: Admin) -> EngineState:
         raise Forbidden("The page of the engine needs a key with all namespaces.")
     totals_by_label = {
         label: totals
-        for label, totals in services.engine.adapter_totals().items()
+        for label, totals in services.engine.adapter_metrics.totals().items()
         if totals.answers or totals.generated_tokens or totals.scored_tokens
     }
     names = GROUPS | _newest_refs(services, principal, [label for label in totals_by_label if label not in GROUPS])

@@ -13,6 +13,7 @@ from registry.base_model import LoadedBase
 from service.engine import EngineLimits, GenerateRequest, LoadableAdapter, ScoreRequest, adapter_metrics
 from service.engine.adapter_metrics import BASE, AdapterMetrics, AdapterTotals
 from service.engine.engine import Engine
+from service.engine.request import Request, RequestTimeline
 from tests.service.engine.stepping import greedy, run
 from tests.service.loaded_bases import LoadedBases
 
@@ -23,23 +24,23 @@ def handle_of(base: LoadedBase, seed: int) -> LoadableAdapter:
     return LoadableAdapter(f"sha256:{seed:064x}", CONFIG, lambda: create(CONFIG, base.shape, seed=seed).state_dict())
 
 
-events = st.lists(
-    st.tuples(
-        st.none() | st.sampled_from("abcdefgh"),
-        st.sampled_from(("generated", "scored", "first", "answer")),
-        st.integers(0, 50),
-    ),
-    max_size=120,
-)
-
-
-def count(metrics: AdapterMetrics, digest: str | None, what: str, amount: int) -> None:
-    if what == "first":
-        metrics.add_first_token(digest, float(amount))
-    elif what == "answer":
-        metrics.add_answer(digest, float(amount))
-    else:
-        metrics.add_tokens(digest, **{what: amount})
+@st.composite
+def ended_requests(draw: st.DrawFn) -> tuple[Request, RequestTimeline]:
+    """A request and its timeline, of an adapter or the base model alone."""
+    is_score = draw(st.booleans())
+    generated = 0 if is_score else draw(st.integers(0, 50))
+    timeline = RequestTimeline(
+        "tiny",
+        draw(st.none() | st.sampled_from("abcdefgh")),
+        draw(st.sampled_from(("finished", "failed", "cancelled"))),
+        arrived_at=1.0,
+        started_at=2.0,
+        first_token_at=float(draw(st.integers(2, 9))) if generated else None,
+        ended_at=10.0,
+        prompt_tokens=draw(st.integers(0, 50)),
+        generated_tokens=generated,
+    )
+    return ScoreRequest("tiny", ((1,),)) if is_score else GenerateRequest("tiny", (1,)), timeline
 
 
 def total(figures: dict[str, AdapterTotals]) -> AdapterTotals:
@@ -49,14 +50,14 @@ def total(figures: dict[str, AdapterTotals]) -> AdapterTotals:
 
 
 @pytest.mark.parametrize("labels", range(1, 5))
-@given(script=events)
-def test_labels_are_few_and_their_sums_never_fall(script: list[tuple[str | None, str, int]], labels: int) -> None:
+@given(script=st.lists(ended_requests(), max_size=120))
+def test_labels_are_few_and_their_sums_never_fall(script: list[tuple[Request, RequestTimeline]], labels: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(adapter_metrics, "MAX_LABELS", labels)
         metrics = AdapterMetrics()
         seen = metrics.totals()
-        for event in script:
-            count(metrics, *event)
+        for ended in script:
+            metrics.add(*ended)
             now = metrics.totals()
             assert len(now) <= labels + 2
             for label, before in seen.items():
@@ -64,8 +65,8 @@ def test_labels_are_few_and_their_sums_never_fall(script: list[tuple[str | None,
                 assert now[label] is not before, "what was read stays as it was"
             seen = now
     alone = AdapterMetrics()
-    for event in script:
-        count(alone, *event)
+    for ended in script:
+        alone.add(*ended)
     assert total(seen) == total(alone.totals()), "everything is counted under one label, once"
     assert seen[BASE] == alone.totals()[BASE]
 
@@ -82,7 +83,7 @@ def test_the_engine_counts_by_adapter(base: LoadedBase, monkeypatch: pytest.Monk
     engine.step()
     gone.cancel()
     run(engine)
-    found = engine.adapter_totals()
+    found = engine.adapter_metrics.totals()
     counts = {
         label: (figures.generated_tokens, figures.scored_tokens, figures.first_tokens, figures.answers)
         for label, figures in found.items()

@@ -245,7 +245,7 @@ def test_its_figures_are_those_of_an_engine(world: World, engine: ProcessEngine)
     assert engine.is_packed(BASE_ID) is world.runtime.engine.is_packed(BASE_ID)
     assert engine.seconds_since_pass(BASE_ID) < 60
     assert engine.seconds_since_pass("another") > 1e9
-    assert engine.adapter_totals()["base"].generated_tokens >= 6
+    assert engine.adapter_metrics.totals()["base"].generated_tokens >= 6
 
 
 # --- its end ----------------------------------------------------------------------------------------
