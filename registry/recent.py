@@ -18,6 +18,7 @@ class Recent(Generic[Value]):
         self._limit = limit
         self._entries: dict[str, tuple[Value, int]] = {}
         """Values and sizes, the least recently used first."""
+        self._size = 0
         self._lock = threading.Lock()
 
     def get(self, key: str) -> Value | None:
@@ -31,7 +32,12 @@ class Recent(Generic[Value]):
     def put(self, key: str, value: Value, *, size: int = 1) -> None:
         """Cache a value of this size."""
         with self._lock:
-            self._entries.pop(key, None)
+            self._drop(key)
             self._entries[key] = value, size
-            while len(self._entries) > 1 and sum(size for _, size in self._entries.values()) > self._limit:
-                del self._entries[next(iter(self._entries))]
+            self._size += size
+            while len(self._entries) > 1 and self._size > self._limit:
+                self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: str) -> None:
+        if key in self._entries:
+            self._size -= self._entries.pop(key)[1]

@@ -65,7 +65,7 @@ class Singles:
             # float32 is what they were computed in
             scores[number] = array = token_scores(self.base, adapter, groups[number]).astype(np.float32)
             self.tokens += len(array)
-            self.cache.put(keys[number], array)
+            self.cache.add(keys[number], array)
         return np.concatenate([array for array in scores if array is not None]).astype(float)
 
 

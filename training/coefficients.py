@@ -151,7 +151,7 @@ class _WeighingRun:
                 self._report(done, f"screening {len(numbers)} adapters")
                 mixture = self._mixture(numbers) if mixture is None else mixture
                 row = self._slopes(mixture, group)
-                self.cache.put(key, row)
+                self.cache.add(key, row)
             falls.append(row)
             if not np.isfinite(row).all():
                 break

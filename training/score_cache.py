@@ -11,12 +11,11 @@ what was computed together, so that an answer has the same bits whether or not i
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 
+from registry.recent import Recent
 from registry.spec import StoredAdapter
 from training.passages import Rows
 
@@ -26,44 +25,25 @@ ENTRY_BYTES = 300
 """Approximate size of an entry without its array."""
 
 
-class ScoreCache:
+class ScoreCache(Recent[np.ndarray]):
     """An LRU cache of arrays, keyed by owner, adapters (none for the base model) and rows of tokens (`key_of`)."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes, self._bytes = max_bytes, 0
-        self._arrays: OrderedDict[bytes, np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
+        super().__init__(max_bytes)
 
-    def get(self, key: bytes) -> np.ndarray | None:
-        """Return the array of a key, or None."""
-        with self._lock:
-            if key in self._arrays:
-                self._arrays.move_to_end(key)
-            return self._arrays.get(key)
-
-    def put(self, key: bytes, values: np.ndarray) -> None:
-        """Store an array under a key; evicts the least recently used ones if there is no space."""
-        with self._lock:
-            self._drop(key)
-            self._arrays[key] = values
-            self._bytes += values.nbytes + ENTRY_BYTES
-            while self._bytes > self._max_bytes:
-                self._drop(next(iter(self._arrays)))
-
-    def _drop(self, key: bytes) -> None:
-        values = self._arrays.pop(key, None)
-        if values is not None:
-            self._bytes -= values.nbytes + ENTRY_BYTES
+    def add(self, key: str, values: np.ndarray) -> None:
+        """Store an array under a key."""
+        self.put(key, values, size=values.nbytes + ENTRY_BYTES)
 
 
-def key_of(owner: str, quantity: str, adapters: Sequence[str], rows: Rows) -> bytes:
+def key_of(owner: str, quantity: str, adapters: Sequence[str], rows: Rows) -> str:
     """The key of a `quantity` of adapters, by their `name_of`, on rows of tokens that are computed together."""
     digest = hashlib.sha256(f"{len(adapters)}:{len(rows)}:".encode())
     for word in (owner, quantity, *adapters):
         digest.update(f"{len(word)}:{word}".encode())
     for row in rows:
         digest.update(f"{len(row.ids)}:{row.start}:".encode() + np.asarray(row.ids, dtype=np.int64).tobytes())
-    return digest.digest()
+    return digest.hexdigest()
 
 
 def name_of(adapter: StoredAdapter) -> str:

@@ -548,11 +548,11 @@ def test_a_part_of_the_passages_is_known_and_another_owner_or_noise_knows_nothin
 
 def test_the_least_recently_used_entry_is_evicted() -> None:
     cache = ScoreCache(3 * (8 * 10 + ENTRY_BYTES))
-    for name in (b"a", b"b", b"c"):
-        cache.put(name, np.zeros(10))
-    assert cache.get(b"a") is not None
-    cache.put(b"d", np.zeros(10))
-    assert cache.get(b"b") is None
-    assert all(cache.get(name) is not None for name in (b"a", b"c", b"d"))
-    cache.put(b"e", np.zeros(1000))  # more than there is room for
-    assert cache.get(b"e") is None
+    for name in ("a", "b", "c"):
+        cache.add(name, np.zeros(10))
+    assert cache.get("a") is not None
+    cache.add("d", np.zeros(10))
+    assert cache.get("b") is None
+    assert all(cache.get(name) is not None for name in ("a", "c", "d"))
+    cache.add("e", np.zeros(1000))  # more than there is room for
+    assert all(cache.get(name) is None for name in ("a", "c", "d"))
