@@ -158,7 +158,7 @@ class ServerBlobs(BlobStore, Protocol):
     def scratch(self) -> AbstractContextManager[Path]:
         """A file in `folder` that another process may write to; deleted at the end of the context."""
 
-    def adopt(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
+    def adopt(self, file: IO[bytes], path: Path, digest: str) -> None:
         """Make an open, verified file of `folder` the blob with this digest; durable when this returns."""
 
     def uploads(self) -> UploadStore:

@@ -38,7 +38,7 @@ class FileUploads:
             self.blobs.state.check()
             if isinstance(error, FileNotFoundError):
                 return 0
-            with self.blobs.state.writing(0):
+            with self.blobs.state.writing():
                 raise
 
     def durable_bytes(self, upload: AcknowledgedUpload) -> int:
@@ -99,7 +99,7 @@ class FileUpload(AbstractContextManager["FileUpload"]):
             file.close()
 
     def _open(self) -> FileIO:
-        with self._blobs.state.writing(0):
+        with self._blobs.state.writing():
             self._blobs.state.make_folder(self._uploads.folder)
             with suppress(FileNotFoundError):
                 return self._path.open("r+b", buffering=0)
@@ -112,7 +112,7 @@ class FileUpload(AbstractContextManager["FileUpload"]):
     def begin(self, upload: AcknowledgedUpload) -> None:
         """Write after the acknowledged bytes, which the file has to hold; unacknowledged ones are cut off."""
         file, offset = self._writable_file(), upload.received
-        with self._blobs.state.writing(0):
+        with self._blobs.state.writing():
             if self.end > offset:
                 file.truncate(offset)
             file.seek(offset)
@@ -121,7 +121,7 @@ class FileUpload(AbstractContextManager["FileUpload"]):
     def write(self, chunk: bytes) -> None:
         """Append; raises Unavailable if the disk is full."""
         file, unwritten = self._writable_file(), memoryview(chunk)
-        with self._blobs.state.writing(self.end + len(chunk)):
+        with self._blobs.state.writing():
             while unwritten:
                 unwritten = unwritten[file.write(unwritten) :]
         self.end += len(chunk)
@@ -129,14 +129,14 @@ class FileUpload(AbstractContextManager["FileUpload"]):
     def keep(self) -> UploadPart | None:
         """Make the written bytes durable; returns None, since the database has no more to record than their number."""
         file = self._writable_file()
-        with self._blobs.state.writing(self.end):
+        with self._blobs.state.writing():
             os.fsync(file.fileno())
         self._kept_end = self.end
         return None
 
     def chunks(self) -> Iterator[bytes]:
         """All bytes of the file; raises Unavailable."""
-        with self._blobs.state.writing(0), self._path.open("rb") as written:
+        with self._blobs.state.writing(), self._path.open("rb") as written:
             while chunk := written.read(CHUNK):
                 yield chunk
 

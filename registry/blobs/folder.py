@@ -24,8 +24,8 @@ from registry.files import sync_directory
 from registry.spec import StoreMark
 
 INCOMING, ASIDE, MARK = "incoming", "set-aside", "store.json"
-PROBE_BYTES = 4096
-"""Size of the file that a probe writes."""
+PROBE_BYTES = 2**20
+"""Size of the file that a probe writes: a disk without room for it is full."""
 
 log = logging.getLogger("soup.blobs")
 
@@ -99,19 +99,17 @@ class BlobFolder:
         """The store id that the folder's mark has to have; None until a mark was read."""
         self.fault: FolderFault | None = None
         """The fault of the last use, None if it succeeded."""
-        self._needed = 0
-        """Bytes of the largest write that did not fit."""
         self._lock = threading.Lock()
 
     def probe(self) -> FolderFault | None:
         """Write and delete a file; returns the fault of the folder, None if it can be used."""
         try:
             self.check()
-            with self.writing(0):
+            with self.writing():
                 self._probe()
         except Unavailable:
             return self.fault
-        self._clear_fault(max(PROBE_BYTES, self._needed))
+        self.clear_fault()
         return None
 
     def check(self) -> None:
@@ -119,23 +117,18 @@ class BlobFolder:
         try:
             fault = self._find_fault()
         except OSError as error:
-            raise self._translate(error, 0) from error
+            raise self._translate(error) from error
         if fault is not None:
             raise self._record_fault(fault, fault.message)
 
     @contextmanager
-    def writing(self, size: int) -> Iterator[None]:
-        """Translate an OSError while writing `size` bytes to Unavailable."""
+    def writing(self) -> Iterator[None]:
+        """Translate an OSError while writing to Unavailable."""
         try:
             yield
         except OSError as error:
             self.check()
-            raise self._translate(error, size) from error
-
-    def record_written(self, size: int) -> None:
-        """Clear the fault after `size` bytes were stored, unless the folder was too full for more than that."""
-        if self.fault is not None:
-            self._clear_fault(size)
+            raise self._translate(error) from error
 
     @property
     def new_mode(self) -> int:
@@ -170,23 +163,17 @@ class BlobFolder:
         return None if mark is not None and mark.store == self.store else REPLACED
 
     def _probe(self) -> None:
-        """Write a file, and check the free space for the largest refused write; raises OSError."""
+        """Write a file, and delete it; raises OSError."""
         self.make_folder(self.incoming)
         path = self.incoming / secrets.token_hex(16)
         try:
             with os.fdopen(self.create_file(path), "wb") as file:
                 file.write(b"\0" * PROBE_BYTES)
-            free = os.statvfs(self.incoming)
-            if free.f_bavail * free.f_frsize < self._needed:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             path.unlink(missing_ok=True)
 
-    def _translate(self, error: OSError, size: int) -> Unavailable:
+    def _translate(self, error: OSError) -> Unavailable:
         fault = BY_ERROR.get(error.errno or 0, FAILING)
-        if fault is FULL:
-            with self._lock:
-                self._needed = max(self._needed, size)
         return self._record_fault(fault, fault.message.format(error.strerror))
 
     def _record_fault(self, fault: FolderFault, message: str) -> Unavailable:
@@ -196,9 +183,9 @@ class BlobFolder:
                 log.warning("the folder of the blobs %s %s: %s", self.path, fault.summary, message)
         return Unavailable(message)
 
-    def _clear_fault(self, size: int) -> None:
+    def clear_fault(self) -> None:
+        """Note that the folder can be used."""
         with self._lock:
-            if self.fault is None or (self.fault is FULL and size < self._needed):
-                return
-            self.fault, self._needed = None, 0
-            log.info("the folder of the blobs %s can be used again", self.path)
+            if self.fault is not None:
+                self.fault = None
+                log.info("the folder of the blobs %s can be used again", self.path)

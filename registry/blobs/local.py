@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
@@ -73,7 +73,7 @@ class LocalBlobs:
         """Store bytes and return their digest; durable when this returns."""
         digest = sha256_digest(data)
         if self.is_whole(digest):  # another thread may have renamed it a moment ago, its folder not yet synced
-            with self.state.writing(len(data)):
+            with self.state.writing():
                 sync_blob_name(self.place(digest))
             return digest
         with self.writer(digest, max_bytes=len(data), length=len(data)) as writer:
@@ -143,19 +143,19 @@ class LocalBlobs:
                 self._verified.add(digest, stamp)
         file.seek(0)
 
-    def adopt(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
+    def adopt(self, file: IO[bytes], path: Path, digest: str) -> None:
         """Make an open, verified file of this folder the blob: sync it, rename it, and sync its new folder."""
         self.state.check()
         target = self.place(digest)
         repairs = self.has(digest) and not self.is_whole(digest)
-        with self.state.writing(size):
+        with self.state.writing():
             file.flush()
             os.fsync(file.fileno())
             self.state.make_folder(target.parent)
             path.replace(target)
             file.close()  # after the rename, since it releases the lock
             sync_blob_name(target)
-        self.state.record_written(size)
+        self.state.clear_fault()
         if repairs:
             log.warning("blob %s was damaged: the right bytes were sent again and have replaced it", digest)
 
@@ -170,7 +170,7 @@ class LocalBlobs:
         self.state.check()
         copies = (self.folder.glob(f"{ASIDE}/*/{hex_of(digest)}") for digest in digests if set_aside)
         paths = [*map(self.place, digests), *chain.from_iterable(copies)]
-        with self.state.writing(0):
+        with self.state.writing():
             for path in paths:
                 path.unlink(missing_ok=True)
             for folder in {path.parent for path in paths}:  # also of files that an interrupted call has deleted
@@ -246,7 +246,7 @@ class WriterTarget(Protocol):
     def state(self) -> BlobFolder:
         """The folder in whose `incoming` the temporary file is written."""
 
-    def adopt(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
+    def adopt(self, file: IO[bytes], path: Path, digest: str) -> None:
         """Make the file the blob with this digest; durable when this returns."""
 
 
@@ -268,7 +268,7 @@ class LocalWriter:
                 self._file.close()
             self.temporary = self._folder / secrets.token_hex(16)
             self._blobs.state.check()  # else it would be written below a missing mount
-            with self._writing():
+            with self._blobs.state.writing():
                 self._blobs.state.make_folder(self._folder)
                 self._file = os.fdopen(self._blobs.state.create_file(self.temporary), "wb")
             with suppress(OSError):  # a file system without locks, where temporary files are not removed either
@@ -279,28 +279,24 @@ class LocalWriter:
         """Append; raises TooLarge beyond the limit."""
         file = self._open_file()
         self._check.add(chunk)
-        with self._writing():
+        with self._blobs.state.writing():
             file.write(chunk)
 
     def commit(self) -> None:
         """Verify the bytes, and have the store adopt the file; raises DigestMismatch, or Unavailable."""
         file = self._open_file()
         self._check.verify()
-        self._blobs.adopt(file, self.temporary, self._digest, size=self._check.size)
+        self._blobs.adopt(file, self.temporary, self._digest)
 
     def __exit__(self, *_: object) -> None:
         """Close the file, and delete it unless it was committed."""
         try:
             if self._file is not None:
-                with self._writing():
+                with self._blobs.state.writing():
                     self._file.close()  # flushes, which fails on a full disk
         finally:
             with suppress(OSError):  # the folder is gone or not writable: the next start removes the file
                 self.temporary.unlink(missing_ok=True)
-
-    def _writing(self) -> AbstractContextManager[None]:
-        """Translate an OSError while writing to Unavailable."""
-        return self._blobs.state.writing(self._check.size)
 
     def _open_file(self) -> BinaryIO:
         return writable(self._file, "a blob is written inside 'with' and before its commit")

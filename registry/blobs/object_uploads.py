@@ -104,7 +104,7 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
         with ExitStack() as stack:
             stack.enter_context(self._uploads.locking(self._acknowledged.id))
             self._path = stack.enter_context(self._blobs.scratch())
-            with self._blobs.state.writing(0):
+            with self._blobs.state.writing():
                 self._file = stack.enter_context(self._path.open("r+b"))
             self._stack = stack.pop_all()
         return self
@@ -120,7 +120,7 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
 
     def write(self, chunk: bytes) -> None:
         """Append; raises Unavailable if this server's disk is full."""
-        with self._blobs.state.writing(self._size + len(chunk)):
+        with self._blobs.state.writing():
             self._writable_file().write(chunk)
         self._sha256.update(chunk)
         self.end += len(chunk)
@@ -130,7 +130,7 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
         file, path, size = self._writable_file(), self._path, self._size
         if size == 0 or path is None:
             return None
-        with self._blobs.state.writing(size):
+        with self._blobs.state.writing():
             file.flush()
         digest = f"sha256:{self._sha256.hexdigest()}"
         upload_part = UploadPart(start=self._acknowledged.received, size=size, digest=digest)
@@ -148,7 +148,7 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
             with closing(self._open_part(upload_part)) as source:
                 yield from _chunks(source)
         file = self._writable_file()
-        with self._blobs.state.writing(self._size):
+        with self._blobs.state.writing():
             file.flush()
             file.seek(0)
         yield from _chunks(file)

@@ -80,15 +80,15 @@ class ObjectBlobs:
         """A local file that another process may write to; deleted at the end of the context."""
         return self._staging.scratch()
 
-    def adopt(self, file: IO[bytes], path: Path, digest: str, *, size: int) -> None:
+    def adopt(self, file: IO[bytes], path: Path, digest: str) -> None:
         """Store an open, verified file as the object of the blob; the file goes into the cache."""
         key = key_of(digest)
         self.check()
-        with self.state.writing(size):
+        with self.state.writing():
             file.flush()
         stamp = self._bucket.head(key)
         if stamp is None or not self._verified.has(digest, stamp):
-            self._note(digest, self._bucket.put(key, path, size))
+            self._note(digest, self._bucket.put(key, path, path.stat().st_size))
         cached = self._cache.keep(path, digest)
         if cached is not None:
             cached.close()
