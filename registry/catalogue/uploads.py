@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import builtins
 import secrets
-from collections.abc import Collection
 from datetime import datetime
 
 from pydantic import TypeAdapter
@@ -127,12 +126,9 @@ class Uploads(Repository[UploadRow]):
         query = select(upload_sessions.c.id).where(upload_sessions.c.expires_at <= moment)
         return list(self._connection.execute(query).scalars())
 
-    def remove_expired(self, ids: Collection[str], moment: datetime) -> builtins.list[str]:
-        """Remove the given uploads that have expired by `moment`; returns the ids of these."""
-        query = select(upload_sessions.c.id).where(
-            upload_sessions.c.id.in_(ids), upload_sessions.c.expires_at <= moment
-        )
-        expired = list(self._connection.execute(query).scalars())
+    def remove_expired(self, moment: datetime) -> builtins.list[str]:
+        """Remove the uploads that have expired by `moment`; returns their ids."""
+        expired = self.expired(moment)
         self._delete(upload_sessions, upload_sessions.c.id.in_(expired))
         return expired
 

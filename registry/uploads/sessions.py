@@ -112,10 +112,10 @@ class UploadSessions:
         """Remove expired uploads, and equally old files without a row; returns the number of removed files."""
         moment, count = datetime.now(UTC), 0
         with self._database.read() as catalogue:
-            expired = catalogue.uploads.expired(moment)
-        if expired:
+            has_expired = bool(catalogue.uploads.expired(moment))
+        if has_expired:
             with self._database.write() as catalogue:
-                expired = catalogue.uploads.remove_expired(expired, moment)
+                expired = catalogue.uploads.remove_expired(moment)
             count = sum(self._files.remove(id) for id in expired)
         old = list(self._files.older_than(time.time() - self.limits.lifetime.total_seconds()))
         if old:
