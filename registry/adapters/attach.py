@@ -49,7 +49,7 @@ class AdapterModule(nn.Module, ABC):
         """
 
     def stackable(self) -> AdapterModule | None:
-        """An adapter that computes the same and can be stacked with others (`stacked`), perhaps this one.
+        """An adapter that computes the same and can be stacked (`stacked`): this one, perhaps changed for it.
 
         None where there is none: the adapter then runs by itself.
         """

@@ -32,7 +32,8 @@ STACKS = 4
 class ReadyAdapter:
     """An adapter that a base model of `BatchedAdapters` can run: its edits, and how it is stacked.
 
-    Made in any thread, as it only reads the model; raises Incompatible where the adapter does not fit it.
+    Takes `module` over, and may change it (`AdapterModule.stackable`). Made in any thread, as it only reads the model;
+    raises Incompatible where the adapter does not fit it.
     """
 
     def __init__(self, module: AdapterModule, model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.initial import NEAR_IDENTITY_STD, Init, Shapes, seeded, truncated_normal
 from registry.adapters.slots import Projection, add_linear, linear
 from registry.errors import Incompatible, more_problems
-from registry.spec import BaseShape, LoraConfig, LoraModule
+from registry.spec import BaseShape, LoraConfig
 
 PREFIX = "base_model.model."
 """PEFT's prefix of a module's path in the names of tensors."""
@@ -52,6 +52,14 @@ class LoraUpdate(nn.Module):
         narrow = narrow if self.scaling == 1 else narrow * self.scaling
         return add_linear(hidden, narrow, self.lora_B).to(hidden.dtype)
 
+    def make_stackable(self) -> None:
+        """Pad the rank with zeros to a power of two, and multiply A by the scale."""
+        a, b = self.lora_A.weight.detach(), self.lora_B.weight.detach()
+        padding = stacked_rank(len(a)) - len(a)
+        self.lora_A.weight = nn.Parameter(F.pad(a * self.scaling, (0, 0, 0, padding)), requires_grad=False)
+        self.lora_B.weight = nn.Parameter(F.pad(b, (0, padding)), requires_grad=False)
+        self.scaling = 1.0
+
 
 class LoraAdapter(AdapterModule):
     """A LoRA without values: built on torch's meta device and filled by its maker.
@@ -67,13 +75,14 @@ class LoraAdapter(AdapterModule):
         modules = config.modules()
         _refuse_unknown([path for path in modules if path not in shape.linears], shape)
         self.config = config
-        self._shape = shape
-        self._updates: dict[str, LoraUpdate] = {}
-        for path, module in modules.items():
-            update = LoraUpdate(shape.linears[path], module.rank, config.scaling(module))
-            *parents, name = (PREFIX + path).split(".")
-            _branch(self, parents).add_module(name, update)
-            self._updates[path] = update
+        self._updates = {
+            path: LoraUpdate(shape.linears[path], module.rank, config.scaling(module))
+            for path, module in modules.items()
+        }
+        branches: dict[str, nn.Module] = {"": self}
+        for path, update in self._updates.items():
+            parent, _, name = (PREFIX + path).rpartition(".")
+            _branch(branches, parent).add_module(name, update)
 
     def check_fit(self, model: nn.Module) -> None:
         """Raises Incompatible naming every module that `model` lacks, or that has other sizes there."""
@@ -96,16 +105,10 @@ class LoraAdapter(AdapterModule):
             )
 
     def stackable(self) -> AdapterModule:
-        """A LoRA that computes the same with ranks that are powers of two and a scale of 1."""
-        ranks = {path: stacked_rank(module.rank) for path, module in self.config.modules().items()}
-        config = LoraConfig.of({path: LoraModule(rank, float(rank)) for path, rank in ranks.items()})
-        padded = LoraAdapter(config, self._shape)
-        for path, update in self._updates.items():
-            padding = ranks[path] - update.lora_A.out_features
-            a, b = update.lora_A.weight.detach() * update.scaling, update.lora_B.weight.detach()
-            padded._updates[path].lora_A.weight = nn.Parameter(F.pad(a, (0, 0, 0, padding)))
-            padded._updates[path].lora_B.weight = nn.Parameter(F.pad(b, (0, padding)))
-        return padded.eval().requires_grad_(False)
+        """Itself, changed to ranks that are powers of two and a scale of 1, which computes the same."""
+        for update in self._updates.values():
+            update.make_stackable()
+        return self
 
     def settings(self) -> Hashable:
         """Its scales; modules and ranks are in the names and shapes of its tensors."""
@@ -117,13 +120,13 @@ class LoraAdapter(AdapterModule):
             yield model.get_submodule(path), update.on_input
 
 
-def _branch(root: nn.Module, names: list[str]) -> nn.Module:
-    """The module at a path below `root`, created where it is missing."""
-    for name in names:
-        if not hasattr(root, name):
-            root.add_module(name, nn.Module())
-        root = root.get_submodule(name)
-    return root
+def _branch(branches: dict[str, nn.Module], path: str) -> nn.Module:
+    """The module at a path, created and added to `branches`, the modules by their paths, where it is missing."""
+    if path not in branches:
+        parent, _, name = path.rpartition(".")
+        branches[path] = nn.Module()
+        _branch(branches, parent).add_module(name, branches[path])
+    return branches[path]
 
 
 def _refuse_unknown(paths: list[str], shape: BaseShape) -> None:
