@@ -147,8 +147,7 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def databases(request: pytest.FixtureRequest) -> Databases:
     """Every test that asks for this runs on each kind of database."""
-    server = request.getfixturevalue("postgres") if request.param == "postgresql" else None
-    return Databases(request.param, server)
+    return Databases(request.param, request.getfixturevalue("postgres") if request.param == "postgresql" else None)
 
 
 @pytest.fixture

@@ -143,8 +143,7 @@ class FaultHandler(BaseHTTPRequestHandler):
 def fault_proxy(store: ObjectStore) -> Iterator[FaultProxy]:
     """A proxy before the server, which the variables name while it is open."""
     proxy = FaultProxy(store.address)
-    handler = type("Handler", (FaultHandler,), {"proxy": proxy})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (FaultHandler,), {"proxy": proxy}))
     server.daemon_threads = True
     proxy.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)

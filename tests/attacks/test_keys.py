@@ -57,8 +57,7 @@ def raw_key(name: str, tries: str, lines: str) -> Attack:
 
     def strike(target: Target) -> Said:
         head = f"GET {PATH} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{lines.format(admin=target.world.admin)}\r\n"
-        answer = target.raw(head.encode())
-        status, _, rest = answer.partition(b"\r\n")
+        status, _, rest = target.raw(head.encode()).partition(b"\r\n")
         return Said.of(int(status.split()[1]), rest.partition(b"\r\n\r\n")[2])
 
     return Attack(name, tries, 401, "unauthenticated", "Bearer sk-soup-...", strike)

@@ -25,8 +25,7 @@ Send = Callable[[socket.socket], None]
 @pytest.fixture(scope="module")
 def hasty(target: Target) -> Iterator[Target]:
     """The same server on another port, where headers and bodies have the shortest time."""
-    short = {"header_seconds": 0.3, "body_seconds": 0.3}
-    settings = target.world.runtime.settings.model_copy(update=short)
+    settings = target.world.runtime.settings.model_copy(update={"header_seconds": 0.3, "body_seconds": 0.3})
     with pytest.MonkeyPatch.context() as patch, serving(target.world.app, settings) as port:
         patch.setattr(target.world.app.state.bodies, "settings", settings)
         yield replace(target, port=port)

@@ -254,8 +254,7 @@ def test_a_map_has_one_scale_and_names_what_has_room() -> None:
     (axes,) = plot.axes
     origin, right, up = axes.transData.transform([(0, 0), (1, 0), (0, 1)])
     assert right[0] - origin[0] == pytest.approx(up[1] - origin[1])
-    crowd = {f"domain-{n}": (math.sin(n), math.cos(3 * n)) for n in range(2000)}
-    assert 5 < len(texts(domain_map(crowd))) < 500
+    assert 5 < len(texts(domain_map({f"domain-{n}": (math.sin(n), math.cos(3 * n)) for n in range(2000)}))) < 500
 
 
 def test_every_point_over_a_logarithmic_axis_has_its_name_also_in_a_crowd() -> None:

@@ -32,8 +32,7 @@ def bank(folder: Path, base: Path) -> Iterator[Setting]:
     """The setting while open, computed on one thread."""
     for domain in DOMAINS:
         write_texts(folder / "data" / "novel" / domain / "test.jsonl", passages(domain, 8, seed=1))
-    bases = write_bases(folder / "bases.toml", {BASE_ID: base})
-    for world in open_world(folder / "server", bases):
+    for world in open_world(folder / "server", write_bases(folder / "bases.toml", {BASE_ID: base})):
         for live in open_live(world):
             with SoupClient(live.url, world.admin) as client:
                 for seed, name in enumerate(BANK):

@@ -45,8 +45,7 @@ def world(tmp_path, tiny_base_dir, monkeypatch):
 
 def servers() -> list[psutil.Process]:
     """Processes of `soup serve` that this process started."""
-    processes = psutil.process_iter(["ppid", "cmdline"])
-    ours = [process for process in processes if process.info["ppid"] == os.getpid()]
+    ours = [process for process in psutil.process_iter(["ppid", "cmdline"]) if process.info["ppid"] == os.getpid()]
     return [process for process in ours if "serve" in (process.info["cmdline"] or ())]
 
 

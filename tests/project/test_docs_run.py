@@ -126,8 +126,7 @@ def _push(world: World, folder: Path) -> None:
                         texts=passages(words, SAMPLE),
                     ),
                 )
-                pushed = client.push_directory(written, name=f"demo/{domain}")
-                client.wait_job(str(pushed["job"]))
+                client.wait_job(str(client.push_directory(written, name=f"demo/{domain}")["job"]))
 
 
 @needs_curl

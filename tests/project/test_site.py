@@ -59,8 +59,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_repeated_headings_have_anchors_of_their_own(root: Path, tmp_path: Path) -> None:
     site.build(tmp_path / "site", root)
-    page = (tmp_path / "site" / "index.html").read_text()
-    assert re.findall(r'<h3 id="([^"]+)"', page) == ["added", "added-1"]
+    assert re.findall(r'<h3 id="([^"]+)"', (tmp_path / "site" / "index.html").read_text()) == ["added", "added-1"]
     urls = {text: url for _, _, url, text in sections_of(tmp_path / "site")}
     assert (urls["Pears."], urls["Apples."]) == ("index.html#added", "index.html#added-1")
 

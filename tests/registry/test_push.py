@@ -340,8 +340,7 @@ class TestRefusals:
                 {"peft_config": {"base_model_name_or_path": recorded}},
                 {"recorded_base": recorded, "peft_config": {"base_model_name_or_path": "elsewhere"}},
             ):
-                manifest = verbs.manifest(**{**peft, "peft_config": {}, **fields})
-                assert find_base(manifest, bases) is bases[expected]
+                assert find_base(verbs.manifest(**{**peft, "peft_config": {}, **fields}), bases) is bases[expected]
         twice = verbs.manifest(base_model=None, recorded_base="acme/base")
         with pytest.raises(
             Incompatible, match=r"2 base models here \(tiny, twin\) are that one.*one of tiny, twin"

@@ -43,5 +43,4 @@ def push_lora(
 ) -> dict[str, Any]:
     """Push a LoRA; returns the answer."""
     encoded = base64.b64encode(lora_weights(world, seed=seed, config=config)).decode()
-    files = {"adapter_model.safetensors": {"base64": encoded}}
-    return world.push(name, config=config, files=files, **manifest)
+    return world.push(name, config=config, files={"adapter_model.safetensors": {"base64": encoded}}, **manifest)

@@ -17,8 +17,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_server_beats_while_its_requests_hold_every_connection(postgres_url: str, tmp_path: Path) -> None:
     ours, other = Database(postgres_url, pool_size=1), Database(postgres_url, pool_size=1)
-    settings = Settings(data=tmp_path, database_url=postgres_url, replica_beat_seconds=0.1)
-    presence = Presence(ours, settings, bases={})
+    presence = Presence(ours, Settings(data=tmp_path, database_url=postgres_url, replica_beat_seconds=0.1), bases={})
     presence.join()
     try:
         with ours.read():

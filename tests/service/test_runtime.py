@@ -217,8 +217,7 @@ class TestEncoders:
         assert embedded.vectors.shape == (2, 32)
         assert embedded.nll is not None
         assert runtime.engine.counters()["requests_finished_total"] == before + 1
-        found = runtime.engine.embed("tiny", ["a soup"])
-        np.testing.assert_allclose(found[0].vector, embedded.vectors[0], atol=1e-5)
+        np.testing.assert_allclose(runtime.engine.embed("tiny", ["a soup"])[0].vector, embedded.vectors[0], atol=1e-5)
 
     def test_without_sentence_bert_the_base_encoder_is_left(
         self, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

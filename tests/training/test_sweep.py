@@ -198,8 +198,7 @@ def test_a_folder_that_says_otherwise_what_it_was_made_with_is_a_row_without_a_n
         provenance=Provenance(training={"made_with": said}),
     )
     write_directory(tmp_path / "one", contents)
-    cell = Cell(read_domain(domains[0]), 1e-3, 1)
-    row = finished_row(cell, "kept", read_directory(tmp_path / "one"), made_with(9))
+    row = finished_row(Cell(read_domain(domains[0]), 1e-3, 1), "kept", read_directory(tmp_path / "one"), made_with(9))
     assert (row.state, row.note) == ("kept", None)
 
 

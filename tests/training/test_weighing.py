@@ -217,8 +217,7 @@ def test_texts_are_counted_cut_and_refused_where_none_has_a_token(gpt2: LoadedBa
 
 
 def test_one_text_is_enough(gpt2: LoadedBase) -> None:
-    screened = weighed(gpt2, bank_of(gpt2, 2), texts=TEXTS[:1]).screened
-    assert [one.standard_error for one in screened] == [None, None]
+    assert [one.standard_error for one in weighed(gpt2, bank_of(gpt2, 2), texts=TEXTS[:1]).screened] == [None, None]
 
 
 def test_adapters_of_another_base_are_refused(gpt2: LoadedBase) -> None:
@@ -283,8 +282,7 @@ def test_an_adapter_that_overflows_once_it_has_a_coefficient_is_left_out_too(gpt
 
 def test_where_all_overflow_none_is_weighed(gpt2: LoadedBase) -> None:
     broken, others = with_overflow(gpt2, "lora_A", size=3e38)
-    bank = {blob: one for blob, one in broken.items() if blob not in others}
-    found = weighed(gpt2, bank, alone=1)
+    found = weighed(gpt2, {blob: one for blob, one in broken.items() if blob not in others}, alone=1)
     assert (found.screened, found.chosen, found.losses) == ((None,), (), ())
     assert found.by_losses is not None
     assert found.by_losses.scored == ()

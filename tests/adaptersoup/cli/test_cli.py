@@ -917,8 +917,7 @@ class TestKeysAndJobs:
         more = {"data": [{"id": f"k{n}", **key} for n in range(100)], "next_cursor": "more"}
         server.on("GET /v1/keys", ok(more))
         assert len(json.loads(soup("keys", "ls", "--limit", "120", "--json")[1])["data"]) == 120
-        asked = [dict(one.url.params) for one in server.requests]
-        assert asked == [{}, {"cursor": "more"}]
+        assert [dict(one.url.params) for one in server.requests] == [{}, {"cursor": "more"}]
         server.on("GET /v1/keys", ok({"data": more["data"]}))  # of a server that knows no pages of keys
         assert len(json.loads(soup("keys", "ls", "--json")[1])["data"]) == 100
         assert dict(server.requests[-1].url.params) == {}

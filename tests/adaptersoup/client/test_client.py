@@ -312,8 +312,7 @@ class TestJobs:
         assert server.pauses == [1.0, 1.0]
 
     def test_a_proxy_that_cuts_answers_is_no_server_that_is_away(self) -> None:
-        cut = raising(httpx2.RemoteProtocolError("peer closed connection"))
-        server = Server().on("GET /v1/jobs/j1/events", cut)
+        server = Server().on("GET /v1/jobs/j1/events", raising(httpx2.RemoteProtocolError("peer closed connection")))
         server.on("GET /v1/jobs/j1", ok(job("running")), ok(job("running")), ok(job()))
         assert server.client().wait_job("j1", patience=2)["state"] == "succeeded"
 

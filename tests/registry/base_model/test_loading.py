@@ -254,8 +254,7 @@ def test_a_hub_that_cannot_be_reached_or_lacks_the_revision(monkeypatch, error):
 
 
 def change_config(folder, file="config.json", **changes):
-    config = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps(config | changes, indent=7))
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | changes, indent=7))
 
 
 def test_fingerprint_ignores_where_and_by_what_it_was_saved(folder):

@@ -338,8 +338,7 @@ class QueueIsSound(RuleBasedStateMachine):
 
     @rule()
     def enqueue(self) -> None:
-        row = self.jobs.enqueue("embed", {}, namespace="acme", created_by="k")
-        self.state[row.id] = "queued"
+        self.state[self.jobs.enqueue("embed", {}, namespace="acme", created_by="k").id] = "queued"
 
     @rule(worker=workers)
     def claim(self, worker: str) -> None:

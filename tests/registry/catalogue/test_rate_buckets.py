@@ -25,8 +25,7 @@ def test_a_new_bucket_is_empty_and_holds_what_is_put_into_it(database: Database)
 
 def test_what_is_rolled_back_was_never_used(database: Database) -> None:
     with suppress(ZeroDivisionError), database.write_unlocked() as catalogue:
-        held = catalogue.rate_buckets.lock(NAMES)
-        catalogue.rate_buckets.put(dict.fromkeys(NAMES, 5.0), held)
+        catalogue.rate_buckets.put(dict.fromkeys(NAMES, 5.0), catalogue.rate_buckets.lock(NAMES))
         raise ZeroDivisionError
     with database.write_unlocked() as catalogue:
         assert {one.used for one in catalogue.rate_buckets.lock(NAMES).values()} == {0.0}

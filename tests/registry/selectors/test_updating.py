@@ -99,8 +99,7 @@ class TestWhenAWholeFitIsDue:
     def test_a_small_pool_is_always_fitted_whole(self, spec: Any) -> None:
         assert self.fitted(spec, MANY[:LARGE]).updated(MANY[LARGE : LARGE + 1], []) is None
         pool = MANY[: LARGE + 1]
-        free = [one for one in pool if one.digest not in proved_on(pool)]
-        assert self.fitted(spec, pool).updated([], free) is None
+        assert self.fitted(spec, pool).updated([], [one for one in pool if one.digest not in proved_on(pool)]) is None
 
     def test_a_domain_that_it_is_proved_on_went(self, spec: Any) -> None:
         assert self.fitted(spec, MANY).updated([], [min(MANY, key=lambda one: one.digest)]) is None

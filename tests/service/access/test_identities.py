@@ -97,8 +97,7 @@ def test_a_token_of_each_kind_of_key_is_believed(issuer: LittleIssuer, clock: Cl
 
 def by_hmac(issuer: LittleIssuer) -> str:
     """Signed with the public key as if it were a secret, in each form that a library might take it in."""
-    key = issuer.keys["rsa"][0].public_key()
-    pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    pem = issuer.keys["rsa"][0].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     header = {"alg": "HS256", "kid": "rsa", "typ": "JWT"}
     return forged(header, issuer.claims("soup-admins"), lambda signed: hmac.digest(pem, signed, hashlib.sha256))
 
@@ -392,8 +391,7 @@ def test_a_caller_has_one_row_which_keeps_what_the_last_token_brought(
 def test_a_known_caller_is_served_while_nothing_can_be_written(
     lasting: LittleIssuer, database: Database, tmp_path: Path
 ) -> None:
-    url = database.engine.url.render_as_string(hide_password=False)
-    hasty = Database(url, busy_seconds=0)
+    hasty = Database(database.engine.url.render_as_string(hide_password=False), busy_seconds=0)
     try:
         known = identities(lasting, hasty, tmp_path)
         before = known.principal(lasting.token("law-team"))

@@ -46,8 +46,7 @@ def test_a_key_gives_its_principal(database: Database) -> None:
     secret = new_secret()
     key_id = add(database, secret, "read", "infer", namespaces=("team",))
     for header in (f"Bearer {secret}", f"bearer  {secret} "):
-        found = authenticate(database, header)
-        assert found == Principal(key_id, ("team",), frozenset({"read", "infer"}))
+        assert authenticate(database, header) == Principal(key_id, ("team",), frozenset({"read", "infer"}))
 
 
 @pytest.mark.parametrize(

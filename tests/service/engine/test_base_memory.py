@@ -393,8 +393,7 @@ class TestLoading:
         self, source: Source, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(source, "load", lambda _: [][0])
-        engine = Engine(source)
-        [ticket] = ended(engine, request("a"))
+        [ticket] = ended(Engine(source), request("a"))
         with pytest.raises(Unavailable, match=r"'a' cannot be loaded \(IndexError\)"):
             ticket.result(0)
 
@@ -424,12 +423,10 @@ class TestSizes:
     def test_bytes_are_known_before_loading(self, entries: dict[str, BaseEntry], dtype: str, each: int) -> None:
         for entry in entries.values():
             entry = entry.model_copy(update={"dtype": dtype})
-            model = load_base(entry).model
-            assert weight_bytes(entry) == each * sum(p.numel() for p in model.parameters())
+            assert weight_bytes(entry) == each * sum(p.numel() for p in load_base(entry).model.parameters())
 
     def test_several_files_count_together(self, entries: dict[str, BaseEntry], tmp_path: Path) -> None:
-        model = load_base(entries["b"]).model
-        model.save_pretrained(tmp_path / "cut", max_shard_size="10KB")
+        load_base(entries["b"]).model.save_pretrained(tmp_path / "cut", max_shard_size="10KB")
         assert len(list((tmp_path / "cut").glob("*.safetensors"))) > 1
         cut = entries["b"].model_copy(update={"source": str(tmp_path / "cut")})
         assert weight_bytes(cut) == weight_bytes(entries["b"])

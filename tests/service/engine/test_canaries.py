@@ -90,8 +90,7 @@ class Client:
     def send(self, count: int) -> None:
         draw = np.random.default_rng(self.seed)
         for _ in range(0, count, AT_ONCE):
-            asked = [self.one(draw) for _ in range(AT_ONCE)]
-            for ticket, check in asked:
+            for ticket, check in [self.one(draw) for _ in range(AT_ONCE)]:
                 if not ticket.cancelled():
                     check(ticket)
 
@@ -125,8 +124,7 @@ class Client:
         return ticket, lambda done: self.whole(done, bird, params)
 
     def whole(self, ticket: Ticket, bird: Canary, params: SamplingParams) -> None:
-        choices = ticket.result(120).choices
-        tokens = [token for choice in choices for token in choice.token_ids]
+        tokens = [token for choice in ticket.result(120).choices for token in choice.token_ids]
         self.check(
             set(tokens) == {bird.token} and len(tokens) == params.n * (params.max_tokens or 0), bird, str(tokens)
         )

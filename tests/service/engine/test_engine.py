@@ -122,8 +122,7 @@ class TestGreedy:
         monkeypatch.setitem(base.__dict__, name, value)
         [answer] = answered(engine_of(base), GenerateRequest("tiny", prompt, params=greedy(6)))
         choice = answer.choices[0]
-        first = tokens.index(tokens[3])
-        assert (choice.token_ids, choice.finish_reason) == (tokens[: first + 1], "stop")
+        assert (choice.token_ids, choice.finish_reason) == (tokens[: tokens.index(tokens[3]) + 1], "stop")
 
 
 class TestSampling:

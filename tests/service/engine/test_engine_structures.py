@@ -157,8 +157,7 @@ def test_heads_and_banks_are_refused_by_what_they_are(base: LoadedBase, kind: st
 
 
 def test_many_labels_are_not_all_told(base: LoadedBase) -> None:
-    labels = tuple(f"label {number}" for number in range(40))
-    config = HeadConfig(task="classification", labels=labels)
+    config = HeadConfig(task="classification", labels=tuple(f"label {number}" for number in range(40)))
     request = GenerateRequest("tiny", (1,), LoadableAdapter("sha256:" + "a" * 64, config, dict))
     with pytest.raises(InvalidParameter, match=r"'label 4' and 35 more\)"):
         Engine(LoadedBases(base)).submit(request)

@@ -64,8 +64,7 @@ def test_keys_and_values_take_what_they_may_and_no_more(base: LoadedBase, rows: 
         engine.submit(GenerateRequest("base", prompt, params=greedy(tokens), namespace="one"))
         for _ in range(int(draw.integers(0, 6))):
             engine.step()
-            held = row_bytes(engine) + runner_of(engine).prefix_bytes
-            assert held <= rows * each
+            assert row_bytes(engine) + runner_of(engine).prefix_bytes <= rows * each
             spare = max(spare, runner_of(engine).spare_positions)
     assert (spare > 0) or rows < 40, "what is free is used for rows to come"
     run(engine)
@@ -75,8 +74,7 @@ def test_keys_and_values_take_what_they_may_and_no_more(base: LoadedBase, rows: 
 def test_adapters_and_their_stacks_take_what_bases_leave(
     base: LoadedBase, handles: list[LoadableAdapter], expected: list[tuple[int, ...]], adapters: int
 ) -> None:
-    size = handles[0].size_bytes
-    budget = WEIGHTS + adapters * size
+    budget = WEIGHTS + adapters * handles[0].size_bytes
     engine = Engine(LoadedBases(base, bytes=WEIGHTS), EngineLimits(memory_bytes=budget))
     tickets = []
     stacked = 0

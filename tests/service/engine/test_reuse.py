@@ -161,8 +161,7 @@ def check_reuse(request: GenerateRequest, ticket: Ticket, others: Sequence[Gener
 
 
 def test_a_second_request_of_every_structure_computes_what_it_does_not_share(world: World) -> None:
-    draw = np.random.default_rng(0)
-    prompt = tuple(draw.integers(1, 300, size=40).tolist())
+    prompt = tuple(np.random.default_rng(0).integers(1, 300, size=40).tolist())
     engine, total = engine_of(world.base), 0
     for adapter in world.adapters:
         params = greedy(6, logprobs=0)
@@ -191,8 +190,7 @@ class TestWhoShares:
             ({"share_prompts": "off"}, off),
         ):
             engine = engine_of(base, **limits)
-            found = [ask(engine, PROMPT, namespace=namespace)[1] for namespace in ("a", "b", "a", None, None)]
-            assert found == reused
+            assert [ask(engine, PROMPT, namespace=namespace)[1] for namespace in ("a", "b", "a", None, None)] == reused
 
     def test_a_base_model_that_runs_one_by_one_keeps_nothing(
         self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch

@@ -175,8 +175,7 @@ class TestTurns:
         simulation.step()
         simulation.add([generate(length, adapter="b", tokens=tokens, owner="y")])
         prefill_steps = math.ceil(length / budget) + 1
-        turns = math.ceil(tokens / TURN_TOKENS)
-        drain(simulation, limit=4 * turns * (prefill_steps + TURN_TOKENS))
+        drain(simulation, limit=4 * math.ceil(tokens / TURN_TOKENS) * (prefill_steps + TURN_TOKENS))
 
     def test_requests_without_an_adapter_do_not_wait_for_the_room_of_an_adapter(self) -> None:
         simulation = simulation_of(tokens=10, adapter_bytes=1)

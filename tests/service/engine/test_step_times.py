@@ -35,8 +35,7 @@ def test_a_step_takes_as_long_as_the_gap_or_twice_as_long_as_alone(
 ) -> None:
     scheduler, simulation = streaming(streams, tokens=tokens, alone=alone)
     scheduler.add([generate(length, namespace="k") for _ in range(prompts)])
-    step = simulation.advance()
-    beside = step.tokens - streams
+    beside = simulation.advance().tokens - streams
     assert beside <= max(MIN_TOKENS, tokens)
     assert alone + beside * TOKEN <= max(GAP_SECONDS, 2 * alone, alone + MIN_TOKENS * TOKEN) + 1e-9
     allowed = max(MIN_TOKENS, min(tokens, int(max(GAP_SECONDS - alone, alone) / TOKEN)))

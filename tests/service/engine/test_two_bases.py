@@ -140,8 +140,7 @@ def test_a_pool_is_over_one_base(world: World) -> None:
 def replace_weights(folder: Path) -> None:
     """Other weights in the files of a base model."""
     file = folder / "model.safetensors"
-    tensors = {name: tensor + 0.1 for name, tensor in load_file(file).items()}
-    save_file(tensors, file, metadata={"format": "pt"})
+    save_file({name: tensor + 0.1 for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
 
 
 def test_a_base_model_whose_files_were_replaced_is_not_loaded_again(sources: dict[str, Path], tmp_path: Path) -> None:

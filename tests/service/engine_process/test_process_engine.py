@@ -195,8 +195,7 @@ def test_a_request_that_is_queued_too_late_runs_for_nobody(
 
 def test_requests_for_a_base_model_are_queued_while_another_one_loads(world: World) -> None:
     """Loading holds the lock of everything that builds a model, for minutes if the weights are large."""
-    plan = plan_of(world.runtime.settings)
-    host = EngineHost(plan)
+    host = EngineHost(plan_of(world.runtime.settings))
     print_of_base = world.runtime.bases.allowed.text(BASE_ID).shape.fingerprint
     sent = sent_request(GenerateRequest(BASE_ID, (1, 2), params=PARAMS), print_of_base)
     with ThreadPoolExecutor(1) as pool, BUILDING:

@@ -26,8 +26,7 @@ ABSENT = {"push_adapter", "change_key", "rotate_key", "change_key_limits"}
 @pytest.fixture(scope="module", autouse=True)
 def _stocked(world: World) -> None:
     """The adapters that the examples name, and the blob."""
-    samples = {"kitchen": examples.SAMPLE, "law": passages("court", 25)}
-    for seed, (name, texts) in enumerate(samples.items()):
+    for seed, (name, texts) in enumerate({"kitchen": examples.SAMPLE, "law": passages("court", 25)}.items()):
         push_embedded(world, f"acme/{name}", texts, seed=seed, domain=name, provenance=INIT)
     world.client.put(f"/v1/blobs/{examples.DIGEST}", content=examples.LINES)
 

@@ -236,8 +236,7 @@ def test_bytes_beyond_the_limit_are_refused_before_they_are_stored(world: World,
 
     def put(data: bytes) -> Any:
         content = iter([data[:10], data[10:]]) if chunked else data
-        path = f"/v1/blobs/{sha256_digest(data)}"
-        return world.client.put(path, content=content, headers=world.headers(one.secret))
+        return world.client.put(f"/v1/blobs/{sha256_digest(data)}", content=content, headers=world.headers(one.secret))
 
     letter = b"cd"[int(chunked) : int(chunked) + 1]
     assert put(letter * 60).status_code == 201

@@ -81,8 +81,7 @@ class TestCommandLine:
         self, soup: Soup, lora: Callable[..., Path], sample: Path, tmp_path: Path
     ) -> None:
         folder = lora(alpha_pattern={"h.1.attn.c_attn": 5})
-        command = ("push", folder, "--name", "acme/law", "--domain", "law", "--sample", sample, "--wait")
-        code, out, err = soup(*command)
+        code, out, err = soup("push", folder, "--name", "acme/law", "--domain", "law", "--sample", sample, "--wait")
         assert (code, out) == (0, "acme/law@1\n"), err
         row = json.loads(soup("show", "acme/law", "--json")[1])
         assert (row["base_model"], row["config"]["method"], row["sample_state"]) == ("small", "lora", "ready")
@@ -106,8 +105,7 @@ class TestCommandLine:
         with torch.inference_mode():
             scores = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], dim=-1)
         expected = [float(scores[at, token]) for at, token in enumerate(ids[1:])]
-        found = told["choices"][0]["logprobs"]["token_logprobs"]
-        assert found[1 : len(ids)] == pytest.approx(expected, abs=1e-4)
+        assert told["choices"][0]["logprobs"]["token_logprobs"][1 : len(ids)] == pytest.approx(expected, abs=1e-4)
 
     def test_without_a_domain(self, soup: Soup, lora: Callable[..., Path]) -> None:
         err = refused(soup("push", lora(), "--name", "acme/nowhere"))

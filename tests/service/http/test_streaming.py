@@ -206,8 +206,7 @@ async def started(engine: Prepared) -> Started:
     outbox = Outbox(asyncio.get_running_loop())
 
     async def open_stream(prompts: int = 1, text: str = "a") -> TokenStream:
-        asked = [GenerateRequest("tiny", (1,)) for _ in range(prompts)]
-        stream = TokenStream(asked, outbox)
+        stream = TokenStream([GenerateRequest("tiny", (1,)) for _ in range(prompts)], outbox)
         before = len(engine.requests)
         engine.asked.clear()
         starting = asyncio.ensure_future(start(present_client(), engine, stream))  # type: ignore[arg-type]
@@ -293,8 +292,7 @@ class TestHandingOver:
     async def test_what_is_ready_goes_together_and_the_end_with_the_last_token(
         self, engine: Prepared, started: Started
     ) -> None:
-        stream = await started(2)
-        parts = _event_chunks(stream, Raw())  # type: ignore[arg-type]
+        parts = _event_chunks(await started(2), Raw())  # type: ignore[arg-type]
         assert await anext(parts) == b"<0a 1a "
         engine.step(["b", None])
         engine.step(["c", "é"])
@@ -355,8 +353,7 @@ class TestHandingOver:
     async def test_a_client_that_is_slow_gets_the_rest_in_one_part_and_one_that_leaves_cancels(
         self, engine: Prepared, started: Started
     ) -> None:
-        stream = await started()
-        response, sent, client = EventStream(stream, Raw(), headers={}), [], Client()
+        response, sent, client = EventStream(await started(), Raw(), headers={}), [], Client()
         taken, go_on = asyncio.Event(), asyncio.Event()
 
         async def send(message: Any) -> None:

@@ -330,8 +330,7 @@ class TestProcesses:
         lost, kept = stage.enqueue(), stage.enqueue()
         claim(stage.runner(start=False, job_lease_seconds=0.3))
         claim(stage.runner(start=False))
-        runner = stage.runner(sole_owner=False, job_lease_seconds=1.0)
-        assert stage.ended(runner, lost).attempts == 2
+        assert stage.ended(stage.runner(sole_owner=False, job_lease_seconds=1.0), lost).attempts == 2
         assert stage.row(kept).state == "running"
 
     def test_servers_whose_database_was_away_for_longer_than_a_lease_keep_their_jobs(
@@ -493,8 +492,7 @@ class TestLanes:
         slow = replace(stage.kind(), lane=KINDS[kind].lane)
         monkeypatch.setattr(module, "KINDS", {"test": slow, "quick": quick})
         runner, training = stage.holding()
-        job = stage.enqueue("quick")
-        assert stage.until(runner, job, lambda row: row.state in FINAL).result == {"quick": True}
+        assert stage.until(runner, stage.enqueue("quick"), lambda row: row.state in FINAL).result == {"quick": True}
         assert stage.row(training).state == "running"
         stage.go_on.set()
         assert stage.ended(runner, training).state == "succeeded"

@@ -128,8 +128,7 @@ class TestFollowing:
         def cooked(secret: str) -> dict[str, Any]:
             """The job of a cook, which may have ended before it was answered."""
             cook(world, secret, recipe=by_hand("acme/code"))
-            jobs = world.client.get("/v1/jobs?kind=cook&limit=1", headers=world.headers(secret)).json()["data"]
-            return dict(jobs[0])
+            return dict(world.client.get("/v1/jobs?kind=cook&limit=1", headers=world.headers(secret)).json()["data"][0])
 
         embed = world.client.get("/v1/jobs?kind=embed&limit=1").json()["data"][0]
         assert embed["owner"] == "admin"
@@ -154,8 +153,7 @@ class TestCooking:
         assert sorted(one.status_code for one in answers) == [200, 200, 200, 201]
         assert len({one.json()["digest"] for one in answers}) == 1
         assert {one.json()["model"] for one in answers} == {"acme/shared@1"}
-        lineage = world.client.get("/v1/adapters/acme/shared/lineage").json()
-        assert len(lineage["evidence"]) == 4
+        assert len(world.client.get("/v1/adapters/acme/shared/lineage").json()["evidence"]) == 4
 
     def test_no_text_of_a_request_outlives_its_job(self, world: World, held_score: threading.Event) -> None:
         texts = {"texts": passages("court", 25, seed=4)}
@@ -163,8 +161,7 @@ class TestCooking:
         until(lambda: job_of(world, running)["state"] == "running")
         (blob,) = held_texts(world)
         assert world.client.get(f"/v1/blobs/{blob}").status_code == 404
-        cancelled = world.client.post(f"/v1/jobs/{running}/cancel").json()
-        assert cancelled["state"] == "cancelled"
+        assert world.client.post(f"/v1/jobs/{running}/cancel").json()["state"] == "cancelled"
         until(lambda: not held_texts(world))
         held_score.set()
         for body in ({"sample": texts}, {"sample": {"texts": ["few"]}}, {"recipe": by_hand("acme/nobody")}):
@@ -363,8 +360,7 @@ class TestWhose:
     ) -> None:
         """An administrator cooks into a team's namespace, from adapters the team does not see."""
         recipe = by_hand("acme/court", "theirs/secret")
-        sample = {"texts": passages("court", 25)}
-        job = cook(world, recipe=recipe, sample=sample, name="acme/given").json()["id"]
+        job = cook(world, recipe=recipe, sample={"texts": passages("court", 25)}, name="acme/given").json()["id"]
         model = client.wait_job(job)["result"]["model"]
         team = world.headers(world.key(["read", "write"], ["acme"]))
         shown = world.client.get(f"/v1/jobs/{job}", headers=team)

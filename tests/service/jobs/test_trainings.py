@@ -281,8 +281,7 @@ def test_a_bank_is_pushed_beside_its_merge(world: World, beside: None) -> None:
     for owner in (None, "them"):
         again = made(world, asked(world, "acme/mixed", spec=spec, owner=owner))
         assert (again["adapter"], again["created"]) == ("acme/mixed@1", False), "the same training, whoever's it is"
-        owners = {adapter(world, f"acme/{name}")["owner"] for name in ("mixed", "mixed-bank")}
-        assert owners == {owner or "us"}
+        assert {adapter(world, f"acme/{name}")["owner"] for name in ("mixed", "mixed-bank")} == {owner or "us"}
 
 
 def test_a_fusion_is_over_adapters_of_the_server(world: World, beside: None) -> None:
@@ -316,8 +315,7 @@ def test_every_structure_is_trained_and_pushed(world: World, beside: None, spec:
 
 
 def test_without_other_data_a_share_is_held_out_and_said(world: World, beside: None) -> None:
-    body = asked(world, "acme/shared", valid=None, valid_share=0.25, sample=10)
-    result = made(world, body)
+    result = made(world, asked(world, "acme/shared", valid=None, valid_share=0.25, sample=10))
     assert "without a sample: 10 different passages" in result["warnings"][0]
     training = adapter(world, "acme/shared")["provenance"]["training"]
     assert (training["valid_share"], training["texts"], training["valid_texts"]) == (0.25, 45, 15)
@@ -422,8 +420,7 @@ class TestFailures:
             return beside(*args, **named)
 
         monkeypatch.setattr(training_job, "in_child", revoking)
-        job = started(world, asked(world, "acme/revoked"), key)
-        assert ended(world.client, job["id"])["state"] == "cancelled"
+        assert ended(world.client, started(world, asked(world, "acme/revoked"), key)["id"])["state"] == "cancelled"
         assert not is_pushed(world, "acme/revoked")
 
     def test_it_is_pushed_for_another_key_that_asked_for_the_same(

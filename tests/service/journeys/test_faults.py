@@ -196,8 +196,7 @@ class TestDamage:
             for digest in (row.state_blob, vectors.blob):
                 flip(world.runtime.settings.blobs_dir / digest[7:9] / digest[7:])
             selected(world, body)  # without the one whose vectors are damaged, unless they are there again
-            actions = [one["action"] for one in world.client.get("/v1/audit").json()["data"]]
-            assert "sample.embed_again" in actions
+            assert "sample.embed_again" in [one["action"] for one in world.client.get("/v1/audit").json()["data"]]
             until(lambda: selected(world, body)["selector"] == before["selector"])
             assert selected(world, body)["selection"] == before["selection"]
             assert all(world.registry.blobs.is_whole(digest) for digest in (row.state_blob, vectors.blob))

@@ -98,8 +98,7 @@ def test_nothing_is_mixed_for_who_only_reads_or_is_beyond_a_limit(
     name = "acme/law*4+acme/plain*5"
     assert stocked.client.get("/compare.json", params={"model": [BASE_ID, name]}).status_code == 200
     limited = stocked.client.post("/v1/keys", json={"name": "slow", "scopes": ["infer"], "namespaces": ["acme"]}).json()
-    limits = {"tokens_per_minute": 1}
-    assert stocked.client.patch(f"/v1/keys/{limited['id']}/limits", json=limits).status_code == 200
+    assert stocked.client.patch(f"/v1/keys/{limited['id']}/limits", json={"tokens_per_minute": 1}).status_code == 200
     headers = stocked.headers(limited["secret"])
     assert stocked.client.post("/v1/completions", json={**ASKED, "model": name}, headers=headers).status_code in (
         413,

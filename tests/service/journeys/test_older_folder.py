@@ -76,7 +76,6 @@ def test_a_soup_of_matched_or_decomposed_tensors_is_cooked_again_to_the_same_mod
     store: Store, said: Any, ref: str
 ) -> None:
     """Its bytes are this machine's and library's; what it says differs by what their rounding comes to."""
-    blobs = store._runtime.services.registry.blobs
-    blobs.delete(store.adapter(f"team/{ref}@1").weights_blob)
+    store._runtime.services.registry.blobs.delete(store.adapter(f"team/{ref}@1").weights_blob)
     soup = store.cook(name=f"team/{ref}", **said["asked"][f"team/{ref}@1"])
     assert mean_nll(store, soup.model, said) == pytest.approx(said["nll"][f"team/{ref}@1"], rel=1e-4)

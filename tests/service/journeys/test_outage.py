@@ -119,8 +119,7 @@ def test_gone_during_a_push_leaves_nothing_half_there(
     assert world.client.get(f"/v1/adapters/{name}").status_code == 404
     assert world.client.head(f"/v1/blobs/{weights}").status_code == 404
     assert len(world.client.get("/v1/jobs").json()["data"]) == jobs
-    again = world.push(name, seed=len(moment), sample={"texts": texts})
-    assert again["version"] == 1
+    assert world.push(name, seed=len(moment), sample={"texts": texts})["version"] == 1
     with world.runtime.database.read() as catalogue:
         subjects = [row.subject for row in catalogue.audit.list(None, limit=100).rows]
     assert subjects.count(f"{name}@1") == 1

@@ -181,11 +181,9 @@ def each_does_what_the_other_sees(fleet: Fleet, known: str) -> None:
 
         for version, target in enumerate((known, pushed["digest"]), start=1):
             copy(fleet, here, f"acme/moved-{here}", of="acme/before" if target == known else name)
-            alias = {"version": version}
-            answered(fleet.clients[here].put(f"/v1/adapters/acme/moved-{here}/aliases/live", json=alias))
+            answered(fleet.clients[here].put(f"/v1/adapters/acme/moved-{here}/aliases/live", json={"version": version}))
             body = {"model": f"acme/moved-{here}@live", "prompt": "a", "max_tokens": 1}
-            answer = fleet.clients[there].post("/v1/completions", json=body)
-            assert answer.headers["x-soup-digest"] == target
+            assert fleet.clients[there].post("/v1/completions", json=body).headers["x-soup-digest"] == target
 
         ingredients = [{"ref": "acme/before"}, {"ref": name, "weight": 2}]
         body = {"recipe": {"ingredients": ingredients}, "name": f"acme/soup-{here}", "verify": False, "wait": 60}
@@ -237,8 +235,7 @@ def bytes_go_beside_pushes_of_them(fleet: Fleet) -> None:
             pushed = {version: f"acme/{version}-again{turn}" for version in VERSIONS}
             pushes = [pool.submit(push_bytes, fleet, *one, data) for one in pushed.items()]
             purges = [pool.submit(purge, fleet, VERSIONS[(turn + place) % 2], name) for place, name in enumerate(kept)]
-            collections = [pool.submit(collect, fleet, VERSIONS[turn % 2])]
-            for done in (*pushes, *purges, *collections):
+            for done in (*pushes, *purges, pool.submit(collect, fleet, VERSIONS[turn % 2])):
                 done.result()
             kept = list(pushed.values())
             for name in kept:

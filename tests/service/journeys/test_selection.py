@@ -171,8 +171,7 @@ def test_a_tuned_soup_says_everywhere_that_it_has_learnt_from_the_sample(stocked
     assert [http.get(f"/v1/models/acme/{name}").json()["tuned"] for name in ("tuned", "kitchen")] == [True, False]
 
     def learnt() -> list[str]:
-        found = http.get("/v1/adapters", params={"tuned_on": tuning["sample"]}).json()["data"]
-        return [row["ref"] for row in found]
+        return [row["ref"] for row in http.get("/v1/adapters", params={"tuned_on": tuning["sample"]}).json()["data"]]
 
     def scored(model: str):
         body = {"model": model, "texts": sample["texts"][4::5], "baseline": "base/tiny"}

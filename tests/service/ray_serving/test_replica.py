@@ -74,8 +74,7 @@ async def replica(world: World, anyio_backend: str) -> AsyncIterator[Replica]:
 
 
 async def said(one: Replica, what: SentRequest) -> tuple[list[Delta], Ended]:
-    pieces = [piece async for piece in one.generate(what)]
-    *tokens, ended = pieces
+    *tokens, ended = [piece async for piece in one.generate(what)]
     assert isinstance(ended, Ended)
     return [delta for piece in tokens for delta in piece], ended
 

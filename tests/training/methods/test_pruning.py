@@ -310,8 +310,7 @@ def entries(config):
 def test_as_many_entries_stay(config, factor):
     wide = widened(config, factor)
     assert entries(wide) == factor * entries(config)
-    sparsity = PruningRequest(widen=factor).options().sparsity
-    assert entries(wide) - round(sparsity * entries(wide)) == entries(config)
+    assert entries(wide) - round(PruningRequest(widen=factor).options().sparsity * entries(wide)) == entries(config)
 
 
 def test_nothing_but_the_width_changes():

@@ -176,8 +176,7 @@ def test_answers_that_are_not_where_they_say_are_refused_with_the_line(answers, 
 
 def test_both_forms_of_squads_answers_are_read_and_repeated_ones_count_once():
     fields = {"question": "Who?", "context": "The fox."}
-    forms = [{"text": ["fox", "fox"], "answer_start": [4, 4]}, [{"text": "fox", "answer_start": 4}]]
-    for answers in forms:
+    for answers in [{"text": ["fox", "fox"], "answer_start": [4, 4]}, [{"text": "fox", "answer_start": 4}]]:
         assert TASK.items([(1, {**fields, "answers": answers})], where="f")[0].answers == (("fox", 4),)
     for answers in ({"text": [], "answer_start": []}, []):
         assert TASK.items([(1, {**fields, "answers": answers})], where="f")[0].answers == ()

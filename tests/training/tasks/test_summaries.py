@@ -23,8 +23,7 @@ TASK = TASKS["summarisation"]
 
 
 def test_a_row_is_document_prompt_and_summary_and_only_the_summary_is_predicted(base):
-    items = [Summarised("The fox jumps.", " lazy "), *SUMMARISED[:2]]
-    rows = TASK.encode(base, items, block=60, at_least=1).rows
+    rows = TASK.encode(base, [Summarised("The fox jumps.", " lazy "), *SUMMARISED[:2]], block=60, at_least=1).rows
     start, ids = int(rows[0][0]), [token for token in rows[0][1:].tolist() if token != PAD]
     decode = base.tokenizer.backend_tokenizer.decode
     assert decode(ids[:start], skip_special_tokens=False) == f"<|endoftext|>The fox jumps.{PROMPT}"

@@ -223,8 +223,7 @@ def test_one_model_under_two_names_is_one(browser: Signed) -> None:
 
 
 def test_a_reader_is_offered_models_to_compare(stocked: World) -> None:
-    reader = Signed(stocked, stocked.key(["read"], ["acme"]))
-    assert '<option value="acme/law@1">' in reader.page("/compare")
+    assert '<option value="acme/law@1">' in Signed(stocked, stocked.key(["read"], ["acme"])).page("/compare")
 
 
 def test_what_cannot_be_measured_keeps_the_text(browser: Signed) -> None:
