@@ -349,3 +349,19 @@ def test_a_script_that_fails_ends_with_its_own_error(tmp_path: Path, tiny_base_d
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1, ended.stderr
     assert "RuntimeError: the script's own" in ended.stderr
+
+
+def test_a_store_leaves_the_threads_of_its_program(tmp_path: Path, tiny_base_dir: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with Store(tmp_path / "a", tiny_base_dir, base_id="tiny"):
+            assert torch.get_num_threads() == 2
+        with (
+            pytest.raises(Unavailable),
+            Store(tmp_path / "a", database_url="postgresql+psycopg://nobody@127.0.0.1:1/x"),
+        ):
+            pass
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

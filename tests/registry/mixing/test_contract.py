@@ -13,12 +13,14 @@ from typing import Any, get_args
 import pytest
 import torch
 from pydantic import TypeAdapter
+from safetensors.torch import load_file
 
 from registry.adapters import expected_tensors, tensor_problems
 from registry.adapters.weights import save_tensors
 from registry.errors import InvalidRecipe
 from registry.mixing import MIXINGS
 from registry.mixing.compat import SoupIngredient
+from registry.mixing.report import TOLERANCE
 from registry.spec import (
     AdapterConfig,
     AverageMixing,
@@ -36,6 +38,7 @@ from registry.spec import (
     SlerpMixing,
     TiesMixing,
 )
+from tests.fixtures.make_soups import CASES, cooked
 from tests.other_processor import elsewhere
 from tests.registry.random_adapters import (
     BASE,
@@ -43,6 +46,7 @@ from tests.registry.random_adapters import (
     LINEARS,
     SHAPE,
     bottleneck,
+    deltas,
     known,
     lora,
     part,
@@ -247,3 +251,23 @@ def test_the_bytes_are_the_same_on_every_processor_and_as_commit_faf82b18_made_t
     here = digests_of_some()
     assert here.split()[0] == EVERYWHERE
     assert elsewhere(digests_of_some, other) == here
+
+
+# --- soups of before ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stored() -> dict[str, torch.Tensor]:
+    return load_file(REPOSITORY / "tests" / "fixtures" / "soups.safetensors")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_soups_of_before_are_made_again_within_the_tolerance(name: str, stored: dict[str, torch.Tensor]) -> None:
+    """A LoRA by its updates, since the signs of its factors were open."""
+    config, tensors = cooked(name)
+    before = {key.partition(":")[2]: one for key, one in stored.items() if key.startswith(f"{name}:")}
+    assert tensors.keys() == before.keys()
+    if isinstance(config, LoraConfig):
+        tensors, before = deltas(config, tensors), deltas(config, before)
+    for key, tensor in tensors.items():
+        assert (tensor - before[key]).norm() <= TOLERANCE * before[key].norm(), key

@@ -1,4 +1,4 @@
-"""TIES, DARE and slerp: PEFT's and the papers' formulas entry by entry, and what they have in common."""
+"""The average, TIES, DARE, slerp and task arithmetic: PEFT's and the papers' formulas, entry by entry."""
 
 from __future__ import annotations
 
@@ -12,19 +12,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from registry.adapters import create
 from registry.adapters.lora import LORA_A, LORA_B
-from registry.mixing import MIXINGS
+from registry.errors import Incompatible, InvalidRecipe
+from registry.mixing import MIXINGS, average
 from registry.mixing.auto import within_width
 from registry.mixing.dare import generator
 from registry.mixing.slerp import factors
 from registry.spec import (
     AverageMixing,
+    ConcatMixing,
     DareMixing,
+    Provenance,
     SlerpMixing,
+    TaskArithmeticMixing,
     TiesMixing,
 )
-from tests.registry.random_adapters import INIT, bottleneck, lora, tensors_of, weighted
+from tests.registry.random_adapters import (
+    INIT,
+    OTHER_INIT,
+    SHAPE,
+    UNKNOWN,
+    bottleneck,
+    lora,
+    part,
+    started,
+    tensors_of,
+    weighted,
+)
 
+PLAIN = bottleneck("bapna_firat", 5)
 PROJECTION = ("down.weight", "up.weight", LORA_A, LORA_B)
 
 
@@ -32,7 +49,7 @@ def ours(parts, mixing):
     return MIXINGS[mixing.method].mix(parts, mixing)
 
 
-def of_one_start(count: int, config=bottleneck("bapna_firat", 5), weights=None):
+def of_one_start(count: int, config=PLAIN, weights=None):
     return weighted([config] * count, weights or [1] * count, provenance=INIT)
 
 
@@ -135,3 +152,108 @@ def test_a_density_is_a_share(density) -> None:
         with pytest.raises(ValidationError):
             kind(density=density)
     assert TiesMixing(density=0.30).density == "0.3"
+
+
+# --- the average ----------------------------------------------------------------------------------
+
+
+@given(st.floats(0.05, 0.95))
+def test_the_average_is_linear(share):
+    parts = weighted([PLAIN] * 2, [share, 1 - share])
+    found, (first, second) = average.mix(parts, AverageMixing()), [one.load() for one in parts]
+    for name, tensor in found.items():
+        exact = share * first[name].double() + (1 - share) * second[name].double()
+        assert torch.allclose(tensor.double(), exact, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("scale", "sentence"),
+    [
+        *[(scale, "must not be 0") for scale in (0, "0.0", -0.0, 1e-12)],
+        *[(scale, "scale") for scale in ("1e999999999999", "-1e400", 1e308, "sNaN", 10**400, "1e99999999999999999999")],
+    ],
+)
+def test_a_scale_of_nothing_or_beyond_every_number_is_refused(scale, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        AverageMixing(scale=scale)
+
+
+def test_half_precision_ingredients_are_summed_in_fp32_and_cast_once():
+    halves = [
+        replace(one, dtype="BF16", load=lambda n=n: tensors_of(PLAIN, n, torch.bfloat16))
+        for n, one in enumerate(weighted([PLAIN] * 3, [1, 1, 1]))
+    ]
+    singles = [
+        replace(one, dtype="F32", load=lambda one=one: {name: t.float() for name, t in one.load().items()})
+        for one in halves
+    ]
+    exact = average.mix(singles, AverageMixing())
+    for name, tensor in average.mix(halves, AverageMixing()).items():
+        assert tensor.dtype == torch.bfloat16
+        assert torch.equal(tensor, exact[name].to(torch.bfloat16))
+    assert average.result_dtype([halves[0], singles[1]]) == "F32"
+
+
+def test_an_average_that_overflows_is_refused():
+    large = {name: torch.full_like(t, 6e4).half() for name, t in tensors_of(PLAIN, 0).items()}
+    with pytest.raises(InvalidRecipe, match="leave the range"):
+        average.mix([part(0, PLAIN, dtype="F16", load=lambda: large)], AverageMixing(scale="2"))
+
+
+def test_a_start_that_is_declared_is_that_which_was_trained_from_and_one_adapter_needs_none():
+    trained = Provenance(init_hash=INIT.init_hash, init_source="trained_here")
+    assert average.check([part(0, PLAIN, provenance=INIT), part(1, PLAIN, provenance=trained)], AverageMixing()) == []
+    assert average.check([part(0, PLAIN, provenance=UNKNOWN)], AverageMixing()) == []
+
+
+# --- task arithmetic ------------------------------------------------------------------------------
+
+
+ARITHMETIC = MIXINGS["task_arithmetic"]
+
+
+@pytest.mark.parametrize("config", [PLAIN, bottleneck("pfeiffer", 3), bottleneck("houlsby_plain", 4)])
+@pytest.mark.parametrize("coefficients", [(0.4, 0.4, 0.4), (0.9, 0.1, 0.5), (-0.2, -0.3, -0.5)])
+def test_task_arithmetic_is_the_papers_formula(config, coefficients) -> None:
+    total = sum(coefficients)
+    parts = weighted([config] * 3, [one / total for one in coefficients], provenance=started(config))
+    found = ARITHMETIC.mix(parts, ARITHMETIC.resolved(parts, TaskArithmeticMixing(scale=total), SHAPE))
+    start = create(config, SHAPE, seed=7, init="linear").state_dict()
+    for name, tensor in found.items():
+        first = start[name].double()
+        vectors = [tensors_of(config, n)[name].double() - first for n in range(3)]
+        wanted = first + sum(c * vector for c, vector in zip(coefficients, vectors, strict=True))
+        assert torch.allclose(tensor.double(), wanted, rtol=1e-6, atol=1e-6), name
+
+
+def test_the_start_is_found_by_its_hash_and_stands_in_the_recipe() -> None:
+    for init in ("near_identity", "linear", "zero_up"):
+        parts = weighted([PLAIN] * 2, [1, 1], provenance=started(PLAIN, seed=3, init=init))
+        mixing = ARITHMETIC.resolved(parts, TaskArithmeticMixing(scale="2"), SHAPE)
+        assert mixing == TaskArithmeticMixing(scale="2", init=init, init_seed=3)
+        assert ARITHMETIC.resolved(parts, mixing, SHAPE) == mixing
+
+
+def test_a_seed_can_be_named_where_none_was_recorded_and_is_not_believed() -> None:
+    unsaid = started(PLAIN, seed=3).model_copy(update={"init_seed": None})
+    parts = weighted([PLAIN] * 2, [1, 1], provenance=unsaid)
+    assert "came without the seed of the start: name 'init_seed'" in ARITHMETIC.check(parts, TaskArithmeticMixing())[0]
+    named = ARITHMETIC.resolved(parts, TaskArithmeticMixing(init_seed=3), SHAPE)
+    assert (named.init, named.init_seed) == ("linear", 3)
+    for wrong in (TaskArithmeticMixing(init_seed=4), TaskArithmeticMixing(init="zero_up", init_seed=3)):
+        assert ARITHMETIC.check(parts, wrong) == []
+        with pytest.raises(Incompatible, match="gives those with hash"):
+            ARITHMETIC.resolved(parts, wrong, SHAPE)
+
+
+@pytest.mark.parametrize("scale", ["1", "2.4", "-0.5"])
+def test_task_arithmetic_of_loras_is_the_sum_of_their_updates_exactly(scale: str) -> None:
+    parts = weighted([lora(2), lora(4, 3.0, rslora=True), lora(3, leaves=("c_fc",))], [1, 2, 3], provenance=OTHER_INIT)
+    parts[1] = replace(parts[1], provenance=Provenance())
+    mixing = ARITHMETIC.resolved(parts, TaskArithmeticMixing(scale=scale, init="linear", init_seed=1), SHAPE)
+    assert mixing == TaskArithmeticMixing(scale=scale)
+    exact = ConcatMixing(scale=scale)
+    assert ARITHMETIC.result(parts, mixing) == MIXINGS["concat"].result(parts, exact)
+    wanted = MIXINGS["concat"].mix(parts, exact)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in ARITHMETIC.mix(parts, mixing).items())
+    assert "max_width is 5" in ARITHMETIC.too_wide(parts, mixing, 5)[0]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -353,3 +357,78 @@ def test_weights_follow_the_rank() -> None:
     selection = ranking.selection(max_ingredients=5)
     assert [entry.weight for entry in selection.selected] == ["0.333333334", "0.333333333", "0.333333333"]
     assert [entry.domain for entry in selection.selected] == ["0", "1", "2"]
+
+
+# --- domains whose vectors are read when they are looked at ---------------------------------------
+
+
+READ_SPECS = [PosteriorSpec(dimensions=6), CosineSpec(encoder="base")]
+MOST_IN_MEMORY = 2
+"""Samples in memory: the one that is looked at, and its like while Python still holds the one before."""
+
+
+@dataclass
+class Reader:
+    """Hands out copies of vectors, and counts those that somebody holds."""
+
+    held: int = 0
+    most: int = 0
+    reads: dict[str, int] = field(default_factory=dict)
+
+    def domains(self, domains: Sequence[Domain]) -> list[Domain]:
+        return [replace(one, vectors=Read(self, one.digest, one.vectors[:])) for one in domains]
+
+    def read(self, digest: str, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        self.reads[digest] = self.reads.get(digest, 0) + 1
+        copy = rows.copy()
+        weakref.finalize(copy, self.gone)
+        self.held += 1
+        self.most = max(self.most, self.held)
+        return copy
+
+    def gone(self) -> None:
+        self.held -= 1
+
+
+@dataclass
+class Read:
+    """The vectors of a domain, as the contract has them."""
+
+    reader: Reader
+    digest: str
+    rows: npt.NDArray[np.float32]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rows.shape
+
+    def __getitem__(self, rows: slice, /) -> npt.NDArray[np.float32]:
+        return self.reader.read(self.digest, self.rows[rows])
+
+
+def state(selector: Any) -> bytes:
+    return dump_state(*selector.to_state())
+
+
+@pytest.mark.parametrize("spec", READ_SPECS, ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("units", [40, 130])
+@pytest.mark.parametrize("large", [False, True])
+def test_a_fit_and_an_update_hold_the_vectors_of_one_domain(
+    spec: Any, units: int, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr("registry.selectors.updating.LARGE", 3)
+    in_memory = gaussian_domains(11, n=units)
+    reader = Reader()
+    read = reader.domains(in_memory)
+    kind = SELECTORS[spec.kind]
+    whole, streamed = kind(spec).fit(in_memory[:10]), kind(spec).fit(read[:10])
+    assert state(streamed) == state(whole)
+    assert reader.held == 0
+    assert reader.most <= MOST_IN_MEMORY
+    assert max(reader.reads.values()) <= 4  # passes over the domains: of the origin, components, Gaussians, proof
+    if large:
+        out = next(one for one in read if one.digest not in streamed.held_out_)  # type: ignore[attr-defined]
+        now, then = streamed.updated(read[10:11], [out]), whole.updated(in_memory[10:11], [out])
+        assert state(now) == state(then)
+        assert reader.most <= MOST_IN_MEMORY

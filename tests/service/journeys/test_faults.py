@@ -114,7 +114,7 @@ def whole(world: World, pushed: dict[str, Any], keys: list[str]) -> None:
 
 
 class TestMounts:
-    """A disk that is not there leaves an empty folder, which `test_blob_folder.py` asks about."""
+    """A disk that is not there leaves an empty folder, which `test_lost_storage.py` asks about."""
 
     @pytest.fixture
     def mounted(self, tmp_path: Path) -> Iterator[Path]:

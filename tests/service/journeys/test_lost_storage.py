@@ -1,10 +1,11 @@
-"""A folder of blobs that goes away while a server works: 503 in one sentence, and on it goes when it is back."""
+"""A folder of blobs or a SQLite file that goes away: told before anything is acknowledged, and nothing is lost."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from registry.errors import Unavailable
 from registry.names import sha256_digest
 from service.runtime import Runtime
 from service.settings import Settings
-from tests.service.answers import temporary_refusal
+from tests.service.answers import refusal, temporary_refusal
 from tests.service.passages import passages
 from tests.service.pushes import manifest
-from tests.service.servers import World, open_world
+from tests.service.servers import World, open_world, opened_world
 
 
 @pytest.fixture
@@ -77,3 +78,58 @@ def test_a_start_without_it_is_refused_until_it_is_back(allowlist: Path, tmp_pat
     (data / "elsewhere").rename(folder)
     for world in open_world(data, allowlist, job_workers=0):
         assert world.client.get(f"/v1/blobs/{blob}").status_code == 200
+
+
+# --- a SQLite file that goes away -----------------------------------------------------------------
+
+
+served = partial(opened_world, ready_seconds=0, job_workers=0)
+
+
+def stored(data: Path) -> set[str]:
+    return {path.name for path in (data / "blobs").glob("??/*")}
+
+
+def test_it_is_noticed_before_a_push_is_acknowledged(allowlist: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with served(data, allowlist) as world:
+        world.push("acme/there")
+        file = data / "soup.db"
+        file.rename(data / "elsewhere.db")
+        for answer in (
+            world.client.post("/v1/adapters", json={"name": "acme/lost"}),
+            world.client.get("/v1/adapters/acme/there"),
+        ):
+            assert "soup.db was removed or replaced while the server is running" in refusal(answer, 503)
+        assert world.client.get("/readyz").status_code == 503
+        assert not file.exists()  # no empty one in its place
+        (data / "elsewhere.db").rename(file)
+        assert world.client.get("/readyz").status_code == 200
+        world.push("acme/there", seed=1)
+
+
+def test_a_start_without_it_is_refused_and_an_older_copy_sets_aside_what_the_newer_one_has_back(
+    allowlist: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    file = data / "soup.db"
+    with served(data, allowlist) as world:
+        world.push("acme/early")
+    older = file.read_bytes()
+    with served(data, allowlist) as world:
+        late = world.push("acme/late", seed=1)
+    newer, every = file.read_bytes(), stored(data)
+    file.unlink()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"is new and names no blob, but .* holds 2: .*repair-a-server"):
+            Runtime(Settings(data=data, bases=allowlist)).start()
+    assert stored(data) == every
+    file.write_bytes(older)
+    with served(data, allowlist) as world:
+        assert world.client.get("/v1/adapters/acme/late").status_code == 404
+        assert stored(data) < every
+    file.write_bytes(newer)
+    with served(data, allowlist) as world:
+        assert world.client.get("/v1/adapters/acme/late").json()["digest"] == late["digest"]
+        assert world.client.get("/v1/adapters/acme/late/files/adapter_model.safetensors").status_code == 200
+    assert stored(data) == every
