@@ -198,66 +198,63 @@ class TestNotebook:
             store.adapters().to_frame()
 
 
-class TestInterrupted:
-    def test_whoever_waits_when_it_is_closed_hears_of_it(
-        self, tiny_base_dir: Path, folders: Path, tmp_path: Path
-    ) -> None:
-        store = Store(tmp_path / "closed", tiny_base_dir, base_id="tiny", **QUICK)
-        store.push(folders / "code", name="team/code")
-        stream = store.client.stream("team/code", "0 1", max_tokens=60)
-        next(stream)  # and no more is read: the application waits for that
-        read = store._runtime.engine.counters()["prompt_tokens_total"]  # that of the stream, which may still run
-        pool = ThreadPoolExecutor(1)
-        asking = pool.submit(store.evaluate, "team/code", ["a"] * 5_000)
-        pool.shutdown(wait=False)  # it ends with that call; a call that never ends fails the test below
-        while not asking.done() and store._runtime.engine.counters()["prompt_tokens_total"] == read:
-            time.sleep(0.01)
-        store.close()
-        assert isinstance(asking.exception(60), SoupError | None)
-        with pytest.raises(Unavailable):
-            list(stream)
-        with pytest.raises(Unavailable, match="closed"):
-            store.adapters()
-
-    def test_a_sample_that_could_not_be_embedded_is_told_once(self, store: Store) -> None:
-        store._embedding_jobs.add("job-none")
-        with pytest.raises(NotFound):
-            store.select(passages("court", 20, seed=1))
-        assert store.select(passages("court", 20, seed=1)).selection.selected
+def test_whoever_waits_when_it_is_closed_hears_of_it(tiny_base_dir: Path, folders: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "closed", tiny_base_dir, base_id="tiny", **QUICK)
+    store.push(folders / "code", name="team/code")
+    stream = store.client.stream("team/code", "0 1", max_tokens=60)
+    next(stream)  # and no more is read: the application waits for that
+    read = store._runtime.engine.counters()["prompt_tokens_total"]  # that of the stream, which may still run
+    pool = ThreadPoolExecutor(1)
+    asking = pool.submit(store.evaluate, "team/code", ["a"] * 5_000)
+    pool.shutdown(wait=False)  # it ends with that call; a call that never ends fails the test below
+    while not asking.done() and store._runtime.engine.counters()["prompt_tokens_total"] == read:
+        time.sleep(0.01)
+    store.close()
+    assert isinstance(asking.exception(60), SoupError | None)
+    with pytest.raises(Unavailable):
+        list(stream)
+    with pytest.raises(Unavailable, match="closed"):
+        store.adapters()
 
 
-class TestPending:
-    """Samples that an earlier session left to be embedded."""
+def test_a_sample_that_could_not_be_embedded_is_told_once(store: Store) -> None:
+    store._embedding_jobs.add("job-none")
+    with pytest.raises(NotFound):
+        store.select(passages("court", 20, seed=1))
+    assert store.select(passages("court", 20, seed=1)).selection.selected
 
-    @pytest.fixture
-    def left(self, tiny_base_dir: Path, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        """A folder with two pushed adapters; its session ended before any sample was embedded."""
-        monkeypatch.setattr("service.jobs.runner.FitProcess", FitsHere)
-        with Store(tmp_path / "left", tiny_base_dir, base_id="tiny", job_workers=0, **QUICK) as store:
-            for domain in ("kitchen", "court"):
-                store.push(folders / domain, name=f"team/{domain}", texts=passages(domain, 30))
-        return tmp_path / "left"
 
-    def test_a_cook_waits_for_them(self, left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        embedded: list[int] = []
+@pytest.fixture
+def left(tiny_base_dir: Path, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two pushed adapters; its session ended before any sample was embedded."""
+    monkeypatch.setattr("service.jobs.runner.FitProcess", FitsHere)
+    with Store(tmp_path / "left", tiny_base_dir, base_id="tiny", job_workers=0, **QUICK) as store:
+        for domain in ("kitchen", "court"):
+            store.push(folders / domain, name=f"team/{domain}", texts=passages(domain, 30))
+    return tmp_path / "left"
 
-        def embed_slowly(registry: Registry, adapter_id: int, *, progress: Progress) -> AdapterRow:
-            time.sleep(2 if embedded else 0)  # a server's cook fits the pool once its first sample is embedded
-            embedded.append(adapter_id)
-            return embed(registry, adapter_id, progress=progress)
 
-        monkeypatch.setattr("service.jobs.kinds.embed", embed_slowly)
-        with Store(left, **QUICK) as store:
-            soup = store.cook(passages("court", 20, seed=1), verify=False)
-            assert (soup.model, soup.not_yet_included, len(embedded)) == ("team/court@1", [], 2)
+def test_a_cook_waits_for_samples_that_an_earlier_session_left(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    embedded: list[int] = []
 
-    def test_a_selection_waits_until_a_fitted_pool_has_them(self, left: Path, folders: Path) -> None:
-        with Store(left, **QUICK) as store:
-            assert len(store.select(passages("court", 20, seed=1)).to_frame()) == 2
-            store.push(folders / "code", name="team/code", texts=passages("code", 30))
-            found = store.select(passages("code", 20, seed=1))
-            assert [one.ref for one in found.selection.selected] == ["team/code@1"]
-            assert found.not_yet_included == []
+    def embed_slowly(registry: Registry, adapter_id: int, *, progress: Progress) -> AdapterRow:
+        time.sleep(2 if embedded else 0)  # a server's cook fits the pool once its first sample is embedded
+        embedded.append(adapter_id)
+        return embed(registry, adapter_id, progress=progress)
+
+    monkeypatch.setattr("service.jobs.kinds.embed", embed_slowly)
+    with Store(left, **QUICK) as store:
+        soup = store.cook(passages("court", 20, seed=1), verify=False)
+        assert (soup.model, soup.not_yet_included, len(embedded)) == ("team/court@1", [], 2)
+
+
+def test_a_selection_waits_until_a_fitted_pool_has_them(left: Path, folders: Path) -> None:
+    with Store(left, **QUICK) as store:
+        assert len(store.select(passages("court", 20, seed=1)).to_frame()) == 2
+        store.push(folders / "code", name="team/code", texts=passages("code", 30))
+        found = store.select(passages("code", 20, seed=1))
+        assert [one.ref for one in found.selection.selected] == ["team/code@1"]
+        assert found.not_yet_included == []
 
 
 class TestFolder:

@@ -58,28 +58,29 @@ def test_run_again_it_gives_outputs_of_the_same_kinds(path: Path) -> None:
     assert [kinds(outputs) for outputs in again] == [kinds(cell["outputs"]) for cell in stored(path)]
 
 
-class TestCells:
-    def test_names_stay_and_the_last_value_is_shown(self) -> None:
-        names: dict[str, Any] = {}
-        assert run_cell("a = 2\nprint('said', a)", names) == [
-            {"output_type": "stream", "name": "stdout", "text": ["said 2\n"]}
-        ]
-        assert run_cell("a + 1", names)[0]["data"] == {"text/plain": ["3"]}
-        assert run_cell("None", names) == run_cell("", names) == []
+def test_names_stay_and_the_last_value_is_shown() -> None:
+    names: dict[str, Any] = {}
+    assert run_cell("a = 2\nprint('said', a)", names) == [
+        {"output_type": "stream", "name": "stdout", "text": ["said 2\n"]}
+    ]
+    assert run_cell("a + 1", names)[0]["data"] == {"text/plain": ["3"]}
+    assert run_cell("None", names) == run_cell("", names) == []
 
-    def test_a_value_shows_itself_as_html_and_as_text(self) -> None:
-        source = """
+
+def test_a_value_shows_itself_as_html_and_as_text() -> None:
+    source = """
 class Both:
-    def _repr_html_(self): return "<b>x</b>"
-    def _repr_pretty_(self, printer, cycle): printer.text("x")
+    def _repr_html_(): return "<b>x</b>"
+    def _repr_pretty_(printer, cycle): printer.text("x")
 Both()
 """
-        assert run_cell(source, {})[0]["data"] == {"text/html": ["<b>x</b>"], "text/plain": ["x"]}
+    assert run_cell(source, {})[0]["data"] == {"text/html": ["<b>x</b>"], "text/plain": ["x"]}
 
-    @pytest.mark.slow
-    def test_a_cell_that_fails_fails_the_notebook_and_says_where(self, tmp_path: Path) -> None:
-        (tmp_path / "bad.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": ["1 / 0"]}]}))
-        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-            notebooks.run(tmp_path / "bad.ipynb")
-        with pytest.raises(RuntimeError, match="has '2 / 1' 0 times"):
-            notebooks.run(tmp_path / "bad.ipynb", instead={"2 / 1": "1"})
+
+@pytest.mark.slow
+def test_a_cell_that_fails_fails_the_notebook_and_says_where(tmp_path: Path) -> None:
+    (tmp_path / "bad.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": ["1 / 0"]}]}))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        notebooks.run(tmp_path / "bad.ipynb")
+    with pytest.raises(RuntimeError, match="has '2 / 1' 0 times"):
+        notebooks.run(tmp_path / "bad.ipynb", instead={"2 / 1": "1"})

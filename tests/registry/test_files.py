@@ -80,38 +80,38 @@ def test_folders_are_made_with_durable_names(tmp_path: Path, synced: list[str]) 
     assert synced == [f"sync {tmp_path.name}", "sync a"]
 
 
-class TestStrictJson:
-    @pytest.mark.parametrize(
-        ("text", "says"),
-        [
-            ('{"a": 1, "a": 1}', "'a' twice"),
-            ('[{"x": {"b": 1, "b": 2}}]', "'b' twice"),
-            ("NaN", "NaN"),
-            ("[1e999]", "number 1e999, which is too large"),
-            ("-2e400", "number -2e400, which is too large"),
-            ('{"a": -Infinity}', "-Infinity"),
-            ("[" * 200_000, "deep"),
-            ('{"a": }', "line 1, column 7"),
-            ("", "line 1"),
-            (b'"\xff"', "byte 1"),
-            ("9" * 5000, "too long"),
-        ],
-        ids=lambda value: str(value)[:16],
-    )
-    def test_refused(self, text: str | bytes, says: str) -> None:
-        with pytest.raises(InvalidManifest, match=says):
-            loads_strict(text)
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"a": 1, "a": 1}', "'a' twice"),
+        ('[{"x": {"b": 1, "b": 2}}]', "'b' twice"),
+        ("NaN", "NaN"),
+        ("[1e999]", "number 1e999, which is too large"),
+        ("-2e400", "number -2e400, which is too large"),
+        ('{"a": -Infinity}', "-Infinity"),
+        ("[" * 200_000, "deep"),
+        ('{"a": }', "line 1, column 7"),
+        ("", "line 1"),
+        (b'"\xff"', "byte 1"),
+        ("9" * 5000, "too long"),
+    ],
+    ids=lambda value: str(value)[:16],
+)
+def test_json_that_is_refused(text: str | bytes, says: str) -> None:
+    with pytest.raises(InvalidManifest, match=says):
+        loads_strict(text)
 
-    @given(
-        st.recursive(
-            st.none() | st.booleans() | st.integers() | st.text(max_size=8),
-            lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=4), inner),
-            max_leaves=10,
-        )
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=4), inner),
+        max_leaves=10,
     )
-    def test_reads_what_json_writes(self, value: Any) -> None:
-        assert loads_strict(json.dumps(value)) == value
-        assert loads_strict(json.dumps(value).encode()) == value
+)
+def test_reads_what_json_writes(value: Any) -> None:
+    assert loads_strict(json.dumps(value)) == value
+    assert loads_strict(json.dumps(value).encode()) == value
 
 
 # --- counting before parsing ------------------------------------------------------------------------

@@ -413,26 +413,26 @@ class TestVectors:
             assert len(catalogue.samples.embeddings(row.sample.digest)) == 2
 
 
-class TestEmbedding:
-    def test_every_encoder_once_and_what_it_cut_is_counted_also_under_another_name(self, verbs):
-        row = verbs.ready("acme/law")
-        assert row.sample.truncated == {"base": 0, "sbert": 3}
+def test_each_encoder_embeds_once_and_what_it_cut_is_counted_also_under_another_name(verbs):
+    row = verbs.ready("acme/law")
+    assert row.sample.truncated == {"base": 0, "sbert": 3}
+    verbs.embed(row)
+    other = verbs.ready("acme/other", text="law", seed=1)
+    assert (verbs.sentences.calls, other.sample) == (1, row.sample)
+
+
+def test_a_cancelled_embedding_keeps_what_it_has_and_is_taken_up_again(verbs):
+    row = verbs.push(sample={"texts": passages("law")}).row
+
+    def cancel(done: int, total: int, message: str) -> None:
+        if "sentences" in message:
+            raise Cancelled(message)
+
+    verbs.progress = cancel
+    with pytest.raises(Cancelled):
         verbs.embed(row)
-        other = verbs.ready("acme/other", text="law", seed=1)
-        assert (verbs.sentences.calls, other.sample) == (1, row.sample)
-
-    def test_a_cancelled_one_keeps_what_it_has_and_is_taken_up_again(self, verbs):
-        row = verbs.push(sample={"texts": passages("law")}).row
-
-        def cancel(done: int, total: int, message: str) -> None:
-            if "sentences" in message:
-                raise Cancelled(message)
-
-        verbs.progress = cancel
-        with pytest.raises(Cancelled):
-            verbs.embed(row)
-        assert verbs.row(row.id).sample_state == "pending"
-        with verbs.database.read() as catalogue:
-            assert [one.encoder_name for one in catalogue.samples.embeddings(row.sample.digest)] == ["base"]
-        del verbs.progress
-        assert verbs.embed(row).sample_state == "ready"
+    assert verbs.row(row.id).sample_state == "pending"
+    with verbs.database.read() as catalogue:
+        assert [one.encoder_name for one in catalogue.samples.embeddings(row.sample.digest)] == ["base"]
+    del verbs.progress
+    assert verbs.embed(row).sample_state == "ready"

@@ -180,50 +180,49 @@ class TestStart:
         assert not Runtime(Settings(data=tmp_path, database_url=f"sqlite:///{tmp_path / 'x.db'}")).sole_owner
 
 
-class TestBases:
-    def test_a_base_is_loaded_once_however_many_ask(
-        self, tmp_path: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        calls: list[str] = []
-        for name in ("load_base", "load_text"):
-            real = getattr(bases_module, name)
+def test_a_base_is_loaded_once_however_many_ask(
+    tmp_path: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for name in ("load_base", "load_text"):
+        real = getattr(bases_module, name)
 
-            def counting(*args: object, name: str = name, real: Any = real, **kwargs: object) -> object:
-                calls.append(name)
-                return real(*args, **kwargs)
+        def counting(*args: object, name: str = name, real: Any = real, **kwargs: object) -> object:
+            calls.append(name)
+            return real(*args, **kwargs)
 
-            monkeypatch.setattr(bases_module, name, counting)
-        with running(settings_of(tmp_path, tiny_base_dir, preload=False)) as runtime:
-            assert runtime.bases["tiny"].shape.hidden_size == 32
-            assert calls == [], "a shape needs no weights in memory"
-            with ThreadPoolExecutor(8) as pool:
-                texts = list(pool.map(lambda base_id: runtime.bases[base_id].text, ["tiny"] * 16))
-                assert all(text is texts[0] for text in texts)
-                assert texts[0].shape == runtime.bases["tiny"].shape
-                assert runtime.engine.loaded_bases() == ()
-                scores = list(pool.map(lambda _: runtime.engine.score("tiny", ["a soup"]), range(16)))
-            assert all(score == scores[0] for score in scores)
-            assert calls == ["load_text", "load_base"]
-            assert runtime.engine.counters()["base_loads_total"] == 1
+        monkeypatch.setattr(bases_module, name, counting)
+    with running(settings_of(tmp_path, tiny_base_dir, preload=False)) as runtime:
+        assert runtime.bases["tiny"].shape.hidden_size == 32
+        assert calls == [], "a shape needs no weights in memory"
+        with ThreadPoolExecutor(8) as pool:
+            texts = list(pool.map(lambda base_id: runtime.bases[base_id].text, ["tiny"] * 16))
+            assert all(text is texts[0] for text in texts)
+            assert texts[0].shape == runtime.bases["tiny"].shape
+            assert runtime.engine.loaded_bases() == ()
+            scores = list(pool.map(lambda _: runtime.engine.score("tiny", ["a soup"]), range(16)))
+        assert all(score == scores[0] for score in scores)
+        assert calls == ["load_text", "load_base"]
+        assert runtime.engine.counters()["base_loads_total"] == 1
 
 
-class TestEncoders:
-    def test_the_base_encoder_runs_through_the_engine(self, runtime: Runtime) -> None:
-        encoders = runtime.bases["tiny"].encoders()
-        assert sorted(encoder.name for encoder in encoders.values()) == ["base", "sbert"]
-        [own] = [encoder for encoder in encoders.values() if encoder.name == "base"]
-        before = runtime.engine.counters()["requests_finished_total"]
-        embedded = own.encode(["a soup", "heat the oil"])
-        assert embedded.vectors.shape == (2, 32)
-        assert embedded.nll is not None
-        assert runtime.engine.counters()["requests_finished_total"] == before + 1
-        np.testing.assert_allclose(runtime.engine.embed("tiny", ["a soup"])[0].vector, embedded.vectors[0], atol=1e-5)
+def test_the_base_encoder_runs_through_the_engine(runtime: Runtime) -> None:
+    encoders = runtime.bases["tiny"].encoders()
+    assert sorted(encoder.name for encoder in encoders.values()) == ["base", "sbert"]
+    [own] = [encoder for encoder in encoders.values() if encoder.name == "base"]
+    before = runtime.engine.counters()["requests_finished_total"]
+    embedded = own.encode(["a soup", "heat the oil"])
+    assert embedded.vectors.shape == (2, 32)
+    assert embedded.nll is not None
+    assert runtime.engine.counters()["requests_finished_total"] == before + 1
+    np.testing.assert_allclose(runtime.engine.embed("tiny", ["a soup"])[0].vector, embedded.vectors[0], atol=1e-5)
 
-    def test_without_sentence_bert_the_base_encoder_is_left(
-        self, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        from registry.encoders import SentenceBertEncoder
 
-        monkeypatch.setattr(runtime.bases, "sentence_bert", SentenceBertEncoder(tmp_path / "nothing"))
-        assert [encoder.name for encoder in runtime.bases["tiny"].encoders().values()] == ["base"]
-        assert "left out" in caplog.text
+def test_without_sentence_bert_the_base_encoder_is_left(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from registry.encoders import SentenceBertEncoder
+
+    monkeypatch.setattr(runtime.bases, "sentence_bert", SentenceBertEncoder(tmp_path / "nothing"))
+    assert [encoder.name for encoder in runtime.bases["tiny"].encoders().values()] == ["base"]
+    assert "left out" in caplog.text

@@ -234,28 +234,26 @@ class TestServing:
         assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "", "localhost.example.org"))
 
 
-class TestConnecting:
-    def header(self, client: Any) -> Any:
-        with client:
-            return client._http.headers.get("authorization")
+def header(client: Any) -> Any:
+    with client:
+        return client._http.headers.get("authorization")
 
-    def test_flags_win_over_the_environment_over_the_file(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delenv("SOUP_KEY", raising=False)
-        monkeypatch.setenv("SOUP_DATA", str(tmp_path))
-        monkeypatch.setenv("SOUP_URL", "http://from-env:1")
-        assert self.header(connect("http://localhost:1", None)) is None
-        (tmp_path / "admin.key").write_text("sk-soup-file\n")
-        assert self.header(connect("http://localhost:1", None)) == "Bearer sk-soup-file"
-        assert self.header(connect(None, None)) is None
-        monkeypatch.setenv("SOUP_KEY", "sk-soup-env")
-        assert self.header(connect(None, None)) == "Bearer sk-soup-env"
-        client = connect("http://from-flag:2", "sk-soup-flag")
-        assert client.base_url == "http://from-flag:2"
-        assert self.header(client) == "Bearer sk-soup-flag"
-        with connect(None, None) as client:
-            assert client.base_url == "http://from-env:1"
+
+def test_flags_win_over_the_environment_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOUP_KEY", raising=False)
+    monkeypatch.setenv("SOUP_DATA", str(tmp_path))
+    monkeypatch.setenv("SOUP_URL", "http://from-env:1")
+    assert header(connect("http://localhost:1", None)) is None
+    (tmp_path / "admin.key").write_text("sk-soup-file\n")
+    assert header(connect("http://localhost:1", None)) == "Bearer sk-soup-file"
+    assert header(connect(None, None)) is None
+    monkeypatch.setenv("SOUP_KEY", "sk-soup-env")
+    assert header(connect(None, None)) == "Bearer sk-soup-env"
+    client = connect("http://from-flag:2", "sk-soup-flag")
+    assert client.base_url == "http://from-flag:2"
+    assert header(client) == "Bearer sk-soup-flag"
+    with connect(None, None) as client:
+        assert client.base_url == "http://from-env:1"
 
 
 def copied(folder: Path) -> Path:
@@ -345,16 +343,15 @@ class TestPush:
         assert "not selected" in soup("push", folder)[2]
 
 
-class TestTraining:
-    def test_a_job_that_is_waited_for_is_named(self, soup: Soup, server: Server, sample: Path) -> None:
-        blob = f"sha256:{hashlib.sha256(sample.read_bytes()).hexdigest()}"
-        server.on(f"HEAD /v1/blobs/{blob}", ok({})).on("POST /v1/trainings", ok(job("queued", kind="train"), 202))
-        server.job_ends(result={"adapter": "team/law@1", "warnings": []})
-        command = ("train", "submit", "--texts", sample, "--name", "team/law", "--base", "tiny")
-        code, out, err = soup(*command)
-        assert (code, out) == (0, "team/law@1\n")
-        assert "soup jobs cancel j1" in err
-        assert soup(*command, "--no-wait") == (0, "j1\n", "")
+def test_a_job_that_is_waited_for_is_named(soup: Soup, server: Server, sample: Path) -> None:
+    blob = f"sha256:{hashlib.sha256(sample.read_bytes()).hexdigest()}"
+    server.on(f"HEAD /v1/blobs/{blob}", ok({})).on("POST /v1/trainings", ok(job("queued", kind="train"), 202))
+    server.job_ends(result={"adapter": "team/law@1", "warnings": []})
+    command = ("train", "submit", "--texts", sample, "--name", "team/law", "--base", "tiny")
+    code, out, err = soup(*command)
+    assert (code, out) == (0, "team/law@1\n")
+    assert "soup jobs cancel j1" in err
+    assert soup(*command, "--no-wait") == (0, "j1\n", "")
 
 
 class TestLooking:

@@ -415,30 +415,30 @@ class TestManifest:
             assert scripted("push", *wrong)[0] == 2
 
 
-class TestFullServer:
-    @pytest.mark.parametrize(("retry_after", "refusals", "waited"), [("7", 8, 56), ("0", 3, 3)])
-    def test_a_full_queue_is_waited_for_by_one_of_many(
-        self, scripted: Soup, server: Server, many: Path, retry_after: str, refusals: int, waited: int
-    ) -> None:
-        busy = refusal(429, "busy", "Full.", headers={"retry-after": retry_after})
-        server.on("GET /v1/adapters", ok({"data": []}))
-        server.on("POST /v1/adapters", *[busy] * refusals, *[ok({"ref": "a/b@1", "domain": "d"}, 201)] * 2)
-        code, _, err = scripted("push", many / "drama", many / "botany", "--parallel", 1)
-        assert (code, sum(server.pauses)) == (0, waited), err
-        assert max(server.pauses) <= 1.0, "whoever ends the command is heard within a second"
+@pytest.mark.parametrize(("retry_after", "refusals", "waited"), [("7", 8, 56), ("0", 3, 3)])
+def test_a_full_queue_is_waited_for_by_one_of_many(
+    scripted: Soup, server: Server, many: Path, retry_after: str, refusals: int, waited: int
+) -> None:
+    busy = refusal(429, "busy", "Full.", headers={"retry-after": retry_after})
+    server.on("GET /v1/adapters", ok({"data": []}))
+    server.on("POST /v1/adapters", *[busy] * refusals, *[ok({"ref": "a/b@1", "domain": "d"}, 201)] * 2)
+    code, _, err = scripted("push", many / "drama", many / "botany", "--parallel", 1)
+    assert (code, sum(server.pauses)) == (0, waited), err
+    assert max(server.pauses) <= 1.0, "whoever ends the command is heard within a second"
 
-    def test_a_pool_is_waited_for_a_second_at_least_or_not_at_all(self, server: Server) -> None:
-        pending = refusal(503, "unavailable", "Embedding.", param="pool", headers={"retry-after": "0"})
-        request = CookRequest(sample=SampleSource(texts=("a",)))
-        server.on("POST /v1/soups", pending, pending, ok({"object": "soup", "model": "base/x"}))
-        server.on("POST /v1/selectors", pending)
-        client = server.client()
-        for begin in (lambda: client.cook(request, wait=False), lambda: client.fit(CosineSpec(), wait=False)):
-            with pytest.raises(Unavailable, match="Embedding"):
-                begin()
-        assert server.pauses == []
-        client.cook(request)
-        assert server.pauses == [1]
+
+def test_a_pool_is_waited_for_a_second_at_least_or_not_at_all(server: Server) -> None:
+    pending = refusal(503, "unavailable", "Embedding.", param="pool", headers={"retry-after": "0"})
+    request = CookRequest(sample=SampleSource(texts=("a",)))
+    server.on("POST /v1/soups", pending, pending, ok({"object": "soup", "model": "base/x"}))
+    server.on("POST /v1/selectors", pending)
+    client = server.client()
+    for begin in (lambda: client.cook(request, wait=False), lambda: client.fit(CosineSpec(), wait=False)):
+        with pytest.raises(Unavailable, match="Embedding"):
+            begin()
+    assert server.pauses == []
+    client.cook(request)
+    assert server.pauses == [1]
 
 
 class TestRightAfterAPush:
@@ -648,21 +648,21 @@ class TestChangingMany:
         assert soup("rm", "--undo", "bulk/anatomy@1")[0] == 0
 
 
-class TestEmptyFilters:
-    @pytest.mark.parametrize(("verb", "empty"), [(("rm",), ""), (("edit", "--add-tag", "x"), " ")], ids=["rm", "edit"])
-    @pytest.mark.parametrize("flag", ["--matching", "--domain", "--tag", "--name", "--namespace", "--base", "--method"])
-    def test_a_filter_that_is_empty_does_not_stand_for_everything(
-        self, scripted: Soup, server: Server, verb: tuple[str, ...], flag: str, empty: str
-    ) -> None:
-        code, out, err = scripted(*verb, "--kind", "adapter", flag, empty)
-        assert (code, out, server.requests) == (2, "", [])
-        assert f"{flag} is empty" in " ".join(err.split())
+@pytest.mark.parametrize(("verb", "empty"), [(("rm",), ""), (("edit", "--add-tag", "x"), " ")], ids=["rm", "edit"])
+@pytest.mark.parametrize("flag", ["--matching", "--domain", "--tag", "--name", "--namespace", "--base", "--method"])
+def test_a_filter_that_is_empty_does_not_stand_for_everything(
+    scripted: Soup, server: Server, verb: tuple[str, ...], flag: str, empty: str
+) -> None:
+    code, out, err = scripted(*verb, "--kind", "adapter", flag, empty)
+    assert (code, out, server.requests) == (2, "", [])
+    assert f"{flag} is empty" in " ".join(err.split())
 
-    def test_an_empty_search_text_finds_nothing_on_the_server_either(self, soup: Soup, live: Live) -> None:
-        assert live.world.client.get("/v1/adapters", params={"q": ""}).status_code == 400
-        assert soup("ls", "")[:2] == (1, "")
-        page = live.world.client.get("/models", params={"q": "", "namespace": "x"}, follow_redirects=False)
-        assert page.status_code < 400, "a form's empty field asks for nothing"
+
+def test_an_empty_search_text_finds_nothing_on_the_server_either(soup: Soup, live: Live) -> None:
+    assert live.world.client.get("/v1/adapters", params={"q": ""}).status_code == 400
+    assert soup("ls", "")[:2] == (1, "")
+    page = live.world.client.get("/models", params={"q": "", "namespace": "x"}, follow_redirects=False)
+    assert page.status_code < 400, "a form's empty field asks for nothing"
 
 
 @pytest.fixture(scope="module")

@@ -387,12 +387,11 @@ class TestJobs:
         assert len(server.requests) == 1
 
 
-class TestSelect:
-    def test_a_pool_that_never_rests(self) -> None:
-        server = Server().on("POST /v1/select", ok(job("queued"), 202))
-        server.job_ends(result={"selector": "sel-1"})
-        with pytest.raises(Unavailable, match="changes faster"):
-            server.client().select(SampleSource(texts=("a",)))
+def test_a_pool_that_never_rests() -> None:
+    server = Server().on("POST /v1/select", ok(job("queued"), 202))
+    server.job_ends(result={"selector": "sel-1"})
+    with pytest.raises(Unavailable, match="changes faster"):
+        server.client().select(SampleSource(texts=("a",)))
 
 
 class TestStream:

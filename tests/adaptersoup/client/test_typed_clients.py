@@ -242,52 +242,50 @@ def test_a_closed_client_refuses_in_a_sentence_and_sends_nothing(live: Live) -> 
             call()
 
 
-class TestEventLoop:
-    def test_directories_are_read_in_threads_beside_it(
-        self, live: Live, stocked: str, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Whatever a push and a pull read there; texts as well."""
-        opened: list[tuple[str, bool]] = []
-        real, loops = Path.open, threading.get_ident()
+def test_directories_are_read_in_threads_beside_it(
+    live: Live, stocked: str, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a push and a pull read there; texts as well."""
+    opened: list[tuple[str, bool]] = []
+    real, loops = Path.open, threading.get_ident()
 
-        def noted(path: Path, mode: str = "r", *given: Any, **named: Any) -> Any:
-            if mode.startswith("r"):
-                opened.append((path.name, threading.get_ident() == loops))
-            return real(path, mode, *given, **named)
+    def noted(path: Path, mode: str = "r", *given: Any, **named: Any) -> Any:
+        if mode.startswith("r"):
+            opened.append((path.name, threading.get_ident() == loops))
+        return real(path, mode, *given, **named)
 
-        async def both() -> None:
-            async with AsyncClient(live.url, live.world.admin) as client:
-                await client.push(folders / "court", name=f"{stocked}/again")
-                await client.pull(f"{stocked}/court", tmp_path / "court")
+    async def both() -> None:
+        async with AsyncClient(live.url, live.world.admin) as client:
+            await client.push(folders / "court", name=f"{stocked}/again")
+            await client.pull(f"{stocked}/court", tmp_path / "court")
 
-        monkeypatch.setattr(Path, "open", noted)
-        asyncio.run(both())
-        ours = [(name, on_loop) for name, on_loop in opened if name in {CONFIG_FILE, WEIGHTS_FILE, SAMPLES_FILE}]
-        assert {name for name, on_loop in ours if not on_loop} == {CONFIG_FILE, WEIGHTS_FILE, SAMPLES_FILE}
-        assert [name for name, on_loop in ours if on_loop] == []
+    monkeypatch.setattr(Path, "open", noted)
+    asyncio.run(both())
+    ours = [(name, on_loop) for name, on_loop in opened if name in {CONFIG_FILE, WEIGHTS_FILE, SAMPLES_FILE}]
+    assert {name for name, on_loop in ours if not on_loop} == {CONFIG_FILE, WEIGHTS_FILE, SAMPLES_FILE}
+    assert [name for name, on_loop in ours if on_loop] == []
 
 
-class TestOperators:
-    def test_keys_namespaces_limits_usage_audit_and_health(
-        self, typed: Client, stocked: str, live: Live, client: SoupClient
-    ) -> None:
-        made = typed.create_key("clerk", scopes=["read"], namespaces=[stocked])
-        assert made.secret.startswith("sk-soup-")
-        assert typed.change_key(made.id, name="other").name == "other"
-        assert typed.rotate_key(made.id).secret != made.secret
-        assert holds(typed.limits(key_id=made.id), client.limits(key_id=made.id))
-        assert typed.change_limits(key_id=made.id, adapters=3).limits.adapters == 3
-        assert typed.revoke_key(made.id).revoked_at is not None
-        keys = list(typed.keys())
-        assert made.id in [key.id for key in keys]
-        kept = typed.namespace(stocked)
-        assert typed.change_namespace(stocked, tuning="forbid", if_match=kept.etag).tuning == "forbid"
-        assert typed.namespace(stocked).etag != kept.etag
-        assert next(iter(typed.audit(limit=3))).action
-        assert made.id in typed.audit_csv()
-        assert all(one.requests for one in typed.usage(by=["model"]))
-        assert typed.usage_csv().startswith("day")
-        assert typed.ready().status == "ready"
+def test_keys_namespaces_limits_usage_audit_and_health(
+    typed: Client, stocked: str, live: Live, client: SoupClient
+) -> None:
+    made = typed.create_key("clerk", scopes=["read"], namespaces=[stocked])
+    assert made.secret.startswith("sk-soup-")
+    assert typed.change_key(made.id, name="other").name == "other"
+    assert typed.rotate_key(made.id).secret != made.secret
+    assert holds(typed.limits(key_id=made.id), client.limits(key_id=made.id))
+    assert typed.change_limits(key_id=made.id, adapters=3).limits.adapters == 3
+    assert typed.revoke_key(made.id).revoked_at is not None
+    keys = list(typed.keys())
+    assert made.id in [key.id for key in keys]
+    kept = typed.namespace(stocked)
+    assert typed.change_namespace(stocked, tuning="forbid", if_match=kept.etag).tuning == "forbid"
+    assert typed.namespace(stocked).etag != kept.etag
+    assert next(iter(typed.audit(limit=3))).action
+    assert made.id in typed.audit_csv()
+    assert all(one.requests for one in typed.usage(by=["model"]))
+    assert typed.usage_csv().startswith("day")
+    assert typed.ready().status == "ready"
 
 
 class TestOtherVersions:
@@ -365,8 +363,7 @@ class TestAwaiting:
         assert server.said() == ["GET /v1/jobs/j/events", "GET /v1/jobs/j"]
 
 
-class TestSurface:
-    def test_every_call_of_the_untyped_client_is_there_with_values(self) -> None:
-        untyped = {name for name in vars(SoupClient) if name[0] != "_"}
-        assert {OTHERWISE.get(name, name) for name in untyped} - {None, *dir(Client)} == set()
-        assert set(OTHERWISE) <= untyped
+def test_every_call_of_the_untyped_client_is_there_with_values() -> None:
+    untyped = {name for name in vars(SoupClient) if name[0] != "_"}
+    assert {OTHERWISE.get(name, name) for name in untyped} - {None, *dir(Client)} == set()
+    assert set(OTHERWISE) <= untyped

@@ -43,28 +43,28 @@ def own(tensors: dict[str, Tensor], method: str) -> dict[str, Tensor]:
     return {name.removeprefix(f"{method}."): t for name, t in tensors.items() if name.startswith(f"{method}.")}
 
 
-class TestMam:
-    def test_it_is_the_prefix_in_the_cache_and_the_bottleneck_beside_each_ffn(self, base: LoadedBase) -> None:
-        """The prefix as states that were cached, the parallel adapter written out over the base's own modules."""
-        tensors = drawn(MAM, base.shape)
-        found = logits(base.model, from_tensors(MAM, base.shape, tensors))
-        heads, size = base.shape.kv
-        states = tensors["prefix.prompt_embeddings"].view(3, 2, 2, heads, size).permute(1, 2, 3, 0, 4)
-        cache = DynamicCache()
-        for layer in range(2):
-            keys, values = (states[layer, which].unsqueeze(0).expand(2, -1, -1, -1) for which in (0, 1))
-            cache.update(keys, values, layer)
-        layers_by_hand = by_hand(base.shape.model_type, base.model, PARALLEL, own(tensors, "bottleneck"))
-        with torch.inference_mode():
-            wanted = layers_by_hand(IDS, past_key_values=cache).logits
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+def test_mam_is_the_prefix_in_the_cache_and_the_bottleneck_beside_each_ffn(base: LoadedBase) -> None:
+    """The prefix as states that were cached, the parallel adapter written out over the base's own modules."""
+    tensors = drawn(MAM, base.shape)
+    found = logits(base.model, from_tensors(MAM, base.shape, tensors))
+    heads, size = base.shape.kv
+    states = tensors["prefix.prompt_embeddings"].view(3, 2, 2, heads, size).permute(1, 2, 3, 0, 4)
+    cache = DynamicCache()
+    for layer in range(2):
+        keys, values = (states[layer, which].unsqueeze(0).expand(2, -1, -1, -1) for which in (0, 1))
+        cache.update(keys, values, layer)
+    layers_by_hand = by_hand(base.shape.model_type, base.model, PARALLEL, own(tensors, "bottleneck"))
+    with torch.inference_mode():
+        wanted = layers_by_hand(IDS, past_key_values=cache).logits
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
-    def test_gradients_reach_every_member(self, base: LoadedBase) -> None:
-        adapter = from_tensors(MAM, base.shape, drawn(MAM, base.shape))
-        with attached(base.model, adapter):
-            base.model(IDS).logits.logsumexp(-1).mean().backward()
-        for name, parameter in adapter.named_parameters():
-            assert parameter.grad.any(), name
+
+def test_gradients_reach_every_member_of_mam(base: LoadedBase) -> None:
+    adapter = from_tensors(MAM, base.shape, drawn(MAM, base.shape))
+    with attached(base.model, adapter):
+        base.model(IDS).logits.logsumexp(-1).mean().backward()
+    for name, parameter in adapter.named_parameters():
+        assert parameter.grad.any(), name
 
 
 class TestUnions:

@@ -176,45 +176,45 @@ class TestCards:
         assert catalogue.adapters.set_sample_state(row.id, "failed").sample == ready.sample
 
 
-class TestList:
-    def test_samples_that_were_learnt_from_are_found_by_tensors_and_live_rows_by_them(self, catalogue):
-        """Of all names and versions of some tensors, the retired ones too."""
-        first, second = (sample_of(text).digest for text in ("one", "two"))
-        both = add(catalogue, "acme/both", digest="tuned", learnt_from=(first, second))
-        add(catalogue, "acme/second", digest="other", learnt_from=(second,))
-        add(catalogue, "acme/plain")
-        assert both.learnt_from == (first, second)
-        assert catalogue.adapters.training_samples([both.digest]) == {first, second}
-        assert catalogue.adapters.training_samples(
-            [new_adapter(digest=text).digest for text in ("other", "acme/plain")]
-        ) == {second}
-        assert catalogue.adapters.training_samples([]) == set()
-        assert [row.ref for row in catalogue.adapters.learnt_from(second)] == ["acme/second@1", "acme/both@1"]
-        assert [row.ref for row in catalogue.adapters.learnt_from(first)] == ["acme/both@1"]
-        catalogue.adapters.retire(both.id)
-        assert catalogue.adapters.learnt_from(first) == []
-        assert catalogue.adapters.training_samples([both.digest]) == {first, second}
+def test_samples_that_were_learnt_from_are_found_by_tensors_and_live_rows_by_them(catalogue):
+    """Of all names and versions of some tensors, the retired ones too."""
+    first, second = (sample_of(text).digest for text in ("one", "two"))
+    both = add(catalogue, "acme/both", digest="tuned", learnt_from=(first, second))
+    add(catalogue, "acme/second", digest="other", learnt_from=(second,))
+    add(catalogue, "acme/plain")
+    assert both.learnt_from == (first, second)
+    assert catalogue.adapters.training_samples([both.digest]) == {first, second}
+    assert catalogue.adapters.training_samples(
+        [new_adapter(digest=text).digest for text in ("other", "acme/plain")]
+    ) == {second}
+    assert catalogue.adapters.training_samples([]) == set()
+    assert [row.ref for row in catalogue.adapters.learnt_from(second)] == ["acme/second@1", "acme/both@1"]
+    assert [row.ref for row in catalogue.adapters.learnt_from(first)] == ["acme/both@1"]
+    catalogue.adapters.retire(both.id)
+    assert catalogue.adapters.learnt_from(first) == []
+    assert catalogue.adapters.training_samples([both.digest]) == {first, second}
 
-    def test_every_filter_filters(self, catalogue):
-        add(catalogue, "acme/a", tags=("x",), domain="law")
-        add(catalogue, "acme/b", kind="soup", domain="law")
-        add(catalogue, "other/c", base_model="big", tags=("x", "y"))
-        for filters, found in (
-            ({"kind": "soup"}, "b"),
-            ({"kind": "adapter"}, "ca"),
-            ({"domain": "law"}, "ba"),
-            ({"domain": "LAW"}, ""),
-            ({"base_model": "big"}, "c"),
-            ({"method": "bottleneck"}, "cba"),
-            ({"method": "lora"}, ""),
-            ({"tags": ["x"]}, "ca"),
-            ({"tags": ["x"], "kind": "adapter", "domain": "law"}, "a"),
-            ({"tags": ["x"], "base_model": "tiny", "domain": "c"}, ""),
-        ):
-            rows = all_rows(lambda filters=filters, **page: catalogue.adapters.list(None, **filters, **page), 2)
-            assert "".join(row.name for row in rows) == found, filters
-        add(catalogue, "acme/a", digest="newer")
-        assert names(catalogue.adapters.list(None, newest=True, **EVERYTHING)) == ["acme/a@2", "other/c@1", "acme/b@1"]
+
+def test_every_filter_filters(catalogue):
+    add(catalogue, "acme/a", tags=("x",), domain="law")
+    add(catalogue, "acme/b", kind="soup", domain="law")
+    add(catalogue, "other/c", base_model="big", tags=("x", "y"))
+    for filters, found in (
+        ({"kind": "soup"}, "b"),
+        ({"kind": "adapter"}, "ca"),
+        ({"domain": "law"}, "ba"),
+        ({"domain": "LAW"}, ""),
+        ({"base_model": "big"}, "c"),
+        ({"method": "bottleneck"}, "cba"),
+        ({"method": "lora"}, ""),
+        ({"tags": ["x"]}, "ca"),
+        ({"tags": ["x"], "kind": "adapter", "domain": "law"}, "a"),
+        ({"tags": ["x"], "base_model": "tiny", "domain": "c"}, ""),
+    ):
+        rows = all_rows(lambda filters=filters, **page: catalogue.adapters.list(None, **filters, **page), 2)
+        assert "".join(row.name for row in rows) == found, filters
+    add(catalogue, "acme/a", digest="newer")
+    assert names(catalogue.adapters.list(None, newest=True, **EVERYTHING)) == ["acme/a@2", "other/c@1", "acme/b@1"]
 
 
 class TestPools:

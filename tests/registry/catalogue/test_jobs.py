@@ -143,52 +143,52 @@ def run(catalogue, moment: datetime, *, seconds: float | dict[str, int]) -> JobR
     return row
 
 
-class TestWhoAsked:
-    def key(self, catalogue, name: str, namespaces=("acme",)):
-        return catalogue.keys.add(name, name, namespaces=namespaces, scopes={"write"}, prefix="sk-soup-").id
-
-    def test_another_key_that_asks_for_the_same_is_remembered_and_takes_over(self, catalogue):
-        first, second, third = (self.key(catalogue, name) for name in ("first", "second", "third"))
-        about = {"scope": ["acme"], "request_id": "r-1", "pool": "p"}
-        row = catalogue.jobs.enqueue("fit", about, namespace="acme", created_by=first, dedupe_key="k")
-        assert catalogue.jobs.next_requester(row) is None
-        for key in (second, first, third, second):
-            arguments = {**about, "request_id": f"of {key}"}
-            catalogue.jobs.enqueue("fit", arguments, namespace="acme", created_by=key, dedupe_key="k")
-        catalogue.keys.revoke(second)
-        heir = catalogue.jobs.next_requester(row)
-        assert (heir.key_id, heir.namespaces, heir.request_id) == (third, ("acme",), f"of {third}")
-        now = catalogue.jobs.hand_over(row, heir)
-        assert (now.created_by, now.owner, now.state) == (third, "third", "queued")
-        assert now.arguments == {"scope": ["acme"], "request_id": f"of {third}", "pool": "p"}
-        assert [one.id for one in catalogue.jobs.active_of_key(third)] == [row.id]
-        assert catalogue.jobs.active_of_key(first) == []
-        assert catalogue.jobs.next_requester(now) is None, "who had it before is not asked again"
+def key(catalogue, name: str, namespaces=("acme",)):
+    return catalogue.keys.add(name, name, namespaces=namespaces, scopes={"write"}, prefix="sk-soup-").id
 
 
-class TestCounts:
-    def test_what_waits_and_runs_by_kind_and_key(self, catalogue):
-        for namespace in ("acme", "acme", "other"):
-            enqueue(catalogue, namespace=namespace)
-        catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="key-2")
-        enqueue(catalogue, "fit")
-        claim(catalogue, kinds=["embed"])
-        jobs = catalogue.jobs
-        assert (jobs.count_active("embed"), jobs.count_active("embed", created_by="key-2")) == (4, 1)
+def test_another_key_that_asks_for_the_same_is_remembered_and_takes_over(catalogue):
+    first, second, third = (key(catalogue, name) for name in ("first", "second", "third"))
+    about = {"scope": ["acme"], "request_id": "r-1", "pool": "p"}
+    row = catalogue.jobs.enqueue("fit", about, namespace="acme", created_by=first, dedupe_key="k")
+    assert catalogue.jobs.next_requester(row) is None
+    for key in (second, first, third, second):
+        arguments = {**about, "request_id": f"of {key}"}
+        catalogue.jobs.enqueue("fit", arguments, namespace="acme", created_by=key, dedupe_key="k")
+    catalogue.keys.revoke(second)
+    heir = catalogue.jobs.next_requester(row)
+    assert (heir.key_id, heir.namespaces, heir.request_id) == (third, ("acme",), f"of {third}")
+    now = catalogue.jobs.hand_over(row, heir)
+    assert (now.created_by, now.owner, now.state) == (third, "third", "queued")
+    assert now.arguments == {"scope": ["acme"], "request_id": f"of {third}", "pool": "p"}
+    assert [one.id for one in catalogue.jobs.active_of_key(third)] == [row.id]
+    assert catalogue.jobs.active_of_key(first) == []
+    assert catalogue.jobs.next_requester(now) is None, "who had it before is not asked again"
 
-    def test_how_long_jobs_take_is_the_mean_of_those_that_succeeded(self, catalogue):
-        assert catalogue.jobs.mean_seconds("embed") is None
-        for seconds in (10, 20):
-            row = enqueue(catalogue)
-            claim(catalogue, at=datetime.now(UTC) - timedelta(seconds=seconds)) or claim(catalogue)
-            catalogue.jobs.succeed(row.id, {})
-        failed = enqueue(catalogue)
-        claim(catalogue)
-        catalogue.jobs.fail(failed.id, {"code": "x"}, None)
-        rows = [row for row in catalogue.jobs.list(None, limit=9).rows if row.state == "succeeded"]
-        took = [(row.finished_at - row.started_at).total_seconds() for row in rows]
-        assert catalogue.jobs.mean_seconds("embed") == pytest.approx(sum(took) / 2)
-        assert catalogue.jobs.mean_seconds("embed", of_last=1) == pytest.approx(took[0])
+
+def test_what_waits_and_runs_by_kind_and_key(catalogue):
+    for namespace in ("acme", "acme", "other"):
+        enqueue(catalogue, namespace=namespace)
+    catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="key-2")
+    enqueue(catalogue, "fit")
+    claim(catalogue, kinds=["embed"])
+    jobs = catalogue.jobs
+    assert (jobs.count_active("embed"), jobs.count_active("embed", created_by="key-2")) == (4, 1)
+
+
+def test_how_long_jobs_take_is_the_mean_of_those_that_succeeded(catalogue):
+    assert catalogue.jobs.mean_seconds("embed") is None
+    for seconds in (10, 20):
+        row = enqueue(catalogue)
+        claim(catalogue, at=datetime.now(UTC) - timedelta(seconds=seconds)) or claim(catalogue)
+        catalogue.jobs.succeed(row.id, {})
+    failed = enqueue(catalogue)
+    claim(catalogue)
+    catalogue.jobs.fail(failed.id, {"code": "x"}, None)
+    rows = [row for row in catalogue.jobs.list(None, limit=9).rows if row.state == "succeeded"]
+    took = [(row.finished_at - row.started_at).total_seconds() for row in rows]
+    assert catalogue.jobs.mean_seconds("embed") == pytest.approx(sum(took) / 2)
+    assert catalogue.jobs.mean_seconds("embed", of_last=1) == pytest.approx(took[0])
 
 
 ENDS = {
@@ -301,23 +301,23 @@ class TestLeases:
         assert counts() == (4, 0, 0, 10)
 
 
-class TestWhoSees:
-    def test_foreign_is_unknown(self, catalogue):
-        row = enqueue(catalogue)
-        assert catalogue.jobs.get(("acme", "x"), row.id) == row
-        for scope, id in ((("other",), row.id), ((), row.id), (None, "job-unknown"), (None, "x" * 5000)):
-            with pytest.raises(NotFound, match="no job"):
-                catalogue.jobs.get(scope, id)
+def test_foreign_is_unknown(catalogue):
+    row = enqueue(catalogue)
+    assert catalogue.jobs.get(("acme", "x"), row.id) == row
+    for scope, id in ((("other",), row.id), ((), row.id), (None, "job-unknown"), (None, "x" * 5000)):
+        with pytest.raises(NotFound, match="no job"):
+            catalogue.jobs.get(scope, id)
 
-    def test_lists_filter(self, catalogue):
-        def ids(**by):
-            return [row.id for row in catalogue.jobs.list(None, limit=9, **by).rows]
 
-        embed, fit = enqueue(catalogue), enqueue(catalogue, "fit")
-        claim(catalogue, kinds=["fit"])
-        assert ids() == [fit.id, embed.id]
-        assert (ids(kind="embed"), ids(state="running"), ids(state="lost")) == ([embed.id], [fit.id], [])
-        assert catalogue.jobs.list(("other",), limit=9).rows == ()
+def test_lists_filter(catalogue):
+    def ids(**by):
+        return [row.id for row in catalogue.jobs.list(None, limit=9, **by).rows]
+
+    embed, fit = enqueue(catalogue), enqueue(catalogue, "fit")
+    claim(catalogue, kinds=["fit"])
+    assert ids() == [fit.id, embed.id]
+    assert (ids(kind="embed"), ids(state="running"), ids(state="lost")) == ([embed.id], [fit.id], [])
+    assert catalogue.jobs.list(("other",), limit=9).rows == ()
 
 
 class QueueIsSound(RuleBasedStateMachine):

@@ -30,14 +30,13 @@ def cook(catalogue, name: str, recipe: Recipe, *, replaces: str | None = None):
     return row
 
 
-class TestRecipes:
-    def test_what_it_gave_first_stays_unless_that_is_replaced_by_name(self, catalogue):
-        recipe = recipe_of(add(catalogue, "acme/a").digest)
-        first, second = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", recipe)
-        assert catalogue.soups.recipe(recipe.digest).adapter_digest == first.digest != second.digest
-        third = cook(catalogue, "acme/u", recipe, replaces=first.digest)
-        cook(catalogue, "acme/v", recipe, replaces=first.digest)  # of a server that read it before
-        assert catalogue.soups.recipe(recipe.digest).adapter_digest == third.digest
+def test_what_a_recipe_gave_first_stays_unless_that_is_replaced_by_name(catalogue):
+    recipe = recipe_of(add(catalogue, "acme/a").digest)
+    first, second = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", recipe)
+    assert catalogue.soups.recipe(recipe.digest).adapter_digest == first.digest != second.digest
+    third = cook(catalogue, "acme/u", recipe, replaces=first.digest)
+    cook(catalogue, "acme/v", recipe, replaces=first.digest)  # of a server that read it before
+    assert catalogue.soups.recipe(recipe.digest).adapter_digest == third.digest
 
 
 class TestLineage:
@@ -142,23 +141,22 @@ class TestLineage:
         assert catalogue.soups.recipe(same.digest) is None
 
 
-class TestEmbeddings:
-    def test_one_for_each_sample_and_encoder(self, catalogue):
-        row = EmbeddingRow(
-            sample_digest=sha256_digest(b"sample"),
-            encoder_digest=sha256_digest(b"e1"),
-            encoder_name="sbert",
-            unit="sentence",
-            blob_digest=sha256_digest(b"vectors"),
-            count=200,
-            dimensions=384,
-            truncated=3,
-        )
-        other = replace(row, encoder_digest=sha256_digest(b"e2"), encoder_name="base", unit="passage")
-        catalogue.blobs.record(row.blob_digest, 9)
-        for one in (row, other, replace(row, count=1)):
-            catalogue.samples.add_embedding(one)
-        assert catalogue.samples.embedding(row.sample_digest, row.encoder_digest) == row
-        assert catalogue.samples.embedding(row.sample_digest, sha256_digest(b"e3")) is None
-        assert {one.encoder_name for one in catalogue.samples.embeddings(row.sample_digest)} == {"sbert", "base"}
-        assert catalogue.samples.embeddings(sha256_digest(b"?")) == []
+def test_one_embedding_for_each_sample_and_encoder(catalogue):
+    row = EmbeddingRow(
+        sample_digest=sha256_digest(b"sample"),
+        encoder_digest=sha256_digest(b"e1"),
+        encoder_name="sbert",
+        unit="sentence",
+        blob_digest=sha256_digest(b"vectors"),
+        count=200,
+        dimensions=384,
+        truncated=3,
+    )
+    other = replace(row, encoder_digest=sha256_digest(b"e2"), encoder_name="base", unit="passage")
+    catalogue.blobs.record(row.blob_digest, 9)
+    for one in (row, other, replace(row, count=1)):
+        catalogue.samples.add_embedding(one)
+    assert catalogue.samples.embedding(row.sample_digest, row.encoder_digest) == row
+    assert catalogue.samples.embedding(row.sample_digest, sha256_digest(b"e3")) is None
+    assert {one.encoder_name for one in catalogue.samples.embeddings(row.sample_digest)} == {"sbert", "base"}
+    assert catalogue.samples.embeddings(sha256_digest(b"?")) == []

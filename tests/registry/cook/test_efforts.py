@@ -219,21 +219,21 @@ class TestTheServersDefault:
         assert tuned.reason.endswith(TUNED_BY_DEFAULT)
 
 
-class TestWhatHasLearntFromASample:
-    def listed(self, pool: ToyRegistry, digest: str, visible=None) -> list[str]:
-        with pool.database.read() as catalogue:
-            return [row.ref for row in catalogue.adapters.list(visible, tuned_on=digest, limit=9).rows]
+def listed(pool: ToyRegistry, digest: str, visible=None) -> list[str]:
+    with pool.database.read() as catalogue:
+        return [row.ref for row in catalogue.adapters.list(visible, tuned_on=digest, limit=9).rows]
 
-    def test_it_is_found_by_the_sample_wherever_it_is_until_it_is_retired(self, pool):
-        first, kept = tune(pool, name="acme/leases"), tune(pool, name="other/leases", keep="leases")
-        other = pool.cook(sample={"texts": SAMPLE["texts"][:30]}, effort="tune", verify=True)
-        pool.cook(sample=SAMPLE, effort="instant", name="acme/mixture")
-        digest = first.recipe.tuning.sample
-        assert self.listed(pool, digest) == [kept.model, first.model] == ["other/leases@1", "acme/leases@1"]
-        assert self.listed(pool, digest, ("acme",)) == ["acme/leases@1"]
-        assert self.listed(pool, other.recipe.tuning.sample) == [other.model]
-        pool.retire(first.soup_id)
-        assert self.listed(pool, digest) == ["other/leases@1"]
+
+def test_what_has_learnt_from_a_sample_is_found_by_it_until_it_is_retired(pool):
+    first, kept = tune(pool, name="acme/leases"), tune(pool, name="other/leases", keep="leases")
+    other = pool.cook(sample={"texts": SAMPLE["texts"][:30]}, effort="tune", verify=True)
+    pool.cook(sample=SAMPLE, effort="instant", name="acme/mixture")
+    digest = first.recipe.tuning.sample
+    assert listed(pool, digest) == [kept.model, first.model] == ["other/leases@1", "acme/leases@1"]
+    assert listed(pool, digest, ("acme",)) == ["acme/leases@1"]
+    assert listed(pool, other.recipe.tuning.sample) == [other.model]
+    pool.retire(first.soup_id)
+    assert listed(pool, digest) == ["other/leases@1"]
 
 
 # --- prices ----------------------------------------------------------------------------------------

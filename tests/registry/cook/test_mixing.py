@@ -161,21 +161,21 @@ class TestByHand:
             strangers.cook(recipe=recipe, mixing=how)
 
 
-class TestLora:
-    @pytest.fixture
-    def loras(self, verbs) -> ToyRegistry:
-        """Two LoRAs of unknown starts, other ranks and other modules."""
-        for seed, (name, config) in enumerate({"law": LORA, "code": WIDE_LORA}.items()):
-            verbs.ready(f"acme/{name}", seed=seed, config=config, provenance=UNKNOWN)
-        return verbs
+@pytest.fixture
+def loras(verbs) -> ToyRegistry:
+    """Two LoRAs of unknown starts, other ranks and other modules."""
+    for seed, (name, config) in enumerate({"law": LORA, "code": WIDE_LORA}.items()):
+        verbs.ready(f"acme/{name}", seed=seed, config=config, provenance=UNKNOWN)
+    return verbs
 
-    def test_a_pool_of_unknown_origins_is_fitted_selected_from_and_cooked(self, loras):
-        cooked = loras.cook(sample=texts(law=30, code=30), pool={"method": "lora"})
-        assert set(domains_of(cooked)) == {"law", "code"}
-        assert cooked.reason == "2 adapters by concat: LoRAs are mixed exactly, whatever they started from."
-        assert (set(cooked.report.width_in), cooked.report.width_out) == ({2, 3}, 5)
-        for path, module in loras.row(cooked.soup_id).config.modules().items():
-            assert module.rank == module.alpha == (5 if path.endswith("c_attn") else 3)
+
+def test_a_pool_of_unknown_origins_is_fitted_selected_from_and_cooked(loras):
+    cooked = loras.cook(sample=texts(law=30, code=30), pool={"method": "lora"})
+    assert set(domains_of(cooked)) == {"law", "code"}
+    assert cooked.reason == "2 adapters by concat: LoRAs are mixed exactly, whatever they started from."
+    assert (set(cooked.report.width_in), cooked.report.width_out) == ({2, 3}, 5)
+    for path, module in loras.row(cooked.soup_id).config.modules().items():
+        assert module.rank == module.alpha == (5 if path.endswith("c_attn") else 3)
 
 
 class TestPools:
@@ -285,27 +285,27 @@ def two_of_one_start(verbs: ToyRegistry, config: AdapterConfig = CONFIG) -> None
     verbs.push("acme/code", seed=2, config=config, provenance=provenance.model_copy(update={"init_seed": None}))
 
 
-class TestRecompressed:
-    @pytest.mark.parametrize("config", [CONFIG, LORA])
-    def test_soups_are_as_wide_as_one_adapter_and_tell_how_far_off_each_site_is(self, verbs, config):
-        verbs.push_all("acme/law", "acme/zoo", config=config, provenance=UNKNOWN)
-        cooked = verbs.cook(recipe=by_hand("acme/law", "acme/zoo"), mixing={"method": "recompress"}, name="acme/one")
-        exact = verbs.cook(recipe=by_hand("acme/law", "acme/zoo"), mixing={"method": "concat"})
-        report, row = cooked.report, verbs.row(cooked.soup_id)
-        assert cooked.recipe.mixing == RecompressMixing()
-        assert (report.width_out, report.relative_cost) == (report.width_in[0], 1.0)
-        assert exact.report.residual < 1e-6 < report.residual < 1
-        assert report.residuals
-        assert all(0 <= residual < 1 for residual in report.residuals.values())
-        assert exact.report.residuals is None
-        assert row.provenance.init_source == "unknown"
-        assert row.card.metadata == {"mixing": "recompress"}
+@pytest.mark.parametrize("config", [CONFIG, LORA])
+def test_recompressed_soups_are_as_wide_as_one_adapter_and_tell_how_far_off_each_site_is(verbs, config):
+    verbs.push_all("acme/law", "acme/zoo", config=config, provenance=UNKNOWN)
+    cooked = verbs.cook(recipe=by_hand("acme/law", "acme/zoo"), mixing={"method": "recompress"}, name="acme/one")
+    exact = verbs.cook(recipe=by_hand("acme/law", "acme/zoo"), mixing={"method": "concat"})
+    report, row = cooked.report, verbs.row(cooked.soup_id)
+    assert cooked.recipe.mixing == RecompressMixing()
+    assert (report.width_out, report.relative_cost) == (report.width_in[0], 1.0)
+    assert exact.report.residual < 1e-6 < report.residual < 1
+    assert report.residuals
+    assert all(0 <= residual < 1 for residual in report.residuals.values())
+    assert exact.report.residuals is None
+    assert row.provenance.init_source == "unknown"
+    assert row.card.metadata == {"mixing": "recompress"}
 
-    def test_one_adapter_is_itself_or_a_narrower_soup(self, strangers):
-        assert strangers.cook(recipe=by_hand("acme/law"), mixing={"method": "recompress"}).model == "acme/law@1"
-        narrow = strangers.cook(recipe=by_hand("acme/law"), mixing={"method": "recompress", "width": 1})
-        assert narrow.created
-        assert strangers.row(narrow.soup_id).config.bottleneck == 1
+
+def test_one_adapter_recompressed_is_itself_or_a_narrower_soup(strangers):
+    assert strangers.cook(recipe=by_hand("acme/law"), mixing={"method": "recompress"}).model == "acme/law@1"
+    narrow = strangers.cook(recipe=by_hand("acme/law"), mixing={"method": "recompress", "width": 1})
+    assert narrow.created
+    assert strangers.row(narrow.soup_id).config.bottleneck == 1
 
 
 class TestWeightsByLayer:

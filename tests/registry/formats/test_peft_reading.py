@@ -243,18 +243,18 @@ FIELDS = st.sampled_from(sorted(vars(LoraFile()))) | st.text(max_size=8)
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 
 
-class TestAnything:
-    @settings(max_examples=100)
-    @given(st.dictionaries(FIELDS, JSON, max_size=4))
-    def test_any_configuration_is_read_or_refused(self, fields: dict[str, Any]) -> None:
-        with contextlib.suppress(UnknownMethod, InvalidManifest):
-            assert set(lora_config(said(**fields), ALL_FOUR).modules()) == set(PATHS)
+@settings(max_examples=100)
+@given(st.dictionaries(FIELDS, JSON, max_size=4))
+def test_any_configuration_is_read_or_refused(fields: dict[str, Any]) -> None:
+    with contextlib.suppress(UnknownMethod, InvalidManifest):
+        assert set(lora_config(said(**fields), ALL_FOUR).modules()) == set(PATHS)
 
-    @given(st.dictionaries(st.sampled_from(list(ALL_FOUR)) | st.text(max_size=30), SHAPES, max_size=6))
-    def test_any_tensors_are_read_or_refused(self, shapes: dict[str, tuple[int, ...]]) -> None:
-        with contextlib.suppress(UnknownMethod, InvalidManifest):
-            modules = lora_config({"peft_type": "LORA", "r": 4}, shapes).modules()
-            assert {f"base_model.model.{path}.lora_{x}.weight" for path in modules for x in "AB"} == set(shapes)
+
+@given(st.dictionaries(st.sampled_from(list(ALL_FOUR)) | st.text(max_size=30), SHAPES, max_size=6))
+def test_any_tensors_are_read_or_refused(shapes: dict[str, tuple[int, ...]]) -> None:
+    with contextlib.suppress(UnknownMethod, InvalidManifest):
+        modules = lora_config({"peft_type": "LORA", "r": 4}, shapes).modules()
+        assert {f"base_model.model.{path}.lora_{x}.weight" for path in modules for x in "AB"} == set(shapes)
 
 
 class TestPatterns:

@@ -263,43 +263,43 @@ class TestSelectors:
         assert collected(verbs, 16).selectors == 1
 
 
-class TestByHand:
-    def test_a_trial_says_what_would_go_and_takes_nothing(self, verbs: ToyRegistry) -> None:
-        row = soup(verbs)
-        digest = verbs.upload(UPLOADED)
-        registry = replace(verbs.registry, retention=Retention(GRACE, 1))
-        moment = after(8)
-        for _ in range(2):
-            trial = would_collect(registry, moment, used=lambda _: set())
-            assert (trial.retired, trial.expired, trial.blobs, trial.bytes) == (1, (row.ref,), 1, 23)
-            assert verbs.row(row.id).retired_at is None
-            with verbs.database.read() as catalogue:
-                assert catalogue.blobs.is_visible(("acme",), digest)
-            assert verbs.audit("adapter.expire") == []
-        assert collect(registry, moment, used=lambda _: set(), caller=verbs.caller()) == trial
-        (entry,) = verbs.audit("blob.collect")
-        assert (entry.key_id, "by" in entry.detail) == ("key-1", False)  # the audit says who asked
-        assert would_collect(registry, after(10), used=lambda _: set()) == Collected(files=1)
-        assert verbs.blobs.has(digest)
+def test_a_trial_says_what_would_go_and_takes_nothing(verbs: ToyRegistry) -> None:
+    row = soup(verbs)
+    digest = verbs.upload(UPLOADED)
+    registry = replace(verbs.registry, retention=Retention(GRACE, 1))
+    moment = after(8)
+    for _ in range(2):
+        trial = would_collect(registry, moment, used=lambda _: set())
+        assert (trial.retired, trial.expired, trial.blobs, trial.bytes) == (1, (row.ref,), 1, 23)
+        assert verbs.row(row.id).retired_at is None
+        with verbs.database.read() as catalogue:
+            assert catalogue.blobs.is_visible(("acme",), digest)
+        assert verbs.audit("adapter.expire") == []
+    assert collect(registry, moment, used=lambda _: set(), caller=verbs.caller()) == trial
+    (entry,) = verbs.audit("blob.collect")
+    assert (entry.key_id, "by" in entry.detail) == ("key-1", False)  # the audit says who asked
+    assert would_collect(registry, after(10), used=lambda _: set()) == Collected(files=1)
+    assert verbs.blobs.has(digest)
 
-    @pytest.mark.parametrize(
-        ("table", "method"), [(Removals, "unused_soups"), (Pruning, "count"), (Selectors, "unrequested_since")]
-    )
-    def test_others_write_while_a_trial_counts(
-        self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch, table: type, method: str
-    ) -> None:
-        soup(verbs)
-        written: list[str] = []
-        real = getattr(table, method)
 
-        def write_first(*args: Any, **named: Any) -> Any:
-            written.append(verbs.upload(b"%d" % len(written)))
-            return real(*args, **named)
+@pytest.mark.parametrize(
+    ("table", "method"), [(Removals, "unused_soups"), (Pruning, "count"), (Selectors, "unrequested_since")]
+)
+def test_others_write_while_a_trial_counts(
+    verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch, table: type, method: str
+) -> None:
+    soup(verbs)
+    written: list[str] = []
+    real = getattr(table, method)
 
-        monkeypatch.setattr(table, method, write_first)
-        registry = replace(verbs.registry, retention=Retention(GRACE, 1, audit_days=30))
-        assert would_collect(registry, after(40), used=lambda _: set()).audit > 0
-        assert written
+    def write_first(*args: Any, **named: Any) -> Any:
+        written.append(verbs.upload(b"%d" % len(written)))
+        return real(*args, **named)
+
+    monkeypatch.setattr(table, method, write_first)
+    registry = replace(verbs.registry, retention=Retention(GRACE, 1, audit_days=30))
+    assert would_collect(registry, after(40), used=lambda _: set()).audit > 0
+    assert written
 
 
 class TestOldRows:

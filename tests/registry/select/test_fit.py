@@ -215,51 +215,49 @@ class TestMadeAgainMeanwhile:
             fitted_refs(verbs)
 
 
-class TestPurgedMeanwhile:
-    """A purge in the middle of a fit: it is done again without what is gone, and nothing of that is kept."""
-
-    @pytest.fixture
-    def two(self, verbs) -> None:
-        verbs.ready_all("acme/law", "acme/code")
-
-    @pytest.mark.parametrize(
-        ("where", "function"),
-        [
-            (lambda _: fit_module._PoolFit, "fit"),
-            (lambda verbs: verbs.blobs, "read"),
-            (lambda _: fit_module, "dump_state"),
-        ],
-        ids=["before its vectors are looked up", "before they are read", "after they were read"],
-    )
-    def test_the_fit_is_repeated_without_it(self, verbs, two, monkeypatch, where, function):
-        before = set(verbs.blobs.digests())
-        purging(verbs, monkeypatch, where(verbs), function)
-        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        assert [member.ref for member in row.members] == ["acme/code@1"]
-        remove_files(verbs.registry, datetime.now(UTC))
-        assert set(verbs.blobs.digests()) - before == {row.state_blob}  # not what the first fit computed
+@pytest.fixture
+def two(verbs) -> None:
+    verbs.ready_all("acme/law", "acme/code")
 
 
-class TestMembers:
-    def test_nobody_takes_the_place_of_another_namespaces_adapter(self, verbs):
-        """Neither with the label of its domain nor with its own bytes: both would be chosen in its stead."""
-        verbs.ready("acme/law", domain="law")
-        verbs.ready("acme/zoo", domain="zoo", seed=1)
-        verbs.ready("evil/law", domain="law", seed=2)
-        verbs.ready("evil/copy", domain="anything", seed=1)
-        verbs.ready("evil/other", domain="acme/law", seed=3)  # not the domain `law` of namespace `acme`
-        assert {member.ref: member.domain for member in verbs.fit(POOL, GmmSpec(), verbs.base.digest).members} == {
-            "evil/other@1": "evil/acme/law",
-            "acme/law@1": "acme/law",
-            "evil/law@1": "evil/law",
-            "acme/zoo@1": "zoo",
-        }
+@pytest.mark.parametrize(
+    ("where", "function"),
+    [
+        (lambda _: fit_module._PoolFit, "fit"),
+        (lambda verbs: verbs.blobs, "read"),
+        (lambda _: fit_module, "dump_state"),
+    ],
+    ids=["before its vectors are looked up", "before they are read", "after they were read"],
+)
+def test_a_fit_is_repeated_without_what_is_purged_meanwhile(verbs, two, monkeypatch, where, function):
+    before = set(verbs.blobs.digests())
+    purging(verbs, monkeypatch, where(verbs), function)
+    row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+    assert [member.ref for member in row.members] == ["acme/code@1"]
+    remove_files(verbs.registry, datetime.now(UTC))
+    assert set(verbs.blobs.digests()) - before == {row.state_blob}  # not what the first fit computed
 
-    def test_only_those_with_vectors_of_the_encoder(self, verbs):
-        verbs.ready("acme/law")
-        verbs.push("acme/private", sample=vectors_of(verbs.base, passages("private")), seed=1)
-        assert members(verbs, encoder=verbs.base.digest) == ["acme/law@1", "acme/private@1"]
-        assert members(verbs, encoder=verbs.sentences.digest) == ["acme/law@1"]
+
+def test_nobody_takes_the_place_of_another_namespaces_adapter(verbs):
+    """Neither with the label of its domain nor with its own bytes: both would be chosen in its stead."""
+    verbs.ready("acme/law", domain="law")
+    verbs.ready("acme/zoo", domain="zoo", seed=1)
+    verbs.ready("evil/law", domain="law", seed=2)
+    verbs.ready("evil/copy", domain="anything", seed=1)
+    verbs.ready("evil/other", domain="acme/law", seed=3)  # not the domain `law` of namespace `acme`
+    assert {member.ref: member.domain for member in verbs.fit(POOL, GmmSpec(), verbs.base.digest).members} == {
+        "evil/other@1": "evil/acme/law",
+        "acme/law@1": "acme/law",
+        "evil/law@1": "evil/law",
+        "acme/zoo@1": "zoo",
+    }
+
+
+def test_members_are_those_with_vectors_of_the_encoder(verbs):
+    verbs.ready("acme/law")
+    verbs.push("acme/private", sample=vectors_of(verbs.base, passages("private")), seed=1)
+    assert members(verbs, encoder=verbs.base.digest) == ["acme/law@1", "acme/private@1"]
+    assert members(verbs, encoder=verbs.sentences.digest) == ["acme/law@1"]
 
 
 @pytest.mark.parametrize(
@@ -342,43 +340,43 @@ class TestFit:
         assert latest_selector(verbs.database, requested) is None
 
 
-class TestComingAndGoing:
-    def test_what_came_and_what_went(self, verbs):
-        law, code = verbs.ready("acme/law"), verbs.ready("acme/code", seed=1)
-        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        verbs.ready("acme/zoo", seed=2)
-        verbs.retire(law.id)
-        with verbs.database.read() as catalogue:
-            assert missing(catalogue, row) == ("acme/zoo@1",)
-            assert list(gone_members(catalogue, row)) == [law.digest]
-        newer = verbs.push("acme/code", seed=3, sample={"texts": passages("code")})
-        with verbs.database.read() as catalogue:  # its successor is not embedded yet
-            assert code.digest not in gone_members(catalogue, row)
-        verbs.embed(newer.row)
-        with verbs.database.read() as catalogue:  # embedded, but the selector that knows it is still to be fitted
-            assert code.digest not in gone_members(catalogue, row)
-            assert "acme/code@2" in missing(catalogue, row)
+def test_what_came_and_what_went(verbs):
+    law, code = verbs.ready("acme/law"), verbs.ready("acme/code", seed=1)
+    row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+    verbs.ready("acme/zoo", seed=2)
+    verbs.retire(law.id)
+    with verbs.database.read() as catalogue:
+        assert missing(catalogue, row) == ("acme/zoo@1",)
+        assert list(gone_members(catalogue, row)) == [law.digest]
+    newer = verbs.push("acme/code", seed=3, sample={"texts": passages("code")})
+    with verbs.database.read() as catalogue:  # its successor is not embedded yet
+        assert code.digest not in gone_members(catalogue, row)
+    verbs.embed(newer.row)
+    with verbs.database.read() as catalogue:  # embedded, but the selector that knows it is still to be fitted
+        assert code.digest not in gone_members(catalogue, row)
+        assert "acme/code@2" in missing(catalogue, row)
 
-    def test_pools_it_may_belong_to_are_refitted_once(self, verbs):
-        one, other = verbs.ready("acme/law"), verbs.ready("other/code", seed=1)
-        verbs.ready("acme/lora", config=LORA)
-        narrowed = [
-            {},
-            {"namespaces": ("acme",)},
-            {"method": "bottleneck"},
-            {"include_soups": True},
-            {"namespaces": ("other",)},
-            {"method": "lora"},
-        ]
-        pools = [POOL.model_copy(update=fields) for fields in narrowed]
-        for pool in pools:
-            verbs.fit(pool, UniformSpec(), None)
-        with verbs.database.write() as catalogue:
-            jobs = enqueue_refits(catalogue, one, created_by="key-1", refits=Refits(delay=5))
-            assert enqueue_refits(catalogue, one, created_by="key-1", refits=Refits(delay=5)) == jobs
-            refitted = [PoolSpec.model_validate(catalogue.jobs.get(None, job).arguments["pool"]) for job in jobs]
-            assert refitted == pools[:4]
-            assert len(enqueue_refits(catalogue, other, created_by="key-1", refits=Refits(delay=5))) == 4
+
+def test_pools_it_may_belong_to_are_refitted_once(verbs):
+    one, other = verbs.ready("acme/law"), verbs.ready("other/code", seed=1)
+    verbs.ready("acme/lora", config=LORA)
+    narrowed = [
+        {},
+        {"namespaces": ("acme",)},
+        {"method": "bottleneck"},
+        {"include_soups": True},
+        {"namespaces": ("other",)},
+        {"method": "lora"},
+    ]
+    pools = [POOL.model_copy(update=fields) for fields in narrowed]
+    for pool in pools:
+        verbs.fit(pool, UniformSpec(), None)
+    with verbs.database.write() as catalogue:
+        jobs = enqueue_refits(catalogue, one, created_by="key-1", refits=Refits(delay=5))
+        assert enqueue_refits(catalogue, one, created_by="key-1", refits=Refits(delay=5)) == jobs
+        refitted = [PoolSpec.model_validate(catalogue.jobs.get(None, job).arguments["pool"]) for job in jobs]
+        assert refitted == pools[:4]
+        assert len(enqueue_refits(catalogue, other, created_by="key-1", refits=Refits(delay=5))) == 4
 
 
 @pytest.mark.parametrize("tag", [None, "x"])

@@ -332,21 +332,19 @@ def test_a_selection_stored_before_is_read() -> None:
 LAWFUL = [SELECTORS[kind](SPECS[kind][0]).fit(DOMAINS) for kind in SELECTORS]
 
 
-class TestUniform:
-    def test_everybody_gets_the_same_and_the_cap_does_not_apply(self) -> None:
-        selector = SELECTORS["uniform"](UniformSpec()).fit([domain(f"d{i}", np.empty((0, 0))) for i in range(7)])
-        selection = selector.rank(np.empty((0, 0)), options=SelectOptions(max_ingredients=2)).selection()
-        assert len(selection.selected) == 7
-        assert {entry.weight for entry in selection.selected} == {"0.142857143", "0.142857142"}
-        assert selection.scores == {f"d{i}": pytest.approx(1 / 7) for i in range(7)}
-        assert (selection.units, selection.abstained, selection.novelty) == (0, False, None)
-        assert {entry.stability for entry in selection.selected} == {None}
+def test_uniform_gives_everybody_the_same_and_the_cap_does_not_apply() -> None:
+    selector = SELECTORS["uniform"](UniformSpec()).fit([domain(f"d{i}", np.empty((0, 0))) for i in range(7)])
+    selection = selector.rank(np.empty((0, 0)), options=SelectOptions(max_ingredients=2)).selection()
+    assert len(selection.selected) == 7
+    assert {entry.weight for entry in selection.selected} == {"0.142857143", "0.142857142"}
+    assert selection.scores == {f"d{i}": pytest.approx(1 / 7) for i in range(7)}
+    assert (selection.units, selection.abstained, selection.novelty) == (0, False, None)
+    assert {entry.stability for entry in selection.selected} == {None}
 
-    def test_single_has_no_meaning_there(self) -> None:
-        with pytest.raises(InvalidParameter, match="ranks nothing"):
-            SELECTORS["uniform"](UniformSpec()).fit(DOMAINS).rank(
-                SAMPLE, options=SelectOptions(single=True)
-            ).selection()
+
+def test_single_has_no_meaning_for_uniform() -> None:
+    with pytest.raises(InvalidParameter, match="ranks nothing"):
+        SELECTORS["uniform"](UniformSpec()).fit(DOMAINS).rank(SAMPLE, options=SelectOptions(single=True)).selection()
 
 
 def test_weights_follow_the_rank() -> None:

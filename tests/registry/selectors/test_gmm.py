@@ -203,19 +203,19 @@ class TestOwnership:
         assert [s.domain for s in none.selected] == ["d0"]
 
 
-class TestNovelty:
-    def test_it_is_the_percentile_of_the_median_distance_to_the_nearest(self) -> None:
-        own = np.array([1.0, 2.0, 2.0, 3.0])  # ties count by half
-        assert [percentile(x, own) for x in (0.5, 1, 2, 2.5, 9)] == [0, 12.5, 50, 75, 100]
-        assert novelty(np.array([[1.0, 9.0], [30.5, 40.0], [80.0, 70.0]]), np.arange(1.0, 101.0)) == 30
+def test_novelty_is_the_percentile_of_the_median_distance_to_the_nearest() -> None:
+    own = np.array([1.0, 2.0, 2.0, 3.0])  # ties count by half
+    assert [percentile(x, own) for x in (0.5, 1, 2, 2.5, 9)] == [0, 12.5, 50, 75, 100]
+    assert novelty(np.array([[1.0, 9.0], [30.5, 40.0], [80.0, 70.0]]), np.arange(1.0, 101.0)) == 30
 
-    def test_a_strange_sample_is_warned_about_and_excluded_domains_are_not_near(self) -> None:
-        selector = handmade([[9, 0], [0, 9]], [[0, 0], [200, 0]])
-        near = selector.rank(points((0, 50.5, 9))).selection()
-        assert (near.novelty, near.warnings) == (50, ())
-        far = selector.rank(points((0, 50.5, 9)), exclude={digest_for("d0"): "Out."}).selection()
-        assert far.novelty == 100
-        assert "no domain is really like it" in far.warnings[0]
+
+def test_a_strange_sample_is_warned_about_and_excluded_domains_are_not_near() -> None:
+    selector = handmade([[9, 0], [0, 9]], [[0, 0], [200, 0]])
+    near = selector.rank(points((0, 50.5, 9))).selection()
+    assert (near.novelty, near.warnings) == (50, ())
+    far = selector.rank(points((0, 50.5, 9)), exclude={digest_for("d0"): "Out."}).selection()
+    assert far.novelty == 100
+    assert "no domain is really like it" in far.warnings[0]
 
 
 class TestProof:

@@ -138,26 +138,24 @@ def test_clusters_are_always_fitted_whole(spec: Any) -> None:
     assert not issubclass(SELECTORS[spec.kind], updating.UpdatableSelector)
 
 
-class TestSums:
-    """What is summed is what scikit-learn makes of the vectors themselves."""
+def test_sums_give_the_principal_components_of_scikit_learn() -> None:
+    parts = [one.vectors.astype(np.float64) + 1e3 for one in MANY]
+    spread = Spread(parts[0][0])
+    for part in parts:
+        spread.add(part)
+    found, wanted = spread.projection(dimensions=4), PCA(n_components=4).fit(np.concatenate(parts))
+    assert np.allclose(np.abs(found.projection.components @ wanted.components_.T), np.eye(4), atol=1e-8)
+    assert np.allclose(found.projection.mean, wanted.mean_)
+    assert found.explained == pytest.approx(wanted.explained_variance_ratio_.sum())
+    assert len(spread.projection(dimensions=99).projection.components) == 10
 
-    def test_principal_components(self) -> None:
-        parts = [one.vectors.astype(np.float64) + 1e3 for one in MANY]
-        spread = Spread(parts[0][0])
-        for part in parts:
-            spread.add(part)
-        found, wanted = spread.projection(dimensions=4), PCA(n_components=4).fit(np.concatenate(parts))
-        assert np.allclose(np.abs(found.projection.components @ wanted.components_.T), np.eye(4), atol=1e-8)
-        assert np.allclose(found.projection.mean, wanted.mean_)
-        assert found.explained == pytest.approx(wanted.explained_variance_ratio_.sum())
-        assert len(spread.projection(dimensions=99).projection.components) == 10
 
-    @given(n=st.integers(2, 40), d=st.integers(1, 12), seed=st.integers(0, 99))
-    def test_the_shrunk_covariance(self, n: int, d: int, seed: int) -> None:
-        residuals = np.random.default_rng(seed).normal(size=(n, d)) * np.arange(1, d + 1)
-        covariance, _ = ledoit_wolf(residuals, assume_centered=True)
-        white = whitening(residuals)
-        assert np.allclose(np.linalg.inv(white @ white.T), covariance, rtol=1e-4, atol=1e-5 * np.trace(covariance))
+@given(n=st.integers(2, 40), d=st.integers(1, 12), seed=st.integers(0, 99))
+def test_sums_give_the_shrunk_covariance_of_scikit_learn(n: int, d: int, seed: int) -> None:
+    residuals = np.random.default_rng(seed).normal(size=(n, d)) * np.arange(1, d + 1)
+    covariance, _ = ledoit_wolf(residuals, assume_centered=True)
+    white = whitening(residuals)
+    assert np.allclose(np.linalg.inv(white @ white.T), covariance, rtol=1e-4, atol=1e-5 * np.trace(covariance))
 
 
 def test_a_small_pool_is_proved_on_all_held_out_units() -> None:

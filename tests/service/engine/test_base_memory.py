@@ -496,20 +496,20 @@ RECURRENT = {
 }
 
 
-class TestTheTrial:
-    @pytest.mark.parametrize("family", RECURRENT)
-    @pytest.mark.filterwarnings("ignore")
-    def test_models_with_recurrent_states_are_refused_by_name(self, tmp_path: Path, family: str) -> None:
-        folder = build_tiny_base(tmp_path / family, model_type=family, **RECURRENT[family])
-        base = load_base(BaseEntry(id="r", source=str(folder)))
-        with pytest.raises(Unavailable, match=rf"'r' \(family '{family}'\) cannot generate here"):
-            checked_runner(base)
+@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.filterwarnings("ignore")
+def test_models_with_recurrent_states_are_refused_by_name(tmp_path: Path, family: str) -> None:
+    folder = build_tiny_base(tmp_path / family, model_type=family, **RECURRENT[family])
+    base = load_base(BaseEntry(id="r", source=str(folder)))
+    with pytest.raises(Unavailable, match=rf"'r' \(family '{family}'\) cannot generate here"):
+        checked_runner(base)
 
-    def test_weights_that_are_no_numbers_are_named_as_such(self, entries: dict[str, BaseEntry]) -> None:
-        base = load_base(next(iter(entries.values())))
-        base.model.get_input_embeddings().weight.data.fill_(float("nan"))
-        with pytest.raises(Unavailable, match="not finite numbers: look at its weights"):
-            checked_runner(base)
+
+def test_weights_that_are_no_numbers_are_named_as_such(entries: dict[str, BaseEntry]) -> None:
+    base = load_base(next(iter(entries.values())))
+    base.model.get_input_embeddings().weight.data.fill_(float("nan"))
+    with pytest.raises(Unavailable, match="not finite numbers: look at its weights"):
+        checked_runner(base)
 
 
 def test_models_are_built_one_at_a_time(entries: dict[str, BaseEntry]) -> None:

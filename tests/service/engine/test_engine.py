@@ -452,33 +452,33 @@ class TestRefusals:
         engine.stop()
 
 
-class TestCancel:
-    def test_a_cancelled_request_stops_and_the_others_do_not_notice(self, base: LoadedBase) -> None:
-        engine, prompts = engine_of(base), prompts_of(base)
-        deltas: list[Delta] = []
-        long = engine.submit(GenerateRequest("tiny", prompts[2], params=greedy(30), on_token=deltas.append))
-        other = engine.submit(GenerateRequest("tiny", prompts[0], params=greedy(12)))
-        for _ in range(4):
-            engine.step()
-        told = len(deltas)
-        assert 0 < told < 30
-        long.cancel()
-        before = engine.counters()["kv_bytes"]
+def test_a_cancelled_request_stops_and_the_others_do_not_notice(base: LoadedBase) -> None:
+    engine, prompts = engine_of(base), prompts_of(base)
+    deltas: list[Delta] = []
+    long = engine.submit(GenerateRequest("tiny", prompts[2], params=greedy(30), on_token=deltas.append))
+    other = engine.submit(GenerateRequest("tiny", prompts[0], params=greedy(12)))
+    for _ in range(4):
         engine.step()
-        assert engine.counters()["kv_bytes"] == before / 2, "its memory is free at the next step"
-        run(engine)
-        assert len(deltas) == told
-        assert other.result(0).choices[0].token_ids == reference(base, prompts[0], 12, None)
-        with pytest.raises(CancelledError):
-            long.result(0)
-        assert engine.counters()["requests_cancelled_total"] == 1
-        assert engine.step() is False
-        assert engine.counters()["kv_bytes"] == 0
+    told = len(deltas)
+    assert 0 < told < 30
+    long.cancel()
+    before = engine.counters()["kv_bytes"]
+    engine.step()
+    assert engine.counters()["kv_bytes"] == before / 2, "its memory is free at the next step"
+    run(engine)
+    assert len(deltas) == told
+    assert other.result(0).choices[0].token_ids == reference(base, prompts[0], 12, None)
+    with pytest.raises(CancelledError):
+        long.result(0)
+    assert engine.counters()["requests_cancelled_total"] == 1
+    assert engine.step() is False
+    assert engine.counters()["kv_bytes"] == 0
 
-    def test_cancelling_what_has_ended_takes_its_answer_from_nobody(self, base: LoadedBase) -> None:
-        [late] = ended(engine_of(base), GenerateRequest("tiny", (1,), params=greedy(2)))
-        late.cancel()
-        assert late.result(0).choices[0].token_ids
+
+def test_cancelling_what_has_ended_takes_its_answer_from_nobody(base: LoadedBase) -> None:
+    [late] = ended(engine_of(base), GenerateRequest("tiny", (1,), params=greedy(2)))
+    late.cancel()
+    assert late.result(0).choices[0].token_ids
 
 
 class TestTrouble:

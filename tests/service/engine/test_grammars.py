@@ -180,13 +180,12 @@ def check_follows(text: str, schema: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator(schema, format_checker=checker).validate(json.loads(text))
 
 
-class TestWalk:
-    @given(SCHEMAS, st.integers(0, 2**32))
-    @settings(max_examples=300)
-    def test_what_comes_to_an_end_is_json_of_the_schema(
-        self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any], seed: int
-    ) -> None:
-        check_follows(written(base, compiled(grammars, base, schema), seed), schema)
+@given(SCHEMAS, st.integers(0, 2**32))
+@settings(max_examples=300)
+def test_what_comes_to_an_end_is_json_of_the_schema(
+    base: LoadedBase, grammars: Grammars, schema: dict[str, Any], seed: int
+) -> None:
+    check_follows(written(base, compiled(grammars, base, schema), seed), schema)
 
 
 HARD = {"type": "string", "pattern": r"^(.*\w.{10,40}\W.*){20,30}$"}
@@ -273,30 +272,29 @@ class TestEngine:
         assert engine.counters()["requests"] == 0
 
 
-class TestChoose:
-    @given(
-        st.integers(0, 2**32),
-        st.sets(st.integers(0, 39), min_size=1),
-        st.sampled_from([0.0, 1.0, 50.0]),
-        st.sampled_from([None, 1, 5]),
-        st.sampled_from([0.2, 1.0]),
-        st.sampled_from([0.0, 0.5]),
+@given(
+    st.integers(0, 2**32),
+    st.sets(st.integers(0, 39), min_size=1),
+    st.sampled_from([0.0, 1.0, 50.0]),
+    st.sampled_from([None, 1, 5]),
+    st.sampled_from([0.2, 1.0]),
+    st.sampled_from([0.0, 0.5]),
+)
+def test_only_what_is_allowed_is_drawn(
+    seed: int, kept: set[int], temperature: float, top_k: int | None, top_p: float, min_p: float
+) -> None:
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(seed)) * 10
+    allowed = torch.zeros(40, dtype=torch.bool)
+    allowed[list(kept)] = True
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    [token] = sample_tokens(logits, [Draw(params, RandomStream(seed, 0), 0, allowed=allowed)])
+    assert token in kept
+    everything = torch.ones(40, dtype=torch.bool)
+    plain, same = (
+        sample_tokens(logits, [Draw(params, RandomStream(seed, 0), 0, allowed=mask)]) for mask in (None, everything)
     )
-    def test_only_what_is_allowed_is_drawn(
-        self, seed: int, kept: set[int], temperature: float, top_k: int | None, top_p: float, min_p: float
-    ) -> None:
-        logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(seed)) * 10
-        allowed = torch.zeros(40, dtype=torch.bool)
-        allowed[list(kept)] = True
-        params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-        [token] = sample_tokens(logits, [Draw(params, RandomStream(seed, 0), 0, allowed=allowed)])
-        assert token in kept
-        everything = torch.ones(40, dtype=torch.bool)
-        plain, same = (
-            sample_tokens(logits, [Draw(params, RandomStream(seed, 0), 0, allowed=mask)]) for mask in (None, everything)
-        )
-        assert plain == same
-        assert sample_tokens(logits * torch.nan, [Draw(params, RandomStream(seed, 0), 0, allowed=allowed)]) == [None]
+    assert plain == same
+    assert sample_tokens(logits * torch.nan, [Draw(params, RandomStream(seed, 0), 0, allowed=allowed)]) == [None]
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -44,25 +44,22 @@ def lossy(ids: Sequence[int]) -> str:
     return bytes(ids).decode("utf-8", errors="replace")
 
 
-class TestStream:
-    def test_a_number_depends_on_seed_choice_and_position_alone(self) -> None:
-        assert RandomStream(7, 0).at(3) == RandomStream(7, 0).at(3)
-        numbers = {
-            RandomStream(seed, index).at(position)
-            for seed in (0, 7, -1, 2**63)
-            for index in (0, 1)
-            for position in (0, 1)
-        }
-        assert len(numbers) == 16
-        assert all(0 <= number < 1 for number in numbers)
+def test_a_number_depends_on_seed_choice_and_position_alone() -> None:
+    assert RandomStream(7, 0).at(3) == RandomStream(7, 0).at(3)
+    numbers = {
+        RandomStream(seed, index).at(position) for seed in (0, 7, -1, 2**63) for index in (0, 1) for position in (0, 1)
+    }
+    assert len(numbers) == 16
+    assert all(0 <= number < 1 for number in numbers)
 
-    def test_numbers_are_uniform_over_positions_and_over_seeds(self) -> None:
-        for numbers in (
-            [RandomStream(1, 0).at(i) for i in range(4000)],
-            [RandomStream(i, 1).at(0) for i in range(4000)],
-        ):
-            assert abs(sum(numbers) / 4000 - 0.5) < 0.02
-            assert min(Counter(int(number * 10) for number in numbers).values()) > 320
+
+def test_numbers_are_uniform_over_positions_and_over_seeds() -> None:
+    for numbers in (
+        [RandomStream(1, 0).at(i) for i in range(4000)],
+        [RandomStream(i, 1).at(0) for i in range(4000)],
+    ):
+        assert abs(sum(numbers) / 4000 - 0.5) < 0.02
+        assert min(Counter(int(number * 10) for number in numbers).values()) > 320
 
 
 def drawn_alone(logits: torch.Tensor, params: SamplingParams, stream: RandomStream, position: int) -> int:
@@ -210,20 +207,20 @@ class TestSteering:
         assert torch.equal(self.logits, before), "the caller's logits, of which log-probabilities are made, stay"
 
 
-class TestLogProbs:
-    def test_they_are_normalised_and_the_best_is_the_very_same_float(self) -> None:
-        scores = log_probs(torch.randn(5, 70, generator=torch.Generator().manual_seed(0)) * 5)
-        assert torch.allclose(scores.exp().sum(-1), torch.ones(5), atol=1e-5)
-        best = scores.argmax(-1).tolist()
-        tops = top_tokens(scores, 3)
-        assert chosen_log_probs(scores, best) == [top[0][1] for top in tops]
-        assert [top[0][0] for top in tops] == best
-        assert all(a[1] >= b[1] for top in tops for a, b in pairwise(top))
+def test_log_probs_are_normalised_and_the_best_is_the_very_same_float() -> None:
+    scores = log_probs(torch.randn(5, 70, generator=torch.Generator().manual_seed(0)) * 5)
+    assert torch.allclose(scores.exp().sum(-1), torch.ones(5), atol=1e-5)
+    best = scores.argmax(-1).tolist()
+    tops = top_tokens(scores, 3)
+    assert chosen_log_probs(scores, best) == [top[0][1] for top in tops]
+    assert [top[0][0] for top in tops] == best
+    assert all(a[1] >= b[1] for top in tops for a, b in pairwise(top))
 
-    def test_more_alternatives_than_tokens_and_none(self) -> None:
-        scores = log_probs(torch.tensor([[0.0, 1.0]]))
-        assert len(top_tokens(scores, 9)[0]) == 2
-        assert top_tokens(scores, 0) == [()]
+
+def test_more_alternatives_than_tokens_and_none() -> None:
+    scores = log_probs(torch.tensor([[0.0, 1.0]]))
+    assert len(top_tokens(scores, 9)[0]) == 2
+    assert top_tokens(scores, 0) == [()]
 
 
 class TestDetokenizer:
@@ -273,26 +270,26 @@ pieces_and_stops = st.tuples(
 )
 
 
-class TestStopChecker:
-    @given(pieces_and_stops)
-    @example((["abc"], ["b", "a"]))  # two stop strings in one piece
-    def test_the_cut_does_not_depend_on_the_pieces(self, case: tuple[list[str], list[str]]) -> None:
-        pieces, stops = case
-        expected = first_stop("".join(pieces), stops)
-        cutter = StopChecker(stops)
-        shown = ""
-        for piece in pieces:
-            shown += cutter.push(piece)
-            assert expected.startswith(shown), "nothing of a stop string is shown, not even for a moment"
-        assert cutter.stopped == (expected != "".join(pieces))
-        assert shown + cutter.flush() == expected
+@given(pieces_and_stops)
+@example((["abc"], ["b", "a"]))  # two stop strings in one piece
+def test_the_cut_does_not_depend_on_the_pieces(case: tuple[list[str], list[str]]) -> None:
+    pieces, stops = case
+    expected = first_stop("".join(pieces), stops)
+    cutter = StopChecker(stops)
+    shown = ""
+    for piece in pieces:
+        shown += cutter.push(piece)
+        assert expected.startswith(shown), "nothing of a stop string is shown, not even for a moment"
+    assert cutter.stopped == (expected != "".join(pieces))
+    assert shown + cutter.flush() == expected
 
-    def test_text_that_cannot_start_a_stop_is_shown_at_once(self) -> None:
-        cutter = StopChecker(["\n\n"])
-        assert [cutter.push(piece) for piece in ("a", "\n", "b", "\n")] == ["a", "", "\nb", ""]
-        assert cutter.push("\nc") == ""
-        assert cutter.stopped
-        assert cutter.push("more") == cutter.flush() == ""
+
+def test_text_that_cannot_start_a_stop_is_shown_at_once() -> None:
+    cutter = StopChecker(["\n\n"])
+    assert [cutter.push(piece) for piece in ("a", "\n", "b", "\n")] == ["a", "", "\nb", ""]
+    assert cutter.push("\nc") == ""
+    assert cutter.stopped
+    assert cutter.push("more") == cutter.flush() == ""
 
 
 def grow(data: bytes, params: SamplingParams, *, limit: int = 99, eos: int | None = 0) -> Choice:
@@ -349,27 +346,27 @@ class TestChoice:
         assert deltas[-1].finish_reason == done.finish_reason
 
 
-class TestRequests:
-    @pytest.mark.parametrize(
-        ("request_", "error", "words"),
-        [
-            (GenerateRequest("b", (1,) * 11), InvalidPrompt, r"11 tokens .* context of the base model is 10"),
-            (GenerateRequest("b", ()), InvalidPrompt, "empty"),
-            (GenerateRequest("b", (1, 300)), InvalidPrompt, r"300 is not in the vocabulary .*299"),
-            (ScoreRequest("b", ((1,), (1, -1))), InvalidPrompt, "-1"),
-            (ScoreRequest("b", ()), InvalidPrompt, "nothing to score"),
-            (
-                GenerateRequest("b", (1,) * 8, params=SamplingParams(max_tokens=3)),
-                InvalidParameter,
-                r"8 tokens and max_tokens is 3, together 11, .* 10: request at most 2",
-            ),
-        ],
-    )
-    def test_what_the_base_model_cannot_take_is_refused_with_the_numbers(
-        self, request_: GenerateRequest | ScoreRequest, error: type[Exception], words: str
-    ) -> None:
-        with pytest.raises(error, match=words):
-            request_.check(SHAPE)
+@pytest.mark.parametrize(
+    ("request_", "error", "words"),
+    [
+        (GenerateRequest("b", (1,) * 11), InvalidPrompt, r"11 tokens .* context of the base model is 10"),
+        (GenerateRequest("b", ()), InvalidPrompt, "empty"),
+        (GenerateRequest("b", (1, 300)), InvalidPrompt, r"300 is not in the vocabulary .*299"),
+        (ScoreRequest("b", ((1,), (1, -1))), InvalidPrompt, "-1"),
+        (ScoreRequest("b", ()), InvalidPrompt, "nothing to score"),
+        (
+            GenerateRequest("b", (1,) * 8, params=SamplingParams(max_tokens=3)),
+            InvalidParameter,
+            r"8 tokens and max_tokens is 3, together 11, .* 10: request at most 2",
+        ),
+    ],
+)
+def test_what_the_base_model_cannot_take_is_refused_with_the_numbers(
+    request_: GenerateRequest | ScoreRequest, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        request_.check(SHAPE)
 
-    def test_a_prompt_may_fill_the_context_where_nothing_is_generated(self) -> None:
-        GenerateRequest("b", (1,) * 10, params=SamplingParams(max_tokens=0)).check(SHAPE)
+
+def test_a_prompt_may_fill_the_context_where_nothing_is_generated() -> None:
+    GenerateRequest("b", (1,) * 10, params=SamplingParams(max_tokens=0)).check(SHAPE)

@@ -127,10 +127,7 @@ class TestCommandLine:
         assert "use_dora is not supported: it means DoRA" in err
 
 
-class TestOverHttp:
-    def test_pefts_json_as_it_is(self, world: World, lora: Callable[..., Path]) -> None:
-        answer = answered(world.client.post("/v1/adapters", json=body(lora(name="curl"))), 201)
-        again = world.client.post(
-            "/v1/adapters", json=body(lora(name="curl"), peft_config=None, config=answer["config"])
-        )
-        assert answered(again)["digest"] == answer["digest"]
+def test_pefts_json_as_it_is(world: World, lora: Callable[..., Path]) -> None:
+    answer = answered(world.client.post("/v1/adapters", json=body(lora(name="curl"))), 201)
+    again = world.client.post("/v1/adapters", json=body(lora(name="curl"), peft_config=None, config=answer["config"]))
+    assert answered(again)["digest"] == answer["digest"]

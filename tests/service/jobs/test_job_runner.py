@@ -484,22 +484,22 @@ def test_codes_of_a_newer_server_stay_errors(stage: Stage) -> None:
         result_of(stage.row(job))
 
 
-class TestLanes:
-    @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"cook"}))
-    def test_nothing_slow_keeps_a_cook_waiting(self, stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-        """In the lanes of the real kinds: neither training nor fit, neither search nor a large sample."""
-        quick = JobKind(lambda _: {"quick": True}, lambda _: None, lane=KINDS["cook"].lane)
-        slow = replace(stage.kind(), lane=KINDS[kind].lane)
-        monkeypatch.setattr(module, "KINDS", {"test": slow, "quick": quick})
-        runner, training = stage.holding()
-        assert stage.until(runner, stage.enqueue("quick"), lambda row: row.state in FINAL).result == {"quick": True}
-        assert stage.row(training).state == "running"
-        stage.go_on.set()
-        assert stage.ended(runner, training).state == "succeeded"
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"cook"}))
+def test_nothing_slow_keeps_a_cook_waiting(stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """In the lanes of the real kinds: neither training nor fit, neither search nor a large sample."""
+    quick = JobKind(lambda _: {"quick": True}, lambda _: None, lane=KINDS["cook"].lane)
+    slow = replace(stage.kind(), lane=KINDS[kind].lane)
+    monkeypatch.setattr(module, "KINDS", {"test": slow, "quick": quick})
+    runner, training = stage.holding()
+    assert stage.until(runner, stage.enqueue("quick"), lambda row: row.state in FINAL).result == {"quick": True}
+    assert stage.row(training).state == "running"
+    stage.go_on.set()
+    assert stage.ended(runner, training).state == "succeeded"
 
-    def test_a_server_that_trains_nothing_leaves_trainings_queued(self, stage: Stage) -> None:
-        stage.plays(lane="training")
-        idle = stage.runner(training_workers=0)
-        job = stage.enqueue()
-        idle.stop()
-        assert stage.row(job).state == "queued"
+
+def test_a_server_that_trains_nothing_leaves_trainings_queued(stage: Stage) -> None:
+    stage.plays(lane="training")
+    idle = stage.runner(training_workers=0)
+    job = stage.enqueue()
+    idle.stop()
+    assert stage.row(job).state == "queued"

@@ -91,58 +91,58 @@ def held_score(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[thread
     go_on.set()
 
 
-class TestFollowing:
-    def test_events_tell_the_progress_and_then_the_whole_job(
-        self, live: Live, client: SoupClient, held_score: threading.Event
-    ) -> None:
-        sample = {"texts": passages("kitchen", 25, seed=3)}
-        job = answered(cook(live.world, sample=sample, recipe=by_hand("acme/kitchen"), verify=True), 202)
-        assert (job["object"], job["kind"], job["result"]) == ("job", "cook", None)
-        until(lambda: job_of(live.world, job["id"])["state"] == "running")
-        said: list[str] = []
+def test_events_tell_the_progress_and_then_the_whole_job(
+    live: Live, client: SoupClient, held_score: threading.Event
+) -> None:
+    sample = {"texts": passages("kitchen", 25, seed=3)}
+    job = answered(cook(live.world, sample=sample, recipe=by_hand("acme/kitchen"), verify=True), 202)
+    assert (job["object"], job["kind"], job["result"]) == ("job", "cook", None)
+    until(lambda: job_of(live.world, job["id"])["state"] == "running")
+    said: list[str] = []
 
-        def listen(done: int, total: int, message: str) -> None:
-            said.append(message)
-            held_score.set()
+    def listen(done: int, total: int, message: str) -> None:
+        said.append(message)
+        held_score.set()
 
-        done = client.wait_job(job["id"], progress=listen)
-        assert said
-        assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 1, None)
-        assert done["result"]["object"] == "soup"
-        assert done["progress"]["done"] == done["progress"]["total"] > 1  # what was stored last may be a step before
-        moments = [datetime.fromisoformat(done[name]) for name in ("created_at", "started_at", "finished_at")]
-        assert moments == sorted(moments)
-        again = live.world.client.get(f"/v1/jobs/{job['id']}/events")
-        assert again.headers["content-type"].startswith("text/event-stream")
-        name, data = again.text.strip().split("\n")
-        assert name == "event: done"
-        assert json.loads(data.removeprefix("data: "))["result"] == done["result"]
+    done = client.wait_job(job["id"], progress=listen)
+    assert said
+    assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 1, None)
+    assert done["result"]["object"] == "soup"
+    assert done["progress"]["done"] == done["progress"]["total"] > 1  # what was stored last may be a step before
+    moments = [datetime.fromisoformat(done[name]) for name in ("created_at", "started_at", "finished_at")]
+    assert moments == sorted(moments)
+    again = live.world.client.get(f"/v1/jobs/{job['id']}/events")
+    assert again.headers["content-type"].startswith("text/event-stream")
+    name, data = again.text.strip().split("\n")
+    assert name == "event: done"
+    assert json.loads(data.removeprefix("data: "))["result"] == done["result"]
 
-    def test_a_job_says_whose_it_is_to_whom_sees_all_that_its_key_sees(self, world: World) -> None:
-        """The embedding in `acme` is of the admin key, the training in it of a key that sees more than `acme`."""
 
-        def owners(secret: str) -> dict[str, Any]:
-            found = world.client.get("/v1/jobs?limit=200", headers=world.headers(secret)).json()["data"]
-            return {one["id"]: (one["created_by"], one["owner"]) for one in found}
+def test_a_job_says_whose_it_is_to_whom_sees_all_that_its_key_sees(world: World) -> None:
+    """The embedding in `acme` is of the admin key, the training in it of a key that sees more than `acme`."""
 
-        def cooked(secret: str) -> dict[str, Any]:
-            """The job of a cook, which may have ended before it was answered."""
-            cook(world, secret, recipe=by_hand("acme/code"))
-            return dict(world.client.get("/v1/jobs?kind=cook&limit=1", headers=world.headers(secret)).json()["data"][0])
+    def owners(secret: str) -> dict[str, Any]:
+        found = world.client.get("/v1/jobs?limit=200", headers=world.headers(secret)).json()["data"]
+        return {one["id"]: (one["created_by"], one["owner"]) for one in found}
 
-        embed = world.client.get("/v1/jobs?kind=embed&limit=1").json()["data"][0]
-        assert embed["owner"] == "admin"
-        both, one, other = (world.key(["read", "write"], spaces) for spaces in (["acme", "theirs"], ["acme"], ["acme"]))
-        wide, near = cooked(both)["id"], cooked(other)
-        newest = world.client.get("/v1/keys").json()["data"][-1]
-        assert (near["created_by"], near["owner"]) == (newest["id"], newest["name"]) == (newest["id"], "test")
-        assert job_of(world, near["id"])["owner"] == "test"
-        seen = owners(one)
-        assert seen[embed["id"]] == (embed["created_by"], None)
-        assert seen[wide] == (None, None)  # it may read what this key does not see
-        assert seen[near["id"]] == (near["created_by"], "test")
-        assert owners(both)[wide][1] == owners(both)[near["id"]][1] == "test"
-        assert owners(world.admin)[wide][1] == "test"
+    def cooked(secret: str) -> dict[str, Any]:
+        """The job of a cook, which may have ended before it was answered."""
+        cook(world, secret, recipe=by_hand("acme/code"))
+        return dict(world.client.get("/v1/jobs?kind=cook&limit=1", headers=world.headers(secret)).json()["data"][0])
+
+    embed = world.client.get("/v1/jobs?kind=embed&limit=1").json()["data"][0]
+    assert embed["owner"] == "admin"
+    both, one, other = (world.key(["read", "write"], spaces) for spaces in (["acme", "theirs"], ["acme"], ["acme"]))
+    wide, near = cooked(both)["id"], cooked(other)
+    newest = world.client.get("/v1/keys").json()["data"][-1]
+    assert (near["created_by"], near["owner"]) == (newest["id"], newest["name"]) == (newest["id"], "test")
+    assert job_of(world, near["id"])["owner"] == "test"
+    seen = owners(one)
+    assert seen[embed["id"]] == (embed["created_by"], None)
+    assert seen[wide] == (None, None)  # it may read what this key does not see
+    assert seen[near["id"]] == (near["created_by"], "test")
+    assert owners(both)[wide][1] == owners(both)[near["id"]][1] == "test"
+    assert owners(world.admin)[wide][1] == "test"
 
 
 class TestCooking:
