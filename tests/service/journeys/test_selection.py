@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from registry.adapters import create
-from registry.adapters.weights import save_tensors
 from registry.errors import Retired
 from tests.postgres import KINDS
 from tests.service.answers import answered, refusal
 from tests.service.cluster import ended
 from tests.service.passages import WORDS, passages
-from tests.service.servers import CONFIG, DECLARED, Live
+from tests.service.servers import DECLARED, Live
 
 DATABASES = KINDS
 KEPT = 20
@@ -223,33 +220,6 @@ def newest_search(stocked) -> list[str]:
     """The id of the newest job of that kind, if there is one."""
     with stocked.world.runtime.database.read() as catalogue:
         return [job.id for job in catalogue.jobs.list(None, kind="search", limit=1).rows]
-
-
-@pytest.mark.one_database
-def test_where_tuning_is_the_default_a_request_need_not_ask_for_it(stocked, http):
-    assert http.patch("/v1/namespaces/eager", json={"tuning": "default"}).status_code == 200
-    soup = cook(stocked, sample=sample_of("kitchen"), verify=True, name="eager/soup").json()
-    assert soup["search"]["effort"] == "tune"
-    assert soup["reason"].endswith("Tuned by default; effort 'quick' makes a mixture, which does not learn the sample.")
-    with stocked.world.runtime.database.read() as catalogue:
-        (job,) = catalogue.jobs.list(("eager",), kind="search", limit=2).rows
-    assert job.arguments["effort"] == "tune"  # settled when it was asked for, whatever the settings become
-
-
-@pytest.mark.one_database
-def test_verify_abstains_where_the_soup_does_not_help(stocked, http):
-    """An adapter whose up-projection is zero changes nothing, so it cannot beat the base."""
-    runtime = stocked.world.runtime
-    nothing = save_tensors(create(CONFIG, runtime.bases["tiny"].shape, seed=0, init="zero_up").state_dict())
-    files = {"adapter_model.safetensors": {"base64": base64.b64encode(nothing).decode()}}
-    stocked.world.push("acme/nothing", domain="nothing", files=files)
-    recipe = {"ingredients": [{"ref": "acme/nothing"}]}
-    soup = cooked(stocked, 200, sample=sample_of("kitchen"), recipe=recipe, verify=True, name="acme/never")
-    assert (soup["abstained"], soup["model"], soup["soup"]) == (True, "base/tiny", None)
-    check = soup["verification"]
-    assert (check["helps"], check["soup_nll"]) == (False, check["base_nll"])
-    assert "does not beat the base" in soup["reason"]
-    assert http.get("/v1/adapters/acme/never").status_code == 404
 
 
 @pytest.mark.one_database
