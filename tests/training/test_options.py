@@ -172,15 +172,6 @@ def test_a_start_replaces_initial_tensors_by_name_and_is_named_in_the_record(bas
     assert torch.equal(value, torch.full((4, 32), 0.01))
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "said"),
-    [("layers.9.ffn.down.weight", (4, 32), "not expected"), ("layers.0.ffn.down.weight", (5, 32), "has shape")],
-)
-def test_a_start_of_other_tensors_is_refused(base, name, size, said):
-    with pytest.raises(Incompatible, match=said):
-        train(base, start={name: torch.zeros(size)})
-
-
 def test_the_members_of_a_fusion_stay_as_they_came(base, fused):
     config, start = fused
     trained = train(base, config, start=start)
@@ -199,9 +190,11 @@ def test_the_members_of_a_fusion_stay_as_they_came(base, fused):
         ({"consistency": "paper"}, InvalidParameter, "this adapter is a bottleneck"),
         ({"config": BANK, "pruning": PRUNING}, InvalidParameter, "not pruned: choose one"),
         ({"init": "zero_up", "pruning": PRUNING}, InvalidParameter, "zero"),
+        ({"start": {"layers.9.ffn.down.weight": torch.zeros(4, 32)}}, Incompatible, "not expected"),
+        ({"start": {"layers.0.ffn.down.weight": torch.zeros(5, 32)}}, Incompatible, "has shape"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(base, changes, error, said):
+def test_options_that_do_not_go_together_and_a_start_of_other_tensors_are_refused(base, changes, error, said):
     with pytest.raises(error, match=said):
         train(base, **changes)
 

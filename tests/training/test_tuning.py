@@ -199,14 +199,26 @@ def test_nothing_of_the_base_changes(base: LoadedBase) -> None:
     assert all(parameter.grad is None for parameter in base.model.parameters())
 
 
-def test_too_few_tokens_are_refused_with_their_number(gpt2: LoadedBase) -> None:
-    with pytest.raises(InvalidSample, match=r"has \d+ tokens to train on with 'max_tokens' 64, and tuning needs 400"):
-        tuned(gpt2, structures(gpt2)["lora"], texts=TEXTS[:5], folds=((4,),))
-
-
-def test_a_sample_with_text_in_held_out_passages_only_is_refused(gpt2: LoadedBase) -> None:
-    with pytest.raises(InvalidSample, match="nothing to train on"):
-        tuned(gpt2, structures(gpt2)["lora"], texts=("", *(TEXTS[:1] * 60)), folds=(tuple(range(1, 61)),))
+@pytest.mark.parametrize(
+    ("sample", "sentence"),
+    [
+        (
+            {"texts": TEXTS[:5], "folds": ((4,),)},
+            r"has \d+ tokens to train on with 'max_tokens' 64, and tuning needs 400",
+        ),
+        ({"texts": ("", *(TEXTS[:1] * 60)), "folds": (tuple(range(1, 61)),)}, "nothing to train on"),
+        (
+            {"texts": tuple("" if number % 5 == 4 else text for number, text in enumerate(TEXTS))},
+            "No passage that is held out has a token",
+        ),
+    ],
+    ids=["too few tokens", "text in held-out passages only", "held-out passages without a token"],
+)
+def test_a_sample_on_which_nothing_can_be_trained_or_judged_is_refused(
+    gpt2: LoadedBase, sample: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(InvalidSample, match=sentence):
+        tuned(gpt2, structures(gpt2)["lora"], **sample)
 
 
 def test_a_pruned_start_is_refused(gpt2: LoadedBase) -> None:
@@ -227,10 +239,3 @@ def test_it_can_be_cancelled_between_two_steps(gpt2: LoadedBase) -> None:
         tuned(gpt2, structures(gpt2)["lora"], progress=stop)
     assert [done for done, _ in said] == [0, 1, 2, 3]
     assert not gpt2.model._forward_pre_hooks
-
-
-def test_held_out_passages_without_a_token_are_refused(gpt2: LoadedBase) -> None:
-    """Nothing would say whether training helps."""
-    texts = tuple("" if number % 5 == 4 else text for number, text in enumerate(TEXTS))
-    with pytest.raises(InvalidSample, match="No passage that is held out has a token"):
-        tuned(gpt2, paper_config("bapna_firat", bottleneck=4), texts=texts)

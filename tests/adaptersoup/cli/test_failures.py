@@ -35,19 +35,26 @@ def test_who_has_no_key_is_told_where_one_is_and_what_makes_more():
     assert all(hint in told for hint in ("--key", "SOUP_KEY", "admin.key", "soup keys create"))
 
 
-def test_a_key_that_has_to_end_is_told_the_flag_and_not_other_scopes():
-    said = explain(Forbidden("What asks ends today: give 'expires_at'.", param="expires_at")).splitlines()
-    assert said[1:] == ["On the command line expires_at is --expires."]
-
-
-def test_a_token_of_ray_is_no_key_of_ours():
-    said = explain(Unauthenticated("The Ray cluster at head:6379 refuses this token.", param="ray_token"))
-    assert said == "Error: The Ray cluster at head:6379 refuses this token."
-
-
-def test_every_problem_is_shown_once():
-    said = explain(InvalidParameter("Two things: one.", problems=["one", "another"]))
-    assert said.splitlines() == ["Error: Two things: one.", "  - another"]
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [
+        (
+            Forbidden("What asks ends today: give 'expires_at'.", param="expires_at"),
+            ["Error: What asks ends today: give 'expires_at'.", "On the command line expires_at is --expires."],
+        ),
+        (
+            Unauthenticated("The Ray cluster at head:6379 refuses this token.", param="ray_token"),
+            ["Error: The Ray cluster at head:6379 refuses this token."],
+        ),
+        (
+            InvalidParameter("Two things: one.", problems=["one", "another"]),
+            ["Error: Two things: one.", "  - another"],
+        ),
+    ],
+    ids=["a flag and no other scopes", "no key of ours", "every problem once"],
+)
+def test_a_refusal_is_told_in_these_lines(error, lines):
+    assert explain(error).splitlines() == lines
 
 
 def test_codes():

@@ -104,15 +104,14 @@ def test_every_method_is_here() -> None:
     assert {config.method for config in DENSE.values()} == set(STRUCTURES)
 
 
-@pytest.mark.parametrize("name", ["bottleneck", "bottleneck, norms trained", "lora", "prefix", "fusion"])
-def test_its_bytes_in_memory_are_known_from_its_configuration(name: str, base: LoadedBase) -> None:
-    config = DENSE[name]
-    module = from_tensors(config, base.shape, drawn(config, base.shape))
-    assert bytes_in_memory(config, base.shape) == ReadyAdapter(module, base.model).bytes
-
-
-def test_bytes_in_memory_are_of_the_rank_that_is_stacked(base: LoadedBase) -> None:
-    config = LoraConfig.of({"transformer.h.0.attn.c_attn": LoraModule(5, 4.0)})
+@pytest.mark.parametrize(
+    "config",
+    [
+        *(DENSE[name] for name in ("bottleneck", "bottleneck, norms trained", "lora", "prefix", "fusion")),
+        LoraConfig.of({"transformer.h.0.attn.c_attn": LoraModule(5, 4.0)}),  # of the rank that is stacked
+    ],
+)
+def test_its_bytes_in_memory_are_known_from_its_configuration(config: AdapterConfig, base: LoadedBase) -> None:
     module = from_tensors(config, base.shape, drawn(config, base.shape))
     assert bytes_in_memory(config, base.shape) == ReadyAdapter(module, base.model).bytes
 

@@ -68,10 +68,16 @@ class BlobStoreContract(ABC):
         assert holds_nothing(store)
         assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
-    @pytest.mark.parametrize("length", [0, 4, 6])
-    def test_another_length_than_announced(self, store, length):
-        with pytest.raises(DigestMismatch, match=f"5 bytes arrived instead of the announced {length}"):
-            write(store, b"hello", length=length)
+    @pytest.mark.parametrize(
+        ("about", "error", "sentence"),
+        [
+            *(({"length": n}, DigestMismatch, f"5 bytes arrived instead of the announced {n}") for n in (0, 4, 6)),
+            ({"max_bytes": 4}, TooLarge, "at most 4 bytes"),
+        ],
+    )
+    def test_another_length_than_announced_or_allowed(self, store, about, error, sentence):
+        with pytest.raises(error, match=sentence):
+            write(store, b"hello", **about)
         assert holds_nothing(store)
 
     def test_wrong_bytes_neither_touch_nor_repair_what_is_stored(self, store):
@@ -83,11 +89,6 @@ class BlobStoreContract(ABC):
         with pytest.raises(DigestMismatch):
             write(store, b"other", digest=HELLO)
         assert not store.is_whole(HELLO)
-
-    def test_beyond_the_limit(self, store):
-        with pytest.raises(TooLarge, match="at most 4 bytes"):
-            write(store, b"hello", max_bytes=4)
-        assert holds_nothing(store)
 
     def test_what_has_its_name_never_changes(self, store):
         with store.writer(HELLO, max_bytes=100) as writer:

@@ -107,9 +107,17 @@ class TestCommandLine:
         expected = [float(scores[at, token]) for at, token in enumerate(ids[1:])]
         assert told["choices"][0]["logprobs"]["token_logprobs"][1 : len(ids)] == pytest.approx(expected, abs=1e-4)
 
-    def test_without_a_domain(self, soup: Soup, lora: Callable[..., Path]) -> None:
-        err = refused(soup("push", lora(), "--name", "acme/nowhere"))
-        assert "does not say which domain the adapter is of: give --domain." in err
+    @pytest.mark.parametrize(
+        ("fields", "flags", "sentence"),
+        [
+            ({}, [], "does not say which domain the adapter is of: give --domain."),
+            ({"use_dora": True}, ["--domain", "law"], "use_dora is not supported: it means DoRA"),
+        ],
+    )
+    def test_what_is_refused_before_anything_is_sent(
+        self, soup: Soup, lora: Callable[..., Path], fields: dict[str, bool], flags: list[str], sentence: str
+    ) -> None:
+        assert sentence in refused(soup("push", lora(**fields), "--name", "acme/nowhere", *flags))
 
     def test_a_base_that_two_entries_match(
         self, soup: Soup, lora: Callable[..., Path], served: dict[str, Path]
@@ -119,12 +127,6 @@ class TestCommandLine:
         assert "2 base models here (llama, llama-two) are that one" in err
         assert soup("push", folder, "--name", "acme/twins", "--domain", "law", "--base", "base/llama-two")[0] == 0
         assert json.loads(soup("show", "acme/twins", "--json")[1])["base_model"] == "llama-two"
-
-    def test_what_is_not_supported_is_refused_before_anything_is_sent(
-        self, soup: Soup, lora: Callable[..., Path]
-    ) -> None:
-        err = refused(soup("push", lora(use_dora=True), "--name", "acme/dora", "--domain", "law"))
-        assert "use_dora is not supported: it means DoRA" in err
 
 
 def test_pefts_json_as_it_is(world: World, lora: Callable[..., Path]) -> None:
