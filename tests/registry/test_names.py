@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from registry.errors import InvalidName, more_problems
 from registry.names import BaseRef, DigestRef, NameRef, check_alias, parse_ref, split_name
-from registry.spec import Card, canonical_weights
+from registry.spec import canonical_weights
 
 DIGEST = "sha256:" + "a1" * 32
 
@@ -106,13 +106,6 @@ def test_canonical_weights_sum_to_exactly_one_and_are_fixed_points(weights):
 def test_weights_that_cannot_be_normalised_are_refused(weights):
     with pytest.raises(ValueError, match="finite"):
         canonical_weights(weights)
-
-
-def test_nul_is_refused_where_people_write():
-    with pytest.raises(ValueError, match="NUL"):
-        Card(description="a\x00b")
-    with pytest.raises(ValueError, match="NUL"):
-        Card(metadata={"a": "\x00"})
 
 
 @pytest.mark.parametrize(

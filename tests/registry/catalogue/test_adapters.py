@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from sqlalchemy import insert, update
 
 from registry.catalogue.adapters import columns_of
@@ -273,9 +273,6 @@ class TestPools:
 # --- owners: one for all versions of a name -------------------------------------------------------
 
 
-OWNER: TypeAdapter[str] = TypeAdapter(Owner)
-
-
 def owners(catalogue, **filters):
     return {row.ref: row.owner for row in catalogue.adapters.list(None, limit=100, **filters).rows}
 
@@ -323,33 +320,6 @@ def test_what_a_server_of_the_release_before_stores_is_healed_by_the_next_versio
     assert set(owners(catalogue, name="law").values()) == {"legal"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        " legal",
-        "legal ",
-        "le\ngal",
-        "le\x00gal",
-        "le\x1bgal",
-        "le\u202egal",
-        "le\u2066gal",
-        "le\u200bgal",
-        "le\ufeffgal",
-        "le\u2028gal",
-        "\u00a0",
-        "x" * 201,
-        "le\x9b31mgal",
-        "\ud800",
-        "\u3164",
-        "le\u2800gal",
-    ],
-)
-def test_what_is_not_shown_as_it_is_names_nobody(text):
-    with pytest.raises(ValidationError):
-        OWNER.validate_python(text)
-
-
 @pytest.mark.parametrize("text", ["legal", "legal@acme.example", "Rechtsabteilung Köln", "法務部", "قانون", "x" * 200])
 def test_a_team_or_an_address_of_any_script_is_an_owner(text):
-    assert OWNER.validate_python(text) == text
+    assert TypeAdapter(Owner).validate_python(text) == text

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Literal
 
 import pytest
-from pydantic import ValidationError
 from sqlalchemy import update
 
 from registry.catalogue.tables import adapters
@@ -28,7 +27,6 @@ from registry.samples.sample import check_sample
 from registry.select.requested import encoder_for
 from registry.select.select import SelectQuery, select_from_pool
 from registry.spec import (
-    CookRequest,
     CosineSpec,
     GmmSpec,
     PassageScore,
@@ -293,36 +291,6 @@ class TestRefusals:
             stocked.cook(sample=sample("law", "code"), effort="instant", verify=True, name="acme/never")
         with pytest.raises(NotFound):
             stocked.named("acme/never")
-
-
-@pytest.mark.parametrize(
-    ("request_", "sentence"),
-    [
-        ({"effort": "tune", "also": ["acme/law"]}, "are for efforts that weigh adapters"),
-        ({"effort": "tune", "control": True}, "are for efforts that weigh adapters"),
-        ({"effort": "quick", "verify": False}, "'verify' cannot be false"),
-        ({"effort": "tune", "verify": False}, "'verify' cannot be false"),
-        ({"effort": "thorough", "mixing": {"method": "average"}}, "finds its own mixing"),
-        ({"effort": "quick", "options": {"single": True}}, "weighs several adapters"),
-        ({"effort": "instant", "recipe": by_hand("a/b")}, "leaves nothing to search"),
-        ({"effort": "tune", "sample": None, "recipe": by_hand("a/b")}, "trains on a sample"),
-        ({"effort": "tune", "tuning": {"rate": 0}}, "must be more than 0"),
-        ({"effort": "instant", "tuning": {}}, "are for effort 'tune'"),
-        ({"effort": "instant", "keep": "law"}, "are for effort 'tune'"),
-        ({"budget": {"passes": 3}}, "'budget' is for efforts that compute gradients"),
-        ({"effort": "instant", "budget": {"passes": 3}}, "'budget' is for efforts that compute gradients"),
-        ({"effort": "quick", "budget": {}}, "give one of"),
-        ({"mixing": {"method": "concat", "assume_same_init": True}}, "assume_same_init"),
-        ({"mixing": {"method": "blend"}}, "blend"),
-        ({"mixing": "concat"}, "mixing"),
-        ({"mixing": {"scale": "0"}}, "scale"),
-        ({"max_width": 65537}, "max_width"),
-        ({"effort": "quick", "budget": {"passes": 1, "seconds": 1}}, "give one of"),
-    ],
-)
-def test_a_request_that_contradicts_itself_is_refused(request_, sentence):
-    with pytest.raises(ValidationError, match=sentence):
-        CookRequest.model_validate({"sample": sample("law"), **request_})
 
 
 # --- an adapter that is purged in the middle of a cook ---------------------------------------------------

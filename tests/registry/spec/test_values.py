@@ -1,4 +1,4 @@
-"""Structures as values: what no configuration can say, and the names of union members in pydantic's locations."""
+"""Values: what no configuration, mixing, request or owner can say, and the names of union members in locations."""
 
 from __future__ import annotations
 
@@ -7,8 +7,25 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from registry.spec import UNION_MEMBERS, AdapterConfig, CookRequest, HeadConfig, MixingRequest, SelectorSpec
+from registry.spec import (
+    UNION_MEMBERS,
+    AdapterConfig,
+    AverageMixing,
+    Card,
+    CookRequest,
+    DareMixing,
+    HandRecipe,
+    HeadConfig,
+    MixingRequest,
+    Owner,
+    Pruned,
+    RecipeIngredient,
+    RecompressMixing,
+    SelectorSpec,
+    TiesMixing,
+)
 
+DIGEST = "sha256:" + "0" * 64
 CONFIGS: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
 PFEIFFER = {"method": "bottleneck", "structure": "pfeiffer", "bottleneck": 4, "activation": "relu"}
 HEAD = {"method": "head", "task": "classification", "labels": ["no", "yes"]}
@@ -18,9 +35,8 @@ PRUNED = {"score": "snip", "sparsity": 0.4, "masked": 3}
 MAM = {"method": "union", "members": [PREFIX, PFEIFFER]}
 
 
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
+REFUSED: dict[Any, list[tuple[Any, str]]] = {
+    AdapterConfig: [
         (HEAD | {"labels": ["no", "yes", "no"]}, "differ from each other"),
         (HEAD | {"labels": ["no"]}, "at least 2 items"),
         (HEAD | {"labels": ["no", ""]}, "at least 1 character"),
@@ -58,10 +74,97 @@ MAM = {"method": "union", "members": [PREFIX, PFEIFFER]}
         ({"method": "adamix", "expert": PFEIFFER, "experts": 1}, "greater than or equal to 2"),
         (PFEIFFER | {"pruned": PRUNED | {"score": "best"}}, "'random'"),
     ],
+    Pruned: [  # JSON has whole numbers of thousands of digits, and what is stored is sent to everybody who asks
+        (PRUNED | {"seed": 10**4000}, "seed"),
+        (PRUNED | {"masked": 10**4000}, "masked"),
+        (PRUNED | {"sparsity": 1.0}, "sparsity"),
+        (PRUNED | {"masked": 0}, "masked"),
+    ],
+    AverageMixing: [
+        *(({"scale": scale}, "must not be 0") for scale in (0, "0.0", -0.0, 1e-12)),
+        *(
+            ({"scale": scale}, "scale")
+            for scale in ("1e999999999999", "-1e400", 1e308, "sNaN", 10**400, "1e99999999999999999999")
+        ),
+    ],
+    **{
+        kind: [({"density": density}, "density") for density in (0, -0.1, 1.1, "x", float("nan"), True)]
+        for kind in (TiesMixing, DareMixing)
+    },
+    RecompressMixing: [
+        ({"width": 0}, "width"),
+        ({"width": 65537}, "width"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**32}, "seed"),
+        ({"scale": 0}, "scale"),
+    ],
+    RecipeIngredient: [
+        ({"digest": DIGEST, "weight": "1", "layers": {"layers.0.ffn": factor}}, r"must|Input")
+        for factor in (-0.5, float("nan"), float("inf"), 1001, "x", True, None)
+    ],
+    HandRecipe: [
+        (
+            {"ingredients": [{"ref": "a/b", "layers": {"layers.0.ffn": 1}}, {"ref": "a/c"}]},
+            "all ingredients have 'layers' or none",
+        )
+    ],
+    Card: [({"description": "a\x00b"}, "NUL"), ({"metadata": {"a": "\x00"}}, "NUL")],
+    CookRequest: [
+        ({"sample": {"texts": ["a"]}, **fields}, why)
+        for fields, why in (
+            ({"effort": "tune", "also": ["acme/law"]}, "are for efforts that weigh adapters"),
+            ({"effort": "tune", "control": True}, "are for efforts that weigh adapters"),
+            ({"effort": "quick", "verify": False}, "'verify' cannot be false"),
+            ({"effort": "tune", "verify": False}, "'verify' cannot be false"),
+            ({"effort": "thorough", "mixing": {"method": "average"}}, "finds its own mixing"),
+            ({"effort": "quick", "options": {"single": True}}, "weighs several adapters"),
+            ({"effort": "instant", "recipe": {"ingredients": [{"ref": "a/b"}]}}, "leaves nothing to search"),
+            ({"effort": "tune", "sample": None, "recipe": {"ingredients": [{"ref": "a/b"}]}}, "trains on a sample"),
+            ({"effort": "tune", "tuning": {"rate": 0}}, "must be more than 0"),
+            ({"effort": "instant", "tuning": {}}, "are for effort 'tune'"),
+            ({"effort": "instant", "keep": "law"}, "are for effort 'tune'"),
+            ({"budget": {"passes": 3}}, "'budget' is for efforts that compute gradients"),
+            ({"effort": "instant", "budget": {"passes": 3}}, "'budget' is for efforts that compute gradients"),
+            ({"effort": "quick", "budget": {}}, "give one of"),
+            ({"mixing": {"method": "concat", "assume_same_init": True}}, "assume_same_init"),
+            ({"mixing": {"method": "blend"}}, "blend"),
+            ({"mixing": "concat"}, "mixing"),
+            ({"mixing": {"scale": "0"}}, "scale"),
+            ({"max_width": 65537}, "max_width"),
+            ({"effort": "quick", "budget": {"passes": 1, "seconds": 1}}, "give one of"),
+        )
+    ],
+    Owner: [
+        (text, "")
+        for text in (
+            "",
+            " legal",
+            "legal ",
+            "le\ngal",
+            "le\x00gal",
+            "le\x1bgal",
+            "le\u202egal",
+            "le\u2066gal",
+            "le\u200bgal",
+            "le\ufeffgal",
+            "le\u2028gal",
+            "\u00a0",
+            "x" * 201,
+            "le\x9b31mgal",
+            "\ud800",
+            "\u3164",
+            "le\u2800gal",
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "why"), [(kind, value, why) for kind, rows in REFUSED.items() for value, why in rows]
 )
-def test_what_no_adapter_is(said: dict[str, Any], why: str) -> None:
+def test_what_no_value_is(kind: Any, value: Any, why: str) -> None:
     with pytest.raises(ValidationError, match=why):
-        CONFIGS.validate_python(said)
+        TypeAdapter(kind).validate_python(value)
 
 
 def test_members_of_a_union_have_one_order_however_they_were_written() -> None:
