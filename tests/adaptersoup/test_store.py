@@ -69,133 +69,146 @@ def store(place: Path, tiny_base_dir: Path, folders: Path) -> Iterator[Store]:
         yield store
 
 
-class TestNotebook:
-    def test_what_was_pushed_is_listed(self, store: Store) -> None:
-        found = store.adapters()
-        assert [one.ref for one in found] == ["team/code@1", "team/court@1", "team/kitchen@1"]
-        assert found[0].card.tags == ("code",)
-        assert [one.name for one in store.adapters(tag="court")] == ["court"]
-        assert [one.name for one in store.adapters(owner="court team")] == ["court"]
-        assert found.to_frame()["domain"].tolist() == ["code", "court", "kitchen"]
-        assert str(found).splitlines()[0].split() == [
-            "ADAPTER",
-            "KIND",
-            "DOMAIN",
-            "METHOD",
-            "PARAMETERS",
-            "TAGS",
-            "OWNER",
-        ]
+# --- notebook -------------------------------------------------------------------------------------
 
-    def test_a_selection_right_after_pushing_has_all_that_was_pushed(self, store: Store) -> None:
-        found = store.select(passages("court", 20, seed=1))
-        assert [one.ref for one in found.selection.selected] == ["team/court@1"]
-        assert found.not_yet_included == []
-        assert len(found.to_frame()) == 3
-        assert "1 chosen of 3" in to_svg(found.plot())
 
-    def test_a_soup_is_chosen_verified_and_tells_on_what_evidence(self, store: Store) -> None:
-        soup = store.cook(passages("court", 20, seed=1))
-        assert soup.verification is not None
-        assert f"{soup.verification.difference:+.4f} nats a token against the base" in str(soup)
-        assert soup.spent is not None
-        assert f"on {soup.verification.passages} " in to_svg(soup.plot())
+def test_what_was_pushed_is_listed(store: Store) -> None:
+    found = store.adapters()
+    assert [one.ref for one in found] == ["team/code@1", "team/court@1", "team/kitchen@1"]
+    assert found[0].card.tags == ("code",)
+    assert [one.name for one in store.adapters(tag="court")] == ["court"]
+    assert [one.name for one in store.adapters(owner="court team")] == ["court"]
+    assert found.to_frame()["domain"].tolist() == ["code", "court", "kitchen"]
+    assert str(found).splitlines()[0].split() == [
+        "ADAPTER",
+        "KIND",
+        "DOMAIN",
+        "METHOD",
+        "PARAMETERS",
+        "TAGS",
+        "OWNER",
+    ]
 
-    def test_a_soup_is_cooked_scored_and_says_so(self, store: Store) -> None:
-        recipe = {"ingredients": [{"ref": "team/court"}, {"ref": "team/code", "weight": 3.0}]}
-        soup = store.cook(recipe=recipe, mixing="average", name="team/mixed")
-        assert (soup.model, soup.abstained) == ("team/mixed@1", False)
-        assert set(soup.table.rows) == {("team/court@1", 0.25), ("team/code@1", 0.75)}
-        assert "team/code@1" in to_svg(soup.plot())
-        found = store.evaluate(soup, passages("court", 5, seed=2))
-        assert found.baseline is not None
-        assert found.baseline.model == "base/tiny"
-        assert f"{found.baseline.difference:+.4f} ±" in to_svg(found.plot())
-        assert found.to_frame()["perplexity"].tolist() == [found.perplexity, found.baseline.perplexity]
-        assert store.evaluate("base/tiny", ["a"], baseline=None).baseline is None
-        assert store.generate(soup, "0 1", max_tokens=2, seed=3)
 
-    def test_an_abstention_is_an_answer(self, store: Store) -> None:
-        texts = [text for domain in WORDS for text in passages(domain, 10, seed=1)]
-        soup = store.cook(texts, selector={"kind": "posterior", "least": 0.9})
-        assert soup.abstained
-        assert soup.model == store.base
-        assert soup.reason in str(soup)
-        assert soup.to_frame().empty
+def test_a_selection_right_after_pushing_has_all_that_was_pushed(store: Store) -> None:
+    found = store.select(passages("court", 20, seed=1))
+    assert [one.ref for one in found.selection.selected] == ["team/court@1"]
+    assert found.not_yet_included == []
+    assert len(found.to_frame()) == 3
+    assert "1 chosen of 3" in to_svg(found.plot())
 
-    def test_strategies_are_compared_on_other_text_and_leave_nothing_behind(self, store: Store) -> None:
-        before = {one.ref for one in store.adapters()}
-        domains = {name: (passages(name, 12, seed=1), passages(name, 6, seed=2)) for name in ("court", "code")}
-        ways = {
-            "single": {"selector": "cosine", "options": {"single": True}, "verify": False},
-            "all": {"selector": "uniform", "verify": False, "mixing": "average"},
-        }
-        told: list[int] = []
-        found = store.compare(domains, ways, progress=lambda done, total, message: told.append(done))
-        assert [(row.domain, row.strategy) for row in found] == [(d, s) for d in domains for s in ways]
-        assert [row.ingredients for row in found][::2] == [("court",), ("code",)]
-        assert {row.model for row in found if row.strategy == "single"} == {"team/court@1", "team/code@1"}
-        alone = store.evaluate("team/court@1", passages("court", 6, seed=2)).baseline
-        assert alone is not None
-        assert found.rows[0].difference == pytest.approx(alone.difference)
-        assert {one.ref for one in store.adapters()} == before, "soups are temporary, and what was there stays"
-        assert told[-1] == 4
-        assert to_svg(found.plot()).count(">+0") + to_svg(found.plot()).count(">-0") == 4
-        assert len(found.to_frame()) == 4
-        assert list(found.means.values()) == sorted(found.means.values())
-        one = store.compare({"court": domains["court"]}, ways)
-        assert to_svg(one.plot()).count(" ± ") == 2
-        assert one.table.sentences[0].startswith("One domain, nats a token")
-        with pytest.raises(InvalidParameter, match="at least one"):
-            store.compare({}, ways)
 
-    def test_a_comparison_that_fails_leaves_nothing_behind_either(self, store: Store) -> None:
-        before = {one.ref for one in store.adapters()}
-        with pytest.raises(InvalidParameter):
-            store.compare({"court": (passages("court", 12, seed=1), [""])}, {"all": {"selector": "uniform"}})
-        assert {one.ref for one in store.adapters()} == before
+def test_a_soup_is_chosen_verified_and_tells_on_what_evidence(store: Store) -> None:
+    soup = store.cook(passages("court", 20, seed=1))
+    assert soup.verification is not None
+    assert f"{soup.verification.difference:+.4f} nats a token against the base" in str(soup)
+    assert soup.spent is not None
+    assert f"on {soup.verification.passages} " in to_svg(soup.plot())
 
-    def test_an_attached_model_computes_what_the_store_serves(self, store: Store, tiny_base_dir: Path) -> None:
-        model = AutoModelForCausalLM.from_pretrained(tiny_base_dir).eval()
-        tokenizer = AutoTokenizer.from_pretrained(tiny_base_dir)
-        text = passages("court", 1, seed=3)[0][:40]
-        ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False).input_ids]])
-        with torch.no_grad():
-            plain = model(ids, labels=ids).loss
-            with store.attach("team/court", model):
-                loss = model(ids, labels=ids).loss
-            assert torch.equal(model(ids, labels=ids).loss, plain)
-        served = store.evaluate("team/court", [text])
-        assert served.baseline is not None
-        assert float(loss) == pytest.approx(served.mean_nll, abs=1e-5)
-        assert float(plain) == pytest.approx(served.baseline.mean_nll, abs=1e-5)
-        with pytest.raises(Incompatible, match="nothing to attach"), store.attach(store.base, model):
-            pass
 
-    def test_what_people_wrote_is_shown_as_text(self, store: Store, folders: Path) -> None:
-        named = store.push(folders / "code", name="team/evil", domain=EVIL)
-        assert EVIL not in named._repr_html_()
-        assert "\x1b" not in str(named)
-        assert len(str(named).splitlines()) == 2
-        assert "&lt;script&gt;" in named._repr_html_()
+def test_a_soup_is_cooked_scored_and_says_so(store: Store) -> None:
+    recipe = {"ingredients": [{"ref": "team/court"}, {"ref": "team/code", "weight": 3.0}]}
+    soup = store.cook(recipe=recipe, mixing="average", name="team/mixed")
+    assert (soup.model, soup.abstained) == ("team/mixed@1", False)
+    assert set(soup.table.rows) == {("team/court@1", 0.25), ("team/code@1", 0.75)}
+    assert "team/code@1" in to_svg(soup.plot())
+    found = store.evaluate(soup, passages("court", 5, seed=2))
+    assert found.baseline is not None
+    assert found.baseline.model == "base/tiny"
+    assert f"{found.baseline.difference:+.4f} ±" in to_svg(found.plot())
+    assert found.to_frame()["perplexity"].tolist() == [found.perplexity, found.baseline.perplexity]
+    assert store.evaluate("base/tiny", ["a"], baseline=None).baseline is None
+    assert store.generate(soup, "0 1", max_tokens=2, seed=3)
 
-    def test_errors_are_those_of_the_registry(self, store: Store) -> None:
-        with pytest.raises(NotFound):
-            store.adapter("team/none")
-        for call in (store.cook, store.select):
-            with pytest.raises(InvalidParameter, match="a list of passages"):
-                call("one text")
-        with pytest.raises(InvalidParameter, match="effort"):
-            store.cook(["text"], effort="fast")
 
-    def test_errors_are_not_printed_by_a_logger_without_handlers(self) -> None:
-        assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("soup").handlers)
+def test_an_abstention_is_an_answer(store: Store) -> None:
+    texts = [text for domain in WORDS for text in passages(domain, 10, seed=1)]
+    soup = store.cook(texts, selector={"kind": "posterior", "least": 0.9})
+    assert soup.abstained
+    assert soup.model == store.base
+    assert soup.reason in str(soup)
+    assert soup.to_frame().empty
 
-    def test_frames_need_pandas_and_say_so(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert isinstance(store.adapters().to_frame(), pd.DataFrame)
-        monkeypatch.setitem(sys.modules, "pandas", None)
-        with pytest.raises(Unavailable, match="adaptersoup\\[frames\\]"):
-            store.adapters().to_frame()
+
+def test_strategies_are_compared_on_other_text_and_leave_nothing_behind(store: Store) -> None:
+    before = {one.ref for one in store.adapters()}
+    domains = {name: (passages(name, 12, seed=1), passages(name, 6, seed=2)) for name in ("court", "code")}
+    ways = {
+        "single": {"selector": "cosine", "options": {"single": True}, "verify": False},
+        "all": {"selector": "uniform", "verify": False, "mixing": "average"},
+    }
+    told: list[int] = []
+    found = store.compare(domains, ways, progress=lambda done, total, message: told.append(done))
+    assert [(row.domain, row.strategy) for row in found] == [(d, s) for d in domains for s in ways]
+    assert [row.ingredients for row in found][::2] == [("court",), ("code",)]
+    assert {row.model for row in found if row.strategy == "single"} == {"team/court@1", "team/code@1"}
+    alone = store.evaluate("team/court@1", passages("court", 6, seed=2)).baseline
+    assert alone is not None
+    assert found.rows[0].difference == pytest.approx(alone.difference)
+    assert {one.ref for one in store.adapters()} == before, "soups are temporary, and what was there stays"
+    assert told[-1] == 4
+    assert to_svg(found.plot()).count(">+0") + to_svg(found.plot()).count(">-0") == 4
+    assert len(found.to_frame()) == 4
+    assert list(found.means.values()) == sorted(found.means.values())
+    one = store.compare({"court": domains["court"]}, ways)
+    assert to_svg(one.plot()).count(" ± ") == 2
+    assert one.table.sentences[0].startswith("One domain, nats a token")
+    with pytest.raises(InvalidParameter, match="at least one"):
+        store.compare({}, ways)
+
+
+def test_a_comparison_that_fails_leaves_nothing_behind_either(store: Store) -> None:
+    before = {one.ref for one in store.adapters()}
+    with pytest.raises(InvalidParameter):
+        store.compare({"court": (passages("court", 12, seed=1), [""])}, {"all": {"selector": "uniform"}})
+    assert {one.ref for one in store.adapters()} == before
+
+
+def test_an_attached_model_computes_what_the_store_serves(store: Store, tiny_base_dir: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_base_dir).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tiny_base_dir)
+    text = passages("court", 1, seed=3)[0][:40]
+    ids = torch.tensor([[tokenizer.bos_token_id, *tokenizer(text, add_special_tokens=False).input_ids]])
+    with torch.no_grad():
+        plain = model(ids, labels=ids).loss
+        with store.attach("team/court", model):
+            loss = model(ids, labels=ids).loss
+        assert torch.equal(model(ids, labels=ids).loss, plain)
+    served = store.evaluate("team/court", [text])
+    assert served.baseline is not None
+    assert float(loss) == pytest.approx(served.mean_nll, abs=1e-5)
+    assert float(plain) == pytest.approx(served.baseline.mean_nll, abs=1e-5)
+    with pytest.raises(Incompatible, match="nothing to attach"), store.attach(store.base, model):
+        pass
+
+
+def test_what_people_wrote_is_shown_as_text(store: Store, folders: Path) -> None:
+    named = store.push(folders / "code", name="team/evil", domain=EVIL)
+    assert EVIL not in named._repr_html_()
+    assert "\x1b" not in str(named)
+    assert len(str(named).splitlines()) == 2
+    assert "&lt;script&gt;" in named._repr_html_()
+
+
+def test_errors_are_those_of_the_registry(store: Store) -> None:
+    with pytest.raises(NotFound):
+        store.adapter("team/none")
+    for call in (store.cook, store.select):
+        with pytest.raises(InvalidParameter, match="a list of passages"):
+            call("one text")
+    with pytest.raises(InvalidParameter, match="effort"):
+        store.cook(["text"], effort="fast")
+
+
+def test_errors_are_not_printed_by_a_logger_without_handlers() -> None:
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("soup").handlers)
+
+
+def test_frames_need_pandas_and_say_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(store.adapters().to_frame(), pd.DataFrame)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(Unavailable, match="adaptersoup\\[frames\\]"):
+        store.adapters().to_frame()
 
 
 def test_whoever_waits_when_it_is_closed_hears_of_it(tiny_base_dir: Path, folders: Path, tmp_path: Path) -> None:

@@ -88,206 +88,225 @@ def test_an_uploaded_file_that_is_damaged_is_our_mistake_and_a_lost_one_too(verb
     assert counts(verbs)["adapters"] == 0
 
 
-class TestWhatIsStored:
-    def test_the_row_its_job_and_its_audit_entry(self, verbs):
-        pushed = verbs.push(sample={"texts": passages("law")}, card={"description": "d", "tags": ["a", "b"]})
-        row = pushed.row
-        assert pushed.created
-        assert (row.ref, row.kind, row.domain, row.dtype, row.sample_state) == (
-            "acme/law@1",
-            "adapter",
-            "law",
-            "F32",
-            "pending",
-        )
-        assert (row.base_fingerprint, row.weights_blob) == (SHAPE.fingerprint, sha256_digest(weights(0)))
-        assert "about 100" in pushed.warnings[0]
-        with verbs.database.read() as catalogue:
-            job = catalogue.jobs.get(("acme",), pushed.job)
-            assert (job.kind, job.arguments) == ("embed", {"adapter_id": row.id})
-            assert catalogue.blobs.is_visible(("acme",), row.weights_blob)
-            assert catalogue.blobs.is_visible(("acme",), row.sample.digest)
-            assert not catalogue.blobs.is_visible(("other",), row.weights_blob)
-        assert [(one.action, one.subject) for one in verbs.audit()] == [("adapter.push", "acme/law@1")]
-
-    def test_half_precision_is_kept_and_the_base_may_be_named_by_its_fingerprint(self, verbs):
-        files = {WEIGHTS: inline(weights(0, dtype=torch.float16))}
-        row = verbs.push(files=files, base_model=None, base_fingerprint=SHAPE.fingerprint).row
-        assert (row.base_model, row.dtype) == ("tiny", "F16")
-        assert row.digest != verbs.push("acme/law32").row.digest
-
-    def test_files_and_samples_may_be_blobs(self, verbs):
-        files = {WEIGHTS: {"digest": verbs.upload(weights(0))}}
-        sample = {"blob": verbs.upload(encode_lines(passages("law", 120)))}
-        row = verbs.push(scope=("acme",), files=files, sample=sample).row
-        assert row.digest == verbs.push("acme/inline").row.digest
-        assert (row.sample.kept, row.sample.notes) == (120, ())
+# --- what is stored -------------------------------------------------------------------------------
 
 
-class TestAgain:
-    def test_the_same_bytes_are_known(self, verbs):
-        first = verbs.push(sample={"texts": passages("law")})
-        before = counts(verbs)
-        again = verbs.push(sample={"texts": passages("law")})
-        assert (again.created, again.row.id, again.job, again.warnings) == (False, first.row.id, None, ())
-        assert counts(verbs) == before
-        verbs.retire(first.row.id)
-        after = verbs.push()
-        assert (after.created, after.row.ref) == (True, "acme/law@2")
+def test_the_row_its_job_and_its_audit_entry(verbs):
+    pushed = verbs.push(sample={"texts": passages("law")}, card={"description": "d", "tags": ["a", "b"]})
+    row = pushed.row
+    assert pushed.created
+    assert (row.ref, row.kind, row.domain, row.dtype, row.sample_state) == (
+        "acme/law@1",
+        "adapter",
+        "law",
+        "F32",
+        "pending",
+    )
+    assert (row.base_fingerprint, row.weights_blob) == (SHAPE.fingerprint, sha256_digest(weights(0)))
+    assert "about 100" in pushed.warnings[0]
+    with verbs.database.read() as catalogue:
+        job = catalogue.jobs.get(("acme",), pushed.job)
+        assert (job.kind, job.arguments) == ("embed", {"adapter_id": row.id})
+        assert catalogue.blobs.is_visible(("acme",), row.weights_blob)
+        assert catalogue.blobs.is_visible(("acme",), row.sample.digest)
+        assert not catalogue.blobs.is_visible(("other",), row.weights_blob)
+    assert [(one.action, one.subject) for one in verbs.audit()] == [("adapter.push", "acme/law@1")]
 
-    def test_what_is_said_otherwise_is_warned_about_and_what_is_not_said_is_not(self, verbs):
-        verbs.push(card={"description": "first"}, sample={"texts": passages("law")})
-        said = verbs.push(
-            domain="other", card={"description": "second"}, provenance=OTHER_INIT, sample={"texts": passages("x")}
-        )
-        assert not said.created
-        assert "its card, domain, provenance, sample stayed as stored" in said.warnings[0]
-        assert said.row.card.description == "first"
-        assert verbs.push().warnings == ()
 
-    def test_the_same_bytes_by_another_torch_are_no_other_provenance(self, verbs):
-        made, otherwise, longer = (
-            Provenance(training={"steps": steps, "made_with": [{"torch": torch, "threads": 1}]}).model_dump(mode="json")
-            for torch, steps in (("2.1", 7), ("2.2", 7), ("2.2", 8))
-        )
-        verbs.push(provenance=made)
-        assert verbs.push(provenance=otherwise).warnings == ()
-        assert "its provenance stayed as stored" in verbs.push(provenance=longer).warnings[0]
+def test_half_precision_is_kept_and_the_base_may_be_named_by_its_fingerprint(verbs):
+    files = {WEIGHTS: inline(weights(0, dtype=torch.float16))}
+    row = verbs.push(files=files, base_model=None, base_fingerprint=SHAPE.fingerprint).row
+    assert (row.base_model, row.dtype) == ("tiny", "F16")
+    assert row.digest != verbs.push("acme/law32").row.digest
 
-    def test_another_owner_is_that_of_the_name_and_the_audit_has_it(self, verbs):
-        first, second = verbs.push(owner="legal"), verbs.push(seed=2)
-        assert (first.row.owner, second.row.owner) == ("legal", "legal")
-        again = verbs.push(owner="contracts")
-        assert (again.created, again.row.owner, again.row.etag, again.warnings) == (
-            False,
-            "contracts",
-            first.row.etag,
-            (),
-        )
-        assert verbs.push(owner="contracts").row == verbs.push().row == again.row
-        brought = verbs.push(owner="court", sample={"texts": passages("law")})
-        third = verbs.push(owner="tax", seed=3)
-        assert (brought.row.owner, third.created) == ("court", True)
-        with verbs.database.read() as catalogue:
-            assert {row.owner for row in catalogue.adapters.list(None, limit=9).rows} == {"tax"}
-        assert [(one.action, one.subject, one.detail.get("owner")) for one in verbs.audit()] == [
-            ("adapter.push", "acme/law@1", "legal"),
-            ("adapter.push", "acme/law@2", None),
-            ("adapter.change", "acme/law@1", "contracts"),
-            ("adapter.push", "acme/law@1", "court"),
-            ("adapter.push", "acme/law@3", "tax"),
-        ]
 
-    def test_a_missing_sample_is_brought_by_a_later_push(self, verbs):
-        first = verbs.push()
-        row = first.row
-        assert (first.job, row.sample_state, row.sample) == (None, "none", None)
-        brought = verbs.push(sample={"texts": passages("law", 120)}, card={"description": "late"})
-        assert (brought.created, brought.row.id, brought.row.sample_state) == (False, row.id, "pending")
-        assert brought.job is not None
-        assert brought.warnings == ("Known as acme/law@1: its card stayed as stored (PATCH changes card and domain).",)
-        assert verbs.embed(brought.row).sample_state == "ready"
+def test_files_and_samples_may_be_blobs(verbs):
+    files = {WEIGHTS: {"digest": verbs.upload(weights(0))}}
+    sample = {"blob": verbs.upload(encode_lines(passages("law", 120)))}
+    row = verbs.push(scope=("acme",), files=files, sample=sample).row
+    assert row.digest == verbs.push("acme/inline").row.digest
+    assert (row.sample.kept, row.sample.notes) == (120, ())
 
-    def test_a_sample_that_failed_is_tried_again(self, verbs):
-        first = verbs.push(sample={"texts": passages("law")})
-        with verbs.database.write() as catalogue:
-            catalogue.jobs.cancel(first.job)
-            catalogue.adapters.set_sample_state(first.row.id, "failed")
-        again = verbs.push(sample={"texts": passages("law", 40)})
-        assert (again.row.id, again.row.sample_state, again.row.sample.kept) == (first.row.id, "pending", 40)
-        assert again.job not in (None, first.job)
 
-    @pytest.mark.parametrize("kind", ["texts", "vectors"])
-    def test_a_sample_that_is_not_taken_is_never_written(self, verbs, kind):
-        verbs.ready("acme/law")
-        before = set(verbs.blobs.digests())
-        texts = passages("secret")
-        pushed = verbs.push(sample={"texts": texts} if kind == "texts" else vectors_of(verbs.base, texts))
-        assert "its sample stayed as stored" in pushed.warnings[0]
-        assert set(verbs.blobs.digests()) == before
+# --- again ----------------------------------------------------------------------------------------
 
-    def test_the_text_of_a_sample_that_is_known_by_its_vectors_is_not_taken_and_that_is_said(self, verbs):
-        verbs.ready_all("acme/law", "acme/code")
-        texts = {"texts": passages("law") + passages("code")}
-        soup = verbs.row(verbs.cook(sample=texts, effort="instant", name="acme/soup").soup_id)
-        before = set(verbs.blobs.digests())
-        files = {WEIGHTS: inline(verbs.blobs.read(soup.weights_blob))}
-        pushed = verbs.push("acme/soup", files=files, sample=texts, provenance=soup.provenance)
-        assert (pushed.row.id, pushed.row.sample) == (soup.id, soup.sample)
-        assert "its sample stayed as stored" in pushed.warnings[0]
-        assert set(verbs.blobs.digests()) == before
 
-    def test_known_weights_in_another_file_are_not_stored_twice(self, verbs):
-        row = verbs.push().row
-        again = verbs.push(files={WEIGHTS: inline(other_file(0))})
-        assert (again.created, again.row) == (False, row)
-        assert list(verbs.blobs.digests()) == [row.weights_blob]
+def test_the_same_bytes_are_known(verbs):
+    first = verbs.push(sample={"texts": passages("law")})
+    before = counts(verbs)
+    again = verbs.push(sample={"texts": passages("law")})
+    assert (again.created, again.row.id, again.job, again.warnings) == (False, first.row.id, None, ())
+    assert counts(verbs) == before
+    verbs.retire(first.row.id)
+    after = verbs.push()
+    assert (after.created, after.row.ref) == (True, "acme/law@2")
 
-    def test_another_file_of_the_weights_takes_the_place_of_a_damaged_one(self, verbs):
-        row = verbs.push().row
-        verbs.blobs.damage(row.weights_blob, b"other bytes")
-        data = other_file(0)
-        again = verbs.push(files={WEIGHTS: inline(data)})
-        assert (again.created, again.row.id, again.row.weights_blob) == (False, row.id, sha256_digest(data))
-        assert verbs.blobs.is_whole(again.row.weights_blob)
-        with verbs.database.read() as catalogue:
-            assert catalogue.blobs.is_visible(("acme",), again.row.weights_blob)
-        assert without_row(verbs) == set()
-        (entry,) = verbs.audit("adapter.change")
-        assert (entry.subject, entry.detail["weights_blob"]) == (row.ref, again.row.weights_blob)
 
-    def test_a_file_in_the_place_of_a_damaged_one_is_charged(self, verbs):
-        row = verbs.push().row
-        verbs.blobs.damage(row.weights_blob, b"other bytes")
-        with verbs.database.write() as catalogue:
-            stored = catalogue.limits.stored_bytes("namespace", "acme")
-            catalogue.limits.set("namespace", "acme", UseLimits(stored_bytes=stored))
-        with pytest.raises(QuotaExceeded):
-            verbs.push(files={WEIGHTS: inline(other_file(0))})
-        assert verbs.push(files={WEIGHTS: inline(weights(0))}).row == row, "a repair adds nothing"
+def test_what_is_said_otherwise_is_warned_about_and_what_is_not_said_is_not(verbs):
+    verbs.push(card={"description": "first"}, sample={"texts": passages("law")})
+    said = verbs.push(
+        domain="other", card={"description": "second"}, provenance=OTHER_INIT, sample={"texts": passages("x")}
+    )
+    assert not said.created
+    assert "its card, domain, provenance, sample stayed as stored" in said.warnings[0]
+    assert said.row.card.description == "first"
+    assert verbs.push().warnings == ()
 
-    def test_what_a_quota_refuses_after_it_was_stored_is_deleted(self, verbs, monkeypatch):
-        """Another push has used up the quota meanwhile."""
-        verbs.push(sample={"texts": passages("law")})
-        files = set(verbs.blobs.digests())
-        with verbs.database.write() as catalogue:
-            catalogue.limits.set("namespace", "acme", UseLimits(adapters=1))
-        monkeypatch.setattr("registry.push.check_additions", lambda *_, **__: None)
-        with pytest.raises(QuotaExceeded):
-            verbs.push("acme/new", seed=3, sample={"texts": passages("law")})
-        assert set(verbs.blobs.digests()) == files, "the known sample stays, the new weights do not"
 
-    def test_what_loses_a_race_has_a_row_so_that_it_is_collected(self, verbs, monkeypatch):
-        """Another push of the same weights, in another file and with another sample, is first."""
-        real = verbs.blobs.put_bytes
+def test_the_same_bytes_by_another_torch_are_no_other_provenance(verbs):
+    made, otherwise, longer = (
+        Provenance(training={"steps": steps, "made_with": [{"torch": torch, "threads": 1}]}).model_dump(mode="json")
+        for torch, steps in (("2.1", 7), ("2.2", 7), ("2.2", 8))
+    )
+    verbs.push(provenance=made)
+    assert verbs.push(provenance=otherwise).warnings == ()
+    assert "its provenance stayed as stored" in verbs.push(provenance=longer).warnings[0]
 
-        def interrupted(data: bytes) -> str:
-            monkeypatch.setattr(verbs.blobs, "put_bytes", real)
-            verbs.ready("acme/law", files={WEIGHTS: inline(other_file(0))})
-            return real(data)
 
-        monkeypatch.setattr(verbs.blobs, "put_bytes", interrupted)
-        late = verbs.push(sample={"texts": passages("late")})
-        assert not late.created
-        assert "its sample stayed as stored" in late.warnings[0]
-        assert verbs.row(late.row.id).weights_blob == sha256_digest(other_file(0))
-        assert without_row(verbs) == set()
+def test_another_owner_is_that_of_the_name_and_the_audit_has_it(verbs):
+    first, second = verbs.push(owner="legal"), verbs.push(seed=2)
+    assert (first.row.owner, second.row.owner) == ("legal", "legal")
+    again = verbs.push(owner="contracts")
+    assert (again.created, again.row.owner, again.row.etag, again.warnings) == (
+        False,
+        "contracts",
+        first.row.etag,
+        (),
+    )
+    assert verbs.push(owner="contracts").row == verbs.push().row == again.row
+    brought = verbs.push(owner="court", sample={"texts": passages("law")})
+    third = verbs.push(owner="tax", seed=3)
+    assert (brought.row.owner, third.created) == ("court", True)
+    with verbs.database.read() as catalogue:
+        assert {row.owner for row in catalogue.adapters.list(None, limit=9).rows} == {"tax"}
+    assert [(one.action, one.subject, one.detail.get("owner")) for one in verbs.audit()] == [
+        ("adapter.push", "acme/law@1", "legal"),
+        ("adapter.push", "acme/law@2", None),
+        ("adapter.change", "acme/law@1", "contracts"),
+        ("adapter.push", "acme/law@1", "court"),
+        ("adapter.push", "acme/law@3", "tax"),
+    ]
 
-    def test_a_sample_is_stored_after_all_where_the_known_version_is_purged_meanwhile(self, verbs, monkeypatch):
-        known = verbs.ready("acme/law")
-        real = verbs.blobs.put_bytes
 
-        def interrupted(data: bytes) -> str:
-            digest = real(data)
-            monkeypatch.setattr(verbs.blobs, "put_bytes", real)
-            purge(verbs.registry, verbs.caller(), known.id)
-            return digest
+def test_a_missing_sample_is_brought_by_a_later_push(verbs):
+    first = verbs.push()
+    row = first.row
+    assert (first.job, row.sample_state, row.sample) == (None, "none", None)
+    brought = verbs.push(sample={"texts": passages("law", 120)}, card={"description": "late"})
+    assert (brought.created, brought.row.id, brought.row.sample_state) == (False, row.id, "pending")
+    assert brought.job is not None
+    assert brought.warnings == ("Known as acme/law@1: its card stayed as stored (PATCH changes card and domain).",)
+    assert verbs.embed(brought.row).sample_state == "ready"
 
-        monkeypatch.setattr(verbs.blobs, "put_bytes", interrupted)
-        pushed = verbs.push(sample={"texts": passages("new")})
-        assert (pushed.created, pushed.row.ref) == (True, "acme/law@2")
-        assert verbs.embed(pushed.row).sample_state == "ready"
-        assert verbs.blobs.is_whole(pushed.row.weights_blob)
+
+def test_a_sample_that_failed_is_tried_again(verbs):
+    first = verbs.push(sample={"texts": passages("law")})
+    with verbs.database.write() as catalogue:
+        catalogue.jobs.cancel(first.job)
+        catalogue.adapters.set_sample_state(first.row.id, "failed")
+    again = verbs.push(sample={"texts": passages("law", 40)})
+    assert (again.row.id, again.row.sample_state, again.row.sample.kept) == (first.row.id, "pending", 40)
+    assert again.job not in (None, first.job)
+
+
+@pytest.mark.parametrize("kind", ["texts", "vectors"])
+def test_a_sample_that_is_not_taken_is_never_written(verbs, kind):
+    verbs.ready("acme/law")
+    before = set(verbs.blobs.digests())
+    texts = passages("secret")
+    pushed = verbs.push(sample={"texts": texts} if kind == "texts" else vectors_of(verbs.base, texts))
+    assert "its sample stayed as stored" in pushed.warnings[0]
+    assert set(verbs.blobs.digests()) == before
+
+
+def test_the_text_of_a_sample_that_is_known_by_its_vectors_is_not_taken_and_that_is_said(verbs):
+    verbs.ready_all("acme/law", "acme/code")
+    texts = {"texts": passages("law") + passages("code")}
+    soup = verbs.row(verbs.cook(sample=texts, effort="instant", name="acme/soup").soup_id)
+    before = set(verbs.blobs.digests())
+    files = {WEIGHTS: inline(verbs.blobs.read(soup.weights_blob))}
+    pushed = verbs.push("acme/soup", files=files, sample=texts, provenance=soup.provenance)
+    assert (pushed.row.id, pushed.row.sample) == (soup.id, soup.sample)
+    assert "its sample stayed as stored" in pushed.warnings[0]
+    assert set(verbs.blobs.digests()) == before
+
+
+def test_known_weights_in_another_file_are_not_stored_twice(verbs):
+    row = verbs.push().row
+    again = verbs.push(files={WEIGHTS: inline(other_file(0))})
+    assert (again.created, again.row) == (False, row)
+    assert list(verbs.blobs.digests()) == [row.weights_blob]
+
+
+def test_another_file_of_the_weights_takes_the_place_of_a_damaged_one(verbs):
+    row = verbs.push().row
+    verbs.blobs.damage(row.weights_blob, b"other bytes")
+    data = other_file(0)
+    again = verbs.push(files={WEIGHTS: inline(data)})
+    assert (again.created, again.row.id, again.row.weights_blob) == (False, row.id, sha256_digest(data))
+    assert verbs.blobs.is_whole(again.row.weights_blob)
+    with verbs.database.read() as catalogue:
+        assert catalogue.blobs.is_visible(("acme",), again.row.weights_blob)
+    assert without_row(verbs) == set()
+    (entry,) = verbs.audit("adapter.change")
+    assert (entry.subject, entry.detail["weights_blob"]) == (row.ref, again.row.weights_blob)
+
+
+def test_a_file_in_the_place_of_a_damaged_one_is_charged(verbs):
+    row = verbs.push().row
+    verbs.blobs.damage(row.weights_blob, b"other bytes")
+    with verbs.database.write() as catalogue:
+        stored = catalogue.limits.stored_bytes("namespace", "acme")
+        catalogue.limits.set("namespace", "acme", UseLimits(stored_bytes=stored))
+    with pytest.raises(QuotaExceeded):
+        verbs.push(files={WEIGHTS: inline(other_file(0))})
+    assert verbs.push(files={WEIGHTS: inline(weights(0))}).row == row, "a repair adds nothing"
+
+
+def test_what_a_quota_refuses_after_it_was_stored_is_deleted(verbs, monkeypatch):
+    """Another push has used up the quota meanwhile."""
+    verbs.push(sample={"texts": passages("law")})
+    files = set(verbs.blobs.digests())
+    with verbs.database.write() as catalogue:
+        catalogue.limits.set("namespace", "acme", UseLimits(adapters=1))
+    monkeypatch.setattr("registry.push.check_additions", lambda *_, **__: None)
+    with pytest.raises(QuotaExceeded):
+        verbs.push("acme/new", seed=3, sample={"texts": passages("law")})
+    assert set(verbs.blobs.digests()) == files, "the known sample stays, the new weights do not"
+
+
+def test_what_loses_a_race_has_a_row_so_that_it_is_collected(verbs, monkeypatch):
+    """Another push of the same weights, in another file and with another sample, is first."""
+    real = verbs.blobs.put_bytes
+
+    def interrupted(data: bytes) -> str:
+        monkeypatch.setattr(verbs.blobs, "put_bytes", real)
+        verbs.ready("acme/law", files={WEIGHTS: inline(other_file(0))})
+        return real(data)
+
+    monkeypatch.setattr(verbs.blobs, "put_bytes", interrupted)
+    late = verbs.push(sample={"texts": passages("late")})
+    assert not late.created
+    assert "its sample stayed as stored" in late.warnings[0]
+    assert verbs.row(late.row.id).weights_blob == sha256_digest(other_file(0))
+    assert without_row(verbs) == set()
+
+
+def test_a_sample_is_stored_after_all_where_the_known_version_is_purged_meanwhile(verbs, monkeypatch):
+    known = verbs.ready("acme/law")
+    real = verbs.blobs.put_bytes
+
+    def interrupted(data: bytes) -> str:
+        digest = real(data)
+        monkeypatch.setattr(verbs.blobs, "put_bytes", real)
+        purge(verbs.registry, verbs.caller(), known.id)
+        return digest
+
+    monkeypatch.setattr(verbs.blobs, "put_bytes", interrupted)
+    pushed = verbs.push(sample={"texts": passages("new")})
+    assert (pushed.created, pushed.row.ref) == (True, "acme/law@2")
+    assert verbs.embed(pushed.row).sample_state == "ready"
+    assert verbs.blobs.is_whole(pushed.row.weights_blob)
 
 
 class TestRefusals:

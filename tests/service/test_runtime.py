@@ -43,141 +43,151 @@ def runtime(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield runtime
 
 
-class TestStart:
-    def test_a_first_start_makes_everything_and_a_second_finds_it(self, tmp_path: Path, tiny_base_dir: Path) -> None:
-        settings = settings_of(tmp_path, tiny_base_dir)
-        settings.data.mkdir()
-        settings.data.chmod(0o755)  # open to others, and closed by the start
-        keys = []
-        for _ in range(2):
-            with running(settings) as runtime:
-                keys.append(settings.admin_key_path.read_text())
-                assert migrations.current(runtime.database.engine) == migrations.head()
-                assert runtime.engine.score("tiny", ["a soup"])[0].tokens > 0
-        assert keys[0] == keys[1]
-        assert not (settings.data / "backups").exists(), "nothing was migrated, nothing is copied"
-        assert stat.S_IMODE(settings.data.stat().st_mode) == 0o700
+# --- start ----------------------------------------------------------------------------------------
 
-    def test_a_folder_that_cannot_be_closed_is_told_of(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        folder = tmp_path / "data"
-        folder.mkdir()
-        folder.chmod(0o755)
 
-        def refuse(*_: object) -> None:
-            raise PermissionError(1, "Operation not permitted")
+def test_a_first_start_makes_everything_and_a_second_finds_it(tmp_path: Path, tiny_base_dir: Path) -> None:
+    settings = settings_of(tmp_path, tiny_base_dir)
+    settings.data.mkdir()
+    settings.data.chmod(0o755)  # open to others, and closed by the start
+    keys = []
+    for _ in range(2):
+        with running(settings) as runtime:
+            keys.append(settings.admin_key_path.read_text())
+            assert migrations.current(runtime.database.engine) == migrations.head()
+            assert runtime.engine.score("tiny", ["a soup"])[0].tokens > 0
+    assert keys[0] == keys[1]
+    assert not (settings.data / "backups").exists(), "nothing was migrated, nothing is copied"
+    assert stat.S_IMODE(settings.data.stat().st_mode) == 0o700
 
-        monkeypatch.setattr(Path, "chmod", refuse)
-        with owned(folder):
-            pass
-        [said] = [record.getMessage() for record in caplog.records if record.name == "soup.storage"]
-        assert "open to other users" in said
-        assert "mode 0755" in said
 
-    def test_a_second_server_on_the_folder_is_refused_in_one_sentence(
-        self, tmp_path: Path, tiny_base_dir: Path
-    ) -> None:
-        settings = settings_of(tmp_path, tiny_base_dir)
-        with running(settings):
-            with pytest.raises(Unavailable, match=r"in use by another server \(process \d+\): stop it") as caught:
-                Runtime(settings).start()
-            assert "\n" not in caught.value.message
+def test_a_folder_that_cannot_be_closed_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    folder.chmod(0o755)
 
-    def test_a_data_folder_that_cannot_be_one_is_named(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("x")
-        with pytest.raises(Unavailable, match="cannot be used"), owned(tmp_path / "file"):
-            pass
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
 
-    def test_a_folder_of_blobs_that_cannot_be_one_is_named(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        runtime = Runtime(Settings(data=tmp_path / "data", blobs=tmp_path / "file"))
-        with pytest.raises(Unavailable, match=r"folder of the blobs .*file cannot be used: File exists") as caught:
-            runtime.start()
-        assert caught.value.param == "blobs"
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with owned(folder):
+        pass
+    [said] = [record.getMessage() for record in caplog.records if record.name == "soup.storage"]
+    assert "open to other users" in said
+    assert "mode 0755" in said
 
-    def test_a_start_that_fails_leaves_nothing_running(
-        self, tmp_path: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        settings = settings_of(tmp_path, tiny_base_dir)
-        broken = Runtime(settings)
-        monkeypatch.setattr(bases_module, "load_base", lambda *_, **__: (_ for _ in ()).throw(Unavailable("no")))
-        with pytest.raises(Unavailable, match="no"):
-            broken.start()
-        broken.stop()
-        monkeypatch.undo()
-        with running(settings) as again, pytest.raises(Unavailable, match="in use"):
-            again.start()
-        again.stop()
-        with pytest.raises(Unavailable):
-            again.engine.submit(GenerateRequest("tiny", (1,)))
 
-    def test_health_is_answered_while_base_models_are_loaded_and_readiness_once_they_are(
-        self, tmp_path: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        real, loading, go_on = bases_module.load_base, threading.Event(), threading.Event()
-
-        def slow(*args: Any, **kwargs: Any) -> LoadedBase:
-            loading.set()
-            assert go_on.wait(60)
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(bases_module, "load_base", slow)
-        runtime = Runtime(settings_of(tmp_path, tiny_base_dir))
-        runtime.start(wait=False)
-        try:
-            client = TestClient(create_app(runtime))
-            assert loading.wait(60)
-            assert client.get("/healthz").status_code == 200
-            ready = client.get("/readyz")
-            assert (ready.status_code, ready.json()["checks"]) == (503, {"base/tiny": "is loading"})
-            with runtime.database.write() as catalogue:
-                job = catalogue.jobs.enqueue("embed", {"adapter_id": 0}, namespace="a", created_by="k", delay=0.0)
-            runtime.services.jobs.wake()
-            assert client.get("/healthz").status_code == 200
-            with runtime.database.read() as catalogue:
-                assert catalogue.jobs.get(None, job.id).attempts == 0, "a load that ends the process is no try of a job"
-            go_on.set()
-            runtime.wait_for_bases()
-            assert client.get("/readyz").status_code == 200
-        finally:
-            go_on.set()
-            runtime.stop()
-
-    def test_a_bank_that_holds_no_adapter_is_refused_with_the_numbers(
-        self, tmp_path: Path, tiny_base_dir: Path, base: LoadedBase
-    ) -> None:
-        paths = base.shape.linears
-        smallest = min(paths, key=lambda path: sum(paths[path]))
-        configs: list[AdapterConfig] = [
-            PrefixConfig(length=1),
-            *(paper_config(one, bottleneck=1) for one in ("pfeiffer", "parallel")),
-        ]
-        configs += [LoraConfig.of({path: LoraModule(1, 1.0)}) for path in paths]
-        sizes = [ReadyAdapter(create(one, base.shape, seed=0, base=base.model), base.model).bytes for one in configs]
-        assert min(sizes) == smallest_adapter_bytes(base.shape) == 4 * sum(paths[smallest])
-        settings = settings_of(tmp_path, tiny_base_dir, adapter_bank_bytes=min(sizes) - 1)
-        words = rf"SOUP_ADAPTER_BANK_BYTES is {min(sizes) - 1}, .* takes {min(sizes)} bytes"
-        with pytest.raises(InvalidParameter, match=words):
+def test_a_second_server_on_the_folder_is_refused_in_one_sentence(tmp_path: Path, tiny_base_dir: Path) -> None:
+    settings = settings_of(tmp_path, tiny_base_dir)
+    with running(settings):
+        with pytest.raises(Unavailable, match=r"in use by another server \(process \d+\): stop it") as caught:
             Runtime(settings).start()
-        with running(settings.model_copy(update={"adapter_bank_bytes": min(sizes)})):
-            pass
+        assert "\n" not in caught.value.message
 
-    def test_a_wrong_allowlist_is_refused_before_anything_is_made(self, tmp_path: Path) -> None:
-        (tmp_path / "bases.toml").write_text("[bases.a]\nsource = './nowhere'\n")
-        with pytest.raises(InvalidParameter, match="nowhere"):
-            Runtime(Settings(data=tmp_path / "data", bases=tmp_path / "bases.toml"))
-        assert not (tmp_path / "data").exists()
 
-    def test_without_an_allowlist_it_serves_no_model(self, tmp_path: Path) -> None:
-        with running(Settings(data=tmp_path / "data", job_workers=0)) as runtime:
-            assert dict(runtime.bases) == {}
-            with pytest.raises(NotFound, match="tiny"):
-                runtime.engine.score("tiny", ["x"])
+def test_a_data_folder_that_cannot_be_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(Unavailable, match="cannot be used"), owned(tmp_path / "file"):
+        pass
 
-    def test_who_else_may_use_the_database(self, tmp_path: Path) -> None:
-        assert Runtime(Settings(data=tmp_path)).sole_owner
-        assert not Runtime(Settings(data=tmp_path, database_url=f"sqlite:///{tmp_path / 'x.db'}")).sole_owner
+
+def test_a_folder_of_blobs_that_cannot_be_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    runtime = Runtime(Settings(data=tmp_path / "data", blobs=tmp_path / "file"))
+    with pytest.raises(Unavailable, match=r"folder of the blobs .*file cannot be used: File exists") as caught:
+        runtime.start()
+    assert caught.value.param == "blobs"
+
+
+def test_a_start_that_fails_leaves_nothing_running(
+    tmp_path: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(tmp_path, tiny_base_dir)
+    broken = Runtime(settings)
+    monkeypatch.setattr(bases_module, "load_base", lambda *_, **__: (_ for _ in ()).throw(Unavailable("no")))
+    with pytest.raises(Unavailable, match="no"):
+        broken.start()
+    broken.stop()
+    monkeypatch.undo()
+    with running(settings) as again, pytest.raises(Unavailable, match="in use"):
+        again.start()
+    again.stop()
+    with pytest.raises(Unavailable):
+        again.engine.submit(GenerateRequest("tiny", (1,)))
+
+
+def test_health_is_answered_while_base_models_are_loaded_and_readiness_once_they_are(
+    tmp_path: Path, tiny_base_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, loading, go_on = bases_module.load_base, threading.Event(), threading.Event()
+
+    def slow(*args: Any, **kwargs: Any) -> LoadedBase:
+        loading.set()
+        assert go_on.wait(60)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(bases_module, "load_base", slow)
+    runtime = Runtime(settings_of(tmp_path, tiny_base_dir))
+    runtime.start(wait=False)
+    try:
+        client = TestClient(create_app(runtime))
+        assert loading.wait(60)
+        assert client.get("/healthz").status_code == 200
+        ready = client.get("/readyz")
+        assert (ready.status_code, ready.json()["checks"]) == (503, {"base/tiny": "is loading"})
+        with runtime.database.write() as catalogue:
+            job = catalogue.jobs.enqueue("embed", {"adapter_id": 0}, namespace="a", created_by="k", delay=0.0)
+        runtime.services.jobs.wake()
+        assert client.get("/healthz").status_code == 200
+        with runtime.database.read() as catalogue:
+            assert catalogue.jobs.get(None, job.id).attempts == 0, "a load that ends the process is no try of a job"
+        go_on.set()
+        runtime.wait_for_bases()
+        assert client.get("/readyz").status_code == 200
+    finally:
+        go_on.set()
+        runtime.stop()
+
+
+def test_a_bank_that_holds_no_adapter_is_refused_with_the_numbers(
+    tmp_path: Path, tiny_base_dir: Path, base: LoadedBase
+) -> None:
+    paths = base.shape.linears
+    smallest = min(paths, key=lambda path: sum(paths[path]))
+    configs: list[AdapterConfig] = [
+        PrefixConfig(length=1),
+        *(paper_config(one, bottleneck=1) for one in ("pfeiffer", "parallel")),
+    ]
+    configs += [LoraConfig.of({path: LoraModule(1, 1.0)}) for path in paths]
+    sizes = [ReadyAdapter(create(one, base.shape, seed=0, base=base.model), base.model).bytes for one in configs]
+    assert min(sizes) == smallest_adapter_bytes(base.shape) == 4 * sum(paths[smallest])
+    settings = settings_of(tmp_path, tiny_base_dir, adapter_bank_bytes=min(sizes) - 1)
+    words = rf"SOUP_ADAPTER_BANK_BYTES is {min(sizes) - 1}, .* takes {min(sizes)} bytes"
+    with pytest.raises(InvalidParameter, match=words):
+        Runtime(settings).start()
+    with running(settings.model_copy(update={"adapter_bank_bytes": min(sizes)})):
+        pass
+
+
+def test_a_wrong_allowlist_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    (tmp_path / "bases.toml").write_text("[bases.a]\nsource = './nowhere'\n")
+    with pytest.raises(InvalidParameter, match="nowhere"):
+        Runtime(Settings(data=tmp_path / "data", bases=tmp_path / "bases.toml"))
+    assert not (tmp_path / "data").exists()
+
+
+def test_without_an_allowlist_it_serves_no_model(tmp_path: Path) -> None:
+    with running(Settings(data=tmp_path / "data", job_workers=0)) as runtime:
+        assert dict(runtime.bases) == {}
+        with pytest.raises(NotFound, match="tiny"):
+            runtime.engine.score("tiny", ["x"])
+
+
+def test_who_else_may_use_the_database(tmp_path: Path) -> None:
+    assert Runtime(Settings(data=tmp_path)).sole_owner
+    assert not Runtime(Settings(data=tmp_path, database_url=f"sqlite:///{tmp_path / 'x.db'}")).sole_owner
 
 
 def test_a_base_is_loaded_once_however_many_ask(

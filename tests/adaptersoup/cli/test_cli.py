@@ -138,101 +138,107 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "My Law"
 
 
-class TestHelp:
-    GROUPS = ("train", "alias", "ray", "keys", "namespaces", "limits", "jobs", "blobs")
-
-    @pytest.mark.parametrize("name", cli.VERBS)
-    def test_every_verb_has_examples_json_and_its_summary(self, soup: Soup, name: str) -> None:
-        out, _ = done(soup(name, "--help"))
-        below = getattr(cli.command_of(name), "commands", [])
-        assert bool(below) == (name in self.GROUPS)
-        for page in [soup(name, verb, "--help")[1] for verb in below if name != "train"] or [out]:
-            assert "Examples:" in page
-            assert f"soup {name}" in page
-            assert "--json" in page or name == "train"
-        assert cli.VERBS[name].rstrip(".") in " ".join(out.split())
-
-    def test_a_verb_that_is_none(self, soup: Soup) -> None:
-        assert "Did you mean 'push'?" in refused(soup("psh"), 2)
-
-    @pytest.mark.parametrize(
-        "args",
-        [
-            ["pull", "a/b"],
-            ["ls", "--kind", "odd"],
-            ["ls", "--limit", "0"],
-            ["generate", "m"],
-            ["cook"],
-            ["ppl", "m"],
-            ["keys", "create", "x", "--scope", "root"],
-            ["jobs", "ls", "--state", "odd"],
-            ["ls", "--odd"],
-            ["namespaces", "set", "a", "--tuning", "odd"],
-            ["namespaces", "set", "a"],
-            ["namespaces", "set", "a", "--unnamed-soup-days", "few"],
-            ["keys", "set", "k"],
-            ["keys", "set", "k", "--expires", "soon"],
-            ["keys", "rotate", "k", "--grace", "long"],
-            ["usage", "--csv", "--limit", "5"],
-            ["usage", "--csv", "--json"],
-            ["audit", "--csv", "--json"],
-            ["matrix", "--show", "--passages", "10"],
-            ["matrix", "--show", "--no-wait"],
-            ["ray", "deploy", "--replicas", "3", "--max-replicas", "1"],
-            ["ls", "--encoder", "base"],
-            *(
-                ["ls", "--near", "SAMPLE", *flags]
-                for flags in (["law"], ["--kind", "soup"], ["--tag", "a", "--tag", "b"], ["--name", "x"])
-            ),
-            ["select", "--sample", "SAMPLE", "--selector", "uniform", "--paper"],
-            ["select", "--sample", "SAMPLE", "--selector", "gmm", "--encoder", "sbert"],
-            ["select", "--sample", "SAMPLE", "--set", "odd=1"],
-            ["select", "--sample", "SAMPLE", "--paper", "--encoder", "base"],
-            ["select", "--sample", "SAMPLE", "--set", "covariance=odd"],
-            ["select", "--sample", "SAMPLE", "--set", "x"],
-            ["select", "--sample", "SAMPLE", "--pool-tag", "Not A Tag"],
-            *(["cook", "--recipe", recipe] for recipe in ("", ",", "a=x", "a=-1", "a=nan", "a=inf", "a=")),
-            ["keys", "ls", "--limit", "0"],
-            *(
-                ["keys", "create", "guest", "--expires", end]
-                for end in ("soon", "d", "-3d", "99999999999d", "2031-13-01")
-            ),
-            ["audit", "--until", "soon"],
-        ],
-    )
-    def test_usage_errors_are_2_and_send_nothing(
-        self, soup: Soup, server: Server, sample: Path, args: list[str]
-    ) -> None:
-        assert "Error" in refused(soup(*(sample if arg == "SAMPLE" else arg for arg in args)), 2)
-        assert server.requests == []
+# --- help -----------------------------------------------------------------------------------------
 
 
-class TestFailures:
-    def test_an_error_of_the_server_s_own_has_the_id_that_its_log_knows(self, soup: Soup, server: Server) -> None:
-        server.on("GET /v1/adapters", refusal(500, "internal", "Something.", headers={"x-request-id": "0a1b"}))
-        assert "request id 0a1b" in soup("ls")[2]
+GROUPS = ("train", "alias", "ray", "keys", "namespaces", "limits", "jobs", "blobs")
 
-    def test_a_setting_that_is_none(self, command: Soup, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("SOUP_TIMEOUT", "soon")
-        assert "SOUP_TIMEOUT" in refused(command("ls"))
 
-    def test_an_argument_that_is_no_utf_8_is_one_sentence(self, soup: Soup) -> None:
-        assert "use UTF-8" in refused(soup("ls", "--owner", "caf\udce9"))
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_every_verb_has_examples_json_and_its_summary(soup: Soup, name: str) -> None:
+    out, _ = done(soup(name, "--help"))
+    below = getattr(cli.command_of(name), "commands", [])
+    assert bool(below) == (name in GROUPS)
+    for page in [soup(name, verb, "--help")[1] for verb in below if name != "train"] or [out]:
+        assert "Examples:" in page
+        assert f"soup {name}" in page
+        assert "--json" in page or name == "train"
+    assert cli.VERBS[name].rstrip(".") in " ".join(out.split())
 
-    @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "odd://127.0.0.1", "http://[::"])
-    def test_a_proxy_that_cannot_be_used_is_one_sentence(
-        self, command: Soup, monkeypatch: pytest.MonkeyPatch, proxy: str
-    ) -> None:
-        monkeypatch.setitem(sys.modules, "socksio", None)
-        monkeypatch.setenv("ALL_PROXY", proxy)
-        assert "ALL_PROXY" in refused(command("ls", "--url", "http://example.org"))
 
-    def test_a_disk_that_refuses_is_one_sentence(self, soup: Soup, server: Server, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        server.on("GET /v1/adapters/team/law", ok(ADAPTER))
-        listed = [{"name": name, "digest": DIGEST} for name in ("adapter_config.json", "adapter_model.safetensors")]
-        server.on("GET /v1/adapters/team/law@1/files", ok({"data": listed}))
-        assert str(tmp_path / "file") in refused(soup("pull", "team/law", tmp_path / "file" / "under"))
+def test_a_verb_that_is_none(soup: Soup) -> None:
+    assert "Did you mean 'push'?" in refused(soup("psh"), 2)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["pull", "a/b"],
+        ["ls", "--kind", "odd"],
+        ["ls", "--limit", "0"],
+        ["generate", "m"],
+        ["cook"],
+        ["ppl", "m"],
+        ["keys", "create", "x", "--scope", "root"],
+        ["jobs", "ls", "--state", "odd"],
+        ["ls", "--odd"],
+        ["namespaces", "set", "a", "--tuning", "odd"],
+        ["namespaces", "set", "a"],
+        ["namespaces", "set", "a", "--unnamed-soup-days", "few"],
+        ["keys", "set", "k"],
+        ["keys", "set", "k", "--expires", "soon"],
+        ["keys", "rotate", "k", "--grace", "long"],
+        ["usage", "--csv", "--limit", "5"],
+        ["usage", "--csv", "--json"],
+        ["audit", "--csv", "--json"],
+        ["matrix", "--show", "--passages", "10"],
+        ["matrix", "--show", "--no-wait"],
+        ["ray", "deploy", "--replicas", "3", "--max-replicas", "1"],
+        ["ls", "--encoder", "base"],
+        *(
+            ["ls", "--near", "SAMPLE", *flags]
+            for flags in (["law"], ["--kind", "soup"], ["--tag", "a", "--tag", "b"], ["--name", "x"])
+        ),
+        ["select", "--sample", "SAMPLE", "--selector", "uniform", "--paper"],
+        ["select", "--sample", "SAMPLE", "--selector", "gmm", "--encoder", "sbert"],
+        ["select", "--sample", "SAMPLE", "--set", "odd=1"],
+        ["select", "--sample", "SAMPLE", "--paper", "--encoder", "base"],
+        ["select", "--sample", "SAMPLE", "--set", "covariance=odd"],
+        ["select", "--sample", "SAMPLE", "--set", "x"],
+        ["select", "--sample", "SAMPLE", "--pool-tag", "Not A Tag"],
+        *(["cook", "--recipe", recipe] for recipe in ("", ",", "a=x", "a=-1", "a=nan", "a=inf", "a=")),
+        ["keys", "ls", "--limit", "0"],
+        *(["keys", "create", "guest", "--expires", end] for end in ("soon", "d", "-3d", "99999999999d", "2031-13-01")),
+        ["audit", "--until", "soon"],
+    ],
+)
+def test_usage_errors_are_2_and_send_nothing(soup: Soup, server: Server, sample: Path, args: list[str]) -> None:
+    assert "Error" in refused(soup(*(sample if arg == "SAMPLE" else arg for arg in args)), 2)
+    assert server.requests == []
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_an_error_of_the_server_s_own_has_the_id_that_its_log_knows(soup: Soup, server: Server) -> None:
+    server.on("GET /v1/adapters", refusal(500, "internal", "Something.", headers={"x-request-id": "0a1b"}))
+    assert "request id 0a1b" in soup("ls")[2]
+
+
+def test_a_setting_that_is_none(command: Soup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOUP_TIMEOUT", "soon")
+    assert "SOUP_TIMEOUT" in refused(command("ls"))
+
+
+def test_an_argument_that_is_no_utf_8_is_one_sentence(soup: Soup) -> None:
+    assert "use UTF-8" in refused(soup("ls", "--owner", "caf\udce9"))
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "odd://127.0.0.1", "http://[::"])
+def test_a_proxy_that_cannot_be_used_is_one_sentence(
+    command: Soup, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    assert "ALL_PROXY" in refused(command("ls", "--url", "http://example.org"))
+
+
+def test_a_disk_that_refuses_is_one_sentence(soup: Soup, server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    server.on("GET /v1/adapters/team/law", ok(ADAPTER))
+    listed = [{"name": name, "digest": DIGEST} for name in ("adapter_config.json", "adapter_model.safetensors")]
+    server.on("GET /v1/adapters/team/law@1/files", ok({"data": listed}))
+    assert str(tmp_path / "file") in refused(soup("pull", "team/law", tmp_path / "file" / "under"))
 
 
 class TestServing:
@@ -282,86 +288,88 @@ def copied(folder: Path) -> Path:
     return shutil.copytree(folder, folder.parent / "another")
 
 
-class TestPush:
-    def test_the_name_is_the_data(self, soup: Soup, server: Server, folder: Path) -> None:
-        server.on("POST /v1/adapters", ok({**ADAPTER, "warnings": ["few passages"]}, 201))
-        code, out, err = soup("push", folder, "--name", "team/law", "--tag", "v2", "--metadata", "epochs=3")
-        assert (code, out) == (0, "team/law@1\n")
-        assert "few passages" in err
-        card = server.body()["card"]
-        assert card["tags"] == ["v2"]
-        assert card["metadata"] == {"epochs": 3}
+# --- push -----------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        ("ref", "merge"), [("team/law-bank@2", "team/law"), ("team/experts@1", "team/experts-merge")]
+
+def test_the_name_is_the_data(soup: Soup, server: Server, folder: Path) -> None:
+    server.on("POST /v1/adapters", ok({**ADAPTER, "warnings": ["few passages"]}, 201))
+    code, out, err = soup("push", folder, "--name", "team/law", "--tag", "v2", "--metadata", "epochs=3")
+    assert (code, out) == (0, "team/law@1\n")
+    assert "few passages" in err
+    card = server.body()["card"]
+    assert card["tags"] == ["v2"]
+    assert card["metadata"] == {"epochs": 3}
+
+
+@pytest.mark.parametrize(("ref", "merge"), [("team/law-bank@2", "team/law"), ("team/experts@1", "team/experts-merge")])
+def test_a_bank_is_said_to_want_its_merge(soup: Soup, server: Server, folder: Path, ref: str, merge: str) -> None:
+    server.on("POST /v1/adapters", ok({**ADAPTER, "ref": ref, "config": {"method": "adamix"}}, 201))
+    assert f"`soup cook --recipe {ref} --name {merge}` makes the merge" in soup("push", folder)[2]
+
+
+def test_several_are_sent_at_once_and_told_in_their_order(
+    soup: Soup, server: Server, folder: Path, tmp_path: Path
+) -> None:
+    together = threading.Barrier(AT_ONCE)
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        together.wait(30)  # until so many are here
+        return ok({**ADAPTER, "ref": json.loads(request.content)["name"] + "@1"}, 201)
+
+    server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", answer)
+    folders = [shutil.copytree(folder, tmp_path / f"law-{number}") for number in range(2 * AT_ONCE)]
+    out, _ = done(soup("push", *folders, "--namespace", "team"))
+    assert out.split() == [f"team/law-{number}@1" for number in range(2 * AT_ONCE)]
+
+
+def test_what_is_interrupted_begins_nothing_more(soup: Soup, server: Server, folder: Path, tmp_path: Path) -> None:
+    def interrupted(_: httpx2.Request) -> httpx2.Response:
+        raise KeyboardInterrupt
+
+    server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", interrupted)
+    folders = [shutil.copytree(folder, tmp_path / f"law-{number}") for number in range(40)]
+    code, _, err = soup("push", *folders, "--namespace", "team")
+    assert code != 0
+    assert len(server.requests) < len(folders)
+    assert " not sent" in err
+    assert "goes on where this ended" in err
+
+
+@pytest.mark.parametrize(
+    ("extra", "code"),
+    [
+        (["--name", "no-namespace"], 1),
+        (["--namespace", "../x"], 1),
+        (["--metadata", "novalue"], 2),
+        (["--tag", "Not A Tag"], 2),
+    ],
+)
+def test_bad_names_and_extras_are_found_here(
+    soup: Soup, server: Server, folder: Path, extra: list[str], code: int
+) -> None:
+    assert soup("push", folder, *extra)[0] == code
+    assert "POST /v1/adapters" not in server.said()
+
+
+def test_a_sample_that_fails_hides_nothing_that_was_pushed(soup: Soup, server: Server, folder: Path) -> None:
+    pending = {**ADAPTER, "sample_state": "pending"}
+    server.on("GET /v1/adapters", ok({"data": []})).on(
+        "POST /v1/adapters",
+        ok({**pending, "job": "j1"}, 201),
+        ok({**pending, "ref": "team/tax@1", "job": "j2"}, 201),
     )
-    def test_a_bank_is_said_to_want_its_merge(
-        self, soup: Soup, server: Server, folder: Path, ref: str, merge: str
-    ) -> None:
-        server.on("POST /v1/adapters", ok({**ADAPTER, "ref": ref, "config": {"method": "adamix"}}, 201))
-        assert f"`soup cook --recipe {ref} --name {merge}` makes the merge" in soup("push", folder)[2]
+    server.on("GET /v1/jobs/j1/events", events(("done", {}))).on("GET /v1/jobs/j2/events", events(("done", {})))
+    error = {"code": "invalid_sample", "message": "A passage has no token."}
+    server.on("GET /v1/jobs/j1", ok(job("failed", error=error))).on("GET /v1/jobs/j2", ok(job()))
+    server.on("GET /v1/adapters/team/tax@1", ok({**ADAPTER, "ref": "team/tax@1"}))
+    code, out, err = soup("push", folder, copied(folder), "--parallel", 1, "--namespace", "team", "--wait")
+    assert (code, out) == (1, "team/law@1\nteam/tax@1\n")
+    assert "team/law@1: Error: A passage has no token." in err
 
-    def test_several_are_sent_at_once_and_told_in_their_order(
-        self, soup: Soup, server: Server, folder: Path, tmp_path: Path
-    ) -> None:
-        together = threading.Barrier(AT_ONCE)
 
-        def answer(request: httpx2.Request) -> httpx2.Response:
-            together.wait(30)  # until so many are here
-            return ok({**ADAPTER, "ref": json.loads(request.content)["name"] + "@1"}, 201)
-
-        server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", answer)
-        folders = [shutil.copytree(folder, tmp_path / f"law-{number}") for number in range(2 * AT_ONCE)]
-        out, _ = done(soup("push", *folders, "--namespace", "team"))
-        assert out.split() == [f"team/law-{number}@1" for number in range(2 * AT_ONCE)]
-
-    def test_what_is_interrupted_begins_nothing_more(
-        self, soup: Soup, server: Server, folder: Path, tmp_path: Path
-    ) -> None:
-        def interrupted(_: httpx2.Request) -> httpx2.Response:
-            raise KeyboardInterrupt
-
-        server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", interrupted)
-        folders = [shutil.copytree(folder, tmp_path / f"law-{number}") for number in range(40)]
-        code, _, err = soup("push", *folders, "--namespace", "team")
-        assert code != 0
-        assert len(server.requests) < len(folders)
-        assert " not sent" in err
-        assert "goes on where this ended" in err
-
-    @pytest.mark.parametrize(
-        ("extra", "code"),
-        [
-            (["--name", "no-namespace"], 1),
-            (["--namespace", "../x"], 1),
-            (["--metadata", "novalue"], 2),
-            (["--tag", "Not A Tag"], 2),
-        ],
-    )
-    def test_bad_names_and_extras_are_found_here(
-        self, soup: Soup, server: Server, folder: Path, extra: list[str], code: int
-    ) -> None:
-        assert soup("push", folder, *extra)[0] == code
-        assert "POST /v1/adapters" not in server.said()
-
-    def test_a_sample_that_fails_hides_nothing_that_was_pushed(self, soup: Soup, server: Server, folder: Path) -> None:
-        pending = {**ADAPTER, "sample_state": "pending"}
-        server.on("GET /v1/adapters", ok({"data": []})).on(
-            "POST /v1/adapters",
-            ok({**pending, "job": "j1"}, 201),
-            ok({**pending, "ref": "team/tax@1", "job": "j2"}, 201),
-        )
-        server.on("GET /v1/jobs/j1/events", events(("done", {}))).on("GET /v1/jobs/j2/events", events(("done", {})))
-        error = {"code": "invalid_sample", "message": "A passage has no token."}
-        server.on("GET /v1/jobs/j1", ok(job("failed", error=error))).on("GET /v1/jobs/j2", ok(job()))
-        server.on("GET /v1/adapters/team/tax@1", ok({**ADAPTER, "ref": "team/tax@1"}))
-        code, out, err = soup("push", folder, copied(folder), "--parallel", 1, "--namespace", "team", "--wait")
-        assert (code, out) == (1, "team/law@1\nteam/tax@1\n")
-        assert "team/law@1: Error: A passage has no token." in err
-
-    def test_without_a_sample_it_says_so(self, soup: Soup, server: Server, folder: Path) -> None:
-        server.on("POST /v1/adapters", ok({**ADAPTER, "sample_state": "none"}, 201))
-        assert "not selected" in soup("push", folder)[2]
+def test_without_a_sample_it_says_so(soup: Soup, server: Server, folder: Path) -> None:
+    server.on("POST /v1/adapters", ok({**ADAPTER, "sample_state": "none"}, 201))
+    assert "not selected" in soup("push", folder)[2]
 
 
 def test_a_job_that_is_waited_for_is_named(soup: Soup, server: Server, sample: Path) -> None:

@@ -116,188 +116,198 @@ def states(said: str) -> dict[str, str]:
     return {one["name"]: one["state"] for one in json.loads(said)["pushes"]}
 
 
-class TestPushingMany:
-    def test_the_domain_is_the_folder_s_name_and_a_second_run_sends_nothing(
-        self, soup: Soup, many: Path, live: Live, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "one", "--tag", "v1")
-        assert (code, out.split()) == (0, [f"one/{name}@1" for name in NAMES]), err
-        lines = err.splitlines()
-        assert lines[0].split() == ["ADAPTER", "STATE", "DOMAIN", "NOTE"]
-        assert lines[1].split()[:3] == ["one/anatomy@1", "pushed", "anatomy"]
-        assert lines[-1] == "4 pushed."
+# --- pushing many ---------------------------------------------------------------------------------
 
-        monkeypatch.delattr(SoupClient, "push_patiently")  # so that nothing can be sent
-        code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "one", "--tag", "v1")
-        assert (code, out.split()) == (0, [f"one/{name}@1" for name in NAMES])
-        assert err.splitlines()[-1] == "4 there already."
 
-    def test_what_the_server_finds_damaged_is_sent_again(
-        self, soup: Soup, many: Path, tmp_path: Path, live: Live, weights: list[bytes]
-    ) -> None:
-        write_texts(tmp_path / "samples" / "botany.jsonl", passages("court", 30))
-        folders = [many / "anatomy", many / "botany", many / "chemistry"]
-        assert soup("push", *folders[:1], *folders[2:], "--namespace", "worn")[0] == 0
-        file = tmp_path / "one.csv"
-        file.write_text("path\nmany/botany\n")
-        asked = ("push", "--manifest", file, "--samples", tmp_path / "samples", "--namespace", "worn", "--json")
-        assert soup(*asked)[0] == 0
-        sample = json.loads(soup("show", "worn/botany", "--json")[1])["sample"]["digest"]
-        for damaged in (sha256_digest(weights[0]), sample):
-            flip(live.world.runtime.settings.blobs_dir / damaged[7:9] / damaged[7:])
-            assert live.world.client.get(f"/v1/blobs/{damaged}").status_code == 500
-        assert states(soup("push", *folders[::2], "--namespace", "worn", "--json")[1]) == {
-            "worn/anatomy": "sent again",
-            "worn/chemistry": "there already",
-        }
-        assert states(soup(*asked)[1]) == {"worn/botany": "sent again"}
-        for digest in (sha256_digest(weights[0]), sample):
-            assert live.world.client.get(f"/v1/blobs/{digest}").status_code == 200
-        found = states(soup("push", *folders[::2], "--namespace", "worn", "--anew", "--json")[1])
-        assert set(found.values()) == {"sent again"}
+def test_the_domain_is_the_folder_s_name_and_a_second_run_sends_nothing(
+    soup: Soup, many: Path, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "one", "--tag", "v1")
+    assert (code, out.split()) == (0, [f"one/{name}@1" for name in NAMES]), err
+    lines = err.splitlines()
+    assert lines[0].split() == ["ADAPTER", "STATE", "DOMAIN", "NOTE"]
+    assert lines[1].split()[:3] == ["one/anatomy@1", "pushed", "anatomy"]
+    assert lines[-1] == "4 pushed."
 
-    def test_one_that_is_refused_keeps_no_other_and_the_status_says_so(self, soup: Soup, many: Path) -> None:
-        (many / "botany" / WEIGHTS_FILE).write_bytes(b"no tensors")
-        (many / "README.md").write_text("no folder")
-        (many / "drama" / "adapter_config.json").unlink()
-        code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "two", "--json")
-        assert code == 1, err
-        found = json.loads(out)
-        assert [row["ref"] for row in found["data"]] == ["two/anatomy@1", "two/chemistry@1"]
-        assert states(out) == {
-            "two/readme.md": "refused",
-            "two/anatomy": "pushed",
-            "two/botany": "refused",
-            "two/chemistry": "pushed",
-            "two/drama": "refused",
-        }
-        said = {one["name"]: (one["error"] or {}).get("message", "") for one in found["pushes"]}
-        assert "is not a directory" in said["two/readme.md"]
-        assert "has no adapter_config.json" in said["two/drama"]
-        assert soup("push", *sorted(many.iterdir()), "--namespace", "two")[2].endswith("3 refused, 2 there already.\n")
+    monkeypatch.delattr(SoupClient, "push_patiently")  # so that nothing can be sent
+    code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "one", "--tag", "v1")
+    assert (code, out.split()) == (0, [f"one/{name}@1" for name in NAMES])
+    assert err.splitlines()[-1] == "4 there already."
 
-    def test_what_differs_is_sent_and_the_server_says_what_it_keeps(self, soup: Soup, many: Path, weights: Any) -> None:
-        folders = [many / "anatomy", many / "botany"]
-        assert soup("push", *folders, "--namespace", "three")[0] == 0
-        (many / "anatomy" / WEIGHTS_FILE).write_bytes(weights[2])
-        code, out, err = soup("push", *folders, "--namespace", "three", "--tag", "new")
-        assert (code, out.split()) == (0, ["three/anatomy@2", "three/botany@1"])
-        assert "its card stayed as stored" in " ".join(err.split())
-        assert err.splitlines()[-1] == "1 pushed, 1 there already."
 
-    def test_the_same_bytes_that_another_torch_made_are_there_already(
-        self, soup: Soup, tmp_path: Path, weights: list[bytes]
-    ) -> None:
-        told = []
-        for number, (torch, steps) in enumerate((("2.1", 7), ("2.2", 7), ("2.2", 8))):
-            about = Provenance(training={"steps": steps, "made_with": [{"torch": torch, "threads": 1}]})
-            sent = AdapterContents(config=lora(), weights=weights[0], base_model="tiny", provenance=about)
-            folders = [tmp_path / str(number) / name for name in ("kept", "also")]
-            for folder in folders:
-                write_directory(folder, sent)
-            _, err = done(soup("push", *folders, "--namespace", "made"))
-            told.append((err.splitlines()[-1], "stayed as stored" in " ".join(err.split())))
-        assert told == [("2 pushed.", False), ("2 there already.", False), ("2 there already.", True)]
+def test_what_the_server_finds_damaged_is_sent_again(
+    soup: Soup, many: Path, tmp_path: Path, live: Live, weights: list[bytes]
+) -> None:
+    write_texts(tmp_path / "samples" / "botany.jsonl", passages("court", 30))
+    folders = [many / "anatomy", many / "botany", many / "chemistry"]
+    assert soup("push", *folders[:1], *folders[2:], "--namespace", "worn")[0] == 0
+    file = tmp_path / "one.csv"
+    file.write_text("path\nmany/botany\n")
+    asked = ("push", "--manifest", file, "--samples", tmp_path / "samples", "--namespace", "worn", "--json")
+    assert soup(*asked)[0] == 0
+    sample = json.loads(soup("show", "worn/botany", "--json")[1])["sample"]["digest"]
+    for damaged in (sha256_digest(weights[0]), sample):
+        flip(live.world.runtime.settings.blobs_dir / damaged[7:9] / damaged[7:])
+        assert live.world.client.get(f"/v1/blobs/{damaged}").status_code == 500
+    assert states(soup("push", *folders[::2], "--namespace", "worn", "--json")[1]) == {
+        "worn/anatomy": "sent again",
+        "worn/chemistry": "there already",
+    }
+    assert states(soup(*asked)[1]) == {"worn/botany": "sent again"}
+    for digest in (sha256_digest(weights[0]), sample):
+        assert live.world.client.get(f"/v1/blobs/{digest}").status_code == 200
+    found = states(soup("push", *folders[::2], "--namespace", "worn", "--anew", "--json")[1])
+    assert set(found.values()) == {"sent again"}
 
-    def test_samples_of_a_folder_and_of_a_file(self, soup: Soup, many: Path, tmp_path: Path) -> None:
-        texts = passages("court", 40)
-        for number in range(2):
-            write_texts(tmp_path / "corpora" / "botany" / f"{number}.jsonl", texts[number * 15 : number * 15 + 15])
-        (tmp_path / "corpora" / "anatomy.txt").write_text("\n\n".join(texts[:30]))
-        folders = [many / "anatomy", many / "botany", many / "drama"]
-        asked = ("push", *folders, "--namespace", "four", "--samples", tmp_path / "corpora", "--json")
-        code, out, _ = soup(*asked)
-        assert (code, states(out)["four/drama"]) == (1, "refused")
-        assert "has no sample for" in out
-        assert {row["ref"]: row["sample"]["kept"] for row in json.loads(out)["data"]} == {
-            "four/anatomy@1": 30,
-            "four/botany@1": 30,
-        }
-        assert list(states(soup(*asked)[1]).values()) == ["there already", "there already", "refused"]
-        lines = [json.dumps({"domain": "drama", "text": text, "more": 1}) for text in texts]
-        (tmp_path / "all.jsonl").write_text("\n".join([*lines, json.dumps({"domain": "other", "text": "x"})]))
-        code, out, _ = soup("push", many / "drama", many / "chemistry", "--samples", tmp_path / "all.jsonl", "--json")
-        assert [row["sample"]["kept"] for row in json.loads(out)["data"]] == [40]
-        write_texts(tmp_path / "corpora" / "drama.jsonl", [f"{texts[0]} {number}" for number in range(520)])
-        asked = ("push", many / "drama", many / "anatomy", "--namespace", "drawn", *asked[-3:])
-        assert json.loads(soup(*asked)[1])["data"][0]["sample"]["kept"] == 500
-        assert set(states(soup(*asked)[1]).values()) == {"there already"}, "though the server drew from it"
-        (tmp_path / "all.jsonl").write_text('{"text": "x"}')
-        err = refused(soup("push", many / "drama", "--samples", tmp_path / "all.jsonl"))
-        assert 'line 1, is not an object with strings "domain" and "text"' in err
 
-    def test_one_that_does_not_fit_or_cannot_be_read_keeps_no_other(
-        self, soup: Soup, many: Path, tmp_path: Path, weights: list[bytes], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        long = tmp_path / ("x" * 220)
-        write_directory(long, AdapterContents(config=lora(), weights=weights[0], base_model="tiny"))
-        read, texts = sources.read_directory, sending.Source.texts
+def test_one_that_is_refused_keeps_no_other_and_the_status_says_so(soup: Soup, many: Path) -> None:
+    (many / "botany" / WEIGHTS_FILE).write_bytes(b"no tensors")
+    (many / "README.md").write_text("no folder")
+    (many / "drama" / "adapter_config.json").unlink()
+    code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "two", "--json")
+    assert code == 1, err
+    found = json.loads(out)
+    assert [row["ref"] for row in found["data"]] == ["two/anatomy@1", "two/chemistry@1"]
+    assert states(out) == {
+        "two/readme.md": "refused",
+        "two/anatomy": "pushed",
+        "two/botany": "refused",
+        "two/chemistry": "pushed",
+        "two/drama": "refused",
+    }
+    said = {one["name"]: (one["error"] or {}).get("message", "") for one in found["pushes"]}
+    assert "is not a directory" in said["two/readme.md"]
+    assert "has no adapter_config.json" in said["two/drama"]
+    assert soup("push", *sorted(many.iterdir()), "--namespace", "two")[2].endswith("3 refused, 2 there already.\n")
 
-        def unreadable(path: Path) -> Any:
-            if path.name == "botany":
-                raise PermissionError(13, "Permission denied", str(path))
-            return read(path)
 
-        def gone(source: Any) -> Any:
-            if source.path.name == "chemistry":
-                raise PermissionError(13, "Permission denied", "sample.jsonl")
-            return texts(source)
+def test_what_differs_is_sent_and_the_server_says_what_it_keeps(soup: Soup, many: Path, weights: Any) -> None:
+    folders = [many / "anatomy", many / "botany"]
+    assert soup("push", *folders, "--namespace", "three")[0] == 0
+    (many / "anatomy" / WEIGHTS_FILE).write_bytes(weights[2])
+    code, out, err = soup("push", *folders, "--namespace", "three", "--tag", "new")
+    assert (code, out.split()) == (0, ["three/anatomy@2", "three/botany@1"])
+    assert "its card stayed as stored" in " ".join(err.split())
+    assert err.splitlines()[-1] == "1 pushed, 1 there already."
 
-        monkeypatch.setattr(sources, "read_directory", unreadable)
-        monkeypatch.setattr(sending.Source, "texts", gone)
-        code, out, err = soup("push", *sorted(many.iterdir()), long, "--namespace", "odd", "--json")
-        assert code == 1, err
-        found = {one["name"].partition("/")[2][:9]: one for one in json.loads(out)["pushes"]}
-        assert {name: one["state"] for name, one in found.items()} == {
-            "anatomy": "pushed",
-            "botany": "refused",
-            "chemistry": "refused",
-            "drama": "pushed",
-            "x" * 9: "refused",
-        }
-        assert "botany cannot be read: Permission denied" in found["botany"]["error"]["message"]
-        assert "sample.jsonl cannot be read" in found["chemistry"]["error"]["message"]
-        assert "domain" in found["x" * 9]["error"]["message"]
 
-    def test_a_name_that_is_too_long_for_a_file_is_the_name_of_none(self, tmp_path: Path) -> None:
-        assert sources.Samples(tmp_path).of("x" * 250, "y" * 300) is None
+def test_the_same_bytes_that_another_torch_made_are_there_already(
+    soup: Soup, tmp_path: Path, weights: list[bytes]
+) -> None:
+    told = []
+    for number, (torch, steps) in enumerate((("2.1", 7), ("2.2", 7), ("2.2", 8))):
+        about = Provenance(training={"steps": steps, "made_with": [{"torch": torch, "threads": 1}]})
+        sent = AdapterContents(config=lora(), weights=weights[0], base_model="tiny", provenance=about)
+        folders = [tmp_path / str(number) / name for name in ("kept", "also")]
+        for folder in folders:
+            write_directory(folder, sent)
+        _, err = done(soup("push", *folders, "--namespace", "made"))
+        told.append((err.splitlines()[-1], "stayed as stored" in " ".join(err.split())))
+    assert told == [("2 pushed.", False), ("2 there already.", False), ("2 there already.", True)]
 
-    def test_folders_of_one_name_are_not_versions_of_each_other(
-        self, scripted: Soup, server: Server, many: Path
-    ) -> None:
-        (many / "Anatomy").mkdir()
-        code, out, err = scripted("push", many / "Anatomy", many / "anatomy")
-        assert (code, out, server.requests) == (2, "", [])
-        assert "many/anatomy would both be default/anatomy" in "".join(err.split("\n"))
 
-    def test_a_sample_that_another_push_has_queued_is_waited_for(
-        self, soup: Soup, patient: tuple[Soup, list[float]], many: Path, tmp_path: Path
-    ) -> None:
-        for name in ("drama", "botany"):
-            write_texts(tmp_path / "samples" / f"{name}.jsonl", passages("court", 25))
-        asked = ("push", many / "drama", many / "botany", "--namespace", "twice", "--samples", tmp_path / "samples")
-        assert soup(*asked)[0] == 0
-        run, pauses = patient
-        out, _ = done(run(*asked, "--wait", "--json"))
-        assert set(states(out).values()) == {"there already"}
-        assert pauses
-        assert [one["sample_state"] for one in json.loads(out)["data"]] == ["ready", "ready"]
+def test_samples_of_a_folder_and_of_a_file(soup: Soup, many: Path, tmp_path: Path) -> None:
+    texts = passages("court", 40)
+    for number in range(2):
+        write_texts(tmp_path / "corpora" / "botany" / f"{number}.jsonl", texts[number * 15 : number * 15 + 15])
+    (tmp_path / "corpora" / "anatomy.txt").write_text("\n\n".join(texts[:30]))
+    folders = [many / "anatomy", many / "botany", many / "drama"]
+    asked = ("push", *folders, "--namespace", "four", "--samples", tmp_path / "corpora", "--json")
+    code, out, _ = soup(*asked)
+    assert (code, states(out)["four/drama"]) == (1, "refused")
+    assert "has no sample for" in out
+    assert {row["ref"]: row["sample"]["kept"] for row in json.loads(out)["data"]} == {
+        "four/anatomy@1": 30,
+        "four/botany@1": 30,
+    }
+    assert list(states(soup(*asked)[1]).values()) == ["there already", "there already", "refused"]
+    lines = [json.dumps({"domain": "drama", "text": text, "more": 1}) for text in texts]
+    (tmp_path / "all.jsonl").write_text("\n".join([*lines, json.dumps({"domain": "other", "text": "x"})]))
+    code, out, _ = soup("push", many / "drama", many / "chemistry", "--samples", tmp_path / "all.jsonl", "--json")
+    assert [row["sample"]["kept"] for row in json.loads(out)["data"]] == [40]
+    write_texts(tmp_path / "corpora" / "drama.jsonl", [f"{texts[0]} {number}" for number in range(520)])
+    asked = ("push", many / "drama", many / "anatomy", "--namespace", "drawn", *asked[-3:])
+    assert json.loads(soup(*asked)[1])["data"][0]["sample"]["kept"] == 500
+    assert set(states(soup(*asked)[1]).values()) == {"there already"}, "though the server drew from it"
+    (tmp_path / "all.jsonl").write_text('{"text": "x"}')
+    err = refused(soup("push", many / "drama", "--samples", tmp_path / "all.jsonl"))
+    assert 'line 1, is not an object with strings "domain" and "text"' in err
 
-    def test_ctrl_c_while_samples_are_waited_for_still_tells_as_json(
-        self, soup: Soup, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def interrupted(*_: Any, **__: Any) -> None:
-            raise KeyboardInterrupt
 
-        (tmp_path / "t.txt").write_text("\n\n".join(passages("court", 25)))
-        monkeypatch.setattr(SoupClient, "wait_embedded", interrupted)
-        asked = ("push", many / "drama", "--name", "ended/drama", "--domain", "d", "--sample", tmp_path / "t.txt")
-        code, out, _ = soup(*asked, "--wait", "--json")
-        assert (code, json.loads(out)["ref"]) == (130, "ended/drama@1")
-        monkeypatch.setattr(SoupClient, "push_patiently", interrupted)
-        code, out, _ = soup("push", many / "drama", many / "botany", "--namespace", "ended2", "--json")
-        assert code == 130
-        assert set(states(out).values()) == {"not sent"}, "stdout is JSON however the command ends"
+def test_one_that_does_not_fit_or_cannot_be_read_keeps_no_other(
+    soup: Soup, many: Path, tmp_path: Path, weights: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 220)
+    write_directory(long, AdapterContents(config=lora(), weights=weights[0], base_model="tiny"))
+    read, texts = sources.read_directory, sending.Source.texts
+
+    def unreadable(path: Path) -> Any:
+        if path.name == "botany":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    def gone(source: Any) -> Any:
+        if source.path.name == "chemistry":
+            raise PermissionError(13, "Permission denied", "sample.jsonl")
+        return texts(source)
+
+    monkeypatch.setattr(sources, "read_directory", unreadable)
+    monkeypatch.setattr(sending.Source, "texts", gone)
+    code, out, err = soup("push", *sorted(many.iterdir()), long, "--namespace", "odd", "--json")
+    assert code == 1, err
+    found = {one["name"].partition("/")[2][:9]: one for one in json.loads(out)["pushes"]}
+    assert {name: one["state"] for name, one in found.items()} == {
+        "anatomy": "pushed",
+        "botany": "refused",
+        "chemistry": "refused",
+        "drama": "pushed",
+        "x" * 9: "refused",
+    }
+    assert "botany cannot be read: Permission denied" in found["botany"]["error"]["message"]
+    assert "sample.jsonl cannot be read" in found["chemistry"]["error"]["message"]
+    assert "domain" in found["x" * 9]["error"]["message"]
+
+
+def test_a_name_that_is_too_long_for_a_file_is_the_name_of_none(tmp_path: Path) -> None:
+    assert sources.Samples(tmp_path).of("x" * 250, "y" * 300) is None
+
+
+def test_folders_of_one_name_are_not_versions_of_each_other(scripted: Soup, server: Server, many: Path) -> None:
+    (many / "Anatomy").mkdir()
+    code, out, err = scripted("push", many / "Anatomy", many / "anatomy")
+    assert (code, out, server.requests) == (2, "", [])
+    assert "many/anatomy would both be default/anatomy" in "".join(err.split("\n"))
+
+
+def test_a_sample_that_another_push_has_queued_is_waited_for(
+    soup: Soup, patient: tuple[Soup, list[float]], many: Path, tmp_path: Path
+) -> None:
+    for name in ("drama", "botany"):
+        write_texts(tmp_path / "samples" / f"{name}.jsonl", passages("court", 25))
+    asked = ("push", many / "drama", many / "botany", "--namespace", "twice", "--samples", tmp_path / "samples")
+    assert soup(*asked)[0] == 0
+    run, pauses = patient
+    out, _ = done(run(*asked, "--wait", "--json"))
+    assert set(states(out).values()) == {"there already"}
+    assert pauses
+    assert [one["sample_state"] for one in json.loads(out)["data"]] == ["ready", "ready"]
+
+
+def test_ctrl_c_while_samples_are_waited_for_still_tells_as_json(
+    soup: Soup, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "t.txt").write_text("\n\n".join(passages("court", 25)))
+    monkeypatch.setattr(SoupClient, "wait_embedded", interrupted)
+    asked = ("push", many / "drama", "--name", "ended/drama", "--domain", "d", "--sample", tmp_path / "t.txt")
+    code, out, _ = soup(*asked, "--wait", "--json")
+    assert (code, json.loads(out)["ref"]) == (130, "ended/drama@1")
+    monkeypatch.setattr(SoupClient, "push_patiently", interrupted)
+    code, out, _ = soup("push", many / "drama", many / "botany", "--namespace", "ended2", "--json")
+    assert code == 130
+    assert set(states(out).values()) == {"not sent"}, "stdout is JSON however the command ends"
 
 
 class TestManifest:

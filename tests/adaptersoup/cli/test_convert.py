@@ -105,35 +105,39 @@ class TestToOurs:
         assert not (tmp_path / "a").exists()
 
 
-class TestPlaces:
-    def test_a_target_that_is_there(self, command: Soup, tmp_path: Path) -> None:
-        (tmp_path / "a").mkdir()
-        (tmp_path / "a" / "mine.txt").write_text("kept")
-        ours = ("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN)
-        back = ("convert", tmp_path / "a", tmp_path / "b", "--to", "adapterhub")
-        assert "--replace" in refused(command(*ours))
-        assert "is not replaced" in refused(command(*ours, "--replace"))
-        assert left_in(tmp_path / "a") == ["mine.txt"]
-        (tmp_path / "a" / "mine.txt").unlink()
-        done(command(*ours))
-        done(command(*back))
-        refused(command(*back))
-        done(command(*back, "--replace"))
-        assert left_in(tmp_path) == ["a", "b"]
+# --- places ---------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("target", [".", "..", "inside", "../source"])
-    def test_the_source_is_never_replaced(self, command: Soup, tmp_path: Path, target: str) -> None:
-        source = shutil.copytree(FIXTURES / "gpt2/par_bn", tmp_path / "source")
-        before = {path.name: path.read_bytes() for path in source.iterdir()}
-        assert "is inside the other" in refused(command("convert", source, source / target, *DOMAIN, "--replace"))
-        assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
-    def test_a_source_that_is_none(self, command: Soup, tmp_path: Path) -> None:
-        assert command("convert", tmp_path / "none", tmp_path / "a", *DOMAIN)[0] == 1
-        assert command("convert", FIXTURES / "gpt2/par_bn/adapter_config.json", tmp_path / "a", *DOMAIN)[0] == 1
-        (tmp_path / "empty").mkdir()
-        assert "pytorch_adapter.bin" in refused(command("convert", tmp_path / "empty", tmp_path / "a", *DOMAIN))
-        assert command("convert", tmp_path / "empty", tmp_path / "a", "--to", "adapterhub")[0] == 1
+def test_a_target_that_is_there(command: Soup, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "mine.txt").write_text("kept")
+    ours = ("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN)
+    back = ("convert", tmp_path / "a", tmp_path / "b", "--to", "adapterhub")
+    assert "--replace" in refused(command(*ours))
+    assert "is not replaced" in refused(command(*ours, "--replace"))
+    assert left_in(tmp_path / "a") == ["mine.txt"]
+    (tmp_path / "a" / "mine.txt").unlink()
+    done(command(*ours))
+    done(command(*back))
+    refused(command(*back))
+    done(command(*back, "--replace"))
+    assert left_in(tmp_path) == ["a", "b"]
+
+
+@pytest.mark.parametrize("target", [".", "..", "inside", "../source"])
+def test_the_source_is_never_replaced(command: Soup, tmp_path: Path, target: str) -> None:
+    source = shutil.copytree(FIXTURES / "gpt2/par_bn", tmp_path / "source")
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    assert "is inside the other" in refused(command("convert", source, source / target, *DOMAIN, "--replace"))
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+
+
+def test_a_source_that_is_none(command: Soup, tmp_path: Path) -> None:
+    assert command("convert", tmp_path / "none", tmp_path / "a", *DOMAIN)[0] == 1
+    assert command("convert", FIXTURES / "gpt2/par_bn/adapter_config.json", tmp_path / "a", *DOMAIN)[0] == 1
+    (tmp_path / "empty").mkdir()
+    assert "pytorch_adapter.bin" in refused(command("convert", tmp_path / "empty", tmp_path / "a", *DOMAIN))
+    assert command("convert", tmp_path / "empty", tmp_path / "a", "--to", "adapterhub")[0] == 1
 
 
 class TestToAdapterHub:

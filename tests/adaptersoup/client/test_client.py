@@ -146,33 +146,37 @@ class TestRetries:
         assert (len(server.requests), server.pauses) == (3, [])
 
 
-class TestUpload:
-    def test_a_server_that_does_not_say_whether_it_has_it_is_sent_nothing(self) -> None:
-        digest = sha256_digest(b"data")
-        server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(403))
-        with pytest.raises(errors.Forbidden):
-            server.client().upload(b"data")
-        assert server.said() == [f"HEAD /v1/blobs/{digest}"]
+# --- upload ---------------------------------------------------------------------------------------
 
-    def test_a_file_is_streamed_with_its_length(self, tmp_path: Path) -> None:
-        file = tmp_path / "big"
-        data = bytes(range(256)) * 10_000
-        file.write_bytes(data)
-        digest = sha256_digest(data)
-        server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(404)).on(f"PUT /v1/blobs/{digest}", ok({}))
-        told: list[tuple[int, int, str]] = []
-        server.client().upload(file, progress=lambda *step: told.append(step))
-        assert server.requests[-1].content == data
-        assert server.requests[-1].headers["content-length"] == str(len(data))
-        assert "transfer-encoding" not in server.requests[-1].headers
-        assert told[-1] == (len(data), len(data), "big")
 
-    def test_a_repeated_upload_starts_again(self, tmp_path: Path) -> None:
-        (tmp_path / "f").write_bytes(b"abc")
-        digest = sha256_digest(b"abc")
-        server = Server().on(f"PUT /v1/blobs/{digest}", busy("1"), ok({}))
-        server.client().upload(tmp_path / "f")
-        assert [request.content for request in server.requests[1:]] == [b"abc", b"abc"]
+def test_a_server_that_does_not_say_whether_it_has_it_is_sent_nothing() -> None:
+    digest = sha256_digest(b"data")
+    server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(403))
+    with pytest.raises(errors.Forbidden):
+        server.client().upload(b"data")
+    assert server.said() == [f"HEAD /v1/blobs/{digest}"]
+
+
+def test_a_file_is_streamed_with_its_length(tmp_path: Path) -> None:
+    file = tmp_path / "big"
+    data = bytes(range(256)) * 10_000
+    file.write_bytes(data)
+    digest = sha256_digest(data)
+    server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(404)).on(f"PUT /v1/blobs/{digest}", ok({}))
+    told: list[tuple[int, int, str]] = []
+    server.client().upload(file, progress=lambda *step: told.append(step))
+    assert server.requests[-1].content == data
+    assert server.requests[-1].headers["content-length"] == str(len(data))
+    assert "transfer-encoding" not in server.requests[-1].headers
+    assert told[-1] == (len(data), len(data), "big")
+
+
+def test_a_repeated_upload_starts_again(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"abc")
+    digest = sha256_digest(b"abc")
+    server = Server().on(f"PUT /v1/blobs/{digest}", busy("1"), ok({}))
+    server.client().upload(tmp_path / "f")
+    assert [request.content for request in server.requests[1:]] == [b"abc", b"abc"]
 
 
 class TestPush:
@@ -298,94 +302,100 @@ GONE = raising(httpx2.ConnectError("refused"))
 CUT = raising(httpx2.RemoteProtocolError("peer closed connection"))
 
 
-class TestJobs:
-    def test_progress_is_told_and_the_result_awaited(self) -> None:
-        told: list[tuple[int, int, str]] = []
-        progress = {"done": 1, "total": 4, "message": "embedding"}
-        server = Server().on("GET /v1/jobs/j1/events", events(("progress", progress), ("done", job())))
-        server.on("GET /v1/jobs/j1", ok(job()))
-        server.client().wait_job("j1", progress=lambda *step: told.append(step))
-        assert told == [(1, 4, "embedding")]
-        assert server.pauses == []
+# --- jobs -----------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        ("streams", "jobs", "patience", "pauses"),
-        [
-            ([GONE, GONE, events(("done", {}))], [GONE, GONE, ok(job())], 60, [1.0, 1.0]),
-            ([CUT], [ok(job("running")), ok(job("running")), ok(job())], 2, [1.0, 1.0]),
-            ([busy("7"), events(("done", {}))], [ok(job())], 1, [7, 1.0]),
-            ([events(), events(("done", {}))], [ok(job("running")), ok(job())], 60, [1.0]),
-        ],
-        ids=["a restart", "a proxy that cuts answers", "the rate of the key", "a stream that ends early"],
-    )
-    def test_it_is_waited_for_through(
-        self, streams: list[Any], jobs: list[Any], patience: float, pauses: list[float]
-    ) -> None:
-        server = Server().on("GET /v1/jobs/j1/events", *streams).on("GET /v1/jobs/j1", *jobs)
-        assert server.client().wait_job("j1", patience=patience)["state"] == "succeeded"
-        assert server.pauses == pauses
 
-    def test_a_server_that_stays_away_is_given_up(self) -> None:
-        server = Server().on("GET /v1/jobs/j1/events", GONE).on("GET /v1/jobs/j1", GONE)
-        with pytest.raises(Unavailable, match="Nothing answers"):
-            server.client().wait_job("j1", patience=3)
-        assert len(server.pauses) == 2
+def test_progress_is_told_and_the_result_awaited() -> None:
+    told: list[tuple[int, int, str]] = []
+    progress = {"done": 1, "total": 4, "message": "embedding"}
+    server = Server().on("GET /v1/jobs/j1/events", events(("progress", progress), ("done", job())))
+    server.on("GET /v1/jobs/j1", ok(job()))
+    server.client().wait_job("j1", progress=lambda *step: told.append(step))
+    assert told == [(1, 4, "embedding")]
+    assert server.pauses == []
 
-    def test_a_stream_that_ends_early_is_followed_again(self) -> None:
-        server = Server().on("GET /v1/jobs/j1/events", events(), events(("done", {})))
-        server.on("GET /v1/jobs/j1", ok(job("running")), ok(job()))
+
+@pytest.mark.parametrize(
+    ("streams", "jobs", "patience", "pauses"),
+    [
+        ([GONE, GONE, events(("done", {}))], [GONE, GONE, ok(job())], 60, [1.0, 1.0]),
+        ([CUT], [ok(job("running")), ok(job("running")), ok(job())], 2, [1.0, 1.0]),
+        ([busy("7"), events(("done", {}))], [ok(job())], 1, [7, 1.0]),
+        ([events(), events(("done", {}))], [ok(job("running")), ok(job())], 60, [1.0]),
+    ],
+    ids=["a restart", "a proxy that cuts answers", "the rate of the key", "a stream that ends early"],
+)
+def test_it_is_waited_for_through(streams: list[Any], jobs: list[Any], patience: float, pauses: list[float]) -> None:
+    server = Server().on("GET /v1/jobs/j1/events", *streams).on("GET /v1/jobs/j1", *jobs)
+    assert server.client().wait_job("j1", patience=patience)["state"] == "succeeded"
+    assert server.pauses == pauses
+
+
+def test_a_server_that_stays_away_is_given_up() -> None:
+    server = Server().on("GET /v1/jobs/j1/events", GONE).on("GET /v1/jobs/j1", GONE)
+    with pytest.raises(Unavailable, match="Nothing answers"):
+        server.client().wait_job("j1", patience=3)
+    assert len(server.pauses) == 2
+
+
+def test_a_stream_that_ends_early_is_followed_again() -> None:
+    server = Server().on("GET /v1/jobs/j1/events", events(), events(("done", {})))
+    server.on("GET /v1/jobs/j1", ok(job("running")), ok(job()))
+    server.client().wait_job("j1")
+    assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("ended", "kind", "says", "problems"),
+    [
+        (
+            job(
+                "failed",
+                error={
+                    "code": "incompatible",
+                    "message": "They differ.",
+                    "param": None,
+                    "problems": ["a: init", "b: scale"],
+                },
+            ),
+            Incompatible,
+            "They differ",
+            ("a: init", "b: scale"),
+        ),
+        (
+            job("failed", error={"code": "unavailable", "message": "No encoder.", "param": None, "problems": []}),
+            Unavailable,
+            "No encoder",
+            (),
+        ),
+        (job("failed", error={"code": "newer", "message": "A sentence."}), SoupError, "A sentence", ()),
+        *((job("failed", error=error), SoupError, "failed", ()) for error in (None, {}, {"code": None})),
+        (job("cancelled"), Cancelled, "cancelled", ()),
+    ],
+)
+def test_a_job_that_did_not_succeed_raises_its_error_at_once(
+    ended: dict[str, Any], kind: type[SoupError], says: str, problems: tuple[str, ...]
+) -> None:
+    """An unavailable encoder is no server to wait for."""
+    server = Server().on("GET /v1/jobs/j1/events", events(("done", ended))).on("GET /v1/jobs/j1", ok(ended))
+    with pytest.raises(kind, match=says) as caught:
         server.client().wait_job("j1")
-        assert len(server.requests) == 4
+    assert caught.value.problems == problems
+    assert server.pauses == []
 
-    @pytest.mark.parametrize(
-        ("ended", "kind", "says", "problems"),
-        [
-            (
-                job(
-                    "failed",
-                    error={
-                        "code": "incompatible",
-                        "message": "They differ.",
-                        "param": None,
-                        "problems": ["a: init", "b: scale"],
-                    },
-                ),
-                Incompatible,
-                "They differ",
-                ("a: init", "b: scale"),
-            ),
-            (
-                job("failed", error={"code": "unavailable", "message": "No encoder.", "param": None, "problems": []}),
-                Unavailable,
-                "No encoder",
-                (),
-            ),
-            (job("failed", error={"code": "newer", "message": "A sentence."}), SoupError, "A sentence", ()),
-            *((job("failed", error=error), SoupError, "failed", ()) for error in (None, {}, {"code": None})),
-            (job("cancelled"), Cancelled, "cancelled", ()),
-        ],
-    )
-    def test_a_job_that_did_not_succeed_raises_its_error_at_once(
-        self, ended: dict[str, Any], kind: type[SoupError], says: str, problems: tuple[str, ...]
-    ) -> None:
-        """An unavailable encoder is no server to wait for."""
-        server = Server().on("GET /v1/jobs/j1/events", events(("done", ended))).on("GET /v1/jobs/j1", ok(ended))
-        with pytest.raises(kind, match=says) as caught:
-            server.client().wait_job("j1")
-        assert caught.value.problems == problems
-        assert server.pauses == []
 
-    def test_progress_may_end_a_call(self) -> None:
-        step = {"done": 1, "total": 2, "message": ""}
-        server = Server().on("GET /v1/jobs/j1/events", events(("progress", step), ("progress", step)))
-        with pytest.raises(Cancelled, match="Enough"):
-            server.client().wait_job("j1", progress=Mock(side_effect=Cancelled("Enough.")))
+def test_progress_may_end_a_call() -> None:
+    step = {"done": 1, "total": 2, "message": ""}
+    server = Server().on("GET /v1/jobs/j1/events", events(("progress", step), ("progress", step)))
+    with pytest.raises(Cancelled, match="Enough"):
+        server.client().wait_job("j1", progress=Mock(side_effect=Cancelled("Enough.")))
 
-    def test_an_unknown_job_is_not_waited_for(self) -> None:
-        server = Server()
-        with pytest.raises(NotFound):
-            server.client().wait_job("j1")
-        assert len(server.requests) == 1
+
+def test_an_unknown_job_is_not_waited_for() -> None:
+    server = Server()
+    with pytest.raises(NotFound):
+        server.client().wait_job("j1")
+    assert len(server.requests) == 1
 
 
 def test_a_pool_that_never_rests() -> None:

@@ -112,124 +112,137 @@ def holds(value: Any, raw: Any) -> bool:
     return bool(value == raw)
 
 
-class TestStored:
-    def test_what_was_pushed_is_listed_and_shown_with_all_that_the_server_says(
-        self, typed: Client, stocked: str, client: SoupClient
-    ) -> None:
-        found = typed.adapters(namespace=stocked, kind="adapter")
-        assert sorted(one.domain for one in found) == sorted(WORDS)
-        whole = typed.adapter(found[0])
-        assert isinstance(whole, Adapter)
-        assert holds(whole, client.adapter(found[0].ref))
-        assert holds(list(found), list(client.adapters(namespace=stocked, kind="adapter")))
-        assert holds(typed.lineage(found[0].ref), client.lineage(found[0].ref))
-        assert holds(typed.files(found[0].digest), client.files(found[0].digest))
-        assert holds(typed.models(), client.models())
-
-    def test_a_folder_comes_back_as_it_was(self, typed: Client, stocked: str, folders: Path, tmp_path: Path) -> None:
-        assert typed.pull(f"{stocked}/court", tmp_path / "court") == tmp_path / "court"
-        assert read_directory(tmp_path / "court").config == CONFIG
-        typed.pull(f"{stocked}/court", tmp_path / "court", replace=True)
-
-    def test_card_aliases_and_life_of_a_version(self, typed: Client, stocked: str, folders: Path) -> None:
-        pushed = typed.push(folders / "code", name=f"{stocked}/changed", owner="us")
-        ref = pushed.ref
-        assert pushed.owner == "us"
-        assert typed.update_adapter(ref, owner="them").owner == "them"
-        assert [one.ref for one in typed.adapters(owner="them", namespace=stocked)] == [ref]
-        assert typed.update_adapter(ref, owner="").owner is None
-        assert typed.update_adapter(ref, card=Card(tags=("v2",))).card.tags == ("v2",)
-        alias = typed.put_alias(f"{stocked}/changed", "prod", 1)
-        assert (alias.alias, [one.ref for one in typed.aliases(ref)]) == ("prod", [ref])
-        typed.delete_alias(f"{stocked}/changed", "prod")
-        assert [one.ref for one in typed.delete_adapter(ref)] == [ref]
-        assert typed.restore(ref).retired_at is None
-        assert typed.purge(ref).adapter.ref == ref
-        assert typed.collect(dry_run=True).dry_run
-        with pytest.raises(Retired, match="purged"):
-            typed.adapter(f"{stocked}/changed")
+# --- stored ---------------------------------------------------------------------------------------
 
 
-class TestSoups:
-    def test_a_selector_a_selection_and_a_soup_are_values_that_show_themselves(
-        self, typed: Client, stocked: str, client: SoupClient
-    ) -> None:
-        pool = {"namespaces": [stocked]}
-        fitted = typed.fit("cosine", pool=pool)
-        assert fitted.domains == 3
-        assert "cosine over 3 domains" in fitted._repr_html_()
-        assert "cosine over 3 domains" in to_svg(fitted.plot())
-        assert holds(typed.selector(fitted.id), client.selector(fitted.id))
-        assert fitted.id in [one.id for one in typed.selectors()]
-        chosen = typed.select(passages("court", 20, seed=1), pool=pool)
-        assert isinstance(chosen, Selection)
-        assert [one.domain for one in chosen.selection.selected] == ["court"]
-        assert typed.nearest(passages("court", 3, seed=1), pool=pool).data[0].adapter.domain == "court"
-        soup = typed.cook(passages("court", 20, seed=1), pool=pool, effort="instant")
-        assert isinstance(soup, Soup)
-        assert soup.verification is not None
-
-    def test_a_job_is_watched_and_its_soup_read(self, typed: Client, stocked: str) -> None:
-        recipe = {"ingredients": [{"ref": f"{stocked}/court"}, {"ref": f"{stocked}/code", "weight": 3.0}]}
-        begun = typed.begin_cook(recipe=recipe, mixing="average", name=f"{stocked}/mixed")
-        assert isinstance(begun, Job)
-        said = list(typed.watch(begun))
-        assert all(isinstance(one, Progress) for one in said[:-1])
-        assert isinstance(said[-1], Job)
-        assert said[-1].state == "succeeded"
-        assert typed.soup_of(begun).model == f"{stocked}/mixed@1"
-        assert typed.job(begun.id).state == typed.cancel_job(begun).state == "succeeded"
-        assert begun.id in [one.id for one in typed.jobs(kind="cook")]
-        with pytest.raises(InvalidParameter, match="not a cook"):
-            typed.soup_of(next(iter(typed.jobs(kind="embed"))))
-        assert typed.cook(recipe=recipe, mixing="average", name=f"{stocked}/mixed").cached
-
-    def test_the_soup_of_a_cook_that_fits_its_pool_first_is_read(self, typed: Client, stocked: str) -> None:
-        begun = typed.begin_cook(
-            passages("court", 20, seed=2), pool={"namespaces": [stocked], "tag": "v1"}, effort="instant"
-        )
-        assert isinstance(begun, Job)
-        assert begun.kind == "search"
-        assert typed.soup_of(begun).object == "soup"
-
-    def test_what_is_asked_for_wrongly_never_leaves(self, typed: Client) -> None:
-        for wrong in ("one text", [1, 2]):
-            for call in (typed.cook, typed.select, lambda texts: typed.evaluate("base/tiny", texts)):
-                with pytest.raises(InvalidParameter, match="a list of passages"):
-                    call(wrong)
-        with pytest.raises(InvalidParameter, match="efort"):
-            typed.cook(["a"], efort="quick")
+def test_what_was_pushed_is_listed_and_shown_with_all_that_the_server_says(
+    typed: Client, stocked: str, client: SoupClient
+) -> None:
+    found = typed.adapters(namespace=stocked, kind="adapter")
+    assert sorted(one.domain for one in found) == sorted(WORDS)
+    whole = typed.adapter(found[0])
+    assert isinstance(whole, Adapter)
+    assert holds(whole, client.adapter(found[0].ref))
+    assert holds(list(found), list(client.adapters(namespace=stocked, kind="adapter")))
+    assert holds(typed.lineage(found[0].ref), client.lineage(found[0].ref))
+    assert holds(typed.files(found[0].digest), client.files(found[0].digest))
+    assert holds(typed.models(), client.models())
 
 
-class TestInference:
-    def test_scores_and_text_whole_and_in_pieces(self, typed: Client, stocked: str) -> None:
-        model, drawn = f"{stocked}/court", {"max_tokens": 6, "seed": 1}
-        assert typed.evaluate(model, passages("court", 3), baseline="base/tiny").baseline.model == "base/tiny"
-        whole = typed.complete(model, "0 1", **drawn)
-        pieces = list(typed.stream(model, "0 1", **drawn))
-        assert len(pieces) > 1
-        said = "".join(one.choices[0].text for one in pieces)
-        assert said == whole.choices[0].text == typed.generate(model, "0 1", **drawn)
-        assert len(typed.embed("base/tiny", ["a", "b"]).data) == 2
+def test_a_folder_comes_back_as_it_was(typed: Client, stocked: str, folders: Path, tmp_path: Path) -> None:
+    assert typed.pull(f"{stocked}/court", tmp_path / "court") == tmp_path / "court"
+    assert read_directory(tmp_path / "court").config == CONFIG
+    typed.pull(f"{stocked}/court", tmp_path / "court", replace=True)
 
-    def test_whoever_breaks_off_within_with_closes_the_answer(self) -> None:
-        """The server then ends it."""
-        answer = Endless()
-        with Client("http://soup.test", transport=answer.transport) as typed:
-            with typed.stream_chat("m", QUESTION) as chunks:
-                next(chunks)
-            assert answer.closed
 
-    def test_whoever_breaks_off_within_async_with_does_too(self) -> None:
-        answer = Endless()
+def test_card_aliases_and_life_of_a_version(typed: Client, stocked: str, folders: Path) -> None:
+    pushed = typed.push(folders / "code", name=f"{stocked}/changed", owner="us")
+    ref = pushed.ref
+    assert pushed.owner == "us"
+    assert typed.update_adapter(ref, owner="them").owner == "them"
+    assert [one.ref for one in typed.adapters(owner="them", namespace=stocked)] == [ref]
+    assert typed.update_adapter(ref, owner="").owner is None
+    assert typed.update_adapter(ref, card=Card(tags=("v2",))).card.tags == ("v2",)
+    alias = typed.put_alias(f"{stocked}/changed", "prod", 1)
+    assert (alias.alias, [one.ref for one in typed.aliases(ref)]) == ("prod", [ref])
+    typed.delete_alias(f"{stocked}/changed", "prod")
+    assert [one.ref for one in typed.delete_adapter(ref)] == [ref]
+    assert typed.restore(ref).retired_at is None
+    assert typed.purge(ref).adapter.ref == ref
+    assert typed.collect(dry_run=True).dry_run
+    with pytest.raises(Retired, match="purged"):
+        typed.adapter(f"{stocked}/changed")
 
-        async def broken_off() -> bool:
-            async with AsyncClient("http://soup.test", transport=answer.transport) as client:
-                async with client.stream_chat("m", QUESTION) as chunks:
-                    await anext(chunks)
-                return answer.closed
 
-        assert asyncio.run(broken_off())
+# --- soups ----------------------------------------------------------------------------------------
+
+
+def test_a_selector_a_selection_and_a_soup_are_values_that_show_themselves(
+    typed: Client, stocked: str, client: SoupClient
+) -> None:
+    pool = {"namespaces": [stocked]}
+    fitted = typed.fit("cosine", pool=pool)
+    assert fitted.domains == 3
+    assert "cosine over 3 domains" in fitted._repr_html_()
+    assert "cosine over 3 domains" in to_svg(fitted.plot())
+    assert holds(typed.selector(fitted.id), client.selector(fitted.id))
+    assert fitted.id in [one.id for one in typed.selectors()]
+    chosen = typed.select(passages("court", 20, seed=1), pool=pool)
+    assert isinstance(chosen, Selection)
+    assert [one.domain for one in chosen.selection.selected] == ["court"]
+    assert typed.nearest(passages("court", 3, seed=1), pool=pool).data[0].adapter.domain == "court"
+    soup = typed.cook(passages("court", 20, seed=1), pool=pool, effort="instant")
+    assert isinstance(soup, Soup)
+    assert soup.verification is not None
+
+
+def test_a_job_is_watched_and_its_soup_read(typed: Client, stocked: str) -> None:
+    recipe = {"ingredients": [{"ref": f"{stocked}/court"}, {"ref": f"{stocked}/code", "weight": 3.0}]}
+    begun = typed.begin_cook(recipe=recipe, mixing="average", name=f"{stocked}/mixed")
+    assert isinstance(begun, Job)
+    said = list(typed.watch(begun))
+    assert all(isinstance(one, Progress) for one in said[:-1])
+    assert isinstance(said[-1], Job)
+    assert said[-1].state == "succeeded"
+    assert typed.soup_of(begun).model == f"{stocked}/mixed@1"
+    assert typed.job(begun.id).state == typed.cancel_job(begun).state == "succeeded"
+    assert begun.id in [one.id for one in typed.jobs(kind="cook")]
+    with pytest.raises(InvalidParameter, match="not a cook"):
+        typed.soup_of(next(iter(typed.jobs(kind="embed"))))
+    assert typed.cook(recipe=recipe, mixing="average", name=f"{stocked}/mixed").cached
+
+
+def test_the_soup_of_a_cook_that_fits_its_pool_first_is_read(typed: Client, stocked: str) -> None:
+    begun = typed.begin_cook(
+        passages("court", 20, seed=2), pool={"namespaces": [stocked], "tag": "v1"}, effort="instant"
+    )
+    assert isinstance(begun, Job)
+    assert begun.kind == "search"
+    assert typed.soup_of(begun).object == "soup"
+
+
+def test_what_is_asked_for_wrongly_never_leaves(typed: Client) -> None:
+    for wrong in ("one text", [1, 2]):
+        for call in (typed.cook, typed.select, lambda texts: typed.evaluate("base/tiny", texts)):
+            with pytest.raises(InvalidParameter, match="a list of passages"):
+                call(wrong)
+    with pytest.raises(InvalidParameter, match="efort"):
+        typed.cook(["a"], efort="quick")
+
+
+# --- inference ------------------------------------------------------------------------------------
+
+
+def test_scores_and_text_whole_and_in_pieces(typed: Client, stocked: str) -> None:
+    model, drawn = f"{stocked}/court", {"max_tokens": 6, "seed": 1}
+    assert typed.evaluate(model, passages("court", 3), baseline="base/tiny").baseline.model == "base/tiny"
+    whole = typed.complete(model, "0 1", **drawn)
+    pieces = list(typed.stream(model, "0 1", **drawn))
+    assert len(pieces) > 1
+    said = "".join(one.choices[0].text for one in pieces)
+    assert said == whole.choices[0].text == typed.generate(model, "0 1", **drawn)
+    assert len(typed.embed("base/tiny", ["a", "b"]).data) == 2
+
+
+def test_whoever_breaks_off_within_with_closes_the_answer() -> None:
+    """The server then ends it."""
+    answer = Endless()
+    with Client("http://soup.test", transport=answer.transport) as typed:
+        with typed.stream_chat("m", QUESTION) as chunks:
+            next(chunks)
+        assert answer.closed
+
+
+def test_whoever_breaks_off_within_async_with_does_too() -> None:
+    answer = Endless()
+
+    async def broken_off() -> bool:
+        async with AsyncClient("http://soup.test", transport=answer.transport) as client:
+            async with client.stream_chat("m", QUESTION) as chunks:
+                await anext(chunks)
+            return answer.closed
+
+    assert asyncio.run(broken_off())
 
 
 def test_a_closed_client_refuses_in_a_sentence_and_sends_nothing(live: Live) -> None:
@@ -288,79 +301,87 @@ def test_keys_namespaces_limits_usage_audit_and_health(
     assert typed.ready().status == "ready"
 
 
-class TestOtherVersions:
-    """Of servers that answer otherwise."""
-
-    ALIAS: ClassVar[dict[str, Any]] = {"object": "alias", "alias": "prod", "version": 1, "ref": "a/b@1", "etag": "e"}
-
-    def aliases(self, *rows: Any) -> list[Any]:
-        server = Server().on("GET /v1/adapters/a/b/aliases", ok({"object": "list", "data": list(rows)}))
-        with Client("http://soup.test", transport=httpx2.MockTransport(server)) as client:
-            return client.aliases("a/b")
-
-    def test_what_a_newer_server_says_beside_it_is_left_out(self) -> None:
-        assert self.aliases({**self.ALIAS, "moved_at": "2030"})[0].ref == "a/b@1"
-        server = Server().on("GET /readyz", ok({"status": "ready", "checks": {}, "since": {"a": 1}}))
-        with Client("http://soup.test", transport=httpx2.MockTransport(server)) as client:
-            assert client.ready().status == "ready"
-
-    def test_an_answer_that_is_none_says_which_field_differs(self) -> None:
-        with pytest.raises(Unavailable, match=r"no Alias as this version knows it .*version: "):
-            self.aliases({**self.ALIAS, "version": "one"})
+# --- other versions -------------------------------------------------------------------------------
 
 
-class TestAwaiting:
-    def test_lists_and_streams_are_gone_through_on_a_real_server(self, live: Live, stocked: str, typed: Client) -> None:
-        fitted = typed.fit("uniform", pool={"namespaces": [stocked]}).id
+# Of servers that answer otherwise.
 
-        async def gone_through() -> tuple[set[str], str]:
-            async with AsyncClient(live.url, live.world.admin) as client:
-                found = await client.adapters(namespace=stocked)
-                selectors = [selector.id async for selector in client.selectors()]
-                pieces = [piece async for piece in client.stream(f"{stocked}/court", "0 1", max_tokens=6, seed=1)]
-            assert fitted in selectors
-            return {adapter.ref for adapter in found}, "".join(piece.choices[0].text for piece in pieces)
 
-        refs = {adapter.ref for adapter in typed.adapters(namespace=stocked)}
-        whole = typed.complete(f"{stocked}/court", "0 1", max_tokens=6, seed=1).choices[0].text
-        assert asyncio.run(gone_through()) == (refs, whole)
+ALIAS: ClassVar[dict[str, Any]] = {"object": "alias", "alias": "prod", "version": 1, "ref": "a/b@1", "etag": "e"}
 
-    def test_calls_run_beside_each_other_and_a_full_queue_is_waited_for(self) -> None:
-        paused: list[float] = []
 
-        async def pause(seconds: float) -> None:
-            paused.append(seconds)
+def aliases(*rows: Any) -> list[Any]:
+    server = Server().on("GET /v1/adapters/a/b/aliases", ok({"object": "list", "data": list(rows)}))
+    with Client("http://soup.test", transport=httpx2.MockTransport(server)) as client:
+        return client.aliases("a/b")
 
-        busy = httpx2.Response(429, json={"error": {"message": "Full.", "code": "busy"}}, headers={"retry-after": "2"})
-        server = Server().on("GET /v1/models", busy, ok({"data": []}), ok({"data": []}))
 
-        async def both() -> list[Any]:
-            async with AsyncClient("http://soup.test", transport=httpx2.MockTransport(server), pause=pause) as client:
-                return await asyncio.gather(client.models(), client.models())
+def test_what_a_newer_server_says_beside_it_is_left_out() -> None:
+    assert aliases({**ALIAS, "moved_at": "2030"})[0].ref == "a/b@1"
+    server = Server().on("GET /readyz", ok({"status": "ready", "checks": {}, "since": {"a": 1}}))
+    with Client("http://soup.test", transport=httpx2.MockTransport(server)) as client:
+        assert client.ready().status == "ready"
 
-        assert asyncio.run(both()) == [[], []]
-        assert paused == [2]
 
-    def test_a_call_that_is_cancelled_ends_where_it_is(self) -> None:
-        server = (
-            Server().on("GET /v1/jobs/j/events", events()).on("GET /v1/jobs/j", ok({"id": "j", "state": "running"}))
-        )
-        reached = asyncio.Event()
+def test_an_answer_that_is_none_says_which_field_differs() -> None:
+    with pytest.raises(Unavailable, match=r"no Alias as this version knows it .*version: "):
+        aliases({**ALIAS, "version": "one"})
 
-        async def pause(seconds: float) -> None:
-            reached.set()
-            await asyncio.Event().wait()
 
-        async def given_up() -> None:
-            async with AsyncClient("http://soup.test", transport=httpx2.MockTransport(server), pause=pause) as client:
-                waiting = asyncio.ensure_future(client.wait_job("j"))
-                await reached.wait()
-                waiting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await waiting
+# --- awaiting -------------------------------------------------------------------------------------
 
-        asyncio.run(given_up())
-        assert server.said() == ["GET /v1/jobs/j/events", "GET /v1/jobs/j"]
+
+def test_lists_and_streams_are_gone_through_on_a_real_server(live: Live, stocked: str, typed: Client) -> None:
+    fitted = typed.fit("uniform", pool={"namespaces": [stocked]}).id
+
+    async def gone_through() -> tuple[set[str], str]:
+        async with AsyncClient(live.url, live.world.admin) as client:
+            found = await client.adapters(namespace=stocked)
+            selectors = [selector.id async for selector in client.selectors()]
+            pieces = [piece async for piece in client.stream(f"{stocked}/court", "0 1", max_tokens=6, seed=1)]
+        assert fitted in selectors
+        return {adapter.ref for adapter in found}, "".join(piece.choices[0].text for piece in pieces)
+
+    refs = {adapter.ref for adapter in typed.adapters(namespace=stocked)}
+    whole = typed.complete(f"{stocked}/court", "0 1", max_tokens=6, seed=1).choices[0].text
+    assert asyncio.run(gone_through()) == (refs, whole)
+
+
+def test_calls_run_beside_each_other_and_a_full_queue_is_waited_for() -> None:
+    paused: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        paused.append(seconds)
+
+    busy = httpx2.Response(429, json={"error": {"message": "Full.", "code": "busy"}}, headers={"retry-after": "2"})
+    server = Server().on("GET /v1/models", busy, ok({"data": []}), ok({"data": []}))
+
+    async def both() -> list[Any]:
+        async with AsyncClient("http://soup.test", transport=httpx2.MockTransport(server), pause=pause) as client:
+            return await asyncio.gather(client.models(), client.models())
+
+    assert asyncio.run(both()) == [[], []]
+    assert paused == [2]
+
+
+def test_a_call_that_is_cancelled_ends_where_it_is() -> None:
+    server = Server().on("GET /v1/jobs/j/events", events()).on("GET /v1/jobs/j", ok({"id": "j", "state": "running"}))
+    reached = asyncio.Event()
+
+    async def pause(seconds: float) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async def given_up() -> None:
+        async with AsyncClient("http://soup.test", transport=httpx2.MockTransport(server), pause=pause) as client:
+            waiting = asyncio.ensure_future(client.wait_job("j"))
+            await reached.wait()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(given_up())
+    assert server.said() == ["GET /v1/jobs/j/events", "GET /v1/jobs/j"]
 
 
 def test_every_call_of_the_untyped_client_is_there_with_values() -> None:

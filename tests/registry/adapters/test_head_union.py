@@ -67,60 +67,65 @@ def test_gradients_reach_every_member_of_mam(base: LoadedBase) -> None:
         assert parameter.grad.any(), name
 
 
-class TestUnions:
-    @pytest.mark.parametrize("init", INITS)
-    def test_each_member_starts_as_it_starts_alone(self, base: LoadedBase, init: str) -> None:
-        members = (paper_config("houlsby", bottleneck=3), lora(base), PrefixConfig(length=2), LABELS)
-        state = create(
-            UnionConfig(members=members),
-            base.shape,
-            seed=5,
-            init=init,
-            base=base.model,  # type: ignore[arg-type]
-        ).state_dict()
-        for one in members:
-            alone = create(one, base.shape, seed=5, init=init, base=base.model).state_dict()  # type: ignore[arg-type]
-            assert init_hash(own(state, one.method)) == init_hash(alone)
+# --- unions ---------------------------------------------------------------------------------------
 
-    def test_a_lora_is_before_a_bottleneck_at_the_same_module(self, bases) -> None:
-        """On OPT both can sit on fc2: the LoRA changes the module, the bottleneck reads what the module then gives."""
-        base = bases("opt")
-        both = UnionConfig(
-            members=(
-                BottleneckConfig(structure="pfeiffer", bottleneck=3, activation="gelu"),
-                LoraConfig.of({"model.decoder.layers.0.fc2": LoraModule(2, 4.0)}),
-            )
+
+@pytest.mark.parametrize("init", INITS)
+def test_each_member_starts_as_it_starts_alone(base: LoadedBase, init: str) -> None:
+    members = (paper_config("houlsby", bottleneck=3), lora(base), PrefixConfig(length=2), LABELS)
+    state = create(
+        UnionConfig(members=members),
+        base.shape,
+        seed=5,
+        init=init,
+        base=base.model,  # type: ignore[arg-type]
+    ).state_dict()
+    for one in members:
+        alone = create(one, base.shape, seed=5, init=init, base=base.model).state_dict()  # type: ignore[arg-type]
+        assert init_hash(own(state, one.method)) == init_hash(alone)
+
+
+def test_a_lora_is_before_a_bottleneck_at_the_same_module(bases) -> None:
+    """On OPT both can sit on fc2: the LoRA changes the module, the bottleneck reads what the module then gives."""
+    base = bases("opt")
+    both = UnionConfig(
+        members=(
+            BottleneckConfig(structure="pfeiffer", bottleneck=3, activation="gelu"),
+            LoraConfig.of({"model.decoder.layers.0.fc2": LoraModule(2, 4.0)}),
         )
-        tensors = drawn(both, base.shape)
-        found = logits(base.model, from_tensors(both, base.shape, tensors))
-        module = base.model.get_submodule("model.decoder.layers.0.fc2")
-        a, b = (tensors[f"lora.base_model.model.model.decoder.layers.0.fc2.lora_{x}.weight"] for x in "AB")
-        kept = module.weight.clone()
-        try:
-            with torch.no_grad():
-                module.weight += 2.0 * b @ a
-            wanted = logits(base.model, from_tensors(both.members[0], base.shape, own(tensors, "bottleneck")))
-        finally:
-            module.weight.data = kept
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+    )
+    tensors = drawn(both, base.shape)
+    found = logits(base.model, from_tensors(both, base.shape, tensors))
+    module = base.model.get_submodule("model.decoder.layers.0.fc2")
+    a, b = (tensors[f"lora.base_model.model.model.decoder.layers.0.fc2.lora_{x}.weight"] for x in "AB")
+    kept = module.weight.clone()
+    try:
+        with torch.no_grad():
+            module.weight += 2.0 * b @ a
+        wanted = logits(base.model, from_tensors(both.members[0], base.shape, own(tensors, "bottleneck")))
+    finally:
+        module.weight.data = kept
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
 
-    def test_reasons_of_all_members_are_told(self, bases) -> None:
-        union = UnionConfig(members=(PARALLEL, LABELS, PrefixConfig(length=2), lora(bases("gpt2"))))
-        adapter = create(union, bases("gpt2").shape, seed=0, init="linear")
-        with pytest.raises(Incompatible, match="does not fit") as found:
-            adapter.check_fit(bases("llama").model)
-        told = " ".join(found.value.problems)
-        for reason in ("family 'gpt2'", "The prefix is for", "transformer.h.0"):
-            assert reason in told
 
-    def test_the_digest_has_the_label_map_in_it(self, gpt2: LoadedBase) -> None:
-        other = HeadConfig(task="classification", labels=("yes", "no", "maybe"))
-        tensors = drawn(UnionConfig(members=(PARALLEL, LABELS)), gpt2.shape)
-        digests = {
-            adapter_digest(gpt2.shape.fingerprint, UnionConfig(members=(PARALLEL, head)), tensors)
-            for head in (LABELS, other)
-        }
-        assert len(digests) == 2
+def test_reasons_of_all_members_are_told(bases) -> None:
+    union = UnionConfig(members=(PARALLEL, LABELS, PrefixConfig(length=2), lora(bases("gpt2"))))
+    adapter = create(union, bases("gpt2").shape, seed=0, init="linear")
+    with pytest.raises(Incompatible, match="does not fit") as found:
+        adapter.check_fit(bases("llama").model)
+    told = " ".join(found.value.problems)
+    for reason in ("family 'gpt2'", "The prefix is for", "transformer.h.0"):
+        assert reason in told
+
+
+def test_the_digest_has_the_label_map_in_it(gpt2: LoadedBase) -> None:
+    other = HeadConfig(task="classification", labels=("yes", "no", "maybe"))
+    tensors = drawn(UnionConfig(members=(PARALLEL, LABELS)), gpt2.shape)
+    digests = {
+        adapter_digest(gpt2.shape.fingerprint, UnionConfig(members=(PARALLEL, head)), tensors)
+        for head in (LABELS, other)
+    }
+    assert len(digests) == 2
 
 
 class TestHeads:

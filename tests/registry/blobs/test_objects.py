@@ -231,113 +231,122 @@ def cut(request: FaultHandler) -> bool:
 PASSING = {"503": answered(503, "SlowDown"), "500": answered(500, "InternalError"), "hangs": hanging, "lost": lost}
 
 
-class TestStoresThatFail:
-    @pytest.mark.parametrize(("request_line", "fault"), [*zip(cycle(["PUT", "HEAD", "GET"]), PASSING)])
-    def test_what_passes_is_tried_again(self, proxy, faulty, fault, request_line):
-        proxy.fault = once(PASSING[fault], of=request_line)
-        more = faulty.put_bytes(b"more")
-        proxy.fault = once(PASSING[fault], of=request_line)
-        assert faulty.read(HELLO) == b"hello"
-        assert hidden(faulty).read(more) == b"more"
-        assert not faulty.is_failing
+# --- stores that fail -----------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        ("fault", "what", "words"),
-        [
-            (answered(503, "SlowDown"), "does not answer", "does not answer, or not whole: try again later"),
-            (answered(403, "SignatureDoesNotMatch"), "refuses the server", "refuses the server's credentials"),
-            (answered(404, "NoSuchBucket"), "is gone", "There is no bucket for"),
-        ],
-        ids=["503", "403", "404"],
-    )
-    def test_what_does_not_pass_is_told_and_over_by_itself(self, proxy, faulty, caplog, fault, what, words):
-        kept = faulty.put_bytes(b"kept")
-        proxy.fault = fault
-        with caplog.at_level(logging.INFO, "soup.blobs"):
-            for use in (
-                lambda: faulty.put_bytes(b"more"),
-                lambda: faulty.read(HELLO),
-                lambda: faulty.size(HELLO),
-                lambda: faulty.has(HELLO),
-                lambda: faulty.is_whole(HELLO),
-                lambda: faulty.delete(HELLO),
-                lambda: list(faulty.digests()),
-                lambda: faulty.check(),
-            ):
-                with pytest.raises(Unavailable, match=words) as caught:
-                    use()
-                assert faulty.location in caught.value.message
-                assert SECRET not in caught.value.message
-                assert "127.0.0.1" not in caught.value.message
-            assert faulty.read(kept) == b"kept"
-            assert (faulty.probe(), faulty.is_failing) == (what, True)
-            proxy.fault = None
-            assert faulty.probe() is None
-        told = [record for record in caplog.records if record.name == "soup.blobs"]  # the S3 server tells more
-        assert [record.levelname for record in told] == ["WARNING", "INFO"]
-        assert SECRET not in caplog.text
-        assert not faulty.is_failing
-        assert faulty.read(HELLO) == b"hello"
-        assert sorted(faulty.digests()) == sorted([HELLO, kept])
-        assert list((faulty.folder / "incoming").iterdir()) == []
 
-    @pytest.mark.parametrize("fault", [hanging, lost])
-    def test_one_that_does_not_answer_is_told_and_over_by_itself(self, proxy, faulty, fault):
-        proxy.fault = fault
-        for use in (lambda: faulty.put_bytes(b"more"), lambda: faulty.read(HELLO)):
-            with pytest.raises(Unavailable, match="does not answer"):
+@pytest.mark.parametrize(("request_line", "fault"), [*zip(cycle(["PUT", "HEAD", "GET"]), PASSING)])
+def test_what_passes_is_tried_again(proxy, faulty, fault, request_line):
+    proxy.fault = once(PASSING[fault], of=request_line)
+    more = faulty.put_bytes(b"more")
+    proxy.fault = once(PASSING[fault], of=request_line)
+    assert faulty.read(HELLO) == b"hello"
+    assert hidden(faulty).read(more) == b"more"
+    assert not faulty.is_failing
+
+
+@pytest.mark.parametrize(
+    ("fault", "what", "words"),
+    [
+        (answered(503, "SlowDown"), "does not answer", "does not answer, or not whole: try again later"),
+        (answered(403, "SignatureDoesNotMatch"), "refuses the server", "refuses the server's credentials"),
+        (answered(404, "NoSuchBucket"), "is gone", "There is no bucket for"),
+    ],
+    ids=["503", "403", "404"],
+)
+def test_what_does_not_pass_is_told_and_over_by_itself(proxy, faulty, caplog, fault, what, words):
+    kept = faulty.put_bytes(b"kept")
+    proxy.fault = fault
+    with caplog.at_level(logging.INFO, "soup.blobs"):
+        for use in (
+            lambda: faulty.put_bytes(b"more"),
+            lambda: faulty.read(HELLO),
+            lambda: faulty.size(HELLO),
+            lambda: faulty.has(HELLO),
+            lambda: faulty.is_whole(HELLO),
+            lambda: faulty.delete(HELLO),
+            lambda: list(faulty.digests()),
+            lambda: faulty.check(),
+        ):
+            with pytest.raises(Unavailable, match=words) as caught:
                 use()
-        assert (faulty.probe(), faulty.is_failing) == ("does not answer", True)
+            assert faulty.location in caught.value.message
+            assert SECRET not in caught.value.message
+            assert "127.0.0.1" not in caught.value.message
+        assert faulty.read(kept) == b"kept"
+        assert (faulty.probe(), faulty.is_failing) == (what, True)
         proxy.fault = None
         assert faulty.probe() is None
-        assert faulty.read(HELLO) == b"hello"
+    told = [record for record in caplog.records if record.name == "soup.blobs"]  # the S3 server tells more
+    assert [record.levelname for record in told] == ["WARNING", "INFO"]
+    assert SECRET not in caplog.text
+    assert not faulty.is_failing
+    assert faulty.read(HELLO) == b"hello"
+    assert sorted(faulty.digests()) == sorted([HELLO, kept])
+    assert list((faulty.folder / "incoming").iterdir()) == []
 
-    def test_nobody_waits_for_a_store_that_is_known_to_be_away(self, proxy, faulty):
-        proxy.fault = answered(503, "SlowDown")
-        with pytest.raises(Unavailable):
-            faulty.has(HELLO)
-        first = len(proxy.seen)
-        with pytest.raises(Unavailable):
-            faulty.has(HELLO)
-        assert len(proxy.seen) - first == 1 < first
 
-    def test_reading_does_not_make_writing_well(self, proxy, faulty):
-        proxy.fault = once(answered(403, "AccessDenied"), 100, of="PUT")
-        with pytest.raises(Unavailable, match="refuses"):
-            faulty.put_bytes(b"more")
-        assert faulty.read(HELLO) == b"hello"
-        assert (faulty.is_failing, faulty.probe()) == (True, "refuses the server")
-        proxy.fault = None
+@pytest.mark.parametrize("fault", [hanging, lost])
+def test_one_that_does_not_answer_is_told_and_over_by_itself(proxy, faulty, fault):
+    proxy.fault = fault
+    for use in (lambda: faulty.put_bytes(b"more"), lambda: faulty.read(HELLO)):
+        with pytest.raises(Unavailable, match="does not answer"):
+            use()
+    assert (faulty.probe(), faulty.is_failing) == ("does not answer", True)
+    proxy.fault = None
+    assert faulty.probe() is None
+    assert faulty.read(HELLO) == b"hello"
+
+
+def test_nobody_waits_for_a_store_that_is_known_to_be_away(proxy, faulty):
+    proxy.fault = answered(503, "SlowDown")
+    with pytest.raises(Unavailable):
+        faulty.has(HELLO)
+    first = len(proxy.seen)
+    with pytest.raises(Unavailable):
+        faulty.has(HELLO)
+    assert len(proxy.seen) - first == 1 < first
+
+
+def test_reading_does_not_make_writing_well(proxy, faulty):
+    proxy.fault = once(answered(403, "AccessDenied"), 100, of="PUT")
+    with pytest.raises(Unavailable, match="refuses"):
         faulty.put_bytes(b"more")
-        assert not faulty.is_failing
+    assert faulty.read(HELLO) == b"hello"
+    assert (faulty.is_failing, faulty.probe()) == (True, "refuses the server")
+    proxy.fault = None
+    faulty.put_bytes(b"more")
+    assert not faulty.is_failing
 
-    @pytest.mark.parametrize("fault", [other_bytes, cut])
-    def test_a_wrong_answer_is_not_believed(self, proxy, faulty, fault):
-        proxy.fault = once(fault, 2, of="GET")
-        assert faulty.read(HELLO) == b"hello"
 
-    @pytest.mark.parametrize(
-        ("fault", "error", "words"),
-        [(other_bytes, DamagedBlob, "is damaged: the 5 bytes"), (cut, Unavailable, "or not whole")],
-    )
-    def test_a_wrong_answer_each_time_is_told_and_not_kept(self, proxy, faulty, fault, error, words):
-        proxy.fault = once(fault, 1000, of=f"GET /{faulty.location[5:]}/{HELLO[7:9]}")
-        with pytest.raises(error, match=words):
-            faulty.read(HELLO)
-        assert cached(faulty) == []
-        proxy.fault = None
-        assert faulty.read(HELLO) == b"hello"
+@pytest.mark.parametrize("fault", [other_bytes, cut])
+def test_a_wrong_answer_is_not_believed(proxy, faulty, fault):
+    proxy.fault = once(fault, 2, of="GET")
+    assert faulty.read(HELLO) == b"hello"
 
-    def test_a_damaged_blob_that_this_server_stored_itself_is_sent_again(self, proxy, faulty):
-        digest = faulty.put_bytes(b"mine!")
-        place(faulty, digest).unlink()
-        proxy.fault = once(other_bytes, 1000, of=f"GET /{faulty.location[5:]}/{digest[7:9]}")
-        with pytest.raises(DamagedBlob):
-            faulty.read(digest)
-        assert not faulty.is_whole(digest)
-        proxy.seen.clear()
-        assert faulty.put_bytes(b"mine!") == digest
-        assert any(one.startswith("PUT") and digest[7:] in one for one in proxy.seen)
+
+@pytest.mark.parametrize(
+    ("fault", "error", "words"),
+    [(other_bytes, DamagedBlob, "is damaged: the 5 bytes"), (cut, Unavailable, "or not whole")],
+)
+def test_a_wrong_answer_each_time_is_told_and_not_kept(proxy, faulty, fault, error, words):
+    proxy.fault = once(fault, 1000, of=f"GET /{faulty.location[5:]}/{HELLO[7:9]}")
+    with pytest.raises(error, match=words):
+        faulty.read(HELLO)
+    assert cached(faulty) == []
+    proxy.fault = None
+    assert faulty.read(HELLO) == b"hello"
+
+
+def test_a_damaged_blob_that_this_server_stored_itself_is_sent_again(proxy, faulty):
+    digest = faulty.put_bytes(b"mine!")
+    place(faulty, digest).unlink()
+    proxy.fault = once(other_bytes, 1000, of=f"GET /{faulty.location[5:]}/{digest[7:9]}")
+    with pytest.raises(DamagedBlob):
+        faulty.read(digest)
+    assert not faulty.is_whole(digest)
+    proxy.seen.clear()
+    assert faulty.put_bytes(b"mine!") == digest
+    assert any(one.startswith("PUT") and digest[7:] in one for one in proxy.seen)
 
 
 class TestTheBucket:
@@ -450,39 +459,44 @@ class TestLargeObjects:
         assert hidden(faulty).read(digest) == self.DATA
 
 
-class TestFewRequests:
-    def test_of_many_that_want_a_blob_one_fetches_it(self, proxy, faulty):
-        assert together(8, lambda _: faulty.read(HELLO)) == [b"hello"] * 8
-        assert len([one for one in proxy.seen if one.startswith("GET") and HELLO[7:] in one]) == 1
+# --- few requests ---------------------------------------------------------------------------------
 
-    def test_to_ask_for_a_size_fetches_nothing(self, proxy, faulty):
-        assert faulty.size_unverified(HELLO) == 5
-        assert [one.split()[0] for one in proxy.seen] == ["HEAD"]
-        assert cached(faulty) == []
 
-    def test_to_forget_many_is_as_many_requests_as_to_forget_one(self, proxy, faulty):
-        digests = [faulty.put_bytes(bytes([number])) for number in range(5)]
-        proxy.seen.clear()
-        faulty.delete(digests[0])
-        one = len(proxy.seen)
-        proxy.seen.clear()
-        faulty.delete_all(digests[1:])
-        assert len(proxy.seen) == one == 3
-        assert list(faulty.digests()) == [HELLO]
+def test_of_many_that_want_a_blob_one_fetches_it(proxy, faulty):
+    assert together(8, lambda _: faulty.read(HELLO)) == [b"hello"] * 8
+    assert len([one for one in proxy.seen if one.startswith("GET") and HELLO[7:] in one]) == 1
 
-    def test_whoever_holds_others_up_asks_once_and_not_for_long(self, proxy, url, tmp_path, monkeypatch):
-        monkeypatch.setattr(bucket, "HASTY_SECONDS", 0.3)
-        store = object_blobs(url, tmp_path, seconds=600.0)
-        digests = [store.put_bytes(bytes([number])) for number in range(2)]
-        for fault in (hanging, answered(503, "SlowDown")):
-            for of in ("GET", "POST"):
-                proxy.seen.clear()
-                proxy.fault = once(fault, 100, of=of)
-                with pytest.raises(Unavailable, match="does not answer"):
-                    store.delete_all(digests)
-                assert sum(one.startswith(of) for one in proxy.seen) == 1
-        proxy.fault = None
-        assert not store.is_failing, "that it was slow once says nothing"
-        assert sorted(store.digests()) == sorted(digests)
-        store.delete_all(digests)
-        assert list(store.digests()) == []
+
+def test_to_ask_for_a_size_fetches_nothing(proxy, faulty):
+    assert faulty.size_unverified(HELLO) == 5
+    assert [one.split()[0] for one in proxy.seen] == ["HEAD"]
+    assert cached(faulty) == []
+
+
+def test_to_forget_many_is_as_many_requests_as_to_forget_one(proxy, faulty):
+    digests = [faulty.put_bytes(bytes([number])) for number in range(5)]
+    proxy.seen.clear()
+    faulty.delete(digests[0])
+    one = len(proxy.seen)
+    proxy.seen.clear()
+    faulty.delete_all(digests[1:])
+    assert len(proxy.seen) == one == 3
+    assert list(faulty.digests()) == [HELLO]
+
+
+def test_whoever_holds_others_up_asks_once_and_not_for_long(proxy, url, tmp_path, monkeypatch):
+    monkeypatch.setattr(bucket, "HASTY_SECONDS", 0.3)
+    store = object_blobs(url, tmp_path, seconds=600.0)
+    digests = [store.put_bytes(bytes([number])) for number in range(2)]
+    for fault in (hanging, answered(503, "SlowDown")):
+        for of in ("GET", "POST"):
+            proxy.seen.clear()
+            proxy.fault = once(fault, 100, of=of)
+            with pytest.raises(Unavailable, match="does not answer"):
+                store.delete_all(digests)
+            assert sum(one.startswith(of) for one in proxy.seen) == 1
+    proxy.fault = None
+    assert not store.is_failing, "that it was slow once says nothing"
+    assert sorted(store.digests()) == sorted(digests)
+    store.delete_all(digests)
+    assert list(store.digests()) == []

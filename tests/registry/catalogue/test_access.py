@@ -19,33 +19,37 @@ def new_key(catalogue, secret: str = "s", **fields):
     return catalogue.keys.add("ci", hashlib.sha256(secret.encode()).hexdigest(), **{**values, **fields})
 
 
-class TestKeys:
-    @pytest.mark.parametrize("namespaces", [None, (), ("acme",), ("b", "a")])
-    def test_what_is_added_comes_back(self, catalogue, namespaces):
-        row = new_key(catalogue, namespaces=namespaces)
-        assert (row.namespaces, row.scopes, row.revoked_at) == (namespaces, frozenset({"read", "write"}), None)
-        assert catalogue.keys.by_secret(hashlib.sha256(b"s").hexdigest()) == row
-        assert catalogue.keys.list() == [row]
-        for wrong in ("", "s", hashlib.sha256(b"s").hexdigest().upper(), "%"):
-            assert catalogue.keys.by_secret(wrong) is None
+# --- keys -----------------------------------------------------------------------------------------
 
-    def test_all_namespaces_are_not_none(self, catalogue):
-        """A JSON null read as SQL NULL, or the other way round, would open or close everything."""
-        new_key(catalogue, "all", namespaces=None)
-        new_key(catalogue, "nothing", namespaces=())
-        stored = catalogue.keys._connection.execute(
-            text("SELECT CAST(namespaces AS TEXT) FROM keys ORDER BY created_at")
-        ).all()
-        assert [row[0] for row in stored] == [None, "[]"]
 
-    def test_revoking_is_once_and_for_one(self, catalogue):
-        row, other = new_key(catalogue), new_key(catalogue, "t")
-        revoked = catalogue.keys.revoke(row.id)
-        assert revoked.revoked_at is not None
-        assert catalogue.keys.revoke(row.id) == revoked
-        assert catalogue.keys.list() == [revoked, other]
-        with pytest.raises(NotFound):
-            catalogue.keys.revoke("key-unknown")
+@pytest.mark.parametrize("namespaces", [None, (), ("acme",), ("b", "a")])
+def test_what_is_added_comes_back(catalogue, namespaces):
+    row = new_key(catalogue, namespaces=namespaces)
+    assert (row.namespaces, row.scopes, row.revoked_at) == (namespaces, frozenset({"read", "write"}), None)
+    assert catalogue.keys.by_secret(hashlib.sha256(b"s").hexdigest()) == row
+    assert catalogue.keys.list() == [row]
+    for wrong in ("", "s", hashlib.sha256(b"s").hexdigest().upper(), "%"):
+        assert catalogue.keys.by_secret(wrong) is None
+
+
+def test_all_namespaces_are_not_none(catalogue):
+    """A JSON null read as SQL NULL, or the other way round, would open or close everything."""
+    new_key(catalogue, "all", namespaces=None)
+    new_key(catalogue, "nothing", namespaces=())
+    stored = catalogue.keys._connection.execute(
+        text("SELECT CAST(namespaces AS TEXT) FROM keys ORDER BY created_at")
+    ).all()
+    assert [row[0] for row in stored] == [None, "[]"]
+
+
+def test_revoking_is_once_and_for_one(catalogue):
+    row, other = new_key(catalogue), new_key(catalogue, "t")
+    revoked = catalogue.keys.revoke(row.id)
+    assert revoked.revoked_at is not None
+    assert catalogue.keys.revoke(row.id) == revoked
+    assert catalogue.keys.list() == [revoked, other]
+    with pytest.raises(NotFound):
+        catalogue.keys.revoke("key-unknown")
 
 
 def record(catalogue, subject: str) -> None:
@@ -59,55 +63,62 @@ def test_a_scope_sees_its_namespaces_and_nothing_that_is_nobodys(catalogue):
     assert catalogue.audit.list((), limit=9).rows == ()
 
 
-class TestBlobs:
-    def test_who_uploaded_it_sees_it_and_who_sees_everything(self, catalogue):
-        is_visible = catalogue.blobs.is_visible
-        assert not is_visible(None, BLOB)
-        catalogue.blobs.record(BLOB, 5)
-        assert not is_visible(("acme",), BLOB)
-        for _ in range(2):
-            catalogue.blobs.grant("acme", BLOB)
-        seen = [scope for scope in (None, ("acme",), ("other", "acme"), ("other",), ()) if is_visible(scope, BLOB)]
-        assert seen == [None, ("acme",), ("other", "acme")]
+# --- blobs ----------------------------------------------------------------------------------------
 
-    def test_the_owner_of_an_adapter_sees_its_weights_and_its_sample(self, catalogue):
-        row = add(catalogue, sample=sample_of("law"), sample_state="ready")
-        for digest in (row.weights_blob, row.sample.digest):
-            assert catalogue.blobs.is_visible(("acme",), digest)
-            assert not catalogue.blobs.is_visible(("other",), digest)
-            assert not catalogue.blobs.is_visible((), digest)
 
-    def test_a_sample_whose_every_adapter_is_retired_is_seen_by_nobody_through_them(self, catalogue):
-        """The weights stay: soups that name them are rebuilt. Who uploaded the sample has it anyway."""
-        one, two = (
-            add(catalogue, f"acme/{name}", sample=sample_of("law"), sample_state="ready") for name in ("law", "courts")
-        )
-        catalogue.adapters.retire(one.id)
-        assert catalogue.blobs.is_visible(("acme",), one.sample.digest)
-        catalogue.adapters.retire(two.id)
-        assert not catalogue.blobs.is_visible(("acme",), one.sample.digest)
-        assert catalogue.blobs.is_visible(("acme",), one.weights_blob)
-        catalogue.blobs.record(one.sample.digest, 5)
-        catalogue.blobs.grant("acme", one.sample.digest)
-        assert catalogue.blobs.is_visible(("acme",), one.sample.digest)
+def test_who_uploaded_it_sees_it_and_who_sees_everything(catalogue):
+    is_visible = catalogue.blobs.is_visible
+    assert not is_visible(None, BLOB)
+    catalogue.blobs.record(BLOB, 5)
+    assert not is_visible(("acme",), BLOB)
+    for _ in range(2):
+        catalogue.blobs.grant("acme", BLOB)
+    seen = [scope for scope in (None, ("acme",), ("other", "acme"), ("other",), ()) if is_visible(scope, BLOB)]
+    assert seen == [None, ("acme",), ("other", "acme")]
 
-    def test_a_row_that_has_only_the_digest_of_a_sample_does_not_open_its_text(self, catalogue):
-        owner = add(catalogue, "acme/law", sample=sample_of("law"), sample_state="ready")
-        add(catalogue, "beta/soup", digest="soup", sample=sample_of("law", has_text=False), sample_state="ready")
-        assert catalogue.blobs.is_visible(("acme",), owner.sample.digest)
-        assert not catalogue.blobs.is_visible(("beta",), owner.sample.digest)
-        assert catalogue.blobs.references(owner.sample.digest) == ["sample of acme/law@1"]
 
-    def test_the_same_bytes_in_another_namespace_open_nothing_else(self, catalogue):
-        theirs = add(catalogue, "other/law", digest="d", sample=sample_of("theirs"), sample_state="ready")
-        mine = add(catalogue, "acme/law", digest="d", sample=sample_of("mine"), sample_state="ready")
-        assert catalogue.blobs.is_visible(("acme",), mine.weights_blob)
-        assert not catalogue.blobs.is_visible(("acme",), theirs.sample.digest)
+def test_the_owner_of_an_adapter_sees_its_weights_and_its_sample(catalogue):
+    row = add(catalogue, sample=sample_of("law"), sample_state="ready")
+    for digest in (row.weights_blob, row.sample.digest):
+        assert catalogue.blobs.is_visible(("acme",), digest)
+        assert not catalogue.blobs.is_visible(("other",), digest)
+        assert not catalogue.blobs.is_visible((), digest)
 
-    def test_seen_again_is_seen_later(self, catalogue):
-        stored = lambda: catalogue.blobs._connection.execute(text("SELECT size, seen_at FROM blobs")).all()  # noqa: E731
-        catalogue.blobs.record(BLOB, 5)
-        ((size, first),) = stored()
-        catalogue.blobs.record(BLOB, 5)
-        assert stored() == [(size, stored()[0][1])]
-        assert stored()[0][1] >= first
+
+def test_a_sample_whose_every_adapter_is_retired_is_seen_by_nobody_through_them(catalogue):
+    """The weights stay: soups that name them are rebuilt. Who uploaded the sample has it anyway."""
+    one, two = (
+        add(catalogue, f"acme/{name}", sample=sample_of("law"), sample_state="ready") for name in ("law", "courts")
+    )
+    catalogue.adapters.retire(one.id)
+    assert catalogue.blobs.is_visible(("acme",), one.sample.digest)
+    catalogue.adapters.retire(two.id)
+    assert not catalogue.blobs.is_visible(("acme",), one.sample.digest)
+    assert catalogue.blobs.is_visible(("acme",), one.weights_blob)
+    catalogue.blobs.record(one.sample.digest, 5)
+    catalogue.blobs.grant("acme", one.sample.digest)
+    assert catalogue.blobs.is_visible(("acme",), one.sample.digest)
+
+
+def test_a_row_that_has_only_the_digest_of_a_sample_does_not_open_its_text(catalogue):
+    owner = add(catalogue, "acme/law", sample=sample_of("law"), sample_state="ready")
+    add(catalogue, "beta/soup", digest="soup", sample=sample_of("law", has_text=False), sample_state="ready")
+    assert catalogue.blobs.is_visible(("acme",), owner.sample.digest)
+    assert not catalogue.blobs.is_visible(("beta",), owner.sample.digest)
+    assert catalogue.blobs.references(owner.sample.digest) == ["sample of acme/law@1"]
+
+
+def test_the_same_bytes_in_another_namespace_open_nothing_else(catalogue):
+    theirs = add(catalogue, "other/law", digest="d", sample=sample_of("theirs"), sample_state="ready")
+    mine = add(catalogue, "acme/law", digest="d", sample=sample_of("mine"), sample_state="ready")
+    assert catalogue.blobs.is_visible(("acme",), mine.weights_blob)
+    assert not catalogue.blobs.is_visible(("acme",), theirs.sample.digest)
+
+
+def test_seen_again_is_seen_later(catalogue):
+    stored = lambda: catalogue.blobs._connection.execute(text("SELECT size, seen_at FROM blobs")).all()  # noqa: E731
+    catalogue.blobs.record(BLOB, 5)
+    ((size, first),) = stored()
+    catalogue.blobs.record(BLOB, 5)
+    assert stored() == [(size, stored()[0][1])]
+    assert stored()[0][1] >= first

@@ -27,48 +27,51 @@ def names(page) -> list[str]:
     return [row.ref for row in page.rows]
 
 
-class TestVersions:
-    def test_what_is_added_comes_back(self, catalogue):
-        new = new_adapter(
-            config=BottleneckConfig(
-                structure="bapna_firat", bottleneck=3, activation="gelu", scale=0.1, input="residual"
-            ),
-            card=Card(description="Ünïcode", license="MIT", tags=("b", "a"), metadata={"x": 0.1, "y": None}),
-            provenance=Provenance(init_hash=sha256_digest(b"0"), init_source="declared", training={"steps": 3}),
-            sample=sample_of("law", seed=4, notes=("few",)),
-            sample_state="pending",
-            parameters=2**40,
-        )
-        catalogue.blobs.record(new.weights_blob, 40)
-        before = datetime.now(UTC)
-        row = catalogue.adapters.add(new)
-        assert {field: getattr(row, field) for field in vars(new)} == vars(new)
-        assert (row.version, row.retired_at, row.ref) == (1, None, "acme/law@1")
-        assert before <= row.created_at <= datetime.now(UTC)
-        assert row.created_at.utcoffset() == timedelta(0)
-        assert catalogue.adapters.get(row.id) == row
+# --- versions -------------------------------------------------------------------------------------
 
-    def test_versions_count_up_within_a_name_and_none_is_given_again(self, catalogue):
-        refs = [add(catalogue, name).ref for name in ("acme/law", "acme/law", "acme/lay", "other/law")]
-        assert refs == ["acme/law@1", "acme/law@2", "acme/lay@1", "other/law@1"]
-        catalogue.adapters.retire(resolve(catalogue, "acme/law").id)
-        assert add(catalogue).version == 3
 
-    def test_the_id_of_a_purged_version_is_not_given_again(self, catalogue):
-        rows = [add(catalogue, "acme/law"), add(catalogue, "acme/tax")]
-        for row in reversed(rows):
-            catalogue.removals.purge(row)
-        assert add(catalogue, "other/secret").id > rows[1].id
+def test_what_is_added_comes_back(catalogue):
+    new = new_adapter(
+        config=BottleneckConfig(structure="bapna_firat", bottleneck=3, activation="gelu", scale=0.1, input="residual"),
+        card=Card(description="Ünïcode", license="MIT", tags=("b", "a"), metadata={"x": 0.1, "y": None}),
+        provenance=Provenance(init_hash=sha256_digest(b"0"), init_source="declared", training={"steps": 3}),
+        sample=sample_of("law", seed=4, notes=("few",)),
+        sample_state="pending",
+        parameters=2**40,
+    )
+    catalogue.blobs.record(new.weights_blob, 40)
+    before = datetime.now(UTC)
+    row = catalogue.adapters.add(new)
+    assert {field: getattr(row, field) for field in vars(new)} == vars(new)
+    assert (row.version, row.retired_at, row.ref) == (1, None, "acme/law@1")
+    assert before <= row.created_at <= datetime.now(UTC)
+    assert row.created_at.utcoffset() == timedelta(0)
+    assert catalogue.adapters.get(row.id) == row
 
-    def test_live_versions_and_those_that_aliases_point_at(self, catalogue):
-        rows = [add(catalogue) for _ in range(4)]
-        for alias, version in (("old", 1), ("older", 1), ("gone", 2), ("prod", 3)):
-            catalogue.aliases.put("acme", "law", alias, version)
-        catalogue.aliases.put("acme", "lay", "other", 4)
-        catalogue.adapters.retire(rows[1].id)
-        assert [row.version for row in catalogue.adapters.aliased_versions("acme", "law")] == [3, 1]
-        assert [row.version for row in catalogue.adapters.live_versions("acme", "law")] == [4, 3, 1]
-        assert [row.version for row in catalogue.adapters.live_versions("acme", "law", limit=1)] == [4]
+
+def test_versions_count_up_within_a_name_and_none_is_given_again(catalogue):
+    refs = [add(catalogue, name).ref for name in ("acme/law", "acme/law", "acme/lay", "other/law")]
+    assert refs == ["acme/law@1", "acme/law@2", "acme/lay@1", "other/law@1"]
+    catalogue.adapters.retire(resolve(catalogue, "acme/law").id)
+    assert add(catalogue).version == 3
+
+
+def test_the_id_of_a_purged_version_is_not_given_again(catalogue):
+    rows = [add(catalogue, "acme/law"), add(catalogue, "acme/tax")]
+    for row in reversed(rows):
+        catalogue.removals.purge(row)
+    assert add(catalogue, "other/secret").id > rows[1].id
+
+
+def test_live_versions_and_those_that_aliases_point_at(catalogue):
+    rows = [add(catalogue) for _ in range(4)]
+    for alias, version in (("old", 1), ("older", 1), ("gone", 2), ("prod", 3)):
+        catalogue.aliases.put("acme", "law", alias, version)
+    catalogue.aliases.put("acme", "lay", "other", 4)
+    catalogue.adapters.retire(rows[1].id)
+    assert [row.version for row in catalogue.adapters.aliased_versions("acme", "law")] == [3, 1]
+    assert [row.version for row in catalogue.adapters.live_versions("acme", "law")] == [4, 3, 1]
+    assert [row.version for row in catalogue.adapters.live_versions("acme", "law", limit=1)] == [4]
 
 
 class TestResolve:
@@ -220,54 +223,60 @@ def test_every_filter_filters(catalogue):
     assert names(catalogue.adapters.list(None, newest=True, **EVERYTHING)) == ["acme/a@2", "other/c@1", "acme/b@1"]
 
 
-class TestPools:
-    def pooled(self, catalogue, *namespaces: str, **fields) -> list[str]:
-        return [row.ref for row in catalogue.adapters.pool(pool_of(*namespaces, **fields))]
+# --- pools ----------------------------------------------------------------------------------------
 
-    def test_the_newest_live_version_of_each_name_with_a_ready_sample(self, catalogue):
-        first = add_ready(catalogue, "acme/law")
-        second = add_ready(catalogue, "acme/law")
-        add_ready(catalogue, "other/law")
-        add(catalogue, "acme/none")
-        add(catalogue, "acme/waits", sample=sample_of("w"), sample_state="pending")
-        add(catalogue, "acme/failed", sample=sample_of("f"), sample_state="failed")
-        add_ready(catalogue, "acme/foreign", base_fingerprint=sha256_digest(b"other base"))
-        assert self.pooled(catalogue) == ["acme/law@2", "other/law@1"]
-        assert self.pooled(catalogue, "acme") == ["acme/law@2"]
-        assert self.pooled(catalogue, "nobody") == []
-        assert [row.ref for row in catalogue.adapters.pending(pool_of())] == ["acme/waits@1"]
-        catalogue.adapters.retire(second.id)
-        assert self.pooled(catalogue, "acme") == [first.ref]
-        catalogue.adapters.retire(first.id)
-        assert self.pooled(catalogue, "acme") == []
 
-    def test_a_version_whose_sample_waits_takes_no_place_yet_and_one_without_a_sample_does(self, catalogue):
-        add_ready(catalogue, "acme/law")
-        waiting = add(catalogue, "acme/law", sample=sample_of("w"), sample_state="pending")
-        assert self.pooled(catalogue) == ["acme/law@1"]
-        assert [row.ref for row in catalogue.adapters.pending(pool_of())] == ["acme/law@2"]
-        catalogue.adapters.set_sample_state(waiting.id, "ready")
-        assert self.pooled(catalogue) == ["acme/law@2"]
-        add(catalogue, "acme/law")
-        assert self.pooled(catalogue) == []
+def pooled(catalogue, *namespaces: str, **fields) -> list[str]:
+    return [row.ref for row in catalogue.adapters.pool(pool_of(*namespaces, **fields))]
 
-    def test_a_config_of_a_later_version_is_refused_by_name(self, catalogue):
-        row = add_ready(catalogue, "acme/law")
-        catalogue.adapters._update(adapters, adapters.c.id == row.id, config={"method": "of tomorrow"})
-        with pytest.raises(Incompatible, match="acme/law has a config this server cannot read"):
-            self.pooled(catalogue)
-        with pytest.raises(Incompatible, match="acme/law has a config this server cannot read"):
-            catalogue.adapters.get(row.id)
 
-    def test_narrowed_by_tag_and_method_with_soups_on_request(self, catalogue):
-        add_ready(catalogue, "acme/a", tags=("x",))
-        add_ready(catalogue, "acme/b")
-        add_ready(catalogue, "acme/s", kind="soup", tags=("x",))
-        assert self.pooled(catalogue) == ["acme/a@1", "acme/b@1"]
-        assert self.pooled(catalogue, tag="x") == ["acme/a@1"]
-        assert self.pooled(catalogue, tag="x", include_soups=True) == ["acme/a@1", "acme/s@1"]
-        assert self.pooled(catalogue, method="bottleneck") == ["acme/a@1", "acme/b@1"]
-        assert self.pooled(catalogue, method="lora") == []
+def test_the_newest_live_version_of_each_name_with_a_ready_sample(catalogue):
+    first = add_ready(catalogue, "acme/law")
+    second = add_ready(catalogue, "acme/law")
+    add_ready(catalogue, "other/law")
+    add(catalogue, "acme/none")
+    add(catalogue, "acme/waits", sample=sample_of("w"), sample_state="pending")
+    add(catalogue, "acme/failed", sample=sample_of("f"), sample_state="failed")
+    add_ready(catalogue, "acme/foreign", base_fingerprint=sha256_digest(b"other base"))
+    assert pooled(catalogue) == ["acme/law@2", "other/law@1"]
+    assert pooled(catalogue, "acme") == ["acme/law@2"]
+    assert pooled(catalogue, "nobody") == []
+    assert [row.ref for row in catalogue.adapters.pending(pool_of())] == ["acme/waits@1"]
+    catalogue.adapters.retire(second.id)
+    assert pooled(catalogue, "acme") == [first.ref]
+    catalogue.adapters.retire(first.id)
+    assert pooled(catalogue, "acme") == []
+
+
+def test_a_version_whose_sample_waits_takes_no_place_yet_and_one_without_a_sample_does(catalogue):
+    add_ready(catalogue, "acme/law")
+    waiting = add(catalogue, "acme/law", sample=sample_of("w"), sample_state="pending")
+    assert pooled(catalogue) == ["acme/law@1"]
+    assert [row.ref for row in catalogue.adapters.pending(pool_of())] == ["acme/law@2"]
+    catalogue.adapters.set_sample_state(waiting.id, "ready")
+    assert pooled(catalogue) == ["acme/law@2"]
+    add(catalogue, "acme/law")
+    assert pooled(catalogue) == []
+
+
+def test_a_config_of_a_later_version_is_refused_by_name(catalogue):
+    row = add_ready(catalogue, "acme/law")
+    catalogue.adapters._update(adapters, adapters.c.id == row.id, config={"method": "of tomorrow"})
+    with pytest.raises(Incompatible, match="acme/law has a config this server cannot read"):
+        pooled(catalogue)
+    with pytest.raises(Incompatible, match="acme/law has a config this server cannot read"):
+        catalogue.adapters.get(row.id)
+
+
+def test_narrowed_by_tag_and_method_with_soups_on_request(catalogue):
+    add_ready(catalogue, "acme/a", tags=("x",))
+    add_ready(catalogue, "acme/b")
+    add_ready(catalogue, "acme/s", kind="soup", tags=("x",))
+    assert pooled(catalogue) == ["acme/a@1", "acme/b@1"]
+    assert pooled(catalogue, tag="x") == ["acme/a@1"]
+    assert pooled(catalogue, tag="x", include_soups=True) == ["acme/a@1", "acme/s@1"]
+    assert pooled(catalogue, method="bottleneck") == ["acme/a@1", "acme/b@1"]
+    assert pooled(catalogue, method="lora") == []
 
 
 # --- owners: one for all versions of a name -------------------------------------------------------

@@ -22,64 +22,68 @@ from tests.registry.catalogue_rows import add_to
 from tests.registry.together import together
 from tests.repository import REPOSITORY
 
+# --- threads --------------------------------------------------------------------------------------
 
-class TestThreads:
-    def test_no_change_of_an_alias_is_lost(self, database):
-        """Each thread adds one to the version it read; whoever was overtaken reads again."""
-        with database.write() as catalogue:
-            catalogue.aliases.put("acme", "law", "stable", 0)
-        overtaken = Counter()
 
-        def increase(index: int) -> None:
-            for _ in range(4):
-                while True:
-                    with database.read() as catalogue:
-                        row = catalogue.aliases.get("acme", "law", "stable")
-                    try:
-                        with database.write() as catalogue:
-                            catalogue.aliases.put("acme", "law", "stable", row.version + 1, if_match=row.etag)
-                        break
-                    except PreconditionFailed:
-                        overtaken[index] += 1
+def test_no_change_of_an_alias_is_lost(database):
+    """Each thread adds one to the version it read; whoever was overtaken reads again."""
+    with database.write() as catalogue:
+        catalogue.aliases.put("acme", "law", "stable", 0)
+    overtaken = Counter()
 
-        together(6, increase)
-        with database.read() as catalogue:
-            assert catalogue.aliases.get("acme", "law", "stable").version == 24
+    def increase(index: int) -> None:
+        for _ in range(4):
+            while True:
+                with database.read() as catalogue:
+                    row = catalogue.aliases.get("acme", "law", "stable")
+                try:
+                    with database.write() as catalogue:
+                        catalogue.aliases.put("acme", "law", "stable", row.version + 1, if_match=row.etag)
+                    break
+                except PreconditionFailed:
+                    overtaken[index] += 1
 
-    def test_each_job_is_claimed_once_while_more_come(self, database):
-        claimed: list[str] = []
+    together(6, increase)
+    with database.read() as catalogue:
+        assert catalogue.aliases.get("acme", "law", "stable").version == 24
 
-        def work(index: int) -> None:
-            for number in range(5):
-                with database.write() as catalogue:
-                    catalogue.jobs.enqueue("embed", {"n": [index, number]}, namespace="acme", created_by="k")
-                with database.write() as catalogue:
-                    later = datetime.now(UTC) + timedelta(seconds=5)
-                    claimed.append(catalogue.jobs.claim(f"w{index}", ["embed"], 60, later).id)
 
-        together(8, work)
-        assert len(set(claimed)) == 40
+def test_each_job_is_claimed_once_while_more_come(database):
+    claimed: list[str] = []
 
-    def test_one_job_for_one_dedupe_key(self, database):
-        def enqueue(_: int) -> str:
+    def work(index: int) -> None:
+        for number in range(5):
             with database.write() as catalogue:
-                return catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by="k", dedupe_key="pool").id
+                catalogue.jobs.enqueue("embed", {"n": [index, number]}, namespace="acme", created_by="k")
+            with database.write() as catalogue:
+                later = datetime.now(UTC) + timedelta(seconds=5)
+                claimed.append(catalogue.jobs.claim(f"w{index}", ["embed"], 60, later).id)
 
-        assert len(set(together(8, enqueue))) == 1
+    together(8, work)
+    assert len(set(claimed)) == 40
 
-    def test_each_version_is_given_once_to_more_threads_than_connections(self, databases, tmp_path):
-        with databases.new(tmp_path / "small", pool_size=2) as database:
 
-            def push(index: int) -> None:
-                for number in range(4):
-                    row = add_to(database, digest=f"{index}-{number}")
-                    with database.read() as catalogue:
-                        assert catalogue.adapters.get(row.id) == row
+def test_one_job_for_one_dedupe_key(database):
+    def enqueue(_: int) -> str:
+        with database.write() as catalogue:
+            return catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by="k", dedupe_key="pool").id
 
-            together(8, push)
-            with database.read() as catalogue:
-                versions = [row.version for row in catalogue.adapters.live_versions("acme", "law")]
-            assert versions == list(range(32, 0, -1))
+    assert len(set(together(8, enqueue))) == 1
+
+
+def test_each_version_is_given_once_to_more_threads_than_connections(databases, tmp_path):
+    with databases.new(tmp_path / "small", pool_size=2) as database:
+
+        def push(index: int) -> None:
+            for number in range(4):
+                row = add_to(database, digest=f"{index}-{number}")
+                with database.read() as catalogue:
+                    assert catalogue.adapters.get(row.id) == row
+
+        together(8, push)
+        with database.read() as catalogue:
+            versions = [row.version for row in catalogue.adapters.live_versions("acme", "law")]
+        assert versions == list(range(32, 0, -1))
 
 
 # --- processes ------------------------------------------------------------------------------------

@@ -134,48 +134,54 @@ class TestBusy:
             pass
 
 
-class TestSettings:
-    @pytest.mark.parametrize(
-        ("pragma", "value"), [("journal_mode", "wal"), ("synchronous", 2), ("foreign_keys", 1), ("busy_timeout", 30000)]
-    )
-    def test_every_connection_is_durable_and_checked(self, sqlite, pragma, value):
-        with sqlite.read(), sqlite.read(), sqlite.engine.connect() as third:
-            assert third.exec_driver_sql(f"PRAGMA {pragma}").scalar() == value
+# --- settings -------------------------------------------------------------------------------------
 
-    def test_a_full_disk_is_unavailable_and_leaves_nothing(self, sqlite):
-        with sqlite.engine.connect() as connection:  # the one that is used below, since nobody else has one
-            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
-            connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
-        with pytest.raises(Unavailable, match="disk of the database is full"):
+
+@pytest.mark.parametrize(
+    ("pragma", "value"), [("journal_mode", "wal"), ("synchronous", 2), ("foreign_keys", 1), ("busy_timeout", 30000)]
+)
+def test_every_connection_is_durable_and_checked(sqlite, pragma, value):
+    with sqlite.read(), sqlite.read(), sqlite.engine.connect() as third:
+        assert third.exec_driver_sql(f"PRAGMA {pragma}").scalar() == value
+
+
+def test_a_full_disk_is_unavailable_and_leaves_nothing(sqlite):
+    with sqlite.engine.connect() as connection:  # the one that is used below, since nobody else has one
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(Unavailable, match="disk of the database is full"):
+        enqueue_much(sqlite)
+    with sqlite.read() as catalogue:
+        assert catalogue.jobs.list(None, limit=1).rows == ()
+
+
+def test_a_disk_that_fails_is_unavailable_and_leaves_nothing(sqlite, tmp_path):
+    """As by a file system that lets files grow no further: SQLite hears of an input/output error."""
+    most = max(path.stat().st_size for path in tmp_path.iterdir()) + 4096
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(Unavailable, match=r"cannot be used \(disk I/O error\): look at its disk"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+        try:
             enqueue_much(sqlite)
-        with sqlite.read() as catalogue:
-            assert catalogue.jobs.list(None, limit=1).rows == ()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with sqlite.write() as catalogue:
+        assert catalogue.jobs.list(None, limit=1).rows == ()
+        add(catalogue)
+    assert count(sqlite) == 1
 
-    def test_a_disk_that_fails_is_unavailable_and_leaves_nothing(self, sqlite, tmp_path):
-        """As by a file system that lets files grow no further: SQLite hears of an input/output error."""
-        most = max(path.stat().st_size for path in tmp_path.iterdir()) + 4096
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        with pytest.raises(Unavailable, match=r"cannot be used \(disk I/O error\): look at its disk"):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
-            try:
-                enqueue_much(sqlite)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        with sqlite.write() as catalogue:
-            assert catalogue.jobs.list(None, limit=1).rows == ()
-            add(catalogue)
-        assert count(sqlite) == 1
 
-    def test_a_damaged_file_is_unavailable_and_says_what_to_do(self, sqlite, tmp_path):
-        sqlite.close()
-        (tmp_path / "soup.db").write_bytes(b"no database at all" * 999)
-        with pytest.raises(Unavailable, match=r"is damaged \(file is not a database\).*soup restore"), sqlite.read():
-            pass
+def test_a_damaged_file_is_unavailable_and_says_what_to_do(sqlite, tmp_path):
+    sqlite.close()
+    (tmp_path / "soup.db").write_bytes(b"no database at all" * 999)
+    with pytest.raises(Unavailable, match=r"is damaged \(file is not a database\).*soup restore"), sqlite.read():
+        pass
 
-    @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite+pysqlite://"])
-    def test_a_database_in_memory_is_refused(self, url):
-        with pytest.raises(InvalidParameter, match="must be a file"):
-            Database(url)
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite+pysqlite://"])
+def test_a_database_in_memory_is_refused(url):
+    with pytest.raises(InvalidParameter, match="must be a file"):
+        Database(url)
 
 
 class TestValues:
@@ -203,38 +209,44 @@ class TestValues:
         assert Microseconds().process_result_value(None, None) is None
 
 
-class TestAFileThatGoesAway:
-    """Of SQLite, which would write on into a file that has no name any more."""
+# --- a file that goes away ------------------------------------------------------------------------
 
-    @pytest.fixture
-    def opened(self, sqlite, tmp_path):
-        add_to(sqlite)
-        return sqlite, tmp_path / "soup.db"
 
-    @pytest.mark.parametrize("replaced", [True, False])
-    def test_a_write_is_not_acknowledged(self, opened, replaced):
-        database, file = opened
-        with pytest.raises(Unavailable, match=r"soup.db was removed or replaced"), database.write() as catalogue:
-            add(catalogue, "acme/lost")
-            file.rename(file.with_name("elsewhere.db"))
-            if replaced:
-                file.write_bytes(file.with_name("elsewhere.db").read_bytes())
-        with pytest.raises(Unavailable, match="put the file back"):
-            count(database)
-        assert file.exists() is replaced
+# Of SQLite, which would write on into a file that has no name any more.
 
-    def test_it_works_on_when_it_is_back(self, opened):
-        database, file = opened
+
+@pytest.fixture
+def opened(sqlite, tmp_path):
+    add_to(sqlite)
+    return sqlite, tmp_path / "soup.db"
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_write_is_not_acknowledged(opened, replaced):
+    database, file = opened
+    with pytest.raises(Unavailable, match=r"soup.db was removed or replaced"), database.write() as catalogue:
+        add(catalogue, "acme/lost")
         file.rename(file.with_name("elsewhere.db"))
-        with pytest.raises(Unavailable):
-            count(database)
-        file.with_name("elsewhere.db").rename(file)
-        assert count(database) == 1
+        if replaced:
+            file.write_bytes(file.with_name("elsewhere.db").read_bytes())
+    with pytest.raises(Unavailable, match="put the file back"):
+        count(database)
+    assert file.exists() is replaced
 
-    def test_what_was_closed_may_be_replaced(self, opened):
-        database, file = opened
-        database.close()
-        data = file.read_bytes()
-        file.unlink()
-        file.write_bytes(data)
-        assert count(database) == 1
+
+def test_it_works_on_when_it_is_back(opened):
+    database, file = opened
+    file.rename(file.with_name("elsewhere.db"))
+    with pytest.raises(Unavailable):
+        count(database)
+    file.with_name("elsewhere.db").rename(file)
+    assert count(database) == 1
+
+
+def test_what_was_closed_may_be_replaced(opened):
+    database, file = opened
+    database.close()
+    data = file.read_bytes()
+    file.unlink()
+    file.write_bytes(data)
+    assert count(database) == 1

@@ -32,106 +32,119 @@ def claim(catalogue, worker: str = "w1", kinds=KINDS, at: datetime | None = None
     return catalogue.jobs.claim(worker, kinds, LEASE, at or soon(), **options)
 
 
-class TestTheQueue:
-    def test_first_come_first_served_by_the_time_they_are_due(self, catalogue):
-        late, far = enqueue(catalogue, delay=50), enqueue(catalogue, delay=1000)
-        first, second = enqueue(catalogue), enqueue(catalogue)
-        assert [claim(catalogue, at=soon(100)).id for _ in range(3)] == [first.id, second.id, late.id]
-        assert claim(catalogue, at=soon(100)) is None
-        assert claim(catalogue, at=soon(1001)).id == far.id
-
-    def test_what_was_queued_before_the_clock_was_set_back_does_not_wait_for_it(self, catalogue, monkeypatch):
-        with monkeypatch.context() as ahead:
-            ahead.setattr(jobs_module, "now", lambda: soon(86_400))
-            queued, failed = enqueue(catalogue), enqueue(catalogue)
-            assert claim(catalogue, at=soon(86_401)).id == queued.id
-            catalogue.jobs.fail(queued.id, {"code": "busy"}, 2.0)
-        assert {claim(catalogue).id for _ in range(2)} == {queued.id, failed.id}
-        assert claim(catalogue) is None
-
-    def test_a_worker_takes_the_kinds_it_knows_and_leases_them(self, catalogue):
-        moment = soon()
-        row = enqueue(catalogue, "fit")
-        assert claim(catalogue, kinds=["embed"]) is None
-        assert claim(catalogue, kinds=[]) is None
-        claimed = claim(catalogue, kinds=["fit"], at=moment)
-        assert (claimed.id, claimed.state, claimed.attempts) == (row.id, "running", 1)
-        assert claimed.lease_until == moment + timedelta(seconds=LEASE)
-
-    def test_the_same_dedupe_key_is_one_queued_job(self, catalogue):
-        row = enqueue(catalogue, dedupe_key="k")
-        assert enqueue(catalogue, dedupe_key="k").id == row.id
-        assert enqueue(catalogue, dedupe_key="other").id != row.id
-        assert enqueue(catalogue).id != enqueue(catalogue).id
-        claim(catalogue)
-        assert enqueue(catalogue, dedupe_key="k").id != row.id, "a running job does not swallow what happened since"
-
-    def test_who_waits_brings_a_debounced_job_forward_and_nobody_puts_it_off(self, catalogue):
-        row = enqueue(catalogue, dedupe_key="k", delay=100)
-        sooner = enqueue(catalogue, dedupe_key="k", delay=10)
-        assert (sooner.id, sooner.run_after < row.run_after) == (row.id, True)
-        assert enqueue(catalogue, dedupe_key="k", delay=200).run_after == sooner.run_after
-        enqueue(catalogue, dedupe_key="k")
-        assert claim(catalogue).id == row.id
+# --- the queue ------------------------------------------------------------------------------------
 
 
-class TestTurns:
-    def test_who_queues_much_keeps_nobody_waiting_for_more_than_one_job(self, catalogue):
-        greedy = [enqueue(catalogue, namespace="greedy") for _ in range(4)]
-        claim(catalogue, at=soon(1))
-        small, other = enqueue(catalogue, namespace="small"), enqueue(catalogue, namespace="other")
-        second = enqueue(catalogue, namespace="small")
-        order = [claim(catalogue, at=soon(2 + number)).id for number in range(6)]
-        assert order == [small.id, other.id, greedy[1].id, second.id, greedy[2].id, greedy[3].id]
+def test_first_come_first_served_by_the_time_they_are_due(catalogue):
+    late, far = enqueue(catalogue, delay=50), enqueue(catalogue, delay=1000)
+    first, second = enqueue(catalogue), enqueue(catalogue)
+    assert [claim(catalogue, at=soon(100)).id for _ in range(3)] == [first.id, second.id, late.id]
+    assert claim(catalogue, at=soon(100)) is None
+    assert claim(catalogue, at=soon(1001)).id == far.id
 
-    def test_turns_are_of_one_lane(self, catalogue):
-        """Who had its turn to embed a moment ago has not had one to fit."""
-        for namespace in ("a", "b"):
-            enqueue(catalogue, "fit", namespace=namespace)
+
+def test_what_was_queued_before_the_clock_was_set_back_does_not_wait_for_it(catalogue, monkeypatch):
+    with monkeypatch.context() as ahead:
+        ahead.setattr(jobs_module, "now", lambda: soon(86_400))
+        queued, failed = enqueue(catalogue), enqueue(catalogue)
+        assert claim(catalogue, at=soon(86_401)).id == queued.id
+        catalogue.jobs.fail(queued.id, {"code": "busy"}, 2.0)
+    assert {claim(catalogue).id for _ in range(2)} == {queued.id, failed.id}
+    assert claim(catalogue) is None
+
+
+def test_a_worker_takes_the_kinds_it_knows_and_leases_them(catalogue):
+    moment = soon()
+    row = enqueue(catalogue, "fit")
+    assert claim(catalogue, kinds=["embed"]) is None
+    assert claim(catalogue, kinds=[]) is None
+    claimed = claim(catalogue, kinds=["fit"], at=moment)
+    assert (claimed.id, claimed.state, claimed.attempts) == (row.id, "running", 1)
+    assert claimed.lease_until == moment + timedelta(seconds=LEASE)
+
+
+def test_the_same_dedupe_key_is_one_queued_job(catalogue):
+    row = enqueue(catalogue, dedupe_key="k")
+    assert enqueue(catalogue, dedupe_key="k").id == row.id
+    assert enqueue(catalogue, dedupe_key="other").id != row.id
+    assert enqueue(catalogue).id != enqueue(catalogue).id
+    claim(catalogue)
+    assert enqueue(catalogue, dedupe_key="k").id != row.id, "a running job does not swallow what happened since"
+
+
+def test_who_waits_brings_a_debounced_job_forward_and_nobody_puts_it_off(catalogue):
+    row = enqueue(catalogue, dedupe_key="k", delay=100)
+    sooner = enqueue(catalogue, dedupe_key="k", delay=10)
+    assert (sooner.id, sooner.run_after < row.run_after) == (row.id, True)
+    assert enqueue(catalogue, dedupe_key="k", delay=200).run_after == sooner.run_after
+    enqueue(catalogue, dedupe_key="k")
+    assert claim(catalogue).id == row.id
+
+
+# --- turns ----------------------------------------------------------------------------------------
+
+
+def test_who_queues_much_keeps_nobody_waiting_for_more_than_one_job(catalogue):
+    greedy = [enqueue(catalogue, namespace="greedy") for _ in range(4)]
+    claim(catalogue, at=soon(1))
+    small, other = enqueue(catalogue, namespace="small"), enqueue(catalogue, namespace="other")
+    second = enqueue(catalogue, namespace="small")
+    order = [claim(catalogue, at=soon(2 + number)).id for number in range(6)]
+    assert order == [small.id, other.id, greedy[1].id, second.id, greedy[2].id, greedy[3].id]
+
+
+def test_turns_are_of_one_lane(catalogue):
+    """Who had its turn to embed a moment ago has not had one to fit."""
+    for namespace in ("a", "b"):
+        enqueue(catalogue, "fit", namespace=namespace)
+        enqueue(catalogue, namespace=namespace)
+    assert claim(catalogue, kinds=["fit"], lane="fit", at=soon(1)).namespace == "a"
+    assert claim(catalogue, kinds=["embed"], lane="embed", at=soon(2)).namespace == "a"
+    assert claim(catalogue, kinds=["fit"], lane="fit", at=soon(3)).namespace == "b"
+
+
+def test_whoever_comes_back_is_served_before_those_who_never_left(catalogue):
+    for namespace, number in (("old", 0), ("busy", 1000), ("busy", 2000)):
+        enqueue(catalogue, namespace=namespace)
+        assert run(catalogue, soon(number), seconds=1).namespace == namespace
+    enqueue(catalogue, namespace="busy")
+    enqueue(catalogue, namespace="old")
+    assert [claim(catalogue, at=soon(number)).namespace for number in (3003, 3004)] == ["old", "busy"]
+
+
+def test_turns_count_seconds_and_not_jobs(catalogue):
+    """Jobs of a minute and jobs of three seconds, on one worker: each namespace has half of the time."""
+    used, moment = {"long": 0, "short": 0}, soon(1)
+    for namespace, jobs in (("long", 10), ("short", 100)):
+        for _ in range(jobs):
             enqueue(catalogue, namespace=namespace)
-        assert claim(catalogue, kinds=["fit"], lane="fit", at=soon(1)).namespace == "a"
-        assert claim(catalogue, kinds=["embed"], lane="embed", at=soon(2)).namespace == "a"
-        assert claim(catalogue, kinds=["fit"], lane="fit", at=soon(3)).namespace == "b"
+    for _ in range(90):
+        seconds = {"long": 60, "short": 3}
+        row = run(catalogue, moment, seconds=seconds)
+        used[row.namespace] += seconds[row.namespace]
+        moment += timedelta(seconds=seconds[row.namespace])
+    assert sum(used.values()) > 400
+    assert abs(used["long"] - used["short"]) <= 60
 
-    def test_whoever_comes_back_is_served_before_those_who_never_left(self, catalogue):
-        for namespace, number in (("old", 0), ("busy", 1000), ("busy", 2000)):
-            enqueue(catalogue, namespace=namespace)
-            assert run(catalogue, soon(number), seconds=1).namespace == namespace
-        enqueue(catalogue, namespace="busy")
-        enqueue(catalogue, namespace="old")
-        assert [claim(catalogue, at=soon(number)).namespace for number in (3003, 3004)] == ["old", "busy"]
 
-    def test_turns_count_seconds_and_not_jobs(self, catalogue):
-        """Jobs of a minute and jobs of three seconds, on one worker: each namespace has half of the time."""
-        used, moment = {"long": 0, "short": 0}, soon(1)
-        for namespace, jobs in (("long", 10), ("short", 100)):
-            for _ in range(jobs):
-                enqueue(catalogue, namespace=namespace)
-        for _ in range(90):
-            seconds = {"long": 60, "short": 3}
-            row = run(catalogue, moment, seconds=seconds)
-            used[row.namespace] += seconds[row.namespace]
-            moment += timedelta(seconds=seconds[row.namespace])
-        assert sum(used.values()) > 400
-        assert abs(used["long"] - used["short"]) <= 60
+def test_nobody_is_put_off_for_longer_than_is_remembered(catalogue):
+    """A training of hours counts as some minutes: who comes behind it does not have hours for themselves."""
+    enqueue(catalogue, namespace="long")
+    run(catalogue, soon(1), seconds=36_000)
+    moment, order = soon(36_002), []
+    for namespace in ("long", *["new"] * 12):
+        enqueue(catalogue, namespace=namespace)
+    for _ in range(10):
+        order.append(run(catalogue, moment, seconds=60).namespace)
+        moment += timedelta(seconds=60)
+    assert order[0] == "new"
+    assert "long" in order[: TURN_WINDOW.seconds // 60 + 2]
 
-    def test_nobody_is_put_off_for_longer_than_is_remembered(self, catalogue):
-        """A training of hours counts as some minutes: who comes behind it does not have hours for themselves."""
-        enqueue(catalogue, namespace="long")
-        run(catalogue, soon(1), seconds=36_000)
-        moment, order = soon(36_002), []
-        for namespace in ("long", *["new"] * 12):
-            enqueue(catalogue, namespace=namespace)
-        for _ in range(10):
-            order.append(run(catalogue, moment, seconds=60).namespace)
-            moment += timedelta(seconds=60)
-        assert order[0] == "new"
-        assert "long" in order[: TURN_WINDOW.seconds // 60 + 2]
 
-    def test_of_several_workers_one_namespace_has_not_all(self, catalogue):
-        for namespace in ("a", "a", "a", "b"):
-            enqueue(catalogue, namespace=namespace)
-        assert [claim(catalogue, worker, at=soon(1)).namespace for worker in ("w1", "w2", "w3")] == ["a", "b", "a"]
+def test_of_several_workers_one_namespace_has_not_all(catalogue):
+    for namespace in ("a", "a", "a", "b"):
+        enqueue(catalogue, namespace=namespace)
+    assert [claim(catalogue, worker, at=soon(1)).namespace for worker in ("w1", "w2", "w3")] == ["a", "b", "a"]
 
 
 def run(catalogue, moment: datetime, *, seconds: float | dict[str, int]) -> JobRow:
@@ -199,63 +212,69 @@ ENDS = {
 """What ends a job, by the state that it has then."""
 
 
-class TestTheEnd:
-    @pytest.mark.parametrize("state", ENDS)
-    def test_what_has_ended_says_when_and_stays_as_it_is(self, catalogue, state):
-        """It began when it was begun the last time."""
-        row = enqueue(catalogue)
-        assert (row.started_at, row.finished_at) == (None, None)
-        first = claim(catalogue, at=soon(1))
-        assert (first.started_at, first.finished_at) == (first.updated_at, None)
-        catalogue.jobs.fail(row.id, {"code": "busy"}, 0.0)
-        second = claim(catalogue, at=soon(5))
-        assert (second.started_at > first.started_at, second.finished_at) == (True, None)
-        assert catalogue.jobs.progress(row.id, done=1, total=3, message="on the way")
-        ENDS[state](catalogue.jobs, row.id)
-        ended = catalogue.jobs.get(None, row.id)
-        assert (ended.state, ended.lease_until, ended.started_at) == (state, None, second.started_at)
-        assert ended.finished_at is not None
-        assert ended.progress == {"done": 1, "total": 3, "message": "on the way"}
-        assert ended.result == ({"x": 1} if state == "succeeded" else None)
-        for end in ENDS.values():
-            end(catalogue.jobs, row.id)
-        catalogue.jobs.progress(row.id, done=1, total=1, message="late")
-        assert catalogue.jobs.requeue_expired(soon(10**6)) == 0
-        assert not catalogue.jobs.heartbeat(row.id, "w1", LEASE, soon())
-        assert claim(catalogue) is None
-        assert catalogue.jobs.get(None, row.id) == ended
+# --- the end --------------------------------------------------------------------------------------
 
-    def test_one_that_is_cancelled_before_it_ran_has_no_beginning(self, catalogue):
-        row = catalogue.jobs.cancel(enqueue(catalogue).id)
-        assert (row.state, row.started_at, claim(catalogue)) == ("cancelled", None, None)
-        assert row.finished_at is not None
-        assert catalogue.jobs.cancel(row.id) == row
 
-    def test_a_released_job_is_as_if_never_claimed_and_only_its_worker_releases_it(self, catalogue):
-        row = enqueue(catalogue)
-        claim(catalogue)
-        assert not catalogue.jobs.release(row.id, "w2")
-        assert catalogue.jobs.release(row.id, "w1")
-        assert not catalogue.jobs.release(row.id, "w1")
-        back = catalogue.jobs.get(None, row.id)
-        assert (back.state, back.attempts, back.error, back.lease_until) == ("queued", 0, None, None)
-        assert claim(catalogue, "w2").attempts == 1
+@pytest.mark.parametrize("state", ENDS)
+def test_what_has_ended_says_when_and_stays_as_it_is(catalogue, state):
+    """It began when it was begun the last time."""
+    row = enqueue(catalogue)
+    assert (row.started_at, row.finished_at) == (None, None)
+    first = claim(catalogue, at=soon(1))
+    assert (first.started_at, first.finished_at) == (first.updated_at, None)
+    catalogue.jobs.fail(row.id, {"code": "busy"}, 0.0)
+    second = claim(catalogue, at=soon(5))
+    assert (second.started_at > first.started_at, second.finished_at) == (True, None)
+    assert catalogue.jobs.progress(row.id, done=1, total=3, message="on the way")
+    ENDS[state](catalogue.jobs, row.id)
+    ended = catalogue.jobs.get(None, row.id)
+    assert (ended.state, ended.lease_until, ended.started_at) == (state, None, second.started_at)
+    assert ended.finished_at is not None
+    assert ended.progress == {"done": 1, "total": 3, "message": "on the way"}
+    assert ended.result == ({"x": 1} if state == "succeeded" else None)
+    for end in ENDS.values():
+        end(catalogue.jobs, row.id)
+    catalogue.jobs.progress(row.id, done=1, total=1, message="late")
+    assert catalogue.jobs.requeue_expired(soon(10**6)) == 0
+    assert not catalogue.jobs.heartbeat(row.id, "w1", LEASE, soon())
+    assert claim(catalogue) is None
+    assert catalogue.jobs.get(None, row.id) == ended
 
-    def test_a_retry_waits_and_its_success_forgets_the_failure(self, catalogue):
-        row = enqueue(catalogue)
-        claim(catalogue)
-        catalogue.jobs.fail(row.id, {"code": "busy"}, 100.0)
-        again = catalogue.jobs.get(None, row.id)
-        assert (again.state, again.error, claim(catalogue)) == ("queued", {"code": "busy"}, None)
-        assert claim(catalogue, at=soon(101)).attempts == 2
-        catalogue.jobs.succeed(row.id, {})
-        assert catalogue.jobs.get(None, row.id).error is None
 
-    def test_a_queued_job_cannot_end(self, catalogue):
-        row = enqueue(catalogue)
-        assert not catalogue.jobs.succeed(row.id, {})
-        assert not catalogue.jobs.fail(row.id, {}, None)
-        assert catalogue.jobs.get(None, row.id) == row
+def test_one_that_is_cancelled_before_it_ran_has_no_beginning(catalogue):
+    row = catalogue.jobs.cancel(enqueue(catalogue).id)
+    assert (row.state, row.started_at, claim(catalogue)) == ("cancelled", None, None)
+    assert row.finished_at is not None
+    assert catalogue.jobs.cancel(row.id) == row
+
+
+def test_a_released_job_is_as_if_never_claimed_and_only_its_worker_releases_it(catalogue):
+    row = enqueue(catalogue)
+    claim(catalogue)
+    assert not catalogue.jobs.release(row.id, "w2")
+    assert catalogue.jobs.release(row.id, "w1")
+    assert not catalogue.jobs.release(row.id, "w1")
+    back = catalogue.jobs.get(None, row.id)
+    assert (back.state, back.attempts, back.error, back.lease_until) == ("queued", 0, None, None)
+    assert claim(catalogue, "w2").attempts == 1
+
+
+def test_a_retry_waits_and_its_success_forgets_the_failure(catalogue):
+    row = enqueue(catalogue)
+    claim(catalogue)
+    catalogue.jobs.fail(row.id, {"code": "busy"}, 100.0)
+    again = catalogue.jobs.get(None, row.id)
+    assert (again.state, again.error, claim(catalogue)) == ("queued", {"code": "busy"}, None)
+    assert claim(catalogue, at=soon(101)).attempts == 2
+    catalogue.jobs.succeed(row.id, {})
+    assert catalogue.jobs.get(None, row.id).error is None
+
+
+def test_a_queued_job_cannot_end(catalogue):
+    row = enqueue(catalogue)
+    assert not catalogue.jobs.succeed(row.id, {})
+    assert not catalogue.jobs.fail(row.id, {}, None)
+    assert catalogue.jobs.get(None, row.id) == row
 
 
 class TestLeases:

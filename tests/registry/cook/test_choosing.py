@@ -57,129 +57,143 @@ ON_DATABASES = ("sqlite",)  # whatever they ask a catalogue, `test_cook` and its
 UNIFORM = {"kind": "uniform"}
 
 
-class TestSelect:
-    def chosen(self, verbs: ToyRegistry, texts: dict, spec=None, **options):
-        source = SampleSource.model_validate(texts)
-        return select_from_pool(
-            verbs.registry,
-            verbs.caller(),
-            check_sample(verbs.registry, verbs.caller(), source, encoders=verbs.known, bos=None),
-            SelectQuery(PoolRequest(), spec or GmmSpec(), SelectOptions(**options)),
-            fit=verbs.fit,
-        )
-
-    def test_a_pool_is_fitted_once_and_the_old_selector_names_what_it_does_not_know(self, stocked):
-        first = self.chosen(stocked, sample("law"))
-        stocked.ready("acme/new", seed=5)
-        stocked.push("acme/waiting", seed=6, domain="waiting", sample=sample("waiting"))  # and not embedded
-        again = self.chosen(stocked, sample("zoo"))
-        assert (stocked.fits, again.not_yet_included) == (1, ("acme/new@1", "acme/waiting@1"))
-        assert first.selector.id == again.selector.id
-        assert [domain.domain for domain in first.selection.selected] == ["law"]
-        assert [domain.domain for domain in again.selection.selected] == ["zoo"]
-
-    def test_a_first_fit_names_what_is_still_to_be_embedded(self, verbs):
-        verbs.ready("acme/law", domain="law")
-        verbs.push("acme/zoo", seed=1, domain="zoo", sample=sample("zoo"))
-        chosen = self.chosen(verbs, sample("zoo"))
-        assert [member.ref for member in chosen.selector.members] == ["acme/law@1"]
-        assert chosen.not_yet_included == ("acme/zoo@1",)
-
-    def test_it_says_who_was_superseded_and_by_whom(self, verbs):
-        verbs.ready("acme/old", domain="law")
-        verbs.ready("acme/new", domain="law", seed=1)
-        verbs.ready("acme/twin", domain="zoo", seed=2)
-        verbs.ready("acme/zoo", domain="animals", seed=2)
-        verbs.ready("evil/copy", domain="anything", seed=1)
-        said = {one.ref: one.reason for one in self.chosen(verbs, sample("law")).selection.left_out}
-        assert said["acme/old@1"] == "acme/new@1 is newer and has the same domain label."
-        assert said["acme/twin@1"] == "acme/zoo@1 is newer and has the same bytes."
-        assert said["evil/copy@1"] == "acme/new@1 has the same bytes and was there before."
-
-    def test_a_retired_member_is_dropped_before_thresholds(self, stocked):
-        """Two in three passages are of a domain that was retired: no threshold counts them for it any more."""
-        self.chosen(stocked, sample("law"))
-        ids = {name: stocked.named(f"acme/{name}").id for name in ("law", "code", "zoo")}
-        stocked.retire(ids["law"])
-        mixed = {"texts": passages("law", 60, seed=7) + passages("code", 30, seed=7)}
-        chosen = self.chosen(stocked, mixed, min_share=0.5)
-        assert stocked.fits == 1
-        assert sum(chosen.selection.scores.values()) == pytest.approx(1)
-        assert set(chosen.selection.scores) == {"code", "zoo"}
-        assert len(chosen.selection.selected) == 1
-        left = {domain.ref: domain.reason for domain in chosen.selection.left_out}
-        assert "retired since the fit" in left["acme/law@1"]
-        stocked.retire(ids["code"], ids["zoo"])
-        none = self.chosen(stocked, sample("law")).selection
-        assert (none.abstained, len(none.left_out)) == (True, 3)
-
-    def test_vectors_must_be_of_the_selectors_encoder(self, stocked):
-        assert self.chosen(stocked, vectors_of(stocked.base, passages("law"))).selection.selected[0].domain == "law"
-        with pytest.raises(InvalidSample, match="needs vectors of encoder 'sbert'"):
-            self.chosen(stocked, vectors_of(stocked.base, passages("law")), CosineSpec())
-
-    def test_an_encoder_that_is_not_installed_is_unavailable(self, stocked):
-        with pytest.raises(Unavailable, match="'sbert'"):
-            encoder_for(CosineSpec(), {stocked.base.digest: stocked.base})
+# --- select ---------------------------------------------------------------------------------------
 
 
-class TestMixedPools:
-    def test_others_than_the_best_leave_before_the_cap_with_their_reasons(self, stocked):
-        stocked.ready("acme/otherinit", seed=10, provenance=OTHER_INIT)
-        stocked.ready("acme/unknowninit", seed=11, provenance={})
-        stocked.ready("acme/structure", seed=12, config=OTHER_CONFIG)
-        texts = passages("law", 40, seed=7)
-        for name in ("otherinit", "unknowninit", "structure", "code", "zoo"):
-            texts += passages(name, 20, seed=7)
-        options = {"max_ingredients": 3, "min_share": 0.05}
-        cooked = stocked.cook(sample={"texts": texts}, options=options, mixing={"method": "average"})
-        assert set(domains_of(cooked)) == {"law", "code", "zoo"}
-        assert [one.weight for one in cooked.evidence.selection.selected] == ["0.5", "0.25", "0.25"]
-        assert cooked.reason == "3 adapters by average."
-        assert cooked.evidence.selection.reason.startswith("6 domains pass, 3 can be mixed with acme/law@1")
-        left = reasons(cooked)
-        assert "initialisations differ" in left["otherinit"]
-        assert "initialisation of acme/unknowninit@1 is unknown" in left["unknowninit"]
-        assert "'structure' differ" in left["structure"]
-        assert all("Cannot be mixed with acme/law@1" in left[name] for name in left)
-        assert sum(cooked.evidence.selection.scores.values()) == pytest.approx(1)
+def choose(verbs: ToyRegistry, texts: dict, spec=None, **options):
+    source = SampleSource.model_validate(texts)
+    return select_from_pool(
+        verbs.registry,
+        verbs.caller(),
+        check_sample(verbs.registry, verbs.caller(), source, encoders=verbs.known, bos=None),
+        SelectQuery(PoolRequest(), spec or GmmSpec(), SelectOptions(**options)),
+        fit=verbs.fit,
+    )
 
-    def test_the_cap_comes_after_and_says_so(self, stocked):
-        """And what cannot be mixed gives its text to nobody: no third domain may gain from that."""
-        stocked.ready("acme/stranger", seed=10, provenance={})
-        texts = passages("law", 40, seed=7) + passages("stranger", 39, seed=7)
-        alone = stocked.cook(sample={"texts": texts}, mixing={"method": "average"})
-        assert alone.model == "acme/law@1"
-        assert set(reasons(alone)) == {"stranger", "code", "zoo"}
-        texts += passages("code", 25, seed=7) + passages("zoo", 20, seed=7)
-        cooked = stocked.cook(sample={"texts": texts}, options={"max_ingredients": 2}, mixing={"method": "average"})
-        assert domains_of(cooked) == ["law", "code"]
-        assert reasons(cooked)["zoo"] == "Passes, but 2 better ones are taken already."
 
-    def test_vouching_for_the_initialisations_lets_them_in(self, stocked):
-        stocked.ready("acme/unknowninit", seed=11, provenance={})
-        cooked = stocked.cook(sample=sample("law", "unknowninit"), mixing={"assume_same_init": True})
-        assert set(domains_of(cooked)) == {"law", "unknowninit"}
-        row = stocked.row(cooked.soup_id)
-        assert row.card.metadata["assume_same_init"] is True
-        assert row.provenance.init_source == "unknown"
+def test_a_pool_is_fitted_once_and_the_old_selector_names_what_it_does_not_know(stocked):
+    first = choose(stocked, sample("law"))
+    stocked.ready("acme/new", seed=5)
+    stocked.push("acme/waiting", seed=6, domain="waiting", sample=sample("waiting"))  # and not embedded
+    again = choose(stocked, sample("zoo"))
+    assert (stocked.fits, again.not_yet_included) == (1, ("acme/new@1", "acme/waiting@1"))
+    assert first.selector.id == again.selector.id
+    assert [domain.domain for domain in first.selection.selected] == ["law"]
+    assert [domain.domain for domain in again.selection.selected] == ["zoo"]
 
-    def test_uniform_ranks_nothing_so_the_largest_group_that_mixes_decides(self, stocked):
-        stocked.ready("acme/aaa-first", seed=10, provenance={})
-        stocked.ready("acme/aab-second", seed=11, provenance={})
-        cooked = stocked.cook(sample=sample("law"), selector=UNIFORM)
-        assert set(domains_of(cooked)) == {"law", "code", "zoo"}
-        assert "unknown" in reasons(cooked)["aaa-first"]
-        stocked.retire(*(stocked.named(f"acme/{name}").id for name in ("law", "code", "zoo")))
-        alone = stocked.cook(sample=sample("law"), selector=UNIFORM, mixing={"method": "average"})
-        assert alone.model == "acme/aaa-first@1"  # where nothing mixes it is one adapter
 
-    def test_a_member_that_is_gone_keeps_that_reason(self, stocked):
-        stranger = stocked.ready("acme/stranger", seed=10, provenance={})
-        stocked.cook(sample=sample("law"))
-        stocked.retire(stranger.id)
-        stocked.ready("acme/new", seed=11, provenance={})
-        assert "retired since the fit" in reasons(stocked.cook(sample=sample("law")))["stranger"]
+def test_a_first_fit_names_what_is_still_to_be_embedded(verbs):
+    verbs.ready("acme/law", domain="law")
+    verbs.push("acme/zoo", seed=1, domain="zoo", sample=sample("zoo"))
+    chosen = choose(verbs, sample("zoo"))
+    assert [member.ref for member in chosen.selector.members] == ["acme/law@1"]
+    assert chosen.not_yet_included == ("acme/zoo@1",)
+
+
+def test_it_says_who_was_superseded_and_by_whom(verbs):
+    verbs.ready("acme/old", domain="law")
+    verbs.ready("acme/new", domain="law", seed=1)
+    verbs.ready("acme/twin", domain="zoo", seed=2)
+    verbs.ready("acme/zoo", domain="animals", seed=2)
+    verbs.ready("evil/copy", domain="anything", seed=1)
+    said = {one.ref: one.reason for one in choose(verbs, sample("law")).selection.left_out}
+    assert said["acme/old@1"] == "acme/new@1 is newer and has the same domain label."
+    assert said["acme/twin@1"] == "acme/zoo@1 is newer and has the same bytes."
+    assert said["evil/copy@1"] == "acme/new@1 has the same bytes and was there before."
+
+
+def test_a_retired_member_is_dropped_before_thresholds(stocked):
+    """Two in three passages are of a domain that was retired: no threshold counts them for it any more."""
+    choose(stocked, sample("law"))
+    ids = {name: stocked.named(f"acme/{name}").id for name in ("law", "code", "zoo")}
+    stocked.retire(ids["law"])
+    mixed = {"texts": passages("law", 60, seed=7) + passages("code", 30, seed=7)}
+    chosen = choose(stocked, mixed, min_share=0.5)
+    assert stocked.fits == 1
+    assert sum(chosen.selection.scores.values()) == pytest.approx(1)
+    assert set(chosen.selection.scores) == {"code", "zoo"}
+    assert len(chosen.selection.selected) == 1
+    left = {domain.ref: domain.reason for domain in chosen.selection.left_out}
+    assert "retired since the fit" in left["acme/law@1"]
+    stocked.retire(ids["code"], ids["zoo"])
+    none = choose(stocked, sample("law")).selection
+    assert (none.abstained, len(none.left_out)) == (True, 3)
+
+
+def test_vectors_must_be_of_the_selectors_encoder(stocked):
+    assert choose(stocked, vectors_of(stocked.base, passages("law"))).selection.selected[0].domain == "law"
+    with pytest.raises(InvalidSample, match="needs vectors of encoder 'sbert'"):
+        choose(stocked, vectors_of(stocked.base, passages("law")), CosineSpec())
+
+
+def test_an_encoder_that_is_not_installed_is_unavailable(stocked):
+    with pytest.raises(Unavailable, match="'sbert'"):
+        encoder_for(CosineSpec(), {stocked.base.digest: stocked.base})
+
+
+# --- mixed pools ----------------------------------------------------------------------------------
+
+
+def test_others_than_the_best_leave_before_the_cap_with_their_reasons(stocked):
+    stocked.ready("acme/otherinit", seed=10, provenance=OTHER_INIT)
+    stocked.ready("acme/unknowninit", seed=11, provenance={})
+    stocked.ready("acme/structure", seed=12, config=OTHER_CONFIG)
+    texts = passages("law", 40, seed=7)
+    for name in ("otherinit", "unknowninit", "structure", "code", "zoo"):
+        texts += passages(name, 20, seed=7)
+    options = {"max_ingredients": 3, "min_share": 0.05}
+    cooked = stocked.cook(sample={"texts": texts}, options=options, mixing={"method": "average"})
+    assert set(domains_of(cooked)) == {"law", "code", "zoo"}
+    assert [one.weight for one in cooked.evidence.selection.selected] == ["0.5", "0.25", "0.25"]
+    assert cooked.reason == "3 adapters by average."
+    assert cooked.evidence.selection.reason.startswith("6 domains pass, 3 can be mixed with acme/law@1")
+    left = reasons(cooked)
+    assert "initialisations differ" in left["otherinit"]
+    assert "initialisation of acme/unknowninit@1 is unknown" in left["unknowninit"]
+    assert "'structure' differ" in left["structure"]
+    assert all("Cannot be mixed with acme/law@1" in left[name] for name in left)
+    assert sum(cooked.evidence.selection.scores.values()) == pytest.approx(1)
+
+
+def test_the_cap_comes_after_and_says_so(stocked):
+    """And what cannot be mixed gives its text to nobody: no third domain may gain from that."""
+    stocked.ready("acme/stranger", seed=10, provenance={})
+    texts = passages("law", 40, seed=7) + passages("stranger", 39, seed=7)
+    alone = stocked.cook(sample={"texts": texts}, mixing={"method": "average"})
+    assert alone.model == "acme/law@1"
+    assert set(reasons(alone)) == {"stranger", "code", "zoo"}
+    texts += passages("code", 25, seed=7) + passages("zoo", 20, seed=7)
+    cooked = stocked.cook(sample={"texts": texts}, options={"max_ingredients": 2}, mixing={"method": "average"})
+    assert domains_of(cooked) == ["law", "code"]
+    assert reasons(cooked)["zoo"] == "Passes, but 2 better ones are taken already."
+
+
+def test_vouching_for_the_initialisations_lets_them_in(stocked):
+    stocked.ready("acme/unknowninit", seed=11, provenance={})
+    cooked = stocked.cook(sample=sample("law", "unknowninit"), mixing={"assume_same_init": True})
+    assert set(domains_of(cooked)) == {"law", "unknowninit"}
+    row = stocked.row(cooked.soup_id)
+    assert row.card.metadata["assume_same_init"] is True
+    assert row.provenance.init_source == "unknown"
+
+
+def test_uniform_ranks_nothing_so_the_largest_group_that_mixes_decides(stocked):
+    stocked.ready("acme/aaa-first", seed=10, provenance={})
+    stocked.ready("acme/aab-second", seed=11, provenance={})
+    cooked = stocked.cook(sample=sample("law"), selector=UNIFORM)
+    assert set(domains_of(cooked)) == {"law", "code", "zoo"}
+    assert "unknown" in reasons(cooked)["aaa-first"]
+    stocked.retire(*(stocked.named(f"acme/{name}").id for name in ("law", "code", "zoo")))
+    alone = stocked.cook(sample=sample("law"), selector=UNIFORM, mixing={"method": "average"})
+    assert alone.model == "acme/aaa-first@1"  # where nothing mixes it is one adapter
+
+
+def test_a_member_that_is_gone_keeps_that_reason(stocked):
+    stranger = stocked.ready("acme/stranger", seed=10, provenance={})
+    stocked.cook(sample=sample("law"))
+    stocked.retire(stranger.id)
+    stocked.ready("acme/new", seed=11, provenance={})
+    assert "retired since the fit" in reasons(stocked.cook(sample=sample("law")))["stranger"]
 
 
 class TestAbstaining:

@@ -56,167 +56,187 @@ def left_open(pool: ToyRegistry, **request):
     return pool.cook(**{"sample": SAMPLE, "verify": True, **request})
 
 
-class TestForbid:
-    @pytest.mark.parametrize("request_", [{}, {"recipe": BY_HAND}, {"name": "acme/leases", "keep": "leases"}])
-    def test_nothing_is_trained_and_the_sentence_says_what_to_do(self, pool, request_):
-        set_tuning(pool, "forbid")
-        with pytest.raises(Forbidden, match=r"Namespace 'acme' forbids .* effort 'quick' or 'instant'.* 'allow'\.$"):
-            tune(pool, **request_)
-        assert (pool.tunings, soups(pool)) == ([], 0)
+# --- forbid ---------------------------------------------------------------------------------------
 
-    def test_it_is_the_namespace_that_is_written_to(self, pool):
-        set_tuning(pool, "forbid")
-        assert tune(pool, name="other/leases").model == "other/leases@1"
-        set_tuning(pool, "forbid", "third")
-        with pytest.raises(Forbidden, match="'third'"):
-            tune(pool, namespace="other", name="third/leases")
 
-    def test_what_was_tuned_before_is_not_handed_out_again_and_mixtures_are_cooked_as_ever(self, pool):
+@pytest.mark.parametrize("request_", [{}, {"recipe": BY_HAND}, {"name": "acme/leases", "keep": "leases"}])
+def test_nothing_is_trained_and_the_sentence_says_what_to_do(pool, request_):
+    set_tuning(pool, "forbid")
+    with pytest.raises(Forbidden, match=r"Namespace 'acme' forbids .* effort 'quick' or 'instant'.* 'allow'\.$"):
+        tune(pool, **request_)
+    assert (pool.tunings, soups(pool)) == ([], 0)
+
+
+def test_it_is_the_namespace_that_is_written_to(pool):
+    set_tuning(pool, "forbid")
+    assert tune(pool, name="other/leases").model == "other/leases@1"
+    set_tuning(pool, "forbid", "third")
+    with pytest.raises(Forbidden, match="'third'"):
+        tune(pool, namespace="other", name="third/leases")
+
+
+def test_what_was_tuned_before_is_not_handed_out_again_and_mixtures_are_cooked_as_ever(pool):
+    tune(pool)
+    set_tuning(pool, "forbid")
+    with pytest.raises(Forbidden):
         tune(pool)
+    assert not pool.cook(sample=SAMPLE, effort="instant").abstained
+    assert not pool.cook(recipe=BY_HAND).abstained
+
+
+def test_what_was_forbidden_while_it_trained_is_not_stored(pool, monkeypatch):
+    before, trained = soups(pool), pool.computations.tune
+
+    def meanwhile(*asked):
         set_tuning(pool, "forbid")
-        with pytest.raises(Forbidden):
-            tune(pool)
-        assert not pool.cook(sample=SAMPLE, effort="instant").abstained
-        assert not pool.cook(recipe=BY_HAND).abstained
+        return trained(*asked)
 
-    def test_what_was_forbidden_while_it_trained_is_not_stored(self, pool, monkeypatch):
-        before, trained = soups(pool), pool.computations.tune
-
-        def meanwhile(*asked):
-            set_tuning(pool, "forbid")
-            return trained(*asked)
-
-        monkeypatch.setattr(pool, "computations", replace(pool.computations, tune=meanwhile))
-        with pytest.raises(Forbidden):
-            tune(pool)
-        assert (len(pool.tunings), soups(pool)) == (1, before)
-        set_tuning(pool, "allow")
-        by_default = left_open(pool)
-        assert by_default.evidence.search.effort == "quick"
-        assert "instead of 'tune': Namespace 'acme' forbids" in by_default.reason
+    monkeypatch.setattr(pool, "computations", replace(pool.computations, tune=meanwhile))
+    with pytest.raises(Forbidden):
+        tune(pool)
+    assert (len(pool.tunings), soups(pool)) == (1, before)
+    set_tuning(pool, "allow")
+    by_default = left_open(pool)
+    assert by_default.evidence.search.effort == "quick"
+    assert "instead of 'tune': Namespace 'acme' forbids" in by_default.reason
 
 
-class TestDefault:
-    def test_a_request_that_leaves_it_open_is_tuned_and_the_answer_says_so(self, pool):
-        pool.registry = replace(pool.registry, default_effort="quick")
-        set_tuning(pool, "default")
-        cooked = left_open(pool)
-        assert cooked.evidence.search.effort == "tune"
-        assert cooked.recipe.tuning is not None
-        assert cooked.reason.endswith(TUNED_BY_DEFAULT)
-        explicit = tune(pool)
-        assert (explicit.digest, explicit.cached) == (cooked.digest, True)
-        assert "default" not in explicit.reason
-        pool.learns, pool.starts = -0.1, 3.2
-        abstained = left_open(pool, sample=sample("zoo"))
-        assert abstained.abstained
-        assert "default" not in abstained.reason
-
-    @pytest.mark.parametrize(
-        "request_",
-        [
-            {"effort": "instant"},
-            {"selector": {"kind": "uniform"}},
-            {"sample": None, "recipe": BY_HAND},
-            {"recipe": BY_HAND},
-            {"verify": False},
-            {"name": "other/leases"},
-        ],
-        ids=["an effort", "a selector", "a recipe alone", "a recipe", "not verified", "another namespace"],
-    )
-    def test_every_other_request_is_cooked_as_it_says(self, pool, request_):
-        pool.tiny.anything_helps = 0.1
-        pool.registry = replace(pool.registry, default_effort="quick")
-        set_tuning(pool, "default")
-        cooked = left_open(pool, **request_)
-        assert pool.tunings == []
-        assert cooked.recipe is None or cooked.recipe.tuning is None
-        assert "default" not in cooked.reason
-
-    def test_vectors_without_text_are_not_tuned_on(self, pool):
-        set_tuning(pool, "default")
-        assert left_open(pool, sample=vectors_of(pool.base, SAMPLE["texts"]), verify=False).evidence.search is None
+# --- default --------------------------------------------------------------------------------------
 
 
-class TestTheServersDefault:
-    """Of a request that names no effort, selector or recipe."""
+def test_a_request_that_leaves_it_open_is_tuned_and_the_answer_says_so(pool):
+    pool.registry = replace(pool.registry, default_effort="quick")
+    set_tuning(pool, "default")
+    cooked = left_open(pool)
+    assert cooked.evidence.search.effort == "tune"
+    assert cooked.recipe.tuning is not None
+    assert cooked.reason.endswith(TUNED_BY_DEFAULT)
+    explicit = tune(pool)
+    assert (explicit.digest, explicit.cached) == (cooked.digest, True)
+    assert "default" not in explicit.reason
+    pool.learns, pool.starts = -0.1, 3.2
+    abstained = left_open(pool, sample=sample("zoo"))
+    assert abstained.abstained
+    assert "default" not in abstained.reason
 
-    @pytest.mark.parametrize("effort", ["quick", "thorough"])
-    def test_what_is_left_open_is_weighed(self, pool, effort):
-        pool.registry = replace(pool.registry, default_effort=effort)
-        pool.tiny.anything_helps = 0.1
-        cooked = left_open(pool)
-        assert cooked.evidence.search.effort == effort
-        assert "default" not in cooked.reason
-        assert cooked.digest == left_open(pool, effort=effort).digest
 
-    def test_by_default_it_is_tuned(self, pool):
-        cooked = left_open(pool)
-        assert cooked.evidence.search.effort == "tune"
-        assert cooked.reason.endswith(TUNED_BY_DEFAULT)
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"effort": "instant"},
+        {"selector": {"kind": "uniform"}},
+        {"sample": None, "recipe": BY_HAND},
+        {"recipe": BY_HAND},
+        {"verify": False},
+        {"name": "other/leases"},
+    ],
+    ids=["an effort", "a selector", "a recipe alone", "a recipe", "not verified", "another namespace"],
+)
+def test_every_other_request_is_cooked_as_it_says(pool, request_):
+    pool.tiny.anything_helps = 0.1
+    pool.registry = replace(pool.registry, default_effort="quick")
+    set_tuning(pool, "default")
+    cooked = left_open(pool, **request_)
+    assert pool.tunings == []
+    assert cooked.recipe is None or cooked.recipe.tuning is None
+    assert "default" not in cooked.reason
 
-    @pytest.mark.parametrize("settled", [None, "tune"], ids=["when it is cooked", "when it was queued"])
-    def test_a_namespace_that_forbids_tuning_gets_a_weighed_soup_and_the_answer_says_why(self, pool, settled):
-        set_tuning(pool, "forbid")
-        cooked = left_open(pool, settled=settled)
-        assert (cooked.evidence.search.effort, pool.tunings) == ("quick", [])
-        assert " Cooked with effort 'quick' instead of 'tune': Namespace 'acme' forbids tuned soups" in cooked.reason
-        assert [price.effort for price in cooked.beyond] == ["thorough"]
 
-    def test_who_names_quick_is_not_told_of_a_namespace_that_forbids_tuning(self, pool):
-        set_tuning(pool, "forbid")
-        assert "instead of" not in left_open(pool, effort="quick").reason
+def test_vectors_without_text_are_not_tuned_on(pool):
+    set_tuning(pool, "default")
+    assert left_open(pool, sample=vectors_of(pool.base, SAMPLE["texts"]), verify=False).evidence.search is None
 
-    @pytest.mark.parametrize(
-        "error",
-        [InvalidSample("It has 9 tokens."), InvalidParameter("It is pruned."), Incompatible("They are too wide.")],
-    )
-    def test_what_cannot_be_tuned_is_weighed_and_the_answer_says_why(self, pool, monkeypatch, error):
-        def refuse(*_):
-            raise error
 
-        monkeypatch.setattr(pool, "computations", replace(pool.computations, tune=refuse))
-        cooked = left_open(pool)
-        assert cooked.evidence.search.effort == "quick"
-        assert cooked.reason.endswith(f" Cooked with effort 'quick' instead of 'tune': {error}")
-        assert [price.effort for price in cooked.beyond] == ["thorough"]
-        with pytest.raises(type(error)):  # only a default has a substitute
-            tune(pool)
+# --- the servers default --------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        ("request_", "tuning_is_beyond"),
-        [
-            ({"effort": "instant"}, True),
-            ({"verify": False}, False),
-            ({"mixing": {"method": "concat"}}, True),
-            ({"options": {"single": True}}, True),
-        ],
-    )
-    def test_what_says_how_to_mix_or_not_to_verify_is_instant(self, pool, request_, tuning_is_beyond):
-        cooked = left_open(pool, **request_)
-        assert (pool.weighings, cooked.evidence.search) == ([], None)
-        assert cooked.evidence.selection.thresholds == {"min_share": 0.02}
-        assert ("tune" in [price.effort for price in cooked.beyond]) == tuning_is_beyond
 
-    def test_so_is_what_is_for_an_encoder(self, pool):
-        pool.tiny.shape = SHAPE.model_copy(update={"kind": "encoder"})
-        with pytest.raises(InvalidParameter, match="'tiny' is an encoder: set 'verify' to false"):
-            left_open(pool)
-        assert pool.weighings == []
+# Of a request that names no effort, selector or recipe.
 
-    @pytest.mark.parametrize("request_", [{"selector": {"kind": "gmm"}}, {"recipe": BY_HAND}])
-    def test_a_selector_or_a_recipe_leaves_nothing_open(self, pool, request_):
-        assert (left_open(pool, **request_).evidence.search, pool.weighings) == (None, [])
 
-    @pytest.mark.parametrize(("settled", "default"), [("instant", "quick"), (None, "instant")])
-    def test_a_job_takes_the_effort_that_was_settled_when_its_request_was_made(self, pool, settled, default):
-        pool.registry = replace(pool.registry, default_effort=default)
-        cooked = left_open(pool, settled=settled)
-        assert (cooked.evidence.search, pool.weighings) == (None, [])
-        assert cooked.evidence.selection.thresholds == {"min_share": 0.02}
-        tuned = left_open(pool, settled="tune")
-        assert tuned.evidence.search.effort == "tune"
-        assert tuned.reason.endswith(TUNED_BY_DEFAULT)
+@pytest.mark.parametrize("effort", ["quick", "thorough"])
+def test_what_is_left_open_is_weighed(pool, effort):
+    pool.registry = replace(pool.registry, default_effort=effort)
+    pool.tiny.anything_helps = 0.1
+    cooked = left_open(pool)
+    assert cooked.evidence.search.effort == effort
+    assert "default" not in cooked.reason
+    assert cooked.digest == left_open(pool, effort=effort).digest
+
+
+def test_by_default_it_is_tuned(pool):
+    cooked = left_open(pool)
+    assert cooked.evidence.search.effort == "tune"
+    assert cooked.reason.endswith(TUNED_BY_DEFAULT)
+
+
+@pytest.mark.parametrize("settled", [None, "tune"], ids=["when it is cooked", "when it was queued"])
+def test_a_namespace_that_forbids_tuning_gets_a_weighed_soup_and_the_answer_says_why(pool, settled):
+    set_tuning(pool, "forbid")
+    cooked = left_open(pool, settled=settled)
+    assert (cooked.evidence.search.effort, pool.tunings) == ("quick", [])
+    assert " Cooked with effort 'quick' instead of 'tune': Namespace 'acme' forbids tuned soups" in cooked.reason
+    assert [price.effort for price in cooked.beyond] == ["thorough"]
+
+
+def test_who_names_quick_is_not_told_of_a_namespace_that_forbids_tuning(pool):
+    set_tuning(pool, "forbid")
+    assert "instead of" not in left_open(pool, effort="quick").reason
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidSample("It has 9 tokens."), InvalidParameter("It is pruned."), Incompatible("They are too wide.")],
+)
+def test_what_cannot_be_tuned_is_weighed_and_the_answer_says_why(pool, monkeypatch, error):
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr(pool, "computations", replace(pool.computations, tune=refuse))
+    cooked = left_open(pool)
+    assert cooked.evidence.search.effort == "quick"
+    assert cooked.reason.endswith(f" Cooked with effort 'quick' instead of 'tune': {error}")
+    assert [price.effort for price in cooked.beyond] == ["thorough"]
+    with pytest.raises(type(error)):  # only a default has a substitute
+        tune(pool)
+
+
+@pytest.mark.parametrize(
+    ("request_", "tuning_is_beyond"),
+    [
+        ({"effort": "instant"}, True),
+        ({"verify": False}, False),
+        ({"mixing": {"method": "concat"}}, True),
+        ({"options": {"single": True}}, True),
+    ],
+)
+def test_what_says_how_to_mix_or_not_to_verify_is_instant(pool, request_, tuning_is_beyond):
+    cooked = left_open(pool, **request_)
+    assert (pool.weighings, cooked.evidence.search) == ([], None)
+    assert cooked.evidence.selection.thresholds == {"min_share": 0.02}
+    assert ("tune" in [price.effort for price in cooked.beyond]) == tuning_is_beyond
+
+
+def test_so_is_what_is_for_an_encoder(pool):
+    pool.tiny.shape = SHAPE.model_copy(update={"kind": "encoder"})
+    with pytest.raises(InvalidParameter, match="'tiny' is an encoder: set 'verify' to false"):
+        left_open(pool)
+    assert pool.weighings == []
+
+
+@pytest.mark.parametrize("request_", [{"selector": {"kind": "gmm"}}, {"recipe": BY_HAND}])
+def test_a_selector_or_a_recipe_leaves_nothing_open(pool, request_):
+    assert (left_open(pool, **request_).evidence.search, pool.weighings) == (None, [])
+
+
+@pytest.mark.parametrize(("settled", "default"), [("instant", "quick"), (None, "instant")])
+def test_a_job_takes_the_effort_that_was_settled_when_its_request_was_made(pool, settled, default):
+    pool.registry = replace(pool.registry, default_effort=default)
+    cooked = left_open(pool, settled=settled)
+    assert (cooked.evidence.search, pool.weighings) == (None, [])
+    assert cooked.evidence.selection.thresholds == {"min_share": 0.02}
+    tuned = left_open(pool, settled="tune")
+    assert tuned.evidence.search.effort == "tune"
+    assert tuned.reason.endswith(TUNED_BY_DEFAULT)
 
 
 def listed(pool: ToyRegistry, digest: str, visible=None) -> list[str]:

@@ -59,106 +59,115 @@ def strangers(ready) -> ToyRegistry:
     return ready("law", "code", "zoo", one_start=False)
 
 
-class TestByHand:
-    def test_unknown_origins_are_concatenated_and_all_is_told(self, strangers):
-        cooked = strangers.cook(recipe=by_hand("acme/law", "acme/code"), name="acme/both")
-        assert cooked.recipe.mixing == ConcatMixing()
-        assert cooked.reason.startswith("2 adapters by concat: exact, and averaging was not possible: The initialis")
-        row, report = strangers.row(cooked.soup_id), cooked.report
-        assert (row.config.bottleneck, row.provenance.init_source) == (4, "unknown")
-        assert row.card.metadata == {"mixing": "concat"}
-        assert (report.method, report.width_in, report.width_out, report.members) == ("concat", (2, 2), 4, 2)
-        assert report.residual < 1e-6 < 1 < report.relative_cost
-        assert row.parameters == report.parameters == sum(t.numel() for t in stored(strangers, cooked).values())
-        assert cooked.digest == adapter_digest(SHAPE.fingerprint, row.config, stored(strangers, cooked))
+# --- by hand --------------------------------------------------------------------------------------
 
-    def test_a_concatenation_of_one_known_start_has_an_unknown_one(self, verbs):
-        verbs.push_all("acme/a", "acme/b")
-        cooked = verbs.cook(recipe=by_hand("acme/a", "acme/b"), mixing={"method": "concat"})
-        assert cooked.reason == "2 adapters by concat."
-        assert verbs.row(cooked.soup_id).provenance.init_hash is None
-        averaged = verbs.cook(recipe=by_hand("acme/a", "acme/b"), max_width=1)  # an average is no wider than its parts
-        assert averaged.recipe.mixing == AverageMixing()
-        assert verbs.row(averaged.soup_id).provenance == INIT
-        assert averaged.report.residual > 0.01
-        assert (averaged.report.relative_cost, averaged.report.width_out) == (1.0, 2)
 
-    def test_the_recipe_knows_neither_auto_nor_max_width(self, strangers):
-        recipe = by_hand("acme/law", "acme/code")
-        cooked = [
-            strangers.cook(recipe=recipe, **how)
-            for how in ({}, {"mixing": {"method": "concat"}}, {"max_width": 4}, {"mixing": {"scale": 1}})
-        ]
-        assert len({one.recipe_digest for one in cooked}) == 1
-        assert [one.cached for one in cooked] == [False, True, True, True]
-        assert cooked[0].report == cooked[1].report
-        assert "auto" not in cooked[0].recipe.model_dump_json()
+def test_unknown_origins_are_concatenated_and_all_is_told(strangers):
+    cooked = strangers.cook(recipe=by_hand("acme/law", "acme/code"), name="acme/both")
+    assert cooked.recipe.mixing == ConcatMixing()
+    assert cooked.reason.startswith("2 adapters by concat: exact, and averaging was not possible: The initialis")
+    row, report = strangers.row(cooked.soup_id), cooked.report
+    assert (row.config.bottleneck, row.provenance.init_source) == (4, "unknown")
+    assert row.card.metadata == {"mixing": "concat"}
+    assert (report.method, report.width_in, report.width_out, report.members) == ("concat", (2, 2), 4, 2)
+    assert report.residual < 1e-6 < 1 < report.relative_cost
+    assert row.parameters == report.parameters == sum(t.numel() for t in stored(strangers, cooked).values())
+    assert cooked.digest == adapter_digest(SHAPE.fingerprint, row.config, stored(strangers, cooked))
 
-    def test_a_report_of_an_earlier_version_is_kept_as_it_was(self, strangers, monkeypatch):
-        """Soups that were cooked before widths and residuals were recorded are still served."""
-        old = MixReport(method="concat", members=2, weights=("0.5", "0.5"), parameters=1, size_bytes=4, relative_cost=1)
-        with monkeypatch.context() as patch:
-            patch.setattr(mix, "report_of", lambda *_, **__: old)
-            strangers.cook(recipe=by_hand("acme/law", "acme/code"))
-        again = strangers.cook(recipe=by_hand("acme/law", "acme/code"))
-        assert (again.cached, again.report) == (True, old)
 
-    @pytest.mark.parametrize(
-        ("refs", "how", "sentence"),
-        [
-            (("law", "code", "zoo"), {"max_width": 5}, r"would be 6 wide \(2, 2, 2\), and max_width is 5.*unknown"),
-            (("law", "lora"), {}, r"The methods differ: acme/law@1 has bottleneck; acme/lora@1 has lora\."),
-            (("law", "zoo"), {"mixing": {"method": "ties"}}, r"set mixing\.assume_same_init"),
-            (("lora", "lora2"), {"mixing": {"method": "average"}}, "Mix by 'concat', which"),
-        ],
-    )
-    def test_what_cannot_be_mixed_is_refused_with_the_reason(self, strangers, refs, how, sentence):
-        strangers.push_all("acme/lora", "acme/lora2", config=LORA, provenance=UNKNOWN)
-        with pytest.raises(Incompatible) as refused:
-            strangers.cook(recipe=by_hand(*(f"acme/{ref}" for ref in refs)), **how)
-        assert re.search(sentence, " ".join([refused.value.message, *refused.value.problems]))
+def test_a_concatenation_of_one_known_start_has_an_unknown_one(verbs):
+    verbs.push_all("acme/a", "acme/b")
+    cooked = verbs.cook(recipe=by_hand("acme/a", "acme/b"), mixing={"method": "concat"})
+    assert cooked.reason == "2 adapters by concat."
+    assert verbs.row(cooked.soup_id).provenance.init_hash is None
+    averaged = verbs.cook(recipe=by_hand("acme/a", "acme/b"), max_width=1)  # an average is no wider than its parts
+    assert averaged.recipe.mixing == AverageMixing()
+    assert verbs.row(averaged.soup_id).provenance == INIT
+    assert averaged.report.residual > 0.01
+    assert (averaged.report.relative_cost, averaged.report.width_out) == (1.0, 2)
 
-    def test_verifying_scores_the_soup_in_its_own_shape(self, strangers):
-        scored, real = [], strangers.tiny.score
 
-        def score(texts, adapter, **options):
-            if adapter is not None:
-                scored.append((adapter.config.bottleneck, "layers.1.ffn.down.weight" in adapter.load()))
-            return real(texts, adapter, **options)
+def test_the_recipe_knows_neither_auto_nor_max_width(strangers):
+    recipe = by_hand("acme/law", "acme/code")
+    cooked = [
+        strangers.cook(recipe=recipe, **how)
+        for how in ({}, {"mixing": {"method": "concat"}}, {"max_width": 4}, {"mixing": {"scale": 1}})
+    ]
+    assert len({one.recipe_digest for one in cooked}) == 1
+    assert [one.cached for one in cooked] == [False, True, True, True]
+    assert cooked[0].report == cooked[1].report
+    assert "auto" not in cooked[0].recipe.model_dump_json()
 
-        strangers.tiny.score = score
-        strangers.cook(recipe=by_hand("acme/law", "acme/code"), sample=texts(law=30), verify=True)
-        assert scored == [(4, True)]
 
-    def test_a_lost_soup_that_lapack_makes_otherwise_becomes_a_new_version(self, strangers, monkeypatch):
-        how = {"recipe": by_hand("acme/law", "acme/code"), "mixing": {"method": "recompress"}, "name": "acme/narrow"}
-        first = strangers.cook(**how)
-        strangers.blobs.delete(strangers.row(first.soup_id).weights_blob)
-        here = MIXINGS["recompress"]
+def test_a_report_of_an_earlier_version_is_kept_as_it_was(strangers, monkeypatch):
+    """Soups that were cooked before widths and residuals were recorded are still served."""
+    old = MixReport(method="concat", members=2, weights=("0.5", "0.5"), parameters=1, size_bytes=4, relative_cost=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(mix, "report_of", lambda *_, **__: old)
+        strangers.cook(recipe=by_hand("acme/law", "acme/code"))
+    again = strangers.cook(recipe=by_hand("acme/law", "acme/code"))
+    assert (again.cached, again.report) == (True, old)
 
-        def elsewhere(parts, mixing):
-            return {name: tensor * (1 + 1e-6) for name, tensor in here.mix(parts, mixing).items()}
 
-        monkeypatch.setitem(MIXINGS, "recompress", replace(here, mix=elsewhere))
-        again = strangers.cook(**how)
-        assert (again.model, again.recipe_digest) == ("acme/narrow@2", first.recipe_digest)
-        third = strangers.cook(**how)
-        assert (third.cached, third.digest, third.report) == (True, again.digest, again.report)
-        assert "depend on the machine" in again.report.notes[0]
+@pytest.mark.parametrize(
+    ("refs", "how", "sentence"),
+    [
+        (("law", "code", "zoo"), {"max_width": 5}, r"would be 6 wide \(2, 2, 2\), and max_width is 5.*unknown"),
+        (("law", "lora"), {}, r"The methods differ: acme/law@1 has bottleneck; acme/lora@1 has lora\."),
+        (("law", "zoo"), {"mixing": {"method": "ties"}}, r"set mixing\.assume_same_init"),
+        (("lora", "lora2"), {"mixing": {"method": "average"}}, "Mix by 'concat', which"),
+    ],
+)
+def test_what_cannot_be_mixed_is_refused_with_the_reason(strangers, refs, how, sentence):
+    strangers.push_all("acme/lora", "acme/lora2", config=LORA, provenance=UNKNOWN)
+    with pytest.raises(Incompatible) as refused:
+        strangers.cook(recipe=by_hand(*(f"acme/{ref}" for ref in refs)), **how)
+    assert re.search(sentence, " ".join([refused.value.message, *refused.value.problems]))
 
-    @pytest.mark.parametrize("method", ["average", "recompress"])
-    def test_other_bytes_than_before_are_our_mistake(self, strangers, monkeypatch, method):
-        how = {"method": method, **({"assume_same_init": True} if method == "average" else {})}
-        recipe = by_hand("acme/law", "acme/code")
-        strangers.blobs.delete(strangers.row(strangers.cook(recipe=recipe, mixing=how).soup_id).weights_blob)
-        right = MIXINGS[method]
 
-        def wrong(parts, mixing):
-            return {name: tensor + 1 for name, tensor in right.mix(parts, mixing).items()}
+def test_verifying_scores_the_soup_in_its_own_shape(strangers):
+    scored, real = [], strangers.tiny.score
 
-        monkeypatch.setitem(MIXINGS, method, replace(right, mix=wrong))
-        with pytest.raises(Internal, match="before and"):
-            strangers.cook(recipe=recipe, mixing=how)
+    def score(texts, adapter, **options):
+        if adapter is not None:
+            scored.append((adapter.config.bottleneck, "layers.1.ffn.down.weight" in adapter.load()))
+        return real(texts, adapter, **options)
+
+    strangers.tiny.score = score
+    strangers.cook(recipe=by_hand("acme/law", "acme/code"), sample=texts(law=30), verify=True)
+    assert scored == [(4, True)]
+
+
+def test_a_lost_soup_that_lapack_makes_otherwise_becomes_a_new_version(strangers, monkeypatch):
+    how = {"recipe": by_hand("acme/law", "acme/code"), "mixing": {"method": "recompress"}, "name": "acme/narrow"}
+    first = strangers.cook(**how)
+    strangers.blobs.delete(strangers.row(first.soup_id).weights_blob)
+    here = MIXINGS["recompress"]
+
+    def elsewhere(parts, mixing):
+        return {name: tensor * (1 + 1e-6) for name, tensor in here.mix(parts, mixing).items()}
+
+    monkeypatch.setitem(MIXINGS, "recompress", replace(here, mix=elsewhere))
+    again = strangers.cook(**how)
+    assert (again.model, again.recipe_digest) == ("acme/narrow@2", first.recipe_digest)
+    third = strangers.cook(**how)
+    assert (third.cached, third.digest, third.report) == (True, again.digest, again.report)
+    assert "depend on the machine" in again.report.notes[0]
+
+
+@pytest.mark.parametrize("method", ["average", "recompress"])
+def test_other_bytes_than_before_are_our_mistake(strangers, monkeypatch, method):
+    how = {"method": method, **({"assume_same_init": True} if method == "average" else {})}
+    recipe = by_hand("acme/law", "acme/code")
+    strangers.blobs.delete(strangers.row(strangers.cook(recipe=recipe, mixing=how).soup_id).weights_blob)
+    right = MIXINGS[method]
+
+    def wrong(parts, mixing):
+        return {name: tensor + 1 for name, tensor in right.mix(parts, mixing).items()}
+
+    monkeypatch.setitem(MIXINGS, method, replace(right, mix=wrong))
+    with pytest.raises(Internal, match="before and"):
+        strangers.cook(recipe=recipe, mixing=how)
 
 
 @pytest.fixture
@@ -308,38 +317,43 @@ def test_one_adapter_recompressed_is_itself_or_a_narrower_soup(strangers):
     assert strangers.row(narrow.soup_id).config.bottleneck == 1
 
 
-class TestWeightsByLayer:
-    def recipe(self, *refs: str, **first: object) -> dict[str, object]:
-        rows = [{"ref": ref, "weight": 0.4 + number, "layers": SITES} for number, ref in enumerate(refs)]
-        return {"ingredients": [{**rows[0], **first}, *rows[1:]]}
+# --- weights by layer -----------------------------------------------------------------------------
 
-    def test_a_recipe_is_kept_as_it_was_given_and_gives_the_same_soup_again(self, strangers):
-        first = strangers.cook(recipe=self.recipe("acme/law", "acme/code"))
-        assert first.recipe.mixing == ConcatMixing()
-        assert sorted(one.weight for one in first.recipe.ingredients) == ["0.4", "1.4"]
-        assert {tuple(one.layers.items()) for one in first.recipe.ingredients} == {tuple(SITES.items())}
-        again = strangers.cook(
-            recipe={
-                "ingredients": [
-                    {"ref": one.digest, "weight": float(one.weight), "layers": one.layers}
-                    for one in first.recipe.ingredients
-                ]
-            }
-        )
-        assert (again.digest, again.recipe_digest, again.cached) == (first.digest, first.recipe_digest, True)
 
-    def test_one_adapter_with_layers_is_stored_as_a_soup(self, strangers):
-        assert strangers.cook(recipe=self.recipe("acme/law")).created
+def recipe(*refs: str, **first: object) -> dict[str, object]:
+    rows = [{"ref": ref, "weight": 0.4 + number, "layers": SITES} for number, ref in enumerate(refs)]
+    return {"ingredients": [{**rows[0], **first}, *rows[1:]]}
 
-    @pytest.mark.parametrize(
-        ("first", "said"),
-        [
-            ({"layers": {"layers.0.ffn": 1}}, "of acme/law@1 lack layers.1.ffn; it needs a factor for each of its 2"),
-            ({"layers": {**SITES, "layers.9.ffn": 1}}, "name layers.9.ffn, where it has nothing"),
-            ({"weight": 1e12}, "weights must be a finite number of at most 1000"),
-            ({"ref": "acme/code"}, "acme/code is in the recipe twice"),
-        ],
+
+def test_a_recipe_is_kept_as_it_was_given_and_gives_the_same_soup_again(strangers):
+    first = strangers.cook(recipe=recipe("acme/law", "acme/code"))
+    assert first.recipe.mixing == ConcatMixing()
+    assert sorted(one.weight for one in first.recipe.ingredients) == ["0.4", "1.4"]
+    assert {tuple(one.layers.items()) for one in first.recipe.ingredients} == {tuple(SITES.items())}
+    again = strangers.cook(
+        recipe={
+            "ingredients": [
+                {"ref": one.digest, "weight": float(one.weight), "layers": one.layers}
+                for one in first.recipe.ingredients
+            ]
+        }
     )
-    def test_what_is_wrong_with_them_is_told(self, strangers, first, said):
-        with pytest.raises(InvalidRecipe, match=re.escape(said)):
-            strangers.cook(recipe=self.recipe("acme/law", "acme/code", **first))
+    assert (again.digest, again.recipe_digest, again.cached) == (first.digest, first.recipe_digest, True)
+
+
+def test_one_adapter_with_layers_is_stored_as_a_soup(strangers):
+    assert strangers.cook(recipe=recipe("acme/law")).created
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ({"layers": {"layers.0.ffn": 1}}, "of acme/law@1 lack layers.1.ffn; it needs a factor for each of its 2"),
+        ({"layers": {**SITES, "layers.9.ffn": 1}}, "name layers.9.ffn, where it has nothing"),
+        ({"weight": 1e12}, "weights must be a finite number of at most 1000"),
+        ({"ref": "acme/code"}, "acme/code is in the recipe twice"),
+    ],
+)
+def test_what_is_wrong_with_them_is_told(strangers, first, said):
+    with pytest.raises(InvalidRecipe, match=re.escape(said)):
+        strangers.cook(recipe=recipe("acme/law", "acme/code", **first))

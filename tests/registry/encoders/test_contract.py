@@ -90,69 +90,76 @@ class TestEveryEncoder:
         assert len(encoder.encode(TEXTS[:1]).vectors) >= 1  # no lock is left behind
 
 
-class TestBaseModelEncoder:
-    def test_losses_come_with_the_vectors(self) -> None:
-        embedded = BaseModelEncoder(FINGERPRINT, 4, fake_embed).encode(["a b c", "x" * 1001])
-        assert embedded.tokens.tolist() == [3, 1]
-        assert embedded.nll.tolist() == [5 / 3, 1001 / 3]
-        assert embedded.truncated == 1
-        assert embedded.vectors[0].tolist() == [5, 0, 2, 1]
+# --- base model encoder ---------------------------------------------------------------------------
 
-    def test_the_digest_is_the_bases(self) -> None:
-        other = "sha256:" + "b" * 64
-        one, two = (BaseModelEncoder(fingerprint, 4, fake_embed) for fingerprint in (FINGERPRINT, other))
-        assert one.digest != two.digest
-        assert one.digest == BaseModelEncoder(FINGERPRINT, 4, fake_embed).digest
 
-    def test_only_drawn_passages_are_run(self) -> None:
-        ran: list[str] = []
+def test_losses_come_with_the_vectors() -> None:
+    embedded = BaseModelEncoder(FINGERPRINT, 4, fake_embed).encode(["a b c", "x" * 1001])
+    assert embedded.tokens.tolist() == [3, 1]
+    assert embedded.nll.tolist() == [5 / 3, 1001 / 3]
+    assert embedded.truncated == 1
+    assert embedded.vectors[0].tolist() == [5, 0, 2, 1]
 
-        def embed(texts: Sequence[str], **_options: Any) -> list[EmbeddedText]:
-            ran.extend(texts)
-            return fake_embed(texts)
 
-        embedded = BaseModelEncoder(FINGERPRINT, 4, embed).encode(TEXTS, max_units=3, seed=1)
-        assert ran == [TEXTS[i] for i in embedded.source]
+def test_the_digest_is_the_bases() -> None:
+    other = "sha256:" + "b" * 64
+    one, two = (BaseModelEncoder(fingerprint, 4, fake_embed) for fingerprint in (FINGERPRINT, other))
+    assert one.digest != two.digest
+    assert one.digest == BaseModelEncoder(FINGERPRINT, 4, fake_embed).digest
 
-    def test_it_hears_that_it_is_to_end_also_inside_of_a_chunk(self) -> None:
-        ran: list[str] = []
 
-        def embed(texts: Sequence[str], *, scored: bool, alive: Callable[[], None]) -> list[EmbeddedText]:
-            for text in texts:
-                alive()
-                ran.append(text)
-            return fake_embed(texts)
+def test_only_drawn_passages_are_run() -> None:
+    ran: list[str] = []
 
-        def cancel(done: int, total: int, message: str) -> None:
-            if len(ran) == 3:
-                raise Cancelled("enough")
+    def embed(texts: Sequence[str], **_options: Any) -> list[EmbeddedText]:
+        ran.extend(texts)
+        return fake_embed(texts)
 
-        with pytest.raises(Cancelled):
-            BaseModelEncoder(FINGERPRINT, 4, embed).encode(TEXTS, progress=cancel)
-        assert ran == TEXTS[:3]
+    embedded = BaseModelEncoder(FINGERPRINT, 4, embed).encode(TEXTS, max_units=3, seed=1)
+    assert ran == [TEXTS[i] for i in embedded.source]
 
-    @pytest.mark.parametrize("scored", [False, True])
-    def test_whoever_runs_it_is_told_whether_losses_are_wanted(self, scored: bool) -> None:
-        asked: list[object] = []
 
-        def embed(texts: Sequence[str], **options: Any) -> list[EmbeddedText]:
-            asked.append(options["scored"])
-            return fake_embed(texts)
+def test_it_hears_that_it_is_to_end_also_inside_of_a_chunk() -> None:
+    ran: list[str] = []
 
-        BaseModelEncoder(FINGERPRINT, 4, embed).encode(TEXTS, scored=scored)
-        assert asked == [scored]
+    def embed(texts: Sequence[str], *, scored: bool, alive: Callable[[], None]) -> list[EmbeddedText]:
+        for text in texts:
+            alive()
+            ran.append(text)
+        return fake_embed(texts)
 
-    @pytest.mark.parametrize(
-        "rows",
-        [
-            [],
-            [EmbeddedText(np.ones(3, np.float32), 1.0, 1, False)],
-            [EmbeddedText(np.array([1, 2, 3, np.nan], np.float32), 1.0, 1, False)],
-        ],
-    )
-    def test_a_model_that_answers_nonsense_is_our_fault(self, rows: list[EmbeddedText]) -> None:
-        with pytest.raises(Internal):
-            BaseModelEncoder(FINGERPRINT, 4, lambda texts, **_options: rows).encode(["a"])
+    def cancel(done: int, total: int, message: str) -> None:
+        if len(ran) == 3:
+            raise Cancelled("enough")
+
+    with pytest.raises(Cancelled):
+        BaseModelEncoder(FINGERPRINT, 4, embed).encode(TEXTS, progress=cancel)
+    assert ran == TEXTS[:3]
+
+
+@pytest.mark.parametrize("scored", [False, True])
+def test_whoever_runs_it_is_told_whether_losses_are_wanted(scored: bool) -> None:
+    asked: list[object] = []
+
+    def embed(texts: Sequence[str], **options: Any) -> list[EmbeddedText]:
+        asked.append(options["scored"])
+        return fake_embed(texts)
+
+    BaseModelEncoder(FINGERPRINT, 4, embed).encode(TEXTS, scored=scored)
+    assert asked == [scored]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [EmbeddedText(np.ones(3, np.float32), 1.0, 1, False)],
+        [EmbeddedText(np.array([1, 2, 3, np.nan], np.float32), 1.0, 1, False)],
+    ],
+)
+def test_a_model_that_answers_nonsense_is_our_fault(rows: list[EmbeddedText]) -> None:
+    with pytest.raises(Internal):
+        BaseModelEncoder(FINGERPRINT, 4, lambda texts, **_options: rows).encode(["a"])
 
 
 class TestSentenceBert:
@@ -272,21 +279,26 @@ def words(text: str) -> int:
     return len(text.split())
 
 
-class TestBeginning:
-    """The beginning of a text decides its vector; the rest is never handed to a tokenizer."""
+# --- beginning ------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("text", ["", "short", "a few words " * 3])
-    def test_what_is_short_is_read_whole_without_a_count(self, text: str) -> None:
-        assert beginning(text, lambda _: pytest.fail("nothing is to be counted"), tokens=10) == text
 
-    def test_of_what_is_long_a_start_with_twice_the_tokens(self) -> None:
-        found = beginning("word " * 1000, words, tokens=10)
-        assert found == ("word " * 1000)[: CHARACTERS * 10]
-        assert words(found) >= 20
+# The beginning of a text decides its vector; the rest is never handed to a tokenizer.
 
-    @pytest.mark.parametrize("text", ["x" * 10_000, " " * 9_000 + "word " * 40])
-    def test_few_tokens_in_many_characters_are_looked_for_further_on(self, text: str) -> None:
-        assert beginning(text, words, tokens=10) == text
+
+@pytest.mark.parametrize("text", ["", "short", "a few words " * 3])
+def test_what_is_short_is_read_whole_without_a_count(text: str) -> None:
+    assert beginning(text, lambda _: pytest.fail("nothing is to be counted"), tokens=10) == text
+
+
+def test_of_what_is_long_a_start_with_twice_the_tokens() -> None:
+    found = beginning("word " * 1000, words, tokens=10)
+    assert found == ("word " * 1000)[: CHARACTERS * 10]
+    assert words(found) >= 20
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000, " " * 9_000 + "word " * 40])
+def test_few_tokens_in_many_characters_are_looked_for_further_on(text: str) -> None:
+    assert beginning(text, words, tokens=10) == text
 
 
 @pytest.mark.slow

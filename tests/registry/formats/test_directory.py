@@ -83,6 +83,9 @@ class TestRoundTrip:
             read_directory(tmp_path / "soup")
 
 
+# --- writing --------------------------------------------------------------------------------------
+
+
 class TestWriting:
     def test_files_and_names_are_durable_before_the_place_of_the_old_one_is_gone(self, tmp_path: Path, synced) -> None:
         written(tmp_path / "law", weights=b"old")

@@ -259,43 +259,47 @@ def test_any_tensors_are_read_or_refused(shapes: dict[str, tuple[int, ...]]) -> 
         assert {f"base_model.model.{path}.lora_{x}.weight" for path in modules for x in "AB"} == set(shapes)
 
 
-class TestPatterns:
-    def test_names_have_no_line_break_that_a_dollar_could_match_before(self) -> None:
-        name = f"{PATHS[0]}\n"
-        assert get_pattern_key(["q_proj$"], name) == "q_proj$"
-        assert not Pattern("q_proj$", after_dot=True).matches(name)
-        refused(said(rank_pattern={"q_proj$": 4}), tensors({name: 4}), "are named base_model.model")
+# --- patterns -------------------------------------------------------------------------------------
 
-    def test_the_sentence_names_what_is_not_read(self) -> None:
-        for source, words in {
-            "(?=x)": "'(?=x)', which is not read here: it has '(?='; name the modules.",
-            r"(x)\1": r"which is not read here: it has '\\1'; name the modules.",
-            "x**": "'x**', which is not read here: bad repetition operator: **; name the modules.",
-        }.items():
-            refused(said(rank_pattern={source: 2}), ALL_FOUR, words)
 
-    def test_names_are_looked_up_and_expressions_have_a_bounded_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(patterns, "MAX_STEPS", 300_000)
-        shapes = tensors({f"model.layers.{i}.m{j}": 4 for i in range(40) for j in range(50)})
-        names = {f"layers.{i}.m{j}": 4 for i in range(40) for j in range(50)}
-        assert len(lora_config(said(target_modules=None, rank_pattern=names), shapes).modules()) == 2000
-        costly = "(.?.?.?.?){64}"
-        refused(
-            said(target_modules=None, rank_pattern={f"{costly}z{n}": 4 for n in range(60)}), shapes, "take too long"
-        )
-        refused(said(target_modules=f"{costly}z|.*"), shapes, "take too long on 2000 modules")
+def test_names_have_no_line_break_that_a_dollar_could_match_before() -> None:
+    name = f"{PATHS[0]}\n"
+    assert get_pattern_key(["q_proj$"], name) == "q_proj$"
+    assert not Pattern("q_proj$", after_dot=True).matches(name)
+    refused(said(rank_pattern={"q_proj$": 4}), tensors({name: 4}), "are named base_model.model")
 
-    def test_what_large_adapters_have_is_within_the_bound(self) -> None:
-        shapes = tensors({f"model.layers.{i}.mlp.experts.{j}.down_proj": 4 for i in range(40) for j in range(50)})
-        ranks = {rf"layers\.(0|1{n})\..*experts\.\d+\.(up|down)_proj": 4 for n in range(20)}
-        target = r".*(?:self_attn|mlp).*?(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-        config = lora_config(said(target_modules=target, rank_pattern=ranks, alpha_pattern=ranks), shapes)
-        assert len(config.modules()) == 2000
 
-    def test_reading_expressions_is_work_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(patterns, "MAX_STEPS", 200_000)
-        many = {f"[{n:03}a]": 4 for n in range(1000)}
-        refused(said(rank_pattern=many), tensors(dict.fromkeys(PATHS, 4)), "it takes too long")
+def test_the_sentence_names_what_is_not_read() -> None:
+    for source, words in {
+        "(?=x)": "'(?=x)', which is not read here: it has '(?='; name the modules.",
+        r"(x)\1": r"which is not read here: it has '\\1'; name the modules.",
+        "x**": "'x**', which is not read here: bad repetition operator: **; name the modules.",
+    }.items():
+        refused(said(rank_pattern={source: 2}), ALL_FOUR, words)
+
+
+def test_names_are_looked_up_and_expressions_have_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "MAX_STEPS", 300_000)
+    shapes = tensors({f"model.layers.{i}.m{j}": 4 for i in range(40) for j in range(50)})
+    names = {f"layers.{i}.m{j}": 4 for i in range(40) for j in range(50)}
+    assert len(lora_config(said(target_modules=None, rank_pattern=names), shapes).modules()) == 2000
+    costly = "(.?.?.?.?){64}"
+    refused(said(target_modules=None, rank_pattern={f"{costly}z{n}": 4 for n in range(60)}), shapes, "take too long")
+    refused(said(target_modules=f"{costly}z|.*"), shapes, "take too long on 2000 modules")
+
+
+def test_what_large_adapters_have_is_within_the_bound() -> None:
+    shapes = tensors({f"model.layers.{i}.mlp.experts.{j}.down_proj": 4 for i in range(40) for j in range(50)})
+    ranks = {rf"layers\.(0|1{n})\..*experts\.\d+\.(up|down)_proj": 4 for n in range(20)}
+    target = r".*(?:self_attn|mlp).*?(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+    config = lora_config(said(target_modules=target, rank_pattern=ranks, alpha_pattern=ranks), shapes)
+    assert len(config.modules()) == 2000
+
+
+def test_reading_expressions_is_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "MAX_STEPS", 200_000)
+    many = {f"[{n:03}a]": 4 for n in range(1000)}
+    refused(said(rank_pattern=many), tensors(dict.fromkeys(PATHS, 4)), "it takes too long")
 
 
 PART = st.sampled_from(["a", "b", "c_attn", "x_b"])
@@ -305,6 +309,9 @@ MODULES = st.dictionaries(
     min_size=1,
     max_size=12,
 )
+
+
+# --- writing --------------------------------------------------------------------------------------
 
 
 class TestWriting:

@@ -68,199 +68,217 @@ def purged(verbs: ToyRegistry, row: AdapterRow) -> None:
     purge(verbs.registry, verbs.caller(), row.id)
 
 
-class TestBlobs:
-    def test_an_upload_that_nothing_is_made_of_goes_after_the_grace_period_and_its_file_a_day_later(
-        self, verbs: ToyRegistry
-    ) -> None:
-        digest = verbs.upload(UPLOADED)
-        assert collected(verbs, 6.9) == Collected()
-        done = collected(verbs, 7.1)
-        assert (done.blobs, done.bytes, done.files) == (1, 23, 0)
+# --- blobs ----------------------------------------------------------------------------------------
+
+
+def test_an_upload_that_nothing_is_made_of_goes_after_the_grace_period_and_its_file_a_day_later(
+    verbs: ToyRegistry,
+) -> None:
+    digest = verbs.upload(UPLOADED)
+    assert collected(verbs, 6.9) == Collected()
+    done = collected(verbs, 7.1)
+    assert (done.blobs, done.bytes, done.files) == (1, 23, 0)
+    with verbs.database.read() as catalogue:
+        assert not catalogue.blobs.is_visible(("acme",), digest)
+        assert catalogue.limits.stored_bytes("key", "key-1") == 0
+    (entry,) = verbs.audit("blob.collect")
+    assert entry.detail == {"by": "collection", "digests": [digest]}
+    assert verbs.blobs.has(digest)
+    assert collected(verbs, 7.2).files == 0
+    assert collected(verbs, 7.2 + FILE_DELAY.days).files == 1
+    assert not verbs.blobs.has(digest)
+
+
+def test_an_uploaded_sample_goes_while_the_soup_that_was_cooked_for_it_stays(verbs: ToyRegistry) -> None:
+    verbs.ready_all("acme/law", "acme/tax")
+    digest = verbs.upload(encode_lines(sample("law", "tax")["texts"]))
+    cooked = verbs.row(verbs.cook(sample={"blob": digest}, name="acme/mixed").soup_id)
+    assert cooked.sample.digest == digest
+    assert collected(verbs, 7.1).blobs == 1
+    assert collected(verbs, 7.2 + FILE_DELAY.days).files == 1
+    assert not verbs.blobs.has(digest)
+    assert verbs.row(cooked.id).retired_at is None
+
+
+def test_nothing_is_removed_that_anything_is_made_of(verbs: ToyRegistry) -> None:
+    """Live and retired adapters, samples, embeddings, the selector that serves, named soups and ingredients."""
+    verbs.ready("acme/law")
+    old = verbs.ready("acme/old", seed=2)
+    soup(verbs, name="acme/mixed")
+    soup(verbs, name="acme/soup-0123456789ab")
+    fitted(verbs)
+    retire(verbs, old)
+    with verbs.database.read() as catalogue:
+        before = catalogue.blobs.digests()
+    assert collected(verbs, 1000, keep=1) == Collected()
+    assert all(map(verbs.blobs.is_whole, before))
+
+
+def test_what_a_job_reads_stays(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many others go in several transactions."""
+    monkeypatch.setattr(module, "BATCH", 2)
+    read = verbs.upload(UPLOADED)
+    for number in range(5):
+        verbs.upload(b"%d" % number)
+    assert collected(verbs, 8, used=lambda _: {read}).blobs == 5
+    assert collected(verbs, 8).blobs == 1
+
+
+def test_a_client_that_asks_for_it_keeps_it(verbs: ToyRegistry) -> None:
+    """It will not send what it hears is there; asking is a write only where nobody asked for long."""
+    digest = verbs.upload(UPLOADED)
+
+    def seen_at(grace: timedelta | None) -> datetime:
+        renew_blob(replace(verbs.registry, retention=Retention(grace)), digest, 9)
         with verbs.database.read() as catalogue:
-            assert not catalogue.blobs.is_visible(("acme",), digest)
-            assert catalogue.limits.stored_bytes("key", "key-1") == 0
-        (entry,) = verbs.audit("blob.collect")
-        assert entry.detail == {"by": "collection", "digests": [digest]}
-        assert verbs.blobs.has(digest)
-        assert collected(verbs, 7.2).files == 0
-        assert collected(verbs, 7.2 + FILE_DELAY.days).files == 1
-        assert not verbs.blobs.has(digest)
+            return catalogue.blobs.seen_at(digest)
 
-    def test_an_uploaded_sample_goes_while_the_soup_that_was_cooked_for_it_stays(self, verbs: ToyRegistry) -> None:
-        verbs.ready_all("acme/law", "acme/tax")
-        digest = verbs.upload(encode_lines(sample("law", "tax")["texts"]))
-        cooked = verbs.row(verbs.cook(sample={"blob": digest}, name="acme/mixed").soup_id)
-        assert cooked.sample.digest == digest
-        assert collected(verbs, 7.1).blobs == 1
-        assert collected(verbs, 7.2 + FILE_DELAY.days).files == 1
-        assert not verbs.blobs.has(digest)
-        assert verbs.row(cooked.id).retired_at is None
-
-    def test_nothing_is_removed_that_anything_is_made_of(self, verbs: ToyRegistry) -> None:
-        """Live and retired adapters, samples, embeddings, the selector that serves, named soups and ingredients."""
-        verbs.ready("acme/law")
-        old = verbs.ready("acme/old", seed=2)
-        soup(verbs, name="acme/mixed")
-        soup(verbs, name="acme/soup-0123456789ab")
-        fitted(verbs)
-        retire(verbs, old)
-        with verbs.database.read() as catalogue:
-            before = catalogue.blobs.digests()
-        assert collected(verbs, 1000, keep=1) == Collected()
-        assert all(map(verbs.blobs.is_whole, before))
-
-    def test_what_a_job_reads_stays(self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Many others go in several transactions."""
-        monkeypatch.setattr(module, "BATCH", 2)
-        read = verbs.upload(UPLOADED)
-        for number in range(5):
-            verbs.upload(b"%d" % number)
-        assert collected(verbs, 8, used=lambda _: {read}).blobs == 5
-        assert collected(verbs, 8).blobs == 1
-
-    def test_a_client_that_asks_for_it_keeps_it(self, verbs: ToyRegistry) -> None:
-        """It will not send what it hears is there; asking is a write only where nobody asked for long."""
-        digest = verbs.upload(UPLOADED)
-
-        def seen_at(grace: timedelta | None) -> datetime:
-            renew_blob(replace(verbs.registry, retention=Retention(grace)), digest, 9)
-            with verbs.database.read() as catalogue:
-                return catalogue.blobs.seen_at(digest)
-
-        first = seen_at(GRACE)
-        assert seen_at(GRACE) == seen_at(None) == first
-        assert seen_at(timedelta(microseconds=2)) > first
+    first = seen_at(GRACE)
+    assert seen_at(GRACE) == seen_at(None) == first
+    assert seen_at(timedelta(microseconds=2)) > first
 
 
-class TestUnnamedSoups:
-    def test_one_that_nobody_uses_is_retired_then_removed_and_can_be_cooked_again(self, verbs: ToyRegistry) -> None:
-        row = soup(verbs)
-        assert row.name == "soup-" + row.digest[7:19]
-        assert collected(verbs, 29, keep=30) == Collected()
-        assert collected(verbs, 31, keep=30).retired == 1
-        assert verbs.row(row.id).retired_at is not None
-        assert collected(verbs, 37, keep=30) == Collected()
-        done = collected(verbs, 39, keep=30)
-        assert (done.soups, done.blobs) == (1, 1)
-        with verbs.database.read() as catalogue:
-            assert catalogue.adapters.get_or_none(row.id) is None
-            assert catalogue.soups.recipe(row.recipe_digest) is None
-        assert [one.action for one in verbs.audit()[-3:]] == ["adapter.expire", "adapter.collect", "blob.collect"]
-        again = soup(verbs)
-        assert (again.digest, again.version) == (row.digest, 2)
+# --- unnamed soups --------------------------------------------------------------------------------
 
-    def test_one_that_was_only_compared_goes_as_they_do(self, verbs: ToyRegistry) -> None:
-        """Its name is nobody's choice, and what only begins like it is somebody's."""
-        row = soup(verbs, name=f"acme/{temporary_name()}")
-        chosen = soup(verbs, name="acme/compare-mine")
-        retire(verbs, row, chosen, at=after(0))
-        assert collected(verbs, 9).soups == 1
-        with verbs.database.read() as catalogue:
-            assert catalogue.adapters.get_or_none(row.id) is None
-            assert catalogue.adapters.get_or_none(chosen.id) is not None
 
-    def test_one_that_was_used_since_stays(self, verbs: ToyRegistry) -> None:
-        used = UsageKey(after(25).date().isoformat(), "key-1", "acme", soup(verbs).ref)
+def test_one_that_nobody_uses_is_retired_then_removed_and_can_be_cooked_again(verbs: ToyRegistry) -> None:
+    row = soup(verbs)
+    assert row.name == "soup-" + row.digest[7:19]
+    assert collected(verbs, 29, keep=30) == Collected()
+    assert collected(verbs, 31, keep=30).retired == 1
+    assert verbs.row(row.id).retired_at is not None
+    assert collected(verbs, 37, keep=30) == Collected()
+    done = collected(verbs, 39, keep=30)
+    assert (done.soups, done.blobs) == (1, 1)
+    with verbs.database.read() as catalogue:
+        assert catalogue.adapters.get_or_none(row.id) is None
+        assert catalogue.soups.recipe(row.recipe_digest) is None
+    assert [one.action for one in verbs.audit()[-3:]] == ["adapter.expire", "adapter.collect", "blob.collect"]
+    again = soup(verbs)
+    assert (again.digest, again.version) == (row.digest, 2)
+
+
+def test_one_that_was_only_compared_goes_as_they_do(verbs: ToyRegistry) -> None:
+    """Its name is nobody's choice, and what only begins like it is somebody's."""
+    row = soup(verbs, name=f"acme/{temporary_name()}")
+    chosen = soup(verbs, name="acme/compare-mine")
+    retire(verbs, row, chosen, at=after(0))
+    assert collected(verbs, 9).soups == 1
+    with verbs.database.read() as catalogue:
+        assert catalogue.adapters.get_or_none(row.id) is None
+        assert catalogue.adapters.get_or_none(chosen.id) is not None
+
+
+def test_one_that_was_used_since_stays(verbs: ToyRegistry) -> None:
+    used = UsageKey(after(25).date().isoformat(), "key-1", "acme", soup(verbs).ref)
+    with verbs.database.write() as catalogue:
+        catalogue.usage.add({used: UsageSum(requests=1)})
+    assert collected(verbs, 31, keep=30).retired == 0
+    assert collected(verbs, 60, keep=30).retired == 1
+
+
+def test_one_that_was_restored_stays_as_one_that_was_used(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = soup(verbs)
+    assert collected(verbs, 31, keep=30).retired == 1
+    monkeypatch.setattr(changes, "now", lambda: after(32))
+    changes.restore(verbs.registry, verbs.caller(), row.id, if_match=None)
+    assert collected(verbs, 61, keep=30).retired == 0
+    assert collected(verbs, 63, keep=30).retired == 1
+    with verbs.database.read() as catalogue:
+        assert catalogue.usage.list(UsageFilter("key-1", None), limit=100).rows == ()
+
+
+def test_one_that_was_asked_for_again_stays(verbs: ToyRegistry) -> None:
+    row = soup(verbs)
+    verbs.cook(recipe=RECIPE)
+    with verbs.database.read() as catalogue:
+        cooked = [datetime.fromisoformat(one["created_at"]) for one in catalogue.soups.evidence(row.id)]
+        assert len(cooked) == 2
+        assert catalogue.removals.unused_soups("acme", max(cooked), limit=9) == []
+        assert catalogue.removals.unused_soups("acme", after(1), limit=9) == [row.id]
+
+
+def test_one_that_an_alias_points_at_stays(verbs: ToyRegistry) -> None:
+    row = soup(verbs)
+    with verbs.database.write() as catalogue:
+        catalogue.aliases.put(row.namespace, row.name, "prod", row.version)
+    assert collected(verbs, 1000, keep=1).retired == 0
+
+
+def test_a_retired_one_that_another_soup_is_made_of_stays(verbs: ToyRegistry) -> None:
+    row = soup(verbs)
+    recipe = {"ingredients": [{"ref": row.ref, "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]}
+    verbs.cook(recipe=recipe, name="acme/of-a-soup")
+    retire(verbs, row)
+    assert collected(verbs, 1000).soups == 0
+
+
+@pytest.mark.parametrize(("own", "retired"), [(None, 1), (0, 0), (5, 1), (2000, 0)])
+def test_a_namespace_may_say_how_long(verbs: ToyRegistry, own: int | None, retired: int) -> None:
+    soup(verbs)
+    with verbs.database.write() as catalogue:
+        catalogue.namespaces.set("acme", {"unnamed_soup_days": own})
+    assert collected(verbs, 1000, keep=30).retired == retired
+
+
+# --- selectors ------------------------------------------------------------------------------------
+
+
+def test_one_that_no_longer_serves_goes(verbs: ToyRegistry) -> None:
+    verbs.ready("acme/law")
+    fitted(verbs)
+    verbs.ready("acme/tax", seed=1)
+    new = fitted(verbs)
+    done = collected(verbs, 8)
+    assert (done.selectors, done.blobs) == (1, 1)
+    with verbs.database.read() as catalogue:
+        assert [row.id for row in catalogue.selectors.list(None, limit=9).rows] == [new.id]
+
+
+def test_one_that_a_soup_was_chosen_by_stays(verbs: ToyRegistry) -> None:
+    verbs.ready_all("acme/law", "acme/tax")
+    sample = {"texts": passages("law", seed=1)}
+    assert verbs.cook(sample=sample, selector={"kind": "uniform"}, name="acme/mixed").evidence.selector is not None
+    verbs.ready("acme/more", seed=2)
+    verbs.cook(sample=sample, selector={"kind": "uniform"}, name="acme/other")
+    assert collected(verbs, 1000).selectors == 0
+
+
+def test_one_that_nobody_asks_for_goes_once_its_pool_is_another(verbs: ToyRegistry) -> None:
+    """It would be fitted anew before it answered, and may hold what was computed from a purged sample."""
+    verbs.ready("acme/law")
+    tax = verbs.ready("acme/tax", seed=1)
+    row = fitted(verbs)
+    idle = replace(verbs.registry, retention=Retention(GRACE), refits=Refits(idle_after=timedelta(days=30)))
+    assert collect(idle, after(31), used=lambda _: set()).selectors == 0  # its pool is what it was fitted over
+    purged(verbs, tax)
+    assert collect(idle, after(29), used=lambda _: set()).selectors == 0
+    assert collect(idle, after(31), used=lambda _: set()).selectors == 1
+    assert latest_selector(verbs.database, RequestedSelector(verbs.tiny, POOL, CosineSpec())) is None
+    again = fitted(verbs)
+    assert [member.ref for member in again.members] == ["acme/law@1"]
+    assert again.state_blob != row.state_blob
+
+
+def test_one_whose_pool_is_empty_goes_unless_it_is_asked_for_at_that_moment(
+    verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    law = verbs.ready("acme/law")
+    row = fitted(verbs)
+    purged(verbs, law)
+    stale_selectors = module._Collection.stale_selectors
+
+    def then_asked(*args: Any) -> list[SelectorRow]:
+        stale = stale_selectors(*args)
         with verbs.database.write() as catalogue:
-            catalogue.usage.add({used: UsageSum(requests=1)})
-        assert collected(verbs, 31, keep=30).retired == 0
-        assert collected(verbs, 60, keep=30).retired == 1
+            catalogue.selectors.record_request(row.pool_id, row.spec_digest, after(8))
+        return stale
 
-    def test_one_that_was_restored_stays_as_one_that_was_used(
-        self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        row = soup(verbs)
-        assert collected(verbs, 31, keep=30).retired == 1
-        monkeypatch.setattr(changes, "now", lambda: after(32))
-        changes.restore(verbs.registry, verbs.caller(), row.id, if_match=None)
-        assert collected(verbs, 61, keep=30).retired == 0
-        assert collected(verbs, 63, keep=30).retired == 1
-        with verbs.database.read() as catalogue:
-            assert catalogue.usage.list(UsageFilter("key-1", None), limit=100).rows == ()
-
-    def test_one_that_was_asked_for_again_stays(self, verbs: ToyRegistry) -> None:
-        row = soup(verbs)
-        verbs.cook(recipe=RECIPE)
-        with verbs.database.read() as catalogue:
-            cooked = [datetime.fromisoformat(one["created_at"]) for one in catalogue.soups.evidence(row.id)]
-            assert len(cooked) == 2
-            assert catalogue.removals.unused_soups("acme", max(cooked), limit=9) == []
-            assert catalogue.removals.unused_soups("acme", after(1), limit=9) == [row.id]
-
-    def test_one_that_an_alias_points_at_stays(self, verbs: ToyRegistry) -> None:
-        row = soup(verbs)
-        with verbs.database.write() as catalogue:
-            catalogue.aliases.put(row.namespace, row.name, "prod", row.version)
-        assert collected(verbs, 1000, keep=1).retired == 0
-
-    def test_a_retired_one_that_another_soup_is_made_of_stays(self, verbs: ToyRegistry) -> None:
-        row = soup(verbs)
-        recipe = {"ingredients": [{"ref": row.ref, "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]}
-        verbs.cook(recipe=recipe, name="acme/of-a-soup")
-        retire(verbs, row)
-        assert collected(verbs, 1000).soups == 0
-
-    @pytest.mark.parametrize(("own", "retired"), [(None, 1), (0, 0), (5, 1), (2000, 0)])
-    def test_a_namespace_may_say_how_long(self, verbs: ToyRegistry, own: int | None, retired: int) -> None:
-        soup(verbs)
-        with verbs.database.write() as catalogue:
-            catalogue.namespaces.set("acme", {"unnamed_soup_days": own})
-        assert collected(verbs, 1000, keep=30).retired == retired
-
-
-class TestSelectors:
-    def test_one_that_no_longer_serves_goes(self, verbs: ToyRegistry) -> None:
-        verbs.ready("acme/law")
-        fitted(verbs)
-        verbs.ready("acme/tax", seed=1)
-        new = fitted(verbs)
-        done = collected(verbs, 8)
-        assert (done.selectors, done.blobs) == (1, 1)
-        with verbs.database.read() as catalogue:
-            assert [row.id for row in catalogue.selectors.list(None, limit=9).rows] == [new.id]
-
-    def test_one_that_a_soup_was_chosen_by_stays(self, verbs: ToyRegistry) -> None:
-        verbs.ready_all("acme/law", "acme/tax")
-        sample = {"texts": passages("law", seed=1)}
-        assert verbs.cook(sample=sample, selector={"kind": "uniform"}, name="acme/mixed").evidence.selector is not None
-        verbs.ready("acme/more", seed=2)
-        verbs.cook(sample=sample, selector={"kind": "uniform"}, name="acme/other")
-        assert collected(verbs, 1000).selectors == 0
-
-    def test_one_that_nobody_asks_for_goes_once_its_pool_is_another(self, verbs: ToyRegistry) -> None:
-        """It would be fitted anew before it answered, and may hold what was computed from a purged sample."""
-        verbs.ready("acme/law")
-        tax = verbs.ready("acme/tax", seed=1)
-        row = fitted(verbs)
-        idle = replace(verbs.registry, retention=Retention(GRACE), refits=Refits(idle_after=timedelta(days=30)))
-        assert collect(idle, after(31), used=lambda _: set()).selectors == 0  # its pool is what it was fitted over
-        purged(verbs, tax)
-        assert collect(idle, after(29), used=lambda _: set()).selectors == 0
-        assert collect(idle, after(31), used=lambda _: set()).selectors == 1
-        assert latest_selector(verbs.database, RequestedSelector(verbs.tiny, POOL, CosineSpec())) is None
-        again = fitted(verbs)
-        assert [member.ref for member in again.members] == ["acme/law@1"]
-        assert again.state_blob != row.state_blob
-
-    def test_one_whose_pool_is_empty_goes_unless_it_is_asked_for_at_that_moment(
-        self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        law = verbs.ready("acme/law")
-        row = fitted(verbs)
-        purged(verbs, law)
-        stale_selectors = module._Collection.stale_selectors
-
-        def then_asked(*args: Any) -> list[SelectorRow]:
-            stale = stale_selectors(*args)
-            with verbs.database.write() as catalogue:
-                catalogue.selectors.record_request(row.pool_id, row.spec_digest, after(8))
-            return stale
-
-        assert collected(verbs, 6).selectors == 0
-        with monkeypatch.context() as patch:
-            patch.setattr(module._Collection, "stale_selectors", then_asked)
-            assert collected(verbs, 8).selectors == 0
-        assert collected(verbs, 16).selectors == 1
+    assert collected(verbs, 6).selectors == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(module._Collection, "stale_selectors", then_asked)
+        assert collected(verbs, 8).selectors == 0
+    assert collected(verbs, 16).selectors == 1
 
 
 def test_a_trial_says_what_would_go_and_takes_nothing(verbs: ToyRegistry) -> None:
@@ -302,82 +320,92 @@ def test_others_write_while_a_trial_counts(
     assert written
 
 
-class TestOldRows:
-    """Ended jobs, usage and the audit, which nothing but a setting takes away."""
+# --- old rows -------------------------------------------------------------------------------------
 
-    def rows(self, verbs: ToyRegistry) -> dict[str, int]:
-        with verbs.database.read() as catalogue:
-            return {
-                "jobs": len(catalogue.jobs.list(None, limit=100).rows),
-                "usage": len(catalogue.usage.list(UsageFilter("key-1", None), limit=100).rows),
-                "audit": len(verbs.audit()),
-            }
 
-    @pytest.fixture
-    def kept(self, verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> ToyRegistry:
-        """Five ended jobs, one of which two asked for, and one queued; five days of usage, five audit entries."""
-        monkeypatch.setattr(module, "PRUNE_BATCH", 2)
-        with verbs.database.write() as catalogue:
-            jobs = [
-                catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="key-1", dedupe_key=str(number))
-                for number in range(6)
-            ]
-            catalogue.jobs.add_requester(jobs[0].id, "key-2", request_id=None)
-            for job in jobs[:5]:
-                catalogue.jobs.cancel(job.id)
-            for number in range(5):
-                day = after(-number).date().isoformat()
-                used = UsageKey(day=day, key_id="key-1", namespace="acme", model="acme/law@1")
-                catalogue.usage.add({used: UsageSum(1, 2, 3)})
-                catalogue.audit.record("push", f"acme/a{number}", key_id="key-1", request_id=None, detail={})
-        return verbs
+# Ended jobs, usage and the audit, which nothing but a setting takes away.
 
-    def prune(self, verbs: ToyRegistry, days: float, **settings: int) -> Collected:
-        registry = replace(verbs.registry, retention=Retention(None, **settings))
-        trial = would_collect(registry, after(days), used=lambda _: set())
-        found = collect(registry, after(days), used=lambda _: set())
-        assert trial == found
-        return found
 
-    def test_nothing_goes_that_no_setting_takes_away(self, kept: ToyRegistry) -> None:
-        kept.upload(UPLOADED)
-        before = self.rows(kept)
-        assert self.prune(kept, 100_000) == Collected()
-        assert self.rows(kept) == before
+def rows(verbs: ToyRegistry) -> dict[str, int]:
+    with verbs.database.read() as catalogue:
+        return {
+            "jobs": len(catalogue.jobs.list(None, limit=100).rows),
+            "usage": len(catalogue.usage.list(UsageFilter("key-1", None), limit=100).rows),
+            "audit": len(verbs.audit()),
+        }
 
-    def test_ended_jobs_go_after_their_days_and_others_stay(self, kept: ToyRegistry) -> None:
-        before = self.rows(kept)
-        assert self.prune(kept, 29, job_days=30) == Collected()
-        assert self.prune(kept, 31, job_days=30) == Collected(jobs=5)
-        with kept.database.read() as catalogue:
-            assert [job.state for job in catalogue.jobs.list(None, limit=9).rows] == ["queued"]
-        entries = kept.audit("job.prune")
-        assert [entry.subject for entry in entries] == ["2 rows", "2 rows", "1 rows"]
-        assert entries[0].detail == {"by": "collection", "days": 30, "before": after(1).isoformat()}
-        assert self.rows(kept) == {**before, "jobs": 1, "audit": before["audit"] + 3}
 
-    def test_usage_goes_by_its_day(self, kept: ToyRegistry) -> None:
-        assert self.prune(kept, 0, usage_days=2) == Collected(usage=2)
-        with kept.database.read() as catalogue:
-            days = [row.day for row in catalogue.usage.list(UsageFilter("key-1", None), limit=9).rows]
-        assert days == [after(-number).date().isoformat() for number in range(3)]
+@pytest.fixture
+def kept(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> ToyRegistry:
+    """Five ended jobs, one of which two asked for, and one queued; five days of usage, five audit entries."""
+    monkeypatch.setattr(module, "PRUNE_BATCH", 2)
+    with verbs.database.write() as catalogue:
+        jobs = [
+            catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="key-1", dedupe_key=str(number))
+            for number in range(6)
+        ]
+        catalogue.jobs.add_requester(jobs[0].id, "key-2", request_id=None)
+        for job in jobs[:5]:
+            catalogue.jobs.cancel(job.id)
+        for number in range(5):
+            day = after(-number).date().isoformat()
+            used = UsageKey(day=day, key_id="key-1", namespace="acme", model="acme/law@1")
+            catalogue.usage.add({used: UsageSum(1, 2, 3)})
+            catalogue.audit.record("push", f"acme/a{number}", key_id="key-1", request_id=None, detail={})
+    return verbs
 
-    @pytest.mark.parametrize("own", [None, 4])
-    def test_usage_that_says_whether_a_soup_is_in_use_stays(self, kept: ToyRegistry, own: int | None) -> None:
-        """As long as the server, or the namespace of a soup, keeps soups without use."""
-        soup(kept)
-        with kept.database.write() as catalogue:
-            catalogue.namespaces.set("acme", {"unnamed_soup_days": own})
-        assert self.prune(kept, 0, usage_days=1, unnamed_soup_days=0 if own else 4) == Collected()
-        assert self.prune(kept, 1, usage_days=1, unnamed_soup_days=0 if own else 4) == Collected(usage=1)
 
-    def test_the_audit_goes_where_a_setting_says_so_and_says_that_it_did(self, kept: ToyRegistry) -> None:
-        with kept.database.write() as catalogue, pytest.MonkeyPatch.context() as monkey:
-            for days in range(28, 33):
-                monkey.setattr("registry.catalogue.audit.now", lambda days=days: after(-days))
-                catalogue.audit.record("old", f"{days}", key_id=None, request_id=None, detail={})
-        before = self.rows(kept)["audit"]
-        assert self.prune(kept, 0.1, audit_days=30) == Collected(audit=3)
-        assert [entry.subject for entry in kept.audit("old")] == ["28", "29"]
-        assert [entry.subject for entry in kept.audit("audit.prune")] == ["2 rows", "1 rows"]
-        assert self.rows(kept)["audit"] == before - 3 + 2
+def prune(verbs: ToyRegistry, days: float, **settings: int) -> Collected:
+    registry = replace(verbs.registry, retention=Retention(None, **settings))
+    trial = would_collect(registry, after(days), used=lambda _: set())
+    found = collect(registry, after(days), used=lambda _: set())
+    assert trial == found
+    return found
+
+
+def test_nothing_goes_that_no_setting_takes_away(kept: ToyRegistry) -> None:
+    kept.upload(UPLOADED)
+    before = rows(kept)
+    assert prune(kept, 100_000) == Collected()
+    assert rows(kept) == before
+
+
+def test_ended_jobs_go_after_their_days_and_others_stay(kept: ToyRegistry) -> None:
+    before = rows(kept)
+    assert prune(kept, 29, job_days=30) == Collected()
+    assert prune(kept, 31, job_days=30) == Collected(jobs=5)
+    with kept.database.read() as catalogue:
+        assert [job.state for job in catalogue.jobs.list(None, limit=9).rows] == ["queued"]
+    entries = kept.audit("job.prune")
+    assert [entry.subject for entry in entries] == ["2 rows", "2 rows", "1 rows"]
+    assert entries[0].detail == {"by": "collection", "days": 30, "before": after(1).isoformat()}
+    assert rows(kept) == {**before, "jobs": 1, "audit": before["audit"] + 3}
+
+
+def test_usage_goes_by_its_day(kept: ToyRegistry) -> None:
+    assert prune(kept, 0, usage_days=2) == Collected(usage=2)
+    with kept.database.read() as catalogue:
+        days = [row.day for row in catalogue.usage.list(UsageFilter("key-1", None), limit=9).rows]
+    assert days == [after(-number).date().isoformat() for number in range(3)]
+
+
+@pytest.mark.parametrize("own", [None, 4])
+def test_usage_that_says_whether_a_soup_is_in_use_stays(kept: ToyRegistry, own: int | None) -> None:
+    """As long as the server, or the namespace of a soup, keeps soups without use."""
+    soup(kept)
+    with kept.database.write() as catalogue:
+        catalogue.namespaces.set("acme", {"unnamed_soup_days": own})
+    assert prune(kept, 0, usage_days=1, unnamed_soup_days=0 if own else 4) == Collected()
+    assert prune(kept, 1, usage_days=1, unnamed_soup_days=0 if own else 4) == Collected(usage=1)
+
+
+def test_the_audit_goes_where_a_setting_says_so_and_says_that_it_did(kept: ToyRegistry) -> None:
+    with kept.database.write() as catalogue, pytest.MonkeyPatch.context() as monkey:
+        for days in range(28, 33):
+            monkey.setattr("registry.catalogue.audit.now", lambda days=days: after(-days))
+            catalogue.audit.record("old", f"{days}", key_id=None, request_id=None, detail={})
+    before = rows(kept)["audit"]
+    assert prune(kept, 0.1, audit_days=30) == Collected(audit=3)
+    assert [entry.subject for entry in kept.audit("old")] == ["28", "29"]
+    assert [entry.subject for entry in kept.audit("audit.prune")] == ["2 rows", "1 rows"]
+    assert rows(kept)["audit"] == before - 3 + 2

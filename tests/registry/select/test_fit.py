@@ -96,123 +96,135 @@ def damaged_vectors(verbs: ToyRegistry, name: str) -> str:
     return blob
 
 
-class TestDamage:
-    @pytest.fixture
-    def fitted(self, verbs) -> SelectorRow:
-        verbs.ready_all("acme/law", "acme/code")
-        return verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
-
-    @pytest.mark.parametrize("lost", [False, True])
-    def test_a_selector_whose_state_is_damaged_is_not_used_and_the_next_fit_makes_it_again(self, verbs, fitted, lost):
-        before = verbs.blobs.read(fitted.state_blob)
-        if lost:
-            verbs.blobs.delete(fitted.state_blob)
-        else:
-            verbs.blobs.damage(fitted.state_blob, before[:-1] + bytes([before[-1] ^ 1]))
-        with pytest.raises(DamagedBlob, match=fitted.state_blob):
-            load_selector(verbs.registry, fitted)
-        assert current_selector(verbs.registry, RequestedSelector(verbs.tiny, POOL, CosineSpec(encoder="base"))) is None
-        again = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
-        assert (again.id, verbs.blobs.read(again.state_blob)) == (fitted.id, before)
-
-    def test_vectors_that_are_damaged_are_made_again_from_the_text(self, verbs, fitted):
-        blob = damaged_vectors(verbs, "acme/law")
-        partly = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        assert [member.ref for member in partly.members] == ["acme/code@1"]
-        row = verbs.named("acme/law")
-        assert row.sample_state == "pending"
-        with verbs.database.read() as catalogue:
-            assert missing(catalogue, partly) == ("acme/law@1",)
-            job = catalogue.jobs.find_active(f"embed:{row.id}")
-            (entry,) = catalogue.audit.list(None, action="sample.embed_again", limit=9).rows
-        assert (job.arguments, entry.subject, entry.detail["job"]) == ({"adapter_id": row.id}, "acme/law@1", job.id)
-        verbs.embed(row)
-        assert verbs.blobs.is_whole(blob)
-        assert fitted_refs(verbs) == BOTH
-
-    def test_where_all_are_damaged_the_fit_is_tried_again_once_they_are_there(self, verbs, fitted):
-        for name in ("acme/law", "acme/code"):
-            damaged_vectors(verbs, name)
-        for _ in range(2):
-            with pytest.raises(Unavailable, match="2 wait for their sample to be embedded"):
-                fitted_refs(verbs)
-        for name in ("acme/law", "acme/code"):
-            verbs.embed(verbs.named(name))
-        assert len(fitted_refs(verbs)) == 2
-
-    def test_where_they_come_out_otherwise_the_new_ones_are_read(self, verbs, fitted):
-        blob = damaged_vectors(verbs, "acme/law")
-        fitted_refs(verbs)
-        embed_otherwise(verbs, "acme/law")
-        assert fitted_refs(verbs) == BOTH
-        with verbs.database.read() as catalogue:
-            found = catalogue.samples.embedding(verbs.named("acme/law").sample.digest, verbs.base.digest)
-        assert found.blob_digest != blob
-
-    @pytest.mark.parametrize("text", ["none was sent", "damaged too"])
-    def test_without_a_text_the_fit_fails_and_names_whose_they_are(self, verbs, fitted, text):
-        if text == "none was sent":
-            verbs.push("acme/tax", seed=5, sample=vectors_of(verbs.base, passages("tax")))
-        else:
-            verbs.ready("acme/tax", seed=5)
-            verbs.blobs.damage(verbs.named("acme/tax").sample.digest, b"other")
-        blob = damaged_vectors(verbs, "acme/tax")
-        damaged_vectors(verbs, "acme/law")
-        for _ in range(2):
-            with pytest.raises(DamagedBlob, match=f"of acme/tax@1 are damaged .blob {blob}.*push it again"):
-                fitted_refs(verbs)
-        assert verbs.named("acme/law").sample_state == "pending"  # what could be mended is being
-
-    def test_what_was_fitted_over_vectors_that_are_damaged_and_gone_is_fitted_as_a_whole(self, verbs, fitted):
-        damaged_vectors(verbs, "acme/law")
-        verbs.retire(verbs.named("acme/law").id)
-        assert fitted_refs(verbs, CosineSpec(encoder="base")) == ["acme/code@1"]
+# --- damage ---------------------------------------------------------------------------------------
 
 
-class TestMadeAgainMeanwhile:
-    """Damaged vectors that somebody else has made whole in the middle of a fit: it goes by these, and none fails."""
+@pytest.fixture
+def fitted(verbs) -> SelectorRow:
+    verbs.ready_all("acme/law", "acme/code")
+    return verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
 
-    @pytest.fixture
-    def blob(self, verbs) -> str:
-        """The blob of vectors that are damaged, of one of two adapters."""
-        verbs.ready_all("acme/law", "acme/code")
-        return damaged_vectors(verbs, "acme/law")
 
-    def test_stored_elsewhere_after_they_were_looked_up(self, verbs, blob, monkeypatch):
-        """They come out otherwise, as on another machine, and the fit still reads the blob that was damaged."""
-        read = verbs.blobs.read
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_selector_whose_state_is_damaged_is_not_used_and_the_next_fit_makes_it_again(verbs, fitted, lost):
+    before = verbs.blobs.read(fitted.state_blob)
+    if lost:
+        verbs.blobs.delete(fitted.state_blob)
+    else:
+        verbs.blobs.damage(fitted.state_blob, before[:-1] + bytes([before[-1] ^ 1]))
+    with pytest.raises(DamagedBlob, match=fitted.state_blob):
+        load_selector(verbs.registry, fitted)
+    assert current_selector(verbs.registry, RequestedSelector(verbs.tiny, POOL, CosineSpec(encoder="base"))) is None
+    again = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
+    assert (again.id, verbs.blobs.read(again.state_blob)) == (fitted.id, before)
 
-        def first(digest):
-            if digest == blob:
-                monkeypatch.undo()
-                assert fitted_refs(verbs, CosineSpec(encoder="base")) == ["acme/code@1"]
-                embed_otherwise(verbs, "acme/law")
-            return read(digest)
 
-        monkeypatch.setattr(verbs.blobs, "read", first)
-        assert fitted_refs(verbs) == BOTH
-        assert not verbs.blobs.is_whole(blob)
+def test_vectors_that_are_damaged_are_made_again_from_the_text(verbs, fitted):
+    blob = damaged_vectors(verbs, "acme/law")
+    partly = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+    assert [member.ref for member in partly.members] == ["acme/code@1"]
+    row = verbs.named("acme/law")
+    assert row.sample_state == "pending"
+    with verbs.database.read() as catalogue:
+        assert missing(catalogue, partly) == ("acme/law@1",)
+        job = catalogue.jobs.find_active(f"embed:{row.id}")
+        (entry,) = catalogue.audit.list(None, action="sample.embed_again", limit=9).rows
+    assert (job.arguments, entry.subject, entry.detail["job"]) == ({"adapter_id": row.id}, "acme/law@1", job.id)
+    verbs.embed(row)
+    assert verbs.blobs.is_whole(blob)
+    assert fitted_refs(verbs) == BOTH
 
-    def test_whole_by_the_time_that_they_could_be_forgotten(self, verbs, blob, monkeypatch):
-        copy, write = save_embeddings(verbs.base.encode(passages("law")).vectors), verbs.database.write
 
-        def put_back():
-            monkeypatch.undo()
-            assert verbs.blobs.put_bytes(copy) == blob
-            return write()
-
-        monkeypatch.setattr(verbs.database, "write", put_back)
-        assert fitted_refs(verbs) == BOTH
-        assert verbs.named("acme/law").sample_state == "ready"
-        with verbs.database.read() as catalogue:
-            assert catalogue.audit.list(None, action="sample.embed_again", limit=9).rows == ()
-
-    def test_what_is_damaged_whenever_it_is_read_and_whole_whenever_it_is_looked_at_ends_the_fit(
-        self, verbs, blob, monkeypatch
-    ):
-        monkeypatch.setattr(verbs.blobs, "is_whole", lambda _: True)  # a disk that is about to fail
-        with pytest.raises(DamagedBlob, match=blob):
+def test_where_all_are_damaged_the_fit_is_tried_again_once_they_are_there(verbs, fitted):
+    for name in ("acme/law", "acme/code"):
+        damaged_vectors(verbs, name)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="2 wait for their sample to be embedded"):
             fitted_refs(verbs)
+    for name in ("acme/law", "acme/code"):
+        verbs.embed(verbs.named(name))
+    assert len(fitted_refs(verbs)) == 2
+
+
+def test_where_they_come_out_otherwise_the_new_ones_are_read(verbs, fitted):
+    blob = damaged_vectors(verbs, "acme/law")
+    fitted_refs(verbs)
+    embed_otherwise(verbs, "acme/law")
+    assert fitted_refs(verbs) == BOTH
+    with verbs.database.read() as catalogue:
+        found = catalogue.samples.embedding(verbs.named("acme/law").sample.digest, verbs.base.digest)
+    assert found.blob_digest != blob
+
+
+@pytest.mark.parametrize("text", ["none was sent", "damaged too"])
+def test_without_a_text_the_fit_fails_and_names_whose_they_are(verbs, fitted, text):
+    if text == "none was sent":
+        verbs.push("acme/tax", seed=5, sample=vectors_of(verbs.base, passages("tax")))
+    else:
+        verbs.ready("acme/tax", seed=5)
+        verbs.blobs.damage(verbs.named("acme/tax").sample.digest, b"other")
+    blob = damaged_vectors(verbs, "acme/tax")
+    damaged_vectors(verbs, "acme/law")
+    for _ in range(2):
+        with pytest.raises(DamagedBlob, match=f"of acme/tax@1 are damaged .blob {blob}.*push it again"):
+            fitted_refs(verbs)
+    assert verbs.named("acme/law").sample_state == "pending"  # what could be mended is being
+
+
+def test_what_was_fitted_over_vectors_that_are_damaged_and_gone_is_fitted_as_a_whole(verbs, fitted):
+    damaged_vectors(verbs, "acme/law")
+    verbs.retire(verbs.named("acme/law").id)
+    assert fitted_refs(verbs, CosineSpec(encoder="base")) == ["acme/code@1"]
+
+
+# --- made again meanwhile -------------------------------------------------------------------------
+
+
+# Damaged vectors that somebody else has made whole in the middle of a fit: it goes by these, and none fails.
+
+
+@pytest.fixture
+def blob(verbs) -> str:
+    """The blob of vectors that are damaged, of one of two adapters."""
+    verbs.ready_all("acme/law", "acme/code")
+    return damaged_vectors(verbs, "acme/law")
+
+
+def test_stored_elsewhere_after_they_were_looked_up(verbs, blob, monkeypatch):
+    """They come out otherwise, as on another machine, and the fit still reads the blob that was damaged."""
+    read = verbs.blobs.read
+
+    def first(digest):
+        if digest == blob:
+            monkeypatch.undo()
+            assert fitted_refs(verbs, CosineSpec(encoder="base")) == ["acme/code@1"]
+            embed_otherwise(verbs, "acme/law")
+        return read(digest)
+
+    monkeypatch.setattr(verbs.blobs, "read", first)
+    assert fitted_refs(verbs) == BOTH
+    assert not verbs.blobs.is_whole(blob)
+
+
+def test_whole_by_the_time_that_they_could_be_forgotten(verbs, blob, monkeypatch):
+    copy, write = save_embeddings(verbs.base.encode(passages("law")).vectors), verbs.database.write
+
+    def put_back():
+        monkeypatch.undo()
+        assert verbs.blobs.put_bytes(copy) == blob
+        return write()
+
+    monkeypatch.setattr(verbs.database, "write", put_back)
+    assert fitted_refs(verbs) == BOTH
+    assert verbs.named("acme/law").sample_state == "ready"
+    with verbs.database.read() as catalogue:
+        assert catalogue.audit.list(None, action="sample.embed_again", limit=9).rows == ()
+
+
+def test_what_is_damaged_whenever_it_is_read_and_whole_whenever_it_is_looked_at_ends_the_fit(verbs, blob, monkeypatch):
+    monkeypatch.setattr(verbs.blobs, "is_whole", lambda _: True)  # a disk that is about to fail
+    with pytest.raises(DamagedBlob, match=blob):
+        fitted_refs(verbs)
 
 
 @pytest.fixture
@@ -285,59 +297,65 @@ def test_the_base_of_a_pool():
             pool_base(PoolRequest(base_model=base_model), bases)
 
 
-class TestFit:
-    def test_a_fitted_selector_is_stored_and_answers_the_same_when_loaded(self, verbs):
-        verbs.ready_all("acme/law", "acme/code", "acme/zoo")
-        row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        assert row.id.startswith("sel-")
-        assert [member.domain for member in row.members] == ["code", "law", "zoo"]
-        assert row.report["held_out_accuracy"] == 1.0
-        assert best_domain(verbs, row, "law") == "law"
-        assert load_selector(verbs.registry, row) is load_selector(verbs.registry, row)
-        shared = load_selector(verbs.registry, verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest))
-        with pytest.raises(ValueError, match="read-only"):
-            shared.rows_.means[0] = 0.0
+# --- fit ------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("spec", [GmmSpec(), UniformSpec()])
-    def test_the_same_members_give_the_selector_there_is(self, verbs, spec):
-        verbs.ready_all("acme/law", "acme/code")
-        encoder = None if spec.kind == "uniform" else verbs.base.digest
-        first = verbs.fit(POOL, spec, encoder)
-        verbs.said.clear()
-        assert verbs.fit(POOL, spec, encoder) == first
-        assert verbs.said == []
 
-    def test_retired_and_pushed_again_is_another_selector(self, verbs):
-        """The same bytes under a new row: the old selector would leave it out for ever."""
-        first = verbs.ready("acme/law")
-        verbs.ready("acme/code", seed=1)
-        before = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        verbs.retire(first.id)
-        verbs.ready("acme/law")
-        after = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        assert after.id != before.id
-        with verbs.database.read() as catalogue:
-            assert gone_members(catalogue, after) == {}
-            assert list(gone_members(catalogue, before)) == [first.digest]
+def test_a_fitted_selector_is_stored_and_answers_the_same_when_loaded(verbs):
+    verbs.ready_all("acme/law", "acme/code", "acme/zoo")
+    row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+    assert row.id.startswith("sel-")
+    assert [member.domain for member in row.members] == ["code", "law", "zoo"]
+    assert row.report["held_out_accuracy"] == 1.0
+    assert best_domain(verbs, row, "law") == "law"
+    assert load_selector(verbs.registry, row) is load_selector(verbs.registry, row)
+    shared = load_selector(verbs.registry, verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest))
+    with pytest.raises(ValueError, match="read-only"):
+        shared.rows_.means[0] = 0.0
 
-    def test_an_empty_pool_says_what_is_missing(self, verbs):
-        with pytest.raises(InvalidParameter, match="push adapters with a sample first"):
-            fitted_refs(verbs)
-        for name, config in {"bank": BankConfig(expert=CONFIG), "task": HEAD}.items():  # which never belong to one
-            verbs.push(f"acme/{name}", config=config, sample={"texts": passages(name)})
-        with pytest.raises(InvalidParameter, match="push adapters with a sample first"):
-            fitted_refs(verbs)
-        verbs.push("acme/law", sample={"texts": passages("law")})
-        with pytest.raises(Unavailable, match="1 wait for their sample"):
-            fitted_refs(verbs)
 
-    def test_another_encoder_is_not_the_one_fitted(self, verbs):
-        verbs.ready_all("acme/law", "acme/code")
-        row = verbs.fit(POOL, SBERT, verbs.sentences.digest)
-        requested = RequestedSelector(verbs.tiny, POOL, SBERT)
-        assert latest_selector(verbs.database, requested) == row
-        verbs.sentences.digest = "sha256:" + "0" * 64
-        assert latest_selector(verbs.database, requested) is None
+@pytest.mark.parametrize("spec", [GmmSpec(), UniformSpec()])
+def test_the_same_members_give_the_selector_there_is(verbs, spec):
+    verbs.ready_all("acme/law", "acme/code")
+    encoder = None if spec.kind == "uniform" else verbs.base.digest
+    first = verbs.fit(POOL, spec, encoder)
+    verbs.said.clear()
+    assert verbs.fit(POOL, spec, encoder) == first
+    assert verbs.said == []
+
+
+def test_retired_and_pushed_again_is_another_selector(verbs):
+    """The same bytes under a new row: the old selector would leave it out for ever."""
+    first = verbs.ready("acme/law")
+    verbs.ready("acme/code", seed=1)
+    before = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+    verbs.retire(first.id)
+    verbs.ready("acme/law")
+    after = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+    assert after.id != before.id
+    with verbs.database.read() as catalogue:
+        assert gone_members(catalogue, after) == {}
+        assert list(gone_members(catalogue, before)) == [first.digest]
+
+
+def test_an_empty_pool_says_what_is_missing(verbs):
+    with pytest.raises(InvalidParameter, match="push adapters with a sample first"):
+        fitted_refs(verbs)
+    for name, config in {"bank": BankConfig(expert=CONFIG), "task": HEAD}.items():  # which never belong to one
+        verbs.push(f"acme/{name}", config=config, sample={"texts": passages(name)})
+    with pytest.raises(InvalidParameter, match="push adapters with a sample first"):
+        fitted_refs(verbs)
+    verbs.push("acme/law", sample={"texts": passages("law")})
+    with pytest.raises(Unavailable, match="1 wait for their sample"):
+        fitted_refs(verbs)
+
+
+def test_another_encoder_is_not_the_one_fitted(verbs):
+    verbs.ready_all("acme/law", "acme/code")
+    row = verbs.fit(POOL, SBERT, verbs.sentences.digest)
+    requested = RequestedSelector(verbs.tiny, POOL, SBERT)
+    assert latest_selector(verbs.database, requested) == row
+    verbs.sentences.digest = "sha256:" + "0" * 64
+    assert latest_selector(verbs.database, requested) is None
 
 
 def test_what_came_and_what_went(verbs):
@@ -394,139 +412,160 @@ def test_what_a_selection_or_a_fit_asks_of_the_database_does_not_grow_with_the_p
     assert all(0 < nine <= three for three, nine in zip(asked[2], asked[8], strict=True))
 
 
-class TestIdle:
-    """Nobody asked for a selector in so long that pushes leave it as it is."""
-
-    DAYS = timedelta(days=30)
-
-    @pytest.fixture
-    def row(self, verbs):
-        """A fitted selector, in a registry where selectors become idle."""
-        verbs.registry = replace(verbs.registry, refits=Refits(idle_after=self.DAYS))
-        verbs.ready("acme/law")
-        return verbs.fit(POOL, UniformSpec(), None)
-
-    def asked(self, verbs: ToyRegistry, row: SelectorRow, ago: timedelta) -> None:
-        with verbs.database.write() as catalogue:
-            catalogue.selectors.record_request(row.pool_id, row.spec_digest, datetime.now(UTC) - ago)
-
-    def asked_ago(self, verbs: ToyRegistry, row: SelectorRow) -> timedelta:
-        with verbs.database.read() as catalogue:
-            return datetime.now(UTC) - catalogue.selectors.asked_at([row.id])[row.id]
-
-    def refits(self, verbs: ToyRegistry) -> int:
-        """How many fits a push of a new adapter leads to."""
-        pushed = verbs.ready("acme/code", seed=1)
-        with verbs.database.write() as catalogue:
-            return len(enqueue_refits(catalogue, pushed, created_by="key-1", refits=verbs.registry.refits))
-
-    def answers(self, verbs: ToyRegistry) -> SelectorRow | None:
-        return current_selector(verbs.registry, RequestedSelector(verbs.tiny, POOL, UniformSpec()))
-
-    @pytest.mark.parametrize(
-        ("period", "days", "refits"),
-        [(DAYS, 29, 1), (DAYS, 31, 0), (None, 9999, 1)],
-        ids=["asked", "idle", "never idle"],
-    )
-    def test_pushes_have_only_those_refitted_that_somebody_asks_for(self, verbs, row, period, days, refits):
-        verbs.registry = replace(verbs.registry, refits=Refits(idle_after=period))
-        self.asked(verbs, row, timedelta(days=days))
-        assert self.refits(verbs) == refits
-        assert self.answers(verbs) == (row if refits else None)
-
-    def test_an_idle_one_whose_pool_changed_is_fitted_first(self, verbs, row):
-        self.asked(verbs, row, 2 * self.DAYS)
-        self.refits(verbs)
-        assert self.answers(verbs) is None
-        assert self.asked_ago(verbs, row) > self.DAYS  # a fit that fails leaves it idle
-        after = verbs.fit(POOL, UniformSpec(), None)
-        assert [one.ref for one in after.members] == BOTH
-        assert self.asked_ago(verbs, after) > self.DAYS
-        record_use(verbs.registry, after, "tiny", created_by="key-1")
-        assert self.answers(verbs) == after
-        assert self.asked_ago(verbs, after) < USE_RESOLUTION
-        with verbs.database.read() as catalogue:
-            assert catalogue.jobs.active("fit") == []
-
-    def test_what_is_pushed_while_an_idle_one_is_fitted_has_a_refit_when_it_is_there(self, verbs, row):
-        self.asked(verbs, row, 2 * self.DAYS)
-        after = verbs.fit(POOL, UniformSpec(), None)
-        assert self.refits(verbs) == 0  # it is idle still
-        record_use(verbs.registry, after, "tiny", created_by="key-1")
-        with verbs.database.read() as catalogue:
-            (job,) = catalogue.jobs.active("fit")
-        assert (job.arguments["base"], job.arguments["spec"], job.created_by) == ("tiny", {"kind": "uniform"}, "key-1")
-
-    def test_an_idle_one_whose_pool_is_empty_answers_as_it_is(self, verbs, row):
-        verbs.retire(row.members[0].adapter_id)
-        self.asked(verbs, row, 2 * self.DAYS)
-        assert self.answers(verbs) == row
-
-    def test_a_note_that_finds_no_turn_waits_for_the_next_request(self, verbs, row, monkeypatch):
-        self.asked(verbs, row, self.DAYS / 2)
-
-        monkeypatch.setattr(verbs.database, "write", Mock(side_effect=Busy("The database is busy", retry_after=5)))
-        assert self.answers(verbs) == row
-
-    def test_an_idle_one_whose_pool_is_as_it_was_answers_and_is_idle_no_more(self, verbs, row):
-        self.asked(verbs, row, 2 * self.DAYS)
-        assert self.answers(verbs) == row
-        assert self.refits(verbs) == 1
-
-    def test_one_that_is_asked_for_answers_whatever_came_since_and_a_refit_is_no_asking(self, verbs, row):
-        self.asked(verbs, row, self.DAYS / 2)
-        self.refits(verbs)
-        assert self.answers(verbs) == row
-        assert self.asked_ago(verbs, row) < USE_RESOLUTION
-        self.asked(verbs, row, self.DAYS / 2)
-        assert self.asked_ago(verbs, verbs.fit(POOL, UniformSpec(), None)) > self.DAYS / 3
-
-    def test_asking_again_within_the_hour_writes_nothing(self, verbs, row, monkeypatch):
-        self.asked(verbs, row, USE_RESOLUTION / 2)
-        monkeypatch.setattr(verbs.database, "write", lambda: pytest.fail("written"))
-        assert self.answers(verbs) == row
+# --- idle -----------------------------------------------------------------------------------------
 
 
-class TestUpdates:
-    """A large pool: what came and went is brought into the selector there is."""
+# Nobody asked for a selector in so long that pushes leave it as it is.
 
-    @pytest.fixture
-    def whole_fits(self, monkeypatch):
-        """How often a selector was fitted from all vectors, where three domains are a large pool."""
-        monkeypatch.setattr(updating, "LARGE", 3)
-        monkeypatch.setattr(updating, "DRIFT", 1.0)
-        fitted = []
-        for kind in (cosine.CosineSelector, posterior.PosteriorSelector):
-            fit = kind.fit
-            monkeypatch.setattr(kind, "fit", lambda *args, fit=fit, **more: fitted.append(1) or fit(*args, **more))
-        return fitted
+IDLE_AFTER = timedelta(days=30)
 
-    @pytest.fixture
-    def rows(self, verbs):
-        return verbs.ready_all("acme/law", "acme/code", "acme/zoo", "acme/tax", "acme/sea")
 
-    @pytest.mark.parametrize("spec", [CosineSpec(encoder="base"), PosteriorSpec(dimensions=3)])
-    def test_a_push_and_a_retirement_update_it(self, verbs, rows, spec, whole_fits):
-        before = verbs.fit(POOL, spec, verbs.base.digest)
-        came = verbs.ready("acme/art", seed=9)
-        gone = max(rows, key=lambda row: row.digest)  # not one that it is proved on
-        verbs.retire(gone.id)
-        after = verbs.fit(POOL, spec, verbs.base.digest)
-        assert whole_fits == [1]
-        assert after.id != before.id
-        names = sorted({row.domain for row in (*rows, came)} - {gone.domain})
-        assert [member.domain for member in after.members] == names
-        assert after.report["changes_since_whole_fit"] == 2
-        assert best_domain(verbs, after, "art") == "art"
+@pytest.fixture
+def row(verbs):
+    """A fitted selector, in a registry where selectors become idle."""
+    verbs.registry = replace(verbs.registry, refits=Refits(idle_after=IDLE_AFTER))
+    verbs.ready("acme/law")
+    return verbs.fit(POOL, UniformSpec(), None)
 
-    def test_a_renamed_domain_keeps_its_vectors(self, verbs, rows, whole_fits):
-        verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
-        last = max(rows, key=lambda row: row.digest)
-        with verbs.database.write() as catalogue:
-            catalogue.adapters.update_card(last.id, domain="renamed")
-        after = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
-        assert whole_fits == [1]
-        assert best_domain(verbs, after, last.domain) == "renamed"
+
+def record_asking(verbs: ToyRegistry, row: SelectorRow, ago: timedelta) -> None:
+    with verbs.database.write() as catalogue:
+        catalogue.selectors.record_request(row.pool_id, row.spec_digest, datetime.now(UTC) - ago)
+
+
+def asked_ago(verbs: ToyRegistry, row: SelectorRow) -> timedelta:
+    with verbs.database.read() as catalogue:
+        return datetime.now(UTC) - catalogue.selectors.asked_at([row.id])[row.id]
+
+
+def count_refits(verbs: ToyRegistry) -> int:
+    """How many fits a push of a new adapter leads to."""
+    pushed = verbs.ready("acme/code", seed=1)
+    with verbs.database.write() as catalogue:
+        return len(enqueue_refits(catalogue, pushed, created_by="key-1", refits=verbs.registry.refits))
+
+
+def answers(verbs: ToyRegistry) -> SelectorRow | None:
+    return current_selector(verbs.registry, RequestedSelector(verbs.tiny, POOL, UniformSpec()))
+
+
+@pytest.mark.parametrize(
+    ("period", "days", "refits"),
+    [(IDLE_AFTER, 29, 1), (IDLE_AFTER, 31, 0), (None, 9999, 1)],
+    ids=["asked", "idle", "never idle"],
+)
+def test_pushes_have_only_those_refitted_that_somebody_asks_for(verbs, row, period, days, refits):
+    verbs.registry = replace(verbs.registry, refits=Refits(idle_after=period))
+    record_asking(verbs, row, timedelta(days=days))
+    assert count_refits(verbs) == refits
+    assert answers(verbs) == (row if refits else None)
+
+
+def test_an_idle_one_whose_pool_changed_is_fitted_first(verbs, row):
+    record_asking(verbs, row, 2 * IDLE_AFTER)
+    count_refits(verbs)
+    assert answers(verbs) is None
+    assert asked_ago(verbs, row) > IDLE_AFTER  # a fit that fails leaves it idle
+    after = verbs.fit(POOL, UniformSpec(), None)
+    assert [one.ref for one in after.members] == BOTH
+    assert asked_ago(verbs, after) > IDLE_AFTER
+    record_use(verbs.registry, after, "tiny", created_by="key-1")
+    assert answers(verbs) == after
+    assert asked_ago(verbs, after) < USE_RESOLUTION
+    with verbs.database.read() as catalogue:
+        assert catalogue.jobs.active("fit") == []
+
+
+def test_what_is_pushed_while_an_idle_one_is_fitted_has_a_refit_when_it_is_there(verbs, row):
+    record_asking(verbs, row, 2 * IDLE_AFTER)
+    after = verbs.fit(POOL, UniformSpec(), None)
+    assert count_refits(verbs) == 0  # it is idle still
+    record_use(verbs.registry, after, "tiny", created_by="key-1")
+    with verbs.database.read() as catalogue:
+        (job,) = catalogue.jobs.active("fit")
+    assert (job.arguments["base"], job.arguments["spec"], job.created_by) == ("tiny", {"kind": "uniform"}, "key-1")
+
+
+def test_an_idle_one_whose_pool_is_empty_answers_as_it_is(verbs, row):
+    verbs.retire(row.members[0].adapter_id)
+    record_asking(verbs, row, 2 * IDLE_AFTER)
+    assert answers(verbs) == row
+
+
+def test_a_note_that_finds_no_turn_waits_for_the_next_request(verbs, row, monkeypatch):
+    record_asking(verbs, row, IDLE_AFTER / 2)
+
+    monkeypatch.setattr(verbs.database, "write", Mock(side_effect=Busy("The database is busy", retry_after=5)))
+    assert answers(verbs) == row
+
+
+def test_an_idle_one_whose_pool_is_as_it_was_answers_and_is_idle_no_more(verbs, row):
+    record_asking(verbs, row, 2 * IDLE_AFTER)
+    assert answers(verbs) == row
+    assert count_refits(verbs) == 1
+
+
+def test_one_that_is_asked_for_answers_whatever_came_since_and_a_refit_is_no_asking(verbs, row):
+    record_asking(verbs, row, IDLE_AFTER / 2)
+    count_refits(verbs)
+    assert answers(verbs) == row
+    assert asked_ago(verbs, row) < USE_RESOLUTION
+    record_asking(verbs, row, IDLE_AFTER / 2)
+    assert asked_ago(verbs, verbs.fit(POOL, UniformSpec(), None)) > IDLE_AFTER / 3
+
+
+def test_asking_again_within_the_hour_writes_nothing(verbs, row, monkeypatch):
+    record_asking(verbs, row, USE_RESOLUTION / 2)
+    monkeypatch.setattr(verbs.database, "write", lambda: pytest.fail("written"))
+    assert answers(verbs) == row
+
+
+# --- updates --------------------------------------------------------------------------------------
+
+
+# A large pool: what came and went is brought into the selector there is.
+
+
+@pytest.fixture
+def whole_fits(monkeypatch):
+    """How often a selector was fitted from all vectors, where three domains are a large pool."""
+    monkeypatch.setattr(updating, "LARGE", 3)
+    monkeypatch.setattr(updating, "DRIFT", 1.0)
+    fitted = []
+    for kind in (cosine.CosineSelector, posterior.PosteriorSelector):
+        fit = kind.fit
+        monkeypatch.setattr(kind, "fit", lambda *args, fit=fit, **more: fitted.append(1) or fit(*args, **more))
+    return fitted
+
+
+@pytest.fixture
+def rows(verbs):
+    return verbs.ready_all("acme/law", "acme/code", "acme/zoo", "acme/tax", "acme/sea")
+
+
+@pytest.mark.parametrize("spec", [CosineSpec(encoder="base"), PosteriorSpec(dimensions=3)])
+def test_a_push_and_a_retirement_update_it(verbs, rows, spec, whole_fits):
+    before = verbs.fit(POOL, spec, verbs.base.digest)
+    came = verbs.ready("acme/art", seed=9)
+    gone = max(rows, key=lambda row: row.digest)  # not one that it is proved on
+    verbs.retire(gone.id)
+    after = verbs.fit(POOL, spec, verbs.base.digest)
+    assert whole_fits == [1]
+    assert after.id != before.id
+    names = sorted({row.domain for row in (*rows, came)} - {gone.domain})
+    assert [member.domain for member in after.members] == names
+    assert after.report["changes_since_whole_fit"] == 2
+    assert best_domain(verbs, after, "art") == "art"
+
+
+def test_a_renamed_domain_keeps_its_vectors(verbs, rows, whole_fits):
+    verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
+    last = max(rows, key=lambda row: row.digest)
+    with verbs.database.write() as catalogue:
+        catalogue.adapters.update_card(last.id, domain="renamed")
+    after = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
+    assert whole_fits == [1]
+    assert best_domain(verbs, after, last.domain) == "renamed"
 
 
 def test_damaged_vectors_and_a_purge_meanwhile_on_postgresql(postgres, tmp_path, monkeypatch):

@@ -124,38 +124,42 @@ def answering(token: str | None, credentials: grpc.ServerCredentials | None = No
         server.stop(None).wait()
 
 
-class TestWithoutACluster:
-    def test_one_that_asks_for_no_token_is_refused_unless_the_operator_wants_that(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        with answering(None) as address:
-            with pytest.raises(Unauthenticated, match="requires no token"):
-                check_cluster(address)
-            monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+# --- without a cluster ----------------------------------------------------------------------------
+
+
+def test_one_that_asks_for_no_token_is_refused_unless_the_operator_wants_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering(None) as address:
+        with pytest.raises(Unauthenticated, match="requires no token"):
+            check_cluster(address)
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        check_cluster(address)
+
+
+def test_nobody_at_the_address_is_said_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(Unavailable, match=f"No Ray cluster answers at {address}"):
             check_cluster(address)
 
-    def test_nobody_at_the_address_is_said_at_once(self) -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{taken.getsockname()[1]}"
-            with pytest.raises(Unavailable, match=f"No Ray cluster answers at {address}"):
-                check_cluster(address)
 
-    @pytest.mark.parametrize("address", ["", "auto", "head", "head:", ":6379", "ray://head:10001", "head:port"])
-    def test_what_is_no_address_is_refused(self, address: str) -> None:
-        with pytest.raises(InvalidParameter, match="HOST:PORT"):
-            check_cluster(address)
+@pytest.mark.parametrize("address", ["", "auto", "head", "head:", ":6379", "ray://head:10001", "head:port"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(InvalidParameter, match="HOST:PORT"):
+        check_cluster(address)
 
-    def test_a_token_file_that_cannot_be_read_is_named(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.delenv("RAY_AUTH_TOKEN")
-        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "gone"))
-        with pytest.raises(Unauthenticated, match="gone"):
-            auth_token()
 
-    def test_without_the_extra_the_sentence_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setitem(sys.modules, "grpc", None)
-        with pytest.raises(SoupError, match=r"pip install 'adaptersoup\[ray\]'"):
-            check_cluster("127.0.0.1:6379")
+def test_a_token_file_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "gone"))
+    with pytest.raises(Unauthenticated, match="gone"):
+        auth_token()
+
+
+def test_without_the_extra_the_sentence_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(SoupError, match=r"pip install 'adaptersoup\[ray\]'"):
+        check_cluster("127.0.0.1:6379")
 
 
 # --- over TLS, where Ray's own connections are -------------------------------------------------------

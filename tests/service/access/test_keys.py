@@ -258,60 +258,64 @@ def test_an_admin_key_that_is_none_any_more_is_told(database: Database, tmp_path
     assert "has no scope 'admin' any more" in caplog.text
 
 
-class TestWatch:
-    def test_the_last_use_is_written(self, database: Database) -> None:
-        secret = new_secret()
-        key_id = add(database, secret)
-        moment = [datetime(2030, 1, 1, tzinfo=UTC)]
-        watch = KeyWatch(database, moment=lambda: moment[0])
+# --- watch ----------------------------------------------------------------------------------------
 
-        def used_at() -> datetime | None:
-            with database.read() as catalogue:
-                return catalogue.keys.get(key_id).last_used_at
 
-        assert used_at() is None
-        authenticate(database, f"Bearer {secret}", watch=watch)
-        watch.write()
-        assert used_at() == moment[0]
-        moment[0] += timedelta(seconds=30)
-        authenticate(database, f"Bearer {secret}", watch=watch)
-        watch.write()
-        assert used_at() == moment[0]
+def test_the_last_use_is_written(database: Database) -> None:
+    secret = new_secret()
+    key_id = add(database, secret)
+    moment = [datetime(2030, 1, 1, tzinfo=UTC)]
+    watch = KeyWatch(database, moment=lambda: moment[0])
 
-    def test_refusals_are_one_entry_a_write_however_many(self, database: Database) -> None:
-        secret = new_secret()
-        key_id = add(database, secret)
-        revoke(database, key_id)
-        watch = KeyWatch(database)
-
-        def told() -> list[Any]:
-            with database.read() as catalogue:
-                rows = catalogue.audit.list(None, action="key.refuse", limit=99).rows
-            return [(row.subject, row.key_id, row.detail["reason"], row.detail["count"]) for row in reversed(rows)]
-
-        for header in [f"Bearer {secret}"] * 3 + [f"Bearer {BOOTSTRAP}"] * 200:
-            with pytest.raises(Unauthenticated):
-                authenticate(database, header, watch=watch)
-        watch.write()
-        assert sorted(told(), key=str) == [(key_id, key_id, "revoked", 3), ("unknown", None, "unknown", 200)]
-        watch.refused("unknown", None)
-        watch.write()
-        assert told()[2:] == [("unknown", None, "unknown", 1)]
-        assert secret not in str(told())
-
-    def test_what_cannot_be_written_is_kept(self, database: Database, monkeypatch: Any) -> None:
-        watch, key_id = KeyWatch(database), add(database, new_secret())
-        watch.used(key_id)
-        watch.refused("unknown", None)
-
-        def busy() -> Any:
-            raise Busy("busy", retry_after=1)
-
-        with monkeypatch.context() as broken:
-            broken.setattr(database, "write", busy)
-            with pytest.raises(Busy):
-                watch.write()
-        watch.write()
+    def used_at() -> datetime | None:
         with database.read() as catalogue:
-            assert catalogue.keys.get(key_id).last_used_at is not None
-            assert len(catalogue.audit.list(None, action="key.refuse", limit=9).rows) == 1
+            return catalogue.keys.get(key_id).last_used_at
+
+    assert used_at() is None
+    authenticate(database, f"Bearer {secret}", watch=watch)
+    watch.write()
+    assert used_at() == moment[0]
+    moment[0] += timedelta(seconds=30)
+    authenticate(database, f"Bearer {secret}", watch=watch)
+    watch.write()
+    assert used_at() == moment[0]
+
+
+def test_refusals_are_one_entry_a_write_however_many(database: Database) -> None:
+    secret = new_secret()
+    key_id = add(database, secret)
+    revoke(database, key_id)
+    watch = KeyWatch(database)
+
+    def told() -> list[Any]:
+        with database.read() as catalogue:
+            rows = catalogue.audit.list(None, action="key.refuse", limit=99).rows
+        return [(row.subject, row.key_id, row.detail["reason"], row.detail["count"]) for row in reversed(rows)]
+
+    for header in [f"Bearer {secret}"] * 3 + [f"Bearer {BOOTSTRAP}"] * 200:
+        with pytest.raises(Unauthenticated):
+            authenticate(database, header, watch=watch)
+    watch.write()
+    assert sorted(told(), key=str) == [(key_id, key_id, "revoked", 3), ("unknown", None, "unknown", 200)]
+    watch.refused("unknown", None)
+    watch.write()
+    assert told()[2:] == [("unknown", None, "unknown", 1)]
+    assert secret not in str(told())
+
+
+def test_what_cannot_be_written_is_kept(database: Database, monkeypatch: Any) -> None:
+    watch, key_id = KeyWatch(database), add(database, new_secret())
+    watch.used(key_id)
+    watch.refused("unknown", None)
+
+    def busy() -> Any:
+        raise Busy("busy", retry_after=1)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(database, "write", busy)
+        with pytest.raises(Busy):
+            watch.write()
+    watch.write()
+    with database.read() as catalogue:
+        assert catalogue.keys.get(key_id).last_used_at is not None
+        assert len(catalogue.audit.list(None, action="key.refuse", limit=9).rows) == 1

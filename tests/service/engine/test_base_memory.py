@@ -132,59 +132,65 @@ def answered_beside(engine: Engine, asked: GenerateRequest) -> bool:
     return bool(ticket.result(0))
 
 
-class TestTheBudget:
-    def test_the_least_recently_used_goes_and_its_memory_is_free(self, source: Source) -> None:
-        engine = Engine(source, EngineLimits(memory_bytes=20))
-        for base_id in "aba":
-            ended(engine, request(base_id))
-        ended(engine, request("c"))
-        assert engine.loaded_bases() == ("a", "c")
-        assert source.alive() == 2
-        assert engine.counters()["base_bytes"] == 20
+# --- the budget -----------------------------------------------------------------------------------
 
-    def test_none_is_dropped_under_rows_that_generate(self, source: Source) -> None:
-        engine = Engine(source, EngineLimits(memory_bytes=10))
-        first = engine.submit(request("a", 30))
+
+def test_the_least_recently_used_goes_and_its_memory_is_free(source: Source) -> None:
+    engine = Engine(source, EngineLimits(memory_bytes=20))
+    for base_id in "aba":
+        ended(engine, request(base_id))
+    ended(engine, request("c"))
+    assert engine.loaded_bases() == ("a", "c")
+    assert source.alive() == 2
+    assert engine.counters()["base_bytes"] == 20
+
+
+def test_none_is_dropped_under_rows_that_generate(source: Source) -> None:
+    engine = Engine(source, EngineLimits(memory_bytes=10))
+    first = engine.submit(request("a", 30))
+    engine.step()
+    second = engine.submit(request("b"))
+    while not first.done():
+        assert engine.step()
+        assert source.loads == ["a"]
+    run(engine)
+    assert second.done()
+    assert (source.loads, source.alive()) == (["a", "b"], 1)
+
+
+def test_who_comes_first_is_served_first_however_many_come_later(source: Source) -> None:
+    """A stream of requests for the base that is held cannot keep another waiting for ever."""
+    engine = Engine(source, EngineLimits(memory_bytes=10, max_running=2))
+    engine.submit(request("a", 20))
+    engine.step()
+    waiting = engine.submit(request("b"))
+    later: list[Ticket] = []
+    for _ in range(100):
+        if waiting.done():
+            break
+        later.append(engine.submit(request("a", 20)))
         engine.step()
-        second = engine.submit(request("b"))
-        while not first.done():
-            assert engine.step()
-            assert source.loads == ["a"]
-        run(engine)
-        assert second.done()
-        assert (source.loads, source.alive()) == (["a", "b"], 1)
+    assert waiting.done()
+    run(engine)
+    assert all(ticket.done() for ticket in later)
+    assert source.loads == ["a", "b", "a"], "two switches, not one for each request"
 
-    def test_who_comes_first_is_served_first_however_many_come_later(self, source: Source) -> None:
-        """A stream of requests for the base that is held cannot keep another waiting for ever."""
-        engine = Engine(source, EngineLimits(memory_bytes=10, max_running=2))
-        engine.submit(request("a", 20))
+
+def test_what_fits_together_runs_together(source: Source) -> None:
+    source.sizes |= {"a": 5, "b": 5}
+    engine = Engine(source, EngineLimits(memory_bytes=10))
+    tickets = [engine.submit(request(base_id, 8)) for base_id in "acb"]
+    for _ in range(30):
         engine.step()
-        waiting = engine.submit(request("b"))
-        later: list[Ticket] = []
-        for _ in range(100):
-            if waiting.done():
-                break
-            later.append(engine.submit(request("a", 20)))
-            engine.step()
-        assert waiting.done()
-        run(engine)
-        assert all(ticket.done() for ticket in later)
-        assert source.loads == ["a", "b", "a"], "two switches, not one for each request"
+    assert [ticket.done() for ticket in tickets] == [True, True, True]
+    assert source.loads == ["a", "b", "c"], "b beside a, c when both have ended"
 
-    def test_what_fits_together_runs_together(self, source: Source) -> None:
-        source.sizes |= {"a": 5, "b": 5}
-        engine = Engine(source, EngineLimits(memory_bytes=10))
-        tickets = [engine.submit(request(base_id, 8)) for base_id in "acb"]
-        for _ in range(30):
-            engine.step()
-        assert [ticket.done() for ticket in tickets] == [True, True, True]
-        assert source.loads == ["a", "b", "c"], "b beside a, c when both have ended"
 
-    def test_scores_need_no_place_between_their_batches(self, source: Source) -> None:
-        engine = Engine(source, EngineLimits(memory_bytes=10, max_step_tokens=4))
-        windows = tuple((0, 1, 2, 3) for _ in range(6))
-        scores = answered(engine, *(ScoreRequest(base_id, windows) for base_id in "ab"))
-        assert [len(one.nll) for one in scores] == [6, 6]
+def test_scores_need_no_place_between_their_batches(source: Source) -> None:
+    engine = Engine(source, EngineLimits(memory_bytes=10, max_step_tokens=4))
+    windows = tuple((0, 1, 2, 3) for _ in range(6))
+    scores = answered(engine, *(ScoreRequest(base_id, windows) for base_id in "ab"))
+    assert [len(one.nll) for one in scores] == [6, 6]
 
 
 class TestFreeing:
@@ -228,194 +234,204 @@ class TestFreeing:
         assert (figures["adapters_held"], figures["adapter_bytes"]) == (0, 0)
 
 
-class TestAdapters:
-    def test_adapters_get_what_the_bases_leave(self, source: Source) -> None:
-        engine = Engine(source, EngineLimits(memory_bytes=10 + 2 * SIZE))
-        for seed in range(4):
-            ended(engine, request("a", adapter=handle_of(source, "a", seed)))
-            assert engine.counters()["adapter_bytes"] <= 2 * SIZE
-        assert engine.counters()["adapters_held"] == 2
-        ended(engine, request("b"))
-        assert engine.counters()["adapters_held"] == 1, "the other base took a part of their room"
-        assert engine.loaded_bases() == ("a", "b")
+# --- adapters -------------------------------------------------------------------------------------
 
-    def test_an_idle_base_makes_room_for_an_adapter(self, source: Source) -> None:
-        engine = Engine(source, EngineLimits(memory_bytes=10 + SIZE))
-        source.sizes |= {"a": 10, "b": SIZE}
-        for base_id in "ab":
-            ended(engine, request(base_id))
-        assert engine.loaded_bases() == ("a", "b")
-        [ticket] = ended(engine, request("a", adapter=handle_of(source, "a")))
-        assert ticket.result(0)
-        assert engine.loaded_bases() == ("a",)
-        assert source.alive() == 1
 
-    @example([("c", 2, 1, 0), ("c", 2, 2, 1), ("a", 0, None, 1)], 10 + 2 * SIZE)  # two adapters in use leave no room
-    @example([("a", 6, 1, 0), ("b", 6, 1, 2), ("c", 0, None, 2)], 25 + 2 * SIZE)  # each on its own base model
-    @example(  # two bases fit, but not with an adapter: neither fails because somebody uses the other base
-        [
-            (base_id, 9, seed, steps)
-            for number in range(3)
-            for base_id in "ab"
-            for seed, steps in ((None, 0), (1, number))
-        ],
-        19 + SIZE,
+def test_adapters_get_what_the_bases_leave(source: Source) -> None:
+    engine = Engine(source, EngineLimits(memory_bytes=10 + 2 * SIZE))
+    for seed in range(4):
+        ended(engine, request("a", adapter=handle_of(source, "a", seed)))
+        assert engine.counters()["adapter_bytes"] <= 2 * SIZE
+    assert engine.counters()["adapters_held"] == 2
+    ended(engine, request("b"))
+    assert engine.counters()["adapters_held"] == 1, "the other base took a part of their room"
+    assert engine.loaded_bases() == ("a", "b")
+
+
+def test_an_idle_base_makes_room_for_an_adapter(source: Source) -> None:
+    engine = Engine(source, EngineLimits(memory_bytes=10 + SIZE))
+    source.sizes |= {"a": 10, "b": SIZE}
+    for base_id in "ab":
+        ended(engine, request(base_id))
+    assert engine.loaded_bases() == ("a", "b")
+    [ticket] = ended(engine, request("a", adapter=handle_of(source, "a")))
+    assert ticket.result(0)
+    assert engine.loaded_bases() == ("a",)
+    assert source.alive() == 1
+
+
+@example([("c", 2, 1, 0), ("c", 2, 2, 1), ("a", 0, None, 1)], 10 + 2 * SIZE)  # two adapters in use leave no room
+@example([("a", 6, 1, 0), ("b", 6, 1, 2), ("c", 0, None, 2)], 25 + 2 * SIZE)  # each on its own base model
+@example(  # two bases fit, but not with an adapter: neither fails because somebody uses the other base
+    [(base_id, 9, seed, steps) for number in range(3) for base_id in "ab" for seed, steps in ((None, 0), (1, number))],
+    19 + SIZE,
+)
+@settings(max_examples=8)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 6), st.sampled_from([None, 1, 2]), st.integers(0, 3)),
+        max_size=12,
+    ),
+    st.sampled_from([10 + SIZE, 19 + SIZE, 20 + SIZE, 10 + 2 * SIZE]),
+)
+def test_every_request_ends_well_where_each_alone_would(
+    once: LoadedBases, wanted: list[tuple[str, int, int | None, int]], budget: int
+) -> None:
+    engine = Engine(once, EngineLimits(memory_bytes=budget, max_running=3))
+    tickets = []
+    for base_id, tokens, seed, steps in wanted:
+        adapter = None if seed is None else handle_of(once, base_id, seed)
+        tickets.append(engine.submit(request(base_id, tokens, adapter)))
+        for _ in range(steps):
+            engine.step()
+            figures = engine.counters()
+            assert figures["base_bytes"] == 10 * len(engine.loaded_bases())
+            assert figures["base_bytes"] + figures["adapter_bytes"] <= budget
+    run(engine)
+    assert all(ticket.result(0) for ticket in tickets)
+
+
+def test_a_base_that_comes_takes_no_adapter_away_that_is_in_use(source: Source) -> None:
+    engine = Engine(source, EngineLimits(memory_bytes=20 + SIZE - 1))
+    running = engine.submit(request("a", 20, handle_of(source, "a")))
+    engine.step()
+    coming = engine.submit(request("b"))
+    while not running.done():
+        assert engine.step()
+        assert source.loads == ["a"]
+    run(engine)
+    assert running.result(0)
+    assert coming.result(0)
+    assert engine.counters()["adapter_loads_total"] == 1
+
+
+def test_adapters_of_two_bases_that_do_not_fit_together_are_loaded_once_each(source: Source) -> None:
+    """Their files, in half precision, would fit: running beside each other they would evict each other."""
+    handles = [replace(handle_of(source, base_id), size_bytes=SIZE // 2) for base_id in "ab"]
+    engine = Engine(source, EngineLimits(adapter_cache_bytes=2 * SIZE - 1))
+    answered(engine, *(request(base_id, 8, handle) for base_id, handle in zip("ab", handles, strict=True)))
+    assert engine.counters()["adapter_loads_total"] == 2
+
+
+def test_an_adapter_that_is_loaded_evicts_none_of_a_running_request(source: Source) -> None:
+    """Another one, used later and no longer, is evicted for it."""
+    engine = Engine(source, EngineLimits(adapter_cache_bytes=2 * SIZE))
+    running = engine.submit(request("a", 30, handle_of(source, "a")))
+    engine.step()
+    assert answered_beside(engine, request("b", 1, handle_of(source, "b", 1)))
+    assert answered_beside(engine, request("b", 1, handle_of(source, "b", 2)))
+    assert not running.done()
+    run(engine)
+    assert engine.counters()["adapter_loads_total"] == 3
+
+
+def test_an_adapter_loaded_for_a_base_that_may_not_start_holds_up_no_other(source: Source) -> None:
+    """`a` waits with a large adapter, which was loaded while `a` was served, until the older request to `b` ends.
+
+    The two adapters do not fit into the memory for adapters together.
+    """
+    large = wide_handle_of(source, "a", 8)
+    small = wide_handle_of(source, "b", 4)
+    limits = EngineLimits(
+        memory_bytes=20_000 + small.size_bytes,
+        adapter_cache_bytes=large.size_bytes + small.size_bytes - 1,
+        max_running=1,
     )
-    @settings(max_examples=8)
-    @given(
-        st.lists(
-            st.tuples(st.sampled_from("abc"), st.integers(0, 6), st.sampled_from([None, 1, 2]), st.integers(0, 3)),
-            max_size=12,
-        ),
-        st.sampled_from([10 + SIZE, 19 + SIZE, 20 + SIZE, 10 + 2 * SIZE]),
-    )
-    def test_every_request_ends_well_where_each_alone_would(
-        self, once: LoadedBases, wanted: list[tuple[str, int, int | None, int]], budget: int
-    ) -> None:
-        engine = Engine(once, EngineLimits(memory_bytes=budget, max_running=3))
-        tickets = []
-        for base_id, tokens, seed, steps in wanted:
-            adapter = None if seed is None else handle_of(once, base_id, seed)
-            tickets.append(engine.submit(request(base_id, tokens, adapter)))
-            for _ in range(steps):
-                engine.step()
-                figures = engine.counters()
-                assert figures["base_bytes"] == 10 * len(engine.loaded_bases())
-                assert figures["base_bytes"] + figures["adapter_bytes"] <= budget
-        run(engine)
-        assert all(ticket.result(0) for ticket in tickets)
-
-    def test_a_base_that_comes_takes_no_adapter_away_that_is_in_use(self, source: Source) -> None:
-        engine = Engine(source, EngineLimits(memory_bytes=20 + SIZE - 1))
-        running = engine.submit(request("a", 20, handle_of(source, "a")))
-        engine.step()
-        coming = engine.submit(request("b"))
-        while not running.done():
-            assert engine.step()
-            assert source.loads == ["a"]
-        run(engine)
-        assert running.result(0)
-        assert coming.result(0)
-        assert engine.counters()["adapter_loads_total"] == 1
-
-    def test_adapters_of_two_bases_that_do_not_fit_together_are_loaded_once_each(self, source: Source) -> None:
-        """Their files, in half precision, would fit: running beside each other they would evict each other."""
-        handles = [replace(handle_of(source, base_id), size_bytes=SIZE // 2) for base_id in "ab"]
-        engine = Engine(source, EngineLimits(adapter_cache_bytes=2 * SIZE - 1))
-        answered(engine, *(request(base_id, 8, handle) for base_id, handle in zip("ab", handles, strict=True)))
-        assert engine.counters()["adapter_loads_total"] == 2
-
-    def test_an_adapter_that_is_loaded_evicts_none_of_a_running_request(self, source: Source) -> None:
-        """Another one, used later and no longer, is evicted for it."""
-        engine = Engine(source, EngineLimits(adapter_cache_bytes=2 * SIZE))
-        running = engine.submit(request("a", 30, handle_of(source, "a")))
-        engine.step()
-        assert answered_beside(engine, request("b", 1, handle_of(source, "b", 1)))
-        assert answered_beside(engine, request("b", 1, handle_of(source, "b", 2)))
-        assert not running.done()
-        run(engine)
-        assert engine.counters()["adapter_loads_total"] == 3
-
-    def test_an_adapter_loaded_for_a_base_that_may_not_start_holds_up_no_other(self, source: Source) -> None:
-        """`a` waits with a large adapter, which was loaded while `a` was served, until the older request to `b` ends.
-
-        The two adapters do not fit into the memory for adapters together.
-        """
-        large = wide_handle_of(source, "a", 8)
-        small = wide_handle_of(source, "b", 4)
-        limits = EngineLimits(
-            memory_bytes=20_000 + small.size_bytes,
-            adapter_cache_bytes=large.size_bytes + small.size_bytes - 1,
-            max_running=1,
-        )
-        source.sizes |= {"a": 10_000, "b": 10_000}
-        engine = Engine(source, limits)
-        loaded = threading.Event()
-        first = engine.submit(request("a", 40))
-        waiting = engine.submit(request("b", adapter=small))
-        last = engine.submit(request("a", adapter=replace(large, load=lambda: loaded.set() or large.load())))
-        with started(engine):
-            assert first.result(20)
-            assert loaded.wait(20), "beside the tokens of the first"
-            assert waiting.result(20)
-            assert last.result(20)
-
-    def test_an_adapter_without_any_room_is_refused_with_the_numbers(self, source: Source) -> None:
-        engine = Engine(source, EngineLimits(memory_bytes=11))
-        [ticket] = ended(engine, request("a", adapter=handle_of(source, "a")))
-        with pytest.raises(Unavailable, match=rf"takes {SIZE} bytes, and .* take 10 of the 11 bytes"):
-            ticket.result(0)
-        assert engine.counters()["adapter_bytes"] == 0
+    source.sizes |= {"a": 10_000, "b": 10_000}
+    engine = Engine(source, limits)
+    loaded = threading.Event()
+    first = engine.submit(request("a", 40))
+    waiting = engine.submit(request("b", adapter=small))
+    last = engine.submit(request("a", adapter=replace(large, load=lambda: loaded.set() or large.load())))
+    with started(engine):
+        assert first.result(20)
+        assert loaded.wait(20), "beside the tokens of the first"
+        assert waiting.result(20)
+        assert last.result(20)
 
 
-class TestLoading:
-    def test_without_a_budget_bases_load_at_their_first_use_and_stay(self, source: Source) -> None:
-        engine = Engine(source)
-        for base_id in "abcabc":
-            ended(engine, request(base_id))
-        assert source.loads == ["a", "b", "c"]
-        assert engine.loaded_bases() == ("a", "b", "c")
-        figures = engine.counters()
-        assert (figures["bases_held"], figures["base_bytes"], figures["base_loads_total"]) == (3, 30, 3)
+def test_an_adapter_without_any_room_is_refused_with_the_numbers(source: Source) -> None:
+    engine = Engine(source, EngineLimits(memory_bytes=11))
+    [ticket] = ended(engine, request("a", adapter=handle_of(source, "a")))
+    with pytest.raises(Unavailable, match=rf"takes {SIZE} bytes, and .* take 10 of the 11 bytes"):
+        ticket.result(0)
+    assert engine.counters()["adapter_bytes"] == 0
 
-    def test_others_go_on_while_one_is_loaded(self, source: Source) -> None:
-        engine = Engine(source)
-        engine.preload(["a"])
-        with started(engine):
-            source.gate = threading.Event()
-            slow = engine.submit(request("b"))
-            assert source.loading.wait(20)
-            assert engine.submit(request("a")).result(20)
-            assert not slow.done()
-            source.gate.set()
-            assert slow.result(20)
 
-    def test_a_request_may_be_cancelled_while_its_base_is_loaded(self, source: Source) -> None:
-        with started(Engine(source)) as engine:
-            source.gate = threading.Event()
-            slow = engine.submit(request("b"))
-            assert source.loading.wait(20)
-            slow.cancel()
-            until(lambda: not engine.counters()["requests"], "an empty queue although nothing was loaded")
-            source.gate.set()
+# --- loading --------------------------------------------------------------------------------------
 
-    def test_what_cannot_be_loaded_fails_its_requests_only_and_is_tried_again(self, source: Source) -> None:
-        source.broken = {"b"}
-        engine = Engine(source, EngineLimits(memory_bytes=20))
-        tickets = ended(engine, *(request(base_id) for base_id in "abba"))
-        assert [ticket.exception(0) is None for ticket in tickets] == [True, False, False, True]
-        assert engine.counters()["base_bytes"] == 10, "what a failed load was given is free again"
-        source.broken = set()
-        [again] = ended(engine, request("b"))
-        assert again.result(0)
 
-    def test_an_error_of_foreign_code_is_told_without_its_details(
-        self, source: Source, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(source, "load", lambda _: [][0])
-        [ticket] = ended(Engine(source), request("a"))
-        with pytest.raises(Unavailable, match=r"'a' cannot be loaded \(IndexError\)"):
-            ticket.result(0)
+def test_without_a_budget_bases_load_at_their_first_use_and_stay(source: Source) -> None:
+    engine = Engine(source)
+    for base_id in "abcabc":
+        ended(engine, request(base_id))
+    assert source.loads == ["a", "b", "c"]
+    assert engine.loaded_bases() == ("a", "b", "c")
+    figures = engine.counters()
+    assert (figures["bases_held"], figures["base_bytes"], figures["base_loads_total"]) == (3, 30, 3)
 
-    def test_preload_takes_as_many_as_fit_in_order(self, source: Source) -> None:
-        source.sizes |= {"a": 10, "b": 15, "c": 5}
-        engine = Engine(source, EngineLimits(memory_bytes=16))
-        engine.preload(["a", "b", "c"])
-        assert (source.loads, engine.loaded_bases()) == (["a", "c"], ("a", "c"))
 
-    def test_stopping_while_a_base_is_loaded_ends_its_requests(self, source: Source) -> None:
-        engine = Engine(source)
-        engine.start()
+def test_others_go_on_while_one_is_loaded(source: Source) -> None:
+    engine = Engine(source)
+    engine.preload(["a"])
+    with started(engine):
         source.gate = threading.Event()
         slow = engine.submit(request("b"))
         assert source.loading.wait(20)
-        engine.stop(drain=0)
-        with pytest.raises(Unavailable, match="shutting down"):
-            slow.result(20)
+        assert engine.submit(request("a")).result(20)
+        assert not slow.done()
         source.gate.set()
-        for thread in threading.enumerate():
-            if thread.name == "load-b":
-                thread.join(20)
+        assert slow.result(20)
+
+
+def test_a_request_may_be_cancelled_while_its_base_is_loaded(source: Source) -> None:
+    with started(Engine(source)) as engine:
+        source.gate = threading.Event()
+        slow = engine.submit(request("b"))
+        assert source.loading.wait(20)
+        slow.cancel()
+        until(lambda: not engine.counters()["requests"], "an empty queue although nothing was loaded")
+        source.gate.set()
+
+
+def test_what_cannot_be_loaded_fails_its_requests_only_and_is_tried_again(source: Source) -> None:
+    source.broken = {"b"}
+    engine = Engine(source, EngineLimits(memory_bytes=20))
+    tickets = ended(engine, *(request(base_id) for base_id in "abba"))
+    assert [ticket.exception(0) is None for ticket in tickets] == [True, False, False, True]
+    assert engine.counters()["base_bytes"] == 10, "what a failed load was given is free again"
+    source.broken = set()
+    [again] = ended(engine, request("b"))
+    assert again.result(0)
+
+
+def test_an_error_of_foreign_code_is_told_without_its_details(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "load", lambda _: [][0])
+    [ticket] = ended(Engine(source), request("a"))
+    with pytest.raises(Unavailable, match=r"'a' cannot be loaded \(IndexError\)"):
+        ticket.result(0)
+
+
+def test_preload_takes_as_many_as_fit_in_order(source: Source) -> None:
+    source.sizes |= {"a": 10, "b": 15, "c": 5}
+    engine = Engine(source, EngineLimits(memory_bytes=16))
+    engine.preload(["a", "b", "c"])
+    assert (source.loads, engine.loaded_bases()) == (["a", "c"], ("a", "c"))
+
+
+def test_stopping_while_a_base_is_loaded_ends_its_requests(source: Source) -> None:
+    engine = Engine(source)
+    engine.start()
+    source.gate = threading.Event()
+    slow = engine.submit(request("b"))
+    assert source.loading.wait(20)
+    engine.stop(drain=0)
+    with pytest.raises(Unavailable, match="shutting down"):
+        slow.result(20)
+    source.gate.set()
+    for thread in threading.enumerate():
+        if thread.name == "load-b":
+            thread.join(20)
 
 
 class TestSizes:

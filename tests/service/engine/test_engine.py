@@ -97,94 +97,108 @@ def prompts_of(base: LoadedBase) -> list[tuple[int, ...]]:
     return [tuple(base.tokenize(text)[:length]) for text, length in zip(TEXTS, (9, 2, 30, 17, 3), strict=True)]
 
 
-class TestGreedy:
-    def test_a_batch_gives_the_tokens_of_plain_generate(self, base: LoadedBase) -> None:
-        engine = engine_of(base)
-        handles = [None, handle_of(base, 1), handle_of(base, 2)]
-        wanted = [(prompt, handle) for prompt in prompts_of(base) for handle in handles]
-        answers = tokens_of(engine, *(GenerateRequest("tiny", p, h, greedy(20)) for p, h in wanted))
-        assert answers == [reference(base, prompt, 20, handle) for prompt, handle in wanted]
-        assert len(set(answers)) > 8, "adapters and prompts matter"
-
-    def test_the_context_can_be_filled_to_its_end(self, base: LoadedBase) -> None:
-        engine = engine_of(base)
-        prompt = tuple(range(5, 65))
-        requests = [GenerateRequest("tiny", prompt, params=greedy(tokens)) for tokens in (4, None)]
-        assert tokens_of(engine, *requests) == [reference(base, prompt, 4, None)] * 2
-
-    @pytest.mark.parametrize("listed", [False, True], ids=["eos", "generation_config"])
-    def test_eos_and_what_generation_config_lists_end_a_choice(
-        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, listed: bool
-    ) -> None:
-        prompt = prompts_of(base)[0]
-        tokens = reference(base, prompt, 6, None)
-        name, value = ("end_ids", (tokens[3],)) if listed else ("eos_id", tokens[3])
-        monkeypatch.setitem(base.__dict__, name, value)
-        [answer] = answered(engine_of(base), GenerateRequest("tiny", prompt, params=greedy(6)))
-        choice = answer.choices[0]
-        assert (choice.token_ids, choice.finish_reason) == (tokens[: tokens.index(tokens[3]) + 1], "stop")
+# --- greedy ---------------------------------------------------------------------------------------
 
 
-class TestSampling:
-    def request(self, prompt: tuple[int, ...], **params: object) -> GenerateRequest:
-        return GenerateRequest("tiny", prompt, params=SamplingParams(max_tokens=12, **params))  # type: ignore[arg-type]
-
-    def test_a_seed_gives_the_same_tokens_whatever_else_runs(self, base: LoadedBase) -> None:
-        request = self.request(prompts_of(base)[0], seed=3, n=2, top_p=0.9)
-        [alone] = answered(engine_of(base), request)
-        crowd = engine_of(base, max_running=5)
-        others = crowd.submit_all([self.request(other, seed=i) for i, other in enumerate(prompts_of(base))])
-        crowd.step()
-        crowd.step()
-        [beside] = answered(crowd, request)
-        assert [c.token_ids for c in alone.choices] == [c.token_ids for c in beside.choices]
-        assert all(other.done() for other in others)
-
-    def test_choices_differ_and_the_first_is_that_of_a_single_one(self, base: LoadedBase) -> None:
-        prompt = prompts_of(base)[0]
-        many, one = answered(engine_of(base), self.request(prompt, seed=3, n=4), self.request(prompt, seed=3))
-        choices = [choice.token_ids for choice in many.choices]
-        assert len(set(choices)) == 4
-        assert one.choices[0].token_ids == choices[0]
-
-    def test_without_a_seed_two_requests_differ(self, base: LoadedBase) -> None:
-        one, two = tokens_of(engine_of(base), *[self.request(prompts_of(base)[0])] * 2)
-        assert one != two
+def test_a_batch_gives_the_tokens_of_plain_generate(base: LoadedBase) -> None:
+    engine = engine_of(base)
+    handles = [None, handle_of(base, 1), handle_of(base, 2)]
+    wanted = [(prompt, handle) for prompt in prompts_of(base) for handle in handles]
+    answers = tokens_of(engine, *(GenerateRequest("tiny", p, h, greedy(20)) for p, h in wanted))
+    assert answers == [reference(base, prompt, 20, handle) for prompt, handle in wanted]
+    assert len(set(answers)) > 8, "adapters and prompts matter"
 
 
-class TestLogProbs:
-    def test_prompt_scores_are_those_of_a_direct_pass(self, base: LoadedBase) -> None:
-        params = SamplingParams(max_tokens=0, logprobs=2, prompt_logprobs=True, n=2)
-        requests = [GenerateRequest("tiny", prompt, params=params) for prompt in prompts_of(base)]
-        for request, answer in zip(requests, answered(engine_of(base), *requests), strict=True):
-            ids = torch.tensor([request.prompt])
-            direct = token_log_probs(base.model, ids, torch.ones_like(ids))[0].tolist()
-            assert answer.prompt.token_logprobs[0] is answer.prompt.top_logprobs[0] is None
-            assert list(answer.prompt.token_logprobs[1:]) == pytest.approx(direct, abs=1e-5)
-            for token, value, top in zip(
-                request.prompt[1:], answer.prompt.token_logprobs[1:], answer.prompt.top_logprobs[1:], strict=True
-            ):
-                assert value <= top[0][1]
-                assert dict(top).get(token, value) == value
-            assert [choice.token_ids for choice in answer.choices] == [(), ()]
-            assert answer.choices[0].finish_reason == "length"
+def test_the_context_can_be_filled_to_its_end(base: LoadedBase) -> None:
+    engine = engine_of(base)
+    prompt = tuple(range(5, 65))
+    requests = [GenerateRequest("tiny", prompt, params=greedy(tokens)) for tokens in (4, None)]
+    assert tokens_of(engine, *requests) == [reference(base, prompt, 4, None)] * 2
 
-    def test_prompts_are_scored_the_same_in_small_pieces(
-        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        params = SamplingParams(max_tokens=1, logprobs=1, prompt_logprobs=True, temperature=0)
-        request = GenerateRequest("tiny", prompts_of(base)[2], params=params)
-        [whole] = answered(engine_of(base), request)
-        monkeypatch.setattr("registry.base_model.likelihood._LOGIT_ROWS", 2)
-        [pieces] = answered(engine_of(base), request)
-        assert whole.prompt.token_logprobs[1:] == pytest.approx(pieces.prompt.token_logprobs[1:], abs=1e-6)
-        best, again = ([top[0][0] for top in one.prompt.top_logprobs[1:]] for one in (whole, pieces))
-        assert best == again
 
-    def test_nothing_is_computed_that_was_not_asked_for(self, base: LoadedBase) -> None:
-        [answer] = answered(engine_of(base), GenerateRequest("tiny", prompts_of(base)[0], params=greedy(3)))
-        assert answer.prompt is None
-        assert answer.choices[0].token_logprobs == answer.choices[0].top_logprobs == ()
+@pytest.mark.parametrize("listed", [False, True], ids=["eos", "generation_config"])
+def test_eos_and_what_generation_config_lists_end_a_choice(
+    base: LoadedBase, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    prompt = prompts_of(base)[0]
+    tokens = reference(base, prompt, 6, None)
+    name, value = ("end_ids", (tokens[3],)) if listed else ("eos_id", tokens[3])
+    monkeypatch.setitem(base.__dict__, name, value)
+    [answer] = answered(engine_of(base), GenerateRequest("tiny", prompt, params=greedy(6)))
+    choice = answer.choices[0]
+    assert (choice.token_ids, choice.finish_reason) == (tokens[: tokens.index(tokens[3]) + 1], "stop")
+
+
+# --- sampling -------------------------------------------------------------------------------------
+
+
+def sampled(prompt: tuple[int, ...], **params: object) -> GenerateRequest:
+    return GenerateRequest("tiny", prompt, params=SamplingParams(max_tokens=12, **params))  # type: ignore[arg-type]
+
+
+def test_a_seed_gives_the_same_tokens_whatever_else_runs(base: LoadedBase) -> None:
+    request = sampled(prompts_of(base)[0], seed=3, n=2, top_p=0.9)
+    [alone] = answered(engine_of(base), request)
+    crowd = engine_of(base, max_running=5)
+    others = crowd.submit_all([sampled(other, seed=i) for i, other in enumerate(prompts_of(base))])
+    crowd.step()
+    crowd.step()
+    [beside] = answered(crowd, request)
+    assert [c.token_ids for c in alone.choices] == [c.token_ids for c in beside.choices]
+    assert all(other.done() for other in others)
+
+
+def test_choices_differ_and_the_first_is_that_of_a_single_one(base: LoadedBase) -> None:
+    prompt = prompts_of(base)[0]
+    many, one = answered(engine_of(base), sampled(prompt, seed=3, n=4), sampled(prompt, seed=3))
+    choices = [choice.token_ids for choice in many.choices]
+    assert len(set(choices)) == 4
+    assert one.choices[0].token_ids == choices[0]
+
+
+def test_without_a_seed_two_requests_differ(base: LoadedBase) -> None:
+    one, two = tokens_of(engine_of(base), *[sampled(prompts_of(base)[0])] * 2)
+    assert one != two
+
+
+# --- log probs ------------------------------------------------------------------------------------
+
+
+def test_prompt_scores_are_those_of_a_direct_pass(base: LoadedBase) -> None:
+    params = SamplingParams(max_tokens=0, logprobs=2, prompt_logprobs=True, n=2)
+    requests = [GenerateRequest("tiny", prompt, params=params) for prompt in prompts_of(base)]
+    for request, answer in zip(requests, answered(engine_of(base), *requests), strict=True):
+        ids = torch.tensor([request.prompt])
+        direct = token_log_probs(base.model, ids, torch.ones_like(ids))[0].tolist()
+        assert answer.prompt.token_logprobs[0] is answer.prompt.top_logprobs[0] is None
+        assert list(answer.prompt.token_logprobs[1:]) == pytest.approx(direct, abs=1e-5)
+        for token, value, top in zip(
+            request.prompt[1:], answer.prompt.token_logprobs[1:], answer.prompt.top_logprobs[1:], strict=True
+        ):
+            assert value <= top[0][1]
+            assert dict(top).get(token, value) == value
+        assert [choice.token_ids for choice in answer.choices] == [(), ()]
+        assert answer.choices[0].finish_reason == "length"
+
+
+def test_prompts_are_scored_the_same_in_small_pieces(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(max_tokens=1, logprobs=1, prompt_logprobs=True, temperature=0)
+    request = GenerateRequest("tiny", prompts_of(base)[2], params=params)
+    [whole] = answered(engine_of(base), request)
+    monkeypatch.setattr("registry.base_model.likelihood._LOGIT_ROWS", 2)
+    [pieces] = answered(engine_of(base), request)
+    assert whole.prompt.token_logprobs[1:] == pytest.approx(pieces.prompt.token_logprobs[1:], abs=1e-6)
+    best, again = ([top[0][0] for top in one.prompt.top_logprobs[1:]] for one in (whole, pieces))
+    assert best == again
+
+
+def test_nothing_is_computed_that_was_not_asked_for(base: LoadedBase) -> None:
+    [answer] = answered(engine_of(base), GenerateRequest("tiny", prompts_of(base)[0], params=greedy(3)))
+    assert answer.prompt is None
+    assert answer.choices[0].token_logprobs == answer.choices[0].top_logprobs == ()
+
+
+# --- texts ----------------------------------------------------------------------------------------
 
 
 class TestTexts:
@@ -310,146 +324,152 @@ class TestTexts:
         assert engine.score("tiny", ["x"])
 
 
-class TestManyAtOnce:
-    def test_others_go_on_while_an_adapter_is_loaded_and_it_is_loaded_once(self, base: LoadedBase) -> None:
-        engine, prompt, gate = engine_of(base), prompts_of(base)[0], threading.Event()
-        loads = []
-
-        def load() -> Mapping[str, Tensor]:
-            loads.append(threading.current_thread().name)
-            assert gate.wait(30)
-            return tensors_of(base, 1)
-
-        slow = LoadableAdapter("sha256:" + "5" * 64, CONFIG, load)
-        waiting = [engine.submit(GenerateRequest("tiny", prompt, slow, greedy(4))) for _ in range(2)]
-        gone = engine.submit(GenerateRequest("tiny", prompt, slow, greedy(4)))
-        other = engine.submit(GenerateRequest("tiny", prompt, handle_of(base, 2), greedy(4)))
-        with started(engine):
-            assert other.result(30).choices[0].token_ids == reference(base, prompt, 4, handle_of(base, 2))
-            assert not any(ticket.done() for ticket in waiting)
-            gone.cancel()
-            gate.set()
-            for ticket in waiting:
-                assert ticket.result(30).choices[0].token_ids == reference(base, prompt, 4, handle_of(base, 1))
-        assert len(loads) == 1
-        assert loads[0].startswith("load-adapter")
-
-    def test_adapters_that_wait_to_start_are_loaded_within_the_bank_and_all_requests_are_answered(
-        self, base: LoadedBase
-    ) -> None:
-        """While one generates, the adapters of others are loaded: as many as the bank could hold, and no more."""
-        size = sum(4 * tensor.numel() for tensor in tensors_of(base, 0).values())
-        engine = engine_of(base, adapter_cache_bytes=3 * size, max_running=1)
-        loads: list[float] = []
-        unused: list[float] = []
-
-        def load(seed: int) -> Mapping[str, Tensor]:
-            loads.append(seed)
-            unused.append(len(loads) - engine.counters()["adapter_loads_total"])
-            return tensors_of(base, seed)
-
-        handles = [LoadableAdapter(f"sha256:{n:064x}", CONFIG, partial(load, n), size) for n in range(12)]
-        tickets = engine.submit_all([GenerateRequest("tiny", (1, 2), handle, greedy(20)) for handle in handles])
-        with started(engine):
-            assert all(ticket.result(60).choices for ticket in tickets)
-        assert len(loads) == 12, "each once"
-        assert 1 < max(unused) <= 3, "loads overlap with the tokens of others"
-
-    def test_an_adapter_larger_than_the_bank_is_refused_with_the_numbers(self, base: LoadedBase) -> None:
-        """As fp32: as a file it is smaller."""
-        adapter = replace(handle_of(base, 0), size_bytes=2000)
-        size = sum(4 * tensor.numel() for tensor in adapter.load().values())
-        engine = engine_of(base, adapter_cache_bytes=size - 1)
-        with pytest.raises(
-            InvalidParameter, match=f"takes {size} bytes.* of {size - 1} bytes .SOUP_ADAPTER_BANK_BYTES"
-        ):
-            engine.submit(GenerateRequest("tiny", (1,), adapter))
-        assert answered(engine, GenerateRequest("tiny", (1,), None, greedy(2)))
-        assert engine.counters()["adapter_bytes"] == 0
+# --- many at once ---------------------------------------------------------------------------------
 
 
-class TestStreams:
-    def test_deltas_join_to_the_answer(self, base: LoadedBase) -> None:
-        deltas: list[Delta] = []
-        params = SamplingParams(max_tokens=20, n=3, seed=1, logprobs=1)
-        request = GenerateRequest("tiny", prompts_of(base)[0], params=params, on_token=deltas.append)
-        [answer] = answered(engine_of(base), request)
-        for index, choice in enumerate(answer.choices):
-            own = [delta for delta in deltas if delta.index == index]
-            assert "".join(delta.text for delta in own) == choice.text
-            assert tuple(delta.token_id for delta in own) == choice.token_ids
-            assert tuple(delta.logprob for delta in own) == choice.token_logprobs
-            assert tuple(delta.top for delta in own) == choice.top_logprobs
-            assert tuple(min(delta.offset, len(choice.text)) for delta in own) == choice.text_offsets
-            assert [delta.finish_reason for delta in own] == [None] * (len(own) - 1) + [choice.finish_reason]
+def test_others_go_on_while_an_adapter_is_loaded_and_it_is_loaded_once(base: LoadedBase) -> None:
+    engine, prompt, gate = engine_of(base), prompts_of(base)[0], threading.Event()
+    loads = []
 
-    @pytest.mark.parametrize("listener", ["on_token", "on_step"])
-    def test_a_listener_that_raises_fails_its_requests_alone(self, base: LoadedBase, listener: str) -> None:
-        engine, prompts = engine_of(base), prompts_of(base)
+    def load() -> Mapping[str, Tensor]:
+        loads.append(threading.current_thread().name)
+        assert gate.wait(30)
+        return tensors_of(base, 1)
 
-        def broken(*_: object) -> None:
-            raise RuntimeError("event loop is closed")
-
-        to_broken: dict[str, Any] = {listener: broken}
-        broken_requests = [GenerateRequest("tiny", one, params=greedy(5), **to_broken) for one in prompts[:2]]
-        *bad, good = ended(engine, *broken_requests, GenerateRequest("tiny", prompts[2], params=greedy(5)))
-        assert all(isinstance(one.exception(0), Internal) for one in bad)
-        assert good.result(0).choices[0].token_ids == reference(base, prompts[2], 5, None)
-
-    def test_who_listens_to_several_requests_is_told_of_a_step_once_behind_its_tokens(self, base: LoadedBase) -> None:
-        engine, prompts = engine_of(base), prompts_of(base)
-        heard: list[object] = []
-        first = GenerateRequest(
-            "tiny",
-            prompts[0],
-            params=greedy(3),
-            on_token=lambda delta: heard.append(delta.index),
-            on_step=lambda: heard.append("step"),
-        )
-        second, alone = replace(first, prompt=prompts[1]), GenerateRequest("tiny", prompts[2], params=greedy(6))
-        assert all(answered(engine, first, second, alone))
-        assert heard == [0, 0, "step"] * 3
+    slow = LoadableAdapter("sha256:" + "5" * 64, CONFIG, load)
+    waiting = [engine.submit(GenerateRequest("tiny", prompt, slow, greedy(4))) for _ in range(2)]
+    gone = engine.submit(GenerateRequest("tiny", prompt, slow, greedy(4)))
+    other = engine.submit(GenerateRequest("tiny", prompt, handle_of(base, 2), greedy(4)))
+    with started(engine):
+        assert other.result(30).choices[0].token_ids == reference(base, prompt, 4, handle_of(base, 2))
+        assert not any(ticket.done() for ticket in waiting)
+        gone.cancel()
+        gate.set()
+        for ticket in waiting:
+            assert ticket.result(30).choices[0].token_ids == reference(base, prompt, 4, handle_of(base, 1))
+    assert len(loads) == 1
+    assert loads[0].startswith("load-adapter")
 
 
-class TestRefusals:
-    def test_what_never_has_room_for_its_keys_and_values_is_refused_with_the_numbers(self, base: LoadedBase) -> None:
-        each = 2 * 2 * 4 * 32  # bytes of a position: two layers, keys and values, fp32, 32 wide
-        engine = engine_of(base, kv_bytes=64 * each - 1)
-        wanted = GenerateRequest("tiny", (1, 2), params=greedy(3))
-        with pytest.raises(
-            InvalidParameter, match=f"a KV cache of {64 * each} bytes; this server has {64 * each - 1} "
-        ):
-            engine.submit(wanted)
-        [tokens] = tokens_of(engine_of(base, kv_bytes=64 * each), wanted)
-        assert len(tokens) == 3
+def test_adapters_that_wait_to_start_are_loaded_within_the_bank_and_all_requests_are_answered(base: LoadedBase) -> None:
+    """While one generates, the adapters of others are loaded: as many as the bank could hold, and no more."""
+    size = sum(4 * tensor.numel() for tensor in tensors_of(base, 0).values())
+    engine = engine_of(base, adapter_cache_bytes=3 * size, max_running=1)
+    loads: list[float] = []
+    unused: list[float] = []
 
-    def test_callers_are_told_to_come_back_when_what_is_held_is_computed(self, base: LoadedBase) -> None:
-        engine = engine_of(base, max_requests=2)
-        request = GenerateRequest("tiny", (1, 2), params=greedy(40))
-        tickets = engine.submit_all([request] * 2)
-        sentence = "with 84 tokens to compute; its limit is 2 requests: try again in {} s"
-        for tokens_a_second, seconds in ((None, 1), (2.0, 21), (1e-3, 600)):  # one of two requests has to end
-            engine._speed = tokens_a_second
-            with pytest.raises(Busy, match=sentence.format(seconds)) as busy:
-                engine.submit(request)
-            assert busy.value.retry_after == seconds
-        run(engine)
-        assert all(ticket.done() for ticket in tickets)
-        assert engine._speed > 1
+    def load(seed: int) -> Mapping[str, Tensor]:
+        loads.append(seed)
+        unused.append(len(loads) - engine.counters()["adapter_loads_total"])
+        return tensors_of(base, seed)
 
-    def test_a_patient_caller_waits_for_its_place(self, base: LoadedBase) -> None:
-        engine = engine_of(base, max_requests=1)
-        first = engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(2)))
-        with pytest.raises(Busy):
-            engine.score("tiny", ["x"])
-        with pytest.raises(Cancelled):
-            engine.score("tiny", ["x"], patient=True, should_stop=lambda: True)
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(engine.score, "tiny", ["x"], patient=True)
-            engine.start()
-            assert waiting.result(30)[0].tokens == 1
-        assert first.done()
-        engine.stop()
+    handles = [LoadableAdapter(f"sha256:{n:064x}", CONFIG, partial(load, n), size) for n in range(12)]
+    tickets = engine.submit_all([GenerateRequest("tiny", (1, 2), handle, greedy(20)) for handle in handles])
+    with started(engine):
+        assert all(ticket.result(60).choices for ticket in tickets)
+    assert len(loads) == 12, "each once"
+    assert 1 < max(unused) <= 3, "loads overlap with the tokens of others"
+
+
+def test_an_adapter_larger_than_the_bank_is_refused_with_the_numbers(base: LoadedBase) -> None:
+    """As fp32: as a file it is smaller."""
+    adapter = replace(handle_of(base, 0), size_bytes=2000)
+    size = sum(4 * tensor.numel() for tensor in adapter.load().values())
+    engine = engine_of(base, adapter_cache_bytes=size - 1)
+    with pytest.raises(InvalidParameter, match=f"takes {size} bytes.* of {size - 1} bytes .SOUP_ADAPTER_BANK_BYTES"):
+        engine.submit(GenerateRequest("tiny", (1,), adapter))
+    assert answered(engine, GenerateRequest("tiny", (1,), None, greedy(2)))
+    assert engine.counters()["adapter_bytes"] == 0
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def test_deltas_join_to_the_answer(base: LoadedBase) -> None:
+    deltas: list[Delta] = []
+    params = SamplingParams(max_tokens=20, n=3, seed=1, logprobs=1)
+    request = GenerateRequest("tiny", prompts_of(base)[0], params=params, on_token=deltas.append)
+    [answer] = answered(engine_of(base), request)
+    for index, choice in enumerate(answer.choices):
+        own = [delta for delta in deltas if delta.index == index]
+        assert "".join(delta.text for delta in own) == choice.text
+        assert tuple(delta.token_id for delta in own) == choice.token_ids
+        assert tuple(delta.logprob for delta in own) == choice.token_logprobs
+        assert tuple(delta.top for delta in own) == choice.top_logprobs
+        assert tuple(min(delta.offset, len(choice.text)) for delta in own) == choice.text_offsets
+        assert [delta.finish_reason for delta in own] == [None] * (len(own) - 1) + [choice.finish_reason]
+
+
+@pytest.mark.parametrize("listener", ["on_token", "on_step"])
+def test_a_listener_that_raises_fails_its_requests_alone(base: LoadedBase, listener: str) -> None:
+    engine, prompts = engine_of(base), prompts_of(base)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("event loop is closed")
+
+    to_broken: dict[str, Any] = {listener: broken}
+    broken_requests = [GenerateRequest("tiny", one, params=greedy(5), **to_broken) for one in prompts[:2]]
+    *bad, good = ended(engine, *broken_requests, GenerateRequest("tiny", prompts[2], params=greedy(5)))
+    assert all(isinstance(one.exception(0), Internal) for one in bad)
+    assert good.result(0).choices[0].token_ids == reference(base, prompts[2], 5, None)
+
+
+def test_who_listens_to_several_requests_is_told_of_a_step_once_behind_its_tokens(base: LoadedBase) -> None:
+    engine, prompts = engine_of(base), prompts_of(base)
+    heard: list[object] = []
+    first = GenerateRequest(
+        "tiny",
+        prompts[0],
+        params=greedy(3),
+        on_token=lambda delta: heard.append(delta.index),
+        on_step=lambda: heard.append("step"),
+    )
+    second, alone = replace(first, prompt=prompts[1]), GenerateRequest("tiny", prompts[2], params=greedy(6))
+    assert all(answered(engine, first, second, alone))
+    assert heard == [0, 0, "step"] * 3
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_what_never_has_room_for_its_keys_and_values_is_refused_with_the_numbers(base: LoadedBase) -> None:
+    each = 2 * 2 * 4 * 32  # bytes of a position: two layers, keys and values, fp32, 32 wide
+    engine = engine_of(base, kv_bytes=64 * each - 1)
+    wanted = GenerateRequest("tiny", (1, 2), params=greedy(3))
+    with pytest.raises(InvalidParameter, match=f"a KV cache of {64 * each} bytes; this server has {64 * each - 1} "):
+        engine.submit(wanted)
+    [tokens] = tokens_of(engine_of(base, kv_bytes=64 * each), wanted)
+    assert len(tokens) == 3
+
+
+def test_callers_are_told_to_come_back_when_what_is_held_is_computed(base: LoadedBase) -> None:
+    engine = engine_of(base, max_requests=2)
+    request = GenerateRequest("tiny", (1, 2), params=greedy(40))
+    tickets = engine.submit_all([request] * 2)
+    sentence = "with 84 tokens to compute; its limit is 2 requests: try again in {} s"
+    for tokens_a_second, seconds in ((None, 1), (2.0, 21), (1e-3, 600)):  # one of two requests has to end
+        engine._speed = tokens_a_second
+        with pytest.raises(Busy, match=sentence.format(seconds)) as busy:
+            engine.submit(request)
+        assert busy.value.retry_after == seconds
+    run(engine)
+    assert all(ticket.done() for ticket in tickets)
+    assert engine._speed > 1
+
+
+def test_a_patient_caller_waits_for_its_place(base: LoadedBase) -> None:
+    engine = engine_of(base, max_requests=1)
+    first = engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(2)))
+    with pytest.raises(Busy):
+        engine.score("tiny", ["x"])
+    with pytest.raises(Cancelled):
+        engine.score("tiny", ["x"], patient=True, should_stop=lambda: True)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(engine.score, "tiny", ["x"], patient=True)
+        engine.start()
+        assert waiting.result(30)[0].tokens == 1
+    assert first.done()
+    engine.stop()
 
 
 def test_a_cancelled_request_stops_and_the_others_do_not_notice(base: LoadedBase) -> None:
@@ -479,6 +499,9 @@ def test_cancelling_what_has_ended_takes_its_answer_from_nobody(base: LoadedBase
     [late] = ended(engine_of(base), GenerateRequest("tiny", (1,), params=greedy(2)))
     late.cancel()
     assert late.result(0).choices[0].token_ids
+
+
+# --- trouble --------------------------------------------------------------------------------------
 
 
 class TestTrouble:

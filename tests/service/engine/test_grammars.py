@@ -192,84 +192,94 @@ HARD = {"type": "string", "pattern": r"^(.*\w.{10,40}\W.*){20,30}$"}
 """Its regular expression gets ever more states as the text goes on."""
 
 
-class TestEngine:
-    def ask(self, base: LoadedBase, schema: dict[str, Any] | None, seed: int, **more: Any) -> GenerateRequest:
-        """A request that any model answers with JSON in time: quotes and brackets are made likely."""
-        signs = tuple((base.tokenize(sign, bos=False)[0], 100.0) for sign in '"}],:0')
-        params = SamplingParams(**{"max_tokens": 50, "seed": seed, "logit_bias": signs, "temperature": 30.0, **more})
-        return GenerateRequest("tiny", tuple(base.tokenize("A soup")), params=params, schema=text_of(schema))
+# --- engine ---------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("temperature", [0.0, 30.0, 100.0])
-    @pytest.mark.parametrize("schema", [json.loads(ANY_OBJECT), PERSON, LINKED, ONE_OF])
-    def test_an_answer_that_stops_is_json_of_its_schema(
-        self, base: LoadedBase, schema: dict[str, Any], temperature: float
-    ) -> None:
-        engine = Engine(LoadedBases(base))
-        asked = [self.ask(base, schema, seed, n=4, temperature=temperature) for seed in range(4)]  # 16 rows
-        choices = [choice for answer in answered(engine, *asked) for choice in answer.choices]
-        ended = [choice for choice in choices if choice.finish_reason == "stop"]
-        assert temperature == 0 or len(ended) >= len(choices) / 4
-        for choice in ended:
-            check_follows(choice.text, schema)
-        for choice in choices:
-            if choice.finish_reason == "length":
-                assert len(choice.token_ids) == 50
-                with pytest.raises(ValueError, match=r"delimiter|Unterminated|Expecting"):
-                    json.loads(choice.text)
 
-    def test_a_row_is_independent_of_its_batch_mates(self, base: LoadedBase) -> None:
-        schemas = [None, PERSON, {"type": "object"}, None, {"type": "integer"}, PERSON]
-        asked = [self.ask(base, schema, seed, temperature=seed % 3 * 20.0) for seed, schema in enumerate(schemas)]
+def ask(base: LoadedBase, schema: dict[str, Any] | None, seed: int, **more: Any) -> GenerateRequest:
+    """A request that any model answers with JSON in time: quotes and brackets are made likely."""
+    signs = tuple((base.tokenize(sign, bos=False)[0], 100.0) for sign in '"}],:0')
+    params = SamplingParams(**{"max_tokens": 50, "seed": seed, "logit_bias": signs, "temperature": 30.0, **more})
+    return GenerateRequest("tiny", tuple(base.tokenize("A soup")), params=params, schema=text_of(schema))
 
-        alone = [tokens_of(Engine(LoadedBases(base)), request)[0] for request in asked]
-        assert tokens_of(Engine(LoadedBases(base)), *asked) == alone
 
-    def greedily(self, base: LoadedBase, schema: dict[str, Any], tokens: int, **params: Any) -> Completion:
-        """The only choice of a request at temperature zero."""
-        request = GenerateRequest("tiny", (5,), params=greedy(tokens, **params), schema=text_of(schema))
-        [answer] = answered(Engine(LoadedBases(base)), request)
-        return answer.choices[0]
+@pytest.mark.parametrize("temperature", [0.0, 30.0, 100.0])
+@pytest.mark.parametrize("schema", [json.loads(ANY_OBJECT), PERSON, LINKED, ONE_OF])
+def test_an_answer_that_stops_is_json_of_its_schema(
+    base: LoadedBase, schema: dict[str, Any], temperature: float
+) -> None:
+    engine = Engine(LoadedBases(base))
+    asked = [ask(base, schema, seed, n=4, temperature=temperature) for seed in range(4)]  # 16 rows
+    choices = [choice for answer in answered(engine, *asked) for choice in answer.choices]
+    ended = [choice for choice in choices if choice.finish_reason == "stop"]
+    assert temperature == 0 or len(ended) >= len(choices) / 4
+    for choice in ended:
+        check_follows(choice.text, schema)
+    for choice in choices:
+        if choice.finish_reason == "length":
+            assert len(choice.token_ids) == 50
+            with pytest.raises(ValueError, match=r"delimiter|Unterminated|Expecting"):
+                json.loads(choice.text)
 
-    def test_a_bias_towards_what_is_not_allowed_changes_nothing_that_is_said(self, base: LoadedBase) -> None:
-        [letter] = base.tokenize("T", bos=False)
-        choice = self.greedily(base, {"enum": ["left", "right"]}, 20, logit_bias=((letter, 100.0), (0, 100.0)))
-        assert json.loads(choice.text) in {"left", "right"}
-        assert choice.finish_reason == "stop"
-        assert 0 not in choice.token_ids, "it is complete without an end"
 
-    def test_what_may_go_on_ends_with_the_end_of_a_text(self, base: LoadedBase) -> None:
-        schema, nine = {"type": "integer", "minimum": 0}, base.tokenize("9", bos=False)[0]
-        biases = (((nine, 100.0), (0, 99.0)), ((nine, 50.0), (0, 100.0)))
-        long, short = (self.greedily(base, schema, 4, logit_bias=bias) for bias in biases)
-        assert (long.text, long.finish_reason) == ("9999", "length")
-        assert (short.text, short.finish_reason, short.token_ids[-1]) == (short.token_ids and "9", "stop", 0)
+def test_a_row_is_independent_of_its_batch_mates(base: LoadedBase) -> None:
+    schemas = [None, PERSON, {"type": "object"}, None, {"type": "integer"}, PERSON]
+    asked = [ask(base, schema, seed, temperature=seed % 3 * 20.0) for seed, schema in enumerate(schemas)]
 
-    def test_a_stop_text_cuts_where_it_stands(self, base: LoadedBase) -> None:
-        choice = self.greedily(base, {"const": {"a": "xyz", "b": 1}}, 40, stop=("y",))
-        assert "".join(choice.text.split()) == '{"a":"x'
-        assert choice.finish_reason == "stop"
+    alone = [tokens_of(Engine(LoadedBases(base)), request)[0] for request in asked]
+    assert tokens_of(Engine(LoadedBases(base)), *asked) == alone
 
-    def test_log_probabilities_are_those_of_the_model(self, base: LoadedBase) -> None:
-        choice = self.greedily(base, {"const": "ab"}, 9, logprobs=1)
-        assert choice.text == '"ab"'
-        with torch.inference_mode():
-            logits = base.model(torch.tensor([[5, *choice.token_ids]])).logits[0]
-        wanted = torch.log_softmax(logits, dim=-1)[range(len(choice.token_ids)), list(choice.token_ids)]
-        assert choice.token_logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
 
-    def test_a_schema_that_takes_too_much_work_fails_its_own_request_alone(
-        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setitem(LIMITS, "max_lexer_states", 400)  # within the tiny model's 64 tokens
-        engine = Engine(LoadedBases(base))
-        params = SamplingParams(max_tokens=60, temperature=100.0, seed=1)
-        hard = engine.submit(GenerateRequest("tiny", (5,), params=params, schema=text_of(HARD)))
-        other = engine.submit(self.ask(base, PERSON, 3))
-        run(engine)
-        with pytest.raises(InvalidParameter, match=r"cannot be followed: after \d+ tokens, .*too many"):
-            hard.result(0)
-        check_follows(other.result(0).choices[0].text, PERSON)
-        assert engine.counters()["requests"] == 0
+def greedily(base: LoadedBase, schema: dict[str, Any], tokens: int, **params: Any) -> Completion:
+    """The only choice of a request at temperature zero."""
+    request = GenerateRequest("tiny", (5,), params=greedy(tokens, **params), schema=text_of(schema))
+    [answer] = answered(Engine(LoadedBases(base)), request)
+    return answer.choices[0]
+
+
+def test_a_bias_towards_what_is_not_allowed_changes_nothing_that_is_said(base: LoadedBase) -> None:
+    [letter] = base.tokenize("T", bos=False)
+    choice = greedily(base, {"enum": ["left", "right"]}, 20, logit_bias=((letter, 100.0), (0, 100.0)))
+    assert json.loads(choice.text) in {"left", "right"}
+    assert choice.finish_reason == "stop"
+    assert 0 not in choice.token_ids, "it is complete without an end"
+
+
+def test_what_may_go_on_ends_with_the_end_of_a_text(base: LoadedBase) -> None:
+    schema, nine = {"type": "integer", "minimum": 0}, base.tokenize("9", bos=False)[0]
+    biases = (((nine, 100.0), (0, 99.0)), ((nine, 50.0), (0, 100.0)))
+    long, short = (greedily(base, schema, 4, logit_bias=bias) for bias in biases)
+    assert (long.text, long.finish_reason) == ("9999", "length")
+    assert (short.text, short.finish_reason, short.token_ids[-1]) == (short.token_ids and "9", "stop", 0)
+
+
+def test_a_stop_text_cuts_where_it_stands(base: LoadedBase) -> None:
+    choice = greedily(base, {"const": {"a": "xyz", "b": 1}}, 40, stop=("y",))
+    assert "".join(choice.text.split()) == '{"a":"x'
+    assert choice.finish_reason == "stop"
+
+
+def test_log_probabilities_are_those_of_the_model(base: LoadedBase) -> None:
+    choice = greedily(base, {"const": "ab"}, 9, logprobs=1)
+    assert choice.text == '"ab"'
+    with torch.inference_mode():
+        logits = base.model(torch.tensor([[5, *choice.token_ids]])).logits[0]
+    wanted = torch.log_softmax(logits, dim=-1)[range(len(choice.token_ids)), list(choice.token_ids)]
+    assert choice.token_logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
+def test_a_schema_that_takes_too_much_work_fails_its_own_request_alone(
+    base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LIMITS, "max_lexer_states", 400)  # within the tiny model's 64 tokens
+    engine = Engine(LoadedBases(base))
+    params = SamplingParams(max_tokens=60, temperature=100.0, seed=1)
+    hard = engine.submit(GenerateRequest("tiny", (5,), params=params, schema=text_of(HARD)))
+    other = engine.submit(ask(base, PERSON, 3))
+    run(engine)
+    with pytest.raises(InvalidParameter, match=r"cannot be followed: after \d+ tokens, .*too many"):
+        hard.result(0)
+    check_follows(other.result(0).choices[0].text, PERSON)
+    assert engine.counters()["requests"] == 0
 
 
 @given(
@@ -315,120 +325,122 @@ def chained(length: int, deep: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": named}
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("schema", "words"),
-        [
-            ({"uniqueItems": True}, "uniqueItems"),
-            ({"properties": {"a": {"not": {}}}}, '"not"'),
-            ({"items": {"multipleOf": 3}}, "'multipleOf' is not supported"),
-            ({"properties": {"multipleOf": {"multipleOf": 3}}}, "'multipleOf' is not supported"),
-            ({"minProperties": 1}, "'minProperties' is not supported"),
-            ({"patternProperties": {"a": {"allOf": [{}]}}}, "'allOf' is not supported"),
-            ({"x-guidance": {"item_separator": ";"}}, "'x-guidance' is not supported"),
-            ({"properties": {"a": {"$id": "http://a/b", "$ref": "#/$defs/x"}}}, "'$id' is not supported"),
-            ({"items": {"id": "http://a/b"}}, "'id' is not supported"),
-            ({"allOf": [{}]}, "'allOf' is not supported"),
-            ({"anyOf": [{}], "type": "object"}, "'type' beside 'anyOf' is not supported"),
-            ({"$ref": "#/$defs/a", "$defs": {"a": {}}, "minimum": 1}, "'minimum' beside '$ref'"),
-            ({"$ref": "#/$defs/a", "$defs": {"a": {"if": {}}}}, '"if"'),
-            ({"$ref": "http://127.0.0.1/x.json"}, "'$ref' names no schema of this one"),
-            ({"$ref": "file:///etc/passwd"}, "'$ref' names no schema of this one"),
-            ({"$ref": 5}, "'$ref' names no schema of this one"),
-            ({"$ref": "#/$defs/gone"}, "gone"),
-            ({"properties": {"a": {"$ref": "#/default"}}, "default": {"multipleOf": 7}}, "'$ref' names no schema"),
-            ({"$ref": "#/$defs/a/const", "$defs": {"a": {"const": {"allOf": []}}}}, "'$ref' names no schema"),
-            ({"$ref": "#/$defs/a%2Fdefault", "$defs": {"a": {"default": {"multipleOf": 7}}}}, "names no schema"),
-            ({"$ref": "#"}, "cannot be followed"),
-            ({"anyOf": []}, "anyOf is empty"),
-            ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": -1}, "positive integer for 'minItems'"),
-            ({"type": "string", "format": "iri"}, "Unknown format: iri"),
-            ({"type": "string", "format": ["date"]}, "Expected string for 'format'"),
-            ({"type": "thing"}, "thing"),
-            ({"type": "string", "pattern": "^(?=a)b$"}, "cannot be followed: regex parse error"),
-            ({"type": "string", "pattern": "(a"}, "cannot be followed: regex parse error"),
-            ({"type": "string", "pattern": 5}, "cannot be followed"),
-            ({"type": "integer", "minimum": 2, "maximum": 1}, "cannot be followed: "),
-            ({"type": "integer", "maximum": 10**400}, "number out of range"),
-            ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 1}]}, "must exclude each other"),
-            ({"enum": []}, "cannot be followed"),
-            ({"properties": {"a": 5}}, "schema must be an object"),
-            ({"properties": []}, "properties must be an object"),
-            ({"anyOf": {}}, "anyOf must be an array"),
-            (nested(200), "recursion limit exceeded"),
-            (nested(2000), "too deep inside of each other"),
-            ({"required": "a", "type": "object"}, "cannot be followed"),
-            ({"const": "a\x01b"}, "a control character is not supported"),
-            ({"const": "\\\x01"}, "a control character is not supported"),
-            ({"enum": [1, {"a": ["\x7f"]}]}, "a control character is not supported"),
-        ],
-    )
-    def test_what_cannot_be_followed_is_refused_by_name(
-        self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any], words: str
-    ) -> None:
-        with pytest.raises(InvalidParameter) as caught:
-            compiled(grammars, base, schema)
-        assert words in caught.value.message
-        assert caught.value.param == "response_format"
-        assert "\n" not in caught.value.message
-        assert len(caught.value.message) < 400
+# --- refusals -------------------------------------------------------------------------------------
 
-    def test_names_and_values_are_no_keywords(self) -> None:
-        properties = {"allOf": {"const": {"multipleOf": 2}}, "anyOf": {"type": "string", "default": "\\u0001"}}
-        validate_schema({"properties": properties, "required": ["allOf"]})
 
-    def test_the_bounds_of_a_schema(self) -> None:
-        fits = {"enum": ["a" * (MAX_CHARS - len('{"enum":[""]}'))]}
-        assert len(validate_schema(fits)) == MAX_CHARS
-        with pytest.raises(TooLarge, match="at most 65536 are taken"):
-            validate_schema({"enum": [fits["enum"][0] + "a"]})
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"uniqueItems": True}, "uniqueItems"),
+        ({"properties": {"a": {"not": {}}}}, '"not"'),
+        ({"items": {"multipleOf": 3}}, "'multipleOf' is not supported"),
+        ({"properties": {"multipleOf": {"multipleOf": 3}}}, "'multipleOf' is not supported"),
+        ({"minProperties": 1}, "'minProperties' is not supported"),
+        ({"patternProperties": {"a": {"allOf": [{}]}}}, "'allOf' is not supported"),
+        ({"x-guidance": {"item_separator": ";"}}, "'x-guidance' is not supported"),
+        ({"properties": {"a": {"$id": "http://a/b", "$ref": "#/$defs/x"}}}, "'$id' is not supported"),
+        ({"items": {"id": "http://a/b"}}, "'id' is not supported"),
+        ({"allOf": [{}]}, "'allOf' is not supported"),
+        ({"anyOf": [{}], "type": "object"}, "'type' beside 'anyOf' is not supported"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {}}, "minimum": 1}, "'minimum' beside '$ref'"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"if": {}}}}, '"if"'),
+        ({"$ref": "http://127.0.0.1/x.json"}, "'$ref' names no schema of this one"),
+        ({"$ref": "file:///etc/passwd"}, "'$ref' names no schema of this one"),
+        ({"$ref": 5}, "'$ref' names no schema of this one"),
+        ({"$ref": "#/$defs/gone"}, "gone"),
+        ({"properties": {"a": {"$ref": "#/default"}}, "default": {"multipleOf": 7}}, "'$ref' names no schema"),
+        ({"$ref": "#/$defs/a/const", "$defs": {"a": {"const": {"allOf": []}}}}, "'$ref' names no schema"),
+        ({"$ref": "#/$defs/a%2Fdefault", "$defs": {"a": {"default": {"multipleOf": 7}}}}, "names no schema"),
+        ({"$ref": "#"}, "cannot be followed"),
+        ({"anyOf": []}, "anyOf is empty"),
+        ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": -1}, "positive integer for 'minItems'"),
+        ({"type": "string", "format": "iri"}, "Unknown format: iri"),
+        ({"type": "string", "format": ["date"]}, "Expected string for 'format'"),
+        ({"type": "thing"}, "thing"),
+        ({"type": "string", "pattern": "^(?=a)b$"}, "cannot be followed: regex parse error"),
+        ({"type": "string", "pattern": "(a"}, "cannot be followed: regex parse error"),
+        ({"type": "string", "pattern": 5}, "cannot be followed"),
+        ({"type": "integer", "minimum": 2, "maximum": 1}, "cannot be followed: "),
+        ({"type": "integer", "maximum": 10**400}, "number out of range"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 1}]}, "must exclude each other"),
+        ({"enum": []}, "cannot be followed"),
+        ({"properties": {"a": 5}}, "schema must be an object"),
+        ({"properties": []}, "properties must be an object"),
+        ({"anyOf": {}}, "anyOf must be an array"),
+        (nested(200), "recursion limit exceeded"),
+        (nested(2000), "too deep inside of each other"),
+        ({"required": "a", "type": "object"}, "cannot be followed"),
+        ({"const": "a\x01b"}, "a control character is not supported"),
+        ({"const": "\\\x01"}, "a control character is not supported"),
+        ({"enum": [1, {"a": ["\x7f"]}]}, "a control character is not supported"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_by_name(
+    base: LoadedBase, grammars: Grammars, schema: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        compiled(grammars, base, schema)
+    assert words in caught.value.message
+    assert caught.value.param == "response_format"
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 400
 
-    @pytest.mark.parametrize(("length", "deep"), [(1300, 0), (60, 30), (500, 1)])
-    def test_references_that_would_overflow_the_compilers_stack_are_refused(self, length: int, deep: int) -> None:
-        """Compiled, these end the process: llguidance 1.9.1 follows references on its stack."""
-        with pytest.raises(TooLarge, match=r"levels; the maximum is 1000"):
-            validate_schema(chained(length, deep))
 
-    @pytest.mark.parametrize(
-        "schema",
-        [
-            {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}},
-            {"anyOf": [{"type": "array", "items": {"type": "string", "maxLength": n}} for n in range(1, 900)]},
-            {"enum": [f"x{n}" * 4 for n in range(4000)]},
-            {"type": "string", "pattern": r"^((a{1,100}){1,100}){1,100}$"},
-            {"type": "string", "pattern": "^(" + "|".join(f".*{c}.{{20}}" for c in "abcdefgh") + ")*$"},
-            {"type": "array", "items": {"type": "integer"}, "minItems": 10**9},
-            {"type": "string", "minLength": 10**9, "maxLength": 10**12},
-            {
-                "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
-                "$ref": "#/$defs/a",
+def test_names_and_values_are_no_keywords() -> None:
+    properties = {"allOf": {"const": {"multipleOf": 2}}, "anyOf": {"type": "string", "default": "\\u0001"}}
+    validate_schema({"properties": properties, "required": ["allOf"]})
+
+
+def test_the_bounds_of_a_schema() -> None:
+    fits = {"enum": ["a" * (MAX_CHARS - len('{"enum":[""]}'))]}
+    assert len(validate_schema(fits)) == MAX_CHARS
+    with pytest.raises(TooLarge, match="at most 65536 are taken"):
+        validate_schema({"enum": [fits["enum"][0] + "a"]})
+
+
+@pytest.mark.parametrize(("length", "deep"), [(1300, 0), (60, 30), (500, 1)])
+def test_references_that_would_overflow_the_compilers_stack_are_refused(length: int, deep: int) -> None:
+    """Compiled, these end the process: llguidance 1.9.1 follows references on its stack."""
+    with pytest.raises(TooLarge, match=r"levels; the maximum is 1000"):
+        validate_schema(chained(length, deep))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(2000)}},
+        {"anyOf": [{"type": "array", "items": {"type": "string", "maxLength": n}} for n in range(1, 900)]},
+        {"enum": [f"x{n}" * 4 for n in range(4000)]},
+        {"type": "string", "pattern": r"^((a{1,100}){1,100}){1,100}$"},
+        {"type": "string", "pattern": "^(" + "|".join(f".*{c}.{{20}}" for c in "abcdefgh") + ")*$"},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 10**9},
+        {"type": "string", "minLength": 10**9, "maxLength": 10**12},
+        {
+            "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
+            "$ref": "#/$defs/a",
+        },
+        {
+            "$defs": {
+                "x": {
+                    "anyOf": [{"type": "array", "items": {"$ref": "#/$defs/x"}, "maxItems": most} for most in range(30)]
+                }
             },
-            {
-                "$defs": {
-                    "x": {
-                        "anyOf": [
-                            {"type": "array", "items": {"$ref": "#/$defs/x"}, "maxItems": most} for most in range(30)
-                        ]
-                    }
-                },
-                "$ref": "#/$defs/x",
-            },
-            {"const": [[[[[[[[]]]]]]]] * 500},
-            {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
-            {"properties": {name: {"type": "string", "maxLength": 60_000} for name in "abc"}, "required": ["a", "b"]},
-            chained(300, 0),
-        ],
-    )
-    def test_hostile_schemas_are_followed_or_refused(
-        self, base: LoadedBase, grammars: Grammars, schema: dict[str, Any]
-    ) -> None:
-        try:
-            walk, draw = GrammarState(compiled(grammars, base, schema)), random.Random(1)
-            for _ in range(60):
-                if walk.advance(draw.choice(walk.allowed.nonzero()[:, 0].tolist())):
-                    break
-        except SoupError as error:
-            assert error.message.startswith("The JSON schema")  # noqa: PT017  # followed is as good
+            "$ref": "#/$defs/x",
+        },
+        {"const": [[[[[[[[]]]]]]]] * 500},
+        {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]},
+        {"properties": {name: {"type": "string", "maxLength": 60_000} for name in "abc"}, "required": ["a", "b"]},
+        chained(300, 0),
+    ],
+)
+def test_hostile_schemas_are_followed_or_refused(base: LoadedBase, grammars: Grammars, schema: dict[str, Any]) -> None:
+    try:
+        walk, draw = GrammarState(compiled(grammars, base, schema)), random.Random(1)
+        for _ in range(60):
+            if walk.advance(draw.choice(walk.allowed.nonzero()[:, 0].tolist())):
+                break
+    except SoupError as error:
+        assert error.message.startswith("The JSON schema")  # noqa: PT017  # followed is as good
 
 
 class TestGrammars:

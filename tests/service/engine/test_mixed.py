@@ -344,37 +344,43 @@ class TestStacks:
         world.runner.batched.clear_stacks()
 
 
-class TestMemory:
-    states = torch.arange(2 * 3 * MIN_ROW_POSITIONS, dtype=torch.float32).reshape(2, MIN_ROW_POSITIONS, 3)
+# --- memory ---------------------------------------------------------------------------------------
 
-    def fill(self, memory: KVCache, owner: str, positions: int, factor: float) -> None:
-        row = memory.reserve(owner, positions)
-        keys = factor * self.states.repeat(1, 4, 1)[:, :positions]
-        row.fill(0, torch.cat([keys, -keys]))
-        row.length = positions
 
-    def held(self, memory: KVCache, owner: str) -> Tensor:
-        row = memory.reserve(owner, 1)
-        return row.read(0, row.length)[:2]
+STATES = torch.arange(2 * 3 * MIN_ROW_POSITIONS, dtype=torch.float32).reshape(2, MIN_ROW_POSITIONS, 3)
 
-    def test_rows_move_to_larger_ones_and_into_gaps_with_what_they_hold(self) -> None:
-        memory = KVCache()
-        for number, owner in enumerate("abcde"):
-            self.fill(memory, owner, 10 + number, 1.0 + number)
-        memory.release("b")
-        memory.reserve("c", 3 * MIN_ROW_POSITIONS)
-        memory.copy("a", "f", 7, reserve=20)
-        for owner, length, factor in (("a", 10, 1.0), ("c", 12, 3.0), ("d", 13, 4.0), ("e", 14, 5.0), ("f", 7, 1.0)):
-            assert torch.equal(self.held(memory, owner), factor * self.states[:, :length])
-        assert memory.reserve("c", 1).slab.capacity == 4 * MIN_ROW_POSITIONS
 
-    def test_what_is_given_up_is_wiped(self) -> None:
-        memory = KVCache()
-        self.fill(memory, "a", 10, float("nan"))
-        self.fill(memory, "b", 5, 1.0)
-        slab = memory.reserve("b", 1).slab
-        memory.release("a")
-        assert bool(slab.layers[0].isfinite().all())
-        assert torch.equal(self.held(memory, "b"), self.states[:, :5])
-        memory.release("b")
-        assert slab.layers == {}
+def fill(memory: KVCache, owner: str, positions: int, factor: float) -> None:
+    row = memory.reserve(owner, positions)
+    keys = factor * STATES.repeat(1, 4, 1)[:, :positions]
+    row.fill(0, torch.cat([keys, -keys]))
+    row.length = positions
+
+
+def held(memory: KVCache, owner: str) -> Tensor:
+    row = memory.reserve(owner, 1)
+    return row.read(0, row.length)[:2]
+
+
+def test_rows_move_to_larger_ones_and_into_gaps_with_what_they_hold() -> None:
+    memory = KVCache()
+    for number, owner in enumerate("abcde"):
+        fill(memory, owner, 10 + number, 1.0 + number)
+    memory.release("b")
+    memory.reserve("c", 3 * MIN_ROW_POSITIONS)
+    memory.copy("a", "f", 7, reserve=20)
+    for owner, length, factor in (("a", 10, 1.0), ("c", 12, 3.0), ("d", 13, 4.0), ("e", 14, 5.0), ("f", 7, 1.0)):
+        assert torch.equal(held(memory, owner), factor * STATES[:, :length])
+    assert memory.reserve("c", 1).slab.capacity == 4 * MIN_ROW_POSITIONS
+
+
+def test_what_is_given_up_is_wiped() -> None:
+    memory = KVCache()
+    fill(memory, "a", 10, float("nan"))
+    fill(memory, "b", 5, 1.0)
+    slab = memory.reserve("b", 1).slab
+    memory.release("a")
+    assert bool(slab.layers[0].isfinite().all())
+    assert torch.equal(held(memory, "b"), STATES[:, :5])
+    memory.release("b")
+    assert slab.layers == {}

@@ -47,108 +47,121 @@ def long(length: int, start: int = 0) -> Ids:
     return tuple(range(start, start + length))
 
 
-class TestFinding:
-    def test_what_begins_alike_is_found_to_the_token(self) -> None:
-        kept = kept_of(sequence(long(50)))
-        [text], _ = kept.take_changes()
-        assert text.ids == long(49)
-        for ids, shared in (
-            (long(100), 49),
-            (long(49), 48),
-            ((*long(37), 999, *long(9)), 37),
-            (long(BLOCK_SIZE + 1), BLOCK_SIZE),
-        ):
-            assert kept.find(sequence(ids)) == (text, shared)
-        for ids in (long(BLOCK_SIZE), (999, *long(60)), (*long(BLOCK_SIZE - 1), 999, *long(30))):
-            assert kept.find(sequence(ids)) == (None, 0)
-
-    def test_the_text_that_has_most_is_taken(self) -> None:
-        kept = kept_of(*(sequence((*long(end), 900 + end, *long(9))) for end in (20, 30, 25)))
-        text, shared = kept.find(sequence(long(60)))
-        assert (shared, text and text.ids[30]) == (30, 930)
-
-    def test_other_scopes_and_requests_that_share_nothing_find_nothing(self) -> None:
-        kept = kept_of(sequence(long(50), adapter="d"))
-        assert kept.find(sequence(long(50), adapter="d"))[1] == 49
-        scored = GenerateRequest("b", long(50), params=SamplingParams(prompt_logprobs=True), namespace="a")
-        for other in (
-            sequence(long(50)),
-            sequence(long(50), adapter="e"),
-            sequence(long(50), adapter="d", namespace="b"),
-            sequence(long(50), adapter="d", namespace=None),
-            sequence(long(50), adapter="d", base="c"),
-            sequence(long(50), request=scored),
-            sequence(long(50), request=ScoreRequest("b", (long(50),))),
-        ):
-            assert kept.find(other) == (None, 0)
-
-    def test_tokens_whose_hashes_are_equal_are_told_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def equal(_scope: object, ids: Ids) -> Iterator[int]:
-            return iter(range(len(ids) // BLOCK_SIZE))
-
-        monkeypatch.setattr(prefix_cache, "block_hashes", equal)
-        kept = kept_of(sequence(long(50)), sequence(long(50), namespace="b"), sequence(long(50, start=100)))
-        text, shared = kept.find(sequence(long(40)))
-        assert text is not None
-        assert (text.ids, text.scope, shared) == (long(49), ("b", None, "a"), 39)
-        assert kept.find(sequence(long(50, start=7))) == (None, 0)
-        assert kept.find(sequence(long(50), namespace="c")) == (None, 0)
-
-    def test_a_look_compares_few_texts_however_many_begin_alike(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        alike = (sequence((*long(BLOCK_SIZE), *[1000 + number] * BLOCK_SIZE)) for number in range(100))
-        kept = kept_of(*alike, limit=1000 * MIN_ROW_POSITIONS)
-        compared: list[Ids] = []
-        monkeypatch.setattr(
-            prefix_cache, "common_length", lambda one, other: compared.append(one) or common_length(one, other)
-        )
-        assert kept.find(sequence((*long(BLOCK_SIZE), *[7] * BLOCK_SIZE)))[1] == BLOCK_SIZE
-        assert len(compared) == MAX_CANDIDATES
+# --- finding --------------------------------------------------------------------------------------
 
 
-class TestKeeping:
-    def test_the_longer_of_two_that_begin_alike_stays(self) -> None:
-        kept = kept_of(sequence(long(30)), sequence(long(60)), sequence(long(40)))
-        assert len(kept) == 1
-        assert kept.bytes == 59
+def test_what_begins_alike_is_found_to_the_token() -> None:
+    kept = kept_of(sequence(long(50)))
+    [text], _ = kept.take_changes()
+    assert text.ids == long(49)
+    for ids, shared in (
+        (long(100), 49),
+        (long(49), 48),
+        ((*long(37), 999, *long(9)), 37),
+        (long(BLOCK_SIZE + 1), BLOCK_SIZE),
+    ):
+        assert kept.find(sequence(ids)) == (text, shared)
+    for ids in (long(BLOCK_SIZE), (999, *long(60)), (*long(BLOCK_SIZE - 1), 999, *long(30))):
+        assert kept.find(sequence(ids)) == (None, 0)
 
-    def test_what_is_too_short_or_of_a_further_choice_is_not_kept(self) -> None:
-        kept = kept_of(
-            sequence(long(50), done=BLOCK_SIZE - 1),
-            sequence(long(50), index=1),
-            sequence(long(50), request=ScoreRequest("b", (long(50),))),
-        )
-        assert (len(kept), kept.take_changes()) == (0, ([], []))
 
-    def test_where_there_is_no_limit_nothing_is_kept(self) -> None:
-        assert len(kept_of(sequence(long(50)), limit=None)) == 0
+def test_the_text_that_has_most_is_taken() -> None:
+    kept = kept_of(*(sequence((*long(end), 900 + end, *long(9))) for end in (20, 30, 25)))
+    text, shared = kept.find(sequence(long(60)))
+    assert (shared, text and text.ids[30]) == (30, 930)
 
-    def test_the_least_recently_used_makes_room_and_what_a_step_takes_over_stays(self) -> None:
-        kept = kept_of(*(sequence(long(41, start=100 * number)) for number in range(3)))
-        first, second, third = kept.take_changes()[0]
-        assert kept.find(sequence(long(41)))[0] is first
-        assert kept.evict_bytes(1)
-        assert kept.take_changes() == ([], [second])
-        kept.pin(first)
-        assert not kept.evict_bytes(41), "of what is pinned nothing can be had"
-        assert len(kept) == 2
-        assert kept.evict_bytes(40)
-        assert kept.take_changes() == ([], [third])
-        kept.unpin_except(())
-        assert kept.evict_bytes(40)
-        assert (len(kept), kept.bytes, kept._prefixes_by_block) == (0, 0, {})
 
-    def test_a_base_model_that_is_dropped_takes_its_texts_along(self) -> None:
-        kept = kept_of(*(sequence(long(50), base=base) for base in "bc"))
-        kept.take_changes()
-        kept.evict_base("b")
-        assert [text.scope[0] for text in kept.take_changes()[1]] == ["b"]
-        assert kept.find(sequence(long(50), base="b")) == (None, 0)
-        assert kept.find(sequence(long(50), base="c"))[1] == 49
+def test_other_scopes_and_requests_that_share_nothing_find_nothing() -> None:
+    kept = kept_of(sequence(long(50), adapter="d"))
+    assert kept.find(sequence(long(50), adapter="d"))[1] == 49
+    scored = GenerateRequest("b", long(50), params=SamplingParams(prompt_logprobs=True), namespace="a")
+    for other in (
+        sequence(long(50)),
+        sequence(long(50), adapter="e"),
+        sequence(long(50), adapter="d", namespace="b"),
+        sequence(long(50), adapter="d", namespace=None),
+        sequence(long(50), adapter="d", base="c"),
+        sequence(long(50), request=scored),
+        sequence(long(50), request=ScoreRequest("b", (long(50),))),
+    ):
+        assert kept.find(other) == (None, 0)
 
-    def test_what_goes_before_it_was_copied_is_never_told_of(self) -> None:
-        kept = kept_of(sequence(long(50)))
-        kept.evict_bytes(1)
-        assert kept.take_changes() == ([], [])
+
+def test_tokens_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def equal(_scope: object, ids: Ids) -> Iterator[int]:
+        return iter(range(len(ids) // BLOCK_SIZE))
+
+    monkeypatch.setattr(prefix_cache, "block_hashes", equal)
+    kept = kept_of(sequence(long(50)), sequence(long(50), namespace="b"), sequence(long(50, start=100)))
+    text, shared = kept.find(sequence(long(40)))
+    assert text is not None
+    assert (text.ids, text.scope, shared) == (long(49), ("b", None, "a"), 39)
+    assert kept.find(sequence(long(50, start=7))) == (None, 0)
+    assert kept.find(sequence(long(50), namespace="c")) == (None, 0)
+
+
+def test_a_look_compares_few_texts_however_many_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    alike = (sequence((*long(BLOCK_SIZE), *[1000 + number] * BLOCK_SIZE)) for number in range(100))
+    kept = kept_of(*alike, limit=1000 * MIN_ROW_POSITIONS)
+    compared: list[Ids] = []
+    monkeypatch.setattr(
+        prefix_cache, "common_length", lambda one, other: compared.append(one) or common_length(one, other)
+    )
+    assert kept.find(sequence((*long(BLOCK_SIZE), *[7] * BLOCK_SIZE)))[1] == BLOCK_SIZE
+    assert len(compared) == MAX_CANDIDATES
+
+
+# --- keeping --------------------------------------------------------------------------------------
+
+
+def test_the_longer_of_two_that_begin_alike_stays() -> None:
+    kept = kept_of(sequence(long(30)), sequence(long(60)), sequence(long(40)))
+    assert len(kept) == 1
+    assert kept.bytes == 59
+
+
+def test_what_is_too_short_or_of_a_further_choice_is_not_kept() -> None:
+    kept = kept_of(
+        sequence(long(50), done=BLOCK_SIZE - 1),
+        sequence(long(50), index=1),
+        sequence(long(50), request=ScoreRequest("b", (long(50),))),
+    )
+    assert (len(kept), kept.take_changes()) == (0, ([], []))
+
+
+def test_where_there_is_no_limit_nothing_is_kept() -> None:
+    assert len(kept_of(sequence(long(50)), limit=None)) == 0
+
+
+def test_the_least_recently_used_makes_room_and_what_a_step_takes_over_stays() -> None:
+    kept = kept_of(*(sequence(long(41, start=100 * number)) for number in range(3)))
+    first, second, third = kept.take_changes()[0]
+    assert kept.find(sequence(long(41)))[0] is first
+    assert kept.evict_bytes(1)
+    assert kept.take_changes() == ([], [second])
+    kept.pin(first)
+    assert not kept.evict_bytes(41), "of what is pinned nothing can be had"
+    assert len(kept) == 2
+    assert kept.evict_bytes(40)
+    assert kept.take_changes() == ([], [third])
+    kept.unpin_except(())
+    assert kept.evict_bytes(40)
+    assert (len(kept), kept.bytes, kept._prefixes_by_block) == (0, 0, {})
+
+
+def test_a_base_model_that_is_dropped_takes_its_texts_along() -> None:
+    kept = kept_of(*(sequence(long(50), base=base) for base in "bc"))
+    kept.take_changes()
+    kept.evict_base("b")
+    assert [text.scope[0] for text in kept.take_changes()[1]] == ["b"]
+    assert kept.find(sequence(long(50), base="b")) == (None, 0)
+    assert kept.find(sequence(long(50), base="c"))[1] == 49
+
+
+def test_what_goes_before_it_was_copied_is_never_told_of() -> None:
+    kept = kept_of(sequence(long(50)))
+    kept.evict_bytes(1)
+    assert kept.take_changes() == ([], [])
 
 
 words = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(

@@ -181,119 +181,129 @@ def test_a_second_request_of_every_structure_computes_what_it_does_not_share(wor
     assert counters["kept_texts"] == len(world.adapters), "the longer text stands in for the one it begins with"
 
 
-class TestWhoShares:
-    def test_a_namespace_has_its_own_unless_the_operator_shares_with_all_or_none(self, base: LoadedBase) -> None:
-        namespace_alone, all_keys, off = [0, 0, 39, 0, 0], [0, 39, 39, 0, 0], [0, 0, 0, 0, 0]
-        for limits, reused in (
-            ({}, namespace_alone),
-            ({"share_prompts": "all"}, all_keys),
-            ({"share_prompts": "off"}, off),
-        ):
-            engine = engine_of(base, **limits)
-            assert [ask(engine, PROMPT, namespace=namespace)[1] for namespace in ("a", "b", "a", None, None)] == reused
-
-    def test_a_base_model_that_runs_one_by_one_keeps_nothing(
-        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("service.engine.engine.checked_runner", lambda loaded: Runner(loaded, packed=False))
-        engine = engine_of(base)
-        answers = [ask(engine, PROMPT) for _ in range(2)]
-        assert answers[0] == answers[1]
-        assert engine.counters()["kept_texts"] == answers[1][1] == 0
-
-    def test_what_several_choices_take_over_counts_once(self, base: LoadedBase) -> None:
-        engine = engine_of(base)
-        ask(engine, PROMPT, params=greedy(2, n=3))
-        assert engine.counters()["kept_texts"] == 1
-        assert ask(engine, PROMPT, params=greedy(2, n=3))[1] == 39
-        assert engine.counters()["prompt_tokens_reused_total"] == 39
+# --- who shares -----------------------------------------------------------------------------------
 
 
-class TestWhatStays:
-    def test_a_started_engine_keeps_it_while_there_is_nothing_to_do(self, base: LoadedBase) -> None:
-        request = GenerateRequest("tiny", PROMPT, params=greedy(3), namespace="a")
-        with started(engine_of(base)) as engine:
-            assert [engine.generate(request).reused for _ in range(3)] == [0, 39, 39]
-        assert engine.counters()["kv_bytes"] == engine.counters()["kept_bytes"] > 0
+def test_a_namespace_has_its_own_unless_the_operator_shares_with_all_or_none(base: LoadedBase) -> None:
+    namespace_alone, all_keys, off = [0, 0, 39, 0, 0], [0, 39, 39, 0, 0], [0, 0, 0, 0, 0]
+    for limits, reused in (
+        ({}, namespace_alone),
+        ({"share_prompts": "all"}, all_keys),
+        ({"share_prompts": "off"}, off),
+    ):
+        engine = engine_of(base, **limits)
+        assert [ask(engine, PROMPT, namespace=namespace)[1] for namespace in ("a", "b", "a", None, None)] == reused
 
-    def test_a_base_model_that_is_dropped_takes_it_along(self, base: LoadedBase) -> None:
-        engine = Engine(LoadedBases(base, bytes=10), EngineLimits(kv_bytes=PLENTY, memory_bytes=15))
-        assert ask(engine, PROMPT)[1] == 0
-        ask(engine, (1, 2, 3), base="other", namespace=None)
-        assert engine.loaded_bases() == ("other",)
-        assert engine.counters()["kept_bytes"] == 0
-        assert ask(engine, PROMPT)[1] == 0
 
-    def test_a_row_of_nan_is_not_kept_whoever_gave_it_up(self, base: LoadedBase) -> None:
-        broken = {
-            name: torch.full_like(t, float("nan")) for name, t in module_of(base, PARALLEL, 3).state_dict().items()
-        }
-        adapter = LoadableAdapter("sha256:" + "a" * 64, PARALLEL, lambda: broken)
-        engine = engine_of(base, max_step_tokens=30)
-        failed = engine.submit(GenerateRequest("tiny", PROMPT, adapter, greedy(3), namespace="a"))
+def test_a_base_model_that_runs_one_by_one_keeps_nothing(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.engine.engine.checked_runner", lambda loaded: Runner(loaded, packed=False))
+    engine = engine_of(base)
+    answers = [ask(engine, PROMPT) for _ in range(2)]
+    assert answers[0] == answers[1]
+    assert engine.counters()["kept_texts"] == answers[1][1] == 0
+
+
+def test_what_several_choices_take_over_counts_once(base: LoadedBase) -> None:
+    engine = engine_of(base)
+    ask(engine, PROMPT, params=greedy(2, n=3))
+    assert engine.counters()["kept_texts"] == 1
+    assert ask(engine, PROMPT, params=greedy(2, n=3))[1] == 39
+    assert engine.counters()["prompt_tokens_reused_total"] == 39
+
+
+# --- what stays -----------------------------------------------------------------------------------
+
+
+def test_a_started_engine_keeps_it_while_there_is_nothing_to_do(base: LoadedBase) -> None:
+    request = GenerateRequest("tiny", PROMPT, params=greedy(3), namespace="a")
+    with started(engine_of(base)) as engine:
+        assert [engine.generate(request).reused for _ in range(3)] == [0, 39, 39]
+    assert engine.counters()["kv_bytes"] == engine.counters()["kept_bytes"] > 0
+
+
+def test_a_base_model_that_is_dropped_takes_it_along(base: LoadedBase) -> None:
+    engine = Engine(LoadedBases(base, bytes=10), EngineLimits(kv_bytes=PLENTY, memory_bytes=15))
+    assert ask(engine, PROMPT)[1] == 0
+    ask(engine, (1, 2, 3), base="other", namespace=None)
+    assert engine.loaded_bases() == ("other",)
+    assert engine.counters()["kept_bytes"] == 0
+    assert ask(engine, PROMPT)[1] == 0
+
+
+def test_a_row_of_nan_is_not_kept_whoever_gave_it_up(base: LoadedBase) -> None:
+    broken = {name: torch.full_like(t, float("nan")) for name, t in module_of(base, PARALLEL, 3).state_dict().items()}
+    adapter = LoadableAdapter("sha256:" + "a" * 64, PARALLEL, lambda: broken)
+    engine = engine_of(base, max_step_tokens=30)
+    failed = engine.submit(GenerateRequest("tiny", PROMPT, adapter, greedy(3), namespace="a"))
+    run(engine)
+    assert failed.exception(0) is not None
+    cancelled = engine.submit(GenerateRequest("tiny", PROMPT, adapter, greedy(3), namespace="a"))
+    engine.step()
+    cancelled.cancel()
+    run(engine)
+    counters = engine.counters()
+    assert (counters["kept_texts"], counters["kv_bytes"]) == (0, 0)
+    assert (counters["requests_failed_total"], counters["requests_cancelled_total"]) == (1, 1)
+
+
+def test_a_pass_that_fails_before_anything_is_taken_over_leaves_nothing(
+    base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(base)
+    answer = ask(engine, PROMPT)[0]
+
+    def fails(_runner: Runner, _tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "run", fails)
+        ticket = engine.submit(GenerateRequest("tiny", (*PROMPT, *answer, 9), params=greedy(3), namespace="a"))
         run(engine)
-        assert failed.exception(0) is not None
-        cancelled = engine.submit(GenerateRequest("tiny", PROMPT, adapter, greedy(3), namespace="a"))
-        engine.step()
-        cancelled.cancel()
-        run(engine)
-        counters = engine.counters()
-        assert (counters["kept_texts"], counters["kv_bytes"]) == (0, 0)
-        assert (counters["requests_failed_total"], counters["requests_cancelled_total"]) == (1, 1)
-
-    def test_a_pass_that_fails_before_anything_is_taken_over_leaves_nothing(
-        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        engine = engine_of(base)
-        answer = ask(engine, PROMPT)[0]
-
-        def fails(_runner: Runner, _tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
-            raise RuntimeError("no memory")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Runner, "run", fails)
-            ticket = engine.submit(GenerateRequest("tiny", (*PROMPT, *answer, 9), params=greedy(3), namespace="a"))
-            run(engine)
-        assert ticket.exception(0) is not None
-        assert engine.counters()["kept_texts"] == 1
-        assert ask(engine, PROMPT) == (answer, 39)
+    assert ticket.exception(0) is not None
+    assert engine.counters()["kept_texts"] == 1
+    assert ask(engine, PROMPT) == (answer, 39)
 
 
-class TestCopies:
-    states = torch.arange(2 * 9 * 3, dtype=torch.float32).reshape(2, 9, 3)
+# --- copies ---------------------------------------------------------------------------------------
 
-    def filled(self, states: torch.Tensor) -> KVCache:
-        memory = KVCache()
-        row = memory.reserve("a", states.shape[1])
-        for layer in range(2):
-            row.fill(layer, torch.cat([states + layer, -states]))
-        row.length = states.shape[1]
-        return memory
 
-    def test_a_part_is_copied_out_and_in_and_takes_no_more_than_its_bytes(self) -> None:
-        memory = self.filled(self.states)
-        copied = memory.copy_out("a", 7)
-        assert copied is not None
-        memory.release("a")
-        assert copied.buffer.numel() == 2 * 2 * 2 * 7 * 3
-        memory.copy_in(copied, "b", 5, reserve=100)
-        row = memory.reserve("b", 5)
-        assert (row.length, row.slab.capacity) == (5, 128)
-        for layer in range(2):
-            keys, values = row.read(layer, 128).chunk(2)
-            assert torch.equal(keys[:, :5], self.states[:, :5] + layer)
-            assert torch.equal(values[:, :5], -self.states[:, :5])
-            assert not keys[:, 5:].any()
+STATES = torch.arange(2 * 9 * 3, dtype=torch.float32).reshape(2, 9, 3)
 
-    @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-    def test_what_is_not_there_or_no_number_is_not_copied(self, wrong: float) -> None:
-        states = self.states.clone()
-        states[1, 6, 2] = wrong
-        memory = self.filled(states)
-        assert memory.copy_out("a", 7) is None
-        assert memory.copy_out("a", 6) is not None
-        assert memory.copy_out("a", 10) is None
-        assert memory.copy_out("b", 1) is None
+
+def filled(states: torch.Tensor) -> KVCache:
+    memory = KVCache()
+    row = memory.reserve("a", states.shape[1])
+    for layer in range(2):
+        row.fill(layer, torch.cat([states + layer, -states]))
+    row.length = states.shape[1]
+    return memory
+
+
+def test_a_part_is_copied_out_and_in_and_takes_no_more_than_its_bytes() -> None:
+    memory = filled(STATES)
+    copied = memory.copy_out("a", 7)
+    assert copied is not None
+    memory.release("a")
+    assert copied.buffer.numel() == 2 * 2 * 2 * 7 * 3
+    memory.copy_in(copied, "b", 5, reserve=100)
+    row = memory.reserve("b", 5)
+    assert (row.length, row.slab.capacity) == (5, 128)
+    for layer in range(2):
+        keys, values = row.read(layer, 128).chunk(2)
+        assert torch.equal(keys[:, :5], STATES[:, :5] + layer)
+        assert torch.equal(values[:, :5], -STATES[:, :5])
+        assert not keys[:, 5:].any()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_not_there_or_no_number_is_not_copied(wrong: float) -> None:
+    states = STATES.clone()
+    states[1, 6, 2] = wrong
+    memory = filled(states)
+    assert memory.copy_out("a", 7) is None
+    assert memory.copy_out("a", 6) is not None
+    assert memory.copy_out("a", 10) is None
+    assert memory.copy_out("b", 1) is None
 
 
 def test_a_prefix_is_kept_with_the_text_behind_it(base: LoadedBase) -> None:

@@ -223,37 +223,39 @@ def test_more_alternatives_than_tokens_and_none() -> None:
     assert top_tokens(scores, 0) == [()]
 
 
-class TestDetokenizer:
-    @given(st.text(max_size=30), st.binary(max_size=12), st.text(max_size=10))
-    def test_joined_pieces_are_the_text_without_half_a_character_at_its_end(
-        self, first: str, noise: bytes, last: str
-    ) -> None:
-        data = first.encode() + noise + last.encode()
-        detokenizer = Detokenizer(lossy)
-        pieces = [detokenizer.push(byte) for byte in data]
-        whole = lossy(data)
-        shown = "".join(pieces)
-        assert whole.startswith(shown)
-        assert set(whole[len(shown) :]) <= {REPLACEMENT}
-        assert len(whole) - len(shown) <= 3
+# --- detokenizer ----------------------------------------------------------------------------------
 
-    def test_a_tokenizer_that_drops_the_first_space_keeps_the_others(self) -> None:
-        words = [" a", " b", "c", " d"]
-        detokenizer = Detokenizer(lambda ids: "".join(words[i] for i in ids).lstrip())
-        assert [detokenizer.push(i) for i in range(4)] == ["a", " b", "c", " d"]
 
-    def test_work_per_token_stays_small(self) -> None:
-        longest = 0
+@given(st.text(max_size=30), st.binary(max_size=12), st.text(max_size=10))
+def test_joined_pieces_are_the_text_without_half_a_character_at_its_end(first: str, noise: bytes, last: str) -> None:
+    data = first.encode() + noise + last.encode()
+    detokenizer = Detokenizer(lossy)
+    pieces = [detokenizer.push(byte) for byte in data]
+    whole = lossy(data)
+    shown = "".join(pieces)
+    assert whole.startswith(shown)
+    assert set(whole[len(shown) :]) <= {REPLACEMENT}
+    assert len(whole) - len(shown) <= 3
 
-        def decode(ids: Sequence[int]) -> str:
-            nonlocal longest
-            longest = max(longest, len(ids))
-            return lossy(ids)
 
-        detokenizer = Detokenizer(decode)
-        for byte in ("naïve café 日本 " * 50).encode():
-            detokenizer.push(byte)
-        assert longest <= 8
+def test_a_tokenizer_that_drops_the_first_space_keeps_the_others() -> None:
+    words = [" a", " b", "c", " d"]
+    detokenizer = Detokenizer(lambda ids: "".join(words[i] for i in ids).lstrip())
+    assert [detokenizer.push(i) for i in range(4)] == ["a", " b", "c", " d"]
+
+
+def test_work_per_token_stays_small() -> None:
+    longest = 0
+
+    def decode(ids: Sequence[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return lossy(ids)
+
+    detokenizer = Detokenizer(decode)
+    for byte in ("naïve café 日本 " * 50).encode():
+        detokenizer.push(byte)
+    assert longest <= 8
 
 
 def first_stop(text: str, stops: Sequence[str]) -> str:
@@ -301,49 +303,54 @@ def grow(data: bytes, params: SamplingParams, *, limit: int = 99, eos: int | Non
     return choice
 
 
-class TestChoice:
-    def test_a_stop_string_ends_it_and_all_its_tokens_are_listed(self) -> None:
-        done = grow(b"one END two", SamplingParams(stop=("END",))).completion()
-        assert (done.text, done.finish_reason) == ("one ", "stop")
-        assert bytes(done.token_ids) == b"one END"
-        assert done.text_offsets == (0, 1, 2, 3, 4, 4, 4)
+# --- choice ---------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        ("data", "limit", "text", "reason"),
-        [
-            (b"ab\x00cd", 99, "ab", "stop"),
-            (b"ab\x00", 3, "ab", "stop"),
-            (b"abEN", 4, "abEN", "length"),
-            (b"abEN\x00", 99, "abEN", "stop"),
-        ],
-        ids=["eos", "eos as the last that is allowed", "length and half a stop", "eos and half a stop"],
-    )
-    def test_what_ends_it_shows_what_was_no_stop_string(self, data: bytes, limit: int, text: str, reason: str) -> None:
-        done = grow(data, SamplingParams(stop=("END",)), limit=limit).completion()
-        assert (done.text, done.finish_reason) == (text, reason)
-        assert bytes(done.token_ids) == data.removesuffix(b"cd")
 
-    def test_half_a_character_at_the_end_is_not_shown(self) -> None:
-        done = grow("aé".encode()[:2], SamplingParams(), limit=2).completion()
-        assert (done.text, done.text_offsets) == ("a", (0, 1))
+def test_a_stop_string_ends_it_and_all_its_tokens_are_listed() -> None:
+    done = grow(b"one END two", SamplingParams(stop=("END",))).completion()
+    assert (done.text, done.finish_reason) == ("one ", "stop")
+    assert bytes(done.token_ids) == b"one END"
+    assert done.text_offsets == (0, 1, 2, 3, 4, 4, 4)
 
-    @given(st.text(max_size=20), st.lists(st.text(min_size=1, max_size=3), max_size=2), st.integers(1, 30))
-    def test_the_stream_joins_to_the_answer(self, text: str, stops: list[str], limit: int) -> None:
-        choice = Choice(0, SamplingParams(stop=tuple(stops)), StopCondition(frozenset(), limit), lossy)
-        deltas = []
-        for number, byte in enumerate(text.encode()):
-            deltas.append(choice.push(byte, -float(number), ((byte, -float(number)),)))
-            if choice.finish_reason is not None:
-                break
-        if choice.finish_reason is None:
-            return
-        done = choice.completion()
-        assert "".join(delta.text for delta in deltas) == done.text
-        assert tuple(delta.token_id for delta in deltas) == done.token_ids
-        assert tuple(delta.logprob for delta in deltas) == done.token_logprobs
-        assert len(done.top_logprobs) == len(done.text_offsets) == len(done.token_ids)
-        assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
-        assert deltas[-1].finish_reason == done.finish_reason
+
+@pytest.mark.parametrize(
+    ("data", "limit", "text", "reason"),
+    [
+        (b"ab\x00cd", 99, "ab", "stop"),
+        (b"ab\x00", 3, "ab", "stop"),
+        (b"abEN", 4, "abEN", "length"),
+        (b"abEN\x00", 99, "abEN", "stop"),
+    ],
+    ids=["eos", "eos as the last that is allowed", "length and half a stop", "eos and half a stop"],
+)
+def test_what_ends_it_shows_what_was_no_stop_string(data: bytes, limit: int, text: str, reason: str) -> None:
+    done = grow(data, SamplingParams(stop=("END",)), limit=limit).completion()
+    assert (done.text, done.finish_reason) == (text, reason)
+    assert bytes(done.token_ids) == data.removesuffix(b"cd")
+
+
+def test_half_a_character_at_the_end_is_not_shown() -> None:
+    done = grow("aé".encode()[:2], SamplingParams(), limit=2).completion()
+    assert (done.text, done.text_offsets) == ("a", (0, 1))
+
+
+@given(st.text(max_size=20), st.lists(st.text(min_size=1, max_size=3), max_size=2), st.integers(1, 30))
+def test_the_stream_joins_to_the_answer(text: str, stops: list[str], limit: int) -> None:
+    choice = Choice(0, SamplingParams(stop=tuple(stops)), StopCondition(frozenset(), limit), lossy)
+    deltas = []
+    for number, byte in enumerate(text.encode()):
+        deltas.append(choice.push(byte, -float(number), ((byte, -float(number)),)))
+        if choice.finish_reason is not None:
+            break
+    if choice.finish_reason is None:
+        return
+    done = choice.completion()
+    assert "".join(delta.text for delta in deltas) == done.text
+    assert tuple(delta.token_id for delta in deltas) == done.token_ids
+    assert tuple(delta.logprob for delta in deltas) == done.token_logprobs
+    assert len(done.top_logprobs) == len(done.text_offsets) == len(done.token_ids)
+    assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason == done.finish_reason
 
 
 @pytest.mark.parametrize(

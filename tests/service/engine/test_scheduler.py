@@ -146,114 +146,120 @@ def test_a_stream_is_in_every_step_of_its_base_model_and_bases_take_turns() -> N
         assert (stream in first, other in second) == (True, True)
 
 
-class TestTurns:
-    def test_one_prompt_of_each_adapter_in_turn(self) -> None:
-        simulation = simulation_of(rows=1)
-        groups = simulation.add([generate(adapter=name, tokens=2) for name in "aaabb"])
-        drain(simulation)
-        assert [groups.index(group) for group in simulation.ended] == [0, 3, 1, 4, 2]
+# --- turns ----------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        "request_", [generate(adapter="b", tokens=5), score(3, adapter="b")], ids=["prompt", "text"]
-    )
-    def test_an_adapter_without_room_beside_others_has_its_turn(self, request_: Request) -> None:
-        simulation = simulation_of(adapter_bytes=1, rows=4)
-        long = simulation.add([generate(adapter="a", tokens=100) for _ in range(2)])
-        simulation.step()
-        [other] = simulation.add([request_])
-        simulation.steps(PATIENCE_STEPS + 6)
-        assert other.state is State.FINISHED
-        drain(simulation)
-        assert all(group.state is State.FINISHED for group in long)
 
-    @pytest.mark.parametrize(("length", "budget", "tokens"), [(13, 12, 9), (300, 100, 40)])
-    def test_long_prompts_of_two_adapters_do_not_preempt_each_other_for_ever(
-        self, length: int, budget: int, tokens: int
-    ) -> None:
-        simulation = simulation_of(tokens=budget, rows=3, adapter_bytes=1)
-        simulation.add([generate(length, adapter="a", tokens=tokens, owner="x") for _ in range(3)])
-        simulation.step()
-        simulation.add([generate(length, adapter="b", tokens=tokens, owner="y")])
-        prefill_steps = math.ceil(length / budget) + 1
-        drain(simulation, limit=4 * math.ceil(tokens / TURN_TOKENS) * (prefill_steps + TURN_TOKENS))
+def test_one_prompt_of_each_adapter_in_turn() -> None:
+    simulation = simulation_of(rows=1)
+    groups = simulation.add([generate(adapter=name, tokens=2) for name in "aaabb"])
+    drain(simulation)
+    assert [groups.index(group) for group in simulation.ended] == [0, 3, 1, 4, 2]
 
-    def test_requests_without_an_adapter_do_not_wait_for_the_room_of_an_adapter(self) -> None:
-        simulation = simulation_of(tokens=10, adapter_bytes=1)
-        simulation.add([generate(2000, adapter="a", owner="x")])
-        simulation.step()
-        simulation.add([generate(adapter="b", owner="x")])
-        simulation.steps(PATIENCE_STEPS + 2)
-        [other] = simulation.add([generate(base="c", owner="z")])
-        simulation.steps(4)
-        assert other.state is not State.WAITING
 
-    def test_a_text_without_memory_keeps_no_room_for_its_adapter(self) -> None:
-        """Memory is reserved for the text of key y; that of key z has another adapter and comes first in turn."""
+@pytest.mark.parametrize("request_", [generate(adapter="b", tokens=5), score(3, adapter="b")], ids=["prompt", "text"])
+def test_an_adapter_without_room_beside_others_has_its_turn(request_: Request) -> None:
+    simulation = simulation_of(adapter_bytes=1, rows=4)
+    long = simulation.add([generate(adapter="a", tokens=100) for _ in range(2)])
+    simulation.step()
+    [other] = simulation.add([request_])
+    simulation.steps(PATIENCE_STEPS + 6)
+    assert other.state is State.FINISHED
+    drain(simulation)
+    assert all(group.state is State.FINISHED for group in long)
 
-        def prefixed(adapter: str, owner: str) -> ScoreRequest:
-            return ScoreRequest(
-                "b", ((1,) * 20,), LoadableAdapter(adapter, PrefixConfig(length=8), dict, 1), owner=owner
-            )
 
-        simulation = simulation_of(tokens=30, adapter_bytes=1, kv=MIN_ROW_POSITIONS)
-        groups = simulation.add([generate(20, tokens=40, owner="x")])
-        simulation.step()
-        groups += simulation.add([score(3, owner="y"), prefixed("a", "y")])
-        simulation.steps(PATIENCE_STEPS + 4)
-        groups += simulation.add([prefixed("b", "z")])
-        drain(simulation)
-        assert all(group.state is State.FINISHED for group in groups)
+@pytest.mark.parametrize(("length", "budget", "tokens"), [(13, 12, 9), (300, 100, 40)])
+def test_long_prompts_of_two_adapters_do_not_preempt_each_other_for_ever(length: int, budget: int, tokens: int) -> None:
+    simulation = simulation_of(tokens=budget, rows=3, adapter_bytes=1)
+    simulation.add([generate(length, adapter="a", tokens=tokens, owner="x") for _ in range(3)])
+    simulation.step()
+    simulation.add([generate(length, adapter="b", tokens=tokens, owner="y")])
+    prefill_steps = math.ceil(length / budget) + 1
+    drain(simulation, limit=4 * math.ceil(tokens / TURN_TOKENS) * (prefill_steps + TURN_TOKENS))
 
-    @pytest.mark.parametrize("pieces", range(4, 14))
-    def test_what_gave_way_takes_no_tokens_from_who_has_its_room(self, pieces: int) -> None:
-        """The rest of a prompt leaves too few tokens for the text, whose adapter then takes the prompt's room."""
-        simulation = simulation_of(tokens=16, adapter_bytes=1)
-        groups = simulation.add([generate(16 * pieces + 14, adapter="a"), score(*[16] * 50)])
-        groups += simulation.add([score(3, adapter="b")])
-        while simulation.scheduler.depth:
-            assert simulation.step() is not None, "somebody waits, and nobody runs"
-        assert all(group.state is State.FINISHED for group in groups)
 
-    def test_a_text_that_runs_whole_has_its_room_until_the_step_has_run(self) -> None:
-        simulation = simulation_of(tokens=16, adapter_bytes=2)
-        simulation.add([generate(adapter=name, tokens=60) for name in "ab"])
-        simulation.step()
-        simulation.add([score(3, adapter=name) for name in "cdef"])
-        drain(simulation)  # which looks at the adapters of every step
+def test_requests_without_an_adapter_do_not_wait_for_the_room_of_an_adapter() -> None:
+    simulation = simulation_of(tokens=10, adapter_bytes=1)
+    simulation.add([generate(2000, adapter="a", owner="x")])
+    simulation.step()
+    simulation.add([generate(adapter="b", owner="x")])
+    simulation.steps(PATIENCE_STEPS + 2)
+    [other] = simulation.add([generate(base="c", owner="z")])
+    simulation.steps(4)
+    assert other.state is not State.WAITING
 
-    def test_nobody_gives_way_to_an_adapter_that_is_not_loaded_yet(self) -> None:
-        simulation = simulation_of(adapter_bytes=1, loaded=lambda group: group.digest != "b", rows=4)
-        streams = simulation.add([generate(adapter="a", tokens=100) for _ in range(4)])
-        simulation.steps(3)
-        [cold] = simulation.add([generate(adapter="b", tokens=5)])
-        for _ in range(2 * PATIENCE_STEPS):
-            assert simulation.advance().groups == streams
-        simulation.loaded = lambda _work: True
-        assert cold in simulation.advance().groups
 
-    def test_those_who_give_way_are_of_one_adapter_and_nobody_else(self) -> None:
-        simulation = simulation_of(adapter_bytes=1, rows=9)
-        simulation.add([generate(adapter="a", tokens=100), *[generate(tokens=100) for _ in range(4)]])
-        simulation.steps(3)
-        simulation.add([generate(adapter="b", tokens=50)])
-        for _ in range(PATIENCE_STEPS + 1):
-            step = simulation.advance()
-        assert sum(group.digest is None for group in step.groups) == 4
+def test_a_text_without_memory_keeps_no_room_for_its_adapter() -> None:
+    """Memory is reserved for the text of key y; that of key z has another adapter and comes first in turn."""
 
-    def test_each_base_model_has_its_own_turns_of_prompts_and_texts(self) -> None:
-        simulation = simulation_of(max_queue=999, tokens=8, rows=99)
-        for base in "bc":
-            simulation.add([generate(8, tokens=0, base=base) for _ in range(50)])
-        texts = simulation.add([ScoreRequest(base, ((1,) * 8,) * 3) for base in "bc"])
-        simulation.steps(14)
-        assert [text.state for text in texts] == [State.FINISHED] * 2
+    def prefixed(adapter: str, owner: str) -> ScoreRequest:
+        return ScoreRequest("b", ((1,) * 20,), LoadableAdapter(adapter, PrefixConfig(length=8), dict, 1), owner=owner)
 
-    def test_prompts_and_texts_have_the_first_choice_in_turn(self) -> None:
-        simulation = simulation_of(tokens=16, rows=99)
-        simulation.add([score(*[16] * 50)])
-        simulation.add([generate(16, tokens=0) for _ in range(50)])
-        kinds = [simulation.advance().groups[0].request for _ in range(8)]
-        assert [isinstance(one, GenerateRequest) for one in kinds] == [True, False] * 4
+    simulation = simulation_of(tokens=30, adapter_bytes=1, kv=MIN_ROW_POSITIONS)
+    groups = simulation.add([generate(20, tokens=40, owner="x")])
+    simulation.step()
+    groups += simulation.add([score(3, owner="y"), prefixed("a", "y")])
+    simulation.steps(PATIENCE_STEPS + 4)
+    groups += simulation.add([prefixed("b", "z")])
+    drain(simulation)
+    assert all(group.state is State.FINISHED for group in groups)
+
+
+@pytest.mark.parametrize("pieces", range(4, 14))
+def test_what_gave_way_takes_no_tokens_from_who_has_its_room(pieces: int) -> None:
+    """The rest of a prompt leaves too few tokens for the text, whose adapter then takes the prompt's room."""
+    simulation = simulation_of(tokens=16, adapter_bytes=1)
+    groups = simulation.add([generate(16 * pieces + 14, adapter="a"), score(*[16] * 50)])
+    groups += simulation.add([score(3, adapter="b")])
+    while simulation.scheduler.depth:
+        assert simulation.step() is not None, "somebody waits, and nobody runs"
+    assert all(group.state is State.FINISHED for group in groups)
+
+
+def test_a_text_that_runs_whole_has_its_room_until_the_step_has_run() -> None:
+    simulation = simulation_of(tokens=16, adapter_bytes=2)
+    simulation.add([generate(adapter=name, tokens=60) for name in "ab"])
+    simulation.step()
+    simulation.add([score(3, adapter=name) for name in "cdef"])
+    drain(simulation)  # which looks at the adapters of every step
+
+
+def test_nobody_gives_way_to_an_adapter_that_is_not_loaded_yet() -> None:
+    simulation = simulation_of(adapter_bytes=1, loaded=lambda group: group.digest != "b", rows=4)
+    streams = simulation.add([generate(adapter="a", tokens=100) for _ in range(4)])
+    simulation.steps(3)
+    [cold] = simulation.add([generate(adapter="b", tokens=5)])
+    for _ in range(2 * PATIENCE_STEPS):
+        assert simulation.advance().groups == streams
+    simulation.loaded = lambda _work: True
+    assert cold in simulation.advance().groups
+
+
+def test_those_who_give_way_are_of_one_adapter_and_nobody_else() -> None:
+    simulation = simulation_of(adapter_bytes=1, rows=9)
+    simulation.add([generate(adapter="a", tokens=100), *[generate(tokens=100) for _ in range(4)]])
+    simulation.steps(3)
+    simulation.add([generate(adapter="b", tokens=50)])
+    for _ in range(PATIENCE_STEPS + 1):
+        step = simulation.advance()
+    assert sum(group.digest is None for group in step.groups) == 4
+
+
+def test_each_base_model_has_its_own_turns_of_prompts_and_texts() -> None:
+    simulation = simulation_of(max_queue=999, tokens=8, rows=99)
+    for base in "bc":
+        simulation.add([generate(8, tokens=0, base=base) for _ in range(50)])
+    texts = simulation.add([ScoreRequest(base, ((1,) * 8,) * 3) for base in "bc"])
+    simulation.steps(14)
+    assert [text.state for text in texts] == [State.FINISHED] * 2
+
+
+def test_prompts_and_texts_have_the_first_choice_in_turn() -> None:
+    simulation = simulation_of(tokens=16, rows=99)
+    simulation.add([score(*[16] * 50)])
+    simulation.add([generate(16, tokens=0) for _ in range(50)])
+    kinds = [simulation.advance().groups[0].request for _ in range(8)]
+    assert [isinstance(one, GenerateRequest) for one in kinds] == [True, False] * 4
 
 
 SHORT = st.builds(  # a prompt and its answer fit into the smallest row
@@ -333,180 +339,197 @@ def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(
     assert max(others[16:]) <= max(MIN_TOKENS, 1.3 / token), "once the pace is known, a step takes about twice as long"
 
 
-class TestPieces:
-    def test_a_long_prompt_goes_in_pieces(self) -> None:
-        segments = [step.segments[0] for step in steps_of(generate(25, tokens=1), tokens=10)]
-        assert [(one.start, one.length, one.output) for one in segments] == [
-            (0, 10, "nothing"),
-            (10, 10, "nothing"),
-            (20, 5, "next"),
-        ]
-
-    def test_a_long_text_goes_in_pieces_beside_streams_and_whole_without(self) -> None:
-        simulation = simulation_of(tokens=100, pace=20)
-        simulation.add([generate(tokens=9)])
-        simulation.step()
-        simulation.add([score(50)])
-        pieces = [segment for _ in range(3) for segment in simulation.advance().segments if segment.output == "score"]
-        assert [(one.start, one.length, one.keeps_kv) for one in pieces] == [
-            (0, 20, True),
-            (20, 20, True),
-            (40, 10, True),
-        ]
-        [step] = steps_of(score(50), tokens=10)
-        assert (step.segments[0].length, step.segments[0].keeps_kv) == (50, False)
-
-    def test_texts_of_one_request_take_over_nothing_from_each_other(self) -> None:
-        simulation = simulation_of(tokens=100, pace=40)
-        simulation.add([generate(tokens=9)])
-        simulation.step()
-        simulation.add([ScoreRequest("b", ((1,) * 50, (2,) * 20), PREFIXED)])
-        first, second = [[one for one in simulation.advance().segments if one.output == "score"] for _ in range(2)]
-        assert [(one.start, one.length) for one in first] == [(0, 40)]
-        assert [(one.start, one.length, one.copy_from) for one in second] == [(40, 10, None), (0, 20, None)]
-
-    def test_a_base_model_that_needs_whole_texts_gets_them(self) -> None:
-        scheduler = Scheduler(
-            admission=AdmissionControl(9), max_step_tokens=10, max_running=1, can_chunk=lambda _base_id: False
-        )
-        scheduler.add([score(50)])
-        assert [step.tokens for step in drain(Simulation(scheduler))] == [50]
-
-    def test_texts_of_one_length_come_together(self) -> None:
-        steps = steps_of(score(2, 10, 3, 9, 2, 3), tokens=20)
-        assert [[one.length for one in step.segments] for step in steps] == [[10, 9], [3, 3, 2, 2]]
-
-    def test_a_text_behind_a_prefix_has_a_row_that_counts_it(self) -> None:
-        steps = steps_of(ScoreRequest("b", ((1, 1),) * 2, PREFIXED), kv=MIN_ROW_POSITIONS)
-        assert [len(step.segments) for step in steps] == [1, 1], "there is memory for one row"
-        assert all(segment.keeps_kv for step in steps for segment in step.segments)
-
-    def test_choices_take_over_the_prompt_of_the_first(self) -> None:
-        steps = steps_of(generate(30, n=4, tokens=3), rows=9, pace=100)
-        assert [step.tokens for step in steps] == [30, 4, 4, 3]
-        assert [segment.copy_from is not None for segment in steps[1].segments] == [False, True, True, True]
+# --- pieces ---------------------------------------------------------------------------------------
 
 
-class TestMemory:
-    @pytest.mark.parametrize(
-        "request_",
-        [
-            generate(4 * MIN_ROW_POSITIONS),
-            generate(4 * MIN_ROW_POSITIONS, adapter="a"),
-            # which goes in pieces behind a stream of its base model, or a prefix
-            ScoreRequest("b", ((1,) * (4 * MIN_ROW_POSITIONS),), PREFIXED),
-        ],
-        ids=["base", "adapter", "text"],
+def test_a_long_prompt_goes_in_pieces() -> None:
+    segments = [step.segments[0] for step in steps_of(generate(25, tokens=1), tokens=10)]
+    assert [(one.start, one.length, one.output) for one in segments] == [
+        (0, 10, "nothing"),
+        (10, 10, "nothing"),
+        (20, 5, "next"),
+    ]
+
+
+def test_a_long_text_goes_in_pieces_beside_streams_and_whole_without() -> None:
+    simulation = simulation_of(tokens=100, pace=20)
+    simulation.add([generate(tokens=9)])
+    simulation.step()
+    simulation.add([score(50)])
+    pieces = [segment for _ in range(3) for segment in simulation.advance().segments if segment.output == "score"]
+    assert [(one.start, one.length, one.keeps_kv) for one in pieces] == [
+        (0, 20, True),
+        (20, 20, True),
+        (40, 10, True),
+    ]
+    [step] = steps_of(score(50), tokens=10)
+    assert (step.segments[0].length, step.segments[0].keeps_kv) == (50, False)
+
+
+def test_texts_of_one_request_take_over_nothing_from_each_other() -> None:
+    simulation = simulation_of(tokens=100, pace=40)
+    simulation.add([generate(tokens=9)])
+    simulation.step()
+    simulation.add([ScoreRequest("b", ((1,) * 50, (2,) * 20), PREFIXED)])
+    first, second = [[one for one in simulation.advance().segments if one.output == "score"] for _ in range(2)]
+    assert [(one.start, one.length) for one in first] == [(0, 40)]
+    assert [(one.start, one.length, one.copy_from) for one in second] == [(40, 10, None), (0, 20, None)]
+
+
+def test_a_base_model_that_needs_whole_texts_gets_them() -> None:
+    scheduler = Scheduler(
+        admission=AdmissionControl(9), max_step_tokens=10, max_running=1, can_chunk=lambda _base_id: False
     )
-    def test_a_large_one_has_its_turn_where_small_ones_of_other_base_models_take_the_memory(
-        self, request_: Request
-    ) -> None:
-        """As many steps as all of them have patience for, twice, for the bases take turns; small ones never end."""
-        simulation = simulation_of(max_queue=10_000, rows=99, kv=8 * MIN_ROW_POSITIONS)
-        small = [generate(adapter=name, tokens=20 + n, base="c") for n, name in enumerate("-abcdefg")]
-        simulation.add(small)
-        simulation.steps(9)
-        [large] = simulation.add([request_])
-        for number in range(2 * (3 * PATIENCE_STEPS)):
-            simulation.add([small[number % 8], small[(number + 3) % 8]])
-            simulation.step()
-        assert large.state is not State.WAITING
+    scheduler.add([score(50)])
+    assert [step.tokens for step in drain(Simulation(scheduler))] == [50]
 
-    def test_a_text_has_its_turn_beside_streams_of_its_own_adapter(self) -> None:
-        simulation = simulation_of(max_queue=10_000, rows=99, kv=8 * MIN_ROW_POSITIONS, pace=20)
-        small = [generate(tokens=20 + n) for n in range(8)]
-        simulation.add(small)
-        simulation.steps(9)
-        [large] = simulation.add([score(4 * MIN_ROW_POSITIONS)])
-        for _ in range(3 * PATIENCE_STEPS):
-            simulation.add(small[:2])
-            simulation.step()
-        assert large.state is not State.WAITING
 
-    def test_memory_is_not_saved_for_one_whose_base_model_is_not_there(self) -> None:
-        simulation = simulation_of(rows=99, kv=4 * MIN_ROW_POSITIONS)
-        simulation.add([generate(adapter=name, tokens=60, base="c") for name in "def"])
-        simulation.steps(3)
-        [large] = simulation.add([generate(4 * MIN_ROW_POSITIONS, adapter="a")])
-        simulation.steps(2 * PATIENCE_STEPS)
-        assert simulation.scheduler._reservation.holder is large
-        [small] = simulation.add([generate(tokens=1, base="c")])
-        simulation.scheduler.next_step({"c"})
-        assert small.state is State.RUNNING
-        drain(simulation)
+def test_texts_of_one_length_come_together() -> None:
+    steps = steps_of(score(2, 10, 3, 9, 2, 3), tokens=20)
+    assert [[one.length for one in step.segments] for step in steps] == [[10, 9], [3, 3, 2, 2]]
 
-    def test_the_youngest_starts_again_where_memory_is_short(self) -> None:
-        simulation = simulation_of(kv=3 * MIN_ROW_POSITIONS, pace=100)
-        old, young = simulation.add(
-            [generate(MIN_ROW_POSITIONS - 2, tokens=9), generate(MIN_ROW_POSITIONS - 2, tokens=9)]
-        )
-        simulation.steps(5)
-        assert simulation.scheduler.sequences_with_rows()["b"][0].group is old
-        assert len(simulation.scheduler.sequences_with_rows()["b"]) == 1
-        drain(simulation)
-        assert simulation.ended == [old, young]
 
-    def test_what_has_ended_holds_nothing(self) -> None:
-        simulation = simulation_of()
-        kept, gone = simulation.add([generate(tokens=9), generate(tokens=9, n=2)])
+def test_a_text_behind_a_prefix_has_a_row_that_counts_it() -> None:
+    steps = steps_of(ScoreRequest("b", ((1, 1),) * 2, PREFIXED), kv=MIN_ROW_POSITIONS)
+    assert [len(step.segments) for step in steps] == [1, 1], "there is memory for one row"
+    assert all(segment.keeps_kv for step in steps for segment in step.segments)
+
+
+def test_choices_take_over_the_prompt_of_the_first() -> None:
+    steps = steps_of(generate(30, n=4, tokens=3), rows=9, pace=100)
+    assert [step.tokens for step in steps] == [30, 4, 4, 3]
+    assert [segment.copy_from is not None for segment in steps[1].segments] == [False, True, True, True]
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        generate(4 * MIN_ROW_POSITIONS),
+        generate(4 * MIN_ROW_POSITIONS, adapter="a"),
+        # which goes in pieces behind a stream of its base model, or a prefix
+        ScoreRequest("b", ((1,) * (4 * MIN_ROW_POSITIONS),), PREFIXED),
+    ],
+    ids=["base", "adapter", "text"],
+)
+def test_a_large_one_has_its_turn_where_small_ones_of_other_base_models_take_the_memory(request_: Request) -> None:
+    """As many steps as all of them have patience for, twice, for the bases take turns; small ones never end."""
+    simulation = simulation_of(max_queue=10_000, rows=99, kv=8 * MIN_ROW_POSITIONS)
+    small = [generate(adapter=name, tokens=20 + n, base="c") for n, name in enumerate("-abcdefg")]
+    simulation.add(small)
+    simulation.steps(9)
+    [large] = simulation.add([request_])
+    for number in range(2 * (3 * PATIENCE_STEPS)):
+        simulation.add([small[number % 8], small[(number + 3) % 8]])
         simulation.step()
-        assert simulation.scheduler._kv_budget.bytes == 2 * MIN_ROW_POSITIONS
-        assert gone.ticket.cancel()
-        assert simulation.scheduler.drop_cancelled() == [gone]
-        assert gone.state is State.CANCELLED
-        assert simulation.scheduler._kv_budget.bytes == MIN_ROW_POSITIONS
-        assert simulation.advance().groups == [kept]
-        assert simulation.scheduler.drop_cancelled() == []
+    assert large.state is not State.WAITING
 
 
-class TestKeptTexts:
-    def after_one(self, **limit: int) -> Simulation:
-        """A simulation in which one prompt of 40 tokens has been answered with 3."""
-        simulation = simulation_of(**limit)
-        simulation.add([generate(40, tokens=3, namespace="one")])
-        drain(simulation)
-        assert simulation.scheduler.prefixes.bytes == 42, "the newest token has been drawn and not computed"
-        return simulation
-
-    def test_all_choices_take_over_the_text_at_once(self) -> None:
-        simulation = self.after_one(kv=99 * MIN_ROW_POSITIONS, rows=9)
-        simulation.add([generate(40, n=3, namespace="one")])
-        assert [(one.start, one.length) for one in simulation.advance().segments] == [(39, 1)] * 3
-
-    def test_what_is_kept_goes_before_any_sequence_starts_again(self) -> None:
-        simulation = self.after_one(kv=2 * MIN_ROW_POSITIONS)
-        simulation.add([generate(50, tokens=4, namespace="two"), generate(9, tokens=30, namespace="two")])
+def test_a_text_has_its_turn_beside_streams_of_its_own_adapter() -> None:
+    simulation = simulation_of(max_queue=10_000, rows=99, kv=8 * MIN_ROW_POSITIONS, pace=20)
+    small = [generate(tokens=20 + n) for n in range(8)]
+    simulation.add(small)
+    simulation.steps(9)
+    [large] = simulation.add([score(4 * MIN_ROW_POSITIONS)])
+    for _ in range(3 * PATIENCE_STEPS):
+        simulation.add(small[:2])
         simulation.step()
-        assert len(simulation.scheduler.sequences_with_rows()["b"]) == 2
-        assert (len(simulation.scheduler.prefixes), simulation.texts) == (0, set())
+    assert large.state is not State.WAITING
 
-    def test_what_a_step_takes_over_makes_no_room_for_others_of_that_step(self) -> None:
-        simulation = self.after_one(kv=2 * MIN_ROW_POSITIONS)
-        taking, other = simulation.add([generate(40, namespace="one"), generate(9, namespace="two")])
-        assert simulation.advance().groups == [taking]
-        assert simulation.reused == 39
-        simulation.steps(2)
-        assert other.state is not State.WAITING
-        assert simulation.texts == set()
 
-    def test_what_has_no_room_even_so_drives_nothing_out(self) -> None:
-        simulation = self.after_one(kv=3 * MIN_ROW_POSITIONS)
-        simulation.add([generate(100, tokens=4), generate(100, tokens=4)])
-        simulation.step()
-        assert len(simulation.scheduler.sequences_with_rows()["b"]) == 1
-        assert len(simulation.scheduler.prefixes) == 1
+def test_memory_is_not_saved_for_one_whose_base_model_is_not_there() -> None:
+    simulation = simulation_of(rows=99, kv=4 * MIN_ROW_POSITIONS)
+    simulation.add([generate(adapter=name, tokens=60, base="c") for name in "def"])
+    simulation.steps(3)
+    [large] = simulation.add([generate(4 * MIN_ROW_POSITIONS, adapter="a")])
+    simulation.steps(2 * PATIENCE_STEPS)
+    assert simulation.scheduler._reservation.holder is large
+    [small] = simulation.add([generate(tokens=1, base="c")])
+    simulation.scheduler.next_step({"c"})
+    assert small.state is State.RUNNING
+    drain(simulation)
 
-    def test_a_cancelled_one_leaves_what_it_has_computed_and_a_failed_one_nothing(self) -> None:
-        simulation = simulation_of(tokens=20, kv=99 * MIN_ROW_POSITIONS)
-        [cancelled] = simulation.add([generate(50, namespace="one")])
-        simulation.step()
-        cancelled.ticket.cancel()
-        simulation.step()
-        [failed] = simulation.add([generate(50, namespace="two")])
-        simulation.step()
-        simulation.scheduler.fail([failed], Unavailable("gone"))
-        simulation.step()
-        assert [(text.scope[2], len(text.ids)) for text in simulation.texts] == [("one", 20)]
+
+def test_the_youngest_starts_again_where_memory_is_short() -> None:
+    simulation = simulation_of(kv=3 * MIN_ROW_POSITIONS, pace=100)
+    old, young = simulation.add([generate(MIN_ROW_POSITIONS - 2, tokens=9), generate(MIN_ROW_POSITIONS - 2, tokens=9)])
+    simulation.steps(5)
+    assert simulation.scheduler.sequences_with_rows()["b"][0].group is old
+    assert len(simulation.scheduler.sequences_with_rows()["b"]) == 1
+    drain(simulation)
+    assert simulation.ended == [old, young]
+
+
+def test_what_has_ended_holds_nothing() -> None:
+    simulation = simulation_of()
+    kept, gone = simulation.add([generate(tokens=9), generate(tokens=9, n=2)])
+    simulation.step()
+    assert simulation.scheduler._kv_budget.bytes == 2 * MIN_ROW_POSITIONS
+    assert gone.ticket.cancel()
+    assert simulation.scheduler.drop_cancelled() == [gone]
+    assert gone.state is State.CANCELLED
+    assert simulation.scheduler._kv_budget.bytes == MIN_ROW_POSITIONS
+    assert simulation.advance().groups == [kept]
+    assert simulation.scheduler.drop_cancelled() == []
+
+
+# --- kept texts -----------------------------------------------------------------------------------
+
+
+def after_one(**limit: int) -> Simulation:
+    """A simulation in which one prompt of 40 tokens has been answered with 3."""
+    simulation = simulation_of(**limit)
+    simulation.add([generate(40, tokens=3, namespace="one")])
+    drain(simulation)
+    assert simulation.scheduler.prefixes.bytes == 42, "the newest token has been drawn and not computed"
+    return simulation
+
+
+def test_all_choices_take_over_the_text_at_once() -> None:
+    simulation = after_one(kv=99 * MIN_ROW_POSITIONS, rows=9)
+    simulation.add([generate(40, n=3, namespace="one")])
+    assert [(one.start, one.length) for one in simulation.advance().segments] == [(39, 1)] * 3
+
+
+def test_what_is_kept_goes_before_any_sequence_starts_again() -> None:
+    simulation = after_one(kv=2 * MIN_ROW_POSITIONS)
+    simulation.add([generate(50, tokens=4, namespace="two"), generate(9, tokens=30, namespace="two")])
+    simulation.step()
+    assert len(simulation.scheduler.sequences_with_rows()["b"]) == 2
+    assert (len(simulation.scheduler.prefixes), simulation.texts) == (0, set())
+
+
+def test_what_a_step_takes_over_makes_no_room_for_others_of_that_step() -> None:
+    simulation = after_one(kv=2 * MIN_ROW_POSITIONS)
+    taking, other = simulation.add([generate(40, namespace="one"), generate(9, namespace="two")])
+    assert simulation.advance().groups == [taking]
+    assert simulation.reused == 39
+    simulation.steps(2)
+    assert other.state is not State.WAITING
+    assert simulation.texts == set()
+
+
+def test_what_has_no_room_even_so_drives_nothing_out() -> None:
+    simulation = after_one(kv=3 * MIN_ROW_POSITIONS)
+    simulation.add([generate(100, tokens=4), generate(100, tokens=4)])
+    simulation.step()
+    assert len(simulation.scheduler.sequences_with_rows()["b"]) == 1
+    assert len(simulation.scheduler.prefixes) == 1
+
+
+def test_a_cancelled_one_leaves_what_it_has_computed_and_a_failed_one_nothing() -> None:
+    simulation = simulation_of(tokens=20, kv=99 * MIN_ROW_POSITIONS)
+    [cancelled] = simulation.add([generate(50, namespace="one")])
+    simulation.step()
+    cancelled.ticket.cancel()
+    simulation.step()
+    [failed] = simulation.add([generate(50, namespace="two")])
+    simulation.step()
+    simulation.scheduler.fail([failed], Unavailable("gone"))
+    simulation.step()
+    assert [(text.scope[2], len(text.ids)) for text in simulation.texts] == [("one", 20)]
 
 
 def test_the_first_step_is_the_streams_alone_and_so_is_one_now_and_then() -> None:

@@ -76,57 +76,58 @@ def body(folder: Path, **fields: Any) -> dict[str, Any]:
     }
 
 
-class TestCommandLine:
-    def test_as_it_lies_on_disk_there_and_back(
-        self, soup: Soup, lora: Callable[..., Path], sample: Path, tmp_path: Path
-    ) -> None:
-        folder = lora(alpha_pattern={"h.1.attn.c_attn": 5})
-        code, out, err = soup("push", folder, "--name", "acme/law", "--domain", "law", "--sample", sample, "--wait")
-        assert (code, out) == (0, "acme/law@1\n"), err
-        row = json.loads(soup("show", "acme/law", "--json")[1])
-        assert (row["base_model"], row["config"]["method"], row["sample_state"]) == ("small", "lora", "ready")
-        shown = " ".join(soup("show", "acme/law")[1].split())  # long values go on in the next line
-        assert "rank 2, alpha 5 on transformer.h.*.attn.c_attn of 1 layers" in shown
-        assert "lora r2" in soup("ls", "law")[1]
+# --- command line ---------------------------------------------------------------------------------
 
-        assert soup("pull", "acme/law", tmp_path / "pulled")[0] == 0
-        assert (tmp_path / "pulled" / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
-        assert soup("push", tmp_path / "pulled", "--name", "acme/law")[:2] == (0, "acme/law@1\n")
 
-    def test_what_is_served_is_what_peft_says(
-        self, soup: Soup, lora: Callable[..., Path], models: dict[str, Any], live: Live
-    ) -> None:
-        folder = lora(use_rslora=True, name="served")
-        assert soup("push", folder, "--name", "acme/served", "--domain", "law")[0] == 0
-        ids = [0, 30, 31, 32, 33]
-        asked = {"model": "acme/served", "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
-        told = live.world.client.post("/v1/completions", json=asked).json()
-        model = peft.PeftModel.from_pretrained(copy.deepcopy(models["small"]), str(folder)).eval()
-        with torch.inference_mode():
-            scores = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], dim=-1)
-        expected = [float(scores[at, token]) for at, token in enumerate(ids[1:])]
-        assert told["choices"][0]["logprobs"]["token_logprobs"][1 : len(ids)] == pytest.approx(expected, abs=1e-4)
+def test_as_it_lies_on_disk_there_and_back(soup: Soup, lora: Callable[..., Path], sample: Path, tmp_path: Path) -> None:
+    folder = lora(alpha_pattern={"h.1.attn.c_attn": 5})
+    code, out, err = soup("push", folder, "--name", "acme/law", "--domain", "law", "--sample", sample, "--wait")
+    assert (code, out) == (0, "acme/law@1\n"), err
+    row = json.loads(soup("show", "acme/law", "--json")[1])
+    assert (row["base_model"], row["config"]["method"], row["sample_state"]) == ("small", "lora", "ready")
+    shown = " ".join(soup("show", "acme/law")[1].split())  # long values go on in the next line
+    assert "rank 2, alpha 5 on transformer.h.*.attn.c_attn of 1 layers" in shown
+    assert "lora r2" in soup("ls", "law")[1]
 
-    @pytest.mark.parametrize(
-        ("fields", "flags", "sentence"),
-        [
-            ({}, [], "does not say which domain the adapter is of: give --domain."),
-            ({"use_dora": True}, ["--domain", "law"], "use_dora is not supported: it means DoRA"),
-        ],
-    )
-    def test_what_is_refused_before_anything_is_sent(
-        self, soup: Soup, lora: Callable[..., Path], fields: dict[str, bool], flags: list[str], sentence: str
-    ) -> None:
-        assert sentence in refused(soup("push", lora(**fields), "--name", "acme/nowhere", *flags))
+    assert soup("pull", "acme/law", tmp_path / "pulled")[0] == 0
+    assert (tmp_path / "pulled" / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+    assert soup("push", tmp_path / "pulled", "--name", "acme/law")[:2] == (0, "acme/law@1\n")
 
-    def test_a_base_that_two_entries_match(
-        self, soup: Soup, lora: Callable[..., Path], served: dict[str, Path]
-    ) -> None:
-        folder = lora("llama")
-        err = refused(soup("push", folder, "--name", "acme/twins", "--domain", "law"), 3)
-        assert "2 base models here (llama, llama-two) are that one" in err
-        assert soup("push", folder, "--name", "acme/twins", "--domain", "law", "--base", "base/llama-two")[0] == 0
-        assert json.loads(soup("show", "acme/twins", "--json")[1])["base_model"] == "llama-two"
+
+def test_what_is_served_is_what_peft_says(
+    soup: Soup, lora: Callable[..., Path], models: dict[str, Any], live: Live
+) -> None:
+    folder = lora(use_rslora=True, name="served")
+    assert soup("push", folder, "--name", "acme/served", "--domain", "law")[0] == 0
+    ids = [0, 30, 31, 32, 33]
+    asked = {"model": "acme/served", "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
+    told = live.world.client.post("/v1/completions", json=asked).json()
+    model = peft.PeftModel.from_pretrained(copy.deepcopy(models["small"]), str(folder)).eval()
+    with torch.inference_mode():
+        scores = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], dim=-1)
+    expected = [float(scores[at, token]) for at, token in enumerate(ids[1:])]
+    assert told["choices"][0]["logprobs"]["token_logprobs"][1 : len(ids)] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "flags", "sentence"),
+    [
+        ({}, [], "does not say which domain the adapter is of: give --domain."),
+        ({"use_dora": True}, ["--domain", "law"], "use_dora is not supported: it means DoRA"),
+    ],
+)
+def test_what_is_refused_before_anything_is_sent(
+    soup: Soup, lora: Callable[..., Path], fields: dict[str, bool], flags: list[str], sentence: str
+) -> None:
+    assert sentence in refused(soup("push", lora(**fields), "--name", "acme/nowhere", *flags))
+
+
+def test_a_base_that_two_entries_match(soup: Soup, lora: Callable[..., Path], served: dict[str, Path]) -> None:
+    folder = lora("llama")
+    err = refused(soup("push", folder, "--name", "acme/twins", "--domain", "law"), 3)
+    assert "2 base models here (llama, llama-two) are that one" in err
+    assert soup("push", folder, "--name", "acme/twins", "--domain", "law", "--base", "base/llama-two")[0] == 0
+    assert json.loads(soup("show", "acme/twins", "--json")[1])["base_model"] == "llama-two"
 
 
 def test_pefts_json_as_it_is(world: World, lora: Callable[..., Path]) -> None:

@@ -337,157 +337,168 @@ def test_how_far_it_was_saved_is_read_from_its_checkpoint(world: World, base: Lo
     shutil.rmtree(place)
 
 
-class TestFailures:
-    @pytest.mark.parametrize(
-        ("data", "said"),
-        [
-            (b"", "holds 0 texts"),
-            (lines(TEXTS[:5]), "holds 5 texts"),
-            (b'{"text": "a"}\n{"txt": "b"}\n', 'texts, line 2, is not JSON with a string "text"'),
-            (b"\xff\xfe", "texts is not UTF-8"),
-            (b"[1, 2", "texts, line 1, is not JSON"),
-        ],
-    )
-    def test_data_that_cannot_be_used(self, world: World, beside: None, data: bytes, said: str) -> None:
-        message = failure(world, asked(world, "acme/bad", texts=put(world, data)))
-        assert said in message
-        assert str(world.runtime.settings.data) not in message
+# --- failures -------------------------------------------------------------------------------------
 
-    def test_snip_of_a_projection_that_starts_at_zero(self, world: World, beside: None) -> None:
-        spec = {**SPEC, "adapter": {"structure": "parallel", "bottleneck": 4}, "pruning": {}}
-        assert "zero" in failure(world, asked(world, "acme/zero", spec=spec))
 
-    def test_a_full_disk_is_tried_again_and_then_told_without_a_path(
-        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
-        monkeypatch.setattr(jobs_module, "IDLE_SECONDS", 0.02)
-        with monkeypatch.context() as patch:
-            patch.setattr(checkpoint, "replace_file", Mock(side_effect=OSError(28, "No space left on device")))
-            job = done(world, asked(world, "acme/full"), "failed")
-        assert "No space left on device" in job["error"]["message"]
-        assert str(world.runtime.settings.data) not in job["error"]["message"]
-        assert job["attempts"] == 3
-        assert made(world, asked(world, "acme/full"))["adapter"] == "acme/full@1"
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "holds 0 texts"),
+        (lines(TEXTS[:5]), "holds 5 texts"),
+        (b'{"text": "a"}\n{"txt": "b"}\n', 'texts, line 2, is not JSON with a string "text"'),
+        (b"\xff\xfe", "texts is not UTF-8"),
+        (b"[1, 2", "texts, line 1, is not JSON"),
+    ],
+)
+def test_data_that_cannot_be_used(world: World, beside: None, data: bytes, said: str) -> None:
+    message = failure(world, asked(world, "acme/bad", texts=put(world, data)))
+    assert said in message
+    assert str(world.runtime.settings.data) not in message
 
-    @pytest.mark.parametrize("is_torn", [False, True])
-    def test_a_checkpoint_of_another_version_is_given_up(
-        self, world: World, base: LoadedBase, beside: InChild, monkeypatch: pytest.MonkeyPatch, is_torn: bool
-    ) -> None:
-        calls, name = [], f"acme/anew-{is_torn}".lower()
 
-        def found(setup: WorkerSetup, request: WorkerRequest, **named: Any) -> dict[str, Any]:
-            calls.append(request)
-            if len(calls) == 1:
-                assert request.run.checkpoint is not None
-                make({**SPEC, "init_seed": 9}, base, saving=checkpoint.Saving(request.run.checkpoint))
-                if is_torn:
-                    (request.run.checkpoint / checkpoint.FILE).write_bytes(b"torn")
-            return beside(setup, request, **named)
+def test_snip_of_a_projection_that_starts_at_zero(world: World, beside: None) -> None:
+    spec = {**SPEC, "adapter": {"structure": "parallel", "bottleneck": 4}, "pruning": {}}
+    assert "zero" in failure(world, asked(world, "acme/zero", spec=spec))
 
-        monkeypatch.setattr(training_job, "in_child", found)
-        assert made(world, asked(world, name))["created"]
-        assert len(calls) == 2
-        assert adapter(world, name)["provenance"]["init_hash"] == make(SPEC, base).init_hash
 
-    def test_cancelled_when_all_is_trained_it_is_not_pushed(
-        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        job: dict[str, Any] = {}
+def test_a_full_disk_is_tried_again_and_then_told_without_a_path(
+    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(jobs_module, "IDLE_SECONDS", 0.02)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "replace_file", Mock(side_effect=OSError(28, "No space left on device")))
+        job = done(world, asked(world, "acme/full"), "failed")
+    assert "No space left on device" in job["error"]["message"]
+    assert str(world.runtime.settings.data) not in job["error"]["message"]
+    assert job["attempts"] == 3
+    assert made(world, asked(world, "acme/full"))["adapter"] == "acme/full@1"
 
-        def late(*args: Any, **named: Any) -> dict[str, Any]:
-            answer = beside(*args, **named)
-            until(lambda: job)
-            cancelled(world, job)
-            return answer
 
-        monkeypatch.setattr(training_job, "in_child", late)
-        job |= started(world, asked(world, "acme/late"))
-        [place] = until(lambda: left(world))
-        until(lambda: (place / "adapter").exists() and not list(place.glob("data-*")))
-        assert ended(world.client, job["id"])["state"] == "cancelled"
-        assert not is_pushed(world, "acme/late")
-        monkeypatch.setattr(training_job, "in_child", beside)
-        assert made(world, asked(world, "acme/late"))["created"], "and the same request does"
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_a_checkpoint_of_another_version_is_given_up(
+    world: World, base: LoadedBase, beside: InChild, monkeypatch: pytest.MonkeyPatch, is_torn: bool
+) -> None:
+    calls, name = [], f"acme/anew-{is_torn}".lower()
 
-    def test_a_key_that_is_revoked_while_it_trains_pushes_nothing(
-        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        key = writer(world)
+    def found(setup: WorkerSetup, request: WorkerRequest, **named: Any) -> dict[str, Any]:
+        calls.append(request)
+        if len(calls) == 1:
+            assert request.run.checkpoint is not None
+            make({**SPEC, "init_seed": 9}, base, saving=checkpoint.Saving(request.run.checkpoint))
+            if is_torn:
+                (request.run.checkpoint / checkpoint.FILE).write_bytes(b"torn")
+        return beside(setup, request, **named)
 
-        def revoking(*args: Any, **named: Any) -> dict[str, Any]:
-            revoke(world, key)
-            return beside(*args, **named)
+    monkeypatch.setattr(training_job, "in_child", found)
+    assert made(world, asked(world, name))["created"]
+    assert len(calls) == 2
+    assert adapter(world, name)["provenance"]["init_hash"] == make(SPEC, base).init_hash
 
-        monkeypatch.setattr(training_job, "in_child", revoking)
-        assert ended(world.client, started(world, asked(world, "acme/revoked"), key)["id"])["state"] == "cancelled"
-        assert not is_pushed(world, "acme/revoked")
 
-    def test_it_is_pushed_for_another_key_that_asked_for_the_same(
-        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        keys, go_on = [writer(world) for _ in range(2)], threading.Event()
+def test_cancelled_when_all_is_trained_it_is_not_pushed(
+    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job: dict[str, Any] = {}
 
-        def revoking(*args: Any, **named: Any) -> dict[str, Any]:
-            assert go_on.wait(60)
-            revoke(world, keys[0])
-            return beside(*args, **named)
+    def late(*args: Any, **named: Any) -> dict[str, Any]:
+        answer = beside(*args, **named)
+        until(lambda: job)
+        cancelled(world, job)
+        return answer
 
-        monkeypatch.setattr(training_job, "in_child", revoking)
-        first, second = (started(world, asked(world, "acme/shared-by-two"), key) for key in keys)
-        go_on.set()
-        assert first["id"] == second["id"]
-        row = ended(world.client, second["id"])
-        assert (row["state"], row["result"]["created"]) == ("succeeded", True)
-        ids = {one["prefix"]: one["id"] for one in world.client.get("/v1/keys").json()["data"]}
-        heir = next(found for prefix, found in ids.items() if keys[1].startswith(prefix))
-        assert row["created_by"] == heir
-        audit = world.client.get("/v1/audit").json()["data"]
-        pushed = next(one for one in audit if one["subject"] == "acme/shared-by-two@1")
-        assert (pushed["action"], pushed["key_id"]) == ("adapter.push", heir)
+    monkeypatch.setattr(training_job, "in_child", late)
+    job |= started(world, asked(world, "acme/late"))
+    [place] = until(lambda: left(world))
+    until(lambda: (place / "adapter").exists() and not list(place.glob("data-*")))
+    assert ended(world.client, job["id"])["state"] == "cancelled"
+    assert not is_pushed(world, "acme/late")
+    monkeypatch.setattr(training_job, "in_child", beside)
+    assert made(world, asked(world, "acme/late"))["created"], "and the same request does"
 
-    def test_a_push_that_a_quota_refuses_succeeds_for_the_same_request_without_another_training(
-        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fill(*args: Any, **named: Any) -> dict[str, Any]:
-            answer = beside(*args, **named)
-            limit_adapters(world, "full", 0)
-            return answer
 
-        monkeypatch.setattr(training_job, "in_child", fill)
-        assert done(world, asked(world, "full/law"), "failed")["error"]["code"] == "quota_exceeded"
-        monkeypatch.setattr(training_job, "in_child", beside)
-        monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
-        limit_adapters(world, "full", 1)
-        assert made(world, asked(world, "full/law"))["created"]
-        assert not made(world, asked(world, "full/law"))["created"], "a full quota does not refuse what is pushed"
+def test_a_key_that_is_revoked_while_it_trains_pushes_nothing(
+    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = writer(world)
 
-    def test_one_whose_result_was_stored_before_is_not_trained_again(
-        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A request for another domain gives the same tensors, which keep the domain that they were pushed with."""
-        drawn = {"sample": 30, "spec": {**SPEC, "recipe": {**RECIPE, "data_seed": 7}}}
-        first = made(world, asked(world, "acme/alike", **drawn))
-        sample = encode_lines(draw(TEXTS, 30, seed=7))
-        assert adapter(world, "acme/alike")["sample"]["digest"] == sha256_digest(sample), "the seed is the sample's too"
-        second = made(world, asked(world, "acme/alike", domain="tax", **drawn))
-        assert "domain" in second["warnings"][-1]
-        monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
-        third = made(world, asked(world, "acme/alike", domain="tax", **drawn))
-        assert first["adapter"] == second["adapter"] == third["adapter"]
-        assert not third["created"]
+    def revoking(*args: Any, **named: Any) -> dict[str, Any]:
+        revoke(world, key)
+        return beside(*args, **named)
 
-    def test_another_base_than_asked_for(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The request sees another base than the thread that trains does, whichever of the two is faster."""
-        real = world.runtime.bases.allowed.shape
-        other = real(BASE_ID).model_copy(update={"fingerprint": "sha256:" + "0" * 64})
+    monkeypatch.setattr(training_job, "in_child", revoking)
+    assert ended(world.client, started(world, asked(world, "acme/revoked"), key)["id"])["state"] == "cancelled"
+    assert not is_pushed(world, "acme/revoked")
 
-        def shape(base_id: str) -> BaseShape:
-            return real(base_id) if threading.current_thread().name.startswith("soup-jobs") else other
 
-        with monkeypatch.context() as patch:
-            patch.setattr(world.runtime.bases.allowed, "shape", shape)
-            assert "send the request again" in failure(world, asked(world, "acme/moved"))
+def test_it_is_pushed_for_another_key_that_asked_for_the_same(
+    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, go_on = [writer(world) for _ in range(2)], threading.Event()
+
+    def revoking(*args: Any, **named: Any) -> dict[str, Any]:
+        assert go_on.wait(60)
+        revoke(world, keys[0])
+        return beside(*args, **named)
+
+    monkeypatch.setattr(training_job, "in_child", revoking)
+    first, second = (started(world, asked(world, "acme/shared-by-two"), key) for key in keys)
+    go_on.set()
+    assert first["id"] == second["id"]
+    row = ended(world.client, second["id"])
+    assert (row["state"], row["result"]["created"]) == ("succeeded", True)
+    ids = {one["prefix"]: one["id"] for one in world.client.get("/v1/keys").json()["data"]}
+    heir = next(found for prefix, found in ids.items() if keys[1].startswith(prefix))
+    assert row["created_by"] == heir
+    audit = world.client.get("/v1/audit").json()["data"]
+    pushed = next(one for one in audit if one["subject"] == "acme/shared-by-two@1")
+    assert (pushed["action"], pushed["key_id"]) == ("adapter.push", heir)
+
+
+def test_a_push_that_a_quota_refuses_succeeds_for_the_same_request_without_another_training(
+    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*args: Any, **named: Any) -> dict[str, Any]:
+        answer = beside(*args, **named)
+        limit_adapters(world, "full", 0)
+        return answer
+
+    monkeypatch.setattr(training_job, "in_child", fill)
+    assert done(world, asked(world, "full/law"), "failed")["error"]["code"] == "quota_exceeded"
+    monkeypatch.setattr(training_job, "in_child", beside)
+    monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
+    limit_adapters(world, "full", 1)
+    assert made(world, asked(world, "full/law"))["created"]
+    assert not made(world, asked(world, "full/law"))["created"], "a full quota does not refuse what is pushed"
+
+
+def test_one_whose_result_was_stored_before_is_not_trained_again(
+    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request for another domain gives the same tensors, which keep the domain that they were pushed with."""
+    drawn = {"sample": 30, "spec": {**SPEC, "recipe": {**RECIPE, "data_seed": 7}}}
+    first = made(world, asked(world, "acme/alike", **drawn))
+    sample = encode_lines(draw(TEXTS, 30, seed=7))
+    assert adapter(world, "acme/alike")["sample"]["digest"] == sha256_digest(sample), "the seed is the sample's too"
+    second = made(world, asked(world, "acme/alike", domain="tax", **drawn))
+    assert "domain" in second["warnings"][-1]
+    monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
+    third = made(world, asked(world, "acme/alike", domain="tax", **drawn))
+    assert first["adapter"] == second["adapter"] == third["adapter"]
+    assert not third["created"]
+
+
+def test_another_base_than_asked_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request sees another base than the thread that trains does, whichever of the two is faster."""
+    real = world.runtime.bases.allowed.shape
+    other = real(BASE_ID).model_copy(update={"fingerprint": "sha256:" + "0" * 64})
+
+    def shape(base_id: str) -> BaseShape:
+        return real(base_id) if threading.current_thread().name.startswith("soup-jobs") else other
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.runtime.bases.allowed, "shape", shape)
+        assert "send the request again" in failure(world, asked(world, "acme/moved"))
 
 
 def limit_adapters(world: World, namespace: str, most: int | None) -> None:

@@ -112,31 +112,35 @@ def whole(world: World, pushed: dict[str, Any], keys: list[str]) -> None:
     assert world.client.get(f"/v1/jobs/{pushed['job']}").json()["state"] == "queued"
 
 
-class TestMounts:
-    """A disk that is not there leaves an empty folder, which `test_lost_storage.py` asks about."""
+# --- mounts ---------------------------------------------------------------------------------------
 
-    @pytest.fixture
-    def mounted(self, tmp_path: Path) -> Iterator[Path]:
-        """A folder of blobs that lies on a file system of its own."""
-        folder = tmp_path / "data" / "blobs"
-        folder.mkdir(parents=True)
-        (tmp_path / "disk").mkdir()
-        mount("--bind", tmp_path / "disk", folder)
-        yield folder
-        unmount(folder)
 
-    def test_read_only_and_writable_again(self, mounted: Path, allowlist: Path, tmp_path: Path) -> None:
-        with served(tmp_path / "data", allowlist) as world:
-            blob = world.push("acme/there")["weights_blob"]
-            mount("-o", "remount,ro,bind", mounted)
-            try:
-                assert "is read-only (Read-only file system)" in temporary_refusal(stored(world, b"new"))
-                assert checks(world)["blobs"] == "is read-only"
-                assert world.client.get(f"/v1/blobs/{blob}").status_code == 200
-            finally:
-                mount("-o", "remount,rw,bind", mounted)
-            assert checks(world)["blobs"] == "ok"
-            assert stored(world, b"new").status_code == 201
+# A disk that is not there leaves an empty folder, which `test_lost_storage.py` asks about.
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A folder of blobs that lies on a file system of its own."""
+    folder = tmp_path / "data" / "blobs"
+    folder.mkdir(parents=True)
+    (tmp_path / "disk").mkdir()
+    mount("--bind", tmp_path / "disk", folder)
+    yield folder
+    unmount(folder)
+
+
+def test_read_only_and_writable_again(mounted: Path, allowlist: Path, tmp_path: Path) -> None:
+    with served(tmp_path / "data", allowlist) as world:
+        blob = world.push("acme/there")["weights_blob"]
+        mount("-o", "remount,ro,bind", mounted)
+        try:
+            assert "is read-only (Read-only file system)" in temporary_refusal(stored(world, b"new"))
+            assert checks(world)["blobs"] == "is read-only"
+            assert world.client.get(f"/v1/blobs/{blob}").status_code == 200
+        finally:
+            mount("-o", "remount,rw,bind", mounted)
+        assert checks(world)["blobs"] == "ok"
+        assert stored(world, b"new").status_code == 201
 
 
 class TestLockedDatabase:

@@ -219,78 +219,85 @@ def test_check_backup_and_restore(url: str, allowlist: Path, tmp_path: Path, com
         assert world.registry.blobs.is_whole(law)
 
 
-class TestCopy:
-    @pytest.fixture
-    def folder(self, allowlist: Path, tmp_path: Path) -> Iterator[World]:
-        """A server over a folder."""
-        yield from open_world(tmp_path / "data", allowlist)
+# --- copy -----------------------------------------------------------------------------------------
 
-    def test_a_folder_into_a_bucket_while_it_is_served(
-        self, folder: World, object_store: ObjectStore, allowlist: Path, tmp_path: Path, command: Soup
-    ) -> None:
-        url, place = object_store.bucket(), ("--data", tmp_path / "data", "--json")
-        law = folder.push("acme/law", seed=1)["weights_blob"]
-        code, out, err = command("blobs", "copy", url, *place)
-        assert (code, json.loads(out)["unsound"]) == (0, []), err
-        assert json.loads(out)["new"] == json.loads(out)["blobs"] > 0
-        tax = folder.push("acme/tax", seed=2)["weights_blob"]
-        code, out, _ = command("blobs", "copy", url, *place)
-        assert (code, json.loads(out)["new"]) == (0, 1)
-        before = said(folder)
-        folder.runtime.stop()
-        shutil.rmtree(tmp_path / "data" / "blobs")
-        for world in open_world(tmp_path / "data", allowlist, blobs_url=url):
-            assert said(world) == before
-            assert all(map(world.registry.blobs.is_whole, (law, tax)))
 
-    def test_one_that_was_cut_off_goes_on(
-        self, folder: World, object_store: ObjectStore, proxy: FaultProxy, tmp_path: Path, command: Soup
-    ) -> None:
-        url = object_store.bucket()
-        for seed in range(3):
-            folder.push(f"acme/law{seed}", seed=seed)
-        left = [4]
+@pytest.fixture
+def folder(allowlist: Path, tmp_path: Path) -> Iterator[World]:
+    """A server over a folder."""
+    yield from open_world(tmp_path / "data", allowlist)
 
-        def ends(request: FaultHandler) -> bool:
-            left[0] -= request.command == "PUT"
-            return left[0] < 2 and (request.answer(403, {}, b"") or True)
 
-        proxy.fault = ends
-        assert f"{url} refuses the server's credentials" in refused(
-            command("blobs", "copy", url, "--data", tmp_path / "data")
-        )
-        there = len(keys_through(proxy, url))
-        assert there == 2
-        code, out, _ = command("blobs", "copy", url, "--data", tmp_path / "data", "--json")
-        assert (code, json.loads(out)["new"]) == (0, json.loads(out)["blobs"] - there)
+def test_a_folder_into_a_bucket_while_it_is_served(
+    folder: World, object_store: ObjectStore, allowlist: Path, tmp_path: Path, command: Soup
+) -> None:
+    url, place = object_store.bucket(), ("--data", tmp_path / "data", "--json")
+    law = folder.push("acme/law", seed=1)["weights_blob"]
+    code, out, err = command("blobs", "copy", url, *place)
+    assert (code, json.loads(out)["unsound"]) == (0, []), err
+    assert json.loads(out)["new"] == json.loads(out)["blobs"] > 0
+    tax = folder.push("acme/tax", seed=2)["weights_blob"]
+    code, out, _ = command("blobs", "copy", url, *place)
+    assert (code, json.loads(out)["new"]) == (0, 1)
+    before = said(folder)
+    folder.runtime.stop()
+    shutil.rmtree(tmp_path / "data" / "blobs")
+    for world in open_world(tmp_path / "data", allowlist, blobs_url=url):
+        assert said(world) == before
+        assert all(map(world.registry.blobs.is_whole, (law, tax)))
 
-    def test_what_is_not_whole_is_named_and_the_rest_copied(
-        self, folder: World, object_store: ObjectStore, tmp_path: Path, command: Soup
-    ) -> None:
-        law = folder.push("acme/law", seed=1)["weights_blob"]
-        folder.push("acme/tax", seed=2)
-        (folder.runtime.settings.blobs_dir / law[7:9] / law[7:]).write_bytes(b"other")
-        code, out, _ = command("blobs", "copy", object_store.bucket(), "--data", tmp_path / "data", "--json")
-        found = json.loads(out)
-        assert (code, found["new"], found["unsound"][0]["digest"]) == (1, found["blobs"] - 1, law)
-        assert found["unsound"][0]["named_by"] == ["weights of acme/law@1"]
 
-    def test_another_servers_bucket_is_left_alone(
-        self, folder: World, object_store: ObjectStore, allowlist: Path, tmp_path: Path, command: Soup
-    ) -> None:
-        url = object_store.bucket()
-        for _ in open_world(tmp_path / "other", allowlist, blobs_url=url):
-            pass
-        before = keys(url)
-        code, _, err = command("blobs", "copy", url, "--data", tmp_path / "data")
-        assert (code, keys(url)) == (1, before)
-        assert f"{url} holds the blobs of another server" in err
+def test_one_that_was_cut_off_goes_on(
+    folder: World, object_store: ObjectStore, proxy: FaultProxy, tmp_path: Path, command: Soup
+) -> None:
+    url = object_store.bucket()
+    for seed in range(3):
+        folder.push(f"acme/law{seed}", seed=seed)
+    left = [4]
 
-    def test_a_url_that_holds_a_secret_is_refused_and_not_repeated(self, tmp_path: Path, command: Soup) -> None:
-        code, _, err = command("blobs", "copy", "s3://id:hunter2@bucket/x", "--data", tmp_path)
-        assert code != 0
-        assert "hunter2" not in err
-        assert "without credentials" in err
+    def ends(request: FaultHandler) -> bool:
+        left[0] -= request.command == "PUT"
+        return left[0] < 2 and (request.answer(403, {}, b"") or True)
+
+    proxy.fault = ends
+    assert f"{url} refuses the server's credentials" in refused(
+        command("blobs", "copy", url, "--data", tmp_path / "data")
+    )
+    there = len(keys_through(proxy, url))
+    assert there == 2
+    code, out, _ = command("blobs", "copy", url, "--data", tmp_path / "data", "--json")
+    assert (code, json.loads(out)["new"]) == (0, json.loads(out)["blobs"] - there)
+
+
+def test_what_is_not_whole_is_named_and_the_rest_copied(
+    folder: World, object_store: ObjectStore, tmp_path: Path, command: Soup
+) -> None:
+    law = folder.push("acme/law", seed=1)["weights_blob"]
+    folder.push("acme/tax", seed=2)
+    (folder.runtime.settings.blobs_dir / law[7:9] / law[7:]).write_bytes(b"other")
+    code, out, _ = command("blobs", "copy", object_store.bucket(), "--data", tmp_path / "data", "--json")
+    found = json.loads(out)
+    assert (code, found["new"], found["unsound"][0]["digest"]) == (1, found["blobs"] - 1, law)
+    assert found["unsound"][0]["named_by"] == ["weights of acme/law@1"]
+
+
+def test_another_servers_bucket_is_left_alone(
+    folder: World, object_store: ObjectStore, allowlist: Path, tmp_path: Path, command: Soup
+) -> None:
+    url = object_store.bucket()
+    for _ in open_world(tmp_path / "other", allowlist, blobs_url=url):
+        pass
+    before = keys(url)
+    code, _, err = command("blobs", "copy", url, "--data", tmp_path / "data")
+    assert (code, keys(url)) == (1, before)
+    assert f"{url} holds the blobs of another server" in err
+
+
+def test_a_url_that_holds_a_secret_is_refused_and_not_repeated(tmp_path: Path, command: Soup) -> None:
+    code, _, err = command("blobs", "copy", "s3://id:hunter2@bucket/x", "--data", tmp_path)
+    assert code != 0
+    assert "hunter2" not in err
+    assert "without credentials" in err
 
 
 def keys_through(proxy: FaultProxy, url: str) -> list[str]:
