@@ -270,73 +270,77 @@ def test_a_selection_waits_until_a_fitted_pool_has_them(left: Path, folders: Pat
         assert found.not_yet_included == []
 
 
-class TestFolder:
-    def test_one_at_a_time_has_it_open_and_another_base_needs_another_id(
-        self, store: Store, place: Path, tiny_base_dir: Path, tmp_path: Path
-    ) -> None:
-        with pytest.raises(Unavailable, match="another"):
-            Store(place)
-        for base, revision in ((tmp_path, None), (tiny_base_dir, "f" * 40)):
-            with pytest.raises(InvalidParameter, match="another base_id"):
-                Store(place, base, base_id="tiny", revision=revision)
-        assert (place / "bases.toml").read_text().count("[bases.") == 1
-        assert store.adapters()
+# --- folder ---------------------------------------------------------------------------------------
 
-    def test_it_is_there_when_it_is_opened_again_and_is_a_servers_folder(
-        self, tiny_base_dir: Path, folders: Path, tmp_path: Path
-    ) -> None:
-        with Store(tmp_path / "here", tiny_base_dir, base_id="tiny", **QUICK) as first:
-            first.push(folders / "code", name="team/code")
-        first.close()
-        with Store(tmp_path / "here", **QUICK) as second:
-            assert [one.ref for one in second.adapters()] == ["team/code@1"]
-            assert second.base == "base/tiny"
-        assert (tmp_path / "here" / "admin.key") == Settings(data=tmp_path / "here").admin_key_path
 
-    def test_a_base_that_is_none_leaves_nothing_behind(self, tiny_base_dir: Path, tmp_path: Path) -> None:
-        place, odd = tmp_path / "a", tmp_path / "\N{GRINNING FACE}"
-        odd.symlink_to(tiny_base_dir)
-        (tmp_path / "empty").mkdir()
-        for base, named, error in ((tmp_path, "Not A Name", "no name"), ("no/such/folder", "b", "not a folder")):
-            with pytest.raises(InvalidParameter, match=error):
-                Store(place, base, base_id=named)
-        with pytest.raises(Unavailable):
-            Store(place, tmp_path / "empty")
-        assert not list(place.glob("bases.toml*"))
-        for new in (place / "typo", tmp_path / "empty"):
-            with pytest.raises(InvalidParameter, match="no store in"):
-                Store(new)
-        assert not (place / "typo").exists()
-        with Store(place, **QUICK) as store, pytest.raises(InvalidParameter, match="0 base models"):
-            _ = store.base
-        with Store(place, odd, base_id="odd", **QUICK) as store:
-            assert store.base == "base/odd"
+def test_one_at_a_time_has_it_open_and_another_base_needs_another_id(
+    store: Store, place: Path, tiny_base_dir: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(Unavailable, match="another"):
+        Store(place)
+    for base, revision in ((tmp_path, None), (tiny_base_dir, "f" * 40)):
+        with pytest.raises(InvalidParameter, match="another base_id"):
+            Store(place, base, base_id="tiny", revision=revision)
+    assert (place / "bases.toml").read_text().count("[bases.") == 1
+    assert store.adapters()
 
-    def test_of_two_bases_each_model_is_compared_with_its_own(
-        self, tiny_base_dir: Path, folders: Path, tmp_path: Path
-    ) -> None:
-        with Store(tmp_path / "two", build_tiny_base(tmp_path / "other", seed=1), base_id="other", **QUICK) as store:
-            pass
-        with Store(tmp_path / "two", tiny_base_dir, base_id="tiny", **QUICK) as store:
-            adapter = store.push(folders / "court", name="team/court", texts=passages("court", 30))
-            texts = passages("court", 6, seed=2)
-            recipe = {"ingredients": [{"ref": "team/court"}]}
-            compared = store.compare({"court": (texts, texts)}, {"alone": {"recipe": recipe, "verify": False}})
-            differences = {row.difference for row in compared}
-            for model in (adapter, "team/court", "team/court*1+team/court@1*0", "base/other"):
-                baseline = store.evaluate(model, texts).baseline
-                assert baseline is not None
-                assert baseline.model == ("base/other" if model == "base/other" else "base/tiny")
-                differences |= set() if model == "base/other" else {baseline.difference}
-            assert len(differences) == 1
 
-    @pytest.mark.parametrize(
-        ("setting", "sentence"),
-        [({"thread": 1}, "no setting thread"), ({"threads": "many"}, "threads"), ({"data": "x"}, "in its own folder")],
-    )
-    def test_settings_are_a_servers(self, tmp_path: Path, setting: dict[str, Any], sentence: str) -> None:
-        with pytest.raises(InvalidParameter, match=sentence):
-            Store(tmp_path / "a", **setting)
+def test_it_is_there_when_it_is_opened_again_and_is_a_servers_folder(
+    tiny_base_dir: Path, folders: Path, tmp_path: Path
+) -> None:
+    with Store(tmp_path / "here", tiny_base_dir, base_id="tiny", **QUICK) as first:
+        first.push(folders / "code", name="team/code")
+    first.close()
+    with Store(tmp_path / "here", **QUICK) as second:
+        assert [one.ref for one in second.adapters()] == ["team/code@1"]
+        assert second.base == "base/tiny"
+    assert (tmp_path / "here" / "admin.key") == Settings(data=tmp_path / "here").admin_key_path
+
+
+def test_a_base_that_is_none_leaves_nothing_behind(tiny_base_dir: Path, tmp_path: Path) -> None:
+    place, odd = tmp_path / "a", tmp_path / "\N{GRINNING FACE}"
+    odd.symlink_to(tiny_base_dir)
+    (tmp_path / "empty").mkdir()
+    for base, named, error in ((tmp_path, "Not A Name", "no name"), ("no/such/folder", "b", "not a folder")):
+        with pytest.raises(InvalidParameter, match=error):
+            Store(place, base, base_id=named)
+    with pytest.raises(Unavailable):
+        Store(place, tmp_path / "empty")
+    assert not list(place.glob("bases.toml*"))
+    for new in (place / "typo", tmp_path / "empty"):
+        with pytest.raises(InvalidParameter, match="no store in"):
+            Store(new)
+    assert not (place / "typo").exists()
+    with Store(place, **QUICK) as store, pytest.raises(InvalidParameter, match="0 base models"):
+        _ = store.base
+    with Store(place, odd, base_id="odd", **QUICK) as store:
+        assert store.base == "base/odd"
+
+
+def test_of_two_bases_each_model_is_compared_with_its_own(tiny_base_dir: Path, folders: Path, tmp_path: Path) -> None:
+    with Store(tmp_path / "two", build_tiny_base(tmp_path / "other", seed=1), base_id="other", **QUICK) as store:
+        pass
+    with Store(tmp_path / "two", tiny_base_dir, base_id="tiny", **QUICK) as store:
+        adapter = store.push(folders / "court", name="team/court", texts=passages("court", 30))
+        texts = passages("court", 6, seed=2)
+        recipe = {"ingredients": [{"ref": "team/court"}]}
+        compared = store.compare({"court": (texts, texts)}, {"alone": {"recipe": recipe, "verify": False}})
+        differences = {row.difference for row in compared}
+        for model in (adapter, "team/court", "team/court*1+team/court@1*0", "base/other"):
+            baseline = store.evaluate(model, texts).baseline
+            assert baseline is not None
+            assert baseline.model == ("base/other" if model == "base/other" else "base/tiny")
+            differences |= set() if model == "base/other" else {baseline.difference}
+        assert len(differences) == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [({"thread": 1}, "no setting thread"), ({"threads": "many"}, "threads"), ({"data": "x"}, "in its own folder")],
+)
+def test_settings_are_a_servers(tmp_path: Path, setting: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidParameter, match=sentence):
+        Store(tmp_path / "a", **setting)
 
 
 SCRIPT = """

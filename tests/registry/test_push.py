@@ -373,63 +373,69 @@ class TestRefusals:
                 find_base(verbs.manifest(**peft, peft_config={"base_model_name_or_path": nothing}), bases)
 
 
-class TestVectors:
-    def test_damaged_ones_are_repaired_by_the_same_push(self, verbs):
-        sample = vectors_of(verbs.base, passages("law", 40))
-        row = verbs.push(sample=sample).row
-        with verbs.database.read() as catalogue:
-            (vectors,) = catalogue.samples.embeddings(row.sample.digest)
-        verbs.blobs.damage(vectors.blob_digest, b"other bytes")
-        assert verbs.push(sample=sample).row == row
-        assert verbs.blobs.is_whole(vectors.blob_digest)
+# --- vectors --------------------------------------------------------------------------------------
 
-    def test_they_are_ready_at_once_and_hold_no_text(self, verbs):
-        pushed = verbs.push(sample=vectors_of(verbs.base, passages("law", 40)))
-        assert (pushed.job, pushed.row.sample_state) == (None, "ready")
-        assert not pushed.row.sample.has_text
-        with verbs.database.read() as catalogue:
-            (row,) = catalogue.samples.embeddings(pushed.row.sample.digest)
-        assert (row.encoder_name, row.count, row.dimensions) == ("base", 40, 8)
-        assert verbs.push(sample=vectors_of(verbs.base, passages("law", 40))).created is False
 
-    def test_pools_that_gain_a_member_are_refitted(self, verbs):
-        verbs.ready("acme/one")
-        verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-        verbs.push("acme/two", sample=vectors_of(verbs.base, passages("two")), seed=1)
-        with verbs.database.read() as catalogue:
-            jobs = catalogue.jobs.list(None, kind="fit", limit=9).rows
-        assert [PoolSpec.model_validate(job.arguments["pool"]) for job in jobs] == [POOL]
+def test_damaged_ones_are_repaired_by_the_same_push(verbs):
+    sample = vectors_of(verbs.base, passages("law", 40))
+    row = verbs.push(sample=sample).row
+    with verbs.database.read() as catalogue:
+        (vectors,) = catalogue.samples.embeddings(row.sample.digest)
+    verbs.blobs.damage(vectors.blob_digest, b"other bytes")
+    assert verbs.push(sample=sample).row == row
+    assert verbs.blobs.is_whole(vectors.blob_digest)
 
-    @pytest.mark.parametrize(
-        ("shape", "fields", "sentence"),
-        [
-            ((30, 9), {}, "gives 8 dimensions for each passage; these vectors have 9 for each passage"),
-            ((30, 8), {"unit": "sentence"}, "these vectors have 8 for each sentence"),
-            ((19, 8), {}, "has 19 vectors: send at least 20"),
-            ((5001, 8), {}, "at most 5000"),
-            ((30, 8), {"encoder": "sha256:" + "0" * 64}, "No encoder of this base model has digest"),
-            ((30, 8), {"file": {"base64": "AAAA"}}, "embeddings"),
-            ((30, 8), {}, "1 of their values are NaN"),
-        ],
-    )
-    def test_refused(self, verbs, shape, fields, sentence):
-        before = counts(verbs)
-        array = np.ones(shape, np.float32)
-        if "NaN" in sentence:
-            array[3, 3] = np.nan
-        one = {"encoder": verbs.base.digest, "unit": "passage", "file": inline(save_embeddings(array)), **fields}
-        with pytest.raises(InvalidSample, match=sentence):
-            verbs.push(sample={"embeddings": [one]})
-        assert counts(verbs) == before
 
-    def test_one_file_for_each_encoder(self, verbs):
-        sample = vectors_of(verbs.base, passages("law"))
-        with pytest.raises(InvalidSample, match="one file for each encoder"):
-            verbs.push(sample={"embeddings": sample["embeddings"] * 2})
-        both = sample["embeddings"] + vectors_of(verbs.sentences, passages("law"))["embeddings"]
-        row = verbs.push(sample={"embeddings": both}).row
-        with verbs.database.read() as catalogue:
-            assert len(catalogue.samples.embeddings(row.sample.digest)) == 2
+def test_they_are_ready_at_once_and_hold_no_text(verbs):
+    pushed = verbs.push(sample=vectors_of(verbs.base, passages("law", 40)))
+    assert (pushed.job, pushed.row.sample_state) == (None, "ready")
+    assert not pushed.row.sample.has_text
+    with verbs.database.read() as catalogue:
+        (row,) = catalogue.samples.embeddings(pushed.row.sample.digest)
+    assert (row.encoder_name, row.count, row.dimensions) == ("base", 40, 8)
+    assert verbs.push(sample=vectors_of(verbs.base, passages("law", 40))).created is False
+
+
+def test_pools_that_gain_a_member_are_refitted(verbs):
+    verbs.ready("acme/one")
+    verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+    verbs.push("acme/two", sample=vectors_of(verbs.base, passages("two")), seed=1)
+    with verbs.database.read() as catalogue:
+        jobs = catalogue.jobs.list(None, kind="fit", limit=9).rows
+    assert [PoolSpec.model_validate(job.arguments["pool"]) for job in jobs] == [POOL]
+
+
+@pytest.mark.parametrize(
+    ("shape", "fields", "sentence"),
+    [
+        ((30, 9), {}, "gives 8 dimensions for each passage; these vectors have 9 for each passage"),
+        ((30, 8), {"unit": "sentence"}, "these vectors have 8 for each sentence"),
+        ((19, 8), {}, "has 19 vectors: send at least 20"),
+        ((5001, 8), {}, "at most 5000"),
+        ((30, 8), {"encoder": "sha256:" + "0" * 64}, "No encoder of this base model has digest"),
+        ((30, 8), {"file": {"base64": "AAAA"}}, "embeddings"),
+        ((30, 8), {}, "1 of their values are NaN"),
+    ],
+)
+def test_vectors_that_are_refused(verbs, shape, fields, sentence):
+    before = counts(verbs)
+    array = np.ones(shape, np.float32)
+    if "NaN" in sentence:
+        array[3, 3] = np.nan
+    one = {"encoder": verbs.base.digest, "unit": "passage", "file": inline(save_embeddings(array)), **fields}
+    with pytest.raises(InvalidSample, match=sentence):
+        verbs.push(sample={"embeddings": [one]})
+    assert counts(verbs) == before
+
+
+def test_one_file_for_each_encoder(verbs):
+    sample = vectors_of(verbs.base, passages("law"))
+    with pytest.raises(InvalidSample, match="one file for each encoder"):
+        verbs.push(sample={"embeddings": sample["embeddings"] * 2})
+    both = sample["embeddings"] + vectors_of(verbs.sentences, passages("law"))["embeddings"]
+    row = verbs.push(sample={"embeddings": both}).row
+    with verbs.database.read() as catalogue:
+        assert len(catalogue.samples.embeddings(row.sample.digest)) == 2
 
 
 def test_each_encoder_embeds_once_and_what_it_cut_is_counted_also_under_another_name(verbs):

@@ -241,24 +241,28 @@ def test_a_disk_that_refuses_is_one_sentence(soup: Soup, server: Server, tmp_pat
     assert str(tmp_path / "file") in refused(soup("pull", "team/law", tmp_path / "file" / "under"))
 
 
-class TestServing:
-    @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
-    def test_without_keys_only_this_machine_is_served(
-        self, soup: Soup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
-    ) -> None:
-        monkeypatch.setenv("SOUP_NO_AUTH", "true")
-        err = refused(soup("serve", "--data", tmp_path / "data", "--host", host))
-        assert host in err
-        assert "--no-auth" in err
-        assert not (tmp_path / "data").exists()
+# --- serving --------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(("flag", "value"), [("--bases", "nowhere.toml"), ("--host", "256.0.0.1")])
-    def test_what_it_cannot_serve_is_one_sentence(self, soup: Soup, tmp_path: Path, flag: str, value: str) -> None:
-        assert value in refused(soup("serve", "--data", tmp_path / "data", flag, value))
 
-    def test_addresses_of_this_machine(self) -> None:
-        assert all(is_loopback(host) for host in ("localhost", "127.0.0.1", "127.8.0.1", "::1"))
-        assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "", "localhost.example.org"))
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
+def test_without_keys_only_this_machine_is_served(
+    soup: Soup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv("SOUP_NO_AUTH", "true")
+    err = refused(soup("serve", "--data", tmp_path / "data", "--host", host))
+    assert host in err
+    assert "--no-auth" in err
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--bases", "nowhere.toml"), ("--host", "256.0.0.1")])
+def test_what_it_cannot_serve_is_one_sentence(soup: Soup, tmp_path: Path, flag: str, value: str) -> None:
+    assert value in refused(soup("serve", "--data", tmp_path / "data", flag, value))
+
+
+def test_addresses_of_this_machine() -> None:
+    assert all(is_loopback(host) for host in ("localhost", "127.0.0.1", "127.8.0.1", "::1"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "", "localhost.example.org"))
 
 
 def header(client: Any) -> Any:
@@ -383,380 +387,411 @@ def test_a_job_that_is_waited_for_is_named(soup: Soup, server: Server, sample: P
     assert soup(*command, "--no-wait") == (0, "j1\n", "")
 
 
-class TestLooking:
-    def test_ls(self, soup: Soup, server: Server) -> None:
-        server.on("GET /v1/adapters", ok({"data": [ADAPTER], "next_cursor": None}))
-        code, out, err = soup("ls", "law", "--kind", "adapter", "--base", "base/tiny")
-        assert (code, err) == (0, "")
-        assert dict(server.requests[0].url.params) == {"q": "law", "kind": "adapter", "base_model": "tiny"}
-        header, row = out.splitlines()
-        assert header.split()[:2] == ["NAME", "KIND"]
-        assert row.startswith("team/law@1  adapter  US law")
-        digest = "sha256:" + "0" * 64
-        soup("ls", "--tuned-on", digest)
-        assert dict(server.requests[-1].url.params) == {"tuned_on": digest}
-        assert soup("ls", "-q")[1] == "team/law@1\n"
-        assert json.loads(soup("ls", "--json")[1])["data"] == [ADAPTER]
-
-    def test_ls_by_several_tags_and_by_name(self, soup: Soup, server: Server) -> None:
-        server.on("GET /v1/adapters", ok({"data": [ADAPTER], "next_cursor": None}))
-        soup("ls", "--tag", "v2", "--tag", "eu", "--name", "team/law", "--namespace", "team")
-        asked = server.requests[0].url.params
-        assert asked.get_list("tag") == ["v2", "eu"]
-        assert (asked["name"], asked["namespace"]) == ("team/law", "team")
-
-    def test_ls_near_a_text(self, soup: Soup, server: Server, tmp_path: Path) -> None:
-        near = {
-            "object": "nearest",
-            "data": [{"similarity": 0.5, "adapter": ADAPTER}],
-            "not_yet_included": ["team/new@1"],
-        }
-        server.on("POST /v1/adapters/search", ok(near))
-        text = tmp_path / "text.txt"
-        text.write_text("The court held.")
-        out, err = done(soup("ls", "--near", text, "--tag", "eu", "--namespace", "team", "--encoder", "sbert"))
-        pool = {"namespaces": ["team"], "tag": "eu", "include_soups": False}
-        body = {"texts": ["The court held."], "limit": 10, "encoder": "sbert", "pool": pool, "wait": 0}
-        assert json.loads(server.requests[0].content) == body
-        assert out.splitlines()[0].split()[:2] == ["SIMILARITY", "NAME"]
-        assert out.splitlines()[1].startswith("0.5000      team/law@1")
-        assert "team/new@1" in err
-        assert soup("ls", "--near", text, "-q")[1] == "team/law@1\n"
-        assert json.loads(soup("ls", "--near", text, "--json")[1]) == near
-
-    def test_ls_says_what_is_in_a_union(self, soup: Soup, server: Server) -> None:
-        members = [{"method": "prefix"}, {"method": "bottleneck", "structure": "parallel"}]
-        row = {**ADAPTER, "config": {"method": "union", "members": members}}
-        server.on("GET /v1/adapters", ok({"data": [row], "next_cursor": None}))
-        assert "  prefix + parallel  " in soup("ls")[1]
-
-    def test_ls_of_nothing(self, soup: Soup, server: Server) -> None:
-        server.on("GET /v1/adapters", ok({"data": []}))
-        code, out, err = soup("ls")
-        assert (code, out) == (0, "")
-        assert "soup push" in err
-
-    def test_show(self, soup: Soup, server: Server) -> None:
-        server.on("GET /v1/adapters/team/law", ok(ADAPTER))
-        parents = [{"ref": None, "digest": DIGEST, "weight": "0.5", "retired": True}]
-        lineage = {"parents": parents, "children": [{"ref": "team/s@1", "digest": DIGEST}]}
-        server.on("GET /v1/adapters/team/law@1/lineage", ok(lineage))
-        out, _ = done(soup("show", "team/law"))
-        for shown in (
-            "1234",
-            "20 of 21 passages",
-            "bottleneck: structure bapna_firat, bottleneck 4, activation relu",
-            "team/s@1",
-            "retired",
-            "metadata",
-            "?[2J?forged?license=m?",
-        ):
-            assert shown in out
-        assert not {"\x1b", "\u202e"} & set(out), "foreign text does not reach the terminal's control sequences"
-
-    def test_a_structure_with_others_in_it_is_shown_without_braces(self, soup: Soup, server: Server) -> None:
-        pruned = CONFIG.model_dump() | {"pruned": {"score": "snip", "sparsity": 0.4}}
-        labels = {"method": "head", "task": "classification", "labels": ["yes", "no"]}
-        union = {**ADAPTER, "config": {"method": "union", "members": [pruned, labels]}}
-        server.on("GET /v1/adapters/team/law", ok(union)).on("GET /v1/adapters/team/law@1/lineage", ok({}))
-        out = " ".join(soup("show", "team/law")[1].split())
-        assert "pruned (score snip, sparsity 0.4) + head: task classification, labels yes/no parameters" in out
-
-    def test_rm(self, soup: Soup, server: Server) -> None:
-        server.on("DELETE /v1/adapters/team/law", ok({"data": [ADAPTER, {**ADAPTER, "ref": "team/law@2"}]}))
-        code, out, err = soup("rm", "team/law", "team/unknown")
-        assert (code, out) == (1, "team/law@1\nteam/law@2\n")
-        assert err.startswith("team/unknown: Error:")
-
-    def test_rm_asks_whoever_can_answer(self, soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        """On a terminal, about names too; a script's stdin is none, whatever it holds."""
-
-        class Terminal(io.StringIO):
-            def isatty(self) -> bool:
-                return True
-
-        server.on("DELETE /v1/adapters/team/law", ok({"data": [ADAPTER]}))
-        for typed, flags, retired in (("n\n", [], False), ("y\n", [], True), ("", ["--yes"], True)):
-            before = len(server.requests)
-            monkeypatch.setattr(sys, "stdin", Terminal(typed))
-            code, out, err = soup("rm", "team/law", *flags)
-            assert (code, out.strip()) == ((0, "team/law@1") if retired else (1, ""))  # the space of the prompt
-            assert ("Retire team/law?" in err) == (not flags)
-            assert len(server.requests) - before == retired
-        monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
-        assert soup("rm", "team/law")[:2] == (0, "team/law@1\n")
+# --- looking --------------------------------------------------------------------------------------
 
 
-class TestChoosing:
-    def test_only_flags_that_were_given_are_in_the_value(self) -> None:
-        given = {"encoder": None, "paper": True, "pool_namespace": [], "base": "base/tiny", "max_ingredients": 0}
-        flags = ParsedFlags(FLAGS, {**given, "set": ["x=1"]})
-        assert flags.nested() == {
-            "selector": {"mode": "paper"},
-            "options": {"max_ingredients": 0},
-            "pool": {"base_model": "tiny"},
-        }
-        assert flags.present("encoder", "paper", "pool_namespace", "max_ingredients", "set") == [
-            "--paper",
-            "--max-ingredients",
-            "--set",
-        ]
-
-    @pytest.mark.parametrize(
-        ("place", "flag"),
-        [
-            (("adapter", "lora", "rank"), "--rank"),
-            (("adapter", "lora", "targets", 0), "--targets"),
-            (("recipe", "learning_rate"), "--lr"),
-            (("adapter", "lora", "new"), "adapter.new"),
-            ((), ""),
-        ],
-    )
-    def test_a_place_in_the_value_is_told_by_its_flag(self, place: tuple[str | int, ...], flag: str) -> None:
-        assert TRAINING.flag_at(place) == flag
-
-    def test_flags_become_a_selector(self) -> None:
-        def selector(**flags: Any) -> Any:
-            return selector_of(ParsedFlags(FLAGS, flags))
-
-        assert selector() is None
-        assert selector(selector="gmm", paper=True).model_dump()["mode"] == "paper"
-        assert selector(encoder="base").model_dump()["encoder"] == "base"
-        spec = selector(selector="gmm", set=["covariance=diag", "dimensions=16"])
-        assert (spec.covariance, spec.dimensions) == ("diag", 16)
-
-    @pytest.mark.parametrize(
-        ("text", "value"),
-        [
-            ("1", 1),
-            ("1.5", 1.5),
-            ("true", True),
-            ("null", None),
-            ("NaN", "NaN"),
-            ("a=b", "a=b"),
-            ("[1]", "[1]"),
-            ("", ""),
-        ],
-    )
-    def test_values(self, text: str, value: object) -> None:
-        assert key_values([f"k={text}"], "--x") == {"k": value}
-
-    @staticmethod
-    def selected(selection: dict[str, Any], *notes: str) -> dict[str, Any]:
-        return {
-            "object": "selection",
-            "selection": selection,
-            "selector": "s",
-            "fitted_at": "2026-01-02T03:04:05Z",
-            "sample": {"digest": DIGEST, "received": 3, "kept": 3, "notes": notes},
-            "not_yet_included": [],
-        }
-
-    def test_select_counts_whom_it_does_not_list(self, soup: Soup, server: Server, sample: Path) -> None:
-        more = {"A posterior below 0.02.": 9000, "retired since the fit": 2}
-        server.on("POST /v1/select", ok(self.selected({**SELECTION, "more_left_out": more})))
-        _, out, _ = soup("select", "--sample", sample, "--list-all")
-        assert out.splitlines()[-2:] == [
-            "9000 more were left out: A posterior below 0.02.",
-            "2 more were left out: retired since the fit",
-        ]
-        assert server.body()["list_all"] is True
-
-    def test_select_explains_itself(self, soup: Soup, server: Server, sample: Path) -> None:
-        server.on("POST /v1/select", ok(self.selected(SELECTION, "3 sequences")))
-        narrowed = ("--pool-tag", "v2", "--pool-method", "lora")
-        out, err = done(soup("select", "--sample", sample, "--paper", "--max-ingredients", "2", *narrowed))
-        assert "below 0.1" in out
-        assert out.splitlines()[1].split()[-2:] == ["98", "%"]
-        assert "few units" in err
-        assert "percentile" in err
-        body = server.body()
-        assert body["selector"]["mode"] == "paper"
-        assert body["options"]["max_ingredients"] == 2
-        assert body["pool"] == {"tag": "v2", "method": "lora", "include_soups": False}
-        assert body["sample"]["texts"] == ["passage 0", "passage 1", "passage 2"]
+def test_ls(soup: Soup, server: Server) -> None:
+    server.on("GET /v1/adapters", ok({"data": [ADAPTER], "next_cursor": None}))
+    code, out, err = soup("ls", "law", "--kind", "adapter", "--base", "base/tiny")
+    assert (code, err) == (0, "")
+    assert dict(server.requests[0].url.params) == {"q": "law", "kind": "adapter", "base_model": "tiny"}
+    header, row = out.splitlines()
+    assert header.split()[:2] == ["NAME", "KIND"]
+    assert row.startswith("team/law@1  adapter  US law")
+    digest = "sha256:" + "0" * 64
+    soup("ls", "--tuned-on", digest)
+    assert dict(server.requests[-1].url.params) == {"tuned_on": digest}
+    assert soup("ls", "-q")[1] == "team/law@1\n"
+    assert json.loads(soup("ls", "--json")[1])["data"] == [ADAPTER]
 
 
-class TestCook:
-    def test_the_model_is_the_data(self, cook: Soup, server: Server, sample: Path) -> None:
-        code, out, err = cook("--sample", sample, "--no-verify", "--name", "team/soup", "--single")
-        assert (code, out) == (0, "team/soup@1\n")
-        assert "US law" in err
-        assert "-0.1000 (standard error 0.0100, 90 % interval -0.1180 to -0.0820)" in err
-        body = server.body()
-        assert (body["verify"], body["name"], body["options"]["single"]) == (False, "team/soup", True)
-        assert "selector" not in body
+def test_ls_by_several_tags_and_by_name(soup: Soup, server: Server) -> None:
+    server.on("GET /v1/adapters", ok({"data": [ADAPTER], "next_cursor": None}))
+    soup("ls", "--tag", "v2", "--tag", "eu", "--name", "team/law", "--namespace", "team")
+    asked = server.requests[0].url.params
+    assert asked.get_list("tag") == ["v2", "eu"]
+    assert (asked["name"], asked["namespace"]) == ("team/law", "team")
 
-    def test_who_was_selected_is_told_of_a_tuned_soup_too(self, cook: Soup, sample: Path) -> None:
-        """Tuning weighs no candidates, so that no other table says of whom the soup is made."""
-        trial = {"way": "tuned", "members": 1, "width": 4, "difference": -0.2, "standard_error": 0.01}
-        search = {
-            "effort": "tune",
-            "candidates": [],
-            "trials": [trial],
-            "tuning": {"passes": 1, "kept": 1, "rate": "0.003", "losses": [3.0, 2.8], "trainings": 1},
-            "decided_on": 16,
-            "held_out": 4,
-            "tokens": 900,
-            "seconds": 2.0,
-        }
-        _, err = done(cook("--sample", sample, "--effort", "tune", search=search))
-        assert "US law" in err
-        assert "3.0000, 2.8000; lowest after pass 1" in err
 
-    def test_higher_efforts_have_their_cost_and_the_gain_of_past_cooks(self, cook: Soup, sample: Path) -> None:
-        efforts = [
-            {"effort": "quick", "passes": 9.0, "seconds": 9.0, "gain": 0.12, "cooks": 1},
-            {"effort": "tune", "passes": 7.0, "seconds": 7.0, "gain": None, "cooks": 0},
-        ]
-        spent = {"seconds": 2.0, "forward_seconds": 1.0, "passes": 2.0}
-        _, err = done(cook("--sample", sample, spent=spent, beyond=efforts))
-        gain = "lowered the NLL by 0.120 nats per token in the median of 1 past cook"
-        assert f"quick about 9 s ({gain}), tune about 7 s." in " ".join(err.split())
+def test_ls_near_a_text(soup: Soup, server: Server, tmp_path: Path) -> None:
+    near = {
+        "object": "nearest",
+        "data": [{"similarity": 0.5, "adapter": ADAPTER}],
+        "not_yet_included": ["team/new@1"],
+    }
+    server.on("POST /v1/adapters/search", ok(near))
+    text = tmp_path / "text.txt"
+    text.write_text("The court held.")
+    out, err = done(soup("ls", "--near", text, "--tag", "eu", "--namespace", "team", "--encoder", "sbert"))
+    pool = {"namespaces": ["team"], "tag": "eu", "include_soups": False}
+    body = {"texts": ["The court held."], "limit": 10, "encoder": "sbert", "pool": pool, "wait": 0}
+    assert json.loads(server.requests[0].content) == body
+    assert out.splitlines()[0].split()[:2] == ["SIMILARITY", "NAME"]
+    assert out.splitlines()[1].startswith("0.5000      team/law@1")
+    assert "team/new@1" in err
+    assert soup("ls", "--near", text, "-q")[1] == "team/law@1\n"
+    assert json.loads(soup("ls", "--near", text, "--json")[1]) == near
 
-    def test_the_model_of_a_server_of_another_version_is_there_without_its_notes(
-        self, soup: Soup, server: Server, sample: Path
-    ) -> None:
-        server.on("POST /v1/soups", ok({name: value for name, value in SOUP.items() if name != "beyond"}, 201))
-        code, out, err = soup("cook", "--sample", sample)
-        assert (code, out) == (0, "team/soup@1\n")
-        assert "first beyond" in err
 
-    def test_abstaining_is_an_answer(self, cook: Soup, sample: Path) -> None:
-        code, out, err = cook("--sample", sample, abstained=True, model="base/tiny", reason="It does not help.")
-        assert (code, out) == (0, "base/tiny\n")
-        assert "It does not help." in err
+def test_ls_says_what_is_in_a_union(soup: Soup, server: Server) -> None:
+    members = [{"method": "prefix"}, {"method": "bottleneck", "structure": "parallel"}]
+    row = {**ADAPTER, "config": {"method": "union", "members": members}}
+    server.on("GET /v1/adapters", ok({"data": [row], "next_cursor": None}))
+    assert "  prefix + parallel  " in soup("ls")[1]
 
-    def test_by_hand(self, cook: Soup, server: Server) -> None:
-        flags = ("--recipe", f"team/a@2=0.25, team/b, {DIGEST}=2", "--assume-same-init", "--scale", "1.50")
-        done(cook(*flags, selection=None, verification=None))
-        body = server.body()
-        weights = {"team/a@2": 0.25, "team/b": 1.0, DIGEST: 2.0}
-        assert body["recipe"]["ingredients"] == [{"ref": ref, "weight": weight} for ref, weight in weights.items()]
-        assert body["mixing"] == {"method": "auto", "scale": "1.5", "assume_same_init": True}
 
-    def test_how_to_mix(self, cook: Soup, server: Server) -> None:
-        report = {
-            "method": "concat",
-            "members": 2,
-            "weights": ["0.5", "0.5"],
-            "parameters": 64,
-            "size_bytes": 256,
-            "relative_cost": 1.2,
-            "width_out": 16,
-            "residual": 3e-8,
-            "notes": [],
-        }
-        flags = ("--recipe", "team/a,team/b", "--mixing", "concat", "--max-width", "16")
-        _, err = done(cook(*flags, reason="2 adapters by concat.", report=report))
-        assert server.body()["mixing"] == {"method": "concat", "scale": "1"}
-        assert server.body()["max_width"] == 16
-        _, alone = done(cook("--recipe", "team/a", reason="team/a@1 alone.", report={**report, "members": 1}))
-        assert alone.splitlines()[-1] == "team/a@1 alone."
-        assert "2 adapters by concat. (1.20 times the cost of one adapter, width 16, 3e-08 from the exact" in err
+def test_ls_of_nothing(soup: Soup, server: Server) -> None:
+    server.on("GET /v1/adapters", ok({"data": []}))
+    code, out, err = soup("ls")
+    assert (code, out) == (0, "")
+    assert "soup push" in err
 
-    @pytest.mark.parametrize(
-        ("flags", "mixing"),
-        [
-            (
-                ("--mixing", "recompress", "--width", "8", "--seed", "3", "--max-width", "9"),
-                {"method": "recompress", "scale": "1", "width": 8, "seed": 3},
-            ),
-            (
-                ("--mixing", "recompress", "--by-inputs"),
-                {"method": "recompress", "scale": "1", "seed": 0, "by_inputs": True},
-            ),
-            (
-                ("--mixing", "dare", "--density", "0.10", "--seed", "3"),
-                {"method": "dare", "scale": "1", "density": "0.1", "seed": 3, "assume_same_init": False},
-            ),
-            (
-                ("--mixing", "task_arithmetic", "--scale", "1.2", "--init-seed", "3", "--max-width", "9"),
-                {"method": "task_arithmetic", "scale": "1.2", "init_seed": 3},
-            ),
-            (
-                ("--mixing", "regmean", "--off-diagonal", "0.10"),
-                {"method": "regmean", "scale": "1", "off_diagonal": "0.1", "assume_same_init": False},
-            ),
-            (
-                ("--masks", "intersect"),
-                {"method": "average", "scale": "1", "assume_same_init": False, "masks": "intersect"},
-            ),
-        ],
-    )
-    def test_ways_to_mix(self, cook: Soup, server: Server, flags: tuple[str, ...], mixing: dict[str, object]) -> None:
-        done(cook("--recipe", "team/a,team/b", *flags, selection=None, verification=None))
-        assert server.body()["mixing"] == mixing
 
-    @pytest.mark.parametrize(
-        ("flags", "about"),
-        [
-            (("--mixing", "concat", "--assume-same-init"), "--assume-same-init"),
-            (("--mixing", "average", "--max-width", "9"), "--max-width"),
-            (("--max-width", "0"), "--max-width"),
-            (("--mixing", "blend"), "--mixing"),
-            (("--mixing", "concat", "--masks", "union"), "--masks"),
-            (("--masks", "xor"), "--masks"),
-            (("--mixing", "recompress", "--assume-same-init"), "--assume-same-init"),
-            (("--mixing", "concat", "--width", "8"), "--width"),
-            (("--seed", "1"), "--seed"),
-            (("--mixing", "recompress", "--width", "0"), "--width"),
-            (("--mixing", "align", "--assume-same-init"), "--assume-same-init"),
-            (("--mixing", "slerp", "--density", "0.5"), "--density"),
-            (("--mixing", "ties", "--density", "0"), "--density"),
-            (("--mixing", "dare", "--max-width", "9"), "--max-width"),
-            (("--mixing", "task_arithmetic", "--assume-same-init"), "--assume-same-init"),
-            (("--mixing", "average", "--init-seed", "1"), "--init-seed"),
-            (("--mixing", "fisher", "--max-width", "9"), "--max-width"),
-            (("--mixing", "fisher", "--by-inputs"), "--by-inputs"),
-            (("--mixing", "average", "--off-diagonal", "1"), "--off-diagonal"),
-            (("--scale", "wide"), "must be a number"),
-            (("--pool-method", "lora"), "--recipe"),
-            (("--paper",), "--recipe"),
-        ],
-    )
-    def test_ways_to_mix_that_are_none(self, soup: Soup, server: Server, flags: tuple[str, ...], about: str) -> None:
-        assert about in refused(soup("cook", "--recipe", "team/a,team/b", *flags), 2)
-        assert server.requests == []
+def test_show(soup: Soup, server: Server) -> None:
+    server.on("GET /v1/adapters/team/law", ok(ADAPTER))
+    parents = [{"ref": None, "digest": DIGEST, "weight": "0.5", "retired": True}]
+    lineage = {"parents": parents, "children": [{"ref": "team/s@1", "digest": DIGEST}]}
+    server.on("GET /v1/adapters/team/law@1/lineage", ok(lineage))
+    out, _ = done(soup("show", "team/law"))
+    for shown in (
+        "1234",
+        "20 of 21 passages",
+        "bottleneck: structure bapna_firat, bottleneck 4, activation relu",
+        "team/s@1",
+        "retired",
+        "metadata",
+        "?[2J?forged?license=m?",
+    ):
+        assert shown in out
+    assert not {"\x1b", "\u202e"} & set(out), "foreign text does not reach the terminal's control sequences"
 
-    def test_not_waiting(self, soup: Soup, server: Server, sample: Path) -> None:
-        server.on("POST /v1/soups", ok(job("queued"), 202))
-        code, out, err = soup("cook", "--sample", sample, "--no-wait")
-        assert server.body()["wait"] == 0
-        assert (code, out) == (0, "j1\n")
-        assert "soup jobs watch j1" in err
 
-    def test_the_job_is_told_before_it_is_waited_for(self, soup: Soup, server: Server, sample: Path) -> None:
-        server.on("POST /v1/soups", ok(job("queued"), 202)).on("POST /v1/evaluations", ok(job("queued"), 202))
-        for words in (("cook", "--sample", sample), ("matrix",)):
-            assert "`soup jobs cancel j1` stops it" in soup(*words)[2]
+def test_a_structure_with_others_in_it_is_shown_without_braces(soup: Soup, server: Server) -> None:
+    pruned = CONFIG.model_dump() | {"pruned": {"score": "snip", "sparsity": 0.4}}
+    labels = {"method": "head", "task": "classification", "labels": ["yes", "no"]}
+    union = {**ADAPTER, "config": {"method": "union", "members": [pruned, labels]}}
+    server.on("GET /v1/adapters/team/law", ok(union)).on("GET /v1/adapters/team/law@1/lineage", ok({}))
+    out = " ".join(soup("show", "team/law")[1].split())
+    assert "pruned (score snip, sparsity 0.4) + head: task classification, labels yes/no parameters" in out
 
-    def test_a_fit_is_told_in_figures_and_tables_of_a_hundred_columns(self, soup: Soup, server: Server) -> None:
-        names = [f"a-domain-called-{number}" for number in range(12)]
-        report = {
-            "domains": 12,
-            "explained_variance": 0.63,
-            "converged": True,
-            "held_out_by": "unit",
-            "clusters": [{"cluster": 0, "domains": names, "units": 80}, {"cluster": 1, "domains": ["law"], "units": 9}],
-            "warnings": ["Posteriors are saturated: " + "and that is a long story, " * 6],
-            "component_zero": {"asked": "auto", "chosen": "keep", "held_out_accuracy": {"keep": 0.9, "drop": 0.85}},
-        }
-        server.on("POST /v1/selectors", ok({"object": "selector", "id": "sel-1", "domains": 12, "report": report}, 201))
-        said = soup("fit")[2]
-        assert max(map(len, said.splitlines())) <= 100
-        assert not set(said) & set("{}=")
-        assert "keep (held-out accuracy: keep 0.90, drop 0.85)" in said
-        assert said.count("a-domain-called-") == 12
-        assert "\nCLUSTER  DOMAINS" in said
-        assert "Note:  Posteriors are saturated" in said
-        assert "converged           yes\n" in said
 
-    def test_the_own_scores_of_a_fit_are_a_table(self, soup: Soup, server: Server) -> None:
-        report = {"domains": 2, "own_scores": {"law": 0.75, "zoo": 0.5}, "threshold": 0.4}
-        server.on("POST /v1/selectors", ok({"object": "selector", "id": "sel-1", "domains": 2, "report": report}, 201))
-        lines = soup("fit", "--selector", "cosine")[2].splitlines()
-        assert lines[-3:] == ["DOMAIN  OWN SCORES", "law           0.75", "zoo            0.5"]
+def test_rm(soup: Soup, server: Server) -> None:
+    server.on("DELETE /v1/adapters/team/law", ok({"data": [ADAPTER, {**ADAPTER, "ref": "team/law@2"}]}))
+    code, out, err = soup("rm", "team/law", "team/unknown")
+    assert (code, out) == (1, "team/law@1\nteam/law@2\n")
+    assert err.startswith("team/unknown: Error:")
+
+
+def test_rm_asks_whoever_can_answer(soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, about names too; a script's stdin is none, whatever it holds."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    server.on("DELETE /v1/adapters/team/law", ok({"data": [ADAPTER]}))
+    for typed, flags, retired in (("n\n", [], False), ("y\n", [], True), ("", ["--yes"], True)):
+        before = len(server.requests)
+        monkeypatch.setattr(sys, "stdin", Terminal(typed))
+        code, out, err = soup("rm", "team/law", *flags)
+        assert (code, out.strip()) == ((0, "team/law@1") if retired else (1, ""))  # the space of the prompt
+        assert ("Retire team/law?" in err) == (not flags)
+        assert len(server.requests) - before == retired
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    assert soup("rm", "team/law")[:2] == (0, "team/law@1\n")
+
+
+# --- choosing -------------------------------------------------------------------------------------
+
+
+def test_only_flags_that_were_given_are_in_the_value() -> None:
+    given = {"encoder": None, "paper": True, "pool_namespace": [], "base": "base/tiny", "max_ingredients": 0}
+    flags = ParsedFlags(FLAGS, {**given, "set": ["x=1"]})
+    assert flags.nested() == {
+        "selector": {"mode": "paper"},
+        "options": {"max_ingredients": 0},
+        "pool": {"base_model": "tiny"},
+    }
+    assert flags.present("encoder", "paper", "pool_namespace", "max_ingredients", "set") == [
+        "--paper",
+        "--max-ingredients",
+        "--set",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("place", "flag"),
+    [
+        (("adapter", "lora", "rank"), "--rank"),
+        (("adapter", "lora", "targets", 0), "--targets"),
+        (("recipe", "learning_rate"), "--lr"),
+        (("adapter", "lora", "new"), "adapter.new"),
+        ((), ""),
+    ],
+)
+def test_a_place_in_the_value_is_told_by_its_flag(place: tuple[str | int, ...], flag: str) -> None:
+    assert TRAINING.flag_at(place) == flag
+
+
+def test_flags_become_a_selector() -> None:
+    def selector(**flags: Any) -> Any:
+        return selector_of(ParsedFlags(FLAGS, flags))
+
+    assert selector() is None
+    assert selector(selector="gmm", paper=True).model_dump()["mode"] == "paper"
+    assert selector(encoder="base").model_dump()["encoder"] == "base"
+    spec = selector(selector="gmm", set=["covariance=diag", "dimensions=16"])
+    assert (spec.covariance, spec.dimensions) == ("diag", 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("1.5", 1.5),
+        ("true", True),
+        ("null", None),
+        ("NaN", "NaN"),
+        ("a=b", "a=b"),
+        ("[1]", "[1]"),
+        ("", ""),
+    ],
+)
+def test_values_of_repeated_flags(text: str, value: object) -> None:
+    assert key_values([f"k={text}"], "--x") == {"k": value}
+
+
+def selected(selection: dict[str, Any], *notes: str) -> dict[str, Any]:
+    return {
+        "object": "selection",
+        "selection": selection,
+        "selector": "s",
+        "fitted_at": "2026-01-02T03:04:05Z",
+        "sample": {"digest": DIGEST, "received": 3, "kept": 3, "notes": notes},
+        "not_yet_included": [],
+    }
+
+
+def test_select_counts_whom_it_does_not_list(soup: Soup, server: Server, sample: Path) -> None:
+    more = {"A posterior below 0.02.": 9000, "retired since the fit": 2}
+    server.on("POST /v1/select", ok(selected({**SELECTION, "more_left_out": more})))
+    _, out, _ = soup("select", "--sample", sample, "--list-all")
+    assert out.splitlines()[-2:] == [
+        "9000 more were left out: A posterior below 0.02.",
+        "2 more were left out: retired since the fit",
+    ]
+    assert server.body()["list_all"] is True
+
+
+def test_select_explains_itself(soup: Soup, server: Server, sample: Path) -> None:
+    server.on("POST /v1/select", ok(selected(SELECTION, "3 sequences")))
+    narrowed = ("--pool-tag", "v2", "--pool-method", "lora")
+    out, err = done(soup("select", "--sample", sample, "--paper", "--max-ingredients", "2", *narrowed))
+    assert "below 0.1" in out
+    assert out.splitlines()[1].split()[-2:] == ["98", "%"]
+    assert "few units" in err
+    assert "percentile" in err
+    body = server.body()
+    assert body["selector"]["mode"] == "paper"
+    assert body["options"]["max_ingredients"] == 2
+    assert body["pool"] == {"tag": "v2", "method": "lora", "include_soups": False}
+    assert body["sample"]["texts"] == ["passage 0", "passage 1", "passage 2"]
+
+
+# --- cook -----------------------------------------------------------------------------------------
+
+
+def test_the_model_is_the_data(cook: Soup, server: Server, sample: Path) -> None:
+    code, out, err = cook("--sample", sample, "--no-verify", "--name", "team/soup", "--single")
+    assert (code, out) == (0, "team/soup@1\n")
+    assert "US law" in err
+    assert "-0.1000 (standard error 0.0100, 90 % interval -0.1180 to -0.0820)" in err
+    body = server.body()
+    assert (body["verify"], body["name"], body["options"]["single"]) == (False, "team/soup", True)
+    assert "selector" not in body
+
+
+def test_who_was_selected_is_told_of_a_tuned_soup_too(cook: Soup, sample: Path) -> None:
+    """Tuning weighs no candidates, so that no other table says of whom the soup is made."""
+    trial = {"way": "tuned", "members": 1, "width": 4, "difference": -0.2, "standard_error": 0.01}
+    search = {
+        "effort": "tune",
+        "candidates": [],
+        "trials": [trial],
+        "tuning": {"passes": 1, "kept": 1, "rate": "0.003", "losses": [3.0, 2.8], "trainings": 1},
+        "decided_on": 16,
+        "held_out": 4,
+        "tokens": 900,
+        "seconds": 2.0,
+    }
+    _, err = done(cook("--sample", sample, "--effort", "tune", search=search))
+    assert "US law" in err
+    assert "3.0000, 2.8000; lowest after pass 1" in err
+
+
+def test_higher_efforts_have_their_cost_and_the_gain_of_past_cooks(cook: Soup, sample: Path) -> None:
+    efforts = [
+        {"effort": "quick", "passes": 9.0, "seconds": 9.0, "gain": 0.12, "cooks": 1},
+        {"effort": "tune", "passes": 7.0, "seconds": 7.0, "gain": None, "cooks": 0},
+    ]
+    spent = {"seconds": 2.0, "forward_seconds": 1.0, "passes": 2.0}
+    _, err = done(cook("--sample", sample, spent=spent, beyond=efforts))
+    gain = "lowered the NLL by 0.120 nats per token in the median of 1 past cook"
+    assert f"quick about 9 s ({gain}), tune about 7 s." in " ".join(err.split())
+
+
+def test_the_model_of_a_server_of_another_version_is_there_without_its_notes(
+    soup: Soup, server: Server, sample: Path
+) -> None:
+    server.on("POST /v1/soups", ok({name: value for name, value in SOUP.items() if name != "beyond"}, 201))
+    code, out, err = soup("cook", "--sample", sample)
+    assert (code, out) == (0, "team/soup@1\n")
+    assert "first beyond" in err
+
+
+def test_abstaining_is_an_answer(cook: Soup, sample: Path) -> None:
+    code, out, err = cook("--sample", sample, abstained=True, model="base/tiny", reason="It does not help.")
+    assert (code, out) == (0, "base/tiny\n")
+    assert "It does not help." in err
+
+
+def test_cook_by_hand(cook: Soup, server: Server) -> None:
+    flags = ("--recipe", f"team/a@2=0.25, team/b, {DIGEST}=2", "--assume-same-init", "--scale", "1.50")
+    done(cook(*flags, selection=None, verification=None))
+    body = server.body()
+    weights = {"team/a@2": 0.25, "team/b": 1.0, DIGEST: 2.0}
+    assert body["recipe"]["ingredients"] == [{"ref": ref, "weight": weight} for ref, weight in weights.items()]
+    assert body["mixing"] == {"method": "auto", "scale": "1.5", "assume_same_init": True}
+
+
+def test_how_to_mix(cook: Soup, server: Server) -> None:
+    report = {
+        "method": "concat",
+        "members": 2,
+        "weights": ["0.5", "0.5"],
+        "parameters": 64,
+        "size_bytes": 256,
+        "relative_cost": 1.2,
+        "width_out": 16,
+        "residual": 3e-8,
+        "notes": [],
+    }
+    flags = ("--recipe", "team/a,team/b", "--mixing", "concat", "--max-width", "16")
+    _, err = done(cook(*flags, reason="2 adapters by concat.", report=report))
+    assert server.body()["mixing"] == {"method": "concat", "scale": "1"}
+    assert server.body()["max_width"] == 16
+    _, alone = done(cook("--recipe", "team/a", reason="team/a@1 alone.", report={**report, "members": 1}))
+    assert alone.splitlines()[-1] == "team/a@1 alone."
+    assert "2 adapters by concat. (1.20 times the cost of one adapter, width 16, 3e-08 from the exact" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "mixing"),
+    [
+        (
+            ("--mixing", "recompress", "--width", "8", "--seed", "3", "--max-width", "9"),
+            {"method": "recompress", "scale": "1", "width": 8, "seed": 3},
+        ),
+        (
+            ("--mixing", "recompress", "--by-inputs"),
+            {"method": "recompress", "scale": "1", "seed": 0, "by_inputs": True},
+        ),
+        (
+            ("--mixing", "dare", "--density", "0.10", "--seed", "3"),
+            {"method": "dare", "scale": "1", "density": "0.1", "seed": 3, "assume_same_init": False},
+        ),
+        (
+            ("--mixing", "task_arithmetic", "--scale", "1.2", "--init-seed", "3", "--max-width", "9"),
+            {"method": "task_arithmetic", "scale": "1.2", "init_seed": 3},
+        ),
+        (
+            ("--mixing", "regmean", "--off-diagonal", "0.10"),
+            {"method": "regmean", "scale": "1", "off_diagonal": "0.1", "assume_same_init": False},
+        ),
+        (
+            ("--masks", "intersect"),
+            {"method": "average", "scale": "1", "assume_same_init": False, "masks": "intersect"},
+        ),
+    ],
+)
+def test_ways_to_mix(cook: Soup, server: Server, flags: tuple[str, ...], mixing: dict[str, object]) -> None:
+    done(cook("--recipe", "team/a,team/b", *flags, selection=None, verification=None))
+    assert server.body()["mixing"] == mixing
+
+
+@pytest.mark.parametrize(
+    ("flags", "about"),
+    [
+        (("--mixing", "concat", "--assume-same-init"), "--assume-same-init"),
+        (("--mixing", "average", "--max-width", "9"), "--max-width"),
+        (("--max-width", "0"), "--max-width"),
+        (("--mixing", "blend"), "--mixing"),
+        (("--mixing", "concat", "--masks", "union"), "--masks"),
+        (("--masks", "xor"), "--masks"),
+        (("--mixing", "recompress", "--assume-same-init"), "--assume-same-init"),
+        (("--mixing", "concat", "--width", "8"), "--width"),
+        (("--seed", "1"), "--seed"),
+        (("--mixing", "recompress", "--width", "0"), "--width"),
+        (("--mixing", "align", "--assume-same-init"), "--assume-same-init"),
+        (("--mixing", "slerp", "--density", "0.5"), "--density"),
+        (("--mixing", "ties", "--density", "0"), "--density"),
+        (("--mixing", "dare", "--max-width", "9"), "--max-width"),
+        (("--mixing", "task_arithmetic", "--assume-same-init"), "--assume-same-init"),
+        (("--mixing", "average", "--init-seed", "1"), "--init-seed"),
+        (("--mixing", "fisher", "--max-width", "9"), "--max-width"),
+        (("--mixing", "fisher", "--by-inputs"), "--by-inputs"),
+        (("--mixing", "average", "--off-diagonal", "1"), "--off-diagonal"),
+        (("--scale", "wide"), "must be a number"),
+        (("--pool-method", "lora"), "--recipe"),
+        (("--paper",), "--recipe"),
+    ],
+)
+def test_ways_to_mix_that_are_none(soup: Soup, server: Server, flags: tuple[str, ...], about: str) -> None:
+    assert about in refused(soup("cook", "--recipe", "team/a,team/b", *flags), 2)
+    assert server.requests == []
+
+
+def test_cook_without_waiting(soup: Soup, server: Server, sample: Path) -> None:
+    server.on("POST /v1/soups", ok(job("queued"), 202))
+    code, out, err = soup("cook", "--sample", sample, "--no-wait")
+    assert server.body()["wait"] == 0
+    assert (code, out) == (0, "j1\n")
+    assert "soup jobs watch j1" in err
+
+
+def test_the_job_is_told_before_it_is_waited_for(soup: Soup, server: Server, sample: Path) -> None:
+    server.on("POST /v1/soups", ok(job("queued"), 202)).on("POST /v1/evaluations", ok(job("queued"), 202))
+    for words in (("cook", "--sample", sample), ("matrix",)):
+        assert "`soup jobs cancel j1` stops it" in soup(*words)[2]
+
+
+def test_a_fit_is_told_in_figures_and_tables_of_a_hundred_columns(soup: Soup, server: Server) -> None:
+    names = [f"a-domain-called-{number}" for number in range(12)]
+    report = {
+        "domains": 12,
+        "explained_variance": 0.63,
+        "converged": True,
+        "held_out_by": "unit",
+        "clusters": [{"cluster": 0, "domains": names, "units": 80}, {"cluster": 1, "domains": ["law"], "units": 9}],
+        "warnings": ["Posteriors are saturated: " + "and that is a long story, " * 6],
+        "component_zero": {"asked": "auto", "chosen": "keep", "held_out_accuracy": {"keep": 0.9, "drop": 0.85}},
+    }
+    server.on("POST /v1/selectors", ok({"object": "selector", "id": "sel-1", "domains": 12, "report": report}, 201))
+    said = soup("fit")[2]
+    assert max(map(len, said.splitlines())) <= 100
+    assert not set(said) & set("{}=")
+    assert "keep (held-out accuracy: keep 0.90, drop 0.85)" in said
+    assert said.count("a-domain-called-") == 12
+    assert "\nCLUSTER  DOMAINS" in said
+    assert "Note:  Posteriors are saturated" in said
+    assert "converged           yes\n" in said
+
+
+def test_the_own_scores_of_a_fit_are_a_table(soup: Soup, server: Server) -> None:
+    report = {"domains": 2, "own_scores": {"law": 0.75, "zoo": 0.5}, "threshold": 0.4}
+    server.on("POST /v1/selectors", ok({"object": "selector", "id": "sel-1", "domains": 2, "report": report}, 201))
+    lines = soup("fit", "--selector", "cosine")[2].splitlines()
+    assert lines[-3:] == ["DOMAIN  OWN SCORES", "law           0.75", "zoo            0.5"]
 
 
 class TestCompare:
@@ -850,312 +885,336 @@ class TestCompare:
         assert "The pool is empty." in refused(soup("compare", "--sample", sample, "--test", sample))
 
 
-class TestInference:
-    def completion(self, text: str) -> dict[str, Any]:
-        return {"choices": [{"text": text}]}
-
-    def test_generate(self, soup: Soup, server: Server) -> None:
-        server.on("POST /v1/completions", ok(self.completion(" and on")))
-        sampling = ("--max-tokens", 5, "--temperature", 0, "--stop", "a", "--seed", 1)
-        assert soup("generate", "team/law", "On", *sampling)[:2] == (0, " and on\n")
-        assert server.body() == {
-            "model": "team/law",
-            "prompt": "On",
-            "max_tokens": 5,
-            "temperature": 0,
-            "stop": ["a"],
-            "seed": 1,
-        }
-
-    def test_generate_streams(self, soup: Soup, server: Server) -> None:
-        chunks = [("message", self.completion(text)) for text in ("a", "b")]
-        server.on("POST /v1/completions", lambda _: events(*chunks, tail="data: [DONE]\n\n"))
-        assert soup("generate", "team/law", "x", "--stream")[1] == "ab\n"
-        lines = soup("generate", "team/law", "x", "--stream", "--json")[1].splitlines()
-        assert [json.loads(line) for line in lines] == [chunk for _, chunk in chunks]
-
-    def test_the_prompt_from_stdin(self, soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from stdin")))
-        server.on("POST /v1/completions", ok(self.completion("x")))
-        soup("generate", "team/law", "-")
-        assert server.body()["prompt"] == "from stdin"
-
-    @pytest.mark.parametrize("verb", ["generate", "embed", "chat"])
-    def test_stdin_that_is_no_utf_8_is_one_sentence(
-        self, soup: Soup, monkeypatch: pytest.MonkeyPatch, verb: str
-    ) -> None:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
-        assert "UTF-8" in refused(soup(verb, "base/small", *([] if verb == "chat" else ["-"])))
-
-    def test_ppl(self, soup: Soup, server: Server, sample: Path) -> None:
-        answer = {
-            "perplexity": 12.5,
-            "mean_nll": 2.5257,
-            "standard_error": 0.01,
-            "bits_per_byte": 1.1,
-            "tokens": 30,
-            "texts": [{}] * 3,
-            "baseline": {"perplexity": 14.0, "difference": -0.11, "standard_error": 0.02},
-        }
-        server.on("POST /v1/perplexity", ok(answer))
-        out, _ = done(soup("ppl", "team/law", "--texts", sample, "--baseline", "base/tiny"))
-        assert "12.50" in out
-        assert "-0.1100 (paired standard error 0.0200)" in out
-        assert "30 in 3 texts" in out
-        assert server.body()["baseline"] == "base/tiny"
-        assert json.loads(soup("ppl", "team/law", "--texts", sample, "--json")[1]) == answer
+# --- inference ------------------------------------------------------------------------------------
 
 
-class TestKeysAndJobs:
-    def test_the_secret_is_the_data(self, soup: Soup, server: Server) -> None:
-        server.on("POST /v1/keys", ok({"id": "k1", "secret": "sk-soup-secret"}, 201))
-        code, out, err = soup("keys", "create", "ci", "--scope", "read", "--scope", "infer", "--namespace", "team")
-        assert (code, out) == (0, "sk-soup-secret\n")
-        assert "sk-soup-secret" not in err
-        assert server.body() == {"name": "ci", "scopes": ["read", "infer"], "namespaces": ["team"]}
-        soup("keys", "create", "all")
-        assert server.body() == {"name": "all", "scopes": ["read", "write", "infer"], "namespaces": None}
-
-    def test_so_many_keys_are_asked_for_page_by_page_and_all_in_one(self, soup: Soup, server: Server) -> None:
-        key = {"name": "k", "prefix": "sk", "namespaces": None, "scopes": ["read"], "created_at": "2031-05-04"}
-        more = {"data": [{"id": f"k{n}", **key} for n in range(100)], "next_cursor": "more"}
-        server.on("GET /v1/keys", ok(more))
-        assert len(json.loads(soup("keys", "ls", "--limit", "120", "--json")[1])["data"]) == 120
-        assert [dict(one.url.params) for one in server.requests] == [{}, {"cursor": "more"}]
-        server.on("GET /v1/keys", ok({"data": more["data"]}))  # of a server that knows no pages of keys
-        assert len(json.loads(soup("keys", "ls", "--json")[1])["data"]) == 100
-        assert dict(server.requests[-1].url.params) == {}
-
-    def test_a_key_that_expires(self, soup: Soup, server: Server) -> None:
-        server.on("POST /v1/keys", ok({"id": "k1", "secret": "sk-soup-secret"}, 201))
-        for text, sent in (
-            ("2031-05-04", "2031-05-04T00:00:00+00:00"),
-            ("2031-05-04T10:00:00+02:00", "2031-05-04T10:00:00+02:00"),
-        ):
-            soup("keys", "create", "guest", "--expires", text)
-            assert server.body()["expires_at"] == sent
-        earliest = datetime.now(UTC) + timedelta(days=90)
-        soup("keys", "create", "guest", "--expires", "90d")
-        assert earliest <= datetime.fromisoformat(server.body()["expires_at"]) <= datetime.now(UTC) + timedelta(days=90)
-
-    def test_list_and_revoke(self, soup: Soup, server: Server) -> None:
-        key = {
-            "id": "k1",
-            "name": "ci",
-            "prefix": "sk-soup-abcd",
-            "namespaces": None,
-            "scopes": ["read"],
-            "created_at": "2026-01-02T03:04:05Z",
-            "revoked_at": None,
-        }
-        server.on("GET /v1/keys", ok({"data": [key]})).on("DELETE /v1/keys/k1", ok(key))
-        assert "k1  ci    sk-soup-abcd  all" in soup("keys", "ls")[1]
-        assert json.loads(soup("keys", "rm", "k1", "--json")[1]) == key
-
-    def test_keys_are_revoked_although_another_is_unknown(self, soup: Soup, server: Server) -> None:
-        for key_id in ("k1", "k3"):
-            server.on(f"DELETE /v1/keys/{key_id}", ok({"id": key_id}))
-        code, out, err = soup("keys", "rm", "k1", "k2", "k3")
-        assert (code, out) == (1, "k1\nk3\n")
-        assert err.startswith("k2: ")
-
-    def test_audit(self, soup: Soup, server: Server) -> None:
-        entry = {
-            "at": "2026-01-02T03:04:05.6Z",
-            "action": "key.create",
-            "subject": "k\x1b1",
-            "key_id": None,
-            "request_id": "r",
-            "detail": {"name": "ci"},
-        }
-        server.on("GET /v1/audit", ok({"data": [entry]}))
-        code, out, _ = soup("audit", "--action", "key.", "--since", "2026-01-01", "--by", "k2")
-        assert (code, out.splitlines()[1].split()) == (
-            0,
-            ["2026-01-02", "03:04:05", "key.create", "k?1", "-", "r", "name=ci"],
-        )
-        asked = server.requests[-1].url.params
-        assert (asked["action"], asked["since"], asked["key_id"]) == ("key.", "2026-01-01T00:00:00+00:00", "k2")
-        assert [json.loads(line) for line in soup("audit", "--lines")[1].splitlines()] == [entry]
-
-    def test_usage_that_is_cut_says_so(self, soup: Soup, server: Server) -> None:
-        day = {"day": "2026-01-02", "requests": 1, "tokens_in": 2, "tokens_out": 3}
-        server.on("GET /v1/usage", ok({"data": [day] * 101}))
-        _, out, err = soup("usage", "--by", "day")
-        assert len(out.splitlines()) == 101
-        assert "first 100 rows" in err
-        assert soup("usage", "--by", "day", "--limit", "5")[2] == ""
-
-    def test_results_of_several_base_models_are_not_mixed(self, soup: Soup, server: Server) -> None:
-        adapters = [{"digest": base, "sample": {"digest": "s"}, "base_model": base} for base in ("big", "small")]
-        server.on("GET /v1/adapters", ok({"data": adapters}))
-        server.on("GET /v1/evaluations", ok({"data": [{"digest": base, "sample": "s"} for base in ("big", "small")]}))
-        assert "big, small: name one with --base" in refused(soup("matrix", "--show"), 2)
-
-    def test_keys_are_changed_and_rotated(self, soup: Soup, server: Server) -> None:
-        key = {"id": "k1", "name": "ci", "secret": "sk-soup-new"}
-        server.on("PATCH /v1/keys/k1", ok(key)).on("POST /v1/keys/k1/rotate", ok(key))
-        assert soup("keys", "set", "k1", "--scope", "read", "--namespace", "*", "--expires", "never")[1] == "k1\n"
-        assert server.body() == {"scopes": ["read"], "namespaces": None, "expires_at": None}
-        soup("keys", "set", "k1", "--name", "n", "--namespace", "a", "--namespace", "b", "--expires", "2030-01-31")
-        assert server.body() == {"name": "n", "namespaces": ["a", "b"], "expires_at": "2030-01-31T00:00:00+00:00"}
-        code, out, err = soup("keys", "rotate", "k1", "--grace", "12h")
-        assert (code, out, server.body()) == (0, "sk-soup-new\n", {"grace_seconds": 43_200})
-        assert "not shown again" in err
-
-    def test_purge_asks_first_and_tells_what_is_left(self, soup: Soup, server: Server) -> None:
-        answer = {
-            "object": "purge",
-            "adapter": {"ref": "team/law@1"},
-            "blobs": 3,
-            "bytes": 900,
-            "not_rebuildable": ["team/mix@1"],
-            "tuned_on_sample": ["team/tuned@2"],
-            "elsewhere": 1,
-        }
-        server.on("POST /v1/adapters/team/law@1/purge", ok(answer))
-        assert (soup("purge", "team/law@1")[0] != 0, server.requests) == (True, []), "nobody said yes"
-        code, out, err = soup("purge", "team/law@1", "--yes")
-        assert (code, out) == (0, "team/law@1\n")
-        for said in (
-            "team/law@1: files removed: 3, of 900 bytes",
-            "team/mix@1 cannot be rebuilt",
-            "team/tuned@2 has learnt",
-            "1 more soups",
-        ):
-            assert said in err
-        assert json.loads(soup("purge", "team/law@1", "--yes", "--json")[1])["data"] == [answer]
-
-    def test_settings_of_a_namespace(self, soup: Soup, server: Server) -> None:
-        settings = {
-            "object": "namespace",
-            "namespace": "team",
-            "tuning": "forbid",
-            "protected_aliases": ["old", "prod"],
-            "unnamed_soup_days": 30,
-            "etag": "forbid-1",
-        }
-        server.on("GET /v1/namespaces/team", ok(settings)).on("PATCH /v1/namespaces/team", ok(settings))
-        shown = soup("namespaces", "show", "team")[1].splitlines()
-        assert shown[0].split() == ["NAMESPACE", "TUNING", "PROTECTED", "ALIASES", "UNNAMED", "SOUPS"]
-        assert shown[1].split() == ["team", "forbid", "old,", "prod", "30", "days"]
-        assert json.loads(soup("namespaces", "set", "team", "--tuning", "forbid", "--json")[1]) == settings
-        assert server.body() == {"tuning": "forbid"}
-        soup("namespaces", "set", "team", "--protect", "new", "--unprotect", "old", "--unnamed-soup-days", "default")
-        assert server.body() == {"protected_aliases": ["new", "prod"], "unnamed_soup_days": None}
-        assert server.requests[-1].headers["if-match"] == "forbid-1", "of two at the same time none is lost"
-
-    def test_jobs(self, soup: Soup, server: Server) -> None:
-        running = job(
-            "running", progress={"done": 1, "total": 4, "message": "embedding"}, created_at="2026-01-02T03:04"
-        )
-        server.on("GET /v1/jobs", ok({"data": [running]})).on("GET /v1/jobs/j1", ok(running))
-        server.on("POST /v1/jobs/j1/cancel", ok(job("cancelled")))
-        assert "1/4 embedding" in soup("jobs", "ls", "--state", "running")[1]
-        assert server.requests[0].url.params["state"] == "running"
-        assert "running" in soup("jobs", "show", "j1")[1]
-        assert "cancelled" in soup("jobs", "cancel", "j1")[1]
-
-    def test_how_long_a_job_took_whose_it_is_and_what_it_gave(self, soup: Soup, server: Server) -> None:
-        begun, ended = "2026-01-02T03:04:05.500000Z", "2026-01-02T03:06:10.500000Z"
-        done = job(
-            created_at=begun,
-            started_at=begun,
-            finished_at=ended,
-            updated_at=ended,
-            created_by="key-1",
-            owner="ana",
-            progress={"done": 4, "total": 4, "message": ""},
-            result={**SOUP, "reason": "It is better."},
-        )
-        server.on("GET /v1/jobs", ok({"data": [done, job("queued", created_at=begun, updated_at=begun)]}))
-        server.on("GET /v1/jobs/j1", ok(done))
-        header, first, second = soup("jobs", "ls")[1].splitlines()
-        assert header.split() == ["ID", "KIND", "STATE", "PROGRESS", "DURATION", "OWNER", "CREATED"]
-        assert first.split() == "j1 cook succeeded 4/4 2 min 5 s ana 2026-01-02 03:04".split()
-        assert second.split() == "j1 cook queued - - 2026-01-02 03:04".split()
-        shown = soup("jobs", "show", "j1")[1]
-        assert "duration  2 min 5 s\nowner     ana\n" in shown
-        assert "reason    It is better.\nmodel     team/soup@1\n" in shown
-        assert not set(shown) & set("{}=")
-
-    def test_a_hidden_owner_is_left_out(self, soup: Soup, server: Server) -> None:
-        hidden = job(created_by=None, owner=None)
-        server.on("GET /v1/jobs/j1", ok(hidden)).on("GET /v1/jobs", ok({"data": [hidden]}))
-        assert "owner" not in soup("jobs", "show", "j1")[1]
-        assert "None" not in soup("jobs", "ls")[1]
-
-    def test_without_keys_the_owner_is_who_is_stored(self, soup: Soup, server: Server) -> None:
-        seconds = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:04:06.250000Z"}
-        server.on("GET /v1/jobs/j1", ok(job(created_by="no-auth", owner=None, **seconds)))
-        shown = soup("jobs", "show", "j1")[1]
-        assert "1.2 s" in shown
-        assert "no-auth" in shown
-
-    def test_watching_fails_as_the_job_does(self, soup: Soup, server: Server) -> None:
-        error = {"code": "incompatible", "message": "They differ.", "problems": []}
-        server.job_ends()
-        assert soup("jobs", "watch", "j1")[0] == 0
-        server.job_ends("failed", error=error)
-        assert "They differ." in refused(soup("jobs", "watch", "j1"), 3)
+def completion(text: str) -> dict[str, Any]:
+    return {"choices": [{"text": text}]}
 
 
-class TestOutput:
-    def test_columns(self) -> None:
-        text = columns(("name", "n"), [("a", 5), ("long", 12.345), ("x", None)])
-        assert text.splitlines() == ["NAME      N", "a         5", "long  12.35", "x         -"]
-        assert columns(("name",), []) == "NAME"
-        assert columns(("ok", "n"), [(True, 1), (False, 20)]).splitlines() == ["OK    N", "yes   1", "no   20"]
+def test_generate(soup: Soup, server: Server) -> None:
+    server.on("POST /v1/completions", ok(completion(" and on")))
+    sampling = ("--max-tokens", 5, "--temperature", 0, "--stop", "a", "--seed", 1)
+    assert soup("generate", "team/law", "On", *sampling)[:2] == (0, " and on\n")
+    assert server.body() == {
+        "model": "team/law",
+        "prompt": "On",
+        "max_tokens": 5,
+        "temperature": 0,
+        "stop": ["a"],
+        "seed": 1,
+    }
 
-    def test_columns_within_a_width(self) -> None:
-        rows = [("a", "one two three four five", 1), ("b", "six", 20)]
-        assert columns(("x", "said", "n"), rows, within=20).splitlines() == [
-            "X  SAID            N",
-            "a  one two three   1",
-            "   four five",
-            "b  six            20",
-        ]
-        assert columns(("x", "said", "n"), rows, within=60) == columns(("x", "said", "n"), rows)
 
-    def test_ten_columns_of_forty_fit_as_well(self) -> None:
-        text = columns(["n" * 40] * 10, [["v" * 40] * 10], within=100)
-        assert max(map(len, text.splitlines())) <= 100
-        assert (text.count("N"), text.count("v")) == (400, 400)
+def test_generate_streams(soup: Soup, server: Server) -> None:
+    chunks = [("message", completion(text)) for text in ("a", "b")]
+    server.on("POST /v1/completions", lambda _: events(*chunks, tail="data: [DONE]\n\n"))
+    assert soup("generate", "team/law", "x", "--stream")[1] == "ab\n"
+    lines = soup("generate", "team/law", "x", "--stream", "--json")[1].splitlines()
+    assert [json.loads(line) for line in lines] == [chunk for _, chunk in chunks]
 
-    @pytest.mark.parametrize(
-        ("ended", "more", "said"),
-        [
-            ("03:04:59.940000", {}, "59.9 s"),
-            ("03:04:59.990000", {}, "1 min 0 s"),
-            ("03:05:00.040000", {}, "1 min 0 s"),
-            ("04:03:59.700000", {}, "1 h 0 min"),
-            ("03:04:09", {"state": "cancelled", "started_at": None}, "-"),
-            ("03:04:09", {"state": "cancelled"}, "9.0 s"),
-            ("03:04:09", {"state": "running", "finished_at": None, "updated_at": "2026-01-02T03:04:02Z"}, "2.0 s"),
-            ("03:04:09", {"state": "queued", "finished_at": None}, "-"),
-        ],
+
+def test_the_prompt_from_stdin(soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from stdin")))
+    server.on("POST /v1/completions", ok(completion("x")))
+    soup("generate", "team/law", "-")
+    assert server.body()["prompt"] == "from stdin"
+
+
+@pytest.mark.parametrize("verb", ["generate", "embed", "chat"])
+def test_stdin_that_is_no_utf_8_is_one_sentence(soup: Soup, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+    assert "UTF-8" in refused(soup(verb, "base/small", *([] if verb == "chat" else ["-"])))
+
+
+def test_ppl(soup: Soup, server: Server, sample: Path) -> None:
+    answer = {
+        "perplexity": 12.5,
+        "mean_nll": 2.5257,
+        "standard_error": 0.01,
+        "bits_per_byte": 1.1,
+        "tokens": 30,
+        "texts": [{}] * 3,
+        "baseline": {"perplexity": 14.0, "difference": -0.11, "standard_error": 0.02},
+    }
+    server.on("POST /v1/perplexity", ok(answer))
+    out, _ = done(soup("ppl", "team/law", "--texts", sample, "--baseline", "base/tiny"))
+    assert "12.50" in out
+    assert "-0.1100 (paired standard error 0.0200)" in out
+    assert "30 in 3 texts" in out
+    assert server.body()["baseline"] == "base/tiny"
+    assert json.loads(soup("ppl", "team/law", "--texts", sample, "--json")[1]) == answer
+
+
+# --- keys and jobs --------------------------------------------------------------------------------
+
+
+def test_the_secret_is_the_data(soup: Soup, server: Server) -> None:
+    server.on("POST /v1/keys", ok({"id": "k1", "secret": "sk-soup-secret"}, 201))
+    code, out, err = soup("keys", "create", "ci", "--scope", "read", "--scope", "infer", "--namespace", "team")
+    assert (code, out) == (0, "sk-soup-secret\n")
+    assert "sk-soup-secret" not in err
+    assert server.body() == {"name": "ci", "scopes": ["read", "infer"], "namespaces": ["team"]}
+    soup("keys", "create", "all")
+    assert server.body() == {"name": "all", "scopes": ["read", "write", "infer"], "namespaces": None}
+
+
+def test_so_many_keys_are_asked_for_page_by_page_and_all_in_one(soup: Soup, server: Server) -> None:
+    key = {"name": "k", "prefix": "sk", "namespaces": None, "scopes": ["read"], "created_at": "2031-05-04"}
+    more = {"data": [{"id": f"k{n}", **key} for n in range(100)], "next_cursor": "more"}
+    server.on("GET /v1/keys", ok(more))
+    assert len(json.loads(soup("keys", "ls", "--limit", "120", "--json")[1])["data"]) == 120
+    assert [dict(one.url.params) for one in server.requests] == [{}, {"cursor": "more"}]
+    server.on("GET /v1/keys", ok({"data": more["data"]}))  # of a server that knows no pages of keys
+    assert len(json.loads(soup("keys", "ls", "--json")[1])["data"]) == 100
+    assert dict(server.requests[-1].url.params) == {}
+
+
+def test_a_key_that_expires(soup: Soup, server: Server) -> None:
+    server.on("POST /v1/keys", ok({"id": "k1", "secret": "sk-soup-secret"}, 201))
+    for text, sent in (
+        ("2031-05-04", "2031-05-04T00:00:00+00:00"),
+        ("2031-05-04T10:00:00+02:00", "2031-05-04T10:00:00+02:00"),
+    ):
+        soup("keys", "create", "guest", "--expires", text)
+        assert server.body()["expires_at"] == sent
+    earliest = datetime.now(UTC) + timedelta(days=90)
+    soup("keys", "create", "guest", "--expires", "90d")
+    assert earliest <= datetime.fromisoformat(server.body()["expires_at"]) <= datetime.now(UTC) + timedelta(days=90)
+
+
+def test_keys_are_listed_and_revoked(soup: Soup, server: Server) -> None:
+    key = {
+        "id": "k1",
+        "name": "ci",
+        "prefix": "sk-soup-abcd",
+        "namespaces": None,
+        "scopes": ["read"],
+        "created_at": "2026-01-02T03:04:05Z",
+        "revoked_at": None,
+    }
+    server.on("GET /v1/keys", ok({"data": [key]})).on("DELETE /v1/keys/k1", ok(key))
+    assert "k1  ci    sk-soup-abcd  all" in soup("keys", "ls")[1]
+    assert json.loads(soup("keys", "rm", "k1", "--json")[1]) == key
+
+
+def test_keys_are_revoked_although_another_is_unknown(soup: Soup, server: Server) -> None:
+    for key_id in ("k1", "k3"):
+        server.on(f"DELETE /v1/keys/{key_id}", ok({"id": key_id}))
+    code, out, err = soup("keys", "rm", "k1", "k2", "k3")
+    assert (code, out) == (1, "k1\nk3\n")
+    assert err.startswith("k2: ")
+
+
+def test_audit(soup: Soup, server: Server) -> None:
+    entry = {
+        "at": "2026-01-02T03:04:05.6Z",
+        "action": "key.create",
+        "subject": "k\x1b1",
+        "key_id": None,
+        "request_id": "r",
+        "detail": {"name": "ci"},
+    }
+    server.on("GET /v1/audit", ok({"data": [entry]}))
+    code, out, _ = soup("audit", "--action", "key.", "--since", "2026-01-01", "--by", "k2")
+    assert (code, out.splitlines()[1].split()) == (
+        0,
+        ["2026-01-02", "03:04:05", "key.create", "k?1", "-", "r", "name=ci"],
     )
-    def test_durations(self, soup: Soup, server: Server, ended: str, more: dict[str, Any], said: str) -> None:
-        moments = {
-            "created_at": "2026-01-02T03:03:00Z",
-            "started_at": "2026-01-02T03:04:00Z",
-            "finished_at": f"2026-01-02T{ended}Z",
-            "updated_at": f"2026-01-02T{ended}Z",
-        }
-        server.on("GET /v1/jobs", ok({"data": [job(**{"attempts": 1, "owner": "ana", **moments, **more})]}))
-        row = soup("jobs", "ls")[1].splitlines()[1]
-        assert f" {said}  " in row
-        assert "ana" in row
+    asked = server.requests[-1].url.params
+    assert (asked["action"], asked["since"], asked["key_id"]) == ("key.", "2026-01-01T00:00:00+00:00", "k2")
+    assert [json.loads(line) for line in soup("audit", "--lines")[1].splitlines()] == [entry]
 
-    def test_progress_is_for_terminals(
-        self, soup: Soup, server: Server, sample: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        server.on("POST /v1/soups", lambda _: ok(job("queued"), 202))
-        progress = {"done": 1, "total": 4, "message": "scoring"}
-        server.on("GET /v1/jobs/j1/events", lambda _: events(("progress", progress), ("done", {})))
-        cooked = {**SOUP, "abstained": True, "selection": None, "verification": None}
-        server.on("GET /v1/jobs/j1", lambda _: ok(job(result=cooked)))
-        assert "scoring" not in soup("cook", "--sample", sample)[2]
-        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-        monkeypatch.setenv("TERM", "xterm")
-        assert soup("cook", "--sample", sample)[:2] == (0, "team/soup@1\n")
+
+def test_usage_that_is_cut_says_so(soup: Soup, server: Server) -> None:
+    day = {"day": "2026-01-02", "requests": 1, "tokens_in": 2, "tokens_out": 3}
+    server.on("GET /v1/usage", ok({"data": [day] * 101}))
+    _, out, err = soup("usage", "--by", "day")
+    assert len(out.splitlines()) == 101
+    assert "first 100 rows" in err
+    assert soup("usage", "--by", "day", "--limit", "5")[2] == ""
+
+
+def test_results_of_several_base_models_are_not_mixed(soup: Soup, server: Server) -> None:
+    adapters = [{"digest": base, "sample": {"digest": "s"}, "base_model": base} for base in ("big", "small")]
+    server.on("GET /v1/adapters", ok({"data": adapters}))
+    server.on("GET /v1/evaluations", ok({"data": [{"digest": base, "sample": "s"} for base in ("big", "small")]}))
+    assert "big, small: name one with --base" in refused(soup("matrix", "--show"), 2)
+
+
+def test_keys_are_changed_and_rotated(soup: Soup, server: Server) -> None:
+    key = {"id": "k1", "name": "ci", "secret": "sk-soup-new"}
+    server.on("PATCH /v1/keys/k1", ok(key)).on("POST /v1/keys/k1/rotate", ok(key))
+    assert soup("keys", "set", "k1", "--scope", "read", "--namespace", "*", "--expires", "never")[1] == "k1\n"
+    assert server.body() == {"scopes": ["read"], "namespaces": None, "expires_at": None}
+    soup("keys", "set", "k1", "--name", "n", "--namespace", "a", "--namespace", "b", "--expires", "2030-01-31")
+    assert server.body() == {"name": "n", "namespaces": ["a", "b"], "expires_at": "2030-01-31T00:00:00+00:00"}
+    code, out, err = soup("keys", "rotate", "k1", "--grace", "12h")
+    assert (code, out, server.body()) == (0, "sk-soup-new\n", {"grace_seconds": 43_200})
+    assert "not shown again" in err
+
+
+def test_purge_asks_first_and_tells_what_is_left(soup: Soup, server: Server) -> None:
+    answer = {
+        "object": "purge",
+        "adapter": {"ref": "team/law@1"},
+        "blobs": 3,
+        "bytes": 900,
+        "not_rebuildable": ["team/mix@1"],
+        "tuned_on_sample": ["team/tuned@2"],
+        "elsewhere": 1,
+    }
+    server.on("POST /v1/adapters/team/law@1/purge", ok(answer))
+    assert (soup("purge", "team/law@1")[0] != 0, server.requests) == (True, []), "nobody said yes"
+    code, out, err = soup("purge", "team/law@1", "--yes")
+    assert (code, out) == (0, "team/law@1\n")
+    for said in (
+        "team/law@1: files removed: 3, of 900 bytes",
+        "team/mix@1 cannot be rebuilt",
+        "team/tuned@2 has learnt",
+        "1 more soups",
+    ):
+        assert said in err
+    assert json.loads(soup("purge", "team/law@1", "--yes", "--json")[1])["data"] == [answer]
+
+
+def test_settings_of_a_namespace(soup: Soup, server: Server) -> None:
+    settings = {
+        "object": "namespace",
+        "namespace": "team",
+        "tuning": "forbid",
+        "protected_aliases": ["old", "prod"],
+        "unnamed_soup_days": 30,
+        "etag": "forbid-1",
+    }
+    server.on("GET /v1/namespaces/team", ok(settings)).on("PATCH /v1/namespaces/team", ok(settings))
+    shown = soup("namespaces", "show", "team")[1].splitlines()
+    assert shown[0].split() == ["NAMESPACE", "TUNING", "PROTECTED", "ALIASES", "UNNAMED", "SOUPS"]
+    assert shown[1].split() == ["team", "forbid", "old,", "prod", "30", "days"]
+    assert json.loads(soup("namespaces", "set", "team", "--tuning", "forbid", "--json")[1]) == settings
+    assert server.body() == {"tuning": "forbid"}
+    soup("namespaces", "set", "team", "--protect", "new", "--unprotect", "old", "--unnamed-soup-days", "default")
+    assert server.body() == {"protected_aliases": ["new", "prod"], "unnamed_soup_days": None}
+    assert server.requests[-1].headers["if-match"] == "forbid-1", "of two at the same time none is lost"
+
+
+def test_jobs(soup: Soup, server: Server) -> None:
+    running = job("running", progress={"done": 1, "total": 4, "message": "embedding"}, created_at="2026-01-02T03:04")
+    server.on("GET /v1/jobs", ok({"data": [running]})).on("GET /v1/jobs/j1", ok(running))
+    server.on("POST /v1/jobs/j1/cancel", ok(job("cancelled")))
+    assert "1/4 embedding" in soup("jobs", "ls", "--state", "running")[1]
+    assert server.requests[0].url.params["state"] == "running"
+    assert "running" in soup("jobs", "show", "j1")[1]
+    assert "cancelled" in soup("jobs", "cancel", "j1")[1]
+
+
+def test_how_long_a_job_took_whose_it_is_and_what_it_gave(soup: Soup, server: Server) -> None:
+    begun, ended = "2026-01-02T03:04:05.500000Z", "2026-01-02T03:06:10.500000Z"
+    done = job(
+        created_at=begun,
+        started_at=begun,
+        finished_at=ended,
+        updated_at=ended,
+        created_by="key-1",
+        owner="ana",
+        progress={"done": 4, "total": 4, "message": ""},
+        result={**SOUP, "reason": "It is better."},
+    )
+    server.on("GET /v1/jobs", ok({"data": [done, job("queued", created_at=begun, updated_at=begun)]}))
+    server.on("GET /v1/jobs/j1", ok(done))
+    header, first, second = soup("jobs", "ls")[1].splitlines()
+    assert header.split() == ["ID", "KIND", "STATE", "PROGRESS", "DURATION", "OWNER", "CREATED"]
+    assert first.split() == "j1 cook succeeded 4/4 2 min 5 s ana 2026-01-02 03:04".split()
+    assert second.split() == "j1 cook queued - - 2026-01-02 03:04".split()
+    shown = soup("jobs", "show", "j1")[1]
+    assert "duration  2 min 5 s\nowner     ana\n" in shown
+    assert "reason    It is better.\nmodel     team/soup@1\n" in shown
+    assert not set(shown) & set("{}=")
+
+
+def test_a_hidden_owner_is_left_out(soup: Soup, server: Server) -> None:
+    hidden = job(created_by=None, owner=None)
+    server.on("GET /v1/jobs/j1", ok(hidden)).on("GET /v1/jobs", ok({"data": [hidden]}))
+    assert "owner" not in soup("jobs", "show", "j1")[1]
+    assert "None" not in soup("jobs", "ls")[1]
+
+
+def test_without_keys_the_owner_is_who_is_stored(soup: Soup, server: Server) -> None:
+    seconds = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:04:06.250000Z"}
+    server.on("GET /v1/jobs/j1", ok(job(created_by="no-auth", owner=None, **seconds)))
+    shown = soup("jobs", "show", "j1")[1]
+    assert "1.2 s" in shown
+    assert "no-auth" in shown
+
+
+def test_watching_fails_as_the_job_does(soup: Soup, server: Server) -> None:
+    error = {"code": "incompatible", "message": "They differ.", "problems": []}
+    server.job_ends()
+    assert soup("jobs", "watch", "j1")[0] == 0
+    server.job_ends("failed", error=error)
+    assert "They differ." in refused(soup("jobs", "watch", "j1"), 3)
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+def test_columns() -> None:
+    text = columns(("name", "n"), [("a", 5), ("long", 12.345), ("x", None)])
+    assert text.splitlines() == ["NAME      N", "a         5", "long  12.35", "x         -"]
+    assert columns(("name",), []) == "NAME"
+    assert columns(("ok", "n"), [(True, 1), (False, 20)]).splitlines() == ["OK    N", "yes   1", "no   20"]
+
+
+def test_columns_within_a_width() -> None:
+    rows = [("a", "one two three four five", 1), ("b", "six", 20)]
+    assert columns(("x", "said", "n"), rows, within=20).splitlines() == [
+        "X  SAID            N",
+        "a  one two three   1",
+        "   four five",
+        "b  six            20",
+    ]
+    assert columns(("x", "said", "n"), rows, within=60) == columns(("x", "said", "n"), rows)
+
+
+def test_ten_columns_of_forty_fit_as_well() -> None:
+    text = columns(["n" * 40] * 10, [["v" * 40] * 10], within=100)
+    assert max(map(len, text.splitlines())) <= 100
+    assert (text.count("N"), text.count("v")) == (400, 400)
+
+
+@pytest.mark.parametrize(
+    ("ended", "more", "said"),
+    [
+        ("03:04:59.940000", {}, "59.9 s"),
+        ("03:04:59.990000", {}, "1 min 0 s"),
+        ("03:05:00.040000", {}, "1 min 0 s"),
+        ("04:03:59.700000", {}, "1 h 0 min"),
+        ("03:04:09", {"state": "cancelled", "started_at": None}, "-"),
+        ("03:04:09", {"state": "cancelled"}, "9.0 s"),
+        ("03:04:09", {"state": "running", "finished_at": None, "updated_at": "2026-01-02T03:04:02Z"}, "2.0 s"),
+        ("03:04:09", {"state": "queued", "finished_at": None}, "-"),
+    ],
+)
+def test_durations(soup: Soup, server: Server, ended: str, more: dict[str, Any], said: str) -> None:
+    moments = {
+        "created_at": "2026-01-02T03:03:00Z",
+        "started_at": "2026-01-02T03:04:00Z",
+        "finished_at": f"2026-01-02T{ended}Z",
+        "updated_at": f"2026-01-02T{ended}Z",
+    }
+    server.on("GET /v1/jobs", ok({"data": [job(**{"attempts": 1, "owner": "ana", **moments, **more})]}))
+    row = soup("jobs", "ls")[1].splitlines()[1]
+    assert f" {said}  " in row
+    assert "ana" in row
+
+
+def test_progress_is_for_terminals(soup: Soup, server: Server, sample: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.on("POST /v1/soups", lambda _: ok(job("queued"), 202))
+    progress = {"done": 1, "total": 4, "message": "scoring"}
+    server.on("GET /v1/jobs/j1/events", lambda _: events(("progress", progress), ("done", {})))
+    cooked = {**SOUP, "abstained": True, "selection": None, "verification": None}
+    server.on("GET /v1/jobs/j1", lambda _: ok(job(result=cooked)))
+    assert "scoring" not in soup("cook", "--sample", sample)[2]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    assert soup("cook", "--sample", sample)[:2] == (0, "team/soup@1\n")

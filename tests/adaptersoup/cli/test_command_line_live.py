@@ -310,119 +310,128 @@ def test_ctrl_c_while_samples_are_waited_for_still_tells_as_json(
     assert set(states(out).values()) == {"not sent"}, "stdout is JSON however the command ends"
 
 
-class TestManifest:
-    def write(self, file: Path, *rows: Sequence[str]) -> Path:
-        with file.open("w", newline="") as out:
-            csv.writer(out).writerows(rows)
-        return file
+# --- manifest -------------------------------------------------------------------------------------
 
-    def test_a_row_says_everything(self, soup: Soup, many: Path, tmp_path: Path) -> None:
-        (tmp_path / "law.txt").write_text("\n\n".join(passages("court", 25)))
-        file = self.write(
-            tmp_path / "many.csv",
-            ("path", "name", "domain", "sample", "tags", "description", "license", "metadata", "base", "owner"),
-            (
-                "many/anatomy",
-                "bones",
-                "Bones, all",
-                "law.txt",
-                "v2, eu",
-                "Of bones.",
-                "mit",
-                "by=ana; n=3",
-                "tiny",
-                "Bone team",
-            ),
-            ("many/botany", "other/plants", "", "", "", "", "", "", "", ""),
-            (),
-        )
-        flags = ("--namespace", "csv", "--tag", "all", "--owner", "us", "--json")
-        bones, plants = json.loads(done(soup("push", "--manifest", file, *flags))[0])["data"]
-        assert (bones["ref"], bones["domain"], bones["sample"]["kept"]) == ("csv/bones@1", "Bones, all", 25)
-        card = {"description": "Of bones.", "license": "mit", "tags": ["all", "v2", "eu"]}
-        assert bones["card"] == {**card, "metadata": {"by": "ana", "n": 3}}
-        assert (bones["owner"], plants["owner"]) == ("Bone team", "us")
-        assert (plants["ref"], plants["domain"], plants["card"]["tags"]) == ("other/plants@1", "botany", ["all"])
 
-    def test_other_owners_of_what_is_there_are_said_and_nothing_is_sent(
-        self, soup: Soup, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        done(soup("push", *sorted(many.iterdir()), "--namespace", "held"))
+def write(file: Path, *rows: Sequence[str]) -> Path:
+    with file.open("w", newline="") as out:
+        csv.writer(out).writerows(rows)
+    return file
 
-        monkeypatch.delattr(SoupClient, "push_patiently")  # so that nothing can be sent
-        rows = [(f"many/{name}", "" if name == "drama" else f"{name} team") for name in NAMES]
-        file = self.write(tmp_path / "owners.csv", ("path", "owner"), *rows)
-        for became in ("owner changed", "there already"):
-            out, _ = done(soup("push", "--manifest", file, "--namespace", "held", "--json"))
-            assert states(out) == {f"held/{name}": "there already" if name == "drama" else became for name in NAMES}
-            rows = json.loads(soup("ls", "--namespace", "held", "--json")[1])["data"]
-            assert {row["name"]: row["owner"] for row in rows} == {
-                **{name: f"{name} team" for name in NAMES},
-                "drama": None,
-            }
 
-    @pytest.mark.parametrize("folders", [1, 2])
-    def test_an_empty_owner_is_refused_in_a_sentence(self, soup: Soup, many: Path, folders: int) -> None:
-        said = ("--domain", "d") if folders == 1 else ()
-        code, _, err = soup("push", *sorted(many.iterdir())[:folders], "--namespace", "empty", "--owner", "", *said)
-        assert code != 0
-        assert "A push cannot remove an owner" in " ".join(err.split())
-        assert "--set-owner" in err
-
-    def test_one_row_is_as_one_of_many(self, soup: Soup, many: Path, tmp_path: Path) -> None:
-        """The folder's name is its domain, and all that the row says is in the card."""
-        rows = (("path", "description", "license"), ("many/anatomy", "Of bones.", "mit"))
-        asked = ("push", "--manifest", self.write(tmp_path / "one.csv", *rows), "--namespace", "row", "--json")
-        (row,) = json.loads(done(soup(*asked))[0])["data"]
-        assert (row["domain"], row["card"]["description"], row["card"]["license"]) == ("anatomy", "Of bones.", "mit")
-        assert states(soup(*asked)[1]) == {"row/anatomy": "there already"}
-
-    def test_two_rows_are_versions_of_one_name_where_both_say_it(self, soup: Soup, many: Path, tmp_path: Path) -> None:
-        rows = (("path", "name"), ("many/anatomy", "both"), ("many/botany", "both"))
-        file = self.write(tmp_path / "two.csv", *rows)
-        assert done(soup("push", "--manifest", file, "--namespace", "said"))[0] == "said/both@1\nsaid/both@2\n"
-
-    @pytest.mark.parametrize(
-        ("text", "said"),
-        [
-            ('path,description\nmany/anatomy,"open\nmany/botany,x\n', "line 3: unexpected end of data"),
-            ('path,description\nmany/anatomy,"a"b\nmany/botany,x\n', "line 2: ',' expected after"),
-            (f"path,description\nmany/anatomy,{'x' * 140_000}\n", "line 2: field larger than field limit"),
-            ("path,nmae\n", "has 'nmae'; columns are path, name, domain, base, owner, sample"),
-            ("name\n", "has no column 'path'"),
-            ("path,path\n", "has 'path' twice"),
-            ("path\nmany/botany,x\n", "line 2: 2 cells under 1 columns"),
-            ("path,tags\nmany/botany,No\n,\n", "line 2: tags.0"),
-            ("path,name\nmany/botany,No\nmany/drama,v1/x\n", "(2 rows are wrong)"),
-            ("path,sample\nmany/botany,none.txt\n", "none.txt does not exist"),
-            ("path,metadata\nmany/botany,odd\n", "metadata takes key=value"),
-            ("path,name\n,x\n", "line 2: The cell of 'path' is empty."),
-            (f"path,domain\nmany/botany,{'x' * 300}\n", "line 2: domain: must have at most 200"),
-            (f"path,base\nmany/botany,{'x' * 65}\n", "line 2: base: must have at most 64"),
-            ("path,name\nmany/botany,\nmany/../many/botany,\n", "would both be default/botany"),
-            ("path,name\nmany/botany,\nmany/drama,botany\n", "would both be default/botany"),
-        ],
+def test_a_row_of_a_manifest_says_everything(soup: Soup, many: Path, tmp_path: Path) -> None:
+    (tmp_path / "law.txt").write_text("\n\n".join(passages("court", 25)))
+    file = write(
+        tmp_path / "many.csv",
+        ("path", "name", "domain", "sample", "tags", "description", "license", "metadata", "base", "owner"),
+        (
+            "many/anatomy",
+            "bones",
+            "Bones, all",
+            "law.txt",
+            "v2, eu",
+            "Of bones.",
+            "mit",
+            "by=ana; n=3",
+            "tiny",
+            "Bone team",
+        ),
+        ("many/botany", "other/plants", "", "", "", "", "", "", "", ""),
+        (),
     )
-    def test_what_is_wrong_is_said_before_anything_is_sent(
-        self, scripted: Soup, server: Server, many: Path, tmp_path: Path, text: str, said: str
-    ) -> None:
-        file = tmp_path / "many.csv"
-        file.write_text(text)
-        code, out, err = scripted("push", "--manifest", file)
-        assert (code, out, server.requests) == (1, "", [])
-        assert said in err
+    flags = ("--namespace", "csv", "--tag", "all", "--owner", "us", "--json")
+    bones, plants = json.loads(done(soup("push", "--manifest", file, *flags))[0])["data"]
+    assert (bones["ref"], bones["domain"], bones["sample"]["kept"]) == ("csv/bones@1", "Bones, all", 25)
+    card = {"description": "Of bones.", "license": "mit", "tags": ["all", "v2", "eu"]}
+    assert bones["card"] == {**card, "metadata": {"by": "ana", "n": 3}}
+    assert (bones["owner"], plants["owner"]) == ("Bone team", "us")
+    assert (plants["ref"], plants["domain"], plants["card"]["tags"]) == ("other/plants@1", "botany", ["all"])
 
-    def test_arguments_that_do_not_go_together(self, scripted: Soup, many: Path, tmp_path: Path) -> None:
-        file = self.write(tmp_path / "many.csv", ("path",))
-        for wrong in (
-            [],
-            ["--manifest", file],
-            ["--manifest", file, many],
-            ["--manifest", file, "--name", "a/b"],
-            [many / "drama", many / "botany", "--domain", "x"],
-            [many / "drama", many / "botany", "--name", "a/b"],
-        ):
-            assert scripted("push", *wrong)[0] == 2
+
+def test_other_owners_of_what_is_there_are_said_and_nothing_is_sent(
+    soup: Soup, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done(soup("push", *sorted(many.iterdir()), "--namespace", "held"))
+
+    monkeypatch.delattr(SoupClient, "push_patiently")  # so that nothing can be sent
+    rows = [(f"many/{name}", "" if name == "drama" else f"{name} team") for name in NAMES]
+    file = write(tmp_path / "owners.csv", ("path", "owner"), *rows)
+    for became in ("owner changed", "there already"):
+        out, _ = done(soup("push", "--manifest", file, "--namespace", "held", "--json"))
+        assert states(out) == {f"held/{name}": "there already" if name == "drama" else became for name in NAMES}
+        rows = json.loads(soup("ls", "--namespace", "held", "--json")[1])["data"]
+        assert {row["name"]: row["owner"] for row in rows} == {
+            **{name: f"{name} team" for name in NAMES},
+            "drama": None,
+        }
+
+
+@pytest.mark.parametrize("folders", [1, 2])
+def test_an_empty_owner_is_refused_in_a_sentence(soup: Soup, many: Path, folders: int) -> None:
+    said = ("--domain", "d") if folders == 1 else ()
+    code, _, err = soup("push", *sorted(many.iterdir())[:folders], "--namespace", "empty", "--owner", "", *said)
+    assert code != 0
+    assert "A push cannot remove an owner" in " ".join(err.split())
+    assert "--set-owner" in err
+
+
+def test_one_row_is_as_one_of_many(soup: Soup, many: Path, tmp_path: Path) -> None:
+    """The folder's name is its domain, and all that the row says is in the card."""
+    rows = (("path", "description", "license"), ("many/anatomy", "Of bones.", "mit"))
+    asked = ("push", "--manifest", write(tmp_path / "one.csv", *rows), "--namespace", "row", "--json")
+    (row,) = json.loads(done(soup(*asked))[0])["data"]
+    assert (row["domain"], row["card"]["description"], row["card"]["license"]) == ("anatomy", "Of bones.", "mit")
+    assert states(soup(*asked)[1]) == {"row/anatomy": "there already"}
+
+
+def test_two_rows_are_versions_of_one_name_where_both_say_it(soup: Soup, many: Path, tmp_path: Path) -> None:
+    rows = (("path", "name"), ("many/anatomy", "both"), ("many/botany", "both"))
+    file = write(tmp_path / "two.csv", *rows)
+    assert done(soup("push", "--manifest", file, "--namespace", "said"))[0] == "said/both@1\nsaid/both@2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('path,description\nmany/anatomy,"open\nmany/botany,x\n', "line 3: unexpected end of data"),
+        ('path,description\nmany/anatomy,"a"b\nmany/botany,x\n', "line 2: ',' expected after"),
+        (f"path,description\nmany/anatomy,{'x' * 140_000}\n", "line 2: field larger than field limit"),
+        ("path,nmae\n", "has 'nmae'; columns are path, name, domain, base, owner, sample"),
+        ("name\n", "has no column 'path'"),
+        ("path,path\n", "has 'path' twice"),
+        ("path\nmany/botany,x\n", "line 2: 2 cells under 1 columns"),
+        ("path,tags\nmany/botany,No\n,\n", "line 2: tags.0"),
+        ("path,name\nmany/botany,No\nmany/drama,v1/x\n", "(2 rows are wrong)"),
+        ("path,sample\nmany/botany,none.txt\n", "none.txt does not exist"),
+        ("path,metadata\nmany/botany,odd\n", "metadata takes key=value"),
+        ("path,name\n,x\n", "line 2: The cell of 'path' is empty."),
+        (f"path,domain\nmany/botany,{'x' * 300}\n", "line 2: domain: must have at most 200"),
+        (f"path,base\nmany/botany,{'x' * 65}\n", "line 2: base: must have at most 64"),
+        ("path,name\nmany/botany,\nmany/../many/botany,\n", "would both be default/botany"),
+        ("path,name\nmany/botany,\nmany/drama,botany\n", "would both be default/botany"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_sent(
+    scripted: Soup, server: Server, many: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "many.csv"
+    file.write_text(text)
+    code, out, err = scripted("push", "--manifest", file)
+    assert (code, out, server.requests) == (1, "", [])
+    assert said in err
+
+
+def test_arguments_that_do_not_go_together(scripted: Soup, many: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "many.csv", ("path",))
+    for wrong in (
+        [],
+        ["--manifest", file],
+        ["--manifest", file, many],
+        ["--manifest", file, "--name", "a/b"],
+        [many / "drama", many / "botany", "--domain", "x"],
+        [many / "drama", many / "botany", "--name", "a/b"],
+    ):
+        assert scripted("push", *wrong)[0] == 2
 
 
 @pytest.mark.parametrize(("retry_after", "refusals", "waited"), [("7", 8, 56), ("0", 3, 3)])
@@ -451,106 +460,116 @@ def test_a_pool_is_waited_for_a_second_at_least_or_not_at_all(server: Server) ->
     assert server.pauses == [1]
 
 
-class TestRightAfterAPush:
-    """A pool none of whose samples is embedded yet is waited for, and no fit is begun that would fail."""
+# --- right after a push ---------------------------------------------------------------------------
 
-    CALLS = (
-        ("near", "ls", "--namespace", "near", "--near"),
-        ("selected", "select", "--selector", "cosine", "--pool-namespace", "selected", "--sample"),
-        ("fitted", "fit", "--selector", "cosine", "--pool-namespace", "fitted", "--set"),
-        ("cooked", "cook", "--no-verify", "--selector", "cosine", "--top", "--pool-namespace", "cooked", "--sample"),
-    )
 
-    @pytest.fixture
-    def push_with_sample(self, soup: Soup, many: Path, tmp_path: Path) -> Pushes:
-        """Pushes `<namespace>/drama` with a sample; gives the sample's file."""
+# A pool none of whose samples is embedded yet is waited for, and no fit is begun that would fail.
 
-        def push(namespace: str) -> Path:
-            file = tmp_path / "text.txt"
-            file.write_text("\n\n".join(passages("court", 25)))
-            done(soup("push", many / "drama", "--name", f"{namespace}/drama", "--domain", namespace, "--sample", file))
-            return file
 
-        return push
+CALLS = (
+    ("near", "ls", "--namespace", "near", "--near"),
+    ("selected", "select", "--selector", "cosine", "--pool-namespace", "selected", "--sample"),
+    ("fitted", "fit", "--selector", "cosine", "--pool-namespace", "fitted", "--set"),
+    ("cooked", "cook", "--no-verify", "--selector", "cosine", "--top", "--pool-namespace", "cooked", "--sample"),
+)
 
-    @pytest.mark.parametrize("call", CALLS, ids=[call[0] for call in CALLS])
-    def test_it_is_waited_for(
-        self, soup: Soup, patient: tuple[Soup, list[float]], push_with_sample: Pushes, call: tuple[str, ...]
-    ) -> None:
-        namespace, *asked = call
-        file = push_with_sample(namespace)
-        run, pauses = patient
-        out, _ = done(run(*asked, "seed=0" if asked[0] == "fit" else file))
-        assert pauses[0] == 2, "as the server says in Retry-After"
-        assert f"{namespace}/drama@1" in out or asked[0] == "fit"
-        assert json.loads(soup("jobs", "ls", "--state", "failed", "--json")[1])["data"] == []
 
-    def test_a_pool_without_any_sample_is_refused_and_no_job(self, soup: Soup, many: Path, tmp_path: Path) -> None:
-        assert soup("push", many / "drama", "--name", "bare/drama", "--domain", "d")[0] == 0
-        (tmp_path / "text.txt").write_text("one")
-        err = refused(soup("ls", "--near", tmp_path / "text.txt", "--namespace", "bare"))
-        assert "push adapters with a sample first" in err
-        assert json.loads(soup("jobs", "ls", "--state", "failed", "--json")[1])["data"] == []
+@pytest.fixture
+def push_with_sample(soup: Soup, many: Path, tmp_path: Path) -> Pushes:
+    """Pushes `<namespace>/drama` with a sample; gives the sample's file."""
 
-    def test_a_request_that_waits_is_answered_when_the_sample_is_there(
-        self, live: Live, push_with_sample: Pushes, monkeypatch: pytest.MonkeyPatch, held_embedding: threading.Event
-    ) -> None:
-        push_with_sample("curl")
-        body = {"texts": ["x"], "pool": {"namespaces": ["curl"]}, "wait": 0}
-        refused = live.world.client.post("/v1/adapters/search", json=body)
-        assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-        look = pool_jobs._pending
+    def push(namespace: str) -> Path:
+        file = tmp_path / "text.txt"
+        file.write_text("\n\n".join(passages("court", 25)))
+        done(soup("push", many / "drama", "--name", f"{namespace}/drama", "--domain", namespace, "--sample", file))
+        return file
 
-        async def look_and_release(check: pool_jobs.Check) -> Unavailable | None:
-            pending = await look(check)
-            held_embedding.set()
-            return pending
+    return push
 
-        monkeypatch.setattr(pool_jobs, "CHECK_SECONDS", 0.05)
-        monkeypatch.setattr(pool_jobs, "_pending", look_and_release)
-        answer = live.world.client.post("/v1/adapters/search", json={**body, "wait": 60})
-        assert [one["adapter"]["ref"] for one in answer.json()["data"]] == ["curl/drama@1"]
 
-    def test_what_is_refused_anyhow_is_refused_without_waiting(
-        self, live: Live, push_with_sample: Pushes, held_embedding: threading.Event
-    ) -> None:
-        push_with_sample("early")
-        with SoupClient(live.url, live.world.admin) as client:
-            key = client.create_key("early", scopes=["write"], namespaces=["early"])["secret"]
-        body = {"sample": {"texts": passages("code", 25)}, "pool": {"namespaces": ["early"]}, "wait": 0.2}
-        answers = [
-            httpx2.post(f"{live.url}/v1/soups", json=body | more, headers={"authorization": f"Bearer {key}"})
-            for more in ({"name": "other/x"}, {"name": "early/x"})
-        ]
+@pytest.mark.parametrize("call", CALLS, ids=[call[0] for call in CALLS])
+def test_a_pool_that_is_not_embedded_yet_is_waited_for(
+    soup: Soup, patient: tuple[Soup, list[float]], push_with_sample: Pushes, call: tuple[str, ...]
+) -> None:
+    namespace, *asked = call
+    file = push_with_sample(namespace)
+    run, pauses = patient
+    out, _ = done(run(*asked, "seed=0" if asked[0] == "fit" else file))
+    assert pauses[0] == 2, "as the server says in Retry-After"
+    assert f"{namespace}/drama@1" in out or asked[0] == "fit"
+    assert json.loads(soup("jobs", "ls", "--state", "failed", "--json")[1])["data"] == []
+
+
+def test_a_pool_without_any_sample_is_refused_and_no_job(soup: Soup, many: Path, tmp_path: Path) -> None:
+    assert soup("push", many / "drama", "--name", "bare/drama", "--domain", "d")[0] == 0
+    (tmp_path / "text.txt").write_text("one")
+    err = refused(soup("ls", "--near", tmp_path / "text.txt", "--namespace", "bare"))
+    assert "push adapters with a sample first" in err
+    assert json.loads(soup("jobs", "ls", "--state", "failed", "--json")[1])["data"] == []
+
+
+def test_a_request_that_waits_is_answered_when_the_sample_is_there(
+    live: Live, push_with_sample: Pushes, monkeypatch: pytest.MonkeyPatch, held_embedding: threading.Event
+) -> None:
+    push_with_sample("curl")
+    body = {"texts": ["x"], "pool": {"namespaces": ["curl"]}, "wait": 0}
+    refused = live.world.client.post("/v1/adapters/search", json=body)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
+    look = pool_jobs._pending
+
+    async def look_and_release(check: pool_jobs.Check) -> Unavailable | None:
+        pending = await look(check)
         held_embedding.set()
-        assert [one.status_code for one in answers] == [403, 503]
+        return pending
 
-    def test_many_requests_of_a_key_look_less_often_each(self, live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-        parts, looks = live.world.runtime.services, []
-        monkeypatch.setattr(pool_jobs, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(pool_jobs, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(pool_jobs, "_pending", look_and_release)
+    answer = live.world.client.post("/v1/adapters/search", json={**body, "wait": 60})
+    assert [one["adapter"]["ref"] for one in answer.json()["data"]] == ["curl/drama@1"]
 
-        def check() -> None:
-            looks.append(1)
-            raise Unavailable("Embedding.", param="pool")
 
-        async def all_of() -> list[Any]:
-            asked = [pool_jobs.until_selectable(parts, "k", check, lambda: None, 0.5) for _ in range(100)]
-            return await asyncio.gather(*asked, return_exceptions=True)
+def test_what_is_refused_anyhow_is_refused_without_waiting(
+    live: Live, push_with_sample: Pushes, held_embedding: threading.Event
+) -> None:
+    push_with_sample("early")
+    with SoupClient(live.url, live.world.admin) as client:
+        key = client.create_key("early", scopes=["write"], namespaces=["early"])["secret"]
+    body = {"sample": {"texts": passages("code", 25)}, "pool": {"namespaces": ["early"]}, "wait": 0.2}
+    answers = [
+        httpx2.post(f"{live.url}/v1/soups", json=body | more, headers={"authorization": f"Bearer {key}"})
+        for more in ({"name": "other/x"}, {"name": "early/x"})
+    ]
+    held_embedding.set()
+    assert [one.status_code for one in answers] == [403, 503]
 
-        assert Counter(type(error) for error in asyncio.run(all_of())) == {Unavailable: 100}
-        assert len(looks) <= 300, "the first and the last of each, and few between: alone, each would look six times"
 
-    def test_a_name_without_a_namespace_is_in_the_key_s_own(self, live: Live) -> None:
-        with SoupClient(live.url, live.world.admin) as client:
-            key = client.create_key("home", scopes=["write", "read"], namespaces=["home"])["secret"]
-            for seed, name in enumerate(("one", "two")):
-                live.world.push(f"home/{name}", seed=seed, domain=name)
-        ingredients = tuple(WeightedRef(ref=f"home/{name}") for name in ("one", "two"))
-        with SoupClient(live.url, key) as client:
-            cooked = client.cook(CookRequest(recipe=HandRecipe(ingredients=ingredients), name="both"))
-            assert cooked["model"] == "home/both@1"
-            with pytest.raises(InvalidName):
-                client.cook(CookRequest(recipe=HandRecipe(ingredients=ingredients), name="No"))
+def test_many_requests_of_a_key_look_less_often_each(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, looks = live.world.runtime.services, []
+    monkeypatch.setattr(pool_jobs, "CHECK_SECONDS", 0.1)
+
+    def check() -> None:
+        looks.append(1)
+        raise Unavailable("Embedding.", param="pool")
+
+    async def all_of() -> list[Any]:
+        asked = [pool_jobs.until_selectable(parts, "k", check, lambda: None, 0.5) for _ in range(100)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    assert Counter(type(error) for error in asyncio.run(all_of())) == {Unavailable: 100}
+    assert len(looks) <= 300, "the first and the last of each, and few between: alone, each would look six times"
+
+
+def test_a_name_without_a_namespace_is_in_the_key_s_own(live: Live) -> None:
+    with SoupClient(live.url, live.world.admin) as client:
+        key = client.create_key("home", scopes=["write", "read"], namespaces=["home"])["secret"]
+        for seed, name in enumerate(("one", "two")):
+            live.world.push(f"home/{name}", seed=seed, domain=name)
+    ingredients = tuple(WeightedRef(ref=f"home/{name}") for name in ("one", "two"))
+    with SoupClient(live.url, key) as client:
+        cooked = client.cook(CookRequest(recipe=HandRecipe(ingredients=ingredients), name="both"))
+        assert cooked["model"] == "home/both@1"
+        with pytest.raises(InvalidName):
+            client.cook(CookRequest(recipe=HandRecipe(ingredients=ingredients), name="No"))
 
 
 @pytest.fixture(scope="module")
@@ -755,85 +774,89 @@ class TestCompletion:
         assert complete_ref("little/") == []
 
 
-class TestChat:
-    @pytest.fixture
-    def asked(self, monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
-        """The messages of each request."""
-        found: list[list[dict[str, str]]] = []
-        stream = SoupClient.stream_chat
+# --- chat -----------------------------------------------------------------------------------------
 
-        def noted(client: SoupClient, model: str, messages: Any, **sampling: Any) -> Any:
-            found.append(list(messages))
-            return stream(client, model, messages, **sampling)
 
-        monkeypatch.setattr(SoupClient, "stream_chat", noted)
-        return found
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
+    """The messages of each request."""
+    found: list[list[dict[str, str]]] = []
+    stream = SoupClient.stream_chat
 
-    SHORT = ("base/tiny", "--max-tokens", 3, "--temperature", 0)
+    def noted(client: SoupClient, model: str, messages: Any, **sampling: Any) -> Any:
+        found.append(list(messages))
+        return stream(client, model, messages, **sampling)
 
-    def test_lines_of_another_program(
-        self, soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, live: Live
-    ) -> None:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("a\n\n/etc/hosts\n//x\n/exit\n"))
-        code, out, err = soup("chat", *self.SHORT, "--json", "--system", "be")
-        assert (code, err) == (0, "")
-        said = [json.loads(line)["content"] for line in out.splitlines()]
-        whole = live.openai().chat.completions.create(
-            model="base/tiny",
-            messages=[{"role": "system", "content": "be"}, {"role": "user", "content": "a"}],
-            max_tokens=3,
-            temperature=0,
-        )
-        assert said[0] == whole.choices[0].message.content
-        assert [one["content"] for one in asked[-1]][1::2] == ["a", "/etc/hosts", "//x", "/exit"], "none is a command"
-        assert [one["content"] for one in asked[-1]][2::2] == said[:-1]
+    monkeypatch.setattr(SoupClient, "stream_chat", noted)
+    return found
 
-    def test_what_cannot_be_answered_ends_a_pipe(self, soup: Soup, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "stdin", io.StringIO("x\ny\n"))
-        assert refused(soup("chat", "a/none", *self.SHORT[1:])).count("Error:") == 1
 
-    def test_on_a_terminal_ctrl_c_ends_the_answer_and_an_error_ends_nothing(
-        self, soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        lines: Iterator[Any] = iter(
-            [
-                "a",
-                KeyboardInterrupt(),
-                "/model a/none",
-                "b",
-                "/model base/tiny",
-                "/system be",
-                "/odd",
-                "//c",
-                "/show",
-                EOFError(),
-            ]
-        )
+SHORT = ("base/tiny", "--max-tokens", 3, "--temperature", 0)
 
-        def typed(_: str) -> str:
-            line = next(lines)
-            if isinstance(line, BaseException):
-                raise line
-            return str(line)
 
-        def interrupted(text: str) -> None:
-            pieces.append(text)
-            if len(pieces) == 2:
-                raise KeyboardInterrupt
+def test_lines_of_another_program(soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, live: Live) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n\n/etc/hosts\n//x\n/exit\n"))
+    code, out, err = soup("chat", *SHORT, "--json", "--system", "be")
+    assert (code, err) == (0, "")
+    said = [json.loads(line)["content"] for line in out.splitlines()]
+    whole = live.openai().chat.completions.create(
+        model="base/tiny",
+        messages=[{"role": "system", "content": "be"}, {"role": "user", "content": "a"}],
+        max_tokens=3,
+        temperature=0,
+    )
+    assert said[0] == whole.choices[0].message.content
+    assert [one["content"] for one in asked[-1]][1::2] == ["a", "/etc/hosts", "//x", "/exit"], "none is a command"
+    assert [one["content"] for one in asked[-1]][2::2] == said[:-1]
 
-        pieces: list[str] = []
-        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-        monkeypatch.setattr("builtins.input", typed)
-        monkeypatch.setattr("adaptersoup.cli.verbs.chat.write", interrupted)
-        _, err = done(soup("chat", *self.SHORT, "--history", tmp_path / "history"))
-        assert "(stopped)" in err
-        assert "Error:" in err
-        assert asked[-1][0] == {"role": "system", "content": "be"}
-        assert asked[-1][2] == {"role": "assistant", "content": "".join(pieces[:2])}, "what there was of it stays"
-        assert [one["content"] for one in asked[-1]][1::2] == ["a", "/c"], "what was refused is taken back"
-        assert "/odd is none of these" in err
-        assert "user: a\nassistant: " in err
-        assert (tmp_path / "history").exists()
+
+def test_what_cannot_be_answered_ends_a_pipe(soup: Soup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x\ny\n"))
+    assert refused(soup("chat", "a/none", *SHORT[1:])).count("Error:") == 1
+
+
+def test_on_a_terminal_ctrl_c_ends_the_answer_and_an_error_ends_nothing(
+    soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines: Iterator[Any] = iter(
+        [
+            "a",
+            KeyboardInterrupt(),
+            "/model a/none",
+            "b",
+            "/model base/tiny",
+            "/system be",
+            "/odd",
+            "//c",
+            "/show",
+            EOFError(),
+        ]
+    )
+
+    def typed(_: str) -> str:
+        line = next(lines)
+        if isinstance(line, BaseException):
+            raise line
+        return str(line)
+
+    def interrupted(text: str) -> None:
+        pieces.append(text)
+        if len(pieces) == 2:
+            raise KeyboardInterrupt
+
+    pieces: list[str] = []
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr("adaptersoup.cli.verbs.chat.write", interrupted)
+    _, err = done(soup("chat", *SHORT, "--history", tmp_path / "history"))
+    assert "(stopped)" in err
+    assert "Error:" in err
+    assert asked[-1][0] == {"role": "system", "content": "be"}
+    assert asked[-1][2] == {"role": "assistant", "content": "".join(pieces[:2])}, "what there was of it stays"
+    assert [one["content"] for one in asked[-1]][1::2] == ["a", "/c"], "what was refused is taken back"
+    assert "/odd is none of these" in err
+    assert "user: a\nassistant: " in err
+    assert (tmp_path / "history").exists()
 
 
 def test_a_terminal_of_80_columns_loses_columns_and_no_names(

@@ -58,92 +58,100 @@ def raising(error: Exception) -> Callable[[httpx2.Request], httpx2.Response]:
     return answer
 
 
-class TestErrors:
-    @pytest.mark.parametrize("code", sorted(errors.BY_CODE))
-    def test_every_code_comes_back_as_its_class(self, code: str) -> None:
-        server = Server().on("GET /v1/models", refusal(400, code, "One sentence.", param="x", problems=["a", "b"]))
-        with pytest.raises(SoupError) as caught:
-            server.client().models()
-        assert type(caught.value) is errors.BY_CODE[code]
-        assert (caught.value.message, caught.value.param) == ("One sentence.", "x")
-        assert caught.value.problems == ("a", "b")
+# --- errors ---------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        ("answer", "kind", "says"),
-        [
-            *(
-                (
-                    httpx2.Response(status, text="<html>a proxy</html>", headers={"retry-after": "999"}),
-                    kind,
-                    str(status),
-                )
-                for status, kind in (
-                    (401, Unauthenticated),
-                    (404, NotFound),
-                    (429, Busy),
-                    (502, Unavailable),
-                    (418, SoupError),
-                )
-            ),
-            (httpx2.Response(200, text="<html>"), Unavailable, "did not answer with JSON"),
-            (refusal(404, "brand_new", "A new sentence."), NotFound, "A new sentence"),
-            (raising(httpx2.ConnectError("refused")), Unavailable, "is the server running.*soup serve"),
-            (raising(httpx2.ReadTimeout("slow")), Unavailable, "SOUP_TIMEOUT"),
-            (raising(httpx2.RemoteProtocolError("cut")), Unavailable, "broke"),
-        ],
-    )
-    def test_answers_of_proxies_other_and_newer_servers_and_none(
-        self, answer: Any, kind: type[SoupError], says: str
-    ) -> None:
-        with pytest.raises(SoupError, match=says) as caught:
-            Server().on("DELETE /v1/keys/k", answer).client().revoke_key("k")
-        assert type(caught.value) is kind
 
-    @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://[::1", "file:///etc/passwd"])
-    def test_addresses_that_are_none(self, url: str) -> None:
-        with pytest.raises(InvalidParameter, match="http://host:port"):
-            SoupClient(url)
+@pytest.mark.parametrize("code", sorted(errors.BY_CODE))
+def test_every_code_comes_back_as_its_class(code: str) -> None:
+    server = Server().on("GET /v1/models", refusal(400, code, "One sentence.", param="x", problems=["a", "b"]))
+    with pytest.raises(SoupError) as caught:
+        server.client().models()
+    assert type(caught.value) is errors.BY_CODE[code]
+    assert (caught.value.message, caught.value.param) == ("One sentence.", "x")
+    assert caught.value.problems == ("a", "b")
 
-    @pytest.mark.parametrize("ref", ["law", "team/law@", "a/b/c", "../x/y", "team/law?x=1", "v1/keys", "team/a@b/c"])
-    def test_names_that_are_none_never_leave(self, ref: str) -> None:
-        server = Server()
-        with pytest.raises(InvalidName):
-            server.client().adapter(ref)
-        assert server.requests == []
 
-    def test_a_base_model_is_no_adapter(self) -> None:
-        with pytest.raises(InvalidParameter, match="base model"):
-            Server().client().adapter("base/small")
+@pytest.mark.parametrize(
+    ("answer", "kind", "says"),
+    [
+        *(
+            (
+                httpx2.Response(status, text="<html>a proxy</html>", headers={"retry-after": "999"}),
+                kind,
+                str(status),
+            )
+            for status, kind in (
+                (401, Unauthenticated),
+                (404, NotFound),
+                (429, Busy),
+                (502, Unavailable),
+                (418, SoupError),
+            )
+        ),
+        (httpx2.Response(200, text="<html>"), Unavailable, "did not answer with JSON"),
+        (refusal(404, "brand_new", "A new sentence."), NotFound, "A new sentence"),
+        (raising(httpx2.ConnectError("refused")), Unavailable, "is the server running.*soup serve"),
+        (raising(httpx2.ReadTimeout("slow")), Unavailable, "SOUP_TIMEOUT"),
+        (raising(httpx2.RemoteProtocolError("cut")), Unavailable, "broke"),
+    ],
+)
+def test_answers_of_proxies_other_and_newer_servers_and_none(answer: Any, kind: type[SoupError], says: str) -> None:
+    with pytest.raises(SoupError, match=says) as caught:
+        Server().on("DELETE /v1/keys/k", answer).client().revoke_key("k")
+    assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://[::1", "file:///etc/passwd"])
+def test_addresses_that_are_none(url: str) -> None:
+    with pytest.raises(InvalidParameter, match="http://host:port"):
+        SoupClient(url)
+
+
+@pytest.mark.parametrize("ref", ["law", "team/law@", "a/b/c", "../x/y", "team/law?x=1", "v1/keys", "team/a@b/c"])
+def test_names_that_are_none_never_leave(ref: str) -> None:
+    server = Server()
+    with pytest.raises(InvalidName):
+        server.client().adapter(ref)
+    assert server.requests == []
+
+
+def test_a_base_model_is_no_adapter() -> None:
+    with pytest.raises(InvalidParameter, match="base model"):
+        Server().client().adapter("base/small")
 
 
 def busy(pause: str) -> httpx2.Response:
     return refusal(429, "busy", "The queue is full.", headers={"retry-after": pause})
 
 
-class TestRetries:
-    def test_a_full_queue_is_waited_for_as_asked(self) -> None:
-        server = Server().on("POST /v1/perplexity", busy("2"), busy("3"), ok({"perplexity": 1.0}))
-        assert server.client().perplexity("base/x", ["a"]) == {"perplexity": 1.0}
-        assert server.pauses == [2, 3]
+# --- retries --------------------------------------------------------------------------------------
 
-    def test_not_for_ever(self) -> None:
-        server = Server().on("GET /v1/models", busy("1"))
-        with pytest.raises(Busy):
-            server.client().models()
-        assert len(server.requests) == 6
 
-    def test_what_is_asked_once(self) -> None:
-        """A pause of an hour, another error, and a key, of which a repeated request may make two."""
-        server = Server().on("GET /v1/models", busy("3600"), refusal(503, "unavailable", "No."))
-        server.on("POST /v1/keys", busy("1"))
-        with pytest.raises(Busy) as caught:
-            server.client().models()
-        assert caught.value.retry_after == 3600
-        with pytest.raises(Unavailable):
-            server.client().models()
-        with pytest.raises(Busy):
-            server.client().create_key("x", scopes=["read"])
-        assert (len(server.requests), server.pauses) == (3, [])
+def test_a_full_queue_is_waited_for_as_asked() -> None:
+    server = Server().on("POST /v1/perplexity", busy("2"), busy("3"), ok({"perplexity": 1.0}))
+    assert server.client().perplexity("base/x", ["a"]) == {"perplexity": 1.0}
+    assert server.pauses == [2, 3]
+
+
+def test_a_full_queue_is_not_waited_for_for_ever() -> None:
+    server = Server().on("GET /v1/models", busy("1"))
+    with pytest.raises(Busy):
+        server.client().models()
+    assert len(server.requests) == 6
+
+
+def test_what_is_asked_once() -> None:
+    """A pause of an hour, another error, and a key, of which a repeated request may make two."""
+    server = Server().on("GET /v1/models", busy("3600"), refusal(503, "unavailable", "No."))
+    server.on("POST /v1/keys", busy("1"))
+    with pytest.raises(Busy) as caught:
+        server.client().models()
+    assert caught.value.retry_after == 3600
+    with pytest.raises(Unavailable):
+        server.client().models()
+    with pytest.raises(Busy):
+        server.client().create_key("x", scopes=["read"])
+    assert (len(server.requests), server.pauses) == (3, [])
 
 
 # --- upload ---------------------------------------------------------------------------------------
@@ -179,123 +187,138 @@ def test_a_repeated_upload_starts_again(tmp_path: Path) -> None:
     assert [request.content for request in server.requests[1:]] == [b"abc", b"abc"]
 
 
-class TestPush:
-    @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
-        write_directory(
-            tmp_path / "law",
-            AdapterContents(config=CONFIG, domain="law", weights=b"w" * 100, base_model="tiny", texts=["one", "two"]),
-        )
-        return tmp_path / "law"
-
-    def test_a_small_adapter_is_one_request(self, folder: Path) -> None:
-        server = Server().on("POST /v1/adapters", ok({"ref": "team/law@1"}, 201))
-        server.client().push_directory(folder, name="team/law", more=Additions(tags=["v2"], metadata={"k": 1}))
-        assert server.said() == ["POST /v1/adapters"]
-        body = server.body()
-        assert base64.b64decode(body["files"][WEIGHTS_FILE]["base64"]) == b"w" * 100
-        assert body["sample"] == {"texts": ["one", "two"]}
-        assert (body["name"], body["domain"], body["base_model"]) == ("team/law", "law", "tiny")
-        assert body["card"]["tags"] == ["v2"]
-        assert body["card"]["metadata"] == {"k": 1}
-
-    def test_a_large_adapter_goes_up_as_blobs(self, folder: Path) -> None:
-        weights = sha256_digest(b"w" * 100)
-        sample = sha256_digest((folder / SAMPLES_FILE).read_bytes())
-        server = Server().on("POST /v1/adapters", ok({"ref": "team/law@1"}))
-        for digest in (weights, sample):
-            server.on(f"PUT /v1/blobs/{digest}", ok({}))
-        server.client(inline_bytes=10).push_directory(folder, name="team/law")
-        assert server.body()["files"] == {WEIGHTS_FILE: {"digest": weights}}
-        assert server.body()["sample"] == {"blob": sample}
-
-    def test_the_given_sample_wins(self, folder: Path) -> None:
-        server = Server().on("POST /v1/adapters", ok({}))
-        server.client().push_directory(folder, name="team/law", more=Additions(texts=["three"], domain="other"))
-        assert server.body()["sample"] == {"texts": ["three"]}
-        assert server.body()["domain"] == "other"
-
-    def test_embeddings_stand_in_for_texts(self, tmp_path: Path) -> None:
-        embeddings = (b"vectors", EmbeddingsNote(encoder=DIGEST, unit="passage"))
-        write_directory(tmp_path / "e", AdapterContents(config=CONFIG, domain="x", weights=b"w", embeddings=embeddings))
-        server = Server().on("POST /v1/adapters", ok({}))
-        server.client().push_directory(tmp_path / "e", name="team/e")
-        (sent,) = server.body()["sample"]["embeddings"]
-        assert (sent["encoder"], sent["unit"]) == (DIGEST, "passage")
-        assert base64.b64decode(sent["file"]["base64"]) == b"vectors"
+# --- push -----------------------------------------------------------------------------------------
 
 
-class TestPull:
-    def serve(self, tmp_path: Path, **changed: bytes) -> tuple[Server, Path]:
-        source = tmp_path / "source"
-        write_directory(source, AdapterContents(config=CONFIG, domain="law", weights=b"w" * 3000, texts=["one"]))
-        server = Server().on("GET /v1/adapters/team/law", ok({"ref": "team/law@3"}))
-        listed = []
-        for file in sorted(source.iterdir()):
-            data = file.read_bytes()
-            listed.append({"name": file.name, "size": len(data), "digest": sha256_digest(data)})
-            sent = changed.get(file.name.split(".")[0], data)
-            server.on(f"GET /v1/adapters/team/law@3/files/{file.name}", httpx2.Response(200, content=sent))
-        listed.append({"name": "../../evil", "size": 1, "digest": DIGEST})
-        server.on("GET /v1/adapters/team/law@3/files", ok({"object": "list", "data": listed}))
-        return server, source
-
-    def test_the_directory_comes_back_as_it_was(self, tmp_path: Path) -> None:
-        server, source = self.serve(tmp_path)
-        folder = server.client().pull_directory("team/law", tmp_path / "deep" / "copy")
-        assert {p.name: p.read_bytes() for p in folder.path.iterdir()} == {
-            p.name: p.read_bytes() for p in source.iterdir()
-        }
-        assert [p.name for p in (tmp_path / "deep").iterdir()] == ["copy"]
-        assert not any("evil" in said for said in server.said()), "a file that the server makes up"
-
-    def test_damage_leaves_nothing(self, tmp_path: Path) -> None:
-        server, _ = self.serve(tmp_path, adapter_model=b"damaged")
-        with pytest.raises(DigestMismatch, match="damaged"):
-            server.client().pull_directory("team/law", tmp_path / "copy")
-        assert [p.name for p in tmp_path.iterdir()] == ["source"]
-
-    def test_a_filled_directory_is_kept_and_nothing_is_asked(self, tmp_path: Path) -> None:
-        server, source = self.serve(tmp_path)
-        with pytest.raises(Conflict, match="--force"):
-            server.client().pull_directory("team/law", source)
-        assert server.requests == []
-        assert server.client().pull_directory("team/law", source, replace=True) == read_directory(source)
-
-    def test_a_server_without_the_files(self, tmp_path: Path) -> None:
-        server, _ = self.serve(tmp_path)
-        server.on("GET /v1/adapters/team/law@3/files", ok({"data": []}))
-        with pytest.raises(Unavailable, match=CONFIG_FILE):
-            server.client().pull_directory("team/law", tmp_path / "copy")
-
-    def test_a_digest_is_looked_up_first(self, tmp_path: Path) -> None:
-        server = Server().on(f"GET /v1/adapters/{DIGEST}", ok({"ref": "team/law@3"}))
-        server.on("GET /v1/adapters/team/law@3/lineage", ok({"parents": []}))
-        assert server.client().lineage(DIGEST) == {"parents": []}
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_directory(
+        tmp_path / "law",
+        AdapterContents(config=CONFIG, domain="law", weights=b"w" * 100, base_model="tiny", texts=["one", "two"]),
+    )
+    return tmp_path / "law"
 
 
-class TestPaging:
-    def pages(self, count: int) -> Server:
-        def page(request: httpx2.Request) -> httpx2.Response:
-            start = int(request.url.params.get("cursor", "0"))
-            if int(request.url.params.get("limit", "3")) > 3:
-                return refusal(400, "invalid_parameter", "A page has at most 3 rows here.", param="limit")
-            rows = [{"ref": f"a/{i}"} for i in range(start, min(start + 3, count))]
-            more = start + len(rows)
-            return ok({"data": rows, "next_cursor": str(more) if more < count else None})
+def test_a_small_adapter_is_one_request(folder: Path) -> None:
+    server = Server().on("POST /v1/adapters", ok({"ref": "team/law@1"}, 201))
+    server.client().push_directory(folder, name="team/law", more=Additions(tags=["v2"], metadata={"k": 1}))
+    assert server.said() == ["POST /v1/adapters"]
+    body = server.body()
+    assert base64.b64decode(body["files"][WEIGHTS_FILE]["base64"]) == b"w" * 100
+    assert body["sample"] == {"texts": ["one", "two"]}
+    assert (body["name"], body["domain"], body["base_model"]) == ("team/law", "law", "tiny")
+    assert body["card"]["tags"] == ["v2"]
+    assert body["card"]["metadata"] == {"k": 1}
 
-        return Server().on("GET /v1/adapters", page)
 
-    @pytest.mark.parametrize("count", [0, 1, 3, 4, 10])
-    def test_every_row_once(self, count: int) -> None:
-        rows = [row["ref"] for row in self.pages(count).client().adapters(domain="law")]
-        assert rows == [f"a/{i}" for i in range(count)]
+def test_a_large_adapter_goes_up_as_blobs(folder: Path) -> None:
+    weights = sha256_digest(b"w" * 100)
+    sample = sha256_digest((folder / SAMPLES_FILE).read_bytes())
+    server = Server().on("POST /v1/adapters", ok({"ref": "team/law@1"}))
+    for digest in (weights, sample):
+        server.on(f"PUT /v1/blobs/{digest}", ok({}))
+    server.client(inline_bytes=10).push_directory(folder, name="team/law")
+    assert server.body()["files"] == {WEIGHTS_FILE: {"digest": weights}}
+    assert server.body()["sample"] == {"blob": sample}
 
-    @pytest.mark.parametrize("limit", [1, 3, 5])
-    def test_a_limit_across_pages(self, limit: int) -> None:
-        server = self.pages(10)
-        assert len(list(server.client().adapters(limit=limit))) == limit
-        assert len(server.requests) == -(-limit // 3)
+
+def test_the_given_sample_wins(folder: Path) -> None:
+    server = Server().on("POST /v1/adapters", ok({}))
+    server.client().push_directory(folder, name="team/law", more=Additions(texts=["three"], domain="other"))
+    assert server.body()["sample"] == {"texts": ["three"]}
+    assert server.body()["domain"] == "other"
+
+
+def test_embeddings_stand_in_for_texts(tmp_path: Path) -> None:
+    embeddings = (b"vectors", EmbeddingsNote(encoder=DIGEST, unit="passage"))
+    write_directory(tmp_path / "e", AdapterContents(config=CONFIG, domain="x", weights=b"w", embeddings=embeddings))
+    server = Server().on("POST /v1/adapters", ok({}))
+    server.client().push_directory(tmp_path / "e", name="team/e")
+    (sent,) = server.body()["sample"]["embeddings"]
+    assert (sent["encoder"], sent["unit"]) == (DIGEST, "passage")
+    assert base64.b64decode(sent["file"]["base64"]) == b"vectors"
+
+
+# --- pull -----------------------------------------------------------------------------------------
+
+
+def serve(tmp_path: Path, **changed: bytes) -> tuple[Server, Path]:
+    source = tmp_path / "source"
+    write_directory(source, AdapterContents(config=CONFIG, domain="law", weights=b"w" * 3000, texts=["one"]))
+    server = Server().on("GET /v1/adapters/team/law", ok({"ref": "team/law@3"}))
+    listed = []
+    for file in sorted(source.iterdir()):
+        data = file.read_bytes()
+        listed.append({"name": file.name, "size": len(data), "digest": sha256_digest(data)})
+        sent = changed.get(file.name.split(".")[0], data)
+        server.on(f"GET /v1/adapters/team/law@3/files/{file.name}", httpx2.Response(200, content=sent))
+    listed.append({"name": "../../evil", "size": 1, "digest": DIGEST})
+    server.on("GET /v1/adapters/team/law@3/files", ok({"object": "list", "data": listed}))
+    return server, source
+
+
+def test_the_directory_comes_back_as_it_was(tmp_path: Path) -> None:
+    server, source = serve(tmp_path)
+    folder = server.client().pull_directory("team/law", tmp_path / "deep" / "copy")
+    assert {p.name: p.read_bytes() for p in folder.path.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["copy"]
+    assert not any("evil" in said for said in server.said()), "a file that the server makes up"
+
+
+def test_damage_leaves_nothing(tmp_path: Path) -> None:
+    server, _ = serve(tmp_path, adapter_model=b"damaged")
+    with pytest.raises(DigestMismatch, match="damaged"):
+        server.client().pull_directory("team/law", tmp_path / "copy")
+    assert [p.name for p in tmp_path.iterdir()] == ["source"]
+
+
+def test_a_filled_directory_is_kept_and_nothing_is_asked(tmp_path: Path) -> None:
+    server, source = serve(tmp_path)
+    with pytest.raises(Conflict, match="--force"):
+        server.client().pull_directory("team/law", source)
+    assert server.requests == []
+    assert server.client().pull_directory("team/law", source, replace=True) == read_directory(source)
+
+
+def test_a_server_without_the_files(tmp_path: Path) -> None:
+    server, _ = serve(tmp_path)
+    server.on("GET /v1/adapters/team/law@3/files", ok({"data": []}))
+    with pytest.raises(Unavailable, match=CONFIG_FILE):
+        server.client().pull_directory("team/law", tmp_path / "copy")
+
+
+def test_a_digest_is_looked_up_first(tmp_path: Path) -> None:
+    server = Server().on(f"GET /v1/adapters/{DIGEST}", ok({"ref": "team/law@3"}))
+    server.on("GET /v1/adapters/team/law@3/lineage", ok({"parents": []}))
+    assert server.client().lineage(DIGEST) == {"parents": []}
+
+
+# --- paging ---------------------------------------------------------------------------------------
+
+
+def pages(count: int) -> Server:
+    def page(request: httpx2.Request) -> httpx2.Response:
+        start = int(request.url.params.get("cursor", "0"))
+        if int(request.url.params.get("limit", "3")) > 3:
+            return refusal(400, "invalid_parameter", "A page has at most 3 rows here.", param="limit")
+        rows = [{"ref": f"a/{i}"} for i in range(start, min(start + 3, count))]
+        more = start + len(rows)
+        return ok({"data": rows, "next_cursor": str(more) if more < count else None})
+
+    return Server().on("GET /v1/adapters", page)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 10])
+def test_every_row_once(count: int) -> None:
+    rows = [row["ref"] for row in pages(count).client().adapters(domain="law")]
+    assert rows == [f"a/{i}" for i in range(count)]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 5])
+def test_a_limit_across_pages(limit: int) -> None:
+    server = pages(10)
+    assert len(list(server.client().adapters(limit=limit))) == limit
+    assert len(server.requests) == -(-limit // 3)
 
 
 GONE = raising(httpx2.ConnectError("refused"))
@@ -405,113 +428,125 @@ def test_a_pool_that_never_rests() -> None:
         server.client().select(SampleSource(texts=("a",)))
 
 
-class TestStream:
-    def test_chunks_until_done(self) -> None:
-        def chunk(text: str) -> dict[str, Any]:
-            return {"choices": [{"text": text}]}
-
-        said = [("message", chunk("Hello")), ("message", chunk(" wörld"))]
-        server = Server().on("POST /v1/completions", events(*said, tail="data: [DONE]\n\ndata: {}\n\n"))
-        chunks = server.client().stream("base/x", "hi", max_tokens=3, stop=None)
-        assert "".join(each["choices"][0]["text"] for each in chunks) == "Hello wörld"
-        assert server.body() == {"model": "base/x", "prompt": "hi", "max_tokens": 3, "stream": True}
-
-    @pytest.mark.parametrize(
-        ("model", "header"), [("acme/law@2", "acme/law@2"), ("ä\n", "%C3%A4%0A"), ("a" * 999, "a" * 200)]
-    )
-    def test_the_model_stands_in_a_header_too(self, model: str, header: str) -> None:
-        """Proxies before several servers choose one by it."""
-        server = Server().on("POST /v1/completions", events(tail="data: [DONE]\n\n"), ok({})).on("GET /readyz", ok({}))
-        client = server.client()
-        list(client.stream(model, "hi"))
-        client.complete(model, "hi")
-        client.json("GET", "/readyz")
-        assert [request.headers.get("x-soup-model") for request in server.requests] == [header, header, None]
-
-    @pytest.mark.parametrize(
-        ("answer", "kind", "says"),
-        [
-            (
-                events(("message", {"error": {"message": "The base fell over.", "code": "unavailable"}})),
-                Unavailable,
-                "fell over",
-            ),
-            (refusal(400, "invalid_prompt", "Empty."), errors.InvalidPrompt, "Empty"),
-            (ok({}), Unavailable, "broke"),
-        ],
-        ids=["an error in it", "a refusal before it", "no stream"],
-    )
-    def test_a_stream_that_fails(self, answer: httpx2.Response, kind: type[SoupError], says: str) -> None:
-        with pytest.raises(kind, match=says):
-            list(Server().on("POST /v1/completions", answer).client().stream("base/x", "hi"))
+# --- stream ---------------------------------------------------------------------------------------
 
 
-class TestSampleFiles:
-    @pytest.fixture
-    def at(self, tmp_path: Path) -> Callable[[str, bytes], Path]:
-        def write(name: str, data: bytes) -> Path:
-            (tmp_path / name).write_bytes(data)
-            return tmp_path / name
+def test_chunks_until_done() -> None:
+    def chunk(text: str) -> dict[str, Any]:
+        return {"choices": [{"text": text}]}
 
-        return write
+    said = [("message", chunk("Hello")), ("message", chunk(" wörld"))]
+    server = Server().on("POST /v1/completions", events(*said, tail="data: [DONE]\n\ndata: {}\n\n"))
+    chunks = server.client().stream("base/x", "hi", max_tokens=3, stop=None)
+    assert "".join(each["choices"][0]["text"] for each in chunks) == "Hello wörld"
+    assert server.body() == {"model": "base/x", "prompt": "hi", "max_tokens": 3, "stream": True}
 
-    @pytest.mark.parametrize(
-        ("name", "data", "texts"),
-        [
-            ("a.jsonl", b'{"text": "x"}\n\n{"text": "y\xe2\x80\xa8z", "id": 1}', ["x", "y\u2028z"]),
-            ("a.JSONL", b'{"text": "x"}', ["x"]),
-            ("a.txt", b"one\nstill one\n\n \t\r\ntwo\r\n\r\nthree\n", ["one\nstill one", "two", "three"]),
-            ("a.txt", b'{"text": "x"}', ['{"text": "x"}']),
-            ("bare", b'{"text": "x"}', ["x"]),
-            ("bare", b"plain", ["plain"]),
-            ("bom.txt", b"\xef\xbb\xbfone", ["one"]),
-        ],
-    )
-    def test_read(self, at: Callable[[str, bytes], Path], name: str, data: bytes, texts: list[str]) -> None:
-        assert read_texts(at(name, data)) == texts
 
-    def test_gzip(self, at: Callable[[str, bytes], Path]) -> None:
-        data = gzip.compress(b'{"text": "x"}\n')
-        assert read_texts(at("a.jsonl.gz", data)) == ["x"]
-        assert read_texts(at("a.txt.gz", gzip.compress(b"x\n\ny"))) == ["x", "y"]
-        for broken in (data[:-9], b"no gzip", b""):
-            with pytest.raises(InvalidSample):
-                read_texts(at("b.jsonl.gz", broken))
+@pytest.mark.parametrize(
+    ("model", "header"), [("acme/law@2", "acme/law@2"), ("ä\n", "%C3%A4%0A"), ("a" * 999, "a" * 200)]
+)
+def test_the_model_stands_in_a_header_too(model: str, header: str) -> None:
+    """Proxies before several servers choose one by it."""
+    server = Server().on("POST /v1/completions", events(tail="data: [DONE]\n\n"), ok({})).on("GET /readyz", ok({}))
+    client = server.client()
+    list(client.stream(model, "hi"))
+    client.complete(model, "hi")
+    client.json("GET", "/readyz")
+    assert [request.headers.get("x-soup-model") for request in server.requests] == [header, header, None]
 
-    @pytest.mark.parametrize(
-        ("name", "data", "says"),
-        [
-            ("a.jsonl", b'{"text": "x"}\n{"text": 3}', "line 2, is not an object"),
-            ("a.jsonl", b'{"text": "x"}\n["text"]', "line 2"),
-            ("a.jsonl", b"plain text", "line 1, is not JSON"),
-            ("a.txt", b" \n\n ", "holds no text"),
-            ("a.txt", b"\xff\xfe", "not UTF-8"),
-        ],
-    )
-    def test_refused(self, at: Callable[[str, bytes], Path], name: str, data: bytes, says: str) -> None:
-        with pytest.raises(InvalidSample, match=says):
-            read_texts(at(name, data))
 
-    def test_stdin_and_absurd_sizes(self, at: Callable[[str, bytes], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(samples, "MAX_BYTES", 8)
-        for data, fits in ((b"12345678", True), (b"123456789", False)):
-            monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-            for path in (Path("-"), at("a.txt", data), at("b.txt.gz", gzip.compress(data))):
-                if fits:
-                    assert read_texts(path) == [data.decode()]
-                else:
-                    with pytest.raises(InvalidSample, match="over 8 bytes"):
-                        read_texts(path)
+@pytest.mark.parametrize(
+    ("answer", "kind", "says"),
+    [
+        (
+            events(("message", {"error": {"message": "The base fell over.", "code": "unavailable"}})),
+            Unavailable,
+            "fell over",
+        ),
+        (refusal(400, "invalid_prompt", "Empty."), errors.InvalidPrompt, "Empty"),
+        (ok({}), Unavailable, "broke"),
+    ],
+    ids=["an error in it", "a refusal before it", "no stream"],
+)
+def test_a_stream_that_fails(answer: httpx2.Response, kind: type[SoupError], says: str) -> None:
+    with pytest.raises(kind, match=says):
+        list(Server().on("POST /v1/completions", answer).client().stream("base/x", "hi"))
 
-    def test_a_missing_file(self, tmp_path: Path) -> None:
-        with pytest.raises(NotFound, match="cannot be read"):
-            read_texts(tmp_path / "none.jsonl")
 
-    def test_a_folder_is_all_of_its_files_in_the_order_of_their_names(self, tmp_path: Path) -> None:
-        (tmp_path / "b.txt").write_text("three\n\nfour")
-        (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}'))
-        (tmp_path / "README.md").write_text("not this")
-        assert read_texts(tmp_path) == ["one", "two", "three", "four"]
-        (tmp_path / "c").mkdir()
-        with pytest.raises(InvalidSample, match=r"holds no \.jsonl"):
-            read_texts(tmp_path / "c")
+# --- sample files ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Callable[[str, bytes], Path]:
+    def write(name: str, data: bytes) -> Path:
+        (tmp_path / name).write_bytes(data)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "texts"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n\n{"text": "y\xe2\x80\xa8z", "id": 1}', ["x", "y\u2028z"]),
+        ("a.JSONL", b'{"text": "x"}', ["x"]),
+        ("a.txt", b"one\nstill one\n\n \t\r\ntwo\r\n\r\nthree\n", ["one\nstill one", "two", "three"]),
+        ("a.txt", b'{"text": "x"}', ['{"text": "x"}']),
+        ("bare", b'{"text": "x"}', ["x"]),
+        ("bare", b"plain", ["plain"]),
+        ("bom.txt", b"\xef\xbb\xbfone", ["one"]),
+    ],
+)
+def test_sample_files_are_read(at: Callable[[str, bytes], Path], name: str, data: bytes, texts: list[str]) -> None:
+    assert read_texts(at(name, data)) == texts
+
+
+def test_gzipped_sample_files(at: Callable[[str, bytes], Path]) -> None:
+    data = gzip.compress(b'{"text": "x"}\n')
+    assert read_texts(at("a.jsonl.gz", data)) == ["x"]
+    assert read_texts(at("a.txt.gz", gzip.compress(b"x\n\ny"))) == ["x", "y"]
+    for broken in (data[:-9], b"no gzip", b""):
+        with pytest.raises(InvalidSample):
+            read_texts(at("b.jsonl.gz", broken))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"text": 3}', "line 2, is not an object"),
+        ("a.jsonl", b'{"text": "x"}\n["text"]', "line 2"),
+        ("a.jsonl", b"plain text", "line 1, is not JSON"),
+        ("a.txt", b" \n\n ", "holds no text"),
+        ("a.txt", b"\xff\xfe", "not UTF-8"),
+    ],
+)
+def test_sample_files_that_are_refused(at: Callable[[str, bytes], Path], name: str, data: bytes, says: str) -> None:
+    with pytest.raises(InvalidSample, match=says):
+        read_texts(at(name, data))
+
+
+def test_stdin_and_absurd_sizes(at: Callable[[str, bytes], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "MAX_BYTES", 8)
+    for data, fits in ((b"12345678", True), (b"123456789", False)):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        for path in (Path("-"), at("a.txt", data), at("b.txt.gz", gzip.compress(data))):
+            if fits:
+                assert read_texts(path) == [data.decode()]
+            else:
+                with pytest.raises(InvalidSample, match="over 8 bytes"):
+                    read_texts(path)
+
+
+def test_a_missing_sample_file(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="cannot be read"):
+        read_texts(tmp_path / "none.jsonl")
+
+
+def test_a_folder_is_all_of_its_files_in_the_order_of_their_names(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("three\n\nfour")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}'))
+    (tmp_path / "README.md").write_text("not this")
+    assert read_texts(tmp_path) == ["one", "two", "three", "four"]
+    (tmp_path / "c").mkdir()
+    with pytest.raises(InvalidSample, match=r"holds no \.jsonl"):
+        read_texts(tmp_path / "c")

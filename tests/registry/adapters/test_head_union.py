@@ -128,55 +128,61 @@ def test_the_digest_has_the_label_map_in_it(gpt2: LoadedBase) -> None:
     assert len(digests) == 2
 
 
-class TestHeads:
-    @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), left=st.booleans(), causal=st.booleans())
-    def test_classification_reads_one_token_wherever_the_padding_is(self, gpt2, lengths, left, causal) -> None:
-        shape = gpt2.shape if causal else gpt2.shape.model_copy(update={"kind": "encoder"})
-        head = create(LABELS, shape, seed=1)
-        hidden = torch.randn(len(lengths), 6, 32, generator=torch.Generator().manual_seed(0))
-        starts = [6 - n if left else 0 for n in lengths]
-        mask = torch.zeros(len(lengths), 6, dtype=torch.int64)
-        for row, (start, n) in enumerate(zip(starts, lengths, strict=True)):
-            mask[row, start : start + n] = 1
-        read = [start + n - 1 if causal else start for start, n in zip(starts, lengths, strict=True)]
-        wanted = torch.stack([head.out(hidden[row, place]) for row, place in enumerate(read)])
-        torch.testing.assert_close(head.logits(hidden, mask), wanted)
-        torch.testing.assert_close(head.logits(hidden, mask.bool()), wanted)
+# --- heads ----------------------------------------------------------------------------------------
 
-    def test_question_answering_reads_every_token(self, gpt2: LoadedBase) -> None:
-        head = create(SPANS, gpt2.shape, seed=1)
+
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), left=st.booleans(), causal=st.booleans())
+def test_classification_reads_one_token_wherever_the_padding_is(gpt2, lengths, left, causal) -> None:
+    shape = gpt2.shape if causal else gpt2.shape.model_copy(update={"kind": "encoder"})
+    head = create(LABELS, shape, seed=1)
+    hidden = torch.randn(len(lengths), 6, 32, generator=torch.Generator().manual_seed(0))
+    starts = [6 - n if left else 0 for n in lengths]
+    mask = torch.zeros(len(lengths), 6, dtype=torch.int64)
+    for row, (start, n) in enumerate(zip(starts, lengths, strict=True)):
+        mask[row, start : start + n] = 1
+    read = [start + n - 1 if causal else start for start, n in zip(starts, lengths, strict=True)]
+    wanted = torch.stack([head.out(hidden[row, place]) for row, place in enumerate(read)])
+    torch.testing.assert_close(head.logits(hidden, mask), wanted)
+    torch.testing.assert_close(head.logits(hidden, mask.bool()), wanted)
+
+
+def test_question_answering_reads_every_token(gpt2: LoadedBase) -> None:
+    head = create(SPANS, gpt2.shape, seed=1)
+    hidden = hidden_states(gpt2.model, IDS, torch.ones_like(IDS))
+    found = head.logits(hidden, torch.ones_like(IDS))
+    assert found.shape == (2, 6, 2)
+    torch.testing.assert_close(found, head.out(hidden))
+
+
+def test_of_half_precision_states_the_logits_are_single(gpt2: LoadedBase) -> None:
+    head = create(LABELS, gpt2.shape, seed=1)
+    assert head.logits(torch.zeros(1, 2, 32, dtype=torch.bfloat16), torch.ones(1, 2)).dtype == torch.float32
+
+
+def test_gradients_reach_head_and_adapter(gpt2: LoadedBase) -> None:
+    adapter = create(UnionConfig(members=(PARALLEL, LABELS)), gpt2.shape, seed=0)
+    head = head_module(adapter)
+    with attached(gpt2.model, adapter):
         hidden = hidden_states(gpt2.model, IDS, torch.ones_like(IDS))
-        found = head.logits(hidden, torch.ones_like(IDS))
-        assert found.shape == (2, 6, 2)
-        torch.testing.assert_close(found, head.out(hidden))
+        torch.nn.functional.cross_entropy(head.logits(hidden, torch.ones_like(IDS)), torch.tensor([0, 2])).backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in adapter.parameters())
 
-    def test_of_half_precision_states_the_logits_are_single(self, gpt2: LoadedBase) -> None:
-        head = create(LABELS, gpt2.shape, seed=1)
-        assert head.logits(torch.zeros(1, 2, 32, dtype=torch.bfloat16), torch.ones(1, 2)).dtype == torch.float32
 
-    def test_gradients_reach_head_and_adapter(self, gpt2: LoadedBase) -> None:
-        adapter = create(UnionConfig(members=(PARALLEL, LABELS)), gpt2.shape, seed=0)
-        head = head_module(adapter)
-        with attached(gpt2.model, adapter):
-            hidden = hidden_states(gpt2.model, IDS, torch.ones_like(IDS))
-            torch.nn.functional.cross_entropy(
-                head.logits(hidden, torch.ones_like(IDS)), torch.tensor([0, 2])
-            ).backward()
-        assert all(parameter.grad is not None and parameter.grad.any() for parameter in adapter.parameters())
+def test_how_a_head_starts(gpt2: LoadedBase) -> None:
+    many = HeadConfig(task="classification", labels=tuple(f"label {i}" for i in range(200)))
+    weight = create(many, gpt2.shape, seed=1).state_dict()["out.weight"]
+    assert weight.abs().max() <= 4e-2
+    assert weight.std().item() == pytest.approx(0.8796 * 2e-2, rel=0.05)
+    assert not create(many, gpt2.shape, seed=1).state_dict()["out.bias"].any()
 
-    def test_start(self, gpt2: LoadedBase) -> None:
-        many = HeadConfig(task="classification", labels=tuple(f"label {i}" for i in range(200)))
-        weight = create(many, gpt2.shape, seed=1).state_dict()["out.weight"]
-        assert weight.abs().max() <= 4e-2
-        assert weight.std().item() == pytest.approx(0.8796 * 2e-2, rel=0.05)
-        assert not create(many, gpt2.shape, seed=1).state_dict()["out.bias"].any()
 
-    def test_the_head_is_found_wherever_it_is(self, gpt2: LoadedBase) -> None:
-        for config, has in ((LABELS, True), (UnionConfig(members=(PARALLEL, SPANS)), True), (MAM, False)):
-            assert (head_module(create(config, gpt2.shape, seed=0, base=gpt2.model)) is not None) == has
-            assert (config.head is not None) == has
+def test_the_head_is_found_wherever_it_is(gpt2: LoadedBase) -> None:
+    for config, has in ((LABELS, True), (UnionConfig(members=(PARALLEL, SPANS)), True), (MAM, False)):
+        assert (head_module(create(config, gpt2.shape, seed=0, base=gpt2.model)) is not None) == has
+        assert (config.head is not None) == has
 
-    def test_another_hidden_size_is_refused(self, gpt2: LoadedBase) -> None:
-        wide = create(LABELS, gpt2.shape.model_copy(update={"hidden_size": 48}), seed=0)
-        with pytest.raises(Incompatible, match=r"size 48; this base model's are of size 32"):
-            wide.check_fit(gpt2.model)
+
+def test_another_hidden_size_is_refused(gpt2: LoadedBase) -> None:
+    wide = create(LABELS, gpt2.shape.model_copy(update={"hidden_size": 48}), seed=0)
+    with pytest.raises(Incompatible, match=r"size 48; this base model's are of size 32"):
+        wide.check_fit(gpt2.model)

@@ -216,50 +216,59 @@ def test_it_starts_as_tokens_that_stand_before_the_text(base):
     torch.testing.assert_close(alone, whole[:, 5:], atol=1e-5, rtol=1e-5)
 
 
-class TestRefused:
-    def test_a_base_without_keys_and_values_of_one_size(self, gpt2):
-        with pytest.raises(Incompatible, match="its keys and values differ in size between layers"):
-            expected_tensors(PrefixConfig(length=2), gpt2.shape.model_copy(update={"kv": None}))
+# --- refused --------------------------------------------------------------------------------------
 
-    def test_an_encoder(self, encoder):
-        assert encoder.shape.kv is None
-        with pytest.raises(Incompatible, match="it is not causal"):
-            create(PrefixConfig(length=2), encoder.shape, seed=0)
 
-    def test_a_prefix_without_room_for_text(self, gpt2):
-        with pytest.raises(Incompatible, match=r"63 virtual tokens leaves no room for text in a context of 64"):
-            expected_tensors(PrefixConfig(length=63), gpt2.shape)
-        create(PrefixConfig(length=62), gpt2.shape, seed=0, base=gpt2.model)
+def test_a_base_without_keys_and_values_of_one_size_is_refused(gpt2):
+    with pytest.raises(Incompatible, match="its keys and values differ in size between layers"):
+        expected_tensors(PrefixConfig(length=2), gpt2.shape.model_copy(update={"kv": None}))
 
-    def test_another_base(self, bases):
-        adapter = prefix_of(bases("llama"))
-        for family, reason in (("gpt2", "family 'llama'"), ("qwen2", "family 'llama'")):
-            with pytest.raises(Incompatible, match=reason), attached(bases(family).model, adapter):
-                pass
 
-    def test_other_heads(self, tmp_path, bases):
-        path = build_tiny_base(tmp_path / "mha", model_type="llama", num_key_value_heads=4)
-        other = load_base(BaseEntry(id="tiny", source=str(path)))
-        with pytest.raises(Incompatible, match=r"with 2 heads.*2 of 32 with 4"):
-            prefix_of(bases("llama")).check_fit(other.model)
+def test_an_encoder_is_refused(encoder):
+    assert encoder.shape.kv is None
+    with pytest.raises(Incompatible, match="it is not causal"):
+        create(PrefixConfig(length=2), encoder.shape, seed=0)
 
-    def test_too_long_a_text(self, base):
-        fits = torch.ones((1, TINY_CONTEXT - LENGTH), dtype=torch.long)
-        with attached(base.model, prefix_of(base)), torch.inference_mode():
-            assert torch.isfinite(base.model(fits).logits).all()
-            with pytest.raises(InvalidParameter, match=r"has 60 tokens, and 59 fit: the prefix takes 5"):
-                base.model(torch.ones((1, TINY_CONTEXT - LENGTH + 1), dtype=torch.long))
 
-    def test_a_cache_that_was_filled_without_it(self, gpt2):
-        adapter, cache = prefix_of(gpt2), DynamicCache()
-        with torch.inference_mode():
-            gpt2.model(IDS, attention_mask=torch.ones_like(IDS), past_key_values=cache)
-            with attached(gpt2.model, adapter), pytest.raises(Internal, match="filled without it"):
-                gpt2.model(IDS[:, :1], attention_mask=torch.ones((2, 7), dtype=torch.long), past_key_values=cache)
+def test_a_prefix_without_room_for_text_is_refused(gpt2):
+    with pytest.raises(Incompatible, match=r"63 virtual tokens leaves no room for text in a context of 64"):
+        expected_tensors(PrefixConfig(length=63), gpt2.shape)
+    create(PrefixConfig(length=62), gpt2.shape, seed=0, base=gpt2.model)
 
-    def test_a_mask_that_is_no_tensor(self, gpt2):
-        with attached(gpt2.model, prefix_of(gpt2)), pytest.raises(Internal, match="one tensor"):
-            gpt2.model.transformer(input_ids=IDS, attention_mask={"full_attention": None})
+
+def test_another_base_is_refused(bases):
+    adapter = prefix_of(bases("llama"))
+    for family, reason in (("gpt2", "family 'llama'"), ("qwen2", "family 'llama'")):
+        with pytest.raises(Incompatible, match=reason), attached(bases(family).model, adapter):
+            pass
+
+
+def test_other_heads_are_refused(tmp_path, bases):
+    path = build_tiny_base(tmp_path / "mha", model_type="llama", num_key_value_heads=4)
+    other = load_base(BaseEntry(id="tiny", source=str(path)))
+    with pytest.raises(Incompatible, match=r"with 2 heads.*2 of 32 with 4"):
+        prefix_of(bases("llama")).check_fit(other.model)
+
+
+def test_too_long_a_text_is_refused(base):
+    fits = torch.ones((1, TINY_CONTEXT - LENGTH), dtype=torch.long)
+    with attached(base.model, prefix_of(base)), torch.inference_mode():
+        assert torch.isfinite(base.model(fits).logits).all()
+        with pytest.raises(InvalidParameter, match=r"has 60 tokens, and 59 fit: the prefix takes 5"):
+            base.model(torch.ones((1, TINY_CONTEXT - LENGTH + 1), dtype=torch.long))
+
+
+def test_a_cache_that_was_filled_without_it_is_refused(gpt2):
+    adapter, cache = prefix_of(gpt2), DynamicCache()
+    with torch.inference_mode():
+        gpt2.model(IDS, attention_mask=torch.ones_like(IDS), past_key_values=cache)
+        with attached(gpt2.model, adapter), pytest.raises(Internal, match="filled without it"):
+            gpt2.model(IDS[:, :1], attention_mask=torch.ones((2, 7), dtype=torch.long), past_key_values=cache)
+
+
+def test_a_mask_that_is_no_tensor_is_refused(gpt2):
+    with attached(gpt2.model, prefix_of(gpt2)), pytest.raises(Internal, match="one tensor"):
+        gpt2.model.transformer(input_ids=IDS, attention_mask={"full_attention": None})
 
 
 def test_training_in_mixed_precision(base):

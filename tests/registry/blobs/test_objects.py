@@ -349,58 +349,65 @@ def test_a_damaged_blob_that_this_server_stored_itself_is_sent_again(proxy, faul
     assert any(one.startswith("PUT") and digest[7:] in one for one in proxy.seen)
 
 
-class TestTheBucket:
-    def test_one_that_vanishes_and_comes_back(self, store, object_store):
-        name, others = store.location.split("/")[2], Bucket(store.location, seconds=5.0)
-        store.delete(HELLO)
-        others.delete("store.json")
-        object_store.request("DELETE", name)
-        for use in (lambda: store.put_bytes(b"more"), lambda: store.has(HELLO), lambda: store.read(HELLO)):
-            with pytest.raises(Unavailable, match="There is no bucket for"):
-                use()
-        assert store.probe() == "is gone"
-        object_store.request("PUT", name)
-        with pytest.raises(Unavailable, match=r"its store.json is missing or another's"):
-            store.put_bytes(b"more")
-        assert store.probe() == "is another one"
-        data = MARK.model_dump_json().encode()
-        others.put("store.json", data, len(data))
-        assert store.probe() is None
-        assert store.read(store.put_bytes(b"hello")) == b"hello"
+# --- the bucket -----------------------------------------------------------------------------------
 
-    def test_another_servers_is_not_written(self, store):
-        object_blobs(store.location, store.folder / "other").set_aside.set_mark(StoreMark(store="1" * 32, generation=1))
-        for use in (lambda: store.put_bytes(b"more"), lambda: store.delete(HELLO)):
-            with pytest.raises(Unavailable, match="missing or another's"):
-                use()
-        assert hidden(store).read(HELLO) == b"hello"
 
-    def test_looking_leaves_nothing_behind(self, store):
-        before = store._bucket.list_keys()
-        assert store.probe() is None
-        assert store._bucket.list_keys() == before
+def test_one_that_vanishes_and_comes_back(store, object_store):
+    name, others = store.location.split("/")[2], Bucket(store.location, seconds=5.0)
+    store.delete(HELLO)
+    others.delete("store.json")
+    object_store.request("DELETE", name)
+    for use in (lambda: store.put_bytes(b"more"), lambda: store.has(HELLO), lambda: store.read(HELLO)):
+        with pytest.raises(Unavailable, match="There is no bucket for"):
+            use()
+    assert store.probe() == "is gone"
+    object_store.request("PUT", name)
+    with pytest.raises(Unavailable, match=r"its store.json is missing or another's"):
+        store.put_bytes(b"more")
+    assert store.probe() == "is another one"
+    data = MARK.model_dump_json().encode()
+    others.put("store.json", data, len(data))
+    assert store.probe() is None
+    assert store.read(store.put_bytes(b"hello")) == b"hello"
 
-    def test_the_same_bytes_are_sent_once_by_one_server(self, proxy, faulty):
-        faulty.put_bytes(b"more")
-        proxy.seen.clear()
-        faulty.put_bytes(b"more")
-        write(faulty, b"more")
-        assert not [one for one in proxy.seen if one.startswith(("PUT", "POST"))]
 
-    def test_a_url_that_the_library_does_not_take(self, monkeypatch):
-        """Those of other schemes find out when they are asked."""
-        monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
-        with pytest.raises(Unavailable, match="az://bucket/prefix cannot be opened as an object store"):
-            Bucket("az://bucket/prefix", seconds=1.0)
-        assert Bucket("gs://bucket/prefix/", seconds=1.0).name == "gs://bucket/prefix"
+def test_another_servers_is_not_written(store):
+    object_blobs(store.location, store.folder / "other").set_aside.set_mark(StoreMark(store="1" * 32, generation=1))
+    for use in (lambda: store.put_bytes(b"more"), lambda: store.delete(HELLO)):
+        with pytest.raises(Unavailable, match="missing or another's"):
+            use()
+    assert hidden(store).read(HELLO) == b"hello"
 
-    def test_a_process_of_a_server_opens_the_same(self, store, tmp_path):
-        place = BlobPlace(folder=store.folder, url=store.location, cache=tmp_path / "cache", cache_bytes=1000)
-        child = open_blobs(BlobPlace.model_validate_json(place.model_dump_json()), make=False)
-        assert child.read(HELLO) == b"hello"
-        with child.scratch() as file:
-            assert file.parent == store.folder / "incoming"
-        assert store.read(child.put_bytes(b"of the child")) == b"of the child"
+
+def test_looking_leaves_nothing_behind(store):
+    before = store._bucket.list_keys()
+    assert store.probe() is None
+    assert store._bucket.list_keys() == before
+
+
+def test_the_same_bytes_are_sent_once_by_one_server(proxy, faulty):
+    faulty.put_bytes(b"more")
+    proxy.seen.clear()
+    faulty.put_bytes(b"more")
+    write(faulty, b"more")
+    assert not [one for one in proxy.seen if one.startswith(("PUT", "POST"))]
+
+
+def test_a_url_that_the_library_does_not_take(monkeypatch):
+    """Those of other schemes find out when they are asked."""
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(Unavailable, match="az://bucket/prefix cannot be opened as an object store"):
+        Bucket("az://bucket/prefix", seconds=1.0)
+    assert Bucket("gs://bucket/prefix/", seconds=1.0).name == "gs://bucket/prefix"
+
+
+def test_a_process_of_a_server_opens_the_same(store, tmp_path):
+    place = BlobPlace(folder=store.folder, url=store.location, cache=tmp_path / "cache", cache_bytes=1000)
+    child = open_blobs(BlobPlace.model_validate_json(place.model_dump_json()), make=False)
+    assert child.read(HELLO) == b"hello"
+    with child.scratch() as file:
+        assert file.parent == store.folder / "incoming"
+    assert store.read(child.put_bytes(b"of the child")) == b"of the child"
 
 
 class TestLargeObjects:

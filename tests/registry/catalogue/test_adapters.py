@@ -74,112 +74,125 @@ def test_live_versions_and_those_that_aliases_point_at(catalogue):
     assert [row.version for row in catalogue.adapters.live_versions("acme", "law", limit=1)] == [4]
 
 
-class TestResolve:
-    def test_foreign_is_unknown_word_for_word(self, catalogue):
-        row = add(catalogue)
-        retired = add(catalogue, "acme/old")
-        catalogue.adapters.retire(retired.id)
-        catalogue.aliases.put("acme", "law", "stable", 1)
-        for text in ("acme/law", "acme/law@1", "acme/law@stable", "acme/old", row.digest, retired.digest):
-            for scope in ((), ("other",)):
-                with pytest.raises(NotFound) as foreign:
-                    resolve(catalogue, text, scope)
-                assert foreign.value.message == f"There is no adapter {text}, or this key does not see it."
-        assert resolve(catalogue, "acme/law@stable", ("acme",)) == row
-
-    def test_a_digest_is_any_live_row_of_it_that_is_visible(self, catalogue):
-        mine, theirs = add(catalogue, "acme/law", digest="d"), add(catalogue, "other/law", digest="d")
-        ref = DigestRef(mine.digest)
-        assert catalogue.adapters.resolve(None, ref) == theirs
-        assert catalogue.adapters.resolve(("acme",), ref) == mine
-        catalogue.adapters.retire(theirs.id)
-        assert catalogue.adapters.resolve(None, ref) == mine
-
-    def test_names_are_compared_exactly(self, catalogue):
-        add(catalogue, "acme/a.b")
-        for text in ("acme/a-b", "acme/a_b", "acme/a.", "acme/axb"):
-            with pytest.raises(NotFound):
-                resolve(catalogue, text)
+# --- resolve --------------------------------------------------------------------------------------
 
 
-class TestAliases:
-    def test_they_are_listed_and_deleted(self, catalogue):
-        for alias in ("stable", "beta"):
-            catalogue.aliases.put("acme", "law", alias, 1)
-        catalogue.aliases.put("acme", "lay", "stable", 1)
-        assert [row.alias for row in catalogue.aliases.list("acme", "law")] == ["beta", "stable"]
-        catalogue.aliases.delete("acme", "law", "beta")
-        assert [row.alias for row in catalogue.aliases.list("acme", "law")] == ["stable"]
+def test_foreign_is_unknown_word_for_word(catalogue):
+    row = add(catalogue)
+    retired = add(catalogue, "acme/old")
+    catalogue.adapters.retire(retired.id)
+    catalogue.aliases.put("acme", "law", "stable", 1)
+    for text in ("acme/law", "acme/law@1", "acme/law@stable", "acme/old", row.digest, retired.digest):
+        for scope in ((), ("other",)):
+            with pytest.raises(NotFound) as foreign:
+                resolve(catalogue, text, scope)
+            assert foreign.value.message == f"There is no adapter {text}, or this key does not see it."
+    assert resolve(catalogue, "acme/law@stable", ("acme",)) == row
+
+
+def test_a_digest_is_any_live_row_of_it_that_is_visible(catalogue):
+    mine, theirs = add(catalogue, "acme/law", digest="d"), add(catalogue, "other/law", digest="d")
+    ref = DigestRef(mine.digest)
+    assert catalogue.adapters.resolve(None, ref) == theirs
+    assert catalogue.adapters.resolve(("acme",), ref) == mine
+    catalogue.adapters.retire(theirs.id)
+    assert catalogue.adapters.resolve(None, ref) == mine
+
+
+def test_names_are_compared_exactly(catalogue):
+    add(catalogue, "acme/a.b")
+    for text in ("acme/a-b", "acme/a_b", "acme/a.", "acme/axb"):
         with pytest.raises(NotFound):
-            catalogue.aliases.delete("acme", "law", "beta")
-
-    def test_aliases_of_these_names_and_no_others(self, catalogue):
-        for name in ("acme/law", "acme/food", "other/law"):
-            for alias in ("prod", "best"):
-                catalogue.aliases.put(*name.split("/"), alias, 1)
-        rows = catalogue.aliases.by_names([("acme", "law"), ("other", "law"), ("other", "food")])
-        assert [(row.namespace, row.name, row.alias, row.version) for row in rows] == [
-            (namespace, "law", alias, 1) for namespace in ("acme", "other") for alias in ("best", "prod")
-        ]
-        assert catalogue.aliases.by_names([]) == []
-
-    def test_compare_and_set(self, catalogue):
-        row = catalogue.aliases.put("acme", "law", "stable", 1)
-        with pytest.raises(PreconditionFailed, match="does not exist"):
-            catalogue.aliases.put("acme", "law", "beta", 1, if_match=row.etag)
-        again = catalogue.aliases.put("acme", "law", "stable", 1, if_match=row.etag)
-        assert again.etag != row.etag, "a change to the same version is a change"
-        for change in (
-            lambda: catalogue.aliases.put("acme", "law", "stable", 2, if_match=row.etag),
-            lambda: catalogue.aliases.delete("acme", "law", "stable", if_match=row.etag),
-        ):
-            with pytest.raises(PreconditionFailed, match=again.etag):
-                change()
-        catalogue.aliases.delete("acme", "law", "stable", if_match=again.etag)
-
-    def test_a_change_between_reading_and_writing_is_not_lost(self, catalogue, monkeypatch):
-        catalogue.aliases.put("acme", "law", "stable", 1)
-        read = catalogue.aliases.get("acme", "law", "stable")
-        other = catalogue.aliases.put("acme", "law", "stable", 2)
-        aliases, real = type(catalogue.aliases), type(catalogue.aliases).get
-        answers = []
-        monkeypatch.setattr(aliases, "get", lambda self, *key: answers.pop() if answers else real(self, *key))
-        for change in (
-            lambda: catalogue.aliases.put("acme", "law", "stable", 3),
-            lambda: catalogue.aliases.delete("acme", "law", "stable"),
-        ):
-            answers.append(read)  # what this one read before the other wrote
-            with pytest.raises(PreconditionFailed, match=other.etag):
-                change()
-        assert catalogue.aliases.get("acme", "law", "stable") == other
+            resolve(catalogue, text)
 
 
-class TestCards:
-    def test_if_match(self, catalogue):
-        row, other = add(catalogue), add(catalogue)
-        changed = catalogue.adapters.update_card(row.id, domain="a", if_match=row.etag)
-        for wrong in (row.etag, other.etag, "", "*", "x-1", changed.etag + "0"):
-            with pytest.raises(PreconditionFailed, match=changed.etag):
-                catalogue.adapters.update_card(row.id, domain="b", if_match=wrong)
-        assert catalogue.adapters.get(row.id) == changed
+# --- aliases --------------------------------------------------------------------------------------
 
-    def test_retiring_is_once_and_changes_the_etag(self, catalogue):
-        row = add(catalogue)
-        retired = catalogue.adapters.retire(row.id)
-        assert retired.retired_at is not None
-        assert retired.etag != row.etag
-        assert catalogue.adapters.retire(row.id) == retired
 
-    def test_the_progress_of_a_sample_leaves_the_etag(self, catalogue):
-        """Who read a card before its sample was embedded can still change it."""
-        row = add(catalogue)
-        assert catalogue.adapters.set_sample_state(row.id, "failed").sample is None
-        attached = catalogue.adapters.attach_sample(row.id, sample_of("law"))
-        ready = catalogue.adapters.set_sample_state(row.id, "ready", truncated={"sbert": 3})
-        assert (attached.sample_state, ready.sample_state) == ("pending", "ready")
-        assert ready.sample == sample_of("law", truncated={"sbert": 3})
-        assert ready.etag == row.etag
-        assert catalogue.adapters.set_sample_state(row.id, "failed").sample == ready.sample
+def test_they_are_listed_and_deleted(catalogue):
+    for alias in ("stable", "beta"):
+        catalogue.aliases.put("acme", "law", alias, 1)
+    catalogue.aliases.put("acme", "lay", "stable", 1)
+    assert [row.alias for row in catalogue.aliases.list("acme", "law")] == ["beta", "stable"]
+    catalogue.aliases.delete("acme", "law", "beta")
+    assert [row.alias for row in catalogue.aliases.list("acme", "law")] == ["stable"]
+    with pytest.raises(NotFound):
+        catalogue.aliases.delete("acme", "law", "beta")
+
+
+def test_aliases_of_these_names_and_no_others(catalogue):
+    for name in ("acme/law", "acme/food", "other/law"):
+        for alias in ("prod", "best"):
+            catalogue.aliases.put(*name.split("/"), alias, 1)
+    rows = catalogue.aliases.by_names([("acme", "law"), ("other", "law"), ("other", "food")])
+    assert [(row.namespace, row.name, row.alias, row.version) for row in rows] == [
+        (namespace, "law", alias, 1) for namespace in ("acme", "other") for alias in ("best", "prod")
+    ]
+    assert catalogue.aliases.by_names([]) == []
+
+
+def test_an_alias_moves_by_compare_and_set(catalogue):
+    row = catalogue.aliases.put("acme", "law", "stable", 1)
+    with pytest.raises(PreconditionFailed, match="does not exist"):
+        catalogue.aliases.put("acme", "law", "beta", 1, if_match=row.etag)
+    again = catalogue.aliases.put("acme", "law", "stable", 1, if_match=row.etag)
+    assert again.etag != row.etag, "a change to the same version is a change"
+    for change in (
+        lambda: catalogue.aliases.put("acme", "law", "stable", 2, if_match=row.etag),
+        lambda: catalogue.aliases.delete("acme", "law", "stable", if_match=row.etag),
+    ):
+        with pytest.raises(PreconditionFailed, match=again.etag):
+            change()
+    catalogue.aliases.delete("acme", "law", "stable", if_match=again.etag)
+
+
+def test_a_change_between_reading_and_writing_is_not_lost(catalogue, monkeypatch):
+    catalogue.aliases.put("acme", "law", "stable", 1)
+    read = catalogue.aliases.get("acme", "law", "stable")
+    other = catalogue.aliases.put("acme", "law", "stable", 2)
+    aliases, real = type(catalogue.aliases), type(catalogue.aliases).get
+    answers = []
+    monkeypatch.setattr(aliases, "get", lambda self, *key: answers.pop() if answers else real(self, *key))
+    for change in (
+        lambda: catalogue.aliases.put("acme", "law", "stable", 3),
+        lambda: catalogue.aliases.delete("acme", "law", "stable"),
+    ):
+        answers.append(read)  # what this one read before the other wrote
+        with pytest.raises(PreconditionFailed, match=other.etag):
+            change()
+    assert catalogue.aliases.get("acme", "law", "stable") == other
+
+
+# --- cards ----------------------------------------------------------------------------------------
+
+
+def test_a_card_changes_if_it_is_what_was_read(catalogue):
+    row, other = add(catalogue), add(catalogue)
+    changed = catalogue.adapters.update_card(row.id, domain="a", if_match=row.etag)
+    for wrong in (row.etag, other.etag, "", "*", "x-1", changed.etag + "0"):
+        with pytest.raises(PreconditionFailed, match=changed.etag):
+            catalogue.adapters.update_card(row.id, domain="b", if_match=wrong)
+    assert catalogue.adapters.get(row.id) == changed
+
+
+def test_retiring_is_once_and_changes_the_etag(catalogue):
+    row = add(catalogue)
+    retired = catalogue.adapters.retire(row.id)
+    assert retired.retired_at is not None
+    assert retired.etag != row.etag
+    assert catalogue.adapters.retire(row.id) == retired
+
+
+def test_the_progress_of_a_sample_leaves_the_etag(catalogue):
+    """Who read a card before its sample was embedded can still change it."""
+    row = add(catalogue)
+    assert catalogue.adapters.set_sample_state(row.id, "failed").sample is None
+    attached = catalogue.adapters.attach_sample(row.id, sample_of("law"))
+    ready = catalogue.adapters.set_sample_state(row.id, "ready", truncated={"sbert": 3})
+    assert (attached.sample_state, ready.sample_state) == ("pending", "ready")
+    assert ready.sample == sample_of("law", truncated={"sbert": 3})
+    assert ready.etag == row.etag
+    assert catalogue.adapters.set_sample_state(row.id, "failed").sample == ready.sample
 
 
 def test_samples_that_were_learnt_from_are_found_by_tensors_and_live_rows_by_them(catalogue):

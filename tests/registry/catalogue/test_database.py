@@ -28,110 +28,124 @@ def enqueue_much(database: Database) -> None:
             catalogue.jobs.enqueue("embed", {"text": "x" * 10**5}, namespace="acme", created_by=str(number))
 
 
-class TestTransactions:
-    def test_a_write_is_there_when_it_ends(self, database):
-        with database.write() as catalogue:
-            row = add(catalogue)
-            assert count(database) == 0, "nobody else sees it before"
-            assert [one.ref for one in catalogue.adapters.list(None, limit=9).rows] == [row.ref]
-        with database.read() as catalogue:
-            assert catalogue.adapters.get(row.id) == row
-
-    def test_an_error_undoes_all_of_it(self, database):
-        with pytest.raises(ZeroDivisionError), database.write() as catalogue:
-            add(catalogue)
-            catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="k")
-            raise ZeroDivisionError
-        with database.read() as catalogue:
-            assert catalogue.adapters.list(None, limit=9).rows == catalogue.jobs.list(None, limit=9).rows == ()
-
-    def test_a_read_cannot_write(self, database):
-        with pytest.raises(DBAPIError, match=r"read-?only"), database.read() as catalogue:
-            add(catalogue)
-        add_to(database)  # on the same connection
-        assert count(database) == 1
-
-    def test_a_glance_finds_what_is_stored_and_cannot_write(self, database):
-        row = add_to(database)
-        for _ in range(2):  # the second time on the same connection
-            with database.read_autocommit() as catalogue:
-                assert catalogue.adapters.get_or_none(row.id) == row
-        with (
-            pytest.raises((DBAPIError, Internal), match=r"read-?only|may write"),
-            database.read_autocommit() as catalogue,
-        ):
-            catalogue.aliases.put("acme", "law", "prod", 1)
-        with database.write() as catalogue:  # on the same connection
-            assert catalogue.aliases.list("acme", "law") == []
-            catalogue.aliases.put("acme", "law", "prod", 1)
-
-    def test_a_read_sees_one_state(self, database):
-        with database.read() as catalogue:
-            assert catalogue.adapters.list(None, limit=9).rows == ()
-            with database.write() as other:
-                add(other)
-            assert catalogue.adapters.list(None, limit=9).rows == ()
-        assert count(database) == 1
-
-    def test_a_write_inside_a_write_is_our_fault_and_not_a_deadlock(self, database):
-        with database.write() as catalogue:
-            with pytest.raises(Internal, match="inside another"), database.write():
-                pass
-            add(catalogue)
-        assert count(database) == 1
-
-    def test_many_transactions_use_no_more_connections_than_there_are(self, databases, tmp_path):
-        with databases.new(tmp_path, pool_size=1, busy_seconds=0.01) as database:
-            for _ in range(20):
-                add_to(database)
-                with pytest.raises(ZeroDivisionError), database.read():
-                    raise ZeroDivisionError
-                with pytest.raises(ZeroDivisionError), database.write():
-                    raise ZeroDivisionError
-            assert count(database) == 20
+# --- transactions ---------------------------------------------------------------------------------
 
 
-class TestBusy:
-    def test_another_process_that_writes(self, databases, tmp_path):
-        with databases.url(tmp_path) as url:
-            database, other = Database(url, busy_seconds=0.01), Database(url)
-            with other.write():
-                with pytest.raises(Busy, match="try again") as busy, database.write():
-                    pass
-                assert busy.value.retry_after >= 1
-                assert count(database) == 0, "readers are not kept waiting"
+def test_a_write_is_there_when_it_ends(database):
+    with database.write() as catalogue:
+        row = add(catalogue)
+        assert count(database) == 0, "nobody else sees it before"
+        assert [one.ref for one in catalogue.adapters.list(None, limit=9).rows] == [row.ref]
+    with database.read() as catalogue:
+        assert catalogue.adapters.get(row.id) == row
+
+
+def test_an_error_undoes_all_of_it(database):
+    with pytest.raises(ZeroDivisionError), database.write() as catalogue:
+        add(catalogue)
+        catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="k")
+        raise ZeroDivisionError
+    with database.read() as catalogue:
+        assert catalogue.adapters.list(None, limit=9).rows == catalogue.jobs.list(None, limit=9).rows == ()
+
+
+def test_a_read_cannot_write(database):
+    with pytest.raises(DBAPIError, match=r"read-?only"), database.read() as catalogue:
+        add(catalogue)
+    add_to(database)  # on the same connection
+    assert count(database) == 1
+
+
+def test_a_glance_finds_what_is_stored_and_cannot_write(database):
+    row = add_to(database)
+    for _ in range(2):  # the second time on the same connection
+        with database.read_autocommit() as catalogue:
+            assert catalogue.adapters.get_or_none(row.id) == row
+    with (
+        pytest.raises((DBAPIError, Internal), match=r"read-?only|may write"),
+        database.read_autocommit() as catalogue,
+    ):
+        catalogue.aliases.put("acme", "law", "prod", 1)
+    with database.write() as catalogue:  # on the same connection
+        assert catalogue.aliases.list("acme", "law") == []
+        catalogue.aliases.put("acme", "law", "prod", 1)
+
+
+def test_a_read_sees_one_state(database):
+    with database.read() as catalogue:
+        assert catalogue.adapters.list(None, limit=9).rows == ()
+        with database.write() as other:
+            add(other)
+        assert catalogue.adapters.list(None, limit=9).rows == ()
+    assert count(database) == 1
+
+
+def test_a_write_inside_a_write_is_our_fault_and_not_a_deadlock(database):
+    with database.write() as catalogue:
+        with pytest.raises(Internal, match="inside another"), database.write():
+            pass
+        add(catalogue)
+    assert count(database) == 1
+
+
+def test_many_transactions_use_no_more_connections_than_there_are(databases, tmp_path):
+    with databases.new(tmp_path, pool_size=1, busy_seconds=0.01) as database:
+        for _ in range(20):
             add_to(database)
-            other.close()
-            database.close()
+            with pytest.raises(ZeroDivisionError), database.read():
+                raise ZeroDivisionError
+            with pytest.raises(ZeroDivisionError), database.write():
+                raise ZeroDivisionError
+        assert count(database) == 20
 
-    def test_another_thread_that_writes(self, databases, tmp_path):
-        with databases.new(tmp_path, busy_seconds=0.01) as database, ThreadPoolExecutor(1) as pool:
 
-            def write() -> None:
-                with database.write():
-                    pass
+# --- busy -----------------------------------------------------------------------------------------
 
-            with database.write(), pytest.raises(Busy):
-                pool.submit(write).result()
-            pool.submit(write).result()  # the turn was given back
 
-    def test_no_connection_left(self, databases, tmp_path):
-        with databases.new(tmp_path, pool_size=2, busy_seconds=0.01) as database:
-            with database.read(), database.read(), pytest.raises(Busy, match="connection"), database.read():
+def test_another_process_that_writes(databases, tmp_path):
+    with databases.url(tmp_path) as url:
+        database, other = Database(url, busy_seconds=0.01), Database(url)
+        with other.write():
+            with pytest.raises(Busy, match="try again") as busy, database.write():
                 pass
-            assert count(database) == 0
+            assert busy.value.retry_after >= 1
+            assert count(database) == 0, "readers are not kept waiting"
+        add_to(database)
+        other.close()
+        database.close()
 
-    def test_a_file_that_cannot_be_opened_is_not_busy(self, tmp_path):
-        database = Database(f"sqlite:///{tmp_path / 'no' / 'folder'}", busy_seconds=0.01)
-        with pytest.raises(Exception, match="unable to open") as raised, database.write():
-            pass
-        assert not isinstance(raised.value, Busy)
 
-    def test_whoever_starts_on_a_broken_file_hears_of_the_file(self, sqlite, tmp_path):
-        (tmp_path / "soup.db").write_bytes(b"this is no database, and long enough to be sure of it")
-        told = pytest.raises(Unavailable, match=r"soup\.db cannot be used \(.*\): check SOUP_DATA .* put back a copy")
-        with told, sqlite.translate_startup_errors(), sqlite.engine.connect():
+def test_another_thread_that_writes(databases, tmp_path):
+    with databases.new(tmp_path, busy_seconds=0.01) as database, ThreadPoolExecutor(1) as pool:
+
+        def write() -> None:
+            with database.write():
+                pass
+
+        with database.write(), pytest.raises(Busy):
+            pool.submit(write).result()
+        pool.submit(write).result()  # the turn was given back
+
+
+def test_no_connection_left(databases, tmp_path):
+    with databases.new(tmp_path, pool_size=2, busy_seconds=0.01) as database:
+        with database.read(), database.read(), pytest.raises(Busy, match="connection"), database.read():
             pass
+        assert count(database) == 0
+
+
+def test_a_file_that_cannot_be_opened_is_not_busy(tmp_path):
+    database = Database(f"sqlite:///{tmp_path / 'no' / 'folder'}", busy_seconds=0.01)
+    with pytest.raises(Exception, match="unable to open") as raised, database.write():
+        pass
+    assert not isinstance(raised.value, Busy)
+
+
+def test_whoever_starts_on_a_broken_file_hears_of_the_file(sqlite, tmp_path):
+    (tmp_path / "soup.db").write_bytes(b"this is no database, and long enough to be sure of it")
+    told = pytest.raises(Unavailable, match=r"soup\.db cannot be used \(.*\): check SOUP_DATA .* put back a copy")
+    with told, sqlite.translate_startup_errors(), sqlite.engine.connect():
+        pass
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -184,29 +198,31 @@ def test_a_database_in_memory_is_refused(url):
         Database(url)
 
 
-class TestValues:
-    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-    def test_what_is_no_json_is_refused_when_written(self, database, value):
-        with pytest.raises((StatementError, ValueError), match="not JSON compliant"), database.write() as catalogue:
-            catalogue.audit.record("a", "b", key_id=None, request_id=None, detail={"x": value})
+# --- values ---------------------------------------------------------------------------------------
 
-    @given(
-        moment=st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(3000, 1, 1)), hours=st.integers(-12, 12)
-    )
-    def test_times_come_back_to_the_microsecond_in_utc(self, moment, hours):
-        kind = Microseconds()
-        aware = moment.replace(tzinfo=timezone(timedelta(hours=hours)))
-        stored = kind.process_bind_param(aware, None)
-        back = kind.process_result_value(stored, None)
-        assert back == aware
-        assert back.tzinfo is UTC
-        assert stored == (aware - EPOCH) // timedelta(microseconds=1)
 
-    def test_naive_times_are_refused(self):
-        with pytest.raises(ValueError, match="time zone"):
-            Microseconds().process_bind_param(datetime(2026, 1, 1), None)
-        assert Microseconds().process_bind_param(None, None) is None
-        assert Microseconds().process_result_value(None, None) is None
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_json_is_refused_when_written(database, value):
+    with pytest.raises((StatementError, ValueError), match="not JSON compliant"), database.write() as catalogue:
+        catalogue.audit.record("a", "b", key_id=None, request_id=None, detail={"x": value})
+
+
+@given(moment=st.datetimes(min_value=datetime(1900, 1, 1), max_value=datetime(3000, 1, 1)), hours=st.integers(-12, 12))
+def test_times_come_back_to_the_microsecond_in_utc(moment, hours):
+    kind = Microseconds()
+    aware = moment.replace(tzinfo=timezone(timedelta(hours=hours)))
+    stored = kind.process_bind_param(aware, None)
+    back = kind.process_result_value(stored, None)
+    assert back == aware
+    assert back.tzinfo is UTC
+    assert stored == (aware - EPOCH) // timedelta(microseconds=1)
+
+
+def test_naive_times_are_refused():
+    with pytest.raises(ValueError, match="time zone"):
+        Microseconds().process_bind_param(datetime(2026, 1, 1), None)
+    assert Microseconds().process_bind_param(None, None) is None
+    assert Microseconds().process_result_value(None, None) is None
 
 
 # --- a file that goes away ------------------------------------------------------------------------

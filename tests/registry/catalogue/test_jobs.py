@@ -156,12 +156,12 @@ def run(catalogue, moment: datetime, *, seconds: float | dict[str, int]) -> JobR
     return row
 
 
-def key(catalogue, name: str, namespaces=("acme",)):
+def new_key(catalogue, name: str, namespaces=("acme",)):
     return catalogue.keys.add(name, name, namespaces=namespaces, scopes={"write"}, prefix="sk-soup-").id
 
 
 def test_another_key_that_asks_for_the_same_is_remembered_and_takes_over(catalogue):
-    first, second, third = (key(catalogue, name) for name in ("first", "second", "third"))
+    first, second, third = (new_key(catalogue, name) for name in ("first", "second", "third"))
     about = {"scope": ["acme"], "request_id": "r-1", "pool": "p"}
     row = catalogue.jobs.enqueue("fit", about, namespace="acme", created_by=first, dedupe_key="k")
     assert catalogue.jobs.next_requester(row) is None
@@ -277,47 +277,51 @@ def test_a_queued_job_cannot_end(catalogue):
     assert catalogue.jobs.get(None, row.id) == row
 
 
-class TestLeases:
-    def test_a_heartbeat_prolongs(self, catalogue):
-        row = enqueue(catalogue)
-        claim(catalogue)
-        assert catalogue.jobs.heartbeat(row.id, "w1", LEASE, soon(1000))
-        assert catalogue.jobs.requeue_expired(soon(1000)) == 0
-        assert not catalogue.jobs.heartbeat("job-unknown", "w1", LEASE, soon())
+# --- leases ---------------------------------------------------------------------------------------
 
-    def test_a_worker_back_from_the_dead_touches_nothing(self, catalogue):
-        row = enqueue(catalogue)
-        claim(catalogue, "w1")
+
+def test_a_heartbeat_prolongs(catalogue):
+    row = enqueue(catalogue)
+    claim(catalogue)
+    assert catalogue.jobs.heartbeat(row.id, "w1", LEASE, soon(1000))
+    assert catalogue.jobs.requeue_expired(soon(1000)) == 0
+    assert not catalogue.jobs.heartbeat("job-unknown", "w1", LEASE, soon())
+
+
+def test_a_worker_back_from_the_dead_touches_nothing(catalogue):
+    row = enqueue(catalogue)
+    claim(catalogue, "w1")
+    catalogue.jobs.requeue_expired(soon(2 * LEASE))
+    theirs = claim(catalogue, "w2")
+    jobs = catalogue.jobs
+    assert not jobs.heartbeat(row.id, "w1", LEASE, soon())
+    assert not jobs.progress(row.id, done=1, total=1, message="", worker="w1")
+    assert not jobs.fail(row.id, {"code": "x"}, None, worker="w1")
+    assert not jobs.fail(row.id, {"code": "x"}, 0.0, worker="w1")
+    assert not jobs.succeed(row.id, {}, worker="w1")
+    assert jobs.get(None, row.id) == theirs
+    assert jobs.succeed(row.id, {}, worker="w2")
+
+
+def test_what_was_its_own_fault_and_what_its_process_did(catalogue):
+    row = enqueue(catalogue)
+    counts = lambda: (lambda one: (one.attempts, one.failures, one.crashes, one.reached))(  # noqa: E731
+        catalogue.jobs.get(None, row.id)
+    )
+    claim(catalogue)
+    catalogue.jobs.fail(row.id, {"code": "busy"}, 0.0)
+    assert counts() == (1, 1, 0, 0)
+    for crashes in (1, 2):
+        claim(catalogue)
         catalogue.jobs.requeue_expired(soon(2 * LEASE))
-        theirs = claim(catalogue, "w2")
-        jobs = catalogue.jobs
-        assert not jobs.heartbeat(row.id, "w1", LEASE, soon())
-        assert not jobs.progress(row.id, done=1, total=1, message="", worker="w1")
-        assert not jobs.fail(row.id, {"code": "x"}, None, worker="w1")
-        assert not jobs.fail(row.id, {"code": "x"}, 0.0, worker="w1")
-        assert not jobs.succeed(row.id, {}, worker="w1")
-        assert jobs.get(None, row.id) == theirs
-        assert jobs.succeed(row.id, {}, worker="w2")
-
-    def test_what_was_its_own_fault_and_what_its_process_did(self, catalogue):
-        row = enqueue(catalogue)
-        counts = lambda: (lambda one: (one.attempts, one.failures, one.crashes, one.reached))(  # noqa: E731
-            catalogue.jobs.get(None, row.id)
-        )
-        claim(catalogue)
-        catalogue.jobs.fail(row.id, {"code": "busy"}, 0.0)
-        assert counts() == (1, 1, 0, 0)
-        for crashes in (1, 2):
-            claim(catalogue)
-            catalogue.jobs.requeue_expired(soon(2 * LEASE))
-            assert counts() == (1 + crashes, 1, crashes, 0)
-        claim(catalogue)
-        assert not catalogue.jobs.forgive_failures(row.id, 0, worker="w1")
-        assert not catalogue.jobs.forgive_failures(row.id, 10, worker="w2")
-        assert counts() == (4, 1, 2, 0)
-        assert catalogue.jobs.forgive_failures(row.id, 10, worker="w1")
-        assert not catalogue.jobs.forgive_failures(row.id, 10, worker="w1")
-        assert counts() == (4, 0, 0, 10)
+        assert counts() == (1 + crashes, 1, crashes, 0)
+    claim(catalogue)
+    assert not catalogue.jobs.forgive_failures(row.id, 0, worker="w1")
+    assert not catalogue.jobs.forgive_failures(row.id, 10, worker="w2")
+    assert counts() == (4, 1, 2, 0)
+    assert catalogue.jobs.forgive_failures(row.id, 10, worker="w1")
+    assert not catalogue.jobs.forgive_failures(row.id, 10, worker="w1")
+    assert counts() == (4, 0, 0, 10)
 
 
 def test_foreign_is_unknown(catalogue):

@@ -39,106 +39,115 @@ def test_what_a_recipe_gave_first_stays_unless_that_is_replaced_by_name(catalogu
     assert catalogue.soups.recipe(recipe.digest).adapter_digest == third.digest
 
 
-class TestLineage:
-    def test_what_a_key_does_not_see_has_a_digest_and_no_name(self, catalogue):
-        mine, theirs = add(catalogue, "acme/a"), add(catalogue, "other/b")
-        recipe = recipe_of(mine.digest, theirs.digest)
-        soup = cook(catalogue, "acme/s", recipe)
-        seen = {digest: row for digest, _, row in catalogue.soups.parents(recipe.digest, ("acme",))}
-        assert seen == {mine.digest: mine, theirs.digest: None}
-        assert catalogue.soups.children(theirs.digest, ("other",)) == []
-        assert catalogue.soups.children(theirs.digest, ("acme",)) == [soup]
+# --- lineage --------------------------------------------------------------------------------------
 
-    def test_retired_parents_are_shown_retired_and_live_twins_are_preferred(self, catalogue):
-        a, twin = add(catalogue, "acme/a", digest="d"), add(catalogue, "acme/twin", digest="d")
-        recipe = recipe_of(a.digest)
-        cook(catalogue, "acme/s", recipe)
-        catalogue.adapters.retire(twin.id)
-        assert catalogue.soups.parents(recipe.digest, None)[0][2] == a
-        catalogue.adapters.retire(a.id)
-        assert catalogue.soups.parents(recipe.digest, None)[0][2].retired_at is not None
 
-    def test_domains_of_ingredients_are_by_weight_and_none_for_those_that_are_not_seen(self, catalogue):
-        light, heavy = add(catalogue, "acme/a", domain="light"), add(catalogue, "acme/b", domain="heavy")
-        theirs = add(catalogue, "other/c", domain="theirs")
-        weights = {light.digest: "0.1", heavy.digest: "0.6", theirs.digest: "0.3"}
-        parts = tuple(RecipeIngredient(digest=digest, weight=weights[digest]) for digest in sorted(weights))
-        recipe = Recipe(base_fingerprint=BASE, ingredients=parts)
-        cook(catalogue, "acme/s", recipe)
-        domains = catalogue.soups.ingredient_domains
-        assert domains({recipe.digest}, ("acme",)) == {recipe.digest: ["heavy", None, "light"]}
-        assert domains({recipe.digest}, None) == {recipe.digest: ["heavy", "theirs", "light"]}
-        assert domains({sha256_digest(b"?")}, None) == {}
+def test_what_a_key_does_not_see_has_a_digest_and_no_name(catalogue):
+    mine, theirs = add(catalogue, "acme/a"), add(catalogue, "other/b")
+    recipe = recipe_of(mine.digest, theirs.digest)
+    soup = cook(catalogue, "acme/s", recipe)
+    seen = {digest: row for digest, _, row in catalogue.soups.parents(recipe.digest, ("acme",))}
+    assert seen == {mine.digest: mine, theirs.digest: None}
+    assert catalogue.soups.children(theirs.digest, ("other",)) == []
+    assert catalogue.soups.children(theirs.digest, ("acme",)) == [soup]
 
-    def test_retired_soups_are_no_children(self, catalogue):
-        a = add(catalogue, "acme/a")
-        rows = [cook(catalogue, f"acme/{name}", recipe_of(a.digest)) for name in "st"]
-        catalogue.adapters.retire(rows[0].id)
-        assert catalogue.soups.children(a.digest, None) == rows[1:]
 
-    def test_verifications_are_the_newest_of_each_soup(self, catalogue):
-        recipe = recipe_of(add(catalogue, "acme/a").digest)
-        soup, other, bare = (cook(catalogue, f"acme/{name}", recipe) for name in "stu")
-        for row, number in [(other, 9), *((soup, number) for number in range(5))]:
-            catalogue.soups.add_evidence(row.id, recipe.digest, {"verification": {"difference": number}, "more": "x"})
-        catalogue.soups.add_evidence(soup.id, recipe.digest, {"verification": None})
-        catalogue.soups.add_evidence(bare.id, recipe.digest, {"selector": "sel-x"})
-        names = [(row.namespace, row.name, row.version) for row in (soup, other, bare)]
-        found = catalogue.soups.verifications(names, most=3)
-        assert found == {
-            names[0]: [{"difference": 3}, {"difference": 4}],  # the newest evidence was not verified
-            names[1]: [{"difference": 9}],
-        }
-        assert catalogue.soups.verifications(names[1:2], most=3) == {names[1]: [{"difference": 9}]}
+def test_retired_parents_are_shown_retired_and_live_twins_are_preferred(catalogue):
+    a, twin = add(catalogue, "acme/a", digest="d"), add(catalogue, "acme/twin", digest="d")
+    recipe = recipe_of(a.digest)
+    cook(catalogue, "acme/s", recipe)
+    catalogue.adapters.retire(twin.id)
+    assert catalogue.soups.parents(recipe.digest, None)[0][2] == a
+    catalogue.adapters.retire(a.id)
+    assert catalogue.soups.parents(recipe.digest, None)[0][2].retired_at is not None
 
-    def test_past_trials_are_the_newest_of_each_effort_that_a_caller_sees(self, catalogue):
-        recipe = recipe_of(add(catalogue, "acme/a").digest)
-        soup, hidden = cook(catalogue, "acme/s", recipe), cook(catalogue, "other/t", recipe)
 
-        def cooked(row, effort: str, difference: float) -> None:
-            search = {"effort": effort, "trials": [{"way": "selected", "difference": 0.5}]}
-            body = {"search": search, "verification": {"difference": difference}}
-            catalogue.soups.add_evidence(row.id, recipe.digest, body)
+def test_domains_of_ingredients_are_by_weight_and_none_for_those_that_are_not_seen(catalogue):
+    light, heavy = add(catalogue, "acme/a", domain="light"), add(catalogue, "acme/b", domain="heavy")
+    theirs = add(catalogue, "other/c", domain="theirs")
+    weights = {light.digest: "0.1", heavy.digest: "0.6", theirs.digest: "0.3"}
+    parts = tuple(RecipeIngredient(digest=digest, weight=weights[digest]) for digest in sorted(weights))
+    recipe = Recipe(base_fingerprint=BASE, ingredients=parts)
+    cook(catalogue, "acme/s", recipe)
+    domains = catalogue.soups.ingredient_domains
+    assert domains({recipe.digest}, ("acme",)) == {recipe.digest: ["heavy", None, "light"]}
+    assert domains({recipe.digest}, None) == {recipe.digest: ["heavy", "theirs", "light"]}
+    assert domains({sha256_digest(b"?")}, None) == {}
 
-        for number in range(3):
-            cooked(soup, "quick", -number)
-        cooked(hidden, "tune", -9.0)
-        cooked(soup, "tune", -5.0)
-        catalogue.soups.add_evidence(soup.id, recipe.digest, {"search": None, "verification": {"difference": -1.0}})
-        past = catalogue.soups.past_trials(soup.base_model, ("acme",), most=2)
-        assert [(effort, difference) for effort, _, difference in past] == [("tune", -5), ("quick", -2), ("quick", -1)]
-        assert past[0][1] == [{"way": "selected", "difference": 0.5}]
-        assert len(catalogue.soups.past_trials(soup.base_model, None, most=2)) == 4
-        assert catalogue.soups.past_trials("another", None, most=2) == []
 
-    def test_evidence_gathers_in_order(self, catalogue):
-        recipe = recipe_of(add(catalogue, "acme/a").digest)
-        soup, other = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", recipe)
-        for number in range(3):
-            catalogue.soups.add_evidence(soup.id, recipe.digest, {"selector": f"sel-{number}"})
-        catalogue.soups.add_evidence(other.id, recipe.digest, {"selector": "sel-x"})
-        found = catalogue.soups.evidence(soup.id)
-        assert [one["selector"] for one in found] == ["sel-0", "sel-1", "sel-2"]
-        assert all(one["created_at"].endswith("+00:00") for one in found)
-        with pytest.raises(IntegrityError):
-            catalogue.soups.add_evidence(soup.id, sha256_digest(b"?"), {})
+def test_retired_soups_are_no_children(catalogue):
+    a = add(catalogue, "acme/a")
+    rows = [cook(catalogue, f"acme/{name}", recipe_of(a.digest)) for name in "st"]
+    catalogue.adapters.retire(rows[0].id)
+    assert catalogue.soups.children(a.digest, None) == rows[1:]
 
-    def test_evidence_is_that_of_the_first_and_the_newest_cooks(self, catalogue):
-        recipe = recipe_of(add(catalogue, "acme/a").digest)
-        same = recipe_of(add(catalogue, "acme/b").digest)  # another recipe that gives the same soup
-        soup, other = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", same)
-        for row in (soup, other):
-            catalogue.soups.add_evidence(row.id, same.digest, {"selector": "sel-same"})
-        for number in range(MAX_EVIDENCE + 3):
-            catalogue.soups.add_evidence(soup.id, recipe.digest, {"selector": f"sel-{number}"})
-        selectors = [one["selector"] for one in catalogue.soups.evidence(soup.id)]
-        assert selectors == ["sel-0", *(f"sel-{number}" for number in range(4, MAX_EVIDENCE + 3))]
-        assert [one["selector"] for one in catalogue.soups.evidence(soup.id, most=1)] == selectors[-1:]
-        assert [one["selector"] for one in catalogue.soups.evidence(other.id)] == ["sel-same"]
-        catalogue.adapters.retire(other.id)
-        for row in (other, soup):  # each recipe has evidence of the soup until its purge, which finds recipes by it
-            catalogue.removals.purge(catalogue.adapters.get(row.id))
-        assert catalogue.soups.recipe(same.digest) is None
+
+def test_verifications_are_the_newest_of_each_soup(catalogue):
+    recipe = recipe_of(add(catalogue, "acme/a").digest)
+    soup, other, bare = (cook(catalogue, f"acme/{name}", recipe) for name in "stu")
+    for row, number in [(other, 9), *((soup, number) for number in range(5))]:
+        catalogue.soups.add_evidence(row.id, recipe.digest, {"verification": {"difference": number}, "more": "x"})
+    catalogue.soups.add_evidence(soup.id, recipe.digest, {"verification": None})
+    catalogue.soups.add_evidence(bare.id, recipe.digest, {"selector": "sel-x"})
+    names = [(row.namespace, row.name, row.version) for row in (soup, other, bare)]
+    found = catalogue.soups.verifications(names, most=3)
+    assert found == {
+        names[0]: [{"difference": 3}, {"difference": 4}],  # the newest evidence was not verified
+        names[1]: [{"difference": 9}],
+    }
+    assert catalogue.soups.verifications(names[1:2], most=3) == {names[1]: [{"difference": 9}]}
+
+
+def test_past_trials_are_the_newest_of_each_effort_that_a_caller_sees(catalogue):
+    recipe = recipe_of(add(catalogue, "acme/a").digest)
+    soup, hidden = cook(catalogue, "acme/s", recipe), cook(catalogue, "other/t", recipe)
+
+    def cooked(row, effort: str, difference: float) -> None:
+        search = {"effort": effort, "trials": [{"way": "selected", "difference": 0.5}]}
+        body = {"search": search, "verification": {"difference": difference}}
+        catalogue.soups.add_evidence(row.id, recipe.digest, body)
+
+    for number in range(3):
+        cooked(soup, "quick", -number)
+    cooked(hidden, "tune", -9.0)
+    cooked(soup, "tune", -5.0)
+    catalogue.soups.add_evidence(soup.id, recipe.digest, {"search": None, "verification": {"difference": -1.0}})
+    past = catalogue.soups.past_trials(soup.base_model, ("acme",), most=2)
+    assert [(effort, difference) for effort, _, difference in past] == [("tune", -5), ("quick", -2), ("quick", -1)]
+    assert past[0][1] == [{"way": "selected", "difference": 0.5}]
+    assert len(catalogue.soups.past_trials(soup.base_model, None, most=2)) == 4
+    assert catalogue.soups.past_trials("another", None, most=2) == []
+
+
+def test_evidence_gathers_in_order(catalogue):
+    recipe = recipe_of(add(catalogue, "acme/a").digest)
+    soup, other = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", recipe)
+    for number in range(3):
+        catalogue.soups.add_evidence(soup.id, recipe.digest, {"selector": f"sel-{number}"})
+    catalogue.soups.add_evidence(other.id, recipe.digest, {"selector": "sel-x"})
+    found = catalogue.soups.evidence(soup.id)
+    assert [one["selector"] for one in found] == ["sel-0", "sel-1", "sel-2"]
+    assert all(one["created_at"].endswith("+00:00") for one in found)
+    with pytest.raises(IntegrityError):
+        catalogue.soups.add_evidence(soup.id, sha256_digest(b"?"), {})
+
+
+def test_evidence_is_that_of_the_first_and_the_newest_cooks(catalogue):
+    recipe = recipe_of(add(catalogue, "acme/a").digest)
+    same = recipe_of(add(catalogue, "acme/b").digest)  # another recipe that gives the same soup
+    soup, other = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", same)
+    for row in (soup, other):
+        catalogue.soups.add_evidence(row.id, same.digest, {"selector": "sel-same"})
+    for number in range(MAX_EVIDENCE + 3):
+        catalogue.soups.add_evidence(soup.id, recipe.digest, {"selector": f"sel-{number}"})
+    selectors = [one["selector"] for one in catalogue.soups.evidence(soup.id)]
+    assert selectors == ["sel-0", *(f"sel-{number}" for number in range(4, MAX_EVIDENCE + 3))]
+    assert [one["selector"] for one in catalogue.soups.evidence(soup.id, most=1)] == selectors[-1:]
+    assert [one["selector"] for one in catalogue.soups.evidence(other.id)] == ["sel-same"]
+    catalogue.adapters.retire(other.id)
+    for row in (other, soup):  # each recipe has evidence of the soup until its purge, which finds recipes by it
+        catalogue.removals.purge(catalogue.adapters.get(row.id))
+    assert catalogue.soups.recipe(same.digest) is None
 
 
 def test_one_embedding_for_each_sample_and_encoder(catalogue):

@@ -196,115 +196,127 @@ def test_a_member_that_is_gone_keeps_that_reason(stocked):
     assert "retired since the fit" in reasons(stocked.cook(sample=sample("law")))["stranger"]
 
 
-class TestAbstaining:
-    def test_a_sample_of_no_domain(self, stocked):
-        request = {"sample": sample("law"), "selector": {"kind": "cosine", "threshold": 1.0}}
-        cooked = stocked.cook(**request)
-        assert (cooked.abstained, cooked.model, cooked.soup_id, cooked.digest) == (True, "base/tiny", None, None)
-        assert cooked.evidence.selection.abstained
-        assert cooked.reason == cooked.evidence.selection.reason
-        assert stocked.scored == []
-        assert stocked.cook(**request, options={"when_none": "top"}).model == "acme/law@1"
-        tuned = stocked.cook(**request, effort="tune", verify=True)
-        assert [ingredient.digest for ingredient in tuned.recipe.ingredients] == [stocked.named("acme/law").digest]
-
-    @pytest.mark.parametrize(("gain", "helps"), [(0.5, True), (0.0, False)])
-    def test_verify(self, stocked, gain, helps):
-        soup = stocked.cook(sample=sample("law", "code"), name="acme/probe").digest
-        stocked.gains[soup] = lambda text: gain
-        cooked = stocked.cook(sample=sample("law", "code"), effort="instant", verify=True, name="acme/verified")
-        seen = cooked.evidence.verification
-        assert seen.helps is helps
-        assert cooked.abstained is not helps
-        assert seen.difference == pytest.approx(-gain)
-        assert seen.passages == 60
-        assert stocked.scored == [soup]  # the base's NLL came with the embedding
-        if not helps:
-            assert "does not beat the base model by one standard error" in cooked.reason
-            with pytest.raises(NotFound):
-                stocked.named("acme/verified")
-
-    def test_a_gain_within_one_standard_error_does_not_help(self, stocked):
-        soup = stocked.cook(sample=sample("law", "code")).digest
-        noisy = {text: (2.0 if number % 2 else -1.9) for number, text in enumerate(sample("law", "code")["texts"])}
-        stocked.gains[soup] = noisy.__getitem__
-        seen = stocked.cook(sample=sample("law", "code"), effort="instant", verify=True).evidence.verification
-        assert -seen.standard_error < seen.difference < 0
-        assert not seen.helps
-
-    def test_a_recipe_by_hand_is_verified_where_a_sample_comes_with_it(self, stocked):
-        recipe = by_hand("acme/law", "acme/code")
-        assert stocked.cook(recipe=recipe, sample=sample("law"), verify=True).abstained
-        assert stocked.scored[1] is None  # nothing was embedded, so the base is scored too
-        assert not stocked.cook(recipe=recipe, verify=True).abstained
-
-    def test_verifying_needs_text_and_tokens_and_cooking_only_vectors(self, stocked):
-        vectors = vectors_of(stocked.base, passages("law") + passages("code"))
-        cooked = stocked.cook(sample=vectors)
-        assert set(domains_of(cooked)) == {"law", "code"}
-        assert not stocked.row(cooked.soup_id).sample.has_text
-        with pytest.raises(InvalidSample, match="has only vectors"):
-            stocked.cook(sample=vectors, verify=True)
-        stocked.tiny.score = lambda texts, *_, **__: [PassageScore(nll=0, tokens=0, bytes=1) for _ in texts]
-        with pytest.raises(InvalidSample, match="no token"):
-            stocked.cook(recipe=by_hand("acme/law"), sample=sample("law"), verify=True)
+# --- abstaining -----------------------------------------------------------------------------------
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        ("request_", "error", "sentence"),
-        [
-            ({"recipe": {"ingredients": [{"ref": "acme/nobody"}]}}, NotFound, "acme/nobody"),
-            ({"recipe": {"ingredients": [{"ref": "base/tiny"}]}}, NotFound, "is a base model"),
-            ({"recipe": {"ingredients": [{"ref": "acme/law", "weight": 0}]}}, InvalidRecipe, "Every weight"),
-            ({"recipe": {"ingredients": [{"ref": "acme/law", "weight": 1e308}] * 2}}, InvalidRecipe, "must be finite"),
-            ({"sample": {"texts": ["one"]}}, InvalidSample, "at least 5"),
-            ({"sample": sample("law"), "selector": UNIFORM, "options": {"single": True}}, InvalidParameter, "single"),
-        ],
-    )
-    def test_one_sentence(self, stocked, request_, error, sentence):
-        with pytest.raises(error, match=sentence):
-            stocked.cook(**request_)
+def test_a_sample_of_no_domain(stocked):
+    request = {"sample": sample("law"), "selector": {"kind": "cosine", "threshold": 1.0}}
+    cooked = stocked.cook(**request)
+    assert (cooked.abstained, cooked.model, cooked.soup_id, cooked.digest) == (True, "base/tiny", None, None)
+    assert cooked.evidence.selection.abstained
+    assert cooked.reason == cooked.evidence.selection.reason
+    assert stocked.scored == []
+    assert stocked.cook(**request, options={"when_none": "top"}).model == "acme/law@1"
+    tuned = stocked.cook(**request, effort="tune", verify=True)
+    assert [ingredient.digest for ingredient in tuned.recipe.ingredients] == [stocked.named("acme/law").digest]
 
-    def test_all_incompatibilities_at_once_before_a_tensor_is_read(self, stocked):
-        stocked.push("acme/a", seed=20, config=OTHER_CONFIG, provenance={})
-        stocked.push("acme/b", seed=21, provenance=OTHER_INIT)
-        for digest in list(stocked.blobs.digests()):
-            stocked.blobs.delete(digest)
-        with pytest.raises(Incompatible) as caught:
-            stocked.cook(recipe=by_hand("acme/law", "acme/a", "acme/b"))
-        assert len(caught.value.problems) == 3
-        assert "one structure" in caught.value.message
 
-    def test_an_adapter_of_a_base_that_was_replaced(self, stocked):
-        foreign = stocked.push("acme/foreign", seed=20).row
-        replaced = update(adapters).where(adapters.c.id == foreign.id)
-        with stocked.database.engine.begin() as connection:
-            connection.execute(replaced.values(base_fingerprint=sha256_digest(b"older")))
-        with pytest.raises(Incompatible, match="other weights of base model 'tiny'"):
-            stocked.cook(recipe=by_hand("acme/foreign"))
-
-    def test_foreign_ingredients_and_samples_are_unknown(self, stocked):
-        theirs = stocked.ready("theirs/secret", seed=30)
-        for ref in ("theirs/secret", "theirs/secret@1", theirs.digest):
-            with pytest.raises(NotFound):
-                stocked.cook(scope=("acme",), recipe=by_hand(ref))
-        cooked = stocked.cook(scope=("acme",), sample=sample("law", "secret"), selector=UNIFORM)
-        assert "secret" not in cooked.model_dump_json()
+@pytest.mark.parametrize(("gain", "helps"), [(0.5, True), (0.0, False)])
+def test_a_soup_is_verified(stocked, gain, helps):
+    soup = stocked.cook(sample=sample("law", "code"), name="acme/probe").digest
+    stocked.gains[soup] = lambda text: gain
+    cooked = stocked.cook(sample=sample("law", "code"), effort="instant", verify=True, name="acme/verified")
+    seen = cooked.evidence.verification
+    assert seen.helps is helps
+    assert cooked.abstained is not helps
+    assert seen.difference == pytest.approx(-gain)
+    assert seen.passages == 60
+    assert stocked.scored == [soup]  # the base's NLL came with the embedding
+    if not helps:
+        assert "does not beat the base model by one standard error" in cooked.reason
         with pytest.raises(NotFound):
-            stocked.cook(scope=("acme",), sample={"blob": theirs.sample.digest})
-        assert stocked.cook(scope=("acme", "theirs"), sample={"blob": theirs.sample.digest}).model
+            stocked.named("acme/verified")
 
-    def test_cancelled_between_two_steps_nothing_is_stored(self, stocked):
-        def stop(done: int, total: int, message: str) -> None:
-            if message.startswith("verifying"):
-                raise Cancelled("enough")
 
-        stocked.progress = stop
-        with pytest.raises(Cancelled):
-            stocked.cook(sample=sample("law", "code"), effort="instant", verify=True, name="acme/never")
+def test_a_gain_within_one_standard_error_does_not_help(stocked):
+    soup = stocked.cook(sample=sample("law", "code")).digest
+    noisy = {text: (2.0 if number % 2 else -1.9) for number, text in enumerate(sample("law", "code")["texts"])}
+    stocked.gains[soup] = noisy.__getitem__
+    seen = stocked.cook(sample=sample("law", "code"), effort="instant", verify=True).evidence.verification
+    assert -seen.standard_error < seen.difference < 0
+    assert not seen.helps
+
+
+def test_a_recipe_by_hand_is_verified_where_a_sample_comes_with_it(stocked):
+    recipe = by_hand("acme/law", "acme/code")
+    assert stocked.cook(recipe=recipe, sample=sample("law"), verify=True).abstained
+    assert stocked.scored[1] is None  # nothing was embedded, so the base is scored too
+    assert not stocked.cook(recipe=recipe, verify=True).abstained
+
+
+def test_verifying_needs_text_and_tokens_and_cooking_only_vectors(stocked):
+    vectors = vectors_of(stocked.base, passages("law") + passages("code"))
+    cooked = stocked.cook(sample=vectors)
+    assert set(domains_of(cooked)) == {"law", "code"}
+    assert not stocked.row(cooked.soup_id).sample.has_text
+    with pytest.raises(InvalidSample, match="has only vectors"):
+        stocked.cook(sample=vectors, verify=True)
+    stocked.tiny.score = lambda texts, *_, **__: [PassageScore(nll=0, tokens=0, bytes=1) for _ in texts]
+    with pytest.raises(InvalidSample, match="no token"):
+        stocked.cook(recipe=by_hand("acme/law"), sample=sample("law"), verify=True)
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "sentence"),
+    [
+        ({"recipe": {"ingredients": [{"ref": "acme/nobody"}]}}, NotFound, "acme/nobody"),
+        ({"recipe": {"ingredients": [{"ref": "base/tiny"}]}}, NotFound, "is a base model"),
+        ({"recipe": {"ingredients": [{"ref": "acme/law", "weight": 0}]}}, InvalidRecipe, "Every weight"),
+        ({"recipe": {"ingredients": [{"ref": "acme/law", "weight": 1e308}] * 2}}, InvalidRecipe, "must be finite"),
+        ({"sample": {"texts": ["one"]}}, InvalidSample, "at least 5"),
+        ({"sample": sample("law"), "selector": UNIFORM, "options": {"single": True}}, InvalidParameter, "single"),
+    ],
+)
+def test_what_is_refused_in_one_sentence(stocked, request_, error, sentence):
+    with pytest.raises(error, match=sentence):
+        stocked.cook(**request_)
+
+
+def test_all_incompatibilities_at_once_before_a_tensor_is_read(stocked):
+    stocked.push("acme/a", seed=20, config=OTHER_CONFIG, provenance={})
+    stocked.push("acme/b", seed=21, provenance=OTHER_INIT)
+    for digest in list(stocked.blobs.digests()):
+        stocked.blobs.delete(digest)
+    with pytest.raises(Incompatible) as caught:
+        stocked.cook(recipe=by_hand("acme/law", "acme/a", "acme/b"))
+    assert len(caught.value.problems) == 3
+    assert "one structure" in caught.value.message
+
+
+def test_an_adapter_of_a_base_that_was_replaced(stocked):
+    foreign = stocked.push("acme/foreign", seed=20).row
+    replaced = update(adapters).where(adapters.c.id == foreign.id)
+    with stocked.database.engine.begin() as connection:
+        connection.execute(replaced.values(base_fingerprint=sha256_digest(b"older")))
+    with pytest.raises(Incompatible, match="other weights of base model 'tiny'"):
+        stocked.cook(recipe=by_hand("acme/foreign"))
+
+
+def test_foreign_ingredients_and_samples_are_unknown(stocked):
+    theirs = stocked.ready("theirs/secret", seed=30)
+    for ref in ("theirs/secret", "theirs/secret@1", theirs.digest):
         with pytest.raises(NotFound):
-            stocked.named("acme/never")
+            stocked.cook(scope=("acme",), recipe=by_hand(ref))
+    cooked = stocked.cook(scope=("acme",), sample=sample("law", "secret"), selector=UNIFORM)
+    assert "secret" not in cooked.model_dump_json()
+    with pytest.raises(NotFound):
+        stocked.cook(scope=("acme",), sample={"blob": theirs.sample.digest})
+    assert stocked.cook(scope=("acme", "theirs"), sample={"blob": theirs.sample.digest}).model
+
+
+def test_cancelled_between_two_steps_nothing_is_stored(stocked):
+    def stop(done: int, total: int, message: str) -> None:
+        if message.startswith("verifying"):
+            raise Cancelled("enough")
+
+    stocked.progress = stop
+    with pytest.raises(Cancelled):
+        stocked.cook(sample=sample("law", "code"), effort="instant", verify=True, name="acme/never")
+    with pytest.raises(NotFound):
+        stocked.named("acme/never")
 
 
 # --- an adapter that is purged in the middle of a cook ---------------------------------------------------

@@ -187,56 +187,61 @@ def test_a_pool_of_unknown_origins_is_fitted_selected_from_and_cooked(loras):
         assert module.rank == module.alpha == (5 if path.endswith("c_attn") else 3)
 
 
-class TestPools:
-    def test_the_best_decides_the_method_of_a_mixed_pool(self, strangers):
-        strangers.ready("acme/low", seed=10, config=LORA)
-        strangers.ready("acme/rank", seed=11, config=WIDE_LORA)
-        of_bottlenecks = strangers.cook(sample=texts(law=40, low=30, rank=25, zoo=20))
-        assert domains_of(of_bottlenecks) == ["law", "zoo"]
-        assert (
-            reasons(of_bottlenecks)["low"]
-            == "Cannot be mixed with acme/law@1: The methods differ: acme/law@1 has bottleneck; acme/low@1 has lora."
-        )
-        of_loras = strangers.cook(sample=texts(low=40, law=30, rank=25, zoo=20))
-        assert domains_of(of_loras) == ["low", "rank"]
-        assert set(reasons(of_loras)) == {"law", "zoo", "code"}
+# --- pools ----------------------------------------------------------------------------------------
 
-    def test_of_many_that_cannot_be_mixed_the_best_ranked_are_named(self, strangers):
-        for number in range(LISTED + 2):
-            strangers.ready(f"acme/n{number:02}", seed=100 + number, text="law", config=LORA, provenance=UNKNOWN)
-        spec = {"kind": "cosine", "encoder": "base", "threshold": -1}
-        cooked = strangers.cook(sample=texts(zoo=30), selector=spec, verify=False)
-        best, selection = cooked.evidence.selection.selected[0], cooked.evidence.selection
-        assert (best.domain, len(selection.selected), len(selection.left_out)) == ("zoo", 3, LISTED)
-        assert selection.more_left_out == {f"Cannot be mixed with {best.ref}.": 2}
-        assert all(one.reason.startswith(f"Cannot be mixed with {best.ref}: The m") for one in selection.left_out)
-        assert set(selection.scores) == {one.domain for one in (*selection.selected, *selection.left_out)}
 
-    @pytest.mark.parametrize("how", [{}, {"mixing": {"method": "concat"}}])
-    def test_the_lowest_ranked_leave_beyond_max_width_with_the_numbers(self, strangers, how):
-        sample = texts(zoo=40, law=30, code=20)
-        cooked = strangers.cook(sample=sample, max_width=5, **how)
-        assert domains_of(cooked) == ["zoo", "law"]
-        assert [one.weight for one in cooked.evidence.selection.selected] == ["0.571428571", "0.428571429"]
-        assert [one.stability for one in cooked.evidence.selection.selected] == pytest.approx([1, 0.9], abs=0.09)
-        assert cooked.report.width_out == 4
-        left = reasons(cooked)
-        assert set(left) == {"code"}
-        assert "would be 6 wide (2, 2, 2), and max_width is 5" in left["code"]
-        assert cooked.evidence.selection.reason.endswith("2 fit into max_width 5.")
-        assert strangers.cook(sample=sample, max_width=1, **how).model == "acme/zoo@1"
-
-    @pytest.mark.parametrize(
-        ("mixing", "members", "width"),
-        [
-            ({}, 3, 6),
-            ({"method": "recompress"}, 3, 2),
-            ({"method": "slerp", "assume_same_init": True}, 2, 2),  # of two at most: the best
-        ],
+def test_the_best_decides_the_method_of_a_mixed_pool(strangers):
+    strangers.ready("acme/low", seed=10, config=LORA)
+    strangers.ready("acme/rank", seed=11, config=WIDE_LORA)
+    of_bottlenecks = strangers.cook(sample=texts(law=40, low=30, rank=25, zoo=20))
+    assert domains_of(of_bottlenecks) == ["law", "zoo"]
+    assert (
+        reasons(of_bottlenecks)["low"]
+        == "Cannot be mixed with acme/law@1: The methods differ: acme/law@1 has bottleneck; acme/low@1 has lora."
     )
-    def test_uniform_of_strangers(self, strangers, mixing, members, width):
-        cooked = strangers.cook(sample=texts(law=30), selector={"kind": "uniform"}, mixing=mixing)
-        assert (cooked.report.members, cooked.report.width_out) == (members, width)
+    of_loras = strangers.cook(sample=texts(low=40, law=30, rank=25, zoo=20))
+    assert domains_of(of_loras) == ["low", "rank"]
+    assert set(reasons(of_loras)) == {"law", "zoo", "code"}
+
+
+def test_of_many_that_cannot_be_mixed_the_best_ranked_are_named(strangers):
+    for number in range(LISTED + 2):
+        strangers.ready(f"acme/n{number:02}", seed=100 + number, text="law", config=LORA, provenance=UNKNOWN)
+    spec = {"kind": "cosine", "encoder": "base", "threshold": -1}
+    cooked = strangers.cook(sample=texts(zoo=30), selector=spec, verify=False)
+    best, selection = cooked.evidence.selection.selected[0], cooked.evidence.selection
+    assert (best.domain, len(selection.selected), len(selection.left_out)) == ("zoo", 3, LISTED)
+    assert selection.more_left_out == {f"Cannot be mixed with {best.ref}.": 2}
+    assert all(one.reason.startswith(f"Cannot be mixed with {best.ref}: The m") for one in selection.left_out)
+    assert set(selection.scores) == {one.domain for one in (*selection.selected, *selection.left_out)}
+
+
+@pytest.mark.parametrize("how", [{}, {"mixing": {"method": "concat"}}])
+def test_the_lowest_ranked_leave_beyond_max_width_with_the_numbers(strangers, how):
+    sample = texts(zoo=40, law=30, code=20)
+    cooked = strangers.cook(sample=sample, max_width=5, **how)
+    assert domains_of(cooked) == ["zoo", "law"]
+    assert [one.weight for one in cooked.evidence.selection.selected] == ["0.571428571", "0.428571429"]
+    assert [one.stability for one in cooked.evidence.selection.selected] == pytest.approx([1, 0.9], abs=0.09)
+    assert cooked.report.width_out == 4
+    left = reasons(cooked)
+    assert set(left) == {"code"}
+    assert "would be 6 wide (2, 2, 2), and max_width is 5" in left["code"]
+    assert cooked.evidence.selection.reason.endswith("2 fit into max_width 5.")
+    assert strangers.cook(sample=sample, max_width=1, **how).model == "acme/zoo@1"
+
+
+@pytest.mark.parametrize(
+    ("mixing", "members", "width"),
+    [
+        ({}, 3, 6),
+        ({"method": "recompress"}, 3, 2),
+        ({"method": "slerp", "assume_same_init": True}, 2, 2),  # of two at most: the best
+    ],
+)
+def test_uniform_of_strangers(strangers, mixing, members, width):
+    cooked = strangers.cook(sample=texts(law=30), selector={"kind": "uniform"}, mixing=mixing)
+    assert (cooked.report.members, cooked.report.width_out) == (members, width)
 
 
 @pytest.mark.parametrize(

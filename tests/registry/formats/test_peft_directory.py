@@ -180,78 +180,87 @@ def plain(gpt2: LoadedBase, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(gpt2, tmp_path_factory.mktemp("plain") / "peft").folder
 
 
-class TestTheDirectory:
-    @pytest.fixture
-    def folder(self, plain: Path, tmp_path: Path) -> Path:
-        return Path(shutil.copytree(plain, tmp_path / "peft"))
+# --- the directory --------------------------------------------------------------------------------
 
-    def test_as_it_lies_on_disk_it_names_its_base_and_no_domain(self, folder: Path, gpt2: LoadedBase) -> None:
-        read = read_directory(folder)
-        assert (read.domain, read.base_model, read.recorded_base) == (None, None, gpt2.entry.source)
-        assert read.card == Card(tags=("lora", "transformers"))  # peft's unfilled card has no text
-        notes = {"domain": "law", "base_model": "small", "provenance": {"init_hash": HEX, "init_source": "declared"}}
-        (folder / SOUP_FILE).write_text(json.dumps(notes))
-        read = read_directory(folder)
-        assert (read.domain, read.base_model, read.provenance.init_hash) == ("law", "small", HEX)
 
-    @pytest.mark.parametrize(
-        ("text", "says"),
-        [
-            ('{"domain": "law", "config": {}}', "config"),
-            ("[]", "soup.json"),
-            ("{", "broken"),
-            ('{"domain": ""}', "domain"),
-        ],
+@pytest.fixture
+def folder(plain: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(plain, tmp_path / "peft"))
+
+
+def test_as_it_lies_on_disk_it_names_its_base_and_no_domain(folder: Path, gpt2: LoadedBase) -> None:
+    read = read_directory(folder)
+    assert (read.domain, read.base_model, read.recorded_base) == (None, None, gpt2.entry.source)
+    assert read.card == Card(tags=("lora", "transformers"))  # peft's unfilled card has no text
+    notes = {"domain": "law", "base_model": "small", "provenance": {"init_hash": HEX, "init_source": "declared"}}
+    (folder / SOUP_FILE).write_text(json.dumps(notes))
+    read = read_directory(folder)
+    assert (read.domain, read.base_model, read.provenance.init_hash) == ("law", "small", HEX)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"domain": "law", "config": {}}', "config"),
+        ("[]", "soup.json"),
+        ("{", "broken"),
+        ('{"domain": ""}', "domain"),
+    ],
+)
+def test_a_soup_json_that_is_not_right(folder: Path, text: str, says: str) -> None:
+    (folder / SOUP_FILE).write_text(text)
+    with pytest.raises(InvalidManifest, match=says):
+        read_directory(folder)
+
+
+def test_pickled_weights_are_refused_with_what_to_do(folder: Path) -> None:
+    (folder / WEIGHTS_FILE).rename(folder / "adapter_model.bin")
+    with pytest.raises(NotFound, match=r"adapter_model\.bin is a pickle: load it with peft .*safe_serialization"):
+        read_directory(folder)
+
+
+def test_broken_weights_are_named_with_their_directory(folder: Path) -> None:
+    for data in (b"", b"\x80\x04pickle", (folder / WEIGHTS_FILE).read_bytes()[:-1]):
+        (folder / WEIGHTS_FILE).write_bytes(data)
+        with pytest.raises(InvalidWeights, match="peft: The weights cannot be taken"):
+            read_directory(folder)
+
+
+def test_embeddings_need_soup_json(folder: Path) -> None:
+    (folder / EMBEDDINGS_FILE).write_bytes(b"x")
+    with pytest.raises(InvalidManifest, match=r"soup\.json does not say what made"):
+        read_directory(folder)
+    (folder / SOUP_FILE).write_text(json.dumps({"embeddings": {"encoder": HEX, "unit": "sentence"}}))
+    assert read_directory(folder).embeddings is not None
+
+
+def test_what_peft_writes_for_what_we_cannot_compute(gpt2: LoadedBase, tmp_path: Path) -> None:
+    dora = trained(gpt2, tmp_path / "dora", use_dora=True, bias="lora_only")
+    with pytest.raises(UnknownMethod) as found:
+        read_directory(dora.folder)
+    for word in ("use_dora", "bias 'lora_only'", "lora_magnitude_vector"):
+        assert any(word in problem for problem in found.value.problems), found.value.problems
+
+
+def test_writing_keeps_what_is_known(folder: Path, tmp_path: Path) -> None:
+    read = read_directory(folder)
+    provenance = Provenance(init_hash=HEX, init_source="declared", training={"lr": 0.1})
+    again = write_directory(
+        tmp_path / "again",
+        AdapterContents(
+            config=read.config,
+            domain="law",
+            weights=read.weights.read_bytes(),
+            base_model="small",
+            provenance=provenance,
+            texts=["one"],
+            card=Card(description="Words", tags=("a",)),
+        ),
     )
-    def test_a_soup_json_that_is_not_right(self, folder: Path, text: str, says: str) -> None:
-        (folder / SOUP_FILE).write_text(text)
-        with pytest.raises(InvalidManifest, match=says):
-            read_directory(folder)
-
-    def test_pickled_weights_are_refused_with_what_to_do(self, folder: Path) -> None:
-        (folder / WEIGHTS_FILE).rename(folder / "adapter_model.bin")
-        with pytest.raises(NotFound, match=r"adapter_model\.bin is a pickle: load it with peft .*safe_serialization"):
-            read_directory(folder)
-
-    def test_broken_weights_are_named_with_their_directory(self, folder: Path) -> None:
-        for data in (b"", b"\x80\x04pickle", (folder / WEIGHTS_FILE).read_bytes()[:-1]):
-            (folder / WEIGHTS_FILE).write_bytes(data)
-            with pytest.raises(InvalidWeights, match="peft: The weights cannot be taken"):
-                read_directory(folder)
-
-    def test_embeddings_need_soup_json(self, folder: Path) -> None:
-        (folder / EMBEDDINGS_FILE).write_bytes(b"x")
-        with pytest.raises(InvalidManifest, match=r"soup\.json does not say what made"):
-            read_directory(folder)
-        (folder / SOUP_FILE).write_text(json.dumps({"embeddings": {"encoder": HEX, "unit": "sentence"}}))
-        assert read_directory(folder).embeddings is not None
-
-    def test_what_peft_writes_for_what_we_cannot_compute(self, gpt2: LoadedBase, tmp_path: Path) -> None:
-        dora = trained(gpt2, tmp_path / "dora", use_dora=True, bias="lora_only")
-        with pytest.raises(UnknownMethod) as found:
-            read_directory(dora.folder)
-        for word in ("use_dora", "bias 'lora_only'", "lora_magnitude_vector"):
-            assert any(word in problem for problem in found.value.problems), found.value.problems
-
-    def test_writing_keeps_what_is_known(self, folder: Path, tmp_path: Path) -> None:
-        read = read_directory(folder)
-        provenance = Provenance(init_hash=HEX, init_source="declared", training={"lr": 0.1})
-        again = write_directory(
-            tmp_path / "again",
-            AdapterContents(
-                config=read.config,
-                domain="law",
-                weights=read.weights.read_bytes(),
-                base_model="small",
-                provenance=provenance,
-                texts=["one"],
-                card=Card(description="Words", tags=("a",)),
-            ),
-        )
-        assert (again.config, again.provenance, again.domain) == (read.config, provenance, "law")
-        assert (again.card.description, again.card.tags) == ("Words", ("a",))
-        assert json.loads((again.path / CONFIG_FILE).read_text())["base_model_name_or_path"] == "small"
-        assert "config" not in json.loads((again.path / SOUP_FILE).read_text())
+    assert (again.config, again.provenance, again.domain) == (read.config, provenance, "law")
+    assert (again.card.description, again.card.tags) == ("Words", ("a",))
+    assert json.loads((again.path / CONFIG_FILE).read_text())["base_model_name_or_path"] == "small"
+    assert "config" not in json.loads((again.path / SOUP_FILE).read_text())
 
 
 # --- prefixes ---------------------------------------------------------------------------------------
@@ -312,46 +321,49 @@ SAID = {"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tok
 TENSORS: dict[str, tuple[int, ...]] = {"prompt_embeddings": (4, 128)}
 
 
-class TestRefusedPrefixes:
-    @pytest.mark.parametrize(
-        ("change", "tensors", "kind", "says"),
-        [
-            *(
-                (change, TENSORS, UnknownMethod, says)
-                for change, says in (
-                    ({"num_transformer_submodules": 2}, "encoder-decoder"),
-                    ({"task_type": "SEQ_CLS"}, "task_type 'SEQ_CLS'"),
-                    ({"modules_to_save": ["score"]}, "trained copies of whole modules"),
-                    ({"a_new_field": 3}, "'a_new_field' is not known here"),
-                )
-            ),
-            *(
-                (change, TENSORS, InvalidManifest, says)
-                for change, says in (
-                    ({"num_virtual_tokens": 5}, "4 virtual tokens in the weights and 5 in the configuration"),
-                    ({"num_layers": 3, "token_dim": 32}, "3 layers of keys and values of 32 are 192 columns, not 128"),
-                    ({"token_dim": 32, "num_attention_heads": 5}, "token_dim 32 is no multiple of 5 heads"),
-                    ({"num_layers": "two"}, "num_layers is 'two', not a whole number"),
-                    ({"num_layers": True}, "num_layers is 'True', not a whole number"),
-                    ({"token_dim": -3}, "token_dim is '-3', not a whole number"),
-                )
-            ),
-            ({}, {}, InvalidManifest, "'prompt_embeddings' is missing"),
-            ({}, {"prompt_embeddings": (4,)}, InvalidManifest, r"is of shape \[4\]"),
-            ({}, TENSORS | {"x": (1,)}, InvalidManifest, "'x' is not expected in a prefix"),
-            *(
-                ({"num_virtual_tokens": None}, {"prompt_embeddings": (length, 128)}, InvalidManifest, says)
-                for length, says in ((5000, "cannot be taken.*4096"), (0, "cannot be taken"))
-            ),
-        ],
-    )
-    def test_what_is_not_supported_or_wrong_is_named(
-        self, change: dict[str, Any], tensors: Any, kind: type[Exception], says: str
-    ) -> None:
-        with pytest.raises(kind, match=says):
-            adapter_config(SAID | change, tensors)
+# --- refused prefixes -----------------------------------------------------------------------------
 
-    def test_everything_at_once(self) -> None:
-        with pytest.raises(UnknownMethod, match="2 more problems") as found:
-            prefix_config(SAID | {"task_type": "QA", "num_virtual_tokens": 9}, TENSORS | {"x": (1,)})
-        assert len(found.value.problems) == 3
+
+@pytest.mark.parametrize(
+    ("change", "tensors", "kind", "says"),
+    [
+        *(
+            (change, TENSORS, UnknownMethod, says)
+            for change, says in (
+                ({"num_transformer_submodules": 2}, "encoder-decoder"),
+                ({"task_type": "SEQ_CLS"}, "task_type 'SEQ_CLS'"),
+                ({"modules_to_save": ["score"]}, "trained copies of whole modules"),
+                ({"a_new_field": 3}, "'a_new_field' is not known here"),
+            )
+        ),
+        *(
+            (change, TENSORS, InvalidManifest, says)
+            for change, says in (
+                ({"num_virtual_tokens": 5}, "4 virtual tokens in the weights and 5 in the configuration"),
+                ({"num_layers": 3, "token_dim": 32}, "3 layers of keys and values of 32 are 192 columns, not 128"),
+                ({"token_dim": 32, "num_attention_heads": 5}, "token_dim 32 is no multiple of 5 heads"),
+                ({"num_layers": "two"}, "num_layers is 'two', not a whole number"),
+                ({"num_layers": True}, "num_layers is 'True', not a whole number"),
+                ({"token_dim": -3}, "token_dim is '-3', not a whole number"),
+            )
+        ),
+        ({}, {}, InvalidManifest, "'prompt_embeddings' is missing"),
+        ({}, {"prompt_embeddings": (4,)}, InvalidManifest, r"is of shape \[4\]"),
+        ({}, TENSORS | {"x": (1,)}, InvalidManifest, "'x' is not expected in a prefix"),
+        *(
+            ({"num_virtual_tokens": None}, {"prompt_embeddings": (length, 128)}, InvalidManifest, says)
+            for length, says in ((5000, "cannot be taken.*4096"), (0, "cannot be taken"))
+        ),
+    ],
+)
+def test_what_is_not_supported_or_wrong_is_named(
+    change: dict[str, Any], tensors: Any, kind: type[Exception], says: str
+) -> None:
+    with pytest.raises(kind, match=says):
+        adapter_config(SAID | change, tensors)
+
+
+def test_everything_wrong_with_a_prefix_is_told_at_once() -> None:
+    with pytest.raises(UnknownMethod, match="2 more problems") as found:
+        prefix_config(SAID | {"task_type": "QA", "num_virtual_tokens": 9}, TENSORS | {"x": (1,)})
+    assert len(found.value.problems) == 3

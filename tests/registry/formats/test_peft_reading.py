@@ -64,171 +64,185 @@ def refused(
 ALL_FOUR = tensors(dict.fromkeys(PATHS, 4))
 
 
-class TestReading:
-    def test_rank_alpha_and_modules(self) -> None:
-        assert lora_config(
-            said(use_rslora=True, lora_dropout=0.1, fan_in_fan_out=True, peft_version="0.21"), ALL_FOUR
-        ) == LoraConfig.of(dict.fromkeys(PATHS, LoraModule(4, 8.0)), rslora=True)
-
-    def test_what_is_left_out_has_pefts_defaults(self) -> None:
-        assert lora_config({"peft_type": "LORA"}, tensors({PATHS[0]: 8})).modules() == {PATHS[0]: LoraModule(8, 8.0)}
-
-    @pytest.mark.parametrize(
-        "pattern",
-        [
-            {"q_proj": 7},
-            {"layers.1.self_attn.q_proj": 7, "q_proj": 5},
-            {"q_proj": 5, "layers.1.self_attn.q_proj": 7},
-            {"^model.layers.0.self_attn.q_proj": 7},
-            {"^layers.0.self_attn.q_proj": 7},
-            {r"layers\.(0|10)\..*\.(q|v)_proj": 7, "v_proj": 3},
-            {r"layers\.\d\.self_attn.v_proj": 7},
-            {r".*\.1\..*": 7, "v_proj": 2},
-            {"proj": 7},
-            {"[qk]_proj": 7, ".*": 5},
-            {"self_attn": 7, r"model\.layers\.1\.self_attn\.q_proj$": 6},
-        ],
-        ids=str,
-    )
-    def test_patterns_are_pefts(self, pattern: dict[str, int]) -> None:
-        def of_peft(path: str, default: int) -> int:
-            return pattern.get(get_pattern_key(list(pattern), path), default)
-
-        shapes = tensors({path: of_peft(path, 4) for path in PATHS})
-        config = lora_config(said(rank_pattern=pattern, alpha_pattern=pattern), shapes)
-        assert config.modules() == {p: LoraModule(of_peft(p, 4), of_peft(p, 8)) for p in sorted(PATHS)}
-
-    @pytest.mark.parametrize(
-        ("fields", "fits"),
-        [
-            ({"target_modules": "all-linear"}, True),
-            ({"target_modules": None}, True),
-            ({"target_modules": PATHS}, True),
-            ({"target_modules": ["q_proj"]}, False),
-            ({"target_modules": ["proj"]}, False),
-            ({"target_modules": r".*\.(q|v)_proj"}, True),
-            ({"target_modules": r"(?:.*?(?:self_attn).*?(?:q_proj|v_proj).*?)|(?:layers\.[\d]{1,}\.up)"}, True),
-            ({"target_modules": r"model\.layers\.[01]\..*"}, False),
-            ({"target_modules": r"(?=not read).*"}, True),
-            ({"exclude_modules": ["v_proj"]}, False),
-            ({"exclude_modules": r".*v_proj"}, False),
-            ({"layers_to_transform": [0, 1, 10]}, True),
-            ({"layers_to_transform": [0, 1]}, False),
-            ({"layers_to_transform": 0}, False),
-            ({"layers_to_transform": [0, 1, 10], "layers_pattern": "layers"}, True),
-            ({"layers_to_transform": [0, 1, 10], "layers_pattern": ["h"]}, False),
-        ],
-        ids=str,
-    )
-    def test_tensors_that_the_configuration_does_not_target(self, fields: dict[str, Any], fits: bool) -> None:
-        if fits:
-            assert set(lora_config(said(**fields), ALL_FOUR).modules()) == set(PATHS)
-        else:
-            refused(said(**fields), ALL_FOUR, "does not target")
+# --- reading --------------------------------------------------------------------------------------
 
 
-class TestRefusals:
-    @pytest.mark.parametrize(
-        "fields",
-        [
-            {"use_dora": True},
-            {"bias": "all"},
-            {"bias": "lora_only"},
-            {"lora_bias": True},
-            {"modules_to_save": ["x"]},
-            {"layer_replication": [[0, 2]]},
-            {"target_parameters": ["x"]},
-            {"trainable_token_indices": [1]},
-            {"use_qalora": True},
-            {"alora_invocation_tokens": [1]},
-            {"megatron_config": {"a": 1}},
-            {"loftq_config": {"bits": 4}},
-            {"corda_config": {"a": 1}},
-            {"use_bdlora": {}, "arrow_config": {"a": 1}},
-            {"init_lora_weights": "pissa"},
-            {"init_lora_weights": "pissa_niter_16"},
-            {"init_lora_weights": "olora"},
-            {"init_lora_weights": "loftq"},
-            {"init_lora_weights": "corda"},
-            {"init_lora_weights": "lora_ga"},
-            {"init_lora_weights": 1},
-            {"task_type": "SEQ_CLS"},
-            {"some_new_field": 3},
-            {"ensure_weight_tying": True},
-        ],
-        ids=str,
-    )
-    def test_by_name(self, fields: dict[str, Any]) -> None:
-        refused(said(**fields), ALL_FOUR, [field for field in fields if fields[field]][-1], error=UnknownMethod)
+def test_rank_alpha_and_modules() -> None:
+    assert lora_config(
+        said(use_rslora=True, lora_dropout=0.1, fan_in_fan_out=True, peft_version="0.21"), ALL_FOUR
+    ) == LoraConfig.of(dict.fromkeys(PATHS, LoraModule(4, 8.0)), rslora=True)
 
-    def test_other_methods_by_name(self) -> None:
-        refused({"peft_type": "IA3"}, ALL_FOUR, "peft_type 'IA3'", error=UnknownMethod)
-        refused({}, ALL_FOUR, "peft_type is missing", error=UnknownMethod)
 
-    def test_empty_fields_of_other_versions_do_not_matter(self) -> None:
-        nothing: dict[str, Any] = {
-            "new_one": None,
-            "new_two": False,
-            "new_three": [],
-            "new_four": {},
-            "eva_config": {"rho": 2.0},
-        }
-        assert lora_config(said(**nothing, init_lora_weights="eva"), ALL_FOUR)
+def test_what_is_left_out_has_pefts_defaults() -> None:
+    assert lora_config({"peft_type": "LORA"}, tensors({PATHS[0]: 8})).modules() == {PATHS[0]: LoraModule(8, 8.0)}
 
-    def test_everything_at_once(self) -> None:
-        shapes = {**tensors({PATHS[0]: 6}), f"base_model.model.{PATHS[1]}.lora_A.weight": (4, 8)}
-        peft = said(use_dora=True, bias="all", rank_pattern={"(?=x)": 2})
-        ranks = "rank 6 in the weights and 4 in the configuration"
-        refused(peft, shapes, "use_dora", "bias 'all'", "(?=x)", ranks, "lora_A and no lora_B", error=UnknownMethod)
 
-    @pytest.mark.parametrize(
-        ("name", "shape", "word"),
-        [
-            ("base_model.model.wte.lora_embedding_A", (4, 8), "embeddings"),
-            (f"base_model.model.{PATHS[0]}.lora_magnitude_vector.weight", (8,), "DoRA"),
-            ("base_model.model.lm_head.base_layer.weight", (8, 8), "save_embedding_layers=False"),
-            (f"base_model.model.{PATHS[0]}.lora_A.default.weight", (4, 8), "are named"),
-            (f"base_model.model.{PATHS[0]}.lora_B.bias", (8,), "bias on B"),
-            ("base_model.model..lora_A.weight", (4, 8), "are named"),
-            ("base_model.model.a b.lora_A.weight", (4, 8), "are named"),
-            ("base_model.model.*.lora_A.weight", (4, 8), "are named"),
-            ("base_model.model.conv.lora_A.weight", (4, 8, 1, 1), "two sizes"),
-            (f"base_model.model.{PATHS[0]}.lora_B.weight", (12, 5), "4 in lora_A and 5 in lora_B"),
-        ],
-    )
-    def test_tensors_by_name(self, name: str, shape: tuple[int, ...], word: str) -> None:
-        refused(said(), {**ALL_FOUR, name: shape}, word)
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        {"q_proj": 7},
+        {"layers.1.self_attn.q_proj": 7, "q_proj": 5},
+        {"q_proj": 5, "layers.1.self_attn.q_proj": 7},
+        {"^model.layers.0.self_attn.q_proj": 7},
+        {"^layers.0.self_attn.q_proj": 7},
+        {r"layers\.(0|10)\..*\.(q|v)_proj": 7, "v_proj": 3},
+        {r"layers\.\d\.self_attn.v_proj": 7},
+        {r".*\.1\..*": 7, "v_proj": 2},
+        {"proj": 7},
+        {"[qk]_proj": 7, ".*": 5},
+        {"self_attn": 7, r"model\.layers\.1\.self_attn\.q_proj$": 6},
+    ],
+    ids=str,
+)
+def test_patterns_are_pefts(pattern: dict[str, int]) -> None:
+    def of_peft(path: str, default: int) -> int:
+        return pattern.get(get_pattern_key(list(pattern), path), default)
 
-    def test_no_tensor(self) -> None:
-        refused(said(), {}, "no tensor")
+    shapes = tensors({path: of_peft(path, 4) for path in PATHS})
+    config = lora_config(said(rank_pattern=pattern, alpha_pattern=pattern), shapes)
+    assert config.modules() == {p: LoraModule(of_peft(p, 4), of_peft(p, 8)) for p in sorted(PATHS)}
 
-    @pytest.mark.parametrize(
-        ("field", "value"),
-        [
-            ("r", "8"),
-            ("r", 0),
-            ("r", 2.5),
-            ("r", True),
-            ("lora_alpha", float("inf")),
-            ("lora_alpha", -1),
-            ("rank_pattern", [1]),
-            ("alpha_pattern", {"q_proj": None}),
-            ("target_modules", 3),
-            ("target_modules", [3]),
-            ("layers_to_transform", "0"),
-            ("use_rslora", 1),
-            ("rank_pattern", {"(": 1}),
-            ("rank_pattern", {"a**": 1}),
-        ],
-        ids=str,
-    )
-    def test_values_of_another_kind(self, field: str, value: Any) -> None:
-        refused(said(**{field: value}), ALL_FOUR, field)
 
-    def test_a_long_list_of_problems_is_cut(self) -> None:
-        with pytest.raises(InvalidManifest, match=r"\(299 more problems\)") as found:
-            lora_config(said(), {f"x{n}": (1,) for n in range(300)})
-        assert len(found.value.problems) == 101
+@pytest.mark.parametrize(
+    ("fields", "fits"),
+    [
+        ({"target_modules": "all-linear"}, True),
+        ({"target_modules": None}, True),
+        ({"target_modules": PATHS}, True),
+        ({"target_modules": ["q_proj"]}, False),
+        ({"target_modules": ["proj"]}, False),
+        ({"target_modules": r".*\.(q|v)_proj"}, True),
+        ({"target_modules": r"(?:.*?(?:self_attn).*?(?:q_proj|v_proj).*?)|(?:layers\.[\d]{1,}\.up)"}, True),
+        ({"target_modules": r"model\.layers\.[01]\..*"}, False),
+        ({"target_modules": r"(?=not read).*"}, True),
+        ({"exclude_modules": ["v_proj"]}, False),
+        ({"exclude_modules": r".*v_proj"}, False),
+        ({"layers_to_transform": [0, 1, 10]}, True),
+        ({"layers_to_transform": [0, 1]}, False),
+        ({"layers_to_transform": 0}, False),
+        ({"layers_to_transform": [0, 1, 10], "layers_pattern": "layers"}, True),
+        ({"layers_to_transform": [0, 1, 10], "layers_pattern": ["h"]}, False),
+    ],
+    ids=str,
+)
+def test_tensors_that_the_configuration_does_not_target(fields: dict[str, Any], fits: bool) -> None:
+    if fits:
+        assert set(lora_config(said(**fields), ALL_FOUR).modules()) == set(PATHS)
+    else:
+        refused(said(**fields), ALL_FOUR, "does not target")
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"use_dora": True},
+        {"bias": "all"},
+        {"bias": "lora_only"},
+        {"lora_bias": True},
+        {"modules_to_save": ["x"]},
+        {"layer_replication": [[0, 2]]},
+        {"target_parameters": ["x"]},
+        {"trainable_token_indices": [1]},
+        {"use_qalora": True},
+        {"alora_invocation_tokens": [1]},
+        {"megatron_config": {"a": 1}},
+        {"loftq_config": {"bits": 4}},
+        {"corda_config": {"a": 1}},
+        {"use_bdlora": {}, "arrow_config": {"a": 1}},
+        {"init_lora_weights": "pissa"},
+        {"init_lora_weights": "pissa_niter_16"},
+        {"init_lora_weights": "olora"},
+        {"init_lora_weights": "loftq"},
+        {"init_lora_weights": "corda"},
+        {"init_lora_weights": "lora_ga"},
+        {"init_lora_weights": 1},
+        {"task_type": "SEQ_CLS"},
+        {"some_new_field": 3},
+        {"ensure_weight_tying": True},
+    ],
+    ids=str,
+)
+def test_options_are_refused_by_name(fields: dict[str, Any]) -> None:
+    refused(said(**fields), ALL_FOUR, [field for field in fields if fields[field]][-1], error=UnknownMethod)
+
+
+def test_other_methods_are_refused_by_name() -> None:
+    refused({"peft_type": "IA3"}, ALL_FOUR, "peft_type 'IA3'", error=UnknownMethod)
+    refused({}, ALL_FOUR, "peft_type is missing", error=UnknownMethod)
+
+
+def test_empty_fields_of_other_versions_do_not_matter() -> None:
+    nothing: dict[str, Any] = {
+        "new_one": None,
+        "new_two": False,
+        "new_three": [],
+        "new_four": {},
+        "eva_config": {"rho": 2.0},
+    }
+    assert lora_config(said(**nothing, init_lora_weights="eva"), ALL_FOUR)
+
+
+def test_everything_refused_is_told_at_once() -> None:
+    shapes = {**tensors({PATHS[0]: 6}), f"base_model.model.{PATHS[1]}.lora_A.weight": (4, 8)}
+    peft = said(use_dora=True, bias="all", rank_pattern={"(?=x)": 2})
+    ranks = "rank 6 in the weights and 4 in the configuration"
+    refused(peft, shapes, "use_dora", "bias 'all'", "(?=x)", ranks, "lora_A and no lora_B", error=UnknownMethod)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "word"),
+    [
+        ("base_model.model.wte.lora_embedding_A", (4, 8), "embeddings"),
+        (f"base_model.model.{PATHS[0]}.lora_magnitude_vector.weight", (8,), "DoRA"),
+        ("base_model.model.lm_head.base_layer.weight", (8, 8), "save_embedding_layers=False"),
+        (f"base_model.model.{PATHS[0]}.lora_A.default.weight", (4, 8), "are named"),
+        (f"base_model.model.{PATHS[0]}.lora_B.bias", (8,), "bias on B"),
+        ("base_model.model..lora_A.weight", (4, 8), "are named"),
+        ("base_model.model.a b.lora_A.weight", (4, 8), "are named"),
+        ("base_model.model.*.lora_A.weight", (4, 8), "are named"),
+        ("base_model.model.conv.lora_A.weight", (4, 8, 1, 1), "two sizes"),
+        (f"base_model.model.{PATHS[0]}.lora_B.weight", (12, 5), "4 in lora_A and 5 in lora_B"),
+    ],
+)
+def test_tensors_are_refused_by_name(name: str, shape: tuple[int, ...], word: str) -> None:
+    refused(said(), {**ALL_FOUR, name: shape}, word)
+
+
+def test_weights_without_a_tensor_are_refused() -> None:
+    refused(said(), {}, "no tensor")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("r", "8"),
+        ("r", 0),
+        ("r", 2.5),
+        ("r", True),
+        ("lora_alpha", float("inf")),
+        ("lora_alpha", -1),
+        ("rank_pattern", [1]),
+        ("alpha_pattern", {"q_proj": None}),
+        ("target_modules", 3),
+        ("target_modules", [3]),
+        ("layers_to_transform", "0"),
+        ("use_rslora", 1),
+        ("rank_pattern", {"(": 1}),
+        ("rank_pattern", {"a**": 1}),
+    ],
+    ids=str,
+)
+def test_values_of_another_kind_are_refused(field: str, value: Any) -> None:
+    refused(said(**{field: value}), ALL_FOUR, field)
+
+
+def test_a_long_list_of_problems_is_cut() -> None:
+    with pytest.raises(InvalidManifest, match=r"\(299 more problems\)") as found:
+        lora_config(said(), {f"x{n}": (1,) for n in range(300)})
+    assert len(found.value.problems) == 101
 
 
 JSON = st.recursive(
@@ -314,48 +328,50 @@ MODULES = st.dictionaries(
 # --- writing --------------------------------------------------------------------------------------
 
 
-class TestWriting:
-    @given(MODULES, st.booleans(), st.data())
-    def test_what_is_written_is_read_back(
-        self, modules: dict[str, LoraModule], rslora: bool, data: st.DataObject
-    ) -> None:
-        config = LoraConfig.of(modules, rslora=rslora)
-        extra = data.draw(st.lists(st.sampled_from(["a.layers.0.a", "b.layers.3.b", "lm_head"]), max_size=3))
-        linears = data.draw(st.sampled_from([[], [*modules, *extra]]))
-        written = peft_config(config, shape=base(linears), base_name="acme/base")
-        assert lora_config(written, tensors({p: m.rank for p, m in modules.items()})) == config
-        named = written["target_modules"]
-        targeted = {p for p in linears if any(p == n or p.endswith(f".{n}") for n in named)}
-        assert targeted == (set(modules) if linears else set())
+# --- writing --------------------------------------------------------------------------------------
 
-    def test_it_is_short_where_the_base_is_known(self) -> None:
-        config = LoraConfig.of({path: LoraModule(8 if "v_proj" in path else 4, 16.0) for path in PATHS})
-        written = peft_config(config, shape=base([*PATHS, "lm_head"]))
-        assert written["target_modules"] == ["q_proj", "v_proj"]
-        assert (written["r"], written["rank_pattern"], written["lora_alpha"]) == (4, {"v_proj": 8}, 16)
-        assert not written["fan_in_fan_out"]
-        assert peft_config(config, shape=base([*PATHS, LAYER.format(2, "q_proj")]))["target_modules"] == [
-            *sorted(path for path in PATHS if "q_proj" in path),
-            "v_proj",
-        ]
 
-    @pytest.mark.parametrize(
-        ("path", "shape", "field", "value"),
-        [
-            ("transformer.h.0.attn.c_attn", base([], model_type="gpt2"), "fan_in_fan_out", True),  # of Conv1D
-            (
-                "encoder.layer.0.attention.self.query",
-                base([], model_type="bert", kind="encoder"),
-                "task_type",
-                "FEATURE_EXTRACTION",
-            ),
-        ],
-    )
-    def test_what_the_base_says_is_written(self, path: str, shape: BaseShape, field: str, value: object) -> None:
-        config = LoraConfig.of({path: LoraModule(2, 1e9)})  # the largest alpha
-        written = peft_config(config, shape=shape)
-        assert written[field] == value
-        assert lora_config(written, tensors({path: 2})) == config
+@given(MODULES, st.booleans(), st.data())
+def test_what_is_written_is_read_back(modules: dict[str, LoraModule], rslora: bool, data: st.DataObject) -> None:
+    config = LoraConfig.of(modules, rslora=rslora)
+    extra = data.draw(st.lists(st.sampled_from(["a.layers.0.a", "b.layers.3.b", "lm_head"]), max_size=3))
+    linears = data.draw(st.sampled_from([[], [*modules, *extra]]))
+    written = peft_config(config, shape=base(linears), base_name="acme/base")
+    assert lora_config(written, tensors({p: m.rank for p, m in modules.items()})) == config
+    named = written["target_modules"]
+    targeted = {p for p in linears if any(p == n or p.endswith(f".{n}") for n in named)}
+    assert targeted == (set(modules) if linears else set())
+
+
+def test_it_is_short_where_the_base_is_known() -> None:
+    config = LoraConfig.of({path: LoraModule(8 if "v_proj" in path else 4, 16.0) for path in PATHS})
+    written = peft_config(config, shape=base([*PATHS, "lm_head"]))
+    assert written["target_modules"] == ["q_proj", "v_proj"]
+    assert (written["r"], written["rank_pattern"], written["lora_alpha"]) == (4, {"v_proj": 8}, 16)
+    assert not written["fan_in_fan_out"]
+    assert peft_config(config, shape=base([*PATHS, LAYER.format(2, "q_proj")]))["target_modules"] == [
+        *sorted(path for path in PATHS if "q_proj" in path),
+        "v_proj",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "field", "value"),
+    [
+        ("transformer.h.0.attn.c_attn", base([], model_type="gpt2"), "fan_in_fan_out", True),  # of Conv1D
+        (
+            "encoder.layer.0.attention.self.query",
+            base([], model_type="bert", kind="encoder"),
+            "task_type",
+            "FEATURE_EXTRACTION",
+        ),
+    ],
+)
+def test_what_the_base_says_is_written(path: str, shape: BaseShape, field: str, value: object) -> None:
+    config = LoraConfig.of({path: LoraModule(2, 1e9)})  # the largest alpha
+    written = peft_config(config, shape=shape)
+    assert written[field] == value
+    assert lora_config(written, tensors({path: 2})) == config
 
 
 # --- expressions ----------------------------------------------------------------------------------

@@ -132,55 +132,63 @@ def test_a_scale_of_a_task_adapter_is_that_of_what_is_inside_of_the_base() -> No
 # --- mixed pools ----------------------------------------------------------------------------------
 
 
-class TestPools:
-    def test_what_cannot_be_mixed_with_the_best_is_left_out_for_the_right_reason(self) -> None:
-        best, same = parts_of(MAM)
-        others = [
-            same,
-            replace(part(2, MAM), provenance=OTHER_INIT),
-            replace(part(3, PREFIX), provenance=INIT),
-            replace(part(4, FUSION), provenance=INIT),
-            replace(part(5, bottleneck("parallel")), provenance=INIT),
-        ]
-        for ranked in (True, False):
-            out = exclusion_reasons(best, [best, *others], AutoMixing(), ranked=ranked)
-            assert set(out) == {one.digest for one in others[1:]}
-            assert "The initialisations differ" in out[others[1].digest]
-            assert "The methods differ" in out[others[2].digest]
+# --- pools ----------------------------------------------------------------------------------------
 
-    def test_a_fusion_stands_alone(self) -> None:
-        fusion, other = part(0, FUSION, provenance=INIT), part(1, FUSION, provenance=INIT)
-        out = exclusion_reasons(fusion, [fusion, other, part(2, PREFIX, provenance=INIT)], AutoMixing(), ranked=True)
-        assert set(out) == {other.digest, part(2, PREFIX).digest}
-        assert "is a fusion" in out[other.digest]
 
-    def test_the_largest_group_is_the_best_where_nothing_is_ranked(self) -> None:
-        mams, one = parts_of(MAM, 4), part(9, FUSION, provenance=INIT)
-        assert best_unranked([one, *mams], AutoMixing()).config == MAM
+def test_what_cannot_be_mixed_with_the_best_is_left_out_for_the_right_reason() -> None:
+    best, same = parts_of(MAM)
+    others = [
+        same,
+        replace(part(2, MAM), provenance=OTHER_INIT),
+        replace(part(3, PREFIX), provenance=INIT),
+        replace(part(4, FUSION), provenance=INIT),
+        replace(part(5, bottleneck("parallel")), provenance=INIT),
+    ]
+    for ranked in (True, False):
+        out = exclusion_reasons(best, [best, *others], AutoMixing(), ranked=ranked)
+        assert set(out) == {one.digest for one in others[1:]}
+        assert "The initialisations differ" in out[others[1].digest]
+        assert "The methods differ" in out[others[2].digest]
 
-    @pytest.mark.parametrize("start", [INIT, UNKNOWN])
-    def test_fusions_are_no_group(self, start: Provenance) -> None:
-        """However many there are: of two they leave one out, and bottlenecks do not."""
-        fusions = [part(i, FUSION, provenance=start) for i in range(3)]
-        two = [part(i, bottleneck("pfeiffer"), provenance=start) for i in (8, 9)]
-        assert best_unranked([*fusions, *two], AutoMixing()).config == two[0].config
-        assert best_unranked([*fusions, *two], ConcatMixing()).config == two[0].config
 
-    def test_what_cannot_be_scaled_is_no_group_where_a_scale_is_asked_for(self) -> None:
-        prefixes, one = parts_of(PREFIX, 4), part(9, bottleneck("pfeiffer"), provenance=INIT)
-        two = part(8, bottleneck("pfeiffer"), provenance=INIT)
-        assert best_unranked([*prefixes, one, two], AutoMixing()).config == PREFIX
-        assert best_unranked([*prefixes, one, two], AutoMixing(scale="0.5")).config == one.config
+def test_a_fusion_stands_alone() -> None:
+    fusion, other = part(0, FUSION, provenance=INIT), part(1, FUSION, provenance=INIT)
+    out = exclusion_reasons(fusion, [fusion, other, part(2, PREFIX, provenance=INIT)], AutoMixing(), ranked=True)
+    assert set(out) == {other.digest, part(2, PREFIX).digest}
+    assert "is a fusion" in out[other.digest]
 
-    def test_unions_with_a_lora_are_not_averaged_unasked(self) -> None:
-        """One alone is the average of itself; of several nobody else is let in on that account."""
-        best, other = parts_of(LORA_TASK)
-        assert set(exclusion_reasons(best, [best, other], AutoMixing(), ranked=True)) == {other.digest}
-        assert exclusion_reasons(best, [best, other], AverageMixing(), ranked=True) == {}
 
-    def test_no_width_is_never_too_wide(self) -> None:
-        for config in AVERAGED.values():
-            assert within_width(parts_of(config, 4), AutoMixing(), max_width=1) == (4, "")
+def test_the_largest_group_is_the_best_where_nothing_is_ranked() -> None:
+    mams, one = parts_of(MAM, 4), part(9, FUSION, provenance=INIT)
+    assert best_unranked([one, *mams], AutoMixing()).config == MAM
+
+
+@pytest.mark.parametrize("start", [INIT, UNKNOWN])
+def test_fusions_are_no_group(start: Provenance) -> None:
+    """However many there are: of two they leave one out, and bottlenecks do not."""
+    fusions = [part(i, FUSION, provenance=start) for i in range(3)]
+    two = [part(i, bottleneck("pfeiffer"), provenance=start) for i in (8, 9)]
+    assert best_unranked([*fusions, *two], AutoMixing()).config == two[0].config
+    assert best_unranked([*fusions, *two], ConcatMixing()).config == two[0].config
+
+
+def test_what_cannot_be_scaled_is_no_group_where_a_scale_is_asked_for() -> None:
+    prefixes, one = parts_of(PREFIX, 4), part(9, bottleneck("pfeiffer"), provenance=INIT)
+    two = part(8, bottleneck("pfeiffer"), provenance=INIT)
+    assert best_unranked([*prefixes, one, two], AutoMixing()).config == PREFIX
+    assert best_unranked([*prefixes, one, two], AutoMixing(scale="0.5")).config == one.config
+
+
+def test_unions_with_a_lora_are_not_averaged_unasked() -> None:
+    """One alone is the average of itself; of several nobody else is let in on that account."""
+    best, other = parts_of(LORA_TASK)
+    assert set(exclusion_reasons(best, [best, other], AutoMixing(), ranked=True)) == {other.digest}
+    assert exclusion_reasons(best, [best, other], AverageMixing(), ranked=True) == {}
+
+
+def test_no_width_is_never_too_wide() -> None:
+    for config in AVERAGED.values():
+        assert within_width(parts_of(config, 4), AutoMixing(), max_width=1) == (4, "")
 
 
 # --- banks of experts -----------------------------------------------------------------------------

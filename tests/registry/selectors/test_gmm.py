@@ -112,53 +112,60 @@ def selector() -> GmmSelector:
     return GmmSelector(GmmSpec(mode="paper")).fit(paper_domains())
 
 
-class TestPaperMode:
-    """100 passages a domain, PCA without component 0, full covariance, one cluster a domain, 10 % of the sample."""
+# --- paper mode -----------------------------------------------------------------------------------
 
-    def test_component_zero_is_gone(self, selector: GmmSelector) -> None:
-        components = selector.clusters_.projection.components
-        assert components.shape == (3, 4)
-        assert np.abs(components[:, 0]).max() < 0.01
-        assert selector.report_["component_zero"]["chosen"] == "drop"
-        assert selector.report_["covariance"] == "full"
-        assert selector.clusters_.mixture.precisions_cholesky.shape == (3, 3, 3)
-        assert "3 dimensions of the 50" in selector.report_["warnings"][0]
-        assert selector.report_["held_out_accuracy"] == 1.0
 
-    def test_a_tenth_of_the_sample_is_enough(self, selector: GmmSelector) -> None:
-        sample = np.concatenate([nuisance((0, 9), 10, 50), nuisance((9, 0), 8, 51), nuisance((-9, -9), 2, 52)])
-        selection = selector.rank(sample).selection()
-        assert [(s.domain, s.score, s.weight) for s in selection.selected] == [
-            ("d0", 0.5, "0.333333334"),
-            ("d1", 0.4, "0.333333333"),
-            ("d2", 0.1, "0.333333333"),
-        ]
-        assert sorted(selection.counts.values()) == [2, 8, 10]
-        assert selection.thresholds == {"min_share": 0.1}
+# 100 passages a domain, PCA without component 0, full covariance, one cluster a domain, 10 % of the sample.
 
-    def test_less_than_a_tenth_is_not(self, selector: GmmSelector) -> None:
-        selection = selector.rank(np.concatenate([nuisance((9, 0), 19, 50), nuisance((-9, -9), 2, 52)])).selection()
-        assert [s.domain for s in selection.selected] == ["d1"]
-        assert [(e.domain, e.reason) for e in selection.left_out] == [
-            ("d2", "2 of the sample's 21 units, below 10 %."),
-            ("d0", "None of the sample's 21 units is in its cluster."),
-        ]
 
-    def test_the_default_finds_out_that_component_zero_is_in_the_way(self) -> None:
-        report = GmmSelector(GmmSpec()).fit(paper_domains()).report_
-        assert report["covariance"] == "tied"
-        assert report["component_zero"]["chosen"] == "drop"
-        accuracy = report["component_zero"]["held_out_accuracy"]
-        assert accuracy["drop"] == 1.0 > accuracy["keep"]
-        assert report["held_out_accuracy"] == accuracy["drop"]
+def test_component_zero_is_gone(selector: GmmSelector) -> None:
+    components = selector.clusters_.projection.components
+    assert components.shape == (3, 4)
+    assert np.abs(components[:, 0]).max() < 0.01
+    assert selector.report_["component_zero"]["chosen"] == "drop"
+    assert selector.report_["covariance"] == "full"
+    assert selector.clusters_.mixture.precisions_cholesky.shape == (3, 3, 3)
+    assert "3 dimensions of the 50" in selector.report_["warnings"][0]
+    assert selector.report_["held_out_accuracy"] == 1.0
 
-    def test_the_default_keeps_component_zero_where_it_tells_domains_apart(self) -> None:
-        line = [domain(f"d{i}", around(np.array([20.0 * i, 0, 0]), 150, seed=i)) for i in range(3)]
-        report = GmmSelector(GmmSpec()).fit(line).report_
-        assert report["component_zero"]["chosen"] == "keep"
-        assert report["component_zero"]["held_out_accuracy"]["drop"] < 0.6
-        paper = GmmSelector(GmmSpec(mode="paper", component_zero="keep")).fit(line).report_
-        assert (paper["component_zero"]["asked"], paper["covariance"]) == ("keep", "full")
+
+def test_a_tenth_of_the_sample_is_enough(selector: GmmSelector) -> None:
+    sample = np.concatenate([nuisance((0, 9), 10, 50), nuisance((9, 0), 8, 51), nuisance((-9, -9), 2, 52)])
+    selection = selector.rank(sample).selection()
+    assert [(s.domain, s.score, s.weight) for s in selection.selected] == [
+        ("d0", 0.5, "0.333333334"),
+        ("d1", 0.4, "0.333333333"),
+        ("d2", 0.1, "0.333333333"),
+    ]
+    assert sorted(selection.counts.values()) == [2, 8, 10]
+    assert selection.thresholds == {"min_share": 0.1}
+
+
+def test_less_than_a_tenth_is_not(selector: GmmSelector) -> None:
+    selection = selector.rank(np.concatenate([nuisance((9, 0), 19, 50), nuisance((-9, -9), 2, 52)])).selection()
+    assert [s.domain for s in selection.selected] == ["d1"]
+    assert [(e.domain, e.reason) for e in selection.left_out] == [
+        ("d2", "2 of the sample's 21 units, below 10 %."),
+        ("d0", "None of the sample's 21 units is in its cluster."),
+    ]
+
+
+def test_the_default_finds_out_that_component_zero_is_in_the_way() -> None:
+    report = GmmSelector(GmmSpec()).fit(paper_domains()).report_
+    assert report["covariance"] == "tied"
+    assert report["component_zero"]["chosen"] == "drop"
+    accuracy = report["component_zero"]["held_out_accuracy"]
+    assert accuracy["drop"] == 1.0 > accuracy["keep"]
+    assert report["held_out_accuracy"] == accuracy["drop"]
+
+
+def test_the_default_keeps_component_zero_where_it_tells_domains_apart() -> None:
+    line = [domain(f"d{i}", around(np.array([20.0 * i, 0, 0]), 150, seed=i)) for i in range(3)]
+    report = GmmSelector(GmmSpec()).fit(line).report_
+    assert report["component_zero"]["chosen"] == "keep"
+    assert report["component_zero"]["held_out_accuracy"]["drop"] < 0.6
+    paper = GmmSelector(GmmSpec(mode="paper", component_zero="keep")).fit(line).report_
+    assert (paper["component_zero"]["asked"], paper["covariance"]) == ("keep", "full")
 
 
 # --- ownership ------------------------------------------------------------------------------------

@@ -193,45 +193,51 @@ def test_scores_need_no_place_between_their_batches(source: Source) -> None:
     assert [len(one.nll) for one in scores] == [6, 6]
 
 
-class TestFreeing:
-    def switched(self, source: Source, engine: Engine) -> int:
-        """Models alive after another base took the place."""
-        ended(engine, request("b"))
-        assert engine.loaded_bases() == ("b",)
-        return source.alive()
+# --- freeing --------------------------------------------------------------------------------------
 
-    def test_answers_and_drafts_keep_no_model(self, source: Source) -> None:
-        engine = Engine(source, EngineLimits(memory_bytes=10))
-        text = engine.base("a")
-        kept = ended(engine, request("a"), ScoreRequest("a", ((0, 1, 2),), pooled=frozenset({0})))
-        assert self.switched(source, engine) == 1
-        assert all(ticket.result(0) for ticket in kept)
-        assert text.tokenize("still here")
 
-    def test_errors_keep_no_model(self, source: Source) -> None:
-        engine = Engine(source, EngineLimits(memory_bytes=100_000))
-        source.sizes |= {"a": 60_000, "b": 60_000}
-        [failed] = ended(engine, request("a", adapter=handle_of(source, "a", value=float("nan"))))
-        error = failed.exception(0)
-        assert isinstance(error, SoupError), error
-        assert self.switched(source, engine) == 1
+def switched(source: Source, engine: Engine) -> int:
+    """Models alive after another base took the place."""
+    ended(engine, request("b"))
+    assert engine.loaded_bases() == ("b",)
+    return source.alive()
 
-    def test_a_cancelled_generation_keeps_no_model(self, source: Source) -> None:
-        engine = Engine(source, EngineLimits(memory_bytes=10))
-        ticket = engine.submit(request("a", 40))
-        for _ in range(4):
-            engine.step()
-        ticket.cancel()
-        assert self.switched(source, engine) == 1
 
-    def test_its_adapters_leave_with_it(self, source: Source) -> None:
-        source.sizes |= {"a": 60_000, "b": 60_000}
-        engine = Engine(source, EngineLimits(memory_bytes=100_000))
-        ended(engine, request("a", adapter=handle_of(source, "a")))
-        assert engine.counters()["adapters_held"] == 1
-        ended(engine, request("b"))
-        figures = engine.counters()
-        assert (figures["adapters_held"], figures["adapter_bytes"]) == (0, 0)
+def test_answers_and_drafts_keep_no_model(source: Source) -> None:
+    engine = Engine(source, EngineLimits(memory_bytes=10))
+    text = engine.base("a")
+    kept = ended(engine, request("a"), ScoreRequest("a", ((0, 1, 2),), pooled=frozenset({0})))
+    assert switched(source, engine) == 1
+    assert all(ticket.result(0) for ticket in kept)
+    assert text.tokenize("still here")
+
+
+def test_errors_keep_no_model(source: Source) -> None:
+    engine = Engine(source, EngineLimits(memory_bytes=100_000))
+    source.sizes |= {"a": 60_000, "b": 60_000}
+    [failed] = ended(engine, request("a", adapter=handle_of(source, "a", value=float("nan"))))
+    error = failed.exception(0)
+    assert isinstance(error, SoupError), error
+    assert switched(source, engine) == 1
+
+
+def test_a_cancelled_generation_keeps_no_model(source: Source) -> None:
+    engine = Engine(source, EngineLimits(memory_bytes=10))
+    ticket = engine.submit(request("a", 40))
+    for _ in range(4):
+        engine.step()
+    ticket.cancel()
+    assert switched(source, engine) == 1
+
+
+def test_its_adapters_leave_with_it(source: Source) -> None:
+    source.sizes |= {"a": 60_000, "b": 60_000}
+    engine = Engine(source, EngineLimits(memory_bytes=100_000))
+    ended(engine, request("a", adapter=handle_of(source, "a")))
+    assert engine.counters()["adapters_held"] == 1
+    ended(engine, request("b"))
+    figures = engine.counters()
+    assert (figures["adapters_held"], figures["adapter_bytes"]) == (0, 0)
 
 
 # --- adapters -------------------------------------------------------------------------------------
@@ -434,36 +440,41 @@ def test_stopping_while_a_base_is_loaded_ends_its_requests(source: Source) -> No
             thread.join(20)
 
 
-class TestSizes:
-    @pytest.mark.parametrize(("dtype", "each"), [("float32", 4), ("bfloat16", 2)])
-    def test_bytes_are_known_before_loading(self, entries: dict[str, BaseEntry], dtype: str, each: int) -> None:
-        for entry in entries.values():
-            entry = entry.model_copy(update={"dtype": dtype})
-            assert weight_bytes(entry) == each * sum(p.numel() for p in load_base(entry).model.parameters())
+# --- sizes ----------------------------------------------------------------------------------------
 
-    def test_several_files_count_together(self, entries: dict[str, BaseEntry], tmp_path: Path) -> None:
-        load_base(entries["b"]).model.save_pretrained(tmp_path / "cut", max_shard_size="10KB")
-        assert len(list((tmp_path / "cut").glob("*.safetensors"))) > 1
-        cut = entries["b"].model_copy(update={"source": str(tmp_path / "cut")})
-        assert weight_bytes(cut) == weight_bytes(entries["b"])
 
-    def test_what_is_in_the_files_and_not_in_the_model_does_not_count(
-        self, entries: dict[str, BaseEntry], tmp_path: Path
-    ) -> None:
-        """Masks that GPT-2's files hold, and an output layer that is the embeddings once more."""
-        folder = shutil.copytree(entries["a"].source, tmp_path / "more")
-        entry = entries["a"].model_copy(update={"source": str(folder)})
-        tensors = load_file(folder / "model.safetensors")
-        tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
-        tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        assert weight_bytes(entry) == 4 * sum(p.numel() for p in load_base(entry).model.parameters())
-        assert weight_bytes(entry) == weight_bytes(entries["a"])
+@pytest.mark.parametrize(("dtype", "each"), [("float32", 4), ("bfloat16", 2)])
+def test_bytes_are_known_before_loading(entries: dict[str, BaseEntry], dtype: str, each: int) -> None:
+    for entry in entries.values():
+        entry = entry.model_copy(update={"dtype": dtype})
+        assert weight_bytes(entry) == each * sum(p.numel() for p in load_base(entry).model.parameters())
 
-    def test_damaged_weights_are_named(self, entries: dict[str, BaseEntry], tmp_path: Path) -> None:
-        (tmp_path / "model.safetensors").write_bytes(b"nothing")
-        with pytest.raises(Unavailable, match=r"'b': model.safetensors cannot be read"):
-            weight_bytes(entries["b"].model_copy(update={"source": str(tmp_path)}))
+
+def test_several_files_count_together(entries: dict[str, BaseEntry], tmp_path: Path) -> None:
+    load_base(entries["b"]).model.save_pretrained(tmp_path / "cut", max_shard_size="10KB")
+    assert len(list((tmp_path / "cut").glob("*.safetensors"))) > 1
+    cut = entries["b"].model_copy(update={"source": str(tmp_path / "cut")})
+    assert weight_bytes(cut) == weight_bytes(entries["b"])
+
+
+def test_what_is_in_the_files_and_not_in_the_model_does_not_count(
+    entries: dict[str, BaseEntry], tmp_path: Path
+) -> None:
+    """Masks that GPT-2's files hold, and an output layer that is the embeddings once more."""
+    folder = shutil.copytree(entries["a"].source, tmp_path / "more")
+    entry = entries["a"].model_copy(update={"source": str(folder)})
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"].clone()
+    tensors["transformer.h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    assert weight_bytes(entry) == 4 * sum(p.numel() for p in load_base(entry).model.parameters())
+    assert weight_bytes(entry) == weight_bytes(entries["a"])
+
+
+def test_damaged_weights_are_named(entries: dict[str, BaseEntry], tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(Unavailable, match=r"'b': model.safetensors cannot be read"):
+        weight_bytes(entries["b"].model_copy(update={"source": str(tmp_path)}))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc and glibc")

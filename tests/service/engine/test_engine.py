@@ -201,127 +201,135 @@ def test_nothing_is_computed_that_was_not_asked_for(base: LoadedBase) -> None:
 # --- texts ----------------------------------------------------------------------------------------
 
 
-class TestTexts:
-    def direct(self, base: LoadedBase, text: str) -> tuple[float, int]:
-        ids = base.tokenize(text, bos=False)
-        step = base.shape.context - 1
-        windows = [Window((0, *ids[start : start + step])) for start in range(0, len(ids), step)]
-        return sum(score_windows(base.model, windows, max_tokens=1, pad_id=0)), len(ids)
+# --- texts ----------------------------------------------------------------------------------------
 
-    def test_scores_are_those_of_each_text_alone(self, base: LoadedBase, engine: Engine) -> None:
-        for text, score in zip(TEXTS, engine.score("tiny", TEXTS), strict=True):
-            nll, tokens = self.direct(base, text)
-            assert score.nll == pytest.approx(nll, rel=1e-5)
-            assert (score.tokens, score.bytes) == (tokens, len(text.encode()))
-        assert engine.score("tiny", TEXTS)[2].windows > 1
 
-    def test_of_a_prompt_with_its_answer_only_the_answer_is_scored(self, base: LoadedBase) -> None:
-        """However a step cuts the texts, and with a prompt longer than the context."""
-        passages = [
-            PromptAnswer(prompt=prompt, answer=" It was void.") for prompt in ("", "The court held: ", TEXTS[2])
-        ]
-        expected = passage_scores(base, passages, block=base.shape.context)
-        answer = len(base.tokenize(" It was void.", bos=False))
-        for max_step_tokens in (5, 2048):
-            with started(engine_of(base, max_step_tokens=max_step_tokens)) as engine:
-                scores = engine.score("tiny", passages)
-            assert [score.tokens for score in scores] == [answer] * 3
-            assert [score.nll for score in scores] == pytest.approx([score.nll for score in expected], rel=1e-5)
-        assert scores[0].nll == pytest.approx(self.direct(base, " It was void.")[0], rel=1e-5)
+def direct(base: LoadedBase, text: str) -> tuple[float, int]:
+    ids = base.tokenize(text, bos=False)
+    step = base.shape.context - 1
+    windows = [Window((0, *ids[start : start + step])) for start in range(0, len(ids), step)]
+    return sum(score_windows(base.model, windows, max_tokens=1, pad_id=0)), len(ids)
 
-    def test_an_adapter_changes_scores_and_comes_off_again(self, base: LoadedBase, engine: Engine) -> None:
-        handle = handle_of(base, 1)
-        before = engine.score("tiny", TEXTS)
-        with_adapter = engine.score("tiny", TEXTS, handle)
-        assert engine.score("tiny", TEXTS) == before
-        assert all(abs(a.nll - b.nll) > 1e-3 for a, b in zip(before, with_adapter, strict=True))
-        with attached(base.model, from_tensors(CONFIG, base.shape, handle.load())):
-            expected = [self.direct(base, text)[0] for text in TEXTS]
-        assert [score.nll for score in with_adapter] == pytest.approx(expected, rel=1e-5)
 
-    def test_empty_texts_score_nothing_and_cannot_be_embedded(self, engine: Engine) -> None:
-        assert [(s.nll, s.tokens, s.windows) for s in engine.score("tiny", ["", ""])] == [(0, 0, 0)] * 2
-        assert engine.score("tiny", ["", TEXTS[0]])[1] == engine.score("tiny", TEXTS[:1])[0]
-        assert engine.score("tiny", []) == engine.embed("tiny", []) == []
-        with pytest.raises(InvalidPrompt, match="Text 1 is empty"):
-            engine.embed("tiny", ["a", ""])
+def test_scores_are_those_of_each_text_alone(base: LoadedBase, engine: Engine) -> None:
+    for text, score in zip(TEXTS, engine.score("tiny", TEXTS), strict=True):
+        nll, tokens = direct(base, text)
+        assert score.nll == pytest.approx(nll, rel=1e-5)
+        assert (score.tokens, score.bytes) == (tokens, len(text.encode()))
+    assert engine.score("tiny", TEXTS)[2].windows > 1
 
-    def test_an_embedding_is_the_mean_of_the_first_window_without_bos(self, base: LoadedBase, engine: Engine) -> None:
-        embedded = engine.embed("tiny", TEXTS)
-        scores = engine.score("tiny", TEXTS)
-        for text, found, score in zip(TEXTS, embedded, scores, strict=True):
-            ids = torch.tensor([base.tokenize(text)[:64]])
-            hidden = base.model.base_model(input_ids=ids).last_hidden_state[0, 1:].mean(dim=0)
-            np.testing.assert_allclose(found.vector, hidden.detach().numpy(), atol=1e-5)
-            assert found.vector.dtype == np.float32
-            assert (found.nll, found.tokens) == (pytest.approx(score.nll, rel=1e-6), score.tokens)
-            assert found.truncated == (score.windows > 1)
 
-    def test_for_a_vector_alone_no_more_is_tokenised_and_run_than_its_window(
-        self, base: LoadedBase, engine: Engine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        long = "The soup was hot and the court was cold. " * 2000
-        texts = [*TEXTS, long]
-        whole = engine.embed("tiny", texts)
-        read: list[int] = []
-        tokenize = BaseText.tokenize
+def test_of_a_prompt_with_its_answer_only_the_answer_is_scored(base: LoadedBase) -> None:
+    """However a step cuts the texts, and with a prompt longer than the context."""
+    passages = [PromptAnswer(prompt=prompt, answer=" It was void.") for prompt in ("", "The court held: ", TEXTS[2])]
+    expected = passage_scores(base, passages, block=base.shape.context)
+    answer = len(base.tokenize(" It was void.", bos=False))
+    for max_step_tokens in (5, 2048):
+        with started(engine_of(base, max_step_tokens=max_step_tokens)) as engine:
+            scores = engine.score("tiny", passages)
+        assert [score.tokens for score in scores] == [answer] * 3
+        assert [score.nll for score in scores] == pytest.approx([score.nll for score in expected], rel=1e-5)
+    assert scores[0].nll == pytest.approx(direct(base, " It was void.")[0], rel=1e-5)
 
-        def counted(self: BaseText, text: str, **options: Any) -> list[int]:
-            read.append(len(text))
-            return tokenize(self, text, **options)
 
-        monkeypatch.setattr(BaseText, "tokenize", counted)
-        told: list[int] = []
-        found = engine.embed("tiny", texts, scored=False, progress=lambda done, total: told.append(total))
-        assert max(read) < len(long) / 10
-        assert told[-1] == len(texts), "one window each"
-        assert [one.nll for one in found] == [None] * len(texts)
-        assert [one.truncated for one in found] == [one.truncated for one in whole]
-        for one, other in zip(found, whole, strict=True):
-            np.testing.assert_allclose(one.vector, other.vector, atol=1e-6)
+def test_an_adapter_changes_scores_and_comes_off_again(base: LoadedBase, engine: Engine) -> None:
+    handle = handle_of(base, 1)
+    before = engine.score("tiny", TEXTS)
+    with_adapter = engine.score("tiny", TEXTS, handle)
+    assert engine.score("tiny", TEXTS) == before
+    assert all(abs(a.nll - b.nll) > 1e-3 for a, b in zip(before, with_adapter, strict=True))
+    with attached(base.model, from_tensors(CONFIG, base.shape, handle.load())):
+        expected = [direct(base, text)[0] for text in TEXTS]
+    assert [score.nll for score in with_adapter] == pytest.approx(expected, rel=1e-5)
 
-    def test_embedding_hears_between_two_texts_that_it_is_to_end(self, engine: Engine) -> None:
-        told: list[int] = []
 
-        def refuse(done: int, total: int) -> None:
-            told.append(done)
-            if len(told) == 2:
-                raise Cancelled("by the operator")
+def test_empty_texts_score_nothing_and_cannot_be_embedded(engine: Engine) -> None:
+    assert [(s.nll, s.tokens, s.windows) for s in engine.score("tiny", ["", ""])] == [(0, 0, 0)] * 2
+    assert engine.score("tiny", ["", TEXTS[0]])[1] == engine.score("tiny", TEXTS[:1])[0]
+    assert engine.score("tiny", []) == engine.embed("tiny", []) == []
+    with pytest.raises(InvalidPrompt, match="Text 1 is empty"):
+        engine.embed("tiny", ["a", ""])
 
-        with pytest.raises(Cancelled, match="by the operator"):
-            engine.embed("tiny", TEXTS, progress=refuse)
-        assert told == [0, 0]
 
-    def test_a_base_without_bos_scores_all_but_the_first_token(self, tiny_base_dir: Path) -> None:
-        bare = load_base(BaseEntry(id="bare", source=str(tiny_base_dir), bos=False))
-        with started(engine_of(bare)) as engine:
-            [score] = engine.score("bare", TEXTS[:1])
-            [embedded] = engine.embed("bare", TEXTS[:1])
-        ids = torch.tensor([bare.tokenize(TEXTS[0])])
-        assert score.nll == pytest.approx(
-            -float(token_log_probs(bare.model, ids, torch.ones_like(ids)).sum()), rel=1e-5
-        )
-        assert score.tokens == ids.shape[1] - 1
-        hidden = bare.model.base_model(input_ids=ids).last_hidden_state[0].mean(dim=0)
-        np.testing.assert_allclose(embedded.vector, hidden.detach().numpy(), atol=1e-5)
+def test_an_embedding_is_the_mean_of_the_first_window_without_bos(base: LoadedBase, engine: Engine) -> None:
+    embedded = engine.embed("tiny", TEXTS)
+    scores = engine.score("tiny", TEXTS)
+    for text, found, score in zip(TEXTS, embedded, scores, strict=True):
+        ids = torch.tensor([base.tokenize(text)[:64]])
+        hidden = base.model.base_model(input_ids=ids).last_hidden_state[0, 1:].mean(dim=0)
+        np.testing.assert_allclose(found.vector, hidden.detach().numpy(), atol=1e-5)
+        assert found.vector.dtype == np.float32
+        assert (found.nll, found.tokens) == (pytest.approx(score.nll, rel=1e-6), score.tokens)
+        assert found.truncated == (score.windows > 1)
 
-    def test_tokenize_puts_bos_in_front(self, base: LoadedBase, engine: Engine) -> None:
-        assert engine.tokenize("tiny", "A soup") == (0, *base.tokenize("A soup", bos=False))
 
-    def test_progress_is_told_and_may_end_it(self, base: LoadedBase, engine: Engine) -> None:
-        seen: list[tuple[int, int]] = []
-        engine.score("tiny", TEXTS, progress=lambda done, total: seen.append((done, total)))
-        windows = sum(score.windows for score in engine.score("tiny", TEXTS))
-        assert seen[-1] == (windows, windows)
+def test_for_a_vector_alone_no_more_is_tokenised_and_run_than_its_window(
+    base: LoadedBase, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = "The soup was hot and the court was cold. " * 2000
+    texts = [*TEXTS, long]
+    whole = engine.embed("tiny", texts)
+    read: list[int] = []
+    tokenize = BaseText.tokenize
 
-        def refuse(done: int, total: int) -> None:
+    def counted(self: BaseText, text: str, **options: Any) -> list[int]:
+        read.append(len(text))
+        return tokenize(self, text, **options)
+
+    monkeypatch.setattr(BaseText, "tokenize", counted)
+    told: list[int] = []
+    found = engine.embed("tiny", texts, scored=False, progress=lambda done, total: told.append(total))
+    assert max(read) < len(long) / 10
+    assert told[-1] == len(texts), "one window each"
+    assert [one.nll for one in found] == [None] * len(texts)
+    assert [one.truncated for one in found] == [one.truncated for one in whole]
+    for one, other in zip(found, whole, strict=True):
+        np.testing.assert_allclose(one.vector, other.vector, atol=1e-6)
+
+
+def test_embedding_hears_between_two_texts_that_it_is_to_end(engine: Engine) -> None:
+    told: list[int] = []
+
+    def refuse(done: int, total: int) -> None:
+        told.append(done)
+        if len(told) == 2:
             raise Cancelled("by the operator")
 
-        with pytest.raises(Cancelled, match="by the operator"):
-            engine.score("tiny", TEXTS, progress=refuse)
-        with pytest.raises(Cancelled):
-            engine.embed("tiny", TEXTS, should_stop=lambda: True)
-        assert engine.score("tiny", ["x"])
+    with pytest.raises(Cancelled, match="by the operator"):
+        engine.embed("tiny", TEXTS, progress=refuse)
+    assert told == [0, 0]
+
+
+def test_a_base_without_bos_scores_all_but_the_first_token(tiny_base_dir: Path) -> None:
+    bare = load_base(BaseEntry(id="bare", source=str(tiny_base_dir), bos=False))
+    with started(engine_of(bare)) as engine:
+        [score] = engine.score("bare", TEXTS[:1])
+        [embedded] = engine.embed("bare", TEXTS[:1])
+    ids = torch.tensor([bare.tokenize(TEXTS[0])])
+    assert score.nll == pytest.approx(-float(token_log_probs(bare.model, ids, torch.ones_like(ids)).sum()), rel=1e-5)
+    assert score.tokens == ids.shape[1] - 1
+    hidden = bare.model.base_model(input_ids=ids).last_hidden_state[0].mean(dim=0)
+    np.testing.assert_allclose(embedded.vector, hidden.detach().numpy(), atol=1e-5)
+
+
+def test_tokenize_puts_bos_in_front(base: LoadedBase, engine: Engine) -> None:
+    assert engine.tokenize("tiny", "A soup") == (0, *base.tokenize("A soup", bos=False))
+
+
+def test_progress_is_told_and_may_end_it(base: LoadedBase, engine: Engine) -> None:
+    seen: list[tuple[int, int]] = []
+    engine.score("tiny", TEXTS, progress=lambda done, total: seen.append((done, total)))
+    windows = sum(score.windows for score in engine.score("tiny", TEXTS))
+    assert seen[-1] == (windows, windows)
+
+    def refuse(done: int, total: int) -> None:
+        raise Cancelled("by the operator")
+
+    with pytest.raises(Cancelled, match="by the operator"):
+        engine.score("tiny", TEXTS, progress=refuse)
+    with pytest.raises(Cancelled):
+        engine.embed("tiny", TEXTS, should_stop=lambda: True)
+    assert engine.score("tiny", ["x"])
 
 
 # --- many at once ---------------------------------------------------------------------------------
@@ -504,195 +512,212 @@ def test_cancelling_what_has_ended_takes_its_answer_from_nobody(base: LoadedBase
 # --- trouble --------------------------------------------------------------------------------------
 
 
-class TestTrouble:
-    def failing(self, base: LoadedBase, load: Callable[[], Mapping[str, Tensor]]) -> LoadableAdapter:
-        return LoadableAdapter("sha256:" + "f" * 64, CONFIG, load)
+# --- trouble --------------------------------------------------------------------------------------
 
-    def test_a_failing_load_fails_its_requests_and_never_serves_the_base(self, base: LoadedBase) -> None:
-        engine, prompt = engine_of(base), prompts_of(base)[0]
-        attempts = []
 
-        def load() -> Mapping[str, Tensor]:
-            attempts.append(1)
-            raise OSError("the disk is gone")
+def failing(base: LoadedBase, load: Callable[[], Mapping[str, Tensor]]) -> LoadableAdapter:
+    return LoadableAdapter("sha256:" + "f" * 64, CONFIG, load)
 
-        generate = GenerateRequest("tiny", prompt, self.failing(base, load), greedy(3))
-        score = ScoreRequest("tiny", (prompt,), self.failing(base, load))
-        *bad, good = ended(engine, generate, generate, score, GenerateRequest("tiny", prompt, params=greedy(3)))
-        for ticket in bad:
-            error = ticket.exception(0)
-            assert isinstance(error, Unavailable)
-            assert "cannot be loaded (OSError)" in error.message
-            assert "disk" not in error.message
-        assert good.result(0).choices[0].token_ids == reference(base, prompt, 3, None)
-        [again] = ended(engine, generate)
-        assert again.exception(0) is not None
-        assert len(attempts) == 2, "a failure is not remembered"
 
-    def test_tensors_of_another_shape_are_incompatible(self, base: LoadedBase) -> None:
-        handle = self.failing(base, lambda: {"layers.0.ffn.down.weight": torch.zeros(1)})
-        [ticket] = ended(engine_of(base), ScoreRequest("tiny", ((1, 2),), handle))
+def test_a_failing_load_fails_its_requests_and_never_serves_the_base(base: LoadedBase) -> None:
+    engine, prompt = engine_of(base), prompts_of(base)[0]
+    attempts = []
+
+    def load() -> Mapping[str, Tensor]:
+        attempts.append(1)
+        raise OSError("the disk is gone")
+
+    generate = GenerateRequest("tiny", prompt, failing(base, load), greedy(3))
+    score = ScoreRequest("tiny", (prompt,), failing(base, load))
+    *bad, good = ended(engine, generate, generate, score, GenerateRequest("tiny", prompt, params=greedy(3)))
+    for ticket in bad:
         error = ticket.exception(0)
-        assert isinstance(error, SoupError)
-        assert error.code == "incompatible"
-
-    def test_an_adapter_that_answers_nan_fails_clearly(self, base: LoadedBase) -> None:
-        huge = {name: torch.full_like(value, 3e38) for name, value in tensors_of(base, 0).items()}
-        adapter = self.failing(base, lambda: huge)
-        requests = (
-            GenerateRequest("tiny", (1, 2), adapter, SamplingParams(max_tokens=2)),
-            ScoreRequest("tiny", ((1, 2),), adapter),
-        )
-        for ticket in ended(engine_of(base), *requests):
-            assert isinstance(ticket.exception(0), InvalidWeights)
-            assert "not finite" in str(ticket.exception(0))
-
-    @pytest.mark.parametrize("step", ["prefill", "decode", "score"])
-    def test_an_exception_in_a_batch_is_the_end_of_that_batch_only(
-        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, step: str, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        engine, prompt = engine_of(base), prompts_of(base)[0]
-        engine.preload(["tiny"])
-        real = Runner.run
-
-        def fail(self: Runner, tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
-            if step == "decode" and tasks[0].start == 0:
-                return real(self, tasks)
-            monkeypatch.setattr(Runner, "run", real)
-            raise RuntimeError("out of memory, with secret details")
-
-        monkeypatch.setattr(Runner, "run", fail)
-        request = (
-            ScoreRequest("tiny", (prompt,)) if step == "score" else GenerateRequest("tiny", prompt, params=greedy(4))
-        )
-        with started(engine):
-            error = engine.submit(request).exception(30)
-            assert isinstance(error, Internal)
-            assert "secret" not in error.message
-            assert "secret" in caplog.text
-            assert engine.submit(request).result(30)
-            assert engine.counters()["requests_failed_total"] == 1
-
-    def test_a_bug_in_scheduling_is_survived(self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine = engine_of(base)
-        monkeypatch.setattr(engine._scheduler, "next_step", lambda: 1 / 0)
-        with started(engine):
-            assert isinstance(engine.submit(GenerateRequest("tiny", (1,), params=greedy(1))).exception(30), Internal)
-            monkeypatch.undo()
-            assert engine.submit(GenerateRequest("tiny", (1,), params=greedy(1))).result(30)
-
-    def test_a_failure_while_nothing_runs_is_survived_too(
-        self, base: LoadedBase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """What ended requests leave is put away when none is left; that allocates."""
-        engine = engine_of(base)
-        real, failed = Runner.retain, threading.Event()
-
-        def retain(self: Runner, alive: Iterable[object]) -> None:
-            if not failed.is_set() and not engine._scheduler.depth:
-                failed.set()
-                raise MemoryError("no memory left")
-            real(self, alive)
-
-        monkeypatch.setattr(Runner, "retain", retain)
-        with started(engine):
-            assert engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(2))).result(30)
-            assert failed.wait(30)
-            assert engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(2))).result(30)
-        assert "no memory left" in caplog.text
-
-    def test_the_base_model_is_called_from_the_engine_thread_alone(self, base: LoadedBase, engine: Engine) -> None:
-        engine.score("tiny", TEXTS)  # where it is loaded, it is tried by the thread that loads
-        threads = set()
-        hook = base.model.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
-        inner = base.model.base_model.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
-        try:
-            engine.score("tiny", TEXTS)
-            engine.embed("tiny", TEXTS)
-            engine.generate(GenerateRequest("tiny", (1, 2), params=greedy(3)))
-        finally:
-            hook.remove()
-            inner.remove()
-        assert threads == {"engine"}
+        assert isinstance(error, Unavailable)
+        assert "cannot be loaded (OSError)" in error.message
+        assert "disk" not in error.message
+    assert good.result(0).choices[0].token_ids == reference(base, prompt, 3, None)
+    [again] = ended(engine, generate)
+    assert again.exception(0) is not None
+    assert len(attempts) == 2, "a failure is not remembered"
 
 
-class TestStop:
-    def test_stop_lets_running_requests_finish(self, base: LoadedBase) -> None:
-        engine, prompt = engine_of(base), prompts_of(base)[0]
+def test_tensors_of_another_shape_are_incompatible(base: LoadedBase) -> None:
+    handle = failing(base, lambda: {"layers.0.ffn.down.weight": torch.zeros(1)})
+    [ticket] = ended(engine_of(base), ScoreRequest("tiny", ((1, 2),), handle))
+    error = ticket.exception(0)
+    assert isinstance(error, SoupError)
+    assert error.code == "incompatible"
+
+
+def test_an_adapter_that_answers_nan_fails_clearly(base: LoadedBase) -> None:
+    huge = {name: torch.full_like(value, 3e38) for name, value in tensors_of(base, 0).items()}
+    adapter = failing(base, lambda: huge)
+    requests = (
+        GenerateRequest("tiny", (1, 2), adapter, SamplingParams(max_tokens=2)),
+        ScoreRequest("tiny", ((1, 2),), adapter),
+    )
+    for ticket in ended(engine_of(base), *requests):
+        assert isinstance(ticket.exception(0), InvalidWeights)
+        assert "not finite" in str(ticket.exception(0))
+
+
+@pytest.mark.parametrize("step", ["prefill", "decode", "score"])
+def test_an_exception_in_a_batch_is_the_end_of_that_batch_only(
+    base: LoadedBase, monkeypatch: pytest.MonkeyPatch, step: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, prompt = engine_of(base), prompts_of(base)[0]
+    engine.preload(["tiny"])
+    real = Runner.run
+
+    def fail(self: Runner, tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
+        if step == "decode" and tasks[0].start == 0:
+            return real(self, tasks)
+        monkeypatch.setattr(Runner, "run", real)
+        raise RuntimeError("out of memory, with secret details")
+
+    monkeypatch.setattr(Runner, "run", fail)
+    request = ScoreRequest("tiny", (prompt,)) if step == "score" else GenerateRequest("tiny", prompt, params=greedy(4))
+    with started(engine):
+        error = engine.submit(request).exception(30)
+        assert isinstance(error, Internal)
+        assert "secret" not in error.message
+        assert "secret" in caplog.text
+        assert engine.submit(request).result(30)
+        assert engine.counters()["requests_failed_total"] == 1
+
+
+def test_a_bug_in_scheduling_is_survived(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(base)
+    monkeypatch.setattr(engine._scheduler, "next_step", lambda: 1 / 0)
+    with started(engine):
+        assert isinstance(engine.submit(GenerateRequest("tiny", (1,), params=greedy(1))).exception(30), Internal)
+        monkeypatch.undo()
+        assert engine.submit(GenerateRequest("tiny", (1,), params=greedy(1))).result(30)
+
+
+def test_a_failure_while_nothing_runs_is_survived_too(
+    base: LoadedBase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What ended requests leave is put away when none is left; that allocates."""
+    engine = engine_of(base)
+    real, failed = Runner.retain, threading.Event()
+
+    def retain(self: Runner, alive: Iterable[object]) -> None:
+        if not failed.is_set() and not engine._scheduler.depth:
+            failed.set()
+            raise MemoryError("no memory left")
+        real(self, alive)
+
+    monkeypatch.setattr(Runner, "retain", retain)
+    with started(engine):
+        assert engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(2))).result(30)
+        assert failed.wait(30)
+        assert engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(2))).result(30)
+    assert "no memory left" in caplog.text
+
+
+def test_the_base_model_is_called_from_the_engine_thread_alone(base: LoadedBase, engine: Engine) -> None:
+    engine.score("tiny", TEXTS)  # where it is loaded, it is tried by the thread that loads
+    threads = set()
+    hook = base.model.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
+    inner = base.model.base_model.register_forward_pre_hook(lambda *_: threads.add(threading.current_thread().name))
+    try:
+        engine.score("tiny", TEXTS)
+        engine.embed("tiny", TEXTS)
+        engine.generate(GenerateRequest("tiny", (1, 2), params=greedy(3)))
+    finally:
+        hook.remove()
+        inner.remove()
+    assert threads == {"engine"}
+
+
+# --- stop -----------------------------------------------------------------------------------------
+
+
+def test_stop_lets_running_requests_finish(base: LoadedBase) -> None:
+    engine, prompt = engine_of(base), prompts_of(base)[0]
+    engine.start()
+    ticket = engine.submit(GenerateRequest("tiny", prompt, params=greedy(20)))
+    engine.stop(drain=60)
+    assert ticket.result(0).choices[0].token_ids == reference(base, prompt, 20, None)
+    with pytest.raises(Unavailable, match="shutting down"):
+        engine.submit(GenerateRequest("tiny", prompt))
+
+
+def test_what_does_not_finish_in_time_is_told(base: LoadedBase) -> None:
+    engine = engine_of(base)
+    gate, entered = threading.Event(), threading.Event()
+
+    def hold(delta: Delta) -> None:
+        entered.set()
+        gate.wait(30)
+
+    slow = engine.submit(GenerateRequest("tiny", (1,), params=greedy(40), on_token=hold))
+    waiting = engine.submit(GenerateRequest("tiny", (1,), handle_of(base, 1), greedy(40)))
+    cancelled = engine.submit(GenerateRequest("tiny", (1,), handle_of(base, 2), greedy(40)))
+    engine.start()
+    assert entered.wait(30)
+    cancelled.cancel()
+    stopper = threading.Thread(target=engine.stop, kwargs={"drain": 0})
+    stopper.start()
+    while engine._stop_at is None:
+        entered.wait(0)
+    gate.set()
+    stopper.join(30)
+    assert isinstance(slow.exception(0), Unavailable)
+    assert isinstance(waiting.exception(0), Unavailable)
+    assert cancelled.cancelled()
+    engine.stop()
+
+
+def test_an_engine_that_never_started_tells_its_requests(base: LoadedBase) -> None:
+    engine = engine_of(base)
+    ticket = engine.submit(GenerateRequest("tiny", (1,)))
+    engine.stop()
+    assert isinstance(ticket.exception(0), Unavailable)
+
+
+def test_an_engine_starts_once(base: LoadedBase) -> None:
+    with started(engine_of(base)) as engine, pytest.raises(Internal):
         engine.start()
-        ticket = engine.submit(GenerateRequest("tiny", prompt, params=greedy(20)))
-        engine.stop(drain=60)
-        assert ticket.result(0).choices[0].token_ids == reference(base, prompt, 20, None)
-        with pytest.raises(Unavailable, match="shutting down"):
-            engine.submit(GenerateRequest("tiny", prompt))
-
-    def test_what_does_not_finish_in_time_is_told(self, base: LoadedBase) -> None:
-        engine = engine_of(base)
-        gate, entered = threading.Event(), threading.Event()
-
-        def hold(delta: Delta) -> None:
-            entered.set()
-            gate.wait(30)
-
-        slow = engine.submit(GenerateRequest("tiny", (1,), params=greedy(40), on_token=hold))
-        waiting = engine.submit(GenerateRequest("tiny", (1,), handle_of(base, 1), greedy(40)))
-        cancelled = engine.submit(GenerateRequest("tiny", (1,), handle_of(base, 2), greedy(40)))
-        engine.start()
-        assert entered.wait(30)
-        cancelled.cancel()
-        stopper = threading.Thread(target=engine.stop, kwargs={"drain": 0})
-        stopper.start()
-        while engine._stop_at is None:
-            entered.wait(0)
-        gate.set()
-        stopper.join(30)
-        assert isinstance(slow.exception(0), Unavailable)
-        assert isinstance(waiting.exception(0), Unavailable)
-        assert cancelled.cancelled()
-        engine.stop()
-
-    def test_an_engine_that_never_started_tells_its_requests(self, base: LoadedBase) -> None:
-        engine = engine_of(base)
-        ticket = engine.submit(GenerateRequest("tiny", (1,)))
-        engine.stop()
-        assert isinstance(ticket.exception(0), Unavailable)
-
-    def test_an_engine_starts_once(self, base: LoadedBase) -> None:
-        with started(engine_of(base)) as engine, pytest.raises(Internal):
-            engine.start()
-
-    def test_a_waiting_caller_hears_of_the_stop(self, base: LoadedBase) -> None:
-        engine = engine_of(base, max_requests=1)
-        engine.submit(GenerateRequest("tiny", (1,)))
-        with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(engine.score, "tiny", ["x"], patient=True)
-            engine.stop(drain=0)
-            with pytest.raises(Unavailable):
-                waiting.result(30)
 
 
-class TestBank:
-    def test_held_adapters_are_frozen(self, base: LoadedBase) -> None:
-        module = AdapterCache(2**20).get(Runner(base), handle_of(base, 0)).module
-        assert not module.training
-        assert not any(parameter.requires_grad for parameter in module.parameters())
+def test_a_waiting_caller_hears_of_the_stop(base: LoadedBase) -> None:
+    engine = engine_of(base, max_requests=1)
+    engine.submit(GenerateRequest("tiny", (1,)))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(engine.score, "tiny", ["x"], patient=True)
+        engine.stop(drain=0)
+        with pytest.raises(Unavailable):
+            waiting.result(30)
 
-    def test_a_name_is_no_key(self, base: LoadedBase) -> None:
-        bank, runner = AdapterCache(2**20), Runner(base)
-        first = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: tensors_of(base, 1))
-        again = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: pytest.fail("held already"))
-        assert bank.get(runner, first) is bank.get(runner, again)
-        assert bank.get(runner, first) is not bank.get(runner, handle_of(base, 2))
 
-    def test_an_evicted_base_model_leaves_no_loaded_adapter_behind(self, base: LoadedBase) -> None:
-        """It would edit the modules of the evicted model, and keep them in memory."""
-        bank, runner = AdapterCache(2**20), Runner(base)
-        loads, loaded = iter(range(2)), threading.Event()
-        handle = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: tensors_of(base, next(loads)))
-        bank.start_background_loads(loaded.set)
-        bank.prefetch(runner, handle)
-        assert loaded.wait(20)
-        bank.evict_base(base.entry.id)
-        bank.get(runner, handle)
-        assert next(loads, None) is None, "loaded twice"
-        bank.close()
+# --- bank -----------------------------------------------------------------------------------------
+
+
+def test_held_adapters_are_frozen(base: LoadedBase) -> None:
+    module = AdapterCache(2**20).get(Runner(base), handle_of(base, 0)).module
+    assert not module.training
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_a_name_is_no_key(base: LoadedBase) -> None:
+    bank, runner = AdapterCache(2**20), Runner(base)
+    first = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: tensors_of(base, 1))
+    again = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: pytest.fail("held already"))
+    assert bank.get(runner, first) is bank.get(runner, again)
+    assert bank.get(runner, first) is not bank.get(runner, handle_of(base, 2))
+
+
+def test_an_evicted_base_model_leaves_no_loaded_adapter_behind(base: LoadedBase) -> None:
+    """It would edit the modules of the evicted model, and keep them in memory."""
+    bank, runner = AdapterCache(2**20), Runner(base)
+    loads, loaded = iter(range(2)), threading.Event()
+    handle = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: tensors_of(base, next(loads)))
+    bank.start_background_loads(loaded.set)
+    bank.prefetch(runner, handle)
+    assert loaded.wait(20)
+    bank.evict_base(base.entry.id)
+    bank.get(runner, handle)
+    assert next(loads, None) is None, "loaded twice"
+    bank.close()

@@ -443,57 +443,63 @@ def test_hostile_schemas_are_followed_or_refused(base: LoadedBase, grammars: Gra
         assert error.message.startswith("The JSON schema")  # noqa: PT017  # followed is as good
 
 
-class TestGrammars:
-    def test_no_request_wears_a_schema_out_for_the_next_one(self, base: LoadedBase, grammars: Grammars) -> None:
-        """States that limits count are made by walking: as many answers as there are find the schema as it was."""
-        schema = {"type": "object", "properties": {"summary": {"type": "string", "maxLength": 4000}}}
-        first = [written(base, compiled(grammars, base, schema), seed) for seed in range(3)]
-        for seed in range(12):
-            written(base, compiled(grammars, base, schema), seed)
-        assert [written(base, compiled(grammars, base, schema), seed) for seed in range(3)] == first
+# --- grammars -------------------------------------------------------------------------------------
 
-    def test_nor_does_one_choice_for_the_next(self, base: LoadedBase, grammars: Grammars) -> None:
-        """As long strings as may be asked for, written to their ends, each with other characters."""
-        names = [f"p{number}" for number in range(5)]
-        schema = {
-            "type": "object",
-            "required": names,
-            "additionalProperties": False,
-            "properties": {name: {"type": "string", "maxLength": 996 + at} for at, name in enumerate(names)},
-        }
-        grammar = compiled(grammars, base, schema)
-        alone = [written(base, compiled(grammars, base, schema), seed, free=9000, most=9000) for seed in range(4)]
-        assert [written(base, grammar, seed, free=9000, most=9000) for seed in range(4)] == alone
 
-    def test_bases_and_ends_have_grammars_of_their_own(self, base: LoadedBase, tmp_path: Path) -> None:
-        grammars, schema = Grammars(), validate_schema({"type": "integer"})
-        other = load_text(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "other", seed=3, vocab_size=290))))
-        one, two, three = (
-            grammars.compile(base, (0,), schema),
-            grammars.compile(base, (0, 5), schema),
-            grammars.compile(other, (0,), schema),
-        )
-        assert (len(one.first), len(three.first)) == (300, 290)
-        walk, ends = GrammarState(two), GrammarState(one)
-        digit = base.tokenize("7", bos=False)[0]
-        for one_walk in (walk, ends):
-            one_walk.advance(digit)
-        assert (bool(walk.allowed[5]), bool(ends.allowed[5])) == (True, False)
+def test_no_request_wears_a_schema_out_for_the_next_one(base: LoadedBase, grammars: Grammars) -> None:
+    """States that limits count are made by walking: as many answers as there are find the schema as it was."""
+    schema = {"type": "object", "properties": {"summary": {"type": "string", "maxLength": 4000}}}
+    first = [written(base, compiled(grammars, base, schema), seed) for seed in range(3)]
+    for seed in range(12):
+        written(base, compiled(grammars, base, schema), seed)
+    assert [written(base, compiled(grammars, base, schema), seed) for seed in range(3)] == first
 
-    def test_threads_get_the_same(self, base: LoadedBase) -> None:
-        grammars, gate = Grammars(), threading.Barrier(8)
 
-        def follow(number: int) -> str:
-            gate.wait()
-            return written(base, compiled(grammars, base, PERSON), number % 2)
+def test_nor_does_one_choice_for_the_next(base: LoadedBase, grammars: Grammars) -> None:
+    """As long strings as may be asked for, written to their ends, each with other characters."""
+    names = [f"p{number}" for number in range(5)]
+    schema = {
+        "type": "object",
+        "required": names,
+        "additionalProperties": False,
+        "properties": {name: {"type": "string", "maxLength": 996 + at} for at, name in enumerate(names)},
+    }
+    grammar = compiled(grammars, base, schema)
+    alone = [written(base, compiled(grammars, base, schema), seed, free=9000, most=9000) for seed in range(4)]
+    assert [written(base, grammar, seed, free=9000, most=9000) for seed in range(4)] == alone
 
-        with ThreadPoolExecutor(8) as pool:
-            texts = list(pool.map(follow, range(8)))
-        assert len(set(texts)) == 2
 
-    def test_a_base_without_an_end_is_refused(self, base: LoadedBase) -> None:
-        with pytest.raises(InvalidParameter, match="no end-of-text token"):
-            Grammars().compile(base, (), ANY_OBJECT)
+def test_bases_and_ends_have_grammars_of_their_own(base: LoadedBase, tmp_path: Path) -> None:
+    grammars, schema = Grammars(), validate_schema({"type": "integer"})
+    other = load_text(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "other", seed=3, vocab_size=290))))
+    one, two, three = (
+        grammars.compile(base, (0,), schema),
+        grammars.compile(base, (0, 5), schema),
+        grammars.compile(other, (0,), schema),
+    )
+    assert (len(one.first), len(three.first)) == (300, 290)
+    walk, ends = GrammarState(two), GrammarState(one)
+    digit = base.tokenize("7", bos=False)[0]
+    for one_walk in (walk, ends):
+        one_walk.advance(digit)
+    assert (bool(walk.allowed[5]), bool(ends.allowed[5])) == (True, False)
+
+
+def test_threads_get_the_same(base: LoadedBase) -> None:
+    grammars, gate = Grammars(), threading.Barrier(8)
+
+    def follow(number: int) -> str:
+        gate.wait()
+        return written(base, compiled(grammars, base, PERSON), number % 2)
+
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(follow, range(8)))
+    assert len(set(texts)) == 2
+
+
+def test_a_base_without_an_end_is_refused(base: LoadedBase) -> None:
+    with pytest.raises(InvalidParameter, match="no end-of-text token"):
+        Grammars().compile(base, (), ANY_OBJECT)
 
 
 class TestTokenizers:

@@ -80,81 +80,91 @@ SAMPLING = st.builds(
 )
 
 
-class TestChoose:
-    @given(st.lists(SAMPLING, min_size=1, max_size=6), st.integers(0, 2**32), st.data())
-    def test_rows_together_get_the_tokens_that_each_gets_alone(
-        self, params: list[SamplingParams], seed: int, data: st.DataObject
-    ) -> None:
-        logits = torch.randn(len(params), 40, generator=torch.Generator().manual_seed(seed)) * 3
-        draws = [Draw(one, RandomStream(seed, n), n, (1, 2, 2, 7), 2) for n, one in enumerate(params)]
-        broken = data.draw(st.sets(st.integers(0, len(params) - 1), max_size=2))
-        for number in broken:
-            logits[number, 7] = data.draw(st.sampled_from([math.nan, math.inf]))
-        given_logits = logits.clone()
-        together = sample_tokens(logits, draws)
-        assert together == [sample_tokens(logits[n : n + 1], [draw])[0] for n, draw in enumerate(draws)]
-        assert {n for n, token in enumerate(together) if token is None} == broken
-        assert torch.equal(logits.nan_to_num(0), given_logits.nan_to_num(0)), "the caller's logits stay"
+# --- choose ---------------------------------------------------------------------------------------
 
-    def test_temperature_zero_is_the_most_likely_whatever_the_seed(self) -> None:
-        logits = torch.tensor([0.0, 3.0, 2.9])
-        assert {drawn_alone(logits, SamplingParams(temperature=0), RandomStream(s, 0), s) for s in range(20)} == {1}
 
-    def test_frequencies_follow_the_distribution(self) -> None:
-        wanted = torch.tensor([0.5, 0.0, 0.3, 0.2])
-        drawn = Counter(drawn_alone(wanted.log(), SamplingParams(), RandomStream(5, 0), i) for i in range(2000))
-        assert drawn[1] == 0
-        for token, probability in enumerate(wanted.tolist()):
-            assert abs(drawn[token] / 2000 - probability) < 0.03
+@given(st.lists(SAMPLING, min_size=1, max_size=6), st.integers(0, 2**32), st.data())
+def test_rows_together_get_the_tokens_that_each_gets_alone(
+    params: list[SamplingParams], seed: int, data: st.DataObject
+) -> None:
+    logits = torch.randn(len(params), 40, generator=torch.Generator().manual_seed(seed)) * 3
+    draws = [Draw(one, RandomStream(seed, n), n, (1, 2, 2, 7), 2) for n, one in enumerate(params)]
+    broken = data.draw(st.sets(st.integers(0, len(params) - 1), max_size=2))
+    for number in broken:
+        logits[number, 7] = data.draw(st.sampled_from([math.nan, math.inf]))
+    given_logits = logits.clone()
+    together = sample_tokens(logits, draws)
+    assert together == [sample_tokens(logits[n : n + 1], [draw])[0] for n, draw in enumerate(draws)]
+    assert {n for n, token in enumerate(together) if token is None} == broken
+    assert torch.equal(logits.nan_to_num(0), given_logits.nan_to_num(0)), "the caller's logits stay"
 
-    def test_temperature_sharpens_and_flattens(self) -> None:
-        logits = torch.tensor([1.0, 0.0])
 
-        def share(temperature: float) -> float:
-            params = SamplingParams(temperature=temperature)
-            return sum(drawn_alone(logits, params, RandomStream(1, 0), i) == 0 for i in range(400)) / 400
+def test_temperature_zero_is_the_most_likely_whatever_the_seed() -> None:
+    logits = torch.tensor([0.0, 3.0, 2.9])
+    assert {drawn_alone(logits, SamplingParams(temperature=0), RandomStream(s, 0), s) for s in range(20)} == {1}
 
-        assert share(0.25) > share(1.0) > share(10.0) > 0.5
-        assert share(1e-6) == 1.0, "next to zero does not overflow"
 
-    @pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.75, 2), (0.875, 3), (0.9, 4), (1.0, 5)])
-    def test_tokens_that_reach_top_p_exactly_are_enough(self, top_p: float, kept: int) -> None:
-        """Sums of powers of two are exact: one more token than needed would show."""
-        probabilities = torch.tensor([0.0625, 0.25, 0.5, 0.0625, 0.125], dtype=torch.float64)
-        best = [2, 1, 4, 0, 3]  # of equals the first
-        assert sorted(keep_nucleus(probabilities, top_p).nonzero().flatten().tolist()) == sorted(best[:kept])
+def test_frequencies_follow_the_distribution() -> None:
+    wanted = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    drawn = Counter(drawn_alone(wanted.log(), SamplingParams(), RandomStream(5, 0), i) for i in range(2000))
+    assert drawn[1] == 0
+    for token, probability in enumerate(wanted.tolist()):
+        assert abs(drawn[token] / 2000 - probability) < 0.03
 
-    @given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.floats(0.01, 1.0), st.sampled_from([1, 2, 300]))
-    def test_it_is_the_same_however_many_are_sorted_first(self, counts: list[int], top_p: float, first: int) -> None:
-        """Whole numbers have equals among them, of which the first in the vocabulary come first."""
-        probabilities = torch.tensor([1 + n for n in counts], dtype=torch.float64) / sum(1 + n for n in counts)
-        values, order = probabilities.sort(descending=True, stable=True)
-        expected = torch.zeros_like(probabilities)
-        wanted = order[values.cumsum(0) - values < top_p]
-        expected[wanted] = probabilities[wanted]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("service.engine.sampler.FIRST_SORTED", first)
-            assert torch.equal(keep_nucleus(probabilities, top_p), expected)
 
-    @given(st.integers(0, 2**32), st.integers(0, 50))
-    def test_a_tiny_change_of_the_logits_leaves_the_draw_or_moves_it_next_door(self, seed: int, position: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        logits = torch.randn(50, generator=generator) * 3
-        noisy = logits + torch.randn(50, generator=generator) * 1e-6
-        params = SamplingParams(top_p=0.9)
-        one, two = (drawn_alone(x, params, RandomStream(seed, 0), position) for x in (logits, noisy))
-        probabilities = torch.softmax(logits.double(), -1)
-        between = probabilities[min(one, two) + 1 : max(one, two)]
-        kept = keep_nucleus(probabilities, 0.9)[min(one, two) + 1 : max(one, two)]
-        assert one == two or float(torch.where(kept > 0, between, 0).sum()) < 1e-4
+def test_temperature_sharpens_and_flattens() -> None:
+    logits = torch.tensor([1.0, 0.0])
 
-    def test_the_end_of_the_range_never_draws_an_impossible_token(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(RandomStream, "at", lambda self, position: 1.0)
-        assert drawn_alone(torch.tensor([1.0, 2.0, -math.inf]), SamplingParams(), RandomStream(0, 0), 0) == 1
+    def share(temperature: float) -> float:
+        params = SamplingParams(temperature=temperature)
+        return sum(drawn_alone(logits, params, RandomStream(1, 0), i) == 0 for i in range(400)) / 400
 
-    def test_half_precision_logits_are_taken(self) -> None:
-        logits = torch.tensor([0.0, 9.0], dtype=torch.bfloat16)
-        assert drawn_alone(logits, SamplingParams(temperature=0.1), RandomStream(0, 0), 0) == 1
+    assert share(0.25) > share(1.0) > share(10.0) > 0.5
+    assert share(1e-6) == 1.0, "next to zero does not overflow"
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.75, 2), (0.875, 3), (0.9, 4), (1.0, 5)])
+def test_tokens_that_reach_top_p_exactly_are_enough(top_p: float, kept: int) -> None:
+    """Sums of powers of two are exact: one more token than needed would show."""
+    probabilities = torch.tensor([0.0625, 0.25, 0.5, 0.0625, 0.125], dtype=torch.float64)
+    best = [2, 1, 4, 0, 3]  # of equals the first
+    assert sorted(keep_nucleus(probabilities, top_p).nonzero().flatten().tolist()) == sorted(best[:kept])
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.floats(0.01, 1.0), st.sampled_from([1, 2, 300]))
+def test_it_is_the_same_however_many_are_sorted_first(counts: list[int], top_p: float, first: int) -> None:
+    """Whole numbers have equals among them, of which the first in the vocabulary come first."""
+    probabilities = torch.tensor([1 + n for n in counts], dtype=torch.float64) / sum(1 + n for n in counts)
+    values, order = probabilities.sort(descending=True, stable=True)
+    expected = torch.zeros_like(probabilities)
+    wanted = order[values.cumsum(0) - values < top_p]
+    expected[wanted] = probabilities[wanted]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.engine.sampler.FIRST_SORTED", first)
+        assert torch.equal(keep_nucleus(probabilities, top_p), expected)
+
+
+@given(st.integers(0, 2**32), st.integers(0, 50))
+def test_a_tiny_change_of_the_logits_leaves_the_draw_or_moves_it_next_door(seed: int, position: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(50, generator=generator) * 3
+    noisy = logits + torch.randn(50, generator=generator) * 1e-6
+    params = SamplingParams(top_p=0.9)
+    one, two = (drawn_alone(x, params, RandomStream(seed, 0), position) for x in (logits, noisy))
+    probabilities = torch.softmax(logits.double(), -1)
+    between = probabilities[min(one, two) + 1 : max(one, two)]
+    kept = keep_nucleus(probabilities, 0.9)[min(one, two) + 1 : max(one, two)]
+    assert one == two or float(torch.where(kept > 0, between, 0).sum()) < 1e-4
+
+
+def test_the_end_of_the_range_never_draws_an_impossible_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RandomStream, "at", lambda self, position: 1.0)
+    assert drawn_alone(torch.tensor([1.0, 2.0, -math.inf]), SamplingParams(), RandomStream(0, 0), 0) == 1
+
+
+def test_half_precision_logits_are_taken() -> None:
+    logits = torch.tensor([0.0, 9.0], dtype=torch.bfloat16)
+    assert drawn_alone(logits, SamplingParams(temperature=0.1), RandomStream(0, 0), 0) == 1
 
 
 class TestSteering:

@@ -175,65 +175,70 @@ async def little_hub(scope: Scope, receive: Receive, send: Send) -> None:
     await JSONResponse(told)(scope, receive, send)
 
 
-class TestOurOwnCommandLine:
-    """`soup push hub:...` takes an adapter from one server, as from any hub, to another."""
+# --- our own command line -------------------------------------------------------------------------
 
-    def push(self, hub: HubSession, other: Live, *arguments: str) -> tuple[int, str, str]:
-        line = ["push", *arguments, "--url", other.url, "--key", other.world.admin]
-        code, out, err = hub.ask("soup", arguments=line)
-        return code, out, err
 
-    def test_from_one_server_to_another(self, law: World, hub: HubSession, other: Live, tmp_path: Path) -> None:
-        code, out, err = self.push(hub, other, "hub:acme/law@prod", "--namespace", "copied")
-        assert (code, out) == (0, "copied/law@1\n"), err
-        there = law.client.get("/v1/adapters/acme/law@1").json()
-        here = other.world.client.get("/v1/adapters/copied/law").json()
-        for field in ("digest", "config", "card", "domain"):
-            assert here[field] == there[field], field
-        commit = hub.ask("model_info", repo_id="acme/law", revision="prod")["sha"]
-        training = {**there["provenance"]["training"], "imported_from": f"acme/law@{commit}"}
-        assert here["provenance"] == {**there["provenance"], "training": training}
-        assert here["sample"]["digest"] == there["sample"]["digest"]
-        pulled = ["pull", "copied/law", str(tmp_path / "law"), "--url", other.url, "--key", other.world.admin]
-        assert hub.ask("soup", arguments=pulled)[0] == 0
-        assert (tmp_path / "law" / WEIGHTS).read_bytes() == lora_weights(law, seed=1)
-        assert self.push(hub, other, "hub:acme/law@prod", "--namespace", "copied")[1] == "copied/law@1\n"
+# `soup push hub:...` takes an adapter from one server, as from any hub, to another.
 
-    def test_several_beside_a_folder(self, hub: HubSession, other: Live, tmp_path: Path) -> None:
-        pulled = Path(hub.ask("snapshot_download", repo_id="acme/news", local_dir=str(tmp_path / "local")))
-        code, out, err = self.push(hub, other, "hub:acme/both", str(pulled), "hub:acme/pfeiffer")
-        assert (code, out) == (0, "default/both@1\ndefault/local@1\ndefault/pfeiffer@1\n"), err
-        pfeiffer = other.world.client.get("/v1/adapters/default/pfeiffer").json()
-        assert pfeiffer["config"]["method"] == "bottleneck"
-        assert pfeiffer["provenance"]["training"]["imported_from"].startswith("acme/pfeiffer@")
 
-    @pytest.mark.parametrize(
-        ("source", "says"),
-        [
-            ("hub:foreign/secret", "is not there, or the token of HF_TOKEN may not read it"),
-            ("hub:acme/law@nowhere", "the repository has no such revision"),
-            ("hub:acme/law@", "names no repository"),
-            ("hub:../../etc", "names no repository"),
-        ],
-    )
-    def test_refusals(self, hub: HubSession, other: Live, source: str, says: str) -> None:
-        assert says in " ".join(refused(self.push(hub, other, source, "--namespace", "refused")).split())
+def push(hub: HubSession, other: Live, *arguments: str) -> tuple[int, str, str]:
+    line = ["push", *arguments, "--url", other.url, "--key", other.world.admin]
+    code, out, err = hub.ask("soup", arguments=line)
+    return code, out, err
 
-    def test_what_is_too_large_or_not_there_is_not_downloaded(self, other: Live, tmp_path: Path) -> None:
-        """A hub says how large its files are before any of them is asked for."""
-        with serving(little_hub, Settings()) as port:
-            session = HubSession(f"http://127.0.0.1:{port}", "x", tmp_path)
-            told = [self.push(session, other, f"hub:big/{name}") for name in SAID]
-            _, _, odd = self.push(session, other, "hub:big/odd")
-        code, _, err = self.push(session, other, "hub:acme/law")
-        session.close()
-        assert (code, "hub:acme/law could not be downloaded" in err) == (1, True)
-        assert [(code, out) for code, out, _ in told] == [(1, "")] * len(SAID)
-        for (_, _, err), (file, size) in zip(told, SAID.values(), strict=True):
-            said = (
-                f"{file} has {'an unknown number of' if size is None else size} bytes, and at most {MOST_BYTES[file]}"
-            )
-            assert said in " ".join(err.split())
-        assert "does not name its commit" in " ".join(odd.split())
-        paths = [path for path in ASKED if "big" in path]
-        assert paths == [f"/api/models/big/{name}" for name in [*SAID, "odd"]]  # and no file, nor a tree
+
+def test_from_one_server_to_another(law: World, hub: HubSession, other: Live, tmp_path: Path) -> None:
+    code, out, err = push(hub, other, "hub:acme/law@prod", "--namespace", "copied")
+    assert (code, out) == (0, "copied/law@1\n"), err
+    there = law.client.get("/v1/adapters/acme/law@1").json()
+    here = other.world.client.get("/v1/adapters/copied/law").json()
+    for field in ("digest", "config", "card", "domain"):
+        assert here[field] == there[field], field
+    commit = hub.ask("model_info", repo_id="acme/law", revision="prod")["sha"]
+    training = {**there["provenance"]["training"], "imported_from": f"acme/law@{commit}"}
+    assert here["provenance"] == {**there["provenance"], "training": training}
+    assert here["sample"]["digest"] == there["sample"]["digest"]
+    pulled = ["pull", "copied/law", str(tmp_path / "law"), "--url", other.url, "--key", other.world.admin]
+    assert hub.ask("soup", arguments=pulled)[0] == 0
+    assert (tmp_path / "law" / WEIGHTS).read_bytes() == lora_weights(law, seed=1)
+    assert push(hub, other, "hub:acme/law@prod", "--namespace", "copied")[1] == "copied/law@1\n"
+
+
+def test_several_beside_a_folder(hub: HubSession, other: Live, tmp_path: Path) -> None:
+    pulled = Path(hub.ask("snapshot_download", repo_id="acme/news", local_dir=str(tmp_path / "local")))
+    code, out, err = push(hub, other, "hub:acme/both", str(pulled), "hub:acme/pfeiffer")
+    assert (code, out) == (0, "default/both@1\ndefault/local@1\ndefault/pfeiffer@1\n"), err
+    pfeiffer = other.world.client.get("/v1/adapters/default/pfeiffer").json()
+    assert pfeiffer["config"]["method"] == "bottleneck"
+    assert pfeiffer["provenance"]["training"]["imported_from"].startswith("acme/pfeiffer@")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("hub:foreign/secret", "is not there, or the token of HF_TOKEN may not read it"),
+        ("hub:acme/law@nowhere", "the repository has no such revision"),
+        ("hub:acme/law@", "names no repository"),
+        ("hub:../../etc", "names no repository"),
+    ],
+)
+def test_pushes_of_a_hubs_repository_that_are_refused(hub: HubSession, other: Live, source: str, says: str) -> None:
+    assert says in " ".join(refused(push(hub, other, source, "--namespace", "refused")).split())
+
+
+def test_what_is_too_large_or_not_there_is_not_downloaded(other: Live, tmp_path: Path) -> None:
+    """A hub says how large its files are before any of them is asked for."""
+    with serving(little_hub, Settings()) as port:
+        session = HubSession(f"http://127.0.0.1:{port}", "x", tmp_path)
+        told = [push(session, other, f"hub:big/{name}") for name in SAID]
+        _, _, odd = push(session, other, "hub:big/odd")
+    code, _, err = push(session, other, "hub:acme/law")
+    session.close()
+    assert (code, "hub:acme/law could not be downloaded" in err) == (1, True)
+    assert [(code, out) for code, out, _ in told] == [(1, "")] * len(SAID)
+    for (_, _, err), (file, size) in zip(told, SAID.values(), strict=True):
+        said = f"{file} has {'an unknown number of' if size is None else size} bytes, and at most {MOST_BYTES[file]}"
+        assert said in " ".join(err.split())
+    assert "does not name its commit" in " ".join(odd.split())
+    paths = [path for path in ASKED if "big" in path]
+    assert paths == [f"/api/models/big/{name}" for name in [*SAID, "odd"]]  # and no file, nor a tree

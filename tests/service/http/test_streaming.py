@@ -94,65 +94,63 @@ def asked_for(model: str, n: int, *, usage: bool) -> dict[str, Any]:
     )
 
 
-class TestEvents:
-    @given(st.data(), st.integers(1, 3), st.sampled_from([None, 0, 2]), st.booleans(), TEXTS.filter(bool))
-    def test_completions(self, data: st.DataObject, n: int, logprobs: int | None, usage: bool, model: str) -> None:
-        echo = logprobs is None and data.draw(st.booleans())
-        prompts = data.draw(st.lists(TEXTS, min_size=1, max_size=2))
-        asked = asked_for(model, n, usage=usage)
-        body = CompletionRequest(**asked, prompt="a", echo=echo, logprobs=logprobs)
-        events, said, sent = events_of(body, prompts), [], ""
-        sent += events.first()
-        for number in range(len(prompts)):
-            tokens = data.draw(tokens_of(n))
-            said += [(number * n + one.index, one) for one in tokens]
-            sent += "".join(events.encode(number, one) for one in tokens)
-            sent += events.encode(number, ended(tokens, n))
-        sent += events.last()
-        chunks: list[CompletionAnswer] = parsed(sent, CompletionAnswer)
-        written = [chunk.choices[0] for chunk in chunks if chunk.choices]
-        for choice in range(n * len(prompts)):
-            own, deltas = [one for one in written if one.index == choice], [one for at, one in said if at == choice]
-            before = prompts[choice // n] if echo else ""
-            assert "".join(one.text for one in own) == before + "".join(one.text for one in deltas)
-            assert [one.finish_reason for one in own if one.finish_reason] == [deltas[-1].finish_reason]
-            assert own[-1].finish_reason is not None
-            if logprobs is not None:
-                assert [one.logprobs and one.logprobs.token_logprobs for one in own] == [
-                    [one.logprob] for one in deltas
-                ]
-        assert all(chunk.model == model[:200] and chunk.id == chunks[0].id for chunk in chunks)
-        assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(said)] * usage
-        assert all(("usage" in chunk.model_fields_set) == usage for chunk in chunks)
+# --- events ---------------------------------------------------------------------------------------
 
-    @given(st.data(), st.integers(1, 3), st.sampled_from([None, 0, 2]), st.booleans(), TEXTS.filter(bool))
-    def test_chat(self, data: st.DataObject, n: int, top: int | None, usage: bool, model: str) -> None:
-        body = ChatRequest(
-            **asked_for(model, n, usage=usage), messages=HELLO, logprobs=top is not None, top_logprobs=top
-        )
-        tokens, events = data.draw(tokens_of(n)), events_of(body)
-        sent = events.first() + "".join(events.encode(0, one) for one in tokens)
-        sent += events.encode(0, ended(tokens, n)) + events.last()
-        chunks: list[ChatChunk] = parsed(sent, ChatChunk)
-        written = [chunk.choices[0] for chunk in chunks if chunk.choices]
-        assert [one.delta.role for one in written[:n]] == ["assistant"] * n
-        for index in range(n):
-            own, deltas = [one for one in written if one.index == index], [one for one in tokens if one.index == index]
-            assert "".join(one.delta.content or "" for one in own) == "".join(one.text for one in deltas)
-            assert [one.finish_reason for one in own] == [None] * (len(own) - 1) + [deltas[-1].finish_reason]
-            if top is not None:
-                assert [one.logprobs.content[0].logprob for one in own if one.logprobs] == [
-                    one.logprob for one in deltas
-                ]
-        assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(tokens)] * usage
-        assert all(("usage" in chunk.model_fields_set) == usage for chunk in chunks)
 
-    @pytest.mark.parametrize("schema", [CompletionAnswer, ChatChunk])
-    def test_a_choice_without_tokens_still_ends(self, schema: type[BaseModel]) -> None:
-        chat = ChatRequest(model="a", messages=HELLO, n=2)
-        events = events_of(chat if schema is ChatChunk else CompletionRequest(model="a", prompt="a", n=2))
-        found = parsed(events.encode(0, ended([], 2)), schema)
-        assert [(one.choices[0].index, one.choices[0].finish_reason) for one in found] == [(0, "length"), (1, "length")]
+@given(st.data(), st.integers(1, 3), st.sampled_from([None, 0, 2]), st.booleans(), TEXTS.filter(bool))
+def test_events_of_completions(data: st.DataObject, n: int, logprobs: int | None, usage: bool, model: str) -> None:
+    echo = logprobs is None and data.draw(st.booleans())
+    prompts = data.draw(st.lists(TEXTS, min_size=1, max_size=2))
+    asked = asked_for(model, n, usage=usage)
+    body = CompletionRequest(**asked, prompt="a", echo=echo, logprobs=logprobs)
+    events, said, sent = events_of(body, prompts), [], ""
+    sent += events.first()
+    for number in range(len(prompts)):
+        tokens = data.draw(tokens_of(n))
+        said += [(number * n + one.index, one) for one in tokens]
+        sent += "".join(events.encode(number, one) for one in tokens)
+        sent += events.encode(number, ended(tokens, n))
+    sent += events.last()
+    chunks: list[CompletionAnswer] = parsed(sent, CompletionAnswer)
+    written = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    for choice in range(n * len(prompts)):
+        own, deltas = [one for one in written if one.index == choice], [one for at, one in said if at == choice]
+        before = prompts[choice // n] if echo else ""
+        assert "".join(one.text for one in own) == before + "".join(one.text for one in deltas)
+        assert [one.finish_reason for one in own if one.finish_reason] == [deltas[-1].finish_reason]
+        assert own[-1].finish_reason is not None
+        if logprobs is not None:
+            assert [one.logprobs and one.logprobs.token_logprobs for one in own] == [[one.logprob] for one in deltas]
+    assert all(chunk.model == model[:200] and chunk.id == chunks[0].id for chunk in chunks)
+    assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(said)] * usage
+    assert all(("usage" in chunk.model_fields_set) == usage for chunk in chunks)
+
+
+@given(st.data(), st.integers(1, 3), st.sampled_from([None, 0, 2]), st.booleans(), TEXTS.filter(bool))
+def test_events_of_chat(data: st.DataObject, n: int, top: int | None, usage: bool, model: str) -> None:
+    body = ChatRequest(**asked_for(model, n, usage=usage), messages=HELLO, logprobs=top is not None, top_logprobs=top)
+    tokens, events = data.draw(tokens_of(n)), events_of(body)
+    sent = events.first() + "".join(events.encode(0, one) for one in tokens)
+    sent += events.encode(0, ended(tokens, n)) + events.last()
+    chunks: list[ChatChunk] = parsed(sent, ChatChunk)
+    written = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert [one.delta.role for one in written[:n]] == ["assistant"] * n
+    for index in range(n):
+        own, deltas = [one for one in written if one.index == index], [one for one in tokens if one.index == index]
+        assert "".join(one.delta.content or "" for one in own) == "".join(one.text for one in deltas)
+        assert [one.finish_reason for one in own] == [None] * (len(own) - 1) + [deltas[-1].finish_reason]
+        if top is not None:
+            assert [one.logprobs.content[0].logprob for one in own if one.logprobs] == [one.logprob for one in deltas]
+    assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(tokens)] * usage
+    assert all(("usage" in chunk.model_fields_set) == usage for chunk in chunks)
+
+
+@pytest.mark.parametrize("schema", [CompletionAnswer, ChatChunk])
+def test_a_choice_without_tokens_still_ends(schema: type[BaseModel]) -> None:
+    chat = ChatRequest(model="a", messages=HELLO, n=2)
+    events = events_of(chat if schema is ChatChunk else CompletionRequest(model="a", prompt="a", n=2))
+    found = parsed(events.encode(0, ended([], 2)), schema)
+    assert [(one.choices[0].index, one.choices[0].finish_reason) for one in found] == [(0, "length"), (1, "length")]
 
 
 class Prepared:

@@ -533,134 +533,140 @@ def idle(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield world
 
 
-class TestRefusals:
-    """What can be seen without reading the data is refused at once, and nothing is queued."""
+# --- refusals -------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        ("changes", "status", "said"),
-        [
-            ({"base_model": "other"}, 404, "no base model"),
-            ({"name": "law"}, 400, "namespace"),
-            ({"name": "base/law"}, 400, "reserved"),
-            ({"texts": "sha256:" + "0" * 64}, 404, "upload it first"),
-            ({"texts": "../../etc/passwd"}, 400, "texts"),
-            ({"valid_share": 0.5}, 400, "not both"),
-            ({"valid": None, "valid_share": 1.5}, 400, "valid_share"),
-            ({"spec": {"adapter": {"rank": 4}}}, 400, "'spec.adapter.rank' is not known"),
-            ({"spec": {"adapter": {"method": "none"}}}, 400, "'spec.adapter.method'"),
-            ({"spec": {"adapter": {"method": "lora", "targets": ["q_proj"]}}}, 422, "no linear module"),
-            ({"spec": {"recipe": {"steps": 200_000}}}, 413, "SOUP_MAX_TRAINING_STEPS"),
-            ({"spec": {"recipe": {"batch": 4096}}}, 413, "SOUP_MAX_TRAINING_TOKENS"),
-            ({"spec": {"adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
-            ({"spec": {"recipe": {"steps": 100, "accumulate": 2000}}}, 413, "100 steps of 2000 passes"),
-            ({"spec": {"recipe": {"evaluations": 201}}}, 400, "201 'evaluations' in 200 steps"),
-            (
-                {"spec": {"recipe": {"steps": 99_997}, "pruning": {}}},
-                413,
-                "99997 steps of 1 passes and 4 passes to score what is pruned",
-            ),
-            (
-                {"spec": {"recipe": {"steps": 99_000}, "pruning": {"score": "grasp", "batches": 501}}},
-                413,
-                "and 1002 passes to score",
-            ),
-            (
-                {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"batch": 2000, "block": 8}}},
-                413,
-                "2000 blocks of 8 tokens and a prefix of 40 is 96000",
-            ),
-            ({"spec": {"task": "classification", "adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
-            ({"spec": {"task": "question_answering", "adamix": {"experts": 64}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
-            ({"spec": {"recipe": {"block": 65}}}, 400, "A block of 65 tokens does not fit"),
-            (
-                {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"block": 30}}},
-                400,
-                "of 64, of which the prefix takes 40",
-            ),
-            ({"spec": {"adapter": {"method": "prefix", "length": 63}}}, 400, "a block has at least 2"),
-            ({"spec": {"adapter": {"method": "mam", "length": 80}}}, 400, "leaves 0 of the base model's context of 64"),
-            ({"base_model": "bert"}, 422, "'bert' is an encoder"),
-            ({"spec": {"recipe": {"learning_rate": "1e-3x"}}}, 400, "learning_rate"),
-            ({"spec": {"adamix": {}, "pruning": {}}}, 400, "exclude each other"),
-            ({"spec": {"adamix": {}}, "name": "acme/" + "a" * 64}, 400, "name of the bank"),
-            ({"spec": {"adapter": {"method": "fusion", "members": ["acme/no", "acme/none"]}}}, 404, "acme/no"),
-            ({"spec": {"adapter": {"method": "fusion", "members": ["acme/no"]}}}, 400, "members"),
-            ({"spec": {"adapter": {"method": "fusion"}}}, 400, "members"),
-            (
-                {"spec": {"adapter": {"method": "fusion", "members": ["acme/0", "acme/0"]}, "task": "classification"}},
-                400,
-                "fusion",
-            ),
-            ({"valid": sha256_digest(lines(TEXTS))}, 400, "hold out a part of 'texts'"),
-            ({"wait": 3}, 400, "'wait' is not known"),
-        ],
-    )
-    def test_in_one_sentence(self, idle: World, changes: dict[str, Any], status: int, said: str) -> None:
-        body = {**asked(idle, "acme/law"), **changes}
-        answer = idle.client.post("/v1/trainings", json={k: v for k, v in body.items() if v is not None})
+
+# What can be seen without reading the data is refused at once, and nothing is queued.
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "said"),
+    [
+        ({"base_model": "other"}, 404, "no base model"),
+        ({"name": "law"}, 400, "namespace"),
+        ({"name": "base/law"}, 400, "reserved"),
+        ({"texts": "sha256:" + "0" * 64}, 404, "upload it first"),
+        ({"texts": "../../etc/passwd"}, 400, "texts"),
+        ({"valid_share": 0.5}, 400, "not both"),
+        ({"valid": None, "valid_share": 1.5}, 400, "valid_share"),
+        ({"spec": {"adapter": {"rank": 4}}}, 400, "'spec.adapter.rank' is not known"),
+        ({"spec": {"adapter": {"method": "none"}}}, 400, "'spec.adapter.method'"),
+        ({"spec": {"adapter": {"method": "lora", "targets": ["q_proj"]}}}, 422, "no linear module"),
+        ({"spec": {"recipe": {"steps": 200_000}}}, 413, "SOUP_MAX_TRAINING_STEPS"),
+        ({"spec": {"recipe": {"batch": 4096}}}, 413, "SOUP_MAX_TRAINING_TOKENS"),
+        ({"spec": {"adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+        ({"spec": {"recipe": {"steps": 100, "accumulate": 2000}}}, 413, "100 steps of 2000 passes"),
+        ({"spec": {"recipe": {"evaluations": 201}}}, 400, "201 'evaluations' in 200 steps"),
+        (
+            {"spec": {"recipe": {"steps": 99_997}, "pruning": {}}},
+            413,
+            "99997 steps of 1 passes and 4 passes to score what is pruned",
+        ),
+        (
+            {"spec": {"recipe": {"steps": 99_000}, "pruning": {"score": "grasp", "batches": 501}}},
+            413,
+            "and 1002 passes to score",
+        ),
+        (
+            {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"batch": 2000, "block": 8}}},
+            413,
+            "2000 blocks of 8 tokens and a prefix of 40 is 96000",
+        ),
+        ({"spec": {"task": "classification", "adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+        ({"spec": {"task": "question_answering", "adamix": {"experts": 64}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+        ({"spec": {"recipe": {"block": 65}}}, 400, "A block of 65 tokens does not fit"),
+        (
+            {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"block": 30}}},
+            400,
+            "of 64, of which the prefix takes 40",
+        ),
+        ({"spec": {"adapter": {"method": "prefix", "length": 63}}}, 400, "a block has at least 2"),
+        ({"spec": {"adapter": {"method": "mam", "length": 80}}}, 400, "leaves 0 of the base model's context of 64"),
+        ({"base_model": "bert"}, 422, "'bert' is an encoder"),
+        ({"spec": {"recipe": {"learning_rate": "1e-3x"}}}, 400, "learning_rate"),
+        ({"spec": {"adamix": {}, "pruning": {}}}, 400, "exclude each other"),
+        ({"spec": {"adamix": {}}, "name": "acme/" + "a" * 64}, 400, "name of the bank"),
+        ({"spec": {"adapter": {"method": "fusion", "members": ["acme/no", "acme/none"]}}}, 404, "acme/no"),
+        ({"spec": {"adapter": {"method": "fusion", "members": ["acme/no"]}}}, 400, "members"),
+        ({"spec": {"adapter": {"method": "fusion"}}}, 400, "members"),
+        (
+            {"spec": {"adapter": {"method": "fusion", "members": ["acme/0", "acme/0"]}, "task": "classification"}},
+            400,
+            "fusion",
+        ),
+        ({"valid": sha256_digest(lines(TEXTS))}, 400, "hold out a part of 'texts'"),
+        ({"wait": 3}, 400, "'wait' is not known"),
+    ],
+)
+def test_trainings_are_refused_in_one_sentence(idle: World, changes: dict[str, Any], status: int, said: str) -> None:
+    body = {**asked(idle, "acme/law"), **changes}
+    answer = idle.client.post("/v1/trainings", json={k: v for k, v in body.items() if v is not None})
+    assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
+    assert idle.client.get("/v1/jobs", params={"kind": "train"}).json()["data"] == []
+
+
+def test_gzip_and_what_is_too_large(idle: World) -> None:
+    for data, status, said in ((gzip.compress(lines(TEXTS)), 400, "gzip"), (lines(TEXTS * 10), 413, "10000")):
+        answer = idle.client.post("/v1/trainings", json=asked(idle, "acme/law", texts=put(idle, data)))
         assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
-        assert idle.client.get("/v1/jobs", params={"kind": "train"}).json()["data"] == []
 
-    def test_gzip_and_what_is_too_large(self, idle: World) -> None:
-        for data, status, said in ((gzip.compress(lines(TEXTS)), 400, "gzip"), (lines(TEXTS * 10), 413, "10000")):
-            answer = idle.client.post("/v1/trainings", json=asked(idle, "acme/law", texts=put(idle, data)))
-            assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
 
-    def test_more_adapters_than_the_quota_has_left(self, idle: World) -> None:
-        body = asked(idle, "few/law")
-        for most, spec in ((0, SPEC), (1, {**SPEC, "adamix": {"experts": 2}})):
-            limit_adapters(idle, "few", most)
-            answer = idle.client.post("/v1/trainings", json={**body, "spec": spec})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "quota_exceeded"), answer.text
-        job = started(idle, body)
-        assert started(idle, body)["id"] == job["id"]
+def test_more_adapters_than_the_quota_has_left(idle: World) -> None:
+    body = asked(idle, "few/law")
+    for most, spec in ((0, SPEC), (1, {**SPEC, "adamix": {"experts": 2}})):
+        limit_adapters(idle, "few", most)
+        answer = idle.client.post("/v1/trainings", json={**body, "spec": spec})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "quota_exceeded"), answer.text
+    job = started(idle, body)
+    assert started(idle, body)["id"] == job["id"]
+    cancelled(idle, job)
+
+
+def test_what_a_key_does_not_see_is_not_there_for_it(idle: World) -> None:
+    ours = idle.key(["read", "write"], ["ours"])
+    body = asked(idle, "ours/law")  # the blobs are the admin's
+    assert idle.client.post("/v1/trainings", json=body, headers=idle.headers(ours)).status_code == 404
+    put(idle, lines(TEXTS), ours)
+    put(idle, lines(VALID), ours)
+    foreign = idle.client.post("/v1/trainings", json={**body, "name": "acme/law"}, headers=idle.headers(ours))
+    assert foreign.status_code == 403
+    spec = {"adapter": {"method": "fusion", "members": ["acme/0", "acme/1"]}}
+    fusion = idle.client.post("/v1/trainings", json={**body, "spec": spec}, headers=idle.headers(ours))
+    assert fusion.status_code == 404
+    reader = idle.headers(idle.key(["read", "infer"], ["ours"]))
+    assert idle.client.post("/v1/trainings", json=body, headers=reader).status_code == 403
+
+
+def test_a_key_that_is_revoked_while_it_waits_trains_nothing(idle: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_job, "in_child", None)
+    key = writer(idle)
+    job = started(idle, asked(idle, "acme/revoked"), key)
+    revoke(idle, key)
+    with idle.runtime.database.read() as catalogue:
+        row = catalogue.jobs.get(None, job["id"])
+    request = TrainingRequest.model_validate(row.arguments["request"])
+    context = JobContext(idle.runtime.services, idle.runtime.jobs.fitting, idle.runtime.jobs.computing, row, silent)
+    training = training_job.Training(context, request)
+    with pytest.raises(Forbidden, match="revoked"):
+        training_job.train(training)
+    assert not left(idle)
+    cancelled(idle, job)
+
+
+def test_a_full_queue_is_429_and_like_requests_are_one(idle: World) -> None:
+    first, second, third = (asked(idle, f"acme/queued{number}") for number in range(3))
+    one, two = started(idle, first), started(idle, second)
+    assert started(idle, first)["id"] == one["id"] != two["id"]
+    for owner in ("us", "them"):
+        assert started(idle, {**first, "owner": owner})["id"] == one["id"]
+    with idle.runtime.database.read() as catalogue:
+        arguments = catalogue.jobs.get(None, one["id"]).arguments
+    assert (arguments["owner"], "owner" in arguments["request"]) == ("them", False), "the last, beside the request"
+    answer = idle.client.post("/v1/trainings", json=third)
+    assert answer.status_code == 429
+    assert rebuild(answer.json()["error"]["code"], "").code == Busy.code
+    for job in (one, two):
         cancelled(idle, job)
-
-    def test_what_a_key_does_not_see_is_not_there_for_it(self, idle: World) -> None:
-        ours = idle.key(["read", "write"], ["ours"])
-        body = asked(idle, "ours/law")  # the blobs are the admin's
-        assert idle.client.post("/v1/trainings", json=body, headers=idle.headers(ours)).status_code == 404
-        put(idle, lines(TEXTS), ours)
-        put(idle, lines(VALID), ours)
-        foreign = idle.client.post("/v1/trainings", json={**body, "name": "acme/law"}, headers=idle.headers(ours))
-        assert foreign.status_code == 403
-        spec = {"adapter": {"method": "fusion", "members": ["acme/0", "acme/1"]}}
-        fusion = idle.client.post("/v1/trainings", json={**body, "spec": spec}, headers=idle.headers(ours))
-        assert fusion.status_code == 404
-        reader = idle.headers(idle.key(["read", "infer"], ["ours"]))
-        assert idle.client.post("/v1/trainings", json=body, headers=reader).status_code == 403
-
-    def test_a_key_that_is_revoked_while_it_waits_trains_nothing(
-        self, idle: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(training_job, "in_child", None)
-        key = writer(idle)
-        job = started(idle, asked(idle, "acme/revoked"), key)
-        revoke(idle, key)
-        with idle.runtime.database.read() as catalogue:
-            row = catalogue.jobs.get(None, job["id"])
-        request = TrainingRequest.model_validate(row.arguments["request"])
-        context = JobContext(idle.runtime.services, idle.runtime.jobs.fitting, idle.runtime.jobs.computing, row, silent)
-        training = training_job.Training(context, request)
-        with pytest.raises(Forbidden, match="revoked"):
-            training_job.train(training)
-        assert not left(idle)
-        cancelled(idle, job)
-
-    def test_a_full_queue_is_429_and_like_requests_are_one(self, idle: World) -> None:
-        first, second, third = (asked(idle, f"acme/queued{number}") for number in range(3))
-        one, two = started(idle, first), started(idle, second)
-        assert started(idle, first)["id"] == one["id"] != two["id"]
-        for owner in ("us", "them"):
-            assert started(idle, {**first, "owner": owner})["id"] == one["id"]
-        with idle.runtime.database.read() as catalogue:
-            arguments = catalogue.jobs.get(None, one["id"]).arguments
-        assert (arguments["owner"], "owner" in arguments["request"]) == ("them", False), "the last, beside the request"
-        answer = idle.client.post("/v1/trainings", json=third)
-        assert answer.status_code == 429
-        assert rebuild(answer.json()["error"]["code"], "").code == Busy.code
-        for job in (one, two):
-            cancelled(idle, job)
 
 
 def test_what_nobody_goes_on_with_is_removed_in_the_end(tmp_path: Path) -> None:

@@ -146,64 +146,72 @@ def test_who_shares_them_sets_nothing_aside(database, blobs):
     assert set(blobs.digests()) == {orphan}
 
 
-class TestAnotherDatabase:
-    @pytest.fixture
-    def full(self, database, blobs) -> list[str]:
-        """A folder whose database names all of it."""
-        start(database, blobs)
-        return named(database, blobs, b"one", b"two")
+# --- another database -----------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(("alone", "marked"), [(True, True), (False, True), (True, False)])
-    def test_a_new_one_is_refused_and_nothing_is_touched(self, full, blobs, tmp_path, alone, marked):
-        if not marked:  # as before there were marks
-            (blobs.folder / "store.json").unlink()
-        with opened(tmp_path / "new") as lost:
-            for _ in range(2):
-                with pytest.raises(Unavailable, match=r"is new and names no blob, but .* holds 2: restore a copy"):
-                    start(lost, blobs, alone=alone)
-        assert set(blobs.digests()) == set(full)
 
-    def test_another_servers_is_refused(self, full, blobs, tmp_path):
-        with opened(tmp_path / "new") as other:
-            elsewhere = LocalBlobs(tmp_path / "elsewhere")
-            start(other, elsewhere)
-            named(other, elsewhere, b"three")
-            with pytest.raises(Unavailable, match="belong to another database"):
-                start(other, blobs)
-        assert set(blobs.digests()) == set(full)
+@pytest.fixture
+def full(database, blobs) -> list[str]:
+    """A folder whose database names all of it."""
+    start(database, blobs)
+    return named(database, blobs, b"one", b"two")
 
-    def test_one_that_is_taken_as_it_is_sets_them_aside_and_the_lost_one_has_them_back(
-        self, full, database, blobs, tmp_path, caplog
-    ):
-        with opened(tmp_path / "new") as lost:
-            with caplog.at_level(logging.WARNING):
-                assert start(lost, blobs, accept=True) == BlobReport(
-                    older=True, restored=0, moved=2, set_aside=2, deleted=0, missing=0
-                )
-            assert "2 blobs that the database does not name are set aside" in caplog.text
-            start(lost, blobs)
-        assert aside(blobs) == set(full)
-        assert start(database, blobs).restored == 2
-        assert set(blobs.digests()) == set(full)
 
-    def test_one_of_before_there_were_marks_is_refused_where_nothing_here_is_its_own(self, full, blobs, tmp_path):
-        with opened(tmp_path / "new") as other:
-            named(other, LocalBlobs(tmp_path / "elsewhere"), b"three")
-            with pytest.raises(Unavailable, match="belong to another database"):
-                start(other, blobs)
+@pytest.mark.parametrize(("alone", "marked"), [(True, True), (False, True), (True, False)])
+def test_a_new_one_is_refused_and_nothing_is_touched(full, blobs, tmp_path, alone, marked):
+    if not marked:  # as before there were marks
+        (blobs.folder / "store.json").unlink()
+    with opened(tmp_path / "new") as lost:
+        for _ in range(2):
+            with pytest.raises(Unavailable, match=r"is new and names no blob, but .* holds 2: restore a copy"):
+                start(lost, blobs, alone=alone)
+    assert set(blobs.digests()) == set(full)
 
-    def test_an_older_copy_is_told_where_servers_share_too(self, full, database, blobs, caplog):
-        blobs.set_aside.set_mark(blobs.set_aside.mark().model_copy(update={"generation": 99}))
+
+def test_another_servers_is_refused(full, blobs, tmp_path):
+    with opened(tmp_path / "new") as other:
+        elsewhere = LocalBlobs(tmp_path / "elsewhere")
+        start(other, elsewhere)
+        named(other, elsewhere, b"three")
+        with pytest.raises(Unavailable, match="belong to another database"):
+            start(other, blobs)
+    assert set(blobs.digests()) == set(full)
+
+
+def test_one_that_is_taken_as_it_is_sets_them_aside_and_the_lost_one_has_them_back(
+    full, database, blobs, tmp_path, caplog
+):
+    with opened(tmp_path / "new") as lost:
         with caplog.at_level(logging.WARNING):
-            assert start(database, blobs, alone=False).older
-        assert "the database is an older copy than its blobs" in caplog.text
-        assert not start(database, blobs, alone=False).older
+            assert start(lost, blobs, accept=True) == BlobReport(
+                older=True, restored=0, moved=2, set_aside=2, deleted=0, missing=0
+            )
+        assert "2 blobs that the database does not name are set aside" in caplog.text
+        start(lost, blobs)
+    assert aside(blobs) == set(full)
+    assert start(database, blobs).restored == 2
+    assert set(blobs.digests()) == set(full)
 
-    def test_a_mark_that_nobody_wrote_is_no_reason_to_delete(self, full, database, blobs):
-        (blobs.folder / "store.json").write_text("{}")
-        with pytest.raises(Unavailable, match=r"store.json, .* cannot be read \(it is not what a server wrote\)"):
-            start(database, blobs)
-        assert set(blobs.digests()) == set(full)
+
+def test_one_of_before_there_were_marks_is_refused_where_nothing_here_is_its_own(full, blobs, tmp_path):
+    with opened(tmp_path / "new") as other:
+        named(other, LocalBlobs(tmp_path / "elsewhere"), b"three")
+        with pytest.raises(Unavailable, match="belong to another database"):
+            start(other, blobs)
+
+
+def test_an_older_copy_is_told_where_servers_share_too(full, database, blobs, caplog):
+    blobs.set_aside.set_mark(blobs.set_aside.mark().model_copy(update={"generation": 99}))
+    with caplog.at_level(logging.WARNING):
+        assert start(database, blobs, alone=False).older
+    assert "the database is an older copy than its blobs" in caplog.text
+    assert not start(database, blobs, alone=False).older
+
+
+def test_a_mark_that_nobody_wrote_is_no_reason_to_delete(full, database, blobs):
+    (blobs.folder / "store.json").write_text("{}")
+    with pytest.raises(Unavailable, match=r"store.json, .* cannot be read \(it is not what a server wrote\)"):
+        start(database, blobs)
+    assert set(blobs.digests()) == set(full)
 
 
 def test_servers_that_start_together_agree(database, blobs, monkeypatch):
