@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 import time
@@ -19,13 +20,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from adaptersoup import Store
 from plots.style import to_svg
 from registry.catalogue.rows import AdapterRow
-from registry.context import Registry
-from registry.errors import Incompatible, InvalidParameter, NotFound, SoupError, Unavailable
+from registry.context import Caller, Registry
+from registry.errors import Cancelled, Incompatible, InvalidParameter, NotFound, SoupError, Unavailable
+from registry.evaluate.matrix import CrossEvaluated, EvaluationPool, cross_evaluate
 from registry.formats import AdapterContents, write_directory
-from registry.progress import Progress
+from registry.progress import Progress, silent
 from registry.samples.sample import embed
-from registry.spec import Provenance
+from registry.select.requested import pool_of
+from registry.spec import PoolRequest, Provenance
+from registry.tasks.process_pool import ProcessPool
+from service.engine.score_task import score_samples
 from service.settings import Settings
+from tests.registry.tasks.matrix import SETTINGS, known, stock
 from tests.service.passages import WORDS, passages
 from tests.service.servers import CONFIG, adapter_weights
 from tests.service.without_processes import FitsHere
@@ -379,3 +385,83 @@ def test_a_store_leaves_the_threads_of_its_program(tmp_path: Path, tiny_base_dir
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+# --- a pool that is evaluated as tasks ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stocked(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("matrix") / "own_store"
+    stock(folder, tiny_base_dir)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ProcessPool]:
+    with ProcessPool(1) as place:
+        yield place
+
+
+@pytest.fixture
+def own_store(stocked: Path, tmp_path: Path) -> Iterator[Store]:
+    with Store(shutil.copytree(stocked, tmp_path / "own_store"), **SETTINGS) as own_store:
+        yield own_store
+
+
+def elsewhere(own_store: Store, place: ProcessPool, progress: Progress = silent, **pool: Any) -> CrossEvaluated:
+    registry, caller = own_store._runtime.services.registry, Caller("admin", None, "test")
+    base, spec = pool_of(registry, caller, PoolRequest(**pool))
+    workers = EvaluationPool(place, score_samples, 1)
+    return cross_evaluate(registry, caller, base, spec, passages=10, progress=progress, workers=workers)
+
+
+def test_tasks_come_to_the_figures_of_the_stores_engine(
+    stocked: Path, own_store: Store, processes: ProcessPool, tmp_path: Path
+) -> None:
+    told: list[tuple[int, int]] = []
+    found = elsewhere(own_store, processes, lambda done, total, _: told.append((done, total)))
+    assert found == CrossEvaluated(pairs=9, computed=9, known=0, failed={})
+    assert told == sorted(told)
+    assert {total for _, total in told} == {9}
+    with Store(shutil.copytree(stocked, tmp_path / "here"), **SETTINGS) as here:
+        assert here.evaluate_pool(passages=10) == found
+        assert known(own_store) == known(here)
+    assert elsewhere(own_store, processes) == CrossEvaluated(pairs=9, computed=0, known=9, failed={})
+    assert len(known(own_store)) == 9
+
+
+def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(
+    own_store: Store, processes: ProcessPool
+) -> None:
+    weights = own_store._runtime.services.registry.blobs.read(own_store._row("team/code").weights_blob)
+    (path,) = (
+        one
+        for one in own_store.folder.rglob("*")
+        if one.is_file() and one.stat().st_size == len(weights) and one.read_bytes() == weights
+    )
+    path.chmod(0o600)
+    path.write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    found = elsewhere(own_store, processes)
+    assert (found.computed, list(found.failed)) == (6, ["team/code@1"])
+    assert {adapter for adapter, _ in known(own_store)} == {"team/court@1", "team/kitchen@1"}
+
+
+def test_it_is_ended_by_its_progress_and_goes_on(own_store: Store, processes: ProcessPool) -> None:
+    def stop(done: int, _total: int, _said: str) -> None:
+        if done:
+            raise Cancelled("It was cancelled.")
+
+    with pytest.raises(Cancelled):
+        elsewhere(own_store, processes, stop)
+    before = len(known(own_store))
+    assert 0 < before < 9
+    assert own_store.evaluate_pool(passages=10) == CrossEvaluated(pairs=9, computed=9 - before, known=before, failed={})
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"), [({"cores": 2}, "are for tasks on Ray"), ({"on": "spark"}, "--on takes ray")]
+)
+def test_what_is_of_ray_alone_is_refused_without_it(own_store: Store, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidParameter, match=sentence):
+        own_store.evaluate_pool(**options)

@@ -19,7 +19,7 @@ from registry.base_model import shape_of
 from registry.errors import SoupError
 from registry.spec import BaseEntry
 from tests.adaptersoup.cli.test_cold_start import loaded
-from tests.project.test_demo_convert import write_neutral
+from tests.project.test_demo_model import write_neutral
 from tests.repository import REPOSITORY
 from tests.service.passages import passages
 from tests.texts_file import write_texts

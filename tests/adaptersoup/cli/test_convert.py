@@ -1,24 +1,35 @@
-"""`soup convert`: AdapterHub checkpoints to directories and back, and the way from a checkpoint to a served adapter."""
+"""Other formats: `soup convert` to AdapterHub checkpoints and back, and `soup export` for vLLM, llama.cpp and PEFT."""
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
+import peft
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from adaptersoup.cli.verbs.export import command_line, exported
 from registry.adapters import expected_tensors
+from registry.adapters.lora_ranks import is_uniform, uniform
 from registry.adapters.weights import load_tensors, save_tensors
-from registry.formats import AdapterContents, read_directory, write_directory
+from registry.base_model import LoadedBase
+from registry.errors import Incompatible, Unavailable
+from registry.formats import AdapterContents, AdapterDirectory, place_files, read_directory, write_directory
 from registry.formats.adapterhub import read_checkpoint
-from registry.spec import BottleneckConfig, Card
+from registry.spec import BaseShape, BottleneckConfig, Card, LoraConfig
 from tests.adaptersoup.cli.outcome import done, refused
+from tests.registry.random_adapters import drawn
 from tests.repository import REPOSITORY
-from tests.service.servers import Soup
+from tests.service.lora_pushes import lora_weights, push_lora
+from tests.service.servers import Soup, World
 
 FIXTURES = REPOSITORY / "tests" / "fixtures" / "adapterhub"
 DOMAIN = ("--domain", "US law")
@@ -233,3 +244,223 @@ def test_it_does_not_load_torch_for_usage_errors(
 ) -> None:
     monkeypatch.setitem(sys.modules, "registry.formats.adapterhub", None)  # importing it would fail
     assert command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", *DOMAIN, "--name", "x")[0] == 2
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+IDS = torch.tensor([[0, 30, 31, 32, 33]])
+LLAMA = {"id": "tiny", "fingerprint": "sha256:" + "1" * 64, "architecture": {"model_type": "llama"}}
+"""A server's answer for a base model."""
+
+
+@pytest.fixture(scope="module")
+def stocked(world: World) -> World:
+    push_lora(
+        world, "acme/law", seed=1, sample={"texts": [f"Contract {n} was void for want of it." for n in range(25)]}
+    )
+    push_lora(world, "acme/news", seed=2)
+    recipe = {"ingredients": [{"ref": "acme/law"}, {"ref": "acme/news"}]}
+    assert world.client.post("/v1/soups", json={"recipe": recipe, "name": "acme/both", "wait": 60}).status_code == 201
+    world.push("acme/pfeiffer", seed=3)
+    return world
+
+
+def logits(base: LoadedBase, folder: Path) -> torch.Tensor:
+    """What PEFT makes of a directory."""
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        found: torch.Tensor = peft.PeftModel.from_pretrained(copy.deepcopy(base.model), str(folder)).eval()(IDS).logits
+    return found
+
+
+@pytest.mark.parametrize("name", ["law", "both"])
+def test_engines_get_one_rank_and_one_scale_that_compute_the_same(
+    soup: Soup, stocked: World, gpt2: LoadedBase, tmp_path: Path, name: str
+) -> None:
+    for program in ("peft", "vllm", "lorax"):
+        code, out, err = soup("export", f"acme/{name}@1", tmp_path / program, f"--{program}")
+        assert (code, out) == (0, f"{tmp_path / program}\n"), err
+        assert sorted(one.name for one in (tmp_path / program).iterdir()) == ["README.md", CONFIG, WEIGHTS]
+    config = json.loads((tmp_path / "vllm" / CONFIG).read_text())
+    tensors = load_file(tmp_path / "vllm" / WEIGHTS)
+    assert (config["rank_pattern"], config["alpha_pattern"]) == ({}, {})
+    assert {one.shape[0] for key, one in tensors.items() if "lora_A" in key} == {config["r"]}
+    assert (tmp_path / "lorax" / WEIGHTS).read_bytes() == (tmp_path / "vllm" / WEIGHTS).read_bytes()
+    torch.testing.assert_close(logits(gpt2, tmp_path / "vllm"), logits(gpt2, tmp_path / "peft"), atol=1e-5, rtol=1e-5)
+
+
+def bottleneck_folder(folder: Path, **config: Any) -> AdapterDirectory:
+    """The directory of a bottleneck of a tiny Llama."""
+    fields = {"structure": "bapna_firat", "bottleneck": 9, "activation": "relu", **config}
+    bottleneck = BottleneckConfig.model_validate(fields)
+    shape = BaseShape(
+        fingerprint=LLAMA["fingerprint"], model_type="llama", hidden_size=8, num_layers=2, context=8, vocab_size=9
+    )
+    write_directory(
+        folder,
+        AdapterContents(
+            config=bottleneck,
+            weights=save_tensors(drawn(bottleneck, shape)),
+            domain="law",
+            base_model="tiny",
+            base_fingerprint=shape.fingerprint,
+        ),
+    )
+    return read_directory(folder)
+
+
+def test_vllm_gets_a_bottleneck_as_a_lora(tmp_path: Path) -> None:
+    folder = bottleneck_folder(tmp_path / "stored")
+    files = exported(folder, "vllm", name="acme/law", base_model={"tiny": LLAMA}.__getitem__)
+    assert sorted(files) == ["README.md", CONFIG, WEIGHTS]
+    config = json.loads(files[CONFIG])
+    assert (config["peft_type"], config["r"], config["rank_pattern"]) == ("LORA", 10, {})
+    assert {one.rpartition(".")[2] for one in config["target_modules"]} == {
+        "bapna_firat_relu_down",
+        "bapna_firat_relu_up",
+    }
+    place_files(tmp_path / "out", files)
+    assert isinstance(read_directory(tmp_path / "out").config, LoraConfig)
+    assert command_line(folder, "vllm", "out", "law") == (
+        "VLLM_PLUGINS=adaptersoup SOUP_VLLM_BOTTLENECKS=bapna_firat_relu vllm serve tiny "
+        "--enable-lora --max-lora-rank 16 --lora-modules law=out"
+    )
+
+
+def test_a_bottleneck_wider_than_vllms_ranks_is_refused(tmp_path: Path) -> None:
+    folder = bottleneck_folder(tmp_path / "stored", bottleneck=512)
+    with pytest.raises(
+        Incompatible, match="of rank 512 at most, and this bottleneck of width 512 becomes one of rank 513: cook"
+    ):
+        exported(folder, "vllm", name="acme/law", base_model={"tiny": LLAMA}.__getitem__)
+
+
+def test_what_it_says_of_loading(soup: Soup, stocked: World, tmp_path: Path) -> None:
+    said = json.loads(soup("export", "acme/law", tmp_path / "a b", "--vllm", "--json")[1])
+    assert said["load"].startswith("vllm serve tiny --enable-lora --max-lora-rank 8 --lora-modules 'law=")
+    assert (said["files"], said["path"]) == (["README.md", CONFIG, WEIGHTS], str(tmp_path / "a b"))
+
+
+@pytest.mark.parametrize("name", ["law", "both"])
+def test_llama_cpp_gets_one_file(soup: Soup, stocked: World, tmp_path: Path, name: str) -> None:
+    to = tmp_path / "out"
+    code, _, err = soup("export", f"acme/{name}@1", to, "--llamacpp")
+    assert (code, f"llama-server --model BASE.gguf --lora {to}/adapter_model.gguf over tiny" in err) == (0, True), err
+    assert soup("export", f"acme/{name}", to, "--llamacpp", "--force")[0] == 0
+    assert sorted(one.name for one in to.iterdir()) == ["README.md", "adapter_model.gguf"]
+
+
+def test_what_llama_cpp_needs_is_asked_for_before_anything_is_pulled(
+    soup: Soup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    monkeypatch.delitem(sys.modules, "registry.adapters.lora_gguf", raising=False)
+    err = refused(soup("export", "acme/nothing", tmp_path / "out", "--llamacpp"))
+    assert err == "Error: `soup export --llamacpp` needs gguf: pip install 'adaptersoup[gguf]'.\n"
+
+
+def test_a_base_model_that_is_no_longer_the_adapters_is_refused(soup: Soup, stocked: World, tmp_path: Path) -> None:
+    assert soup("pull", "acme/law", tmp_path / "law")[0] == 0
+    folder = read_directory(tmp_path / "law")
+    told = stocked.client.get(f"/v1/models/{stocked.base_id}").json()
+    for change, kind, says in (
+        ({"fingerprint": "sha256:" + "0" * 64}, Incompatible, "'tiny' now has fingerprint sha256:0000"),
+        (
+            {"architecture": None},
+            Unavailable,
+            "does not describe the architecture of 'tiny'",
+        ),  # of a server before this one
+    ):
+        with pytest.raises(kind, match=says):
+            exported(folder, "llamacpp", name="acme/law", base_model=lambda _, change=change: told | change)
+
+
+def test_peft_gets_the_bytes_that_were_pushed(soup: Soup, stocked: World, tmp_path: Path) -> None:
+    assert soup("export", "acme/law", tmp_path / "law", "--peft")[0] == 0
+    assert (tmp_path / "law" / WEIGHTS).read_bytes() == lora_weights(stocked, seed=1)
+    assert "is not empty" in refused(soup("export", "acme/law", tmp_path / "law", "--peft"))
+    assert soup("export", "acme/news", tmp_path / "law", "--peft", "--force")[0] == 0
+    assert (tmp_path / "law" / WEIGHTS).read_bytes() == lora_weights(stocked, seed=2)
+
+
+@pytest.mark.parametrize(
+    ("ref", "flags", "code", "says"),
+    [
+        ("acme/pfeiffer", ["--vllm"], 3, "and this one is of the family 'gpt2'"),
+        ("acme/pfeiffer", ["--lorax"], 3, "LoRAX loads LoRAs that are not pruned, and this adapter is of the kind"),
+        ("acme/pfeiffer", ["--peft"], 3, "PEFT loads LoRAs and prefixes that are not pruned"),
+        ("acme/pfeiffer", ["--llamacpp"], 3, "llama.cpp loads LoRAs that are not pruned, and this adapter"),
+        ("acme/law", ["--peft", "--vllm"], 2, "Name one program"),
+        ("acme/law", [], 2, "Name one program"),
+        ("acme/nothing", ["--peft"], 1, "There is no adapter acme/nothing"),
+    ],
+)
+def test_refusals(soup: Soup, stocked: World, tmp_path: Path, ref: str, flags: list[str], code: int, says: str) -> None:
+    err = refused(soup("export", ref, tmp_path / "out", *flags), code)
+    assert says in " ".join(err.replace("│", " ").split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lora_that_is_even_keeps_its_tensors() -> None:
+    even = {"method": "lora", "groups": [{"targets": ["a.q", "a.v"], "rank": 2, "alpha": 4}], "rslora": True}
+    assert is_uniform(LoraConfig.model_validate(even))
+    uneven = LoraConfig.model_validate(
+        {
+            "method": "lora",
+            "groups": [{"targets": ["a.q"], "rank": 1, "alpha": 3}, {"targets": ["a.v"], "rank": 2, "alpha": 2}],
+        }
+    )
+    names = [f"base_model.model.a.{module}.lora_{part}.weight" for module in "qv" for part in "AB"]
+    shapes = [(1, 5), (4, 1), (2, 5), (4, 2)]
+    tensors = {name: torch.rand(shape, dtype=torch.bfloat16) for name, shape in zip(names, shapes, strict=True)}
+    config, found = uniform(uneven, tensors)
+    assert is_uniform(config)
+    assert [tuple(found[name].shape) for name in names] == [(2, 5), (4, 2), (2, 5), (4, 2)]
+    assert torch.equal(found[names[1]] @ found[names[0]], 3 * tensors[names[1]].float() @ tensors[names[0]].float())
+    assert torch.equal(found[names[3]], tensors[names[3]].float())
+
+
+def cached(soup: Soup, into: Path, commit: str) -> Path:
+    """The cache of the hub's client in a folder, with one repository of PEFT's files at a commit; gives its files."""
+    assert soup("export", "acme/news", into / "news", "--peft")[0] == 0
+    repository = into / "cache" / "models--Some--News-LoRA"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "snapshots").mkdir()
+    return (into / "news").rename(repository / "snapshots" / commit)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        None,
+        "{}",
+        '{"provenance": {"training": {"imported_from": "Other/Work@1", "steps": 5}}}',
+        '{"provenance": {"training": []}}',
+        "{",
+    ],
+)
+def test_what_is_downloaded_is_from_where_it_was_downloaded(
+    soup: Soup, stocked: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None
+) -> None:
+    """Whatever it says itself; the hub's client is offline here, as all tests are: it takes what its cache has."""
+    commit = "ab" * 20
+    files = cached(soup, tmp_path, commit)
+    (files / "evil.bin").write_bytes(b"\x80\x04.")
+    if says is not None:
+        (files / "soup.json").write_text(says)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    name = f"acme/news-{len(says or '')}"
+    code, out, err = soup("push", "hub:Some/News-LoRA", "--name", name, "--domain", "news")
+    if says is not None and (says.endswith("[]}}") or says == "{"):
+        assert (code, out, "soup.json" in err) == (1, "", True)  # what cannot be read is refused, and not made good
+        return
+    assert (code, out) == (0, f"{name}@1\n"), err
+    row = stocked.client.get(f"/v1/adapters/{name}").json()
+    more = {"steps": 5} if "steps" in (says or "") else {}
+    assert row["provenance"]["training"] == {"imported_from": f"Some/News-LoRA@{commit}", **more}
+    assert row["digest"] == stocked.client.get("/v1/adapters/acme/news").json()["digest"]
+    assert (files / "soup.json").exists() == (says is not None)  # the cache stays as it was
+    assert says is None or (files / "soup.json").read_text() == says
