@@ -70,8 +70,8 @@ def test_names_stay_and_the_last_value_is_shown() -> None:
 def test_a_value_shows_itself_as_html_and_as_text() -> None:
     source = """
 class Both:
-    def _repr_html_(): return "<b>x</b>"
-    def _repr_pretty_(printer, cycle): printer.text("x")
+    def _repr_html_(self): return "<b>x</b>"
+    def _repr_pretty_(self, printer, cycle): printer.text("x")
 Both()
 """
     assert run_cell(source, {})[0]["data"] == {"text/html": ["<b>x</b>"], "text/plain": ["x"]}
