@@ -34,12 +34,9 @@ def score(*nll: float) -> Score:
 
 
 def test_a_score_is_asked_for_once_even_by_the_next_run(tmp_path):
-    def fails() -> dict[str, Any]:
-        raise ConnectionError
-
     scores = Scores(tmp_path / "scores")
     with pytest.raises(ConnectionError):
-        scores.get("sha256:a", ["x"], fails)  # of which nothing is kept
+        scores.get("sha256:a", ["x"], Mock(side_effect=ConnectionError))  # of which nothing is kept
     assert scores.get("sha256:a", ["x"], lambda: answer(1.0)) == score(1.0)
     assert scores.get("sha256:b", ["x"], lambda: answer(2.0)) == score(2.0)
     assert scores.get("sha256:a", ["y"], lambda: answer(3.0)) == score(3.0)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -68,10 +69,7 @@ def test_a_folder_that_cannot_be_closed_is_told_of(
     folder.mkdir()
     folder.chmod(0o755)
 
-    def refuse(*_: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(Path, "chmod", refuse)
+    monkeypatch.setattr(Path, "chmod", Mock(side_effect=PermissionError(1, "Operation not permitted")))
     with owned(folder):
         pass
     [said] = [record.getMessage() for record in caplog.records if record.name == "soup.storage"]

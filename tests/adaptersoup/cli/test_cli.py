@@ -11,6 +11,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -327,10 +328,7 @@ def test_several_are_sent_at_once_and_told_in_their_order(
 
 
 def test_what_is_interrupted_begins_nothing_more(soup: Soup, server: Server, folder: Path, tmp_path: Path) -> None:
-    def interrupted(_: httpx2.Request) -> httpx2.Response:
-        raise KeyboardInterrupt
-
-    server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", interrupted)
+    server.on("GET /v1/adapters", ok({"data": []})).on("POST /v1/adapters", Mock(side_effect=KeyboardInterrupt))
     folders = [shutil.copytree(folder, tmp_path / f"law-{number}") for number in range(40)]
     code, _, err = soup("push", *folders, "--namespace", "team")
     assert code != 0

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -104,10 +105,7 @@ def test_any_other_answer_is_one_sentence(answer: Callable[[httpx2.Request], htt
 
 
 def test_who_does_not_answer_at_all_is_one_sentence() -> None:
-    def answer(_request: httpx2.Request) -> httpx2.Response:
-        raise httpx2.ConnectError("refused")
-
     with pytest.raises(Unavailable, match=r"cannot be asked for GET /v1/models \(refused\)"):
-        server(answer).models()
+        server(Mock(side_effect=httpx2.ConnectError("refused"))).models()
     with pytest.raises(Unavailable, match="lists no models: name them with --model"):
         server(lambda _: httpx2.Response(200, json={})).models()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -188,10 +189,7 @@ def test_who_names_quick_is_not_told_of_a_namespace_that_forbids_tuning(pool):
     [InvalidSample("It has 9 tokens."), InvalidParameter("It is pruned."), Incompatible("They are too wide.")],
 )
 def test_what_cannot_be_tuned_is_weighed_and_the_answer_says_why(pool, monkeypatch, error):
-    def refuse(*_):
-        raise error
-
-    monkeypatch.setattr(pool, "computations", replace(pool.computations, tune=refuse))
+    monkeypatch.setattr(pool, "computations", replace(pool.computations, tune=Mock(side_effect=error)))
     cooked = left_open(pool)
     assert cooked.evidence.search.effort == "quick"
     assert cooked.reason.endswith(f" Cooked with effort 'quick' instead of 'tune': {error}")

@@ -8,6 +8,7 @@ import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -185,10 +186,7 @@ def test_the_current_directory_is_refused_by_each_of_its_names(tmp_path: Path, m
 
 
 def test_a_crash_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="space"):
         written(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []

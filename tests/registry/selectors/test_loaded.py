@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -53,11 +54,8 @@ def test_one_that_is_larger_than_all_may_be_is_kept_alone() -> None:
 def test_what_cannot_be_read_is_tried_again() -> None:
     held, stored = LoadedSelectors(), Stored()
 
-    def damaged():
-        raise Internal("a bit fell over")
-
     with pytest.raises(Internal):
-        held.get(DIGESTS[0], damaged)
+        held.get(DIGESTS[0], Mock(side_effect=Internal("a bit fell over")))
     assert stored.get(held, 0) is stored.get(held, 0)
     assert stored.read == [0]
 

@@ -8,6 +8,7 @@ import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -308,11 +309,8 @@ def test_what_cannot_be_written_is_kept(database: Database, monkeypatch: Any) ->
     watch.used(key_id)
     watch.refused("unknown", None)
 
-    def busy() -> Any:
-        raise Busy("busy", retry_after=1)
-
     with monkeypatch.context() as broken:
-        broken.setattr(database, "write", busy)
+        broken.setattr(database, "write", Mock(side_effect=Busy("busy", retry_after=1)))
         with pytest.raises(Busy):
             watch.write()
     watch.write()

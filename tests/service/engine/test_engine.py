@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -322,11 +323,8 @@ def test_progress_is_told_and_may_end_it(base: LoadedBase, engine: Engine) -> No
     windows = sum(score.windows for score in engine.score("tiny", TEXTS))
     assert seen[-1] == (windows, windows)
 
-    def refuse(done: int, total: int) -> None:
-        raise Cancelled("by the operator")
-
     with pytest.raises(Cancelled, match="by the operator"):
-        engine.score("tiny", TEXTS, progress=refuse)
+        engine.score("tiny", TEXTS, progress=Mock(side_effect=Cancelled("by the operator")))
     with pytest.raises(Cancelled):
         engine.embed("tiny", TEXTS, should_stop=lambda: True)
     assert engine.score("tiny", ["x"])
@@ -412,10 +410,7 @@ def test_deltas_join_to_the_answer(base: LoadedBase) -> None:
 def test_a_listener_that_raises_fails_its_requests_alone(base: LoadedBase, listener: str) -> None:
     engine, prompts = engine_of(base), prompts_of(base)
 
-    def broken(*_: object) -> None:
-        raise RuntimeError("event loop is closed")
-
-    to_broken: dict[str, Any] = {listener: broken}
+    to_broken: dict[str, Any] = {listener: Mock(side_effect=RuntimeError("event loop is closed"))}
     broken_requests = [GenerateRequest("tiny", one, params=greedy(5), **to_broken) for one in prompts[:2]]
     *bad, good = ended(engine, *broken_requests, GenerateRequest("tiny", prompts[2], params=greedy(5)))
     assert all(isinstance(one.exception(0), Internal) for one in bad)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -252,11 +253,8 @@ def test_a_pass_that_fails_before_anything_is_taken_over_leaves_nothing(
     engine = engine_of(base)
     answer = ask(engine, PROMPT)[0]
 
-    def fails(_runner: Runner, _tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
-        raise RuntimeError("no memory")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "run", fails)
+        patch.setattr(Runner, "run", Mock(side_effect=RuntimeError("no memory")))
         ticket = engine.submit(GenerateRequest("tiny", (*PROMPT, *answer, 9), params=greedy(3), namespace="a"))
         run(engine)
     assert ticket.exception(0) is not None

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -157,10 +158,9 @@ def test_bytes_of_another_digest_are_an_error(world: World, engine: ProcessEngin
 
 
 def test_an_adapter_that_cannot_be_loaded_says_why(engine: ProcessEngine) -> None:
-    def load() -> Any:
-        raise Unavailable("Its ingredients are gone.")
-
-    broken = LoadableAdapter("sha256:" + "8" * 64, CONFIG, load, 100)
+    broken = LoadableAdapter(
+        "sha256:" + "8" * 64, CONFIG, Mock(side_effect=Unavailable("Its ingredients are gone.")), 100
+    )
     with pytest.raises(Unavailable, match="ingredients are gone"):
         engine.generate(GenerateRequest(BASE_ID, (1, 2), broken, PARAMS))
 

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import openai
@@ -198,10 +199,7 @@ def test_a_full_queue_is_ready_while_the_engine_goes_on(
 def test_a_probe_that_waits_too_long_is_no_fault_where_its_base_model_computes(
     world: World, monkeypatch: pytest.MonkeyPatch, since: float, said: str
 ) -> None:
-    def late(*_: Any) -> None:
-        raise TimeoutError
-
-    monkeypatch.setattr(Ticket, "result", late)
+    monkeypatch.setattr(Ticket, "result", Mock(side_effect=TimeoutError))
     monkeypatch.setattr(world.runtime.engine, "seconds_since_pass", lambda base_id: {"tiny": since}[base_id])
     assert world.client.get("/readyz").json()["checks"]["base/tiny"] == said
 
@@ -223,10 +221,7 @@ def test_readiness_is_looked_up_once_in_a_while(world: World, monkeypatch: pytes
 
 
 def test_an_engine_that_fails_is_not_ready(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(Runner, "run", broken)
+    monkeypatch.setattr(Runner, "run", Mock(side_effect=RuntimeError("no")))
     assert world.client.get("/readyz").json()["checks"]["base/tiny"] == "computes no token"
 
 

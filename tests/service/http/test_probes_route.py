@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from sqlalchemy import update
@@ -117,11 +118,10 @@ def test_an_adapter_without_an_effect_is_warned_about_at_each_push(world: World)
 
 
 def test_a_busy_engine_is_asked_again_and_no_push_waits_for_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def busy(_requests: object) -> Any:
-        raise Busy("The queue is full.", retry_after=1)
-
     with monkeypatch.context() as patch:
-        patch.setattr(world.runtime.services.engine, "submit_all", busy)
+        patch.setattr(
+            world.runtime.services.engine, "submit_all", Mock(side_effect=Busy("The queue is full.", retry_after=1))
+        )
         assert world.push("team/late", seed=21)["warnings"] == []
         assert probe(world, "team/late").status_code == 429
     assert probe(world, "team/late").status_code == 200

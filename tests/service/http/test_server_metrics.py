@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -88,10 +88,7 @@ def test_disk_blobs_keys_process_and_readiness_are_there(world: World) -> None:
 def test_a_part_that_cannot_be_found_out_leaves_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    def gone(*_: Any) -> Any:
-        raise error
-
-    monkeypatch.setattr("service.http.server_metrics.shutil.disk_usage", gone)
+    monkeypatch.setattr("service.http.server_metrics.shutil.disk_usage", Mock(side_effect=error))
     before = value(world, "soup_metrics_failures_total", part="disk") or 0
     found = samples(world)
     assert found["soup_metrics_failures_total", (("part", "disk"),)] == before + 1
@@ -100,10 +97,7 @@ def test_a_part_that_cannot_be_found_out_leaves_the_others(
 
 
 def test_without_its_database_a_server_still_has_metrics(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away() -> Any:
-        raise Unavailable("The database does not answer.")
-
-    monkeypatch.setattr(world.registry.database, "read", away)
+    monkeypatch.setattr(world.registry.database, "read", Mock(side_effect=Unavailable("The database does not answer.")))
     world.app.state.metrics.render()
     text = world.app.state.metrics.render().decode()
     assert "soup_disk_bytes" in text

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -172,11 +173,8 @@ def test_what_cannot_be_written_is_kept(database: Database, monkeypatch: pytest.
     counts = UsageCounts(database, day=lambda: date(2026, 1, 31))
     counts.count("key-a", "n", "base/tiny", UsageSum(1, 5, 2))
 
-    def busy() -> Any:
-        raise Busy("The database is busy with other writes: try again.")
-
     with monkeypatch.context() as patch:
-        patch.setattr(database, "write", busy)
+        patch.setattr(database, "write", Mock(side_effect=Busy("The database is busy with other writes: try again.")))
         with pytest.raises(Busy):
             counts.write()
     counts.count("key-a", "n", "base/tiny", UsageSum(1, 5, 2))

@@ -7,6 +7,7 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -91,10 +92,7 @@ def test_a_mixture_that_was_evicted_is_mixed_again(stocked: World) -> None:
 def test_nothing_is_mixed_for_who_only_reads_or_is_beyond_a_limit(
     stocked: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mixed(_planned: mix.PlannedRecipe) -> Any:
-        raise AssertionError("it is mixed")
-
-    monkeypatch.setattr(mix.PlannedRecipe, "mix_tensors", mixed)
+    monkeypatch.setattr(mix.PlannedRecipe, "mix_tensors", Mock(side_effect=AssertionError("it is mixed")))
     name = "acme/law*4+acme/plain*5"
     assert stocked.client.get("/compare.json", params={"model": [BASE_ID, name]}).status_code == 200
     limited = stocked.client.post("/v1/keys", json={"name": "slow", "scopes": ["infer"], "namespaces": ["acme"]}).json()
@@ -163,11 +161,8 @@ def test_a_mixture_whose_tensors_were_dropped_before_its_first_load_is_mixed_aga
 def test_one_that_cannot_be_mixed_is_tried_again_the_next_time(stocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "acme/law*2+acme/plain*5"
 
-    def broken(_planned: mix.PlannedRecipe) -> Any:
-        raise MemoryError
-
     with monkeypatch.context() as patch:
-        patch.setattr(mix.PlannedRecipe, "mix_tensors", broken)
+        patch.setattr(mix.PlannedRecipe, "mix_tensors", Mock(side_effect=MemoryError))
         assert complete(stocked, model=name).status_code >= 500
     assert complete(stocked, model=name).status_code == 200
 

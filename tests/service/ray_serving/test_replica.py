@@ -10,6 +10,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -223,10 +224,7 @@ def test_errors_travel_whole(error: Busy | Unavailable | InvalidParameter) -> No
 def test_a_server_without_replicas_stays_ready_and_one_whose_engine_fails_does_not(
     world: World, error: SoupError, settings: dict[str, str], expected: tuple[str, str]
 ) -> None:
-    def submit(_: object) -> None:
-        raise error
-
     parts = world.runtime.services
-    engine: Any = SimpleNamespace(submit=submit, loaded_bases=lambda: ("tiny",), preloading=False)
+    engine: Any = SimpleNamespace(submit=Mock(side_effect=error), loaded_bases=lambda: ("tiny",), preloading=False)
     found = Readiness().of(replace(parts, engine=engine, settings=parts.settings.model_copy(update=settings)))
     assert (found.status, found.checks["base/tiny"], found.checks["database"]) == (*expected, "ok")

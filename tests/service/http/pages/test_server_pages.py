@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from unittest.mock import Mock
 
 import pytest
 
@@ -126,11 +127,8 @@ def test_many_keys_are_several_pages(stocked: World, admin: Signed) -> None:
 def test_a_secret_is_shown_also_where_the_list_cannot_be_read(
     stocked: World, admin: Signed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def busy(*_: object) -> None:
-        raise Busy("Later.", retry_after=1)
-
     token = admin.token("/keys")
-    monkeypatch.setattr("service.http.pages.keys.list_keys", busy)
+    monkeypatch.setattr("service.http.pages.keys.list_keys", Mock(side_effect=Busy("Later.", retry_after=1)))
     fields = {"form": token, "name": "made", "scope-read": "yes", "namespaces": "acme"}
     answer = admin.client.post("/keys", data=fields)
     assert stocked.client.get("/v1/adapters", headers=stocked.headers(secret_of(answer.text))).status_code == 200
