@@ -15,7 +15,7 @@ LONGEST = (
     "service/jobs/test_trainings.py",
     "service/jobs/test_jobs.py",
     "project/test_benchmarks.py",
-    "training/test_sweep.py",
+    "training/test_trainer.py",
     "service/journeys/test_several_servers.py",
     "service/engine/test_families_served.py",
     "service/journeys/test_selection.py",

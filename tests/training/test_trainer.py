@@ -1,8 +1,9 @@
-"""`soup train`: what it writes, replaces and keeps, how it goes on, and what it refuses."""
+"""`soup train`, alone and as a sweep: directories that can be pushed, and goes on where it was stopped."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -11,12 +12,20 @@ from functools import partial
 import pytest
 
 from adaptersoup.cli.verbs.train import interrupts
-from registry.formats import read_directory
+from adaptersoup.cli.verbs.train.progress import Table
+from registry.formats import AdapterContents, read_directory, write_directory
+from registry.names import check_part
+from registry.spec import Provenance
 from tests.adaptersoup.cli.outcome import done, refused
+from tests.registry.random_adapters import lora
+from tests.registry.toy_registry import weights
+from tests.service.scripted_server import Server, ok, refusal
 from tests.service.servers import write_bases
 from tests.texts_file import write_texts
-from tests.training.conftest import TEXTS, VALID, stop_after
-from training.checkpoint import FILE
+from tests.training.conftest import TEXTS, VALID, stop_after, stoppable
+from training.checkpoint import FILE, locked
+from training.state import made_with
+from training.sweep import CHECKPOINTS, Cell, finished_row, read_domain
 from training.trainer import Trained
 
 pytestmark = pytest.mark.slow
@@ -238,3 +247,280 @@ def test_what_is_trained_on_is_not_validated_on(train, tmp_path):
     err = refused(train("--valid", texts))
     assert f"--texts and --valid are the same file, {texts}: validate on other text." in err
     assert not (tmp_path / "law").exists()
+
+
+# --- sweeps ---------------------------------------------------------------------------------------
+
+
+SWEPT_TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in range(60)]
+
+
+@pytest.fixture
+def domains(tmp_path):
+    folders = [tmp_path / "texts" / name for name in ("law", "more_law")]
+    for number, folder in enumerate(folders):
+        write_texts(folder / "train.jsonl", SWEPT_TEXTS[number : number + 40])
+        write_texts(folder / "valid.jsonl.gz", SWEPT_TEXTS[40:])
+    return folders
+
+
+@pytest.fixture
+def sweep(soup, domains, tiny_base_dir, tmp_path):
+    """Runs a sweep of short trainings into `out`, over rates and seeds and the first `of` domains."""
+    numbers = ("--steps", 3, "--batch", 2, "--block", 32, "--bottleneck", 4)
+    places = ("--base-folder", tiny_base_dir, "--out", tmp_path / "out")
+
+    def run(*more, grid=("1e-2,1e-3", "1,2"), of=2, **options):
+        rates, seeds = grid
+        cells = (*domains[:of], "--lr", rates, "--seed", seeds)
+        return soup("train", "sweep", *cells, *places, *numbers, *more, **options)
+
+    return run
+
+
+def contents(folder):
+    return {path.name: (path / "adapter_model.safetensors").read_bytes() for path in sorted(folder.glob("[!.]*"))}
+
+
+def test_a_sweep_makes_every_cell_from_one_start_and_again_only_what_is_missing(sweep, tmp_path):
+    out, err = done(sweep())
+    made = contents(tmp_path / "out")
+    names = [
+        f"{domain}-lr{rate}-seed{seed}"
+        for domain in ("law", "more_law")
+        for rate in ("0.01", "0.001")
+        for seed in (1, 2)
+    ]
+    assert set(made) == set(names)
+    assert [line.split()[0] for line in out.splitlines()] == ["ADAPTER", *names]
+    ends = [line for line in err.splitlines() if not line.startswith(tuple(names))]
+    assert [line.split(":")[0] for line in ends] == [f"{n} of 8" for n in range(1, 9)]
+    folders = [read_directory(tmp_path / "out" / check_part(name, "name")) for name in names]
+    assert len({folder.provenance.init_hash for folder in folders}) == 1
+    assert [folder.domain for folder in folders] == ["law"] * 4 + ["more_law"] * 4
+    assert [folder.provenance.training["data_seed"] for folder in folders] == [1, 2] * 4
+    assert len(set(made.values())) == 8
+    assert not (tmp_path / "out" / ".checkpoints").exists()
+    assert all(folder.sample is not None for folder in folders)
+    (tmp_path / "out" / "law-lr0.01-seed2").rename(tmp_path / "elsewhere")
+    rows = json.loads(done(sweep("--json"))[0])["data"]
+    assert [row["state"] for row in rows] == ["kept", "trained", *["kept"] * 6]
+    assert contents(tmp_path / "out") == made
+    assert rows[1]["path"] == str(tmp_path / "out" / "law-lr0.01-seed2")
+
+
+def test_a_sweep_that_was_stopped_goes_on_to_the_same_adapters(sweep, tmp_path, monkeypatch):
+    done(sweep(of=1))
+    whole = contents(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupts, "stoppable", stop_after(5))
+        code, _, err = sweep(of=1)
+    assert (code, "Run the same command again to go on." in err) == (1, True)
+    assert list(contents(tmp_path / "out")) == ["law-lr0.01-seed1"]
+    done(sweep(of=1))
+    assert contents(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ((), ("--schedule", "cosine"), "schedule"),
+        ((), ("--bottleneck", "8"), "config.bottleneck"),
+        ((), ("--init-seed", "3"), "init_seed"),
+        (("--sparsity", "0.5"), (), "pruning"),
+        ((), ("--adamix", "2"), "consistency"),
+        (("--adamix", "2"), ("--adamix", "2", "--share", "none"), "bank.share"),
+    ],
+)
+def test_a_cell_of_another_training_is_refused_before_any_is_trained(sweep, tmp_path, before, now, said):
+    """A pruned adapter, or the merge of a bank, is no plain one, which would have the same configuration."""
+    done(sweep(*before, grid=("1e-3", "1"), of=1))
+    made = contents(tmp_path / "out")
+    assert f"of another training: {said} (" in refused(sweep(*now, grid=("1e-2,1e-3", "1"), of=1))
+    assert contents(tmp_path / "out") == made
+    done(sweep(*before, grid=("1e-3", "1"), of=1))
+
+
+@pytest.mark.parametrize(
+    ("more", "grid", "code", "said"),
+    [
+        ((), ("1e-3,abc", "1"), 2, "separated by commas"),
+        ((), ("1e-3", "1.5"), 2, "whole numbers"),
+        ((), ("1e-3,0.001", "1"), 1, "law-lr0.001-seed1 is in the grid twice"),
+        ((), ("1e-3,-1", "1"), 1, "learning_rate"),
+        ((), ("1e-3", "-1"), 1, "data_seed"),
+        (("--rank", "4"), ("1e-3", "1"), 2, "--rank: not an option of --method bottleneck"),
+        (("no-such-folder",), ("1e-3", "1"), 1, "has no train.jsonl"),
+    ],
+)
+def test_bad_grids_are_refused_in_one_sentence(sweep, tmp_path, more, grid, code, said):
+    assert said in refused(sweep(*more, grid=grid), code)
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_before_the_verb_are_refused(soup, domains):
+    assert "go after 'sweep'" in refused(soup("train", "--steps", 3, "sweep", *domains), 2)
+
+
+@pytest.mark.long
+def test_a_cell_that_diverges_ends_no_other_and_cells_at_once_come_out_as_one_after_another(sweep, tmp_path):
+    """Two processes, a cell that diverges, one that is there, and the same bytes as in one process."""
+    asked = {"grid": ("1e30,1e-2,1e-3", "1"), "of": 1}
+    code, out, err = sweep("--steps", 10, **asked)
+    assert (code, [line.split()[1] for line in out.splitlines()[1:]]) == (1, ["diverged", "trained", "trained"])
+    assert "law-lr1e+30-seed1: Training diverged at step" in err
+    whole = contents(tmp_path / "out")
+    assert list(whole) == ["law-lr0.001-seed1", "law-lr0.01-seed1"]
+    shutil.rmtree(tmp_path / "out" / "law-lr0.01-seed1")
+    code, out, err = sweep("--steps", 10, "--parallel", 2, "--json", **asked)
+    assert (code, [row["state"] for row in json.loads(out)["data"]]) == (1, ["diverged", "trained", "kept"])
+    assert "law-lr1e+30-seed1: Training diverged at step" in err
+    assert contents(tmp_path / "out") == whole
+
+
+@pytest.mark.long
+def test_a_sweep_in_processes_that_is_stopped_goes_on_to_the_same_adapters(sweep, tmp_path, monkeypatch):
+    again = partial(sweep, "--steps", 300, grid=("1e-3", "1"), of=1)
+    done(again())
+    whole = contents(tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "whole")
+    saved = tmp_path / "out" / ".checkpoints" / "law-lr0.001-seed1"
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupts, "stoppable", stoppable(saved.exists))  # a training makes it as it begins
+        code, _, err = again("--parallel", 2)
+    assert (code, "Run the same command again to go on." in err) == (1, True)
+    assert saved.is_dir()
+    done(again())
+    assert contents(tmp_path / "out") == whole
+    assert not (tmp_path / "out" / ".checkpoints").exists()
+
+
+def test_a_second_sweep_into_the_same_folder_is_refused_while_the_first_is_at_work(sweep, tmp_path):
+    with locked(tmp_path / "out" / CHECKPOINTS, "taken"):
+        for _ in range(2):  # nor does the one that is refused let the next one in
+            said = refused(sweep())
+            assert f"Another sweep is at work in {tmp_path / 'out'}: wait for it, or choose another folder." in said
+    assert not (tmp_path / "out" / CHECKPOINTS).exists()
+
+
+def test_cells_that_were_made_on_other_threads_are_said(sweep, tmp_path):
+    assert "last bits" not in done(sweep(grid=("1e-2", "1"), of=1))[1]
+    (manifest,) = (tmp_path / "out" / "law-lr0.01-seed1").glob("*.json")
+    assert '"threads": 1' in manifest.read_text()
+    manifest.write_text(manifest.read_text().replace('"threads": 1', '"threads": 2'))
+    _, err = done(sweep(grid=("1e-2,1e-3", "1"), of=1))
+    notes = [line for line in err.splitlines() if "last bits" in line]
+    differ = "Its last bits may differ from those of cells that are trained here: threads (2 there, 1 here)."
+    assert notes == [f"law-lr0.01-seed1: {differ}"]
+
+
+@pytest.mark.parametrize("said", [{"torch": "1", "threads": 9}, 5, [5], ["threads"], "threads", None])
+def test_a_folder_that_says_otherwise_what_it_was_made_with_is_a_row_without_a_note(domains, tmp_path, said):
+    contents = AdapterContents(
+        config=lora(),
+        weights=weights(0, lora()),
+        base_model="tiny",
+        provenance=Provenance(training={"made_with": said}),
+    )
+    write_directory(tmp_path / "one", contents)
+    row = finished_row(Cell(read_domain(domains[0]), 1e-3, 1), "kept", read_directory(tmp_path / "one"), made_with(9))
+    assert (row.state, row.note) == ("kept", None)
+
+
+def test_a_cell_whose_process_is_killed_again_and_again_is_left_for_the_next_time(sweep, monkeypatch):
+    again = partial(sweep, grid=("1e-3", "1"), of=1)
+    killed = set()
+
+    def kill():
+        for child in multiprocessing.active_children():
+            killed.add(child.pid)
+            child.kill()
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupts, "stoppable", stoppable(kill))
+        code, out, err = again("--parallel", 2)
+    assert (code, [line.split()[1] for line in out.splitlines()[1:]]) == (1, ["failed"])
+    assert "law-lr0.001-seed1: The process that ran it was killed, or crashed, 3 times." in err
+    assert len(killed) >= 3
+    done(again())
+
+
+def test_what_is_wrong_with_all_cells_ends_them_all(sweep, tmp_path):
+    assert "999" in refused(sweep("--block", 999))
+    assert contents(tmp_path / "out") == {}
+
+
+def test_what_a_grid_made_is_pushed_in_one_go_the_best_of_a_domain_last(sweep):
+    """Over a scripted server, which refuses one; a bank goes there and its merge is cooked there."""
+    server = Server()
+    pushed, cooked = [], []
+
+    def push(request):
+        manifest = json.loads(request.content)
+        pushed.append((manifest["name"], manifest["config"]["method"], len(manifest["sample"]["texts"])))
+        if manifest["name"].startswith("team/law-lr0.0001"):
+            return refusal(403, "forbidden", "This key may not write there.")
+        return ok({"ref": manifest["name"] + "@1"})
+
+    def cook(request):
+        cooked.append(json.loads(request.content))
+        return ok({"object": "soup", "model": cooked[-1]["name"] + "@1"})
+
+    server.on("POST /v1/adapters", push)
+    server.on("POST /v1/soups", cook)
+    asked = ("--adamix", 2, "--push", "team", "--json")
+    code, out, err = sweep(*asked, grid=("5e-2,1e-4,1e-2", "1"), of=1, connect=lambda url, key: server.client())
+    assert (code, "This key may not write there." in err) == (1, True)
+    rows = json.loads(out)["data"]
+    assert [row["ref"] for row in rows] == ["team/law-lr0.05-seed1@1", None, "team/law-lr0.01-seed1@1"]
+    lowest = {row["name"]: min(loss for _, loss in row["training"]["valid_history"]) for row in rows}
+    worst_first = sorted(lowest, key=lowest.__getitem__, reverse=True)
+    assert worst_first[0] == "law-lr0.0001-seed1"
+    assert pushed == [(f"team/{name}-bank", "adamix", 40) for name in worst_first]
+    assert [one["recipe"]["ingredients"] for one in cooked] == [
+        [{"ref": f"team/{name}-bank@1", "weight": 1.0}] for name in worst_first[1:]
+    ]
+    assert {one["mixing"]["method"] for one in cooked} == {"merge"}
+    assert "Namespace" in refused(sweep("--push", "No Namespace"))
+
+
+def test_a_table_of_progress_has_a_line_a_cell():
+    from rich.console import Console
+
+    table = Table(["law-lr0.001-seed1", "[b]strange[/b]"])
+    table.at("law-lr0.001-seed1", 3, 10, "loss 2.5")
+    table.ended("[b]strange[/b]", "kept")
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(table)
+    lines = [line.split() for line in captured.get().splitlines()]
+    assert lines[1:] == [["law-lr0.001-seed1", "training", "3/10", "loss", "2.5"], ["[b]strange[/b]", "kept"]]
+
+
+def test_what_is_in_the_place_of_a_cells_bank_is_not_written_over(sweep, tmp_path):
+    """Found before anything is trained."""
+    grid = ("1e-3", "1")
+    done(sweep(grid=grid))
+    bank = tmp_path / "out" / "more_law-lr0.001-seed1-bank"
+    for name in ("law", "more_law"):
+        (tmp_path / "out" / f"{name}-lr0.001-seed1").rename(tmp_path / name)
+    (tmp_path / "more_law").rename(bank)
+    before = contents(tmp_path / "out")
+    err = refused(sweep("--adamix", 2, grid=grid))
+    assert f"{bank} exists and is not empty: choose another directory, or remove it." in err
+    assert contents(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(("part", "least"), [("train.jsonl", 20), ("valid.jsonl.gz", 5)])
+def test_a_domain_with_too_little_is_named_before_anything_is_trained(domains, sweep, tmp_path, part, least):
+    path = write_texts(domains[1] / part, SWEPT_TEXTS[: least - 1])
+    assert f"{path} holds {least - 1} items that are not empty, and at least {least} are needed." in refused(sweep())
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_that_are_wrong_later_are_those_of_a_domain(domains, sweep):
+    write_texts(domains[1] / "train.jsonl", ["a"] * 20)
+    code, _, err = sweep("--block", 64, grid=("1e-2", "1"))
+    assert (code, f"{domains[1]}: The training data has" in err) == (1, True), err

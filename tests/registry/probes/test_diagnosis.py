@@ -5,6 +5,7 @@ The model is a toy: logits of the next token are linear in the scale of an adapt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from registry.errors import Unavailable
 from registry.probes.diagnosis import EXACT, diagnose
 from registry.probes.distance import distance
 from registry.probes.scale_fit import SCALES
+from registry.probes.texts import WORDS, probe_texts
 from registry.spec import (
     PROBE_TEXTS,
     SCALED_TEXTS,
@@ -180,3 +183,37 @@ def test_a_token_that_only_one_side_lists_counts_by_the_least_that_the_other_lis
     assert distance(({"x": -1.0, "z": -3.0},), ({"y": -2.0, "z": -3.0},)) == pytest.approx(
         np.sqrt((2.0**2 + 0 + 1.0**2) / 3)
     )
+
+
+# --- texts of a probe -----------------------------------------------------------------------------
+
+
+TOKENS = [
+    "<s>",
+    "the",
+    "1",
+    *(f" w{'ab'[i % 2]}{chr(97 + i // 26)}{chr(97 + i % 26)}" for i in range(200)),
+    " No",
+    "é",
+]
+
+
+def encode(text: str) -> list[int]:
+    return [TOKENS.index(f" {word}") for word in text.split(" ")]
+
+
+def decode(ids: Sequence[int]) -> str:
+    return "".join(TOKENS[token] for token in ids).removeprefix(" ") if len(ids) > 1 else TOKENS[ids[0]]
+
+
+def test_texts_are_whole_words_and_the_same_each_time() -> None:
+    texts = probe_texts(len(TOKENS), encode, decode)
+    assert texts == probe_texts(len(TOKENS), encode, decode)
+    assert len(set(texts)) == PROBE_TEXTS
+    assert all(len(text.split()) == WORDS and "No" not in text.split() for text in texts)
+    assert all(decode(encode(text)) == text for text in texts)
+
+
+def test_a_vocabulary_of_which_no_text_survives_is_an_error() -> None:
+    with pytest.raises(Unavailable, match="0 texts can be made"):
+        probe_texts(len(TOKENS), encode, lambda ids: TOKENS[ids[0]])
