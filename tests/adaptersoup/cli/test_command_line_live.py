@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -296,9 +297,7 @@ def test_a_sample_that_another_push_has_queued_is_waited_for(
 def test_ctrl_c_while_samples_are_waited_for_still_tells_as_json(
     soup: Soup, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
+    interrupted = Mock(side_effect=KeyboardInterrupt)
     (tmp_path / "t.txt").write_text("\n\n".join(passages("court", 25)))
     monkeypatch.setattr(SoupClient, "wait_embedded", interrupted)
     asked = ("push", many / "drama", "--name", "ended/drama", "--domain", "d", "--sample", tmp_path / "t.txt")
@@ -544,19 +543,15 @@ def test_what_is_refused_anyhow_is_refused_without_waiting(
 
 
 def test_many_requests_of_a_key_look_less_often_each(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts, looks = live.world.runtime.services, []
+    parts, check = live.world.runtime.services, Mock(side_effect=Unavailable("Embedding.", param="pool"))
     monkeypatch.setattr(pool_jobs, "CHECK_SECONDS", 0.1)
-
-    def check() -> None:
-        looks.append(1)
-        raise Unavailable("Embedding.", param="pool")
 
     async def all_of() -> list[Any]:
         asked = [pool_jobs.until_selectable(parts, "k", check, lambda: None, 0.5) for _ in range(100)]
         return await asyncio.gather(*asked, return_exceptions=True)
 
     assert Counter(type(error) for error in asyncio.run(all_of())) == {Unavailable: 100}
-    assert len(looks) <= 300, "the first and the last of each, and few between: alone, each would look six times"
+    assert check.call_count <= 300, "the first and the last of each, and few between: alone, each would look six times"
 
 
 def test_a_name_without_a_namespace_is_in_the_key_s_own(live: Live) -> None:

@@ -45,14 +45,9 @@ def answering(*choices: object, status: int = 200, **body: Any) -> Callable[[htt
 
 
 def test_it_is_asked_for_one_token_with_the_log_probabilities_that_every_server_has() -> None:
-    requests: list[httpx2.Request] = []
-
-    def answer(request: httpx2.Request) -> httpx2.Response:
-        requests.append(request)
-        return answering(LEGACY, LEGACY)(request)
-
+    answer = Mock(side_effect=answering(LEGACY, LEGACY))
     assert server(answer).next_tokens("law", ["x", "y"]) == (TOP, TOP)
-    (request,) = requests
+    request = answer.call_args.args[0]
     assert str(request.url) == "http://gpu:8000/v1/completions"
     assert "authorization" not in request.headers
     assert json.loads(request.content) == {

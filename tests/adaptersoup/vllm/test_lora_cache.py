@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,7 +31,6 @@ from registry.spec import (
     AdapterConfig,
     BankConfig,
     BaseEntry,
-    BottleneckConfig,
     FusionConfig,
     HeadConfig,
     LoraConfig,
@@ -249,17 +249,12 @@ def test_a_lora_of_several_ranks_is_written_with_one_rank_and_one_scale(
 def test_the_lora_of_a_bottleneck_is_computed_once(
     llama: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[str] = []
-
-    def counting(config: BottleneckConfig, weights: bytes, model_type: str) -> dict[str, bytes]:
-        calls.append(model_type)
-        return lora_files(config, weights, model_type)
-
-    monkeypatch.setattr(lora_cache, "lora_files", counting)
+    computed = Mock(wraps=lora_files)
+    monkeypatch.setattr(lora_cache, "lora_files", computed)
     with SoupClient(llama.url, llama.world.admin) as client:
         cache = bottleneck_cache(client, tmp_path)
         assert directory(cache, "acme/plain") == directory(cache, "acme/plain@1") is not None
-    assert calls == ["llama"]
+    assert [call.args[2] for call in computed.call_args_list] == ["llama"]
 
 
 def test_every_family_has_a_model_with_layers() -> None:

@@ -301,30 +301,20 @@ def test_fingerprint_changes_with_anything_that_matters(folder):
     assert len({(change(), fingerprint(folder))[1] for change in changes}) == 5
 
 
-def count_computations(monkeypatch):
-    module = importlib.import_module("registry.base_model.fingerprint")
-    calls, compute = [], module._compute
-
-    def counted(*args):
-        calls.append(args)
-        return compute(*args)
-
-    monkeypatch.setattr(module, "_compute", counted)
-    return calls
-
-
 def test_cache_is_used_until_size_or_time_of_a_file_changes(folder, tmp_path, monkeypatch):
-    calls, cache = count_computations(monkeypatch), tmp_path / "cache" / "deep"
+    module, cache = importlib.import_module("registry.base_model.fingerprint"), tmp_path / "cache" / "deep"
+    computed = Mock(wraps=module._compute)
+    monkeypatch.setattr(module, "_compute", computed)
     first = fingerprint(folder, cache_dir=cache)
     shape = shape_of(entry(folder), cache)
     assert load_base(entry(folder), cache_dir=cache).shape == shape
-    assert (fingerprint(folder, cache_dir=cache), len(calls)) == (first, 1)
-    assert (fingerprint(folder), len(calls)) == (first, 2)  # without a cache it is computed
+    assert (fingerprint(folder, cache_dir=cache), computed.call_count) == (first, 1)
+    assert (fingerprint(folder), computed.call_count) == (first, 2)  # without a cache it is computed
     os.utime(folder / "model.safetensors", ns=(1, 1))
-    assert (fingerprint(folder, cache_dir=cache), len(calls)) == (first, 3)
+    assert (fingerprint(folder, cache_dir=cache), computed.call_count) == (first, 3)
     change_config(folder, n_head=4)
     assert fingerprint(folder, cache_dir=cache) != first
-    assert len(calls) == 4
+    assert computed.call_count == 4
     assert not list(cache.glob("*.tmp"))
 
 

@@ -516,12 +516,7 @@ def failing(base: LoadedBase, load: Callable[[], Mapping[str, Tensor]]) -> Loada
 
 def test_a_failing_load_fails_its_requests_and_never_serves_the_base(base: LoadedBase) -> None:
     engine, prompt = engine_of(base), prompts_of(base)[0]
-    attempts = []
-
-    def load() -> Mapping[str, Tensor]:
-        attempts.append(1)
-        raise OSError("the disk is gone")
-
+    load = Mock(side_effect=OSError("the disk is gone"))
     generate = GenerateRequest("tiny", prompt, failing(base, load), greedy(3))
     score = ScoreRequest("tiny", (prompt,), failing(base, load))
     *bad, good = ended(engine, generate, generate, score, GenerateRequest("tiny", prompt, params=greedy(3)))
@@ -533,7 +528,7 @@ def test_a_failing_load_fails_its_requests_and_never_serves_the_base(base: Loade
     assert good.result(0).choices[0].token_ids == reference(base, prompt, 3, None)
     [again] = ended(engine, generate)
     assert again.exception(0) is not None
-    assert len(attempts) == 2, "a failure is not remembered"
+    assert load.call_count == 2, "a failure is not remembered"
 
 
 def test_tensors_of_another_shape_are_incompatible(base: LoadedBase) -> None:
