@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +41,7 @@ from registry.spec import (
 from tests.tiny_models import TINY_SENTENCES
 from tests.training.conftest import state_hash
 from training.gradient_worker import GradientSetup, StatisticTask, TuningTask, begin
+from training.process import Child
 from training.statistics import drawn, measure
 from training.tasks.language import passage_scores
 from training.tuning import tune
@@ -398,3 +403,54 @@ def test_the_base_is_as_it_was_and_what_is_wrong_is_told(gpt2: LoadedBase, kind:
         measured(gpt2, config, kind, progress=stop)
     assert state_hash(gpt2.model) == before
     measured(gpt2, config, kind)  # nothing is attached any more
+
+
+# --- the process that computes --------------------------------------------------------------------
+
+
+WAITING = (0, 1, "waiting")
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    found = Child("tests.training.silent_child", {})
+    yield found
+    found.end()
+
+
+def stop_at_once(_done: int, _total: int, _message: str) -> None:
+    raise Cancelled("enough")
+
+
+def killed(child: Child) -> None:
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.mark.slow
+def test_a_child_that_died_between_two_requests_is_started_again(child: Child) -> None:
+    assert child.ask({"seconds": 0}, silent, waiting=WAITING) == {"slept": 0}
+    before = child.pid
+    killed(child)
+    assert child.ask({"seconds": 0}, silent, waiting=WAITING) == {"slept": 0}
+    assert child.pid != before
+
+
+@pytest.mark.slow
+def test_whoever_waits_for_a_child_that_was_started_again_can_cancel(child: Child) -> None:
+    assert child.ask({"seconds": 0}, silent, waiting=WAITING) == {"slept": 0}
+    killed(child)
+    with pytest.raises(Cancelled):
+        child.ask({"seconds": 20}, stop_at_once, waiting=WAITING)
+    assert child.pid is None, "what it would answer next is not for the next caller"
+
+
+@pytest.mark.slow
+def test_a_child_comes_after_its_parent_among_processes_and_among_sessions(tmp_path: Path) -> None:
+    program = "import os, sys; from pathlib import Path; from training.process import lower_priority"
+    program += "; lower_priority(7, group=Path(sys.argv[1])); print(os.nice(0))"
+    for group in (tmp_path / "group", tmp_path / "none" / "group"):  # the second is a system without groups
+        ran = subprocess.run([sys.executable, "-c", program, str(group)], capture_output=True, text=True, check=True)
+        assert int(ran.stdout) == os.nice(0) + 7
+    assert (tmp_path / "group").read_text() == "7"

@@ -135,7 +135,7 @@ REFUSED: dict[Any, list[tuple[Any, str]]] = {
         )
     ],
     Owner: [
-        (text, "")
+        (text, "1 validation error")
         for text in (
             "",
             " legal",
