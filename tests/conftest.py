@@ -22,7 +22,7 @@ from registry.catalogue import Database
 from registry.spec import BaseEntry
 from tests import order, quick
 from tests.browser import Browser, chromium
-from tests.object_store import ObjectStore, object_store_server
+from tests.object_store import FaultProxy, ObjectStore, fault_proxy, object_store_server
 from tests.postgres import EVERY, KINDS, Databases, Postgres, postgres_server
 from tests.temporary import keep_in_memory
 from tests.tiny_models import build_tiny
@@ -125,11 +125,26 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
+@pytest.fixture
+def postgres_url(postgres: Postgres) -> Iterator[str]:
+    """A new database of PostgreSQL."""
+    url = postgres.url()
+    yield url
+    postgres.drop(url)
+
+
 @pytest.fixture(scope="session")
 def object_store() -> Iterator[ObjectStore]:
     """The S3 server of this test process, started by the first test that asks for it."""
     with object_store_server() as server:
         yield server
+
+
+@pytest.fixture
+def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
+    """A proxy before the object store, which fails as a test says."""
+    with fault_proxy(object_store) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="session")

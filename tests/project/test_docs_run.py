@@ -129,35 +129,40 @@ def _push(world: World, folder: Path) -> None:
                 client.wait_job(str(client.push_directory(written, name=f"demo/{domain}")["job"]))
 
 
+# --- readme ---------------------------------------------------------------------------------------
+
+
+# In this order: the openai session uses what the curl session made.
+
+
 @needs_curl
-class TestReadme:
-    """In this order: the openai session uses what the curl session made."""
+def test_the_session_with_curl(home: Home) -> None:
+    (code,) = [code for what, _, code in blocks("README.md") if what == "session"]
+    decoder, answers, rest = json.JSONDecoder(), [], home.run("sh", code).strip()
+    while rest:
+        value, end = decoder.raw_decode(rest)
+        answers.append(value)
+        rest = rest[end:].strip()
+    assert [value.get("object") for value in answers] == ["adapter", "perplexity", "soup", "text_completion"]
+    assert answers[1]["baseline"]["model"] == f"base/{BASE}"
+    assert answers[3]["usage"]["completion_tokens"] > 0
+    cooked = json.loads((home.folder / ".demo/soup.json").read_text())
+    assert cooked["object"] == "soup", cooked
+    assert cooked["sample"]["kept"] == SAMPLE
+    client = home.live.world.client
+    pushed = client.get("/v1/adapters/team/novels").json()
+    assert (pushed["domain"], pushed["sample"]["kept"]) == ("classic_novels", SAMPLE)
+    assert pushed["config"]["method"] == "lora"
+    assert client.get("/v1/adapters/team/half").json()["kind"] == "soup"
 
-    def test_the_session_with_curl(self, home: Home) -> None:
-        (code,) = [code for what, _, code in blocks("README.md") if what == "session"]
-        decoder, answers, rest = json.JSONDecoder(), [], home.run("sh", code).strip()
-        while rest:
-            value, end = decoder.raw_decode(rest)
-            answers.append(value)
-            rest = rest[end:].strip()
-        assert [value.get("object") for value in answers] == ["adapter", "perplexity", "soup", "text_completion"]
-        assert answers[1]["baseline"]["model"] == f"base/{BASE}"
-        assert answers[3]["usage"]["completion_tokens"] > 0
-        cooked = json.loads((home.folder / ".demo/soup.json").read_text())
-        assert cooked["object"] == "soup", cooked
-        assert cooked["sample"]["kept"] == SAMPLE
-        client = home.live.world.client
-        pushed = client.get("/v1/adapters/team/novels").json()
-        assert (pushed["domain"], pushed["sample"]["kept"]) == ("classic_novels", SAMPLE)
-        assert pushed["config"]["method"] == "lora"
-        assert client.get("/v1/adapters/team/half").json()["kind"] == "soup"
 
-    def test_the_session_with_openai(self, home: Home) -> None:
-        (code,) = [code for _, language, code in blocks("README.md") if language == "python"]
-        output = home.run("python", f"import warnings\nwarnings.simplefilter('default')\n{code}")
-        assert "team/half" in output.splitlines()[0]
-        models = [line.split()[0] for line in output.splitlines()[1:]]
-        assert models == [f"base/{BASE}", "demo/classic_novels", "team/half"]
+@needs_curl
+def test_the_session_with_openai(home: Home) -> None:
+    (code,) = [code for _, language, code in blocks("README.md") if language == "python"]
+    output = home.run("python", f"import warnings\nwarnings.simplefilter('default')\n{code}")
+    assert "team/half" in output.splitlines()[0]
+    models = [line.split()[0] for line in output.splitlines()[1:]]
+    assert models == [f"base/{BASE}", "demo/classic_novels", "team/half"]
 
 
 @pytest.mark.long

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from registry.base_model import LoadedBase
 from registry.catalogue import Catalogue, Database
-from tests.object_store import FaultProxy, ObjectStore, fault_proxy
 from tests.postgres import Databases
 from tests.registry.catalogue_rows import undone
 from tests.registry.toy_registry import ToyRegistry
@@ -37,13 +36,6 @@ def verbs(databases: Databases, tmp_path) -> Iterator[ToyRegistry]:
     """The verbs over an empty registry."""
     with databases.new(tmp_path, pool_size=4) as database:
         yield ToyRegistry(database)
-
-
-@pytest.fixture
-def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
-    """A proxy before the object store, which fails as a test says."""
-    with fault_proxy(object_store) as proxy:
-        yield proxy
 
 
 @pytest.fixture

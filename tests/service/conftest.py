@@ -20,7 +20,7 @@ from adaptersoup.client.client import SoupClient
 from registry.encoders import sbert
 from registry.encoders.sbert import CHUNK, DOING, SentenceBertEncoder
 from registry.progress import Progress, silent
-from tests.postgres import EVERY, Postgres
+from tests.postgres import EVERY
 from tests.service.servers import BASE_ID, Live, Soup, World, open_live, open_world, write_bases
 
 
@@ -90,14 +90,6 @@ def database_settings(request: pytest.FixtureRequest, database_kind: str) -> Ite
     postgres = request.getfixturevalue("postgres")
     url = postgres.url()
     yield {"database_url": url}
-    postgres.drop(url)
-
-
-@pytest.fixture
-def postgres_url(postgres: Postgres) -> Iterator[str]:
-    """A new database of PostgreSQL."""
-    url = postgres.url()
-    yield url
     postgres.drop(url)
 
 

@@ -17,19 +17,12 @@ from service import rates as rates_module
 from service.http.models.metering import duration
 from service.rates import Rates, SharedRates, Want
 from tests.postgres import Postgres
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.service.clock import Clock
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture
@@ -114,7 +107,7 @@ def test_full_buckets_are_forgotten_and_others_are_not(
     st.lists(st.tuples(st.floats(0, 40), st.integers(0, 120), st.floats(0, 1)), max_size=40),
 )
 def test_never_more_than_the_limit_and_what_wears_off(limit: int, asked: list[tuple[float, int, float]]) -> None:
-    clock = Clock()
+    clock = Clock(1000.0)
     rates, used, began = Rates(clock), 0, clock.now
     for pause, amount, share in asked:
         clock.now += pause

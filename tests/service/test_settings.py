@@ -99,17 +99,6 @@ def test_a_key_that_breaks_out_of_its_header_is_refused() -> None:
         ClientSettings(key="sk-soup-a\r\nx-evil: 1").secret()  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
-def test_settings_and_schemas_start_without_torch_or_the_database() -> None:
-    code = (
-        "import sys, importlib, pkgutil, service.settings;from service.http import schemas;"
-        "[importlib.import_module(f'service.http.schemas.{m.name}') for m in pkgutil.iter_modules(schemas.__path__)];"
-        "print([m for m in ('torch', 'transformers', 'sklearn', 'sqlalchemy', 'numpy') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 # --- the reference page ---------------------------------------------------------------------------
 
 PAGE = REPOSITORY / "docs" / "reference" / "settings.md"

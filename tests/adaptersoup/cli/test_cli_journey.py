@@ -139,56 +139,65 @@ class TestJourney:
         )
 
 
+# --- serve ----------------------------------------------------------------------------------------
+
+
+# `soup serve` as people start it: a process of its own.
+
+
 @pytest.mark.slow
-class TestServe:
-    """`soup serve` as people start it: a process of its own."""
+def test_it_prints_its_address_serves_and_stops_clean(
+    tiny_base_dir: Path, tmp_path: Path, command: Soup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bases = write_bases(tmp_path / "bases.toml", {"tiny": tiny_base_dir})
+    data = tmp_path / "data"
+    monkeypatch.delenv("SOUP_KEY", raising=False)
+    monkeypatch.setenv("SOUP_DATA", str(data))
+    program = [sys.executable, "-m", "adaptersoup.cli", "serve", "--bases", str(bases), "--port", "0", "--json"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            said = json.loads(process.stdout.readline())
+            assert said["admin_key"] == str(data / "admin.key")
+            assert (data / "admin.key").stat().st_mode & 0o777 == 0o600
+            done(command("generate", "base/tiny", "The", "--url", said["url"], "--max-tokens", 2))
+            assert "--port" in refused(command("serve", "--port", said["url"].rpartition(":")[2]))
+            assert "in use by another server" in refused(command("migrate"))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=60)
+    assert process.returncode == 0, log
+    assert "Traceback" not in log
+    migrated = json.loads(done(command("migrate", "--json"))[0])  # the folder was given back
+    assert migrated["before"] == migrated["after"], "its schema is this version's"
+    assert migrated["backup"] is None
 
-    def test_it_prints_its_address_serves_and_stops_clean(
-        self, tiny_base_dir: Path, tmp_path: Path, command: Soup, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        bases = write_bases(tmp_path / "bases.toml", {"tiny": tiny_base_dir})
-        data = tmp_path / "data"
-        monkeypatch.delenv("SOUP_KEY", raising=False)
-        monkeypatch.setenv("SOUP_DATA", str(data))
-        program = [sys.executable, "-m", "adaptersoup.cli", "serve", "--bases", str(bases), "--port", "0", "--json"]
-        with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            try:
-                said = json.loads(process.stdout.readline())
-                assert said["admin_key"] == str(data / "admin.key")
-                assert (data / "admin.key").stat().st_mode & 0o777 == 0o600
-                done(command("generate", "base/tiny", "The", "--url", said["url"], "--max-tokens", 2))
-                assert "--port" in refused(command("serve", "--port", said["url"].rpartition(":")[2]))
-                assert "in use by another server" in refused(command("migrate"))
-            finally:
-                process.send_signal(signal.SIGTERM)
-                _, log = process.communicate(timeout=60)
-        assert process.returncode == 0, log
-        assert "Traceback" not in log
-        migrated = json.loads(done(command("migrate", "--json"))[0])  # the folder was given back
-        assert migrated["before"] == migrated["after"], "its schema is this version's"
-        assert migrated["backup"] is None
 
-    @pytest.mark.usefixtures("signal_handlers")
-    def test_a_base_model_that_cannot_be_loaded_ends_it(
-        self, command: Soup, tiny_base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """In this process, whose log stays as it is."""
-        broken = shutil.copytree(tiny_base_dir, tmp_path / "broken")
-        tensors = load_file(broken / "model.safetensors")
-        save_file(dict(list(tensors.items())[1:]), broken / "model.safetensors", metadata={"format": "pt"})
-        bases = write_bases(tmp_path / "bases.toml", {"tiny": broken})
-        monkeypatch.setattr(logs, "configure_logging", lambda _: None)
-        code, out, err = command("serve", "--bases", bases, "--port", 0, "--data", tmp_path / "d")
-        assert (code, out) == (1, "")
-        assert "\nError: " in err
-        assert err.endswith("  - Tensor transformer.h.0.attn.c_attn.bias is missing.\n")
+@pytest.mark.slow
+@pytest.mark.usefixtures("signal_handlers")
+def test_a_base_model_that_cannot_be_loaded_ends_it(
+    command: Soup, tiny_base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, whose log stays as it is."""
+    broken = shutil.copytree(tiny_base_dir, tmp_path / "broken")
+    tensors = load_file(broken / "model.safetensors")
+    save_file(dict(list(tensors.items())[1:]), broken / "model.safetensors", metadata={"format": "pt"})
+    bases = write_bases(tmp_path / "bases.toml", {"tiny": broken})
+    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
+    code, out, err = command("serve", "--bases", bases, "--port", 0, "--data", tmp_path / "d")
+    assert (code, out) == (1, "")
+    assert "\nError: " in err
+    assert err.endswith("  - Tensor transformer.h.0.attn.c_attn.bias is missing.\n")
 
-    def test_a_new_database_is_made(self, tmp_path: Path, command: Soup) -> None:
-        out, err = done(command("migrate", "--data", tmp_path / "d"))
-        assert out.strip()
-        assert "From nothing" in err
 
-    @pytest.mark.parametrize("url", ["nonsense", "oracle://x/y", "sqlite:////nowhere/at/all.db"])
-    def test_a_database_that_is_none(self, tmp_path: Path, command: Soup, url: str) -> None:
-        assert "SOUP_DATABASE_URL" in refused(command("migrate", "--data", tmp_path / "d", "--database-url", url))
+@pytest.mark.slow
+def test_a_new_database_is_made(tmp_path: Path, command: Soup) -> None:
+    out, err = done(command("migrate", "--data", tmp_path / "d"))
+    assert out.strip()
+    assert "From nothing" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("url", ["nonsense", "oracle://x/y", "sqlite:////nowhere/at/all.db"])
+def test_a_database_that_is_none(tmp_path: Path, command: Soup, url: str) -> None:
+    assert "SOUP_DATABASE_URL" in refused(command("migrate", "--data", tmp_path / "d", "--database-url", url))

@@ -59,14 +59,30 @@ def test_the_command_line_starts_without_the_client() -> None:
     assert loaded(program, HEAVY | CLIENT) == set()
 
 
-@pytest.mark.long
+SCHEMAS = """import importlib, pkgutil
+from service.http import schemas
+[importlib.import_module(f"service.http.schemas.{module.name}") for module in pkgutil.iter_modules(schemas.__path__)]"""
+
+
 @pytest.mark.parametrize(
-    ("module", "packages"),
+    ("program", "packages"),
     [
-        ("service.jobs.fit_process", {"torch", "transformers", "sentence_transformers"}),
-        ("service.ray_serving.replica, service.engine_process.program", {"sklearn", "sqlalchemy", "fastapi"}),
-        ("service.http.app, service.runtime", {"accelerate", "llguidance"}),  # the engine brings them
+        (SCHEMAS, {"torch", "transformers", "sklearn", "sqlalchemy", "numpy"}),
+        (
+            "import registry.encoders; encoder = registry.encoders.SentenceBertEncoder()\n"
+            "encoder.digest, encoder.dimensions",
+            {"torch", "transformers", "sentence_transformers"},
+        ),
+        *(
+            pytest.param(f"import {modules}", packages, marks=pytest.mark.long)
+            for modules, packages in (
+                ("service.jobs.fit_process", {"torch", "transformers", "sentence_transformers"}),
+                ("service.ray_serving.replica, service.engine_process.program", {"sklearn", "sqlalchemy", "fastapi"}),
+                ("service.http.app, service.runtime", {"accelerate", "llguidance"}),  # the engine brings them
+            )
+        ),
     ],
+    ids=["schemas", "encoders", "fit", "engines", "server"],
 )
-def test_processes_beside_the_server(module: str, packages: set[str]) -> None:
-    assert loaded(f"import {module}", packages) == set()
+def test_other_modules_load_what_they_need_alone(program: str, packages: set[str]) -> None:
+    assert loaded(program, packages) == set()

@@ -134,49 +134,55 @@ def start(script: str, folder: Path, name: str, url: str) -> subprocess.Popen[st
     )
 
 
+# --- processes ------------------------------------------------------------------------------------
+
+
 @pytest.mark.slow
-class TestProcesses:
-    def test_processes_that_open_migrate_and_write_one_new_database_at_once(self, databases, tmp_path):
-        with databases.url(tmp_path, empty=True) as url:
-            children = [start(OPEN_AND_PUSH, tmp_path, f"p{number}", url) for number in range(2)]
-            said = [json.loads(line) for child in children for line in child.communicate()[0].splitlines()]
-        assert [child.returncode for child in children] == [0, 0]
-        assert sorted(version for version, _ in said) == list(range(1, 21))
-        claimed = [job for _, job in said if job is not None]
-        assert len(claimed) == len(set(claimed)) == 19  # all but the first found the job of the push before
+def test_processes_that_open_migrate_and_write_one_new_database_at_once(databases, tmp_path):
+    with databases.url(tmp_path, empty=True) as url:
+        children = [start(OPEN_AND_PUSH, tmp_path, f"p{number}", url) for number in range(2)]
+        said = [json.loads(line) for child in children for line in child.communicate()[0].splitlines()]
+    assert [child.returncode for child in children] == [0, 0]
+    assert sorted(version for version, _ in said) == list(range(1, 21))
+    claimed = [job for _, job in said if job is not None]
+    assert len(claimed) == len(set(claimed)) == 19  # all but the first found the job of the push before
 
-    def test_kill_9_during_a_write(self, databases, tmp_path):
-        """Rows come with their job, audit entry and bytes, or not at all; what was acknowledged is there."""
-        acknowledged: dict[int, str] = {}
-        with databases.url(tmp_path) as url:
-            for life in range(2):
-                child = start(PUSH_FOR_EVER, tmp_path, f"life-{life}", url)
-                lines = [child.stdout.readline() for _ in range(3 + 10 * life)]
-                child.kill()
-                lines += child.stdout.read().splitlines(keepends=True)
-                child.stdout.close()
-                child.wait()
-                acknowledged |= dict(json.loads(line) for line in lines if line.endswith("]\n"))
-                if databases.kind == "sqlite":
-                    self.check_file(tmp_path / "soup.db")
-                database = Database(url)
-                self.check(tmp_path, database, acknowledged)
-                database.close()
 
-    def check_file(self, path: Path) -> None:
-        with closing(sqlite3.connect(path)) as raw:
-            assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
+@pytest.mark.slow
+def test_kill_9_during_a_write(databases, tmp_path):
+    """Rows come with their job, audit entry and bytes, or not at all; what was acknowledged is there."""
+    acknowledged: dict[int, str] = {}
+    with databases.url(tmp_path) as url:
+        for life in range(2):
+            child = start(PUSH_FOR_EVER, tmp_path, f"life-{life}", url)
+            lines = [child.stdout.readline() for _ in range(3 + 10 * life)]
+            child.kill()
+            lines += child.stdout.read().splitlines(keepends=True)
+            child.stdout.close()
+            child.wait()
+            acknowledged |= dict(json.loads(line) for line in lines if line.endswith("]\n"))
+            if databases.kind == "sqlite":
+                check_file(tmp_path / "soup.db")
+            database = Database(url)
+            check(tmp_path, database, acknowledged)
+            database.close()
 
-    def check(self, folder: Path, database: Database, acknowledged: dict[int, str]) -> None:
-        with database.read() as catalogue:
-            rows = {row.id: row for row in catalogue.adapters.live_versions("acme", "law")}
-            jobs = catalogue.jobs.list(None, limit=10_000).rows
-            entries = catalogue.audit.list(None, limit=10_000).rows
-        assert acknowledged.items() <= {id: row.weights_blob for id, row in rows.items()}.items()
-        assert {job.arguments["adapter_id"] for job in jobs} == set(rows)
-        assert {entry.subject for entry in entries} == {row.ref for row in rows.values()}
-        assert sorted(row.version for row in rows.values()) == list(range(1, len(rows) + 1))
-        store = LocalBlobs(folder / "blobs")
-        assert all(sha256_digest(store.read(row.weights_blob)) == row.weights_blob for row in rows.values())
-        assert add_to(database, "acme/after").version >= 1
+
+def check_file(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as raw:
+        assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+def check(folder: Path, database: Database, acknowledged: dict[int, str]) -> None:
+    with database.read() as catalogue:
+        rows = {row.id: row for row in catalogue.adapters.live_versions("acme", "law")}
+        jobs = catalogue.jobs.list(None, limit=10_000).rows
+        entries = catalogue.audit.list(None, limit=10_000).rows
+    assert acknowledged.items() <= {id: row.weights_blob for id, row in rows.items()}.items()
+    assert {job.arguments["adapter_id"] for job in jobs} == set(rows)
+    assert {entry.subject for entry in entries} == {row.ref for row in rows.values()}
+    assert sorted(row.version for row in rows.values()) == list(range(1, len(rows) + 1))
+    store = LocalBlobs(folder / "blobs")
+    assert all(sha256_digest(store.read(row.weights_blob)) == row.weights_blob for row in rows.values())
+    assert add_to(database, "acme/after").version >= 1

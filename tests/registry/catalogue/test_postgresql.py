@@ -17,15 +17,8 @@ from tests.registry.catalogue_rows import add, add_to, new_adapter
 
 
 @pytest.fixture
-def url(postgres: Postgres) -> Iterator[str]:
-    url = postgres.url()
-    yield url
-    postgres.drop(url)
-
-
-@pytest.fixture
-def database(url: str) -> Iterator[Database]:
-    database = Database(url)
+def database(postgres_url: str) -> Iterator[Database]:
+    database = Database(postgres_url)
     yield database
     database.close()
 
@@ -59,10 +52,10 @@ def test_a_glance_begins_no_transaction(database: Database) -> None:
                 assert driver.info.transaction_status == status
 
 
-def test_a_writer_that_freezes_loses_its_turn(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_that_freezes_loses_its_turn(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its machine sleeps in mid-transaction: the others wait for a while, not for ever; nothing of it is stored."""
     monkeypatch.setattr(postgresql, "IDLE_SECONDS", 0.1)
-    frozen, other = Database(url), Database(url)
+    frozen, other = Database(postgres_url), Database(postgres_url)
     with pytest.raises(Unavailable, match="does not answer"), frozen.write() as catalogue:
         add(catalogue, "acme/frozen")
         with other.write() as theirs:
@@ -74,11 +67,11 @@ def test_a_writer_that_freezes_loses_its_turn(url: str, monkeypatch: pytest.Monk
         database.close()
 
 
-def test_two_schemas_of_one_database_do_not_wait_for_each_other(postgres: Postgres, url: str) -> None:
-    database = Database(url)
+def test_two_schemas_of_one_database_do_not_wait_for_each_other(postgres: Postgres, postgres_url: str) -> None:
+    database = Database(postgres_url)
     with database.engine.begin() as connection:
         connection.exec_driver_sql("CREATE SCHEMA other")
-    elsewhere = Database(f"{url}&options=-csearch_path%3Dother", busy_seconds=0.01)
+    elsewhere = Database(f"{postgres_url}&options=-csearch_path%3Dother", busy_seconds=0.01)
     with database.write(), elsewhere.write():
         pass
     for one in (database, elsewhere):
@@ -112,13 +105,13 @@ def test_a_standby_takes_no_writes(postgres: Postgres, database: Database) -> No
         assert catalogue.adapters.list(None, limit=9).rows == ()
 
 
-def test_too_many_connections_is_unavailable(postgres: Postgres, url: str) -> None:
-    postgres.sql(f"ALTER DATABASE {make_url(url).database} WITH CONNECTION LIMIT 0")
+def test_too_many_connections_is_unavailable(postgres: Postgres, postgres_url: str) -> None:
+    postgres.sql(f"ALTER DATABASE {make_url(postgres_url).database} WITH CONNECTION LIMIT 0")
     postgres.sql(
         "DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'plain') THEN "
         "CREATE ROLE plain LOGIN; END IF; END $$"
     )
-    database = Database(url.replace("postgres:@", "plain:@"))
+    database = Database(postgres_url.replace("postgres:@", "plain:@"))
     with pytest.raises(Unavailable, match="does not answer"), database.read():
         pass
     database.close()

@@ -65,33 +65,40 @@ def _only_a_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
 
 
+# --- a real cluster -------------------------------------------------------------------------------
+
+
 @pytest.mark.slow
 @pytest.mark.long
-class TestARealCluster:
-    def test_it_takes_its_token_and_listens_on_loopback(self, cluster: str) -> None:
+def test_it_takes_its_token_and_listens_on_loopback(cluster: str) -> None:
+    check_cluster(cluster)
+    assert ipaddress.ip_address(cluster.partition(":")[0]).is_loopback
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_token_in_a_file_does_as_well(cluster: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    check_cluster(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("wrong", [TOKEN + "1", TOKEN[:-1], "Bearer"])
+def test_another_token_is_refused_at_once(cluster: str, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", wrong)
+    with pytest.raises(Unauthenticated, match="refuses this token"):
         check_cluster(cluster)
-        assert ipaddress.ip_address(cluster.partition(":")[0]).is_loopback
 
-    def test_a_token_in_a_file_does_as_well(
-        self, cluster: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        (tmp_path / "token").write_text(TOKEN + "\n")
-        monkeypatch.delenv("RAY_AUTH_TOKEN")
-        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_no_token_is_a_sentence_that_says_where_one_belongs(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    with pytest.raises(Unauthenticated, match="RAY_AUTH_TOKEN_PATH"):
         check_cluster(cluster)
-
-    @pytest.mark.parametrize("wrong", [TOKEN + "1", TOKEN[:-1], "Bearer"])
-    def test_another_token_is_refused_at_once(self, cluster: str, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
-        monkeypatch.setenv("RAY_AUTH_TOKEN", wrong)
-        with pytest.raises(Unauthenticated, match="refuses this token"):
-            check_cluster(cluster)
-
-    def test_no_token_is_a_sentence_that_says_where_one_belongs(
-        self, cluster: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delenv("RAY_AUTH_TOKEN")
-        with pytest.raises(Unauthenticated, match="RAY_AUTH_TOKEN_PATH"):
-            check_cluster(cluster)
 
 
 class Head(grpc.GenericRpcHandler):

@@ -27,19 +27,10 @@ from service.access.oidc.issuer import LARGEST, MAX_AGE, REFRESH_AFTER, Issuer
 from service.access.oidc.mapping import Rights, read_mapping
 from service.access.oidc.tokens import Tokens
 from service.settings import Settings
+from tests.service.clock import Clock
 from tests.service.little_issuer import DISCOVERY, MAPPING, LittleIssuer, little_issuer, public_jwk, signing_key
 
 pytestmark = pytest.mark.slow
-
-
-class Clock:
-    """Seconds that go on when they are told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture(scope="module")

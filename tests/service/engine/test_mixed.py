@@ -283,65 +283,73 @@ def test_a_pass_finds_its_plan_again_behind_adapters_of_the_output_layer(world: 
     world.runner.retain(())
 
 
+# --- stacks ---------------------------------------------------------------------------------------
+
+
 @on_one
-class TestStacks:
-    @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(st.lists(st.lists(st.integers(0, 9), unique=True, min_size=2, max_size=10), min_size=1, max_size=12))
-    def test_every_slot_holds_its_adapter(self, world: World, script: list[list[int]]) -> None:
-        config = paper_config("bapna_firat", bottleneck=4)
-        ready = [made_ready(world.runner, module_of(world.base, config, seed)) for seed in range(10)]
-        for wanted in script:
-            found = world.runner.batched.slot_order([ready[number] for number in wanted], 1)
-            assert sorted(map(id, found)) == sorted(id(ready[number]) for number in wanted)
-            (stack,) = [one for key, one in world.runner.batched._stacks.items() if key == (ready[0].form, 1)]
-            shown: Mapping[str, Tensor] = dict(stack.module.named_parameters())
-            for name, tensor in shown.items():
-                assert len(tensor) == len(wanted)
-                for slot, one in enumerate(found):
-                    assert torch.equal(tensor[slot], dict(one.module.named_parameters())[name])
-        world.runner.batched.clear_stacks()
-        assert world.runner.batched.bytes == 0
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(st.integers(0, 9), unique=True, min_size=2, max_size=10), min_size=1, max_size=12))
+def test_every_slot_holds_its_adapter(world: World, script: list[list[int]]) -> None:
+    config = paper_config("bapna_firat", bottleneck=4)
+    ready = [made_ready(world.runner, module_of(world.base, config, seed)) for seed in range(10)]
+    for wanted in script:
+        found = world.runner.batched.slot_order([ready[number] for number in wanted], 1)
+        assert sorted(map(id, found)) == sorted(id(ready[number]) for number in wanted)
+        (stack,) = [one for key, one in world.runner.batched._stacks.items() if key == (ready[0].form, 1)]
+        shown: Mapping[str, Tensor] = dict(stack.module.named_parameters())
+        for name, tensor in shown.items():
+            assert len(tensor) == len(wanted)
+            for slot, one in enumerate(found):
+                assert torch.equal(tensor[slot], dict(one.module.named_parameters())[name])
+    world.runner.batched.clear_stacks()
+    assert world.runner.batched.bytes == 0
 
-    def test_a_stack_is_made_once(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Making one copies a whole adapter, which is nothing for every pass."""
-        batched = world.runner.batched
-        batched.clear_stacks()
-        made: list[Stack] = []
 
-        class Counted(Stack):
-            def __init__(self, example: AdapterModule) -> None:
-                super().__init__(example)
-                made.append(self)
+@on_one
+def test_a_stack_is_made_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making one copies a whole adapter, which is nothing for every pass."""
+    batched = world.runner.batched
+    batched.clear_stacks()
+    made: list[Stack] = []
 
-        monkeypatch.setattr("registry.adapters.batched.Stack", Counted)
-        pair = [one for one in world.ready[1:3] if one is not None]
-        for _ in range(3):
-            batched.slot_order(pair, 1)
-            with batched.applied([]):
-                pass
-        assert len(made) == 1
-        batched.clear_stacks()
+    class Counted(Stack):
+        def __init__(self, example: AdapterModule) -> None:
+            super().__init__(example)
+            made.append(self)
 
-    def test_few_stacks_are_kept(self, world: World) -> None:
-        batched = world.runner.batched
-        pair = [one for one in world.ready[1:3] if one is not None]
-        for count in range(1, FEW):
-            batched.slot_order(pair, count)
-            with batched.applied([]):
-                pass
-        assert len(batched._stacks) == STACKS
+    monkeypatch.setattr("registry.adapters.batched.Stack", Counted)
+    pair = [one for one in world.ready[1:3] if one is not None]
+    for _ in range(3):
+        batched.slot_order(pair, 1)
+        with batched.applied([]):
+            pass
+    assert len(made) == 1
+    batched.clear_stacks()
 
-    def test_adapters_that_are_evicted_are_freed_although_they_were_stacked(self, world: World) -> None:
-        config = paper_config("bapna_firat", bottleneck=4)
-        ready = [made_ready(world.runner, module_of(world.base, config, seed)) for seed in range(3)]
-        modules = [weakref.ref(adapter.module) for adapter in ready]
-        world.runner.run([ForwardTask([1, 2], 0, adapter=adapter, needs_logits=True) for adapter in ready])
-        assert world.runner.batched.bytes > 0
-        world.runner.retain(())
-        del ready
-        gc.collect()
-        assert [module() for module in modules] == [None, None, None]
-        world.runner.batched.clear_stacks()
+
+@on_one
+def test_few_stacks_are_kept(world: World) -> None:
+    batched = world.runner.batched
+    pair = [one for one in world.ready[1:3] if one is not None]
+    for count in range(1, FEW):
+        batched.slot_order(pair, count)
+        with batched.applied([]):
+            pass
+    assert len(batched._stacks) == STACKS
+
+
+@on_one
+def test_adapters_that_are_evicted_are_freed_although_they_were_stacked(world: World) -> None:
+    config = paper_config("bapna_firat", bottleneck=4)
+    ready = [made_ready(world.runner, module_of(world.base, config, seed)) for seed in range(3)]
+    modules = [weakref.ref(adapter.module) for adapter in ready]
+    world.runner.run([ForwardTask([1, 2], 0, adapter=adapter, needs_logits=True) for adapter in ready])
+    assert world.runner.batched.bytes > 0
+    world.runner.retain(())
+    del ready
+    gc.collect()
+    assert [module() for module in modules] == [None, None, None]
+    world.runner.batched.clear_stacks()
 
 
 # --- memory ---------------------------------------------------------------------------------------

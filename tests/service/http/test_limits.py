@@ -16,6 +16,7 @@ from service.rates import Rates
 from tests.adaptersoup.cli.outcome import done
 from tests.postgres import KINDS
 from tests.service.answers import refusal, refusal_with_code
+from tests.service.clock import Clock
 from tests.service.http.stock import TEMPLATE
 from tests.service.servers import Live, Soup, World
 
@@ -30,14 +31,6 @@ CALLS: dict[str, dict[str, Any]] = {
     "/v1/perplexity": {"texts": ["a b c"]},
     "/v1/embeddings": {"input": "a b c"},
 }
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -236,138 +236,150 @@ def present_client() -> Request:
     return Request({"type": "http"}, Client().receive)
 
 
+# --- handing over ---------------------------------------------------------------------------------
+
+
 @pytest.mark.anyio
-class TestHandingOver:
-    async def test_a_step_wakes_the_event_loop_once_for_all_streams(
-        self, engine: Prepared, started: Started, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        streams = [await started(2), await started(), await started()]
-        for stream in streams:
-            await stream.receive()
-        loop, woken = asyncio.get_running_loop(), []
-        wake = loop.call_soon_threadsafe
+async def test_a_step_wakes_the_event_loop_once_for_all_streams(
+    engine: Prepared, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = [await started(2), await started(), await started()]
+    for stream in streams:
+        await stream.receive()
+    loop, woken = asyncio.get_running_loop(), []
+    wake = loop.call_soon_threadsafe
 
-        def counted(callback: Any) -> Any:
-            woken.append(callback)
-            return wake(callback)
+    def counted(callback: Any) -> Any:
+        woken.append(callback)
+        return wake(callback)
 
-        monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
-        engine.step(["b", "c", None, "d"])
-        assert len(woken) == 1
-        assert [(number, delta.text) for number, delta in await streams[0].receive()] == [(0, "b"), (1, "c")]
-        assert [delta.text for _, delta in await streams[2].receive()] == ["d"]
-        engine.step([None] * 4)
-        assert len(woken) == 1, "a step without tokens wakes nobody"
-        engine.step([None, None, "e", None])
-        assert [delta.text for _, delta in await streams[1].receive()] == ["e"]
-        assert len(woken) == 2
+    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+    engine.step(["b", "c", None, "d"])
+    assert len(woken) == 1
+    assert [(number, delta.text) for number, delta in await streams[0].receive()] == [(0, "b"), (1, "c")]
+    assert [delta.text for _, delta in await streams[2].receive()] == ["d"]
+    engine.step([None] * 4)
+    assert len(woken) == 1, "a step without tokens wakes nobody"
+    engine.step([None, None, "e", None])
+    assert [delta.text for _, delta in await streams[1].receive()] == ["e"]
+    assert len(woken) == 2
 
-    async def test_nothing_is_lost_between_threads(self, engine: Prepared, started: Started) -> None:
-        """Tokens that are put while others are delivered come too, in their order, without another step."""
-        stream = await started(text="0")
-        tokens = [str(number) for number in range(1, 1000)]
 
-        def steps() -> None:
-            for text in tokens:
-                engine.step([text])
+@pytest.mark.anyio
+async def test_nothing_is_lost_between_threads(engine: Prepared, started: Started) -> None:
+    """Tokens that are put while others are delivered come too, in their order, without another step."""
+    stream = await started(text="0")
+    tokens = [str(number) for number in range(1, 1000)]
 
-        thread = threading.Thread(target=steps)
-        thread.start()
-        found: list[str] = []
-        while len(found) < 1000:
-            found += [delta.text for _, delta in await stream.receive()]
-        thread.join()
-        assert found == ["0", *tokens]
-
-    def test_an_event_loop_that_is_closed_is_told_nothing(self) -> None:
-        loop = asyncio.new_event_loop()
-        outbox = Outbox(loop)
-        loop.close()
-        for _ in range(2):
-            outbox.put(None, 0, None)  # type: ignore[arg-type]
-            outbox.flush()
-
-    async def test_what_is_ready_goes_together_and_the_end_with_the_last_token(
-        self, engine: Prepared, started: Started
-    ) -> None:
-        parts = _event_chunks(await started(2), Raw())  # type: ignore[arg-type]
-        assert await anext(parts) == b"<0a 1a "
-        engine.step(["b", None])
-        engine.step(["c", "é"])
-        assert await anext(parts) == "0b 0c 1é ".encode()
-        engine.tickets[0].set_result(ended([], 1))
-        engine.step([None, "d"])
-        assert await anext(parts) == b"0. 1d "
-        engine.step([None, "e"])
-        engine.tickets[1].set_result(ended([], 1))
-        assert [part async for part in parts] == [b"1e 1. >" + DONE.encode()]
-
-    @pytest.mark.parametrize("end", [failed, Ticket.cancel])
-    async def test_an_error_is_the_last_event_behind_the_tokens_that_came(
-        self, engine: Prepared, started: Started, end: Callable[[Ticket], object]
-    ) -> None:
-        stream = await started()
-        engine.step(["b"])
-        end(engine.tickets[0])
-        parts = _event_chunks(stream, Raw())  # type: ignore[arg-type]
-        part = b"".join([part async for part in parts])
-        assert part.startswith(b'<0a 0b data: {"error": {"message": ')
-        assert b"[DONE]" not in part
-        assert part.count(b"\n\n") == 1
-
-    @pytest.mark.parametrize(("end", "raised"), [(failed, Internal), (Ticket.cancel, Unavailable)])
-    async def test_what_fails_before_the_first_token_fails_the_start(
-        self, engine: Prepared, end: Callable[[Ticket], object], raised: type[Exception]
-    ) -> None:
-        asked, outbox = [GenerateRequest("tiny", (1,))] * 2, Outbox(asyncio.get_running_loop())
-        stream = TokenStream(asked, outbox)
-        starting = asyncio.ensure_future(start(present_client(), engine, stream))  # type: ignore[arg-type]
-        await engine.asked.wait()
-        end(engine.tickets[1])
-        with pytest.raises(raised):
-            await starting
-        assert engine.tickets[0].cancelled(), "the others are dropped"
-
-    async def test_a_client_that_leaves_a_whole_answer_cancels_it_and_leaves_nothing_in_the_log(
-        self, engine: Prepared
-    ) -> None:
-        logged: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(context))
-        client = Client()
-        request = Request({"type": "http"}, client.receive)
-        answering = asyncio.ensure_future(
-            finish(request, engine, [GenerateRequest("tiny", (1,))] * 2)  # type: ignore[arg-type]
-        )
-        await engine.asked.wait()
-        client.gone.set()
-        with pytest.raises(Cancelled):
-            await answering
-        assert all(ticket.cancelled() for ticket in engine.tickets)
-        del answering, request
-        await asyncio.sleep(0)  # the event loop's turn, in which the cancelled futures end
-        gc.collect()
-        assert logged == []
-
-    async def test_a_client_that_is_slow_gets_the_rest_in_one_part_and_one_that_leaves_cancels(
-        self, engine: Prepared, started: Started
-    ) -> None:
-        response, sent, client = EventStream(await started(), Raw(), headers={}), [], Client()
-        taken, go_on = asyncio.Event(), asyncio.Event()
-
-        async def send(message: Any) -> None:
-            if message.get("body"):
-                sent.append(message["body"])
-                taken.set()
-                await go_on.wait()
-
-        answering = asyncio.ensure_future(response({"type": "http"}, client.receive, send))
-        await taken.wait()
-        for text in "bcd":
+    def steps() -> None:
+        for text in tokens:
             engine.step([text])
-        taken.clear()
-        go_on.set()
-        await taken.wait()
-        assert sent == [b"<0a ", b"0b 0c 0d "]
-        client.gone.set()
+
+    thread = threading.Thread(target=steps)
+    thread.start()
+    found: list[str] = []
+    while len(found) < 1000:
+        found += [delta.text for _, delta in await stream.receive()]
+    thread.join()
+    assert found == ["0", *tokens]
+
+
+@pytest.mark.anyio
+def test_an_event_loop_that_is_closed_is_told_nothing() -> None:
+    loop = asyncio.new_event_loop()
+    outbox = Outbox(loop)
+    loop.close()
+    for _ in range(2):
+        outbox.put(None, 0, None)  # type: ignore[arg-type]
+        outbox.flush()
+
+
+@pytest.mark.anyio
+async def test_what_is_ready_goes_together_and_the_end_with_the_last_token(engine: Prepared, started: Started) -> None:
+    parts = _event_chunks(await started(2), Raw())  # type: ignore[arg-type]
+    assert await anext(parts) == b"<0a 1a "
+    engine.step(["b", None])
+    engine.step(["c", "é"])
+    assert await anext(parts) == "0b 0c 1é ".encode()
+    engine.tickets[0].set_result(ended([], 1))
+    engine.step([None, "d"])
+    assert await anext(parts) == b"0. 1d "
+    engine.step([None, "e"])
+    engine.tickets[1].set_result(ended([], 1))
+    assert [part async for part in parts] == [b"1e 1. >" + DONE.encode()]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("end", [failed, Ticket.cancel])
+async def test_an_error_is_the_last_event_behind_the_tokens_that_came(
+    engine: Prepared, started: Started, end: Callable[[Ticket], object]
+) -> None:
+    stream = await started()
+    engine.step(["b"])
+    end(engine.tickets[0])
+    parts = _event_chunks(stream, Raw())  # type: ignore[arg-type]
+    part = b"".join([part async for part in parts])
+    assert part.startswith(b'<0a 0b data: {"error": {"message": ')
+    assert b"[DONE]" not in part
+    assert part.count(b"\n\n") == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("end", "raised"), [(failed, Internal), (Ticket.cancel, Unavailable)])
+async def test_what_fails_before_the_first_token_fails_the_start(
+    engine: Prepared, end: Callable[[Ticket], object], raised: type[Exception]
+) -> None:
+    asked, outbox = [GenerateRequest("tiny", (1,))] * 2, Outbox(asyncio.get_running_loop())
+    stream = TokenStream(asked, outbox)
+    starting = asyncio.ensure_future(start(present_client(), engine, stream))  # type: ignore[arg-type]
+    await engine.asked.wait()
+    end(engine.tickets[1])
+    with pytest.raises(raised):
+        await starting
+    assert engine.tickets[0].cancelled(), "the others are dropped"
+
+
+@pytest.mark.anyio
+async def test_a_client_that_leaves_a_whole_answer_cancels_it_and_leaves_nothing_in_the_log(engine: Prepared) -> None:
+    logged: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: logged.append(context))
+    client = Client()
+    request = Request({"type": "http"}, client.receive)
+    answering = asyncio.ensure_future(
+        finish(request, engine, [GenerateRequest("tiny", (1,))] * 2)  # type: ignore[arg-type]
+    )
+    await engine.asked.wait()
+    client.gone.set()
+    with pytest.raises(Cancelled):
         await answering
-        assert engine.tickets[0].cancelled()
+    assert all(ticket.cancelled() for ticket in engine.tickets)
+    del answering, request
+    await asyncio.sleep(0)  # the event loop's turn, in which the cancelled futures end
+    gc.collect()
+    assert logged == []
+
+
+@pytest.mark.anyio
+async def test_a_client_that_is_slow_gets_the_rest_in_one_part_and_one_that_leaves_cancels(
+    engine: Prepared, started: Started
+) -> None:
+    response, sent, client = EventStream(await started(), Raw(), headers={}), [], Client()
+    taken, go_on = asyncio.Event(), asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            sent.append(message["body"])
+            taken.set()
+            await go_on.wait()
+
+    answering = asyncio.ensure_future(response({"type": "http"}, client.receive, send))
+    await taken.wait()
+    for text in "bcd":
+        engine.step([text])
+    taken.clear()
+    go_on.set()
+    await taken.wait()
+    assert sent == [b"<0a ", b"0b 0c 0d "]
+    client.gone.set()
+    await answering
+    assert engine.tickets[0].cancelled()

@@ -25,7 +25,7 @@ from registry.errors import DamagedBlob
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import sha256_digest
 from tests.adaptersoup.cli.outcome import refused
-from tests.object_store import FaultHandler, FaultProxy, ObjectStore, fault_proxy
+from tests.object_store import FaultHandler, FaultProxy, ObjectStore
 from tests.service.answers import answered, temporary_refusal
 from tests.service.cluster import KEY, client_of, cluster, ended, until
 from tests.service.passages import passages
@@ -41,12 +41,6 @@ def url(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("SOUP_BLOBS_URL", url)
     monkeypatch.setenv("SOUP_BLOBS_SECONDS", "2")
     return url
-
-
-@pytest.fixture
-def proxy(object_store: ObjectStore) -> Iterator[FaultProxy]:
-    with fault_proxy(object_store) as proxy:
-        yield proxy
 
 
 def said(world: World) -> str:
