@@ -167,54 +167,61 @@ def test_half_precision_logits_are_taken() -> None:
     assert drawn_alone(logits, SamplingParams(temperature=0.1), RandomStream(0, 0), 0) == 1
 
 
-class TestSteering:
-    """What changes the draw besides temperature and nucleus, against transformers' own where that has it."""
+LOGITS = torch.randn(60, generator=torch.Generator().manual_seed(3)) * 3
+BEFORE, PROMPT = (3, 4, 4, 4, 9, 9, 9), 3
 
-    logits = torch.randn(60, generator=torch.Generator().manual_seed(3)) * 3
-    before, prompt = (3, 4, 4, 4, 9, 9, 9), 3
 
-    def draw(self, **params: Any) -> Draw:
-        return Draw(SamplingParams(**params), RandomStream(0, 0), 4, self.before, self.prompt)
+# What changes the draw besides temperature and nucleus, against transformers' own where that has it.
 
-    def test_a_repetition_penalty_is_that_of_transformers(self) -> None:
-        found = apply_penalties(self.logits, self.draw(repetition_penalty=1.7))
-        seen = torch.tensor([self.before])
-        assert torch.equal(found, RepetitionPenaltyLogitsProcessor(1.7)(seen, self.logits[None].clone())[0])
 
-    def test_frequency_and_presence_count_what_was_generated(self) -> None:
-        taken = self.logits - apply_penalties(self.logits, self.draw(frequency_penalty=0.5, presence_penalty=0.25))
-        assert {int(i): round(float(taken[i]), 5) for i in taken.nonzero()} == {4: 0.75, 9: 1.75}
+def steered(**params: Any) -> Draw:
+    return Draw(SamplingParams(**params), RandomStream(0, 0), 4, BEFORE, PROMPT)
 
-    def test_a_bias_is_added(self) -> None:
-        params = SamplingParams(logit_bias=((5, 100.0), (6, -100.0)), temperature=0)
-        assert drawn_alone(self.logits, params, RandomStream(0, 0), 0) == 5
-        taken = apply_penalties(self.logits, Draw(params, RandomStream(0, 0), 0)) - self.logits
-        assert {int(i) for i in taken.nonzero()} == {5, 6}
 
-    @pytest.mark.parametrize(
-        ("params", "warper"),
-        [
-            (SamplingParams(top_k=5), TopKLogitsWarper(5)),
-            (SamplingParams(min_p=0.3), MinPLogitsWarper(0.3)),
-            (SamplingParams(top_p=0.6), TopPLogitsWarper(0.6)),
-        ],
-    )
-    def test_what_may_be_drawn_is_what_transformers_leaves(self, params: SamplingParams, warper: Any) -> None:
-        left = warper(torch.tensor([[0]]), self.logits[None].clone())[0].isfinite().nonzero().flatten().tolist()
-        drawn = {drawn_alone(self.logits, params, RandomStream(1, 0), position) for position in range(1000)}
-        assert drawn <= set(left)
-        likely = [i for i in left if torch.softmax(self.logits, 0)[i] > 0.01]
-        assert set(likely) <= drawn
+def test_a_repetition_penalty_is_that_of_transformers() -> None:
+    found = apply_penalties(LOGITS, steered(repetition_penalty=1.7))
+    seen = torch.tensor([BEFORE])
+    assert torch.equal(found, RepetitionPenaltyLogitsProcessor(1.7)(seen, LOGITS[None].clone())[0])
 
-    def test_of_equals_the_first_stay(self) -> None:
-        params = SamplingParams(top_k=2)
-        assert {drawn_alone(torch.ones(5), params, RandomStream(1, 0), position) for position in range(100)} == {0, 1}
 
-    def test_what_changes_nothing_changes_nothing(self) -> None:
-        assert apply_penalties(self.logits, self.draw()) is self.logits
-        before = self.logits.clone()
-        apply_penalties(self.logits, self.draw(repetition_penalty=2, presence_penalty=1))
-        assert torch.equal(self.logits, before), "the caller's logits, of which log-probabilities are made, stay"
+def test_frequency_and_presence_count_what_was_generated() -> None:
+    taken = LOGITS - apply_penalties(LOGITS, steered(frequency_penalty=0.5, presence_penalty=0.25))
+    assert {int(i): round(float(taken[i]), 5) for i in taken.nonzero()} == {4: 0.75, 9: 1.75}
+
+
+def test_a_bias_is_added() -> None:
+    params = SamplingParams(logit_bias=((5, 100.0), (6, -100.0)), temperature=0)
+    assert drawn_alone(LOGITS, params, RandomStream(0, 0), 0) == 5
+    taken = apply_penalties(LOGITS, Draw(params, RandomStream(0, 0), 0)) - LOGITS
+    assert {int(i) for i in taken.nonzero()} == {5, 6}
+
+
+@pytest.mark.parametrize(
+    ("params", "warper"),
+    [
+        (SamplingParams(top_k=5), TopKLogitsWarper(5)),
+        (SamplingParams(min_p=0.3), MinPLogitsWarper(0.3)),
+        (SamplingParams(top_p=0.6), TopPLogitsWarper(0.6)),
+    ],
+)
+def test_what_may_be_drawn_is_what_transformers_leaves(params: SamplingParams, warper: Any) -> None:
+    left = warper(torch.tensor([[0]]), LOGITS[None].clone())[0].isfinite().nonzero().flatten().tolist()
+    drawn = {drawn_alone(LOGITS, params, RandomStream(1, 0), position) for position in range(1000)}
+    assert drawn <= set(left)
+    likely = [i for i in left if torch.softmax(LOGITS, 0)[i] > 0.01]
+    assert set(likely) <= drawn
+
+
+def test_of_equals_the_first_stay() -> None:
+    params = SamplingParams(top_k=2)
+    assert {drawn_alone(torch.ones(5), params, RandomStream(1, 0), position) for position in range(100)} == {0, 1}
+
+
+def test_what_changes_nothing_changes_nothing() -> None:
+    assert apply_penalties(LOGITS, steered()) is LOGITS
+    before = LOGITS.clone()
+    apply_penalties(LOGITS, steered(repetition_penalty=2, presence_penalty=1))
+    assert torch.equal(LOGITS, before), "the caller's logits, of which log-probabilities are made, stay"
 
 
 def test_log_probs_are_normalised_and_the_best_is_the_very_same_float() -> None:
