@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-import logging
 import re
 import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -20,13 +17,12 @@ import pytest
 from adaptersoup.client.answers import Json
 from adaptersoup.client.client import SoupClient
 from adaptersoup.vllm import lora_cache
-from adaptersoup.vllm.lora_cache import CachedLora, LoraCache
+from adaptersoup.vllm.lora_cache import LoraCache
 from adaptersoup.vllm.lora_files import ARCHITECTURES, lora_files
-from adaptersoup.vllm.moved_names import NameRounds
 from registry.adapters import STRUCTURES
 from registry.adapters.lora_ranks import uniform
 from registry.adapters.weights import load_tensors, save_tensors
-from registry.errors import DigestMismatch, Forbidden, Incompatible, SoupError, Unavailable
+from registry.errors import DigestMismatch, Incompatible, SoupError, Unavailable
 from registry.spec import (
     AdapterConfig,
     BankConfig,
@@ -268,152 +264,3 @@ def test_the_plugin_is_where_vllm_looks(group: str) -> None:
     module, _, name = project["entry-points"][group]["adaptersoup"].partition(":")
     source = REPOSITORY.joinpath(*module.split(".")).with_suffix(".py").read_text()
     assert re.search(rf"^(def|class) {name}\b", source, re.MULTILINE)
-
-
-# --- names that follow the server -----------------------------------------------------------------
-
-
-@dataclass
-class Request:
-    """A LoRARequest."""
-
-    lora_name: str
-
-
-@dataclass
-class Models:
-    """vLLM's models, which resolve names as the plugin does; `broken` digests do not load."""
-
-    cache: LoraCache
-    lora_requests: dict[str, Request] = field(default_factory=dict)
-    broken: set[str] = field(default_factory=set)
-    asked: list[str] = field(default_factory=list)
-
-    async def resolve_lora(self, lora_name: str) -> Request | None:
-        self.asked.append(lora_name)
-        lora = await asyncio.to_thread(self.cache.lora, lora_name)
-        if lora is None:
-            return None
-        if lora.digest in self.broken:
-            raise ValueError("The rank is too large.")
-        return self.lora_requests.setdefault(lora_name, Request(lora.digest))
-
-    def follow(self, rounds: int = 1) -> None:
-        """Run the loop for a number of rounds."""
-        pauses = iter(range(rounds))
-
-        async def pause(_seconds: float) -> None:
-            if next(pauses, None) is None:
-                raise asyncio.CancelledError
-
-        with pytest.raises(asyncio.CancelledError):
-            asyncio.run(NameRounds(self, self.cache).follow(pause))
-
-    def digests(self) -> dict[str, str]:
-        return {name: request.lora_name for name, request in self.lora_requests.items()}
-
-
-@pytest.fixture(scope="module")
-def digests(live: Live) -> list[str]:
-    """The digests of acme/law's two versions."""
-    return [push_lora(live.world, "acme/law", seed=seed)["digest"] for seed in (1, 2)]
-
-
-@pytest.fixture
-def models(live: Live, digests: list[str], tmp_path: Path) -> Iterator[Models]:
-    with SoupClient(live.url, live.world.admin) as client:
-        client.put_alias("acme/law", "prod", 1)
-        models = Models(LoraCache(client, tmp_path, base_model=BASE_ID))
-        for name in ("acme/law@prod", "acme/law@1", digests[0]):
-            asyncio.run(models.resolve_lora(name))
-        models.asked.clear()
-        yield models
-
-
-def test_a_moved_alias_gets_the_other_adapter(live: Live, models: Models, digests: list[str]) -> None:
-    models.follow()
-    assert models.asked == []
-    live.world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 2})
-    models.follow()
-    old, new = digests
-    assert models.digests() == {"acme/law@prod": new, "acme/law@1": old, old: old}
-    assert models.asked == [new]
-    live.world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 1})
-    models.follow()
-    assert models.digests() == {"acme/law@prod": old, "acme/law@1": old, old: old}
-    assert models.asked == [new], "the adapter is loaded under another name"
-
-
-def test_an_alias_that_is_gone_is_forgotten(live: Live, models: Models, digests: list[str]) -> None:
-    live.world.client.delete("/v1/adapters/acme/law/aliases/prod")
-    models.follow()
-    assert models.digests() == {"acme/law@1": digests[0], digests[0]: digests[0]}
-
-
-def test_an_alias_of_what_does_not_load_is_forgotten_too(live: Live, models: Models, digests: list[str]) -> None:
-    models.broken.add(digests[1])
-    live.world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 2})
-    models.follow()
-    assert models.digests() == {"acme/law@1": digests[0], digests[0]: digests[0]}
-
-
-def test_names_stay_while_the_server_does_not_answer(
-    models: Models, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = models.digests()
-    with SoupClient("http://127.0.0.1:9", "sk-soup-x", pause=lambda _: None) as client:
-        models.cache = LoraCache(client, tmp_path, base_model=BASE_ID)
-        models.follow()
-    assert models.digests() == before
-    assert "vLLM's name acme/law@prod is not followed: " in caplog.text
-
-
-@pytest.mark.parametrize("error", [Forbidden("This key has expired."), RuntimeError("unforeseen")])
-def test_a_name_that_fails_does_not_stop_the_others(
-    models: Models,
-    live: Live,
-    digests: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    error: Exception,
-) -> None:
-    models.lora_requests = {"acme/closed": Request(digests[0])} | models.lora_requests
-    live.world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 2})
-    questions: list[str] = []
-    digest = models.cache.digest
-
-    def failing(ref: str) -> str | None:
-        questions.append(ref)
-        if ref == "acme/closed":
-            raise error
-        return digest(ref)
-
-    monkeypatch.setattr(models.cache, "digest", failing)
-    models.follow(rounds=20)
-    assert models.digests()["acme/law@prod"] == digests[1]
-    assert models.digests()["acme/closed"] == digests[0]
-    assert questions.count("acme/law@prod") == questions.count("acme/closed") == 20
-    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert "acme/closed is not followed" in warning.getMessage()
-    assert (warning.exc_info is None) == isinstance(error, Forbidden)
-
-
-def test_a_name_that_was_unloaded_while_its_adapter_was_loaded_stays_away(
-    live: Live, models: Models, digests: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    live.world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 2})
-    lora = models.cache.lora
-
-    def unloading(ref: str) -> CachedLora | None:
-        del models.lora_requests["acme/law@prod"]
-        return lora(ref)
-
-    monkeypatch.setattr(models.cache, "lora", unloading)
-    models.follow()
-    assert models.digests() == {"acme/law@1": digests[0], digests[0]: digests[0]}
-
-
-def test_loras_that_are_not_of_the_server_are_left_alone(models: Models) -> None:
-    models.lora_requests = {"mine": Request("mine")}
-    models.follow()
-    assert models.digests() == {"mine": "mine"}
