@@ -44,8 +44,7 @@ def limited(world: World) -> str:
 
 def ended(world: World, *, revoke: bool) -> str:
     """The secret of a key that works no more: revoked, or expired."""
-    body = {"name": "ended", "scopes": ["admin"], "namespaces": None}
-    made = world.client.post("/v1/keys", json=body).json()
+    made = world.client.post("/v1/keys", json={"name": "ended", "scopes": ["admin"], "namespaces": None}).json()
     if revoke:
         assert world.client.delete(f"/v1/keys/{made['id']}").status_code == 200
     else:

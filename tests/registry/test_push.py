@@ -175,8 +175,7 @@ def test_another_owner_is_that_of_the_name_and_the_audit_has_it(verbs):
     )
     assert verbs.push(owner="contracts").row == verbs.push().row == again.row
     brought = verbs.push(owner="court", sample={"texts": passages("law")})
-    third = verbs.push(owner="tax", seed=3)
-    assert (brought.row.owner, third.created) == ("court", True)
+    assert (brought.row.owner, verbs.push(owner="tax", seed=3).created) == ("court", True)
     with verbs.database.read() as catalogue:
         assert {row.owner for row in catalogue.adapters.list(None, limit=9).rows} == {"tax"}
     assert [(one.action, one.subject, one.detail.get("owner")) for one in verbs.audit()] == [
@@ -442,8 +441,7 @@ def test_each_encoder_embeds_once_and_what_it_cut_is_counted_also_under_another_
     row = verbs.ready("acme/law")
     assert row.sample.truncated == {"base": 0, "sbert": 3}
     verbs.embed(row)
-    other = verbs.ready("acme/other", text="law", seed=1)
-    assert (verbs.sentences.calls, other.sample) == (1, row.sample)
+    assert (verbs.ready("acme/other", text="law", seed=1).sample, verbs.sentences.calls) == (row.sample, 1)
 
 
 def test_a_cancelled_embedding_keeps_what_it_has_and_is_taken_up_again(verbs):

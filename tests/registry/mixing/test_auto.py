@@ -156,8 +156,7 @@ def test_where_nothing_is_ranked_the_average_of_many_wins():
 def test_the_largest_group_is_of_those_that_concatenate_not_of_one_structure():
     swish = [part(n, bottleneck("pfeiffer", 4 + n, activation="swish")) for n in range(3)]
     relu = [part(n, bottleneck("pfeiffer", 4, scale=1.0 + n)) for n in range(3, 7)]
-    residual = [part(7, bottleneck("pfeiffer_residual"))]
-    assert best_unranked([*swish, *residual, *relu], AUTO) in relu
+    assert best_unranked([*swish, part(7, bottleneck("pfeiffer_residual")), *relu], AUTO) in relu
 
 
 # --- reports --------------------------------------------------------------------------------------

@@ -114,8 +114,7 @@ def test_neurons_that_others_repeat_cost_nothing(kind: str, scale: str) -> None:
     found, tensors = well_formed(parts, RecompressMixing(scale=scale))
     exact = updates(concat.result(parts, ConcatMixing()), concat.mix(parts, ConcatMixing(scale=scale)), probes)
     for site, update in updates(found, tensors, probes).items():
-        error = (update - exact[site]).norm() / exact[site].norm()
-        assert error < 0.01, site  # the ridge alone
+        assert (update - exact[site]).norm() / exact[site].norm() < 0.01, site  # the ridge alone
 
 
 NARROW_EXACT = ConcatMixing()

@@ -254,8 +254,7 @@ def test_empty_texts_score_nothing_and_cannot_be_embedded(engine: Engine) -> Non
 
 def test_an_embedding_is_the_mean_of_the_first_window_without_bos(base: LoadedBase, engine: Engine) -> None:
     embedded = engine.embed("tiny", TEXTS)
-    scores = engine.score("tiny", TEXTS)
-    for text, found, score in zip(TEXTS, embedded, scores, strict=True):
+    for text, found, score in zip(TEXTS, embedded, engine.score("tiny", TEXTS), strict=True):
         ids = torch.tensor([base.tokenize(text)[:64]])
         hidden = base.model.base_model(input_ids=ids).last_hidden_state[0, 1:].mean(dim=0)
         np.testing.assert_allclose(found.vector, hidden.detach().numpy(), atol=1e-5)

@@ -101,8 +101,7 @@ def asked_for(model: str, n: int, *, usage: bool) -> dict[str, Any]:
 def test_events_of_completions(data: st.DataObject, n: int, logprobs: int | None, usage: bool, model: str) -> None:
     echo = logprobs is None and data.draw(st.booleans())
     prompts = data.draw(st.lists(TEXTS, min_size=1, max_size=2))
-    asked = asked_for(model, n, usage=usage)
-    body = CompletionRequest(**asked, prompt="a", echo=echo, logprobs=logprobs)
+    body = CompletionRequest(**asked_for(model, n, usage=usage), prompt="a", echo=echo, logprobs=logprobs)
     events, said, sent = events_of(body, prompts), [], ""
     sent += events.first()
     for number in range(len(prompts)):

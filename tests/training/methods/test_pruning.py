@@ -180,8 +180,7 @@ def test_every_score_leaves_an_adapter_that_can_be_pushed(base, score, structure
     assert found.data == (DATA if score in ("snip", "grasp") else None)
     assert mask_problems(adapter.config, tensors) == []
     check_weights(save_tensors(tensors), adapter.config, base.shape, max_bytes=10**7)
-    fresh = adapter_of(base, config, init).state_dict()
-    for name, tensor in fresh.items():  # what is kept is as it was
+    for name, tensor in adapter_of(base, config, init).state_dict().items():  # what is kept is as it was
         keep = unpack(tensors[mask_name(name)], tensor.shape) if name in names else torch.tensor(True)
         assert torch.equal(tensors[name], tensor * keep)
 
