@@ -28,7 +28,7 @@ from tests import last_release as history
 from tests.postgres import Databases
 from tests.registry.catalogue.conftest import Later
 from tests.registry.catalogue.neighbours import copy_rows, rows_of, schema_of, taken_away
-from tests.registry.catalogue.test_selectors import fitted
+from tests.registry.catalogue.test_soups import fitted
 from tests.registry.catalogue_rows import add, add_ready, add_to, member_of, new_adapter, sample_of
 from tests.registry.together import together
 
