@@ -293,7 +293,7 @@ def test_a_job_needs_an_adapter_for_each_domain_and_at_most_one_control(neutral_
     for part in ("train/law", "train/cooking", "novel/poems"):
         (data / part).mkdir(parents=True)
     names = neutral_domains(neutral_source)
-    entry = BaseEntry(id="tiny", neutral_source=str(tiny_base_dir))
+    entry = BaseEntry(id="tiny", source=str(tiny_base_dir))
     job = own_job(data, entry, neutral_source, names)
     assert (job.training, job.novel, job.control) == (("cooking", "law"), ("poems",), "control_general")
     with pytest.raises(InvalidParameter, match="no adapter for law"):

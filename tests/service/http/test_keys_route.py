@@ -331,7 +331,7 @@ def test_what_is_changed_is_read_and_audited(world: World) -> None:
     assert changed["tuning"] == "forbid"
     assert world.client.get("/v1/namespaces/acme").json() == changed
     (entry, *_) = world.client.get("/v1/audit", headers=world.headers(world.key(["admin"], ["acme"]))).json()["data"]
-    assert (entry["action"], entry["subject"], entry["request_id"]) == ("namespace.change_namespace", "acme/", "r-78")
+    assert (entry["action"], entry["subject"], entry["request_id"]) == ("namespace.change", "acme/", "r-78")
     assert entry["detail"] == {"tuning": "forbid", "before": {"tuning": "allow"}}
 
 
