@@ -167,333 +167,314 @@ def stage(databases: Databases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 CALLER = Caller("key-1", ("acme",), "req-1")
 
 
-# --- ends -----------------------------------------------------------------------------------------
+class TestEnds:
+    def test_success_with_its_result_and_its_progress(self, stage: Stage) -> None:
+        runner, job = stage.holding()
+        half = stage.until(runner, job, lambda row: row.progress.get("done") == 1)
+        assert (half.state, half.progress) == ("running", {"done": 1, "total": 2, "message": "half-way"})
+        stage.go_on.set()
+        row = stage.ended(runner, job)
+        assert (row.state, row.error, row.attempts, result_of(row)) == ("succeeded", None, 1, {"held": True})
+        assert cancel(runner.services, CALLER, job) == row, "what ended stays as it is"
+        assert stage.without == []
 
-
-def test_success_with_its_result_and_its_progress(stage: Stage) -> None:
-    runner, job = stage.holding()
-    half = stage.until(runner, job, lambda row: row.progress.get("done") == 1)
-    assert (half.state, half.progress) == ("running", {"done": 1, "total": 2, "message": "half-way"})
-    stage.go_on.set()
-    row = stage.ended(runner, job)
-    assert (row.state, row.error, row.attempts, result_of(row)) == ("succeeded", None, 1, {"held": True})
-    assert cancel(runner.services, CALLER, job) == row, "what ended stays as it is"
-    assert stage.without == []
-
-
-def test_a_failure_is_not_tried_again_but_stored_whole_and_raised_again(stage: Stage) -> None:
-    stage.run = fails(Incompatible("No.", param="recipe", problems=["a", "b"]))
-    row = stage.done()
-    assert (row.state, row.attempts, stage.without) == ("failed", 1, [row.id])
-    with pytest.raises(Incompatible, match=r"No\.") as caught:
-        result_of(row)
-    assert (caught.value.param, caught.value.problems) == ("recipe", ("a", "b"))
-
-
-@pytest.mark.parametrize("error", [Busy("full"), RuntimeError(SECRET)])
-def test_what_may_pass_is_tried_again(stage: Stage, error: Exception) -> None:
-    stage.run = lambda context: fails(error)(context) if context.row.attempts < 3 else {"at": context.row.attempts}
-    row = stage.done()
-    assert (row.state, row.result, row.error) == ("succeeded", {"at": 3}, None)
-
-
-def test_but_not_for_ever_and_its_words_stay_out_of_the_row_and_its_places_are_logged(
-    stage: Stage, caplog: pytest.LogCaptureFixture
-) -> None:
-    stage.run = fails(OSError(errno.EIO, SECRET))
-    with caplog.at_level(logging.INFO, "soup.jobs"):
+    def test_a_failure_is_not_tried_again_but_stored_whole_and_raised_again(self, stage: Stage) -> None:
+        stage.run = fails(Incompatible("No.", param="recipe", problems=["a", "b"]))
         row = stage.done()
-    assert (row.state, row.attempts, stage.without, stage.cleaned) == ("failed", 3, [row.id], [row.id])
-    assert (row.error["code"], "OSError" in row.error["message"]) == ("internal", True)
-    assert SECRET not in str(row.error)
-    records = [record for record in caplog.records if row.id in str(vars(record))]
-    assert len(records) == 3
-    for record in records:
-        said = json.loads(JsonFormatter().format(record))
-        assert (said["level"], said["job"], said["error"], said["errno"]) == ("error", row.id, "OSError", "EIO")
-        assert any(Path(__file__).name in place and place.endswith(" run") for place in said["where"])
-        assert SECRET not in str(said)
+        assert (row.state, row.attempts, stage.without) == ("failed", 1, [row.id])
+        with pytest.raises(Incompatible, match=r"No\.") as caught:
+            result_of(row)
+        assert (caught.value.param, caught.value.problems) == ("recipe", ("a", "b"))
+
+    @pytest.mark.parametrize("error", [Busy("full"), RuntimeError(SECRET)])
+    def test_what_may_pass_is_tried_again(self, stage: Stage, error: Exception) -> None:
+        stage.run = lambda context: fails(error)(context) if context.row.attempts < 3 else {"at": context.row.attempts}
+        row = stage.done()
+        assert (row.state, row.result, row.error) == ("succeeded", {"at": 3}, None)
+
+    def test_but_not_for_ever_and_its_words_stay_out_of_the_row_and_its_places_are_logged(
+        self, stage: Stage, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stage.run = fails(OSError(errno.EIO, SECRET))
+        with caplog.at_level(logging.INFO, "soup.jobs"):
+            row = stage.done()
+        assert (row.state, row.attempts, stage.without, stage.cleaned) == ("failed", 3, [row.id], [row.id])
+        assert (row.error["code"], "OSError" in row.error["message"]) == ("internal", True)
+        assert SECRET not in str(row.error)
+        records = [record for record in caplog.records if row.id in str(vars(record))]
+        assert len(records) == 3
+        for record in records:
+            said = json.loads(JsonFormatter().format(record))
+            assert (said["level"], said["job"], said["error"], said["errno"]) == ("error", row.id, "OSError", "EIO")
+            assert any(Path(__file__).name in place and place.endswith(" run") for place in said["where"])
+            assert SECRET not in str(said)
+
+    def test_one_bad_end_does_not_end_the_worker(self, stage: Stage) -> None:
+        def clean(_: Any, row: JobRow) -> None:
+            stage.cleaned.append(row.id)
+            raise OSError("the disk is gone")
+
+        stage.plays(clean=clean)
+        runner = stage.runner()
+        for _ in range(2):
+            assert stage.ended(runner, stage.enqueue()).state == "succeeded"
+
+    def test_a_database_that_is_away_for_a_while(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, failures = Jobs.claim, [OSError("away"), OSError("still away")]
+
+        def claim(*args: Any, **named: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return real(*args, **named)
+
+        monkeypatch.setattr(Jobs, "claim", claim)
+        assert stage.done().state == "succeeded"
 
 
-def test_one_bad_end_does_not_end_the_worker(stage: Stage) -> None:
-    def clean(_: Any, row: JobRow) -> None:
-        stage.cleaned.append(row.id)
-        raise OSError("the disk is gone")
+class TestCancel:
+    def test_a_queued_job_never_runs(self, stage: Stage) -> None:
+        runner = stage.runner(start=False)
+        job = stage.enqueue()
+        assert cancel(runner.services, CALLER, job).state == "cancelled"
+        assert (stage.cleaned, stage.without) == ([job], [job])
+        runner.start()
+        stage.ended(runner, stage.enqueue())
+        assert stage.row(job).attempts == 0
+        with pytest.raises(Cancelled):
+            result_of(stage.row(job))
 
-    stage.plays(clean=clean)
-    runner = stage.runner()
-    for _ in range(2):
-        assert stage.ended(runner, stage.enqueue()).state == "succeeded"
+    def test_a_running_job_ends_at_its_next_word_and_is_cleaned_up_once(self, stage: Stage) -> None:
+        runner, job = stage.holding()
+        cancel(runner.services, Caller("key-1", None, "req-1"), job)
+        row = stage.ended(runner, job)
+        assert (row.state, row.result, row.error) == ("cancelled", None, None)
+        assert (stage.cleaned, stage.without) == ([job], [job])
 
+    def test_between_the_claim_and_the_start(self, stage: Stage) -> None:
+        stage.run = stage.hold
+        runner = stage.runner(start=False)
+        job = stage.enqueue()
+        claimed = claim(runner)
+        cancel(runner.services, CALLER, job)
+        runner._run(claimed)
+        assert stage.row(job).state == "cancelled"
 
-def test_a_database_that_is_away_for_a_while(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, failures = Jobs.claim, [OSError("away"), OSError("still away")]
+    def test_in_another_process_is_noticed_by_the_heartbeat(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "PROGRESS_SECONDS", 1e9)
+        runner, job = stage.holding(job_lease_seconds=0.2)
+        stage.change(lambda jobs: jobs.cancel(job))
+        assert stage.ended(runner, job).state == "cancelled"
 
-    def claim(*args: Any, **named: Any) -> Any:
-        if failures:
-            raise failures.pop()
-        return real(*args, **named)
-
-    monkeypatch.setattr(Jobs, "claim", claim)
-    assert stage.done().state == "succeeded"
-
-
-# --- cancel ---------------------------------------------------------------------------------------
-
-
-def test_a_queued_job_never_runs(stage: Stage) -> None:
-    runner = stage.runner(start=False)
-    job = stage.enqueue()
-    assert cancel(runner.services, CALLER, job).state == "cancelled"
-    assert (stage.cleaned, stage.without) == ([job], [job])
-    runner.start()
-    stage.ended(runner, stage.enqueue())
-    assert stage.row(job).attempts == 0
-    with pytest.raises(Cancelled):
-        result_of(stage.row(job))
-
-
-def test_a_running_job_ends_at_its_next_word_and_is_cleaned_up_once(stage: Stage) -> None:
-    runner, job = stage.holding()
-    cancel(runner.services, Caller("key-1", None, "req-1"), job)
-    row = stage.ended(runner, job)
-    assert (row.state, row.result, row.error) == ("cancelled", None, None)
-    assert (stage.cleaned, stage.without) == ([job], [job])
+    def test_a_cancellation_nobody_asked_for_is_a_failure(self, stage: Stage) -> None:
+        stage.run = fails(Cancelled("The engine dropped it."))
+        row = stage.done()
+        assert (row.state, row.error["message"]) == ("failed", "The engine dropped it.")
 
 
-def test_between_the_claim_and_the_start(stage: Stage) -> None:
-    stage.run = stage.hold
-    runner = stage.runner(start=False)
-    job = stage.enqueue()
-    claimed = claim(runner)
-    cancel(runner.services, CALLER, job)
-    runner._run(claimed)
-    assert stage.row(job).state == "cancelled"
+class TestProcesses:
+    def test_a_server_that_stops_gives_its_jobs_back_as_they_were(self, stage: Stage) -> None:
+        first, job = stage.holding()
+        assert first.stop() is True
+        row = stage.row(job)
+        assert (row.state, row.attempts, row.error, stage.cleaned) == ("queued", 0, None, [])
+        stage.go_on.set()
+        assert stage.ended(stage.runner(), job).state == "succeeded"
 
+    def test_a_job_that_does_not_hear_of_it_is_given_back_all_the_same(self, stage: Stage) -> None:
+        """What its thread comes to afterwards ends nothing, and the next server runs it anew."""
+        over = threading.Event()
 
-def test_in_another_process_is_noticed_by_the_heartbeat(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PROGRESS_SECONDS", 1e9)
-    runner, job = stage.holding(job_lease_seconds=0.2)
-    stage.change(lambda jobs: jobs.cancel(job))
-    assert stage.ended(runner, job).state == "cancelled"
+        def deaf(_: JobContext) -> dict[str, Any]:
+            stage.started.release()
+            stage.go_on.wait(PATIENCE)
+            over.set()
+            return {"by": "the deaf"}
 
+        stage.run = deaf
+        first = stage.runner()
+        job = stage.enqueue()
+        assert stage.started.acquire(timeout=PATIENCE)
+        assert first.stop(seconds=0.0) is False
+        row = stage.row(job)
+        assert (row.state, row.attempts, stage.cleaned) == ("queued", 0, [])
+        stage.go_on.set()
+        assert over.wait(PATIENCE)
+        stage.run = lambda context: {"by": "the next"}
+        assert stage.ended(stage.runner(), job).result == {"by": "the next"}
 
-def test_a_cancellation_nobody_asked_for_is_a_failure(stage: Stage) -> None:
-    stage.run = fails(Cancelled("The engine dropped it."))
-    row = stage.done()
-    assert (row.state, row.error["message"]) == ("failed", "The engine dropped it.")
+    def test_who_waits_for_a_job_hears_that_the_server_stops(self, stage: Stage) -> None:
+        runner = stage.runner(start=False)
+        job, told = stage.enqueue(), threading.Event()
 
+        async def ask() -> JobRow:
+            waiting = asyncio.ensure_future(wait_for_job(runner.services, job, 10 * PATIENCE))
+            await asyncio.sleep(0)
+            runner.begin_stop()
+            return await asyncio.wait_for(waiting, PATIENCE)
 
-# --- processes ------------------------------------------------------------------------------------
+        with runner.services.jobs.watched(job, told.set):
+            assert asyncio.run(ask()).state == "queued"
+        assert told.is_set()
+        assert runner.services.jobs.closed
+        assert runner.stop() is True
 
-
-def test_a_server_that_stops_gives_its_jobs_back_as_they_were(stage: Stage) -> None:
-    first, job = stage.holding()
-    assert first.stop() is True
-    row = stage.row(job)
-    assert (row.state, row.attempts, row.error, stage.cleaned) == ("queued", 0, None, [])
-    stage.go_on.set()
-    assert stage.ended(stage.runner(), job).state == "succeeded"
-
-
-def test_a_job_that_does_not_hear_of_it_is_given_back_all_the_same(stage: Stage) -> None:
-    """What its thread comes to afterwards ends nothing, and the next server runs it anew."""
-    over = threading.Event()
-
-    def deaf(_: JobContext) -> dict[str, Any]:
-        stage.started.release()
-        stage.go_on.wait(PATIENCE)
-        over.set()
-        return {"by": "the deaf"}
-
-    stage.run = deaf
-    first = stage.runner()
-    job = stage.enqueue()
-    assert stage.started.acquire(timeout=PATIENCE)
-    assert first.stop(seconds=0.0) is False
-    row = stage.row(job)
-    assert (row.state, row.attempts, stage.cleaned) == ("queued", 0, [])
-    stage.go_on.set()
-    assert over.wait(PATIENCE)
-    stage.run = lambda context: {"by": "the next"}
-    assert stage.ended(stage.runner(), job).result == {"by": "the next"}
-
-
-def test_who_waits_for_a_job_hears_that_the_server_stops(stage: Stage) -> None:
-    runner = stage.runner(start=False)
-    job, told = stage.enqueue(), threading.Event()
-
-    async def ask() -> JobRow:
-        waiting = asyncio.ensure_future(wait_for_job(runner.services, job, 10 * PATIENCE))
-        await asyncio.sleep(0)
-        runner.begin_stop()
-        return await asyncio.wait_for(waiting, PATIENCE)
-
-    with runner.services.jobs.watched(job, told.set):
-        assert asyncio.run(ask()).state == "queued"
-    assert told.is_set()
-    assert runner.services.jobs.closed
-    assert runner.stop() is True
-
-
-def test_what_a_dead_process_was_at_is_taken_up_at_once_by_the_only_owner(stage: Stage) -> None:
-    job = stage.enqueue()
-    claim(stage.runner(start=False))
-    row = stage.ended(stage.runner(), job)
-    assert (row.state, row.attempts) == ("succeeded", 2)
-
-
-def test_others_wait_for_its_lease(stage: Stage) -> None:
-    lost, kept = stage.enqueue(), stage.enqueue()
-    claim(stage.runner(start=False, job_lease_seconds=0.3))
-    claim(stage.runner(start=False))
-    assert stage.ended(stage.runner(sole_owner=False, job_lease_seconds=1.0), lost).attempts == 2
-    assert stage.row(kept).state == "running"
-
-
-def test_servers_whose_database_was_away_for_longer_than_a_lease_keep_their_jobs(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Jobs that nobody beats for are taken over once there was a lease without an outage."""
-    clock = [0.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    first, second, _ = servers = [stage.runner(start=False, sole_owner=False) for _ in range(3)]
-    for _ in servers:
-        stage.enqueue()
-    jobs = [claim(server).id for server in servers]
-
-    def beat(*beating: JobRunner, after: float) -> list[str]:
-        clock[0] += after
-        for server in beating:
-            with server.services.jobs.runs(jobs[servers.index(server)]):
-                server._beat()
-        return [stage.row(job).state for job in jobs]
-
-    for _ in range(5):
-        beat(first, second, after=15)
-    for job, server in zip(jobs, servers, strict=True):  # their leases are over
-        stage.change(partial(Jobs.heartbeat, id=job, worker=server._name, lease_seconds=-1, moment=datetime.now(UTC)))
-    assert beat(first, second, after=90) == ["running"] * 3
-    assert [beat(first, second, after=15) for _ in range(4)][2:] == [["running"] * 3, ["running"] * 2 + ["queued"]]
-
-
-def test_a_job_that_ends_its_process_each_time_is_given_up_and_cleaned_up(stage: Stage) -> None:
-    job = stage.enqueue()
-    for _ in range(3):
+    def test_what_a_dead_process_was_at_is_taken_up_at_once_by_the_only_owner(self, stage: Stage) -> None:
+        job = stage.enqueue()
         claim(stage.runner(start=False))
-        stage.lost()
-    row = stage.ended(stage.runner(), job)
-    assert (row.state, stage.without, stage.cleaned) == ("failed", [job], [job])
-    assert "crashed 3 times" in row.error["message"]
+        row = stage.ended(stage.runner(), job)
+        assert (row.state, row.attempts) == ("succeeded", 2)
 
+    def test_others_wait_for_its_lease(self, stage: Stage) -> None:
+        lost, kept = stage.enqueue(), stage.enqueue()
+        claim(stage.runner(start=False, job_lease_seconds=0.3))
+        claim(stage.runner(start=False))
+        runner = stage.runner(sole_owner=False, job_lease_seconds=1.0)
+        assert stage.ended(runner, lost).attempts == 2
+        assert stage.row(kept).state == "running"
 
-def test_what_comes_further_each_time_is_not_given_up_however_often_its_process_ends(stage: Stage) -> None:
-    """A training that saves itself: a server that crashes is no failure of its own."""
-    began: list[int] = []
-    stage.plays(reached=lambda _services, _row: 100 * len(began))
-    job = stage.enqueue()
+    def test_servers_whose_database_was_away_for_longer_than_a_lease_keep_their_jobs(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Jobs that nobody beats for are taken over once there was a lease without an outage."""
+        clock = [0.0]
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+        first, second, _ = servers = [stage.runner(start=False, sole_owner=False) for _ in range(3)]
+        for _ in servers:
+            stage.enqueue()
+        jobs = [claim(server).id for server in servers]
 
-    def crash(context: JobContext) -> dict[str, Any]:
-        began.append(context.row.attempts)
-        stage.lost()
-        raise RuntimeError("the process is gone, and with it whatever it would say")
+        def beat(*beating: JobRunner, after: float) -> list[str]:
+            clock[0] += after
+            for server in beating:
+                with server.services.jobs.runs(jobs[servers.index(server)]):
+                    server._beat()
+            return [stage.row(job).state for job in jobs]
 
-    stage.run = crash
-    for _ in range(6):
+        for _ in range(5):
+            beat(first, second, after=15)
+        for job, server in zip(jobs, servers, strict=True):  # their leases are over
+            stage.change(
+                partial(Jobs.heartbeat, id=job, worker=server._name, lease_seconds=-1, moment=datetime.now(UTC))
+            )
+        assert beat(first, second, after=90) == ["running"] * 3
+        assert [beat(first, second, after=15) for _ in range(4)][2:] == [["running"] * 3, ["running"] * 2 + ["queued"]]
+
+    def test_a_job_that_ends_its_process_each_time_is_given_up_and_cleaned_up(self, stage: Stage) -> None:
+        job = stage.enqueue()
+        for _ in range(3):
+            claim(stage.runner(start=False))
+            stage.lost()
+        row = stage.ended(stage.runner(), job)
+        assert (row.state, stage.without, stage.cleaned) == ("failed", [job], [job])
+        assert "crashed 3 times" in row.error["message"]
+
+    def test_what_comes_further_each_time_is_not_given_up_however_often_its_process_ends(self, stage: Stage) -> None:
+        """A training that saves itself: a server that crashes is no failure of its own."""
+        began: list[int] = []
+        stage.plays(reached=lambda _services, _row: 100 * len(began))
+        job = stage.enqueue()
+
+        def crash(context: JobContext) -> dict[str, Any]:
+            began.append(context.row.attempts)
+            stage.lost()
+            raise RuntimeError("the process is gone, and with it whatever it would say")
+
+        stage.run = crash
+        for _ in range(6):
+            runner = stage.runner(start=False)
+            runner._run(claim(runner))
+        assert began == [1, 2, 3, 4, 5, 6]
+        stage.run = lambda context: {"saved": True}
+        row = stage.ended(stage.runner(), job)
+        assert (row.state, row.result, row.attempts) == ("succeeded", {"saved": True}, 7)
+
+    def test_nor_however_often_it_fails_for_a_while(self, stage: Stage) -> None:
+        """A training whose process is killed where memory runs out; at first before it has saved anything."""
+        saved_at = [0, 0, 100, 200, 300, 400, 500]
+        began: list[int] = []
+        stage.plays(reached=lambda _services, _row: saved_at[min(len(began), len(saved_at)) - 1])
+        job = stage.enqueue()
+
+        def fail(context: JobContext) -> dict[str, Any]:
+            began.append(context.row.attempts)
+            raise Unavailable("the process that trains was killed")
+
+        stage.run = fail
         runner = stage.runner(start=False)
-        runner._run(claim(runner))
-    assert began == [1, 2, 3, 4, 5, 6]
-    stage.run = lambda context: {"saved": True}
-    row = stage.ended(stage.runner(), job)
-    assert (row.state, row.result, row.attempts) == ("succeeded", {"saved": True}, 7)
+        for _ in saved_at:
+            runner._run(claim(runner))
+        assert stage.row(job).state == "queued"
+        for _ in range(2):
+            runner._run(claim(runner))
+        assert stage.row(job).state == "failed", "it comes no further"
 
+    def test_and_given_up_once_it_comes_no_further(self, stage: Stage) -> None:
+        stage.plays(reached=lambda _services, _row: 100)
+        job = stage.enqueue()
+        stage.run = lambda _context: {"lost": stage.lost()}
+        for _ in range(4):
+            runner = stage.runner(start=False)
+            runner._run(claim(runner))
+        row = stage.ended(stage.runner(), job)
+        assert (row.state, stage.without) == ("failed", [job])
+        assert "crashed 3 times" in row.error["message"]
 
-def test_nor_however_often_it_fails_for_a_while(stage: Stage) -> None:
-    """A training whose process is killed where memory runs out; at first before it has saved anything."""
-    saved_at = [0, 0, 100, 200, 300, 400, 500]
-    began: list[int] = []
-    stage.plays(reached=lambda _services, _row: saved_at[min(len(began), len(saved_at)) - 1])
-    job = stage.enqueue()
-
-    def fail(context: JobContext) -> dict[str, Any]:
-        began.append(context.row.attempts)
-        raise Unavailable("the process that trains was killed")
-
-    stage.run = fail
-    runner = stage.runner(start=False)
-    for _ in saved_at:
-        runner._run(claim(runner))
-    assert stage.row(job).state == "queued"
-    for _ in range(2):
-        runner._run(claim(runner))
-    assert stage.row(job).state == "failed", "it comes no further"
-
-
-def test_and_given_up_once_it_comes_no_further(stage: Stage) -> None:
-    stage.plays(reached=lambda _services, _row: 100)
-    job = stage.enqueue()
-    stage.run = lambda _context: {"lost": stage.lost()}
-    for _ in range(4):
+    @pytest.mark.parametrize("end", [lambda _: {"stale": True}, fails(InvalidSample("stale")), fails(Busy("stale"))])
+    def test_a_job_given_to_another_meanwhile_is_the_others_to_end(self, stage: Stage, end: Run) -> None:
         runner = stage.runner(start=False)
+        job = stage.enqueue()
+
+        def lose(context: JobContext) -> dict[str, Any]:
+            stage.lost()
+            assert stage.change(lambda jobs: jobs.claim("other", ["test"], 60, datetime.now(UTC) + LATER)).id == job
+            return end(context)
+
+        stage.run = lose
         runner._run(claim(runner))
-    row = stage.ended(stage.runner(), job)
-    assert (row.state, stage.without) == ("failed", [job])
-    assert "crashed 3 times" in row.error["message"]
+        row = stage.row(job)
+        assert (row.state, row.result, row.error, stage.cleaned, stage.without) == ("running", None, None, [], [])
+        assert stage.change(lambda jobs: jobs.succeed(job, {"fresh": True}, worker="other"))
 
+    def test_a_job_that_is_lost_while_it_runs_is_claimed_here_again_only_when_it_has_ended(self, stage: Stage) -> None:
+        runner, job = stage.runner(start=False), stage.enqueue()
+        claimed: list[JobRow | None] = []
 
-@pytest.mark.parametrize("end", [lambda _: {"stale": True}, fails(InvalidSample("stale")), fails(Busy("stale"))])
-def test_a_job_given_to_another_meanwhile_is_the_others_to_end(stage: Stage, end: Run) -> None:
-    runner = stage.runner(start=False)
-    job = stage.enqueue()
+        def lose(_: JobContext) -> dict[str, Any]:
+            stage.lost()
+            claimed.append(runner._claim("quick"))
+            raise Cancelled("Its lease was over.")
 
-    def lose(context: JobContext) -> dict[str, Any]:
-        stage.lost()
-        assert stage.change(lambda jobs: jobs.claim("other", ["test"], 60, datetime.now(UTC) + LATER)).id == job
-        return end(context)
-
-    stage.run = lose
-    runner._run(claim(runner))
-    row = stage.row(job)
-    assert (row.state, row.result, row.error, stage.cleaned, stage.without) == ("running", None, None, [], [])
-    assert stage.change(lambda jobs: jobs.succeed(job, {"fresh": True}, worker="other"))
-
-
-def test_a_job_that_is_lost_while_it_runs_is_claimed_here_again_only_when_it_has_ended(stage: Stage) -> None:
-    runner, job = stage.runner(start=False), stage.enqueue()
-    claimed: list[JobRow | None] = []
-
-    def lose(_: JobContext) -> dict[str, Any]:
-        stage.lost()
-        claimed.append(runner._claim("quick"))
-        raise Cancelled("Its lease was over.")
-
-    stage.run = lose
-    runner._run(claim(runner))
-    assert (claimed, stage.row(job).state, stage.without) == ([None], "queued", [])
-    assert claim(runner).id == job
-
-
-def test_while_the_blobs_cannot_be_used_no_try_is_spent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, job = stage.runner(start=False), stage.enqueue()
-    trouble: list[str | None] = ["is gone"]
-    monkeypatch.setattr(MemoryBlobs, "is_failing", True)
-    monkeypatch.setattr(MemoryBlobs, "probe", lambda _: trouble[0])
-    for _ in range(3):
-        assert runner._claim("quick") is None
-    assert (stage.row(job).state, stage.row(job).attempts) == ("queued", 0)
-    trouble[0] = None
-    assert claim(runner).id == job
-
-
-def test_who_waits_is_told_of_the_end_though_cleaning_fails(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage.plays(clean=fails(Unavailable("The folder is gone.")))
-    runner = stage.runner(start=False)
-    told: list[str] = []
-    monkeypatch.setattr(runner.services.jobs, "tell", told.append)
-    job = stage.enqueue()
-    with pytest.raises(Unavailable):
+        stage.run = lose
         runner._run(claim(runner))
-    assert (stage.row(job).state, told) == ("succeeded", [job])
+        assert (claimed, stage.row(job).state, stage.without) == ([None], "queued", [])
+        assert claim(runner).id == job
+
+    def test_while_the_blobs_cannot_be_used_no_try_is_spent(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runner, job = stage.runner(start=False), stage.enqueue()
+        trouble: list[str | None] = ["is gone"]
+        monkeypatch.setattr(MemoryBlobs, "is_failing", True)
+        monkeypatch.setattr(MemoryBlobs, "probe", lambda _: trouble[0])
+        for _ in range(3):
+            assert runner._claim("quick") is None
+        assert (stage.row(job).state, stage.row(job).attempts) == ("queued", 0)
+        trouble[0] = None
+        assert claim(runner).id == job
+
+    def test_who_waits_is_told_of_the_end_though_cleaning_fails(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stage.plays(clean=fails(Unavailable("The folder is gone.")))
+        runner = stage.runner(start=False)
+        told: list[str] = []
+        monkeypatch.setattr(runner.services.jobs, "tell", told.append)
+        job = stage.enqueue()
+        with pytest.raises(Unavailable):
+            runner._run(claim(runner))
+        assert (stage.row(job).state, told) == ("succeeded", [job])
 
 
 def test_codes_of_a_newer_server_stay_errors(stage: Stage) -> None:
@@ -504,22 +485,23 @@ def test_codes_of_a_newer_server_stay_errors(stage: Stage) -> None:
         result_of(stage.row(job))
 
 
-@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"cook"}))
-def test_nothing_slow_keeps_a_cook_waiting(stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """In the lanes of the real kinds: neither training nor fit, neither search nor a large sample."""
-    quick = JobKind(lambda _: {"quick": True}, lambda _: None, lane=KINDS["cook"].lane)
-    slow = replace(stage.kind(), lane=KINDS[kind].lane)
-    monkeypatch.setattr(module, "KINDS", {"test": slow, "quick": quick})
-    runner, training = stage.holding()
-    assert stage.until(runner, stage.enqueue("quick"), lambda row: row.state in FINAL).result == {"quick": True}
-    assert stage.row(training).state == "running"
-    stage.go_on.set()
-    assert stage.ended(runner, training).state == "succeeded"
+class TestLanes:
+    @pytest.mark.parametrize("kind", sorted(set(KINDS) - {"cook"}))
+    def test_nothing_slow_keeps_a_cook_waiting(self, stage: Stage, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+        """In the lanes of the real kinds: neither training nor fit, neither search nor a large sample."""
+        quick = JobKind(lambda _: {"quick": True}, lambda _: None, lane=KINDS["cook"].lane)
+        slow = replace(stage.kind(), lane=KINDS[kind].lane)
+        monkeypatch.setattr(module, "KINDS", {"test": slow, "quick": quick})
+        runner, training = stage.holding()
+        job = stage.enqueue("quick")
+        assert stage.until(runner, job, lambda row: row.state in FINAL).result == {"quick": True}
+        assert stage.row(training).state == "running"
+        stage.go_on.set()
+        assert stage.ended(runner, training).state == "succeeded"
 
-
-def test_a_server_that_trains_nothing_leaves_trainings_queued(stage: Stage) -> None:
-    stage.plays(lane="training")
-    idle = stage.runner(training_workers=0)
-    job = stage.enqueue()
-    idle.stop()
-    assert stage.row(job).state == "queued"
+    def test_a_server_that_trains_nothing_leaves_trainings_queued(self, stage: Stage) -> None:
+        stage.plays(lane="training")
+        idle = stage.runner(training_workers=0)
+        job = stage.enqueue()
+        idle.stop()
+        assert stage.row(job).state == "queued"

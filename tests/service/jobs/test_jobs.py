@@ -91,113 +91,111 @@ def held_score(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[thread
     go_on.set()
 
 
-def test_events_tell_the_progress_and_then_the_whole_job(
-    live: Live, client: SoupClient, held_score: threading.Event
-) -> None:
-    sample = {"texts": passages("kitchen", 25, seed=3)}
-    job = answered(cook(live.world, sample=sample, recipe=by_hand("acme/kitchen"), verify=True), 202)
-    assert (job["object"], job["kind"], job["result"]) == ("job", "cook", None)
-    until(lambda: job_of(live.world, job["id"])["state"] == "running")
-    said: list[str] = []
+class TestFollowing:
+    def test_events_tell_the_progress_and_then_the_whole_job(
+        self, live: Live, client: SoupClient, held_score: threading.Event
+    ) -> None:
+        sample = {"texts": passages("kitchen", 25, seed=3)}
+        job = answered(cook(live.world, sample=sample, recipe=by_hand("acme/kitchen"), verify=True), 202)
+        assert (job["object"], job["kind"], job["result"]) == ("job", "cook", None)
+        until(lambda: job_of(live.world, job["id"])["state"] == "running")
+        said: list[str] = []
 
-    def listen(done: int, total: int, message: str) -> None:
-        said.append(message)
-        held_score.set()
+        def listen(done: int, total: int, message: str) -> None:
+            said.append(message)
+            held_score.set()
 
-    done = client.wait_job(job["id"], progress=listen)
-    assert said
-    assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 1, None)
-    assert done["result"]["object"] == "soup"
-    assert done["progress"]["done"] == done["progress"]["total"] > 1  # what was stored last may be a step before
-    moments = [datetime.fromisoformat(done[name]) for name in ("created_at", "started_at", "finished_at")]
-    assert moments == sorted(moments)
-    again = live.world.client.get(f"/v1/jobs/{job['id']}/events")
-    assert again.headers["content-type"].startswith("text/event-stream")
-    name, data = again.text.strip().split("\n")
-    assert name == "event: done"
-    assert json.loads(data.removeprefix("data: "))["result"] == done["result"]
+        done = client.wait_job(job["id"], progress=listen)
+        assert said
+        assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 1, None)
+        assert done["result"]["object"] == "soup"
+        assert done["progress"]["done"] == done["progress"]["total"] > 1  # what was stored last may be a step before
+        moments = [datetime.fromisoformat(done[name]) for name in ("created_at", "started_at", "finished_at")]
+        assert moments == sorted(moments)
+        again = live.world.client.get(f"/v1/jobs/{job['id']}/events")
+        assert again.headers["content-type"].startswith("text/event-stream")
+        name, data = again.text.strip().split("\n")
+        assert name == "event: done"
+        assert json.loads(data.removeprefix("data: "))["result"] == done["result"]
 
+    def test_a_job_says_whose_it_is_to_whom_sees_all_that_its_key_sees(self, world: World) -> None:
+        """The embedding in `acme` is of the admin key, the training in it of a key that sees more than `acme`."""
 
-def test_a_job_says_whose_it_is_to_whom_sees_all_that_its_key_sees(world: World) -> None:
-    """The embedding in `acme` is of the admin key, the training in it of a key that sees more than `acme`."""
+        def owners(secret: str) -> dict[str, Any]:
+            found = world.client.get("/v1/jobs?limit=200", headers=world.headers(secret)).json()["data"]
+            return {one["id"]: (one["created_by"], one["owner"]) for one in found}
 
-    def owners(secret: str) -> dict[str, Any]:
-        found = world.client.get("/v1/jobs?limit=200", headers=world.headers(secret)).json()["data"]
-        return {one["id"]: (one["created_by"], one["owner"]) for one in found}
+        def cooked(secret: str) -> dict[str, Any]:
+            """The job of a cook, which may have ended before it was answered."""
+            cook(world, secret, recipe=by_hand("acme/code"))
+            jobs = world.client.get("/v1/jobs?kind=cook&limit=1", headers=world.headers(secret)).json()["data"]
+            return dict(jobs[0])
 
-    def cooked(secret: str) -> dict[str, Any]:
-        """The job of a cook, which may have ended before it was answered."""
-        cook(world, secret, recipe=by_hand("acme/code"))
-        return dict(world.client.get("/v1/jobs?kind=cook&limit=1", headers=world.headers(secret)).json()["data"][0])
-
-    embed = world.client.get("/v1/jobs?kind=embed&limit=1").json()["data"][0]
-    assert embed["owner"] == "admin"
-    both, one, other = (world.key(["read", "write"], spaces) for spaces in (["acme", "theirs"], ["acme"], ["acme"]))
-    wide, near = cooked(both)["id"], cooked(other)
-    newest = world.client.get("/v1/keys").json()["data"][-1]
-    assert (near["created_by"], near["owner"]) == (newest["id"], newest["name"]) == (newest["id"], "test")
-    assert job_of(world, near["id"])["owner"] == "test"
-    seen = owners(one)
-    assert seen[embed["id"]] == (embed["created_by"], None)
-    assert seen[wide] == (None, None)  # it may read what this key does not see
-    assert seen[near["id"]] == (near["created_by"], "test")
-    assert owners(both)[wide][1] == owners(both)[near["id"]][1] == "test"
-    assert owners(world.admin)[wide][1] == "test"
-
-
-# --- cooking --------------------------------------------------------------------------------------
+        embed = world.client.get("/v1/jobs?kind=embed&limit=1").json()["data"][0]
+        assert embed["owner"] == "admin"
+        both, one, other = (world.key(["read", "write"], spaces) for spaces in (["acme", "theirs"], ["acme"], ["acme"]))
+        wide, near = cooked(both)["id"], cooked(other)
+        newest = world.client.get("/v1/keys").json()["data"][-1]
+        assert (near["created_by"], near["owner"]) == (newest["id"], newest["name"]) == (newest["id"], "test")
+        assert job_of(world, near["id"])["owner"] == "test"
+        seen = owners(one)
+        assert seen[embed["id"]] == (embed["created_by"], None)
+        assert seen[wide] == (None, None)  # it may read what this key does not see
+        assert seen[near["id"]] == (near["created_by"], "test")
+        assert owners(both)[wide][1] == owners(both)[near["id"]][1] == "test"
+        assert owners(world.admin)[wide][1] == "test"
 
 
-def test_two_that_cook_the_same_at_once_share_one_soup(world: World) -> None:
-    body = {"recipe": by_hand("acme/court", "acme/code", weight=2.5), "name": "acme/shared", "wait": 60}
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda _: cook(world, **body), range(4)))
-    assert sorted(one.status_code for one in answers) == [200, 200, 200, 201]
-    assert len({one.json()["digest"] for one in answers}) == 1
-    assert {one.json()["model"] for one in answers} == {"acme/shared@1"}
-    assert len(world.client.get("/v1/adapters/acme/shared/lineage").json()["evidence"]) == 4
+class TestCooking:
+    def test_two_that_cook_the_same_at_once_share_one_soup(self, world: World) -> None:
+        body = {"recipe": by_hand("acme/court", "acme/code", weight=2.5), "name": "acme/shared", "wait": 60}
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: cook(world, **body), range(4)))
+        assert sorted(one.status_code for one in answers) == [200, 200, 200, 201]
+        assert len({one.json()["digest"] for one in answers}) == 1
+        assert {one.json()["model"] for one in answers} == {"acme/shared@1"}
+        lineage = world.client.get("/v1/adapters/acme/shared/lineage").json()
+        assert len(lineage["evidence"]) == 4
 
-
-def test_no_text_of_a_request_outlives_its_job(world: World, held_score: threading.Event) -> None:
-    texts = {"texts": passages("court", 25, seed=4)}
-    running = cook(world, sample=texts, recipe=by_hand("acme/court"), verify=True).json()["id"]
-    until(lambda: job_of(world, running)["state"] == "running")
-    (blob,) = held_texts(world)
-    assert world.client.get(f"/v1/blobs/{blob}").status_code == 404
-    assert world.client.post(f"/v1/jobs/{running}/cancel").json()["state"] == "cancelled"
-    until(lambda: not held_texts(world))
-    held_score.set()
-    for body in ({"sample": texts}, {"sample": {"texts": ["few"]}}, {"recipe": by_hand("acme/nobody")}):
-        cook(world, **body, wait=60)
+    def test_no_text_of_a_request_outlives_its_job(self, world: World, held_score: threading.Event) -> None:
+        texts = {"texts": passages("court", 25, seed=4)}
+        running = cook(world, sample=texts, recipe=by_hand("acme/court"), verify=True).json()["id"]
+        until(lambda: job_of(world, running)["state"] == "running")
+        (blob,) = held_texts(world)
+        assert world.client.get(f"/v1/blobs/{blob}").status_code == 404
+        cancelled = world.client.post(f"/v1/jobs/{running}/cancel").json()
+        assert cancelled["state"] == "cancelled"
         until(lambda: not held_texts(world))
-    everything = b"".join(world.registry.blobs.read(digest) for digest in world.registry.blobs.digests())
-    assert texts["texts"][0].encode() not in everything
+        held_score.set()
+        for body in ({"sample": texts}, {"sample": {"texts": ["few"]}}, {"recipe": by_hand("acme/nobody")}):
+            cook(world, **body, wait=60)
+            until(lambda: not held_texts(world))
+        everything = b"".join(world.registry.blobs.read(digest) for digest in world.registry.blobs.digests())
+        assert texts["texts"][0].encode() not in everything
 
-
-def test_a_cook_that_is_cancelled_leaves_no_soup_and_who_waits_for_it_is_told(
-    world: World, client: SoupClient, held_score: threading.Event
-) -> None:
-    body = {"sample": {"texts": passages("court", 25)}, "recipe": by_hand("acme/court", "acme/kitchen")}
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(cook, world, **body, verify=True, name="acme/never", wait=60)
-        job = until(lambda: world.client.get("/v1/jobs?kind=cook&state=running").json()["data"])[0]["id"]
+    def test_a_cook_that_is_cancelled_leaves_no_soup_and_who_waits_for_it_is_told(
+        self, world: World, client: SoupClient, held_score: threading.Event
+    ) -> None:
+        body = {"sample": {"texts": passages("court", 25)}, "recipe": by_hand("acme/court", "acme/kitchen")}
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(cook, world, **body, verify=True, name="acme/never", wait=60)
+            job = until(lambda: world.client.get("/v1/jobs?kind=cook&state=running").json()["data"])[0]["id"]
+            assert client.cancel_job(job)["state"] == "cancelled"
+            answer = waiting.result(60)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "cancelled")
+        with pytest.raises(Cancelled):
+            client.wait_job(job)
+        held_score.set()
         assert client.cancel_job(job)["state"] == "cancelled"
-        answer = waiting.result(60)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "cancelled")
-    with pytest.raises(Cancelled):
-        client.wait_job(job)
-    held_score.set()
-    assert client.cancel_job(job)["state"] == "cancelled"
-    assert world.client.get("/v1/adapters/acme/never").status_code == 404
-    until(lambda: not held_texts(world))
+        assert world.client.get("/v1/adapters/acme/never").status_code == 404
+        until(lambda: not held_texts(world))
 
-
-def test_a_wait_beyond_the_limit_or_a_request_for_nothing_starts_nothing(world: World) -> None:
-    before = world.client.get("/v1/jobs?kind=cook").json()["data"]
-    assert "Give a 'sample'" in cook(world).json()["error"]["message"]
-    assert cook(world, recipe=by_hand("acme/court"), wait=1e6).status_code == 400
-    assert cook(world, recipe=by_hand("acme/court"), wait=-1).status_code == 400
-    assert world.client.get("/v1/jobs?kind=cook").json()["data"] == before
+    def test_a_wait_beyond_the_limit_or_a_request_for_nothing_starts_nothing(self, world: World) -> None:
+        before = world.client.get("/v1/jobs?kind=cook").json()["data"]
+        assert "Give a 'sample'" in cook(world).json()["error"]["message"]
+        assert cook(world, recipe=by_hand("acme/court"), wait=1e6).status_code == 400
+        assert cook(world, recipe=by_hand("acme/court"), wait=-1).status_code == 400
+        assert world.client.get("/v1/jobs?kind=cook").json()["data"] == before
 
 
 class TestKinds:
@@ -351,112 +349,107 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-# --- whose ----------------------------------------------------------------------------------------
+class TestWhose:
+    def test_jobs_of_another_namespace_are_unknown(self, world: World) -> None:
+        job = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), name="acme/mine", wait=0).json()["id"]
+        outsider = world.headers(world.key(["read", "write"], ["ours"]))
+        for method, path in (("GET", ""), ("GET", "/events"), ("POST", "/cancel")):
+            answer = world.client.request(method, f"/v1/jobs/{job}{path}", headers=outsider)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+        assert world.client.get("/v1/jobs", headers=outsider).json()["data"] == []
 
+    def test_what_was_done_with_wider_rights_is_shown_without_its_contents(
+        self, world: World, client: SoupClient
+    ) -> None:
+        """An administrator cooks into a team's namespace, from adapters the team does not see."""
+        recipe = by_hand("acme/court", "theirs/secret")
+        sample = {"texts": passages("court", 25)}
+        job = cook(world, recipe=recipe, sample=sample, name="acme/given").json()["id"]
+        model = client.wait_job(job)["result"]["model"]
+        team = world.headers(world.key(["read", "write"], ["acme"]))
+        shown = world.client.get(f"/v1/jobs/{job}", headers=team)
+        assert shown.json()["state"] == "succeeded"
+        assert shown.json()["result"] is None
+        assert shown.json()["owner"] is None
+        assert world.client.post(f"/v1/jobs/{job}/cancel", headers=team).status_code == 403
+        listed = world.client.get("/v1/jobs?limit=200", headers=team)
+        events = world.client.get(f"/v1/jobs/{job}/events", headers=team)
+        soup = world.client.get(f"/v1/adapters/{model}", headers=team)
+        lineage = world.client.get(f"/v1/adapters/{model}/lineage", headers=team)
+        for answer in (shown, listed, events, soup, lineage):
+            assert answer.status_code == 200
+            assert "theirs" not in answer.text
+            assert "hidden" not in answer.text
+        assert {parent["ref"] for parent in lineage.json()["parents"]} == {"acme/court@1", None}
 
-def test_jobs_of_another_namespace_are_unknown(world: World) -> None:
-    job = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), name="acme/mine", wait=0).json()["id"]
-    outsider = world.headers(world.key(["read", "write"], ["ours"]))
-    for method, path in (("GET", ""), ("GET", "/events"), ("POST", "/cancel")):
-        answer = world.client.request(method, f"/v1/jobs/{job}{path}", headers=outsider)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-    assert world.client.get("/v1/jobs", headers=outsider).json()["data"] == []
+    def test_an_admins_failed_job_keeps_its_words(self, world: World, client: SoupClient) -> None:
+        cook(world, recipe=by_hand("theirs/nobody"), name="acme/failing")  # it may have failed before the answer
+        job = world.client.get("/v1/jobs", params={"kind": "cook", "limit": 1}).json()["data"][0]["id"]
+        until(lambda: job_of(world, job)["state"] == "failed")
+        assert "theirs/nobody" in job_of(world, job)["error"]["message"]
+        team = world.headers(world.key(["read"], ["acme"]))
+        error = world.client.get(f"/v1/jobs/{job}", headers=team).json()["error"]
+        assert error["code"] == "not_found"
+        assert "theirs" not in error["message"]
 
+    def test_evidence_names_only_what_the_reader_sees(self, world: World, client: SoupClient) -> None:
+        sample = {"texts": passages("court", 25, seed=2)}
+        pushed = world.push(
+            "theirs/open", seed=8, domain="hidden", provenance=DECLARED, sample={"texts": passages("code", 25, seed=9)}
+        )
+        client.wait_job(pushed["job"])
+        cooked = cook(world, sample=sample, selector={"kind": "uniform"}, name="acme/all", wait=60).json()
+        assert "hidden" in json.dumps(cooked["selection"])
+        lineage = "/v1/adapters/acme/all/lineage"
+        (whole,) = world.client.get(lineage).json()["evidence"]
+        assert whole["selection"]["selected"]
+        (part,) = world.client.get(lineage, headers=world.headers(world.key(["read"], ["acme"]))).json()["evidence"]
+        assert part["selection"] is None
+        assert part["sample"] == whole["sample"]
+        both = world.headers(world.key(["read"], ["acme", "theirs"]))
+        assert world.client.get(lineage, headers=both).json()["evidence"] == [whole]
+        world.client.delete("/v1/adapters/theirs/open")
 
-def test_what_was_done_with_wider_rights_is_shown_without_its_contents(world: World, client: SoupClient) -> None:
-    """An administrator cooks into a team's namespace, from adapters the team does not see."""
-    recipe = by_hand("acme/court", "theirs/secret")
-    job = cook(world, recipe=recipe, sample={"texts": passages("court", 25)}, name="acme/given").json()["id"]
-    model = client.wait_job(job)["result"]["model"]
-    team = world.headers(world.key(["read", "write"], ["acme"]))
-    shown = world.client.get(f"/v1/jobs/{job}", headers=team)
-    assert shown.json()["state"] == "succeeded"
-    assert shown.json()["result"] is None
-    assert shown.json()["owner"] is None
-    assert world.client.post(f"/v1/jobs/{job}/cancel", headers=team).status_code == 403
-    listed = world.client.get("/v1/jobs?limit=200", headers=team)
-    events = world.client.get(f"/v1/jobs/{job}/events", headers=team)
-    soup = world.client.get(f"/v1/adapters/{model}", headers=team)
-    lineage = world.client.get(f"/v1/adapters/{model}/lineage", headers=team)
-    for answer in (shown, listed, events, soup, lineage):
-        assert answer.status_code == 200
-        assert "theirs" not in answer.text
-        assert "hidden" not in answer.text
-    assert {parent["ref"] for parent in lineage.json()["parents"]} == {"acme/court@1", None}
+    def test_nor_does_evidence_name_what_was_weighed(self, world: World) -> None:
+        cooked = cook(world, recipe=by_hand("acme/court", "acme/code"), name="acme/weighed", wait=60).json()
+        secret = {"ref": "theirs/secret@1", "domain": "hidden"}
+        search = {"candidates": [secret], "left_out": [secret], "single": secret, "trials": [{"way": "weighed"}]}
+        with world.runtime.services.registry.database.write() as catalogue:
+            row = catalogue.adapters.resolve(None, parse_ref(cooked["model"]))
+            catalogue.soups.add_evidence(row.id, cooked["recipe_digest"], {"selection": None, "search": search})
+        lineage = "/v1/adapters/acme/weighed/lineage"
+        assert secret in world.client.get(lineage).json()["evidence"][-1]["search"]["candidates"]
+        only = world.headers(world.key(["read"], ["acme"]))
+        shown = world.client.get(lineage, headers=only).json()["evidence"][-1]
+        assert "theirs" not in json.dumps(shown)
+        assert shown["search"] == {"candidates": [], "left_out": [], "single": None, "trials": [{"way": "weighed"}]}
 
+    def test_the_gain_of_past_cooks_is_of_soups_that_a_key_sees(self, world: World) -> None:
+        answer = cook(world, recipe=by_hand("acme/court", "theirs/secret"), name="theirs/tried", wait=60).json()
+        search = {"effort": "tune", "trials": [{"way": "selected", "difference": -0.1}]}
+        with world.runtime.services.registry.database.write() as catalogue:
+            row = catalogue.adapters.resolve(None, parse_ref(answer["model"]))
+            body = {"search": search, "verification": {"difference": -0.4}}
+            catalogue.soups.add_evidence(row.id, answer["recipe_digest"], body)
+        request = {"sample": {"texts": passages("court", 25)}, "effort": "instant", "verify": True, "wait": 60}
+        gains = []
+        for namespaces in (["acme", "theirs"], ["acme"]):
+            cooked = cook(world, world.key(["read", "write"], namespaces), **request).json()
+            gains.append([price["gain"] for price in cooked["beyond"] if price["effort"] == "tune"])
+        assert gains == [[pytest.approx(0.3)], [None]]
 
-def test_an_admins_failed_job_keeps_its_words(world: World, client: SoupClient) -> None:
-    cook(world, recipe=by_hand("theirs/nobody"), name="acme/failing")  # it may have failed before the answer
-    job = world.client.get("/v1/jobs", params={"kind": "cook", "limit": 1}).json()["data"][0]["id"]
-    until(lambda: job_of(world, job)["state"] == "failed")
-    assert "theirs/nobody" in job_of(world, job)["error"]["message"]
-    team = world.headers(world.key(["read"], ["acme"]))
-    error = world.client.get(f"/v1/jobs/{job}", headers=team).json()["error"]
-    assert error["code"] == "not_found"
-    assert "theirs" not in error["message"]
-
-
-def test_evidence_names_only_what_the_reader_sees(world: World, client: SoupClient) -> None:
-    sample = {"texts": passages("court", 25, seed=2)}
-    pushed = world.push(
-        "theirs/open", seed=8, domain="hidden", provenance=DECLARED, sample={"texts": passages("code", 25, seed=9)}
-    )
-    client.wait_job(pushed["job"])
-    cooked = cook(world, sample=sample, selector={"kind": "uniform"}, name="acme/all", wait=60).json()
-    assert "hidden" in json.dumps(cooked["selection"])
-    lineage = "/v1/adapters/acme/all/lineage"
-    (whole,) = world.client.get(lineage).json()["evidence"]
-    assert whole["selection"]["selected"]
-    (part,) = world.client.get(lineage, headers=world.headers(world.key(["read"], ["acme"]))).json()["evidence"]
-    assert part["selection"] is None
-    assert part["sample"] == whole["sample"]
-    both = world.headers(world.key(["read"], ["acme", "theirs"]))
-    assert world.client.get(lineage, headers=both).json()["evidence"] == [whole]
-    world.client.delete("/v1/adapters/theirs/open")
-
-
-def test_nor_does_evidence_name_what_was_weighed(world: World) -> None:
-    cooked = cook(world, recipe=by_hand("acme/court", "acme/code"), name="acme/weighed", wait=60).json()
-    secret = {"ref": "theirs/secret@1", "domain": "hidden"}
-    search = {"candidates": [secret], "left_out": [secret], "single": secret, "trials": [{"way": "weighed"}]}
-    with world.runtime.services.registry.database.write() as catalogue:
-        row = catalogue.adapters.resolve(None, parse_ref(cooked["model"]))
-        catalogue.soups.add_evidence(row.id, cooked["recipe_digest"], {"selection": None, "search": search})
-    lineage = "/v1/adapters/acme/weighed/lineage"
-    assert secret in world.client.get(lineage).json()["evidence"][-1]["search"]["candidates"]
-    only = world.headers(world.key(["read"], ["acme"]))
-    shown = world.client.get(lineage, headers=only).json()["evidence"][-1]
-    assert "theirs" not in json.dumps(shown)
-    assert shown["search"] == {"candidates": [], "left_out": [], "single": None, "trials": [{"way": "weighed"}]}
-
-
-def test_the_gain_of_past_cooks_is_of_soups_that_a_key_sees(world: World) -> None:
-    answer = cook(world, recipe=by_hand("acme/court", "theirs/secret"), name="theirs/tried", wait=60).json()
-    search = {"effort": "tune", "trials": [{"way": "selected", "difference": -0.1}]}
-    with world.runtime.services.registry.database.write() as catalogue:
-        row = catalogue.adapters.resolve(None, parse_ref(answer["model"]))
-        body = {"search": search, "verification": {"difference": -0.4}}
-        catalogue.soups.add_evidence(row.id, answer["recipe_digest"], body)
-    request = {"sample": {"texts": passages("court", 25)}, "effort": "instant", "verify": True, "wait": 60}
-    gains = []
-    for namespaces in (["acme", "theirs"], ["acme"]):
-        cooked = cook(world, world.key(["read", "write"], namespaces), **request).json()
-        gains.append([price["gain"] for price in cooked["beyond"] if price["effort"] == "tune"])
-    assert gains == [[pytest.approx(0.3)], [None]]
-
-
-def test_a_key_cooks_from_what_it_sees_and_into_its_own(world: World) -> None:
-    secret = world.key(["read", "write"], ["acme"])
-    digest = world.client.get("/v1/adapters/theirs/secret").json()["digest"]
-    for ref in ("theirs/secret", "theirs/secret@1", digest):
-        answer = cook(world, secret, recipe=by_hand("acme/court", ref), wait=60)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), ref
-    into = cook(world, secret, recipe=by_hand("acme/court", "acme/code"), name="theirs/soup", wait=60)
-    assert (into.status_code, into.json()["error"]["code"]) == (403, "forbidden")
-    pool = cook(world, secret, sample={"texts": passages("court", 25)}, pool={"namespaces": ["theirs"]}, wait=60)
-    assert (pool.status_code, pool.json()["error"]["code"]) == (403, "forbidden")
-    mine = cook(world, secret, recipe=by_hand("acme/court", "acme/code", weight=9), wait=60)
-    assert mine.json()["model"].startswith("acme/soup-")
+    def test_a_key_cooks_from_what_it_sees_and_into_its_own(self, world: World) -> None:
+        secret = world.key(["read", "write"], ["acme"])
+        digest = world.client.get("/v1/adapters/theirs/secret").json()["digest"]
+        for ref in ("theirs/secret", "theirs/secret@1", digest):
+            answer = cook(world, secret, recipe=by_hand("acme/court", ref), wait=60)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found"), ref
+        into = cook(world, secret, recipe=by_hand("acme/court", "acme/code"), name="theirs/soup", wait=60)
+        assert (into.status_code, into.json()["error"]["code"]) == (403, "forbidden")
+        pool = cook(world, secret, sample={"texts": passages("court", 25)}, pool={"namespaces": ["theirs"]}, wait=60)
+        assert (pool.status_code, pool.json()["error"]["code"]) == (403, "forbidden")
+        mine = cook(world, secret, recipe=by_hand("acme/court", "acme/code", weight=9), wait=60)
+        assert mine.json()["model"].startswith("acme/soup-")
 
 
 def test_a_cook_whose_text_a_restore_has_not_brought_back_says_so(world: World) -> None:

@@ -59,99 +59,93 @@ def state_of(world: World, answer: Any) -> str:
     return str(world.client.get(f"/v1/jobs/{answer.json()['id']}").json()["state"])
 
 
-# --- bounds ---------------------------------------------------------------------------------------
+class TestBounds:
+    def test_a_key_that_has_its_share_queued_is_told_to_wait_and_another_is_served(self, world: World) -> None:
+        greedy, other = Key(world), Key(world)
+        assert [greedy.cook().status_code for _ in range(2)] == [202, 202]
+        before = set(world.registry.blobs.digests())
+        said = refusal(greedy.cook(), 429)
+        assert set(world.registry.blobs.digests()) == before, "nothing is left of it"
+        assert "2 waiting or running jobs of kind 'cook'" in said
+        assert "the maximum is 2 (SOUP_JOB_QUEUE_PER_KEY)" in said
+        assert other.cook().status_code == 202
+        assert "3 waiting or running jobs of kind 'cook'" in refusal(other.cook(), 429)
 
+    def test_every_kind_that_a_key_asks_for_is_bounded(self, world: World) -> None:
+        key = Key(world)
+        trainings = [key.train(f"acme/new{n}") for n in range(3)]
+        assert [one.status_code for one in trainings] == [202, 202, 429]
+        world.push("acme/one", seed=1, sample={"texts": passages("court", 25)})
+        with world.runtime.database.write() as catalogue:
+            for _ in range(2):
+                catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by=key.id)
+        assert "'fit'" in refusal(key.post("/v1/selectors", {"selector": {"kind": "gmm"}, "wait": 5}), 429)
+        with world.runtime.database.write() as catalogue:
+            for number in range(3):
+                catalogue.jobs.enqueue("embed", {"adapter_id": number}, namespace="acme", created_by="key-x")
+        manifest = {
+            "name": "acme/two",
+            "domain": "d",
+            "base_model": BASE_ID,
+            "sample": {"texts": passages("court", 25)},
+        }
+        assert "'embed'" in refusal(key.post("/v1/adapters", {**manifest, "peft_config": {}, "files": {}}), 429)
 
-def test_a_key_that_has_its_share_queued_is_told_to_wait_and_another_is_served(world: World) -> None:
-    greedy, other = Key(world), Key(world)
-    assert [greedy.cook().status_code for _ in range(2)] == [202, 202]
-    before = set(world.registry.blobs.digests())
-    said = refusal(greedy.cook(), 429)
-    assert set(world.registry.blobs.digests()) == before, "nothing is left of it"
-    assert "2 waiting or running jobs of kind 'cook'" in said
-    assert "the maximum is 2 (SOUP_JOB_QUEUE_PER_KEY)" in said
-    assert other.cook().status_code == 202
-    assert "3 waiting or running jobs of kind 'cook'" in refusal(other.cook(), 429)
-
-
-def test_every_kind_that_a_key_asks_for_is_bounded(world: World) -> None:
-    key = Key(world)
-    assert [key.train(f"acme/new{n}").status_code for n in range(3)] == [202, 202, 429]
-    world.push("acme/one", seed=1, sample={"texts": passages("court", 25)})
-    with world.runtime.database.write() as catalogue:
+    @pytest.mark.parametrize(("took", "pause"), [(None, 5), (42, 42), (0.1, 1), (90_000, 3600)])
+    def test_when_to_come_back_follows_from_how_long_such_jobs_take(
+        self, world: World, took: float | None, pause: int
+    ) -> None:
+        greedy = Key(world)
+        with world.runtime.database.write() as catalogue:
+            for _ in range(0 if took is None else 20):
+                moment = datetime.now(UTC) + timedelta(seconds=1)
+                row = catalogue.jobs.enqueue("cook", {}, namespace="acme", created_by="key-x")
+                assert catalogue.jobs.claim("w", ["cook"], 60, moment, lane="test") is not None
+                catalogue.jobs.succeed(row.id, {})
+                ended = catalogue.jobs.get(None, row.id).finished_at
+                assert ended is not None
+                catalogue.jobs._change(row.id, "succeeded", started_at=ended - timedelta(seconds=took or 0))
         for _ in range(2):
-            catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by=key.id)
-    assert "'fit'" in refusal(key.post("/v1/selectors", {"selector": {"kind": "gmm"}, "wait": 5}), 429)
-    with world.runtime.database.write() as catalogue:
-        for number in range(3):
-            catalogue.jobs.enqueue("embed", {"adapter_id": number}, namespace="acme", created_by="key-x")
-    manifest = {
-        "name": "acme/two",
-        "domain": "d",
-        "base_model": BASE_ID,
-        "sample": {"texts": passages("court", 25)},
-    }
-    assert "'embed'" in refusal(key.post("/v1/adapters", {**manifest, "peft_config": {}, "files": {}}), 429)
+            greedy.cook()
+        refused = greedy.cook()
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, str(pause))
 
 
-@pytest.mark.parametrize(("took", "pause"), [(None, 5), (42, 42), (0.1, 1), (90_000, 3600)])
-def test_when_to_come_back_follows_from_how_long_such_jobs_take(world: World, took: float | None, pause: int) -> None:
-    greedy = Key(world)
-    with world.runtime.database.write() as catalogue:
-        for _ in range(0 if took is None else 20):
-            moment = datetime.now(UTC) + timedelta(seconds=1)
-            row = catalogue.jobs.enqueue("cook", {}, namespace="acme", created_by="key-x")
-            assert catalogue.jobs.claim("w", ["cook"], 60, moment, lane="test") is not None
-            catalogue.jobs.succeed(row.id, {})
-            ended = catalogue.jobs.get(None, row.id).finished_at
-            assert ended is not None
-            catalogue.jobs._change(row.id, "succeeded", started_at=ended - timedelta(seconds=took or 0))
-    for _ in range(2):
-        greedy.cook()
-    refused = greedy.cook()
-    assert (refused.status_code, refused.headers["retry-after"]) == (429, str(pause))
+class TestRevoked:
+    def test_what_its_key_has_queued_and_running_is_cancelled(self, world: World) -> None:
+        key = Key(world)
+        cook, training = key.cook(), key.train()
+        with world.runtime.database.write() as catalogue:
+            claimed = catalogue.jobs.claim("another server", ["train"], 60, datetime.now(UTC) + timedelta(seconds=1))
+        assert claimed is not None
+        blob = self.row(world, cook).arguments["request"]
+        with world.runtime.services.jobs.runs(claimed.id) as told:
+            key.revoke()
+            assert told.is_set(), "what runs here is asked to stop"
+        assert [state_of(world, one) for one in (cook, training)] == ["cancelled", "cancelled"]
+        assert not world.registry.blobs.has(blob), "the cook's text is gone with it"
+        entry = next(one for one in world.client.get("/v1/audit").json()["data"] if one["action"] == "key.revoke")
+        assert (entry["subject"], entry["detail"]["jobs_cancelled"]) == (key.id, 2)
 
+    def test_what_another_key_asked_for_too_goes_on_for_that_one(self, world: World) -> None:
+        first, second = Key(world), Key(world, "acme", "other")
+        job = first.train()
+        assert second.train().json()["id"] == job.json()["id"]
+        first.revoke()
+        row = self.row(world, job)
+        assert (row.state, row.created_by) == ("queued", second.id)
+        assert row.arguments["scope"] == ["acme", "other"]
+        second.revoke()
+        assert state_of(world, job) == "cancelled"
 
-# --- revoked --------------------------------------------------------------------------------------
-
-
-def test_what_its_key_has_queued_and_running_is_cancelled(world: World) -> None:
-    key = Key(world)
-    cook, training = key.cook(), key.train()
-    with world.runtime.database.write() as catalogue:
-        claimed = catalogue.jobs.claim("another server", ["train"], 60, datetime.now(UTC) + timedelta(seconds=1))
-    assert claimed is not None
-    blob = job_row(world, cook).arguments["request"]
-    with world.runtime.services.jobs.runs(claimed.id) as told:
+    def test_what_it_has_pushed_is_embedded_all_the_same(self, world: World) -> None:
+        """A push that was answered is durable, its sample included."""
+        key = Key(world)
+        with world.runtime.database.write() as catalogue:
+            job = catalogue.jobs.enqueue("embed", {"adapter_id": 1}, namespace="acme", created_by=key.id)
         key.revoke()
-        assert told.is_set(), "what runs here is asked to stop"
-    assert [state_of(world, one) for one in (cook, training)] == ["cancelled", "cancelled"]
-    assert not world.registry.blobs.has(blob), "the cook's text is gone with it"
-    entry = next(one for one in world.client.get("/v1/audit").json()["data"] if one["action"] == "key.revoke")
-    assert (entry["subject"], entry["detail"]["jobs_cancelled"]) == (key.id, 2)
+        assert world.client.get(f"/v1/jobs/{job.id}").json()["state"] == "queued"
 
-
-def test_what_another_key_asked_for_too_goes_on_for_that_one(world: World) -> None:
-    first, second = Key(world), Key(world, "acme", "other")
-    job = first.train()
-    assert second.train().json()["id"] == job.json()["id"]
-    first.revoke()
-    row = job_row(world, job)
-    assert (row.state, row.created_by) == ("queued", second.id)
-    assert row.arguments["scope"] == ["acme", "other"]
-    second.revoke()
-    assert state_of(world, job) == "cancelled"
-
-
-def test_what_it_has_pushed_is_embedded_all_the_same(world: World) -> None:
-    """A push that was answered is durable, its sample included."""
-    key = Key(world)
-    with world.runtime.database.write() as catalogue:
-        job = catalogue.jobs.enqueue("embed", {"adapter_id": 1}, namespace="acme", created_by=key.id)
-    key.revoke()
-    assert world.client.get(f"/v1/jobs/{job.id}").json()["state"] == "queued"
-
-
-def job_row(world: World, answer: Any) -> Any:
-    with world.runtime.database.read() as catalogue:
-        return catalogue.jobs.get(None, answer.json()["id"])
+    def row(self, world: World, answer: Any) -> Any:
+        with world.runtime.database.read() as catalogue:
+            return catalogue.jobs.get(None, answer.json()["id"])

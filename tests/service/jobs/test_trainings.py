@@ -281,7 +281,8 @@ def test_a_bank_is_pushed_beside_its_merge(world: World, beside: None) -> None:
     for owner in (None, "them"):
         again = made(world, asked(world, "acme/mixed", spec=spec, owner=owner))
         assert (again["adapter"], again["created"]) == ("acme/mixed@1", False), "the same training, whoever's it is"
-        assert {adapter(world, f"acme/{name}")["owner"] for name in ("mixed", "mixed-bank")} == {owner or "us"}
+        owners = {adapter(world, f"acme/{name}")["owner"] for name in ("mixed", "mixed-bank")}
+        assert owners == {owner or "us"}
 
 
 def test_a_fusion_is_over_adapters_of_the_server(world: World, beside: None) -> None:
@@ -315,7 +316,8 @@ def test_every_structure_is_trained_and_pushed(world: World, beside: None, spec:
 
 
 def test_without_other_data_a_share_is_held_out_and_said(world: World, beside: None) -> None:
-    result = made(world, asked(world, "acme/shared", valid=None, valid_share=0.25, sample=10))
+    body = asked(world, "acme/shared", valid=None, valid_share=0.25, sample=10)
+    result = made(world, body)
     assert "without a sample: 10 different passages" in result["warnings"][0]
     training = adapter(world, "acme/shared")["provenance"]["training"]
     assert (training["valid_share"], training["texts"], training["valid_texts"]) == (0.25, 45, 15)
@@ -337,168 +339,158 @@ def test_how_far_it_was_saved_is_read_from_its_checkpoint(world: World, base: Lo
     shutil.rmtree(place)
 
 
-# --- failures -------------------------------------------------------------------------------------
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [
+            (b"", "holds 0 texts"),
+            (lines(TEXTS[:5]), "holds 5 texts"),
+            (b'{"text": "a"}\n{"txt": "b"}\n', 'texts, line 2, is not JSON with a string "text"'),
+            (b"\xff\xfe", "texts is not UTF-8"),
+            (b"[1, 2", "texts, line 1, is not JSON"),
+        ],
+    )
+    def test_data_that_cannot_be_used(self, world: World, beside: None, data: bytes, said: str) -> None:
+        message = failure(world, asked(world, "acme/bad", texts=put(world, data)))
+        assert said in message
+        assert str(world.runtime.settings.data) not in message
 
+    def test_snip_of_a_projection_that_starts_at_zero(self, world: World, beside: None) -> None:
+        spec = {**SPEC, "adapter": {"structure": "parallel", "bottleneck": 4}, "pruning": {}}
+        assert "zero" in failure(world, asked(world, "acme/zero", spec=spec))
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        (b"", "holds 0 texts"),
-        (lines(TEXTS[:5]), "holds 5 texts"),
-        (b'{"text": "a"}\n{"txt": "b"}\n', 'texts, line 2, is not JSON with a string "text"'),
-        (b"\xff\xfe", "texts is not UTF-8"),
-        (b"[1, 2", "texts, line 1, is not JSON"),
-    ],
-)
-def test_data_that_cannot_be_used(world: World, beside: None, data: bytes, said: str) -> None:
-    message = failure(world, asked(world, "acme/bad", texts=put(world, data)))
-    assert said in message
-    assert str(world.runtime.settings.data) not in message
+    def test_a_full_disk_is_tried_again_and_then_told_without_a_path(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
+        monkeypatch.setattr(jobs_module, "IDLE_SECONDS", 0.02)
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "replace_file", Mock(side_effect=OSError(28, "No space left on device")))
+            job = done(world, asked(world, "acme/full"), "failed")
+        assert "No space left on device" in job["error"]["message"]
+        assert str(world.runtime.settings.data) not in job["error"]["message"]
+        assert job["attempts"] == 3
+        assert made(world, asked(world, "acme/full"))["adapter"] == "acme/full@1"
 
+    @pytest.mark.parametrize("is_torn", [False, True])
+    def test_a_checkpoint_of_another_version_is_given_up(
+        self, world: World, base: LoadedBase, beside: InChild, monkeypatch: pytest.MonkeyPatch, is_torn: bool
+    ) -> None:
+        calls, name = [], f"acme/anew-{is_torn}".lower()
 
-def test_snip_of_a_projection_that_starts_at_zero(world: World, beside: None) -> None:
-    spec = {**SPEC, "adapter": {"structure": "parallel", "bottleneck": 4}, "pruning": {}}
-    assert "zero" in failure(world, asked(world, "acme/zero", spec=spec))
+        def found(setup: WorkerSetup, request: WorkerRequest, **named: Any) -> dict[str, Any]:
+            calls.append(request)
+            if len(calls) == 1:
+                assert request.run.checkpoint is not None
+                make({**SPEC, "init_seed": 9}, base, saving=checkpoint.Saving(request.run.checkpoint))
+                if is_torn:
+                    (request.run.checkpoint / checkpoint.FILE).write_bytes(b"torn")
+            return beside(setup, request, **named)
 
+        monkeypatch.setattr(training_job, "in_child", found)
+        assert made(world, asked(world, name))["created"]
+        assert len(calls) == 2
+        assert adapter(world, name)["provenance"]["init_hash"] == make(SPEC, base).init_hash
 
-def test_a_full_disk_is_tried_again_and_then_told_without_a_path(
-    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(jobs_module, "IDLE_SECONDS", 0.02)
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "replace_file", Mock(side_effect=OSError(28, "No space left on device")))
-        job = done(world, asked(world, "acme/full"), "failed")
-    assert "No space left on device" in job["error"]["message"]
-    assert str(world.runtime.settings.data) not in job["error"]["message"]
-    assert job["attempts"] == 3
-    assert made(world, asked(world, "acme/full"))["adapter"] == "acme/full@1"
+    def test_cancelled_when_all_is_trained_it_is_not_pushed(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job: dict[str, Any] = {}
 
+        def late(*args: Any, **named: Any) -> dict[str, Any]:
+            answer = beside(*args, **named)
+            until(lambda: job)
+            cancelled(world, job)
+            return answer
 
-@pytest.mark.parametrize("is_torn", [False, True])
-def test_a_checkpoint_of_another_version_is_given_up(
-    world: World, base: LoadedBase, beside: InChild, monkeypatch: pytest.MonkeyPatch, is_torn: bool
-) -> None:
-    calls, name = [], f"acme/anew-{is_torn}".lower()
+        monkeypatch.setattr(training_job, "in_child", late)
+        job |= started(world, asked(world, "acme/late"))
+        [place] = until(lambda: left(world))
+        until(lambda: (place / "adapter").exists() and not list(place.glob("data-*")))
+        assert ended(world.client, job["id"])["state"] == "cancelled"
+        assert not is_pushed(world, "acme/late")
+        monkeypatch.setattr(training_job, "in_child", beside)
+        assert made(world, asked(world, "acme/late"))["created"], "and the same request does"
 
-    def found(setup: WorkerSetup, request: WorkerRequest, **named: Any) -> dict[str, Any]:
-        calls.append(request)
-        if len(calls) == 1:
-            assert request.run.checkpoint is not None
-            make({**SPEC, "init_seed": 9}, base, saving=checkpoint.Saving(request.run.checkpoint))
-            if is_torn:
-                (request.run.checkpoint / checkpoint.FILE).write_bytes(b"torn")
-        return beside(setup, request, **named)
+    def test_a_key_that_is_revoked_while_it_trains_pushes_nothing(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        key = writer(world)
 
-    monkeypatch.setattr(training_job, "in_child", found)
-    assert made(world, asked(world, name))["created"]
-    assert len(calls) == 2
-    assert adapter(world, name)["provenance"]["init_hash"] == make(SPEC, base).init_hash
+        def revoking(*args: Any, **named: Any) -> dict[str, Any]:
+            revoke(world, key)
+            return beside(*args, **named)
 
+        monkeypatch.setattr(training_job, "in_child", revoking)
+        job = started(world, asked(world, "acme/revoked"), key)
+        assert ended(world.client, job["id"])["state"] == "cancelled"
+        assert not is_pushed(world, "acme/revoked")
 
-def test_cancelled_when_all_is_trained_it_is_not_pushed(
-    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job: dict[str, Any] = {}
+    def test_it_is_pushed_for_another_key_that_asked_for_the_same(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        keys, go_on = [writer(world) for _ in range(2)], threading.Event()
 
-    def late(*args: Any, **named: Any) -> dict[str, Any]:
-        answer = beside(*args, **named)
-        until(lambda: job)
-        cancelled(world, job)
-        return answer
+        def revoking(*args: Any, **named: Any) -> dict[str, Any]:
+            assert go_on.wait(60)
+            revoke(world, keys[0])
+            return beside(*args, **named)
 
-    monkeypatch.setattr(training_job, "in_child", late)
-    job |= started(world, asked(world, "acme/late"))
-    [place] = until(lambda: left(world))
-    until(lambda: (place / "adapter").exists() and not list(place.glob("data-*")))
-    assert ended(world.client, job["id"])["state"] == "cancelled"
-    assert not is_pushed(world, "acme/late")
-    monkeypatch.setattr(training_job, "in_child", beside)
-    assert made(world, asked(world, "acme/late"))["created"], "and the same request does"
+        monkeypatch.setattr(training_job, "in_child", revoking)
+        first, second = (started(world, asked(world, "acme/shared-by-two"), key) for key in keys)
+        go_on.set()
+        assert first["id"] == second["id"]
+        row = ended(world.client, second["id"])
+        assert (row["state"], row["result"]["created"]) == ("succeeded", True)
+        ids = {one["prefix"]: one["id"] for one in world.client.get("/v1/keys").json()["data"]}
+        heir = next(found for prefix, found in ids.items() if keys[1].startswith(prefix))
+        assert row["created_by"] == heir
+        audit = world.client.get("/v1/audit").json()["data"]
+        pushed = next(one for one in audit if one["subject"] == "acme/shared-by-two@1")
+        assert (pushed["action"], pushed["key_id"]) == ("adapter.push", heir)
 
+    def test_a_push_that_a_quota_refuses_succeeds_for_the_same_request_without_another_training(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fill(*args: Any, **named: Any) -> dict[str, Any]:
+            answer = beside(*args, **named)
+            limit_adapters(world, "full", 0)
+            return answer
 
-def test_a_key_that_is_revoked_while_it_trains_pushes_nothing(
-    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = writer(world)
+        monkeypatch.setattr(training_job, "in_child", fill)
+        assert done(world, asked(world, "full/law"), "failed")["error"]["code"] == "quota_exceeded"
+        monkeypatch.setattr(training_job, "in_child", beside)
+        monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
+        limit_adapters(world, "full", 1)
+        assert made(world, asked(world, "full/law"))["created"]
+        assert not made(world, asked(world, "full/law"))["created"], "a full quota does not refuse what is pushed"
 
-    def revoking(*args: Any, **named: Any) -> dict[str, Any]:
-        revoke(world, key)
-        return beside(*args, **named)
+    def test_one_whose_result_was_stored_before_is_not_trained_again(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A request for another domain gives the same tensors, which keep the domain that they were pushed with."""
+        drawn = {"sample": 30, "spec": {**SPEC, "recipe": {**RECIPE, "data_seed": 7}}}
+        first = made(world, asked(world, "acme/alike", **drawn))
+        sample = encode_lines(draw(TEXTS, 30, seed=7))
+        assert adapter(world, "acme/alike")["sample"]["digest"] == sha256_digest(sample), "the seed is the sample's too"
+        second = made(world, asked(world, "acme/alike", domain="tax", **drawn))
+        assert "domain" in second["warnings"][-1]
+        monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
+        third = made(world, asked(world, "acme/alike", domain="tax", **drawn))
+        assert first["adapter"] == second["adapter"] == third["adapter"]
+        assert not third["created"]
 
-    monkeypatch.setattr(training_job, "in_child", revoking)
-    assert ended(world.client, started(world, asked(world, "acme/revoked"), key)["id"])["state"] == "cancelled"
-    assert not is_pushed(world, "acme/revoked")
+    def test_another_base_than_asked_for(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The request sees another base than the thread that trains does, whichever of the two is faster."""
+        real = world.runtime.bases.allowed.shape
+        other = real(BASE_ID).model_copy(update={"fingerprint": "sha256:" + "0" * 64})
 
+        def shape(base_id: str) -> BaseShape:
+            return real(base_id) if threading.current_thread().name.startswith("soup-jobs") else other
 
-def test_it_is_pushed_for_another_key_that_asked_for_the_same(
-    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys, go_on = [writer(world) for _ in range(2)], threading.Event()
-
-    def revoking(*args: Any, **named: Any) -> dict[str, Any]:
-        assert go_on.wait(60)
-        revoke(world, keys[0])
-        return beside(*args, **named)
-
-    monkeypatch.setattr(training_job, "in_child", revoking)
-    first, second = (started(world, asked(world, "acme/shared-by-two"), key) for key in keys)
-    go_on.set()
-    assert first["id"] == second["id"]
-    row = ended(world.client, second["id"])
-    assert (row["state"], row["result"]["created"]) == ("succeeded", True)
-    ids = {one["prefix"]: one["id"] for one in world.client.get("/v1/keys").json()["data"]}
-    heir = next(found for prefix, found in ids.items() if keys[1].startswith(prefix))
-    assert row["created_by"] == heir
-    audit = world.client.get("/v1/audit").json()["data"]
-    pushed = next(one for one in audit if one["subject"] == "acme/shared-by-two@1")
-    assert (pushed["action"], pushed["key_id"]) == ("adapter.push", heir)
-
-
-def test_a_push_that_a_quota_refuses_succeeds_for_the_same_request_without_another_training(
-    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fill(*args: Any, **named: Any) -> dict[str, Any]:
-        answer = beside(*args, **named)
-        limit_adapters(world, "full", 0)
-        return answer
-
-    monkeypatch.setattr(training_job, "in_child", fill)
-    assert done(world, asked(world, "full/law"), "failed")["error"]["code"] == "quota_exceeded"
-    monkeypatch.setattr(training_job, "in_child", beside)
-    monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
-    limit_adapters(world, "full", 1)
-    assert made(world, asked(world, "full/law"))["created"]
-    assert not made(world, asked(world, "full/law"))["created"], "a full quota does not refuse what is pushed"
-
-
-def test_one_whose_result_was_stored_before_is_not_trained_again(
-    world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request for another domain gives the same tensors, which keep the domain that they were pushed with."""
-    drawn = {"sample": 30, "spec": {**SPEC, "recipe": {**RECIPE, "data_seed": 7}}}
-    first = made(world, asked(world, "acme/alike", **drawn))
-    sample = encode_lines(draw(TEXTS, 30, seed=7))
-    assert adapter(world, "acme/alike")["sample"]["digest"] == sha256_digest(sample), "the seed is the sample's too"
-    second = made(world, asked(world, "acme/alike", domain="tax", **drawn))
-    assert "domain" in second["warnings"][-1]
-    monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
-    third = made(world, asked(world, "acme/alike", domain="tax", **drawn))
-    assert first["adapter"] == second["adapter"] == third["adapter"]
-    assert not third["created"]
-
-
-def test_another_base_than_asked_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request sees another base than the thread that trains does, whichever of the two is faster."""
-    real = world.runtime.bases.allowed.shape
-    other = real(BASE_ID).model_copy(update={"fingerprint": "sha256:" + "0" * 64})
-
-    def shape(base_id: str) -> BaseShape:
-        return real(base_id) if threading.current_thread().name.startswith("soup-jobs") else other
-
-    with monkeypatch.context() as patch:
-        patch.setattr(world.runtime.bases.allowed, "shape", shape)
-        assert "send the request again" in failure(world, asked(world, "acme/moved"))
+        with monkeypatch.context() as patch:
+            patch.setattr(world.runtime.bases.allowed, "shape", shape)
+            assert "send the request again" in failure(world, asked(world, "acme/moved"))
 
 
 def limit_adapters(world: World, namespace: str, most: int | None) -> None:
@@ -533,140 +525,134 @@ def idle(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield world
 
 
-# --- refusals -------------------------------------------------------------------------------------
+class TestRefusals:
+    """What can be seen without reading the data is refused at once, and nothing is queued."""
 
-
-# What can be seen without reading the data is refused at once, and nothing is queued.
-
-
-@pytest.mark.parametrize(
-    ("changes", "status", "said"),
-    [
-        ({"base_model": "other"}, 404, "no base model"),
-        ({"name": "law"}, 400, "namespace"),
-        ({"name": "base/law"}, 400, "reserved"),
-        ({"texts": "sha256:" + "0" * 64}, 404, "upload it first"),
-        ({"texts": "../../etc/passwd"}, 400, "texts"),
-        ({"valid_share": 0.5}, 400, "not both"),
-        ({"valid": None, "valid_share": 1.5}, 400, "valid_share"),
-        ({"spec": {"adapter": {"rank": 4}}}, 400, "'spec.adapter.rank' is not known"),
-        ({"spec": {"adapter": {"method": "none"}}}, 400, "'spec.adapter.method'"),
-        ({"spec": {"adapter": {"method": "lora", "targets": ["q_proj"]}}}, 422, "no linear module"),
-        ({"spec": {"recipe": {"steps": 200_000}}}, 413, "SOUP_MAX_TRAINING_STEPS"),
-        ({"spec": {"recipe": {"batch": 4096}}}, 413, "SOUP_MAX_TRAINING_TOKENS"),
-        ({"spec": {"adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
-        ({"spec": {"recipe": {"steps": 100, "accumulate": 2000}}}, 413, "100 steps of 2000 passes"),
-        ({"spec": {"recipe": {"evaluations": 201}}}, 400, "201 'evaluations' in 200 steps"),
-        (
-            {"spec": {"recipe": {"steps": 99_997}, "pruning": {}}},
-            413,
-            "99997 steps of 1 passes and 4 passes to score what is pruned",
-        ),
-        (
-            {"spec": {"recipe": {"steps": 99_000}, "pruning": {"score": "grasp", "batches": 501}}},
-            413,
-            "and 1002 passes to score",
-        ),
-        (
-            {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"batch": 2000, "block": 8}}},
-            413,
-            "2000 blocks of 8 tokens and a prefix of 40 is 96000",
-        ),
-        ({"spec": {"task": "classification", "adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
-        ({"spec": {"task": "question_answering", "adamix": {"experts": 64}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
-        ({"spec": {"recipe": {"block": 65}}}, 400, "A block of 65 tokens does not fit"),
-        (
-            {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"block": 30}}},
-            400,
-            "of 64, of which the prefix takes 40",
-        ),
-        ({"spec": {"adapter": {"method": "prefix", "length": 63}}}, 400, "a block has at least 2"),
-        ({"spec": {"adapter": {"method": "mam", "length": 80}}}, 400, "leaves 0 of the base model's context of 64"),
-        ({"base_model": "bert"}, 422, "'bert' is an encoder"),
-        ({"spec": {"recipe": {"learning_rate": "1e-3x"}}}, 400, "learning_rate"),
-        ({"spec": {"adamix": {}, "pruning": {}}}, 400, "exclude each other"),
-        ({"spec": {"adamix": {}}, "name": "acme/" + "a" * 64}, 400, "name of the bank"),
-        ({"spec": {"adapter": {"method": "fusion", "members": ["acme/no", "acme/none"]}}}, 404, "acme/no"),
-        ({"spec": {"adapter": {"method": "fusion", "members": ["acme/no"]}}}, 400, "members"),
-        ({"spec": {"adapter": {"method": "fusion"}}}, 400, "members"),
-        (
-            {"spec": {"adapter": {"method": "fusion", "members": ["acme/0", "acme/0"]}, "task": "classification"}},
-            400,
-            "fusion",
-        ),
-        ({"valid": sha256_digest(lines(TEXTS))}, 400, "hold out a part of 'texts'"),
-        ({"wait": 3}, 400, "'wait' is not known"),
-    ],
-)
-def test_trainings_are_refused_in_one_sentence(idle: World, changes: dict[str, Any], status: int, said: str) -> None:
-    body = {**asked(idle, "acme/law"), **changes}
-    answer = idle.client.post("/v1/trainings", json={k: v for k, v in body.items() if v is not None})
-    assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
-    assert idle.client.get("/v1/jobs", params={"kind": "train"}).json()["data"] == []
-
-
-def test_gzip_and_what_is_too_large(idle: World) -> None:
-    for data, status, said in ((gzip.compress(lines(TEXTS)), 400, "gzip"), (lines(TEXTS * 10), 413, "10000")):
-        answer = idle.client.post("/v1/trainings", json=asked(idle, "acme/law", texts=put(idle, data)))
+    @pytest.mark.parametrize(
+        ("changes", "status", "said"),
+        [
+            ({"base_model": "other"}, 404, "no base model"),
+            ({"name": "law"}, 400, "namespace"),
+            ({"name": "base/law"}, 400, "reserved"),
+            ({"texts": "sha256:" + "0" * 64}, 404, "upload it first"),
+            ({"texts": "../../etc/passwd"}, 400, "texts"),
+            ({"valid_share": 0.5}, 400, "not both"),
+            ({"valid": None, "valid_share": 1.5}, 400, "valid_share"),
+            ({"spec": {"adapter": {"rank": 4}}}, 400, "'spec.adapter.rank' is not known"),
+            ({"spec": {"adapter": {"method": "none"}}}, 400, "'spec.adapter.method'"),
+            ({"spec": {"adapter": {"method": "lora", "targets": ["q_proj"]}}}, 422, "no linear module"),
+            ({"spec": {"recipe": {"steps": 200_000}}}, 413, "SOUP_MAX_TRAINING_STEPS"),
+            ({"spec": {"recipe": {"batch": 4096}}}, 413, "SOUP_MAX_TRAINING_TOKENS"),
+            ({"spec": {"adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+            ({"spec": {"recipe": {"steps": 100, "accumulate": 2000}}}, 413, "100 steps of 2000 passes"),
+            ({"spec": {"recipe": {"evaluations": 201}}}, 400, "201 'evaluations' in 200 steps"),
+            (
+                {"spec": {"recipe": {"steps": 99_997}, "pruning": {}}},
+                413,
+                "99997 steps of 1 passes and 4 passes to score what is pruned",
+            ),
+            (
+                {"spec": {"recipe": {"steps": 99_000}, "pruning": {"score": "grasp", "batches": 501}}},
+                413,
+                "and 1002 passes to score",
+            ),
+            (
+                {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"batch": 2000, "block": 8}}},
+                413,
+                "2000 blocks of 8 tokens and a prefix of 40 is 96000",
+            ),
+            ({"spec": {"task": "classification", "adapter": {"bottleneck": 60_000}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+            ({"spec": {"task": "question_answering", "adamix": {"experts": 64}}}, 413, "SOUP_MAX_WEIGHTS_BYTES"),
+            ({"spec": {"recipe": {"block": 65}}}, 400, "A block of 65 tokens does not fit"),
+            (
+                {"spec": {"adapter": {"method": "prefix", "length": 40}, "recipe": {"block": 30}}},
+                400,
+                "of 64, of which the prefix takes 40",
+            ),
+            ({"spec": {"adapter": {"method": "prefix", "length": 63}}}, 400, "a block has at least 2"),
+            ({"spec": {"adapter": {"method": "mam", "length": 80}}}, 400, "leaves 0 of the base model's context of 64"),
+            ({"base_model": "bert"}, 422, "'bert' is an encoder"),
+            ({"spec": {"recipe": {"learning_rate": "1e-3x"}}}, 400, "learning_rate"),
+            ({"spec": {"adamix": {}, "pruning": {}}}, 400, "exclude each other"),
+            ({"spec": {"adamix": {}}, "name": "acme/" + "a" * 64}, 400, "name of the bank"),
+            ({"spec": {"adapter": {"method": "fusion", "members": ["acme/no", "acme/none"]}}}, 404, "acme/no"),
+            ({"spec": {"adapter": {"method": "fusion", "members": ["acme/no"]}}}, 400, "members"),
+            ({"spec": {"adapter": {"method": "fusion"}}}, 400, "members"),
+            (
+                {"spec": {"adapter": {"method": "fusion", "members": ["acme/0", "acme/0"]}, "task": "classification"}},
+                400,
+                "fusion",
+            ),
+            ({"valid": sha256_digest(lines(TEXTS))}, 400, "hold out a part of 'texts'"),
+            ({"wait": 3}, 400, "'wait' is not known"),
+        ],
+    )
+    def test_in_one_sentence(self, idle: World, changes: dict[str, Any], status: int, said: str) -> None:
+        body = {**asked(idle, "acme/law"), **changes}
+        answer = idle.client.post("/v1/trainings", json={k: v for k, v in body.items() if v is not None})
         assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
+        assert idle.client.get("/v1/jobs", params={"kind": "train"}).json()["data"] == []
 
+    def test_gzip_and_what_is_too_large(self, idle: World) -> None:
+        for data, status, said in ((gzip.compress(lines(TEXTS)), 400, "gzip"), (lines(TEXTS * 10), 413, "10000")):
+            answer = idle.client.post("/v1/trainings", json=asked(idle, "acme/law", texts=put(idle, data)))
+            assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
 
-def test_more_adapters_than_the_quota_has_left(idle: World) -> None:
-    body = asked(idle, "few/law")
-    for most, spec in ((0, SPEC), (1, {**SPEC, "adamix": {"experts": 2}})):
-        limit_adapters(idle, "few", most)
-        answer = idle.client.post("/v1/trainings", json={**body, "spec": spec})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "quota_exceeded"), answer.text
-    job = started(idle, body)
-    assert started(idle, body)["id"] == job["id"]
-    cancelled(idle, job)
-
-
-def test_what_a_key_does_not_see_is_not_there_for_it(idle: World) -> None:
-    ours = idle.key(["read", "write"], ["ours"])
-    body = asked(idle, "ours/law")  # the blobs are the admin's
-    assert idle.client.post("/v1/trainings", json=body, headers=idle.headers(ours)).status_code == 404
-    put(idle, lines(TEXTS), ours)
-    put(idle, lines(VALID), ours)
-    foreign = idle.client.post("/v1/trainings", json={**body, "name": "acme/law"}, headers=idle.headers(ours))
-    assert foreign.status_code == 403
-    spec = {"adapter": {"method": "fusion", "members": ["acme/0", "acme/1"]}}
-    fusion = idle.client.post("/v1/trainings", json={**body, "spec": spec}, headers=idle.headers(ours))
-    assert fusion.status_code == 404
-    reader = idle.headers(idle.key(["read", "infer"], ["ours"]))
-    assert idle.client.post("/v1/trainings", json=body, headers=reader).status_code == 403
-
-
-def test_a_key_that_is_revoked_while_it_waits_trains_nothing(idle: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_job, "in_child", None)
-    key = writer(idle)
-    job = started(idle, asked(idle, "acme/revoked"), key)
-    revoke(idle, key)
-    with idle.runtime.database.read() as catalogue:
-        row = catalogue.jobs.get(None, job["id"])
-    request = TrainingRequest.model_validate(row.arguments["request"])
-    context = JobContext(idle.runtime.services, idle.runtime.jobs.fitting, idle.runtime.jobs.computing, row, silent)
-    training = training_job.Training(context, request)
-    with pytest.raises(Forbidden, match="revoked"):
-        training_job.train(training)
-    assert not left(idle)
-    cancelled(idle, job)
-
-
-def test_a_full_queue_is_429_and_like_requests_are_one(idle: World) -> None:
-    first, second, third = (asked(idle, f"acme/queued{number}") for number in range(3))
-    one, two = started(idle, first), started(idle, second)
-    assert started(idle, first)["id"] == one["id"] != two["id"]
-    for owner in ("us", "them"):
-        assert started(idle, {**first, "owner": owner})["id"] == one["id"]
-    with idle.runtime.database.read() as catalogue:
-        arguments = catalogue.jobs.get(None, one["id"]).arguments
-    assert (arguments["owner"], "owner" in arguments["request"]) == ("them", False), "the last, beside the request"
-    answer = idle.client.post("/v1/trainings", json=third)
-    assert answer.status_code == 429
-    assert rebuild(answer.json()["error"]["code"], "").code == Busy.code
-    for job in (one, two):
+    def test_more_adapters_than_the_quota_has_left(self, idle: World) -> None:
+        body = asked(idle, "few/law")
+        for most, spec in ((0, SPEC), (1, {**SPEC, "adamix": {"experts": 2}})):
+            limit_adapters(idle, "few", most)
+            answer = idle.client.post("/v1/trainings", json={**body, "spec": spec})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "quota_exceeded"), answer.text
+        job = started(idle, body)
+        assert started(idle, body)["id"] == job["id"]
         cancelled(idle, job)
+
+    def test_what_a_key_does_not_see_is_not_there_for_it(self, idle: World) -> None:
+        ours = idle.key(["read", "write"], ["ours"])
+        body = asked(idle, "ours/law")  # the blobs are the admin's
+        assert idle.client.post("/v1/trainings", json=body, headers=idle.headers(ours)).status_code == 404
+        put(idle, lines(TEXTS), ours)
+        put(idle, lines(VALID), ours)
+        foreign = idle.client.post("/v1/trainings", json={**body, "name": "acme/law"}, headers=idle.headers(ours))
+        assert foreign.status_code == 403
+        spec = {"adapter": {"method": "fusion", "members": ["acme/0", "acme/1"]}}
+        fusion = idle.client.post("/v1/trainings", json={**body, "spec": spec}, headers=idle.headers(ours))
+        assert fusion.status_code == 404
+        reader = idle.headers(idle.key(["read", "infer"], ["ours"]))
+        assert idle.client.post("/v1/trainings", json=body, headers=reader).status_code == 403
+
+    def test_a_key_that_is_revoked_while_it_waits_trains_nothing(
+        self, idle: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(training_job, "in_child", None)
+        key = writer(idle)
+        job = started(idle, asked(idle, "acme/revoked"), key)
+        revoke(idle, key)
+        with idle.runtime.database.read() as catalogue:
+            row = catalogue.jobs.get(None, job["id"])
+        request = TrainingRequest.model_validate(row.arguments["request"])
+        context = JobContext(idle.runtime.services, idle.runtime.jobs.fitting, idle.runtime.jobs.computing, row, silent)
+        training = training_job.Training(context, request)
+        with pytest.raises(Forbidden, match="revoked"):
+            training_job.train(training)
+        assert not left(idle)
+        cancelled(idle, job)
+
+    def test_a_full_queue_is_429_and_like_requests_are_one(self, idle: World) -> None:
+        first, second, third = (asked(idle, f"acme/queued{number}") for number in range(3))
+        one, two = started(idle, first), started(idle, second)
+        assert started(idle, first)["id"] == one["id"] != two["id"]
+        for owner in ("us", "them"):
+            assert started(idle, {**first, "owner": owner})["id"] == one["id"]
+        with idle.runtime.database.read() as catalogue:
+            arguments = catalogue.jobs.get(None, one["id"]).arguments
+        assert (arguments["owner"], "owner" in arguments["request"]) == ("them", False), "the last, beside the request"
+        answer = idle.client.post("/v1/trainings", json=third)
+        assert answer.status_code == 429
+        assert rebuild(answer.json()["error"]["code"], "").code == Busy.code
+        for job in (one, two):
+            cancelled(idle, job)
 
 
 def test_what_nobody_goes_on_with_is_removed_in_the_end(tmp_path: Path) -> None:

@@ -69,30 +69,31 @@ def stored(world: World, data: bytes) -> Any:
     return world.client.put(f"/v1/blobs/{sha256_digest(data)}", content=data)
 
 
-def test_a_full_disk_loses_nothing_acknowledged_and_it_goes_on_when_there_is_room(disk: Path, allowlist: Path) -> None:
-    data = disk / "data"
-    with served(data, allowlist) as world:
-        pushed = world.push("acme/there", sample={"texts": passages("court", 25)})
-        keys = [world.key(["read"])]
-        fill(disk)
-        assert "is full (No space left on device)" in temporary_refusal(stored(world, b"x" * 100_000))
-        assert checks(world)["blobs"] == "is full"
-        refusal = None
-        while refusal is None:  # what the database has room for in its files is stored yet
-            answer = world.client.post("/v1/keys", json=KEY)
-            keys += [answer.json()["secret"]] if answer.status_code == 201 else []
-            refusal = None if answer.status_code == 201 else temporary_refusal(answer)
-        assert refusal == "The disk of the database is full. Try again when there is room."
-        whole(world, pushed, keys)
-        (disk / "ballast").unlink()
-        assert checks(world)["blobs"] == "ok"
-        assert stored(world, b"x" * 100_000).status_code == 201
-        world.push("acme/later", seed=1)
-        keys.append(world.key(["read"]))
-        whole(world, pushed, keys)
-    with served(data, allowlist) as world:
-        whole(world, pushed, keys)
-        assert [row["name"] for row in world.client.get("/v1/adapters").json()["data"]] == ["later", "there"]
+class TestFullDisk:
+    def test_nothing_acknowledged_is_lost_and_it_goes_on_when_there_is_room(self, disk: Path, allowlist: Path) -> None:
+        data = disk / "data"
+        with served(data, allowlist) as world:
+            pushed = world.push("acme/there", sample={"texts": passages("court", 25)})
+            keys = [world.key(["read"])]
+            fill(disk)
+            assert "is full (No space left on device)" in temporary_refusal(stored(world, b"x" * 100_000))
+            assert checks(world)["blobs"] == "is full"
+            refusal = None
+            while refusal is None:  # what the database has room for in its files is stored yet
+                answer = world.client.post("/v1/keys", json=KEY)
+                keys += [answer.json()["secret"]] if answer.status_code == 201 else []
+                refusal = None if answer.status_code == 201 else temporary_refusal(answer)
+            assert refusal == "The disk of the database is full. Try again when there is room."
+            whole(world, pushed, keys)
+            (disk / "ballast").unlink()
+            assert checks(world)["blobs"] == "ok"
+            assert stored(world, b"x" * 100_000).status_code == 201
+            world.push("acme/later", seed=1)
+            keys.append(world.key(["read"]))
+            whole(world, pushed, keys)
+        with served(data, allowlist) as world:
+            whole(world, pushed, keys)
+            assert [row["name"] for row in world.client.get("/v1/adapters").json()["data"]] == ["later", "there"]
 
 
 def fill(disk: Path) -> None:
@@ -112,35 +113,31 @@ def whole(world: World, pushed: dict[str, Any], keys: list[str]) -> None:
     assert world.client.get(f"/v1/jobs/{pushed['job']}").json()["state"] == "queued"
 
 
-# --- mounts ---------------------------------------------------------------------------------------
+class TestMounts:
+    """A disk that is not there leaves an empty folder, which `test_blob_folder.py` asks about."""
 
+    @pytest.fixture
+    def mounted(self, tmp_path: Path) -> Iterator[Path]:
+        """A folder of blobs that lies on a file system of its own."""
+        folder = tmp_path / "data" / "blobs"
+        folder.mkdir(parents=True)
+        (tmp_path / "disk").mkdir()
+        mount("--bind", tmp_path / "disk", folder)
+        yield folder
+        unmount(folder)
 
-# A disk that is not there leaves an empty folder, which `test_lost_storage.py` asks about.
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Path]:
-    """A folder of blobs that lies on a file system of its own."""
-    folder = tmp_path / "data" / "blobs"
-    folder.mkdir(parents=True)
-    (tmp_path / "disk").mkdir()
-    mount("--bind", tmp_path / "disk", folder)
-    yield folder
-    unmount(folder)
-
-
-def test_read_only_and_writable_again(mounted: Path, allowlist: Path, tmp_path: Path) -> None:
-    with served(tmp_path / "data", allowlist) as world:
-        blob = world.push("acme/there")["weights_blob"]
-        mount("-o", "remount,ro,bind", mounted)
-        try:
-            assert "is read-only (Read-only file system)" in temporary_refusal(stored(world, b"new"))
-            assert checks(world)["blobs"] == "is read-only"
-            assert world.client.get(f"/v1/blobs/{blob}").status_code == 200
-        finally:
-            mount("-o", "remount,rw,bind", mounted)
-        assert checks(world)["blobs"] == "ok"
-        assert stored(world, b"new").status_code == 201
+    def test_read_only_and_writable_again(self, mounted: Path, allowlist: Path, tmp_path: Path) -> None:
+        with served(tmp_path / "data", allowlist) as world:
+            blob = world.push("acme/there")["weights_blob"]
+            mount("-o", "remount,ro,bind", mounted)
+            try:
+                assert "is read-only (Read-only file system)" in temporary_refusal(stored(world, b"new"))
+                assert checks(world)["blobs"] == "is read-only"
+                assert world.client.get(f"/v1/blobs/{blob}").status_code == 200
+            finally:
+                mount("-o", "remount,rw,bind", mounted)
+            assert checks(world)["blobs"] == "ok"
+            assert stored(world, b"new").status_code == 201
 
 
 class TestLockedDatabase:
@@ -184,24 +181,26 @@ def held(path: Path) -> Iterator[None]:
         other.stdin.close()
 
 
-def test_damaged_vectors_and_selectors_are_made_again_by_themselves(allowlist: Path, tmp_path: Path) -> None:
-    spec = {"kind": "cosine", "encoder": "base"}
-    body = {"sample": {"texts": passages("court", 25, seed=1)}, "selector": spec, "wait": 60}
-    with served(tmp_path / "data", allowlist, job_workers=1, refit_delay_seconds=0.0) as world:
-        for seed, domain in enumerate(("court", "kitchen")):
-            pushed = world.push(f"acme/{domain}", seed=seed, domain=domain, sample={"texts": passages(domain, 25)})
-            assert ended(world.client, pushed["job"])["state"] == "succeeded"
-        before = selected(world, body)
-        with world.runtime.database.read() as catalogue:
-            row = catalogue.selectors.get(None, before["selector"])
-            (vectors, *_) = catalogue.adapters.vectors(row.pool.base_fingerprint, row.encoder_digest).values()
-        for digest in (row.state_blob, vectors.blob):
-            flip(world.runtime.settings.blobs_dir / digest[7:9] / digest[7:])
-        selected(world, body)  # without the one whose vectors are damaged, unless they are there again
-        assert "sample.embed_again" in [one["action"] for one in world.client.get("/v1/audit").json()["data"]]
-        until(lambda: selected(world, body)["selector"] == before["selector"])
-        assert selected(world, body)["selection"] == before["selection"]
-        assert all(world.registry.blobs.is_whole(digest) for digest in (row.state_blob, vectors.blob))
+class TestDamage:
+    def test_vectors_and_selectors_are_made_again_by_themselves(self, allowlist: Path, tmp_path: Path) -> None:
+        spec = {"kind": "cosine", "encoder": "base"}
+        body = {"sample": {"texts": passages("court", 25, seed=1)}, "selector": spec, "wait": 60}
+        with served(tmp_path / "data", allowlist, job_workers=1, refit_delay_seconds=0.0) as world:
+            for seed, domain in enumerate(("court", "kitchen")):
+                pushed = world.push(f"acme/{domain}", seed=seed, domain=domain, sample={"texts": passages(domain, 25)})
+                assert ended(world.client, pushed["job"])["state"] == "succeeded"
+            before = selected(world, body)
+            with world.runtime.database.read() as catalogue:
+                row = catalogue.selectors.get(None, before["selector"])
+                (vectors, *_) = catalogue.adapters.vectors(row.pool.base_fingerprint, row.encoder_digest).values()
+            for digest in (row.state_blob, vectors.blob):
+                flip(world.runtime.settings.blobs_dir / digest[7:9] / digest[7:])
+            selected(world, body)  # without the one whose vectors are damaged, unless they are there again
+            actions = [one["action"] for one in world.client.get("/v1/audit").json()["data"]]
+            assert "sample.embed_again" in actions
+            until(lambda: selected(world, body)["selector"] == before["selector"])
+            assert selected(world, body)["selection"] == before["selection"]
+            assert all(world.registry.blobs.is_whole(digest) for digest in (row.state_blob, vectors.blob))
 
 
 def selected(world: World, body: dict[str, Any]) -> dict[str, Any]:

@@ -186,40 +186,40 @@ def test_a_selection_of_several_kinds_says_that_no_soup_is_of_them_all(stocked: 
 # --- banks of experts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", BANKS)
-def test_the_command_line_cooks_the_merge_of_what_was_trained_bit_for_bit(
-    stocked: Live, folders: dict[str, Path], name: str, soup: Soup, tmp_path: Path
-) -> None:
-    code, out, said = soup("cook", "--recipe", f"{name}/kitchen", "--name", f"{name}/by-hand")
-    assert (code, out) == (0, f"{name}/by-hand@1\n"), said
-    assert "the mean of its 3 experts" in said
-    assert soup("pull", f"{name}/by-hand", tmp_path / "pulled")[0] == 0
-    trained = read_directory(folders[f"{name}/kitchen"].with_name("merged"))
-    pulled = read_directory(tmp_path / "pulled")
-    assert (pulled.config, pulled.domain) == (trained.config, "kitchen")
-    assert pulled.provenance.init_hash == trained.provenance.init_hash is not None
-    one, other = (save_tensors(load_tensors(folder.weights.read_bytes())) for folder in (pulled, trained))
-    assert one == other
-    said_so = cook(stocked, {f"{name}/kitchen": 1}, name=f"{name}/by-hand", mixing={"method": "merge"})
-    assert (said_so.status_code, said_so.json()["cached"]) == (200, True)
-    assert said_so.json()["digest"] == mixed(stocked, name).json()["digest"]
-    assert said_so.json()["report"]["relative_cost"] == 1.0
+class TestBanks:
+    @pytest.mark.parametrize("name", BANKS)
+    def test_the_command_line_cooks_the_merge_of_what_was_trained_bit_for_bit(
+        self, stocked: Live, folders: dict[str, Path], name: str, soup: Soup, tmp_path: Path
+    ) -> None:
+        code, out, said = soup("cook", "--recipe", f"{name}/kitchen", "--name", f"{name}/by-hand")
+        assert (code, out) == (0, f"{name}/by-hand@1\n"), said
+        assert "the mean of its 3 experts" in said
+        assert soup("pull", f"{name}/by-hand", tmp_path / "pulled")[0] == 0
+        trained = read_directory(folders[f"{name}/kitchen"].with_name("merged"))
+        pulled = read_directory(tmp_path / "pulled")
+        assert (pulled.config, pulled.domain) == (trained.config, "kitchen")
+        assert pulled.provenance.init_hash == trained.provenance.init_hash is not None
+        one, other = (save_tensors(load_tensors(folder.weights.read_bytes())) for folder in (pulled, trained))
+        assert one == other
+        said_so = cook(stocked, {f"{name}/kitchen": 1}, name=f"{name}/by-hand", mixing={"method": "merge"})
+        assert (said_so.status_code, said_so.json()["cached"]) == (200, True)
+        assert said_so.json()["digest"] == mixed(stocked, name).json()["digest"]
+        assert said_so.json()["report"]["relative_cost"] == 1.0
 
-
-@pytest.mark.parametrize(
-    ("args", "code", "said"),
-    [
-        (["--recipe", "bank/kitchen", "--mixing", "average"], 3, "mixing 'merge' of a recipe of it alone"),
-        (["--recipe", "bank/kitchen,lora_bank/kitchen"], 3, "2 of them banks"),
-        (["--recipe", "bank/kitchen", "--scale", "0.5"], 3, "A merge has no scale"),
-        (["--recipe", "bank/kitchen", "--mixing", "merge", "--scale", "0.5"], 2, "does not take --scale"),
-        (["--recipe", "bank/kitchen", "--mixing", "merge", "--masks", "first"], 2, "does not take --masks"),
-        (["--recipe", "bank/kitchen", "--mixing", "merge", "--max-width", "9"], 2, "--max-width"),
-    ],
-)
-def test_the_command_line_refuses_in_one_sentence(
-    stocked: Live, soup: Soup, args: list[str], code: int, said: str
-) -> None:
-    found, out, err = soup("cook", *args)
-    assert (found, out) == (code, "")
-    assert said in " ".join(err.replace("│", " ").split())
+    @pytest.mark.parametrize(
+        ("args", "code", "said"),
+        [
+            (["--recipe", "bank/kitchen", "--mixing", "average"], 3, "mixing 'merge' of a recipe of it alone"),
+            (["--recipe", "bank/kitchen,lora_bank/kitchen"], 3, "2 of them banks"),
+            (["--recipe", "bank/kitchen", "--scale", "0.5"], 3, "A merge has no scale"),
+            (["--recipe", "bank/kitchen", "--mixing", "merge", "--scale", "0.5"], 2, "does not take --scale"),
+            (["--recipe", "bank/kitchen", "--mixing", "merge", "--masks", "first"], 2, "does not take --masks"),
+            (["--recipe", "bank/kitchen", "--mixing", "merge", "--max-width", "9"], 2, "--max-width"),
+        ],
+    )
+    def test_the_command_line_refuses_in_one_sentence(
+        self, stocked: Live, soup: Soup, args: list[str], code: int, said: str
+    ) -> None:
+        found, out, err = soup("cook", *args)
+        assert (found, out) == (code, "")
+        assert said in " ".join(err.replace("│", " ").split())

@@ -194,194 +194,179 @@ def test_what_is_pushed_meanwhile_is_in_it_whole_or_not_at_all(verbs_of_each, fo
     assert started(settings).missing == 0
 
 
-# --- backup ---------------------------------------------------------------------------------------
+class TestBackup:
+    def test_one_that_is_cut_off_is_none_and_a_second_leaves_the_first(self, verbs, folder, tmp_path) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            backed_up(verbs, folder, progress=cut_off("new", after=1))
+        with pytest.raises(NotFound, match=r"no whole backup"):
+            restore(Settings(data=tmp_path / "other"), folder, replace=False, progress=silent)
+        backed_up(verbs, folder)
+        before = rows(verbs.database)
+        verbs.push("acme/later", seed=9)
+        with pytest.raises(KeyboardInterrupt):
+            backed_up(verbs, folder, progress=cut_off("new", after=1))
+        settings = Settings(data=tmp_path / "other")
+        restore(settings, folder, replace=False, progress=silent)
+        with closing(Database(settings.database)) as database:
+            assert rows(database) == before
 
+    def test_what_is_not_whole_is_named_and_left_out(self, verbs, folder, tmp_path) -> None:
+        law = weights_of(verbs, "law")
+        flip(verbs.blobs.place(law))
+        code = verbs.blobs.place(weights_of(verbs, "code"))
+        code.rename(tmp_path / "moved")
+        code.symlink_to(tmp_path / "moved")
+        done = backed_up(verbs, folder)
+        assert {(one.digest, one.problem) for one in done.unsound} == {
+            (law, "damaged"),
+            (f"sha256:{code.name}", "unreadable"),
+        }
+        assert ("weights of acme/law@1",) in [one.named_by for one in done.unsound]
+        settings = Settings(data=tmp_path / "other")
+        assert len(restore(settings, folder, replace=False, progress=silent).manifest.lacking) == 2
+        assert started(settings).missing == 2
+        flip(verbs.blobs.place(law))
+        assert len(backed_up(verbs, folder).unsound) == 1
 
-def test_one_that_is_cut_off_is_none_and_a_second_leaves_the_first(verbs, folder, tmp_path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        backed_up(verbs, folder, progress=cut_off("new", after=1))
-    with pytest.raises(NotFound, match=r"no whole backup"):
+    def test_a_blob_that_was_damaged_in_the_backup_is_copied_again(self, verbs, folder, tmp_path) -> None:
+        backed_up(verbs, folder)
+        flip(next((folder / "blobs").glob("??/*")))
+        assert backed_up(verbs, folder).new == 1
         restore(Settings(data=tmp_path / "other"), folder, replace=False, progress=silent)
-    backed_up(verbs, folder)
-    before = rows(verbs.database)
-    verbs.push("acme/later", seed=9)
-    with pytest.raises(KeyboardInterrupt):
-        backed_up(verbs, folder, progress=cut_off("new", after=1))
-    settings = Settings(data=tmp_path / "other")
-    restore(settings, folder, replace=False, progress=silent)
-    with closing(Database(settings.database)) as database:
-        assert rows(database) == before
 
-
-def test_what_is_not_whole_is_named_and_left_out(verbs, folder, tmp_path) -> None:
-    law = weights_of(verbs, "law")
-    flip(verbs.blobs.place(law))
-    code = verbs.blobs.place(weights_of(verbs, "code"))
-    code.rename(tmp_path / "moved")
-    code.symlink_to(tmp_path / "moved")
-    done = backed_up(verbs, folder)
-    assert {(one.digest, one.problem) for one in done.unsound} == {
-        (law, "damaged"),
-        (f"sha256:{code.name}", "unreadable"),
-    }
-    assert ("weights of acme/law@1",) in [one.named_by for one in done.unsound]
-    settings = Settings(data=tmp_path / "other")
-    assert len(restore(settings, folder, replace=False, progress=silent).manifest.lacking) == 2
-    assert started(settings).missing == 2
-    flip(verbs.blobs.place(law))
-    assert len(backed_up(verbs, folder).unsound) == 1
-
-
-def test_a_blob_that_was_damaged_in_the_backup_is_copied_again(verbs, folder, tmp_path) -> None:
-    backed_up(verbs, folder)
-    flip(next((folder / "blobs").glob("??/*")))
-    assert backed_up(verbs, folder).new == 1
-    restore(Settings(data=tmp_path / "other"), folder, replace=False, progress=silent)
-
-
-def test_it_is_closed_to_others_and_has_the_key_only_where_asked(verbs, folder, tmp_path) -> None:
-    key = tmp_path / "admin.key"
-    key.write_text("secret\n")
-    assert backed_up(verbs, folder, key=key).manifest.admin_key
-    modes = {path: path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))}
-    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
-    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
-    settings = Settings(data=tmp_path / "other")
-    restore(settings, folder, replace=False, progress=silent)
-    assert settings.admin_key_path.read_text() == "secret\n"
-    backed_up(verbs, folder)
-    assert not (folder / "admin.key").exists()
-
-
-def test_a_folder_of_something_else_is_left_alone(verbs, folder, tmp_path) -> None:
-    with pytest.raises(InvalidParameter, match="is no backup"):
-        backed_up(verbs, verbs.blobs.folder.parent)
-    backed_up(verbs, folder)
-    with backup_folder.open_for_backup(folder), pytest.raises(Busy):
+    def test_it_is_closed_to_others_and_has_the_key_only_where_asked(self, verbs, folder, tmp_path) -> None:
+        key = tmp_path / "admin.key"
+        key.write_text("secret\n")
+        assert backed_up(verbs, folder, key=key).manifest.admin_key
+        modes = {path: path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))}
+        assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+        assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+        settings = Settings(data=tmp_path / "other")
+        restore(settings, folder, replace=False, progress=silent)
+        assert settings.admin_key_path.read_text() == "secret\n"
         backed_up(verbs, folder)
-    write_manifest(folder, read_manifest(folder).model_copy(update={"store": "1" * 32}))
-    with pytest.raises(Conflict, match="another server"):
+        assert not (folder / "admin.key").exists()
+
+    def test_a_folder_of_something_else_is_left_alone(self, verbs, folder, tmp_path) -> None:
+        with pytest.raises(InvalidParameter, match="is no backup"):
+            backed_up(verbs, verbs.blobs.folder.parent)
         backed_up(verbs, folder)
+        with backup_folder.open_for_backup(folder), pytest.raises(Busy):
+            backed_up(verbs, folder)
+        write_manifest(folder, read_manifest(folder).model_copy(update={"store": "1" * 32}))
+        with pytest.raises(Conflict, match="another server"):
+            backed_up(verbs, folder)
 
 
-# --- restore --------------------------------------------------------------------------------------
+class TestRestore:
+    def refused(self, settings: Settings, folder: Path, error: type[SoupError], says: str, **how: bool) -> None:
+        """Refused, with nothing written."""
+        before = files(settings.data)
+        with pytest.raises(error, match=says):
+            restore(settings, folder, replace=how.get("replace", False), progress=silent)
+        assert {**files(settings.data), "lock": b""} == {**before, "lock": b""}
 
+    def test_nothing_is_written_of_a_damaged_backup(self, verbs, folder, tmp_path) -> None:
+        manifest = backed_up(verbs, folder).manifest
+        blob = next((folder / "blobs").glob("??/*"))
+        flip(blob)
+        settings = Settings(data=tmp_path / "other")
+        self.refused(settings, folder, DamagedBlob, f"sha256:{blob.name}")
+        flip(blob)
+        flip(folder / manifest.database)
+        self.refused(settings, folder, Unavailable, "is damaged")
+        flip(folder / manifest.database)
+        write_manifest(folder, manifest.model_copy(update={"revision": "9999"}))
+        self.refused(settings, folder, Unavailable, "'9999', which this version")
+        write_manifest(folder, manifest.model_copy(update={"database": "../data/soup.db"}))
+        self.refused(settings, folder, InvalidParameter, "is not what")
 
-def refused(settings: Settings, folder: Path, error: type[SoupError], says: str, **how: bool) -> None:
-    """Refused, with nothing written."""
-    before = files(settings.data)
-    with pytest.raises(error, match=says):
-        restore(settings, folder, replace=how.get("replace", False), progress=silent)
-    assert {**files(settings.data), "lock": b""} == {**before, "lock": b""}
+    def test_what_is_there_is_replaced_only_when_asked_and_kept(self, verbs, folder, tmp_path) -> None:
+        backed_up(verbs, folder)
+        before = rows(verbs.database)
+        verbs.push("acme/later", seed=9)
+        later = weights_of(verbs, "later")
+        with verbs.database.write() as catalogue:
+            verbs.blobs.set_aside.set_mark(catalogue.stores.advance(STORE, after=0))
+        there = rows(verbs.database)
+        settings = Settings(data=verbs.blobs.folder.parent)
+        verbs.database.close()
+        self.refused(settings, folder, Conflict, "--replace")
+        done = restore(settings, folder, replace=True, progress=silent)
+        assert done.replaced is not None
+        with closing(Database(storage.sqlite_url(done.replaced))) as kept:
+            assert rows(kept) == there
+        with closing(Database(settings.database)) as database:
+            assert rows(database) == before
+        found = started(settings)
+        assert (found.older, found.moved, found.deleted) == (True, 1, 0)
+        assert [name[-64:] for name in verbs.blobs.set_aside.names()] == [later[7:]]
 
+    def test_a_database_of_a_later_version_is_refused(self, verbs, folder, tmp_path, postgres) -> None:
+        backed_up(verbs, folder)
+        settings = Settings(data=tmp_path / "other", database_url=postgres.url())
+        with closing(Database(settings.database)) as database, database.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        self.refused(settings, folder, Unavailable, "'9999'", replace=True)
+        postgres.drop(settings.database)
 
-def test_nothing_is_written_of_a_damaged_backup(verbs, folder, tmp_path) -> None:
-    manifest = backed_up(verbs, folder).manifest
-    blob = next((folder / "blobs").glob("??/*"))
-    flip(blob)
-    settings = Settings(data=tmp_path / "other")
-    refused(settings, folder, DamagedBlob, f"sha256:{blob.name}")
-    flip(blob)
-    flip(folder / manifest.database)
-    refused(settings, folder, Unavailable, "is damaged")
-    flip(folder / manifest.database)
-    write_manifest(folder, manifest.model_copy(update={"revision": "9999"}))
-    refused(settings, folder, Unavailable, "'9999', which this version")
-    write_manifest(folder, manifest.model_copy(update={"database": "../data/soup.db"}))
-    refused(settings, folder, InvalidParameter, "is not what")
+    def test_a_server_that_runs_keeps_its_folder(self, verbs, folder) -> None:
+        backed_up(verbs, folder)
+        data = verbs.blobs.folder.parent
+        with storage.owned(data):
+            self.refused(Settings(data=data), folder, Unavailable, "in use by another server", replace=True)
 
+    def test_one_that_is_cut_off_is_finished_by_the_next(self, verbs, folder, tmp_path) -> None:
+        backed_up(verbs, folder)
+        settings = Settings(data=tmp_path / "other")
 
-def test_what_is_there_is_replaced_only_when_asked_and_kept(verbs, folder, tmp_path) -> None:
-    backed_up(verbs, folder)
-    before = rows(verbs.database)
-    verbs.push("acme/later", seed=9)
-    later = weights_of(verbs, "later")
-    with verbs.database.write() as catalogue:
-        verbs.blobs.set_aside.set_mark(catalogue.stores.advance(STORE, after=0))
-    there = rows(verbs.database)
-    settings = Settings(data=verbs.blobs.folder.parent)
-    verbs.database.close()
-    refused(settings, folder, Conflict, "--replace")
-    done = restore(settings, folder, replace=True, progress=silent)
-    assert done.replaced is not None
-    with closing(Database(storage.sqlite_url(done.replaced))) as kept:
-        assert rows(kept) == there
-    with closing(Database(settings.database)) as database:
-        assert rows(database) == before
-    found = started(settings)
-    assert (found.older, found.moved, found.deleted) == (True, 1, 0)
-    assert [name[-64:] for name in verbs.blobs.set_aside.names()] == [later[7:]]
+        with pytest.raises(KeyboardInterrupt):
+            restore(settings, folder, replace=False, progress=cut_off("new", after=2))
+        assert len(list(LocalBlobs(settings.blobs_dir).digests())) == 2
+        with pytest.raises(Unavailable, match="holds 2"):
+            self._start_new(settings)
+        (settings.data / "soup.db").unlink()
+        for name in ("soup.db.restoring", "soup.db.restoring-wal", "soup.db-wal"):  # what a kill or a person left
+            (settings.data / name).write_bytes(b"half")
+        restore(settings, folder, replace=False, progress=silent)
+        assert started(settings).missing == 0
+        assert [path.read_bytes() for path in (settings.data / "backups").iterdir()] == [b"half"]
+        with closing(Database(settings.database)) as database:
+            found = rows(database)
+        del found["stores"]
+        assert found == {name: value for name, value in rows(verbs.database).items() if name != "stores"}
 
+    def _start_new(self, settings: Settings) -> None:
+        with closing(Database(settings.database)) as database:
+            storage.migrate(database, backups=settings.data / "backups")
+        started(settings)
 
-def test_a_database_of_a_later_version_is_refused(verbs, folder, tmp_path, postgres) -> None:
-    backed_up(verbs, folder)
-    settings = Settings(data=tmp_path / "other", database_url=postgres.url())
-    with closing(Database(settings.database)) as database, database.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    refused(settings, folder, Unavailable, "'9999'", replace=True)
-    postgres.drop(settings.database)
+    def test_a_damaged_database_is_replaced_and_kept(self, verbs, folder, tmp_path) -> None:
+        backed_up(verbs, folder)
+        settings = Settings(data=tmp_path / "other")
+        settings.data.mkdir()
+        (settings.data / "soup.db").write_bytes(b"no database at all" * 999)
+        kept = restore(settings, folder, replace=True, progress=silent).replaced
+        assert kept is not None
+        assert kept.read_bytes() == b"no database at all" * 999
+        assert started(settings).missing == 0
 
+    def test_a_database_that_is_not_all_in_its_file_is_not_put_in_place(self, tmp_path) -> None:
+        new = tmp_path / "new.db"
+        new.write_bytes(b"")
+        (tmp_path / "new.db-wal").write_bytes(b"log")
+        with pytest.raises(Unavailable, match="could not write"):
+            storage.replace_sqlite(new, tmp_path / "soup.db", backups=tmp_path)
+        assert not (tmp_path / "soup.db").exists()
 
-def test_a_server_that_runs_keeps_its_folder(verbs, folder) -> None:
-    backed_up(verbs, folder)
-    data = verbs.blobs.folder.parent
-    with storage.owned(data):
-        refused(Settings(data=data), folder, Unavailable, "in use by another server", replace=True)
-
-
-def test_one_that_is_cut_off_is_finished_by_the_next(verbs, folder, tmp_path) -> None:
-    backed_up(verbs, folder)
-    settings = Settings(data=tmp_path / "other")
-
-    with pytest.raises(KeyboardInterrupt):
-        restore(settings, folder, replace=False, progress=cut_off("new", after=2))
-    assert len(list(LocalBlobs(settings.blobs_dir).digests())) == 2
-    with pytest.raises(Unavailable, match="holds 2"):
-        _start_new(settings)
-    (settings.data / "soup.db").unlink()
-    for name in ("soup.db.restoring", "soup.db.restoring-wal", "soup.db-wal"):  # what a kill or a person left
-        (settings.data / name).write_bytes(b"half")
-    restore(settings, folder, replace=False, progress=silent)
-    assert started(settings).missing == 0
-    assert [path.read_bytes() for path in (settings.data / "backups").iterdir()] == [b"half"]
-    with closing(Database(settings.database)) as database:
-        found = rows(database)
-    del found["stores"]
-    assert found == {name: value for name, value in rows(verbs.database).items() if name != "stores"}
-
-
-def _start_new(settings: Settings) -> None:
-    with closing(Database(settings.database)) as database:
-        storage.migrate(database, backups=settings.data / "backups")
-    started(settings)
-
-
-def test_a_damaged_database_is_replaced_and_kept(verbs, folder, tmp_path) -> None:
-    backed_up(verbs, folder)
-    settings = Settings(data=tmp_path / "other")
-    settings.data.mkdir()
-    (settings.data / "soup.db").write_bytes(b"no database at all" * 999)
-    kept = restore(settings, folder, replace=True, progress=silent).replaced
-    assert kept is not None
-    assert kept.read_bytes() == b"no database at all" * 999
-    assert started(settings).missing == 0
-
-
-def test_a_database_that_is_not_all_in_its_file_is_not_put_in_place(tmp_path) -> None:
-    new = tmp_path / "new.db"
-    new.write_bytes(b"")
-    (tmp_path / "new.db-wal").write_bytes(b"log")
-    with pytest.raises(Unavailable, match="could not write"):
-        storage.replace_sqlite(new, tmp_path / "soup.db", backups=tmp_path)
-    assert not (tmp_path / "soup.db").exists()
-
-
-def test_the_mark_is_the_databases_and_a_link_in_place_of_the_manifest_is_not_followed(verbs, folder, tmp_path) -> None:
-    backed_up(verbs, folder)
-    settings = Settings(data=tmp_path / "other")
-    restore(settings, folder, replace=False, progress=silent)
-    assert LocalBlobs(settings.blobs_dir).set_aside.mark() == StoreMark(store=STORE, generation=1)
-    (folder / "backup.json").rename(tmp_path / "elsewhere")
-    (folder / "backup.json").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic links"):
-        restore(Settings(data=tmp_path / "another"), folder, replace=False, progress=silent)
+    def test_the_mark_is_the_databases_and_a_link_in_place_of_the_manifest_is_not_followed(
+        self, verbs, folder, tmp_path
+    ) -> None:
+        backed_up(verbs, folder)
+        settings = Settings(data=tmp_path / "other")
+        restore(settings, folder, replace=False, progress=silent)
+        assert LocalBlobs(settings.blobs_dir).set_aside.mark() == StoreMark(store=STORE, generation=1)
+        (folder / "backup.json").rename(tmp_path / "elsewhere")
+        (folder / "backup.json").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(OSError, match="symbolic links"):
+            restore(Settings(data=tmp_path / "another"), folder, replace=False, progress=silent)
