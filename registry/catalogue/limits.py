@@ -6,7 +6,9 @@ sees the rows of the previous ones.
 
 from __future__ import annotations
 
-from sqlalchemy import and_, func, or_, select, union
+from collections.abc import Iterable
+
+from sqlalchemy import and_, func, or_, select, tuple_, union
 
 from registry.catalogue.jobs import ACTIVE
 from registry.catalogue.repository import TableGateway
@@ -31,10 +33,13 @@ class UseLimitRows(TableGateway):
 
     def get(self, kind: LimitKind, subject: str) -> UseLimits:
         """The limits that were set for a key or namespace; all None if there are none."""
-        columns = [limits.c[name] for name in NUMBERS]
-        query = select(*columns).where(limits.c.kind == kind, limits.c.subject == subject)
-        row = self._connection.execute(query).mappings().first()
-        return UseLimits() if row is None else UseLimits.model_validate(dict(row))
+        return self.of_subjects([(kind, subject)]).get((kind, subject), UseLimits())
+
+    def of_subjects(self, subjects: Iterable[tuple[LimitKind, str]]) -> dict[tuple[LimitKind, str], UseLimits]:
+        """The limits of those keys and namespaces that some were set for."""
+        query = select(limits).where(tuple_(limits.c.kind, limits.c.subject).in_(sorted(subjects)))
+        rows = self._connection.execute(query).mappings()
+        return {(row["kind"], row["subject"]): UseLimits(**{name: row[name] for name in NUMBERS}) for row in rows}
 
     def set(self, kind: LimitKind, subject: str, values: UseLimits) -> None:
         """Set all limits of a key or namespace."""

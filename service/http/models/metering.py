@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -19,7 +19,7 @@ from fastapi import Request
 
 from registry.catalogue.usage import UsageSum
 from registry.errors import TooLarge
-from registry.quotas import effective_limits, subject_text
+from registry.quotas import subject_text
 from registry.spec import LimitKind, UseLimits
 from service.access.keys import Principal
 from service.engine import GenerateRequest, ScoreRequest
@@ -160,9 +160,12 @@ def _headers(rates: Rates | SharedRates, wants: Sequence[Want]) -> dict[str, str
     return headers
 
 
-def _limits(services: Services, subjects: Counter[Subject]) -> dict[Subject, UseLimits]:
-    with services.registry.database.read() as catalogue:
-        return {subject: effective_limits(catalogue, services.registry.quotas, *subject) for subject in subjects}
+def _limits(services: Services, subjects: Collection[Subject]) -> dict[Subject, UseLimits]:
+    """Return the limits of each subject, read in one statement: every request to the engine waits for it."""
+    quotas = services.registry.quotas
+    with services.registry.database.read_autocommit() as catalogue:
+        limits = catalogue.limits.of_subjects(subjects)
+    return {subject: limits.get(subject, UseLimits()).over(quotas.of(subject[0])) for subject in subjects}
 
 
 def _wants(subject: Subject, limits: UseLimits, tokens: int) -> list[Want]:

@@ -31,6 +31,8 @@ def test_what_is_set_is_read_and_the_rest_is_the_servers(database: Database) -> 
         found = catalogue.limits.get("key", "key-1")
         assert found == UseLimits(adapters=10**15, jobs=0)
         assert catalogue.limits.get("namespace", "key-1") == UseLimits()
+        both = catalogue.limits.of_subjects([("namespace", "key-1"), ("key", "key-1")])
+        assert both == {("key", "key-1"): UseLimits(adapters=10**15, jobs=0)}
     assert found.over(UseLimits(jobs=5, stored_bytes=7)) == UseLimits(adapters=10**15, jobs=0, stored_bytes=7)
     limit(database, "key", "key-1", jobs=3)
     with database.read() as catalogue:
