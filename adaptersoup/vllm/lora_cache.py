@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import threading
 from collections.abc import Callable, Collection
@@ -23,7 +24,7 @@ from registry.adapters.bottleneck_lora import kind_of
 from registry.adapters.lora_ranks import is_uniform
 from registry.errors import Incompatible, InvalidName, InvalidParameter, NotFound, Retired, Unavailable
 from registry.formats import CONFIG_FILE, WEIGHTS_FILE, move_into_place, new_directory_beside, place_files
-from registry.names import file_digest, sha256_digest
+from registry.names import DIGEST_PATTERN, file_digest, sha256_digest
 from registry.spec import BottleneckConfig, LoraConfig
 
 log = logging.getLogger("soup.client")
@@ -64,7 +65,7 @@ class LoraCache:
         Raises Unavailable if the server does not answer.
         """
         row = _if_present(self._client.adapter, ref)
-        return None if row is None else str(row["digest"])
+        return None if row is None else _digest_of(row)
 
     def lora(self, ref: str) -> CachedLora | None:
         """The adapter that a ref means now; None if there is none, or it is retired.
@@ -78,7 +79,7 @@ class LoraCache:
         row = self._client.adapter(ref)
         pinned = str(row["ref"])  # the version this name means now, whatever is pushed meanwhile
         self._check(row)
-        digest = str(row["digest"])
+        digest = _digest_of(row)
         digests = {str(file["name"]): str(file["digest"]) for file in self._client.files(pinned)}
         directory = self._folder / digest.removeprefix("sha256:")
         with self._locks.setdefault(digest, threading.Lock()):
@@ -158,6 +159,14 @@ def _if_present(read: Callable[[str], T], ref: str) -> T | None:
     except (InvalidName, InvalidParameter, NotFound, Retired) as error:
         log.info("%s", error.message)
         return None
+
+
+def _digest_of(row: Json) -> str:
+    """The digest of an adapter, which is part of a path; raises Unavailable if the server's answer has no valid one."""
+    digest = str(row["digest"])
+    if not re.fullmatch(DIGEST_PATTERN, digest):
+        raise Unavailable(f"The server gives {row['ref']} an invalid digest; it may be another kind of server.")
+    return digest
 
 
 def _is_intact(directory: Path, digests: dict[str, str]) -> bool:

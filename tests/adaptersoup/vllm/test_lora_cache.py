@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
+import httpx2
 import pytest
 
 from adaptersoup.client.answers import Json
@@ -23,6 +24,7 @@ from registry.adapters import STRUCTURES
 from registry.adapters.lora_ranks import uniform
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.errors import DigestMismatch, Incompatible, SoupError, Unavailable
+from registry.names import sha256_digest
 from registry.spec import (
     AdapterConfig,
     BankConfig,
@@ -38,6 +40,7 @@ from tests.registry.random_adapters import drawn
 from tests.repository import REPOSITORY
 from tests.service.lora_pushes import CONFIG as LORA_CONFIG
 from tests.service.lora_pushes import UNIFORM, lora_weights, push_lora
+from tests.service.scripted_server import Server, ok
 from tests.service.servers import BASE_ID, CONFIG, Live, adapter_weights, open_live, open_world, write_bases
 
 WEIGHTS = "adapter_model.safetensors"
@@ -98,6 +101,26 @@ def test_a_name_a_version_and_a_digest(live: Live, cache: LoraCache, law: dict[s
         assert (place / WEIGHTS).read_bytes() == lora_weights(live.world, seed=seed, config=UNIFORM)
         assert json.loads((place / "adapter_config.json").read_text())["peft_type"] == "LORA"
     assert sorted(one.name for one in (tmp_path / "cache").iterdir()) == sorted(d[7:] for d in law.values())
+
+
+@pytest.mark.parametrize("digest", ["sha256:../notes", "sha256:{folder}/notes", "../notes", ""])
+def test_a_digest_of_the_server_that_is_a_path_deletes_nothing(tmp_path: Path, digest: str) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("mine")
+    fingerprint, data = f"sha256:{1:064x}", b"{}"
+    row = {"ref": "team/law@1", "digest": digest.format(folder=tmp_path), "base_model": BASE_ID, "config": LORA_CONFIG}
+    server = Server().on("GET /v1/adapters/team/law", ok({**row, "base_fingerprint": fingerprint}))
+    server.on(f"GET /v1/models/{BASE_ID}", ok({"fingerprint": fingerprint}))
+    names = ("adapter_config.json", WEIGHTS)
+    files = [{"name": name, "digest": sha256_digest(data)} for name in names]
+    server.on("GET /v1/adapters/team/law@1/files", ok({"data": files}))
+    for name in names:
+        server.on(f"GET /v1/adapters/team/law@1/files/{name}", httpx2.Response(200, content=data))
+    cache = LoraCache(server.client(), tmp_path / "cache", base_model=BASE_ID)
+    for read in (cache.lora, cache.digest):
+        with pytest.raises(Unavailable, match="invalid digest"):
+            read("team/law")
+    assert (tmp_path / "notes" / "mine.txt").read_text() == "mine"
 
 
 def test_what_is_there_is_not_fetched_again_and_what_is_damaged_is(
