@@ -61,7 +61,7 @@ class AsyncBlobs(AsyncConnection):
         if anew or not await self.has_blob(digest):
             if size > part_bytes:
                 upload = Upload(digest, size, part_bytes, lambda done: report(done, size, name))
-                await self._send_in_parts(source, upload)
+                await self._send_in_parts(source, upload, anew=anew)
                 return digest
             body = source if isinstance(source, bytes) else await in_thread(source.read_bytes)
             await self.send("PUT", f"/v1/blobs/{digest}", body=body, headers=BINARY)
@@ -99,13 +99,17 @@ class AsyncBlobs(AsyncConnection):
             ref = str((await self.json("GET", adapter_path(ref)))["ref"])
         return adapter_path(ref)
 
-    async def _send_in_parts(self, source: bytes | Path, upload: Upload) -> None:
-        """Send a large blob; retry after the errors of PASSING, up to TRIES times in a row without progress."""
+    async def _send_in_parts(self, source: bytes | Path, upload: Upload, *, anew: bool) -> None:
+        """Send a large blob; retry after the errors of PASSING, up to TRIES times in a row without progress.
+
+        With `anew` the blob that the server has after an error is not trusted: it may be the damaged one.
+        """
+        name = "The data" if isinstance(source, bytes) else str(source)
         tries = furthest = 0
         while True:
             try:
                 with BytesIO(source) if isinstance(source, bytes) else await in_thread(source.open, "rb") as file:
-                    await self._send_rest(file, upload, str(source))
+                    await self._send_rest(file, upload, name)
                 return
             except PASSING as error:
                 tries = 1 if upload.offset > furthest else tries + 1
@@ -113,8 +117,8 @@ class AsyncBlobs(AsyncConnection):
                 if tries >= TRIES:
                     raise
                 await self.pause(pause_after(error, tries))
-            with suppress(*PASSING):
-                if await self.has_blob(upload.digest):  # the answer was lost, or another client has sent the same
+            with suppress(*PASSING):  # the answer was lost, or another client has sent the same
+                if not anew and await self.has_blob(upload.digest):
                     upload.progress(upload.size)
                     return
 

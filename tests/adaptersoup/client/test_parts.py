@@ -188,6 +188,14 @@ def test_another_who_sends_the_same_may_finish_it() -> None:
     assert told[-1] == 250
 
 
+def test_sent_anew_a_damaged_blob_is_replaced_although_a_request_breaks() -> None:
+    """A server on an object store answers HEAD for a damaged blob: it has not read it."""
+    server = Store(once(3, broken))
+    server.blobs[DIGEST] = b"damaged"
+    server.client().upload(DATA, anew=True)
+    assert server.blobs == {DIGEST: DATA}
+
+
 def test_it_gives_up_in_the_end() -> None:
     server = Store(lambda request: refusal(503, "unavailable") if request.method == "PATCH" else None)
     with pytest.raises(Unavailable, match="No"):
