@@ -36,6 +36,8 @@ BY_STATUS: dict[int, type[SoupError]] = {
     504: errors.Unavailable,
 }
 """Errors for answers without an error code of ours: those of a proxy, and the empty ones to HEAD."""
+DOWNLOAD_ELSEWHERE = 307
+"""Status of a download that a server with an object store redirects to its bucket."""
 MAX_FITS = 5
 LONGEST_EMBEDDING = 3600
 """Seconds to wait for the samples of a pool of which none is embedded yet."""
@@ -75,7 +77,7 @@ def translated(base_url: str) -> Iterator[None]:
         ) from error
     except httpx2.HTTPError as error:
         raise Unavailable(
-            f"The connection to {base_url} broke ({error or type(error).__name__}); try again."
+            f"The connection to {base_url} broke ({str(error) or type(error).__name__}); try again."
         ) from error
 
 
@@ -88,7 +90,9 @@ def object_of(response: httpx2.Response) -> Json:
 
 
 def error_of(response: httpx2.Response) -> SoupError:
-    """The error of a refused request: an instance of the class that its code names."""
+    """The error of a refused or redirected request: for a refusal an instance of the class that its code names."""
+    if response.is_redirect:
+        return _redirected(response)
     value = _parsed(response.text)
     fields = value.get("error") if isinstance(value, dict) else None
     if isinstance(fields, dict) and isinstance(fields.get("message"), str):
@@ -106,6 +110,18 @@ def error_of(response: httpx2.Response) -> SoupError:
     elif isinstance(error, Unavailable):
         error.retry_after = None
     return error
+
+
+def _redirected(response: httpx2.Response) -> Unavailable:
+    """The error for a redirect: it is not followed, since the key would go to another address."""
+    try:
+        target = origin_of(response.url.join(response.headers.get("location", "")))
+    except httpx2.InvalidURL:
+        target = "an invalid address"
+    return Unavailable(
+        f"{response.request.method} {response.url} is redirected to {target}, and was not carried out: if that is the "
+        "server, give its address with --url or SOUP_URL."
+    )
 
 
 def _rebuilt(error: Mapping[str, Any], *, status: int) -> SoupError:
@@ -172,7 +188,7 @@ def redirect_target(response: httpx2.Response) -> httpx2.URL | None:
     The request to it must carry no key. Raises Unavailable if the target is not an HTTP address, or is plain http on
     another machine after https.
     """
-    if response.status_code != 307:
+    if response.status_code != DOWNLOAD_ELSEWHERE:
         return None
     try:
         target = response.url.join(response.headers.get("location", ""))

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 import httpx2
 
 from adaptersoup.client.answers import (
+    DOWNLOAD_ELSEWHERE,
     Json,
     check_open,
     check_redirected,
@@ -124,7 +125,7 @@ class AsyncConnection(AsyncClosing):
                     params=params and drop_none(params),
                     headers={**model_header(json), **(headers or {})},
                 )
-            if not response.is_error:
+            if response.is_success:
                 return response
             error = error_of(response)
             if not (repeat and isinstance(error, Busy) and tries < MAX_TRIES and error.retry_after <= MAX_PAUSE):
@@ -196,7 +197,7 @@ class AsyncConnection(AsyncClosing):
         check_open(self._http)
         with translated(self.base_url):
             async with self._http.stream(method, path, json=json, headers=model_header(json)) as response:
-                if response.is_error:
+                if not response.is_success and response.status_code != DOWNLOAD_ELSEWHERE:
                     await response.aread()
                     raise error_of(response)
                 yield response

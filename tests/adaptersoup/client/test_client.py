@@ -115,6 +115,34 @@ def test_names_that_are_none_never_leave(ref: str) -> None:
     assert server.requests == []
 
 
+def test_a_broken_connection_without_a_reason_is_named_by_its_class() -> None:
+    with pytest.raises(Unavailable, match=r"broke \(ReadError\)"):
+        Server().on("GET /v1/models", raising(httpx2.ReadError(""))).client().models()
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirected_change_has_not_been_made(status: int) -> None:
+    sign_in = httpx2.Response(status, headers={"location": "https://login.test/?next=soup"})
+    server = Server().on("DELETE /v1/adapters/team/law/aliases/prod", sign_in)
+    with pytest.raises(Unavailable, match=r"redirected to https://login\.test, and was not carried out"):
+        server.client().delete_alias("team/law", "prod")
+
+
+def test_a_blob_behind_a_redirect_is_not_there() -> None:
+    moved = httpx2.Response(301, headers={"location": "https://soup.test/"})
+    with pytest.raises(Unavailable, match=r"https://soup\.test.*--url"):
+        Server().on(f"HEAD /v1/blobs/{DIGEST}", moved).client().has_blob(DIGEST)
+
+
+def test_a_redirected_stream_is_no_answer() -> None:
+    moved = httpx2.Response(302, headers={"location": "/sign-in"})
+    with (
+        pytest.raises(Unavailable, match=r"redirected to http://soup\.test"),
+        Server().on("POST /v1/completions", moved).client().stream("base/x", "a") as pieces,
+    ):
+        next(pieces)
+
+
 def test_a_base_model_is_no_adapter() -> None:
     with pytest.raises(InvalidParameter, match="base model"):
         Server().client().adapter("base/small")
