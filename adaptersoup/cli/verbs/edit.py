@@ -103,6 +103,7 @@ def edit(
     outdated = [row for row in rows if _differs(row, changes)]
     if (confirmation.dry_run or not refs) and not confirmation.confirm("changed", outdated):
         remote.answer({"object": "list", "data": outdated}, *(str(row["ref"]) for row in outdated))
+        failed.end()
         return
     changed = []
     for row in outdated:

@@ -625,6 +625,10 @@ class TestChangingMany:
         assert (code, out) == (1, "bulk/drama@1\n")
         assert "bulk/none: Error:" in err
 
+    def test_a_dry_run_for_a_name_that_is_not_there_fails(self, soup: Soup) -> None:
+        code, _, err = soup("edit", "bulk/none", "--add-tag", "x", "--dry-run")
+        assert (code, "bulk/none: Error:" in err) == (1, True)
+
     @pytest.mark.parametrize("verb", [("rm",), ("edit", "--add-tag", "x")], ids=["rm", "edit"])
     def test_where_nothing_matches_nobody_is_asked(self, soup: Soup, verb: tuple[str, ...]) -> None:
         assert soup(*verb, "--namespace", "bulk", "--tag", "none") == (0, "", "Nothing matches.\n")
