@@ -15,6 +15,7 @@ import httpx2
 from pydantic import BaseModel, ValidationError
 
 from registry.errors import Unavailable
+from registry.names import LOOPBACK
 from registry.spec import SERVER_TOKENS, NextTokens, Readings
 
 MAX_BYTES = 4 * 1024 * 1024
@@ -85,6 +86,11 @@ class OpenAIServer:
         """The address below which the calls are."""
         return self.url.rstrip("/").removesuffix("/v1")
 
+    @property
+    def _may_use_proxy(self) -> bool:
+        """False for this machine, whose loopback no proxy of the environment can reach."""
+        return httpx2.URL(self.root).host not in LOOPBACK
+
     def models(self) -> list[str]:
         """The names of its models, the first thousand; raises Unavailable."""
         models = self._answer(_Models, "GET", "/v1/models").data
@@ -125,7 +131,7 @@ class OpenAIServer:
         try:
             async with (
                 asyncio.timeout(self.seconds),
-                httpx2.AsyncClient(timeout=None, transport=self.transport) as client,
+                httpx2.AsyncClient(timeout=None, transport=self.transport, trust_env=self._may_use_proxy) as client,
                 client.stream(method, self.root + path, json=body, headers=headers) as response,
             ):
                 if response.headers.get("content-encoding", "identity") != "identity":
@@ -139,7 +145,7 @@ class OpenAIServer:
             raise self._problem(
                 f"did not finish answering {method} {path} in {self.seconds:g} seconds; --seconds gives it longer"
             ) from None
-        except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, ImportError, ValueError) as error:  # the last two: of a proxy
             reason = str(error)[:SHOWN] or type(error).__name__
             raise self._problem(f"cannot be asked for {method} {path} ({reason})") from None
 

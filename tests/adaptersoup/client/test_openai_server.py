@@ -104,3 +104,12 @@ def test_who_does_not_answer_at_all_is_one_sentence() -> None:
         server(Mock(side_effect=httpx2.ConnectError("refused"))).models()
     with pytest.raises(Unavailable, match="lists no models: name them with --model"):
         server(lambda _: httpx2.Response(200, json={})).models()
+
+
+@pytest.mark.parametrize(("host", "is_used"), [("127.0.0.1", False), ("gpu.invalid", True)])
+def test_a_proxy_is_used_for_other_machines_only(host: str, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "unknown://proxy.invalid")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with pytest.raises(Unavailable, match=r"cannot be asked for GET /v1/models \(") as raised:
+        OpenAIServer(f"http://{host}:1").models()
+    assert ("proxy" in raised.value.message) is is_used
