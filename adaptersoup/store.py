@@ -38,6 +38,8 @@ from service.runtime import Runtime
 from service.settings import Settings
 
 ALLOWLIST = "bases.toml"
+STORE_FILES = ("soup.db", "admin.key")
+"""Files of which each store, and each data folder of a server, has at least one."""
 ADDRESS = "http://127.0.0.1"
 logging.getLogger("soup").addHandler(logging.NullHandler())  # errors are raised; a program may log them as well
 
@@ -312,7 +314,7 @@ class Store(Closing):
 
 def _check_not_new(folder: Path, settings: Mapping[str, Any]) -> None:
     """Raise InvalidParameter for a folder without a store, if `settings` name no base models either."""
-    is_new = not folder.is_dir() or not any(folder.iterdir())
+    is_new = not any((folder / name).exists() for name in STORE_FILES)
     if is_new and _settings(settings, folder, None).bases is None:
         raise InvalidParameter(
             f"There is no store in {folder}: check the path, or give 'base' for a new one.", param="base"

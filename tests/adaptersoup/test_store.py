@@ -313,10 +313,13 @@ def test_a_base_that_is_none_leaves_nothing_behind(tiny_base_dir: Path, tmp_path
     with pytest.raises(Unavailable):
         Store(place, tmp_path / "empty")
     assert not list(place.glob("bases.toml*"))
-    for new in (place / "typo", tmp_path / "empty"):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "law.txt").write_text("A text.")
+    for new in (place / "typo", tmp_path / "empty", tmp_path / "texts"):
         with pytest.raises(InvalidParameter, match="no store in"):
             Store(new)
     assert not (place / "typo").exists()
+    assert [file.name for file in (tmp_path / "texts").iterdir()] == ["law.txt"]
     with Store(place, **QUICK) as store, pytest.raises(InvalidParameter, match="0 base models"):
         _ = store.base
     with Store(place, odd, base_id="odd", **QUICK) as store:
