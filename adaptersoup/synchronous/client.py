@@ -381,19 +381,18 @@ class Client(OperatorCalls):
         body = {"model": model_name(model), "prompt": prompt, **drop_none(sampling), "stream": True}
         return self._http.events("POST", COMPLETIONS, body, lambda _, value: body_of(CompletionAnswer, value))
 
-    def chat(self, model: str, messages: Sequence[Mapping[str, str]], **sampling: Any) -> ChatAnswer:
+    def chat(self, model: Model, messages: Sequence[Mapping[str, str]], **sampling: Any) -> ChatAnswer:
         """A chat completion in OpenAI's format; `messages` are {role, content}, and the last one is answered."""
-        body = {"model": model, "messages": list(messages), **drop_none(sampling)}
+        body = {"model": model_name(model), "messages": list(messages), **drop_none(sampling)}
         return body_of(ChatAnswer, self._http.json("POST", CHAT, json=body))
 
-    def stream_chat(self, model: str, messages: Sequence[Mapping[str, str]], **sampling: Any) -> Stream[ChatChunk]:
+    def stream_chat(self, model: Model, messages: Sequence[Mapping[str, str]], **sampling: Any) -> Stream[ChatChunk]:
         """A chat completion as a stream of chunks; closing it ends the generation on the server too."""
-        body = {"model": model, "messages": list(messages), **drop_none(sampling), "stream": True}
+        body = {"model": model_name(model), "messages": list(messages), **drop_none(sampling), "stream": True}
         return self._http.events("POST", CHAT, body, lambda _, value: body_of(ChatChunk, value))
 
-    def embed(self, model: str, texts: str | Sequence[str]) -> EmbeddingAnswer:
+    def embed(self, model: Model, texts: str | Sequence[str]) -> EmbeddingAnswer:
         """Vectors of one text or several under a model, in OpenAI's format; `base/<id>` embeds as samples are."""
         content = texts if isinstance(texts, str) else list(texts)
-        return body_of(
-            EmbeddingAnswer, self._http.json("POST", "/v1/embeddings", json={"model": model, "input": content})
-        )
+        body = {"model": model_name(model), "input": content}
+        return body_of(EmbeddingAnswer, self._http.json("POST", "/v1/embeddings", json=body))

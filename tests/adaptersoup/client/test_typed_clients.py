@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 
 from adaptersoup import Adapter, AsyncClient, Client, Selection, Soup
 from adaptersoup.client.client import SoupClient
+from adaptersoup.values import Listed
 from plots.style import to_svg
 from registry.errors import InvalidParameter, Retired, Unavailable
 from registry.formats import (
@@ -243,6 +245,20 @@ def test_whoever_breaks_off_within_async_with_does_too() -> None:
             return answer.closed
 
     assert asyncio.run(broken_off())
+
+
+@pytest.mark.parametrize("verb", ["chat", "stream_chat", "embed", "complete", "stream"])
+def test_a_model_may_be_a_value(verb: str) -> None:
+    models: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        models.append(json.loads(request.content)["model"])
+        return httpx2.Response(503)
+
+    value = Listed.model_construct(ref="team/law@1")
+    with Client("http://soup.test", transport=httpx2.MockTransport(answer)) as client, pytest.raises(Unavailable):
+        next(iter(getattr(client, verb)(value, [])))
+    assert models == ["team/law@1"]
 
 
 def test_a_closed_client_refuses_in_a_sentence_and_sends_nothing(live: Live) -> None:
