@@ -7,6 +7,7 @@ files of people and hubs. Called by `directory`, by the files route and by `soup
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -119,12 +120,24 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
         if isinstance(metadata := values.get("metadata"), dict):
             values["metadata"] = {key: value for key, value in metadata.items() if not isinstance(value, dict | list)}
         body = "" if body.lstrip().startswith(UNFILLED) else body
+    _check_metadata(values.get("metadata"))
     if matter.get("license") not in (None, ""):
         values["license"] = str(matter["license"])
     try:
         return Card(description=body, **values)
     except ValidationError as error:
         raise refusal(error, Path(CARD_FILE)) from None
+
+
+def _check_metadata(metadata: object) -> None:
+    """Raise InvalidManifest for a value of the metadata that is a list, a table, NaN or infinite."""
+    for key, value in metadata.items() if isinstance(metadata, dict) else ():
+        if isinstance(value, dict | list) or (isinstance(value, float) and not math.isfinite(value)):
+            kind = "a list" if isinstance(value, list) else "a table" if isinstance(value, dict) else str(value)
+            raise InvalidManifest(
+                f"{CARD_FILE}: metadata {str(key)[:80]!r} is {kind}; a text, a number, true, false or null is needed.",
+                param="metadata",
+            )
 
 
 def _without_usage(text: str) -> str:

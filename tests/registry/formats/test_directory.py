@@ -384,7 +384,7 @@ def test_a_foreign_card_gives_the_tags_and_metadata_it_has() -> None:
     assert parse_card("---\ntags:\n- law\n- base_model:adapter:x\n---\n", foreign=True).tags == ("law",)
     text = "---\nmetadata:\n  a: {b: 1}\n  c:\n  - 1\n  d: 2\n---\n"
     assert parse_card(text, foreign=True).metadata == {"d": 2}
-    with pytest.raises(InvalidManifest, match=r"README\.md: metadata\.a"):
+    with pytest.raises(InvalidManifest, match=r"README\.md: metadata 'a' is a table"):
         parse_card(text)
     tagged = "---\nmetadata:\n  k: !!python/object/apply:os.system [exit 1]\n  n: !!binary aGk=\n---\n"
     assert parse_card(tagged, foreign=True).metadata == {"n": "aGk="}  # no objects are made
@@ -395,6 +395,15 @@ def test_long_and_deep_front_matter_is_read_at_once() -> None:
     nested = "d: " + "[" * 5000 + "x" + "]" * 5000
     card = parse_card(f"---\n{body}{nested}\nlicense: mit\n---\ntext")
     assert (card.license, card.description) == ("mit", "text")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [("{by: ana}", "'run' is a table"), ("[1]", "'run' is a list"), ("NaN", "'run' is nan")],
+)
+def test_metadata_that_no_card_can_hold_is_named(value: str, says: str) -> None:
+    with pytest.raises(InvalidManifest, match=f"^README.md: metadata {says}; a text, a number"):
+        parse_card(f"---\nmetadata:\n  run: {value}\n---\n")
 
 
 def test_values_a_card_cannot_hold() -> None:
