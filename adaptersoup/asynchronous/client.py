@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from adaptersoup.asynchronous.operators import AsyncOperatorCalls
-from adaptersoup.client.additions import Additions
+from adaptersoup.client.additions import Additions, valid_manifest
 from adaptersoup.client.answers import drop_none, path_segment, result_in
 from adaptersoup.client.asynchronous.connection import AsyncStream
 from adaptersoup.client.paths import (
@@ -86,10 +86,10 @@ class AsyncClient(AsyncOperatorCalls):
         server has are not sent again. The value's `job` embeds the texts: `wait_job` before a selection that should
         include the adapter. Raises InvalidManifest and others.
         """
-        more = Additions(
-            domain=domain, base=base, texts=None if texts is None else check_texts(texts), tags=tags, owner=owner
-        )
-        pushed = await self._http.push_directory(Path(folder), name=name, more=more, progress=progress)
+        passages = None if texts is None else check_texts(texts)
+        more = Additions(domain=domain, base=base, texts=passages, tags=tags, owner=owner)
+        with valid_manifest():
+            pushed = await self._http.push_directory(Path(folder), name=name, more=more, progress=progress)
         return body_of(Adapter, pushed)
 
     async def pull(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
+
+from pydantic import ValidationError
 
 from adaptersoup.client.samples import read_texts
-from registry.errors import InvalidManifest
+from registry.errors import InvalidManifest, InvalidParameter
 from registry.formats import (
     CARD_FILE,
     CONFIG_FILE,
@@ -19,6 +22,7 @@ from registry.formats import (
     AdapterDirectory,
     EmbeddingsNote,
 )
+from registry.formats.refusal import refusal
 from registry.spec import Card, Manifest, Passage
 
 PULLED = (CONFIG_FILE, SOUP_FILE, WEIGHTS_FILE, SAMPLES_FILE, CARD_FILE)
@@ -40,6 +44,10 @@ class Additions:
     metadata: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     license: str | None = None
     description: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tags, str):
+            raise InvalidParameter(f"Give a list of tags, such as [{self.tags[:64]!r}], not a text.", param="tags")
 
     def card(self, card: Card) -> Card:
         """The card of a directory with the added fields."""
@@ -80,6 +88,15 @@ def manifest_of(local: AdapterDirectory, name: str, more: Additions) -> Manifest
         card=more.card(local.card),
         provenance=local.provenance,
     )
+
+
+@contextmanager
+def valid_manifest() -> Iterator[None]:
+    """Raise InvalidManifest for values that a manifest or a card does not accept, where pydantic raises its error."""
+    try:
+        yield
+    except ValidationError as error:
+        raise refusal(error, PurePath("what is pushed")) from None
 
 
 def name_of(path: Path) -> str:

@@ -18,6 +18,7 @@ from adaptersoup.client.paths import (
 from adaptersoup.client.synchronous.calls import Calls
 from adaptersoup.client.synchronous.connection import ADDRESS, Closing
 from adaptersoup.client.waiting import Pause, sleep
+from adaptersoup.requests import check_names
 from registry.names import KeyScope
 from registry.spec import ServerReadings
 from service.http.schemas.audit import AuditEntry
@@ -60,7 +61,8 @@ class OperatorCalls(Closing):
 
         `expires_at` needs a time zone; None never expires.
         """
-        body = {"name": name, "scopes": list(scopes), "namespaces": namespaces and list(namespaces)}
+        granted = None if namespaces is None else check_names(namespaces, "namespaces")
+        body = {"name": name, "scopes": check_names(scopes, "scopes"), "namespaces": granted}
         body |= iso_dates(drop_none({"expires_at": expires_at}))
         return body_of(CreatedKey, self._http.json("POST", "/v1/keys", json=body, repeat=False))
 

@@ -17,7 +17,7 @@ from adaptersoup import Adapter, AsyncClient, Client, Selection, Soup
 from adaptersoup.client.client import SoupClient
 from adaptersoup.values import Listed
 from plots.style import to_svg
-from registry.errors import InvalidParameter, Retired, Unavailable
+from registry.errors import InvalidManifest, InvalidParameter, Retired, Unavailable
 from registry.formats import (
     CONFIG_FILE,
     SAMPLES_FILE,
@@ -245,6 +245,38 @@ def test_whoever_breaks_off_within_async_with_does_too() -> None:
             return answer.closed
 
     assert asyncio.run(broken_off())
+
+
+class TestWrongArguments:
+    """A client whose transport fails the test if a request is sent."""
+
+    @pytest.fixture
+    def client(self) -> Iterator[Client]:
+        with Client("http://soup.test", transport=httpx2.MockTransport(pytest.fail)) as client:
+            yield client
+
+    @pytest.mark.parametrize(
+        ("fields", "says"),
+        [
+            ({"tags": ["No Good"]}, "tags.0: must have 1 to 64"),
+            ({"owner": "a\nb"}, "owner: must not hold the character"),
+            ({"domain": "x" * 300}, "domain: must have at most 200"),
+        ],
+    )
+    def test_of_a_push_are_a_manifest_that_is_refused(
+        self, client: Client, tmp_path: Path, fields: dict[str, Any], says: str
+    ) -> None:
+        write_directory(tmp_path / "law", AdapterContents(config=CONFIG, domain="law", weights=b"w"))
+        with pytest.raises(InvalidManifest, match=f"^what is pushed: {says}"):
+            client.push(tmp_path / "law", name="team/law", **fields)
+
+    def test_a_text_in_place_of_tags_is_not_a_tag_a_letter(self, client: Client) -> None:
+        with pytest.raises(InvalidParameter, match=r"a list of tags, such as \['v2'\]"):
+            client.push("law", name="team/law", tags="v2")
+
+    def test_a_text_in_place_of_namespaces_is_not_a_namespace_a_letter(self, client: Client) -> None:
+        with pytest.raises(InvalidParameter, match=r"a list of namespaces, such as \['team'\]"):
+            client.create_key("guest", scopes=["infer"], namespaces="team")
 
 
 @pytest.mark.parametrize("verb", ["chat", "stream_chat", "embed", "complete", "stream"])
