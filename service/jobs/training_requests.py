@@ -122,6 +122,7 @@ def _members(services: Services, principal: Principal, request: TrainingRequest)
     fingerprint = services.bases[request.base_model].shape.fingerprint
     with services.registry.database.read() as catalogue:
         rows = [catalogue.adapters.resolve(principal.namespaces, parse_ref(ref)) for ref in adapter.members]
+    _check_different(adapter.members, rows)
     problems = []
     for row in rows:
         if FusionConfig.member_of(row.config) is None:
@@ -131,6 +132,19 @@ def _members(services: Services, principal: Principal, request: TrainingRequest)
     if problems:
         raise Incompatible(problems[0], param="spec.adapter.members", problems=problems)
     return rows
+
+
+def _check_different(refs: Sequence[str], rows: Sequence[AdapterRow]) -> None:
+    """Raise InvalidParameter if two refs name the same adapter, such as a name with and without its version."""
+    ref_by_digest: dict[str, str] = {}
+    for ref, row in zip(refs, rows, strict=True):
+        first_ref = ref_by_digest.setdefault(row.digest, ref)
+        if first_ref != ref:
+            raise InvalidParameter(
+                f"{first_ref!r} and {ref!r} are the same adapter: a fusion learns to choose between different "
+                "adapters.",
+                param="spec.adapter.members",
+            )
 
 
 def _check_quota(catalogue: Catalogue, services: Services, request: TrainingRequest, *, key: str, key_id: str) -> None:

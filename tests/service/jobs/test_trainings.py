@@ -579,6 +579,11 @@ class TestRefusals:
             ({"spec": {"adapter": {"method": "fusion", "members": ["acme/no"]}}}, 400, "members"),
             ({"spec": {"adapter": {"method": "fusion"}}}, 400, "members"),
             (
+                {"spec": {"adapter": {"method": "fusion", "members": ["acme/0", "acme/1", "acme/0@1"]}}},
+                400,
+                "'acme/0' and 'acme/0@1' are the same adapter",
+            ),
+            (
                 {"spec": {"adapter": {"method": "fusion", "members": ["acme/0", "acme/0"]}, "task": "classification"}},
                 400,
                 "fusion",
