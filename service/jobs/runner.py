@@ -33,8 +33,7 @@ from service.jobs.contract import JobContext, Lane, workers_of
 from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
 from service.jobs.kinds import KINDS
-from service.jobs.training_folder import sweep
-from service.jobs.training_requests import blobs_in_use
+from service.jobs.training_requests import blobs_in_use, remove_old_trainings
 from service.observability.logs import describe
 from service.periodic import Periodic
 from service.services import Services
@@ -92,7 +91,7 @@ class JobRunner:
         if self._sole_owner:
             with self._database.write() as catalogue:
                 catalogue.jobs.requeue_expired(_now() + timedelta(days=3650))
-        sweep(self._settings.trainings_dir, older_than=self._settings.keep_training_seconds)
+        remove_old_trainings(self._database, self._settings)
         lanes = [lane for lane, count in workers_of(self._settings).items() for _ in range(count)]
         self._threads = [
             threading.Thread(target=self._work, args=(lane,), name=f"soup-jobs-{number}", daemon=True)

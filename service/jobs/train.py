@@ -30,8 +30,8 @@ from registry.stored.files import deleted_unless_recorded, record_bytes
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_curve import TrainingCurve
-from service.jobs.training_folder import CHECKPOINT, TURN, sweep, training_folder
-from service.jobs.training_requests import pushed_adapter, pushed_name
+from service.jobs.training_folder import CHECKPOINT, TURN, training_folder
+from service.jobs.training_requests import pushed_adapter, pushed_name, remove_old_trainings
 from service.services import Services
 from training.checkpoint import saved_step
 from training.request import TrainingRequest, TrainingRun, merge_request
@@ -111,7 +111,7 @@ def train(training: Training) -> Pushed:
         raise
     pushed = replace(pushed, row=_with_owner(training, pushed.row))
     shutil.rmtree(training.folder, ignore_errors=True)
-    sweep(settings.trainings_dir, older_than=settings.keep_training_seconds)
+    remove_old_trainings(training.services.registry.database, settings)
     return pushed
 
 

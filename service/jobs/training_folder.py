@@ -1,7 +1,7 @@
 """The folders in which trainings save checkpoints, one for each request, and how old ones are removed.
 
-Used by the training job, and by the job runner when a server starts. Servers may share the folder, and the child of a
-killed server may still be saving there.
+Used by `training_requests`, for the training job and for the job runner when a server starts. Servers may share the
+folder, and the child of a killed server may still be saving there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from service.settings import Settings
@@ -25,15 +26,21 @@ def training_folder(settings: Settings, key: str) -> Path:
     return settings.trainings_dir / key.removeprefix("sha256:")[:32]
 
 
-def sweep(folder: Path, *, older_than: float) -> int:
-    """Remove the folders of trainings that were unused for `seconds`; returns their number."""
+def sweep(folder: Path, *, older_than: float, used: Collection[str] = ()) -> int:
+    """Remove the folders of trainings, except those named in `used`, that were not written for `older_than` seconds.
+
+    Returns their number.
+    """
     if not folder.is_dir():
         return 0
     limit = time.time() - older_than
     expired = [
         training
         for training in folder.iterdir()
-        if training.is_dir() and _last_written(training) < limit and not _is_locked(training)
+        if training.name not in used
+        and training.is_dir()
+        and _last_written(training) < limit
+        and not _is_locked(training)
     ]
     for training in expired:
         shutil.rmtree(training, ignore_errors=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from registry.adapters import expected_tensors
 from registry.catalogue import Catalogue
+from registry.catalogue.database import Database
 from registry.catalogue.rows import AdapterRow, JobRow
 from registry.context import Caller
 from registry.errors import Incompatible, InvalidParameter, QuotaExceeded, TooLarge
@@ -19,6 +20,7 @@ from registry.spec import SCORING_PASSES, FusionConfig, HeadConfig
 from registry.uploads.files import blob_size
 from service.access.keys import Principal
 from service.jobs.queue_limits import job_limits
+from service.jobs.training_folder import sweep, training_folder
 from service.services import Services
 from service.settings import Settings
 from training.build import config_of, hyperparameters_on, not_fused
@@ -112,6 +114,17 @@ def blobs_in_use(catalogue: Catalogue) -> set[str]:
     """The blobs that queued and running trainings read."""
     requests = [job.arguments["request"] for job in catalogue.jobs.active(KIND)]
     return {request[field] for request in requests for field in ("texts", "valid") if request.get(field) is not None}
+
+
+def remove_old_trainings(database: Database, settings: Settings) -> None:
+    """Remove the saved states of stopped trainings at the age that the settings give.
+
+    A queued or running job will resume from its state, and its child may not have locked the folder yet.
+    """
+    with database.read() as catalogue:
+        unfinished = catalogue.jobs.active(KIND)
+    used = {training_folder(settings, job.arguments["key"]).name for job in unfinished}
+    sweep(settings.trainings_dir, older_than=settings.keep_training_seconds, used=used)
 
 
 def _members(services: Services, principal: Principal, request: TrainingRequest) -> list[AdapterRow]:

@@ -32,6 +32,7 @@ from service.jobs import train as training_job
 from service.jobs import training_curve
 from service.jobs.contract import JobContext
 from service.jobs.training_folder import TURN, sweep
+from service.jobs.training_requests import remove_old_trainings
 from tests.service.answers import answered
 from tests.service.cluster import KEY, ended, one_server, until
 from tests.service.servers import BASE_ID, World, open_world, write_bases
@@ -676,6 +677,28 @@ def test_what_nobody_goes_on_with_is_removed_in_the_end(tmp_path: Path) -> None:
         assert sweep(tmp_path, older_than=500) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["busy", "changing", "new"]
     assert sweep(tmp_path, older_than=500) == 1
+
+
+def test_the_saved_state_of_an_unfinished_job_is_kept_however_old(tmp_path: Path) -> None:
+    for name in ("queued", "ended"):
+        (tmp_path / name).mkdir()
+    assert sweep(tmp_path, older_than=-1, used={"queued"}) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["queued"]
+
+
+def test_a_training_that_waits_for_a_worker_keeps_its_saved_state_when_the_server_starts(idle: World) -> None:
+    job = started(idle, asked(idle, "acme/waiting"))
+    with idle.runtime.database.read() as catalogue:
+        key = catalogue.jobs.get(None, job["id"]).arguments["key"]
+    settings = idle.runtime.settings.model_copy(update={"keep_training_seconds": 0})
+    place = training_job.training_folder(settings, key)
+    place.mkdir(parents=True)
+    os.utime(place, (0, 0))
+    remove_old_trainings(idle.registry.database, settings)
+    assert place.is_dir()
+    cancelled(idle, job)
+    remove_old_trainings(idle.registry.database, settings)
+    assert not place.exists()
 
 
 @pytest.mark.slow
