@@ -355,7 +355,8 @@ def cancel(services: Services, caller: Caller, job_id: str) -> JobRow:
 
 def _cancel_row(catalogue: Catalogue, row: JobRow) -> JobRow:
     row = catalogue.jobs.cancel(row.id)
-    KINDS[row.kind].ended_without(catalogue, row)
+    if row.kind in KINDS:  # else of a newer release
+        KINDS[row.kind].ended_without(catalogue, row)
     return row
 
 
@@ -364,7 +365,7 @@ def _finish_cancellation(services: Services, row: JobRow) -> None:
     event = services.jobs.running().get(row.id)
     if event is not None:
         event.set()  # its thread cleans up
-    elif row.state == "cancelled":
+    elif row.state == "cancelled" and row.kind in KINDS:
         KINDS[row.kind].clean(services, row)
     services.jobs.tell(row.id)
 
@@ -379,7 +380,7 @@ def withdraw(catalogue: Catalogue, key_id: str) -> list[JobRow]:
         heir = catalogue.jobs.next_requester(row)
         if heir is not None:
             catalogue.jobs.hand_over(row, heir)
-        elif not KINDS[row.kind].is_maintenance(row):
+        elif row.kind not in KINDS or not KINDS[row.kind].is_maintenance(row):
             cancelled.append(_cancel_row(catalogue, row))
     return cancelled
 

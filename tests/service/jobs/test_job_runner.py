@@ -28,7 +28,7 @@ from service.job_board import JobBoard
 from service.jobs import runner as module
 from service.jobs.contract import JobContext, JobKind
 from service.jobs.kinds import KINDS
-from service.jobs.runner import FINAL, JobRunner, cancel
+from service.jobs.runner import FINAL, JobRunner, after_withdrawal, cancel, withdraw
 from service.observability.logs import JsonFormatter
 from service.settings import Settings
 from tests.postgres import Databases
@@ -483,6 +483,19 @@ def test_codes_of_a_newer_server_stay_errors(stage: Stage) -> None:
     stage.change(lambda jobs: jobs.fail(job, {"code": "from_the_future", "message": "New."}, None))
     with pytest.raises(SoupError, match=r"New\."):
         result_of(stage.row(job))
+
+
+def test_a_job_of_a_newer_servers_kind_can_be_cancelled(stage: Stage) -> None:
+    job = stage.enqueue("from_the_future")
+    assert cancel(stage.runner(start=False).services, CALLER, job).state == "cancelled"
+
+
+def test_a_key_with_a_job_of_a_newer_servers_kind_can_be_revoked(stage: Stage) -> None:
+    job, runner = stage.enqueue("from_the_future"), stage.runner(start=False)
+    with stage.database.write() as catalogue:
+        withdrawn = withdraw(catalogue, "key-1")
+    after_withdrawal(runner.services, withdrawn)
+    assert [row.id for row in withdrawn] == [job]
 
 
 class TestLanes:
