@@ -264,6 +264,8 @@ class TrainingState:
             self._restore_tensors(saved.tensors)
             self._restore_state(saved.state, saved.tensors["order"].numpy())
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            if is_out_of_memory(error):  # the checkpoint is whole, and a server would delete it
+                raise
             raise InvalidParameter(
                 f"The checkpoint is not whole ({error}): delete it to start again.", param="checkpoint"
             ) from error
@@ -306,6 +308,11 @@ def _note(environments: list[dict[str, Any]]) -> str | None:
     """Describe how `made_with` differs from when the checkpoint was written; None if it does not or is unknown."""
     changes = differences(environments[-1], made_with()) if environments else []
     return f"The last bits may differ from an unbroken training's: {', '.join(changes)}." if changes else None
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if torch could not allocate memory, on a GPU or on the CPU, whose error has no class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _fill(tensor: Tensor, value: Tensor) -> Tensor:

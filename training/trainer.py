@@ -7,7 +7,8 @@ tensors: the same structure, base, `init` and `init_seed` give the same `init_ha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,19 @@ from registry.adapters import AdapterModule, attached, create, entry_of, from_te
 from registry.adapters.experts import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, save_tensors
 from registry.base_model import LoadedBase
-from registry.errors import InvalidParameter
+from registry.errors import InvalidParameter, Unavailable
 from registry.formats import AdapterContents, AdapterDirectory, write_directory
 from registry.progress import Progress, silent
 from registry.spec import AdapterConfig, Provenance
 from training.checkpoint import Checkpoint, Saving
 from training.data import MIN_VALID_TEXTS, Examples
+from training.hyperparameters import Hyperparameters
 from training.inputs import TrainingInputs
 from training.loop import Outcome, optimise
 from training.losses_file import LossesFile
 from training.methods.adamix import bank_record, consistent_loss
 from training.methods.pruning import prune
-from training.state import Loss, Objective, TrainingState
+from training.state import Loss, Objective, TrainingState, is_out_of_memory
 from training.tasks import LANGUAGE_MODELLING
 from training.tasks.contract import Task
 
@@ -117,7 +119,8 @@ def train_adapter(
     With `saving` the training continues from the checkpoint in its folder, if there is one; losses are written to the
     file `losses` as they come. Raises InvalidParameter for too little data, a block beyond the context or a loss that
     diverges. Raises Incompatible if the adapter does not fit the base, or has no head for the task. Raises Conflict for
-    the checkpoint of another training, and Cancelled when `should_stop` returns True.
+    the checkpoint of another training, Cancelled when `should_stop` returns True, and Unavailable if memory does not
+    suffice.
     """
     inputs.check(base)
     train, valid = _encoded(base, inputs)
@@ -125,7 +128,7 @@ def train_adapter(
     adapter = _initial_adapter(base, inputs)
     start_hash = _hash_of_start(adapter)
     identity = {**record, "config": inputs.config.identity(), "init_seed": inputs.init_seed, "init_hash": start_hash}
-    with attached(base.model, adapter):
+    with _memory_errors(inputs.hyperparameters), attached(base.model, adapter):
         if inputs.pruning is not None:  # deterministic, so it is repeated when a checkpoint is resumed
             prune(
                 adapter,
@@ -164,6 +167,21 @@ def train_adapter(
         resumed_at=outcome.resumed_at,
         resume_note=outcome.resume_note,
     )
+
+
+@contextmanager
+def _memory_errors(numbers: Hyperparameters) -> Iterator[None]:
+    """Raise Unavailable, with the numbers to lower, if torch cannot allocate memory while open."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise Unavailable(
+            f"The memory does not suffice to train on {numbers.batch} sequences of {numbers.block} tokens at once: use "
+            "a smaller batch with more accumulate, or a smaller block.",
+            param="batch",
+        ) from error
 
 
 def _encoded(base: LoadedBase, inputs: TrainingInputs) -> tuple[Examples, Examples]:

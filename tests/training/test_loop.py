@@ -6,6 +6,7 @@ import fcntl
 import itertools
 import math
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -480,6 +481,14 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path):
         with pytest.raises(InvalidParameter, match="delete it to start again") as caught:
             noisy(tmp_path)
         assert caught.value.param == "checkpoint"
+
+
+def test_a_checkpoint_that_does_not_fit_into_memory_is_not_called_broken(tmp_path, monkeypatch):
+    with pytest.raises(Cancelled):
+        noisy(tmp_path, stop_after=5)
+    monkeypatch.setattr("training.state._fill", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory.")))
+    with pytest.raises(torch.OutOfMemoryError):
+        noisy(tmp_path)
 
 
 def test_one_folder_is_of_one_training_at_a_time(tmp_path):

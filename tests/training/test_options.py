@@ -17,7 +17,7 @@ from adaptersoup.cli.flags import ParsedFlags
 from adaptersoup.cli.verbs.train.training_flags import TRAINING, spec_of
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, save_tensors
-from registry.errors import Cancelled, Conflict, Incompatible, InvalidParameter
+from registry.errors import Cancelled, Conflict, Incompatible, InvalidParameter, Unavailable
 from registry.names import digest_of
 from registry.spec import BankConfig, BottleneckConfig, FusionConfig, HeadConfig, PrefixConfig, Pruned, UnionConfig
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
@@ -147,6 +147,13 @@ def test_bfloat16_trains_too_and_the_adapter_stays_float32(base):
     assert trained.record["valid_perplexity"] < trained.record["valid_perplexity_before"]
     assert trained.record["valid_perplexity"] == pytest.approx(plain.record["valid_perplexity"], rel=0.05)
     assert trained.record["valid_perplexity_before"] != plain.record["valid_perplexity_before"]
+
+
+def test_memory_that_does_not_suffice_is_a_sentence_with_the_numbers_to_lower(base, monkeypatch):
+    monkeypatch.setattr("training.trainer.loss_of", lambda *_: lambda _rows: torch.empty(2**50))
+    with pytest.raises(Unavailable, match=r"4 sequences of 32 tokens at once: use a smaller batch") as caught:
+        train(base)
+    assert caught.value.param == "batch"
 
 
 def test_backward_stops_at_the_first_adapter(base):
