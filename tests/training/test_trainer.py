@@ -352,6 +352,8 @@ def test_a_cell_of_another_training_is_refused_before_any_is_trained(sweep, tmp_
         ((), ("1e-3", "-1"), 1, "data_seed"),
         (("--rank", "4"), ("1e-3", "1"), 2, "--rank: not an option of --method bottleneck"),
         (("no-such-folder",), ("1e-3", "1"), 1, "has no train.jsonl"),
+        (("--cores", "2"), ("1e-3", "1"), 1, "give --on ray as well"),
+        (("--push", "team", "--url", "nonsense"), ("1e-3", "1"), 1, "'nonsense'"),
     ],
 )
 def test_bad_grids_are_refused_in_one_sentence(sweep, tmp_path, more, grid, code, said):
@@ -462,7 +464,7 @@ def test_what_a_grid_made_is_pushed_in_one_go_the_best_of_a_domain_last(sweep):
         pushed.append((manifest["name"], manifest["config"]["method"], len(manifest["sample"]["texts"])))
         if manifest["name"].startswith("team/law-lr0.0001"):
             return refusal(403, "forbidden", "This key may not write there.")
-        return ok({"ref": manifest["name"] + "@1"})
+        return ok({"ref": manifest["name"] + "@1", "created_at": f"2026-01-01T00:00:{len(pushed):02}Z"})
 
     def cook(request):
         cooked.append(json.loads(request.content))
@@ -484,6 +486,20 @@ def test_what_a_grid_made_is_pushed_in_one_go_the_best_of_a_domain_last(sweep):
     ]
     assert {one["mixing"]["method"] for one in cooked} == {"merge"}
     assert "Namespace" in refused(sweep("--push", "No Namespace"))
+
+
+def test_adapters_that_are_newer_than_the_best_of_their_domain_are_named(sweep):
+    """The server has the best from an earlier sweep, and keeps that version."""
+    server, pushed = Server(), []
+
+    def push(request):
+        pushed.append(json.loads(request.content)["name"])
+        return ok({"ref": pushed[-1] + "@1", "created_at": f"2026-01-01T00:00:{10 - len(pushed):02}Z"})
+
+    server.on("POST /v1/adapters", push)
+    _, err = done(sweep("--push", "team", grid=("1e-4,1e-2", "1"), of=1, connect=lambda url, key: server.client()))
+    other, best = (f"{name}@1" for name in pushed)
+    assert f"law: {best} is the best, and selectors use the newest adapter of a domain. `soup rm {other}`" in err
 
 
 def test_a_table_of_progress_has_a_line_a_cell():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
@@ -22,6 +24,7 @@ from adaptersoup.cli.verbs.train.record import validation
 from adaptersoup.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
 from adaptersoup.client import SoupClient
 from adaptersoup.client.additions import Additions, name_of
+from adaptersoup.client.answers import Json
 from adaptersoup.client.samples import read_texts
 from adaptersoup.tables import columns
 from registry.formats import AdapterDirectory
@@ -110,11 +113,12 @@ def sweep(
       soup train sweep texts/* --bases bases.toml --base small --out adapters --on ray=10.0.0.5:6379 --cores 4
       soup push adapters/* --namespace team --wait
     """
-    namespace = push.namespace
-    if namespace is not None:
-        check_part(namespace, "namespace")  # before hours of work
+    namespace, client = push.namespace, None
+    if namespace is not None:  # before hours of work
+        check_part(namespace, "namespace")
+        client = push.address.client(context)
     rows = _sweep(grid.base.entry(), grid, spec_of(flags), execution)
-    pushed = {} if namespace is None else push_rows(push.address.client(context), rows, namespace)
+    pushed = {} if namespace is None or client is None else push_rows(client, rows, namespace)
     header = ("adapter", "state", "before", "after", "best step", "steps")
     refs = None if namespace is None else pushed
     values = [_json_row(row, refs) for row in rows]
@@ -168,7 +172,7 @@ def _results(
     def report(cell: Cell, step: int, steps: int, message: str) -> None:
         table.at(cell.name, step, steps, message)
 
-    if execution.on is None and execution.parallel in (None, 1):
+    if execution.on is None and execution.cores is None and execution.parallel in (None, 1):
         yield from sweep(load_base(entry), grid, progress=report, should_stop=should_stop)
         return
     with open_pool(execution.on, at_once=execution.parallel, cores=execution.cores) as pool:
@@ -207,17 +211,35 @@ def _json_row(row: Row, refs: Mapping[str, str] | None) -> dict[str, Any]:
 def push_rows(client: SoupClient, rows: Sequence[Row], namespace: str) -> dict[str, str]:
     """Push every adapter of the grid, except refused ones; returns name and version by cell.
 
-    The best on validation data is pushed last, since selectors use the newest adapter of a domain.
+    The best on validation data is pushed last, since selectors use the newest adapter of a domain. A server that has
+    the best from an earlier sweep keeps that version, which is then older than the others: the user is warned.
     """
-    pushed = {}
+    pushed: dict[str, str] = {}
+    members: dict[str, list[Json]] = defaultdict(list)
     with client:
         for row in sorted(rows, key=_validation_loss, reverse=True):
             if row.folder is None:
                 continue
             with Failures().of(row.cell.name):
-                pushed[row.cell.name] = _push(client, row.folder, f"{namespace}/{name_of(row.folder.path)}")
-                talk(f"{row.cell.name} is {pushed[row.cell.name]}")
+                ref, member = _push(client, row.folder, f"{namespace}/{name_of(row.folder.path)}")
+                pushed[row.cell.name] = ref
+                members[row.cell.domain.name].append(member)
+                talk(f"{row.cell.name} is {ref}")
+    for domain, pushed_members in members.items():
+        _warn_of_newer(domain, pushed_members)
     return pushed
+
+
+def _warn_of_newer(domain: str, members: Sequence[Json]) -> None:
+    """Name the pushed adapters of a domain that are newer than the best, which is the last of `members`."""
+    *worse, best = members
+    created_at = datetime.fromisoformat(best["created_at"])
+    newer = [str(member["ref"]) for member in worse if datetime.fromisoformat(member["created_at"]) > created_at]
+    if newer:
+        talk(
+            f"{domain}: {best['ref']} is the best, and selectors use the newest adapter of a domain. "
+            f"`soup rm {' '.join(newer)}` retires what is newer."
+        )
 
 
 def _validation_loss(row: Row) -> float:
@@ -225,11 +247,15 @@ def _validation_loss(row: Row) -> float:
     return min((loss for _step, loss in row.record.get("valid_history", ())), default=math.inf)
 
 
-def _push(client: SoupClient, folder: AdapterDirectory, name: str) -> str:
-    """Push one adapter; of a bank of experts the server makes the merge, and so records its ingredients."""
+def _push(client: SoupClient, folder: AdapterDirectory, name: str) -> tuple[str, Json]:
+    """Push one adapter; returns its name and version, and the adapter that selectors see.
+
+    Of a bank of experts, which is what selectors see, the server makes the merge, and so records its ingredients.
+    """
     bank = folder.path.with_name(folder.path.name + BANK)
     if "bank" not in folder.provenance.training or not bank.is_dir():
-        return str(client.push_directory(folder, name=name)["ref"])
+        adapter = client.push_directory(folder, name=name)
+        return str(adapter["ref"]), adapter
     sample = None if folder.sample is None else read_texts(folder.sample)
-    ref = str(client.push_directory(bank, name=name + BANK, more=Additions(texts=sample))["ref"])
-    return str(client.cook(merge_request(ref, name=name))["model"])
+    adapter = client.push_directory(bank, name=name + BANK, more=Additions(texts=sample))
+    return str(client.cook(merge_request(str(adapter["ref"]), name=name))["model"]), adapter
