@@ -7,7 +7,8 @@ previous backup.
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,13 +65,14 @@ def back_up(
             check_same_store(mark, blobs)
             _check_ours(folder, mark)
             target = LocalBlobs(folder / BLOBS)
-            new, problems = copy_blobs(
-                blobs,
-                target,
-                sizes,
-                lambda digest, _size: not target.place(digest).is_symlink() and target.is_whole(digest),
-                progress,
-            )
+            with _named_faults(target):
+                new, problems = copy_blobs(
+                    blobs,
+                    target,
+                    sizes,
+                    lambda digest, _size: not target.place(digest).is_symlink() and target.is_whole(digest),
+                    progress,
+                )
             with copy.read() as catalogue:
                 unsound = tuple(
                     Unsound(digest, problem, tuple(catalogue.blobs.references(digest)))
@@ -101,6 +103,20 @@ def _check_ours(folder: Path, mark: StoreMark) -> None:
     """Raise Conflict if the folder has a backup of another server, whose database would be removed."""
     if (folder / MANIFEST).exists() and read_manifest(folder).store != mark.store:
         raise Conflict(f"{folder} holds a backup of another server: name another folder.")
+
+
+@contextmanager
+def _named_faults(target: LocalBlobs) -> Iterator[None]:
+    """Raise Unavailable that names the folder if the blobs of the backup cannot be written, not those of the server."""
+    try:
+        yield
+    except Unavailable as error:
+        if target.state.fault is None:
+            raise
+        raise Unavailable(
+            f"The folder {target.folder} of the backup {target.state.fault.summary}. An earlier backup in it is "
+            "unchanged; run the command again when it can be written."
+        ) from error
 
 
 def _copy_key(source: Path | None, target: Path) -> None:

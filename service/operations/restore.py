@@ -64,7 +64,8 @@ def restore(settings: Settings, folder: Path, *, replace: bool, progress: Progre
         stack.callback(storage.remove_sqlite, working)
         copy_file(folder / manifest.database, working, manifest.database_digest)
         backup = stack.enter_context(closing(Database(storage.sqlite_url(working))))
-        migrations.upgrade(backup.engine)
+        with backup.translate_startup_errors():
+            migrations.upgrade(backup.engine)
         with backup.read() as catalogue:
             mark, sizes = catalogue.stores.mark(), catalogue.blobs.sizes()
         with backup.write() as catalogue:

@@ -192,9 +192,14 @@ def _back_up(database: Database, folder: Path, revision: str) -> Path | None:
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:
-    """A consistent copy of a SQLite file, even during writes, synced."""
-    with closing(sqlite3.connect(source)) as original, closing(sqlite3.connect(target)) as copy:
-        original.backup(copy)
+    """A consistent copy of a SQLite file, even during writes, synced; raises Unavailable."""
+    try:
+        with closing(sqlite3.connect(source)) as original, closing(sqlite3.connect(target)) as copy:
+            original.backup(copy)
+    except sqlite3.Error as error:
+        raise Unavailable(
+            f"The database {source} cannot be copied to {target} ({error}): check that the disk has room."
+        ) from error
     _sync_file(target)
 
 
@@ -238,7 +243,8 @@ def copy_database(database: Database, target: Path, progress: Progress = silent)
         _copy_sqlite(source, target)
         return
     with closing(Database(sqlite_url(target))) as copy:
-        migrations.upgrade(copy.engine)
+        with copy.translate_startup_errors():
+            migrations.upgrade(copy.engine)
         with database.read() as old, copy.write() as new:
             new.all_tables.replace_by(old.all_tables, progress)
 

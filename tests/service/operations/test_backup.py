@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import date
@@ -29,6 +30,7 @@ from service.operations.restore import restore
 from service.settings import Settings
 from tests.postgres import KINDS, Databases
 from tests.registry.damaged_files import flip
+from tests.registry.refusing_disk import refuse_new_files
 from tests.registry.toy_registry import SHAPE, ToyRegistry
 
 TODAY = date(2026, 1, 2)
@@ -246,6 +248,19 @@ class TestBackup:
         assert settings.admin_key_path.read_text() == "secret\n"
         backed_up(verbs, folder)
         assert not (folder / "admin.key").exists()
+
+    def test_a_full_disk_is_the_one_of_the_backup(self, verbs, folder, monkeypatch) -> None:
+        backed_up(verbs, folder)
+        before = files(folder)
+        verbs.push("acme/later", seed=9)
+        refuse_new_files(monkeypatch, errno.ENOSPC)
+        with pytest.raises(Unavailable, match=f"The folder {folder}/blobs of the backup is full"):
+            backed_up(verbs, folder)
+        assert read_manifest(folder).database in before
+
+    def test_a_database_that_cannot_be_copied_is_named(self, verbs, tmp_path) -> None:
+        with pytest.raises(Unavailable, match=r"soup\.db cannot be copied to .*/missing/copy\.db"):
+            storage.copy_database(verbs.database, tmp_path / "missing" / "copy.db")
 
     def test_a_folder_of_something_else_is_left_alone(self, verbs, folder, tmp_path) -> None:
         with pytest.raises(InvalidParameter, match="is no backup"):
