@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -278,14 +279,25 @@ def replace_sqlite(new: Path, path: Path, *, backups: Path) -> Path | None:
     if exists or pieces:
         backups.mkdir(parents=True, exist_ok=True, mode=0o700)
     if exists:
-        os.link(path, backup)
-    for name in pieces:  # beside the new file SQLite would take them for its own
-        path.with_name(name).replace(backup.with_name(name.replace(path.name, backup.name)))
+        _link_or_copy(path, backup)
+    for name in pieces:
+        _link_or_copy(path.with_name(name), backup.with_name(name.replace(path.name, backup.name)))
     if exists or pieces:
         sync_directory(backups)
+    for name in pieces:  # beside the new file SQLite would take them for its own
+        path.with_name(name).unlink()
     new.replace(path)
     sync_directory(path.parent)
     return backup if exists else None
+
+
+def _link_or_copy(path: Path, target: Path) -> None:
+    """Link a file to another path, or copy it, synced, to another file system."""
+    try:
+        os.link(path, target)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(path, target)
+        _sync_file(target)
 
 
 def _companions(path: Path) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import date
@@ -30,7 +31,7 @@ from service.operations.restore import restore
 from service.settings import Settings
 from tests.postgres import KINDS, Databases
 from tests.registry.damaged_files import flip
-from tests.registry.refusing_disk import refuse_new_files
+from tests.registry.refusing_disk import failing, refuse_new_files
 from tests.registry.toy_registry import SHAPE, ToyRegistry
 
 TODAY = date(2026, 1, 2)
@@ -316,6 +317,17 @@ class TestRestore:
         found = started(settings)
         assert (found.older, found.moved, found.deleted) == (True, 1, 0)
         assert [name[-64:] for name in verbs.blobs.set_aside.names()] == [later[7:]]
+
+    def test_what_is_there_is_kept_on_another_file_system_too(self, verbs, folder, monkeypatch) -> None:
+        backed_up(verbs, folder)
+        before = rows(verbs.database)
+        settings = Settings(data=verbs.blobs.folder.parent)
+        verbs.database.close()
+        monkeypatch.setattr(os, "link", failing(errno.EXDEV))
+        done = restore(settings, folder, replace=True, progress=silent)
+        assert done.replaced is not None
+        with closing(Database(storage.sqlite_url(done.replaced))) as kept:
+            assert rows(kept) == before
 
     def test_a_database_of_a_later_version_is_refused(self, verbs, folder, tmp_path, postgres) -> None:
         backed_up(verbs, folder)
