@@ -1,7 +1,7 @@
 """Copies every blob of a server into another store, which the server can then use; with the server running or stopped.
 
 Called by `soup blobs copy`. Blobs that the target has are not sent again. So a run continues an interrupted one, and a
-later run copies only newer blobs.
+later run copies only newer blobs. It also removes those that the server has removed since, as by a purge.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from service.operations.blob_hashes import Unsound, check_same_store
 
 @dataclass(frozen=True)
 class Copied:
-    """The number of blobs, the number that were new to the other store, and the missing or damaged ones of the
-    source.
+    """The number of blobs, the numbers that were new to the other store and removed from it, and the missing or damaged
+    ones of the source.
     """
 
     blobs: int
     new: int
+    removed: int
     unsound: tuple[Unsound, ...]
 
 
 def copy_store(database: Database, source: ServerBlobs, target: ServerBlobs, *, progress: Progress) -> Copied:
     """Copy the blobs of the source, with their hashes checked, and then the mark; durable when this returns.
+
+    Blobs of the target that neither the database nor the source has are removed, unless the source is a store that the
+    server no longer uses: another start has then set a later mark elsewhere.
 
     Raises Conflict if the target belongs to another server. Raises Unavailable if no server has started over the
     database, the source belongs to another server, or a store cannot be used. Blobs copied before an error stay.
@@ -41,7 +45,7 @@ def copy_store(database: Database, source: ServerBlobs, target: ServerBlobs, *, 
     if mark is None:
         raise Unavailable("No server has started over this database yet: there is nothing to copy.")
     check_same_store(mark, source)
-    marked = target.set_aside.mark()
+    source_mark, marked = source.set_aside.mark(), target.set_aside.mark()
     if marked is not None and marked.store != mark.store:
         raise Conflict(f"{target.location} holds the blobs of another server: name another place.")
     named, there = frozenset(sizes), set(target.digests())
@@ -56,9 +60,11 @@ def copy_store(database: Database, source: ServerBlobs, target: ServerBlobs, *, 
         progress,
     )
     problems = {digest: problem for digest, problem in all_problems.items() if problem != "missing" or digest in named}
-    target.set_aside.set_mark(source.set_aside.mark() or mark)
+    target.set_aside.set_mark(source_mark or mark)
+    removed = there - set(sizes) if marked is not None and source_mark == mark else set[str]()
+    target.delete_all(sorted(removed))
     with database.read() as catalogue:
         unsound = tuple(
             Unsound(digest, problem, tuple(catalogue.blobs.references(digest))) for digest, problem in problems.items()
         )
-    return Copied(len(sizes), new, unsound)
+    return Copied(len(sizes), new, len(removed), unsound)

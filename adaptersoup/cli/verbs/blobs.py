@@ -36,9 +36,9 @@ def copy(
 ) -> None:
     """Copy every blob into a bucket.
 
-    Reads the data folder on the server's machine; the server can run meanwhile. A second run copies only new blobs. To
-    change to the bucket, stop the server, copy once more, and start it with the URL. If a blob is missing or damaged,
-    the command names it, copies the others and fails.
+    Reads the data folder on the server's machine; the server can run meanwhile. A second run copies only new blobs, and
+    removes those that the server has removed since. To change to the bucket, stop the server, copy once more, and start
+    it with the URL. If a blob is missing or damaged, the command names it, copies the others and fails.
 
     \b
     Examples:
@@ -48,9 +48,9 @@ def copy(
     if BUCKET.fullmatch(url) is None:
         raise InvalidParameter(f"The argument is not the URL of a bucket: {NO_BUCKET}.", param="url")
     copied = _copy(settings_of(Settings, **asdict(storage)), url)
-    value = {"object": "copy", "blobs": copied.blobs, "new": copied.new}
+    value = {"object": "copy", "blobs": copied.blobs, "new": copied.new, "removed": copied.removed}
     left_out = f"{len(copied.unsound)} left out (missing or damaged)"
-    note = f"{url}: {copied.blobs} blobs, {copied.new} of them new, {left_out}."
+    note = f"{url}: {copied.blobs} blobs, {copied.new} of them new, {left_out}; {copied.removed} removed."
     print_blobs(value, copied.unsound, json=json, note=note)
 
 
