@@ -9,6 +9,7 @@ the server's cache too, so that only those of other servers are downloaded at th
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -61,9 +62,16 @@ class ObjectUploads:
                 self._locked.remove(id)
 
     def remove(self, id: str) -> bool:
-        """Delete the objects of an upload, unrecorded ones too; returns False if the store cannot be used."""
+        """Delete the objects of an upload, unrecorded ones too, and their files in this server's cache.
+
+        Returns False if the store cannot be used.
+        """
         try:
-            self.bucket.delete(*self.bucket.list_keys(f"{UNFINISHED}/{id}"))
+            keys = self.bucket.list_keys(f"{UNFINISHED}/{id}")
+            for key in keys:
+                if re.fullmatch("[0-9a-f]{64}", key[-64:]):  # else an object that is not ours
+                    self.cache.remove(f"sha256:{key[-64:]}")
+            self.bucket.delete(*keys)
         except Unavailable:
             return False
         return True
@@ -172,7 +180,7 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
     def remove(self) -> None:
         """Delete the objects, also those that another server stored; if the store cannot be used, a sweep does."""
         self._uploads.remove(self._acknowledged.id)
-        for upload_part in self._acknowledged.upload_parts:
+        for upload_part in self._acknowledged.upload_parts:  # also if another server has deleted their objects
             self._uploads.cache.remove(upload_part.digest)
 
     def __exit__(self, *_: object) -> None:

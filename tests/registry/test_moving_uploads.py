@@ -99,6 +99,11 @@ def finish(server: UploadSessions, id: str, data: bytes = DATA, *, start: int | 
         return part.commit(ME, sha256_digest(data))
 
 
+def cached(server: UploadSessions) -> list[Path]:
+    """The files of parts and blobs in the cache of a server."""
+    return list((blobs_of(server).folder.parent / "cache").iterdir())
+
+
 def blobs_of(server: UploadSessions) -> ObjectBlobs:
     return server._registry.blobs
 
@@ -234,6 +239,18 @@ def test_an_expired_one_goes_with_its_objects(servers: Servers) -> None:
     add(first, young, DATA[:5], 0)
     assert (second.sweep(), first.sweep()) == (1, 0)
     assert [key.split("/")[1] for key in servers.parts()] == [young]
+
+
+def test_one_that_is_deleted_or_expires_leaves_no_part_in_the_cache(servers: Servers) -> None:
+    server, id = servers.begin()
+    add(server, server.open(ME).id, DATA[:5], 0)
+    assert len(cached(server)) == 2
+    server.delete(ME, id)
+    assert len(cached(server)) == 1
+    with servers.verbs.database.engine.begin() as connection:
+        connection.execute(update(upload_sessions).values(expires_at=datetime.now(UTC) - timedelta(days=1)))
+    server.sweep()
+    assert cached(server) == []
 
 
 def test_objects_of_no_row_go_once_they_are_old(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
