@@ -267,9 +267,11 @@ def embed(registry: Registry, adapter_id: int, *, progress: Progress) -> Adapter
             continue
         vectors = embed_texts(texts, encoder, progress, scored=False)
         truncated[encoder.name] = vectors.truncated
+        with registry.database.read() as catalogue:
+            catalogue.adapters.get(adapter_id)  # raises if the adapter was purged meanwhile: nothing more is written
         blob = registry.blobs.put_bytes(vectors.data)
         with deleted_unless_recorded(registry, [blob]), registry.database.write() as catalogue:
-            catalogue.adapters.get(adapter_id)  # raises where the adapter was purged, whose vectors must not be stored
+            catalogue.adapters.get(adapter_id)  # and a purge since then: deletes the vectors again
             record_vectors(registry, catalogue, row.sample.digest, vectors, encoder)
     with registry.database.write() as catalogue:
         return catalogue.adapters.set_sample_state(adapter_id, "ready", truncated=truncated)
