@@ -17,8 +17,11 @@ from registry.errors import Unavailable
 from registry.names import COOKS
 from registry.spec import StoreMark
 
-REQUEST = b'{"request": '
-"""The beginning of a stored cook request, which holds text of a novel domain and is not kept (`service.jobs.cook`)."""
+REQUEST = b'{"request": {"'
+"""The beginning of a stored cook request, which holds text of a novel domain and is not kept (`service.jobs.cook`).
+
+JSON lines of training data may begin with a text under this name, and are kept.
+"""
 LATEST = 1000
 PAGE = "docs/how-to/repair-a-server.md#a-refused-start"
 

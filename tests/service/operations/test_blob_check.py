@@ -274,6 +274,14 @@ def test_an_older_copy_loses_nothing(tmp_path, blobs, caplog):
         assert aside(blobs) == set()
 
 
+def test_set_aside_training_data_that_begins_like_a_request_is_not_deleted(database, blobs):
+    start(database, blobs)
+    data = blobs.put_bytes(b'{"request": "Summarise this.", "answer": "..."}\n')
+    for _ in range(2):
+        start(database, blobs)
+    assert aside(blobs) == {data}
+
+
 def test_requests_that_ended_go_wherever_they_are(database):
     blobs = MemoryBlobs()
     ended, waiting, other = (blobs.put_bytes(text) for text in (b"ended", b"waiting", b"other"))
