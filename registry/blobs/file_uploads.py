@@ -53,7 +53,7 @@ class FileUploads:
         """Delete the file of an upload; returns False if it is locked, or cannot be deleted."""
         path = self.folder / id
         try:
-            with path.open("rb") as file:
+            with path.open("r+b") as file:  # NFS locks only files that are open for writing
                 _lock(file)
                 path.unlink(missing_ok=True)
         except FileNotFoundError:

@@ -305,7 +305,7 @@ class LocalWriter:
 def _remove_abandoned(temporary: Path) -> None:
     """Delete a temporary file unless its writer has it locked; the lock of a dead process is released."""
     try:
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:  # NFS locks only files that are open for writing
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             temporary.unlink(missing_ok=True)
     except OSError:  # locked by its writer, renamed meanwhile, or a file system without locks

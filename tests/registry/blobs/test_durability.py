@@ -155,6 +155,13 @@ def test_a_file_system_without_locks_stores_and_sweeps_nothing(folder, monkeypat
     assert (folder / "incoming" / "0123").exists()
 
 
+def test_abandoned_files_are_removed_from_nfs_too(folder, nfs_locks):
+    LocalBlobs(folder)
+    (folder / "incoming" / "0123").write_bytes(b"half of some")
+    LocalBlobs(folder)
+    assert list((folder / "incoming").iterdir()) == []
+
+
 def test_other_files_in_the_folder_are_no_blobs(folder):
     store = LocalBlobs(folder)
     (folder / "ab").mkdir()

@@ -59,6 +59,13 @@ def test_a_part_that_broke_off_is_cut_off_again_and_parts_of_several_processes_m
     finish(other, b"hello world")
 
 
+def test_a_file_that_is_being_written_on_nfs_is_not_removed(files, nfs_locks):
+    add(files, b"hello", 0)
+    with files.open(ID):
+        assert not FileUploads(files.blobs).remove(ID)
+    assert files.size(ID) == 5
+
+
 def test_what_another_process_changed_is_read(files):
     """A file that was lost and sent again elsewhere: the hash of what this process saw is not the file's."""
     add(files, b"hello", 0)
