@@ -36,8 +36,8 @@ from training.passages import rows_of
 from training.tasks.overlap import exact_match, token_f1
 
 TRAINED, UNSEEN = ("squadshifts/new_wiki", "squad"), "squadshifts/amazon"
-SAMPLE, HELD_OUT, TEST = 60, 20, 200
-"""Questions to cook from, to choose rates and passes by, and to answer."""
+SAMPLE, HELD_OUT, TEST = 80, 20, 200
+"""Questions to cook from, those that a LoRA's rate and passes are chosen by, and those to answer."""
 CONTEXT = 1200
 """Characters of a context, around its answer."""
 QUESTIONS = 300
@@ -123,13 +123,8 @@ class Texts:
 
     @cached_property
     def sample(self) -> list[Item]:
-        """Questions about the unseen domain that soups are cooked from."""
-        return self.items(UNSEEN, "train", SAMPLE + HELD_OUT)[:SAMPLE]
-
-    @cached_property
-    def held_out(self) -> list[Item]:
-        """Questions about the unseen domain that the fresh LoRA's rate is chosen by."""
-        return self.items(UNSEEN, "train", SAMPLE + HELD_OUT)[SAMPLE:]
+        """Questions about the unseen domain; the fresh LoRA is trained on the first, and chosen by the last of them."""
+        return self.items(UNSEEN, "train", SAMPLE)
 
     @cached_property
     def test(self) -> list[Item]:
@@ -211,28 +206,29 @@ def train_all(texts: Texts, entry: BaseEntry, home: Path) -> None:
     for domain in TRAINED:
         items, held_out = texts.items(domain, "train", QUESTIONS), texts.items(domain, "dev", HELD_OUT)
         train(base, items, held_out, home / "adapters" / name_of(domain), rates=RATES[1:2], passes=1)
-    train(base, texts.sample, texts.held_out, home / "adapters" / "fresh", rates=RATES, passes=PASSES)
+    sample, held_out = texts.sample[:-HELD_OUT], texts.sample[-HELD_OUT:]
+    train(base, sample, held_out, home / "adapters" / "fresh", rates=RATES, passes=PASSES)
 
 
 def figures(result: Result, answers: Mapping[str, np.ndarray]) -> None:
-    """F1 and exact match of every way, and the two differences that have a goal, with paired standard errors."""
+    """F1 of every way, and the two differences that have a goal, with paired standard errors."""
     f1 = {way: both[0] for way, both in answers.items()}
     best = max((way for way in f1 if way.startswith("adapter ")), key=lambda way: float(f1[way].mean()))
     for way, (overlap, exact) in answers.items():
-        error = overlap.std(ddof=1) / np.sqrt(len(overlap))
-        result.rows.append(
-            {
-                "way": way,
-                "f1": float(overlap.mean()),
-                "exact_match": float(exact.mean()),
-                "standard_error": float(error),
-            }
+        result.figures[way.replace(" ", "_")] = Figure(
+            float(overlap.mean()), "F1", note=f"± {standard_error(overlap):.3f}; exact match {exact.mean():.3f}"
         )
     for name, way, other in (("quick_over_single", "quick", best), ("tune_over_control", "tune", CONTROL)):
         difference = f1[way] - f1[other]
-        error = float(difference.std(ddof=1) / np.sqrt(len(difference)))
-        note = f"F1 over {other}, ± {error:.4f}; the goal is one standard error"
-        result.figures[name] = Figure(float(difference.mean()), "F1", error, (), note)
+        error = standard_error(difference)
+        result.figures[name] = Figure(
+            float(difference.mean()), "F1", error, note=f"over {other}, ± {error:.3f}; the goal is one standard error"
+        )
+
+
+def standard_error(values: np.ndarray) -> float:
+    """The standard error of a mean."""
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def main() -> None:
