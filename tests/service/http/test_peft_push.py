@@ -46,8 +46,8 @@ def lora(models: dict[str, Any], tmp_path: Path) -> Callable[..., Path]:
         config = peft.LoraConfig(
             r=2, task_type="CAUSAL_LM", fan_in_fan_out=base == "small", **{"target_modules": [module], **options}
         )
-        model = peft.get_peft_model(copy.deepcopy(models[base]), config)
         torch.manual_seed(0)
+        model = peft.get_peft_model(copy.deepcopy(models[base]), config)
         for key, parameter in model.named_parameters():
             if "lora_B" in key:
                 torch.nn.init.normal_(parameter, std=0.5)
