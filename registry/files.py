@@ -15,9 +15,11 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from registry.errors import Invalid, InvalidManifest, InvalidParameter
+
+CHUNK = 1024 * 1024
 
 
 def replace_file(path: Path, data: bytes, *, temporary: Path, mode: int = 0o666) -> None:
@@ -44,6 +46,12 @@ def open_regular(path: Path) -> BufferedReader:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(descriptor, "rb")
+
+
+def chunks_of(file: IO[bytes]) -> Iterator[bytes]:
+    """The rest of a file in pieces of CHUNK bytes; raises OSError."""
+    while chunk := file.read(CHUNK):
+        yield chunk
 
 
 def sync_directory(folder: Path) -> None:

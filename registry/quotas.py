@@ -7,7 +7,7 @@ ones, the second sees the rows of the first, and is rolled back.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from registry.catalogue.database import Catalogue
@@ -21,9 +21,12 @@ DEFAULT_JOB_SECONDS = 5.0
 MAX_RETRY_SECONDS = 3600
 
 
-def effective_limits(catalogue: Catalogue, defaults: DefaultLimits, kind: LimitKind, subject: str) -> UseLimits:
-    """The limits of a key or namespace, with the server's defaults where it has none."""
-    return catalogue.limits.get(kind, subject).over(defaults.of(kind))
+def effective_limits(
+    catalogue: Catalogue, defaults: DefaultLimits, subjects: Collection[tuple[LimitKind, str]]
+) -> dict[tuple[LimitKind, str], UseLimits]:
+    """The limits of keys and namespaces, with the server's defaults where they have none; reads one statement."""
+    limits = catalogue.limits.of_subjects(subjects)
+    return {(kind, name): limits.get((kind, name), UseLimits()).over(defaults.of(kind)) for kind, name in subjects}
 
 
 def check_stored(
@@ -140,6 +143,6 @@ def _all_limits(
     catalogue: Catalogue, defaults: DefaultLimits, key_id: str, namespaces: Iterable[str]
 ) -> Iterator[tuple[LimitKind, str, UseLimits]]:
     """The limits of the key and of each namespace."""
-    yield "key", key_id, effective_limits(catalogue, defaults, "key", key_id)
-    for namespace in namespaces:
-        yield "namespace", namespace, effective_limits(catalogue, defaults, "namespace", namespace)
+    subjects: list[tuple[LimitKind, str]] = [("key", key_id), *(("namespace", name) for name in namespaces)]
+    for (kind, subject), limits in effective_limits(catalogue, defaults, subjects).items():
+        yield kind, subject, limits

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from pydantic import ValidationError
 
 from adaptersoup.client.samples import read_texts
-from registry.errors import InvalidManifest, InvalidParameter
+from registry.errors import InvalidManifest
 from registry.formats import (
     CARD_FILE,
     CONFIG_FILE,
@@ -44,10 +44,6 @@ class Additions:
     metadata: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     license: str | None = None
     description: str | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.tags, str):
-            raise InvalidParameter(f"Give a list of tags, such as [{self.tags[:64]!r}], not a text.", param="tags")
 
     def card(self, card: Card) -> Card:
         """The card of a directory with the added fields."""

@@ -86,11 +86,6 @@ class OpenAIServer:
         """The address below which the calls are."""
         return self.url.rstrip("/").removesuffix("/v1")
 
-    @property
-    def _may_use_proxy(self) -> bool:
-        """False for this machine, whose loopback no proxy of the environment can reach."""
-        return httpx2.URL(self.root).host not in LOOPBACK
-
     def models(self) -> list[str]:
         """The names of its models, the first thousand; raises Unavailable."""
         models = self._answer(_Models, "GET", "/v1/models").data
@@ -131,7 +126,9 @@ class OpenAIServer:
         try:
             async with (
                 asyncio.timeout(self.seconds),
-                httpx2.AsyncClient(timeout=None, transport=self.transport, trust_env=self._may_use_proxy) as client,
+                httpx2.AsyncClient(  # a proxy of the environment cannot reach this machine's loopback
+                    timeout=None, transport=self.transport, trust_env=httpx2.URL(self.root).host not in LOOPBACK
+                ) as client,
                 client.stream(method, self.root + path, json=body, headers=headers) as response,
             ):
                 if response.headers.get("content-encoding", "identity") != "identity":

@@ -17,10 +17,10 @@ from typing import IO, Self
 from registry.blobs.contract import AcknowledgedUpload, ServerBlobs, writable
 from registry.blobs.folder import sync_blob_name
 from registry.errors import Conflict
+from registry.files import chunks_of
 from registry.spec import UploadPart
 
 UPLOADS = "uploads"
-CHUNK = 1024 * 1024
 
 
 class FileUploads:
@@ -137,8 +137,7 @@ class FileUpload(AbstractContextManager["FileUpload"]):
     def chunks(self) -> Iterator[bytes]:
         """All bytes of the file; raises Unavailable."""
         with self._blobs.state.writing(), self._path.open("rb") as written:
-            while chunk := written.read(CHUNK):
-                yield chunk
+            yield from chunks_of(written)
 
     def withdraw(self, upload_part: UploadPart) -> None:
         """Do nothing: `keep` returns no part."""

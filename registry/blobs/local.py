@@ -27,13 +27,12 @@ from registry.blobs.folder import ASIDE, BlobFolder, blob_path, sync_blob_name
 from registry.blobs.set_aside import SetAsideFiles
 from registry.blobs.verified import FileStamp, VerifiedBlobs
 from registry.errors import DamagedBlob, Unavailable
-from registry.files import open_regular, sync_directory
+from registry.files import chunks_of, open_regular, sync_directory
 from registry.names import sha256_digest
 
 log = logging.getLogger("soup.blobs")
 SCRATCH = sha256_digest(b"")
 """The digest that a writer of a scratch file is given."""
-CHUNK = 1024 * 1024
 
 
 class LocalBlobs:
@@ -199,8 +198,7 @@ class LocalBlobs:
         with open_regular(self.place(digest)) as file:
             if fresh:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            while chunk := file.read(CHUNK):
-                yield chunk
+            yield from chunks_of(file)
 
     def uploads(self) -> FileUploads:
         """The store of unfinished uploads, as growing files."""

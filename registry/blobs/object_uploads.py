@@ -21,10 +21,10 @@ from registry.blobs.bucket import Bucket
 from registry.blobs.cache import BlobCache
 from registry.blobs.contract import AcknowledgedUpload, ServerBlobs, hex_of, writable
 from registry.errors import Conflict, DamagedBlob, NotFound, Unavailable
+from registry.files import chunks_of
 from registry.spec import UploadPart
 
 UNFINISHED = "unfinished"
-CHUNK = 1024 * 1024
 LIST_SECONDS = 3600.0
 """Minimum time between two lists of all uploads, since providers charge for lists."""
 
@@ -154,12 +154,12 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
         """All bytes of the upload; raises NotFound if a part is missing or damaged in the store, or Unavailable."""
         for upload_part in self._acknowledged.upload_parts:
             with closing(self._open_part(upload_part)) as source:
-                yield from _chunks(source)
+                yield from chunks_of(source)
         file = self._writable_file()
         with self._blobs.state.writing():
             file.flush()
             file.seek(0)
-        yield from _chunks(file)
+        yield from chunks_of(file)
 
     def _open_part(self, upload_part: UploadPart) -> BinaryIO:
         cache, digest = self._uploads.cache, upload_part.digest
@@ -195,8 +195,3 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
 
     def _writable_file(self) -> BinaryIO:
         return writable(self._file, "an unfinished upload is written inside 'with' and before its part is kept")
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK):
-        yield chunk

@@ -24,14 +24,13 @@ from pydantic import AwareDatetime, Field, StringConstraints, ValidationError
 
 from registry.blobs import BlobStore, ServerBlobs
 from registry.errors import Busy, DigestMismatch, InvalidParameter, NotFound, TooLarge, Unavailable
-from registry.files import make_directory, open_regular, replace_file
+from registry.files import chunks_of, make_directory, open_regular, replace_file
 from registry.names import Digest
 from registry.progress import Progress
 from registry.spec.frozen import Frozen
 
 MANIFEST, LOCK, KEY, BLOBS = "backup.json", "backup.lock", "admin.key", "blobs"
 DATABASE = r"^soup-[0-9a-f]{16}\.db$"
-CHUNK = 1024 * 1024
 Problem = Literal["missing", "damaged", "unreadable"]
 
 
@@ -154,7 +153,7 @@ def copy_file(source: Path, target: Path, digest: str) -> None:
     sha = hashlib.sha256()
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open_regular(source) as file, os.fdopen(descriptor, "wb") as copy:
-        while chunk := file.read(CHUNK):
+        for chunk in chunks_of(file):
             sha.update(chunk)
             copy.write(chunk)
         copy.flush()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -19,7 +19,7 @@ from fastapi import Request
 
 from registry.catalogue.usage import UsageSum
 from registry.errors import TooLarge
-from registry.quotas import subject_text
+from registry.quotas import effective_limits, subject_text
 from registry.spec import LimitKind, UseLimits
 from service.access.keys import Principal
 from service.engine import GenerateRequest, ScoreRequest
@@ -52,7 +52,8 @@ def admit(
     totals = Counter[Subject]()
     for amount in amounts:
         totals.update(amount)
-    limits = _limits(services, totals)
+    with services.registry.database.read_autocommit() as catalogue:  # every request waits for it
+        limits = effective_limits(catalogue, services.registry.quotas, totals)
     wants = [want for subject, tokens in totals.items() for want in _wants(subject, limits[subject], tokens)]
     request.state.rate_headers = partial(_headers, services.rates, wants)
     _check_size(wants)
@@ -158,14 +159,6 @@ def _headers(rates: Rates | SharedRates, wants: Sequence[Want]) -> dict[str, str
                 f"x-ratelimit-reset-{measure}": duration(remaining.reset),
             }
     return headers
-
-
-def _limits(services: Services, subjects: Collection[Subject]) -> dict[Subject, UseLimits]:
-    """Return the limits of each subject, read in one statement: every request to the engine waits for it."""
-    quotas = services.registry.quotas
-    with services.registry.database.read_autocommit() as catalogue:
-        limits = catalogue.limits.of_subjects(subjects)
-    return {subject: limits.get(subject, UseLimits()).over(quotas.of(subject[0])) for subject in subjects}
 
 
 def _wants(subject: Subject, limits: UseLimits, tokens: int) -> list[Want]:

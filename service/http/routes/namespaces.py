@@ -124,7 +124,7 @@ def _limits(services: AppServices, catalogue: Catalogue, kind: LimitKind, subjec
         kind=kind,
         id=subject,
         limits=limits.get(kind, subject),
-        in_force=effective_limits(catalogue, services.registry.quotas, kind, subject),
+        in_force=effective_limits(catalogue, services.registry.quotas, [(kind, subject)])[kind, subject],
         in_use=InUse(
             stored_bytes=limits.stored_bytes(kind, subject),
             adapters=limits.adapters(kind, subject),

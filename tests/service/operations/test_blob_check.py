@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from registry.blobs import LocalBlobs
-from registry.blobs.local import CHUNK
 from registry.catalogue import Database
 from registry.errors import Unavailable
+from registry.files import CHUNK
 from registry.progress import Progress, silent
 from registry.spec import CosineSpec, PoolSpec, StoreMark
 from service.jobs.cook import request_bytes
