@@ -39,13 +39,6 @@ def check_texts(texts: Sequence[Text]) -> list[Passage]:
         ) from None
 
 
-def check_names(names: Sequence[str], param: str) -> list[str]:
-    """A list of names; raises InvalidParameter for a single text, whose letters would be taken for names."""
-    if isinstance(names, str):
-        raise InvalidParameter(f"Give a list of {param}, such as [{names[:64]!r}], not a text.", param=param)
-    return list(names)
-
-
 def request_of(kind: type[T], **fields: Any) -> T:
     """A request with these fields, without those that are None; raises InvalidParameter if they are invalid."""
     try:

@@ -9,13 +9,14 @@ import hashlib
 import json
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, StringConstraints
 
-from registry.errors import InvalidName
+from registry.errors import InvalidName, InvalidParameter
 
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 PART_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
@@ -95,6 +96,13 @@ Ref = BaseRef | NameRef | DigestRef
 def is_part(text: str) -> bool:
     """Return True if a text matches the grammar of a name part."""
     return re.fullmatch(PART_PATTERN, text, re.ASCII) is not None
+
+
+def check_names(names: Sequence[str], param: str) -> list[str]:
+    """A list of names; raises InvalidParameter for a single text, whose letters would be taken for names."""
+    if isinstance(names, str):
+        raise InvalidParameter(f"Give a list of {param}, such as [{names[:64]!r}], not a text.", param=param)
+    return list(names)
 
 
 def check_part(text: str, label: str) -> str:

@@ -23,18 +23,7 @@ from adaptersoup.client.paths import (
     if_match_header,
     job_path,
 )
-from adaptersoup.requests import (
-    Model,
-    Text,
-    check_names,
-    check_texts,
-    cook_body,
-    id_of,
-    model_name,
-    request_of,
-    spec_of,
-    to_json,
-)
+from adaptersoup.requests import Model, Text, check_texts, cook_body, id_of, model_name, request_of, spec_of, to_json
 from adaptersoup.values import Adapter, Adapters, Listed, Perplexity, Selection, Selector, Soup
 from registry.errors import InvalidParameter
 from registry.names import COOKS
@@ -98,7 +87,7 @@ class AsyncClient(AsyncOperatorCalls):
         include the adapter. Raises InvalidManifest and others.
         """
         passages = None if texts is None else check_texts(texts)
-        more = Additions(domain=domain, base=base, texts=passages, tags=check_names(tags, "tags"), owner=owner)
+        more = Additions(domain=domain, base=base, texts=passages, tags=tags, owner=owner)
         with valid_manifest():
             pushed = await self._http.push_directory(Path(folder), name=name, more=more, progress=progress)
         return body_of(Adapter, pushed)

@@ -18,8 +18,7 @@ from adaptersoup.client.paths import (
     namespace_path,
 )
 from adaptersoup.client.waiting import AsyncPause, async_sleep
-from adaptersoup.requests import check_names
-from registry.names import KeyScope
+from registry.names import KeyScope, check_names
 from registry.spec import ServerReadings
 from service.http.schemas.audit import AuditEntry
 from service.http.schemas.health import Ready

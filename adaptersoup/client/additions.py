@@ -23,6 +23,7 @@ from registry.formats import (
     EmbeddingsNote,
 )
 from registry.formats.refusal import refusal
+from registry.names import check_names
 from registry.spec import Card, Manifest, Passage
 
 PULLED = (CONFIG_FILE, SOUP_FILE, WEIGHTS_FILE, SAMPLES_FILE, CARD_FILE)
@@ -44,6 +45,9 @@ class Additions:
     metadata: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     license: str | None = None
     description: str | None = None
+
+    def __post_init__(self) -> None:
+        check_names(self.tags, "tags")
 
     def card(self, card: Card) -> Card:
         """The card of a directory with the added fields."""

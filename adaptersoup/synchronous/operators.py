@@ -18,8 +18,7 @@ from adaptersoup.client.paths import (
 from adaptersoup.client.synchronous.calls import Calls
 from adaptersoup.client.synchronous.connection import ADDRESS, Closing
 from adaptersoup.client.waiting import Pause, sleep
-from adaptersoup.requests import check_names
-from registry.names import KeyScope
+from registry.names import KeyScope, check_names
 from registry.spec import ServerReadings
 from service.http.schemas.audit import AuditEntry
 from service.http.schemas.health import Ready
