@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from registry.errors import Unavailable
 from service.engine.adapter_metrics import AdapterTotals
 from service.http import problems
-from service.observability.logs import describe, request_id_now
+from service.observability.logs import request_id_now
 
 log = logging.getLogger("service.request")
 
@@ -111,9 +111,9 @@ class _Group(Collector):
         """Return the metrics of this group, none if collecting them fails."""
         try:
             return list(self._collect())
-        except Exception as error:
+        except Exception:
             self._failures.inc()
-            log.warning("the metrics lack %s", self._name, extra={"fields": describe(error)})
+            log.warning("the metrics lack %s", self._name, exc_info=True)
             return []
 
 

@@ -24,7 +24,6 @@ from registry import errors
 from registry.errors import SoupError
 from registry.spec import UNION_MEMBERS
 from registry.spec.wording import describe_error, members_of_union
-from service.observability.logs import describe
 from training.spec import METHODS
 
 log = logging.getLogger("service.request")
@@ -122,7 +121,7 @@ def body_of(error: SoupError) -> ErrorBody:
 
 def unexpected(error: BaseException) -> ErrorBody:
     """Log an unexpected error and return a body that shows nothing of it."""
-    log.error("request failed", extra={"fields": describe(error)})
+    log.error("request failed", exc_info=error)
     hidden = errors.Internal(INTERNAL_MESSAGE)
     return ErrorBody(
         error=Problem(message=hidden.message, type=error_type(status_of(hidden)), param=None, code=hidden.code)

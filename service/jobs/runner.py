@@ -34,7 +34,6 @@ from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
 from service.jobs.kinds import KINDS
 from service.jobs.training_requests import blobs_in_use, remove_old_trainings
-from service.observability.logs import describe
 from service.periodic import Periodic
 from service.services import Services
 
@@ -249,9 +248,10 @@ class JobRunner:
 
         `unexpected` is the exception that `error` stands for; the log gets its class and traceback.
         """
-        details = describe(unexpected or error) if isinstance(error, Internal) else {}
         level = logging.WARNING if unexpected is None else logging.ERROR
-        log.log(level, "job failed", extra={"fields": {"job": row.id, "kind": row.kind, "code": error.code, **details}})
+        fields = {"job": row.id, "kind": row.kind, "code": error.code}
+        cause = (unexpected or error) if isinstance(error, Internal) else None
+        log.log(level, "job failed", exc_info=cause, extra={"fields": fields})
         with self._database.write() as catalogue:
             self._took(catalogue.jobs, row)
             is_ours = catalogue.jobs.fail(row.id, as_dict(error), retry_in, worker=self._name)
