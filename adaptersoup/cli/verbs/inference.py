@@ -15,6 +15,7 @@ from adaptersoup.cli.sampling_flags import SamplingFlags
 from adaptersoup.client.samples import read_text, read_texts
 from adaptersoup.tables import fields, one_line
 from adaptersoup.values import Perplexity
+from registry.errors import Unavailable
 from registry.spec import full_text
 from service.http.schemas.reading import body_of
 
@@ -39,9 +40,10 @@ def models(
       soup models --kind base
       soup generate "$(soup models --kind soup --quiet | head -n 1)" "Once"
     """
-    cards = [
-        card for card in remote.client.models() if kind in (None, card["kind"]) and owner in (None, card.get("owner"))
-    ]
+    cards = remote.client.models()
+    if any("kind" not in card for card in cards):
+        raise Unavailable("The server lists models without their kind: is it an AdapterSoup server?")
+    cards = [card for card in cards if kind in (None, card["kind"]) and owner in (None, card.get("owner"))]
     if quiet and not remote.json:
         for card in cards:
             data(one_line(card["id"]))

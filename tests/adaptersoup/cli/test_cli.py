@@ -895,6 +895,11 @@ def completion(text: str) -> dict[str, Any]:
     return {"choices": [{"text": text}]}
 
 
+def test_models_of_another_kind_of_server_are_one_sentence(soup: Soup, server: Server) -> None:
+    server.on("GET /v1/models", ok({"object": "list", "data": [{"id": "m", "object": "model"}]}))
+    assert "is it an AdapterSoup server?" in refused(soup("models"))
+
+
 def test_generate(soup: Soup, server: Server) -> None:
     server.on("POST /v1/completions", ok(completion(" and on")))
     sampling = ("--max-tokens", 5, "--temperature", 0, "--stop", "a", "--seed", 1)
