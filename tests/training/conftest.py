@@ -1,4 +1,4 @@
-"""What every test of the training may use: two lists of texts, a real encoder, and one thread of torch."""
+"""Fixtures for every test of the training: two lists of texts, a real encoder, and one thread of torch."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def state_hash(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def train_on(base: LoadedBase, config: AdapterConfig, train: list, valid: list, **given) -> Trained:
-    """An adapter trained on items; `given` are other inputs of the training, and how it is watched and saved."""
-    watched = {name: given.pop(name) for name in ("progress", "should_stop", "saving") if name in given}
-    return train_adapter(base, TrainingInputs(config, Data(train, valid), **given), **watched)
+def train_on(base: LoadedBase, config: AdapterConfig, train: list, valid: list, **options) -> Trained:
+    """An adapter trained on items; `options` are other inputs of the training, and how it is watched and saved."""
+    watched = {name: options.pop(name) for name in ("progress", "should_stop", "saving") if name in options}
+    return train_adapter(base, TrainingInputs(config, Data(train, valid), **options), **watched)
 
 
 def stoppable(should_stop: Callable[[], bool]) -> Callable[[], AbstractContextManager[Callable[[], bool]]]:
-    """What stands in for `interrupts.stoppable`: it stops when asked to by `should_stop`."""
+    """A stand-in for `interrupts.stoppable`: it stops when `should_stop` returns true."""
     return lambda: nullcontext(should_stop)
 
 
 def stop_after(steps: int) -> Callable[[], AbstractContextManager[Callable[[], bool]]]:
-    """In the place of `stoppable`: asked so many times, it stops."""
-    asked = itertools.count(1)
-    return stoppable(lambda: next(asked) > steps)
+    """A stand-in for `interrupts.stoppable` that stops after so many calls."""
+    calls = itertools.count(1)
+    return stoppable(lambda: next(calls) > steps)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """The same sums in the same order whatever the machine has; afterwards as it was."""
+    """Run torch on one thread, so that sums have the same order on every machine; restore the number afterwards."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

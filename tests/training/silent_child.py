@@ -1,4 +1,4 @@
-"""A child process that answers after as many seconds as it is asked for, and says nothing before; for test_tuning."""
+"""A child process that answers after as many seconds as a request names, and is silent until then; for test_tuning."""
 
 from __future__ import annotations
 

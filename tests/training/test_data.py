@@ -36,7 +36,7 @@ def test_texts_are_read_plain_and_gzipped_whatever_the_name(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b'{"text": "a"}\n{"text": 3}\n', "line 2"),
         (b'{"text": "a"}\n\nnot json\n', "line 3"),
@@ -48,10 +48,10 @@ def test_texts_are_read_plain_and_gzipped_whatever_the_name(tmp_path, name):
     ],
     ids=["a number", "no JSON", "no object", "deep", "no UTF-8", "half a character", "cut short"],
 )
-def test_broken_files_are_refused_in_one_sentence(tmp_path, data, said):
+def test_broken_files_are_refused_in_one_sentence(tmp_path, data, message):
     path = tmp_path / "t.jsonl"
     path.write_bytes(data)
-    with pytest.raises(InvalidParameter, match=said):
+    with pytest.raises(InvalidParameter, match=message):
         read_texts(path)
 
 
@@ -70,7 +70,7 @@ def test_blocks_hold_the_texts_end_to_end_with_their_bos():
 
 
 @pytest.mark.parametrize(
-    ("texts", "block", "said"),
+    ("texts", "block", "message"),
     [
         ([], 8, "holds 0 texts"),
         (TEXTS[:-1], 8, f"holds {MIN_TEXTS - 1} texts"),
@@ -78,8 +78,8 @@ def test_blocks_hold_the_texts_end_to_end_with_their_bos():
         (TEXTS, 1, "nothing to predict"),
     ],
 )
-def test_too_little_text_is_refused_with_the_figures(texts, block, said):
-    with pytest.raises(InvalidParameter, match=said):
+def test_too_little_text_is_refused_with_the_figures(texts, block, message):
+    with pytest.raises(InvalidParameter, match=message):
         pack(texts, tokens, block=block, purpose="validation")
 
 

@@ -33,8 +33,8 @@ RECIPE = Hyperparameters(steps=25, batch=8, block=56, learning_rate=1e-2, evalua
 def trained(base, key, folder):
     task, items = TASKS[key], {**ITEMS, "language_modelling": TEXTS}[key]
     config = with_head(paper_config("pfeiffer", bottleneck=8), task.head(items))
-    found = train_on(base, config, items, items[:20], hyperparameters=RECIPE, task=task)
-    return found.write(folder, base, domain="law")
+    adapter = train_on(base, config, items, items[:20], hyperparameters=RECIPE, task=task)
+    return adapter.write(folder, base, domain="law")
 
 
 @pytest.fixture(scope="module")
@@ -66,15 +66,17 @@ SAYS = {
 @pytest.mark.parametrize("key", TASKS)
 def test_a_directory_is_evaluated_on_its_own_task(base, folders, data, tiny_base_dir, tmp_path, soup, key):
     command = ("evaluate", folders[key].path, "--data", data(key), "--base-folder", tiny_base_dir)
-    said = json.loads(done(soup(*command, "--json"))[0])
-    assert (said["object"], said["task"]) == ("evaluation", TASKS[key].name)
+    evaluation = json.loads(done(soup(*command, "--json"))[0])
+    assert (evaluation["object"], evaluation["task"]) == ("evaluation", TASKS[key].name)
     items = VALID if key == "language_modelling" else ITEMS[key][:12]
-    before = state_hash(base.model)
-    assert said["figures"] == pytest.approx(evaluate_task(base, adapter_of(folders[key], base), TASKS[key], items))
-    assert state_hash(base.model) == before
+    base_hash = state_hash(base.model)
+    assert evaluation["figures"] == pytest.approx(
+        evaluate_task(base, adapter_of(folders[key], base), TASKS[key], items)
+    )
+    assert state_hash(base.model) == base_hash
     lines = done(soup(*command, "--plot", tmp_path / "figures.svg"))[0].splitlines()
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in SAYS[key])
-    rates = [value for value in said["figures"].values() if isinstance(value, float)]
+    rates = [value for value in evaluation["figures"].values() if isinstance(value, float)]
     assert any(f">{rates[0]:{form}}<" in (tmp_path / "figures.svg").read_text() for form in (".2f", ".4g"))
 
 
@@ -86,8 +88,8 @@ def test_perplexity_is_that_of_each_text_by_itself_and_paired_with_the_base(base
     assert figures["difference"] == pytest.approx(figures["nll"] - alone["nll"], rel=1e-6)
     assert figures["difference"] + 2 * figures["difference_standard_error"] < 0
     assert figures["difference_low"] < figures["difference"] < figures["difference_high"] < 0
-    one = evaluate_task(base, adapter_of(folders["language_modelling"], base), LANGUAGE_MODELLING, VALID[:1])
-    assert "difference_low" not in one, "one text has no interval"
+    single = evaluate_task(base, adapter_of(folders["language_modelling"], base), LANGUAGE_MODELLING, VALID[:1])
+    assert "difference_low" not in single, "one text has no interval"
     total = tokens = 0.0
     for text in VALID:
         ids = torch.tensor([base.tokenize(text)])
@@ -122,8 +124,8 @@ def test_questions_are_left_without_an_answer_by_what_was_trained_to(base, folde
     none = [replace(item, answers=()) for item in QUESTIONS[::2]]
     config = with_head(paper_config("pfeiffer", bottleneck=2), TASKS["question_answering"].head(QUESTIONS))
     task, few = TASKS["question_answering"], RECIPE.model_copy(update={"steps": 1})
-    found = train_on(base, config, QUESTIONS + none, QUESTIONS[:20], hyperparameters=few, task=task)
-    either = found.write(tmp_path / "squad2", base, domain="law")
+    adapter = train_on(base, config, QUESTIONS + none, QUESTIONS[:20], hyperparameters=few, task=task)
+    either = adapter.write(tmp_path / "squad2", base, domain="law")
     for key in (None, "question_answering"):
         assert task_of(either, key).may_abstain
         assert not task_of(folders["question_answering"], key).may_abstain
@@ -143,13 +145,13 @@ def test_an_adapter_of_unknown_making_models_language(base, tmp_path):
 
 def test_another_base_than_recorded_is_refused(folders, tmp_path):
     """Of the same shape: only the fingerprint tells them apart."""
-    other = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path, seed=1))))
+    other_base = load_base(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path, seed=1))))
     with pytest.raises(Incompatible, match="was made for the base model with fingerprint"):
-        adapter_of(folders["classification"], other)
+        adapter_of(folders["classification"], other_base)
 
 
 @pytest.mark.parametrize(
-    ("key", "more", "code", "said"),
+    ("key", "more", "code", "message"),
     [
         ("classification", ["--task", "language_modelling"], 1, "line 1"),
         ("classification", ["--task", "chess"], 1, "Task 'chess' is not one of"),
@@ -158,10 +160,10 @@ def test_another_base_than_recorded_is_refused(folders, tmp_path):
         ("language_modelling", ["--base", "x"], 2, "--base-folder"),
     ],
 )
-def test_soup_evaluate_refuses_in_one_sentence(folders, data, tiny_base_dir, soup, key, more, code, said):
-    other = data("question_answering" if "language_modelling" in more else key)
-    command = ("evaluate", folders[key].path, "--data", other, "--base-folder", tiny_base_dir)
-    assert said in refused(soup(*command, *more), code)
+def test_soup_evaluate_refuses_in_one_sentence(folders, data, tiny_base_dir, soup, key, more, code, message):
+    path = data("question_answering" if "language_modelling" in more else key)
+    command = ("evaluate", folders[key].path, "--data", path, "--base-folder", tiny_base_dir)
+    assert message in refused(soup(*command, *more), code)
 
 
 def test_soup_evaluate_names_a_label_outside_the_set_by_its_line(folders, tiny_base_dir, tmp_path, soup):

@@ -56,7 +56,7 @@ def run(module=None, *, valid=BLOCKS, **recipe):
     return module, optimise(started(module, module.mean_nll, valid=valid, **values))
 
 
-def taken(blocks: int, *, take: int, steps: int, seed: int = 0) -> list[int]:
+def drawn_indices(blocks: int, *, take: int, steps: int, seed: int = 0) -> list[int]:
     """The indices of all steps, one after another."""
     order = DataOrder(blocks, take=take, seed=seed)
     return [int(index) for _ in range(steps) for index in order.next()]
@@ -87,21 +87,21 @@ def test_an_early_best_survives_later_harm():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e6])
 def test_the_losses_of_one_that_diverges_end_with_the_loss_that_did(bad, tmp_path):
     """Points are means of three steps here: the step begun before the fifth is one, and what is no number is none."""
-    module, file, seen = Counter(), tmp_path / "losses.json", []
+    module, file, losses = Counter(), tmp_path / "losses.json", []
 
     def loss(blocks):
-        seen.append(float(module.mean_nll(blocks).detach()))
-        return module.mean_nll(blocks) * 0 + bad if len(seen) == 5 else module.mean_nll(blocks)
+        losses.append(float(module.mean_nll(blocks).detach()))
+        return module.mean_nll(blocks) * 0 + bad if len(losses) == 5 else module.mean_nll(blocks)
 
     state = started(module, loss, valid_loss=module.mean_nll, steps=300, batch=6, block=4, learning_rate=0.1)
     with pytest.raises(InvalidParameter, match=r"diverged at step 5 of 300.*learning rate") as caught:
         optimise(state, losses=LossesFile(file))
     assert caught.value.param == "learning_rate"
-    found = read_losses(file)
-    mean = pytest.approx(sum(seen[:3]) / 3, rel=1e-6)
+    saved = read_losses(file)
+    mean = pytest.approx(sum(losses[:3]) / 3, rel=1e-6)
     last = [[5, 1e6]] if bad == 1e6 else []
-    assert found["train_history"] == [[3, mean], [4, pytest.approx(seen[3], rel=1e-6)], *last]
-    assert found["valid_history"] == [[0, pytest.approx(math.log(4))]]
+    assert saved["train_history"] == [[3, mean], [4, pytest.approx(losses[3], rel=1e-6)], *last]
+    assert saved["valid_history"] == [[0, pytest.approx(math.log(4))]]
 
 
 def test_a_validation_loss_that_diverges_is_the_last_of_its_losses(tmp_path):
@@ -118,16 +118,18 @@ def test_a_validation_loss_that_diverges_is_the_last_of_its_losses(tmp_path):
     )
     with pytest.raises(InvalidParameter, match="validation loss is 9"):
         optimise(state, losses=LossesFile(file))
-    found = read_losses(file)
-    assert found["valid_history"] == [[0, 1.0], [5, 9.0]]
-    assert [step for step, _ in found["train_history"]] == [3, 5]
+    saved = read_losses(file)
+    assert saved["valid_history"] == [[0, 1.0], [5, 9.0]]
+    assert [step for step, _ in saved["train_history"]] == [3, 5]
 
 
-@pytest.mark.parametrize(("losses", "said"), [([math.nan], "nan before the first step"), ([1.0, math.nan], "diverged")])
-def test_a_validation_loss_that_is_no_number_is_refused_too(losses, said):
+@pytest.mark.parametrize(
+    ("losses", "message"), [([math.nan], "nan before the first step"), ([1.0, math.nan], "diverged")]
+)
+def test_a_validation_loss_that_is_no_number_is_refused_too(losses, message):
     module, valid = Counter(), iter(losses)
     state = started(module, module.mean_nll, valid_loss=lambda _: torch.tensor(next(valid)), steps=4, batch=6, block=4)
-    with pytest.raises(InvalidParameter, match=said):
+    with pytest.raises(InvalidParameter, match=message):
         optimise(state)
 
 
@@ -193,7 +195,7 @@ def test_the_last_step_is_always_evaluated(steps, evaluations):
 
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 30))
 def test_every_block_comes_once_an_epoch(blocks, batch, steps):
-    stream = taken(blocks, take=batch, steps=steps)
+    stream = drawn_indices(blocks, take=batch, steps=steps)
     for epoch in range(len(stream) // blocks):
         assert sorted(stream[epoch * blocks : (epoch + 1) * blocks]) == list(range(blocks))
 
@@ -220,11 +222,11 @@ class Leaning(Counter):
 
 @pytest.mark.parametrize(("batch", "accumulate"), [(4, 2), (1, 8), (3, 3)])
 def test_accumulated_batches_are_one_large_batch(batch, accumulate):
-    large, told = trained(module=Leaning(), batch=batch * accumulate)
-    small, said = trained(module=Leaning(), batch=batch, accumulate=accumulate)
+    large, large_outcome = trained(module=Leaning(), batch=batch * accumulate)
+    small, small_outcome = trained(module=Leaning(), batch=batch, accumulate=accumulate)
     torch.testing.assert_close(small.logits, large.logits, rtol=1e-5, atol=1e-5)
-    assert said.train_tokens == told.train_tokens == 9 * batch * accumulate * 3
-    assert [step for step, _ in said.history] == [step for step, _ in told.history]
+    assert small_outcome.train_tokens == large_outcome.train_tokens == 9 * batch * accumulate * 3
+    assert [step for step, _ in small_outcome.history] == [step for step, _ in large_outcome.history]
 
 
 def test_parts_of_another_size_count_as_their_share():
@@ -288,7 +290,7 @@ def test_the_curve_of_the_training_loss_is_short_and_complete(steps):
     assert len(curve.points) <= 100
     assert curve.points[-1][0] == steps
     ends = [0, *(step for step, _ in curve.points)]
-    means = [(after + before + 1) / 2 for before, after in itertools.pairwise(ends)]
+    means = [(end + previous + 1) / 2 for previous, end in itertools.pairwise(ends)]
     assert [loss for _, loss in curve.points] == pytest.approx(means)
 
 
@@ -306,12 +308,12 @@ def test_the_training_leaves_the_random_numbers_of_its_caller_alone():
 @given(st.integers(0, 12_000))
 def test_many_points_become_few_with_the_first_and_the_last(count: int) -> None:
     points = [(step, float(step)) for step in range(count)]
-    found = thinned(points)
-    assert len(found) <= MAX_POINTS + 1
-    assert found == sorted(set(found) & set(points))
-    assert (found[:1], found[-1:]) == (points[:1], points[-1:])
+    remaining = thinned(points)
+    assert len(remaining) <= MAX_POINTS + 1
+    assert remaining == sorted(set(remaining) & set(points))
+    assert (remaining[:1], remaining[-1:]) == (points[:1], points[-1:])
     if count <= MAX_POINTS:
-        assert found == points
+        assert remaining == points
 
 
 def test_a_disk_that_takes_none_ends_no_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -337,11 +339,11 @@ class Noisy(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.zeros(6, 6))
         self.scale = nn.Parameter(torch.ones(()))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("blocks_seen", torch.zeros((), dtype=torch.int64))
 
     def mean_nll(self, blocks):
         if torch.is_grad_enabled():
-            self.seen += len(blocks)
+            self.blocks_seen += len(blocks)
         rows = nn.functional.dropout(self.table, 0.3, training=torch.is_grad_enabled())[blocks[:, :-1]]
         return nn.functional.cross_entropy((rows * self.scale).flatten(0, 1), blocks[:, 1:].flatten())
 
@@ -350,30 +352,30 @@ def noisy(
     folder: Path | None = None,
     *,
     stop_after: int | None = None,
-    every: int | None = 2,
+    every_steps: int | None = 2,
     valid=NOISE_BLOCKS[:4],
     **changes,
 ):
-    module, seen = Noisy(), []
+    module, steps = Noisy(), []
     values = {"steps": 11, "batch": 3, "accumulate": 2, "block": 5, "learning_rate": 0.05, "evaluations": 4, **changes}
     numbers = Hyperparameters(**values)
-    saving = None if folder is None else Saving(folder, every_steps=every, every_seconds=None)
+    saving = None if folder is None else Saving(folder, every_steps=every_steps, every_seconds=None)
     state = TrainingState(module, Objective(module.mean_nll), train=NOISE_BLOCKS, valid=valid, hyperparameters=numbers)
     outcome = optimise(
         state,
-        progress=lambda step, *_: seen.append(step),
-        should_stop=None if stop_after is None else lambda: len(seen) == stop_after,
+        progress=lambda step, *_: steps.append(step),
+        should_stop=None if stop_after is None else lambda: len(steps) == stop_after,
         checkpoint=None if saving is None else Checkpoint(saving, numbers.model_dump(mode="json")),
     )
-    return module, outcome, seen
+    return module, outcome, steps
 
 
-def same(one, other) -> bool:
-    (first, told, _), (second, said, _) = one, other
-    tensors = zip(first.state_dict().values(), second.state_dict().values(), strict=True)
-    return all(torch.equal(*pair) for pair in tensors) and [told.history, told.train_history] == [
-        said.history,
-        said.train_history,
+def same(first, second) -> bool:
+    (first_module, first_outcome, _), (second_module, second_outcome, _) = first, second
+    tensors = zip(first_module.state_dict().values(), second_module.state_dict().values(), strict=True)
+    return all(torch.equal(*pair) for pair in tensors) and [first_outcome.history, first_outcome.train_history] == [
+        second_outcome.history,
+        second_outcome.train_history,
     ]
 
 
@@ -402,23 +404,23 @@ def test_the_best_state_of_before_the_stop_is_kept(tmp_path):
 
 
 def test_a_finished_training_is_not_done_twice(tmp_path):
-    first = noisy(tmp_path, every=None)
-    again = noisy(tmp_path)
-    assert again[2] == []
-    assert same(again, first)
+    first = noisy(tmp_path, every_steps=None)
+    repeated = noisy(tmp_path)
+    assert repeated[2] == []
+    assert same(repeated, first)
     discard(tmp_path)
     assert not tmp_path.exists()
 
 
 def test_it_saves_after_steps_and_after_seconds(tmp_path):
     def written(saving: Saving) -> list[int]:
-        found, now, moment = [], Checkpoint(saving, {}), torch.zeros(1)
+        saved_steps, now, moment = [], Checkpoint(saving, {}), torch.zeros(1)
         with now.locked():
             for step in range(1, 7):
                 if now.due(step):
                     now.write(step, {"x": moment}, {})
-                    found.append(step)
-        return found
+                    saved_steps.append(step)
+        return saved_steps
 
     assert written(Saving(tmp_path, every_steps=2, every_seconds=None)) == [2, 4, 6]
     assert written(Saving(tmp_path, every_steps=None, every_seconds=0.0)) == [1, 2, 3, 4, 5, 6]
@@ -431,7 +433,7 @@ def adapter(base, saving=None, **watched):
 
 
 class Killed(BaseException):
-    """As by a signal that nobody handles."""
+    """Ends the training like a signal that nobody handles."""
 
 
 def test_a_killed_training_goes_on_to_the_same_bits(base, tmp_path):
@@ -464,7 +466,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path):
     with safetensors.safe_open(path, framework="pt") as file:
         about = file.metadata()
     tensors = safetensors.torch.load(whole)
-    other = {**tensors, "now.table": torch.zeros(1)}
+    mismatched = {**tensors, "now.table": torch.zeros(1)}
     for data in (
         b"",
         whole[:-1],
@@ -474,7 +476,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path):
         safetensors.torch.save(tensors, {**about, "state": "{"}),
         safetensors.torch.save(tensors, {**about, "state": "[]"}),
         safetensors.torch.save(tensors, {**about, "state": "{}"}),
-        safetensors.torch.save(other, about),
+        safetensors.torch.save(mismatched, about),
         safetensors.torch.save({"order": tensors["order"]}, about),
     ):
         path.write_bytes(data)
@@ -502,12 +504,12 @@ def test_the_lock_of_a_folder_that_was_removed_meanwhile_owns_nothing(tmp_path, 
     """Another process ended between the opening of its folder here and the lock; maybe a third began since."""
     folder, lock, removed = tmp_path / "state", fcntl.flock, []
 
-    def late(handle, how):
+    def late(handle, operation):
         if not removed:
             removed.append(folder.rmdir())
             if made_again:
                 folder.mkdir()
-        lock(handle, how)
+        lock(handle, operation)
 
     monkeypatch.setattr(fcntl, "flock", late)
     with locked(folder, "taken"):
@@ -518,7 +520,7 @@ def test_the_lock_of_a_folder_that_was_removed_meanwhile_owns_nothing(tmp_path, 
 
 
 def test_what_another_process_owns_by_now_is_not_discarded(tmp_path):
-    noisy(tmp_path / "state", every=None)
+    noisy(tmp_path / "state", every_steps=None)
     with locked(tmp_path / "state", "taken"):
         discard(tmp_path / "state")
         assert (tmp_path / "state" / FILE).is_file()

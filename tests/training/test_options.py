@@ -76,18 +76,18 @@ def fused(base):
     ],
 )
 def test_everything_that_trains_helps_leaves_the_base_alone_and_is_resumed_to_the_same_bits(base, fused, tmp_path, ask):
-    ask, asked = dict(ask), []
+    ask, calls = dict(ask), []
     if ask.get("config") == "fused":
         ask["config"], ask["start"] = fused
     if ask.get("config") == "lora":
         ask["config"] = lora_for(base.shape, rank=2, alpha=4)
-    before = state_hash(base.model)
+    base_hash = state_hash(base.model)
     whole = train(base, **ask)
-    assert state_hash(base.model) == before
+    assert state_hash(base.model) == base_hash
     assert not any(p.requires_grad or p.grad is not None for p in base.model.parameters())
     assert whole.record["valid_perplexity"] < whole.record["valid_perplexity_before"]
     with pytest.raises(Cancelled):
-        train(base, **ask, saving=Saving(tmp_path), should_stop=lambda: asked.append(1) or len(asked) > 3)
+        train(base, **ask, saving=Saving(tmp_path), should_stop=lambda: calls.append(1) or len(calls) > 3)
     resumed = train(base, **ask, saving=Saving(tmp_path))
     assert (resumed.resumed_at, resumed.resume_note) == (3, None)
     assert save_tensors(resumed.tensors) == save_tensors(whole.tensors)
@@ -103,18 +103,18 @@ def valid_loss(base, adapter):
 
 
 def test_one_init_seed_gives_one_init_hash_whatever_is_trained(base):
-    first, second, other = train(base), train(base, **numbers(data_seed=9)), train(base, init_seed=1)
+    first, second, reseeded = train(base), train(base, **numbers(data_seed=9)), train(base, init_seed=1)
     fresh = create(PLAIN, base.shape, seed=0)
-    assert first.init_hash == second.init_hash == init_hash(fresh.state_dict()) != other.init_hash
+    assert first.init_hash == second.init_hash == init_hash(fresh.state_dict()) != reseeded.init_hash
     assert first.provenance.init_source == "trained_here"
     assert save_tensors(first.tensors) != save_tensors(second.tensors)
 
 
 def test_a_long_history_is_thinned_and_keeps_its_best_step():
     history = [(step, 5.0 - (step == 4321)) for step in range(10_001)]
-    kept = thinned(history, best_step=4321)
-    assert len(kept) <= MAX_VALIDATIONS + 2
-    assert {0, 4321, 10_000} <= {step for step, _ in kept}
+    remaining = thinned(history, best_step=4321)
+    assert len(remaining) <= MAX_VALIDATIONS + 2
+    assert {0, 4321, 10_000} <= {step for step, _ in remaining}
     assert thinned(history[:MAX_VALIDATIONS], best_step=3) == history[:MAX_VALIDATIONS]
     assert thinned([], best_step=0) == []
 
@@ -139,10 +139,10 @@ def test_the_record_is_json_and_says_how_it_was_made(base):
 
 
 def test_bfloat16_trains_too_and_the_adapter_stays_float32(base):
-    before = state_hash(base.model)
+    base_hash = state_hash(base.model)
     config = paper_config("houlsby", bottleneck=8)
     trained, plain = train(base, config, **numbers(dtype="bfloat16")), train(base, config)
-    assert state_hash(base.model) == before
+    assert state_hash(base.model) == base_hash
     assert {tensor.dtype for tensor in trained.tensors.values()} == {torch.float32}
     assert trained.record["valid_perplexity"] < trained.record["valid_perplexity_before"]
     assert trained.record["valid_perplexity"] == pytest.approx(plain.record["valid_perplexity"], rel=0.05)
@@ -157,7 +157,7 @@ def test_memory_that_does_not_suffice_is_a_sentence_with_the_numbers_to_lower(ba
 
 
 def test_backward_stops_at_the_first_adapter(base):
-    """What reaches the first adapter asks for no gradient, so nothing below it is kept for a backward pass."""
+    """The first adapter's input needs no gradient, so nothing below it is kept for a backward pass."""
     adapter = create(paper_config("bapna_firat", bottleneck=4), base.shape, seed=0)
     needs = {}
     handles = [
@@ -180,8 +180,8 @@ def test_a_start_replaces_initial_tensors_by_name_and_is_named_in_the_record(bas
     still = RECIPE.model_copy(update={"steps": 1, "learning_rate": 1e-30})
     plain, started = train(base, hyperparameters=still), train(base, hyperparameters=still, start={name: value})
     assert torch.equal(started.tensors[name], value)
-    others = [other for other in plain.tensors if other != name]
-    assert all(torch.equal(started.tensors[other], plain.tensors[other]) for other in others)
+    unreplaced = [key for key in plain.tensors if key != name]
+    assert all(torch.equal(started.tensors[key], plain.tensors[key]) for key in unreplaced)
     fresh = create(PLAIN, base.shape, seed=0).state_dict()
     assert started.init_hash == init_hash({**fresh, name: value}) != plain.init_hash
     assert started.record["start"] == init_hash({name: value})
@@ -202,7 +202,7 @@ def test_the_members_of_a_fusion_stay_as_they_came(base, fused):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "said"),
+    ("changes", "error", "message"),
     [
         ({"consistency": "paper"}, InvalidParameter, "this adapter is a bottleneck"),
         ({"config": BANK, "pruning": PRUNING}, InvalidParameter, "not pruned: choose one"),
@@ -211,13 +211,13 @@ def test_the_members_of_a_fusion_stay_as_they_came(base, fused):
         ({"start": {"layers.0.ffn.down.weight": torch.zeros(5, 32)}}, Incompatible, "has shape"),
     ],
 )
-def test_options_that_do_not_go_together_and_a_start_of_other_tensors_are_refused(base, changes, error, said):
-    with pytest.raises(error, match=said):
+def test_options_that_do_not_go_together_and_a_start_of_other_tensors_are_refused(base, changes, error, message):
+    with pytest.raises(error, match=message):
         train(base, **changes)
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    ("earlier", "now", "pattern"),
     [
         ({}, numbers(learning_rate=2e-2), r"learning_rate \(0.01 there, 0.02 here\)"),
         ({}, numbers(schedule="cosine"), r"schedule \(\"linear\" there"),
@@ -233,13 +233,13 @@ def test_options_that_do_not_go_together_and_a_start_of_other_tensors_are_refuse
         ({}, {"start": {"layers.0.ffn.down.weight": torch.zeros(4, 32)}}, r"start \(null there"),
     ],
 )
-def test_the_checkpoint_of_another_training_is_refused_with_what_differs(base, tmp_path, before, now, said):
+def test_the_checkpoint_of_another_training_is_refused_with_what_differs(base, tmp_path, earlier, now, pattern):
     with pytest.raises(Cancelled):
-        train(base, **before, saving=Saving(tmp_path), should_stop=lambda: True)
+        train(base, **earlier, saving=Saving(tmp_path), should_stop=lambda: True)
     saved = (tmp_path / FILE).read_bytes()
-    with pytest.raises(Conflict, match=said) as caught:
+    with pytest.raises(Conflict, match=pattern) as caught:
         train(base, **now, saving=Saving(tmp_path))
-    assert any(said.split(r" \(")[0] in problem for problem in caught.value.problems)
+    assert any(pattern.split(r" \(")[0] in problem for problem in caught.value.problems)
     assert (tmp_path / FILE).read_bytes() == saved
 
 
@@ -253,27 +253,27 @@ def test_what_is_not_asked_for_has_no_key_in_the_record(base):
 
 
 def test_going_on_with_other_threads_is_noted(base, tmp_path):
-    asked = []
+    calls = []
     with pytest.raises(Cancelled):
-        train(base, saving=Saving(tmp_path), should_stop=lambda: asked.append(1) or len(asked) > 2)
+        train(base, saving=Saving(tmp_path), should_stop=lambda: calls.append(1) or len(calls) > 2)
     torch.set_num_threads(2)
     try:
         resumed = train(base, saving=Saving(tmp_path))
     finally:
         torch.set_num_threads(1)
     assert resumed.resume_note == "The last bits may differ from an unbroken training's: threads (1 there, 2 here)."
-    assert [one["threads"] for one in resumed.record["made_with"]] == [1, 2]
+    assert [entry["threads"] for entry in resumed.record["made_with"]] == [1, 2]
 
 
 def test_the_record_says_how_a_lora_starts_wherever_it_is(base):
     lora, head = lora_for(base.shape, rank=2, alpha=4), HeadConfig(task="classification", labels=("a", "b"))
 
-    def said(config, init="near_identity"):
+    def init_of(config, init="near_identity"):
         return TrainingInputs(config, Data(TEXTS, VALID), RECIPE, init=init).record(base)["init"]
 
-    assert said(lora) == said(BankConfig(expert=lora)) == said(UnionConfig(members=(lora, head))) == "zero_b"
-    assert said(lora, "small_b") == said(BankConfig(expert=lora), "small_b") == "small_b"
-    assert said(PLAIN) == said(BANK) == said(UnionConfig(members=(lora, PLAIN))) == "near_identity"
+    assert init_of(lora) == init_of(BankConfig(expert=lora)) == init_of(UnionConfig(members=(lora, head))) == "zero_b"
+    assert init_of(lora, "small_b") == init_of(BankConfig(expert=lora), "small_b") == "small_b"
+    assert init_of(PLAIN) == init_of(BANK) == init_of(UnionConfig(members=(lora, PLAIN))) == "near_identity"
 
 
 # --- a spec and its flags -------------------------------------------------------------------------
@@ -288,9 +288,9 @@ def test_every_field_of_a_spec_has_a_flag():
     assert {f"recipe.{name}" for name in RecipeRequest.model_fields} <= set(TRAINING.by_path)
     adapter = {name for request in get_args(get_args(AdapterRequest)[0]) for name in request.model_fields}
     assert {f"adapter.{name}" for name in adapter} <= set(TRAINING.by_path)
-    for part in ("adamix", "pruning"):
-        (model, _) = get_args(TrainingSpec.model_fields[part].annotation)
-        assert {f"{part}.{name}" for name in model.model_fields} <= set(TRAINING.by_path)
+    for field in ("adamix", "pruning"):
+        (model, _) = get_args(TrainingSpec.model_fields[field].annotation)
+        assert {f"{field}.{name}" for name in model.model_fields} <= set(TRAINING.by_path)
 
 
 def test_what_is_left_open_is_the_papers(base):
@@ -310,7 +310,7 @@ def test_what_is_left_open_is_the_papers(base):
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"adamix": {}, "pruning": {}}, "exclude each other"),
         ({"adamix": {}, "adapter": {"method": "prefix"}}, "experts of a bottleneck or a LoRA"),
@@ -324,8 +324,8 @@ def test_what_is_left_open_is_the_papers(base):
         ({"recipe": {"steps": 7, "evaluations": 8}}, "8 'evaluations' in 7 steps"),
     ],
 )
-def test_what_cannot_go_together_is_said(fields, said):
-    with pytest.raises(ValidationError, match=said):
+def test_what_cannot_go_together_is_said(fields, message):
+    with pytest.raises(ValidationError, match=message):
         spec(**fields)
 
 
@@ -335,9 +335,9 @@ def test_what_a_configuration_cannot_be_is_said(base):
     with pytest.raises(InvalidParameter, match="trained_norms"):
         config_of(spec(adapter={"structure": "pfeiffer", "trained_norms": False}), base.shape)
     fusion = spec(adapter={"method": "fusion", "members": ["a", "b", "c"]})
-    one, other = (BottleneckConfig(structure="pfeiffer", bottleneck=m, activation="relu") for m in (4, 8))
+    narrow, wide = (BottleneckConfig(structure="pfeiffer", bottleneck=m, activation="relu") for m in (4, 8))
     with pytest.raises(Incompatible, match="their 'bottleneck' is 4 or 8"):
-        config_of(fusion, base.shape, members=[one, one, other])
+        config_of(fusion, base.shape, members=[narrow, narrow, wide])
     with pytest.raises(Incompatible, match="lm_head is outside of them"):
         config_of(spec(adapter={"method": "lora", "targets": ["*"]}, adamix={}), base.shape)
     houlsby = BottleneckConfig(structure="houlsby", bottleneck=4, activation="gelu")
@@ -378,7 +378,7 @@ def test_flags_say_what_json_says():
 
 
 @pytest.mark.parametrize(
-    ("flags", "kind", "said"),
+    ("flags", "kind", "message"),
     [
         ({"method": "prefix", "rank": 3}, typer.BadParameter, "--rank: not an option of --method prefix"),
         ({"method": "fusion"}, typer.BadParameter, "needs --members"),
@@ -394,8 +394,8 @@ def test_flags_say_what_json_says():
         ({"adamix": 4, "sparsity": 0.3}, InvalidParameter, "exclude each other"),
     ],
 )
-def test_what_flags_cannot_say_is_refused_by_their_names(flags, kind, said):
-    with pytest.raises(kind, match=said):
+def test_what_flags_cannot_say_is_refused_by_their_names(flags, kind, message):
+    with pytest.raises(kind, match=message):
         spec_of(ParsedFlags(TRAINING, flags))
 
 

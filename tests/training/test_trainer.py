@@ -71,19 +71,19 @@ def test_soup_train_keeps_what_is_there_unless_told(train, tmp_path):
     out = tmp_path / "law"
     done(train("--sample", 0))
     assert read_directory(out).sample is None
-    before = (out / "adapter_model.safetensors").read_bytes()
+    old_weights = (out / "adapter_model.safetensors").read_bytes()
     assert "--replace" in refused(train("--init-seed", 3))
-    assert (out / "adapter_model.safetensors").read_bytes() == before
+    assert (out / "adapter_model.safetensors").read_bytes() == old_weights
     answer = json.loads(done(train("--init-seed", 3, "--replace", "--json"))[0])
     assert (answer["object"], answer["path"], answer["training"]["steps"]) == ("folder", str(out), 4)
     assert answer["init_hash"] == read_directory(out).provenance.init_hash
-    assert (out / "adapter_model.safetensors").read_bytes() != before
+    assert (out / "adapter_model.safetensors").read_bytes() != old_weights
 
 
 def test_soup_train_never_replaces_a_folder_of_texts(train, tmp_path):
-    before = {path.name for path in tmp_path.iterdir()}
+    names_before = {path.name for path in tmp_path.iterdir()}
     assert "is not replaced" in refused(train("--replace", out="."))
-    assert {path.name for path in tmp_path.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir()} == names_before
 
 
 def test_soup_train_without_its_files_is_a_question_of_usage(soup):
@@ -100,7 +100,7 @@ def test_soup_train_on_an_allowlist_names_the_base(train, tiny_base_dir, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "said"),
+    ("more", "code", "message"),
     [
         (["--lr", "0"], 1, "--lr: "),
         (["--block", "65"], 1, "65 tokens does not fit the base model's context of 64"),
@@ -120,9 +120,9 @@ def test_soup_train_on_an_allowlist_names_the_base(train, tiny_base_dir, tmp_pat
         (["--domain", "d" * 201], 2, "--domain: must have at most 200 characters"),
     ],
 )
-def test_soup_train_refuses_in_one_sentence_and_writes_nothing(train, tmp_path, monkeypatch, more, code, said):
+def test_soup_train_refuses_in_one_sentence_and_writes_nothing(train, tmp_path, monkeypatch, more, code, message):
     monkeypatch.chdir(tmp_path)
-    assert said in refused(train(*more, out="out"), code)
+    assert message in refused(train(*more, out="out"), code)
     assert not (tmp_path / "out").exists()
 
 
@@ -135,20 +135,20 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_training(train, 
 def test_soup_train_goes_on_where_it_was_stopped(train, tmp_path, monkeypatch):
     state = tmp_path / "state"
     numbers = ("--method", "lora", "--lr", "0.02", "--accumulate", "2", "--schedule", "cosine")
-    again = (*numbers, "--checkpoint", state)
+    flags = (*numbers, "--checkpoint", state)
     done(train(*numbers, out="whole"))
     with monkeypatch.context() as patch:
         patch.setattr(interrupts, "stoppable", stop_after(2))
-        err = refused(train(*again))
+        err = refused(train(*flags))
     assert "step 3 of 4" in err
     assert "Run the same command again to go on." in err
-    assert "data_seed (0 there, 1 here)" in refused(train(*again, "--seed", "1"))
+    assert "data_seed (0 there, 1 here)" in refused(train(*flags, "--seed", "1"))
     assert not (tmp_path / "law").exists()
-    assert "after step 2" in done(train(*again))[1]
+    assert "after step 2" in done(train(*flags))[1]
     assert not state.exists()
     for name in ("adapter_model.safetensors", "soup.json"):
-        made, whole = ((tmp_path / folder / name).read_bytes() for folder in ("law", "whole"))
-        assert made.replace(b'"law"', b'"whole"') == whole
+        resumed, whole = ((tmp_path / folder / name).read_bytes() for folder in ("law", "whole"))
+        assert resumed.replace(b'"law"', b'"whole"') == whole
 
 
 def test_what_is_longer_than_a_block_is_counted_and_told(soup, tiny_base_dir, tmp_path):
@@ -169,15 +169,15 @@ def test_a_training_without_a_checkpoint_says_that_nothing_is_kept(train, monkey
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.usefixtures("signal_handlers")
 def test_the_first_interrupt_is_noted_and_the_second_ends(number):
-    seen = []
-    signal.signal(number, lambda *_: seen.append("ended"))
+    events = []
+    signal.signal(number, lambda *_: events.append("ended"))
     with interrupts.stoppable() as should_stop:
         assert not should_stop()
         os.kill(os.getpid(), number)
         assert should_stop()
-        assert seen == []
+        assert events == []
         os.kill(os.getpid(), number)
-        assert seen == ["ended"]
+        assert events == ["ended"]
 
 
 @pytest.fixture
@@ -199,12 +199,12 @@ def test_killed_between_a_bank_and_its_merge_the_same_command_goes_on(bank, tmp_
     assert not (tmp_path / "state").exists()
     for end in ("", "-bank"):
         assert read_directory(tmp_path / f"law{end}").sample is not None  # what is pushed of it has it, and its merge
-        made, whole = (tmp_path / f"{name}{end}" / "adapter_model.safetensors" for name in ("law", "whole"))
-        assert made.read_bytes() == whole.read_bytes()
+        resumed, whole = (tmp_path / f"{name}{end}" / "adapter_model.safetensors" for name in ("law", "whole"))
+        assert resumed.read_bytes() == whole.read_bytes()
 
 
 class Killed(BaseException):
-    """As by a signal that nobody handles."""
+    """Ends the training like a signal that nobody handles."""
 
 
 def killed(_):
@@ -219,12 +219,12 @@ def test_what_is_in_the_place_of_a_bank_is_replaced_if_asked_and_only_then(bank,
     shutil.rmtree(tmp_path / "law-bank")
     done(bank(out="other"))
     (tmp_path / "other").rename(tmp_path / "law-bank")
-    before = weights.read_bytes()
+    old_weights = weights.read_bytes()
     assert "law-bank exists and is not empty: choose another directory, or add --replace." in refused(bank())
-    assert weights.read_bytes() == before
+    assert weights.read_bytes() == old_weights
     assert not (tmp_path / "law").exists()
     done(bank("--replace"))
-    assert weights.read_bytes() != before
+    assert weights.read_bytes() != old_weights
 
 
 def test_a_step_of_fewer_rows_than_were_asked_for_is_recorded_and_said(train, tmp_path):
@@ -284,14 +284,14 @@ def contents(folder):
 
 def test_a_sweep_makes_every_cell_from_one_start_and_again_only_what_is_missing(sweep, tmp_path):
     out, err = done(sweep())
-    made = contents(tmp_path / "out")
+    created = contents(tmp_path / "out")
     names = [
         f"{domain}-lr{rate}-seed{seed}"
         for domain in ("law", "more_law")
         for rate in ("0.01", "0.001")
         for seed in (1, 2)
     ]
-    assert set(made) == set(names)
+    assert set(created) == set(names)
     assert [line.split()[0] for line in out.splitlines()] == ["ADAPTER", *names]
     ends = [line for line in err.splitlines() if not line.startswith(tuple(names))]
     assert [line.split(":")[0] for line in ends] == [f"{n} of 8" for n in range(1, 9)]
@@ -299,13 +299,13 @@ def test_a_sweep_makes_every_cell_from_one_start_and_again_only_what_is_missing(
     assert len({folder.provenance.init_hash for folder in folders}) == 1
     assert [folder.domain for folder in folders] == ["law"] * 4 + ["more_law"] * 4
     assert [folder.provenance.training["data_seed"] for folder in folders] == [1, 2] * 4
-    assert len(set(made.values())) == 8
+    assert len(set(created.values())) == 8
     assert not (tmp_path / "out" / ".checkpoints").exists()
     assert all(folder.sample is not None for folder in folders)
     (tmp_path / "out" / "law-lr0.01-seed2").rename(tmp_path / "elsewhere")
     rows = json.loads(done(sweep("--json"))[0])["data"]
     assert [row["state"] for row in rows] == ["kept", "trained", *["kept"] * 6]
-    assert contents(tmp_path / "out") == made
+    assert contents(tmp_path / "out") == created
     assert rows[1]["path"] == str(tmp_path / "out" / "law-lr0.01-seed2")
 
 
@@ -323,7 +323,7 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_same_adapters(sweep, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    ("earlier", "now", "field"),
     [
         ((), ("--schedule", "cosine"), "schedule"),
         ((), ("--bottleneck", "8"), "config.bottleneck"),
@@ -333,17 +333,17 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_same_adapters(sweep, tmp_path, 
         (("--adamix", "2"), ("--adamix", "2", "--share", "none"), "bank.share"),
     ],
 )
-def test_a_cell_of_another_training_is_refused_before_any_is_trained(sweep, tmp_path, before, now, said):
+def test_a_cell_of_another_training_is_refused_before_any_is_trained(sweep, tmp_path, earlier, now, field):
     """A pruned adapter, or the merge of a bank, is no plain one, which would have the same configuration."""
-    done(sweep(*before, grid=("1e-3", "1"), of=1))
-    made = contents(tmp_path / "out")
-    assert f"of another training: {said} (" in refused(sweep(*now, grid=("1e-2,1e-3", "1"), of=1))
-    assert contents(tmp_path / "out") == made
-    done(sweep(*before, grid=("1e-3", "1"), of=1))
+    done(sweep(*earlier, grid=("1e-3", "1"), of=1))
+    created = contents(tmp_path / "out")
+    assert f"of another training: {field} (" in refused(sweep(*now, grid=("1e-2,1e-3", "1"), of=1))
+    assert contents(tmp_path / "out") == created
+    done(sweep(*earlier, grid=("1e-3", "1"), of=1))
 
 
 @pytest.mark.parametrize(
-    ("more", "grid", "code", "said"),
+    ("more", "grid", "code", "message"),
     [
         ((), ("1e-3,abc", "1"), 2, "separated by commas"),
         ((), ("1e-3", "1.5"), 2, "whole numbers"),
@@ -356,8 +356,8 @@ def test_a_cell_of_another_training_is_refused_before_any_is_trained(sweep, tmp_
         (("--push", "team", "--url", "nonsense"), ("1e-3", "1"), 1, "'nonsense'"),
     ],
 )
-def test_bad_grids_are_refused_in_one_sentence(sweep, tmp_path, more, grid, code, said):
-    assert said in refused(sweep(*more, grid=grid), code)
+def test_bad_grids_are_refused_in_one_sentence(sweep, tmp_path, more, grid, code, message):
+    assert message in refused(sweep(*more, grid=grid), code)
     assert not (tmp_path / "out").exists()
 
 
@@ -368,14 +368,14 @@ def test_options_before_the_verb_are_refused(soup, domains):
 @pytest.mark.long
 def test_a_cell_that_diverges_ends_no_other_and_cells_at_once_come_out_as_one_after_another(sweep, tmp_path):
     """Two processes, a cell that diverges, one that is there, and the same bytes as in one process."""
-    asked = {"grid": ("1e30,1e-2,1e-3", "1"), "of": 1}
-    code, out, err = sweep("--steps", 10, **asked)
+    options = {"grid": ("1e30,1e-2,1e-3", "1"), "of": 1}
+    code, out, err = sweep("--steps", 10, **options)
     assert (code, [line.split()[1] for line in out.splitlines()[1:]]) == (1, ["diverged", "trained", "trained"])
     assert "law-lr1e+30-seed1: Training diverged at step" in err
     whole = contents(tmp_path / "out")
     assert list(whole) == ["law-lr0.001-seed1", "law-lr0.01-seed1"]
     shutil.rmtree(tmp_path / "out" / "law-lr0.01-seed1")
-    code, out, err = sweep("--steps", 10, "--parallel", 2, "--json", **asked)
+    code, out, err = sweep("--steps", 10, "--parallel", 2, "--json", **options)
     assert (code, [row["state"] for row in json.loads(out)["data"]]) == (1, ["diverged", "trained", "kept"])
     assert "law-lr1e+30-seed1: Training diverged at step" in err
     assert contents(tmp_path / "out") == whole
@@ -383,17 +383,17 @@ def test_a_cell_that_diverges_ends_no_other_and_cells_at_once_come_out_as_one_af
 
 @pytest.mark.long
 def test_a_sweep_in_processes_that_is_stopped_goes_on_to_the_same_adapters(sweep, tmp_path, monkeypatch):
-    again = partial(sweep, "--steps", 300, grid=("1e-3", "1"), of=1)
-    done(again())
+    run_sweep = partial(sweep, "--steps", 300, grid=("1e-3", "1"), of=1)
+    done(run_sweep())
     whole = contents(tmp_path / "out")
     (tmp_path / "out").rename(tmp_path / "whole")
     saved = tmp_path / "out" / ".checkpoints" / "law-lr0.001-seed1"
     with monkeypatch.context() as patch:
         patch.setattr(interrupts, "stoppable", stoppable(saved.exists))  # a training makes it as it begins
-        code, _, err = again("--parallel", 2)
+        code, _, err = run_sweep("--parallel", 2)
     assert (code, "Run the same command again to go on." in err) == (1, True)
     assert saved.is_dir()
-    done(again())
+    done(run_sweep())
     assert contents(tmp_path / "out") == whole
     assert not (tmp_path / "out" / ".checkpoints").exists()
 
@@ -401,8 +401,8 @@ def test_a_sweep_in_processes_that_is_stopped_goes_on_to_the_same_adapters(sweep
 def test_a_second_sweep_into_the_same_folder_is_refused_while_the_first_is_at_work(sweep, tmp_path):
     with locked(tmp_path / "out" / CHECKPOINTS, "taken"):
         for _ in range(2):  # nor does the one that is refused let the next one in
-            said = refused(sweep())
-            assert f"Another sweep is at work in {tmp_path / 'out'}: wait for it, or choose another folder." in said
+            message = refused(sweep())
+            assert f"Another sweep is at work in {tmp_path / 'out'}: wait for it, or choose another folder." in message
     assert not (tmp_path / "out" / CHECKPOINTS).exists()
 
 
@@ -417,13 +417,13 @@ def test_cells_that_were_made_on_other_threads_are_said(sweep, tmp_path):
     assert notes == [f"law-lr0.01-seed1: {differ}"]
 
 
-@pytest.mark.parametrize("said", [{"torch": "1", "threads": 9}, 5, [5], ["threads"], "threads", None])
-def test_a_folder_that_says_otherwise_what_it_was_made_with_is_a_row_without_a_note(domains, tmp_path, said):
+@pytest.mark.parametrize("environment", [{"torch": "1", "threads": 9}, 5, [5], ["threads"], "threads", None])
+def test_a_folder_that_says_otherwise_what_it_was_made_with_is_a_row_without_a_note(domains, tmp_path, environment):
     contents = AdapterContents(
         config=lora(),
         weights=weights(0, lora()),
         base_model="tiny",
-        provenance=Provenance(training={"made_with": said}),
+        provenance=Provenance(training={"made_with": environment}),
     )
     write_directory(tmp_path / "one", contents)
     row = finished_row(Cell(read_domain(domains[0]), 1e-3, 1), "kept", read_directory(tmp_path / "one"), made_with(9))
@@ -431,7 +431,7 @@ def test_a_folder_that_says_otherwise_what_it_was_made_with_is_a_row_without_a_n
 
 
 def test_a_cell_whose_process_is_killed_again_and_again_is_left_for_the_next_time(sweep, monkeypatch):
-    again = partial(sweep, grid=("1e-3", "1"), of=1)
+    run_sweep = partial(sweep, grid=("1e-3", "1"), of=1)
     killed = set()
 
     def kill():
@@ -442,11 +442,11 @@ def test_a_cell_whose_process_is_killed_again_and_again_is_left_for_the_next_tim
 
     with monkeypatch.context() as patch:
         patch.setattr(interrupts, "stoppable", stoppable(kill))
-        code, out, err = again("--parallel", 2)
+        code, out, err = run_sweep("--parallel", 2)
     assert (code, [line.split()[1] for line in out.splitlines()[1:]]) == (1, ["failed"])
     assert "law-lr0.001-seed1: The process that ran it was killed, or crashed, 3 times." in err
     assert len(killed) >= 3
-    done(again())
+    done(run_sweep())
 
 
 def test_what_is_wrong_with_all_cells_ends_them_all(sweep, tmp_path):
@@ -472,8 +472,8 @@ def test_what_a_grid_made_is_pushed_in_one_go_the_best_of_a_domain_last(sweep):
 
     server.on("POST /v1/adapters", push)
     server.on("POST /v1/soups", cook)
-    asked = ("--adamix", 2, "--push", "team", "--json")
-    code, out, err = sweep(*asked, grid=("5e-2,1e-4,1e-2", "1"), of=1, connect=lambda url, key: server.client())
+    flags = ("--adamix", 2, "--push", "team", "--json")
+    code, out, err = sweep(*flags, grid=("5e-2,1e-4,1e-2", "1"), of=1, connect=lambda url, key: server.client())
     assert (code, "This key may not write there." in err) == (1, True)
     rows = json.loads(out)["data"]
     assert [row["ref"] for row in rows] == ["team/law-lr0.05-seed1@1", None, "team/law-lr0.01-seed1@1"]
@@ -481,10 +481,10 @@ def test_what_a_grid_made_is_pushed_in_one_go_the_best_of_a_domain_last(sweep):
     worst_first = sorted(lowest, key=lowest.__getitem__, reverse=True)
     assert worst_first[0] == "law-lr0.0001-seed1"
     assert pushed == [(f"team/{name}-bank", "adamix", 40) for name in worst_first]
-    assert [one["recipe"]["ingredients"] for one in cooked] == [
+    assert [body["recipe"]["ingredients"] for body in cooked] == [
         [{"ref": f"team/{name}-bank@1", "weight": 1.0}] for name in worst_first[1:]
     ]
-    assert {one["mixing"]["method"] for one in cooked} == {"merge"}
+    assert {body["mixing"]["method"] for body in cooked} == {"merge"}
     assert "Namespace" in refused(sweep("--push", "No Namespace"))
 
 
@@ -498,8 +498,8 @@ def test_adapters_that_are_newer_than_the_best_of_their_domain_are_named(sweep):
 
     server.on("POST /v1/adapters", push)
     _, err = done(sweep("--push", "team", grid=("1e-4,1e-2", "1"), of=1, connect=lambda url, key: server.client()))
-    other, best = (f"{name}@1" for name in pushed)
-    assert f"law: {best} is the best, and selectors use the newest adapter of a domain. `soup rm {other}`" in err
+    newest, best = (f"{name}@1" for name in pushed)
+    assert f"law: {best} is the best, and selectors use the newest adapter of a domain. `soup rm {newest}`" in err
 
 
 def test_a_table_of_progress_has_a_line_a_cell():
@@ -523,15 +523,15 @@ def test_what_is_in_the_place_of_a_cells_bank_is_not_written_over(sweep, tmp_pat
     for name in ("law", "more_law"):
         (tmp_path / "out" / f"{name}-lr0.001-seed1").rename(tmp_path / name)
     (tmp_path / "more_law").rename(bank)
-    before = contents(tmp_path / "out")
+    contents_before = contents(tmp_path / "out")
     err = refused(sweep("--adamix", 2, grid=grid))
     assert f"{bank} exists and is not empty: choose another directory, or remove it." in err
-    assert contents(tmp_path / "out") == before
+    assert contents(tmp_path / "out") == contents_before
 
 
-@pytest.mark.parametrize(("part", "least"), [("train.jsonl", 20), ("valid.jsonl.gz", 5)])
-def test_a_domain_with_too_little_is_named_before_anything_is_trained(domains, sweep, tmp_path, part, least):
-    path = write_texts(domains[1] / part, SWEPT_TEXTS[: least - 1])
+@pytest.mark.parametrize(("filename", "least"), [("train.jsonl", 20), ("valid.jsonl.gz", 5)])
+def test_a_domain_with_too_little_is_named_before_anything_is_trained(domains, sweep, tmp_path, filename, least):
+    path = write_texts(domains[1] / filename, SWEPT_TEXTS[: least - 1])
     assert f"{path} holds {least - 1} items that are not empty, and at least {least} are needed." in refused(sweep())
     assert not (tmp_path / "out").exists()
 

@@ -61,8 +61,8 @@ def structures(base: LoadedBase) -> dict[str, AdapterConfig]:
     }
 
 
-def asked(config: AdapterConfig, **fields: object) -> TuningRequest:
-    given = {
+def request_of(config: AdapterConfig, **fields: object) -> TuningRequest:
+    defaults = {
         "texts": TEXTS,
         "start": StoredAdapter(config=config, blob=START),
         "passes": 2,
@@ -72,22 +72,22 @@ def asked(config: AdapterConfig, **fields: object) -> TuningRequest:
         "seed": 0,
         "folds": (tuple(range(4, len(TEXTS), 5)),),
     }
-    return TuningRequest.model_validate({**given, **fields})
+    return TuningRequest.model_validate({**defaults, **fields})
 
 
 def tuned(
     base: LoadedBase, config: AdapterConfig, *, start: Mapping[str, Tensor] | None = None, progress=None, **fields
 ) -> tuple[Tuned, dict[str, Tensor]]:
-    """What came of it, and the tensors that were kept."""
+    """The outcome of a tuning, and the tensors that it stored."""
     begun = create(config, base.shape, seed=0, base=base.model).state_dict() if start is None else start
-    kept: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
 
     def keep(tensors: Mapping[str, Tensor]) -> str:
-        kept.update({name: tensor.clone() for name, tensor in tensors.items()})
+        stored.update({name: tensor.clone() for name, tensor in tensors.items()})
         return sha256_digest(b"kept")
 
-    found = tune(base, asked(config, **fields), lambda _: begun, keep, progress=progress or (lambda *_: None))
-    return found, kept
+    outcome = tune(base, request_of(config, **fields), lambda _: begun, keep, progress=progress or (lambda *_: None))
+    return outcome, stored
 
 
 @pytest.mark.parametrize("structure", ["bapna_firat", "houlsby", "parallel", "lora", "mam"])
@@ -95,19 +95,19 @@ def test_the_likelihoods_are_those_of_base_and_start_and_the_result_has_better_o
     base: LoadedBase, structure: str
 ) -> None:
     config = structures(base)[structure]
-    found, kept = tuned(base, config)
-    assert found.best_pass
-    held = [TEXTS[number] for number in found.held_out]
+    outcome, stored = tuned(base, config)
+    assert outcome.best_pass
+    held_out = [TEXTS[number] for number in outcome.held_out]
     block = base.shape.context - config.prefix_length
-    alone = passage_scores(base, held, block=block)
-    assert [score.nll for score in alone] == pytest.approx(found.base_nll, rel=1e-6)
-    assert tuple(score.tokens for score in alone) == found.tokens
+    alone = passage_scores(base, held_out, block=block)
+    assert [score.nll for score in alone] == pytest.approx(outcome.base_nll, rel=1e-6)
+    assert tuple(score.tokens for score in alone) == outcome.tokens
     with attached(base.model, create(config, base.shape, seed=0, base=base.model)):
-        start = passage_scores(base, held, block=block)
-    assert [score.nll for score in start] == pytest.approx(found.nll[0], rel=1e-6)
-    with attached(base.model, from_tensors(config, base.shape, kept)):
-        result = passage_scores(base, held, block=block)
-    assert sum(score.nll for score in result) < sum(found.nll[0])
+        start = passage_scores(base, held_out, block=block)
+    assert [score.nll for score in start] == pytest.approx(outcome.nll[0], rel=1e-6)
+    with attached(base.model, from_tensors(config, base.shape, stored)):
+        result = passage_scores(base, held_out, block=block)
+    assert sum(score.nll for score in result) < sum(outcome.nll[0])
 
 
 def test_a_process_that_tunes_leaves_the_result_to_its_parent_to_store(
@@ -120,7 +120,7 @@ def test_a_process_that_tunes_leaves_the_result_to_its_parent_to_store(
     start = StoredAdapter(config=config, blob=blobs.put_bytes(save_tensors(begun)))
     setup = GradientSetup(entry=base_entry("gpt2"), cache=tmp_path / "cache", blobs=BlobPlace(folder=blobs.folder))
     with blobs.scratch() as file:
-        task = TuningTask(request=asked(config, start=start, passes=1), file=file)
+        task = TuningTask(request=request_of(config, start=start, passes=1), file=file)
         answer = begin(setup.model_dump(mode="json"))(task.model_dump(mode="json"), silent)
         assert list(blobs.digests()) == [start.blob]
         assert sha256_digest(file.read_bytes()) == Tuned.model_validate(answer).blob
@@ -129,26 +129,29 @@ def test_a_process_that_tunes_leaves_the_result_to_its_parent_to_store(
 def test_a_held_out_passage_changes_no_training_but_the_last(gpt2: LoadedBase) -> None:
     """Other text in its place changes its own likelihoods, and the result, but not those of another such passage."""
     config = structures(gpt2)["bapna_firat"]
-    other = tuple(f"{text} and other words" if number == 4 else text for number, text in enumerate(TEXTS))
-    (first, one), (second, two) = tuned(gpt2, config, passes=1), tuned(gpt2, config, passes=1, texts=other)
+    changed = tuple(f"{text} and other words" if number == 4 else text for number, text in enumerate(TEXTS))
+    (first, first_tensors), (second, second_tensors) = (
+        tuned(gpt2, config, passes=1),
+        tuned(gpt2, config, passes=1, texts=changed),
+    )
     assert first.best_pass == second.best_pass == 1
-    replaced, kept = (first.held_out.index(number) for number in (4, 9))
+    replaced, untouched = (first.held_out.index(number) for number in (4, 9))
     # up to rounding: rows are padded to another length
-    assert [nll[kept] for nll in first.nll] == pytest.approx([nll[kept] for nll in second.nll], rel=1e-5)
+    assert [nll[untouched] for nll in first.nll] == pytest.approx([nll[untouched] for nll in second.nll], rel=1e-5)
     assert first.nll[1][replaced] != second.nll[1][replaced]
-    assert any(not torch.equal(one[name], two[name]) for name in one)
+    assert any(not torch.equal(first_tensors[name], second_tensors[name]) for name in first_tensors)
 
 
 def test_each_fold_is_held_out_of_its_own_training_and_the_last_is_on_all(gpt2: LoadedBase) -> None:
     config = structures(gpt2)["bapna_firat"]
     folds = tuple(tuple(range(first, len(TEXTS), 3)) for first in range(3))
-    found, kept = tuned(gpt2, config, folds=folds)
-    assert sorted(found.held_out) == list(range(len(TEXTS)))
+    outcome, stored = tuned(gpt2, config, folds=folds)
+    assert sorted(outcome.held_out) == list(range(len(TEXTS)))
     alone, _ = tuned(gpt2, config, folds=folds[:1])
-    of_first = [found.held_out.index(number) for number in folds[0]]
-    assert [found.nll[2][at] for at in of_first] == pytest.approx(alone.nll[2])
+    of_first = [outcome.held_out.index(number) for number in folds[0]]
+    assert [outcome.nll[2][at] for at in of_first] == pytest.approx(alone.nll[2])
     begun = create(config, gpt2.shape, seed=0).state_dict()
-    assert any(not torch.equal(kept[name], begun[name]) for name in kept)
+    assert any(not torch.equal(stored[name], begun[name]) for name in stored)
 
 
 @pytest.mark.parametrize("folds", [((4, 9),), ((0, 1), (2, 3))])
@@ -157,32 +160,32 @@ def test_each_pass_says_how_well_it_predicted_what_it_trained_on(
 ) -> None:
     """With a rate of next to nothing that is what the start gets on the same passages."""
     config = paper_config("houlsby", bottleneck=4)
-    found, _ = tuned(gpt2, config, rate="0.000001", passes=3, batch=1, folds=folds)
-    assert len(found.trained_nll) == len(found.nll) - 1 == 3
+    outcome, _ = tuned(gpt2, config, rate="0.000001", passes=3, batch=1, folds=folds)
+    assert len(outcome.trained_nll) == len(outcome.nll) - 1 == 3
     scores = passage_scores(gpt2, TEXTS, block=gpt2.shape.context)
     trainings = [[n for n in range(len(TEXTS)) if n not in fold] for fold in folds]
-    on = [number for some in trainings for number in some] + list(range(len(TEXTS)))
+    on = [number for training in trainings for number in training] + list(range(len(TEXTS)))
     nll = sum(scores[number].nll for number in on) / sum(scores[number].tokens for number in on)
-    assert found.trained_nll[0] == pytest.approx(nll, abs=0.02)
+    assert outcome.trained_nll[0] == pytest.approx(nll, abs=0.02)
     quick, _ = tuned(gpt2, config, rate="0.05", passes=3, batch=1, folds=folds)
     assert quick.trained_nll[2] < quick.trained_nll[0]
 
 
 def test_the_same_request_gives_the_same_tensors(gpt2: LoadedBase) -> None:
     config = structures(gpt2)["lora"]
-    (_, one), (_, two) = tuned(gpt2, config), tuned(gpt2, config)
-    (_, other) = tuned(gpt2, config, seed=1)
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert any(not torch.equal(one[name], other[name]) for name in one)
+    (_, first), (_, second) = tuned(gpt2, config), tuned(gpt2, config)
+    (_, reseeded) = tuned(gpt2, config, seed=1)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(first[name], reseeded[name]) for name in first)
 
 
 def test_training_begins_where_the_start_is(gpt2: LoadedBase) -> None:
     config = structures(gpt2)["bapna_firat"]
     drawn = {n: t + 0.05 for n, t in create(config, gpt2.shape, seed=3).state_dict().items()}
-    found, _ = tuned(gpt2, config, start=drawn)
+    outcome, _ = tuned(gpt2, config, start=drawn)
     with attached(gpt2.model, from_tensors(config, gpt2.shape, drawn)):
-        scores = passage_scores(gpt2, [TEXTS[number] for number in found.held_out], block=gpt2.shape.context)
-    assert [score.nll for score in scores] == pytest.approx(found.nll[0], rel=1e-6)
+        scores = passage_scores(gpt2, [TEXTS[number] for number in outcome.held_out], block=gpt2.shape.context)
+    assert [score.nll for score in scores] == pytest.approx(outcome.nll[0], rel=1e-6)
 
 
 @pytest.mark.parametrize("folds", [1, 2])
@@ -191,21 +194,21 @@ def test_a_training_ends_after_a_pass_without_gain_and_keeps_the_start(gpt2: Loa
     (_, good) = tuned(gpt2, config)
     strange = tuple(text if number % 5 == 4 else "zq xv " * 8 + str(number) for number, text in enumerate(TEXTS))
     folds_of = tuple(tuple(range(4, len(TEXTS), 5)[turn::folds]) for turn in range(folds))
-    found, kept = tuned(gpt2, config, start=good, texts=strange, rate="0.1", passes=40, folds=folds_of)
-    assert (found.best_pass, found.blob, kept, len(found.nll)) == (0, None, {}, 2)
-    assert min(map(sum, found.nll[1:])) > sum(found.nll[0])
+    outcome, stored = tuned(gpt2, config, start=good, texts=strange, rate="0.1", passes=40, folds=folds_of)
+    assert (outcome.best_pass, outcome.blob, stored, len(outcome.nll)) == (0, None, {}, 2)
+    assert min(map(sum, outcome.nll[1:])) > sum(outcome.nll[0])
 
 
 def test_long_passages_are_scored_on_as_many_tokens_as_are_trained_on(gpt2: LoadedBase) -> None:
     long = tuple(" ".join([text] * 40) for text in TEXTS)
-    found, _ = tuned(gpt2, structures(gpt2)["lora"], texts=long, passes=1, max_tokens=32)
-    assert set(found.tokens) == {31}
+    outcome, _ = tuned(gpt2, structures(gpt2)["lora"], texts=long, passes=1, max_tokens=32)
+    assert set(outcome.tokens) == {31}
 
 
 def test_nothing_of_the_base_changes(base: LoadedBase) -> None:
-    before = state_hash(base.model)
+    base_hash = state_hash(base.model)
     tuned(base, structures(base)["houlsby"])
-    assert state_hash(base.model) == before
+    assert state_hash(base.model) == base_hash
     assert not base.model._forward_pre_hooks
     assert all(parameter.grad is None for parameter in base.model.parameters())
 
@@ -239,16 +242,16 @@ def test_a_pruned_start_is_refused(gpt2: LoadedBase) -> None:
 
 
 def test_it_can_be_cancelled_between_two_steps(gpt2: LoadedBase) -> None:
-    said: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
 
     def stop(done: int, total: int, _message: str) -> None:
-        said.append((done, total))
+        reports.append((done, total))
         if done == 3:
             raise Cancelled("enough")
 
     with pytest.raises(Cancelled):
         tuned(gpt2, structures(gpt2)["lora"], progress=stop)
-    assert [done for done, _ in said] == [0, 1, 2, 3]
+    assert [done for done, _ in reports] == [0, 1, 2, 3]
     assert not gpt2.model._forward_pre_hooks
 
 
@@ -270,7 +273,7 @@ def configs(base: LoadedBase) -> dict[str, AdapterConfig]:
 
 
 def tensors_of(base: LoadedBase, config: AdapterConfig) -> dict[str, Tensor]:
-    """As of a trained adapter: nothing is zero."""
+    """Tensors like those of a trained adapter: none is zero."""
     draw = torch.Generator().manual_seed(0)
     start = create(config, base.shape, seed=0, init="linear", base=base.model).state_dict()
     return {name: tensor + 0.1 * torch.randn(tensor.shape, generator=draw) for name, tensor in start.items()}
@@ -279,15 +282,15 @@ def tensors_of(base: LoadedBase, config: AdapterConfig) -> dict[str, Tensor]:
 def measured(
     base: LoadedBase, config: AdapterConfig, kind: str, *, progress=lambda *_: None, load=None, **fields: object
 ) -> tuple[MeasuredStatistic, dict[str, Tensor]]:
-    kept: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
 
     def keep(tensors: Mapping[str, Tensor]) -> str:
-        kept.update(tensors)
+        stored.update(tensors)
         return sha256_digest(b"kept")
 
-    given = {"kind": kind, "adapter": StoredAdapter(config=config, blob=BLOB), "texts": PASSAGES, "max_tokens": 24}
-    asked = StatisticRequest.model_validate({**given, **fields})
-    return measure(base, asked, load or (lambda _: tensors_of(base, config)), keep, progress=progress), kept
+    defaults = {"kind": kind, "adapter": StoredAdapter(config=config, blob=BLOB), "texts": PASSAGES, "max_tokens": 24}
+    request = StatisticRequest.model_validate({**defaults, **fields})
+    return measure(base, request, load or (lambda _: tensors_of(base, config)), keep, progress=progress), stored
 
 
 def rows_of(base: LoadedBase) -> list[Tensor]:
@@ -304,19 +307,19 @@ def test_tokens_are_drawn_as_the_base_predicts_them(base: LoadedBase) -> None:
     states = 20 * torch.randn(4, base.shape.hidden_size, generator=draw)
     with torch.no_grad():
         chances = lm_logits(base.model, states).softmax(-1)
-    seen = (
+    frequencies = (
         torch.nn.functional.one_hot(torch.stack([drawn(base, states, draw) for _ in range(draws)]), chances.shape[1])
         .double()
         .mean(0)
     )
     assert chances.max() > 0.05
-    assert ((seen - chances).abs() < 5 * (chances / draws).sqrt() + 2 / draws).all()
+    assert ((frequencies - chances).abs() < 5 * (chances / draws).sqrt() + 2 / draws).all()
 
 
 @pytest.mark.parametrize("structure", ["bapna_firat", "lora"])
 def test_fisher_is_of_the_drawn_tokens_and_of_each_passage_by_itself(base: LoadedBase, structure: str) -> None:
     config = configs(base)[structure]
-    found, kept = measured(base, config, "fisher", seed=5)
+    measurement, stored = measured(base, config, "fisher", seed=5)
     adapter, draw = attach(base, config), torch.Generator().manual_seed(5)
     values = dict(adapter.named_parameters())
     sums = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in values.items()}
@@ -327,20 +330,20 @@ def test_fisher_is_of_the_drawn_tokens_and_of_each_passage_by_itself(base: Loade
             loss = torch.nn.functional.cross_entropy(lm_logits(base.model, states), tokens, reduction="sum")
             for name, slope in zip(values, torch.autograd.grad(loss, list(values.values())), strict=True):
                 sums[name] += slope.double().square()
-    assert found.tokens == sum(ids.shape[1] - 1 for ids in rows_of(base))
-    assert found.passages == 3
-    assert kept.keys() == sums.keys()
-    for name, tensor in kept.items():
-        assert torch.allclose(tensor.double(), sums[name] / found.tokens, rtol=1e-3, atol=1e-12), name
+    assert measurement.tokens == sum(ids.shape[1] - 1 for ids in rows_of(base))
+    assert measurement.passages == 3
+    assert stored.keys() == sums.keys()
+    for name, tensor in stored.items():
+        assert torch.allclose(tensor.double(), sums[name] / measurement.tokens, rtol=1e-3, atol=1e-12), name
 
 
 @pytest.mark.parametrize("structure", ["bapna_firat", "houlsby", "parallel", "lora"])
 def test_inputs_are_the_second_moments_of_what_projections_read(base: LoadedBase, structure: str) -> None:
     config = configs(base)[structure]
-    found, kept = measured(base, config, "inputs")
+    measurement, stored = measured(base, config, "inputs")
     adapter = attach(base, config)
     names = measured_weights(config, dict(adapter.named_parameters()))
-    assert list(kept) == names
+    assert list(stored) == names
     assert all(name.endswith((".down.weight", ".up.weight", ".lora_A.weight")) for name in names)
     read: dict[str, list[Tensor]] = {name: [] for name in names}
     real = torch.nn.functional.linear
@@ -356,11 +359,11 @@ def test_inputs_are_the_second_moments_of_what_projections_read(base: LoadedBase
         for ids in rows_of(base):
             lm_logits(base.model, hidden_states(base.model, ids, torch.ones_like(ids)))
     for name in names:
-        seen = torch.cat(read[name])
-        assert len(seen) == sum(ids.shape[1] for ids in rows_of(base))
-        wanted = (seen.T @ seen / len(seen)).numpy()
-        assert np.allclose(unpacked(kept[name], wanted.shape[0]), wanted, rtol=1e-4, atol=1e-6), name
-    assert found.passages == len(PASSAGES)
+        inputs = torch.cat(read[name])
+        assert len(inputs) == sum(ids.shape[1] for ids in rows_of(base))
+        moments = (inputs.T @ inputs / len(inputs)).numpy()
+        assert np.allclose(unpacked(stored[name], moments.shape[0]), moments, rtol=1e-4, atol=1e-6), name
+    assert measurement.passages == len(PASSAGES)
 
 
 def test_a_process_that_computes_one_leaves_it_to_its_parent_to_store(
@@ -371,21 +374,21 @@ def test_a_process_that_computes_one_leaves_it_to_its_parent_to_store(
     blobs = LocalBlobs(tmp_path / "blobs")
     adapter = StoredAdapter(config=config, blob=blobs.put_bytes(save_tensors(tensors_of(gpt2, config))))
     setup = GradientSetup(entry=base_entry("gpt2"), cache=tmp_path / "cache", blobs=BlobPlace(folder=blobs.folder))
-    asked = StatisticRequest(kind="inputs", adapter=adapter, texts=PASSAGES)
+    request = StatisticRequest(kind="inputs", adapter=adapter, texts=PASSAGES)
     with blobs.scratch() as file:
-        task = StatisticTask(request=asked, file=file)
+        task = StatisticTask(request=request, file=file)
         answer = begin(setup.model_dump(mode="json"))(task.model_dump(mode="json"), silent)
         assert list(blobs.digests()) == [adapter.blob]
         assert sha256_digest(file.read_bytes()) == MeasuredStatistic.model_validate(answer).blob
-        found = load_tensors(file.read_bytes())
-    assert list(found) == sorted(measured(gpt2, config, "inputs", max_tokens=asked.max_tokens)[1])
+        tensors = load_tensors(file.read_bytes())
+    assert list(tensors) == sorted(measured(gpt2, config, "inputs", max_tokens=request.max_tokens)[1])
     assert not file.exists()
 
 
 @pytest.mark.parametrize("kind", ["fisher", "inputs"])
 def test_the_base_is_as_it_was_and_what_is_wrong_is_told(gpt2: LoadedBase, kind: str) -> None:
     config = configs(gpt2)["bapna_firat"]
-    before = state_hash(gpt2.model)
+    base_hash = state_hash(gpt2.model)
     first, second = measured(gpt2, config, kind)[1], measured(gpt2, config, kind)[1]
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
     broken = {name: torch.full_like(tensor, float("inf")) for name, tensor in tensors_of(gpt2, config).items()}
@@ -401,7 +404,7 @@ def test_the_base_is_as_it_was_and_what_is_wrong_is_told(gpt2: LoadedBase, kind:
 
     with pytest.raises(Cancelled):
         measured(gpt2, config, kind, progress=stop)
-    assert state_hash(gpt2.model) == before
+    assert state_hash(gpt2.model) == base_hash
     measured(gpt2, config, kind)  # nothing is attached any more
 
 
@@ -413,9 +416,9 @@ WAITING = (0, 1, "waiting")
 
 @pytest.fixture
 def child() -> Iterator[Child]:
-    found = Child("tests.training.silent_child", {})
-    yield found
-    found.end()
+    process = Child("tests.training.silent_child", {})
+    yield process
+    process.end()
 
 
 def stop_at_once(_done: int, _total: int, _message: str) -> None:
@@ -431,10 +434,10 @@ def killed(child: Child) -> None:
 @pytest.mark.slow
 def test_a_child_that_died_between_two_requests_is_started_again(child: Child) -> None:
     assert child.ask({"seconds": 0}, silent, waiting=WAITING) == {"slept": 0}
-    before = child.pid
+    old_pid = child.pid
     killed(child)
     assert child.ask({"seconds": 0}, silent, waiting=WAITING) == {"slept": 0}
-    assert child.pid != before
+    assert child.pid != old_pid
 
 
 @pytest.mark.slow

@@ -96,11 +96,11 @@ def written_out(first, second, targets, weights, mode) -> Tensor:
 )
 def test_value_and_gradients_are_the_formula(base, seed, rows, classes, mode):
     first, second, targets, weights = batch_of(seed, rows, classes)
-    found = Played(base, first, second, targets=targets, weights=weights).loss(mode)
+    loss = Played(base, first, second, targets=targets, weights=weights).loss(mode)
     expected = written_out(first, second, targets, weights, mode)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(3.0 * found, (first, second)), torch.autograd.grad(3.0 * expected, (first, second))
+        torch.autograd.grad(3.0 * loss, (first, second)), torch.autograd.grad(3.0 * expected, (first, second))
     )
 
 
@@ -113,32 +113,32 @@ def test_states_that_the_base_makes_logits_of_have_the_same_loss_and_gradients(b
     targets, weights = torch.tensor([4, 0, 299, 7, 7]), torch.tensor([0.1, 0.4, 0.2, 0.0, 0.3])
     played = Played(base, first, second, targets=targets, weights=weights)
     played.writer = base.model
-    found = played.loss(mode)
+    loss = played.loss(mode)
     expected = written_out(lm_logits(base.model, first), lm_logits(base.model, second), targets, weights, mode)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(
-        torch.autograd.grad(3.0 * found, (first, second)), torch.autograd.grad(3.0 * expected, (first, second))
+        torch.autograd.grad(3.0 * loss, (first, second)), torch.autograd.grad(3.0 * expected, (first, second))
     )
 
 
 def test_autocast_leaves_the_loss_in_full_precision(base):
-    first, second, targets, weights = (one.detach() for one in batch_of(3, 40, 11))
-    parts = [one.float().requires_grad_() for one in (first, second)]
+    first, second, targets, weights = (tensor.detach() for tensor in batch_of(3, 40, 11))
+    logits = [tensor.float().requires_grad_() for tensor in (first, second)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = Played(base, *parts, targets=targets, weights=weights.float()).loss("paper")
-    assert found.dtype == torch.float32
-    expected = written_out(*parts, targets, weights.float(), "paper")
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        loss = Played(base, *logits, targets=targets, weights=weights.float()).loss("paper")
+    assert loss.dtype == torch.float32
+    expected = written_out(*logits, targets, weights.float(), "paper")
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", MODES[:2])
 def test_certainty_gives_numbers(base, mode):
     first = torch.tensor([[1e4, 0.0, -1e4]], requires_grad=True)
     second = torch.tensor([[0.0, 90.0, 0.0]], requires_grad=True)
-    found = Played(base, first, second, targets=torch.tensor([0]), weights=torch.ones(1)).loss(mode)
-    gradients = torch.autograd.grad(found, (first, second))
-    assert math.isfinite(found.item())
-    assert all(torch.isfinite(one).all() for one in gradients)
+    loss = Played(base, first, second, targets=torch.tensor([0]), weights=torch.ones(1)).loss(mode)
+    gradients = torch.autograd.grad(loss, (first, second))
+    assert math.isfinite(loss.item())
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
 
 
 def test_without_consistency_there_is_one_pass(base):
@@ -157,9 +157,9 @@ def test_the_papers_second_route_has_other_experts_and_the_released_one_may_have
         first, second, *_ = batch_of(0, 1, 2)
         played = Played(base, first, second, targets=targets, weights=weights)
         played.loss(mode)
-        one, other = played.routes
-        alike[mode] += sum(a == b for a, b in zip(one, other, strict=True))
-        assert None not in {*one, *other}
+        first_route, second_route = played.routes
+        alike[mode] += sum(a == b for a, b in zip(first_route, second_route, strict=True))
+        assert None not in {*first_route, *second_route}
         assert not any(played.bank.get_submodule(path).chosen is not None for path in played.bank.projections)
     total = 20 * base.shape.num_layers * 2
     assert alike["paper"] == 0
@@ -180,8 +180,8 @@ def test_a_bank_trains_and_its_merge_is_what_was_validated(base, kind, mode):
     assert isinstance(config, BankConfig)
     merged = from_tensors(config.expert, base.shape, merge_bank(config, trained.tensors))
     with attached(base.model, merged), torch.no_grad():
-        again = math.exp(loss_of(base)(valid_blocks(base)))
-    assert again == pytest.approx(record["valid_perplexity"], rel=1e-5)
+        perplexity = math.exp(loss_of(base)(valid_blocks(base)))
+    assert perplexity == pytest.approx(record["valid_perplexity"], rel=1e-5)
 
 
 def test_a_bank_starts_as_a_plain_adapter_and_says_so(base):
@@ -192,24 +192,24 @@ def test_a_bank_starts_as_a_plain_adapter_and_says_so(base):
 
 
 def test_the_modes_are_different_trainings_and_the_same_seeds_the_same(base):
-    made = {mode: save_tensors(train(base, consistency=mode).tensors) for mode in MODES}
-    assert len(set(made.values())) == 3
-    assert save_tensors(train(base).tensors) == made["released"]  # the default
-    other = RECIPE.model_copy(update={"data_seed": 1})
-    assert save_tensors(train(base, hyperparameters=other).tensors) != made["released"]
+    weights = {mode: save_tensors(train(base, consistency=mode).tensors) for mode in MODES}
+    assert len(set(weights.values())) == 3
+    assert save_tensors(train(base).tensors) == weights["released"]  # the default
+    reseeded = RECIPE.model_copy(update={"data_seed": 1})
+    assert save_tensors(train(base, hyperparameters=reseeded).tensors) != weights["released"]
 
 
 def test_the_adapter_of_a_bank_has_its_start_and_says_of_what_it_was_made(base, tmp_path):
     trained = train(base, "houlsby", share="down", experts=3)
-    one = trained.merged()
-    assert one.config == paper_config("houlsby", bottleneck=8)
-    assert one.tensors.keys() == merge_bank(trained.config, trained.tensors).keys()
-    assert one.provenance.init_hash == trained.init_hash
-    assert one.record == {**trained.record, "bank": {"experts": 3, "share": "down"}}
-    one.write(tmp_path / "one", base, domain="law")
-    from_tensors(one.config, base.shape, load_tensors(read_directory(tmp_path / "one").weights.read_bytes()))
+    merged = trained.merged()
+    assert merged.config == paper_config("houlsby", bottleneck=8)
+    assert merged.tensors.keys() == merge_bank(trained.config, trained.tensors).keys()
+    assert merged.provenance.init_hash == trained.init_hash
+    assert merged.record == {**trained.record, "bank": {"experts": 3, "share": "down"}}
+    merged.write(tmp_path / "one", base, domain="law")
+    from_tensors(merged.config, base.shape, load_tensors(read_directory(tmp_path / "one").weights.read_bytes()))
     with pytest.raises(InvalidParameter, match="this adapter is a bottleneck"):
-        one.merged()
+        merged.merged()
 
 
 @pytest.mark.parametrize(("kind", "mode"), [("bert", "released"), ("gpt2", "paper")])
@@ -219,10 +219,10 @@ def test_a_bank_learns_to_classify_with_one_head_for_all_its_experts(base, encod
     config = with_head(BankConfig(expert=paper_config("houlsby", bottleneck=8), experts=3), task.head(LABELLED))
     assert config.head == task.head(LABELLED)
     numbers = Hyperparameters(steps=40, batch=8, block=60, learning_rate=2e-2, evaluations=2)
-    made = train_on(on, config, LABELLED[:40], LABELLED[40:], hyperparameters=numbers, task=task, consistency=mode)
-    one = made.merged()
-    assert isinstance(one.config, UnionConfig)
-    found = task.metrics(on, from_tensors(one.config, on.shape, one.tensors), LABELLED[40:], block=60)
-    assert found["loss"] == pytest.approx(made.record["valid_loss"], rel=1e-4)
-    assert found["accuracy"] == 1.0 or kind == "bert"  # a random encoder's first token says little of a text
-    assert made.record["valid_loss"] < made.record["valid_loss_before"]
+    trained = train_on(on, config, LABELLED[:40], LABELLED[40:], hyperparameters=numbers, task=task, consistency=mode)
+    merged = trained.merged()
+    assert isinstance(merged.config, UnionConfig)
+    figures = task.metrics(on, from_tensors(merged.config, on.shape, merged.tensors), LABELLED[40:], block=60)
+    assert figures["loss"] == pytest.approx(trained.record["valid_loss"], rel=1e-4)
+    assert figures["accuracy"] == 1.0 or kind == "bert"  # a random encoder's first token says little of a text
+    assert trained.record["valid_loss"] < trained.record["valid_loss_before"]

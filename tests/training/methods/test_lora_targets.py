@@ -31,9 +31,9 @@ def test_every_family_is_trained_and_stays_frozen(base, method, tmp_path):
     lora = lora_for(base.shape, rank=2, alpha=4, targets=["*"])
     config = lora if method == "lora" else paper_config("bapna_firat", bottleneck=4)
     blocks = torch.from_numpy(pack(VALID, base.tokenize, block=32).rows)
-    before = state_hash(base.model)
+    base_hash = state_hash(base.model)
     trained = train_on(base, config, TEXTS, VALID, hyperparameters=RECIPE)
-    assert state_hash(base.model) == before
+    assert state_hash(base.model) == base_hash
     record = trained.record
     assert record["valid_perplexity"] < record["valid_perplexity_before"]
     sizes = [tensor.numel() for tensor in trained.tensors.values()]
@@ -43,8 +43,8 @@ def test_every_family_is_trained_and_stays_frozen(base, method, tmp_path):
     folder = read_directory(tmp_path / "law")
     assert (folder.domain, folder.config, folder.provenance) == ("law", config, trained.provenance)
     with attached(base.model, from_tensors(config, base.shape, trained.tensors)), torch.no_grad():
-        again = float(loss_of(base)(blocks).exp())
-    assert again == pytest.approx(record["valid_perplexity"], rel=1e-5)
+        perplexity = float(loss_of(base)(blocks).exp())
+    assert perplexity == pytest.approx(record["valid_perplexity"], rel=1e-5)
     if method == "lora":
         assert record["init"] == "zero_b"
         assert not [name for name, tensor in trained.tensors.items() if not tensor.any()]
@@ -78,7 +78,7 @@ LLAMA = shape(
 
 
 @pytest.mark.parametrize(
-    ("targets", "found"),
+    ("targets", "expected"),
     [
         ([], {"self_attn.q_proj", "self_attn.v_proj"}),
         (["q_proj"], {"self_attn.q_proj"}),
@@ -89,10 +89,10 @@ LLAMA = shape(
         (["q_proj", "q_proj", "self_attn.q_*"], {"self_attn.q_proj"}),
     ],
 )
-def test_targets_are_names_ends_of_paths_and_stars(targets, found):
+def test_targets_are_names_ends_of_paths_and_stars(targets, expected):
     modules = lora_for(LLAMA, rank=4, alpha=8, targets=targets).modules()
-    assert {path.split(".", 3)[3] for path in modules} == found
-    assert len(modules) == 2 * len(found)
+    assert {path.split(".", 3)[3] for path in modules} == expected
+    assert len(modules) == 2 * len(expected)
     assert {(module.rank, module.alpha) for module in modules.values()} == {(4, 8.0)}
 
 

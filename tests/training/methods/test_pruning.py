@@ -61,18 +61,18 @@ scored = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, m
 
 def as_scores(drawn):
     sizes, entries = drawn
-    found, start = {}, 0
+    scores, start = {}, 0
     for number, (rows, columns) in enumerate(sizes):
-        part = entries[start : start + rows * columns]
-        found[f"layers.{number}.ffn.up.weight"] = torch.tensor(part, dtype=torch.float64).reshape(rows, columns)
+        values = entries[start : start + rows * columns]
+        scores[f"layers.{number}.ffn.up.weight"] = torch.tensor(values, dtype=torch.float64).reshape(rows, columns)
         start += rows * columns
-    return found
+    return scores
 
 
 @given(scored, st.floats(0.01, 0.99), st.sampled_from(["random", "snip", "erdos_renyi"]))
 def test_exactly_the_share_goes_and_the_lowest_of_it(drawn, sparsity, score):
     scores = as_scores(drawn)
-    total = sum(one.numel() for one in scores.values())
+    total = sum(tensor.numel() for tensor in scores.values())
     masked = round(sparsity * total)
     options = PruningOptions(score=score, sparsity=sparsity)
     if masked in (0, total):
@@ -80,20 +80,22 @@ def test_exactly_the_share_goes_and_the_lowest_of_it(drawn, sparsity, score):
             masks_of(scores, options)
         return
     keep = masks_of(scores, options)
-    assert {name: one.shape for name, one in keep.items()} == {name: one.shape for name, one in scores.items()}
-    assert sum(int((~one).sum()) for one in keep.values()) == masked
+    assert {name: tensor.shape for name, tensor in keep.items()} == {
+        name: tensor.shape for name, tensor in scores.items()
+    }
+    assert sum(int((~mask).sum()) for mask in keep.values()) == masked
     groups = [[name] for name in scores] if score == "erdos_renyi" else [list(scores)]
     for names in groups:
         flat = torch.cat([scores[name].reshape(-1) for name in names]).tolist()
-        left = torch.cat([~keep[name].reshape(-1) for name in names]).tolist()
+        pruned = torch.cat([~keep[name].reshape(-1) for name in names]).tolist()
         ranked = sorted(range(len(flat)), key=lambda i: (flat[i], i))  # ties by index
-        assert sorted(ranked[: sum(left)]) == [i for i, out in enumerate(left) if out]
+        assert sorted(ranked[: sum(pruned)]) == [i for i, out in enumerate(pruned) if out]
 
 
 @given(scored, st.floats(0.1, 0.9))
 def test_a_layer_at_a_time_each_has_the_share(drawn, sparsity):
     scores = as_scores(drawn)
-    total = sum(one.numel() for one in scores.values())
+    total = sum(tensor.numel() for tensor in scores.values())
     if not 0 < round(sparsity * total) < total:
         return
     for name, keep in masks_of(scores, PruningOptions(sparsity=sparsity, scope="layer")).items():
@@ -107,13 +109,15 @@ def test_a_layer_at_a_time_each_has_the_share(drawn, sparsity):
 @settings(max_examples=60)
 def test_erdos_renyi_keeps_in_proportion_to_inputs_and_outputs(sizes, sparsity):
     scores = {str(i): torch.arange(a * b, dtype=torch.float64).reshape(a, b) for i, (a, b) in enumerate(sizes)}
-    total = sum(one.numel() for one in scores.values())
+    total = sum(tensor.numel() for tensor in scores.values())
     if not 0 < round(sparsity * total) < total:
         return
     keep = masks_of(scores, PruningOptions(score="erdos_renyi", sparsity=sparsity))
-    kept = {name: int(one.sum()) for name, one in keep.items()}
-    lowest = [(kept[name] - 1) / sum(one.shape) for name, one in scores.items()]  # full ones are below the rate
-    highest = [(kept[name] + 1) / sum(one.shape) for name, one in scores.items() if kept[name] < one.numel()]
+    counts = {name: int(mask.sum()) for name, mask in keep.items()}
+    lowest = [(counts[name] - 1) / sum(tensor.shape) for name, tensor in scores.items()]  # full ones are below the rate
+    highest = [
+        (counts[name] + 1) / sum(tensor.shape) for name, tensor in scores.items() if counts[name] < tensor.numel()
+    ]
     assert max(lowest) <= min(highest)
 
 
@@ -123,10 +127,10 @@ def test_erdos_renyi_keeps_in_proportion_to_inputs_and_outputs(sizes, sparsity):
 def test_magnitude_and_random_need_no_data():
     weights = {"a": nn.Parameter(torch.tensor([[1.0, -3.0]])), "b": nn.Parameter(torch.tensor([[0.5]]))}
     assert scores_of("magnitude", weights, None, [], seed=0)["a"].tolist() == [[1.0, 3.0]]
-    first, again, other = (scores_of("random", weights, None, [], seed=seed) for seed in (0, 0, 1))
-    assert torch.equal(first["a"], again["a"])
-    assert not torch.equal(first["a"], other["a"])
-    assert all(0 <= float(one) < 1 for score in first.values() for one in score.reshape(-1))
+    first, repeated, reseeded = (scores_of("random", weights, None, [], seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(first["a"], repeated["a"])
+    assert not torch.equal(first["a"], reseeded["a"])
+    assert all(0 <= float(entry) < 1 for score in first.values() for entry in score.reshape(-1))
 
 
 def test_snip_and_grasp_by_hand():
@@ -175,9 +179,9 @@ def test_every_score_leaves_an_adapter_that_can_be_pushed(base, score, structure
     tensors = tensors_of(adapter)
     names = projections(config, tensors)[""]
     entries = sum(tensors[name].numel() for name in names)
-    found = adapter.config.pruned
-    assert (found.score, found.sparsity, found.masked) == (score, 0.4, round(0.4 * entries))
-    assert found.data == (DATA if score in ("snip", "grasp") else None)
+    pruned = adapter.config.pruned
+    assert (pruned.score, pruned.sparsity, pruned.masked) == (score, 0.4, round(0.4 * entries))
+    assert pruned.data == (DATA if score in ("snip", "grasp") else None)
     assert mask_problems(adapter.config, tensors) == []
     check_weights(save_tensors(tensors), adapter.config, base.shape, max_bytes=10**7)
     for name, tensor in adapter_of(base, config, init).state_dict().items():  # what is kept is as it was
@@ -212,8 +216,8 @@ def test_mam_is_pruned_in_its_bottleneck(base):
     assert adapter.config.members[0].pruned == adapter.get_submodule("bottleneck").config.pruned
     assert {name.split(".")[0] for name in tensors if is_mask(name)} == {"bottleneck"}
     assert mask_problems(adapter.config, tensors) == []
-    again = from_tensors(adapter.config, base.shape, tensors)
-    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in tensors.items())
+    loaded = from_tensors(adapter.config, base.shape, tensors)
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in tensors.items())
 
 
 @pytest.mark.parametrize("score", ["magnitude", "snip"])
@@ -249,8 +253,8 @@ def test_pruned_entries_stay_zero_and_the_others_train(base):
     assert moved == set(start.state_dict())
     assert trained.config.pruned.data == trained.record["data"]["train"]
     assert trained.record["pruning"]["sparsity"] == 0.5
-    kept = sum(tensor.numel() for tensor in without_masks(trained.tensors).values()) - trained.config.pruned.masked
-    assert trained.record["parameters"]["trained"] == kept
+    remaining = sum(tensor.numel() for tensor in without_masks(trained.tensors).values()) - trained.config.pruned.masked
+    assert trained.record["parameters"]["trained"] == remaining
 
 
 def test_a_mask_that_is_brought_along_is_the_one_that_counts(base):
@@ -320,9 +324,9 @@ def test_nothing_but_the_width_changes():
         grown = widened(config, 2)
         assert isinstance(grown, LoraConfig)
         for path, module in config.modules().items():
-            found = grown.modules()[path]
-            assert found.rank == 2 * module.rank
-            assert grown.scaling(found) == pytest.approx(config.scaling(module))
+            wider = grown.modules()[path]
+            assert wider.rank == 2 * module.rank
+            assert grown.scaling(wider) == pytest.approx(config.scaling(module))
 
 
 def test_of_a_union_what_has_a_width_is_widened():

@@ -43,11 +43,11 @@ def either(request):
     return request.getfixturevalue(request.param)
 
 
-def asked(context: str, answer: str) -> Question:
+def question_of(context: str, answer: str) -> Question:
     return Question("Which words are these?", context, ((answer, context.index(answer)),))
 
 
-def told(item: Question, base, block: int, *, may_abstain: bool = False) -> str:
+def answer_of(item: Question, base, block: int, *, may_abstain: bool = False) -> str:
     """The answer of scores that point exactly where each window's row says."""
     read = []
     for window in _windows(base, item, block)[0]:
@@ -71,16 +71,16 @@ def test_every_token_is_in_a_window_and_every_short_answer_whole_in_one(either):
             starts = [min(begin for begin, _ in window.offsets) for window in windows]
             assert (starts[0], ends[-1]) == (0, len(context))
             assert all(start < end for start, end in zip(starts[1:], ends, strict=False))  # they overlap
-            assert told(item, either, 40, may_abstain=True) == answer
+            assert answer_of(item, either, 40, may_abstain=True) == answer
 
 
 def test_an_answer_of_part_of_a_token_is_given_with_all_of_it(minilm):
-    assert told(asked("The onions are golden.", "onion"), minilm, 40) == "onions"
+    assert answer_of(question_of("The onions are golden.", "onion"), minilm, 40) == "onions"
 
 
 def test_spaces_and_letters_beyond_ascii_are_counted_as_characters(either):
     for answer in ("naïve Ångström", "東京", "🦊 fox", "it’s"):
-        assert answer in told(asked(f"Zoë said “{answer}” again.", answer), either, 60)
+        assert answer in answer_of(question_of(f"Zoë said “{answer}” again.", answer), either, 60)
 
 
 def test_no_answer_is_a_place_of_its_own(either):
@@ -90,12 +90,12 @@ def test_no_answer_is_a_place_of_its_own(either):
     assert window.leads[:2] == [place, place]
     assert window.leads[4] == place
     assert not window.leads[2] <= place < window.leads[3]
-    assert told(item, either, 40, may_abstain=True) == ""
-    assert told(item, either, 40) != ""
+    assert answer_of(item, either, 40, may_abstain=True) == ""
+    assert answer_of(item, either, 40) != ""
 
 
 def test_an_answer_does_not_depend_on_which_are_right(base, monkeypatch):
-    """Of a model that finds "not here" the best everywhere: whether it may say so is told, not read off the answers."""
+    """Of a model that finds "not here" the best everywhere: its task lets it say so, whatever the right answers are."""
 
     def nowhere(self, base, adapter, rows):
         batch = batch_of(base, rows, leads=LEADS)
@@ -104,16 +104,16 @@ def test_an_answer_does_not_depend_on_which_are_right(base, monkeypatch):
         return logits
 
     monkeypatch.setattr(QuestionAnswering, "_logits", nowhere)
-    item, other = asked("The red fox", "red"), Question("Who?", "Nobody knows that.", ())
-    for task, said in ((TASK, "The"), (QuestionAnswering(may_abstain=True), "")):
-        for items in ([item], [item, other], [replace(item, answers=()), other]):
-            assert task.predicted(base, None, items, block=40)[0] == said
+    item, unanswerable = question_of("The red fox", "red"), Question("Who?", "Nobody knows that.", ())
+    for task, answer in ((TASK, "The"), (QuestionAnswering(may_abstain=True), "")):
+        for items in ([item], [item, unanswerable], [replace(item, answers=()), unanswerable]):
+            assert task.predicted(base, None, items, block=40)[0] == answer
 
 
 def test_windows_are_counted(base):
     long = " ".join(WORDS[:60])
     items = [
-        asked(long, WORDS[-1] if WORDS[-1] in long else WORDS[0]),
+        question_of(long, WORDS[-1] if WORDS[-1] in long else WORDS[0]),
         Question("Who?", "Nobody.", ()),
         Question("Why " * 40, "Because.", (("Because", 0),)),
     ]
@@ -133,21 +133,21 @@ def test_scores_outside_of_the_context_are_not_looked_at(base):
     rows = torch.from_numpy(TASK.encode(base, QUESTIONS[:3], block=60, at_least=1).rows)
     with torch.no_grad():
         logits = TASK.scored(base, adapter, rows).states
-    for row, found in zip(rows.tolist() * 2, logits, strict=True):
-        seen = [place for place, score in enumerate(found.tolist()) if score > FAR / 2]
-        assert seen == sorted({*range(row[2], row[3]), row[4]})
+    for row, scores in zip(rows.tolist() * 2, logits, strict=True):
+        places = [place for place, score in enumerate(scores.tolist()) if score > FAR / 2]
+        assert places == sorted({*range(row[2], row[3]), row[4]})
 
 
 @given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=45))
 @example([(9.0, 0.0), *[(0.0, 0.0)] * (LONGEST_ANSWER - 1), (0.0, 9.0)])  # one token too long
 def test_the_best_span_is_the_best_of_all(scores):
     starts, ends = (np.array(column) for column in zip(*scores, strict=True))
-    found, first, last = _best_span(starts, ends)
-    every = {
+    best, first, last = _best_span(starts, ends)
+    span_scores = {
         (i, j): starts[i] + ends[j] for i in range(len(starts)) for j in range(i, min(i + LONGEST_ANSWER, len(ends)))
     }
-    assert found == max(every.values())
-    assert (first, last) == min(place for place, score in every.items() if score == found)
+    assert best == max(span_scores.values())
+    assert (first, last) == min(place for place, score in span_scores.items() if score == best)
 
 
 def test_the_memory_for_the_best_span_grows_with_the_context_and_not_with_its_square():
@@ -160,7 +160,7 @@ def test_the_memory_for_the_best_span_grows_with_the_context_and_not_with_its_sq
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "message"),
     [
         ({"text": ["fox"], "answer_start": [0]}, "says that 'fox' is at character 0"),
         ({"text": ["fox"], "answer_start": [-4]}, "an answer without"),
@@ -173,8 +173,8 @@ def test_the_memory_for_the_best_span_grows_with_the_context_and_not_with_its_sq
         ([["fox", 4]], 'no "answers"'),
     ],
 )
-def test_answers_that_are_not_where_they_say_are_refused_with_the_line(answers, said):
-    with pytest.raises(InvalidParameter, match=said) as caught:
+def test_answers_that_are_not_where_they_say_are_refused_with_the_line(answers, message):
+    with pytest.raises(InvalidParameter, match=message) as caught:
         TASK.items([(3, {"question": "Who?", "context": "The fox.", "answers": answers})], where="squad.jsonl")
     assert "squad.jsonl, line 3" in caught.value.message
 
@@ -310,11 +310,11 @@ WORDS_ = st.lists(st.sampled_from("abcd"), max_size=9)
 
 @given(WORDS_, WORDS_)
 def test_rouge_is_symmetric_a_share_and_one_only_for_the_same(ours, theirs):
-    one, other = rouge(" ".join(ours), " ".join(theirs)), rouge(" ".join(theirs), " ".join(ours))
-    assert one == pytest.approx(other)
-    assert all(0 <= score <= 1 for score in one.values())
-    assert one["rougeL"] <= one["rouge1"] + 1e-12
-    assert (one["rougeL"] == 1) == (ours == theirs != [])
+    scores, mirrored = rouge(" ".join(ours), " ".join(theirs)), rouge(" ".join(theirs), " ".join(ours))
+    assert scores == pytest.approx(mirrored)
+    assert all(0 <= score <= 1 for score in scores.values())
+    assert scores["rougeL"] <= scores["rouge1"] + 1e-12
+    assert (scores["rougeL"] == 1) == (ours == theirs != [])
 
 
 @given(WORDS_, WORDS_)
@@ -322,8 +322,8 @@ def test_the_longest_common_subsequence_is_that_of_its_definition(ours, theirs):
     from itertools import combinations
 
     def within(words):
-        return {part for size in range(len(words) + 1) for part in combinations(words, size)}
+        return {subsequence for size in range(len(words) + 1) for subsequence in combinations(words, size)}
 
-    longest = max(len(part) for part in within(ours) & within(theirs))
+    longest = max(len(subsequence) for subsequence in within(ours) & within(theirs))
     total = len(ours) + len(theirs)
     assert rouge(" ".join(ours), " ".join(theirs))["rougeL"] == pytest.approx(2 * longest / total if longest else 0)

@@ -50,9 +50,9 @@ def measured(base, key, trained):
 
 @pytest.mark.parametrize("key", ITEMS)
 def test_a_task_is_learnt_and_frozen_means_frozen(base, key):
-    before = state_hash(base.model)
+    base_hash = state_hash(base.model)
     trained = train(base, key)
-    assert state_hash(base.model) == before
+    assert state_hash(base.model) == base_hash
     assert not any(p.requires_grad or p.grad is not None for p in base.model.parameters())
     record = json.loads(json.dumps(trained.record, allow_nan=False))
     assert record["valid_loss"] < 0.8 * record["valid_loss_before"]
@@ -67,9 +67,9 @@ def test_a_task_is_learnt_and_frozen_means_frozen(base, key):
 
 @pytest.mark.parametrize("key", HEADED)
 def test_an_encoder_learns_too_its_norms_and_head_included(encoder, key):
-    before = state_hash(encoder.model)
+    base_hash = state_hash(encoder.model)
     trained = train(encoder, key, "houlsby", hyperparameters=RECIPE.model_copy(update={"learning_rate": 2e-2}))
-    assert state_hash(encoder.model) == before
+    assert state_hash(encoder.model) == base_hash
     assert trained.record["valid_loss"] < trained.record["valid_loss_before"]
     fresh = train(
         encoder, key, "houlsby", hyperparameters=RECIPE.model_copy(update={"steps": 1, "learning_rate": 1e-30})
@@ -102,9 +102,9 @@ def test_parts_of_a_batch_are_the_batch(base, key):
         adapter = from_tensors(trained.config, base.shape, trained.tensors)
     with torch.no_grad():
         whole = task.loss(base, adapter, rows)
-        parts = [task.loss(base, adapter, part) * len(part) / len(rows) for part in (rows[:3], rows[3:])]
+        losses = [task.loss(base, adapter, chunk) * len(chunk) / len(rows) for chunk in (rows[:3], rows[3:])]
         scored = task.scored(base, adapter, rows)
-    assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-5)
+    assert float(sum(losses)) == pytest.approx(float(whole), rel=1e-5)
     assert float(scored.weights.sum()) == pytest.approx(1)
     assert float(scored.loss()) == pytest.approx(float(whole), rel=1e-5)
 
@@ -141,12 +141,12 @@ def test_what_is_no_item_is_refused_with_its_line(key):
 def test_too_little_data_is_refused_for_training_and_validation(base, key):
     task, items = TASKS[key], {**ITEMS, "language_modelling": TEXTS}[key]
     config = with_head(paper_config("pfeiffer", bottleneck=2), task.head(items))
-    for train, valid, said in (
+    for train, valid, message in (
         (items[:19], items[:9], "training data holds 19"),
         (items, items[:4], "validation data"),
         ([], items[:9], "training data holds 0"),
     ):
-        with pytest.raises(InvalidParameter, match=said):
+        with pytest.raises(InvalidParameter, match=message):
             train_on(base, config, train, valid, hyperparameters=RECIPE, task=task)
 
 
@@ -182,10 +182,10 @@ def test_a_head_is_put_beside_one_adapter_or_several_once():
     assert with_head(head, head) == head
     assert with_head(plain, head) == UnionConfig(members=(plain, head))
     assert with_head(UnionConfig(members=(plain, prefix)), head) == UnionConfig(members=(plain, prefix, head))
-    other = HeadConfig(task="classification", labels=("x", "y"))
+    second_head = HeadConfig(task="classification", labels=("x", "y"))
     for config in (with_head(plain, head), head):
         with pytest.raises(Incompatible, match="cannot be put beside"):
-            with_head(config, other)
+            with_head(config, second_head)
     with pytest.raises(Incompatible, match="take a bottleneck, a LoRA"):
         with_head(FusionConfig(member=plain, members=2), head)
 
@@ -220,16 +220,19 @@ def test_a_head_alone_is_an_adapter(base):
 
 
 def test_the_label_map_is_of_the_data_and_in_an_order_of_its_own():
-    def labels(*found):
-        return CLASSIFICATION.head([Labelled("x", label) for label in found]).labels
+    def labels(*names):
+        return CLASSIFICATION.head([Labelled("x", label) for label in names]).labels
 
     assert labels("b", "a", "b") == ("a", "b")
     assert labels("10", "9", "-1", "x") == ("-1", "9", "10", "x")
     for bad in (["a", "a"], []):
         with pytest.raises(InvalidParameter, match=f"has {len(set(bad))} labels"):
             labels(*bad)
-    for bad, said in ((["a", "\0"], "character NUL"), ([f"{n:0200}" for n in range(400)], "80000 characters in all")):
-        with pytest.raises(InvalidParameter, match=said):
+    for bad, message in (
+        (["a", "\0"], "character NUL"),
+        ([f"{n:0200}" for n in range(400)], "80000 characters in all"),
+    ):
+        with pytest.raises(InvalidParameter, match=message):
             labels(*bad)
 
 
@@ -262,10 +265,10 @@ def test_a_label_outside_the_set_is_refused_with_every_line(base):
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40))
 def test_figures_are_those_of_scikit_learn(pairs):
     truth, guesses = (np.array(column) for column in zip(*pairs, strict=True))
-    found = agreement(truth, guesses, labels=4)
-    assert found["accuracy"] == pytest.approx(peers.accuracy_score(truth, guesses))
-    assert found["mcc"] == pytest.approx(peers.matthews_corrcoef(truth, guesses), abs=1e-12)
-    assert found["macro_f1"] == pytest.approx(peers.f1_score(truth, guesses, average="macro", zero_division=0))
+    figures = agreement(truth, guesses, labels=4)
+    assert figures["accuracy"] == pytest.approx(peers.accuracy_score(truth, guesses))
+    assert figures["mcc"] == pytest.approx(peers.matthews_corrcoef(truth, guesses), abs=1e-12)
+    assert figures["macro_f1"] == pytest.approx(peers.f1_score(truth, guesses, average="macro", zero_division=0))
 
 
 @pytest.mark.parametrize("pair", [False, True])
@@ -282,11 +285,11 @@ def test_what_stands_around_texts_is_what_the_tokenizer_says(encoder, pair):
 
 def test_text_that_begins_with_the_bos_is_trained_on_with_one(base):
     """Blocks of texts, their scores, and what stands around a text that is classified."""
-    own = ["<|endoftext|>" + text for text in TEXTS]
-    blocks = [LANGUAGE_MODELLING.encode(base, texts, block=32).rows.tolist() for texts in (TEXTS, own)]
+    prefixed = ["<|endoftext|>" + text for text in TEXTS]
+    blocks = [LANGUAGE_MODELLING.encode(base, texts, block=32).rows.tolist() for texts in (TEXTS, prefixed)]
     assert blocks[0] == blocks[1]
-    scores = [passage_scores(base, texts[:3], block=32) for texts in (TEXTS, own)]
-    assert [(one.nll, one.tokens) for one in scores[0]] == [(one.nll, one.tokens) for one in scores[1]]
+    scores = [passage_scores(base, texts[:3], block=32) for texts in (TEXTS, prefixed)]
+    assert [(score.nll, score.tokens) for score in scores[0]] == [(score.nll, score.tokens) for score in scores[1]]
     around = frame(base, pair=True)
     first, second = tokens_of(base, "The fox").ids, tokens_of(base, "jumps").ids
     assert around.wrap([0, *first], second) == around.wrap(first, second)
@@ -296,7 +299,7 @@ def test_a_pass_holds_as_many_tokens_as_the_batch_has_longest_windows(base, monk
     passes = []
     read = base.model.base_model.forward
     monkeypatch.setattr(
-        base.model.base_model, "forward", lambda **given: passes.append(given["input_ids"].numel()) or read(**given)
+        base.model.base_model, "forward", lambda **inputs: passes.append(inputs["input_ids"].numel()) or read(**inputs)
     )
     passage_scores(base, TEXTS, block=base.shape.context, batch=2)
     assert max(passes) <= 2 * max(len(base.tokenize(text)) for text in TEXTS)
@@ -308,10 +311,10 @@ def test_an_encoder_gets_what_its_tokenizer_makes(minilm, pair):
     ids, second_at = frame(minilm, pair=pair is not None).wrap(
         tokens_of(minilm, first).ids, tokens_of(minilm, pair).ids if pair else ()
     )
-    wanted = peer(first, pair)
-    assert ids == wanted["input_ids"]
+    expected = peer(first, pair)
+    assert ids == expected["input_ids"]
     if pair:
-        assert wanted["token_type_ids"] == [0] * second_at + [1] * (len(ids) - second_at)
+        assert expected["token_type_ids"] == [0] * second_at + [1] * (len(ids) - second_at)
 
 
 def test_a_pair_is_told_apart_and_padding_changes_nothing(minilm):
@@ -332,12 +335,12 @@ def test_a_pair_is_told_apart_and_padding_changes_nothing(minilm):
 def test_of_a_pair_the_longer_is_cut_and_all_room_is_used(first, second, room):
     from training.tasks.classification import _fitting_lengths
 
-    kept = _fitting_lengths(first, second, room)
-    assert kept[0] <= first
-    assert kept[1] <= second
-    assert sum(kept) == min(first + second, room)
-    assert kept[0] == first or kept[0] + 1 >= kept[1]
-    assert kept[1] == second or kept[1] + 1 >= kept[0]
+    lengths = _fitting_lengths(first, second, room)
+    assert lengths[0] <= first
+    assert lengths[1] <= second
+    assert sum(lengths) == min(first + second, room)
+    assert lengths[0] == first or lengths[0] + 1 >= lengths[1]
+    assert lengths[1] == second or lengths[1] + 1 >= lengths[0]
 
 
 def test_texts_beyond_the_block_are_cut_and_counted(base):
@@ -350,15 +353,15 @@ def test_texts_beyond_the_block_are_cut_and_counted(base):
 
 
 def test_one_long_example_does_not_make_many_short_ones_fill_the_memory() -> None:
-    found = [([0], [1])] * 300_000 + [([0], list(range(600)))]
+    examples = [([0], [1])] * 300_000 + [([0], list(range(600)))]
     with pytest.raises(InvalidParameter, match=r"300001 examples of up to 601 tokens"):
-        rows_of(found)
+        rows_of(examples)
 
 
 def test_validation_texts_are_named_apart_from_training_texts(base):
     record = train(base, "classification", hyperparameters=RECIPE.model_copy(update={"steps": 1})).record
     assert (record["texts"], record["valid_texts"]) == (40, 20)
     assert record["data"] == {
-        part: digest_of(CLASSIFICATION.identity(items))
-        for part, items in (("train", LABELLED[:40]), ("valid", LABELLED[40:]))
+        split: digest_of(CLASSIFICATION.identity(items))
+        for split, items in (("train", LABELLED[:40]), ("valid", LABELLED[40:]))
     }
