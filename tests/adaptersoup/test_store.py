@@ -79,13 +79,13 @@ def store(place: Path, tiny_base_dir: Path, folders: Path) -> Iterator[Store]:
 
 
 def test_what_was_pushed_is_listed(store: Store) -> None:
-    found = store.adapters()
-    assert [one.ref for one in found] == ["team/code@1", "team/court@1", "team/kitchen@1"]
-    assert found[0].card.tags == ("code",)
-    assert [one.name for one in store.adapters(tag="court")] == ["court"]
-    assert [one.name for one in store.adapters(owner="court team")] == ["court"]
-    assert found.to_frame()["domain"].tolist() == ["code", "court", "kitchen"]
-    assert str(found).splitlines()[0].split() == [
+    adapters = store.adapters()
+    assert [adapter.ref for adapter in adapters] == ["team/code@1", "team/court@1", "team/kitchen@1"]
+    assert adapters[0].card.tags == ("code",)
+    assert [adapter.name for adapter in store.adapters(tag="court")] == ["court"]
+    assert [adapter.name for adapter in store.adapters(owner="court team")] == ["court"]
+    assert adapters.to_frame()["domain"].tolist() == ["code", "court", "kitchen"]
+    assert str(adapters).splitlines()[0].split() == [
         "ADAPTER",
         "KIND",
         "DOMAIN",
@@ -97,11 +97,11 @@ def test_what_was_pushed_is_listed(store: Store) -> None:
 
 
 def test_a_selection_right_after_pushing_has_all_that_was_pushed(store: Store) -> None:
-    found = store.select(passages("court", 20, seed=1))
-    assert [one.ref for one in found.selection.selected] == ["team/court@1"]
-    assert found.not_yet_included == []
-    assert len(found.to_frame()) == 3
-    assert "1 chosen of 3" in to_svg(found.plot())
+    selection = store.select(passages("court", 20, seed=1))
+    assert [selected.ref for selected in selection.selection.selected] == ["team/court@1"]
+    assert selection.not_yet_included == []
+    assert len(selection.to_frame()) == 3
+    assert "1 chosen of 3" in to_svg(selection.plot())
 
 
 def test_a_soup_is_chosen_verified_and_tells_on_what_evidence(store: Store) -> None:
@@ -118,11 +118,11 @@ def test_a_soup_is_cooked_scored_and_says_so(store: Store) -> None:
     assert (soup.model, soup.abstained) == ("team/mixed@1", False)
     assert set(soup.table.rows) == {("team/court@1", 0.25), ("team/code@1", 0.75)}
     assert "team/code@1" in to_svg(soup.plot())
-    found = store.evaluate(soup, passages("court", 5, seed=2))
-    assert found.baseline is not None
-    assert found.baseline.model == "base/tiny"
-    assert f"{found.baseline.difference:+.4f} ±" in to_svg(found.plot())
-    assert found.to_frame()["perplexity"].tolist() == [found.perplexity, found.baseline.perplexity]
+    evaluation = store.evaluate(soup, passages("court", 5, seed=2))
+    assert evaluation.baseline is not None
+    assert evaluation.baseline.model == "base/tiny"
+    assert f"{evaluation.baseline.difference:+.4f} ±" in to_svg(evaluation.plot())
+    assert evaluation.to_frame()["perplexity"].tolist() == [evaluation.perplexity, evaluation.baseline.perplexity]
     assert store.evaluate("base/tiny", ["a"], baseline=None).baseline is None
     assert store.generate(soup, "0 1", max_tokens=2, seed=3)
 
@@ -137,37 +137,37 @@ def test_an_abstention_is_an_answer(store: Store) -> None:
 
 
 def test_strategies_are_compared_on_other_text_and_leave_nothing_behind(store: Store) -> None:
-    before = {one.ref for one in store.adapters()}
+    refs_before = {adapter.ref for adapter in store.adapters()}
     domains = {name: (passages(name, 12, seed=1), passages(name, 6, seed=2)) for name in ("court", "code")}
     ways = {
         "single": {"selector": "cosine", "options": {"single": True}, "verify": False},
         "all": {"selector": "uniform", "verify": False, "mixing": "average"},
     }
-    told: list[int] = []
-    found = store.compare(domains, ways, progress=lambda done, total, message: told.append(done))
-    assert [(row.domain, row.strategy) for row in found] == [(d, s) for d in domains for s in ways]
-    assert [row.ingredients for row in found][::2] == [("court",), ("code",)]
-    assert {row.model for row in found if row.strategy == "single"} == {"team/court@1", "team/code@1"}
+    steps: list[int] = []
+    comparison = store.compare(domains, ways, progress=lambda done, total, message: steps.append(done))
+    assert [(row.domain, row.strategy) for row in comparison] == [(d, s) for d in domains for s in ways]
+    assert [row.ingredients for row in comparison][::2] == [("court",), ("code",)]
+    assert {row.model for row in comparison if row.strategy == "single"} == {"team/court@1", "team/code@1"}
     alone = store.evaluate("team/court@1", passages("court", 6, seed=2)).baseline
     assert alone is not None
-    assert found.rows[0].difference == pytest.approx(alone.difference)
-    assert {one.ref for one in store.adapters()} == before, "soups are temporary, and what was there stays"
-    assert told[-1] == 4
-    assert to_svg(found.plot()).count(">+0") + to_svg(found.plot()).count(">-0") == 4
-    assert len(found.to_frame()) == 4
-    assert list(found.means.values()) == sorted(found.means.values())
-    one = store.compare({"court": domains["court"]}, ways)
-    assert to_svg(one.plot()).count(" ± ") == 2
-    assert one.table.sentences[0].startswith("One domain, nats a token")
+    assert comparison.rows[0].difference == pytest.approx(alone.difference)
+    assert {adapter.ref for adapter in store.adapters()} == refs_before, "soups are temporary, and what was there stays"
+    assert steps[-1] == 4
+    assert to_svg(comparison.plot()).count(">+0") + to_svg(comparison.plot()).count(">-0") == 4
+    assert len(comparison.to_frame()) == 4
+    assert list(comparison.means.values()) == sorted(comparison.means.values())
+    single = store.compare({"court": domains["court"]}, ways)
+    assert to_svg(single.plot()).count(" ± ") == 2
+    assert single.table.sentences[0].startswith("One domain, nats a token")
     with pytest.raises(InvalidParameter, match="at least one"):
         store.compare({}, ways)
 
 
 def test_a_comparison_that_fails_leaves_nothing_behind_either(store: Store) -> None:
-    before = {one.ref for one in store.adapters()}
+    refs_before = {adapter.ref for adapter in store.adapters()}
     with pytest.raises(InvalidParameter):
         store.compare({"court": (passages("court", 12, seed=1), [""])}, {"all": {"selector": "uniform"}})
-    assert {one.ref for one in store.adapters()} == before
+    assert {adapter.ref for adapter in store.adapters()} == refs_before
 
 
 def test_an_attached_model_computes_what_the_store_serves(store: Store, tiny_base_dir: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_sample_that_could_not_be_embedded_is_told_once(store: Store) -> None:
 
 
 @pytest.fixture
-def left(tiny_base_dir: Path, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def unembedded(tiny_base_dir: Path, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two pushed adapters; its session ended before any sample was embedded."""
     monkeypatch.setattr("service.jobs.runner.FitProcess", FitsHere)
     with Store(tmp_path / "left", tiny_base_dir, base_id="tiny", job_workers=0, **QUICK) as store:
@@ -253,7 +253,9 @@ def left(tiny_base_dir: Path, folders: Path, tmp_path: Path, monkeypatch: pytest
     return tmp_path / "left"
 
 
-def test_a_cook_waits_for_samples_that_an_earlier_session_left(left: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cook_waits_for_samples_that_an_earlier_session_left(
+    unembedded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     embedded: list[int] = []
 
     def embed_slowly(registry: Registry, adapter_id: int, *, progress: Progress) -> AdapterRow:
@@ -262,18 +264,18 @@ def test_a_cook_waits_for_samples_that_an_earlier_session_left(left: Path, monke
         return embed(registry, adapter_id, progress=progress)
 
     monkeypatch.setattr("service.jobs.kinds.embed", embed_slowly)
-    with Store(left, **QUICK) as store:
+    with Store(unembedded, **QUICK) as store:
         soup = store.cook(passages("court", 20, seed=1), verify=False)
         assert (soup.model, soup.not_yet_included, len(embedded)) == ("team/court@1", [], 2)
 
 
-def test_a_selection_waits_until_a_fitted_pool_has_them(left: Path, folders: Path) -> None:
-    with Store(left, **QUICK) as store:
+def test_a_selection_waits_until_a_fitted_pool_has_them(unembedded: Path, folders: Path) -> None:
+    with Store(unembedded, **QUICK) as store:
         assert len(store.select(passages("court", 20, seed=1)).to_frame()) == 2
         store.push(folders / "code", name="team/code", texts=passages("code", 30))
-        found = store.select(passages("code", 20, seed=1))
-        assert [one.ref for one in found.selection.selected] == ["team/code@1"]
-        assert found.not_yet_included == []
+        selection = store.select(passages("code", 20, seed=1))
+        assert [selected.ref for selected in selection.selection.selected] == ["team/code@1"]
+        assert selection.not_yet_included == []
 
 
 # --- folder ---------------------------------------------------------------------------------------
@@ -298,7 +300,7 @@ def test_it_is_there_when_it_is_opened_again_and_is_a_servers_folder(
         first.push(folders / "code", name="team/code")
     first.close()
     with Store(tmp_path / "here", **QUICK) as second:
-        assert [one.ref for one in second.adapters()] == ["team/code@1"]
+        assert [adapter.ref for adapter in second.adapters()] == ["team/code@1"]
         assert second.base == "base/tiny"
     assert (tmp_path / "here" / "admin.key") == Settings(data=tmp_path / "here").admin_key_path
 
@@ -375,7 +377,7 @@ def test_a_script_that_fails_ends_with_its_own_error(tmp_path: Path, tiny_base_d
 
 
 def test_a_store_leaves_the_threads_of_its_program(tmp_path: Path, tiny_base_dir: Path) -> None:
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         with Store(tmp_path / "a", tiny_base_dir, base_id="tiny"):
@@ -387,7 +389,7 @@ def test_a_store_leaves_the_threads_of_its_program(tmp_path: Path, tiny_base_dir
             pass
         assert torch.get_num_threads() == 2
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
 
 
 # --- a pool that is evaluated as tasks ------------------------------------------------------------
@@ -422,13 +424,13 @@ def elsewhere(own_store: Store, place: ProcessPool, progress: Progress = silent,
 def test_tasks_come_to_the_figures_of_the_stores_engine(
     stocked: Path, own_store: Store, processes: ProcessPool, tmp_path: Path
 ) -> None:
-    told: list[tuple[int, int]] = []
-    found = elsewhere(own_store, processes, lambda done, total, _: told.append((done, total)))
-    assert found == CrossEvaluated(pairs=9, computed=9, known=0, failed={})
-    assert told == sorted(told)
-    assert {total for _, total in told} == {9}
+    steps: list[tuple[int, int]] = []
+    evaluated = elsewhere(own_store, processes, lambda done, total, _: steps.append((done, total)))
+    assert evaluated == CrossEvaluated(pairs=9, computed=9, known=0, failed={})
+    assert steps == sorted(steps)
+    assert {total for _, total in steps} == {9}
     with Store(shutil.copytree(stocked, tmp_path / "here"), **SETTINGS) as here:
-        assert here.evaluate_pool(passages=10) == found
+        assert here.evaluate_pool(passages=10) == evaluated
         assert known(own_store) == known(here)
     assert elsewhere(own_store, processes) == CrossEvaluated(pairs=9, computed=0, known=9, failed={})
     assert len(known(own_store)) == 9
@@ -439,27 +441,29 @@ def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(
 ) -> None:
     weights = own_store._runtime.services.registry.blobs.read(own_store._row("team/code").weights_blob)
     (path,) = (
-        one
-        for one in own_store.folder.rglob("*")
-        if one.is_file() and one.stat().st_size == len(weights) and one.read_bytes() == weights
+        file
+        for file in own_store.folder.rglob("*")
+        if file.is_file() and file.stat().st_size == len(weights) and file.read_bytes() == weights
     )
     path.chmod(0o600)
     path.write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
-    found = elsewhere(own_store, processes)
-    assert (found.computed, list(found.failed)) == (6, ["team/code@1"])
+    evaluated = elsewhere(own_store, processes)
+    assert (evaluated.computed, list(evaluated.failed)) == (6, ["team/code@1"])
     assert {adapter for adapter, _ in known(own_store)} == {"team/court@1", "team/kitchen@1"}
 
 
 def test_it_is_ended_by_its_progress_and_goes_on(own_store: Store, processes: ProcessPool) -> None:
-    def stop(done: int, _total: int, _said: str) -> None:
+    def stop(done: int, _total: int, _message: str) -> None:
         if done:
             raise Cancelled("It was cancelled.")
 
     with pytest.raises(Cancelled):
         elsewhere(own_store, processes, stop)
-    before = len(known(own_store))
-    assert 0 < before < 9
-    assert own_store.evaluate_pool(passages=10) == CrossEvaluated(pairs=9, computed=9 - before, known=before, failed={})
+    known_before = len(known(own_store))
+    assert 0 < known_before < 9
+    assert own_store.evaluate_pool(passages=10) == CrossEvaluated(
+        pairs=9, computed=9 - known_before, known=known_before, failed={}
+    )
 
 
 @pytest.mark.parametrize(

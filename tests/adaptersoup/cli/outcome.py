@@ -1,4 +1,4 @@
-"""What a command line says that succeeded, or that was refused."""
+"""Checks of a command line's outcome: that it succeeded, or that it was refused."""
 
 from __future__ import annotations
 

@@ -63,9 +63,9 @@ def test_a_server_goes_on_and_what_it_acknowledged_is_restored(
         stop.set()
         pusher.join()
     assert (code, err) == (0, "")
-    told = json.loads(out)
-    assert (told["object"], told["unsound"], told["lacking"]) == ("backup", [], [])
-    assert told["new"] == told["blobs"] >= 1
+    report = json.loads(out)
+    assert (report["object"], report["unsound"], report["lacking"]) == ("backup", [], [])
+    assert report["new"] == report["blobs"] >= 1
     _, err = done(backup())
     assert "0 left out (missing or damaged)." in err
 
@@ -76,12 +76,12 @@ def test_a_server_goes_on_and_what_it_acknowledged_is_restored(
 
 
 def open_names(data: Path, bases: Path) -> list[set[str]]:
-    """What a server over a folder lists, by the admin key that it finds there."""
-    found = []
-    for other in open_world(data, bases, **SETTINGS):
-        answer = answered(other.client.get("/v1/adapters", params={"limit": 100}))
-        found.append({f"{row['namespace']}/{row['name']}" for row in answer["data"]})
-    return found
+    """The names that each server over a folder lists, to the admin key that it finds there."""
+    listings = []
+    for world in open_world(data, bases, **SETTINGS):
+        answer = answered(world.client.get("/v1/adapters", params={"limit": 100}))
+        listings.append({f"{row['namespace']}/{row['name']}" for row in answer["data"]})
+    return listings
 
 
 @pytest.mark.one_database

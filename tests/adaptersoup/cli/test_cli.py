@@ -294,7 +294,7 @@ def test_flags_win_over_the_environment_over_the_file(tmp_path: Path, monkeypatc
 
 
 def copied(folder: Path) -> Path:
-    """The same directory under another name."""
+    """A copy of a directory under another name."""
     return shutil.copytree(folder, folder.parent / "another")
 
 
@@ -411,9 +411,9 @@ def test_ls(soup: Soup, server: Server) -> None:
 def test_ls_by_several_tags_and_by_name(soup: Soup, server: Server) -> None:
     server.on("GET /v1/adapters", ok({"data": [ADAPTER], "next_cursor": None}))
     soup("ls", "--tag", "v2", "--tag", "eu", "--name", "team/law", "--namespace", "team")
-    asked = server.requests[0].url.params
-    assert asked.get_list("tag") == ["v2", "eu"]
-    assert (asked["name"], asked["namespace"]) == ("team/law", "team")
+    params = server.requests[0].url.params
+    assert params.get_list("tag") == ["v2", "eu"]
+    assert (params["name"], params["namespace"]) == ("team/law", "team")
 
 
 def test_ls_near_a_text(soup: Soup, server: Server, tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ def test_show(soup: Soup, server: Server) -> None:
     lineage = {"parents": parents, "children": [{"ref": "team/s@1", "digest": DIGEST}]}
     server.on("GET /v1/adapters/team/law@1/lineage", ok(lineage))
     out, _ = done(soup("show", "team/law"))
-    for shown in (
+    for text in (
         "1234",
         "20 of 21 passages",
         "bottleneck: structure bapna_firat, bottleneck 4, activation relu",
@@ -465,7 +465,7 @@ def test_show(soup: Soup, server: Server) -> None:
         "metadata",
         "?[2J?forged?license=m?",
     ):
-        assert shown in out
+        assert text in out
     assert not {"\x1b", "\u202e"} & set(out), "foreign text does not reach the terminal's control sequences"
 
 
@@ -494,12 +494,12 @@ def test_rm_asks_whoever_can_answer(soup: Soup, server: Server, monkeypatch: pyt
 
     server.on("DELETE /v1/adapters/team/law", ok({"data": [ADAPTER]}))
     for typed, flags, retired in (("n\n", [], False), ("y\n", [], True), ("", ["--yes"], True)):
-        before = len(server.requests)
+        requests_before = len(server.requests)
         monkeypatch.setattr(sys, "stdin", Terminal(typed))
         code, out, err = soup("rm", "team/law", *flags)
         assert (code, out.strip()) == ((0, "team/law@1") if retired else (1, ""))  # the space of the prompt
         assert ("Retire team/law?" in err) == (not flags)
-        assert len(server.requests) - before == retired
+        assert len(server.requests) - requests_before == retired
     monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
     assert soup("rm", "team/law")[:2] == (0, "team/law@1\n")
 
@@ -508,8 +508,8 @@ def test_rm_asks_whoever_can_answer(soup: Soup, server: Server, monkeypatch: pyt
 
 
 def test_only_flags_that_were_given_are_in_the_value() -> None:
-    given = {"encoder": None, "paper": True, "pool_namespace": [], "base": "base/tiny", "max_ingredients": 0}
-    flags = ParsedFlags(FLAGS, {**given, "set": ["x=1"]})
+    values = {"encoder": None, "paper": True, "pool_namespace": [], "base": "base/tiny", "max_ingredients": 0}
+    flags = ParsedFlags(FLAGS, {**values, "set": ["x=1"]})
     assert flags.nested() == {
         "selector": {"mode": "paper"},
         "options": {"max_ingredients": 0},
@@ -780,14 +780,14 @@ def test_a_fit_is_told_in_figures_and_tables_of_a_hundred_columns(soup: Soup, se
         "component_zero": {"asked": "auto", "chosen": "keep", "held_out_accuracy": {"keep": 0.9, "drop": 0.85}},
     }
     server.on("POST /v1/selectors", ok({"object": "selector", "id": "sel-1", "domains": 12, "report": report}, 201))
-    said = soup("fit")[2]
-    assert max(map(len, said.splitlines())) <= 100
-    assert not set(said) & set("{}=")
-    assert "keep (held-out accuracy: keep 0.90, drop 0.85)" in said
-    assert said.count("a-domain-called-") == 12
-    assert "\nCLUSTER  DOMAINS" in said
-    assert "Note:  Posteriors are saturated" in said
-    assert "converged           yes\n" in said
+    output = soup("fit")[2]
+    assert max(map(len, output.splitlines())) <= 100
+    assert not set(output) & set("{}=")
+    assert "keep (held-out accuracy: keep 0.90, drop 0.85)" in output
+    assert output.count("a-domain-called-") == 12
+    assert "\nCLUSTER  DOMAINS" in output
+    assert "Note:  Posteriors are saturated" in output
+    assert "converged           yes\n" in output
 
 
 def test_the_own_scores_of_a_fit_are_a_table(soup: Soup, server: Server) -> None:
@@ -820,9 +820,9 @@ class TestCompare:
         code, out, err = soup("compare", "--sample", sample, "--test", sample)
         assert code == 3  # one strategy could not be cooked; the others are there all the same
         assert "Two initialisations." in err
-        lines, _, made = (part.splitlines() for part in out.partition("\n\n"))
+        lines, _, models = (section.splitlines() for section in out.partition("\n\n"))
         assert len(lines) == 2 + len(STRATEGIES)
-        assert [line.split()[0] for line in made] == ["MODEL", "team/law@1", "team/cosine@1", "team/gmm@1"]
+        assert [line.split()[0] for line in models] == ["MODEL", "team/law@1", "team/cosine@1", "team/gmm@1"]
         assert lines[1].split()[:2] == ["base", "10.00"]
         assert "-0.2500 ± 0.1250" in lines[2]
         assert "failed" in lines[8]
@@ -835,9 +835,9 @@ class TestCompare:
         assert (result["base"], result["tokens"], result["passages"]) == ("base/tiny", 77, 3)
         assert [row["strategy"] for row in result["rows"]] == ["base", *[s.name for s in STRATEGIES]]
         assert result["rows"][7]["error"]["code"] == "incompatible"
-        asked = [json.loads(r.content) for r in server.requests if r.url.path == "/v1/soups"]
-        assert [body["verify"] for body in asked] == [False] * 7 + [True] * 4
-        assert [body.get("effort") for body in asked] == [None] * 7 + ["instant", "quick", "thorough", "tune"]
+        bodies = [json.loads(r.content) for r in server.requests if r.url.path == "/v1/soups"]
+        assert [body["verify"] for body in bodies] == [False] * 7 + [True] * 4
+        assert [body.get("effort") for body in bodies] == [None] * 7 + ["instant", "quick", "thorough", "tune"]
         modes = [
             (
                 (body.get("selector") or {}).get("kind"),
@@ -845,7 +845,7 @@ class TestCompare:
                 body["options"]["single"],
                 body.get("effort"),
             )
-            for body in asked
+            for body in bodies
         ]
         assert len(set(modes)) == len(modes)
 
@@ -872,12 +872,12 @@ class TestCompare:
         assert out.count("domain-15") == 1  # a model that several strategies come to is described once
 
     def test_csv_and_markdown(self, soup: Soup, server: Server, sample: Path) -> None:
-        asked = ("compare", "--sample", sample, "--test", sample, "--base", "tiny", "--strategy", "soup, gmm")
-        header, base, row = soup(*asked, "--csv")[1].splitlines()
+        command = ("compare", "--sample", sample, "--test", sample, "--base", "tiny", "--strategy", "soup, gmm")
+        header, base, row = soup(*command, "--csv")[1].splitlines()
         assert header.startswith("domain,draw,strategy,model,abstained,perplexity")
         assert base.startswith("sample,0,base,base/tiny,False,10.0,2.3,0.0,0.0")
         assert row.startswith('sample,0,"soup, gmm",team/gmm@1,False,10.0,2.3,-0.25,0.125,US law 1.00')
-        assert soup(*asked, "--markdown")[1].splitlines() == [
+        assert soup(*command, "--markdown")[1].splitlines() == [
             "| strategy | sample | all |",
             "| --- | ---: | ---: |",
             "| soup, gmm | -0.2500 | -0.2500 |",
@@ -972,7 +972,7 @@ def test_so_many_keys_are_asked_for_page_by_page_and_all_in_one(soup: Soup, serv
     more = {"data": [{"id": f"k{n}", **key} for n in range(100)], "next_cursor": "more"}
     server.on("GET /v1/keys", ok(more))
     assert len(json.loads(soup("keys", "ls", "--limit", "120", "--json")[1])["data"]) == 120
-    assert [dict(one.url.params) for one in server.requests] == [{}, {"cursor": "more"}]
+    assert [dict(request.url.params) for request in server.requests] == [{}, {"cursor": "more"}]
     server.on("GET /v1/keys", ok({"data": more["data"]}))  # of a server that knows no pages of keys
     assert len(json.loads(soup("keys", "ls", "--json")[1])["data"]) == 100
     assert dict(server.requests[-1].url.params) == {}
@@ -1029,8 +1029,8 @@ def test_audit(soup: Soup, server: Server) -> None:
         0,
         ["2026-01-02", "03:04:05", "key.create", "k?1", "-", "r", "name=ci"],
     )
-    asked = server.requests[-1].url.params
-    assert (asked["action"], asked["since"], asked["key_id"]) == ("key.", "2026-01-01T00:00:00+00:00", "k2")
+    params = server.requests[-1].url.params
+    assert (params["action"], params["since"], params["key_id"]) == ("key.", "2026-01-01T00:00:00+00:00", "k2")
     assert [json.loads(line) for line in soup("audit", "--lines")[1].splitlines()] == [entry]
 
 
@@ -1076,13 +1076,13 @@ def test_purge_asks_first_and_tells_what_is_left(soup: Soup, server: Server) -> 
     assert (soup("purge", "team/law@1")[0] != 0, server.requests) == (True, []), "nobody said yes"
     code, out, err = soup("purge", "team/law@1", "--yes")
     assert (code, out) == (0, "team/law@1\n")
-    for said in (
+    for sentence in (
         "team/law@1: files removed: 3, of 900 bytes",
         "team/mix@1 cannot be rebuilt",
         "team/tuned@2 has learnt",
         "1 more soups",
     ):
-        assert said in err
+        assert sentence in err
     assert json.loads(soup("purge", "team/law@1", "--yes", "--json")[1])["data"] == [answer]
 
 
@@ -1096,9 +1096,9 @@ def test_settings_of_a_namespace(soup: Soup, server: Server) -> None:
         "etag": "forbid-1",
     }
     server.on("GET /v1/namespaces/team", ok(settings)).on("PATCH /v1/namespaces/team", ok(settings))
-    shown = soup("namespaces", "show", "team")[1].splitlines()
-    assert shown[0].split() == ["NAMESPACE", "TUNING", "PROTECTED", "ALIASES", "UNNAMED", "SOUPS"]
-    assert shown[1].split() == ["team", "forbid", "old,", "prod", "30", "days"]
+    lines = soup("namespaces", "show", "team")[1].splitlines()
+    assert lines[0].split() == ["NAMESPACE", "TUNING", "PROTECTED", "ALIASES", "UNNAMED", "SOUPS"]
+    assert lines[1].split() == ["team", "forbid", "old,", "prod", "30", "days"]
     assert json.loads(soup("namespaces", "set", "team", "--tuning", "forbid", "--json")[1]) == settings
     assert server.body() == {"tuning": "forbid"}
     soup("namespaces", "set", "team", "--protect", "new", "--unprotect", "old", "--unnamed-soup-days", "default")
@@ -1134,10 +1134,10 @@ def test_how_long_a_job_took_whose_it_is_and_what_it_gave(soup: Soup, server: Se
     assert header.split() == ["ID", "KIND", "STATE", "PROGRESS", "DURATION", "OWNER", "CREATED"]
     assert first.split() == "j1 cook succeeded 4/4 2 min 5 s ana 2026-01-02 03:04".split()
     assert second.split() == "j1 cook queued - - 2026-01-02 03:04".split()
-    shown = soup("jobs", "show", "j1")[1]
-    assert "duration  2 min 5 s\nowner     ana\n" in shown
-    assert "reason    It is better.\nmodel     team/soup@1\n" in shown
-    assert not set(shown) & set("{}=")
+    output = soup("jobs", "show", "j1")[1]
+    assert "duration  2 min 5 s\nowner     ana\n" in output
+    assert "reason    It is better.\nmodel     team/soup@1\n" in output
+    assert not set(output) & set("{}=")
 
 
 def test_a_hidden_owner_is_left_out(soup: Soup, server: Server) -> None:
@@ -1150,9 +1150,9 @@ def test_a_hidden_owner_is_left_out(soup: Soup, server: Server) -> None:
 def test_without_keys_the_owner_is_who_is_stored(soup: Soup, server: Server) -> None:
     seconds = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:04:06.250000Z"}
     server.on("GET /v1/jobs/j1", ok(job(created_by="no-auth", owner=None, **seconds)))
-    shown = soup("jobs", "show", "j1")[1]
-    assert "1.2 s" in shown
-    assert "no-auth" in shown
+    output = soup("jobs", "show", "j1")[1]
+    assert "1.2 s" in output
+    assert "no-auth" in output
 
 
 def test_watching_fails_as_the_job_does(soup: Soup, server: Server) -> None:
@@ -1191,7 +1191,7 @@ def test_ten_columns_of_forty_fit_as_well() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "more", "said"),
+    ("ended", "more", "duration"),
     [
         ("03:04:59.940000", {}, "59.9 s"),
         ("03:04:59.990000", {}, "1 min 0 s"),
@@ -1203,7 +1203,7 @@ def test_ten_columns_of_forty_fit_as_well() -> None:
         ("03:04:09", {"state": "queued", "finished_at": None}, "-"),
     ],
 )
-def test_durations(soup: Soup, server: Server, ended: str, more: dict[str, Any], said: str) -> None:
+def test_durations(soup: Soup, server: Server, ended: str, more: dict[str, Any], duration: str) -> None:
     moments = {
         "created_at": "2026-01-02T03:03:00Z",
         "started_at": "2026-01-02T03:04:00Z",
@@ -1212,7 +1212,7 @@ def test_durations(soup: Soup, server: Server, ended: str, more: dict[str, Any],
     }
     server.on("GET /v1/jobs", ok({"data": [job(**{"attempts": 1, "owner": "ana", **moments, **more})]}))
     row = soup("jobs", "ls")[1].splitlines()[1]
-    assert f" {said}  " in row
+    assert f" {duration}  " in row
     assert "ana" in row
 
 
@@ -1247,16 +1247,16 @@ def test_a_flag_is_named_where_the_field_is_and_not_where_a_tensor_is_called_lik
 
 
 def test_every_field_that_a_sentence_names_is_told_by_its_flag():
-    told = explain(Incompatible("They cannot be mixed: raise max_width, or set mixing.assume_same_init."))
-    assert "max_width is --max-width" in told
-    assert "assume_same_init is --assume-same-init" in told
-    assert "--base" not in told
+    message = explain(Incompatible("They cannot be mixed: raise max_width, or set mixing.assume_same_init."))
+    assert "max_width is --max-width" in message
+    assert "assume_same_init is --assume-same-init" in message
+    assert "--base" not in message
 
 
 def test_who_has_no_key_is_told_where_one_is_and_what_makes_more():
-    told = explain(Unauthenticated("This needs a key."))
-    assert told.startswith("Error: This needs a key.\n")
-    assert all(hint in told for hint in ("--key", "SOUP_KEY", "admin.key", "soup keys create"))
+    message = explain(Unauthenticated("This needs a key."))
+    assert message.startswith("Error: This needs a key.\n")
+    assert all(hint in message for hint in ("--key", "SOUP_KEY", "admin.key", "soup keys create"))
 
 
 @pytest.mark.parametrize(
@@ -1283,7 +1283,7 @@ def test_a_refusal_is_told_in_these_lines(error, lines):
 
 def test_codes():
     several: list[SoupError] = [Incompatible("no"), Busy("later")]
-    assert [exit_code(one) for one in several] == [3, 1]
+    assert [exit_code(error) for error in several] == [3, 1]
     for errors, code in ((several, 1), (several[:1], 3)):
         with pytest.raises(typer.Exit) as stopped:
             Failures(errors).end()

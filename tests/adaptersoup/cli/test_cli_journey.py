@@ -67,7 +67,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def pushed(live: Live, folders: Path) -> str:
-    """What `soup push` of all folders at once prints."""
+    """The output of `soup push` of all folders at once."""
     command = ["push", *map(str, sorted(folders.iterdir())), "--namespace", "team", "--tag", "v1", "--wait"]
     with redirect_stdout(io.StringIO()) as out:
         assert cli.run([*command, "--url", live.url, "--key", live.world.admin]) == 0
@@ -85,8 +85,8 @@ class TestJourney:
     def test_fit_and_select(self, soup: Soup, texts: dict[str, Path]) -> None:
         out, _ = done(soup("fit", "--selector", "gmm", "--set", "dimensions=8"))
         assert out.startswith("sel-")
-        asked = ("select", "--sample", texts["sample"], "--selector", "cosine", "--json")
-        selection = json.loads(done(soup(*asked))[0])["selection"]
+        command = ("select", "--sample", texts["sample"], "--selector", "cosine", "--json")
+        selection = json.loads(done(soup(*command))[0])["selection"]
         assert {row["domain"] for row in [*selection["selected"], *selection["left_out"]]} == set(WORDS)
         assert max(selection["scores"], key=lambda domain: selection["scores"][domain]) == "law"
 
@@ -95,10 +95,10 @@ class TestJourney:
         code, out, err = soup(*command)
         assert (code, out) == (0, "team/mixed@1\n"), err
         assert soup(*command)[1] == out  # cooked before
-        asked = ("generate", "team/mixed", "The court", "--temperature", 0, "--max-tokens", 8)
-        whole = soup(*asked)[1]
+        generate = ("generate", "team/mixed", "The court", "--temperature", 0, "--max-tokens", 8)
+        whole = soup(*generate)[1]
         assert whole.strip("\n")
-        assert soup(*asked, "--stream")[1] == whole
+        assert soup(*generate, "--stream")[1] == whole
 
         done(soup("pull", "team/mixed", tmp_path / "mixed"))
         assert read_directory(tmp_path / "mixed").provenance.init_hash == INIT  # averaging keeps the initialisation
@@ -115,14 +115,14 @@ class TestJourney:
 
     def test_pictures(self, soup: Soup, texts: dict[str, Path], tmp_path: Path) -> None:
         sample = ("--sample", texts["sample"])
-        for verb, *asked, title in (
+        for verb, *flags, title in (
             ("select", *sample, "--selector", "cosine", "chosen of"),
             ("fit", "--selector", "cosine", "cosine over 4 domains"),
             ("cook", "--recipe", "team/law=3,team/cooking=1", "--name", "team/mixed", "--json", "team/mixed@1"),
             ("ppl", "team/law", "--texts", texts["test"], "--baseline", "base/tiny", "team/law on 6 texts"),
         ):
             file = tmp_path / f"{verb}.svg"
-            _, err = done(soup(verb, *asked, "--plot", file))
+            _, err = done(soup(verb, *flags, "--plot", file))
             assert f"{file} shows it." in err
             assert title in "".join(ElementTree.parse(file).getroot().itertext())
         for wrong in (["--plot", tmp_path / "none" / "c.svg"], ["--plot", "c.png"], ["--plot", "c.svg", "--no-wait"]):
@@ -157,11 +157,11 @@ def test_it_prints_its_address_serves_and_stops_clean(
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
-            said = json.loads(process.stdout.readline())
-            assert said["admin_key"] == str(data / "admin.key")
+            announcement = json.loads(process.stdout.readline())
+            assert announcement["admin_key"] == str(data / "admin.key")
             assert (data / "admin.key").stat().st_mode & 0o777 == 0o600
-            done(command("generate", "base/tiny", "The", "--url", said["url"], "--max-tokens", 2))
-            assert "--port" in refused(command("serve", "--port", said["url"].rpartition(":")[2]))
+            done(command("generate", "base/tiny", "The", "--url", announcement["url"], "--max-tokens", 2))
+            assert "--port" in refused(command("serve", "--port", announcement["url"].rpartition(":")[2]))
             assert "in use by another server" in refused(command("migrate"))
         finally:
             process.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What starts at once: the command line and the client load nothing heavy, other processes only what they need."""
+"""Fast starts: the command line and the client load nothing heavy, other processes only what they need."""
 
 from __future__ import annotations
 

@@ -89,9 +89,9 @@ def patient(command: Soup, live: Live, held_embedding: threading.Event) -> tuple
     def pause(seconds: float) -> None:
         pauses.append(seconds)
         held_embedding.set()
-        with SoupClient(live.url, live.world.admin) as other:
-            for job in [row for row in other.jobs(kind="embed") if row["state"] in ("queued", "running")]:
-                other.wait_job(job["id"])
+        with SoupClient(live.url, live.world.admin) as waiting_client:
+            for job in [row for row in waiting_client.jobs(kind="embed") if row["state"] in ("queued", "running")]:
+                waiting_client.wait_job(job["id"])
 
     def connect(*_: Any) -> SoupClient:
         return SoupClient(live.url, live.world.admin, pause=pause)
@@ -112,9 +112,9 @@ def held_embedding(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return gate
 
 
-def states(said: str) -> dict[str, str]:
+def states(output: str) -> dict[str, str]:
     """The state of each push by its name, of what --json gave."""
-    return {one["name"]: one["state"] for one in json.loads(said)["pushes"]}
+    return {push["name"]: push["state"] for push in json.loads(output)["pushes"]}
 
 
 # --- pushing many ---------------------------------------------------------------------------------
@@ -144,8 +144,8 @@ def test_what_the_server_finds_damaged_is_sent_again(
     assert soup("push", *folders[:1], *folders[2:], "--namespace", "worn")[0] == 0
     file = tmp_path / "one.csv"
     file.write_text("path\nmany/botany\n")
-    asked = ("push", "--manifest", file, "--samples", tmp_path / "samples", "--namespace", "worn", "--json")
-    assert soup(*asked)[0] == 0
+    command = ("push", "--manifest", file, "--samples", tmp_path / "samples", "--namespace", "worn", "--json")
+    assert soup(*command)[0] == 0
     sample = json.loads(soup("show", "worn/botany", "--json")[1])["sample"]["digest"]
     for damaged in (sha256_digest(weights[0]), sample):
         flip(live.world.runtime.settings.blobs_dir / damaged[7:9] / damaged[7:])
@@ -154,11 +154,11 @@ def test_what_the_server_finds_damaged_is_sent_again(
         "worn/anatomy": "sent again",
         "worn/chemistry": "there already",
     }
-    assert states(soup(*asked)[1]) == {"worn/botany": "sent again"}
+    assert states(soup(*command)[1]) == {"worn/botany": "sent again"}
     for digest in (sha256_digest(weights[0]), sample):
         assert live.world.client.get(f"/v1/blobs/{digest}").status_code == 200
-    found = states(soup("push", *folders[::2], "--namespace", "worn", "--anew", "--json")[1])
-    assert set(found.values()) == {"sent again"}
+    push_states = states(soup("push", *folders[::2], "--namespace", "worn", "--anew", "--json")[1])
+    assert set(push_states.values()) == {"sent again"}
 
 
 def test_one_that_is_refused_keeps_no_other_and_the_status_says_so(soup: Soup, many: Path) -> None:
@@ -167,8 +167,8 @@ def test_one_that_is_refused_keeps_no_other_and_the_status_says_so(soup: Soup, m
     (many / "drama" / "adapter_config.json").unlink()
     code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "two", "--json")
     assert code == 1, err
-    found = json.loads(out)
-    assert [row["ref"] for row in found["data"]] == ["two/anatomy@1", "two/chemistry@1"]
+    push_report = json.loads(out)
+    assert [row["ref"] for row in push_report["data"]] == ["two/anatomy@1", "two/chemistry@1"]
     assert states(out) == {
         "two/readme.md": "refused",
         "two/anatomy": "pushed",
@@ -176,9 +176,9 @@ def test_one_that_is_refused_keeps_no_other_and_the_status_says_so(soup: Soup, m
         "two/chemistry": "pushed",
         "two/drama": "refused",
     }
-    said = {one["name"]: (one["error"] or {}).get("message", "") for one in found["pushes"]}
-    assert "is not a directory" in said["two/readme.md"]
-    assert "has no adapter_config.json" in said["two/drama"]
+    messages = {push["name"]: (push["error"] or {}).get("message", "") for push in push_report["pushes"]}
+    assert "is not a directory" in messages["two/readme.md"]
+    assert "has no adapter_config.json" in messages["two/drama"]
     assert soup("push", *sorted(many.iterdir()), "--namespace", "two")[2].endswith("3 refused, 2 there already.\n")
 
 
@@ -195,7 +195,7 @@ def test_what_differs_is_sent_and_the_server_says_what_it_keeps(soup: Soup, many
 def test_the_same_bytes_that_another_torch_made_are_there_already(
     soup: Soup, tmp_path: Path, weights: list[bytes]
 ) -> None:
-    told = []
+    summaries = []
     for number, (torch, steps) in enumerate((("2.1", 7), ("2.2", 7), ("2.2", 8))):
         about = Provenance(training={"steps": steps, "made_with": [{"torch": torch, "threads": 1}]})
         sent = AdapterContents(config=lora(), weights=weights[0], base_model="tiny", provenance=about)
@@ -203,8 +203,8 @@ def test_the_same_bytes_that_another_torch_made_are_there_already(
         for folder in folders:
             write_directory(folder, sent)
         _, err = done(soup("push", *folders, "--namespace", "made"))
-        told.append((err.splitlines()[-1], "stayed as stored" in " ".join(err.split())))
-    assert told == [("2 pushed.", False), ("2 there already.", False), ("2 there already.", True)]
+        summaries.append((err.splitlines()[-1], "stayed as stored" in " ".join(err.split())))
+    assert summaries == [("2 pushed.", False), ("2 there already.", False), ("2 there already.", True)]
 
 
 def test_samples_of_a_folder_and_of_a_file(soup: Soup, many: Path, tmp_path: Path) -> None:
@@ -213,23 +213,23 @@ def test_samples_of_a_folder_and_of_a_file(soup: Soup, many: Path, tmp_path: Pat
         write_texts(tmp_path / "corpora" / "botany" / f"{number}.jsonl", texts[number * 15 : number * 15 + 15])
     (tmp_path / "corpora" / "anatomy.txt").write_text("\n\n".join(texts[:30]))
     folders = [many / "anatomy", many / "botany", many / "drama"]
-    asked = ("push", *folders, "--namespace", "four", "--samples", tmp_path / "corpora", "--json")
-    code, out, _ = soup(*asked)
+    command = ("push", *folders, "--namespace", "four", "--samples", tmp_path / "corpora", "--json")
+    code, out, _ = soup(*command)
     assert (code, states(out)["four/drama"]) == (1, "refused")
     assert "has no sample for" in out
     assert {row["ref"]: row["sample"]["kept"] for row in json.loads(out)["data"]} == {
         "four/anatomy@1": 30,
         "four/botany@1": 30,
     }
-    assert list(states(soup(*asked)[1]).values()) == ["there already", "there already", "refused"]
+    assert list(states(soup(*command)[1]).values()) == ["there already", "there already", "refused"]
     lines = [json.dumps({"domain": "drama", "text": text, "more": 1}) for text in texts]
     (tmp_path / "all.jsonl").write_text("\n".join([*lines, json.dumps({"domain": "other", "text": "x"})]))
     code, out, _ = soup("push", many / "drama", many / "chemistry", "--samples", tmp_path / "all.jsonl", "--json")
     assert [row["sample"]["kept"] for row in json.loads(out)["data"]] == [40]
     write_texts(tmp_path / "corpora" / "drama.jsonl", [f"{texts[0]} {number}" for number in range(520)])
-    asked = ("push", many / "drama", many / "anatomy", "--namespace", "drawn", *asked[-3:])
-    assert json.loads(soup(*asked)[1])["data"][0]["sample"]["kept"] == 500
-    assert set(states(soup(*asked)[1]).values()) == {"there already"}, "though the server drew from it"
+    command = ("push", many / "drama", many / "anatomy", "--namespace", "drawn", *command[-3:])
+    assert json.loads(soup(*command)[1])["data"][0]["sample"]["kept"] == 500
+    assert set(states(soup(*command)[1]).values()) == {"there already"}, "though the server drew from it"
     (tmp_path / "all.jsonl").write_text('{"text": "x"}')
     err = refused(soup("push", many / "drama", "--samples", tmp_path / "all.jsonl"))
     assert 'line 1, is not an object with strings "domain" and "text"' in err
@@ -256,17 +256,17 @@ def test_one_that_does_not_fit_or_cannot_be_read_keeps_no_other(
     monkeypatch.setattr(sending.Source, "texts", gone)
     code, out, err = soup("push", *sorted(many.iterdir()), long, "--namespace", "odd", "--json")
     assert code == 1, err
-    found = {one["name"].partition("/")[2][:9]: one for one in json.loads(out)["pushes"]}
-    assert {name: one["state"] for name, one in found.items()} == {
+    pushes = {push["name"].partition("/")[2][:9]: push for push in json.loads(out)["pushes"]}
+    assert {name: push["state"] for name, push in pushes.items()} == {
         "anatomy": "pushed",
         "botany": "refused",
         "chemistry": "refused",
         "drama": "pushed",
         "x" * 9: "refused",
     }
-    assert "botany cannot be read: Permission denied" in found["botany"]["error"]["message"]
-    assert "sample.jsonl cannot be read" in found["chemistry"]["error"]["message"]
-    assert "domain" in found["x" * 9]["error"]["message"]
+    assert "botany cannot be read: Permission denied" in pushes["botany"]["error"]["message"]
+    assert "sample.jsonl cannot be read" in pushes["chemistry"]["error"]["message"]
+    assert "domain" in pushes["x" * 9]["error"]["message"]
 
 
 def test_a_name_that_is_too_long_for_a_file_is_the_name_of_none(tmp_path: Path) -> None:
@@ -285,13 +285,13 @@ def test_a_sample_that_another_push_has_queued_is_waited_for(
 ) -> None:
     for name in ("drama", "botany"):
         write_texts(tmp_path / "samples" / f"{name}.jsonl", passages("court", 25))
-    asked = ("push", many / "drama", many / "botany", "--namespace", "twice", "--samples", tmp_path / "samples")
-    assert soup(*asked)[0] == 0
+    command = ("push", many / "drama", many / "botany", "--namespace", "twice", "--samples", tmp_path / "samples")
+    assert soup(*command)[0] == 0
     run, pauses = patient
-    out, _ = done(run(*asked, "--wait", "--json"))
+    out, _ = done(run(*command, "--wait", "--json"))
     assert set(states(out).values()) == {"there already"}
     assert pauses
-    assert [one["sample_state"] for one in json.loads(out)["data"]] == ["ready", "ready"]
+    assert [row["sample_state"] for row in json.loads(out)["data"]] == ["ready", "ready"]
 
 
 def test_ctrl_c_while_samples_are_waited_for_still_tells_as_json(
@@ -300,8 +300,8 @@ def test_ctrl_c_while_samples_are_waited_for_still_tells_as_json(
     interrupted = Mock(side_effect=KeyboardInterrupt)
     (tmp_path / "t.txt").write_text("\n\n".join(passages("court", 25)))
     monkeypatch.setattr(SoupClient, "wait_embedded", interrupted)
-    asked = ("push", many / "drama", "--name", "ended/drama", "--domain", "d", "--sample", tmp_path / "t.txt")
-    code, out, _ = soup(*asked, "--wait", "--json")
+    command = ("push", many / "drama", "--name", "ended/drama", "--domain", "d", "--sample", tmp_path / "t.txt")
+    code, out, _ = soup(*command, "--wait", "--json")
     assert (code, json.loads(out)["ref"]) == (130, "ended/drama@1")
     monkeypatch.setattr(SoupClient, "push_patiently", interrupted)
     code, out, _ = soup("push", many / "drama", many / "botany", "--namespace", "ended2", "--json")
@@ -367,8 +367,8 @@ def test_other_owners_of_what_is_there_are_said_and_nothing_is_sent(
 
 @pytest.mark.parametrize("folders", [1, 2])
 def test_an_empty_owner_is_refused_in_a_sentence(soup: Soup, many: Path, folders: int) -> None:
-    said = ("--domain", "d") if folders == 1 else ()
-    code, _, err = soup("push", *sorted(many.iterdir())[:folders], "--namespace", "empty", "--owner", "", *said)
+    flags = ("--domain", "d") if folders == 1 else ()
+    code, _, err = soup("push", *sorted(many.iterdir())[:folders], "--namespace", "empty", "--owner", "", *flags)
     assert code != 0
     assert "A push cannot remove an owner" in " ".join(err.split())
     assert "--set-owner" in err
@@ -377,10 +377,10 @@ def test_an_empty_owner_is_refused_in_a_sentence(soup: Soup, many: Path, folders
 def test_one_row_is_as_one_of_many(soup: Soup, many: Path, tmp_path: Path) -> None:
     """The folder's name is its domain, and all that the row says is in the card."""
     rows = (("path", "description", "license"), ("many/anatomy", "Of bones.", "mit"))
-    asked = ("push", "--manifest", write(tmp_path / "one.csv", *rows), "--namespace", "row", "--json")
-    (row,) = json.loads(done(soup(*asked))[0])["data"]
+    command = ("push", "--manifest", write(tmp_path / "one.csv", *rows), "--namespace", "row", "--json")
+    (row,) = json.loads(done(soup(*command))[0])["data"]
     assert (row["domain"], row["card"]["description"], row["card"]["license"]) == ("anatomy", "Of bones.", "mit")
-    assert states(soup(*asked)[1]) == {"row/anatomy": "there already"}
+    assert states(soup(*command)[1]) == {"row/anatomy": "there already"}
 
 
 def test_two_rows_are_versions_of_one_name_where_both_say_it(soup: Soup, many: Path, tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_two_rows_are_versions_of_one_name_where_both_say_it(soup: Soup, many: P
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('path,description\nmany/anatomy,"open\nmany/botany,x\n', "line 3: unexpected end of data"),
         ('path,description\nmany/anatomy,"a"b\nmany/botany,x\n', "line 2: ',' expected after"),
@@ -411,13 +411,13 @@ def test_two_rows_are_versions_of_one_name_where_both_say_it(soup: Soup, many: P
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_sent(
-    scripted: Soup, server: Server, many: Path, tmp_path: Path, text: str, said: str
+    scripted: Soup, server: Server, many: Path, tmp_path: Path, text: str, message: str
 ) -> None:
     file = tmp_path / "many.csv"
     file.write_text(text)
     code, out, err = scripted("push", "--manifest", file)
     assert (code, out, server.requests) == (1, "", [])
-    assert said in err
+    assert message in err
 
 
 def test_arguments_that_do_not_go_together(scripted: Soup, many: Path, tmp_path: Path) -> None:
@@ -490,12 +490,12 @@ def push_with_sample(soup: Soup, many: Path, tmp_path: Path) -> Pushes:
 def test_a_pool_that_is_not_embedded_yet_is_waited_for(
     soup: Soup, patient: tuple[Soup, list[float]], push_with_sample: Pushes, call: tuple[str, ...]
 ) -> None:
-    namespace, *asked = call
+    namespace, *command = call
     file = push_with_sample(namespace)
     run, pauses = patient
-    out, _ = done(run(*asked, "seed=0" if asked[0] == "fit" else file))
+    out, _ = done(run(*command, "seed=0" if command[0] == "fit" else file))
     assert pauses[0] == 2, "as the server says in Retry-After"
-    assert f"{namespace}/drama@1" in out or asked[0] == "fit"
+    assert f"{namespace}/drama@1" in out or command[0] == "fit"
     assert json.loads(soup("jobs", "ls", "--state", "failed", "--json")[1])["data"] == []
 
 
@@ -524,7 +524,7 @@ def test_a_request_that_waits_is_answered_when_the_sample_is_there(
     monkeypatch.setattr(pool_jobs, "CHECK_SECONDS", 0.05)
     monkeypatch.setattr(pool_jobs, "_pending", look_and_release)
     answer = live.world.client.post("/v1/adapters/search", json={**body, "wait": 60})
-    assert [one["adapter"]["ref"] for one in answer.json()["data"]] == ["curl/drama@1"]
+    assert [match["adapter"]["ref"] for match in answer.json()["data"]] == ["curl/drama@1"]
 
 
 def test_what_is_refused_anyhow_is_refused_without_waiting(
@@ -539,16 +539,16 @@ def test_what_is_refused_anyhow_is_refused_without_waiting(
         for more in ({"name": "other/x"}, {"name": "early/x"})
     ]
     held_embedding.set()
-    assert [one.status_code for one in answers] == [403, 503]
+    assert [answer.status_code for answer in answers] == [403, 503]
 
 
 def test_many_requests_of_a_key_look_less_often_each(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts, check = live.world.runtime.services, Mock(side_effect=Unavailable("Embedding.", param="pool"))
+    services, check = live.world.runtime.services, Mock(side_effect=Unavailable("Embedding.", param="pool"))
     monkeypatch.setattr(pool_jobs, "CHECK_SECONDS", 0.1)
 
     async def all_of() -> list[Any]:
-        asked = [pool_jobs.until_selectable(parts, "k", check, lambda: None, 0.5) for _ in range(100)]
-        return await asyncio.gather(*asked, return_exceptions=True)
+        waits = [pool_jobs.until_selectable(services, "k", check, lambda: None, 0.5) for _ in range(100)]
+        return await asyncio.gather(*waits, return_exceptions=True)
 
     assert Counter(type(error) for error in asyncio.run(all_of())) == {Unavailable: 100}
     assert check.call_count <= 300, "the first and the last of each, and few between: alone, each would look six times"
@@ -579,23 +579,23 @@ def bulk(live: Live, weights: list[bytes]) -> None:
 @pytest.mark.usefixtures("bulk")
 class TestChangingMany:
     def tags(self, soup: Soup, **filters: str) -> dict[str, list[str]]:
-        asked = [part for name, value in filters.items() for part in (f"--{name}", value)]
-        rows = json.loads(soup("ls", "--namespace", "bulk", "--json", *asked)[1])["data"]
+        flags = [word for name, value in filters.items() for word in (f"--{name}", value)]
+        rows = json.loads(soup("ls", "--namespace", "bulk", "--json", *flags)[1])["data"]
         return {row["name"]: row["card"]["tags"] for row in rows}
 
     def test_tags_of_all_that_filters_find(self, soup: Soup) -> None:
-        asked = ("edit", "--namespace", "bulk", "--tag", "draft", "--remove-tag", "draft", "--add-tag", "v2")
-        before = self.tags(soup)
-        code, out, err = soup(*asked, "--dry-run")
-        assert (code, len(out.split()), self.tags(soup)) == (0, 4, before)
+        command = ("edit", "--namespace", "bulk", "--tag", "draft", "--remove-tag", "draft", "--add-tag", "v2")
+        tags_before = self.tags(soup)
+        code, out, err = soup(*command, "--dry-run")
+        assert (code, len(out.split()), self.tags(soup)) == (0, 4, tags_before)
         assert "4 versions would be changed." in err
-        code, out, err = soup(*asked)
-        assert (code, out, self.tags(soup)) == (2, "", before), "nobody said yes"
+        code, out, err = soup(*command)
+        assert (code, out, self.tags(soup)) == (2, "", tags_before), "nobody said yes"
         assert "add --yes to have 4 versions changed" in err
-        code, out, _ = soup(*asked, "--yes")
+        code, out, _ = soup(*command, "--yes")
         assert (code, sorted(out.split())) == (0, [f"bulk/{name}@1" for name in NAMES])
         assert self.tags(soup) == {name: ["v2"] for name in NAMES}
-        assert soup(*asked, "--yes")[1] == "", "nothing has the tag any more"
+        assert soup(*command, "--yes")[1] == "", "nothing has the tag any more"
         assert soup("edit", "--namespace", "bulk", "--remove-tag", "v2", "--add-tag", "draft", "--yes")[0] == 0
 
     def test_who_answers_for_all_that_filters_find(self, soup: Soup, tmp_path: Path) -> None:
@@ -654,10 +654,10 @@ class TestChangingMany:
     ) -> None:
         change = SoupClient.update_adapter
 
-        def slow(client: SoupClient, ref: str, **wanted: Any) -> Any:
+        def slow(client: SoupClient, ref: str, **changes: Any) -> Any:
             card = Card.model_validate(client.adapter(ref)["card"])
             change(client, ref, card=card.model_copy(update={"tags": (*card.tags, "theirs")}))
-            return change(client, ref, **wanted)
+            return change(client, ref, **changes)
 
         with monkeypatch.context() as patch:
             patch.setattr(SoupClient, "update_adapter", slow)
@@ -667,11 +667,11 @@ class TestChangingMany:
         assert self.tags(soup)["botany"] == ["draft", "theirs", "mine"]
 
     def test_all_that_filters_find_are_retired(self, soup: Soup) -> None:
-        asked = ("rm", "--namespace", "bulk", "--domain", "anatomy")
-        code, out, err = soup(*asked, "--dry-run")
+        command = ("rm", "--namespace", "bulk", "--domain", "anatomy")
+        code, out, err = soup(*command, "--dry-run")
         assert (code, out, "1 version would be retired." in err) == (0, "bulk/anatomy@1\n", True)
-        assert soup(*asked)[0] == 2
-        assert soup(*asked, "--yes")[:2] == (0, "bulk/anatomy@1\n")
+        assert soup(*command)[0] == 2
+        assert soup(*command, "--yes")[:2] == (0, "bulk/anatomy@1\n")
         assert set(self.tags(soup)) == {*NAMES} - {"anatomy"}
         assert soup("rm", "--undo", "bulk/anatomy@1")[0] == 0
 
@@ -726,8 +726,8 @@ class TestLittleVerbs:
     def test_embed(self, soup: Soup, live: Live, tmp_path: Path) -> None:
         (tmp_path / "t.txt").write_text("one\n\ntwo")
         lines = soup("embed", "base/tiny", "--texts", tmp_path / "t.txt")[1].splitlines()
-        asked = live.openai().embeddings.create(model="base/tiny", input=["one", "two"])
-        assert [json.loads(line) for line in lines] == [one.embedding for one in asked.data]
+        response = live.openai().embeddings.create(model="base/tiny", input=["one", "two"])
+        assert [json.loads(line) for line in lines] == [row.embedding for row in response.data]
         assert soup("embed", "base/tiny", "two")[1] == lines[1] + "\n"
         assert soup("embed", "base/tiny")[0] == 2
         assert soup("embed", "little/law", "two")[1] != lines[1] + "\n"
@@ -753,12 +753,12 @@ class TestLittleVerbs:
 
 @pytest.mark.usefixtures("law")
 class TestCompletion:
-    """What the shell asks for, as its own scripts do."""
+    """Completions, requested as the shell's own scripts do it."""
 
     def test_names_come_from_the_server(self, live: Live, command: Soup, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SOUP_URL", live.url)
         monkeypatch.setenv("SOUP_KEY", live.world.admin)
-        for words, found in (
+        for words, completion in (
             ("soup show little/", "little/law"),
             ("soup cook --verif", "--verify"),
             ("soup sho", "show"),
@@ -766,7 +766,7 @@ class TestCompletion:
             monkeypatch.setenv("_SOUP_COMPLETE", "complete_bash")
             monkeypatch.setenv("COMP_WORDS", words)
             monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
-            assert done(command())[0].split() == [found]
+            assert done(command())[0].split() == [completion]
 
     def test_nothing_is_offered_where_no_server_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SOUP_URL", "http://127.0.0.1:9")
@@ -777,36 +777,40 @@ class TestCompletion:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
+def sent_messages(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
     """The messages of each request."""
-    found: list[list[dict[str, str]]] = []
+    recorded: list[list[dict[str, str]]] = []
     stream = SoupClient.stream_chat
 
     def noted(client: SoupClient, model: str, messages: Any, **sampling: Any) -> Any:
-        found.append(list(messages))
+        recorded.append(list(messages))
         return stream(client, model, messages, **sampling)
 
     monkeypatch.setattr(SoupClient, "stream_chat", noted)
-    return found
+    return recorded
 
 
 SHORT = ("base/tiny", "--max-tokens", 3, "--temperature", 0)
 
 
-def test_lines_of_another_program(soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, live: Live) -> None:
+def test_lines_of_another_program(
+    soup: Soup, sent_messages: list[Any], monkeypatch: pytest.MonkeyPatch, live: Live
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("a\n\n/etc/hosts\n//x\n/exit\n"))
     code, out, err = soup("chat", *SHORT, "--json", "--system", "be")
     assert (code, err) == (0, "")
-    said = [json.loads(line)["content"] for line in out.splitlines()]
+    answers = [json.loads(line)["content"] for line in out.splitlines()]
     whole = live.openai().chat.completions.create(
         model="base/tiny",
         messages=[{"role": "system", "content": "be"}, {"role": "user", "content": "a"}],
         max_tokens=3,
         temperature=0,
     )
-    assert said[0] == whole.choices[0].message.content
-    assert [one["content"] for one in asked[-1]][1::2] == ["a", "/etc/hosts", "//x", "/exit"], "none is a command"
-    assert [one["content"] for one in asked[-1]][2::2] == said[:-1]
+    assert answers[0] == whole.choices[0].message.content
+    assert [message["content"] for message in sent_messages[-1]][1::2] == ["a", "/etc/hosts", "//x", "/exit"], (
+        "none is a command"
+    )
+    assert [message["content"] for message in sent_messages[-1]][2::2] == answers[:-1]
 
 
 def test_what_cannot_be_answered_ends_a_pipe(soup: Soup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -815,7 +819,7 @@ def test_what_cannot_be_answered_ends_a_pipe(soup: Soup, monkeypatch: pytest.Mon
 
 
 def test_on_a_terminal_ctrl_c_ends_the_answer_and_an_error_ends_nothing(
-    soup: Soup, asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    soup: Soup, sent_messages: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lines: Iterator[Any] = iter(
         [
@@ -850,9 +854,9 @@ def test_on_a_terminal_ctrl_c_ends_the_answer_and_an_error_ends_nothing(
     _, err = done(soup("chat", *SHORT, "--history", tmp_path / "history"))
     assert "(stopped)" in err
     assert "Error:" in err
-    assert asked[-1][0] == {"role": "system", "content": "be"}
-    assert asked[-1][2] == {"role": "assistant", "content": "".join(pieces[:2])}, "what there was of it stays"
-    assert [one["content"] for one in asked[-1]][1::2] == ["a", "/c"], "what was refused is taken back"
+    assert sent_messages[-1][0] == {"role": "system", "content": "be"}
+    assert sent_messages[-1][2] == {"role": "assistant", "content": "".join(pieces[:2])}, "what there was of it stays"
+    assert [message["content"] for message in sent_messages[-1]][1::2] == ["a", "/c"], "what was refused is taken back"
     assert "/odd is none of these" in err
     assert "user: a\nassistant: " in err
     assert (tmp_path / "history").exists()
@@ -893,12 +897,12 @@ class TestComparing:
         return soup("ls", "--kind", "soup", "--quiet")[1].split()
 
     def test_domains_and_draws_in_one_table(self, soup: Soup, novel: Path, tmp_path: Path) -> None:
-        asked = ("compare", novel / "kitchen", novel / "court", "--draws", 2, "--size", 22, *self.ASKED)
-        before = self.soups(soup)
-        out, _ = done(soup(*asked, "--json", "--plot", tmp_path / "c.svg"))
-        assert self.soups(soup) == before, "what was cooked for the comparison is gone"
-        found = json.loads(out)["data"]
-        rows = list(csv.DictReader(io.StringIO(report.csv_text(found))))
+        command = ("compare", novel / "kitchen", novel / "court", "--draws", 2, "--size", 22, *self.ASKED)
+        soups_before = self.soups(soup)
+        out, _ = done(soup(*command, "--json", "--plot", tmp_path / "c.svg"))
+        assert self.soups(soup) == soups_before, "what was cooked for the comparison is gone"
+        comparisons = json.loads(out)["data"]
+        rows = list(csv.DictReader(io.StringIO(report.csv_text(comparisons))))
         assert [(row["domain"], row["draw"], row["strategy"]) for row in rows] == [
             (domain, draw, strategy)
             for domain in ("kitchen", "court")
@@ -906,7 +910,7 @@ class TestComparing:
             for strategy in ("base", "uniform soup", "single, cosine")
         ]
         assert all(name in (tmp_path / "c.svg").read_text() for name in ("kitchen", "court", "uniform soup"))
-        lines = report.markdown(found).splitlines()
+        lines = report.markdown(comparisons).splitlines()
         assert lines[0] == "| strategy | kitchen | court | all |"
         cells = [float(cell) for cell in lines[2].split("|")[2:-1]]
         mean = {
@@ -915,31 +919,31 @@ class TestComparing:
         }
         assert cells[:2] == pytest.approx([sum(mean[d]) / 2 for d in ("kitchen", "court")], abs=1e-4)
         assert cells[2] == pytest.approx(sum(cells[:2]) / 2, abs=1e-4)
-        table = report.summary(found).splitlines()
+        table = report.summary(comparisons).splitlines()
         assert table[0].split()[:3] == ["STRATEGY", "DIFFERENCE", "PERPLEXITY"]
         assert [line.split("  ")[0] for line in table[1:]] == ["uniform soup", "single, cosine"]
 
     def test_what_was_there_stays_and_what_is_made_goes_also_when_it_is_ended(
         self, soup: Soup, novel: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        made = soup("cook", "--recipe", "cmp/kitchen=1,cmp/court=2")[1].strip()
+        mixture = soup("cook", "--recipe", "cmp/kitchen=1,cmp/court=2")[1].strip()
         sample = ("--sample", novel / "court" / "valid.txt", "--selector", "uniform", "--no-verify")
         uniform = soup("cook", *sample, "--pool-namespace", "cmp")[1].strip()
-        assert {made, uniform} <= set(self.soups(soup))
+        assert {mixture, uniform} <= set(self.soups(soup))
         assert soup("compare", novel / "court", *self.ASKED)[0] == 0
-        assert {made, uniform} <= set(self.soups(soup))
+        assert {mixture, uniform} <= set(self.soups(soup))
         assert soup("rm", uniform)[0] == 0
 
         def interrupted(*_: Any, **__: Any) -> None:
-            seen.append(self.soups(soup))
+            snapshots.append(self.soups(soup))
             raise KeyboardInterrupt
 
-        seen: list[list[str]] = []
+        snapshots: list[list[str]] = []
         monkeypatch.setattr(SoupClient, "perplexity", interrupted)
-        before = self.soups(soup)
+        soups_before = self.soups(soup)
         assert soup("compare", novel / "court", *self.ASKED)[0] != 0
-        assert len(seen[0]) == len(before) + 1, "one was made"
-        assert self.soups(soup) == before
+        assert len(snapshots[0]) == len(soups_before) + 1, "one was made"
+        assert self.soups(soup) == soups_before
 
     def test_a_soup_that_somebody_else_cooks_meanwhile_stays_theirs(
         self, soup: Soup, live: Live, novel: Path, monkeypatch: pytest.MonkeyPatch
@@ -955,9 +959,9 @@ class TestComparing:
             return score(client, model, texts, **more)
 
         monkeypatch.setattr(SoupClient, "perplexity", meanwhile)
-        before = set(self.soups(soup))
+        soups_before = set(self.soups(soup))
         assert soup("compare", novel / "court", *self.ASKED)[0] == 0, "a run within the other took nothing from it"
-        assert set(self.soups(soup)) == before | set(theirs)
+        assert set(self.soups(soup)) == soups_before | set(theirs)
         assert soup("generate", theirs[0], "x", "--max-tokens", 1)[0] == 0
         assert soup("rm", theirs[0])[0] == 0
 
@@ -967,15 +971,15 @@ class TestComparing:
         self, soup: Soup, novel: Path, monkeypatch: pytest.MonkeyPatch, lost: str
     ) -> None:
         """The command ends, or does not hear, when the soup is cooked already: no answer ever named it."""
-        wait, begin, before = SoupClient.result_of, SoupClient.begin_cook, self.soups(soup)
+        wait, begin, soups_before = SoupClient.result_of, SoupClient.begin_cook, self.soups(soup)
 
         def cooked(client: SoupClient, job: Any, progress: Any = None) -> Any:
-            made.append(wait(client, job, progress)["model"])
+            models.append(wait(client, job, progress)["model"])
             raise Unavailable("No answer.") if lost == "unheard" else KeyboardInterrupt
 
-        def asked(client: SoupClient, request: Any, **more: Any) -> Any:
+        def begin_interrupted(client: SoupClient, request: Any, **more: Any) -> Any:
             job = begin(client, request, **more)
-            made.append(wait(client, job)["model"])
+            models.append(wait(client, job)["model"])
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             with suppress(Cancelled):
                 for _ in range(3000):  # until the command has heard it
@@ -983,13 +987,13 @@ class TestComparing:
                     threading.Event().wait(0.01)
             return job
 
-        made: list[str] = []
-        patched = ("begin_cook", asked) if lost == "asked" else ("result_of", cooked)
+        models: list[str] = []
+        patched = ("begin_cook", begin_interrupted) if lost == "asked" else ("result_of", cooked)
         monkeypatch.setattr(SoupClient, *patched)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background nobody hears it
         assert soup("compare", novel / "court", *self.ASKED[:4])[0] != 0
-        assert made
-        assert self.soups(soup) == before
+        assert models
+        assert self.soups(soup) == soups_before
 
     def test_a_picture_that_cannot_be_written_loses_no_comparison(
         self, soup: Soup, novel: Path, tmp_path: Path

@@ -40,7 +40,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def left_in(folder: Path) -> list[str]:
-    """What is in a folder, hidden files too."""
+    """The names of all files in a folder, hidden ones too."""
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -144,9 +144,9 @@ def test_a_target_that_is_there(command: Soup, tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", [".", "..", "inside", "../source"])
 def test_the_source_is_never_replaced(command: Soup, tmp_path: Path, target: str) -> None:
     source = shutil.copytree(FIXTURES / "gpt2/par_bn", tmp_path / "source")
-    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    files_before = {path.name: path.read_bytes() for path in source.iterdir()}
     assert "is inside the other" in refused(command("convert", source, source / target, *DOMAIN, "--replace"))
-    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == files_before
 
 
 def test_a_source_that_is_none(command: Soup, tmp_path: Path) -> None:
@@ -172,14 +172,14 @@ def test_there_and_back(command: Soup, tmp_path: Path, family: str, kind: str, o
     assert ("use_safetensors=True" in err) == bool(options)
     weights = "adapter.safetensors" if options else "pytorch_adapter.bin"
     assert left_in(tmp_path / "back") == sorted(["adapter_config.json", weights])
-    before, after = read_checkpoint(source), read_checkpoint(tmp_path / "back")
-    assert (after.config, after.name, after.model_type, after.model_name) == (
-        before.config,
-        before.name,
-        before.model_type,
-        before.model_name,
+    original, restored = read_checkpoint(source), read_checkpoint(tmp_path / "back")
+    assert (restored.config, restored.name, restored.model_type, restored.model_name) == (
+        original.config,
+        original.name,
+        original.model_type,
+        original.model_name,
     )
-    assert same(after.tensors, before.tensors)
+    assert same(restored.tensors, original.tensors)
 
 
 def ours(folder: Path, config: BottleneckConfig) -> Path:
@@ -196,8 +196,8 @@ def test_one_of_ours_needs_the_family(command: Soup, tmp_path: Path) -> None:
         command("convert", source, tmp_path / "my law.v2", "--to", "adapterhub", "--family", "mistral", "--json")
     )
     assert json.loads(out)["name"] == "my_law_v2"
-    found = read_checkpoint(tmp_path / "my law.v2")
-    assert (found.name, found.model_type, found.model_name) == ("my_law_v2", "mistral", None)
+    checkpoint = read_checkpoint(tmp_path / "my law.v2")
+    assert (checkpoint.name, checkpoint.model_type, checkpoint.model_name) == ("my_law_v2", "mistral", None)
     done(command("convert", source, tmp_path / "b", "--to", "adapterhub", "--family", "gpt2", "--name", "law"))
     assert read_checkpoint(tmp_path / "b").name == "law"
 
@@ -268,11 +268,11 @@ def stocked(world: World) -> World:
 
 
 def logits(base: LoadedBase, folder: Path) -> torch.Tensor:
-    """What PEFT makes of a directory."""
+    """The logits of PEFT's model of a directory."""
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")
-        found: torch.Tensor = peft.PeftModel.from_pretrained(copy.deepcopy(base.model), str(folder)).eval()(IDS).logits
-    return found
+        output: torch.Tensor = peft.PeftModel.from_pretrained(copy.deepcopy(base.model), str(folder)).eval()(IDS).logits
+    return output
 
 
 @pytest.mark.parametrize("name", ["law", "both"])
@@ -282,11 +282,11 @@ def test_engines_get_one_rank_and_one_scale_that_compute_the_same(
     for program in ("peft", "vllm", "lorax"):
         code, out, err = soup("export", f"acme/{name}@1", tmp_path / program, f"--{program}")
         assert (code, out) == (0, f"{tmp_path / program}\n"), err
-        assert sorted(one.name for one in (tmp_path / program).iterdir()) == ["README.md", CONFIG, WEIGHTS]
+        assert sorted(path.name for path in (tmp_path / program).iterdir()) == ["README.md", CONFIG, WEIGHTS]
     config = json.loads((tmp_path / "vllm" / CONFIG).read_text())
     tensors = load_file(tmp_path / "vllm" / WEIGHTS)
     assert (config["rank_pattern"], config["alpha_pattern"]) == ({}, {})
-    assert {one.shape[0] for key, one in tensors.items() if "lora_A" in key} == {config["r"]}
+    assert {tensor.shape[0] for key, tensor in tensors.items() if "lora_A" in key} == {config["r"]}
     assert (tmp_path / "lorax" / WEIGHTS).read_bytes() == (tmp_path / "vllm" / WEIGHTS).read_bytes()
     torch.testing.assert_close(logits(gpt2, tmp_path / "vllm"), logits(gpt2, tmp_path / "peft"), atol=1e-5, rtol=1e-5)
 
@@ -317,7 +317,7 @@ def test_vllm_gets_a_bottleneck_as_a_lora(tmp_path: Path) -> None:
     assert sorted(files) == ["README.md", CONFIG, WEIGHTS]
     config = json.loads(files[CONFIG])
     assert (config["peft_type"], config["r"], config["rank_pattern"]) == ("LORA", 10, {})
-    assert {one.rpartition(".")[2] for one in config["target_modules"]} == {
+    assert {target.rpartition(".")[2] for target in config["target_modules"]} == {
         "bapna_firat_relu_down",
         "bapna_firat_relu_up",
     }
@@ -338,9 +338,9 @@ def test_a_bottleneck_wider_than_vllms_ranks_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_it_says_of_loading(soup: Soup, stocked: World, tmp_path: Path) -> None:
-    said = json.loads(soup("export", "acme/law", tmp_path / "a b", "--vllm", "--json")[1])
-    assert said["load"].startswith("vllm serve tiny --enable-lora --max-lora-rank 8 --lora-modules 'law=")
-    assert (said["files"], said["path"]) == (["README.md", CONFIG, WEIGHTS], str(tmp_path / "a b"))
+    report = json.loads(soup("export", "acme/law", tmp_path / "a b", "--vllm", "--json")[1])
+    assert report["load"].startswith("vllm serve tiny --enable-lora --max-lora-rank 8 --lora-modules 'law=")
+    assert (report["files"], report["path"]) == (["README.md", CONFIG, WEIGHTS], str(tmp_path / "a b"))
 
 
 @pytest.mark.parametrize("name", ["law", "both"])
@@ -349,7 +349,7 @@ def test_llama_cpp_gets_one_file(soup: Soup, stocked: World, tmp_path: Path, nam
     code, _, err = soup("export", f"acme/{name}@1", to, "--llamacpp")
     assert (code, f"llama-server --model BASE.gguf --lora {to}/adapter_model.gguf over tiny" in err) == (0, True), err
     assert soup("export", f"acme/{name}", to, "--llamacpp", "--force")[0] == 0
-    assert sorted(one.name for one in to.iterdir()) == ["README.md", "adapter_model.gguf"]
+    assert sorted(path.name for path in to.iterdir()) == ["README.md", "adapter_model.gguf"]
 
 
 def test_what_llama_cpp_needs_is_asked_for_before_anything_is_pulled(
@@ -364,7 +364,7 @@ def test_what_llama_cpp_needs_is_asked_for_before_anything_is_pulled(
 def test_a_base_model_that_is_no_longer_the_adapters_is_refused(soup: Soup, stocked: World, tmp_path: Path) -> None:
     assert soup("pull", "acme/law", tmp_path / "law")[0] == 0
     folder = read_directory(tmp_path / "law")
-    told = stocked.client.get(f"/v1/models/{stocked.base_id}").json()
+    description = stocked.client.get(f"/v1/models/{stocked.base_id}").json()
     for change, kind, says in (
         ({"fingerprint": "sha256:" + "0" * 64}, Incompatible, "'tiny' now has fingerprint sha256:0000"),
         (
@@ -374,7 +374,7 @@ def test_a_base_model_that_is_no_longer_the_adapters_is_refused(soup: Soup, stoc
         ),  # of a server before this one
     ):
         with pytest.raises(kind, match=says):
-            exported(folder, "llamacpp", name="acme/law", base_model=lambda _, change=change: told | change)
+            exported(folder, "llamacpp", name="acme/law", base_model=lambda _, change=change: description | change)
 
 
 def test_peft_gets_the_bytes_that_were_pushed(soup: Soup, stocked: World, tmp_path: Path) -> None:
@@ -412,14 +412,16 @@ def test_a_lora_that_is_even_keeps_its_tensors() -> None:
             "groups": [{"targets": ["a.q"], "rank": 1, "alpha": 3}, {"targets": ["a.v"], "rank": 2, "alpha": 2}],
         }
     )
-    names = [f"base_model.model.a.{module}.lora_{part}.weight" for module in "qv" for part in "AB"]
+    names = [f"base_model.model.a.{module}.lora_{factor}.weight" for module in "qv" for factor in "AB"]
     shapes = [(1, 5), (4, 1), (2, 5), (4, 2)]
     tensors = {name: torch.rand(shape, dtype=torch.bfloat16) for name, shape in zip(names, shapes, strict=True)}
-    config, found = uniform(uneven, tensors)
+    config, uniform_tensors = uniform(uneven, tensors)
     assert is_uniform(config)
-    assert [tuple(found[name].shape) for name in names] == [(2, 5), (4, 2), (2, 5), (4, 2)]
-    assert torch.equal(found[names[1]] @ found[names[0]], 3 * tensors[names[1]].float() @ tensors[names[0]].float())
-    assert torch.equal(found[names[3]], tensors[names[3]].float())
+    assert [tuple(uniform_tensors[name].shape) for name in names] == [(2, 5), (4, 2), (2, 5), (4, 2)]
+    assert torch.equal(
+        uniform_tensors[names[1]] @ uniform_tensors[names[0]], 3 * tensors[names[1]].float() @ tensors[names[0]].float()
+    )
+    assert torch.equal(uniform_tensors[names[3]], tensors[names[3]].float())
 
 
 def cached(soup: Soup, into: Path, commit: str) -> Path:

@@ -199,12 +199,12 @@ def test_a_file_is_streamed_with_its_length(tmp_path: Path) -> None:
     file.write_bytes(data)
     digest = sha256_digest(data)
     server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(404)).on(f"PUT /v1/blobs/{digest}", ok({}))
-    told: list[tuple[int, int, str]] = []
-    server.client().upload(file, progress=lambda *step: told.append(step))
+    steps: list[tuple[int, int, str]] = []
+    server.client().upload(file, progress=lambda *step: steps.append(step))
     assert server.requests[-1].content == data
     assert server.requests[-1].headers["content-length"] == str(len(data))
     assert "transfer-encoding" not in server.requests[-1].headers
-    assert told[-1] == (len(data), len(data), "big")
+    assert steps[-1] == (len(data), len(data), "big")
 
 
 def test_a_repeated_upload_starts_again(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_the_directory_comes_back_as_it_was(tmp_path: Path) -> None:
     folder = server.client().pull_directory("team/law", tmp_path / "deep" / "copy")
     assert {p.name: p.read_bytes() for p in folder.path.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["copy"]
-    assert not any("evil" in said for said in server.said()), "a file that the server makes up"
+    assert not any("evil" in request for request in server.said()), "a file that the server makes up"
 
 
 def test_damage_leaves_nothing(tmp_path: Path) -> None:
@@ -357,12 +357,12 @@ CUT = raising(httpx2.RemoteProtocolError("peer closed connection"))
 
 
 def test_progress_is_told_and_the_result_awaited() -> None:
-    told: list[tuple[int, int, str]] = []
+    steps: list[tuple[int, int, str]] = []
     progress = {"done": 1, "total": 4, "message": "embedding"}
     server = Server().on("GET /v1/jobs/j1/events", events(("progress", progress), ("done", job())))
     server.on("GET /v1/jobs/j1", ok(job()))
-    server.client().wait_job("j1", progress=lambda *step: told.append(step))
-    assert told == [(1, 4, "embedding")]
+    server.client().wait_job("j1", progress=lambda *step: steps.append(step))
+    assert steps == [(1, 4, "embedding")]
     assert server.pauses == []
 
 
@@ -463,8 +463,8 @@ def test_chunks_until_done() -> None:
     def chunk(text: str) -> dict[str, Any]:
         return {"choices": [{"text": text}]}
 
-    said = [("message", chunk("Hello")), ("message", chunk(" wörld"))]
-    server = Server().on("POST /v1/completions", events(*said, tail="data: [DONE]\n\ndata: {}\n\n"))
+    messages = [("message", chunk("Hello")), ("message", chunk(" wörld"))]
+    server = Server().on("POST /v1/completions", events(*messages, tail="data: [DONE]\n\ndata: {}\n\n"))
     chunks = server.client().stream("base/x", "hi", max_tokens=3, stop=None)
     assert "".join(each["choices"][0]["text"] for each in chunks) == "Hello wörld"
     assert server.body() == {"model": "base/x", "prompt": "hi", "max_tokens": 3, "stream": True}

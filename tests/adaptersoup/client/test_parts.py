@@ -24,13 +24,13 @@ def refusal(status: int, code: str) -> httpx2.Response:
 
 
 class Store:
-    """A server of uploads in memory; `failing` is asked first and may answer instead, or raise."""
+    """A server of uploads in memory; `failing` is called first and may answer instead, or raise."""
 
     def __init__(self, failing: Callable[[httpx2.Request], httpx2.Response | None] = lambda _: None) -> None:
         self.failing = failing
         self.blobs: dict[str, bytes] = {}
         self.uploads: dict[str, tuple[dict[str, Any], bytes]] = {}
-        self.said: list[str] = []
+        self.log: list[str] = []
         self.pauses: list[float] = []
 
     def client(self, *, part_bytes: int = 100) -> SoupClient:
@@ -38,7 +38,7 @@ class Store:
         return SoupClient("http://soup.test", "k", transport=transport, pause=self.pauses.append, part_bytes=part_bytes)
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
-        self.said.append(f"{request.method} {request.headers.get('content-range', '')}".strip())
+        self.log.append(f"{request.method} {request.headers.get('content-range', '')}".strip())
         return self.failing(request) or self.answer(request)
 
     def answer(self, request: httpx2.Request) -> httpx2.Response:
@@ -52,24 +52,24 @@ class Store:
             self.uploads[id] = (body, b"")
             return httpx2.Response(202, json={"id": id, "offset": 0, **body})
         if path == "/v1/blobs/uploads":
-            rows = [{"id": id, "offset": len(held), **body} for id, (body, held) in self.uploads.items()]
+            rows = [{"id": id, "offset": len(received), **body} for id, (body, received) in self.uploads.items()]
             return httpx2.Response(200, json={"data": [row for row in rows if row["digest"] == digest]})
         if id not in self.uploads:
             return refusal(404, "not_found")
         if request.method == "DELETE":
             del self.uploads[id]
             return httpx2.Response(204)
-        body, held = self.uploads[id]
+        body, received = self.uploads[id]
         if request.method == "PUT":
-            assert sha256_digest(held) == digest
+            assert sha256_digest(received) == digest
             self.blobs[digest] = self.uploads.pop(id)[1]
             return httpx2.Response(201, json={})
         match = re.fullmatch(r"(\d+)-(\d+)", request.headers["content-range"])
         assert match is not None
         assert len(request.content) == int(match[2]) + 1 - int(match[1])
-        if int(match[1]) != len(held):
+        if int(match[1]) != len(received):
             return refusal(416, "wrong_offset")
-        self.uploads[id] = (body, held + request.content)
+        self.uploads[id] = (body, received + request.content)
         return httpx2.Response(202, json={})
 
 
@@ -98,19 +98,19 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> bytes | Path:
 
 
 def test_parts_one_after_the_other(source: bytes | Path) -> None:
-    server, told = Store(), list[tuple[int, int, str]]()
-    assert server.client().upload(source, progress=lambda *step: told.append(step)) == DIGEST
+    server, steps = Store(), list[tuple[int, int, str]]()
+    assert server.client().upload(source, progress=lambda *step: steps.append(step)) == DIGEST
     assert server.blobs == {DIGEST: DATA}
-    assert server.said == ["HEAD", "GET", "POST", "PATCH 0-99", "PATCH 100-199", "PATCH 200-249", "PUT"]
-    assert told == [(done, 250, "" if source is DATA else "weights") for done in (0, 100, 200, 250)]
+    assert server.log == ["HEAD", "GET", "POST", "PATCH 0-99", "PATCH 100-199", "PATCH 200-249", "PUT"]
+    assert steps == [(done, 250, "" if source is DATA else "weights") for done in (0, 100, 200, 250)]
     assert server.client().upload(source) == DIGEST
-    assert server.said[7:] == ["HEAD"]
+    assert server.log[7:] == ["HEAD"]
 
 
 def test_what_is_small_goes_in_one_request() -> None:
     server = Store(lambda request: httpx2.Response(201, json={}) if request.method == "PUT" else None)
     server.client(part_bytes=250).upload(DATA)
-    assert server.said == ["HEAD", "PUT"]
+    assert server.log == ["HEAD", "PUT"]
 
 
 @pytest.mark.parametrize("failure", [broken, lambda _: refusal(503, "unavailable"), lambda _: refusal(408, "too_slow")])
@@ -120,7 +120,7 @@ def test_it_goes_on_after_what_passes(number: int, failure: Any, source: bytes |
     server = Store(once(number, failure))
     server.client().upload(source)
     assert server.blobs == {DIGEST: DATA}
-    sent = [said for said in server.said if said.startswith("PATCH")]
+    sent = [line for line in server.log if line.startswith("PATCH")]
     assert sorted(set(sent)) == ["PATCH 0-99", "PATCH 100-199", "PATCH 200-249"]
     assert len(sent) == 3 + (3 <= number <= 5)
     assert server.pauses == [0.5]
@@ -138,7 +138,7 @@ def test_an_answer_that_is_lost(number: int) -> None:
     server.failing = once(number, lost)
     server.client().upload(DATA)
     assert server.blobs == {DIGEST: DATA}
-    assert sum(said == "PATCH 0-99" for said in server.said) == 1
+    assert sum(line == "PATCH 0-99" for line in server.log) == 1
 
 
 def test_a_second_push_finds_what_a_killed_one_has_sent() -> None:
@@ -149,18 +149,18 @@ def test_a_second_push_finds_what_a_killed_one_has_sent() -> None:
     server = Store()
     with pytest.raises(KeyboardInterrupt):
         server.client().upload(DATA, progress=killed)
-    server.said.clear()
+    server.log.clear()
     server.client().upload(DATA)
-    assert server.said == ["HEAD", "GET", "PATCH 100-199", "PATCH 200-249", "PUT"]
+    assert server.log == ["HEAD", "GET", "PATCH 100-199", "PATCH 200-249", "PUT"]
 
 
 def test_of_several_uploads_of_the_same_the_furthest_goes_on() -> None:
     server = Store()
-    for number, held in enumerate((10, 130, 0)):
-        server.uploads[f"upload-{number}"] = ({"digest": DIGEST, "size": 250}, DATA[:held])
+    for number, received in enumerate((10, 130, 0)):
+        server.uploads[f"upload-{number}"] = ({"digest": DIGEST, "size": 250}, DATA[:received])
     server.uploads["upload-9"] = ({"digest": DIGEST, "size": 7}, DATA[:5])
     server.client().upload(DATA)
-    assert server.said[2:] == ["PATCH 130-229", "PATCH 230-249", "PUT"]
+    assert server.log[2:] == ["PATCH 130-229", "PATCH 230-249", "PUT"]
 
 
 def test_an_upload_that_expired_meanwhile_begins_again() -> None:
@@ -182,10 +182,10 @@ def test_another_who_sends_the_same_may_finish_it() -> None:
         server.blobs[DIGEST] = DATA
 
     server.failing = once(4, finished)
-    told: list[int] = []
-    server.client().upload(DATA, progress=lambda done, *_: told.append(done))
-    assert server.said[-2:] == ["PATCH 100-199", "HEAD"]
-    assert told[-1] == 250
+    steps: list[int] = []
+    server.client().upload(DATA, progress=lambda done, *_: steps.append(done))
+    assert server.log[-2:] == ["PATCH 100-199", "HEAD"]
+    assert steps[-1] == 250
 
 
 def test_sent_anew_a_damaged_blob_is_replaced_although_a_request_breaks() -> None:
@@ -200,7 +200,7 @@ def test_it_gives_up_in_the_end() -> None:
     server = Store(lambda request: refusal(503, "unavailable") if request.method == "PATCH" else None)
     with pytest.raises(Unavailable, match="No"):
         server.client().upload(DATA)
-    assert sum(said.startswith("PATCH") for said in server.said) == TRIES
+    assert sum(line.startswith("PATCH") for line in server.log) == TRIES
     assert sum(server.pauses) < TRIES * LONGEST_PAUSE
 
 

@@ -104,11 +104,11 @@ class Endless(httpx2.SyncByteStream, httpx2.AsyncByteStream):
 
 
 def holds(value: Any, raw: Any) -> bool:
-    """Whether a value has all that JSON says."""
+    """True if a value has every field of a JSON value, with the same content."""
     if isinstance(value, BaseModel):
         value = value.model_dump(mode="json")
     if isinstance(raw, dict):
-        return all(name in value and holds(value[name], one) for name, one in raw.items())
+        return all(name in value and holds(value[name], field) for name, field in raw.items())
     if isinstance(raw, list):
         return len(value) == len(raw) and all(map(holds, value, raw))
     return bool(value == raw)
@@ -120,14 +120,14 @@ def holds(value: Any, raw: Any) -> bool:
 def test_what_was_pushed_is_listed_and_shown_with_all_that_the_server_says(
     typed: Client, stocked: str, client: SoupClient
 ) -> None:
-    found = typed.adapters(namespace=stocked, kind="adapter")
-    assert sorted(one.domain for one in found) == sorted(WORDS)
-    whole = typed.adapter(found[0])
+    adapters = typed.adapters(namespace=stocked, kind="adapter")
+    assert sorted(adapter.domain for adapter in adapters) == sorted(WORDS)
+    whole = typed.adapter(adapters[0])
     assert isinstance(whole, Adapter)
-    assert holds(whole, client.adapter(found[0].ref))
-    assert holds(list(found), list(client.adapters(namespace=stocked, kind="adapter")))
-    assert holds(typed.lineage(found[0].ref), client.lineage(found[0].ref))
-    assert holds(typed.files(found[0].digest), client.files(found[0].digest))
+    assert holds(whole, client.adapter(adapters[0].ref))
+    assert holds(list(adapters), list(client.adapters(namespace=stocked, kind="adapter")))
+    assert holds(typed.lineage(adapters[0].ref), client.lineage(adapters[0].ref))
+    assert holds(typed.files(adapters[0].digest), client.files(adapters[0].digest))
     assert holds(typed.models(), client.models())
 
 
@@ -142,13 +142,13 @@ def test_card_aliases_and_life_of_a_version(typed: Client, stocked: str, folders
     ref = pushed.ref
     assert pushed.owner == "us"
     assert typed.update_adapter(ref, owner="them").owner == "them"
-    assert [one.ref for one in typed.adapters(owner="them", namespace=stocked)] == [ref]
+    assert [adapter.ref for adapter in typed.adapters(owner="them", namespace=stocked)] == [ref]
     assert typed.update_adapter(ref, owner="").owner is None
     assert typed.update_adapter(ref, card=Card(tags=("v2",))).card.tags == ("v2",)
     alias = typed.put_alias(f"{stocked}/changed", "prod", 1)
-    assert (alias.alias, [one.ref for one in typed.aliases(ref)]) == ("prod", [ref])
+    assert (alias.alias, [row.ref for row in typed.aliases(ref)]) == ("prod", [ref])
     typed.delete_alias(f"{stocked}/changed", "prod")
-    assert [one.ref for one in typed.delete_adapter(ref)] == [ref]
+    assert [adapter.ref for adapter in typed.delete_adapter(ref)] == [ref]
     assert typed.restore(ref).retired_at is None
     assert typed.purge(ref).adapter.ref == ref
     assert typed.collect(dry_run=True).dry_run
@@ -168,10 +168,10 @@ def test_a_selector_a_selection_and_a_soup_are_values_that_show_themselves(
     assert "cosine over 3 domains" in fitted._repr_html_()
     assert "cosine over 3 domains" in to_svg(fitted.plot())
     assert holds(typed.selector(fitted.id), client.selector(fitted.id))
-    assert fitted.id in [one.id for one in typed.selectors()]
+    assert fitted.id in [selector.id for selector in typed.selectors()]
     chosen = typed.select(passages("court", 20, seed=1), pool=pool)
     assert isinstance(chosen, Selection)
-    assert [one.domain for one in chosen.selection.selected] == ["court"]
+    assert [row.domain for row in chosen.selection.selected] == ["court"]
     assert typed.nearest(passages("court", 3, seed=1), pool=pool).data[0].adapter.domain == "court"
     soup = typed.cook(passages("court", 20, seed=1), pool=pool, effort="instant")
     assert isinstance(soup, Soup)
@@ -182,13 +182,13 @@ def test_a_job_is_watched_and_its_soup_read(typed: Client, stocked: str) -> None
     recipe = {"ingredients": [{"ref": f"{stocked}/court"}, {"ref": f"{stocked}/code", "weight": 3.0}]}
     begun = typed.begin_cook(recipe=recipe, mixing="average", name=f"{stocked}/mixed")
     assert isinstance(begun, Job)
-    said = list(typed.watch(begun))
-    assert all(isinstance(one, Progress) for one in said[:-1])
-    assert isinstance(said[-1], Job)
-    assert said[-1].state == "succeeded"
+    updates = list(typed.watch(begun))
+    assert all(isinstance(update, Progress) for update in updates[:-1])
+    assert isinstance(updates[-1], Job)
+    assert updates[-1].state == "succeeded"
     assert typed.soup_of(begun).model == f"{stocked}/mixed@1"
     assert typed.job(begun.id).state == typed.cancel_job(begun).state == "succeeded"
-    assert begun.id in [one.id for one in typed.jobs(kind="cook")]
+    assert begun.id in [job.id for job in typed.jobs(kind="cook")]
     with pytest.raises(InvalidParameter, match="not a cook"):
         typed.soup_of(next(iter(typed.jobs(kind="embed"))))
     assert typed.cook(recipe=recipe, mixing="average", name=f"{stocked}/mixed").cached
@@ -221,8 +221,8 @@ def test_scores_and_text_whole_and_in_pieces(typed: Client, stocked: str) -> Non
     whole = typed.complete(model, "0 1", **drawn)
     pieces = list(typed.stream(model, "0 1", **drawn))
     assert len(pieces) > 1
-    said = "".join(one.choices[0].text for one in pieces)
-    assert said == whole.choices[0].text == typed.generate(model, "0 1", **drawn)
+    text = "".join(piece.choices[0].text for piece in pieces)
+    assert text == whole.choices[0].text == typed.generate(model, "0 1", **drawn)
     assert len(typed.embed("base/tiny", ["a", "b"]).data) == 2
 
 
@@ -310,10 +310,10 @@ def test_directories_are_read_in_threads_beside_it(
     opened: list[tuple[str, bool]] = []
     real, loops = Path.open, threading.get_ident()
 
-    def noted(path: Path, mode: str = "r", *given: Any, **named: Any) -> Any:
+    def noted(path: Path, mode: str = "r", *args: Any, **named: Any) -> Any:
         if mode.startswith("r"):
             opened.append((path.name, threading.get_ident() == loops))
-        return real(path, mode, *given, **named)
+        return real(path, mode, *args, **named)
 
     async def both() -> None:
         async with AsyncClient(live.url, live.world.admin) as client:
@@ -330,21 +330,21 @@ def test_directories_are_read_in_threads_beside_it(
 def test_keys_namespaces_limits_usage_audit_and_health(
     typed: Client, stocked: str, live: Live, client: SoupClient
 ) -> None:
-    made = typed.create_key("clerk", scopes=["read"], namespaces=[stocked])
-    assert made.secret.startswith("sk-soup-")
-    assert typed.change_key(made.id, name="other").name == "other"
-    assert typed.rotate_key(made.id).secret != made.secret
-    assert holds(typed.limits(key_id=made.id), client.limits(key_id=made.id))
-    assert typed.change_limits(key_id=made.id, adapters=3).limits.adapters == 3
-    assert typed.revoke_key(made.id).revoked_at is not None
+    created = typed.create_key("clerk", scopes=["read"], namespaces=[stocked])
+    assert created.secret.startswith("sk-soup-")
+    assert typed.change_key(created.id, name="other").name == "other"
+    assert typed.rotate_key(created.id).secret != created.secret
+    assert holds(typed.limits(key_id=created.id), client.limits(key_id=created.id))
+    assert typed.change_limits(key_id=created.id, adapters=3).limits.adapters == 3
+    assert typed.revoke_key(created.id).revoked_at is not None
     keys = list(typed.keys())
-    assert made.id in [key.id for key in keys]
-    kept = typed.namespace(stocked)
-    assert typed.change_namespace(stocked, tuning="forbid", if_match=kept.etag).tuning == "forbid"
-    assert typed.namespace(stocked).etag != kept.etag
+    assert created.id in [key.id for key in keys]
+    settings = typed.namespace(stocked)
+    assert typed.change_namespace(stocked, tuning="forbid", if_match=settings.etag).tuning == "forbid"
+    assert typed.namespace(stocked).etag != settings.etag
     assert next(iter(typed.audit(limit=3))).action
-    assert made.id in typed.audit_csv()
-    assert all(one.requests for one in typed.usage(by=["model"]))
+    assert created.id in typed.audit_csv()
+    assert all(row.requests for row in typed.usage(by=["model"]))
     assert typed.usage_csv().startswith("day")
     assert typed.ready().status == "ready"
 
@@ -384,11 +384,11 @@ def test_lists_and_streams_are_gone_through_on_a_real_server(live: Live, stocked
 
     async def gone_through() -> tuple[set[str], str]:
         async with AsyncClient(live.url, live.world.admin) as client:
-            found = await client.adapters(namespace=stocked)
+            adapters = await client.adapters(namespace=stocked)
             selectors = [selector.id async for selector in client.selectors()]
             pieces = [piece async for piece in client.stream(f"{stocked}/court", "0 1", max_tokens=6, seed=1)]
         assert fitted in selectors
-        return {adapter.ref for adapter in found}, "".join(piece.choices[0].text for piece in pieces)
+        return {adapter.ref for adapter in adapters}, "".join(piece.choices[0].text for piece in pieces)
 
     refs = {adapter.ref for adapter in typed.adapters(namespace=stocked)}
     whole = typed.complete(f"{stocked}/court", "0 1", max_tokens=6, seed=1).choices[0].text

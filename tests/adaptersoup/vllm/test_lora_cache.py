@@ -100,7 +100,7 @@ def test_a_name_a_version_and_a_digest(live: Live, cache: LoraCache, law: dict[s
         assert place == tmp_path / "cache" / digest.removeprefix("sha256:")
         assert (place / WEIGHTS).read_bytes() == lora_weights(live.world, seed=seed, config=UNIFORM)
         assert json.loads((place / "adapter_config.json").read_text())["peft_type"] == "LORA"
-    assert sorted(one.name for one in (tmp_path / "cache").iterdir()) == sorted(d[7:] for d in law.values())
+    assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == sorted(d[7:] for d in law.values())
 
 
 @pytest.mark.parametrize("digest", ["sha256:../notes", "sha256:{folder}/notes", "../notes", ""])
@@ -128,9 +128,9 @@ def test_what_is_there_is_not_fetched_again_and_what_is_damaged_is(
 ) -> None:
     place = directory(cache, "acme/law@1")
     assert place is not None
-    before = (place / WEIGHTS).stat()
+    old_stat = (place / WEIGHTS).stat()
     assert directory(cache, "acme/law@1") == place
-    assert (place / WEIGHTS).stat().st_ino == before.st_ino
+    assert (place / WEIGHTS).stat().st_ino == old_stat.st_ino
     (place / WEIGHTS).write_bytes((place / WEIGHTS).read_bytes()[:-1] + b"\x01")
     assert directory(cache, "acme/law@1") == place
     assert (place / WEIGHTS).read_bytes() == lora_weights(live.world, seed=1, config=UNIFORM)
@@ -160,9 +160,9 @@ def test_another_kind_and_another_base_are_refused(live: Live, cache: LoraCache,
     with pytest.raises(Incompatible, match="'pfeiffer_relu'; this engine serves none: start it with SOUP_VLLM_BO"):
         cache.lora("acme/plain")
     with SoupClient(live.url, live.world.admin) as client:
-        other = LoraCache(client, tmp_path / "cache", base_model="large")
+        large_cache = LoraCache(client, tmp_path / "cache", base_model="large")
         with pytest.raises(Incompatible, match="adapter of base model 'tiny', and this engine serves 'large'"):
-            other.lora("acme/law")
+            large_cache.lora("acme/law")
     assert not (tmp_path / "cache").exists()
 
 
@@ -246,9 +246,9 @@ def test_a_bottleneck_is_written_as_a_lora_beside_its_own_files(llama: Live, tmp
         written = (place / WEIGHTS).stat().st_ino
         assert directory(cache, "acme/plain") == place
         assert (place / WEIGHTS).stat().st_ino == written
-        for other in (cache, bottleneck_cache(client, tmp_path)):
+        for opened_cache in (cache, bottleneck_cache(client, tmp_path)):
             (place / WEIGHTS).write_bytes(weights[:-1] + b"\x01")
-            assert directory(other, "acme/plain") == place
+            assert directory(opened_cache, "acme/plain") == place
             assert (place / WEIGHTS).read_bytes() == weights
 
 

@@ -32,10 +32,10 @@ class Models:
     cache: LoraCache
     lora_requests: dict[str, Request] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
-    asked: list[str] = field(default_factory=list)
+    requested: list[str] = field(default_factory=list)
 
     async def resolve_lora(self, lora_name: str) -> Request | None:
-        self.asked.append(lora_name)
+        self.requested.append(lora_name)
         lora = await asyncio.to_thread(self.cache.lora, lora_name)
         if lora is None:
             return None
@@ -71,22 +71,22 @@ def models(live: Live, digests: list[str], tmp_path: Path) -> Iterator[Models]:
         models = Models(LoraCache(client, tmp_path, base_model=BASE_ID))
         for name in ("acme/law@prod", "acme/law@1", digests[0]):
             asyncio.run(models.resolve_lora(name))
-        models.asked.clear()
+        models.requested.clear()
         yield models
 
 
 def test_a_moved_alias_gets_the_other_adapter(live: Live, models: Models, digests: list[str]) -> None:
     models.follow()
-    assert models.asked == []
+    assert models.requested == []
     live.world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 2})
     models.follow()
     old, new = digests
     assert models.digests() == {"acme/law@prod": new, "acme/law@1": old, old: old}
-    assert models.asked == [new]
+    assert models.requested == [new]
     live.world.client.put("/v1/adapters/acme/law/aliases/prod", json={"version": 1})
     models.follow()
     assert models.digests() == {"acme/law@prod": old, "acme/law@1": old, old: old}
-    assert models.asked == [new], "the adapter is loaded under another name"
+    assert models.requested == [new], "the adapter is loaded under another name"
 
 
 def test_an_alias_that_is_gone_is_forgotten(live: Live, models: Models, digests: list[str]) -> None:
@@ -105,11 +105,11 @@ def test_an_alias_of_what_does_not_load_is_forgotten_too(live: Live, models: Mod
 def test_names_stay_while_the_server_does_not_answer(
     models: Models, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = models.digests()
+    digests_before = models.digests()
     with SoupClient("http://127.0.0.1:9", "sk-soup-x", pause=lambda _: None) as client:
         models.cache = LoraCache(client, tmp_path, base_model=BASE_ID)
         models.follow()
-    assert models.digests() == before
+    assert models.digests() == digests_before
     assert "vLLM's name acme/law@prod is not followed: " in caplog.text
 
 
