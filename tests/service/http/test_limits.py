@@ -58,10 +58,10 @@ class Someone:
 
 def someone(world: World, *namespaces: str, **limits: int) -> Someone:
     body = {"name": "one", "scopes": ["read", "write", "infer"], "namespaces": list(namespaces) or None}
-    made = world.client.post("/v1/keys", json=body).json()
-    one = Someone(world, made["id"], made["secret"])
-    one.limit(**limits)
-    return one
+    created = world.client.post("/v1/keys", json=body).json()
+    key = Someone(world, created["id"], created["secret"])
+    key.limit(**limits)
+    return key
 
 
 def limit_namespace(world: World, ns: str, **limits: int | None) -> None:
@@ -73,12 +73,12 @@ def limit_namespace(world: World, ns: str, **limits: int | None) -> None:
 
 @pytest.mark.parametrize("path", CALLS)
 def test_every_call_that_infers_is_limited_and_passes_when_it_was_told(world: World, clock: Clock, path: str) -> None:
-    one = someone(world, "team", requests_per_minute=2)
-    for left in (1, 0):
-        answer = one.post(path, {"model": "tiny", **CALLS[path]})
+    key = someone(world, "team", requests_per_minute=2)
+    for remaining in (1, 0):
+        answer = key.post(path, {"model": "tiny", **CALLS[path]})
         assert answer.status_code == 200, answer.text
-        assert answer.headers["x-ratelimit-remaining-requests"] == str(left)
-    answer = one.post(path, {"model": "tiny", **CALLS[path]})
+        assert answer.headers["x-ratelimit-remaining-requests"] == str(remaining)
+    answer = key.post(path, {"model": "tiny", **CALLS[path]})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "30")
     error = answer.json()["error"]
     assert (error["code"], error["type"], error["param"]) == (
@@ -87,16 +87,16 @@ def test_every_call_that_infers_is_limited_and_passes_when_it_was_told(world: Wo
         "requests_per_minute",
     )
     assert answer.headers["x-ratelimit-remaining-requests"] == "0"
-    assert world.client.get(f"/v1/keys/{one.id}/limits").json()["in_use"]["requests_per_minute"] == 2
+    assert world.client.get(f"/v1/keys/{key.id}/limits").json()["in_use"]["requests_per_minute"] == 2
     clock.now += 29
-    assert one.post(path, {"model": "tiny", **CALLS[path]}).status_code == 429
+    assert key.post(path, {"model": "tiny", **CALLS[path]}).status_code == 429
     clock.now += 1
-    assert one.post(path, {"model": "tiny", **CALLS[path]}).status_code == 200
+    assert key.post(path, {"model": "tiny", **CALLS[path]}).status_code == 200
 
 
 def test_openais_client_reads_what_is_left(live: Live, clock: Clock) -> None:
-    one = someone(live.world, "team", requests_per_minute=60, tokens_per_minute=60_000)
-    client = live.openai(one.secret)
+    key = someone(live.world, "team", requests_per_minute=60, tokens_per_minute=60_000)
+    client = live.openai(key.secret)
     raw = client.completions.with_raw_response.create(**ASK)
     usage: Any = raw.parse().usage
     assert {name: value for name, value in raw.headers.items() if name.startswith("x-ratelimit")} == {
@@ -110,7 +110,7 @@ def test_openais_client_reads_what_is_left(live: Live, clock: Clock) -> None:
     with client.completions.with_streaming_response.create(**ASK, stream=True) as streamed:
         assert streamed.headers["x-ratelimit-remaining-requests"] == "58"
         list(streamed.iter_lines())
-    one.limit(requests_per_minute=1)
+    key.limit(requests_per_minute=1)
     with pytest.raises(openai.RateLimitError) as late:
         client.completions.create(**ASK)
     assert late.value.response.headers["retry-after"] == "120"
@@ -139,23 +139,23 @@ def test_the_tighter_of_key_and_namespace_holds_and_keys_of_a_namespace_share_it
 def test_a_model_is_used_in_its_namespace(world: World, clock: Clock) -> None:
     world.push("owner/law", seed=4)
     limit_namespace(world, "owner", requests_per_minute=1)
-    one = someone(world, "guest", "owner")
-    assert one.post("/v1/completions", ASK | {"model": "owner/law"}).status_code == 200
-    assert one.post("/v1/completions", ASK | {"model": "owner/law@1"}).status_code == 429
-    assert one.post("/v1/completions", ASK).status_code == 200
+    key = someone(world, "guest", "owner")
+    assert key.post("/v1/completions", ASK | {"model": "owner/law"}).status_code == 200
+    assert key.post("/v1/completions", ASK | {"model": "owner/law@1"}).status_code == 429
+    assert key.post("/v1/completions", ASK).status_code == 200
 
 
 def test_more_tokens_than_a_minute_has_are_refused_for_good(world: World, clock: Clock) -> None:
-    one = someone(world, "team", tokens_per_minute=20)
-    answer = one.post("/v1/completions", ASK | {"n": 8})
+    key = someone(world, "team", tokens_per_minute=20)
+    answer = key.post("/v1/completions", ASK | {"n": 8})
     assert "has 20 tokens a minute, and this request needs" in refusal(answer, 413)
     assert "retry-after" not in answer.headers
-    assert one.post("/v1/completions", ASK | {"n": 1}).status_code == 200
+    assert key.post("/v1/completions", ASK | {"n": 1}).status_code == 200
 
 
 def test_what_the_engine_refuses_costs_no_tokens(world: World, clock: Clock) -> None:
-    one = someone(world, "team", tokens_per_minute=1000)
-    answer = one.post("/v1/completions", ASK | {"max_tokens": 900})  # beyond the context
+    key = someone(world, "team", tokens_per_minute=1000)
+    answer = key.post("/v1/completions", ASK | {"max_tokens": 900})  # beyond the context
     assert answer.status_code == 400
     assert answer.headers["x-ratelimit-remaining-tokens"] == "1000"
 
@@ -164,25 +164,25 @@ def test_what_the_engine_refuses_costs_no_tokens(world: World, clock: Clock) -> 
 def test_a_schema_is_compiled_for_who_was_admitted_and_one_that_cannot_be_costs_no_tokens(
     world: World, clock: Clock, path: str
 ) -> None:
-    one = someone(world, "team", tokens_per_minute=1000, requests_per_minute=2)
+    key = someone(world, "team", tokens_per_minute=1000, requests_per_minute=2)
     schema = {"type": "integer", "minimum": 2, "maximum": 1}
-    said = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    prompt = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
     body = {
         "model": "tiny",
         "max_tokens": 20,
-        **said,
+        **prompt,
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
     }
     for _ in range(2):
-        answer = one.post(path, body)
+        answer = key.post(path, body)
         assert (answer.status_code, answer.headers["x-ratelimit-remaining-tokens"]) == (400, "1000")
-    assert one.post(path, body).status_code == 429
+    assert key.post(path, body).status_code == 429
 
 
 def test_a_client_that_goes_away_pays_for_what_was_computed(
     live: Live, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, rates = someone(live.world, "team", tokens_per_minute=1000), live.world.runtime.services.rates
+    key, rates = someone(live.world, "team", tokens_per_minute=1000), live.world.runtime.services.rates
     settled, needed, settle = threading.Event(), list[int](), rates.settle
 
     def noted(want: Any, count: int) -> None:
@@ -191,13 +191,13 @@ def test_a_client_that_goes_away_pays_for_what_was_computed(
         settled.set()
 
     monkeypatch.setattr(rates, "settle", noted)
-    with live.openai(one.secret).completions.create(**ASK | {"max_tokens": 50, "n": 8, "stream": True}) as stream:
+    with live.openai(key.secret).completions.create(**ASK | {"max_tokens": 50, "n": 8, "stream": True}) as stream:
         next(iter(stream))
     assert settled.wait(30)
     assert 0 < needed[0] <= 8 * 50 + 10
-    usage = live.world.client.get("/v1/usage", params={"key_id": one.id}).json()["total"]
+    usage = live.world.client.get("/v1/usage", params={"key_id": key.id}).json()["total"]
     assert usage["tokens_in"] + usage["tokens_out"] == needed[0]
-    after = one.post("/v1/completions", ASK)
+    after = key.post("/v1/completions", ASK)
     spent = needed[0] + after.json()["usage"]["total_tokens"]
     assert after.headers["x-ratelimit-remaining-tokens"] == str(1000 - spent)
 
@@ -225,18 +225,18 @@ def test_adapters_beyond_the_limit_are_refused_until_one_is_retired(world: World
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_bytes_beyond_the_limit_are_refused_before_they_are_stored(world: World, chunked: bool) -> None:
-    one = someone(world, f"bytes{int(chunked)}", stored_bytes=100)
+    key = someone(world, f"bytes{int(chunked)}", stored_bytes=100)
 
     def put(data: bytes) -> Any:
         content = iter([data[:10], data[10:]]) if chunked else data
-        return world.client.put(f"/v1/blobs/{sha256_digest(data)}", content=content, headers=world.headers(one.secret))
+        return world.client.put(f"/v1/blobs/{sha256_digest(data)}", content=content, headers=world.headers(key.secret))
 
     letter = b"cd"[int(chunked) : int(chunked) + 1]
     assert put(letter * 60).status_code == 201
     assert put(letter * 60).status_code == 200, "what it holds already costs nothing"
     files = set(world.registry.blobs.digests())
-    said = refusal(put(letter * 41), 413)
-    assert said.startswith(f"Key '{one.id}' holds 60 bytes, and this is more than is left; its limit is 100")
+    message = refusal(put(letter * 41), 413)
+    assert message.startswith(f"Key '{key.id}' holds 60 bytes, and this is more than is left; its limit is 100")
     assert set(world.registry.blobs.digests()) == files
     assert put(letter * 40).status_code == 201
 
@@ -246,75 +246,75 @@ def test_bytes_that_others_left_no_room_for_meanwhile_do_not_stay(
     world: World, monkeypatch: pytest.MonkeyPatch, in_parts: bool
 ) -> None:
     """They passed the first check, as 30 uploads at once do that have room for one."""
-    one = someone(world, f"full{int(in_parts)}", stored_bytes=9)
-    data, headers = b"ten bytes %d" % in_parts, world.headers(one.secret)
+    key = someone(world, f"full{int(in_parts)}", stored_bytes=9)
+    data, headers = b"ten bytes %d" % in_parts, world.headers(key.secret)
     digest = sha256_digest(data)
     for module in ("registry.uploads.sessions", "service.http.routes.blobs"):
         monkeypatch.setattr(f"{module}.room_for_blob", lambda *_: None)
     path, params = f"/v1/blobs/{digest}", {}
     if in_parts:
         path = world.client.post("/v1/blobs/uploads", json={}, headers=headers).headers["location"]
-        part = {**headers, "content-range": f"0-{len(data) - 1}"}
-        assert world.client.patch(path, content=data, headers=part).status_code == 202
+        range_headers = {**headers, "content-range": f"0-{len(data) - 1}"}
+        assert world.client.patch(path, content=data, headers=range_headers).status_code == 202
         params, data = {"digest": digest}, b""
     answer = world.client.put(path, params=params, content=data, headers=headers)
-    assert refusal(answer, 413).startswith(f"Key '{one.id}' would hold 11 bytes; its limit is 9")
+    assert refusal(answer, 413).startswith(f"Key '{key.id}' would hold 11 bytes; its limit is 9")
     assert not world.registry.blobs.has(digest)
-    one.limit(stored_bytes=11)
+    key.limit(stored_bytes=11)
     assert world.client.put(path, params=params, content=data, headers=headers).status_code == 201
 
 
 def test_jobs_beyond_the_limit_wait(world: World) -> None:
     world.push("busy/one", seed=7)
-    one = someone(world, "busy", jobs=1)
+    key = someone(world, "busy", jobs=1)
     body = {"recipe": {"ingredients": [{"ref": "busy/one"}]}, "wait": 0}
-    assert one.post("/v1/soups", body).status_code == 202
+    assert key.post("/v1/soups", body).status_code == 202
     files = set(world.registry.blobs.digests())
-    answer = one.post("/v1/soups", body)
+    answer = key.post("/v1/soups", body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (429, "jobs")
     assert int(answer.headers["retry-after"]) >= 1
     assert set(world.registry.blobs.digests()) == files
     (job,) = world.client.get("/v1/jobs", params={"kind": "cook"}).json()["data"]
     world.client.post(f"/v1/jobs/{job['id']}/cancel")
-    assert one.post("/v1/soups", body).status_code == 202
+    assert key.post("/v1/soups", body).status_code == 202
 
 
 # --- who sets them ----------------------------------------------------------------------------------
 
 
 def test_an_upload_in_parts_is_held_to_the_quota_when_it_is_opened_and_when_it_is_finished(world: World) -> None:
-    one = someone(world, "parts", stored_bytes=30)
-    headers, uploads = world.headers(one.secret), "/v1/blobs/uploads"
+    key = someone(world, "parts", stored_bytes=30)
+    headers, uploads = world.headers(key.secret), "/v1/blobs/uploads"
     answer = world.client.post(uploads, json={"size": 31}, headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (413, "stored_bytes")
     path = world.client.post(uploads, json={"size": 20}, headers=headers).headers["location"]
     data = b"a part of 20 bytes.."
     assert world.client.patch(path, content=data, headers={**headers, "content-range": "0-19"}).status_code == 202
-    one.limit(stored_bytes=19)
+    key.limit(stored_bytes=19)
     digest = sha256_digest(data)
     assert world.client.put(path, params={"digest": digest}, headers=headers).status_code == 413
     assert world.client.get(path, headers=headers).headers["upload-offset"] == "20", "nothing is lost"
     assert not world.registry.blobs.has(digest)
-    one.limit(stored_bytes=20)
+    key.limit(stored_bytes=20)
     assert world.client.put(path, params={"digest": digest}, headers=headers).status_code == 201
-    assert world.client.get(f"/v1/keys/{one.id}/limits").json()["in_use"]["stored_bytes"] == 20
+    assert world.client.get(f"/v1/keys/{key.id}/limits").json()["in_use"]["stored_bytes"] == 20
     assert (
         world.client.post(uploads, json={"size": 20, "digest": digest}, headers=headers).status_code == 202
     )  # it is there
 
 
 def test_limits_are_shown_changed_in_part_and_audited(world: World) -> None:
-    one = someone(world, "team", adapters=3, jobs=2)
-    one.limit(jobs=None, requests_per_minute=7)
-    found = world.client.get(f"/v1/keys/{one.id}/limits").json()
+    key = someone(world, "team", adapters=3, jobs=2)
+    key.limit(jobs=None, requests_per_minute=7)
+    key_limits = world.client.get(f"/v1/keys/{key.id}/limits").json()
     nothing = dict.fromkeys(("tokens_per_minute", "stored_bytes", "jobs"))
-    assert found["limits"] == found["in_force"] == {**nothing, "adapters": 3, "requests_per_minute": 7}
+    assert key_limits["limits"] == key_limits["in_force"] == {**nothing, "adapters": 3, "requests_per_minute": 7}
     quotas = {"stored_bytes": 0, "adapters": 0, "jobs": 0}
-    assert found["in_use"] == {**quotas, "requests_per_minute": 0, "tokens_per_minute": None}
-    entry = world.client.get("/v1/audit", params={"subject": one.id, "limit": 1}).json()["data"][0]
+    assert key_limits["in_use"] == {**quotas, "requests_per_minute": 0, "tokens_per_minute": None}
+    entry = world.client.get("/v1/audit", params={"subject": key.id, "limit": 1}).json()["data"][0]
     assert (entry["action"], entry["detail"]["limits"], entry["detail"]["before"]["jobs"]) == (
         "key.limits",
-        found["limits"],
+        key_limits["limits"],
         2,
     )
     namespace = world.client.get("/v1/namespaces/untouched/limits").json()
@@ -322,9 +322,9 @@ def test_limits_are_shown_changed_in_part_and_audited(world: World) -> None:
 
 
 def test_a_namespaces_own_admin_is_held_to_its_limits(world: World) -> None:
-    own = world.headers(world.key(["admin"], ["held"]))
-    assert world.client.patch("/v1/namespaces/held/limits", json={"jobs": 9}, headers=own).status_code == 403
-    assert world.client.get("/v1/namespaces/held/limits", headers=own).status_code == 200
+    headers = world.headers(world.key(["admin"], ["held"]))
+    assert world.client.patch("/v1/namespaces/held/limits", json={"jobs": 9}, headers=headers).status_code == 403
+    assert world.client.get("/v1/namespaces/held/limits", headers=headers).status_code == 200
 
 
 def test_numbers_that_are_no_limit_are_refused(world: World) -> None:
@@ -337,11 +337,11 @@ def test_numbers_that_are_no_limit_are_refused(world: World) -> None:
 
 
 def test_the_client_and_the_command_line_set_them(world: World, client: SoupClient, soup: Soup) -> None:
-    one = someone(world, "team")
-    assert client.change_limits(key_id=one.id, jobs=4)["in_force"]["jobs"] == 4
-    out, _ = done(soup("limits", "set", "--of-key", one.id, "--jobs", "default", "--adapters", "12"))
+    key = someone(world, "team")
+    assert client.change_limits(key_id=key.id, jobs=4)["in_force"]["jobs"] == 4
+    out, _ = done(soup("limits", "set", "--of-key", key.id, "--jobs", "default", "--adapters", "12"))
     assert out.splitlines()[0].split() == ["LIMIT", "SET", "IN", "FORCE", "IN", "USE"]
-    assert client.limits(key_id=one.id)["limits"]["adapters"] == 12
+    assert client.limits(key_id=key.id)["limits"]["adapters"] == 12
     code, out, _ = soup("limits", "show", "--namespace", "team", "--json")
     assert (code, '"kind": "namespace"' in out) == (0, True)
     assert soup("limits", "show")[0] == 1

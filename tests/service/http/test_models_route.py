@@ -16,8 +16,8 @@ ASK = {"prompt": "a", "max_tokens": 2, "temperature": 0}
 
 
 def packed_of(world: World) -> dict[str, bool | None]:
-    """What the list says, after seeing that the model's own card says the same."""
-    listed = {one["id"]: one["packed"] for one in world.client.get("/v1/models").json()["data"]}
+    """Which listed models run packed; the card of each is checked to agree."""
+    listed = {model["id"]: model["packed"] for model in world.client.get("/v1/models").json()["data"]}
     assert {name: world.client.get(f"/v1/models/{name}").json()["packed"] for name in listed} == listed
     return listed
 

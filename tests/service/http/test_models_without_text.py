@@ -1,5 +1,5 @@
-"""What is stored and not served, over HTTP: adapters of an encoder, adapters with a head, banks of experts; and what
-is served beside them, a prefix, MAM and a fusion."""
+"""Models stored and not served, over HTTP: adapters of an encoder, adapters with a head, banks of experts; and those
+served beside them, a prefix, MAM and a fusion."""
 
 from __future__ import annotations
 
@@ -85,18 +85,18 @@ def manifest(world: World, name: str, base_id: str, config: AdapterConfig, **mor
 
 
 def pushed(world: World, name: str, base_id: str, config: AdapterConfig, **more: Any) -> dict[str, Any]:
-    made = answered(world.client.post("/v1/adapters", json=manifest(world, name, base_id, config, **more)), 201)
-    if made["job"] is not None:
-        assert ended(world.client, made["job"])["state"] == "succeeded"
-    return dict(made)
+    adapter = answered(world.client.post("/v1/adapters", json=manifest(world, name, base_id, config, **more)), 201)
+    if adapter["job"] is not None:
+        assert ended(world.client, adapter["job"])["state"] == "succeeded"
+    return dict(adapter)
 
 
 def post(world: World, path: str, **body: Any) -> Any:
     return world.client.post(path, json=body)
 
 
-def asked(world: World, model: str) -> list[Any]:
-    """All the ways to ask for text."""
+def text_answers(world: World, model: str) -> list[Any]:
+    """The answers to each kind of request for text."""
     return [
         post(world, "/v1/completions", model=model, prompt=TEXT, max_tokens=2),
         post(world, "/v1/completions", model=model, prompt=TEXT, max_tokens=2, stream=True),
@@ -113,7 +113,7 @@ def asked(world: World, model: str) -> list[Any]:
 @pytest.mark.parametrize("name", STORED)
 def test_every_way_to_ask_for_text_is_refused_by_what_it_is(world: World, name: str) -> None:
     digest = world.client.get(f"/v1/adapters/{name}").json()["digest"]
-    for answer in asked(world, name):
+    for answer in text_answers(world, name):
         message = refusal(answer)
         assert STORED[name][2] in message
         assert message.endswith(".")
@@ -124,7 +124,7 @@ def test_every_way_to_ask_for_text_is_refused_by_what_it_is(world: World, name: 
 
 @pytest.mark.parametrize("name", ["bert", "base/bert"])
 def test_an_encoder_itself_is_refused(world: World, name: str) -> None:
-    for answer in asked(world, name):
+    for answer in text_answers(world, name):
         assert refusal(answer) == (
             f"'{name}' is an encoder (family 'bert'), which neither continues nor scores text: ask /v1/embeddings for "
             "its vectors."
@@ -132,7 +132,7 @@ def test_an_encoder_itself_is_refused(world: World, name: str) -> None:
 
 
 def test_the_list_of_models_holds_what_can_be_asked_for(world: World) -> None:
-    listed = {one["id"]: one for one in world.client.get("/v1/models").json()["data"]}
+    listed = {model["id"]: model for model in world.client.get("/v1/models").json()["data"]}
     assert set(SERVED) <= set(listed)
     assert not set(STORED) & set(listed)
     assert [listed[base]["speaks"] for base in ("tiny", "bert")] == [True, False]  # the latter embeds
@@ -140,7 +140,7 @@ def test_the_list_of_models_holds_what_can_be_asked_for(world: World) -> None:
     for name in STORED:
         card = world.client.get(f"/v1/models/{name}").json()
         assert (card["speaks"], card["kind"]) == (False, "adapter")
-    adapters = {one["name"] for one in world.client.get("/v1/adapters", params={"limit": 100}).json()["data"]}
+    adapters = {adapter["name"] for adapter in world.client.get("/v1/adapters", params={"limit": 100}).json()["data"]}
     assert {name.split("/")[1] for name in (*SERVED, *STORED)} <= adapters
 
 
@@ -148,7 +148,7 @@ def test_an_encoder_is_ready_and_embeds(world: World) -> None:
     ready = world.client.get("/readyz").json()
     assert ready["checks"] == {"database": "ok", "blobs": "ok", "base/tiny": "ok", "base/bert": "ok"}
     answer = answered(post(world, "/v1/embeddings", model="base/bert", input=[TEXT, "x"]))
-    assert [len(one["embedding"]) for one in answer["data"]] == [32, 32]
+    assert [len(row["embedding"]) for row in answer["data"]] == [32, 32]
     tokens = [post(world, "/tokenize", model="bert", prompt=text).json()["count"] for text in (TEXT, "x")]
     assert answer["usage"]["prompt_tokens"] == sum(tokens) + 2, "each text ends with SEP"
     assert "the context is 64" in refusal(post(world, "/v1/embeddings", model="bert", input=TEXT * 20))
@@ -159,13 +159,13 @@ def test_an_encoder_is_ready_and_embeds(world: World) -> None:
 
 
 def test_heads_and_banks_are_no_candidates(world: World) -> None:
-    how: dict[str, Any] = {"sample": {"texts": passages("kitchen", 20, seed=3)}, "pool": {"base_model": "tiny"}}
-    nobody = post(world, "/v1/select", **how, selector={"kind": "uniform"}, wait=100)
+    body: dict[str, Any] = {"sample": {"texts": passages("kitchen", 20, seed=3)}, "pool": {"base_model": "tiny"}}
+    nobody = post(world, "/v1/select", **body, selector={"kind": "uniform"}, wait=100)
     assert nobody.status_code >= 400 or not nobody.json()["selection"]["selected"]
     for name, domain in (("lab/cook", "kitchen"), ("lab/judge", "court")):
         pushed(world, name, "tiny", PFEIFFER, domain=domain, sample={"texts": passages(domain, 20)}, seed=len(name))
-    found = answered(post(world, "/v1/select", **how, selector={"kind": "uniform"}, wait=100))
-    assert {one["ref"].split("@")[0] for one in found["selection"]["selected"]} == {"lab/cook", "lab/judge"}
+    answer = answered(post(world, "/v1/select", **body, selector={"kind": "uniform"}, wait=100))
+    assert {adapter["ref"].split("@")[0] for adapter in answer["selection"]["selected"]} == {"lab/cook", "lab/judge"}
 
 
 def test_a_soup_for_an_encoder_is_chosen_and_not_verified(world: World) -> None:
@@ -181,16 +181,16 @@ def test_a_soup_for_an_encoder_is_chosen_and_not_verified(world: World) -> None:
             seed=seed,
             provenance=same,
         )
-    how: dict[str, Any] = {
+    body: dict[str, Any] = {
         "sample": {"texts": passages("kitchen", 20, seed=3)},
         "pool": {"base_model": "bert"},
         "selector": {"kind": "cosine", "encoder": "base"},
         "wait": 100,
     }
-    by_all = how | {"selector": {"kind": "uniform"}}
+    by_all = body | {"selector": {"kind": "uniform"}}
     assert "'bert' is an encoder: set 'verify' to false" in refusal(post(world, "/v1/soups", **by_all))
-    [one] = answered(post(world, "/v1/select", **how, options={"single": True}))["selection"]["selected"]
-    assert one["ref"].startswith("lab/bert-cook")
+    [adapter] = answered(post(world, "/v1/select", **body, options={"single": True}))["selection"]["selected"]
+    assert adapter["ref"].startswith("lab/bert-cook")
     recipe = {"ingredients": [{"ref": ref, "weight": 1} for ref in ("lab/bert-cook", "lab/bert-judge")]}
     answered(post(world, "/v1/soups", recipe=recipe, name="lab/bert-soup", wait=100), 201)
     assert "an adapter of an encoder" in refusal(post(world, "/v1/completions", model="lab/bert-soup", prompt="x"))

@@ -28,10 +28,10 @@ class Engine:
         return {"queue_depth": 3, "tokens_total": 41}
 
     def adapter_totals(self) -> dict[str, AdapterTotals]:
-        one = AdapterTotals(
+        totals = AdapterTotals(
             generated_tokens=7, scored_tokens=9, first_tokens=2, first_token_seconds=0.5, answers=3, seconds=4
         )
-        return {"base": one, "sha256:ab": AdapterTotals()}
+        return {"base": totals, "sha256:ab": AdapterTotals()}
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def client(metrics: Metrics) -> TestClient:
     router = APIRouter(prefix="/v1")
 
     @router.get("/things/{name}")
-    def thing(name: str) -> dict[str, str]:
+    def echo(name: str) -> dict[str, str]:
         return {"name": name}
 
     @router.get("/broken/{name}")
@@ -99,9 +99,9 @@ def test_a_request_id_is_given_and_a_safe_one_is_kept(client: TestClient) -> Non
 
 @pytest.mark.parametrize("offered", ["", "a b", "a\tb", "x" * 65, '"}', "a;b", "é".encode()])
 def test_an_unsafe_request_id_is_replaced(client: TestClient, offered: Any) -> None:
-    found = client.get("/v1/things/a", headers={"x-request-id": offered}).headers["x-request-id"]
-    assert len(found) == 32
-    assert found.isalnum()
+    request_id = client.get("/v1/things/a", headers={"x-request-id": offered}).headers["x-request-id"]
+    assert len(request_id) == 32
+    assert request_id.isalnum()
 
 
 def test_the_log_holds_the_template_and_not_the_text(client: TestClient, lines: io.StringIO) -> None:
@@ -190,7 +190,7 @@ def test_the_engines_counters_are_read_when_asked(metrics: Metrics) -> None:
 
 def test_logging_is_json_also_for_others_exceptions() -> None:
     root = logging.getLogger()
-    before, level = root.handlers[:], root.level
+    handlers, level = root.handlers[:], root.level
     stream = io.StringIO()
     try:
         configure_logging("info", stream)
@@ -200,7 +200,7 @@ def test_logging_is_json_also_for_others_exceptions() -> None:
             logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
         assert logging.getLogger("uvicorn.access").disabled
     finally:
-        root.handlers[:] = before
+        root.handlers[:] = handlers
         root.setLevel(level)
         logging.getLogger("uvicorn.access").disabled = False
     (line,) = parsed(stream)

@@ -60,8 +60,8 @@ def audit(world: World, **filters: str) -> list[dict[str, Any]]:
 def test_the_openai_client_takes_a_token_as_its_key(live: Live, issuer: LittleIssuer) -> None:
     client = live.openai(issuer.token("law-team", kid="ec", sub="reader"))
     assert sorted(model.id for model in client.models.list()) == ["law/a", "law/b", "tiny"]
-    said: Any = client.completions.create(model="law/a", prompt="The court held", max_tokens=4, seed=1)
-    assert said.usage.completion_tokens == 4
+    completion: Any = client.completions.create(model="law/a", prompt="The court held", max_tokens=4, seed=1)
+    assert completion.usage.completion_tokens == 4
     with pytest.raises(AuthenticationError, match="expired"):
         live.openai(issuer.token("law-team", exp=int(time.time()) - 100)).models.list()
 
@@ -79,21 +79,23 @@ def test_scopes_and_namespaces_are_those_of_the_token_that_asks(asks: Any, issue
 def test_what_a_caller_does_is_its_own(world: World, asks: Any, issuer: LittleIssuer) -> None:
     """Usage, limits, a soup, a job, an upload and its audit hang on one id, whichever token asked."""
     id = identity_id(issuer.url, "worker")
-    one, two = issuer.token("law-team", sub="worker"), issuer.token("med-team", sub="worker", kid="ec")
-    assert asks(one, "POST", "/v1/soups", json={"name": "law/half", **RECIPE}).status_code == 201
-    where = asks(one, "POST", "/v1/blobs/uploads").headers["location"]
-    assert asks(two, "GET", where).status_code == 204
+    law_token, med_token = issuer.token("law-team", sub="worker"), issuer.token("med-team", sub="worker", kid="ec")
+    assert asks(law_token, "POST", "/v1/soups", json={"name": "law/half", **RECIPE}).status_code == 201
+    where = asks(law_token, "POST", "/v1/blobs/uploads").headers["location"]
+    assert asks(med_token, "GET", where).status_code == 204
     assert asks(issuer.token("law-team", sub="another"), "GET", where).status_code == 404
-    assert asks(one, "DELETE", where).status_code == 204
-    answer = asks(two, "POST", "/v1/completions", json={"model": "law/half", "prompt": "a", "max_tokens": 3}).json()
+    assert asks(law_token, "DELETE", where).status_code == 204
+    answer = asks(
+        med_token, "POST", "/v1/completions", json={"model": "law/half", "prompt": "a", "max_tokens": 3}
+    ).json()
     world.runtime.services.usage.write()
-    (used,) = asks(one, "GET", "/v1/usage", params={"by": "key_id"}).json()["data"]
+    (used,) = asks(law_token, "GET", "/v1/usage", params={"by": "key_id"}).json()["data"]
     assert (used["key_id"], used["requests"], used["tokens_out"]) == (id, 1, answer["usage"]["completion_tokens"])
     assert {entry["action"] for entry in audit(world, key_id=id)} >= {"key.create", "soup.cook"}
     assert world.client.patch(f"/v1/keys/{id}/limits", json={"requests_per_minute": 1}).status_code == 200
     answers = [
         asks(token, "POST", "/v1/completions", json={"model": "law/half", "prompt": "a", "max_tokens": 1})
-        for token in (one, two)
+        for token in (law_token, med_token)
     ]
     assert [answer.status_code for answer in answers] == [200, 429]
     assert int(answers[1].headers["retry-after"]) > 0

@@ -28,8 +28,8 @@ def test_the_template_makes_the_prompt(live: Live, openai_client: Any) -> None:
     assert (chat.object, chat.choices[0].message.role) == ("chat.completion", "assistant")
     assert chat.system_fingerprint is not None
     text = "<|endoftext|>system: Be brief.\n<|endoftext|>user: The fox?\n<|endoftext|>assistant: "
-    asked = {"model": "chatty", "prompt": text, "add_special_tokens": False}
-    ids = live.world.client.post("/tokenize", json=asked).json()["tokens"]
+    body = {"model": "chatty", "prompt": text, "add_special_tokens": False}
+    ids = live.world.client.post("/tokenize", json=body).json()["tokens"]
     plain = openai_client.completions.create(model="chatty", prompt=ids, temperature=0, max_tokens=6)
     assert chat.choices[0].message.content == plain.choices[0].text
     assert chat.usage == plain.usage
@@ -42,15 +42,15 @@ def test_without_a_limit_the_answer_may_fill_the_context(openai_client: Any) -> 
 
 
 def test_parts_of_text_are_one_text(openai_client: Any) -> None:
-    parts = [{"type": "text", "text": "The "}, {"type": "text", "text": "fox"}]
-    one, other = (
+    content_parts = [{"type": "text", "text": "The "}, {"type": "text", "text": "fox"}]
+    from_parts, from_text = (
         openai_client.chat.completions.create(
             model="chatty", messages=[{"role": "user", "content": content}], temperature=0, max_tokens=4
         )
-        for content in (parts, "The fox")
+        for content in (content_parts, "The fox")
     )
-    assert one.choices[0].message.content == other.choices[0].message.content
-    assert one.usage == other.usage
+    assert from_parts.choices[0].message.content == from_text.choices[0].message.content
+    assert from_parts.usage == from_text.usage
 
 
 def test_a_base_without_a_template_is_refused(live: Live) -> None:
@@ -141,13 +141,13 @@ SIGNS = ('"', "}", "]", ",", ":", "0")
 
 
 class Dish(BaseModel):
-    """What a client of OpenAI's sends the schema of."""
+    """A model whose schema the OpenAI client sends."""
 
     name: Literal["soup", "stew"]
     hot: bool
 
 
-def asked(schema: dict[str, Any]) -> dict[str, Any]:
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 
 
@@ -190,7 +190,7 @@ def test_completions_of_several_prompts_follow_a_schema(live: Live) -> None:
         best_of=3,
         seed=2,
         echo=True,
-        extra_body={"response_format": asked({"const": "soup"})},
+        extra_body={"response_format": schema_format({"const": "soup"})},
     )
     assert [choice.text for choice in answer.choices] == [
         f'{front}"soup"' for front in ("The fox", "A soup") for _ in "ab"
@@ -200,8 +200,8 @@ def test_completions_of_several_prompts_follow_a_schema(live: Live) -> None:
 @pytest.mark.parametrize(
     ("form", "words"),
     [
-        (asked({"type": "object", "uniqueItems": True}), "uniqueItems"),
-        (asked({"type": "string", "pattern": "("}), "regex parse error"),
+        (schema_format({"type": "object", "uniqueItems": True}), "uniqueItems"),
+        (schema_format({"type": "string", "pattern": "("}), "regex parse error"),
         ({"type": "json_schema"}, "json_schema"),
         ({"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}, "name"),
         ({"type": "json_schema", "json_schema": {"name": "a"}}, "schema"),
@@ -224,7 +224,7 @@ def test_a_format_that_cannot_be_followed_is_refused(live: Live, form: Any, word
 def test_a_schema_that_is_too_large_is_refused_with_the_numbers(live: Live) -> None:
     with pytest.raises(openai.APIStatusError, match="at most 65536 are taken") as caught:
         live.openai().chat.completions.create(
-            model="chatty", messages=HELLO, response_format=asked({"enum": ["a" * 70_000]})
+            model="chatty", messages=HELLO, response_format=schema_format({"enum": ["a" * 70_000]})
         )
     assert caught.value.status_code == 413
 
@@ -232,12 +232,12 @@ def test_a_schema_that_is_too_large_is_refused_with_the_numbers(live: Live) -> N
 def test_what_stops_in_a_stream_is_its_last_event(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """A schema that takes too much work is known when the answer is under way."""
     monkeypatch.setitem(grammars.LIMITS, "max_lexer_states", 300)
-    form = asked({"type": "string", "pattern": r"^(.*\w.{10,40}\W.*){20,30}$"})
+    form = schema_format({"type": "string", "pattern": r"^(.*\w.{10,40}\W.*){20,30}$"})
     client = live.openai()
     with pytest.raises(openai.APIError, match=r"cannot be followed: after \d+ tokens"):
         for _ in client.chat.completions.create(
             model="chatty", messages=HELLO[1:], response_format=form, stream=True, seed=1, temperature=50
         ):
             pass
-    again = client.chat.completions.create(model="chatty", messages=HELLO[1:], max_tokens=1)
-    assert again.choices[0].finish_reason == "length"
+    answer = client.chat.completions.create(model="chatty", messages=HELLO[1:], max_tokens=1)
+    assert answer.choices[0].finish_reason == "length"

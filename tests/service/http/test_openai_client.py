@@ -97,26 +97,26 @@ def ids_of(live: Live, text: str, **more: Any) -> list[int]:
 
 def test_null_is_the_default_as_clients_send_it(live: Live) -> None:
     """LiteLLM does, of the encoding."""
-    asked = {"model": "tiny", "input": "a b", "encoding_format": None, "dimensions": None, "user": None}
-    assert len(answered(live.world.client.post("/v1/embeddings", json=asked))["data"][0]["embedding"]) == 32
+    body = {"model": "tiny", "input": "a b", "encoding_format": None, "dimensions": None, "user": None}
+    assert len(answered(live.world.client.post("/v1/embeddings", json=body))["data"][0]["embedding"]) == 32
 
 
 def test_token_ids_without_a_bos_get_none(live: Live) -> None:
     """Rows with and without go to the engine apart, and come back in their order."""
     bare = [ids_of(live, text, add_special_tokens=False) for text in ("A soup", "x", "Heat the oil.")]
     mixed = [bare[0], [0, *bare[1]], bare[1], [0, *bare[2]]]
-    found = live.openai().embeddings.create(model="tiny", input=mixed)
-    assert found.usage.prompt_tokens == sum(map(len, mixed))
+    answer = live.openai().embeddings.create(model="tiny", input=mixed)
+    assert answer.usage.prompt_tokens == sum(map(len, mixed))
     model = load_base(live.world.runtime.bases["tiny"].entry).model
-    for row, ids in zip(found.data, mixed, strict=True):
+    for row, ids in zip(answer.data, mixed, strict=True):
         with torch.inference_mode():
             states = model.base_model(torch.tensor([ids])).last_hidden_state[0]
-        wanted = states[1:] if ids[0] == 0 else states
-        np.testing.assert_allclose(row.embedding, wanted.mean(dim=0), atol=1e-5)
+        text_states = states[1:] if ids[0] == 0 else states
+        np.testing.assert_allclose(row.embedding, text_states.mean(dim=0), atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("token_ids", "words"),
     [
         ([], "'input' holds no text"),
         ([[]], "Text 0 of 'input' is empty"),
@@ -129,9 +129,9 @@ def test_token_ids_without_a_bos_get_none(live: Live) -> None:
         ([[5]] * 5000, "at most"),
     ],
 )
-def test_token_ids_that_cannot_be_embedded_are_refused(live: Live, given: Any, words: str) -> None:
+def test_token_ids_that_cannot_be_embedded_are_refused(live: Live, token_ids: Any, words: str) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
-        live.openai().embeddings.create(model="tiny", input=given)
+        live.openai().embeddings.create(model="tiny", input=token_ids)
     assert words in caught.value.message
     assert caught.value.status_code in {400, 413}
 
@@ -228,9 +228,9 @@ def test_fields_that_ask_for_nothing_are_taken(live: Live) -> None:
 
 
 def test_what_is_drawn_can_be_steered(openai_client: Any) -> None:
-    def tokens(**asked: Any) -> list[str]:
+    def tokens(**options: Any) -> list[str]:
         answer = openai_client.completions.create(
-            model="tiny", prompt="a", max_tokens=8, **{"temperature": 0, "logprobs": 1, **asked}
+            model="tiny", prompt="a", max_tokens=8, **{"temperature": 0, "logprobs": 1, **options}
         )
         return list(answer.choices[0].logprobs.tokens)
 
@@ -238,33 +238,35 @@ def test_what_is_drawn_can_be_steered(openai_client: Any) -> None:
     assert tokens(logit_bias={"70": 100}) == [tokens(logit_bias={"70": 100})[0]] * 8 != plain
     assert len(set(tokens(frequency_penalty=2))) >= len(set(plain))
     assert len(set(tokens(extra_body={"repetition_penalty": 10}))) == 8
-    for one in ({"top_k": 1}, {"min_p": 1}):
-        assert tokens(temperature=2, seed=1, extra_body=one) == plain, "one token is left to draw from"
+    for sampling in ({"top_k": 1}, {"min_p": 1}):
+        assert tokens(temperature=2, seed=1, extra_body=sampling) == plain, "one token is left to draw from"
     assert tokens(temperature=2, seed=1, extra_body={"top_k": -1}) == tokens(temperature=2, seed=1)
 
 
 def test_the_best_are_those_with_the_highest_mean_log_probability(openai_client: Any) -> None:
     """Of each of two prompts."""
     ask = {"model": "tiny", "prompt": [PROMPT, "Heat the oil"], "seed": 5, "max_tokens": 6, "stop": "e"}
-    every = openai_client.completions.create(**ask, n=6, logprobs=2)
+    candidates = openai_client.completions.create(**ask, n=6, logprobs=2)
 
     def expected(n: int) -> list[Any]:
         """The n best of each prompt."""
-        found = []
-        for own in (every.choices[:6], every.choices[6:]):
-            means = [float(np.mean(choice.logprobs.token_logprobs)) for choice in own]
+        ranked = []
+        for choices in (candidates.choices[:6], candidates.choices[6:]):
+            means = [float(np.mean(choice.logprobs.token_logprobs)) for choice in choices]
             assert len(set(means)) == 6
-            found += [own[index] for index in np.argsort(means)[::-1][:n]]
-        return found
+            ranked += [choices[index] for index in np.argsort(means)[::-1][:n]]
+        return ranked
 
     best = openai_client.completions.create(**ask, n=3, best_of=6, logprobs=2)
     assert [choice.index for choice in best.choices] == list(range(6))
-    assert [(one.text, one.finish_reason) for one in best.choices] == [(o.text, o.finish_reason) for o in expected(3)]
-    for one, other in zip(best.choices, expected(3), strict=True):
-        assert one.logprobs.tokens == other.logprobs.tokens
-        assert one.logprobs.token_logprobs == pytest.approx(other.logprobs.token_logprobs, abs=1e-5)
-        assert all(len(top) >= 2 for top in one.logprobs.top_logprobs)
-    assert best.usage == every.usage, "all that was generated counts"
+    assert [(choice.text, choice.finish_reason) for choice in best.choices] == [
+        (o.text, o.finish_reason) for o in expected(3)
+    ]
+    for choice, expected_choice in zip(best.choices, expected(3), strict=True):
+        assert choice.logprobs.tokens == expected_choice.logprobs.tokens
+        assert choice.logprobs.token_logprobs == pytest.approx(expected_choice.logprobs.token_logprobs, abs=1e-5)
+        assert all(len(top) >= 2 for top in choice.logprobs.top_logprobs)
+    assert best.usage == candidates.usage, "all that was generated counts"
     plain = openai_client.completions.create(**ask, n=6, best_of=6)
     assert [choice.text for choice in plain.choices] == [choice.text for choice in expected(6)]
     assert {choice.logprobs for choice in plain.choices} == {None}

@@ -27,23 +27,23 @@ def change(world: World, ref: str, **body: Any) -> Any:
 
 
 def test_lists_by_owner_have_what_the_key_sees(stocked: World) -> None:
-    found = stocked.client.get("/v1/adapters?owner=legal@acme.example").json()["data"]
-    assert {one["ref"] for one in found} == {"acme/law@1", "other/law@1"}
+    adapters = stocked.client.get("/v1/adapters?owner=legal@acme.example").json()["data"]
+    assert {adapter["ref"] for adapter in adapters} == {"acme/law@1", "other/law@1"}
     reader = stocked.headers(stocked.key(["read"], ["acme"]))
-    found = stocked.client.get("/v1/adapters?owner=legal@acme.example", headers=reader).json()["data"]
-    assert [(one["ref"], one["owner"]) for one in found] == [("acme/law@1", "legal@acme.example")]
+    adapters = stocked.client.get("/v1/adapters?owner=legal@acme.example", headers=reader).json()["data"]
+    assert [(adapter["ref"], adapter["owner"]) for adapter in adapters] == [("acme/law@1", "legal@acme.example")]
     assert stocked.client.get("/v1/adapters?owner=legal").json()["data"] == []
-    (card,) = [one for one in stocked.client.get("/v1/models").json()["data"] if one["id"] == "acme/law"]
+    (card,) = [model for model in stocked.client.get("/v1/models").json()["data"] if model["id"] == "acme/law"]
     assert (card["owner"], card["owned_by"]) == ("legal@acme.example", "acme")
 
 
 def test_an_owner_is_changed_and_taken_away_and_all_else_stays(stocked: World) -> None:
-    before = stocked.client.get("/v1/adapters/acme/lay").json()
+    original = stocked.client.get("/v1/adapters/acme/lay").json()
     refits = stocked.client.get("/v1/jobs?kind=fit").json()["data"]
     after = change(stocked, "acme/lay", owner="food team").json()
-    kept = ("card", "domain", "digest", "created_at")
-    assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
-    assert (after["owner"], after["etag"] != before["etag"]) == ("food team", True)
+    unchanged = ("card", "domain", "digest", "created_at")
+    assert {name: after[name] for name in unchanged} == {name: original[name] for name in unchanged}
+    assert (after["owner"], after["etag"] != original["etag"]) == ("food team", True)
     assert change(stocked, "acme/lay", domain="lay").json()["owner"] == "food team"
     assert change(stocked, "acme/lay", owner=None).json()["owner"] is None
     (newest, _, first) = stocked.client.get("/v1/audit?subject=acme/lay@1&action=adapter.change").json()["data"]
@@ -62,40 +62,50 @@ def test_the_hub_says_it_and_what_a_commit_pins_stays(stocked: World) -> None:
 
     def files() -> dict[str, tuple[str, str]]:
         listed = stocked.client.get("/v1/adapters/acme/law@1/files").json()["data"]
-        pinned = {one["name"]: stocked.client.get(f"/acme/law/resolve/{commit}/{one['name']}").text for one in listed}
-        return {one["name"]: (one["digest"], pinned[one["name"]]) for one in listed}
+        pinned = {
+            file["name"]: stocked.client.get(f"/acme/law/resolve/{commit}/{file['name']}").text for file in listed
+        }
+        return {file["name"]: (file["digest"], pinned[file["name"]]) for file in listed}
 
     stocked.push("acme/law", seed=4)
     commit = stocked.client.get("/api/models/acme/law/revision/1").json()["sha"]
-    before, etag = files(), stocked.client.get("/v1/adapters/acme/law@1").json()["etag"]
-    assert "owner" not in before["README.md"][1]
-    for said in (
+    files_before, etag = files(), stocked.client.get("/v1/adapters/acme/law@1").json()["etag"]
+    assert "owner" not in files_before["README.md"][1]
+    for name_owner in (
         lambda: change(stocked, "acme/law@2", owner=HOSTILE),
         lambda: stocked.push("acme/law", seed=5, owner="us"),
     ):
-        said()
+        name_owner()
         hub = stocked.client.get("/api/models/acme/law/revision/1").json()
         assert (hub["sha"], hub["cardData"]["owner"] in (HOSTILE, "us")) == (commit, True)
-        assert files() == before
+        assert files() == files_before
     headers = {"if-match": f'"{etag}"'}
     answered(stocked.client.patch("/v1/adapters/acme/law@1", json={"owner": "legal@acme.example"}, headers=headers))
     assert stocked.client.delete("/v1/adapters/acme/law@3").status_code == 200
     assert stocked.client.delete("/v1/adapters/acme/law@2").status_code == 200
 
 
-@pytest.mark.parametrize("said", [{}, {"owner": "us"}])
-def test_a_cook_that_says_no_owner_is_one_that_the_last_release_can_do(stocked: World, said: dict[str, str]) -> None:
+@pytest.mark.parametrize("owner_field", [{}, {"owner": "us"}])
+def test_a_cook_that_says_no_owner_is_one_that_the_last_release_can_do(
+    stocked: World, owner_field: dict[str, str]
+) -> None:
     """Its workers refuse a request with a field that they do not know."""
-    body = {"recipe": {"ingredients": [{"ref": "acme/law@1"}]}, "verify": False, "wait": 0, "name": "acme/law", **said}
+    body = {
+        "recipe": {"ingredients": [{"ref": "acme/law@1"}]},
+        "verify": False,
+        "wait": 0,
+        "name": "acme/law",
+        **owner_field,
+    }
     job = stocked.client.post("/v1/soups", json=body).json()["id"]
     with stocked.runtime.database.read() as catalogue:
         blob = catalogue.jobs.get(None, job).arguments["request"]
     request = json.loads(stocked.registry.blobs.read(blob))["request"]
-    assert {name: request[name] for name in ("owner",) if name in request} == said
+    assert {name: request[name] for name in ("owner",) if name in request} == owner_field
 
 
 @pytest.mark.parametrize("path", ["soups", "trainings"])
 def test_what_is_cooked_and_trained_is_nobodys_that_names_nobody(stocked: World, path: str) -> None:
-    for said, named in (({}, False), ({"owner": "a\nb"}, True)):
-        answer = stocked.client.post(f"/v1/{path}", json={"name": "acme/law", **said})
+    for owner_field, named in (({}, False), ({"owner": "a\nb"}, True)):
+        answer = stocked.client.post(f"/v1/{path}", json={"name": "acme/law", **owner_field})
         assert (answer.status_code, "owner" in answer.text) == (400, named)

@@ -85,8 +85,8 @@ def test_as_it_lies_on_disk_there_and_back(soup: Soup, lora: Callable[..., Path]
     assert (code, out) == (0, "acme/law@1\n"), err
     row = json.loads(soup("show", "acme/law", "--json")[1])
     assert (row["base_model"], row["config"]["method"], row["sample_state"]) == ("small", "lora", "ready")
-    shown = " ".join(soup("show", "acme/law")[1].split())  # long values go on in the next line
-    assert "rank 2, alpha 5 on transformer.h.*.attn.c_attn of 1 layers" in shown
+    output = " ".join(soup("show", "acme/law")[1].split())  # long values go on in the next line
+    assert "rank 2, alpha 5 on transformer.h.*.attn.c_attn of 1 layers" in output
     assert "lora r2" in soup("ls", "law")[1]
 
     assert soup("pull", "acme/law", tmp_path / "pulled")[0] == 0
@@ -100,13 +100,13 @@ def test_what_is_served_is_what_peft_says(
     folder = lora(use_rslora=True, name="served")
     assert soup("push", folder, "--name", "acme/served", "--domain", "law")[0] == 0
     ids = [0, 30, 31, 32, 33]
-    asked = {"model": "acme/served", "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
-    told = live.world.client.post("/v1/completions", json=asked).json()
+    request = {"model": "acme/served", "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
+    completion = live.world.client.post("/v1/completions", json=request).json()
     model = peft.PeftModel.from_pretrained(copy.deepcopy(models["small"]), str(folder)).eval()
     with torch.inference_mode():
         scores = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0], dim=-1)
     expected = [float(scores[at, token]) for at, token in enumerate(ids[1:])]
-    assert told["choices"][0]["logprobs"]["token_logprobs"][1 : len(ids)] == pytest.approx(expected, abs=1e-4)
+    assert completion["choices"][0]["logprobs"]["token_logprobs"][1 : len(ids)] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -132,5 +132,7 @@ def test_a_base_that_two_entries_match(soup: Soup, lora: Callable[..., Path], se
 
 def test_pefts_json_as_it_is(world: World, lora: Callable[..., Path]) -> None:
     answer = answered(world.client.post("/v1/adapters", json=body(lora(name="curl"))), 201)
-    again = world.client.post("/v1/adapters", json=body(lora(name="curl"), peft_config=None, config=answer["config"]))
-    assert answered(again)["digest"] == answer["digest"]
+    second_answer = world.client.post(
+        "/v1/adapters", json=body(lora(name="curl"), peft_config=None, config=answer["config"])
+    )
+    assert answered(second_answer)["digest"] == answer["digest"]

@@ -26,7 +26,7 @@ TEXTS = [
 def by_hand(world: World, texts: list[str], *, seed: int | None = None) -> list[tuple[float, int]]:
     """(NLL, tokens) of each text, window by window, with plain log-softmax."""
     base = load_base(world.runtime.bases["tiny"].entry)
-    found = []
+    likelihoods = []
     with ExitStack() as stack:
         if seed is not None:
             tensors = load_tensors(adapter_weights(world.runtime, seed=seed))
@@ -41,8 +41,8 @@ def by_hand(world: World, texts: list[str], *, seed: int | None = None) -> list[
                 scores = torch.log_softmax(logits.double(), -1)[0, :-1]
                 nll -= float(scores.gather(1, window[0, 1:, None]).sum())
                 tokens += window.shape[1] - 1
-            found.append((nll, tokens))
-    return found
+            likelihoods.append((nll, tokens))
+    return likelihoods
 
 
 def ask(world: World, **body: Any) -> Any:
@@ -71,9 +71,9 @@ def test_it_is_what_the_model_says(world: World, model: str, seed: int | None) -
 
 def test_a_baseline_is_paired(world: World) -> None:
     pushed = world.push("team/paired", seed=22)
-    found = ask(world, model="team/paired", baseline="base/tiny")
-    answer = found.json()
-    assert found.headers["x-soup-digest"] == answer["digest"] == pushed["digest"]
+    response = ask(world, model="team/paired", baseline="base/tiny")
+    answer = response.json()
+    assert response.headers["x-soup-digest"] == answer["digest"] == pushed["digest"]
     base = ask(world).json()
     assert answer["baseline"]["perplexity"] == base["perplexity"]
     assert answer["baseline"]["model"] == "base/tiny"

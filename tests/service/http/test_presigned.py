@@ -67,10 +67,10 @@ def test_weights_are_at_a_url_that_needs_no_key(live: Live, path: str) -> None:
     place = answer.headers["location"]
     assert re.search("X-Amz-Expires=60&", place)
     assert "secret-of-the-store" not in place
-    with httpx2.Client(trust_env=False) as other:
-        assert other.get(place).content == weights(live)
-        part = other.get(place, headers={"range": "bytes=5-14"})
-        assert (part.status_code, part.content) == (206, weights(live)[5:15])
+    with httpx2.Client(trust_env=False) as keyless:
+        assert keyless.get(place).content == weights(live)
+        range_answer = keyless.get(place, headers={"range": "bytes=5-14"})
+        assert (range_answer.status_code, range_answer.content) == (206, weights(live)[5:15])
     assert get(live, path, **{"if-none-match": answer.headers["etag"]}).status_code == 304
     headers = live.world.client.head(path).headers
     assert (int(headers["content-length"]), headers["etag"]) == (len(weights(live)), answer.headers["etag"])
@@ -95,25 +95,25 @@ def test_blobs_by_digest_may_be_samples_and_stay(live: Live) -> None:
 
 
 def test_the_key_is_checked_first(live: Live) -> None:
-    path, other = f"{FILES}/{WEIGHTS_FILE}", live.world.headers(live.world.key(["read"], ["elsewhere"]))
+    path, outsider = f"{FILES}/{WEIGHTS_FILE}", live.world.headers(live.world.key(["read"], ["elsewhere"]))
     writer = live.world.headers(live.world.key(["write"], ["acme"]))
-    found = {name: get(live, path, **headers) for name, headers in {"other": other, "writer": writer}.items()}
-    assert {name: answer.status_code for name, answer in found.items()} == {"other": 404, "writer": 403}
+    answers = {name: get(live, path, **headers) for name, headers in {"other": outsider, "writer": writer}.items()}
+    assert {name: answer.status_code for name, answer in answers.items()} == {"other": 404, "writer": 403}
     answer = httpx2.get(live.url + path, trust_env=False)
     assert (answer.status_code, "location" in answer.headers) == (401, False)
 
 
 def signed_requests(proxy: FaultProxy) -> list[dict[str, str]]:
     """The headers, in lower case, of what comes to the store by signed URLs from now on."""
-    asked: list[dict[str, str]] = []
+    signed_headers: list[dict[str, str]] = []
 
     def watch(request: FaultHandler) -> bool:
         if "X-Amz-Signature" in request.path:
-            asked.append({name.lower(): value for name, value in request.headers.items()})
+            signed_headers.append({name.lower(): value for name, value in request.headers.items()})
         return False
 
     proxy.fault = watch
-    return asked
+    return signed_headers
 
 
 def answered(status: int, body: bytes) -> Callable[[FaultHandler], bool]:
@@ -124,12 +124,12 @@ def answered(status: int, body: bytes) -> Callable[[FaultHandler], bool]:
 def test_a_client_follows_without_its_key_and_checks_what_came(
     live: Live, client: SoupClient, proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    asked = signed_requests(proxy)
+    signed_headers = signed_requests(proxy)
     client.pull_directory("acme/law", tmp_path / "law")
     assert (tmp_path / "law" / WEIGHTS_FILE).read_bytes() == weights(live)
-    assert len(asked) == 1
-    assert "authorization" not in asked[0]
-    assert live.world.admin not in str(asked[0])
+    assert len(signed_headers) == 1
+    assert "authorization" not in signed_headers[0]
+    assert live.world.admin not in str(signed_headers[0])
     proxy.fault = answered(200, b"other")
     with pytest.raises(DigestMismatch, match="arrived damaged"):
         client.pull_directory("acme/law", tmp_path / "other")
@@ -150,12 +150,12 @@ async def test_so_does_one_that_is_awaited(live: Live, tmp_path: Path) -> None:
 
 @pytest.mark.interop
 def test_huggingface_hub_follows_and_takes_its_token_nowhere(live: Live, proxy: FaultProxy, tmp_path: Path) -> None:
-    asked = signed_requests(proxy)
+    signed_headers = signed_requests(proxy)
     token = live.world.key(["read"], ["acme"])
     with closing(HubSession(live.url, token, tmp_path / "hub")) as hub:
         assert (Path(hub.ask("snapshot_download", repo_id="acme/law")) / WEIGHTS_FILE).read_bytes() == weights(live)
-        assert len(asked) == 1
-        assert token not in str(asked)
+        assert len(signed_headers) == 1
+        assert token not in str(signed_headers)
         proxy.fault = answered(403, b"")
         with pytest.raises(HubError):
             hub.ask("hf_hub_download", repo_id="acme/law", filename=WEIGHTS_FILE, force_download=True)

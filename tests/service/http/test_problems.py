@@ -126,7 +126,7 @@ def test_the_input_is_not_echoed(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "said"),
+    ("kind", "value", "wording"),
     [
         (tuple[int, ...], "x", "must be a list"),
         (Annotated[tuple[int, ...], Field(min_length=1)], [], "must have at least 1 item, and has 0"),
@@ -139,10 +139,10 @@ def test_the_input_is_not_echoed(client: TestClient) -> None:
         (Part, "Team", "must have 1 to 64 of a-z, 0-9, '.', '_' and '-', and start with a letter or digit"),
     ],
 )
-def test_what_is_wrong_is_said_in_the_words_of_json(kind: Any, value: Any, said: str) -> None:
+def test_what_is_wrong_is_said_in_the_words_of_json(kind: Any, value: Any, wording: str) -> None:
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(kind).validate_python(value)
-    assert describe_error(caught.value.errors()[0]) == said
+    assert describe_error(caught.value.errors()[0]) == wording
 
 
 def test_json_that_is_none(client: TestClient) -> None:

@@ -40,8 +40,8 @@ def test_neither_text_nor_bytes_are_left(world: World) -> None:
         assert world.client.get(f"/v1/adapters/{path}").status_code == 410, path
     assert world.client.post("/v1/adapters/gone/one@1/restore").status_code == 410
     assert purge(world, "gone/one@1").status_code == 410
-    asked = {"model": "gone/one@1", "prompt": "a", "max_tokens": 1}
-    assert "was purged on" in refusal(world.client.post("/v1/completions", json=asked), 410)
+    request = {"model": "gone/one@1", "prompt": "a", "max_tokens": 1}
+    assert "was purged on" in refusal(world.client.post("/v1/completions", json=request), 410)
     stored = [path for path in world.runtime.settings.data.rglob("*") if path.is_file()]
     assert stored
     assert not [path for path in stored if TEXTS[0].encode() in path.read_bytes()]
@@ -57,9 +57,11 @@ def test_a_soup_of_it_is_served_and_says_that_it_cannot_be_rebuilt(world: World)
     assert (body["not_rebuildable"], body["elsewhere"]) == (["parts/mixed@1"], 1)
     lineage = world.client.get("/v1/adapters/parts/mixed/lineage").json()
     assert lineage["rebuildable"] is False
-    assert sorted((one["ref"], one["purged"]) for one in lineage["parents"] if one["purged"]) == [(None, True)]
-    asked = {"model": "parts/mixed", "prompt": "a", "max_tokens": 1}
-    assert world.client.post("/v1/completions", json=asked).status_code == 200
+    assert sorted((parent["ref"], parent["purged"]) for parent in lineage["parents"] if parent["purged"]) == [
+        (None, True)
+    ]
+    request = {"model": "parts/mixed", "prompt": "a", "max_tokens": 1}
+    assert world.client.post("/v1/completions", json=request).status_code == 200
     assert world.client.get("/v1/adapters/parts/tax/lineage").json()["rebuildable"] is None
 
 
@@ -81,15 +83,15 @@ def test_the_job_that_cooked_a_purged_soup_is_shown_without_it_and_never_with_an
 
 def test_a_collection_by_hand_is_for_admins_of_everything(world: World) -> None:
     for scopes, namespaces in ((["read", "write", "infer"], None), (["admin"], ["held"])):
-        asked = {"json": {"dry_run": True}, "headers": world.headers(world.key(scopes, namespaces))}
-        assert world.client.post("/v1/collect", **asked).status_code == 403
+        request = {"json": {"dry_run": True}, "headers": world.headers(world.key(scopes, namespaces))}
+        assert world.client.post("/v1/collect", **request).status_code == 403
     with world.runtime.database.write() as catalogue:
         catalogue.removals.forget([sha256_digest(b"long gone")], datetime.now(UTC) - timedelta(days=1))
-    for dry_run, left in ((True, 1), (False, 0)):
+    for dry_run, due in ((True, 1), (False, 0)):
         answer = answered(world.client.post("/v1/collect", json={"dry_run": dry_run}))
         assert (answer["dry_run"], answer["files"]) == (dry_run, 1)
         with world.runtime.database.read() as catalogue:
-            assert catalogue.removals.count_due(datetime.now(UTC)) == left
+            assert catalogue.removals.count_due(datetime.now(UTC)) == due
     (entry,) = world.client.get("/v1/audit?action=server.collect").json()["data"]
     assert entry["detail"]["files"] == 1
     assert entry["key_id"].startswith("key-")

@@ -42,13 +42,13 @@ def push_of(good: bytes, **fields: Any) -> dict[str, Any]:
     return {**manifest("acme/bad", good), **fields}
 
 
-def seen(world: World) -> dict[str, Any]:
+def visible_state(world: World) -> dict[str, Any]:
     """Everything that a push could leave visible."""
     with world.runtime.database.read() as catalogue:
         audit = len(catalogue.audit.list(None, limit=200).rows)
     return {
-        "adapters": [one["ref"] for one in world.client.get("/v1/adapters?limit=200").json()["data"]],
-        "jobs": [one["id"] for one in world.client.get("/v1/jobs?limit=200").json()["data"]],
+        "adapters": [adapter["ref"] for adapter in world.client.get("/v1/adapters?limit=200").json()["data"]],
+        "jobs": [job["id"] for job in world.client.get("/v1/jobs?limit=200").json()["data"]],
         "audit": audit,
     }
 
@@ -57,7 +57,7 @@ def refused(
     world: World, body: dict[str, Any], status: int, code: str, sentence: str, **request: Any
 ) -> dict[str, Any]:
     """The error of a push that is refused, after which nothing is to be seen of it."""
-    before = seen(world)
+    state_before = visible_state(world)
     answer = world.client.post("/v1/adapters", json=body, **request)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (status, code), answer.text
@@ -65,7 +65,7 @@ def refused(
     assert error["message"].endswith((".", ")"))
     assert len(error["message"]) < 600
     assert "Traceback" not in answer.text
-    assert seen(world) == before
+    assert visible_state(world) == state_before
     return dict(error)
 
 
@@ -154,8 +154,14 @@ def push(world: World, name: str, weights: bytes, **fields: Any) -> Any:
 def test_samples_are_cleaned_counted_and_drawn_with_a_seed(world: World, good: bytes) -> None:
     answer = push(world, "acme/drawn", good, sample={"texts": [*PASSAGES[:600], "", *PASSAGES[:5]]})
     body = answered(answer, 201)
-    told = body["sample"]
-    assert (told["received"], told["empty"], told["duplicates"], told["kept"], told["seed"]) == (606, 1, 5, 500, 0)
+    sample = body["sample"]
+    assert (sample["received"], sample["empty"], sample["duplicates"], sample["kept"], sample["seed"]) == (
+        606,
+        1,
+        5,
+        500,
+        0,
+    )
     assert (body["sample_state"], body["job"][:4]) == ("pending", "job-")
     assert answer.headers["location"] == "/v1/adapters/acme/drawn@1"
     few = push(world, "acme/few", good, sample={"texts": PASSAGES[:30]}).json()

@@ -1,6 +1,6 @@
-"""What lm_eval sends, as it was recorded of it, sent to the tiny base: it is not installed for it.
+"""Requests of lm_eval, recorded once and sent to the tiny base: lm_eval itself need not be installed.
 
-Recorded of lm_eval 0.4.13 (`local-completions`, `tokenizer_backend=remote`), by a proxy in front of `soup serve`;
+The version was 0.4.13 (`local-completions`, `tokenizer_backend=remote`), by a proxy in front of `soup serve`;
 docs/how-to/use-openai-clients.md has the command. lm_eval measures how likely a continuation is by a prompt that
 holds context and continuation, echoed, and takes the log-probabilities between the context's length and the last.
 """
@@ -96,14 +96,14 @@ def test_a_text_has_the_same_likelihood_as_ids_and_as_text(both: tuple[Harness, 
     """It begins with the BOS, of which there is one either way; and it is what the server's perplexity is made of."""
     ids, text = both
     assert ids.rolling(LONG) == text.rolling(LONG)
-    found = ids.post("/v1/perplexity", {"model": ids.model, "texts": [LONG]})["texts"][0]
-    assert ids.rolling(LONG)[0] == pytest.approx(-found["nll"], rel=1e-5)
+    perplexity = ids.post("/v1/perplexity", {"model": ids.model, "texts": [LONG]})["texts"][0]
+    assert ids.rolling(LONG)[0] == pytest.approx(-perplexity["nll"], rel=1e-5)
 
 
 def test_an_answer_has_the_same_likelihood_where_its_context_begins_with_the_bos(
     both: tuple[Harness, Harness],
 ) -> None:
-    """As with `--system_instruction` of the BOS token."""
+    """lm_eval does this with `--system_instruction` and the BOS token."""
     ids, text = both
     context = ids.info["bos_token"] + "The quick brown"
     assert ids.choice(context, " void for want") == text.choice(context, " void for want")
@@ -111,7 +111,7 @@ def test_an_answer_has_the_same_likelihood_where_its_context_begins_with_the_bos
 
 
 def test_without_it_text_gets_the_bos_and_ids_do_not(both: tuple[Harness, Harness]) -> None:
-    """What the page about lm_eval warns of."""
+    """The page about lm_eval warns of this."""
     ids, text = both
     assert ids.choice("The quick brown", " fox") != text.choice("The quick brown", " fox")
     with_bos = ids.choice(ids.info["bos_token"] + "The quick brown", " fox")

@@ -27,18 +27,22 @@ SETTINGS = {"wait_seconds": 0, "max_wait_seconds": 0, "job_workers": 0}  # waits
 def operations(world: World) -> list[Any]:
     """Calls whose path has something to draw; `test_fuzz_api.py` draws bodies and queries."""
     schema = schemathesis.openapi.from_asgi("/openapi.json", world.app)
-    found = [result.ok() for result in schema.get_all_operations()]
+    every_operation = [result.ok() for result in schema.get_all_operations()]
     # an event stream ends with its job, and no job here does
-    return [operation for operation in found if operation.path_parameters and not operation.path.endswith("/events")]
+    return [
+        operation
+        for operation in every_operation
+        if operation.path_parameters and not operation.path.endswith("/events")
+    ]
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_no_path_breaks_the_server(world: World, mode: GenerationMode) -> None:
     world.push("team/adapter", seed=1)
     headers = world.headers(world.admin)
-    found = operations(world)
-    assert len(found) > 20
-    for operation in found:
+    targets = operations(world)
+    assert len(targets) > 20
+    for operation in targets:
 
         @settings(max_examples=EXAMPLES, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy(generation_mode=mode))
@@ -54,10 +58,10 @@ def test_no_path_breaks_the_server(world: World, mode: GenerationMode) -> None:
 
 
 def test_nothing_breaks_it_along_the_links(world: World) -> None:
-    """What was made is read, changed and removed by the calls that its answer's links name."""
+    """The calls that an answer's links name read, change and remove what was created."""
     weights = adapter_weights(world.runtime, seed=2)
     schema = schemathesis.openapi.from_asgi("/openapi.json", world.app)
-    caller = Caller(world.admin, next(one["id"] for one in world.client.get("/v1/keys").json()["data"]))
+    caller = Caller(world.admin, next(key["id"] for key in world.client.get("/v1/keys").json()["data"]))
     sent = Sent()
     run_schema(schema, caller, lambda name, _: manifest(name, weights), cases=FOLLOWED, sent=sent)
     assert sent.failures == []

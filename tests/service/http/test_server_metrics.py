@@ -22,9 +22,9 @@ TEXTS = [f"passage {number} of a domain" for number in range(30)]
 def samples(world: World) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     text = world.client.get("/metrics").text
     return {
-        (one.name, tuple(sorted(one.labels.items()))): one.value
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
-        for one in family.samples
+        for sample in family.samples
     }
 
 
@@ -33,14 +33,14 @@ def value(world: World, name: str, **labels: str) -> float | None:
 
 
 def test_a_job_is_counted_with_its_seconds(world: World) -> None:
-    before = value(world, "soup_jobs_ended_total", kind="embed", outcome="succeeded") or 0
+    ended_before = value(world, "soup_jobs_ended_total", kind="embed", outcome="succeeded") or 0
     job = world.push("acme/one", sample={"texts": TEXTS})["job"]
-    until(lambda: (value(world, "soup_jobs_ended_total", kind="embed", outcome="succeeded") or 0) > before)
+    until(lambda: (value(world, "soup_jobs_ended_total", kind="embed", outcome="succeeded") or 0) > ended_before)
     assert world.client.get(f"/v1/jobs/{job}").json()["state"] == "succeeded"
-    found = samples(world)
+    metrics = samples(world)
     kind = (("kind", "embed"),)
-    assert found["soup_jobs_queued", kind] == found["soup_jobs_running", kind] == 0
-    assert found["soup_jobs_oldest_queued_seconds", kind] == 0
+    assert metrics["soup_jobs_queued", kind] == metrics["soup_jobs_running", kind] == 0
+    assert metrics["soup_jobs_oldest_queued_seconds", kind] == 0
 
 
 def test_a_failure_is_counted_by_its_code(world: World) -> None:
@@ -56,13 +56,13 @@ def test_errors_by_code_of_routes_gate_and_framework(world: World) -> None:
         return value(world, "soup_http_errors_total", code=code) or 0
 
     codes = ("not_found", "unauthenticated", "invalid_parameter", "method_not_allowed", "damaged_blob")
-    before = {code: count(code) for code in codes}
+    counts_before = {code: count(code) for code in codes}
     world.client.get("/v1/adapters/acme/none-of-this")
     world.client.get("/v1/adapters", headers={"authorization": "Bearer nothing"})
     world.client.post("/v1/perplexity", json={"model": 5})
     world.client.get("/v1/nothing-at-all")
     world.client.delete("/v1/perplexity")
-    assert {code: count(code) - before[code] for code in codes} == {
+    assert {code: count(code) - counts_before[code] for code in codes} == {
         "not_found": 2,
         "unauthenticated": 1,
         "invalid_parameter": 1,
@@ -73,15 +73,15 @@ def test_errors_by_code_of_routes_gate_and_framework(world: World) -> None:
 
 def test_disk_blobs_keys_process_and_readiness_are_there(world: World) -> None:
     world.client.get("/readyz")
-    found = samples(world)
+    metrics = samples(world)
     usage = shutil.disk_usage(world.runtime.settings.data)
-    assert found["soup_disk_bytes", (("folder", "data"),)] == usage.total
-    assert 0 < found["soup_disk_free_bytes", (("folder", "blobs"),)] <= usage.total
-    assert found["soup_blobs", ()] >= 0
-    assert found["soup_keys", (("state", "active"),)] >= 1
-    assert found["soup_ready", ()] == 1
-    assert 0 <= found["soup_ready_age_seconds", ()] < 60
-    assert found["process_resident_memory_bytes", ()] > 0
+    assert metrics["soup_disk_bytes", (("folder", "data"),)] == usage.total
+    assert 0 < metrics["soup_disk_free_bytes", (("folder", "blobs"),)] <= usage.total
+    assert metrics["soup_blobs", ()] >= 0
+    assert metrics["soup_keys", (("state", "active"),)] >= 1
+    assert metrics["soup_ready", ()] == 1
+    assert 0 <= metrics["soup_ready_age_seconds", ()] < 60
+    assert metrics["process_resident_memory_bytes", ()] > 0
 
 
 @pytest.mark.parametrize("error", [OSError("no such folder"), ValueError("nobody thought of it")])
@@ -89,11 +89,11 @@ def test_a_part_that_cannot_be_found_out_leaves_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr("service.http.server_metrics.shutil.disk_usage", Mock(side_effect=error))
-    before = value(world, "soup_metrics_failures_total", part="disk") or 0
-    found = samples(world)
-    assert found["soup_metrics_failures_total", (("part", "disk"),)] == before + 1
-    assert not [name for name, _ in found if name.startswith("soup_disk")]
-    assert found["soup_keys", (("state", "active"),)] >= 1
+    failures_before = value(world, "soup_metrics_failures_total", part="disk") or 0
+    metrics = samples(world)
+    assert metrics["soup_metrics_failures_total", (("part", "disk"),)] == failures_before + 1
+    assert not [name for name, _ in metrics if name.startswith("soup_disk")]
+    assert metrics["soup_keys", (("state", "active"),)] >= 1
 
 
 def test_without_its_database_a_server_still_has_metrics(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +102,6 @@ def test_without_its_database_a_server_still_has_metrics(world: World, monkeypat
     text = world.app.state.metrics.render().decode()
     assert "soup_disk_bytes" in text
     assert "soup_keys{" not in text
-    for part in ("jobs", "keys"):
-        (count,) = re.findall(rf'soup_metrics_failures_total{{part="{part}"}} (\S+)', text)
+    for source in ("jobs", "keys"):
+        (count,) = re.findall(rf'soup_metrics_failures_total{{part="{source}"}} (\S+)', text)
         assert float(count) >= 1

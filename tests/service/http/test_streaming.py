@@ -1,4 +1,4 @@
-"""What a stream sends for what the engine says: every event as the schema has it, in order, together where it is ready.
+"""Events that a stream sends for an engine's tokens: as their schema has them, in order, those ready together.
 
 The engine is one of prepared tokens, so that the tests say when they come and what is in them.
 """
@@ -60,31 +60,31 @@ def events_of(body: CompletionRequest | ChatRequest, prompts: Sequence[str] = ("
 
 def parsed(text: str, schema: type[BaseModel]) -> list[Any]:
     """The events of a text, each of which is to the byte what the schema makes of it."""
-    found = []
-    for one in text.split("\n\n")[:-1]:
-        value = schema.model_validate(json.loads(one.removeprefix("data: ")))
-        assert event(value) == one + "\n\n"
-        found.append(value)
-    return found
+    values = []
+    for frame in text.split("\n\n")[:-1]:
+        value = schema.model_validate(json.loads(frame.removeprefix("data: ")))
+        assert event(value) == frame + "\n\n"
+        values.append(value)
+    return values
 
 
 @st.composite
 def tokens_of(draw: st.DrawFn, n: int) -> list[Delta]:
     """The tokens of `n` choices, mixed, each choice's last with its finish reason."""
-    left = [draw(st.integers(1, 4)) for _ in range(n)]
-    found = []
-    while any(left):
-        index = draw(st.sampled_from([i for i in range(n) if left[i]]))
-        left[index] -= 1
-        reason: Any = None if left[index] else draw(st.sampled_from(["stop", "length"]))
+    remaining = [draw(st.integers(1, 4)) for _ in range(n)]
+    deltas = []
+    while any(remaining):
+        index = draw(st.sampled_from([i for i in range(n) if remaining[i]]))
+        remaining[index] -= 1
+        reason: Any = None if remaining[index] else draw(st.sampled_from(["stop", "length"]))
         token, offset = draw(st.integers(0, 9)), draw(st.integers(0, 9))
-        found.append(Delta(index, token, draw(TEXTS), offset, draw(LOGPROBS), draw(TOPS), reason))
-    return found
+        deltas.append(Delta(index, token, draw(TEXTS), offset, draw(LOGPROBS), draw(TOPS), reason))
+    return deltas
 
 
 def ended(tokens: Sequence[Delta], n: int) -> Generation:
-    ids = [tuple(one.token_id for one in tokens if one.index == index) for index in range(n)]
-    return Generation(tuple(Completion(one, "", "length") for one in ids), reused=1)
+    ids = [tuple(delta.token_id for delta in tokens if delta.index == index) for index in range(n)]
+    return Generation(tuple(Completion(token_ids, "", "length") for token_ids in ids), reused=1)
 
 
 def asked_for(model: str, n: int, *, usage: bool) -> dict[str, Any]:
@@ -102,26 +102,31 @@ def test_events_of_completions(data: st.DataObject, n: int, logprobs: int | None
     echo = logprobs is None and data.draw(st.booleans())
     prompts = data.draw(st.lists(TEXTS, min_size=1, max_size=2))
     body = CompletionRequest(**asked_for(model, n, usage=usage), prompt="a", echo=echo, logprobs=logprobs)
-    events, said, sent = events_of(body, prompts), [], ""
+    events, generated, sent = events_of(body, prompts), [], ""
     sent += events.first()
     for number in range(len(prompts)):
         tokens = data.draw(tokens_of(n))
-        said += [(number * n + one.index, one) for one in tokens]
-        sent += "".join(events.encode(number, one) for one in tokens)
+        generated += [(number * n + delta.index, delta) for delta in tokens]
+        sent += "".join(events.encode(number, delta) for delta in tokens)
         sent += events.encode(number, ended(tokens, n))
     sent += events.last()
     chunks: list[CompletionAnswer] = parsed(sent, CompletionAnswer)
     written = [chunk.choices[0] for chunk in chunks if chunk.choices]
     for choice in range(n * len(prompts)):
-        own, deltas = [one for one in written if one.index == choice], [one for at, one in said if at == choice]
-        before = prompts[choice // n] if echo else ""
-        assert "".join(one.text for one in own) == before + "".join(one.text for one in deltas)
-        assert [one.finish_reason for one in own if one.finish_reason] == [deltas[-1].finish_reason]
-        assert own[-1].finish_reason is not None
+        pieces, deltas = (
+            [piece for piece in written if piece.index == choice],
+            [delta for at, delta in generated if at == choice],
+        )
+        echoed = prompts[choice // n] if echo else ""
+        assert "".join(piece.text for piece in pieces) == echoed + "".join(delta.text for delta in deltas)
+        assert [piece.finish_reason for piece in pieces if piece.finish_reason] == [deltas[-1].finish_reason]
+        assert pieces[-1].finish_reason is not None
         if logprobs is not None:
-            assert [one.logprobs and one.logprobs.token_logprobs for one in own] == [[one.logprob] for one in deltas]
+            assert [piece.logprobs and piece.logprobs.token_logprobs for piece in pieces] == [
+                [delta.logprob] for delta in deltas
+            ]
     assert all(chunk.model == model[:200] and chunk.id == chunks[0].id for chunk in chunks)
-    assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(said)] * usage
+    assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(generated)] * usage
     assert all(("usage" in chunk.model_fields_set) == usage for chunk in chunks)
 
 
@@ -129,17 +134,22 @@ def test_events_of_completions(data: st.DataObject, n: int, logprobs: int | None
 def test_events_of_chat(data: st.DataObject, n: int, top: int | None, usage: bool, model: str) -> None:
     body = ChatRequest(**asked_for(model, n, usage=usage), messages=HELLO, logprobs=top is not None, top_logprobs=top)
     tokens, events = data.draw(tokens_of(n)), events_of(body)
-    sent = events.first() + "".join(events.encode(0, one) for one in tokens)
+    sent = events.first() + "".join(events.encode(0, delta) for delta in tokens)
     sent += events.encode(0, ended(tokens, n)) + events.last()
     chunks: list[ChatChunk] = parsed(sent, ChatChunk)
     written = [chunk.choices[0] for chunk in chunks if chunk.choices]
-    assert [one.delta.role for one in written[:n]] == ["assistant"] * n
+    assert [piece.delta.role for piece in written[:n]] == ["assistant"] * n
     for index in range(n):
-        own, deltas = [one for one in written if one.index == index], [one for one in tokens if one.index == index]
-        assert "".join(one.delta.content or "" for one in own) == "".join(one.text for one in deltas)
-        assert [one.finish_reason for one in own] == [None] * (len(own) - 1) + [deltas[-1].finish_reason]
+        pieces, deltas = (
+            [piece for piece in written if piece.index == index],
+            [delta for delta in tokens if delta.index == index],
+        )
+        assert "".join(piece.delta.content or "" for piece in pieces) == "".join(delta.text for delta in deltas)
+        assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [deltas[-1].finish_reason]
         if top is not None:
-            assert [one.logprobs.content[0].logprob for one in own if one.logprobs] == [one.logprob for one in deltas]
+            assert [piece.logprobs.content[0].logprob for piece in pieces if piece.logprobs] == [
+                delta.logprob for delta in deltas
+            ]
     assert [chunk.usage.completion_tokens for chunk in chunks if chunk.usage] == [len(tokens)] * usage
     assert all(("usage" in chunk.model_fields_set) == usage for chunk in chunks)
 
@@ -148,8 +158,11 @@ def test_events_of_chat(data: st.DataObject, n: int, top: int | None, usage: boo
 def test_a_choice_without_tokens_still_ends(schema: type[BaseModel]) -> None:
     chat = ChatRequest(model="a", messages=HELLO, n=2)
     events = events_of(chat if schema is ChatChunk else CompletionRequest(model="a", prompt="a", n=2))
-    found = parsed(events.encode(0, ended([], 2)), schema)
-    assert [(one.choices[0].index, one.choices[0].finish_reason) for one in found] == [(0, "length"), (1, "length")]
+    chunks = parsed(events.encode(0, ended([], 2)), schema)
+    assert [(chunk.choices[0].index, chunk.choices[0].finish_reason) for chunk in chunks] == [
+        (0, "length"),
+        (1, "length"),
+    ]
 
 
 class Prepared:
@@ -158,13 +171,13 @@ class Prepared:
     def __init__(self) -> None:
         self.requests: list[Any] = []
         self.tickets: list[Ticket] = []
-        self.asked = asyncio.Event()
+        self.submitted = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     def submit_all(self, requests: Sequence[GenerateRequest | ScoreRequest]) -> list[Ticket]:
         self.requests += requests
         self.tickets += [Ticket(1) for _ in requests]
-        self._loop.call_soon_threadsafe(self.asked.set)
+        self._loop.call_soon_threadsafe(self.submitted.set)
         return self.tickets[-len(requests) :]
 
     def step(self, texts: Sequence[str | None]) -> None:
@@ -204,11 +217,11 @@ async def started(engine: Prepared) -> Started:
 
     async def open_stream(prompts: int = 1, text: str = "a") -> TokenStream:
         stream = TokenStream([GenerateRequest("tiny", (1,)) for _ in range(prompts)], outbox)
-        before = len(engine.requests)
-        engine.asked.clear()
+        earlier = len(engine.requests)
+        engine.submitted.clear()
         starting = asyncio.ensure_future(start(present_client(), engine, stream))  # type: ignore[arg-type]
-        await engine.asked.wait()
-        engine.step([None] * before + [text] * prompts)
+        await engine.submitted.wait()
+        engine.step([None] * earlier + [text] * prompts)
         await starting
         return stream
 
@@ -276,11 +289,11 @@ async def test_nothing_is_lost_between_threads(engine: Prepared, started: Starte
 
     thread = threading.Thread(target=steps)
     thread.start()
-    found: list[str] = []
-    while len(found) < 1000:
-        found += [delta.text for _, delta in await stream.receive()]
+    received: list[str] = []
+    while len(received) < 1000:
+        received += [delta.text for _, delta in await stream.receive()]
     thread.join()
-    assert found == ["0", *tokens]
+    assert received == ["0", *tokens]
 
 
 @pytest.mark.anyio
@@ -295,17 +308,17 @@ def test_an_event_loop_that_is_closed_is_told_nothing() -> None:
 
 @pytest.mark.anyio
 async def test_what_is_ready_goes_together_and_the_end_with_the_last_token(engine: Prepared, started: Started) -> None:
-    parts = _event_chunks(await started(2), Raw())  # type: ignore[arg-type]
-    assert await anext(parts) == b"<0a 1a "
+    chunks = _event_chunks(await started(2), Raw())  # type: ignore[arg-type]
+    assert await anext(chunks) == b"<0a 1a "
     engine.step(["b", None])
     engine.step(["c", "é"])
-    assert await anext(parts) == "0b 0c 1é ".encode()
+    assert await anext(chunks) == "0b 0c 1é ".encode()
     engine.tickets[0].set_result(ended([], 1))
     engine.step([None, "d"])
-    assert await anext(parts) == b"0. 1d "
+    assert await anext(chunks) == b"0. 1d "
     engine.step([None, "e"])
     engine.tickets[1].set_result(ended([], 1))
-    assert [part async for part in parts] == [b"1e 1. >" + DONE.encode()]
+    assert [chunk async for chunk in chunks] == [b"1e 1. >" + DONE.encode()]
 
 
 @pytest.mark.anyio
@@ -316,11 +329,11 @@ async def test_an_error_is_the_last_event_behind_the_tokens_that_came(
     stream = await started()
     engine.step(["b"])
     end(engine.tickets[0])
-    parts = _event_chunks(stream, Raw())  # type: ignore[arg-type]
-    part = b"".join([part async for part in parts])
-    assert part.startswith(b'<0a 0b data: {"error": {"message": ')
-    assert b"[DONE]" not in part
-    assert part.count(b"\n\n") == 1
+    chunks = _event_chunks(stream, Raw())  # type: ignore[arg-type]
+    body = b"".join([chunk async for chunk in chunks])
+    assert body.startswith(b'<0a 0b data: {"error": {"message": ')
+    assert b"[DONE]" not in body
+    assert body.count(b"\n\n") == 1
 
 
 @pytest.mark.anyio
@@ -328,10 +341,10 @@ async def test_an_error_is_the_last_event_behind_the_tokens_that_came(
 async def test_what_fails_before_the_first_token_fails_the_start(
     engine: Prepared, end: Callable[[Ticket], object], raised: type[Exception]
 ) -> None:
-    asked, outbox = [GenerateRequest("tiny", (1,))] * 2, Outbox(asyncio.get_running_loop())
-    stream = TokenStream(asked, outbox)
+    requests, outbox = [GenerateRequest("tiny", (1,))] * 2, Outbox(asyncio.get_running_loop())
+    stream = TokenStream(requests, outbox)
     starting = asyncio.ensure_future(start(present_client(), engine, stream))  # type: ignore[arg-type]
-    await engine.asked.wait()
+    await engine.submitted.wait()
     end(engine.tickets[1])
     with pytest.raises(raised):
         await starting
@@ -347,7 +360,7 @@ async def test_a_client_that_leaves_a_whole_answer_cancels_it_and_leaves_nothing
     answering = asyncio.ensure_future(
         finish(request, engine, [GenerateRequest("tiny", (1,))] * 2)  # type: ignore[arg-type]
     )
-    await engine.asked.wait()
+    await engine.submitted.wait()
     client.gone.set()
     with pytest.raises(Cancelled):
         await answering
@@ -363,21 +376,21 @@ async def test_a_client_that_is_slow_gets_the_rest_in_one_part_and_one_that_leav
     engine: Prepared, started: Started
 ) -> None:
     response, sent, client = EventStream(await started(), Raw(), headers={}), [], Client()
-    taken, go_on = asyncio.Event(), asyncio.Event()
+    body_sent, go_on = asyncio.Event(), asyncio.Event()
 
     async def send(message: Any) -> None:
         if message.get("body"):
             sent.append(message["body"])
-            taken.set()
+            body_sent.set()
             await go_on.wait()
 
     answering = asyncio.ensure_future(response({"type": "http"}, client.receive, send))
-    await taken.wait()
+    await body_sent.wait()
     for text in "bcd":
         engine.step([text])
-    taken.clear()
+    body_sent.clear()
     go_on.set()
-    await taken.wait()
+    await body_sent.wait()
     assert sent == [b"<0a ", b"0b 0c 0d "]
     client.gone.set()
     await answering

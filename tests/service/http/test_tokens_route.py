@@ -149,8 +149,8 @@ def test_offsets_point_at_characters(world: World, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def said(tiny_base_dir: Path) -> list[int]:
-    """What the tiny base says after the prompt, greedily."""
+def greedy_tokens(tiny_base_dir: Path) -> list[int]:
+    """The tokens that the tiny base generates after the prompt, greedily."""
     base = load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
     ids = torch.tensor([PROMPT])
     mask = torch.ones_like(ids)
@@ -159,32 +159,32 @@ def said(tiny_base_dir: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def served(tiny_base_dir: Path, said: list[int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def served(tiny_base_dir: Path, greedy_tokens: list[int], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The tiny base, and a copy in whose tokenizer the last token it says is special and listed."""
     folder = Path(shutil.copytree(tiny_base_dir, tmp_path_factory.mktemp("ends") / "model"))
     file = folder / "tokenizer.json"
     saved = json.loads(file.read_text())
-    text = next(text for text, token in saved["model"]["vocab"].items() if token == said[-1])
-    saved["added_tokens"].append({**saved["added_tokens"][0], "id": said[-1], "content": text})
+    text = next(text for text, token in saved["model"]["vocab"].items() if token == greedy_tokens[-1])
+    saved["added_tokens"].append({**saved["added_tokens"][0], "id": greedy_tokens[-1], "content": text})
     file.write_text(json.dumps(saved))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, said[-1]]}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, greedy_tokens[-1]]}))
     return {"tiny": tiny_base_dir, "listed": folder}
 
 
 def scored(world: World, prompt: Any, **body: Any) -> Any:
     """The log-probabilities of a prompt."""
-    found = answer_to(world, "/v1/completions", prompt=prompt, echo=True, logprobs=1, max_tokens=0, **body)
-    return found["choices"][0]["logprobs"]
+    answer = answer_to(world, "/v1/completions", prompt=prompt, echo=True, logprobs=1, max_tokens=0, **body)
+    return answer["choices"][0]["logprobs"]
 
 
 def test_the_first_token_of_a_text_has_the_probability_that_follows_the_bos(world: World) -> None:
     ids = answer_to(world, "/tokenize", prompt=TEXT)["tokens"]
     assert ids[0] == 0
-    given = scored(world, ids)
-    assert given["token_logprobs"][0] is None  # nothing precedes the BOS itself
+    from_ids = scored(world, ids)
+    assert from_ids["token_logprobs"][0] is None  # nothing precedes the BOS itself
     text = scored(world, TEXT)
-    assert text["token_logprobs"] == given["token_logprobs"][1:]
-    assert text["top_logprobs"] == given["top_logprobs"][1:]
+    assert text["token_logprobs"] == from_ids["token_logprobs"][1:]
+    assert text["top_logprobs"] == from_ids["top_logprobs"][1:]
     assert text["text_offset"][0] == 0
     assert text["token_logprobs"][0] < 0
     total = answer_to(world, "/v1/perplexity", texts=[TEXT])["texts"][0]["nll"]
@@ -201,9 +201,9 @@ def test_a_vector_does_not_change_with_the_bos(world: World) -> None:
     data = answer_to(world, "/v1/embeddings", input=[TEXT, BOS + TEXT])["data"]
     assert data[0]["embedding"] == data[1]["embedding"]
     (sample,) = world.runtime.engine.embed("tiny", [LONG])
-    (own,) = world.runtime.engine.embed("tiny", [BOS + LONG])
-    assert own.vector.tolist() == sample.vector.tolist()
-    assert (own.nll, own.tokens) == (sample.nll, sample.tokens)
+    (with_bos,) = world.runtime.engine.embed("tiny", [BOS + LONG])
+    assert with_bos.vector.tolist() == sample.vector.tolist()
+    assert (with_bos.nll, with_bos.tokens) == (sample.nll, sample.tokens)
 
 
 def test_a_text_of_nothing_but_the_bos_has_no_vector(world: World) -> None:
@@ -215,20 +215,20 @@ def test_a_text_of_nothing_but_the_bos_has_no_vector(world: World) -> None:
 
 
 def test_a_passage_of_nothing_but_the_bos_counts_as_an_empty_one(world: World) -> None:
-    told = push_embedded(world, "acme/court", [*passages("court", 25), BOS, f" {BOS}\n"])["sample"]
-    assert (told["received"], told["empty"], told["kept"]) == (27, 2, 25)
+    sample = push_embedded(world, "acme/court", [*passages("court", 25), BOS, f" {BOS}\n"])["sample"]
+    assert (sample["received"], sample["empty"], sample["kept"]) == (27, 2, 25)
     picked = world.client.post(
         "/v1/soups", json={"sample": {"texts": [BOS] * 30}, "pool": {"base_model": "tiny"}, "wait": 5}
     )
     assert picked.json()["error"]["message"].startswith("The sample has 0 different non-empty passages")
 
 
-def test_a_listed_special_token_ends_a_completion(world: World, said: list[int]) -> None:
-    def asked(model: str) -> Any:
+def test_a_listed_special_token_ends_a_completion(world: World, greedy_tokens: list[int]) -> None:
+    def completion_end(model: str) -> Any:
         body = {"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": TOKENS + 2, "stop": None}
         answer = world.client.post("/v1/completions", json=body).json()
         return answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]
 
-    assert 0 not in said
-    assert asked("listed") == (said.index(said[-1]) + 1, "stop")
-    assert asked("tiny") == (TOKENS + 2, "length")
+    assert 0 not in greedy_tokens
+    assert completion_end("listed") == (greedy_tokens.index(greedy_tokens[-1]) + 1, "stop")
+    assert completion_end("tiny") == (TOKENS + 2, "length")

@@ -43,7 +43,9 @@ class Collector:
         self.bytes += body
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
             self.services |= {
-                one.value.string_value for one in resource.resource.attributes if one.key == "service.name"
+                attribute.value.string_value
+                for attribute in resource.resource.attributes
+                if attribute.key == "service.name"
             }
             self.spans += [span for scope in resource.scope_spans for span in scope.spans]
 
@@ -52,12 +54,16 @@ class Collector:
 
     def below(self, span: Span) -> list[Span]:
         return sorted(
-            (one for one in self.spans if one.parent_span_id == span.span_id), key=lambda one: one.start_time_unix_nano
+            (child for child in self.spans if child.parent_span_id == span.span_id),
+            key=lambda child: child.start_time_unix_nano,
         )
 
 
-def said(span: Span) -> dict[str, Any]:
-    return {one.key: getattr(one.value, str(one.value.WhichOneof("value"))) for one in span.attributes}
+def attributes(span: Span) -> dict[str, Any]:
+    return {
+        attribute.key: getattr(attribute.value, str(attribute.value.WhichOneof("value")))
+        for attribute in span.attributes
+    }
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +109,7 @@ def collected(collecting: tuple[Collector, str], world: World) -> Callable[..., 
         def arrived() -> bool:
             assert world.runtime.tracing.provider.force_flush()
             spans = {span.span_id.hex() for span in collector.spans}
-            return expected <= spans | {said(one)["soup.job"] for one in collector.named("job cook")}
+            return expected <= spans | {attributes(span)["soup.job"] for span in collector.named("job cook")}
 
         until(arrived, "a span")
         return collector
@@ -120,13 +126,13 @@ def test_a_request_has_its_tree(live: Live, collected: Callable[..., Collector])
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "seed": 1}
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "wanted-id"}
     answer = ask(live, "POST", "/v1/completions", json=body, headers=headers)
-    found = collected(answer)
-    assert found.services == {"adaptersoup"}
-    (request,) = (one for one in found.named("POST /v1/completions") if one.parent_span_id.hex() == PARENT)
+    collector = collected(answer)
+    assert collector.services == {"adaptersoup"}
+    (request,) = (span for span in collector.named("POST /v1/completions") if span.parent_span_id.hex() == PARENT)
     assert request.trace_id.hex() == TRACE
     assert answer.headers["traceresponse"] == f"00-{TRACE}-{request.span_id.hex()}-01"
     assert request.kind == Span.SPAN_KIND_SERVER
-    usage, about = answer.json()["usage"], said(request)
+    usage, about = answer.json()["usage"], attributes(request)
     assert about["soup.key"].startswith("key-")
     assert about == {
         "http.method": "POST",
@@ -135,10 +141,10 @@ def test_a_request_has_its_tree(live: Live, collected: Callable[..., Collector])
         "soup.request_id": "wanted-id",
         "soup.key": about["soup.key"],
     }
-    (select, *_) = (one for one in found.below(request) if one.name == "SELECT")
-    assert said(select)["db.system"] in {"sqlite", "postgresql"}
-    (engine,) = (one for one in found.below(request) if one.name == "engine")
-    about = said(engine)
+    (select, *_) = (span for span in collector.below(request) if span.name == "SELECT")
+    assert attributes(select)["db.system"] in {"sqlite", "postgresql"}
+    (engine,) = (span for span in collector.below(request) if span.name == "engine")
+    about = attributes(engine)
     queue, first = about["soup.queue_seconds"], about["soup.first_token_seconds"]
     assert about == {
         "soup.base_model": "tiny",
@@ -156,10 +162,10 @@ def test_a_stream_is_open_until_its_last_token(live: Live, collected: Callable[.
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "stream": True}
     answer = ask(live, "POST", "/v1/completions", json=body)
     assert "[DONE]" in answer.text
-    found = collected(answer)
-    (request,) = (one for one in found.spans if one.span_id.hex() == span_of(answer))
-    (engine,) = (one for one in found.below(request) if one.name == "engine")
-    assert said(engine)["gen_ai.usage.output_tokens"] == 3
+    collector = collected(answer)
+    (request,) = (span for span in collector.spans if span.span_id.hex() == span_of(answer))
+    (engine,) = (span for span in collector.below(request) if span.name == "engine")
+    assert attributes(engine)["gen_ai.usage.output_tokens"] == 3
     assert not request.parent_span_id
 
 
@@ -174,14 +180,16 @@ def test_a_job_links_to_the_request_that_asked(
     body = {"name": "team/half", "recipe": recipe, "sample": {"texts": texts}, "wait": 0}
     begun = ask(live, "POST", "/v1/soups", json=body)
     client.wait_job(begun.json()["id"])
-    found = collected(begun, job=begun.json()["id"])
-    asked = begun.headers["traceresponse"].split("-")
-    (cook,) = (one for one in found.named("job cook") if said(one)["soup.job"] == begun.json()["id"])
-    assert [(link.trace_id.hex(), link.span_id.hex()) for link in cook.links] == [(asked[1], asked[2])]
-    assert cook.trace_id.hex() != asked[1]
-    assert said(cook)["soup.job.outcome"] == "succeeded"
-    assert {"engine", "UPDATE"} <= {one.name for one in found.below(cook)}
-    assert not any(one.name == "SELECT" and not one.parent_span_id for one in found.spans), "of no request and no job"
+    collector = collected(begun, job=begun.json()["id"])
+    trace_context = begun.headers["traceresponse"].split("-")
+    (cook,) = (span for span in collector.named("job cook") if attributes(span)["soup.job"] == begun.json()["id"])
+    assert [(link.trace_id.hex(), link.span_id.hex()) for link in cook.links] == [(trace_context[1], trace_context[2])]
+    assert cook.trace_id.hex() != trace_context[1]
+    assert attributes(cook)["soup.job.outcome"] == "succeeded"
+    assert {"engine", "UPDATE"} <= {span.name for span in collector.below(cook)}
+    assert not any(span.name == "SELECT" and not span.parent_span_id for span in collector.spans), (
+        "of no request and no job"
+    )
 
 
 def test_what_fails_says_its_kind_and_not_what_was_sent(live: Live, collected: Callable[..., Collector]) -> None:
@@ -189,22 +197,22 @@ def test_what_fails_says_its_kind_and_not_what_was_sent(live: Live, collected: C
     unknown = ask(live, "GET", "/v1/adapters/team/zebra-secret-name?q=zebra-secret-query", headers=within)
     refused = ask(live, "GET", "/v1/models", key="sk-soup-" + "zebrasecret" * 3 + "0123456789")
     nowhere = ask(live, "GET", "/zebra-secret-path")
-    assert [one.status_code for one in (unknown, refused, nowhere)] == [400, 401, 404]
-    found = collected(unknown, refused, nowhere)
-    spans = {one.span_id.hex(): one for one in found.spans}
-    told = []
+    assert [answer.status_code for answer in (unknown, refused, nowhere)] == [400, 401, 404]
+    collector = collected(unknown, refused, nowhere)
+    spans = {span.span_id.hex(): span for span in collector.spans}
+    failures = []
     for answer in (unknown, refused, nowhere):
         span = spans[span_of(answer)]
-        told.append((span.name, said(span)["error.type"]))
+        failures.append((span.name, attributes(span)["error.type"]))
         assert span.status.code == Status.STATUS_CODE_UNSET, "a mistake of the client's is none of the server's"
-    assert told == [
+    assert failures == [
         ("GET /v1/adapters/{ns}/{name}", "invalid_parameter"),
         ("GET /v1/models", "unauthenticated"),
         ("GET", "not_found"),
     ]
     for secret in (b"zebra", b"sk-soup-", b"SELECT ", b"FROM", b"soup.db", b"127.0.0.1"):
-        assert secret not in found.bytes, secret
-    assert live.world.admin.encode() not in found.bytes
+        assert secret not in collector.bytes, secret
+    assert live.world.admin.encode() not in collector.bytes
 
 
 @pytest.mark.parametrize(
@@ -223,7 +231,7 @@ def test_what_was_recorded_of_an_exception_does_not_leave(collecting: tuple[Coll
         trace.get_current_span().set_attribute("http.url", PROMPT)
         raise ValueError(PROMPT)
     tracing.close(5.0)
-    (job,) = (one for one in collecting[0].named("job cook") if said(one)["soup.job"] == "job-broken")
+    (job,) = (span for span in collecting[0].named("job cook") if attributes(span)["soup.job"] == "job-broken")
     assert (job.status.code, job.status.message) == (Status.STATUS_CODE_ERROR, "")
     assert not job.events
     assert not job.links
@@ -242,5 +250,5 @@ def test_a_collector_that_is_gone_keeps_nobody(caplog: pytest.LogCaptureFixture)
 def test_fastapis_own_telemetry_is_off(world: World) -> None:
     """It would tell paths and queries to whatever provider another package makes the global one."""
     telemetry = world.app._telemetry
-    assert not any(telemetry[part] for part in ("tracing", "metrics", "logs", "auto_configure"))
+    assert not any(telemetry[setting] for setting in ("tracing", "metrics", "logs", "auto_configure"))
     assert json.dumps(telemetry["exclude"]) == "null"

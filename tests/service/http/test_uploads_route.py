@@ -99,8 +99,8 @@ def test_open_add_ask_finish(world: World) -> None:
     first = patch(world, path, DATA[:2000], 0)
     assert (first.status_code, first.headers["range"], first.headers["upload-offset"]) == (202, "0-1999", "2000")
     assert first.headers["location"] == path
-    asked = world.client.get(path)
-    assert (asked.status_code, asked.headers["range"], asked.headers["upload-uuid"]) == (204, "0-1999", id)
+    status = world.client.get(path)
+    assert (status.status_code, status.headers["range"], status.headers["upload-uuid"]) == (204, "0-1999", id)
     assert patch(world, path, DATA[2000:], 2000).status_code == 202
     digest = sha256_digest(DATA)
     assert world.client.head(f"/v1/blobs/{digest}").status_code == 404
@@ -122,8 +122,10 @@ def test_a_list_finds_what_was_begun(world: World) -> None:
     path = opened(world, digest=digest, size=17)
     opened(world)
     patch(world, path, b"to be", 0)
-    found = world.client.get(UPLOADS, params={"digest": digest}).json()["data"]
-    assert [(one["id"], one["offset"], one["size"]) for one in found] == [(path.rpartition("/")[2], 5, 17)]
+    uploads = world.client.get(UPLOADS, params={"digest": digest}).json()["data"]
+    assert [(upload["id"], upload["offset"], upload["size"]) for upload in uploads] == [
+        (path.rpartition("/")[2], 5, 17)
+    ]
     assert len(world.client.get(UPLOADS).json()["data"]) == 2
     refusal_with_code(world.client.get(UPLOADS, params={"digest": "sha256:x"}), 400, "invalid_parameter")
 
@@ -143,12 +145,12 @@ def test_delete_gives_an_upload_up(world: World) -> None:
 @given(st.binary(max_size=300), st.sets(st.integers(1, 299), max_size=6), st.booleans())
 def test_any_split_gives_the_same_blob(world: World, data: bytes, cuts: set[int], with_end: bool) -> None:
     bounds = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
-    parts = [(start, data[start:stop]) for start, stop in pairwise(bounds) if stop > start]
+    chunks = [(start, data[start:stop]) for start, stop in pairwise(bounds) if stop > start]
     path, last = opened(world), None
-    if with_end and parts:
-        last = parts.pop()
-    for start, part in parts:
-        assert patch(world, path, part, start).status_code == 202
+    if with_end and chunks:
+        last = chunks.pop()
+    for start, chunk in chunks:
+        assert patch(world, path, chunk, start).status_code == 202
     body = {} if last is None else {"content": last[1], "headers": {"content-range": f"{last[0]}-{len(data) - 1}"}}
     assert put(world, path, data, **body).status_code == 201
     assert world.client.get(f"/v1/blobs/{sha256_digest(data)}").content == data
@@ -225,11 +227,11 @@ def test_what_an_upload_cannot_become_is_refused(world: World, body: Any) -> Non
 
 def test_another_key_sees_none_of_it(world: World) -> None:
     """Not even one of the same namespaces, nor the admin's."""
-    mine, other = (world.headers(world.key(["read", "write"], ["ours"])) for _ in range(2))
+    mine, theirs = (world.headers(world.key(["read", "write"], ["ours"])) for _ in range(2))
     path = world.client.post(UPLOADS, headers=mine).headers["location"]
     world.client.patch(path, content=b"secret", headers={**mine, "content-range": "0-5"})
     span = {"content-range": "6-6"}
-    for headers in (other, world.headers(world.admin)):
+    for headers in (theirs, world.headers(world.admin)):
         for method, request in (
             ("GET", {"headers": headers}),
             ("PATCH", {"headers": {**headers, **span}, "content": b"x"}),
@@ -338,13 +340,13 @@ def test_of_two_parts_at_once_one_is_taken(world: World) -> None:
 
     with ThreadPoolExecutor(6) as pool:
         answers = list(pool.map(send, range(6)))
-    taken = [number for number, answer in enumerate(answers) if answer.status_code == 202]
-    assert len(taken) == 1
+    accepted = [number for number, answer in enumerate(answers) if answer.status_code == 202]
+    assert len(accepted) == 1
     for answer in answers:
         if answer.status_code != 202:
             refusal_with_code(answer, 416, "wrong_offset")
             assert answer.headers["upload-offset"] in {"5", "50005"}
-    assert put(world, path, b"begin" + bytes(taken) * 50_000).status_code == 201
+    assert put(world, path, b"begin" + bytes(accepted) * 50_000).status_code == 201
 
 
 def test_who_comes_while_another_writes_is_told_what_is_held(world: World) -> None:
@@ -373,9 +375,9 @@ def test_what_came_of_a_part_that_breaks_off_is_kept(live: Live) -> None:
     world = live.world
     path, data = opened(world), DATA * 600  # some MiB
     half_sent(live, "PATCH", path, data[:1_500_000], of=len(data), content_range=f"0-{len(data) - 1}").close()
-    held = until(lambda: offset(world, path))
-    assert held <= 1_500_000
-    assert patch(world, path, data[held:], held).status_code == 202
+    received = until(lambda: offset(world, path))
+    assert received <= 1_500_000
+    assert patch(world, path, data[received:], received).status_code == 202
     assert put(world, path, data).status_code == 201
 
 

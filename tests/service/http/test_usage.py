@@ -34,8 +34,8 @@ TEMPLATES = {"tiny": TEMPLATE}
 def new_key(world: World, *namespaces: str, scopes: tuple[str, ...] = ("infer",)) -> tuple[str, dict[str, str]]:
     """The id of a key and its header."""
     body = {"name": "one", "scopes": list(scopes), "namespaces": list(namespaces) or None}
-    made = world.client.post("/v1/keys", json=body).json()
-    return made["id"], world.headers(made["secret"])
+    key = world.client.post("/v1/keys", json=body).json()
+    return key["id"], world.headers(key["secret"])
 
 
 def usage(world: World, headers: dict[str, str] | None = None, **params: Any) -> Any:
@@ -64,26 +64,26 @@ def used(answer: Any) -> tuple[int, int] | None:
     text = answer.text
     if answer.headers["content-type"].startswith("text/event-stream"):
         text = text.split("data: ")[-2]
-    told = json.loads(text)["usage"]
-    return told["prompt_tokens"], told.get("completion_tokens") or 0
+    counts = json.loads(text)["usage"]
+    return counts["prompt_tokens"], counts.get("completion_tokens") or 0
 
 
 def test_usage_is_the_sum_of_what_the_answers_said(world: World) -> None:
     world.push("mixed/law", seed=3)
     key_id, headers = new_key(world, "mixed")
-    draw, told = random.Random(11), list[tuple[int, int]]()
+    draw, token_counts = random.Random(11), list[tuple[int, int]]()
     calls = [drawn(draw) for _ in range(40)]
     for path, body in calls:
-        found = used(world.client.post(path, json=body, headers=headers))
-        told += [] if found is None else [found]
-    assert 10 < len(told) < len(calls)
-    found = usage(world, headers)
-    assert found["total"] == {
-        "requests": len(told),
-        "tokens_in": sum(read for read, _ in told),
-        "tokens_out": sum(written for _, written in told),
+        counts = used(world.client.post(path, json=body, headers=headers))
+        token_counts += [] if counts is None else [counts]
+    assert 10 < len(token_counts) < len(calls)
+    summary = usage(world, headers)
+    assert summary["total"] == {
+        "requests": len(token_counts),
+        "tokens_in": sum(read for read, _ in token_counts),
+        "tokens_out": sum(written for _, written in token_counts),
     }
-    assert {(row["model"], row["namespace"], row["key_id"]) for row in found["data"]} == {
+    assert {(row["model"], row["namespace"], row["key_id"]) for row in summary["data"]} == {
         ("base/tiny", "mixed", key_id),
         ("mixed/law@1", "mixed", key_id),
     }, "each model has one name"
@@ -104,19 +104,19 @@ def test_who_sees_what(world: World) -> None:
     world.push("ours/law", seed=3)
     ask = {"prompt": "a b", "max_tokens": 1}
     ours, header = new_key(world, "ours")
-    theirs, other = new_key(world, "theirs")
+    theirs, their_header = new_key(world, "theirs")
     both, wide = new_key(world, "theirs", "ours")
-    for headers, model in ((header, "ours/law"), (other, "tiny"), (wide, "ours/law"), (wide, "tiny")):
+    for headers, model in ((header, "ours/law"), (their_header, "tiny"), (wide, "ours/law"), (wide, "tiny")):
         assert world.client.post("/v1/completions", json={"model": model, **ask}, headers=headers).status_code == 200
 
-    def seen(headers: dict[str, str], **params: Any) -> set[tuple[str, str]]:
+    def visible(headers: dict[str, str], **params: Any) -> set[tuple[str, str]]:
         return {(row["key_id"], row["namespace"]) for row in usage(world, headers, limit=100, **params)["data"]}
 
-    assert seen(header) == {(ours, "ours")}
-    assert seen(header, key_id=theirs) == seen(header, namespace="theirs") == set()
-    assert seen(new_key(world, "ours", scopes=("admin",))[1]) == {(ours, "ours"), (both, "ours")}
-    assert seen(new_key(world, scopes=("read",))[1]) == set(), "it sees all namespaces, and is no admin"
-    assert seen(world.headers(world.admin)) >= {(ours, "ours"), (both, "ours"), (both, "theirs"), (theirs, "theirs")}
+    assert visible(header) == {(ours, "ours")}
+    assert visible(header, key_id=theirs) == visible(header, namespace="theirs") == set()
+    assert visible(new_key(world, "ours", scopes=("admin",))[1]) == {(ours, "ours"), (both, "ours")}
+    assert visible(new_key(world, scopes=("read",))[1]) == set(), "it sees all namespaces, and is no admin"
+    assert visible(world.headers(world.admin)) >= {(ours, "ours"), (both, "ours"), (both, "theirs"), (theirs, "theirs")}
     assert usage(world, header, namespace="theirs")["total"]["requests"] == 0
 
 
