@@ -1,4 +1,4 @@
-"""What cooks gave, as far as a report shows it: made by hand, so that a report of each kind is quick to have."""
+"""Evidence of cooks, as far as a report shows it: made by hand, so that a report of each kind is quick to have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ def trial(way: str, difference: float) -> dict[str, Any]:
 def evidence(*, difference: float = -0.03, hostile: str = "too far") -> Evidence:
     """Of a search that weighed three adapters and took two, with a control."""
     selected = {"ref": "acme/law@1", "digest": DIGESTS["law"], "domain": "law", "weight": "1", "score": 0.8}
-    left = {"ref": "acme/poems@1", "digest": "sha256:" + "4" * 64, "domain": hostile, "reason": hostile, "score": 0.01}
+    left_out = {
+        "ref": "acme/poems@1",
+        "digest": "sha256:" + "4" * 64,
+        "domain": hostile,
+        "reason": hostile,
+        "score": 0.01,
+    }
     return Evidence.model_validate(
         {
             "selector": "sel-0000000000000000",
@@ -29,7 +35,7 @@ def evidence(*, difference: float = -0.03, hostile: str = "too far") -> Evidence
             "sample": {"digest": "sha256:" + "9" * 64, "received": 30, "kept": 30, "notes": [hostile]},
             "selection": {
                 "selected": [selected],
-                "left_out": [left],
+                "left_out": [left_out],
                 "abstained": False,
                 "reason": "1 of 4 domains passes.",
                 "units": 24,

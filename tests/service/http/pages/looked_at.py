@@ -1,4 +1,4 @@
-"""What is asked of every page in a browser: axe finds nothing, nothing is said, nothing comes from elsewhere."""
+"""Checks of every page in a browser: axe finds nothing, nothing is said, nothing comes from elsewhere."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def press_on(page: Page, selector: str, key: str = "Enter", times: int = 1) -> N
 
 
 def findings(page: Page) -> list[str]:
-    """What axe finds on the page as it is."""
+    """The violations that axe finds on the page as it is."""
     if page.evaluate("typeof axe") == "undefined":
         page.evaluate(axe() + "; 0")
     options = {"runOnly": {"type": "tag", "values": STANDARDS}, "resultTypes": ["violations"]}
-    told = "r => r.violations.map(v => v.id + ': ' + v.nodes.map(n => n.html).join(' | '))"
-    return list(page.evaluate(f"axe.run(document, {options!r}).then({told})"))
+    describe = "r => r.violations.map(v => v.id + ': ' + v.nodes.map(n => n.html).join(' | '))"
+    return list(page.evaluate(f"axe.run(document, {options!r}).then({describe})"))
 
 
 def check_looks(page: Page) -> None:
     """Nothing is wrong with the page as it is, wide and narrow, light and dark, and it is no wider than the window."""
     for width, dark in LOOKS:
         page.look(width=width, dark=dark)
-        found = findings(page)
-        assert not found, (page.path, width, dark, found)
+        violations = findings(page)
+        assert not violations, (page.path, width, dark, violations)
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, (page.path, width, wide)
     page.look()

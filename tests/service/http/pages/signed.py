@@ -19,7 +19,7 @@ TOKEN = re.compile(r'name="form" value="([0-9a-f]{64})"')
 
 
 class Signed:
-    """What a person does with pages, without running their scripts; redirects are not followed.
+    """A person at the pages, without running their scripts; redirects are not followed.
 
     Nothing in a page that it gets may run or style something but files of ours, whatever people wrote into it.
     """
@@ -64,7 +64,11 @@ class Signed:
             answers = [self.get(address) for address in pair]
             assert [answer.headers["content-type"] for answer in answers] == ["image/svg+xml"] * 2
             read_texts = [
-                {"".join(one.itertext()) for one in ElementTree.fromstring(answer.text).iter() if "}text" in one.tag}
+                {
+                    "".join(element.itertext())
+                    for element in ElementTree.fromstring(answer.text).iter()
+                    if "}text" in element.tag
+                }
                 for answer in answers
             ]
             assert read_texts[0] == read_texts[1]
@@ -77,43 +81,43 @@ class Signed:
 
 
 def read(html: str) -> str:
-    """What is to be read of a page, without its markup."""
+    """The text of a page, without its markup."""
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", html)))
 
 
-def check_says(answer: Response, status: int, said: str) -> None:
+def check_says(answer: Response, status: int, excerpt: str) -> None:
     """A page has a status and, without its markup, a text."""
     text = read(answer.text)
-    assert (answer.status_code, said in text) == (status, True), text
+    assert (answer.status_code, excerpt in text) == (status, True), text
 
 
 class _Elements(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.found: list[tuple[str, dict[str, str]]] = []
+        self.elements: list[tuple[str, dict[str, str]]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, {name: value or "" for name, value in attrs}))
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
 
 
 def elements(html: str) -> list[tuple[str, dict[str, str]]]:
     """Every element of a page and its attributes, as a browser reads them."""
     parser = _Elements()
     parser.feed(html)
-    return parser.found
+    return parser.elements
 
 
 def active(html: str) -> list[str]:
-    """What of a page would run or style something, but for files of ours: there must be nothing."""
-    found = []
+    """Elements of a page that would run or style something, but for files of ours: there must be none."""
+    active_tags = []
     for tag, attributes in elements(html):
         ours = tag == "script" and attributes.get("src", "").startswith("/assets/")
         wrong = [name for name in attributes if name.startswith("on") or name == "style"]
         leads = [attributes[name] for name in ("href", "src", "action") if name in attributes]
         away = [place for place in leads if not place.startswith(("/", "#", "?")) or place.startswith("//")]
         if tag in {"style", "iframe", "object", "embed", "base"} or (tag == "script" and not ours) or wrong or away:
-            found.append(f"{tag} {attributes}")
-    return found
+            active_tags.append(f"{tag} {attributes}")
+    return active_tags
 
 
 def _inactive(answer: Response) -> Response:

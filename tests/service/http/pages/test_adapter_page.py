@@ -81,11 +81,11 @@ def test_files_can_be_fetched_and_are_what_their_digest_says(browser: Signed, wo
         assert sha256_digest(answer.content) == file["digest"]
         assert answer.headers["content-disposition"].startswith("attachment")
         assert answer.headers["content-security-policy"].startswith("default-src 'none'")
-        part = browser.get(place, headers={"range": "bytes=0-9"})
-        assert (part.status_code, part.headers["cache-control"]) == (206, "no-store")
+        range_answer = browser.get(place, headers={"range": "bytes=0-9"})
+        assert (range_answer.status_code, range_answer.headers["cache-control"]) == (206, "no-store")
         assert answer.headers["cache-control"] == "no-store"
-        known = Signed(world).get(place, headers=world.headers(world.admin))
-        assert (known.status_code, known.headers["cache-control"]) == (200, "private, no-cache")
+        program_answer = Signed(world).get(place, headers=world.headers(world.admin))
+        assert (program_answer.status_code, program_answer.headers["cache-control"]) == (200, "private, no-cache")
     assert browser.get("/models/acme/law@1/files/nothing").status_code == 404
 
 
@@ -123,24 +123,26 @@ def shown_snippets(live: Live, browser: Signed) -> dict[str, str]:
 
 
 def test_the_commands_that_are_shown_work(live: Live, stocked: World, browser: Signed, tmp_path: Any) -> None:
-    shown = shown_snippets(live, browser)
+    commands = shown_snippets(live, browser)
     secret = stocked.key(["read", "infer"], ["acme"])
     environment = {"PATH": "/usr/bin:/bin", "SOUP_KEY": secret}
-    done = subprocess.run(["bash", "-c", shown["curl"]], env=environment, capture_output=True, check=True)
+    done = subprocess.run(["bash", "-c", commands["curl"]], env=environment, capture_output=True, check=True)
     assert json.loads(done.stdout)["model"] == "acme/law@2"
     for title, words in (("Command line (soup)", 4), ("Fetch its directory (soup)", 3)):
-        *_, command = shown[title].splitlines()
-        arguments = [one.strip('"') for one in re.findall(r'"[^"]*"|\S+', command)]
+        *_, command = commands[title].splitlines()
+        arguments = [argument.strip('"') for argument in re.findall(r'"[^"]*"|\S+', command)]
         assert arguments[0] == "soup"
         assert len(arguments) >= words
-        arguments = [str(tmp_path / "adapter") if one == "adapter" else one for one in arguments[1:]]
+        arguments = [str(tmp_path / "adapter") if argument == "adapter" else argument for argument in arguments[1:]]
         assert run_cli([*arguments, "--url", live.url, "--key", secret]) == 0
     assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
-    exec(compile(shown["Python (openai)"].replace('os.environ["SOUP_KEY"]', repr(secret)), "snippet", "exec"), {})
+    exec(compile(commands["Python (openai)"].replace('os.environ["SOUP_KEY"]', repr(secret)), "snippet", "exec"), {})
 
 
 def test_what_gives_no_text_is_only_fetched() -> None:
-    assert [one.title for one in snippets("http://x", "a/b@1", answers_text=False)] == ["Fetch its directory (soup)"]
+    assert [snippet.title for snippet in snippets("http://x", "a/b@1", answers_text=False)] == [
+        "Fetch its directory (soup)"
+    ]
 
 
 def test_the_lineage_is_drawn_with_weights(browser: Signed) -> None:

@@ -22,10 +22,10 @@ MOST = 150_000
 
 @pytest.mark.parametrize("folder", [VENDORED, AXE, docs_page.FILES])
 def test_what_others_wrote_is_as_it_was_published(folder: Path) -> None:
-    told = json.loads((folder / "VENDORED.json").read_text())
-    found = {one.name: hashlib.sha256(one.read_bytes()).hexdigest() for one in folder.iterdir()}
-    assert found.pop("VENDORED.json")
-    assert found == told["sha256"]
+    published = json.loads((folder / "VENDORED.json").read_text())
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+    assert digests.pop("VENDORED.json")
+    assert digests == published["sha256"]
 
 
 def test_files_are_kept_for_ever_by_their_digest_and_asked_for_again_without(world: World) -> None:
@@ -40,8 +40,8 @@ def test_files_are_kept_for_ever_by_their_digest_and_asked_for_again_without(wor
         assert plain.headers["cache-control"] == "no-cache"
         assert "content-encoding" not in plain.headers
         assert plain.content == answer.content
-        known = browser.get(place, headers={"if-none-match": answer.headers["etag"]})
-        assert (known.status_code, known.content) == (304, b"")
+        revalidated = browser.get(place, headers={"if-none-match": answer.headers["etag"]})
+        assert (revalidated.status_code, revalidated.content) == (304, b"")
 
 
 @pytest.mark.parametrize("name", ["nothing", "..%2Fassets.py", "%2e%2e%2f", "VENDORED.json", "soup.css%00"])

@@ -43,22 +43,22 @@ def tags(world: World, ref: str) -> list[str]:
 
 
 def rows(page: str) -> dict[str, str]:
-    """What became of each version, as the page says it."""
-    found = {}
+    """The outcome of each version, as the page says it."""
+    outcomes = {}
     for row in page.split("</table>")[0].split("<tr>")[2:]:
         words = read(row).split()
-        found[words[0]] = " ".join(words[1:])
-    return found
+        outcomes[words[0]] = " ".join(words[1:])
+    return outcomes
 
 
 def test_what_is_ticked_is_shown_before_anything_is_changed(stocked: World, browser: Signed) -> None:
     assert "Change 3 versions" in read(browser.page(TICKED))
-    assert [one["ref"] for one in browser.get(TICKED.replace("/edit?", "/edit.json?")).json()["data"]] == list(REFS)
+    assert [row["ref"] for row in browser.get(TICKED.replace("/edit?", "/edit.json?")).json()["data"]] == list(REFS)
     assert tags(stocked, REFS[0]) == ["draft", "t1"]
 
 
 def test_what_a_search_finds_is_counted_and_no_more_than_the_key_sees(browser: Signed) -> None:
-    assert {one["ref"] for one in browser.get("/models/edit.json?tag=draft").json()["data"]} == set(REFS)
+    assert {row["ref"] for row in browser.get("/models/edit.json?tag=draft").json()["data"]} == set(REFS)
     page = browser.page("/models/edit?tag=draft")
     assert "All models with tag draft" in read(page)
     assert "secret" not in page
@@ -82,12 +82,12 @@ def test_tags_are_changed_and_all_else_of_the_cards_stays(stocked: World, browse
 def test_what_one_is_refused_for_keeps_no_other_from_it(stocked: World, browser: Signed) -> None:
     """A protected alias points at one, another is in a namespace that the key does not see, a third is gone."""
     refs = " ".join([*REFS, "other/secret@1", "acme/none@1", "acme/one", "sha256:x", HOSTILE.split()[0]])
-    told = rows(browser.send("/models/edit", TICKED, refs=refs, do="retire", count="8").text)
-    assert told["acme/one@1"] == told["acme/three@1"] == "✓ changed"
-    assert "only an admin can retire it" in told["acme/two@1"]
+    outcomes = rows(browser.send("/models/edit", TICKED, refs=refs, do="retire", count="8").text)
+    assert outcomes["acme/one@1"] == outcomes["acme/three@1"] == "✓ changed"
+    assert "only an admin can retire it" in outcomes["acme/two@1"]
     for unseen, name in (("other/secret@1", "other/secret@1"), ("acme/none@1", "acme/none@1")):
-        assert f"There is no adapter {name}, or this key does not see it." in told[unseen]
-    assert "namespace/name@version" in told["acme/one"]
+        assert f"There is no adapter {name}, or this key does not see it." in outcomes[unseen]
+    assert "namespace/name@version" in outcomes["acme/one"]
     states = [stocked.client.get(f"/v1/adapters/{ref}").status_code for ref in (*REFS, "other/secret@1")]
     assert states == [410, 200, 410, 200]
 
@@ -98,7 +98,7 @@ def test_where_all_are_refused_the_answer_has_the_status_of_the_first(browser: S
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"do": "tags"}, "Name a tag"),
         ({"do": "tags", "add": "NOT!"}, "NOT!"),
@@ -107,21 +107,21 @@ def test_where_all_are_refused_the_answer_has_the_status_of_the_first(browser: S
     ],
 )
 def test_what_cannot_be_done_is_said_above_the_form_and_nothing_is_done(
-    stocked: World, browser: Signed, fields: dict[str, str], said: str
+    stocked: World, browser: Signed, fields: dict[str, str], message: str
 ) -> None:
     answer = browser.send("/models/edit", TICKED, refs=" ".join(REFS), **fields)
-    check_says(answer, 400, said)
+    check_says(answer, 400, message)
     check_says(answer, 400, "Change 3 versions")
     assert tags(stocked, REFS[0]) == ["draft", "t1"]
 
 
 def test_what_is_wrong_is_said_where_some_that_were_ticked_are_gone(browser: Signed) -> None:
     many = " ".join(f"acme/none@{number}" for number in range(1, 502))
-    for refs, add, said in (
+    for refs, add, message in (
         (f"{REFS[0]} acme/none@1 NOT!", "", "Name a tag"),
         (many, "x", "501 versions"),
     ):
-        check_says(browser.send("/models/edit", TICKED, refs=refs, do="tags", add=add), 400, said)
+        check_says(browser.send("/models/edit", TICKED, refs=refs, do="tags", add=add), 400, message)
     assert browser.send("/models/edit", TICKED, refs="", do="tags", add="x").status_code == 400
 
 
@@ -143,10 +143,10 @@ def test_a_version_that_somebody_else_changes_meanwhile_is_refused(
 ) -> None:
     change = bulk.change_adapter
 
-    def late(request: Any, ns: str, name: str, *others: Any, **options: Any) -> Any:
+    def late(request: Any, ns: str, name: str, *arguments: Any, **options: Any) -> Any:
         card = {"tags": ["draft", "of-another"], "description": "of another"}
         stocked.client.patch(f"/v1/adapters/{ns}/{name}", json={"card": card})
-        return change(request, ns, name, *others, **options)
+        return change(request, ns, name, *arguments, **options)
 
     fields = {"refs": REFS[0], "add": "reviewed", "do": "tags"}
     with monkeypatch.context() as patch:
@@ -184,20 +184,20 @@ def test_an_owner_is_given_to_many_and_taken_away(stocked: World, browser: Signe
         return {stocked.client.get(f"/v1/adapters/{ref}").json()["owner"] for ref in REFS}
 
     fields = {"refs": " ".join(REFS), "do": "owner"}
-    given = browser.send("/models/edit", TICKED, **fields, owner=f" {HOSTILE} ")
-    check_says(given, 200, "3 versions are changed None was refused.")
+    answer = browser.send("/models/edit", TICKED, **fields, owner=f" {HOSTILE} ")
+    check_says(answer, 200, "3 versions are changed None was refused.")
     assert owned() == {HOSTILE}
-    found = browser.get(f"/models/edit.json?owner={quote(HOSTILE)}").json()["data"]
-    assert {one["ref"] for one in found} >= set(REFS)  # other versions of the names too, where tests have made some
+    listed = browser.get(f"/models/edit.json?owner={quote(HOSTILE)}").json()["data"]
+    assert {row["ref"] for row in listed} >= set(REFS)  # other versions of the names too, where tests have made some
     for path in (TICKED, "/models", "/models/acme/two@1", f"/models?owner={quote(HOSTILE)}"):
         page = browser.page(path)
         assert HOSTILE in read(page) or escape(HOSTILE) in page
-    for owner, status, said in (
+    for owner, status, message in (
         ("a\u202eb", 400, "U+202E"),
         (HOSTILE, 200, "3 needed no change."),
         (" ", 400, "Enter an owner"),
     ):
-        check_says(browser.send("/models/edit", TICKED, **fields, owner=owner), status, said)
+        check_says(browser.send("/models/edit", TICKED, **fields, owner=owner), status, message)
     assert owned() == {HOSTILE}, "a field that was left empty takes nothing away"
     browser.send("/models/edit", TICKED, **{**fields, "do": "no owner"}, owner="")
     assert owned() == {None}
@@ -206,10 +206,10 @@ def test_an_owner_is_given_to_many_and_taken_away(stocked: World, browser: Signe
 def test_versions_whose_name_has_another_owner_now_are_said_to_be_changed(stocked: World, browser: Signed) -> None:
     """The first of them brings it to all versions of the name, and the others are not as they were."""
     versions = [stocked.push("acme/several", seed=seed)["ref"] for seed in (11, 12, 13)]
-    shown = f"/models/edit?ref={'&ref='.join(versions)}"
+    edit_path = f"/models/edit?ref={'&ref='.join(versions)}"
     fields = {"refs": " ".join(versions), "do": "owner", "owner": "us"}
-    answer = read(browser.send("/models/edit", shown, **fields).text)
+    answer = read(browser.send("/models/edit", edit_path, **fields).text)
     assert "3 versions are changed None was refused." in answer
     assert answer.count("owner changed") == 3
-    answer = read(browser.send("/models/edit", shown, **fields).text)
+    answer = read(browser.send("/models/edit", edit_path, **fields).text)
     assert ("3 needed no change." in answer, "owner changed" in answer) == (True, False)

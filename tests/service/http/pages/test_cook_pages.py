@@ -39,9 +39,9 @@ def cook(browser: Signed, **fields: str) -> Any:
 def ended(world: World, place: str, *, abstained: bool = True) -> str:
     """A job of a cook, ended with what one that weighed adapters gives: a browser sees a real one to its end."""
     about = {"model": "base/tiny", "digest": None, "soup_id": None} if abstained else _of_law(world)
-    given = Cooked(abstained=abstained, reason="Because.", evidence=evidence(), spent=Spent(seconds=7.4), **about)
+    cooked = Cooked(abstained=abstained, reason="Because.", evidence=evidence(), spent=Spent(seconds=7.4), **about)
     id = place.rpartition("/")[2]
-    set_job(world, id, state="succeeded", result=given.model_dump_json(), started_at=1, finished_at=8400001)
+    set_job(world, id, state="succeeded", result=cooked.model_dump_json(), started_at=1, finished_at=8400001)
     return place
 
 
@@ -59,7 +59,7 @@ def test_a_form_asks_for_what_the_api_is_asked_for(stocked: World, browser: Sign
     job = stocked.client.get(f"/v1{place}").json()
     assert (job["kind"], job["state"]) == ("search", "queued")
     audit = stocked.client.get("/v1/audit", params={"subject": job["id"]}).json()["data"]
-    assert [(one["action"], one["detail"]["name"]) for one in audit] == [("soup.ask", "acme/contracts")]
+    assert [(entry["action"], entry["detail"]["name"]) for entry in audit] == [("soup.ask", "acme/contracts")]
     with stocked.registry.database.read() as catalogue:
         arguments = catalogue.jobs.get(None, job["id"]).arguments
     request = json.loads(stocked.registry.blobs.read(arguments["request"]))["request"]
@@ -75,14 +75,14 @@ def test_what_came_of_it_is_a_report(stocked: World, browser: Signed, abstained:
     assert events.headers["content-type"].startswith("text/event-stream")
     assert events.text.startswith("event: done\ndata: ")
     page = browser.page(place)
-    said = read(page)
-    assert ("The base model is the answer" in said) == abstained
-    assert ("no candidate is known to do better" in said) == abstained
-    assert ('href="/models/acme/law@1"' in page) == (not abstained or "acme/law@1" in said)
-    assert "Because." in said
-    assert "Duration 7.4 s" in said
-    assert "after 8.4 s" in said
-    assert "Cancel" not in said
+    text = read(page)
+    assert ("The base model is the answer" in text) == abstained
+    assert ("no candidate is known to do better" in text) == abstained
+    assert ('href="/models/acme/law@1"' in page) == (not abstained or "acme/law@1" in text)
+    assert "Because." in text
+    assert "Duration 7.4 s" in text
+    assert "after 8.4 s" in text
+    assert "Cancel" not in text
     names = re.findall(rf'href="{place}/([a-z-]+)\.csv"', page)
     assert {"differences", "candidates", "left-out"} <= set(names)
     for name in names:
@@ -90,9 +90,9 @@ def test_what_came_of_it_is_a_report(stocked: World, browser: Signed, abstained:
 
 
 def test_the_form_says_what_can_be_asked_for(browser: Signed) -> None:
-    told = browser.get("/cook.json").json()
-    assert told["base_models"] == ["tiny"]
-    assert list(told["efforts"]) == list(get_args(Effort)) == list(EFFORT_HINTS)
+    options = browser.get("/cook.json").json()
+    assert options["base_models"] == ["tiny"]
+    assert list(options["efforts"]) == list(get_args(Effort)) == list(EFFORT_HINTS)
     assert 'id="effort-tune" value="tune" checked' in browser.page("/cook")
 
 
@@ -109,7 +109,7 @@ def test_the_default_effort_of_the_form_is_queued_where_tuning_is_forbidden(stoc
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "why"),
+    ("fields", "status", "message"),
     [
         ({"sample": ""}, 422, "Paste some text"),
         ({"sample": " \r\n\r\n "}, 422, "Paste some text"),
@@ -121,10 +121,10 @@ def test_the_default_effort_of_the_form_is_queued_where_tuning_is_forbidden(stoc
     ],
 )
 def test_what_cannot_be_cooked_is_said_beside_the_form(
-    browser: Signed, fields: dict[str, str], status: int, why: str
+    browser: Signed, fields: dict[str, str], status: int, message: str
 ) -> None:
     answer = cook(browser, **{"effort": "instant", **fields})
-    check_says(answer, status, why)
+    check_says(answer, status, message)
     assert 'role="alert"' in answer.text
     if fields["sample"].strip():
         assert fields["sample"].splitlines()[0] in unescape(answer.text)  # nobody types it twice
@@ -150,10 +150,10 @@ def waiting(stocked: World) -> str:
 
 def test_jobs_are_listed_by_kind_and_state(browser: Signed, waiting: str) -> None:
     listed = browser.get("/jobs.json").json()["data"]
-    assert re.findall(r'href="/jobs/(job-\w+)"', browser.page("/jobs")) == [one["id"] for one in listed]
+    assert re.findall(r'href="/jobs/(job-\w+)"', browser.page("/jobs")) == [job["id"] for job in listed]
     queued = browser.get("/jobs.json?kind=fit&state=queued").json()["data"]
-    assert waiting in {one["id"] for one in queued}
-    assert {(one["kind"], one["state"]) for one in queued} == {("fit", "queued")}
+    assert waiting in {job["id"] for job in queued}
+    assert {(job["kind"], job["state"]) for job in queued} == {("fit", "queued")}
     older = re.search(r'rel="next" href="([^"]+)"', browser.page("/jobs?limit=1"))
     assert browser.get(unescape(older[1])).status_code == 200
     assert "No matching jobs" in read(browser.page("/jobs?state=failed&kind=train"))
@@ -196,8 +196,8 @@ def test_who_follows_a_job_is_told_nothing_more_once_signed_out_or_revoked(
     world, about = live.world, {"name": "k", "scopes": ["read"], "namespaces": ["acme"]}
     key = world.client.post("/v1/keys", json=about).json()
     browser = Signed(world, key["secret"])
-    held = f"soup-session={browser.client.cookies['soup-session']}"
-    headers = {"cookie": held} if by == "session" else {"authorization": f"Bearer {key['secret']}"}
+    session_cookie = f"soup-session={browser.client.cookies['soup-session']}"
+    headers = {"cookie": session_cookie} if by == "session" else {"authorization": f"Bearer {key['secret']}"}
     with httpx2.stream("GET", live.url + path.format(waiting), headers=headers, timeout=30) as answer:
         lines = answer.iter_lines()
         assert next(lines) == "event: progress"

@@ -29,7 +29,7 @@ OPEN = {("GET", "/sign-in"), ("POST", "/sign-in"), ("GET", "/assets/{name}")}
 ANYBODY = {("POST", "/sign-in/out")}
 """Every key may sign out."""
 OWN = {("POST", "/push/uploads")}
-"""What gives whoever may write something new of their own, which names nothing that is there."""
+"""Operations that give whoever may write something new of their own, and name nothing that is there."""
 ASKING = {
     "/",
     *("/playground", "/playground.json", "/playground/events", "/playground/mix"),
@@ -50,7 +50,7 @@ def filled(path: str, values: dict[str, str]) -> str:
 
 @pytest.fixture(scope="module")
 def there(world: World) -> dict[str, str]:
-    """What stands for the parts of a path: a soup, and a job, of the namespace `foreign`."""
+    """Values for the parameters of a path: a soup, and a job, of the namespace `foreign`."""
     for number, name in enumerate(("one", "two")):
         world.push(f"foreign/{name}", seed=number, domain="confidential")
     for name, text in (("three", "The court held number {}."), ("four", "Heat the oil, add {} onions.")):
@@ -61,7 +61,7 @@ def there(world: World) -> dict[str, str]:
     return {**UNKNOWN, "ns": "foreign", "name": "mix@1", "id": world.client.get("/v1/jobs").json()["data"][0]["id"]}
 
 
-def asked(browser: Signed, method: str, path: str, fields: dict[str, str] | None = None) -> Any:
+def answer_to(browser: Signed, method: str, path: str, fields: dict[str, str] | None = None) -> Any:
     sent: dict[str, Any] = {}
     if method == "POST":
         data = {"form": browser.form_token, "sample": "x", **(fields or {})}
@@ -69,9 +69,9 @@ def asked(browser: Signed, method: str, path: str, fields: dict[str, str] | None
     if method != "GET":
         sent["headers"] = {"soup-form": browser.form_token}
     jar = browser.client.cookies.jar
-    held = list(jar)
+    cookies = list(jar)
     answer = browser.client.request(method, path, **sent)
-    for cookie in held:  # a refusal may have the browser give its session up
+    for cookie in cookies:  # a refusal may have the browser give its session up
         jar.set_cookie(cookie)
     return answer
 
@@ -91,7 +91,7 @@ def test_whoever_is_not_signed_in_sees_nothing(world: World, there: dict[str, st
             continue
         for_programs = path.endswith((".json", ".csv", ".svg", "/events")) or path.startswith("/push/")
         for values in (there, UNKNOWN):
-            answer = asked(browser, method, filled(path, values))
+            answer = answer_to(browser, method, filled(path, values))
             assert answer.status_code == (401 if for_programs else 303), (method, path)
             assert for_programs or answer.headers["location"].startswith("/sign-in")
             assert "confidential" not in answer.text
@@ -106,8 +106,8 @@ def test_no_form_is_taken_without_the_token_of_this_browser_or_from_another_site
         for token, headers in (("0" * 64, {}), (browser.form_token, foreign)):
             sent = {"soup-form": token, "content-type": "application/x-www-form-urlencoded", **headers}
             answer = browser.client.request(method, filled(path, UNKNOWN), content=f"form={token}", headers=sent)
-            told = answer.text.replace("&#39;", "'")
-            assert (answer.status_code, STALE_FORM in told or "of another site" in told) == (403, True), (method, path)
+            text = answer.text.replace("&#39;", "'")
+            assert (answer.status_code, STALE_FORM in text or "of another site" in text) == (403, True), (method, path)
 
 
 KEYS: dict[str, tuple[list[str], list[str]]] = {
@@ -126,40 +126,40 @@ def test_what_a_query_or_a_form_names_leaks_nothing_either(world: World, there: 
     assert fitted, "there is no selector to ask for"
     for path in ("/compare", "/compare.json", "/compare/facts.csv"):
         for query in ("model={}", "model=base/tiny&model={}"):
-            told = [
-                _plain(browser.get(f"{path}?{query.format(one)}").text, {"model": one, "quoted": quote_plus(one)})
-                for one in ("foreign/mix@1", "nobody/unknown-name")
+            texts = [
+                _plain(browser.get(f"{path}?{query.format(model)}").text, {"model": model, "quoted": quote_plus(model)})
+                for model in ("foreign/mix@1", "nobody/unknown-name")
             ]
-            assert told[0] == told[1], (path, query)
+            assert texts[0] == texts[1], (path, query)
     by_selector = [f"{path}?selector={{id}}" for path in ("/map", "/map.json", "/map/places.csv")]
     for path in (*by_selector, "/selectors/{id}", "/selectors/{id}.json", "/selectors/{id}/members.csv"):
-        told = [
-            _plain(browser.get(path.replace("{id}", one)).text, {"selector": one})
-            for one in (*fitted, "sel-" + "0" * 16)
+        texts = [
+            _plain(browser.get(path.replace("{id}", selector)).text, {"selector": selector})
+            for selector in (*fitted, "sel-" + "0" * 16)
         ]
-        assert len(set(told)) == 1, path
+        assert len(set(texts)) == 1, path
     for path in ("/playground", "/playground/events", "/compare"):
-        told = []
+        answers = []
         for model in ("foreign/mix@1", "nobody/unknown-name"):
             first = model if path == "/playground/events" else "base/tiny"
             models = {"model-1": first, "model-2": model}
             fields = {**models, "prompt": "x", "text": "x", "max_tokens": "1", "seed": "1"}
-            answer = asked(browser, "POST", path, fields)
-            told.append((answer.status_code, _plain(answer.text, {"model": model, "quoted": quote_plus(model)})))
-        assert told[0] == told[1], path
+            answer = answer_to(browser, "POST", path, fields)
+            answers.append((answer.status_code, _plain(answer.text, {"model": model, "quoted": quote_plus(model)})))
+        assert answers[0] == answers[1], path
 
 
 @pytest.mark.parametrize("kind", KEYS)
 def test_every_page_with_every_kind_of_key_leaks_nothing(world: World, there: dict[str, str], kind: str) -> None:
-    """What is another's is told as what is not: by status and by text."""
+    """Pages answer for what is another's as for what does not exist: by status and by text."""
     browser, leaks = Signed(world, world.key(*KEYS[kind])), []
     for method, path in operations():
         if (method, path) in OPEN | ANYBODY:
             continue
-        here, nowhere = (asked(browser, method, filled(path, one)) for one in (there, UNKNOWN))
-        told = [_plain(answer.text, there, UNKNOWN) for answer in (here, nowhere)]
+        here, nowhere = (answer_to(browser, method, filled(path, values)) for values in (there, UNKNOWN))
+        texts = [_plain(answer.text, there, UNKNOWN) for answer in (here, nowhere)]
         wrong = here.status_code != nowhere.status_code or "confidential" in here.text
-        wrong |= told[0] != told[1] and (method, path) not in OWN
+        wrong |= texts[0] != texts[1] and (method, path) not in OWN
         wrong |= "{" in path and here.status_code < 400
         wrong |= STALE_FORM in here.text or STALE_FORM in nowhere.text  # the key was refused, and not the form
         wrong |= kind == "too small a scope" and (here.status_code == 403) == (path in ASKING)
@@ -169,7 +169,7 @@ def test_every_page_with_every_kind_of_key_leaks_nothing(world: World, there: di
 
 def _plain(text: str, *named: dict[str, str]) -> str:
     """A page without what was asked for, and without what differs in every answer."""
-    for part, value in (pair for values in named for pair in values.items()):
-        text = text.replace(value, f"<{part}>")
+    for name, value in (pair for values in named for pair in values.items()):
+        text = text.replace(value, f"<{name}>")
     text = re.sub(r'<td class="last-used">.*?</td>', "<last used>", text)  # written meanwhile
     return re.sub(r"\b[0-9a-f]{32}\b|\b[0-9a-f]{64}\b|job-[0-9a-f]+", "<new>", text)

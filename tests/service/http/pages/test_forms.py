@@ -1,4 +1,4 @@
-"""What a form costs before it is known to be one of ours: memory, what is read of it, connections."""
+"""Costs of a form before it is known to be one of ours: memory, what is read of it, connections."""
 
 from __future__ import annotations
 
@@ -100,12 +100,12 @@ def test_what_the_headers_tell_is_refused_before_any_of_it_is_read(
 
 def half(live: Live, stack: ExitStack) -> tuple[socket.socket, bytes]:
     """A connection with half a form to sign in, and what the server says to it first."""
-    one = stack.enter_context(closing(socket.create_connection(_place(live), timeout=PATIENT)))
+    connection = stack.enter_context(closing(socket.create_connection(_place(live), timeout=PATIENT)))
     head = f"POST /sign-in HTTP/1.1\r\nhost: x\r\ncontent-type: {KIND}\r\ncontent-length: 99\r\nexpect: 100-continue"
-    one.sendall(f"{head}\r\n\r\n".encode())
-    said = one.recv(65536)
-    one.sendall(b"key=")
-    return one, said
+    connection.sendall(f"{head}\r\n\r\n".encode())
+    first_answer = connection.recv(65536)
+    connection.sendall(b"key=")
+    return connection, first_answer
 
 
 def _place(live: Live) -> tuple[str, int]:
@@ -123,8 +123,8 @@ def test_strangers_with_half_a_form_have_the_places_of_one_key(live: Live) -> No
         )
         assert upload.recv(65536).startswith(b"HTTP/1.1 100")
         upload.sendall(body[:5])
-        told = [half(live, stack)[1][9:12] for _ in range(FEWEST)]
-        assert told == [b"100"] * (FEWEST // 2) + [b"429"] * (FEWEST // 2)
+        statuses = [half(live, stack)[1][9:12] for _ in range(FEWEST)]
+        assert statuses == [b"100"] * (FEWEST // 2) + [b"429"] * (FEWEST // 2)
         upload.sendall(body[5:])
         assert upload.recv(65536).startswith(b"HTTP/1.1 201")
 
@@ -133,8 +133,8 @@ def test_half_a_form_of_a_stranger_has_an_end(live: Live, monkeypatch: pytest.Mo
     """Also where something comes of it now and then."""
     monkeypatch.setattr(forms, "ANONYMOUS_SECONDS", 0.05)
     with ExitStack() as stack:
-        one, said = half(live, stack)
-        assert said.startswith(b"HTTP/1.1 100")
-        answer = read_until(one, b"</html>")
+        connection, first_answer = half(live, stack)
+        assert first_answer.startswith(b"HTTP/1.1 100")
+        answer = read_until(connection, b"</html>")
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"The form did not come within 0.05 seconds." in answer

@@ -89,19 +89,19 @@ def test_what_is_wrong_is_said_in_the_place_of_the_list_which_comes_back(page: P
     page.evaluate("document.querySelector('#tag').value = ''")
     page.press("Enter")
     page.until("document.querySelector('#found tbody') !== null")
-    assert all("400" in one for one in page.said)
+    assert all("400" in message for message in page.said)
     page.said.clear()
 
 
 def test_a_key_that_ends_while_one_types_leads_to_the_form_to_sign_in(chrome: Browser, stocked: Live) -> None:
     client = stocked.world.client
-    made = client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
-    with signed_in(chrome, stocked.url, made["secret"]) as other:
-        client.delete(f"/v1/keys/{made['id']}")
-        other.fill("#q", "law")
-        other.until("location.pathname === '/sign-in'")
-        assert "next=%2Fmodels%3Fq%3Dlaw" in other.path
-        other.said.clear()  # the browser says so of the request
+    key = client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
+    with signed_in(chrome, stocked.url, key["secret"]) as page:
+        client.delete(f"/v1/keys/{key['id']}")
+        page.fill("#q", "law")
+        page.until("location.pathname === '/sign-in'")
+        assert "next=%2Fmodels%3Fq%3Dlaw" in page.path
+        page.said.clear()  # the browser says so of the request
 
 
 # --- the other pages --------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ def test_a_key_that_ends_while_one_types_leads_to_the_form_to_sign_in(chrome: Br
 @pytest.fixture(scope="module")
 def cooked(stocked: Live) -> str:
     """A soup whose evidence says all that there is to say."""
-    told = evidence(hostile=HOSTILE).model_dump(mode="json")
-    cook_soup(stocked.world, "acme/mix", {"acme/law": 1, "acme/food": 1}, told)
+    evidence_fields = evidence(hostile=HOSTILE).model_dump(mode="json")
+    cook_soup(stocked.world, "acme/mix", {"acme/law": 1, "acme/food": 1}, evidence_fields)
     return "acme/mix@1"
 
 
@@ -180,8 +180,8 @@ def test_a_text_to_cook_outlives_the_session_of_its_key_alone(chrome: Browser, s
         send_without_session()
         sign_in(page, second)
         assert page.evaluate(sample) == text
-        others = "[document.querySelector('#name').value, document.querySelector('#effort-instant').checked]"
-        assert page.evaluate(others) == ["acme/kept", True]
+        other_fields = "[document.querySelector('#name').value, document.querySelector('#effort-instant').checked]"
+        assert page.evaluate(other_fields) == ["acme/kept", True]
         assert "Your text is still here" in page.text("[data-kept]")
         assert findings(page) == []
         page.click(".cook button")
@@ -208,15 +208,15 @@ def test_one_prompt_is_put_to_two_models_side_by_side(page: Page, stocked: Live)
     page.evaluate("document.querySelector('#max_tokens').value = '8'")
     press_on(page, "[data-begin]")
     page.until("document.querySelectorAll('.answers [data-table]:not([hidden])').length === 2")
-    asked = {"prompt": "The court ", "seed": 3, "max_tokens": 8, "temperature": 0.7}
+    request = {"prompt": "The court ", "seed": 3, "max_tokens": 8, "temperature": 0.7}
     for number, ref in enumerate(("acme/law@1", "acme/food@1"), 1):
-        shown = f".answers .reply:nth-child({number})"
-        same = stocked.world.client.post("/v1/completions", json={"model": ref, **asked}).json()["choices"][0]["text"]
-        assert page.evaluate(f"document.querySelector('{shown} [data-text]').textContent.trim()") == same.strip()
-        assert page.text(f"{shown} h2") == ref
-        assert "8 tokens" in page.text(shown)
-        assert page.evaluate(f"document.querySelectorAll('{shown} [data-rows] tr').length") == 8
-        assert page.evaluate(f"document.querySelector('{shown} .token').title").count(" %") == 5
+        reply = f".answers .reply:nth-child({number})"
+        same = stocked.world.client.post("/v1/completions", json={"model": ref, **request}).json()["choices"][0]["text"]
+        assert page.evaluate(f"document.querySelector('{reply} [data-text]').textContent.trim()") == same.strip()
+        assert page.text(f"{reply} h2") == ref
+        assert "8 tokens" in page.text(reply)
+        assert page.evaluate(f"document.querySelectorAll('{reply} [data-rows] tr').length") == 8
+        assert page.evaluate(f"document.querySelector('{reply} .token').title").count(" %") == 5
     assert page.path == "/playground?model=acme/law@1&model=acme/food@1"
     assert page.text(".playground .do").strip() == "Ask"  # nothing runs that could be stopped
     page.evaluate("document.querySelector('details').open = true")
@@ -232,7 +232,7 @@ def test_what_a_model_refuses_stands_in_the_place_of_its_answer(page: Page) -> N
     page.until("!document.querySelector('[data-begin]').disabled")
     assert "acme/nothing" in page.text(".reply .problem:not([hidden])")
     assert "2 tokens" in page.text(".answers")
-    page.said[:] = [one for one in page.said if "404" not in one]  # the browser says so of the request itself
+    page.said[:] = [line for line in page.said if "404" not in line]  # the browser says so of the request itself
 
 
 def test_an_answer_is_stopped_and_the_next_one_begun(page: Page) -> None:

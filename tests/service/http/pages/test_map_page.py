@@ -46,10 +46,10 @@ def browser(fitted: World) -> Signed:
 
 
 def test_every_domain_has_its_place(browser: Signed) -> None:
-    found = browser.get("/map.json").json()
-    assert [one["domain"] for one in found["places"]] == ["code", "food", "law"]
-    assert found["text"] is None
-    assert 0 < found["explained"] <= 1 + 1e-9
+    domain_map = browser.get("/map.json").json()
+    assert [place["domain"] for place in domain_map["places"]] == ["code", "food", "law"]
+    assert domain_map["text"] is None
+    assert 0 < domain_map["explained"] <= 1 + 1e-9
     assert browser.plots(browser.page("/map")) == [{"code", "food", "law"}]
     rows = list(csv.DictReader(browser.get("/map/places.csv").text.splitlines()))
     assert [row["Adapter"] for row in rows] == ["acme/code@1", "acme/food@1", "acme/law@1"]
@@ -57,12 +57,12 @@ def test_every_domain_has_its_place(browser: Signed) -> None:
 
 def test_a_text_lies_among_them_as_the_selector_says(fitted: World, browser: Signed) -> None:
     texts = SAMPLES["food"][:12]
-    told = browser.send("/map", "/map", text="\n\n".join(texts), **{"as": "csv"})
-    rows = list(csv.DictReader(told.text.splitlines()))
+    answer = browser.send("/map", "/map", text="\n\n".join(texts), **{"as": "csv"})
+    rows = list(csv.DictReader(answer.text.splitlines()))
     writer = fitted.headers(fitted.key(["read", "write"], ["acme"]))
-    asked = {"sample": {"texts": texts}, "options": {"min_share": 0.0001}, "list_all": True}
-    selection = fitted.client.post("/v1/select", json=asked, headers=writer).json()["selection"]
-    scores = {one["ref"]: one["score"] for one in [*selection["selected"], *selection["left_out"]]}
+    body = {"sample": {"texts": texts}, "options": {"min_share": 0.0001}, "list_all": True}
+    selection = fitted.client.post("/v1/select", json=body, headers=writer).json()["selection"]
+    scores = {adapter["ref"]: adapter["score"] for adapter in [*selection["selected"], *selection["left_out"]]}
     assert rows[0]["Adapter"] == "acme/food@1"
     assert {row["Adapter"]: float(row["Posterior"]) for row in rows} == pytest.approx(scores)
     page = browser.send("/map", "/map", text="\n\n".join(texts)).text
@@ -76,9 +76,11 @@ def test_numbers_that_no_axis_shows_are_refused(browser: Signed, plot: str) -> N
     assert browser.get(f"/{plot.replace('1e308', '1e9')}").status_code == 200
 
 
-@pytest.mark.parametrize(("text", "status", "said"), [(" ", 422, "Paste some text"), ('{"text": 5}', 422, "The text")])
-def test_what_cannot_be_placed_is_said(browser: Signed, text: str, status: int, said: str) -> None:
-    check_says(browser.send("/map", "/map", text=text), status, said)
+@pytest.mark.parametrize(
+    ("text", "status", "message"), [(" ", 422, "Paste some text"), ('{"text": 5}', 422, "The text")]
+)
+def test_what_cannot_be_placed_is_said(browser: Signed, text: str, status: int, message: str) -> None:
+    check_says(browser.send("/map", "/map", text=text), status, message)
 
 
 def test_hostile_text_is_text(browser: Signed) -> None:
@@ -87,17 +89,17 @@ def test_hostile_text_is_text(browser: Signed) -> None:
 
 
 def test_selectors_of_other_kinds_do_not_hide_the_one_that_has_a_map(fitted: World, browser: Signed) -> None:
-    before = browser.get("/map.json").json()["selector"]["id"]
+    selector = browser.get("/map.json").json()["selector"]["id"]
     cosine = fit_selector(fitted, "cosine")
-    assert browser.get("/map.json").json()["selector"]["id"] == before
-    other = browser.get(f"/map?selector={cosine}")
-    check_says(other, 400, "only posterior selectors have a map")
-    assert before in other.text  # another can be chosen
+    assert browser.get("/map.json").json()["selector"]["id"] == selector
+    answer = browser.get(f"/map?selector={cosine}")
+    check_says(answer, 400, "only posterior selectors have a map")
+    assert selector in answer.text  # another can be chosen
 
 
 def test_a_retired_adapter_leaves_the_map(fitted: World, browser: Signed) -> None:
     fitted.client.delete("/v1/adapters/acme/code@1")
-    assert "code" not in [one["domain"] for one in browser.get("/map.json").json()["places"]]
+    assert "code" not in [place["domain"] for place in browser.get("/map.json").json()["places"]]
 
 
 def test_the_plane_is_that_of_the_principal_components() -> None:
@@ -106,9 +108,9 @@ def test_the_plane_is_that_of_the_principal_components() -> None:
 
     places = np.random.default_rng(0).normal(size=(9, 5)) * [5, 3, 1, 1, 1]
     plane, explained = fit_plane(places)
-    known = PCA(n_components=2, svd_solver="full").fit(places)
-    np.testing.assert_allclose(np.abs(plane.project(places)), np.abs(known.transform(places)), atol=1e-10)
-    assert explained == pytest.approx(known.explained_variance_ratio_.sum())
+    reference = PCA(n_components=2, svd_solver="full").fit(places)
+    np.testing.assert_allclose(np.abs(plane.project(places)), np.abs(reference.transform(places)), atol=1e-10)
+    assert explained == pytest.approx(reference.explained_variance_ratio_.sum())
     for axis in plane.axes:
         assert axis[np.abs(axis).argmax()] > 0
 

@@ -35,18 +35,18 @@ def evaluated(world: World, browser: Signed) -> None:
 
 
 def test_what_is_missing_is_counted_and_evaluated_by_a_button(stocked: World, browser: Signed) -> None:
-    before = browser.get("/matrix.json").json()
-    assert (before["pairs"], before["missing"]) == (4, 4)
+    summary_before = browser.get("/matrix.json").json()
+    assert (summary_before["pairs"], summary_before["missing"]) == (4, 4)
     page = read(browser.page("/matrix"))
     assert "No evaluations yet." in page
     assert "4 of 4 pairs" in page
     evaluated(stocked, browser)
-    found = browser.get("/matrix.json").json()
-    assert found["missing"] == 0
-    assert [one["domain"] for one in found["domains"]] == [HOSTILE, "food"]
-    assert found["adapters"] == ["acme/a1@1", "acme/a2@1"]
+    summary = browser.get("/matrix.json").json()
+    assert summary["missing"] == 0
+    assert [domain["domain"] for domain in summary["domains"]] == [HOSTILE, "food"]
+    assert summary["adapters"] == ["acme/a1@1", "acme/a2@1"]
     there = stocked.client.get("/v1/evaluations?namespace=acme").json()["data"]
-    assert found["evaluations"] == there
+    assert summary["evaluations"] == there
     page = browser.page("/matrix")
     assert "all 4 pairs are evaluated" in read(page)
     cells = [at for tag, at in elements(page) if tag == "td"]
@@ -54,18 +54,20 @@ def test_what_is_missing_is_counted_and_evaluated_by_a_button(stocked: World, br
     assert [number for number, at in enumerate(cells) if at["class"].endswith(" own")] == [0, 3]
     assert all("passages" in at["title"] for at in cells)
     rows = list(csv.DictReader(browser.get("/matrix/evaluations.csv").text.splitlines()))
-    assert sorted(float(row["Difference"]) for row in rows) == pytest.approx(sorted(one["difference"] for one in there))
+    assert sorted(float(row["Difference"]) for row in rows) == pytest.approx(
+        sorted(evaluation["difference"] for evaluation in there)
+    )
 
 
 def test_other_keys_see_none_of_it(stocked: World, browser: Signed) -> None:
     evaluated(stocked, browser)
-    other = Signed(stocked, stocked.key(["read", "write"], ["other"]))
+    outsider = Signed(stocked, stocked.key(["read", "write"], ["other"]))
     for query in ("", "?namespace=acme"):
-        assert other.get(f"/matrix.json{query}").json()["evaluations"] == []
-        assert "a1@1" not in other.page(f"/matrix{query}")
-        assert "a1@1" not in other.get(f"/matrix/evaluations.csv{query}").text
+        assert outsider.get(f"/matrix.json{query}").json()["evaluations"] == []
+        assert "a1@1" not in outsider.page(f"/matrix{query}")
+        assert "a1@1" not in outsider.get(f"/matrix/evaluations.csv{query}").text
     fields = {"namespace": "acme", "base_model": "tiny"}
-    check_says(other.send("/matrix", "/matrix", **fields), 403, "may not read namespace")
+    check_says(outsider.send("/matrix", "/matrix", **fields), 403, "may not read namespace")
     reader = Signed(stocked, stocked.key(["read"], ["acme"]))
     assert '<form method="post" action="/matrix"' not in reader.page("/matrix")
 
@@ -94,8 +96,8 @@ def test_what_is_too_large_to_be_drawn_looked_at_or_counted_is_said_and_the_csv_
     assert len(browser.get("/matrix/evaluations.csv").text.splitlines()) == 5
     assert browser.get("/matrix.json").json()["pairs"] == 4
     monkeypatch.setattr(matrix, "LARGEST_POOL", 1)
-    found = browser.get("/matrix.json").json()
-    assert (found["pairs"], found["missing"]) == (None, None)
+    summary = browser.get("/matrix.json").json()
+    assert (summary["pairs"], summary["missing"]) == (None, None)
     assert "Missing evaluations" not in read(browser.page("/matrix"))
 
 
@@ -116,15 +118,17 @@ def test_names_that_share_weights_or_a_sample_are_counted(stocked: World) -> Non
     key = stocked.key(["read", "write"], ["shared"])
     browser = Signed(stocked, key)
     evaluated(stocked, browser)
-    found = browser.get("/matrix.json").json()
-    assert found["names"] == {"shared/b@1": 2}
-    assert [one["names"] for one in found["domains"]] == [3]
+    summary = browser.get("/matrix.json").json()
+    assert summary["names"] == {"shared/b@1": 2}
+    assert [domain["names"] for domain in summary["domains"]] == [3]
     page = browser.page("/matrix")
     assert "shared/b@1 and 1 more" in read(page)
     assert " and 2 more" in page
     listed = stocked.client.get("/v1/evaluations", headers=stocked.headers(key)).json()["data"]
-    told = {one["adapter"]: (one["adapter_names"], one["sample_names"]) for one in listed}
-    assert told == {"shared/b@1": (2, 3), "shared/c@1": (1, 3)}
+    name_counts = {
+        evaluation["adapter"]: (evaluation["adapter_names"], evaluation["sample_names"]) for evaluation in listed
+    }
+    assert name_counts == {"shared/b@1": (2, 3), "shared/c@1": (1, 3)}
 
 
 def test_a_difference_has_a_colour_where_it_is_told_apart_from_none() -> None:

@@ -33,11 +33,13 @@ def stocked(world: World) -> World:
 
 
 def refs(browser: Signed, path: str) -> list[str]:
-    return [one["adapter"]["ref"] for one in browser.get(path).json()["data"]]
+    return [model["adapter"]["ref"] for model in browser.get(path).json()["data"]]
 
 
 def test_the_page_and_its_twin_show_what_the_api_lists(stocked: World, browser: Signed) -> None:
-    there = [one["ref"] for one in stocked.client.get("/v1/adapters", params={"namespace": "acme"}).json()["data"]]
+    there = [
+        adapter["ref"] for adapter in stocked.client.get("/v1/adapters", params={"namespace": "acme"}).json()["data"]
+    ]
     assert refs(browser, "/models.json") == there
     page = browser.page("/models")
     assert re.findall(r'href="/models/([^"?]+)"', page) == there
@@ -46,7 +48,7 @@ def test_the_page_and_its_twin_show_what_the_api_lists(stocked: World, browser: 
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "expected"),
     [
         ("q=contr", ["acme/law@1"]),
         ("q=law&base_model=&kind=adapter&method=&domain=++", ["acme/law@2", "acme/law@1"]),
@@ -60,11 +62,11 @@ def test_the_page_and_its_twin_show_what_the_api_lists(stocked: World, browser: 
         ("namespace=other", []),
     ],
 )
-def test_filters_are_the_apis(browser: Signed, query: str, found: list[str]) -> None:
-    assert refs(browser, f"/models.json?{query}") == found
+def test_filters_are_the_apis(browser: Signed, query: str, expected: list[str]) -> None:
+    assert refs(browser, f"/models.json?{query}") == expected
     page = browser.page(f"/models?{query}")
-    assert re.findall(r'href="/models/([^"?]+)"', page) == found
-    assert ("No model matches" in page) == (not found)
+    assert re.findall(r'href="/models/([^"?]+)"', page) == expected
+    assert ("No model matches" in page) == (not expected)
 
 
 def test_a_filter_is_kept_in_the_form_and_on_the_next_page(browser: Signed) -> None:
@@ -89,7 +91,7 @@ def test_what_cannot_be_asked_for_is_said_on_a_page(browser: Signed, query: str)
 
 
 def test_aliases_are_beside_the_version_they_point_at_protected_ones_with_a_lock(browser: Signed) -> None:
-    rows = {one["adapter"]["ref"]: one["aliases"] for one in browser.get("/models.json").json()["data"]}
+    rows = {model["adapter"]["ref"]: model["aliases"] for model in browser.get("/models.json").json()["data"]}
     assert rows["acme/law@1"] == [{"alias": "prod", "protected": True}]
     assert rows["acme/law@2"] == [{"alias": "next", "protected": False}]
     page = browser.page("/models?q=contr")
@@ -98,9 +100,9 @@ def test_aliases_are_beside_the_version_they_point_at_protected_ones_with_a_lock
 
 
 def test_it_says_whether_the_key_may_use_a_model(stocked: World, browser: Signed) -> None:
-    assert {one["use"] for one in browser.get("/models.json").json()["data"]} == {"yes"}
+    assert {model["use"] for model in browser.get("/models.json").json()["data"]} == {"yes"}
     looks = Signed(stocked, stocked.key(["read"], ["acme"]))
-    assert {one["use"] for one in looks.get("/models.json").json()["data"]} == {"scope"}
+    assert {model["use"] for model in looks.get("/models.json").json()["data"]} == {"scope"}
     assert "Your key lacks the scope infer" in read(looks.page("/models"))
 
 
@@ -124,14 +126,14 @@ def test_every_page_forbids_what_it_does_not_need(browser: Signed) -> None:
 
 
 def test_the_gains_of_a_soup_are_in_its_row(browser: Signed) -> None:
-    (found,) = browser.get("/models.json?kind=soup").json()["data"]
-    assert found["gains"] == pytest.approx([1 - math.exp(0.01), 1 - math.exp(-0.05)])
+    (soup,) = browser.get("/models.json?kind=soup").json()["data"]
+    assert soup["gains"] == pytest.approx([1 - math.exp(0.01), 1 - math.exp(-0.05)])
     assert "4.9 % lower perplexity" in read(browser.page("/models?kind=soup"))
     assert browser.get("/models.json?kind=adapter").json()["data"][0]["gains"] == []
 
 
 def test_a_soup_shows_the_domains_of_its_ingredients_and_not_its_own(browser: Signed) -> None:
-    rows = {one["adapter"]["ref"]: one["ingredients"] for one in browser.get("/models.json").json()["data"]}
+    rows = {model["adapter"]["ref"]: model["ingredients"] for model in browser.get("/models.json").json()["data"]}
     assert sorted(rows["acme/mix@1"]) == ["law", "recipes"]
     assert rows["acme/law@1"] == []
     assert re.search("Made from (law \\+ recipes|recipes \\+ law)", read(browser.page("/models?kind=soup")))
@@ -149,7 +151,7 @@ def test_the_best_soup_is_shown_first_but_not_in_a_search(browser: Signed) -> No
 
 
 def test_a_first_visit_says_what_to_do(stocked: World) -> None:
-    said = read(Signed(stocked, stocked.key(["read", "write", "infer"], ["fresh"])).page("/models"))
-    assert "soup push adapters/* --namespace fresh --wait" in said
-    assert "Search" not in said
+    text = read(Signed(stocked, stocked.key(["read", "write", "infer"], ["fresh"])).page("/models"))
+    assert "soup push adapters/* --namespace fresh --wait" in text
+    assert "Search" not in text
     assert "you need a key with scope write" in read(Signed(stocked, stocked.key(["read"], ["fresh"])).page("/models"))

@@ -43,10 +43,10 @@ def spans(page: str) -> str:
 
 
 def test_it_begins_with_the_models_of_its_address(browser: Signed) -> None:
-    found = Playground.model_validate(browser.get("/playground.json?model=acme/law&model=acme/mix").json())
-    assert found.models == ["acme/law", "acme/mix"]
-    assert {"acme/law@1", "acme/food@1", "acme/mix@1"} < set(found.suggested)
-    assert not [one for one in found.suggested if "secret" in one]
+    playground = Playground.model_validate(browser.get("/playground.json?model=acme/law&model=acme/mix").json())
+    assert playground.models == ["acme/law", "acme/mix"]
+    assert {"acme/law@1", "acme/food@1", "acme/mix@1"} < set(playground.suggested)
+    assert not [model for model in playground.suggested if "secret" in model]
     page = browser.page("/playground?model=acme/law&model=acme/mix")
     assert re.findall(r'name="model-\d"[^>]*value="([^"]*)"', page) == ["acme/law", "acme/mix", "", ""]
     assert browser.get("/playground?" + "&".join(["model=x"] * 5)).status_code == 400
@@ -55,8 +55,8 @@ def test_it_begins_with_the_models_of_its_address(browser: Signed) -> None:
 def test_answers_are_those_of_the_api(stocked: World, browser: Signed) -> None:
     fields = {"model-1": "acme/law@1", "model-2": "acme/mix", "kind": "text", "prompt": "The court ", "seed": "7"}
     answer = browser.send("/playground", "/playground", **fields, max_tokens="12", temperature="0.9")
-    asked = {"prompt": "The court ", "max_tokens": 12, "temperature": 0.9, "seed": 7, "logprobs": 4}
-    same = stocked.client.post("/v1/completions", json={"model": "acme/law@1", **asked}).json()["choices"][0]
+    request = {"prompt": "The court ", "max_tokens": 12, "temperature": 0.9, "seed": 7, "logprobs": 4}
+    same = stocked.client.post("/v1/completions", json={"model": "acme/law@1", **request}).json()["choices"][0]
     assert spans(answer.text) == same["text"]
     assert answer.text.count('class="reply"') == 3  # and the empty one, for the script
     assert f"{100 * math.exp(same['logprobs']['token_logprobs'][0]):.1f} %" in read(answer.text)
@@ -70,11 +70,11 @@ def test_the_script_reads_the_stream_of_the_api(browser: Signed) -> None:
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
     assert events[-1] == "[DONE]"
     choices = [json.loads(event)["choices"][0] for event in events[:-1]]
-    assert sum(len(one["logprobs"]["tokens"]) for one in choices if one["logprobs"]) == 3
+    assert sum(len(choice["logprobs"]["tokens"]) for choice in choices if choice["logprobs"]) == 3
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"prompt": "x"}, "Name a model to ask."),
         ({"model-1": "acme/law", "prompt": "  "}, "Write something to ask."),
@@ -85,11 +85,11 @@ def test_the_script_reads_the_stream_of_the_api(browser: Signed) -> None:
         ({"model-1": HOSTILE, "prompt": HOSTILE}, "not valid"),
     ],
 )
-def test_what_cannot_be_asked_is_said_once(browser: Signed, fields: dict[str, str], said: str) -> None:
+def test_what_cannot_be_asked_is_said_once(browser: Signed, fields: dict[str, str], message: str) -> None:
     page = browser.send("/playground", "/playground", **fields)
     events = browser.send("/playground/events", "/playground", **fields)
-    assert said in events.json()["error"]["message"]
-    check_says(page, events.status_code, said)
+    assert message in events.json()["error"]["message"]
+    check_says(page, events.status_code, message)
     assert fields["prompt"].strip() in unescape(page.text)  # what was typed is not lost
 
 
@@ -104,9 +104,9 @@ BEFORE = [
 ]
 
 
-@pytest.mark.parametrize("before", BEFORE)
-def test_what_was_said_before_is_turns_of_text(browser: Signed, before: str) -> None:
-    fields = {"model-1": "base/chatty", "kind": "chat", "prompt": "x", "before": before}
+@pytest.mark.parametrize("history", BEFORE)
+def test_what_was_said_before_is_turns_of_text(browser: Signed, history: str) -> None:
+    fields = {"model-1": "base/chatty", "kind": "chat", "prompt": "x", "before": history}
     assert refusal(browser.send("/playground/events", "/playground", **fields), 400).startswith("The conversation")
 
 
@@ -128,15 +128,15 @@ def test_an_error_is_told_as_the_api_tells_it(
 
 
 def test_nobody_else_is_asked_once_the_client_has_gone(browser: Signed, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    models = []
 
     async def gone(_: object, body: CompletionRequest, *__: object) -> None:
-        asked.append(body.model)
+        models.append(body.model)
         raise Cancelled("The client has gone.")
 
     monkeypatch.setattr("service.http.pages.playground.completions", gone)
     browser.send("/playground", "/playground", **{"model-1": "acme/law", "model-2": "acme/mix", "prompt": "x"})
-    assert asked == ["acme/law"]
+    assert models == ["acme/law"]
 
 
 def test_a_conversation_of_a_base_without_a_template_is_refused_beside_others(browser: Signed) -> None:
@@ -146,14 +146,14 @@ def test_a_conversation_of_a_base_without_a_template_is_refused_beside_others(br
 
 def test_a_conversation_goes_on_where_it_was(stocked: World, browser: Signed) -> None:
     assert Playground.model_validate(browser.get("/playground.json").json()).chat == ["chatty"]
-    before = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-    fields = {"kind": "chat", "system": "Be brief.", "before": json.dumps(before), "prompt": "z", "seed": "3"}
+    history = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    fields = {"kind": "chat", "system": "Be brief.", "before": json.dumps(history), "prompt": "z", "seed": "3"}
     page = browser.send("/playground", "/playground", **{"model-1": "base/chatty"}, **fields, max_tokens="5")
-    messages = [{"role": "system", "content": "Be brief."}, *before, {"role": "user", "content": "z"}]
-    asked = {"model": "base/chatty", "messages": messages, "seed": 3, "max_tokens": 5, "temperature": 0.7}
-    same = stocked.client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"]
-    shown = re.search(r"data-text>(.*?)</div>", page.text, re.DOTALL)
-    assert unescape(re.sub("<[^>]*>", "", shown[1])).strip() == same.strip()
+    messages = [{"role": "system", "content": "Be brief."}, *history, {"role": "user", "content": "z"}]
+    request = {"model": "base/chatty", "messages": messages, "seed": 3, "max_tokens": 5, "temperature": 0.7}
+    same = stocked.client.post("/v1/chat/completions", json=request).json()["choices"][0]["message"]["content"]
+    reply = re.search(r"data-text>(.*?)</div>", page.text, re.DOTALL)
+    assert unescape(re.sub("<[^>]*>", "", reply[1])).strip() == same.strip()
 
 
 # --- compare ---------------------------------------------------------------------------------------------
@@ -162,9 +162,9 @@ BOTH = "model=acme/law&model=acme/mix@1"
 
 
 def test_models_are_told_side_by_side(browser: Signed) -> None:
-    found = browser.get(f"/compare.json?{BOTH}").json()["models"]
-    assert [one["model"] for one in found] == ["acme/law@1", "acme/mix@1"]
-    assert found[1]["ingredients"] == {"acme/law@1": "0.75", "acme/food@1": "0.25"}
+    models = browser.get(f"/compare.json?{BOTH}").json()["models"]
+    assert [model["model"] for model in models] == ["acme/law@1", "acme/mix@1"]
+    assert models[1]["ingredients"] == {"acme/law@1": "0.75", "acme/food@1": "0.25"}
     assert "Ingredients by weight" in browser.page(f"/compare?{BOTH}")
     rows = list(csv.reader(browser.get(f"/compare/recipes.csv?{BOTH}").text.splitlines()))
     assert rows[0] == ["Ingredient", "acme/law@1", "acme/mix@1"]
@@ -182,11 +182,11 @@ def test_a_text_is_measured_as_the_api_measures_it(stocked: World, browser: Sign
     texts = [f"The court held that contract {number} was void." for number in range(4)]
     fields = {"model-1": "acme/law@1", "model-2": "acme/mix@1", "text": "\n\n".join(texts)}
     page = browser.send("/compare", f"/compare?{BOTH}", **fields)
-    asked = {"model": "acme/mix@1", "baseline": "acme/law@1", "texts": texts}
-    same = stocked.client.post("/v1/perplexity", json=asked).json()
-    told = browser.send("/compare", f"/compare?{BOTH}", **fields, **{"as": "csv"})
-    assert told.headers["content-type"].startswith("text/csv")
-    first, second = list(csv.reader(told.text.splitlines()))[1:]
+    request = {"model": "acme/mix@1", "baseline": "acme/law@1", "texts": texts}
+    same = stocked.client.post("/v1/perplexity", json=request).json()
+    csv_answer = browser.send("/compare", f"/compare?{BOTH}", **fields, **{"as": "csv"})
+    assert csv_answer.headers["content-type"].startswith("text/csv")
+    first, second = list(csv.reader(csv_answer.text.splitlines()))[1:]
     assert float(first[1]) == pytest.approx(same["baseline"]["perplexity"])
     assert [float(cell) for cell in second[1:]] == pytest.approx(
         [same["perplexity"], same["baseline"]["difference"], *same["baseline"]["interval"]]
@@ -201,11 +201,11 @@ def test_every_model_is_scored_once(stocked: World, browser: Signed) -> None:
         rows = stocked.client.get("/v1/usage", params={"by": "model"}).json()["data"]
         return {row["model"]: row["tokens_in"] for row in rows}
 
-    before = used()
+    tokens_before = used()
     fields = {"model-1": f"base/{BASE_ID}", "model-2": "acme/law@1", "model-3": "acme/mix@1", "text": "The court."}
     page = browser.send("/compare", f"/compare?{BOTH}", **fields)
     assert page.status_code == 200, read(page.text)
-    counted = {model: tokens - before.get(model, 0) for model, tokens in used().items()}
+    counted = {model: tokens - tokens_before.get(model, 0) for model, tokens in used().items()}
     assert counted[f"base/{BASE_ID}"] == counted["acme/law@1"] == counted["acme/mix@1"] > 0
     rows = re.findall(r"<tbody>(.*?)</tbody>", page.text, re.DOTALL)[-1].count("<tr>")
     assert rows == 3
@@ -218,8 +218,8 @@ def test_models_of_other_bases_are_not_scored(browser: Signed) -> None:
 
 def test_one_model_under_two_names_is_one(browser: Signed) -> None:
     digest = browser.get("/compare.json?model=acme/law").json()["models"][0]["facts"]["Digest"]
-    found = browser.get(f"/compare.json?model=&model=acme/law&model={digest}&model=acme/law@1").json()["models"]
-    assert [one["model"] for one in found] == ["acme/law@1"]
+    models = browser.get(f"/compare.json?model=&model=acme/law&model={digest}&model=acme/law@1").json()["models"]
+    assert [model["model"] for model in models] == ["acme/law@1"]
 
 
 def test_a_reader_is_offered_models_to_compare(stocked: World) -> None:
@@ -227,12 +227,12 @@ def test_a_reader_is_offered_models_to_compare(stocked: World) -> None:
 
 
 def test_what_cannot_be_measured_keeps_the_text(browser: Signed) -> None:
-    for fields, status, said in (
+    for fields, status, message in (
         ({"model-1": "acme/law"}, 400, "Name at least two models"),
         ({"model-1": "acme/law", "model-2": "acme/nothing"}, 404, "There is no"),
     ):
         page = browser.send("/compare", f"/compare?{BOTH}", **fields, text=HOSTILE)
-        check_says(page, status, said)
+        check_says(page, status, message)
         assert HOSTILE in unescape(page.text)
 
 
@@ -245,15 +245,15 @@ def test_a_mixture_is_asked_beside_its_adapters_and_not_stored(stocked: World) -
     answer = browser.send("/playground/mix", "/playground", **fields, **{"weight-3": "0.5"})
     assert answer.status_code == 303
     place = urlsplit(answer.headers["location"])
-    asked = parse_qs(place.query)
-    mixture, *beside = asked["model"]
+    query = parse_qs(place.query)
+    mixture, *beside = query["model"]
     assert (place.path, beside) == ("/playground", ["acme/law@1", "acme/food@1"])
-    assert asked["mix"] == ["acme/law@1*3", "acme/food@1*1"]
+    assert query["mix"] == ["acme/law@1*3", "acme/food@1*1"]
     assert mixture == "acme/law@1*3+acme/food@1*1"
     page = browser.page(answer.headers["location"])
     values = {at.get("id", ""): at.get("value", "") for tag, at in elements(page) if tag == "input"}
-    found = [values[name] for name in ("model-1", "mix-1", "weight-1", "slider-2")]
-    assert found == [mixture, "acme/law@1", "3", "1.0"]
+    inputs = [values[name] for name in ("model-1", "mix-1", "weight-1", "slider-2")]
+    assert inputs == [mixture, "acme/law@1", "3", "1.0"]
     twin = browser.get(answer.headers["location"].replace("?", ".json?", 1)).json()
     assert twin["mix"] == [{"ref": "acme/law@1", "weight": 3.0}, {"ref": "acme/food@1", "weight": 1.0}]
 
@@ -265,7 +265,7 @@ def test_one_adapter_alone_is_that_adapter(browser: Signed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "said"),
+    ("fields", "status", "message"),
     [
         ({}, 400, "Name an adapter"),
         ({"mix-1": "acme/law", "weight-1": "0"}, 400, "a weight above zero"),
@@ -279,8 +279,8 @@ def test_one_adapter_alone_is_that_adapter(browser: Signed) -> None:
         ({"mix-1": "other/secret", "weight-1": "1"}, 404, "other/secret"),
     ],
 )
-def test_what_cannot_be_mixed_is_said(browser: Signed, fields: dict[str, str], status: int, said: str) -> None:
-    check_says(browser.send("/playground/mix", "/playground", **fields), status, said)
+def test_what_cannot_be_mixed_is_said(browser: Signed, fields: dict[str, str], status: int, message: str) -> None:
+    check_says(browser.send("/playground/mix", "/playground", **fields), status, message)
 
 
 def test_an_address_with_a_recipe_that_is_none_is_refused(browser: Signed) -> None:
@@ -313,5 +313,5 @@ def test_sliders_write_a_mixture_which_answers_beside_its_adapters(chrome: Brows
         page.evaluate("document.querySelector('[data-mix-button]').click()")
         page.until("!document.querySelector('[data-mix] [data-problem]').hidden")
         assert "acme/nothing" in page.text("[data-mix] [data-problem]")
-        assert all("404" in one for one in page.said)  # the browser says so of the request
+        assert all("404" in message for message in page.said)  # the browser says so of the request
         page.said.clear()

@@ -58,7 +58,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pushed(page: Page) -> str:
-    """What the page says when it is through."""
+    """The message of the page once its push has ended."""
     page.until("document.querySelector('[data-said] a, [data-problem]:not([hidden])') !== null")
     return page.text("[data-said]") + page.text("[data-problem]:not([hidden])")
 
@@ -124,7 +124,7 @@ def test_a_folder_of_pefts_is_chosen_by_its_field(page: Page, world: World, peft
     press_on(page, "[data-begin]")
     assert "does not name the domain" in pushed(page)
     assert findings(page) == []
-    assert all("400" in one for one in page.said)  # the browser says so of the request
+    assert all("400" in message for message in page.said)  # the browser says so of the request
     page.said.clear()
     page.fill("#domain", "law")
     page.press("Enter")
@@ -139,8 +139,8 @@ def test_what_was_sent_before_is_not_sent_again(page: Page, world: World, secret
     data = adapter_weights(world.runtime, seed=77)
     (ours / "adapter_model.safetensors").write_bytes(data)
     headers = world.headers(secret)
-    wanted = {"digest": sha256_digest(data), "size": len(data)}
-    id = world.client.post("/v1/blobs/uploads", json=wanted, headers=headers).json()["id"]
+    body = {"digest": sha256_digest(data), "size": len(data)}
+    id = world.client.post("/v1/blobs/uploads", json=body, headers=headers).json()["id"]
     half = len(data) // 2
     sent = world.client.patch(
         f"/v1/blobs/uploads/{id}", content=data[:half], headers={**headers, "content-range": f"0-{half - 1}"}
@@ -156,46 +156,46 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again_and_goes_on(
     page: Page, world: World, ours: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (ours / "adapter_model.safetensors").write_bytes(adapter_weights(world.runtime, seed=78))
-    add, asked = push.add_part, []
+    add, ranges = push.add_part, []
 
-    async def sometimes(*given: Any) -> Any:
-        asked.append(given[-1])
-        if len(asked) == 2:
+    async def sometimes(*arguments: Any) -> Any:
+        ranges.append(arguments[-1])
+        if len(ranges) == 2:
             raise Unavailable("Not now.")
-        return await add(*given)
+        return await add(*arguments)
 
     monkeypatch.setattr(push, "add_part", sometimes)
     drop(page, ours, "acme/patient")
     page.click("[data-begin]")
     assert pushed(page).startswith("Pushed: acme/patient@1")
-    assert asked[1] == asked[2] == "1000-1999"
-    assert all("503" in one for one in page.said)
+    assert ranges[1] == ranges[2] == "1000-1999"
+    assert all("503" in message for message in page.said)
     page.said.clear()
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ("adapter_config.json", "The folder has no adapter_config.json"),
         ("adapter_model.safetensors", "optimizer.pt is a pickle"),
     ],
 )
 def test_a_folder_that_is_no_adapters_is_told_before_anything_is_sent(
-    page: Page, ours: Path, change: str, said: str
+    page: Page, ours: Path, change: str, message: str
 ) -> None:
     (ours / change).unlink()
     page.drop("[data-target]", ours)
     page.until("!document.querySelector('[data-problem]').hidden")
-    assert said in page.text("[data-problem]")
+    assert message in page.text("[data-problem]")
     assert not [url for url in page.asked if "/push/" in url]
 
 
 def test_a_key_that_is_revoked_meanwhile_is_told_so(chrome: Browser, live: Live, world: World, ours: Path) -> None:
-    made = world.client.post("/v1/keys", json={"name": "k", "scopes": ["read", "write"], "namespaces": ["acme"]}).json()
-    with signed_in(chrome, live.url, made["secret"]) as page:
+    key = world.client.post("/v1/keys", json={"name": "k", "scopes": ["read", "write"], "namespaces": ["acme"]}).json()
+    with signed_in(chrome, live.url, key["secret"]) as page:
         page.open("/push")
         drop(page, ours)
-        world.client.delete(f"/v1/keys/{made['id']}")
+        world.client.delete(f"/v1/keys/{key['id']}")
         page.click("[data-begin]")
         assert pushed(page) == "Your session has ended: sign in on another page, then push again."
         page.said.clear()
@@ -215,12 +215,12 @@ def browser(world: World, secret: str) -> Signed:
 def uploaded(browser: Signed, data: bytes) -> str:
     """Upload some bytes as the page's script does; their digest."""
     headers = {"soup-form": browser.token("/push")}
-    wanted = {"digest": sha256_digest(data), "size": len(data)}
-    id = browser.client.post("/push/uploads", json=wanted, headers=headers).json()["id"]
+    body = {"digest": sha256_digest(data), "size": len(data)}
+    id = browser.client.post("/push/uploads", json=body, headers=headers).json()["id"]
     span = {**headers, "content-range": f"0-{len(data) - 1}"}
     assert browser.client.patch(f"/push/uploads/{id}", content=data, headers=span).status_code == 202
-    assert browser.client.put(f"/push/uploads/{id}?digest={wanted['digest']}", headers=headers).status_code == 201
-    return str(wanted["digest"])
+    assert browser.client.put(f"/push/uploads/{id}?digest={body['digest']}", headers=headers).status_code == 201
+    return str(body["digest"])
 
 
 def test_what_the_page_begins_with(browser: Signed, world: World) -> None:
@@ -231,21 +231,23 @@ def test_what_the_page_begins_with(browser: Signed, world: World) -> None:
 
 def test_uploads_and_blobs_of_others_are_not_there(world: World, browser: Signed) -> None:
     data = adapter_weights(world.runtime, seed=5)
-    other = Signed(world, world.key(["read", "write"], ["other"]))
-    digest = uploaded(other, data)
-    headers = {"soup-form": other.token("/push")}
-    open_one = other.client.post("/push/uploads", json={"digest": sha256_digest(b"y"), "size": 1}, headers=headers)
+    other_browser = Signed(world, world.key(["read", "write"], ["other"]))
+    digest = uploaded(other_browser, data)
+    headers = {"soup-form": other_browser.token("/push")}
+    open_one = other_browser.client.post(
+        "/push/uploads", json={"digest": sha256_digest(b"y"), "size": 1}, headers=headers
+    )
     id = open_one.json()["id"]
     assert browser.get("/push/uploads", params={"digest": digest}).json() == {"there": False, "upload": None}
     assert browser.get("/push/uploads", params={"digest": sha256_digest(b"y")}).json()["upload"] is None
-    assert other.get("/push/uploads", params={"digest": sha256_digest(b"y")}).json()["upload"]["id"] == id
+    assert other_browser.get("/push/uploads", params={"digest": sha256_digest(b"y")}).json()["upload"]["id"] == id
     mine = {"soup-form": browser.token("/push"), "content-range": "0-0"}
     assert browser.client.patch(f"/push/uploads/{id}", content=b"y", headers=mine).status_code == 404
     fields = {"name": "acme/stolen", "adapter_config.json": CONFIG_TEXT, "adapter_model.safetensors": digest}
     assert browser.send("/push/manifest", "/push", **fields).status_code == 404
-    own = {**fields, "name": "other/own"}
-    assert browser.send("/push/manifest", "/push", **own).status_code == 403
-    assert other.send("/push/manifest", "/push", **own).status_code == 201
+    their_fields = {**fields, "name": "other/own"}
+    assert browser.send("/push/manifest", "/push", **their_fields).status_code == 403
+    assert other_browser.send("/push/manifest", "/push", **their_fields).status_code == 201
 
 
 @pytest.fixture(scope="module")
@@ -255,7 +257,7 @@ def weights(world: World, browser: Signed) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"adapter_config.json": None}, "no adapter_config.json"),
         ({"adapter_model.safetensors": None}, "no adapter_model.safetensors"),
@@ -272,12 +274,14 @@ def weights(world: World, browser: Signed) -> str:
     ],
 )
 def test_a_folder_that_cannot_be_pushed_is_refused_with_the_reason(
-    world: World, browser: Signed, weights: str, changes: dict[str, str | None], said: str
+    world: World, browser: Signed, weights: str, changes: dict[str, str | None], message: str
 ) -> None:
     fields = {"name": "acme/x", "adapter_config.json": CONFIG_TEXT, "adapter_model.safetensors": weights, **changes}
-    answer = browser.send("/push/manifest", "/push", **{name: one for name, one in fields.items() if one is not None})
+    answer = browser.send(
+        "/push/manifest", "/push", **{name: value for name, value in fields.items() if value is not None}
+    )
     assert answer.status_code == 400, answer.text
-    assert said in json.dumps(answer.json())
+    assert message in json.dumps(answer.json())
     assert world.client.get("/v1/adapters/acme/x").status_code == 404
 
 

@@ -34,13 +34,13 @@ HOSTILE = '=cmd|"><script>alert(1)</script>'
 def report(
     *, difference: float = -0.03, abstained: bool = False, hostile: str = "too far", sites: int = 2
 ) -> CookReport:
-    found = evidence(difference=difference, hostile=hostile)
+    cook_evidence = evidence(difference=difference, hostile=hostile)
     layers = [{f"layers.{n}.ffn": factor for n in range(sites)} for factor in ("1", "0.5")]
-    parts = [
+    ingredients = [
         RecipeIngredient(digest=DIGESTS[name], weight=weight, layers=at)
         for (name, weight), at in zip((("law", "0.4"), ("food", "0.1")), layers, strict=True)
     ]
-    recipe = None if abstained else Recipe(base_fingerprint=DIGESTS["law"], ingredients=tuple(parts))
+    recipe = None if abstained else Recipe(base_fingerprint=DIGESTS["law"], ingredients=tuple(ingredients))
     return CookReport(
         model="base/tiny" if abstained else "acme/mix@1",
         abstained=abstained,
@@ -48,24 +48,26 @@ def report(
         cooked_at=None,
         recipe=recipe,
         mixing=None,
-        evidence=found,
-        names=names_by_digest(found),
+        evidence=cook_evidence,
+        names=names_by_digest(cook_evidence),
     )
 
 
-def drawn(one: CookReport) -> str:
+def drawn(cook_report: CookReport) -> str:
     template = environment().get_template("report.html")
-    return template.render(report=one, page_path="/soups/acme/mix@1", page_query="", **report_context(one))
+    return template.render(
+        report=cook_report, page_path="/soups/acme/mix@1", page_query="", **report_context(cook_report)
+    )
 
 
 def test_an_answer_is_said_in_words_and_numbers() -> None:
-    said = read(drawn(report()))
+    text = read(drawn(report()))
     lower, least, most = (f"{100 * (1 - math.exp(-difference)):.1f} %" for difference in (0.03, 0.02, 0.04))
-    assert f"acme/mix@1 , a soup of 2 adapters, has {lower} lower perplexity than the base model" in said
-    assert f"(90 % interval: −{most} to −{least})" in said
-    assert "Measured on 6 held-out passages of the sample, which had no part in choosing." in said
-    assert "The best of 2 soups is accepted if its loss is at least 2.20 standard errors below that of the base" in said
-    assert "The loss of this soup is 6.00 standard errors below." in said
+    assert f"acme/mix@1 , a soup of 2 adapters, has {lower} lower perplexity than the base model" in text
+    assert f"(90 % interval: −{most} to −{least})" in text
+    assert "Measured on 6 held-out passages of the sample, which had no part in choosing." in text
+    assert "The best of 2 soups is accepted if its loss is at least 2.20 standard errors below that of the base" in text
+    assert "The loss of this soup is 6.00 standard errors below." in text
 
 
 @pytest.mark.parametrize("name", ["team/law@1*0.7+team/style@2*0.3", f"{DIGESTS['law']}*0.7+{DIGESTS['food']}*0.3"])
@@ -76,22 +78,22 @@ def test_a_mixture_in_a_table_is_its_name_without_a_link(name: str) -> None:
 
 
 def test_an_abstention_is_as_readable() -> None:
-    said = read(drawn(report(difference=0.004, abstained=True)))
-    assert "Use the base model , base/tiny : no candidate is known to do better on text like the sample." in said
-    assert "The best candidate has 0.4 % higher perplexity than the base model" in said
-    assert "Adapters that were weighed" in said
-    assert "Ingredients" not in said
+    text = read(drawn(report(difference=0.004, abstained=True)))
+    assert "Use the base model , base/tiny : no candidate is known to do better on text like the sample." in text
+    assert "The best candidate has 0.4 % higher perplexity than the base model" in text
+    assert "Adapters that were weighed" in text
+    assert "Ingredients" not in text
 
 
 def test_what_was_taken_is_not_said_to_be_left_out() -> None:
-    found = {table.name: table for table in report_tables(report())}
-    assert [row[0] for row in found["weights"].rows] == ["acme/law@1", "acme/food@1"]
-    assert [row[0] for row in found["candidates"].rows] == ["acme/law@1", "acme/food@1", "acme/news@1"]
-    assert [row[0] for row in found["left-out"].rows] == ["acme/poems@1", "7 more"]
+    tables = {table.name: table for table in report_tables(report())}
+    assert [row[0] for row in tables["weights"].rows] == ["acme/law@1", "acme/food@1"]
+    assert [row[0] for row in tables["candidates"].rows] == ["acme/law@1", "acme/food@1", "acme/news@1"]
+    assert [row[0] for row in tables["left-out"].rows] == ["acme/poems@1", "7 more"]
 
 
 def test_weights_by_layer_are_what_is_added_there() -> None:
-    (table,) = [one for one in report_tables(report()) if one.name == "layers"]
+    (table,) = [table for table in report_tables(report()) if table.name == "layers"]
     assert [column.name for column in table.columns] == ["Site", "acme/law@1", "acme/food@1"]
     assert table.rows[0] == ("layers.0.ffn", 0.4, 0.05)
     assert report_context(report())["plots"] == ["gains", "layers"]
@@ -99,13 +101,13 @@ def test_weights_by_layer_are_what_is_added_there() -> None:
 
 
 def test_layers_are_in_their_order_and_not_in_that_of_their_text() -> None:
-    (table,) = [one for one in report_tables(report(sites=12)) if one.name == "layers"]
+    (table,) = [table for table in report_tables(report(sites=12)) if table.name == "layers"]
     assert [row[0] for row in table.rows] == [f"layers.{number}.ffn" for number in range(12)]
 
 
 def test_the_first_picture_has_the_model_the_best_adapter_the_control_and_the_base() -> None:
-    found = evidence()
-    rows = perplexity_changes(found.search, found.verification, abstained=False)
+    cook_evidence = evidence()
+    rows = perplexity_changes(cook_evidence.search, cook_evidence.verification, abstained=False)
     labels = ["This model", "Best adapter: acme/law@1", "Random adapters (control)", "Base model"]
     assert [row.label for row in rows] == labels
     assert rows[0].value == pytest.approx(100 * (math.exp(-0.03) - 1))
@@ -114,9 +116,9 @@ def test_the_first_picture_has_the_model_the_best_adapter_the_control_and_the_ba
 
 def test_intervals_reach_as_far_as_a_verification_of_as_many_passages() -> None:
     """The verification's interval of ±.01 is two of its standard errors wide, and so are the others."""
-    rows = {one.label: one for one in measured_differences(report())}
+    rows = {row.label: row for row in measured_differences(report())}
     assert rows["The soup as selected"].high - rows["The soup as selected"].value == pytest.approx(2 * 0.005)
-    assert [one.label for one in rows.values() if one.chosen] == ["The weighed soup"]
+    assert [row.label for row in rows.values() if row.chosen] == ["The weighed soup"]
     assert "Random adapters (control)" in rows
     assert rows["Best adapter: acme/law@1"].value == -0.02
 
@@ -125,7 +127,7 @@ def test_nothing_in_a_report_is_markup_or_a_formula() -> None:
     page = drawn(report(hostile=HOSTILE))
     assert active(page) == []
     assert HOSTILE in unescape(page)
-    (table,) = [one for one in report_tables(report(hostile=HOSTILE)) if one.name == "left-out"]
+    (table,) = [table for table in report_tables(report(hostile=HOSTILE)) if table.name == "left-out"]
     text = bytes(csv_response([table], "left-out").body).decode()
     assert list(csv.reader(io.StringIO(text)))[1][3] == f"'{HOSTILE}"
 
@@ -138,9 +140,9 @@ def stocked(world: World) -> World:
     """A soup by hand, an adapter, and a soup in `acme` whose evidence names an adapter of `other`."""
     for number, name in enumerate(("acme/law", "acme/food", "other/news")):
         world.push(name, seed=number + 1, domain=name[5:])
-    told = [evidence(hostile=hostile).model_dump(mode="json") for hostile in ("too far", "too far")]
-    told[-1]["selection"]["left_out"][0]["ref"] = "other/news@1"
-    cook_soup(world, "acme/mix", {"acme/law": 1, "acme/food": 1}, *told)
+    evidence_bodies = [evidence(hostile=hostile).model_dump(mode="json") for hostile in ("too far", "too far")]
+    evidence_bodies[-1]["selection"]["left_out"][0]["ref"] = "other/news@1"
+    cook_soup(world, "acme/mix", {"acme/law": 1, "acme/food": 1}, *evidence_bodies)
     return world
 
 

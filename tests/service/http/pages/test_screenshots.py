@@ -52,8 +52,8 @@ WORDS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     ),
 }
 NOVEL = [
-    f"{first} that the recipe of the {who} {last}"
-    for first, who, last in product(
+    f"{first} that the recipe of the {person} {last}"
+    for first, person, last in product(
         ("The court held", "The judge found", "The appeal claimed"),
         ("cook", "baker", "widow"),
         (
@@ -81,10 +81,10 @@ def filled(world: World, base: LoadedBase) -> World:
         assert job["state"] == "succeeded", job
         return job["result"]
 
-    for domain, parts in WORDS.items():
-        data = b"".join(json.dumps({"text": " ".join(one)}).encode() + b"\n" for one in product(*parts))
+    for domain, alternatives in WORDS.items():
+        data = b"".join(json.dumps({"text": " ".join(phrases)}).encode() + b"\n" for phrases in product(*alternatives))
         client.put(f"/v1/blobs/{sha256_digest(data)}", content=data, headers=headers)
-        asked = {
+        training = {
             "name": f"team/{domain}",
             "domain": domain,
             "base_model": BASE_ID,
@@ -95,7 +95,7 @@ def filled(world: World, base: LoadedBase) -> World:
         }
         with pytest.MonkeyPatch.context() as patch:
             trains_here(patch, base)
-            ended(client.post("/v1/trainings", json=asked, headers=headers))
+            ended(client.post("/v1/trainings", json=training, headers=headers))
         job = client.get("/v1/jobs", params={"kind": "embed"}).json()["data"][0]["id"]
         client.get(f"/v1/jobs/{job}/events")
     client.put("/v1/adapters/team/law/aliases/prod", json={"version": 1})
@@ -115,14 +115,14 @@ def page(chrome: Browser, live: Live, filled: World) -> Iterator[Page]:
 
 
 @pytest.fixture
-def taken(page: Page, tmp_path: Path) -> Iterator[Callable[..., None]]:
+def take_picture(page: Page, tmp_path: Path) -> Iterator[Callable[..., None]]:
     """Takes the picture of a name: it is small enough, and in the documentation already."""
     folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
 
-    def take(name: str, **part: Any) -> None:
+    def take(name: str, **region: Any) -> None:
         page.evaluate("document.activeElement.blur()")
-        page.picture(folder / f"{name}.png", **part)
+        page.picture(folder / f"{name}.png", **region)
         assert 5_000 < (folder / f"{name}.png").stat().st_size < MOST, name
         assert (PICTURES / f"{name}.png").is_file(), "run `make screenshots` and commit what it writes"
 
@@ -130,44 +130,44 @@ def taken(page: Page, tmp_path: Path) -> Iterator[Callable[..., None]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "path", "said", "high"),
+    ("name", "path", "text", "high"),
     [
         ("models", "/models", "team/menus", 960),
         ("soup", "/soups/team/menus@1", "lower perplexity than the base model", 1000),
         ("matrix", "/matrix", "all 16 pairs are evaluated", 790),
     ],
 )
-def test_a_page(page: Page, taken: Callable[..., None], name: str, path: str, said: str, high: int) -> None:
+def test_a_page(page: Page, take_picture: Callable[..., None], name: str, path: str, text: str, high: int) -> None:
     page.open(path)
-    assert said in page.text("main")
-    taken(name, high=high)
+    assert text in page.text("main")
+    take_picture(name, high=high)
 
 
-def test_cook(page: Page, taken: Callable[..., None]) -> None:
+def test_cook(page: Page, take_picture: Callable[..., None]) -> None:
     page.open("/cook")
     page.fill("#sample", "\n\n".join(NOVEL[:5]))
-    taken("cook", high=900)
+    take_picture("cook", high=900)
 
 
-def test_map(page: Page, taken: Callable[..., None]) -> None:
+def test_map(page: Page, take_picture: Callable[..., None]) -> None:
     page.open("/map")
     page.fill("#text", "\n\n".join(NOVEL[:8]))
     page.click("#place ~ form button")
     page.until("document.querySelector('img.plot[src*=\"&x=\"]') !== null && document.readyState === 'complete'")
-    taken("map", high=1000)
+    take_picture("map", high=1000)
 
 
-def test_playground(page: Page, taken: Callable[..., None]) -> None:
+def test_playground(page: Page, take_picture: Callable[..., None]) -> None:
     page.open("/playground?model=team/law@1&model=team/kitchen@1&mix=team/law@1*0.6&mix=team/kitchen@1*0.4")
     page.fill("#prompt", "The court")
     page.evaluate("document.querySelector('#max_tokens').value = '24'")
     page.evaluate("document.querySelector('#temperature').value = '0'")
     page.click("[data-begin]")
     page.until("document.querySelectorAll('.answers [data-table]:not([hidden])').length === 2")
-    taken("playground", high=1180)
+    take_picture("playground", high=1180)
 
 
-def test_training(page: Page, taken: Callable[..., None], filled: World) -> None:
+def test_training(page: Page, take_picture: Callable[..., None], filled: World) -> None:
     id = filled.client.get("/v1/jobs", params={"kind": "train"}).json()["data"][0]["id"]
     page.open(f"/trainings/{id}")
-    taken("training", high=990)
+    take_picture("training", high=990)

@@ -18,8 +18,8 @@ def stocked(world: World) -> World:
     world.push("acme/law", seed=1, domain="law")
     world.push("other/secret", seed=2, domain="hidden-domain")
     for model in ("acme/law@1", "base/tiny", "other/secret"):
-        asked = {"model": model, "prompt": "The court", "max_tokens": 3}
-        assert world.client.post("/v1/completions", json=asked).status_code == 200
+        body = {"model": model, "prompt": "The court", "max_tokens": 3}
+        assert world.client.post("/v1/completions", json=body).status_code == 200
     return world
 
 
@@ -55,15 +55,15 @@ def test_what_a_form_leaves_empty_is_not_asked_for(admin: Signed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("/usage?by=week", "'by': input should be 'day'"),
         ("/usage?since=yesterday", "'since': must be a day as YYYY-MM-DD"),
         ("/audit?until=x", "'until'"),
     ],
 )
-def test_what_cannot_be_asked_is_said(admin: Signed, path: str, said: str) -> None:
-    check_says(admin.get(path), 400, said)
+def test_what_cannot_be_asked_is_said(admin: Signed, path: str, message: str) -> None:
+    check_says(admin.get(path), 400, message)
 
 
 # --- audit -----------------------------------------------------------------------------------------------
@@ -91,20 +91,20 @@ def secret_of(page: str) -> str:
 def test_a_key_is_made_changed_and_revoked(stocked: World, admin: Signed) -> None:
     fields = {"name": HOSTILE, "scope-read": "yes", "scope-infer": "yes", "namespaces": "acme, team"}
     secret = secret_of(admin.send("/keys", "/keys", **fields, expires="2030-01-31").text)
-    (made,) = [one for one in stocked.client.get("/v1/keys").json()["data"] if one["name"] == HOSTILE]
-    assert (made["scopes"], made["namespaces"]) == (["infer", "read"], ["acme", "team"])
-    assert made["expires_at"].startswith("2030-01-31T00:00:00")
+    (key,) = [key for key in stocked.client.get("/v1/keys").json()["data"] if key["name"] == HOSTILE]
+    assert (key["scopes"], key["namespaces"]) == (["infer", "read"], ["acme", "team"])
+    assert key["expires_at"].startswith("2030-01-31T00:00:00")
     assert Signed(stocked, secret).get("/models").status_code == 200
     assert secret not in admin.page("/keys")
     assert secret not in admin.get("/keys.json").text
-    other = secret_of(admin.send(f"/keys/{made['id']}/rotate", "/keys", grace="yes").text)
-    for one in (secret, other):  # the old one goes on for a day
-        assert stocked.client.get("/v1/adapters", headers=stocked.headers(one)).status_code == 200
-    last = secret_of(admin.send(f"/keys/{made['id']}/rotate", "/keys").text)
+    new_secret = secret_of(admin.send(f"/keys/{key['id']}/rotate", "/keys", grace="yes").text)
+    for valid_secret in (secret, new_secret):  # the old one goes on for a day
+        assert stocked.client.get("/v1/adapters", headers=stocked.headers(valid_secret)).status_code == 200
+    last = secret_of(admin.send(f"/keys/{key['id']}/rotate", "/keys").text)
     assert stocked.client.get("/v1/adapters", headers=stocked.headers(secret)).status_code == 401
-    check_says(admin.send(f"/keys/{made['id']}/revoke", "/keys", name="something"), 400, "not that of the key")
+    check_says(admin.send(f"/keys/{key['id']}/revoke", "/keys", name="something"), 400, "not that of the key")
     assert stocked.client.get("/v1/adapters", headers=stocked.headers(last)).status_code == 200
-    assert admin.send(f"/keys/{made['id']}/revoke", "/keys", name=HOSTILE).status_code == 303
+    assert admin.send(f"/keys/{key['id']}/revoke", "/keys", name=HOSTILE).status_code == 303
     assert stocked.client.get("/v1/adapters", headers=stocked.headers(last)).status_code == 401
     assert "✕ revoked" in admin.page("/keys")
 
@@ -113,14 +113,14 @@ def test_many_keys_are_several_pages(stocked: World, admin: Signed) -> None:
     names = [f"paged {number}" for number in range(3)]
     for name in names:
         stocked.client.post("/v1/keys", json={"name": name, "scopes": ["read"], "namespaces": ["acme"]})
-    path, seen = "/keys?limit=1", ""
+    path, html = "/keys?limit=1", ""
     while path:
         page = admin.page(path)
-        seen += page
+        html += page
         following = re.search(r'<a rel="next" href="([^"]+)">Newer</a>', page)
         path = "" if following is None else following[1].replace("&amp;", "&")
-    assert all(seen.count(f"<strong>{name}</strong>") == 1 for name in names)
-    (last,) = [one for one in stocked.client.get("/v1/keys").json()["data"] if one["name"] == names[-1]]
+    assert all(html.count(f"<strong>{name}</strong>") == 1 for name in names)
+    (last,) = [key for key in stocked.client.get("/v1/keys").json()["data"] if key["name"] == names[-1]]
     assert admin.send(f"/keys/{last['id']}/revoke", "/keys?limit=1", name=names[-1]).status_code == 303
 
 
@@ -138,12 +138,12 @@ def test_a_secret_is_shown_also_where_the_list_cannot_be_read(
 def test_a_key_may_see_a_thousand_namespaces_and_be_called_with_blanks(stocked: World, admin: Signed) -> None:
     names = " ".join(f"team-{number}" for number in range(1000))
     assert admin.send("/keys", "/keys", **{"name": "wide", "scope-read": "yes", "namespaces": names}).status_code == 200
-    made = stocked.client.post("/v1/keys", json={"name": " x ", "namespaces": ["acme"], "scopes": ["read"]}).json()
-    assert admin.send(f"/keys/{made['id']}/revoke", "/keys", name=" x ").status_code == 303
+    key = stocked.client.post("/v1/keys", json={"name": " x ", "namespaces": ["acme"], "scopes": ["read"]}).json()
+    assert admin.send(f"/keys/{key['id']}/revoke", "/keys", name=" x ").status_code == 303
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"name": "x", "scope-read": "yes"}, "Name the namespaces"),
         ({"name": "x", "scope-read": "yes", "namespaces": "acme", "all": "yes"}, "not both"),
@@ -153,19 +153,19 @@ def test_a_key_may_see_a_thousand_namespaces_and_be_called_with_blanks(stocked: 
         ({"name": "x", "scope-read": "yes", "namespaces": "UP PER"}, "namespaces"),
     ],
 )
-def test_what_cannot_be_made_is_said_above_the_form(admin: Signed, fields: dict[str, str], said: str) -> None:
-    before = len(admin.get("/keys.json").json()["data"])
+def test_what_cannot_be_made_is_said_above_the_form(admin: Signed, fields: dict[str, str], message: str) -> None:
+    count_before = len(admin.get("/keys.json").json()["data"])
     answer = admin.send("/keys", "/keys", **fields)
-    check_says(answer, 400, said)
+    check_says(answer, 400, message)
     assert "sk-soup-" not in re.sub(r"sk-soup-[\w-]+…", "", answer.text)
-    assert len(admin.get("/keys.json").json()["data"]) == before
+    assert len(admin.get("/keys.json").json()["data"]) == count_before
 
 
 # --- the engine ------------------------------------------------------------------------------------------
 
 
 def test_the_engine_shows_what_it_did_to_those_who_see_the_whole_server(admin: Signed, of_acme: Signed) -> None:
-    by_model = {one["model"]: one for one in admin.get("/engine.json").json()["adapters"]}
+    by_model = {adapter["model"]: adapter for adapter in admin.get("/engine.json").json()["adapters"]}
     assert by_model["acme/law@1"]["generated_tokens"] == 3
     assert by_model["acme/law@1"]["answer_seconds"] > 0
     assert by_model["base models alone"]["answers"] >= 1

@@ -35,19 +35,19 @@ def test_whoever_has_not_signed_in_goes_to_where_one_does(world: World) -> None:
 
 
 LOOKING = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
-"""What browsers say of what they take."""
+"""The types that a browser says it takes."""
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/models/law", "/v1/nothing", "/acme/law/resolve", "/nothing.json"])
 def test_a_browser_is_told_in_a_page_that_there_is_nothing(world: World, reader: str, path: str) -> None:
     stranger, signed = Signed(world), Signed(world, reader)
     for browser, on, place in ((stranger, "Sign in", "/sign-in"), (signed, "Go to the first page", "/")):
-        found = browser.get(path, headers=LOOKING)
-        assert (found.status_code, found.headers["content-type"]) == (404, "text/html; charset=utf-8")
-        assert found.headers["content-security-policy"].startswith("default-src 'none'")
-        assert "There is nothing at this path." in read(found.text)
-        assert f'<a href="{place}">{on}</a>' in found.text
-        assert (">Models</a>" in found.text) == (browser is signed)
+        answer = browser.get(path, headers=LOOKING)
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+        assert "There is nothing at this path." in read(answer.text)
+        assert f'<a href="{place}">{on}</a>' in answer.text
+        assert (">Models</a>" in answer.text) == (browser is signed)
         assert browser.client.head(path, headers=LOOKING).status_code == 404
 
 
@@ -58,8 +58,8 @@ def test_programs_are_told_as_before_that_there_is_nothing(world: World, reader:
         (key, 404, "not_found"),
         (key | LOOKING, 404, "not_found"),
     ):
-        found = browser.get("/nothing", headers=headers)
-        assert (found.status_code, found.json()["error"]["code"]) == (status, code)
+        answer = browser.get("/nothing", headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert browser.client.post("/nothing", headers=LOOKING).json()["error"]["code"] == "unauthenticated"
     assert browser.get("/v1/adapters", headers=LOOKING).json()["error"]["code"] == "unauthenticated"  # no session's
     assert browser.get("/v1/adapters/acme/law", headers=LOOKING | key).json()["error"]["code"] == "not_found"
@@ -72,9 +72,9 @@ def test_signing_in_goes_on_to_where_one_was_going(world: World, reader: str) ->
     assert "acme" in read(browser.page("/models"))
     assert browser.get("/").headers["location"] == "/models"
     for scope, place in (("infer", "/playground"), ("write", "/usage"), ("admin", "/models")):
-        other = Signed(world, world.key([scope], ["acme"]))
-        assert other.get("/").headers["location"] == place
-        assert other.get(place).status_code == 200
+        scoped = Signed(world, world.key([scope], ["acme"]))
+        assert scoped.get("/").headers["location"] == place
+        assert scoped.get(place).status_code == 200
 
 
 def test_the_cookie_is_not_the_key_and_no_script_or_other_site_gets_it(world: World, reader: str) -> None:
@@ -99,7 +99,7 @@ FOREIGN = [
 def test_cookies_of_others_on_the_host_change_nothing_and_are_not_unquoted(
     world: World, reader: str, foreign: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What unquotes takes the square of the time of what it is given, and one cookie that it cannot read ends it."""
+    """Unquoting takes the square of the time of what it is given, and one cookie that it cannot read ends it."""
 
     def unquoted(text: str) -> str:
         assert re.fullmatch(r"[\w-]{43}", text), f"{len(text)} bytes of another's cookie were unquoted"
@@ -107,8 +107,8 @@ def test_cookies_of_others_on_the_host_change_nothing_and_are_not_unquoted(
 
     monkeypatch.setattr("http.cookies._unquote", unquoted)
     page = Signed(world).get("/sign-in")
-    held, token = page.headers["set-cookie"].partition(";")[0], TOKEN.search(page.text)
-    fields, cookies = {"form": token[1], "key": reader}, {"cookie": f"{foreign}; {held}"}
+    form_cookie, token = page.headers["set-cookie"].partition(";")[0], TOKEN.search(page.text)
+    fields, cookies = {"form": token[1], "key": reader}, {"cookie": f"{foreign}; {form_cookie}"}
     answer = Signed(world).client.post("/sign-in", data=fields, headers=cookies)
     assert answer.status_code == 303, read(answer.text)
     session = answer.headers["set-cookie"].partition(";")[0]
@@ -125,8 +125,8 @@ def test_behind_tls_cookies_go_by_tls_and_are_this_hosts_alone(world: World, rea
     assert page.headers["set-cookie"].startswith("__Host-soup-form=")
     assert "; Secure" in page.headers["set-cookie"]
     token = re.search(r'name="form" value="(\w+)"', page.text)
-    held = page.headers["set-cookie"].partition(";")[0]
-    answer = secure.client.post("/sign-in", data={"form": token[1], "key": reader}, headers={"cookie": held})
+    form_cookie = page.headers["set-cookie"].partition(";")[0]
+    answer = secure.client.post("/sign-in", data={"form": token[1], "key": reader}, headers={"cookie": form_cookie})
     assert answer.headers["set-cookie"].startswith("__Host-soup-session=")
     assert "; Secure" in answer.headers["set-cookie"]
 
@@ -146,18 +146,18 @@ def test_a_key_that_is_none_is_told_so_and_never_shown_again(world: World) -> No
 
 def test_signing_out_ends_the_session_everywhere(world: World, reader: str) -> None:
     browser = Signed(world, reader)
-    held = browser.client.cookies["soup-session"]
+    session = browser.client.cookies["soup-session"]
     answer = browser.send("/sign-in/out", "/models")
     assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in")
     assert 'soup-session=""; HttpOnly; Max-Age=0' in answer.headers["set-cookie"]
-    assert Signed(world).get("/models", headers={"cookie": f"soup-session={held}"}).status_code == 303
+    assert Signed(world).get("/models", headers={"cookie": f"soup-session={session}"}).status_code == 303
 
 
 def test_a_revoked_key_ends_its_session_with_the_next_request(world: World) -> None:
-    made = world.client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
-    browser = Signed(world, made["secret"])
+    key = world.client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
+    browser = Signed(world, key["secret"])
     browser.page("/models")
-    world.client.delete(f"/v1/keys/{made['id']}")
+    world.client.delete(f"/v1/keys/{key['id']}")
     assert browser.get("/models").headers["location"] == "/sign-in?next=%2Fmodels"
     assert "soup-session" not in browser.client.cookies  # it has given up what is worth nothing
     assert browser.get("/models.json").status_code == 401
@@ -165,11 +165,11 @@ def test_a_revoked_key_ends_its_session_with_the_next_request(world: World) -> N
 
 def test_forms_of_other_sites_are_refused(world: World, reader: str) -> None:
     browser = Signed(world, reader)
-    token, other = browser.token("/models"), Signed(world, reader).token("/models")
+    token, foreign_token = browser.token("/models"), Signed(world, reader).token("/models")
     wrong = {
         "no token": ({}, {}),
         "an empty one": ({"form": ""}, {}),
-        "another session's": ({"form": other}, {}),
+        "another session's": ({"form": foreign_token}, {}),
         "from another site": ({"form": token}, {"sec-fetch-site": "cross-site"}),
         "from a neighbour": ({"form": token}, {"sec-fetch-site": "same-site"}),
         "from another origin": ({"form": token}, {"origin": "https://evil.test"}),

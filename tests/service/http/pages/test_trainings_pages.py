@@ -46,7 +46,7 @@ def trained(stocked: World, base: LoadedBase) -> str:
     client = stocked.client
     data = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in TEXTS)
     assert client.put(f"/v1/blobs/{sha256_digest(data)}", content=data).status_code == 201
-    asked = {
+    body = {
         "name": "acme/trained",
         "domain": HOSTILE,
         "base_model": BASE_ID,
@@ -57,7 +57,7 @@ def trained(stocked: World, base: LoadedBase) -> str:
     }
     with pytest.MonkeyPatch.context() as patch:
         trains_here(patch, base)
-        id = client.post("/v1/trainings", json=asked).json()["id"]
+        id = client.post("/v1/trainings", json=body).json()["id"]
         client.get(f"/v1/jobs/{id}/events")
     assert client.get(f"/v1/jobs/{id}").json()["state"] == "succeeded"
     return str(id)
@@ -74,12 +74,12 @@ def test_a_training_shows_what_came_of_it_and_the_losses_of_its_record(
     assert listed["job"] == browser.get(f"/jobs/{trained}.json").json()
     page = browser.page("/trainings")
     assert 'href="/models/acme/trained@1"' in page
-    found = browser.get(f"/trainings/{trained}.json").json()
+    training = browser.get(f"/trainings/{trained}.json").json()
     record = stocked.client.get("/v1/adapters/acme/trained").json()["provenance"]["training"]
-    assert found["losses"]["held_out"] == record["valid_history"]
-    assert found["losses"]["training"] == record["train_history"]
-    assert found["losses"]["best"] == record["best_step"]
-    assert found["asked"]["spec"]["recipe"]["steps"] == 4
+    assert training["losses"]["held_out"] == record["valid_history"]
+    assert training["losses"]["training"] == record["train_history"]
+    assert training["losses"]["best"] == record["best_step"]
+    assert training["asked"]["spec"]["recipe"]["steps"] == 4
     page = browser.page(f"/trainings/{trained}")
     (texts,) = browser.plots(page)
     assert {"held out", "in training", "step"} <= texts
@@ -91,13 +91,13 @@ def test_a_training_shows_what_came_of_it_and_the_losses_of_its_record(
 
 
 def test_the_version_that_was_trained_has_the_same_losses(browser: Signed, trained: str) -> None:
-    found = browser.get("/models/acme/trained@1.json").json()["losses"]
-    assert found == browser.get(f"/trainings/{trained}.json").json()["losses"]
+    losses = browser.get("/models/acme/trained@1.json").json()["losses"]
+    assert losses == browser.get(f"/trainings/{trained}.json").json()["losses"]
     assert "Training curve" in browser.page("/models/acme/trained@1")
-    one, other = (
+    model_csv, training_csv = (
         browser.get(f"{path}/losses.csv").text for path in ("/models/acme/trained@1", f"/trainings/{trained}")
     )
-    assert one == other
+    assert model_csv == training_csv
     assert browser.get("/models/acme/law@1/losses.csv").status_code == 404
     assert "curve" not in browser.page("/models/acme/law@1")
 
@@ -148,13 +148,13 @@ def test_of_one_that_came_to_nothing_its_own_losses_are_drawn_with_its_error(sto
             catalogue.curves.put(id, {"train_history": [[1, 9.0]]})
             catalogue.curves.put(id, HISTORY)
         report = json.dumps({"done": 30, "total": 100, "message": ""})
-        told = json.dumps({"code": "invalid_parameter", "message": error})
-        set_job(stocked, id, state="failed", progress=report, error=told)
+        error_body = json.dumps({"code": "invalid_parameter", "message": error})
+        set_job(stocked, id, state="failed", progress=report, error=error_body)
         return id
 
     id = failed(("acme",), f"Training diverged at step 31. {HOSTILE}")
-    found = browser.get(f"/trainings/{id}.json").json()["losses"]
-    assert (found["held_out"], found["best"]) == (HISTORY["valid_history"], 20)
+    losses = browser.get(f"/trainings/{id}.json").json()["losses"]
+    assert (losses["held_out"], losses["best"]) == (HISTORY["valid_history"], 20)
     page = browser.page(f"/trainings/{id}")
     assert "It failed after step 30 of 100, and nothing was pushed: Training diverged at step 31." in read(page)
     assert len(browser.plots(page)) == 1
@@ -167,12 +167,12 @@ def test_of_one_that_came_to_nothing_its_own_losses_are_drawn_with_its_error(sto
 
 def test_what_is_no_training_and_what_is_anothers_are_not_there(stocked: World, browser: Signed, trained: str) -> None:
     fit = next(job["id"] for job in stocked.client.get("/v1/jobs").json()["data"] if job["kind"] != "train")
-    other = Signed(stocked, stocked.key(["read"], ["other"]))
-    for asks, id in ((browser, fit), (browser, "job-" + "0" * 16), (other, trained)):
+    outsider = Signed(stocked, stocked.key(["read"], ["other"]))
+    for asks, id in ((browser, fit), (browser, "job-" + "0" * 16), (outsider, trained)):
         for path in ("", ".json", "/losses.csv"):
             assert asks.get(f"/trainings/{id}{path}").status_code == 404, (id, path)
-    assert other.get("/trainings.json").json()["data"] == []
-    assert "acme" not in other.page("/trainings")
+    assert outsider.get("/trainings.json").json()["data"] == []
+    assert "acme" not in outsider.page("/trainings")
 
 
 def test_a_training_whose_adapter_was_retired_says_so(stocked: World, browser: Signed, trained: str) -> None:
@@ -227,17 +227,17 @@ def test_a_best_step_that_is_true_is_no_step() -> None:
 
 def test_a_long_history_is_a_short_table_that_has_the_best_and_the_last_step() -> None:
     history = [[step, 5.0 - step / 1000] for step in range(0, 1000, 2)]
-    found = training_losses({"valid_history": history, "best_step": 734})
-    steps = [row[0] for row in losses_table(found, max_rows=MAX_ROWS).rows]
+    losses = training_losses({"valid_history": history, "best_step": 734})
+    steps = [row[0] for row in losses_table(losses, max_rows=MAX_ROWS).rows]
     assert len(steps) <= MAX_ROWS + 2
     assert {0, 734, 998} <= set(steps)
-    assert len(losses_table(found).rows) == 500
+    assert len(losses_table(losses).rows) == 500
 
 
 def test_evidence_of_before_says_what_it_knows() -> None:
     report = {"passes": 1, "kept": 0, "rate": "0.005", "losses": [3.5, 3.6], "trainings": 1}
-    found = tuning_losses([{"search": {"tuning": report}}, {"search": None}, {}])
-    assert (found.training, found.held_out, found.best) == ([], [(0, 3.5), (1, 3.6)], 0)
+    losses = tuning_losses([{"search": {"tuning": report}}, {"search": None}, {}])
+    assert (losses.training, losses.held_out, losses.best) == ([], [(0, 3.5), (1, 3.6)], 0)
     assert tuning_losses([{"search": {}}]) is None
 
 
@@ -256,32 +256,32 @@ def fitted(stocked: World) -> str:
 def test_a_selector_shows_its_pool_its_measurements_and_who_was_chosen_with_it(
     stocked: World, browser: Signed, fitted: str
 ) -> None:
-    assert fitted in {one["id"] for one in browser.get("/selectors.json").json()["data"]}
-    found = browser.get(f"/selectors/{fitted}.json").json()
+    assert fitted in {selector["id"] for selector in browser.get("/selectors.json").json()["data"]}
+    body = browser.get(f"/selectors/{fitted}.json").json()
     there = stocked.client.get(f"/v1/selectors/{fitted}").json()
-    assert found["selector"] == there
-    assert found["used_by"] == ["acme/chosen@1"]
+    assert body["selector"] == there
+    assert body["used_by"] == ["acme/chosen@1"]
     page = read(browser.page(f"/selectors/{fitted}"))
-    for said in ("Posterior selector", "held out accuracy", "acme, base tiny", "In use", "acme/chosen@1"):
-        assert said in page
+    for text in ("Posterior selector", "held out accuracy", "acme, base tiny", "In use", "acme/chosen@1"):
+        assert text in page
     rows = list(csv.DictReader(browser.get(f"/selectors/{fitted}/members.csv").text.splitlines()))
-    assert [row["Adapter"] for row in rows] == [one["ref"] for one in there["members"]]
+    assert [row["Adapter"] for row in rows] == [member["ref"] for member in there["members"]]
 
 
 def test_a_selector_that_measures_nothing_is_listed_too(stocked: World, browser: Signed, fitted: str) -> None:
-    other = fit_selector(stocked, "uniform")
+    uniform = fit_selector(stocked, "uniform")
     page = read(browser.page("/selectors"))
-    assert other in page
+    assert uniform in page
     assert fitted in page
 
 
 def test_a_pool_is_read_once_for_all_its_selectors_in_a_list(stocked: World, browser: Signed, fitted: str) -> None:
-    with statements(stocked.registry.database) as before:
+    with statements(stocked.registry.database) as statements_before:
         browser.page("/selectors")
     fit_selector(stocked, seed=1)
     with statements(stocked.registry.database) as after:
         browser.page("/selectors")
-    pools = [sum("FROM adapters" in text for text in texts) for texts in (before, after)]
+    pools = [sum("FROM adapters" in text for text in texts) for texts in (statements_before, after)]
     assert pools[0] == pools[1] > 0
 
 
