@@ -46,10 +46,10 @@ def test_hooks_leave_when_attaching_fails_half_way(model):
 
 
 def test_one_adapter_on_two_models_at_once(model, tiny_base_dir):
-    other = copy.deepcopy(model)
+    model_copy = copy.deepcopy(model)
     adapter = adapter_for("houlsby", model)
-    with torch.no_grad(), attached(model, adapter), attached(other, adapter):
-        assert torch.equal(logits(model), logits(other))
+    with torch.no_grad(), attached(model, adapter), attached(model_copy, adapter):
+        assert torch.equal(logits(model), logits(model_copy))
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -108,10 +108,10 @@ def test_a_second_adapter_is_refused_and_the_first_stays(model):
     pfeiffer, parallel = adapter_for("pfeiffer", model), adapter_for("parallel", model)
     for first, second in ((lora, pfeiffer), (pfeiffer, lora), (pfeiffer, parallel)):
         with torch.no_grad(), attached(model, first):
-            before = logits(model)
+            expected = logits(model)
             with pytest.raises(Internal, match="already"), attached(model, second):
                 raise AssertionError("never attached")
-            assert torch.equal(logits(model), before)
+            assert torch.equal(logits(model), expected)
     assert hooks_of(model) == 0
 
 

@@ -47,7 +47,7 @@ class ZeroLayers(AdapterModule):
         """Fits."""
 
     def layer(self, number: int, name: str, x: Tensor) -> Tensor:
-        """What vLLM computes: the LoRA of a module of that name and size, zeros without one."""
+        """The LoRA's output for a module of that name and size, as vLLM computes it; zeros without one."""
         path = f"model.layers.{number}.{name}"
         inputs, outputs = self.shapes[name]
         assert x.shape[-1] == inputs
@@ -151,7 +151,9 @@ def test_a_token_without_an_adapter_is_left_as_it_is_bit_for_bit(kind: Bottlenec
 
 def test_ranks_and_names():
     config, factors = lora_of(bottleneck("houlsby", 3), drawn(bottleneck("houlsby", 3), TINY))
-    assert {path.removeprefix("model.layers.0.houlsby_gelu_"): one.rank for path, one in config.modules().items()} == {
+    assert {
+        path.removeprefix("model.layers.0.houlsby_gelu_"): module.rank for path, module in config.modules().items()
+    } == {
         "down": 4,
         "up": 4,
         "attention_down": 4,

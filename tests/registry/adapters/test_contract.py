@@ -1,4 +1,4 @@
-"""What every structure of `STRUCTURES` keeps to, whatever it is: a new one is in here, or the first test fails."""
+"""The contract of every structure of `STRUCTURES`: a new one is in here, or the first test fails."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ IDS = torch.tensor([[5, 17, 250, 3, 99], [8, 8, 130, 21, 60]])
 
 
 @pytest.fixture(params=EVERY)
-def one(request, base) -> tuple[AdapterConfig, dict[str, Tensor]]:
+def config_and_tensors(request, base) -> tuple[AdapterConfig, dict[str, Tensor]]:
     """A configuration, and tensors of it."""
     name, _, pruned = request.param.partition(", pruned") if request.param not in DENSE else (request.param, "", None)
     config = DENSE[name]
@@ -81,10 +81,10 @@ def one(request, base) -> tuple[AdapterConfig, dict[str, Tensor]]:
 
 
 def state_of(model: nn.Module) -> str:
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, tensor in model.state_dict().items():
-        found.update(name.encode() + tensor.numpy().tobytes())
-    return found.hexdigest()
+        hasher.update(name.encode() + tensor.numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def traces_of(model: nn.Module) -> dict[str, tuple[list[str], int]]:
@@ -117,12 +117,12 @@ def test_its_bytes_in_memory_are_known_from_its_configuration(config: AdapterCon
 
 
 def test_bytes_in_memory_are_at_least_those_that_an_adapter_takes(
-    one: tuple[AdapterConfig, dict[str, Tensor]], base: LoadedBase
+    config_and_tensors: tuple[AdapterConfig, dict[str, Tensor]], base: LoadedBase
 ) -> None:
-    config, tensors = one
+    config, tensors = config_and_tensors
     if config.not_served is None:
-        taken = ReadyAdapter(from_tensors(config, base.shape, tensors), base.model).bytes
-        assert taken <= bytes_in_memory(config, base.shape) <= 1.5 * taken
+        ready_bytes = ReadyAdapter(from_tensors(config, base.shape, tensors), base.model).bytes
+        assert ready_bytes <= bytes_in_memory(config, base.shape) <= 1.5 * ready_bytes
 
 
 @pytest.mark.parametrize("name", DENSE)
@@ -141,12 +141,14 @@ def test_its_entry_does_what_its_configuration_promises(name: str, base: LoadedB
 @pytest.mark.parametrize("name", DENSE)
 def test_it_starts_from_its_seed_alone(name: str, base: LoadedBase) -> None:
     config = DENSE[name]
-    before = torch.get_rng_state()
-    first, again, another = (create(config, base.shape, seed=seed, base=base.model).state_dict() for seed in (3, 3, 4))
-    assert torch.equal(torch.get_rng_state(), before)
+    rng_state = torch.get_rng_state()
+    first, repeated, another = (
+        create(config, base.shape, seed=seed, base=base.model).state_dict() for seed in (3, 3, 4)
+    )
+    assert torch.equal(torch.get_rng_state(), rng_state)
     assert list(expected_tensors(config, base.shape)) == canonical_order(first)
     assert all(tensor.dtype == torch.float32 and tensor.device.type == "cpu" for tensor in first.values())
-    assert init_hash(first) == init_hash(again) != init_hash(another)
+    assert init_hash(first) == init_hash(repeated) != init_hash(another)
     for wrong, reason in (
         ({"seed": -1}, "not be negative"),
         ({"seed": 0, "init": "ones"}, "near_identity, linear, zero_up"),
@@ -155,8 +157,10 @@ def test_it_starts_from_its_seed_alone(name: str, base: LoadedBase) -> None:
             create(config, base.shape, base=base.model, **wrong)
 
 
-def test_its_configuration_is_the_same_value_after_json(one: tuple[AdapterConfig, Mapping[str, Tensor]]) -> None:
-    config, _ = one
+def test_its_configuration_is_the_same_value_after_json(
+    config_and_tensors: tuple[AdapterConfig, Mapping[str, Tensor]],
+) -> None:
+    config, _ = config_and_tensors
     back = CONFIGS.validate_json(CONFIGS.dump_json(config))
     assert back == config
     assert hash(back) == hash(config)
@@ -164,8 +168,10 @@ def test_its_configuration_is_the_same_value_after_json(one: tuple[AdapterConfig
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_it_is_stored_to_the_last_bit(one: tuple[AdapterConfig, dict[str, Tensor]], base, dtype: torch.dtype) -> None:
-    config, tensors = one
+def test_it_is_stored_to_the_last_bit(
+    config_and_tensors: tuple[AdapterConfig, dict[str, Tensor]], base, dtype: torch.dtype
+) -> None:
+    config, tensors = config_and_tensors
     tensors = {name: tensor if is_mask(name) else tensor.to(dtype) for name, tensor in tensors.items()}
     data = save_tensors(tensors)
     report = check_weights(data, config, base.shape, max_bytes=len(data))
@@ -181,20 +187,20 @@ def test_it_is_stored_to_the_last_bit(one: tuple[AdapterConfig, dict[str, Tensor
         assert torch.equal(module[name], tensor if is_mask(name) else tensor.float()), name
 
 
-def test_every_tensor_counts_in_its_digest(one: tuple[AdapterConfig, dict[str, Tensor]], base) -> None:
-    config, tensors = one
-    found = {adapter_digest(base.shape.fingerprint, config, tensors)}
+def test_every_tensor_counts_in_its_digest(config_and_tensors: tuple[AdapterConfig, dict[str, Tensor]], base) -> None:
+    config, tensors = config_and_tensors
+    digests = {adapter_digest(base.shape.fingerprint, config, tensors)}
     for name, tensor in tensors.items():
         changed = tensor.clone()
         changed.view(-1)[-1] += 1
-        found.add(adapter_digest(base.shape.fingerprint, config, {**tensors, name: changed}))
-    assert len(found) == 1 + len(tensors)
+        digests.add(adapter_digest(base.shape.fingerprint, config, {**tensors, name: changed}))
+    assert len(digests) == 1 + len(tensors)
 
 
 def test_a_push_refuses_it_with_any_tensor_missing_reshaped_added_or_not_finite(
-    one: tuple[AdapterConfig, dict[str, Tensor]], base
+    config_and_tensors: tuple[AdapterConfig, dict[str, Tensor]], base
 ) -> None:
-    config, tensors = one
+    config, tensors = config_and_tensors
 
     def problems(changed: Mapping[str, Tensor], error: type[Incompatible | InvalidWeights]) -> str:
         with pytest.raises(error) as refused:
@@ -216,21 +222,21 @@ def test_a_push_refuses_it_with_any_tensor_missing_reshaped_added_or_not_finite(
     assert "'extra.weight' is not expected" in problems({**tensors, "extra.weight": torch.zeros(2)}, Incompatible)
 
 
-def test_it_leaves_the_base_as_it_was(one: tuple[AdapterConfig, dict[str, Tensor]], base) -> None:
-    config, tensors = one
-    before, traces, plain = state_of(base.model), traces_of(base.model), states(base)
+def test_it_leaves_the_base_as_it_was(config_and_tensors: tuple[AdapterConfig, dict[str, Tensor]], base) -> None:
+    config, tensors = config_and_tensors
+    state, traces, plain = state_of(base.model), traces_of(base.model), states(base)
     with attached(base.model, from_tensors(config, base.shape, tensors)):
         changed = states(base)
     assert torch.equal(changed, plain) == (config.method == "head")
     assert torch.equal(states(base), plain)
-    assert state_of(base.model) == before
+    assert state_of(base.model) == state
     assert traces_of(base.model) == traces
 
 
 def test_another_base_is_refused_before_anything_runs(
-    one: tuple[AdapterConfig, dict[str, Tensor]], base, bases
+    config_and_tensors: tuple[AdapterConfig, dict[str, Tensor]], base, bases
 ) -> None:
-    config, tensors = one
+    config, tensors = config_and_tensors
     if config.method == "head":  # which knows of a base only how large its states are
         return
     adapter = from_tensors(config, base.shape, tensors)
@@ -239,8 +245,10 @@ def test_another_base_is_refused_before_anything_runs(
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in bases("llama").model.modules())
 
 
-def test_its_directory_says_the_same(one: tuple[AdapterConfig, dict[str, Tensor]], base, tmp_path) -> None:
-    config, tensors = one
+def test_its_directory_says_the_same(
+    config_and_tensors: tuple[AdapterConfig, dict[str, Tensor]], base, tmp_path
+) -> None:
+    config, tensors = config_and_tensors
     contents = AdapterContents(config=config, weights=save_tensors(tensors), domain="law", base_model="tiny")
     write_directory(tmp_path / "one", contents)
     folder = read_directory(tmp_path / "one")
@@ -254,15 +262,15 @@ def test_its_directory_says_the_same(one: tuple[AdapterConfig, dict[str, Tensor]
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
 
 
-def test_alone_it_is_what_auto_makes_of_it(one: tuple[AdapterConfig, dict[str, Tensor]]) -> None:
+def test_alone_it_is_what_auto_makes_of_it(config_and_tensors: tuple[AdapterConfig, dict[str, Tensor]]) -> None:
     """Itself, bit for bit; of a bank its merge."""
-    config, tensors = one
-    parts = [part(0, config, provenance=INIT, load=lambda: tensors)]
-    mixing = choose_mixing(parts, AutoMixing(), max_width=512).mixing
+    config, tensors = config_and_tensors
+    ingredients = [part(0, config, provenance=INIT, load=lambda: tensors)]
+    mixing = choose_mixing(ingredients, AutoMixing(), max_width=512).mixing
     method = MIXINGS[mixing.method]
     assert (mixing.method == "merge") == (config.method == "adamix")
-    found = method.mix(parts, mixing)
+    mixed = method.mix(ingredients, mixing)
     if config.method != "adamix":
-        assert method.result(parts, mixing) == config
-        assert found.keys() == tensors.keys()
-        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+        assert method.result(ingredients, mixing) == config
+        assert mixed.keys() == tensors.keys()
+        assert all(torch.equal(mixed[name], tensor) for name, tensor in tensors.items())

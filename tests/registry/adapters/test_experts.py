@@ -88,21 +88,21 @@ def test_every_copy_starts_as_the_plain_adapter_does(kind, share, base):
         assert init_hash(merge_bank(bank.config, started)) == init_hash(plain)
         for name, tensor in plain.items():
             copies = started[name] if started[name].shape != tensor.shape else started[name][None]
-            assert all(torch.equal(one, tensor) for one in copies)
+            assert all(torch.equal(expert_tensor, tensor) for expert_tensor in copies)
 
 
 @pytest.mark.parametrize("expert", [lora(), bottleneck("houlsby")])
 def test_a_head_is_shared_and_starts_and_trains_as_a_plain_adapters(expert, base):
     """The tasks of the paper are classifications: the head is no expert of its own."""
     model, shape = base.model, base.shape
-    one = expert_on("lora", shape) if isinstance(expert, LoraConfig) else expert
-    with_head = UnionConfig(members=(one, HEAD))
+    member = expert_on("lora", shape) if isinstance(expert, LoraConfig) else expert
+    with_head = UnionConfig(members=(member, HEAD))
     config = BankConfig(expert=with_head, experts=3, share="none")
     assert config.head == HEAD
     assert BankConfig.model_validate(config.model_dump(mode="json")) == config
     assert expected_tensors(config, shape)["head.out.weight"] == (2, shape.hidden_size)
     bank = create(config, shape, seed=4, base=model)
-    assert len(bank.projections) == len(bank_of(BankConfig(expert=one, experts=3, share="none"), shape).projections)
+    assert len(bank.projections) == len(bank_of(BankConfig(expert=member, experts=3, share="none"), shape).projections)
     plain = create(with_head, shape, seed=4, base=model).state_dict()
     assert init_hash(merge_bank(config, bank.state_dict())) == init_hash(plain)
     head = head_module(bank)
@@ -138,14 +138,14 @@ def test_the_merge_is_the_mean_and_what_is_shared_is_kept(experts, share, kind, 
     experts=st.integers(2, 64),
 )
 def test_copies_of_one_merge_to_it_bit_for_bit(values, experts):
-    one = torch.tensor(values, dtype=torch.float32)
-    assert torch.equal(mean_of(one.repeat(experts, 1)), one)
+    tensor = torch.tensor(values, dtype=torch.float32)
+    assert torch.equal(mean_of(tensor.repeat(experts, 1)), tensor)
 
 
 def test_half_precision_is_merged_in_fp32():
-    found = mean_of(torch.tensor([[1.0], [1.0], [1.0078125]], dtype=torch.bfloat16))
-    assert found.dtype == torch.float32
-    assert found.item() == pytest.approx(1 + 0.0078125 / 3, rel=1e-7)
+    mean = mean_of(torch.tensor([[1.0], [1.0], [1.0078125]], dtype=torch.bfloat16))
+    assert mean.dtype == torch.float32
+    assert mean.item() == pytest.approx(1 + 0.0078125 / 3, rel=1e-7)
 
 
 # --- on a base model --------------------------------------------------------------------------------
@@ -196,11 +196,11 @@ def test_gradients_reach_the_drawn_experts_and_what_is_shared_and_no_other(kind,
 def test_a_copy_of_a_bank_is_its_own(base):
     model, shape = base.model, base.shape
     bank = bank_of(bank_config(bottleneck("pfeiffer")), shape)
-    other = copy.deepcopy(bank)
+    bank_copy = copy.deepcopy(bank)
     with torch.no_grad():
-        for parameter in other.parameters():
+        for parameter in bank_copy.parameters():
             parameter.zero_()
-        assert torch.equal(logits(model, other), logits(model))
+        assert torch.equal(logits(model, bank_copy), logits(model))
         assert not torch.equal(logits(model, bank), logits(model))
 
 
@@ -218,7 +218,7 @@ def test_routes_are_drawn_uniformly_and_apart_from_each_other():
         routes = bank.draw()
         single.update(routes.items())
         pairs[routes[first], routes[second]] += 1
-    assert set(single) == {(path, one) for path in bank.projections for one in range(4)}
+    assert set(single) == {(path, expert) for path in bank.projections for expert in range(4)}
     for count in single.values():  # five standard deviations
         assert abs(count - draws / 4) < 5 * math.sqrt(draws * 3 / 16)
     assert len(pairs) == 16
@@ -232,10 +232,10 @@ def test_the_second_of_two_routes_is_another_everywhere_and_uniform_among_them()
     steps: Counter[int] = Counter()
     draws = 1000
     for _ in range(draws):
-        one = bank.draw()
-        other = bank.draw(avoiding=one)
-        assert other.keys() == one.keys()
-        steps.update((other[path] - one[path]) % 4 for path in one)
+        first = bank.draw()
+        second = bank.draw(avoiding=first)
+        assert second.keys() == first.keys()
+        steps.update((second[path] - first[path]) % 4 for path in first)
     assert set(steps) == {1, 2, 3}
     total = draws * len(bank.projections)
     for count in steps.values():
@@ -254,15 +254,15 @@ def test_routes_are_those_of_the_seed():
 def test_a_route_ends_with_its_context_whatever_happens(base):
     model, shape = base.model, base.shape
     bank = bank_of(bank_config(bottleneck("pfeiffer"), experts=2), shape)
-    one = dict.fromkeys(bank.projections, 1)
+    routes = dict.fromkeys(bank.projections, 1)
     with torch.no_grad(), attached(model, bank):
         merged = logits(model)
-        with pytest.raises(KeyError), bank.routed(one):
+        with pytest.raises(KeyError), bank.routed(routes):
             raise KeyError("inside")
         assert torch.equal(logits(model), merged)
-        with bank.routed(one):
+        with bank.routed(routes):
             outer = logits(model)
-            with bank.routed(bank.draw(avoiding=one)):
+            with bank.routed(bank.draw(avoiding=routes)):
                 assert not torch.equal(logits(model), outer)
             assert torch.equal(logits(model), outer)
 

@@ -62,7 +62,7 @@ class Hand:
 
     def __init__(self, config, tensors, layer, norms):
         self.config, self.norms = config, norms
-        self.own = {
+        self.layer_tensors = {
             n.removeprefix(f"layers.{layer}."): t for n, t in tensors.items() if n.startswith(f"layers.{layer}.")
         }
 
@@ -70,19 +70,27 @@ class Hand:
         act = {"relu": torch.relu, "gelu": lambda z: 0.5 * z * (1 + torch.erf(z / math.sqrt(2)))}
         act["swish"] = lambda z: z / (1 + torch.exp(-z))
         if self.config.structure == "bapna_firat":
-            x = layer_norm(x, self.own["ffn.norm.weight"], self.own["ffn.norm.bias"], self.config.layer_norm_eps)
-        down = x @ self.own[f"{site}.down.weight"].T + self.own[f"{site}.down.bias"]
-        up = act[self.config.activation](down) @ self.own[f"{site}.up.weight"].T + self.own[f"{site}.up.bias"]
+            x = layer_norm(
+                x,
+                self.layer_tensors["ffn.norm.weight"],
+                self.layer_tensors["ffn.norm.bias"],
+                self.config.layer_norm_eps,
+            )
+        down = x @ self.layer_tensors[f"{site}.down.weight"].T + self.layer_tensors[f"{site}.down.bias"]
+        up = (
+            act[self.config.activation](down) @ self.layer_tensors[f"{site}.up.weight"].T
+            + self.layer_tensors[f"{site}.up.bias"]
+        )
         return self.config.scale * up
 
     def norm(self, j, x):
         """Norm j of the layer: the base's, or Houlsby's."""
         if self.config.structure != "houlsby" or not self.config.trained_norms:
             return self.norms[j](x)
-        weight = self.own[f"base_norm.{j}.weight"]
+        weight = self.layer_tensors[f"base_norm.{j}.weight"]
         if hasattr(self.norms[j], "variance_epsilon"):
             return x / torch.sqrt((x**2).mean(-1, keepdim=True) + self.norms[j].variance_epsilon) * weight
-        return layer_norm(x, weight, self.own[f"base_norm.{j}.bias"], self.norms[j].eps)
+        return layer_norm(x, weight, self.layer_tensors[f"base_norm.{j}.bias"], self.norms[j].eps)
 
     def attention(self, out):
         return out + self.bottleneck("attention", out) if self.config.structure == "houlsby" else out
@@ -235,8 +243,8 @@ def test_gradients_reach_every_adapter_tensor_and_not_the_base(bases, family, ca
     base, config = bases(family), CASES[case]
     adapter = from_tensors(config, base.shape, drawn(config, base.shape))
     with attached(base.model, adapter):
-        found = outputs(base)
-    (found * torch.linspace(-1, 1, found.shape[-1])).pow(2).mean().backward()
+        output = outputs(base)
+    (output * torch.linspace(-1, 1, output.shape[-1])).pow(2).mean().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in adapter.parameters())
     assert all(p.grad is None for p in base.model.parameters())
 
@@ -265,8 +273,8 @@ def test_cached_decoding_equals_one_pass(bases, family, case):
 @pytest.mark.parametrize(("made_for", "put_on"), [("gpt2", "llama"), ("llama", "mistral")])
 def test_an_adapter_of_another_family_is_refused(bases, made_for, put_on):
     """GPT-2 and Llama have the same sizes here, and Llama and Mistral the same modules: neither is enough."""
-    other = bases(made_for)
-    adapter = create(paper_config("houlsby", bottleneck=2), other.shape, seed=0, base=other.model)
+    source_base = bases(made_for)
+    adapter = create(paper_config("houlsby", bottleneck=2), source_base.shape, seed=0, base=source_base.model)
     with (
         pytest.raises(Incompatible, match=f"'{made_for}'.*'{put_on}'"),
         attached(bases(put_on).model, adapter),
@@ -283,8 +291,8 @@ def test_rows_of_a_batch_of_an_encoder_get_what_they_get_alone(encoder, case):
     rows = [[0, 5, 17, 2], [0, 5, 17, 250, 3, 99, 42, 2], [0, 2]]
     ids, mask = padded(rows, pad_id=1)
     with torch.no_grad(), attached(encoder.model, from_tensors(config, encoder.shape, drawn(config, encoder.shape))):
-        for row, found in zip(rows, hidden_states(encoder.model, ids, mask), strict=True):
-            agree(found[: len(row)], outputs(encoder, ids=torch.tensor([row]))[0])
+        for row, states in zip(rows, hidden_states(encoder.model, ids, mask), strict=True):
+            agree(states[: len(row)], outputs(encoder, ids=torch.tensor([row]))[0])
 
 
 @pytest.mark.parametrize("case", ["houlsby", "pfeiffer-residual", "bapna_firat-residual"])
@@ -315,9 +323,9 @@ def test_a_family_without_an_entry_serves_and_takes_lora(tmp_path):
         max_position_embeddings=64,
     )
     base = load_base(BaseEntry(id="phi", source=str(folder)))
-    own = base.model(IDS).logits.log_softmax(-1)[:, :-1].gather(-1, IDS[:, 1:, None]).sum((1, 2))
-    found = score_windows(base.model, [Window(tuple(ids)) for ids in IDS.tolist()], max_tokens=100, pad_id=0)
-    assert found == pytest.approx((-own).tolist(), rel=1e-5)
+    log_probs = base.model(IDS).logits.log_softmax(-1)[:, :-1].gather(-1, IDS[:, 1:, None]).sum((1, 2))
+    nlls = score_windows(base.model, [Window(tuple(ids)) for ids in IDS.tolist()], max_tokens=100, pad_id=0)
+    assert nlls == pytest.approx((-log_probs).tolist(), rel=1e-5)
     with pytest.raises(Incompatible, match=r"'phi'.*known families: .*gpt2, gpt_neox, llama"):
         create(paper_config("pfeiffer"), base.shape, seed=0)
     config = LoraConfig.of({f"model.layers.{i}.self_attn.q_proj": LoraModule(2, 4.0) for i in range(2)})
@@ -361,7 +369,7 @@ def test_shape_without_loading_is_the_loaded_ones(base):
 
 @pytest.mark.parametrize("rows", [[[0, 5, 17, 250, 3, 99], [0, 8], [0, 44, 45, 46]]])
 def test_padded_scores_are_those_of_rows_alone(base, rows):
-    found = score_windows(base.model, [Window(tuple(row)) for row in rows], max_tokens=1000, pad_id=7)
-    for row, nll in zip(rows, found, strict=True):
+    nlls = score_windows(base.model, [Window(tuple(row)) for row in rows], max_tokens=1000, pad_id=7)
+    for row, nll in zip(rows, nlls, strict=True):
         logits = base.model(torch.tensor([row])).logits[0, :-1]
         assert nll == pytest.approx(float(F.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum")), rel=1e-5)

@@ -49,24 +49,24 @@ def lora(base: LoadedBase) -> LoraConfig:
     return LoraConfig.of({path: LoraModule(2, 6.0) for path in base.shape.linears if "lm_head" not in path})
 
 
-def own(tensors: dict[str, Tensor], method: str) -> dict[str, Tensor]:
+def member_tensors(tensors: dict[str, Tensor], method: str) -> dict[str, Tensor]:
     return {name.removeprefix(f"{method}."): t for name, t in tensors.items() if name.startswith(f"{method}.")}
 
 
 def test_mam_is_the_prefix_in_the_cache_and_the_bottleneck_beside_each_ffn(base: LoadedBase) -> None:
     """The prefix as states that were cached, the parallel adapter written out over the base's own modules."""
     tensors = drawn(MAM, base.shape)
-    found = logits(base.model, from_tensors(MAM, base.shape, tensors))
+    computed = logits(base.model, from_tensors(MAM, base.shape, tensors))
     heads, size = base.shape.kv
     states = tensors["prefix.prompt_embeddings"].view(3, 2, 2, heads, size).permute(1, 2, 3, 0, 4)
     cache = DynamicCache()
     for layer in range(2):
         keys, values = (states[layer, which].unsqueeze(0).expand(2, -1, -1, -1) for which in (0, 1))
         cache.update(keys, values, layer)
-    layers_by_hand = by_hand(base.shape.model_type, base.model, PARALLEL, own(tensors, "bottleneck"))
+    layers_by_hand = by_hand(base.shape.model_type, base.model, PARALLEL, member_tensors(tensors, "bottleneck"))
     with torch.inference_mode():
-        wanted = layers_by_hand(IDS, past_key_values=cache).logits
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+        expected = layers_by_hand(IDS, past_key_values=cache).logits
+    torch.testing.assert_close(computed, expected, rtol=0, atol=1e-5)
 
 
 def test_gradients_reach_every_member_of_mam(base: LoadedBase) -> None:
@@ -90,9 +90,9 @@ def test_each_member_starts_as_it_starts_alone(base: LoadedBase, init: str) -> N
         init=init,
         base=base.model,  # type: ignore[arg-type]
     ).state_dict()
-    for one in members:
-        alone = create(one, base.shape, seed=5, init=init, base=base.model).state_dict()  # type: ignore[arg-type]
-        assert init_hash(own(state, one.method)) == init_hash(alone)
+    for member in members:
+        alone = create(member, base.shape, seed=5, init=init, base=base.model).state_dict()  # type: ignore[arg-type]
+        assert init_hash(member_tensors(state, member.method)) == init_hash(alone)
 
 
 def test_a_lora_is_before_a_bottleneck_at_the_same_module(bases) -> None:
@@ -105,35 +105,35 @@ def test_a_lora_is_before_a_bottleneck_at_the_same_module(bases) -> None:
         )
     )
     tensors = drawn(both, base.shape)
-    found = logits(base.model, from_tensors(both, base.shape, tensors))
+    computed = logits(base.model, from_tensors(both, base.shape, tensors))
     module = base.model.get_submodule("model.decoder.layers.0.fc2")
     a, b = (tensors[f"lora.base_model.model.model.decoder.layers.0.fc2.lora_{x}.weight"] for x in "AB")
-    kept = module.weight.clone()
+    weight = module.weight.clone()
     try:
         with torch.no_grad():
             module.weight += 2.0 * b @ a
-        wanted = logits(base.model, from_tensors(both.members[0], base.shape, own(tensors, "bottleneck")))
+        expected = logits(base.model, from_tensors(both.members[0], base.shape, member_tensors(tensors, "bottleneck")))
     finally:
-        module.weight.data = kept
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+        module.weight.data = weight
+    torch.testing.assert_close(computed, expected, rtol=0, atol=1e-4)
 
 
 def test_reasons_of_all_members_are_told(bases) -> None:
     union = UnionConfig(members=(PARALLEL, LABELS, PrefixConfig(length=2), lora(bases("gpt2"))))
     adapter = create(union, bases("gpt2").shape, seed=0, init="linear")
-    with pytest.raises(Incompatible, match="does not fit") as found:
+    with pytest.raises(Incompatible, match="does not fit") as caught:
         adapter.check_fit(bases("llama").model)
-    told = " ".join(found.value.problems)
+    problems = " ".join(caught.value.problems)
     for reason in ("family 'gpt2'", "The prefix is for", "transformer.h.0"):
-        assert reason in told
+        assert reason in problems
 
 
 def test_the_digest_has_the_label_map_in_it(gpt2: LoadedBase) -> None:
-    other = HeadConfig(task="classification", labels=("yes", "no", "maybe"))
+    longer_labels = HeadConfig(task="classification", labels=("yes", "no", "maybe"))
     tensors = drawn(UnionConfig(members=(PARALLEL, LABELS)), gpt2.shape)
     digests = {
         adapter_digest(gpt2.shape.fingerprint, UnionConfig(members=(PARALLEL, head)), tensors)
-        for head in (LABELS, other)
+        for head in (LABELS, longer_labels)
     }
     assert len(digests) == 2
 
@@ -141,27 +141,27 @@ def test_the_digest_has_the_label_map_in_it(gpt2: LoadedBase) -> None:
 # --- heads ----------------------------------------------------------------------------------------
 
 
-@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), left=st.booleans(), causal=st.booleans())
-def test_classification_reads_one_token_wherever_the_padding_is(gpt2, lengths, left, causal) -> None:
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4), padded_left=st.booleans(), causal=st.booleans())
+def test_classification_reads_one_token_wherever_the_padding_is(gpt2, lengths, padded_left, causal) -> None:
     shape = gpt2.shape if causal else gpt2.shape.model_copy(update={"kind": "encoder"})
     head = create(LABELS, shape, seed=1)
     hidden = torch.randn(len(lengths), 6, 32, generator=torch.Generator().manual_seed(0))
-    starts = [6 - n if left else 0 for n in lengths]
+    starts = [6 - n if padded_left else 0 for n in lengths]
     mask = torch.zeros(len(lengths), 6, dtype=torch.int64)
     for row, (start, n) in enumerate(zip(starts, lengths, strict=True)):
         mask[row, start : start + n] = 1
     read = [start + n - 1 if causal else start for start, n in zip(starts, lengths, strict=True)]
-    wanted = torch.stack([head.out(hidden[row, place]) for row, place in enumerate(read)])
-    torch.testing.assert_close(head.logits(hidden, mask), wanted)
-    torch.testing.assert_close(head.logits(hidden, mask.bool()), wanted)
+    expected = torch.stack([head.out(hidden[row, place]) for row, place in enumerate(read)])
+    torch.testing.assert_close(head.logits(hidden, mask), expected)
+    torch.testing.assert_close(head.logits(hidden, mask.bool()), expected)
 
 
 def test_question_answering_reads_every_token(gpt2: LoadedBase) -> None:
     head = create(SPANS, gpt2.shape, seed=1)
     hidden = hidden_states(gpt2.model, IDS, torch.ones_like(IDS))
-    found = head.logits(hidden, torch.ones_like(IDS))
-    assert found.shape == (2, 6, 2)
-    torch.testing.assert_close(found, head.out(hidden))
+    span_logits = head.logits(hidden, torch.ones_like(IDS))
+    assert span_logits.shape == (2, 6, 2)
+    torch.testing.assert_close(span_logits, head.out(hidden))
 
 
 def test_of_half_precision_states_the_logits_are_single(gpt2: LoadedBase) -> None:
@@ -221,11 +221,11 @@ HUB = re.compile(
 
 def ours(name: str) -> str:
     """AdapterHub's name of a fusion's tensor in our words."""
-    found = HUB.fullmatch(name)
-    if found["part"]:
-        return f"layers.{found['layer']}.fusion.{found['part']}.{found['kind']}"
-    number = ("one", "two").index(found["member"])
-    return f"layers.{found['layer']}.member{number}.ffn.{found['side']}.{found['kind']}"
+    match = HUB.fullmatch(name)
+    if match["part"]:
+        return f"layers.{match['layer']}.fusion.{match['part']}.{match['kind']}"
+    number = ("one", "two").index(match["member"])
+    return f"layers.{match['layer']}.member{number}.ffn.{match['side']}.{match['kind']}"
 
 
 @pytest.mark.parametrize(
@@ -243,8 +243,8 @@ def test_logits_are_adapterhubs(kind: str, member: BottleneckConfig) -> None:
         fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=16, num_layers=2, context=32, vocab_size=40
     )
     with attached(model, from_tensors(FusionConfig(member=member, members=2), shape, tensors)), torch.inference_mode():
-        found = model(torch.tensor(recorded["tokens"])).logits
-    torch.testing.assert_close(found.double(), torch.tensor(recorded[kind]["logits"]).double(), rtol=0, atol=1e-5)
+        computed = model(torch.tensor(recorded["tokens"])).logits
+    torch.testing.assert_close(computed.double(), torch.tensor(recorded[kind]["logits"]).double(), rtol=0, atol=1e-5)
 
 
 # --- by hand --------------------------------------------------------------------------------------
@@ -257,22 +257,22 @@ def test_a_fusion_of_copies_is_the_member_where_the_value_is_the_identity(base: 
     tensors = drawn(member, base.shape)
     config = FusionConfig(member=member, members=3)
     start = create(config, base.shape, seed=0).state_dict() | fusion_start(config, [tensors] * 3)
-    wanted = logits(base.model, from_tensors(member, base.shape, tensors))
+    expected = logits(base.model, from_tensors(member, base.shape, tensors))
     plain = logits(base.model)
-    found = logits(base.model, from_tensors(config, base.shape, start))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
-    assert (wanted - plain).abs().max() > 1e-2
+    computed = logits(base.model, from_tensors(config, base.shape, start))
+    torch.testing.assert_close(computed, expected, rtol=0, atol=1e-4)
+    assert (expected - plain).abs().max() > 1e-2
 
 
 def test_it_acts_where_its_members_act_on_encoders_too(encoder: LoadedBase) -> None:
     tensors = drawn(PFEIFFER, encoder.shape)
     config = FusionConfig(member=PFEIFFER, members=2)
     start = create(config, encoder.shape, seed=0).state_dict() | fusion_start(config, [tensors] * 2)
-    found = []
-    for one in (from_tensors(PFEIFFER, encoder.shape, tensors), from_tensors(config, encoder.shape, start)):
-        with attached(encoder.model, one), torch.inference_mode():
-            found.append(encoder.model(IDS).last_hidden_state)
-    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-5)
+    states = []
+    for adapter in (from_tensors(PFEIFFER, encoder.shape, tensors), from_tensors(config, encoder.shape, start)):
+        with attached(encoder.model, adapter), torch.inference_mode():
+            states.append(encoder.model(IDS).last_hidden_state)
+    torch.testing.assert_close(states[1], states[0], rtol=0, atol=1e-5)
 
 
 # --- counts, start, freezing ----------------------------------------------------------------------
@@ -289,14 +289,14 @@ def test_only_the_attention_gets_gradients(base: LoadedBase) -> None:
 
 def test_start(gpt2: LoadedBase) -> None:
     config = FusionConfig(member=MEMBERS["bapna_firat"], members=2)
-    one, two = (create(config, gpt2.shape, seed=seed).state_dict() for seed in (1, 2))
-    assert torch.equal(one["layers.1.fusion.value.weight"], torch.eye(32))
-    assert torch.equal(one["layers.0.member1.ffn.norm.weight"], torch.ones(32))
-    for part in ("query", "key"):
-        weight = one[f"layers.0.fusion.{part}.weight"]
+    first, second = (create(config, gpt2.shape, seed=seed).state_dict() for seed in (1, 2))
+    assert torch.equal(first["layers.1.fusion.value.weight"], torch.eye(32))
+    assert torch.equal(first["layers.0.member1.ffn.norm.weight"], torch.ones(32))
+    for projection in ("query", "key"):
+        weight = first[f"layers.0.fusion.{projection}.weight"]
         assert 0.9 / math.sqrt(32) < weight.abs().max() <= 1 / math.sqrt(32)
-        assert not torch.equal(weight, two[f"layers.0.fusion.{part}.weight"])
-        assert not torch.equal(weight, one[f"layers.1.fusion.{part}.weight"])
+        assert not torch.equal(weight, second[f"layers.0.fusion.{projection}.weight"])
+        assert not torch.equal(weight, first[f"layers.1.fusion.{projection}.weight"])
 
 
 # --- from trained adapters ------------------------------------------------------------------------
@@ -339,10 +339,10 @@ LORA = LoraConfig.of({"transformer.h.0.mlp.c_fc": LoraModule(2, 4.0)})
     ],
 )
 def test_what_cannot_be_fused_is_refused_with_every_reason(members, reasons) -> None:
-    with pytest.raises(Incompatible, match="cannot be fused") as found:
+    with pytest.raises(Incompatible, match="cannot be fused") as caught:
         fusion_config(members)
-    assert len(found.value.problems) == len(reasons)
-    for problem, reason in zip(found.value.problems, reasons, strict=True):
+    assert len(caught.value.problems) == len(reasons)
+    for problem, reason in zip(caught.value.problems, reasons, strict=True):
         assert reason in problem
 
 

@@ -59,8 +59,8 @@ def test_a_lora_on_all_linear_modules_computes_the_same(base: LoadedBase, shape:
     added = [module for path, module in modules.items() if path not in (ATTN, FC)]
     assert {module.rank for module in added} == {3}
     assert [complete.scaling(module) for module in added] == pytest.approx([4.0] * len(added))
-    before = logits(base.model, from_tensors(config, shape, tensors))
-    assert torch.equal(logits(base.model, from_tensors(complete, shape, more)), before)
+    expected = logits(base.model, from_tensors(config, shape, tensors))
+    assert torch.equal(logits(base.model, from_tensors(complete, shape, more)), expected)
     assert {tensor.dtype for tensor in more.values()} == {torch.float32}
 
 
@@ -68,32 +68,32 @@ def test_a_lora_on_all_linear_modules_computes_the_same(base: LoadedBase, shape:
 
 
 def test_b_starts_at_zero_or_small_and_a_as_ever(shape: BaseShape) -> None:
-    plain, small, again = (
+    plain, small, repeated = (
         create(a_config(), shape, seed=5, init=init).state_dict() for init in ("near_identity", "small_b", "small_b")
     )
     assert all(not tensor.any() for name, tensor in plain.items() if "lora_B" in name)
     drawn = torch.cat([tensor.reshape(-1) for name, tensor in small.items() if "lora_B" in name])
     assert 0.005 < float(drawn.std()) < 0.01
     assert float(drawn.abs().max()) <= 0.02
-    assert init_hash(small) == init_hash(again) != init_hash(plain)
+    assert init_hash(small) == init_hash(repeated) != init_hash(plain)
     first = f"base_model.model.{ATTN}.lora_A.weight"  # drawn before any B
     assert torch.equal(plain[first], small[first])
 
 
 def test_modules_the_base_lacks_are_all_named(shape: BaseShape) -> None:
     config = LoraConfig.of({f"model.layers.{i}.q_proj": LoraModule(2, 4.0) for i in range(30)})
-    with pytest.raises(Incompatible, match=r"no linear module model\.layers\.0.*and 27 more.*transformer\.h") as found:
+    with pytest.raises(Incompatible, match=r"no linear module model\.layers\.0.*and 27 more.*transformer\.h") as caught:
         expected_tensors(config, shape)
-    assert len(found.value.problems) == 20
+    assert len(caught.value.problems) == 20
     with pytest.raises(Incompatible, match="not known"):
         expected_tensors(config, shape.model_copy(update={"linears": {}}))
 
 
 def test_a_fresh_one_is_the_base(base: LoadedBase, shape: BaseShape) -> None:
-    one = create(a_config(), shape, seed=1)
-    a = one.state_dict()[f"base_model.model.{ATTN}.lora_A.weight"]
+    adapter = create(a_config(), shape, seed=1)
+    a = adapter.state_dict()[f"base_model.model.{ATTN}.lora_A.weight"]
     assert 0 < float(a.abs().max()) <= 1 / np.sqrt(32)
-    assert torch.equal(logits(base.model, one), logits(base.model))
+    assert torch.equal(logits(base.model, adapter), logits(base.model))
 
 
 def test_scaling_the_output_scales_b_only(shape: BaseShape) -> None:
@@ -136,15 +136,15 @@ def test_gradients_reach_a_and_b_and_nothing_of_the_base(base: LoadedBase, shape
 
 def test_another_model_is_refused_with_every_reason(base: LoadedBase, shape: BaseShape) -> None:
     adapter = from_tensors(a_config(), shape, drawn(a_config(), shape))
-    other = copy.deepcopy(base.model)
-    del other.transformer.h[1].mlp.c_fc
-    other.transformer.h[0].attn.c_attn = nn.Linear(32, 90)
+    changed_model = copy.deepcopy(base.model)
+    del changed_model.transformer.h[1].mlp.c_fc
+    changed_model.transformer.h[0].attn.c_attn = nn.Linear(32, 90)
     with (
-        pytest.raises(Incompatible, match=r"32 -> 90; the LoRA is for 32 -> 96 \(1 more") as found,
-        attached(other, adapter),
+        pytest.raises(Incompatible, match=r"32 -> 90; the LoRA is for 32 -> 96 \(1 more") as caught,
+        attached(changed_model, adapter),
     ):
         pass
-    assert "no linear module" in found.value.problems[1]
+    assert "no linear module" in caught.value.problems[1]
 
 
 # --- config ---------------------------------------------------------------------------------------
@@ -235,20 +235,20 @@ def read(file: bytes, folder: Path) -> tuple[dict[str, object], dict[str, Tensor
     path = folder / "read.gguf"
     path.write_bytes(file)
     reader = gguf.GGUFReader(path)
-    said = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    return said, {one.name: torch.from_numpy(one.data.copy()) for one in reader.tensors}
+    metadata = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    return metadata, {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
 
 
 def update(config: LoraConfig, tensors: Mapping[str, Tensor], path: str) -> Tensor:
-    """What a LoRA adds to the weights (outputs, inputs) of a module."""
-    a, b = (tensors[f"base_model.model.{path}.lora_{part}.weight"].float() for part in "AB")
+    """The addition of a LoRA to the weights (outputs, inputs) of a module."""
+    a, b = (tensors[f"base_model.model.{path}.lora_{side}.weight"].float() for side in "AB")
     return config.scaling(config.modules()[path]) * b @ a
 
 
-def llamas(said: Mapping[str, object], tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """What llama.cpp adds to a tensor, with its rule for the scale."""
+def llamas(metadata: Mapping[str, object], tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """The addition of llama.cpp to a tensor, with its rule for the scale."""
     a, b = tensors[f"{name}.weight.lora_a"], tensors[f"{name}.weight.lora_b"]
-    return said["adapter.lora.alpha"] / b.shape[1] * b @ a
+    return metadata["adapter.lora.alpha"] / b.shape[1] * b @ a
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -257,22 +257,22 @@ def test_llama_cpp_adds_what_the_lora_adds(family: str, rslora: bool, shapes: Sh
     shape = shapes(family)
     config = on_layers(shape, rslora=rslora)
     tensors = drawn(config, shape)
-    said, found = read(gguf_file(config, tensors, base_of(shape), name="acme/law@1"), tmp_path)
+    metadata, gguf_tensors = read(gguf_file(config, tensors, base_of(shape), name="acme/law@1"), tmp_path)
     architecture = {"mistral": "llama"}.get(family, family)
-    assert said["general.architecture"] == architecture
-    assert (said["general.type"], said["adapter.type"]) == ("adapter", "lora")
-    assert (said["general.name"], said["general.file_type"]) == ("acme/law@1", gguf.LlamaFileType.ALL_F32)
+    assert metadata["general.architecture"] == architecture
+    assert (metadata["general.type"], metadata["adapter.type"]) == ("adapter", "lora")
+    assert (metadata["general.name"], metadata["general.file_type"]) == ("acme/law@1", gguf.LlamaFileType.ALL_F32)
     (arch,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    known = {gguf.TENSOR_NAMES[one] for one in gguf.MODEL_TENSORS[arch]}  # llama.cpp's own list
+    llama_cpp_names = {gguf.TENSOR_NAMES[tensor] for tensor in gguf.MODEL_TENSORS[arch]}  # llama.cpp's own list
     names = FUSED if family == "gpt2" else PLAIN
     block = "transformer.h" if family == "gpt2" else "model.layers"
-    assert len(found) == 2 * shape.num_layers * len(names)
+    assert len(gguf_tensors) == 2 * shape.num_layers * len(names)
     for layer in range(shape.num_layers):
         for module, theirs in names.items():
-            assert f"blk.{{bid}}.{theirs}" in known
+            assert f"blk.{{bid}}.{theirs}" in llama_cpp_names
             path, name = f"{block}.{layer}.{module}", f"blk.{layer}.{theirs}"
-            ours, added = update(config, tensors, path), llamas(said, found, name)
-            assert found[f"{name}.weight.lora_a"].shape == (config.modules()[path].rank, shape.linears[path][0])
+            ours, added = update(config, tensors, path), llamas(metadata, gguf_tensors, name)
+            assert gguf_tensors[f"{name}.weight.lora_a"].shape == (config.modules()[path].rank, shape.linears[path][0])
             if architecture == "llama" and theirs in {"attn_q", "attn_k"}:
                 assert not torch.allclose(added, ours)
                 size = shape.kv[1] if shape.kv else 0
@@ -289,13 +289,13 @@ def test_llama_cpp_adds_what_the_lora_adds(family: str, rslora: bool, shapes: Sh
 def test_weights_stay_as_they_are_where_one_alpha_does_for_all(shapes: Shapes, tmp_path: Path) -> None:
     shape = shapes("gpt2")
     config = LoraConfig.of({f"transformer.h.{n}.attn.c_attn": LoraModule(3 + n, 5.1) for n in range(2)})
-    tensors = {name: one.to(torch.bfloat16) for name, one in drawn(config, shape).items()}
-    said, found = read(gguf_file(config, tensors, base_of(shape), name="a/b"), tmp_path)
-    assert said["adapter.lora.alpha"] == pytest.approx(5.1)
+    tensors = {name: tensor.to(torch.bfloat16) for name, tensor in drawn(config, shape).items()}
+    metadata, gguf_tensors = read(gguf_file(config, tensors, base_of(shape), name="a/b"), tmp_path)
+    assert metadata["adapter.lora.alpha"] == pytest.approx(5.1)
     for n in range(2):
-        for end, part in (("lora_a", "lora_A"), ("lora_b", "lora_B")):
-            stored = tensors[f"base_model.model.transformer.h.{n}.attn.c_attn.{part}.weight"]
-            assert torch.equal(found[f"blk.{n}.attn_qkv.weight.{end}"], stored.float())
+        for end, factor in (("lora_a", "lora_A"), ("lora_b", "lora_B")):
+            stored = tensors[f"base_model.model.transformer.h.{n}.attn.c_attn.{factor}.weight"]
+            assert torch.equal(gguf_tensors[f"blk.{n}.attn_qkv.weight.{end}"], stored.float())
 
 
 def test_the_same_lora_gives_the_same_bytes(shapes: Shapes) -> None:

@@ -70,8 +70,8 @@ def test_projections_have_masks_and_nothing_else_has(config):
         assert size == (math.ceil(math.prod(plain[name.removesuffix("mask") + "weight"]) / 8),)
     assert {name: size for name, size in masked.items() if not is_mask(name)} == plain
     report = check(tensors, pruned)
-    kept = sum(math.prod(size) for size in plain.values()) - pruned.pruned.masked
-    assert (report.dtype, report.parameters) == ("F32", kept)
+    unmasked = sum(math.prod(size) for size in plain.values()) - pruned.pruned.masked
+    assert (report.dtype, report.parameters) == ("F32", unmasked)
 
 
 def test_a_union_is_pruned_in_its_members():

@@ -66,17 +66,17 @@ def test_a_base_with_a_padding_token_takes_one_too(tmp_path, family):
 def test_logits_are_pefts(base):
     adapter, peft = prefix_of(base), in_peft(base)
     peft.prompt_encoder["default"].embedding.weight.copy_(adapter.prompt_embeddings)
-    wanted = peft(IDS, attention_mask=LEFT).logits, peft(IDS, attention_mask=LEFT, position_ids=POSITIONS).logits
+    expected = peft(IDS, attention_mask=LEFT).logits, peft(IDS, attention_mask=LEFT, position_ids=POSITIONS).logits
     plain = base.model(IDS, attention_mask=LEFT).logits
     with attached(base.model, adapter):
-        found = (
+        computed = (
             base.model(IDS, attention_mask=LEFT).logits,
             base.model(IDS, attention_mask=LEFT, position_ids=POSITIONS, use_cache=False).logits,
         )
     tokens = LEFT.bool()
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(computed, expected, strict=True):
         torch.testing.assert_close(ours[tokens], theirs[tokens], rtol=0, atol=1e-5)
-    assert (found[0] - plain)[tokens].abs().max() > 0.1
+    assert (computed[0] - plain)[tokens].abs().max() > 0.1
     assert torch.equal(base.model(IDS, attention_mask=LEFT).logits, plain), "it has left no trace"
 
 
@@ -84,12 +84,12 @@ def test_logits_are_pefts(base):
 def test_generation_is_pefts_with_a_cache_and_without(base):
     adapter, peft = prefix_of(base), in_peft(base)
     peft.prompt_encoder["default"].embedding.weight.copy_(adapter.prompt_embeddings)
-    how = {"attention_mask": LEFT, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    wanted = peft.generate(input_ids=IDS, **how)
+    options = {"attention_mask": LEFT, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    expected = peft.generate(input_ids=IDS, **options)
     with attached(base.model, adapter):
-        assert torch.equal(base.model.generate(IDS, **how), wanted)
-        assert torch.equal(base.model.generate(IDS, use_cache=False, **how), wanted)
-    assert not torch.equal(base.model.generate(IDS, **how), wanted)
+        assert torch.equal(base.model.generate(IDS, **options), expected)
+        assert torch.equal(base.model.generate(IDS, use_cache=False, **options), expected)
+    assert not torch.equal(base.model.generate(IDS, **options), expected)
 
 
 @torch.inference_mode()
@@ -97,7 +97,7 @@ def test_steps_with_a_cache_are_one_pass(base):
     cache = DynamicCache()
     with attached(base.model, prefix_of(base)):
         whole = base.model(IDS, attention_mask=LEFT, position_ids=POSITIONS).logits
-        parts = [
+        steps = [
             base.model(
                 IDS[:, start:stop],
                 attention_mask=LEFT[:, :stop],
@@ -109,7 +109,7 @@ def test_steps_with_a_cache_are_one_pass(base):
         ]
     assert cache.get_seq_length() == LENGTH + 6
     tokens = LEFT.bool()
-    torch.testing.assert_close(torch.cat(parts, 1)[tokens], whole[tokens], rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.cat(steps, 1)[tokens], whole[tokens], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["plain", "of the model", "static", "none"])
@@ -125,12 +125,12 @@ def test_texts_beyond_a_sliding_window(bases, kind: str):
         "static": StaticCache(config=config, max_cache_len=TINY_CONTEXT),
     }.get(kind)
     with attached(base.model, adapter):
-        whole, parts = base.model(ids).logits, []
+        whole, steps = base.model(ids).logits, []
         for at in range(30):
             out = base.model(ids[:, at : at + 1], past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            parts.append(out.logits)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-5)
+            steps.append(out.logits)
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=0, atol=1e-5)
 
 
 @torch.inference_mode()
@@ -139,33 +139,35 @@ def test_a_row_computes_what_it_computes_alone(base):
     alone = IDS[1:, 2:]
     right = torch.cat([alone, torch.zeros((1, 2), dtype=torch.long)], 1)
     with attached(base.model, prefix_of(base)):
-        wanted = base.model(alone).logits
+        expected = base.model(alone).logits
         padded_left = base.model(IDS, attention_mask=LEFT, position_ids=POSITIONS).logits[1:, 2:]
         padded_right = base.model(right, attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0]])).logits[:, :4]
         below = base.model.base_model(input_ids=alone, attention_mask=torch.ones_like(alone), use_cache=False)
         head = base.model.get_output_embeddings()
-        torch.testing.assert_close(head(below.last_hidden_state), wanted, rtol=0, atol=1e-5)
-    torch.testing.assert_close(padded_left, wanted, rtol=0, atol=1e-5)
-    torch.testing.assert_close(padded_right, wanted, rtol=0, atol=1e-5)
+        torch.testing.assert_close(head(below.last_hidden_state), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(padded_left, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(padded_right, expected, rtol=0, atol=1e-5)
 
 
 @torch.inference_mode()
 def test_masks_of_four_dimensions_cover_the_prefix(gpt2):
-    seen = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
-    added = torch.zeros(1, 1, 6, 6).masked_fill(~seen, torch.finfo(torch.float32).min)
+    causal = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    added = torch.zeros(1, 1, 6, 6).masked_fill(~causal, torch.finfo(torch.float32).min)
     with attached(gpt2.model, prefix_of(gpt2)):
-        wanted = gpt2.model(IDS[:1]).logits
-        for mask in (seen, added):
-            torch.testing.assert_close(gpt2.model(IDS[:1], attention_mask=mask).logits, wanted, rtol=0, atol=1e-5)
+        expected = gpt2.model(IDS[:1]).logits
+        for mask in (causal, added):
+            torch.testing.assert_close(gpt2.model(IDS[:1], attention_mask=mask).logits, expected, rtol=0, atol=1e-5)
 
 
 @torch.inference_mode()
 def test_arguments_by_position_are_understood(gpt2):
     with attached(gpt2.model, prefix_of(gpt2)):
-        wanted = gpt2.model.transformer(input_ids=IDS, attention_mask=LEFT).last_hidden_state
-        assert torch.equal(gpt2.model.transformer(IDS, None, LEFT).last_hidden_state, wanted)
+        expected = gpt2.model.transformer(input_ids=IDS, attention_mask=LEFT).last_hidden_state
+        assert torch.equal(gpt2.model.transformer(IDS, None, LEFT).last_hidden_state, expected)
         embeds = gpt2.model.transformer.wte(IDS)
-        assert torch.equal(gpt2.model.transformer(inputs_embeds=embeds, attention_mask=LEFT).last_hidden_state, wanted)
+        assert torch.equal(
+            gpt2.model.transformer(inputs_embeds=embeds, attention_mask=LEFT).last_hidden_state, expected
+        )
 
 
 def test_gradients_reach_the_prefix_and_nothing_else(base):
@@ -189,17 +191,17 @@ def test_starts(gpt2):
 
 
 def test_a_start_does_not_depend_on_how_many_threads_there_are(gpt2):
-    seen, starts = [], []
-    before = torch.get_num_threads()
-    with gpt2.model.base_model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads())):
+    thread_counts, starts = [], []
+    threads_before = torch.get_num_threads()
+    with gpt2.model.base_model.register_forward_pre_hook(lambda *_: thread_counts.append(torch.get_num_threads())):
         for threads in (1, 2):
             torch.set_num_threads(threads)
             try:
                 starts.append(create(PrefixConfig(length=LENGTH), gpt2.shape, seed=1, base=gpt2.model))
                 assert torch.get_num_threads() == threads
             finally:
-                torch.set_num_threads(before)
-    assert seen == [1, 1]
+                torch.set_num_threads(threads_before)
+    assert thread_counts == [1, 1]
     assert init_hash(starts[0].state_dict()) == init_hash(starts[1].state_dict())
 
 
@@ -245,9 +247,9 @@ def test_another_base_is_refused(bases):
 
 def test_other_heads_are_refused(tmp_path, bases):
     path = build_tiny_base(tmp_path / "mha", model_type="llama", num_key_value_heads=4)
-    other = load_base(BaseEntry(id="tiny", source=str(path)))
+    mha_base = load_base(BaseEntry(id="tiny", source=str(path)))
     with pytest.raises(Incompatible, match=r"with 2 heads.*2 of 32 with 4"):
-        prefix_of(bases("llama")).check_fit(other.model)
+        prefix_of(bases("llama")).check_fit(mha_base.model)
 
 
 def test_too_long_a_text_is_refused(base):
@@ -282,10 +284,10 @@ def test_training_in_mixed_precision(base):
 def test_half_precision_bases(gpt2):
     model = copy.deepcopy(gpt2.model).to(torch.bfloat16)
     with torch.inference_mode(), attached(model, prefix_of(gpt2)):
-        found = model(IDS, attention_mask=LEFT)
-    assert found.logits.dtype == torch.bfloat16
-    assert found.past_key_values.layers[0].keys.dtype == torch.bfloat16
-    assert torch.isfinite(found.logits).all()
+        output = model(IDS, attention_mask=LEFT)
+    assert output.logits.dtype == torch.bfloat16
+    assert output.past_key_values.layers[0].keys.dtype == torch.bfloat16
+    assert torch.isfinite(output.logits).all()
 
 
 def test_scoring_is_that_of_a_text_after_virtual_tokens(gpt2):
@@ -293,10 +295,10 @@ def test_scoring_is_that_of_a_text_after_virtual_tokens(gpt2):
     front, text = torch.tensor([[0, 44, 7]]), [[250, 3, 99, 12]]
     with torch.inference_mode():
         cache = gpt2.model(front, use_cache=True).past_key_values
-        states = torch.stack([part for layer in cache.layers for part in (layer.keys[0], layer.values[0])])
+        states = torch.stack([state for layer in cache.layers for state in (layer.keys[0], layer.values[0])])
         tensors = {PROMPT: states.permute(2, 0, 1, 3).reshape(3, -1)}
         adapter = from_tensors(PrefixConfig(length=3), gpt2.shape, tensors)
         whole = token_log_probs(gpt2.model, torch.cat([front, torch.tensor(text)], 1), torch.ones((1, 7)))
         with attached(gpt2.model, adapter):
-            found = score_windows(gpt2.model, [Window(tuple(ids)) for ids in text], max_tokens=64, pad_id=0)
-    assert found[0] == pytest.approx(-float(whole[0, 3:].double().sum()), abs=1e-4)
+            nlls = score_windows(gpt2.model, [Window(tuple(ids)) for ids in text], max_tokens=64, pad_id=0)
+    assert nlls[0] == pytest.approx(-float(whole[0, 3:].double().sum()), abs=1e-4)

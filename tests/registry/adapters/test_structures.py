@@ -1,4 +1,4 @@
-"""What tensors each structure has, how many parameters, and how they start."""
+"""The tensors of each structure, how many parameters they have, and how they start."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ UNION = Annotated[ShiftConfig | AdapterConfig, Field(union_mode="left_to_right")
 
 
 @pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
+def shift_structure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STRUCTURES, "shift", ENTRY)
     for module in (adapters, listing):
         monkeypatch.setattr(module, "CONFIG", TypeAdapter(UNION))
@@ -114,17 +114,17 @@ def test_two_are_averaged_and_the_average_is_exact(shifts: ToyRegistry) -> None:
     assert cooked.recipe.mixing == AverageMixing()
     assert (cooked.report.residual, cooked.report.relative_cost, cooked.report.width_in) == (0.0, 1.0, (0, 0))
     row = shifts.row(cooked.soup_id)
-    found = load_tensors(shifts.blobs.read(row.weights_blob))["shift"]
-    one, two = (load_tensors(weights(seed, SHIFT))["shift"] for seed in (0, 1))
-    torch.testing.assert_close(found, (one + two) / 2)
+    average = load_tensors(shifts.blobs.read(row.weights_blob))["shift"]
+    first, second = (load_tensors(weights(seed, SHIFT))["shift"] for seed in (0, 1))
+    torch.testing.assert_close(average, (first + second) / 2)
     assert row.config == SHIFT
 
 
 def test_a_sample_selects_those_that_mix(shifts: ToyRegistry) -> None:
     texts = [text for domain in ("law", "code", "zoo") for text in passages(domain, 9, seed=7)]
     cooked = shifts.cook(sample={"texts": [*texts, *passages("law", 6, seed=8)]})
-    assert {one.domain for one in cooked.evidence.selection.selected} == {"law", "code"}
-    (out,) = [one for one in cooked.evidence.selection.left_out if one.domain == "zoo"]
+    assert {candidate.domain for candidate in cooked.evidence.selection.selected} == {"law", "code"}
+    (out,) = [candidate for candidate in cooked.evidence.selection.left_out if candidate.domain == "zoo"]
     assert "The methods differ: acme/law@1 has shift; acme/zoo@1 has bottleneck." in out.reason
 
 

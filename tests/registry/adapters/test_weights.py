@@ -157,9 +157,9 @@ def test_all_problems_come_at_once():
 def test_wrong_keys_and_shapes_alone_are_a_misfit():
     data = edited(drop=["layers.1.ffn.norm.bias", "layers.1.ffn.norm.weight"])
     assert len(refused(data, r"bottleneck adapter .* is missing \(1 more problem\)", Incompatible)) == 2
-    other = paper_config("houlsby", bottleneck=3)
+    wrong_config = paper_config("houlsby", bottleneck=3)
     with pytest.raises(Incompatible):
-        check_weights(GOOD, other, SHAPE, max_bytes=LIMIT)
+        check_weights(GOOD, wrong_config, SHAPE, max_bytes=LIMIT)
     with pytest.raises(Incompatible, match="'t5'"):
         check_weights(GOOD, CONFIG, SHAPE.model_copy(update={"model_type": "t5"}), max_bytes=LIMIT)
 
@@ -206,9 +206,9 @@ def test_random_bytes(data):
 def test_one_changed_byte(position, value):
     data = bytearray(GOOD)
     data[position] = value
-    taken = survives(bytes(data))
+    accepted = survives(bytes(data))
     (length,) = struct.unpack("<Q", GOOD[:8])
-    assert taken or position < 8 + length or value in (0x7F, 0xFF)  # in the body only infinities and NaNs are wrong
+    assert accepted or position < 8 + length or value in (0x7F, 0xFF)  # in the body only infinities and NaNs are wrong
 
 
 json_values = st.recursive(
@@ -349,7 +349,7 @@ LORA = LoraConfig.of({path: LoraModule(2, 4.0) for path in LINEARS})
     ],
 )
 def test_digests_stay_what_they_are(config, digest):
-    """Those of bottlenecks are of the first release: what is in people's recipes and refs may never change."""
+    """Digests of bottlenecks are of the first release: what is in people's recipes and refs may never change."""
     shape = DEEP.model_copy(update={"linears": LINEARS})
     tensors = {name: torch.full(size, 0.5) for name, size in expected_tensors(config, shape).items()}
     assert adapter_digest(BASE, config, tensors) == f"sha256:{digest}"
@@ -364,5 +364,5 @@ def test_digests_stay_what_they_are(config, digest):
     ],
 )
 def test_recipes_that_were_cooked_are_found_again(mixing, digest):
-    two = tuple(RecipeIngredient(digest="sha256:" + one * 64, weight="0.5") for one in "12")
+    two = tuple(RecipeIngredient(digest="sha256:" + digit * 64, weight="0.5") for digit in "12")
     assert Recipe(base_fingerprint=BASE, ingredients=two, mixing=mixing).digest == f"sha256:{digest}"
