@@ -20,7 +20,10 @@ from tests.tiny_models import TINY_ENCODERS, build_tiny_encoder
 
 @pytest.fixture(scope="session")
 def encoder_dirs(tmp_path_factory):
-    return {one: build_tiny_encoder(tmp_path_factory.mktemp(one), model_type=one) for one in TINY_ENCODERS}
+    return {
+        model_type: build_tiny_encoder(tmp_path_factory.mktemp(model_type), model_type=model_type)
+        for model_type in TINY_ENCODERS
+    }
 
 
 @pytest.fixture
@@ -56,9 +59,9 @@ def test_an_encoder_is_loaded_without_its_heads(encoder_dirs, model_type, capfd)
 
 
 def test_linear_modules_dtype_and_bytes_of_an_encoder(encoder_dirs):
-    folder, before = encoder_dirs["bert"], logging.get_verbosity()
+    folder, verbosity = encoder_dirs["bert"], logging.get_verbosity()
     base = load_base(entry(folder, dtype="bfloat16"))
-    assert logging.get_verbosity() == before  # how loud transformers is stays as it was
+    assert logging.get_verbosity() == verbosity  # how loud transformers is stays as it was
     assert base.model.dtype == torch.bfloat16
     assert weight_bytes(entry(folder, dtype="bfloat16")) * 2 == weight_bytes(entry(folder))
     assert len(base.shape.linears) == 2 * 6
@@ -117,11 +120,11 @@ def test_an_encoder_that_reads_from_left_to_right_or_reads_padding_is_refused(fo
         out.last_hidden_state = torch.cat(rows, dim=1)
         return out
 
-    for other, sentence in (
+    for broken, sentence in (
         (causal, "not an encoder: what follows a token changes nothing"),
         (lambda self, attention_mask, **kwargs: forward(self, **kwargs), "reads padding"),
     ):
-        monkeypatch.setattr(BertModel, "forward", other)
+        monkeypatch.setattr(BertModel, "forward", broken)
         with pytest.raises(Unavailable, match=sentence):
             load_base(entry(folder))
 
@@ -157,6 +160,6 @@ def test_a_pretrained_bert_embeds_what_sentence_bert_embeds():
     assert (base.shape.model_type, base.shape.num_layers, base.shape.context) == ("bert", 6, 512)
     text = "The court held that the contract was void."
     ids = torch.tensor([[*base.tokenize(text), base.eos_id]])
-    own = mean_pool(hidden_states(base.model, ids, torch.ones_like(ids)), torch.ones_like(ids))[0]
-    [other] = SentenceBertEncoder().encode([text]).vectors
-    torch.testing.assert_close(own / own.norm(), torch.from_numpy(other), rtol=1e-4, atol=1e-5)
+    pooled = mean_pool(hidden_states(base.model, ids, torch.ones_like(ids)), torch.ones_like(ids))[0]
+    [reference] = SentenceBertEncoder().encode([text]).vectors
+    torch.testing.assert_close(pooled / pooled.norm(), torch.from_numpy(reference), rtol=1e-4, atol=1e-5)

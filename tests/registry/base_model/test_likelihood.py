@@ -47,8 +47,8 @@ def test_token_log_probs_equal_log_softmax_row_by_row(model):
     for row, got in zip(ROWS, log_probs, strict=True):
         torch.testing.assert_close(got[: len(row) - 1].double(), log_softmax_of(model, row), rtol=0, atol=2e-5)
         assert not got[len(row) - 1 :].any()
-    others, _ = padded(ROWS, pad_id=299)
-    torch.testing.assert_close(log_probs, token_log_probs(model, others, mask))  # the padding token does not matter
+    repadded, _ = padded(ROWS, pad_id=299)
+    torch.testing.assert_close(log_probs, token_log_probs(model, repadded, mask))  # the padding token does not matter
 
 
 def test_hidden_states_and_logits_are_the_models_own(model):
@@ -101,24 +101,24 @@ def test_windows_with_bos_score_every_token_once_in_order(ids, context):
 
 @given(st.lists(st.integers(1, 299), max_size=60), st.integers(2, 20), st.integers(0, 60), st.sampled_from([0, None]))
 def test_the_end_of_a_prompt_is_read_and_not_scored(ids, context, prompt, bos_id):
-    """As much of it as leaves room for the answer, or half a window before a longer answer."""
+    """The end that leaves room for the answer is read, or half a window before a longer answer."""
     prompt = min(prompt, len(ids))
     cut = windows(ids, context=context, bos_id=bos_id, prompt=prompt)
     assert [token for window in cut for token in window.ids[window.start :]] == ids[max(prompt, int(bos_id is None)) :]
     assert all(len(window.ids) <= context for window in cut)
     room, answer = context - int(bos_id is not None), len(ids) - prompt
     if prompt and answer:
-        kept = min(prompt, room - answer if answer < room else room // 2)
-        assert cut[0].ids[int(bos_id is not None) :][:kept] == tuple(ids[prompt - kept : prompt])
+        read_length = min(prompt, room - answer if answer < room else room // 2)
+        assert cut[0].ids[int(bos_id is not None) :][:read_length] == tuple(ids[prompt - read_length : prompt])
 
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(2, 20))
 def test_windows_of_a_text_with_a_bos_of_its_own_hold_one_at_its_start(ids, context):
     """However the text goes on: a BOS further on is a token like any other."""
-    own = windows([0, *ids], context=context, bos_id=0)
-    assert [token for window in own for token in window.ids[1:]] == ids
+    cut = windows([0, *ids], context=context, bos_id=0)
+    assert [token for window in cut for token in window.ids[1:]] == ids
     if ids[:1] != [0]:
-        assert own == windows(ids, context=context, bos_id=0)
+        assert cut == windows(ids, context=context, bos_id=0)
 
 
 @given(st.lists(st.integers(1, 299), max_size=60), st.integers(2, 20))
@@ -152,10 +152,10 @@ def test_chosen_log_probs_and_their_gradients_are_those_of_log_softmax(monkeypat
     monkeypatch.setattr(likelihood, "_CACHED_CELLS", cells)
     logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).mul(3).to(dtype).requires_grad_(True)
     ids, weights = torch.tensor([0, 3, 6, 6, 1]), torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0])
-    found = likelihood.chosen_log_probs(logits, ids)
+    chosen = likelihood.chosen_log_probs(logits, ids)
     want = torch.log_softmax(logits.float(), dim=-1).gather(1, ids[:, None]).squeeze(1)
-    torch.testing.assert_close(found, want)
-    ours, plain_one = (torch.autograd.grad((one * weights).sum(), logits)[0] for one in (found, want))
+    torch.testing.assert_close(chosen, want)
+    ours, plain_one = (torch.autograd.grad((log_probs * weights).sum(), logits)[0] for log_probs in (chosen, want))
     assert ours.dtype == dtype
     torch.testing.assert_close(ours, plain_one)
 
@@ -171,8 +171,10 @@ class Head(torch.nn.Module):
         torch.manual_seed(3)
         self.head = torch.nn.Linear(6, 11, bias=False).requires_grad_(False)
         self.config = SimpleNamespace(vocab_size=11, **config)
-        self.seen: list[int] = []
-        self.head.register_forward_hook(lambda _head, _args, out: self.seen.extend([len(out)] if len(out) else []))
+        self.logit_rows: list[int] = []
+        self.head.register_forward_hook(
+            lambda _head, _args, out: self.logit_rows.extend([len(out)] if len(out) else [])
+        )
 
     def get_output_embeddings(self) -> torch.nn.Module:
         return self.head
@@ -197,27 +199,27 @@ def test_parts_of_the_output_layer_have_the_gradients_of_the_whole(monkeypatch, 
     model, states = Head(**config).requires_grad_(trained), some_states()
     weights = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0])
     of = [states, *([model.head.weight] if trained else [])]
-    found, want = log_probs_of(model, states, IDS), model.plain(states, IDS)
-    torch.testing.assert_close(found, want)
+    chosen, want = log_probs_of(model, states, IDS), model.plain(states, IDS)
+    torch.testing.assert_close(chosen, want)
     torch.testing.assert_close(
-        torch.autograd.grad((found * weights).sum(), of), torch.autograd.grad((want * weights).sum(), of)
+        torch.autograd.grad((chosen * weights).sum(), of), torch.autograd.grad((want * weights).sum(), of)
     )
 
 
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_step_holds_the_logits_of_some_rows_only_and_keeps_none(monkeypatch, trained):
     monkeypatch.setattr(likelihood, "_LOGIT_ROWS", 2)
-    model, kept = Head().requires_grad_(trained), []
+    model, stored_shapes = Head().requires_grad_(trained), []
 
     def keep(tensor: Tensor) -> Tensor:
-        kept.append(tuple(tensor.shape))
+        stored_shapes.append(tuple(tensor.shape))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        found = log_probs_of(model, some_states(), IDS)
-    saved = kept if trained else [tuple(tensor.shape) for tensor in found.grad_fn.saved_tensors]
-    found.sum().backward()
-    assert sorted(model.seen) == ([1, 1, 2, 2, 2, 2] if trained else [1, 2, 2])  # the trained makes them anew
+        chosen = log_probs_of(model, some_states(), IDS)
+    saved = stored_shapes if trained else [tuple(tensor.shape) for tensor in chosen.grad_fn.saved_tensors]
+    chosen.sum().backward()
+    assert sorted(model.logit_rows) == ([1, 1, 2, 2, 2, 2] if trained else [1, 2, 2])  # the trained makes them anew
     assert not [shape for shape in saved if shape[-1:] == (11,)]
 
 
@@ -225,7 +227,7 @@ def test_the_output_layer_is_run_once_where_nothing_is_differentiated():
     model, states = Head(), some_states()
     with torch.no_grad():
         quiet = log_probs_of(model, states, IDS)
-    assert model.seen == [5]
+    assert model.logit_rows == [5]
     assert torch.equal(quiet, log_probs_of(model, states.detach(), IDS))
     assert not log_probs_of(model, states.detach(), IDS).requires_grad
 
@@ -245,10 +247,10 @@ def test_a_second_derivative_goes_through_parts(monkeypatch, rows, config):
 def test_gradients_in_half_precision_are_those_of_the_whole_within_it():
     model, states = Head().to(torch.bfloat16), some_states()
     half = states.detach().to(torch.bfloat16).requires_grad_()
-    (found,) = torch.autograd.grad(log_probs_of(model, half, IDS).mean(), half)
+    (gradient,) = torch.autograd.grad(log_probs_of(model, half, IDS).mean(), half)
     (want,) = torch.autograd.grad(Head().plain(states, IDS).mean(), states)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), want, rtol=3e-2, atol=3e-3)
+    assert gradient.dtype == torch.bfloat16
+    torch.testing.assert_close(gradient.float(), want, rtol=3e-2, atol=3e-3)
 
 
 def test_no_row_has_no_log_probability():

@@ -152,11 +152,11 @@ def test_a_configuration_that_changes_has_another_shape_and_a_copy_elsewhere_the
 
 
 def test_dtype_changes_the_model_and_not_the_fingerprint(folder, capfd):
-    shown = logging.is_progress_bar_enabled()
+    bar_enabled = logging.is_progress_bar_enabled()
     base = load_base(entry(folder, dtype="bfloat16"))
     assert base.model.dtype == torch.bfloat16
     assert base.shape.fingerprint == fingerprint(folder)
-    assert (logging.is_progress_bar_enabled(), capfd.readouterr().err) == (shown, "")  # no progress bars
+    assert (logging.is_progress_bar_enabled(), capfd.readouterr().err) == (bar_enabled, "")  # no progress bars
 
 
 def test_tokenize_puts_bos_in_front_as_the_entry_says(folder):
@@ -264,25 +264,28 @@ def change_config(folder, file="config.json", **changes):
 
 
 def test_fingerprint_ignores_where_and_by_what_it_was_saved(folder):
-    before = fingerprint(folder)
+    original = fingerprint(folder)
     change_config(folder, transformers_version="9.9", _name_or_path="/elsewhere")
     weights = load_file(folder / "model.safetensors")
     save_file(dict(reversed(weights.items())), folder / "model.safetensors", metadata={"format": "pt", "by": "us"})
-    assert fingerprint(folder) == before
+    assert fingerprint(folder) == original
 
 
 def test_fingerprint_of_a_sharded_model_is_the_same(folder):
-    before = fingerprint(folder)
+    original = fingerprint(folder)
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(weights)
-    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, some in parts.items():
-        save_file({name: weights[name] for name in some}, folder / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, some in parts.items() for name in some}}
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, tensor_names in shards.items():
+        save_file({name: weights[name] for name in tensor_names}, folder / file, metadata={"format": "pt"})
+    index = {
+        "metadata": {},
+        "weight_map": {name: file for file, tensor_names in shards.items() for name in tensor_names},
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert fingerprint(folder) == before
-    assert load_base(entry(folder)).shape.fingerprint == before
+    assert fingerprint(folder) == original
+    assert load_base(entry(folder)).shape.fingerprint == original
     (folder / "b.safetensors").unlink()
     with pytest.raises(Unavailable, match=r"b\.safetensors"):
         fingerprint(folder)
@@ -393,9 +396,9 @@ def test_logits_that_a_family_scales_or_caps_are_its_own(tmp_path, model_type, s
     base = load_base(small(tmp_path, model_type, **settings).model_copy(update={"dtype": dtype}))
     ids = torch.tensor([[0, 5, 17, 250, 3, 99]])
     with torch.no_grad():
-        found = lm_logits(base.model, hidden_states(base.model, ids, torch.ones_like(ids)))
-        assert torch.equal(found, base.model(ids).logits)
-        assert not torch.allclose(found, base.model.get_output_embeddings()(base.model.base_model(ids)[0]), rtol=0.01)
+        logits = lm_logits(base.model, hidden_states(base.model, ids, torch.ones_like(ids)))
+        assert torch.equal(logits, base.model(ids).logits)
+        assert not torch.allclose(logits, base.model.get_output_embeddings()(base.model.base_model(ids)[0]), rtol=0.01)
 
 
 def test_logits_made_in_another_way_are_refused(tiny_base_dir, monkeypatch):
@@ -482,7 +485,7 @@ def test_a_template_is_text_or_a_file_beside_the_allowlist(folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("template", "kind", "said"),
+    ("template", "kind", "reason"),
     [
         ("chat.jinja", "causal", r"chat_template 'chat\.jinja' is neither a template .* \(.*No such file"),
         ("", "causal", "neither a template"),
@@ -493,15 +496,15 @@ def test_a_template_is_text_or_a_file_beside_the_allowlist(folder: Path) -> None
         (OURS, "encoder", "an encoder cannot chat"),
     ],
 )
-def test_what_is_no_template_is_refused_with_the_allowlist(folder: Path, template: str, kind: str, said: str) -> None:
+def test_what_is_no_template_is_refused_with_the_allowlist(folder: Path, template: str, kind: str, reason: str) -> None:
     (folder.parent / "latin.jinja").write_bytes(b"caf\xe9")
-    with pytest.raises(InvalidParameter, match=said) as caught:
+    with pytest.raises(InvalidParameter, match=reason) as caught:
         read_allowlist(with_template(folder, template, kind))
     assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "reason"),
     [
         ("{% for m in messages %}\n{{ m.content", r"fails on a user's message \(line 2\): TemplateSyntaxError"),
         ("{{ messages | no_such }}", "No filter named 'no_such'"),
@@ -514,8 +517,8 @@ def test_what_is_no_template_is_refused_with_the_allowlist(folder: Path, templat
         ),
     ],
 )
-def test_a_broken_template_is_refused_in_one_sentence(folder: Path, template: str, said: str) -> None:
-    with pytest.raises(Unavailable, match=said) as caught:
+def test_a_broken_template_is_refused_in_one_sentence(folder: Path, template: str, reason: str) -> None:
+    with pytest.raises(Unavailable, match=reason) as caught:
         load_text(entry(folder, chat_template=template))
     assert caught.value.message.startswith("Base model 'tiny': its chat_template ")
     assert "\n" not in caught.value.message

@@ -162,19 +162,19 @@ class BlobStoreContract(ABC):
         "method", ["has", "is_whole", "size", "size_unverified", "read", "open", "delete", "writer"]
     )
     def test_only_digests_are_names(self, store, method, tmp_path):
-        before = sorted(tmp_path.rglob("*"))
+        paths = sorted(tmp_path.rglob("*"))
         options = {"max_bytes": 9} if method == "writer" else {}
         with pytest.raises(InvalidName):
             getattr(store, method)("sha256:../../../../etc/passwd", **options)
-        assert sorted(tmp_path.rglob("*")) == before
+        assert sorted(tmp_path.rglob("*")) == paths
 
     def test_a_digest_list_survives_changes_while_it_is_read(self, store):
-        kept = {store.put_bytes(bytes([number])) for number in range(5)}
-        seen = set()
+        stored = {store.put_bytes(bytes([number])) for number in range(5)}
+        listed = set()
         for digest in store.digests():
-            seen.add(digest)
+            listed.add(digest)
             store.put_bytes(b"more" + digest.encode())
-        assert kept <= seen
+        assert stored <= listed
 
     def test_many_writers_of_one_blob(self, store):
         data = bytes(range(256)) * 64

@@ -72,19 +72,19 @@ def test_a_new_folder_is_durable_itself(folder, synced):
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
 @pytest.mark.parametrize(
-    ("number", "told", "words"),
+    ("number", "error", "words"),
     [
         (errno.ENOSPC, Unavailable, "is full"),
         (errno.EDQUOT, Unavailable, "is full"),
         (errno.EIO, Unavailable, "Input/"),
     ],
 )
-def test_a_disk_that_fails_leaves_nothing(folder, monkeypatch, step, number, told, words):
+def test_a_disk_that_fails_leaves_nothing(folder, monkeypatch, step, number, error, words):
     store = LocalBlobs(folder)
 
     with monkeypatch.context() as patch:
         patch.setattr(os if step == "fsync" else Path, step, failing(number))
-        with pytest.raises(told, match=words):
+        with pytest.raises(error, match=words):
             store.put_bytes(b"hello")
     assert files(folder) == []
     assert store.put_bytes(b"hello") == HELLO

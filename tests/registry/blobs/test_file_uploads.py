@@ -54,9 +54,9 @@ def test_a_part_that_broke_off_is_cut_off_again_and_parts_of_several_processes_m
         raise RuntimeError
     assert files.size(ID) == 5
     add(files, b" wor", 5)
-    other = FileUploads(files.blobs)
-    add(other, b"ld", 9)
-    finish(other, b"hello world")
+    second = FileUploads(files.blobs)
+    add(second, b"ld", 9)
+    finish(second, b"hello world")
 
 
 def test_a_file_that_is_being_written_on_nfs_is_not_removed(files, nfs_locks):
@@ -108,8 +108,8 @@ def test_what_was_never_kept_is_cut_off(files):
 def test_one_writes_at_a_time(files):
     with files.open(ID) as file:
         file.begin(AcknowledgedUpload(ID, 0))
-        for others in (files, FileUploads(files.blobs)):
-            with pytest.raises(Conflict), others.open(ID):
+        for uploads in (files, FileUploads(files.blobs)):
+            with pytest.raises(Conflict), uploads.open(ID):
                 pass
         assert not files.remove(ID)
         file.write(b"hello")
@@ -120,17 +120,17 @@ def test_one_writes_at_a_time(files):
 
 def test_a_file_that_a_sweep_took_between_opening_and_holding_is_made_again(files, monkeypatch):
     opened = FileUpload._open
-    taken = []
+    removals = []
 
     def slow(self):
         file = opened(self)
-        if not taken:
-            taken.append(files.remove(ID))
+        if not removals:
+            removals.append(files.remove(ID))
         return file
 
     monkeypatch.setattr(FileUpload, "_open", slow)
     add(files, b"hello", 0)
-    assert taken == [True]
+    assert removals == [True]
     finish(files, b"hello")
 
 

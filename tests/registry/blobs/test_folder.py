@@ -61,23 +61,23 @@ def check_back(store: LocalBlobs) -> None:
     assert store.read(store.put_bytes(b"more")) == b"more"
 
 
-@pytest.mark.parametrize("left", ["nothing", "a file", "an empty folder", "another store's folder"])
-def test_a_folder_that_is_gone_or_another_and_comes_back(store, left, caplog):
+@pytest.mark.parametrize("replacement", ["nothing", "a file", "an empty folder", "another store's folder"])
+def test_a_folder_that_is_gone_or_another_and_comes_back(store, replacement, caplog):
     elsewhere = put_away(store)
-    if left == "a file":
+    if replacement == "a file":
         store.folder.write_text("")
-    elif left == "an empty folder":
+    elif replacement == "an empty folder":
         store.folder.mkdir()
-    elif left == "another store's folder":
+    elif replacement == "another store's folder":
         LocalBlobs(store.folder).set_aside.set_mark(StoreMark(store="1" * 32, generation=1))
-    what = "is another one" if "folder" in left else "is gone"
+    problem = "is another one" if "folder" in replacement else "is gone"
     with caplog.at_level(logging.INFO):
-        check_out_of_use(store, "is not the one that the server" if "folder" in left else "is gone: mount it")
-        assert (store.probe(), store.is_failing) == (what, True)
+        check_out_of_use(store, "is not the one that the server" if "folder" in replacement else "is gone: mount it")
+        assert (store.probe(), store.is_failing) == (problem, True)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert f"the folder of the blobs {store.folder} {what}: " in caplog.text
-    if left != "nothing":
-        assert left == "another store's folder" or not store.folder.is_dir() or not any(store.folder.iterdir())
+    assert f"the folder of the blobs {store.folder} {problem}: " in caplog.text
+    if replacement != "nothing":
+        assert replacement == "another store's folder" or not store.folder.is_dir() or not any(store.folder.iterdir())
         store.folder.rename(store.folder.with_name("wrong"))
     elsewhere.rename(store.folder)
     caplog.clear()
@@ -113,7 +113,7 @@ def test_what_changes_nothing_for_this_server(store, change):
 
 
 @pytest.mark.parametrize(
-    ("number", "what", "words"),
+    ("number", "problem", "words"),
     [
         (errno.EROFS, "is read-only", r"is read-only \(Read-only file system\).* Make its file system writable again"),
         (errno.EACCES, "may not be used", "give it back to the server's user"),
@@ -121,7 +121,7 @@ def test_what_changes_nothing_for_this_server(store, change):
         (errno.EIO, "fails", r"cannot be used \(Input/output error\): look at its disk"),
     ],
 )
-def test_a_folder_that_takes_no_file_is_read_and_says_why(store, monkeypatch, caplog, number, what, words):
+def test_a_folder_that_takes_no_file_is_read_and_says_why(store, monkeypatch, caplog, number, problem, words):
     with caplog.at_level(logging.INFO):
         with monkeypatch.context() as patch:
             refuse_new_files(patch, number)
@@ -129,7 +129,7 @@ def test_a_folder_that_takes_no_file_is_read_and_says_why(store, monkeypatch, ca
                 with pytest.raises(Unavailable, match=words):
                     store.put_bytes(b"more")
                 assert store.read(HELLO) == b"hello"
-                assert (store.probe(), store.is_failing) == (what, True)
+                assert (store.probe(), store.is_failing) == (problem, True)
         store.put_bytes(b"more")  # nobody need look at it for it to be over
         assert not store.is_failing
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
@@ -160,15 +160,15 @@ def test_a_disk_that_has_no_room_for_one_file_is_not_full(store, monkeypatch):
 
 
 def test_looking_leaves_nothing_behind(store):
-    before = sorted(store.folder.rglob("*"))
+    paths = sorted(store.folder.rglob("*"))
     assert store.probe() is None
-    assert sorted(store.folder.rglob("*")) == before
+    assert sorted(store.folder.rglob("*")) == paths
 
 
 def test_a_process_of_a_server_makes_no_folder(store, tmp_path):
-    other = LocalBlobs(tmp_path / "nothing", make=False)
+    missing = LocalBlobs(tmp_path / "nothing", make=False)
     with pytest.raises(Unavailable, match="is gone"):
-        other.put_bytes(b"hello")
+        missing.put_bytes(b"hello")
     assert not (tmp_path / "nothing").exists()
     child = LocalBlobs(store.folder, make=False)
     assert child.read(HELLO) == b"hello"
@@ -198,19 +198,19 @@ def modes_of(folder: Path) -> tuple[set[int], set[int]]:
 
 
 @pytest.mark.parametrize(
-    ("before", "folder", "folders", "files"),
+    ("initial_mode", "folder", "folders", "files"),
     [
         pytest.param(None, 0o700, 0o700, 0o600, id="new"),
         pytest.param(0o755, 0o755, 0o700, 0o600, id="the operator's"),
         pytest.param(0o2770, 0o2770, 0o2770, 0o660, id="of a group"),
     ],
 )
-def test_blobs_are_closed_to_other_users(tmp_path, before, folder, folders, files):
+def test_blobs_are_closed_to_other_users(tmp_path, initial_mode, folder, folders, files):
     path, umask = tmp_path / "parent" / "blobs", os.umask(0)
     try:
-        if before is not None:
+        if initial_mode is not None:
             path.mkdir(parents=True)
-            path.chmod(before)
+            path.chmod(initial_mode)
         store = LocalBlobs(path)
         store.set_aside.set_mark(MARK)
         store.put_bytes(b"hello")

@@ -1,4 +1,4 @@
-"""What the conformance class does not say of blobs in an object store: the cache, stores that fail, large objects."""
+"""Blobs in an object store beyond the conformance class: the cache, stores that fail, large objects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def store(url: str, tmp_path: Path) -> ObjectBlobs:
 
 @pytest.fixture
 def faulty(proxy: FaultProxy, url: str, tmp_path: Path) -> ObjectBlobs:
-    """The same behind a proxy, with a blob that is not in the cache."""
+    """The store behind a proxy, with a blob that is not in the cache."""
     first = object_blobs(url, tmp_path / "first")
     first.set_aside.set_mark(MARK)
     first.put_bytes(b"hello")
@@ -95,31 +95,31 @@ class TestTheCache:
         blobs = [store.put_bytes(bytes([number]) * 100) for number in range(2)]
         assert store.read(blobs[0]) == b"\0" * 100
         blobs.append(store.put_bytes(b"\2" * 100))
-        assert cached(store) == sorted(one[7:] for one in (blobs[0], blobs[2]))
-        assert [store.read(one)[:1] for one in blobs] == [b"\0", b"\1", b"\2"]
+        assert cached(store) == sorted(digest[7:] for digest in (blobs[0], blobs[2]))
+        assert [store.read(digest)[:1] for digest in blobs] == [b"\0", b"\1", b"\2"]
 
     def test_its_folder_is_looked_at_now_and_then_and_not_for_every_blob(self, url, tmp_path, monkeypatch):
-        store, looked = object_blobs(url, tmp_path, most=1000), []
+        store, evictions = object_blobs(url, tmp_path, most=1000), []
         evict = BlobCache._evict
-        monkeypatch.setattr(BlobCache, "_evict", lambda cache: (looked.append(cache), evict(cache)))
+        monkeypatch.setattr(BlobCache, "_evict", lambda cache: (evictions.append(cache), evict(cache)))
         blobs = [store.put_bytes(bytes([number]) * 25) for number in range(60)]
-        found = cached(store)
-        assert 35 <= len(found) <= 40
-        assert found == sorted(one[7:] for one in blobs[-len(found) :])
-        assert len(looked) <= 1 + 1500 // 125
-        for one in list((store.folder.parent / "cache").iterdir()):
-            one.unlink()
+        names = cached(store)
+        assert 35 <= len(names) <= 40
+        assert names == sorted(digest[7:] for digest in blobs[-len(names) :])
+        assert len(evictions) <= 1 + 1500 // 125
+        for path in list((store.folder.parent / "cache").iterdir()):
+            path.unlink()
         assert store.read(blobs[0]) == b"\0" * 25
         assert cached(store) == [blobs[0][7:]]
 
     def test_what_another_process_left_there_counts(self, url, tmp_path):
         first = object_blobs(url, tmp_path, most=250)
         old = [first.put_bytes(bytes([number]) * 100) for number in range(2)]
-        again = object_blobs(url, tmp_path, most=250)
-        new = again.put_bytes(b"\2" * 100)
-        assert len(cached(again)) == 2
-        assert new[7:] in cached(again)
-        assert [again.read(one)[:1] for one in old] == [b"\0", b"\1"]
+        reopened = object_blobs(url, tmp_path, most=250)
+        new = reopened.put_bytes(b"\2" * 100)
+        assert len(cached(reopened)) == 2
+        assert new[7:] in cached(reopened)
+        assert [reopened.read(digest)[:1] for digest in old] == [b"\0", b"\1"]
 
     def test_one_that_is_larger_than_it_may_hold_is_read_all_the_same(self, url, tmp_path):
         store = object_blobs(url, tmp_path, most=10)
@@ -131,10 +131,10 @@ class TestTheCache:
         assert cached(store) == []
 
     def test_a_cache_that_cannot_be_written_says_so(self, store, tmp_path):
-        other = hidden(store)
-        (other.folder.parent / "cache").write_text("")
+        uncached = hidden(store)
+        (uncached.folder.parent / "cache").write_text("")
         with pytest.raises(Unavailable, match="cache of blobs cannot be written"):
-            other.read(HELLO)
+            uncached.read(HELLO)
 
 
 # --- the cache's folder beside other processes ------------------------------------------------------
@@ -143,23 +143,23 @@ VERIFIED = b"bytes that were just verified"
 VERIFIED_DIGEST = sha256_digest(VERIFIED)
 
 
-def kept(cache: BlobCache) -> bytes:
-    """What is given of a file that the cache takes in."""
+def keep_verified(cache: BlobCache) -> bytes:
+    """Have the cache keep a verified file, and return the bytes that it gives of it."""
     with cache.temporary_file(VERIFIED_DIGEST) as (path, file):
         file.write(VERIFIED)
         file.flush()
-        found = cache.keep(path, VERIFIED_DIGEST)
-    with found:
-        return found.read()
+        reader = cache.keep(path, VERIFIED_DIGEST)
+    with reader:
+        return reader.read()
 
 
 def test_what_was_kept_is_known_and_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = BlobCache(tmp_path / "cache", 2**20)
-    assert kept(cache) == VERIFIED
+    assert keep_verified(cache) == VERIFIED
     monkeypatch.setattr("registry.blobs.cache.hashlib.file_digest", None)  # it is not hashed again
-    found = cache.open(VERIFIED_DIGEST)
-    with found:
-        assert found.read() == VERIFIED
+    reader = cache.open(VERIFIED_DIGEST)
+    with reader:
+        assert reader.read() == VERIFIED
 
 
 def test_what_another_process_puts_in_its_place_is_not_taken_for_it(
@@ -169,14 +169,14 @@ def test_what_another_process_puts_in_its_place_is_not_taken_for_it(
     cache, replace = BlobCache(tmp_path / "cache", 2**20), Path.replace
 
     def replaced(path: Path, target: Path) -> Path:
-        found = replace(path, target)
+        renamed = replace(path, target)
         (tmp_path / "other").write_bytes(b"other bytes, of the same name")
         replace(tmp_path / "other", target)
-        return found
+        return renamed
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", replaced)
-        assert kept(cache) == VERIFIED
+        assert keep_verified(cache) == VERIFIED
     assert cache.open(VERIFIED_DIGEST) is None
 
 
@@ -192,12 +192,12 @@ def answered(status: int, code: str) -> Fault:
 
 def once(fault: Fault, times: int = 1, *, of: str = "") -> Fault:
     """A fault of the first requests that have these words in their line."""
-    left = [times]
+    remaining = [times]
 
     def first(request: FaultHandler) -> bool:
-        if of not in f"{request.command} {request.path}" or not left[0]:
+        if of not in f"{request.command} {request.path}" or not remaining[0]:
             return False
-        left[0] -= 1
+        remaining[0] -= 1
         return fault(request)
 
     return first
@@ -245,7 +245,7 @@ def test_what_passes_is_tried_again(proxy, faulty, fault, request_line):
 
 
 @pytest.mark.parametrize(
-    ("fault", "what", "words"),
+    ("fault", "problem", "words"),
     [
         (answered(503, "SlowDown"), "does not answer", "does not answer, or not whole: try again later"),
         (answered(403, "SignatureDoesNotMatch"), "refuses the server", "refuses the server's credentials"),
@@ -253,8 +253,8 @@ def test_what_passes_is_tried_again(proxy, faulty, fault, request_line):
     ],
     ids=["503", "403", "404"],
 )
-def test_what_does_not_pass_is_told_and_over_by_itself(proxy, faulty, caplog, fault, what, words):
-    kept = faulty.put_bytes(b"kept")
+def test_what_does_not_pass_is_told_and_over_by_itself(proxy, faulty, caplog, fault, problem, words):
+    digest = faulty.put_bytes(b"kept")
     proxy.fault = fault
     with caplog.at_level(logging.INFO, "soup.blobs"):
         for use in (
@@ -272,16 +272,16 @@ def test_what_does_not_pass_is_told_and_over_by_itself(proxy, faulty, caplog, fa
             assert faulty.location in caught.value.message
             assert SECRET not in caught.value.message
             assert "127.0.0.1" not in caught.value.message
-        assert faulty.read(kept) == b"kept"
-        assert (faulty.probe(), faulty.is_failing) == (what, True)
+        assert faulty.read(digest) == b"kept"
+        assert (faulty.probe(), faulty.is_failing) == (problem, True)
         proxy.fault = None
         assert faulty.probe() is None
-    told = [record for record in caplog.records if record.name == "soup.blobs"]  # the S3 server tells more
-    assert [record.levelname for record in told] == ["WARNING", "INFO"]
+    records = [record for record in caplog.records if record.name == "soup.blobs"]  # the S3 server tells more
+    assert [record.levelname for record in records] == ["WARNING", "INFO"]
     assert SECRET not in caplog.text
     assert not faulty.is_failing
     assert faulty.read(HELLO) == b"hello"
-    assert sorted(faulty.digests()) == sorted([HELLO, kept])
+    assert sorted(faulty.digests()) == sorted([HELLO, digest])
     assert list((faulty.folder / "incoming").iterdir()) == []
 
 
@@ -346,16 +346,16 @@ def test_a_damaged_blob_that_this_server_stored_itself_is_sent_again(proxy, faul
     assert not faulty.is_whole(digest)
     proxy.seen.clear()
     assert faulty.put_bytes(b"mine!") == digest
-    assert any(one.startswith("PUT") and digest[7:] in one for one in proxy.seen)
+    assert any(line.startswith("PUT") and digest[7:] in line for line in proxy.seen)
 
 
 # --- the bucket -----------------------------------------------------------------------------------
 
 
 def test_one_that_vanishes_and_comes_back(store, object_store):
-    name, others = store.location.split("/")[2], Bucket(store.location, seconds=5.0)
+    name, client = store.location.split("/")[2], Bucket(store.location, seconds=5.0)
     store.delete(HELLO)
-    others.delete("store.json")
+    client.delete("store.json")
     object_store.request("DELETE", name)
     for use in (lambda: store.put_bytes(b"more"), lambda: store.has(HELLO), lambda: store.read(HELLO)):
         with pytest.raises(Unavailable, match="There is no bucket for"):
@@ -366,7 +366,7 @@ def test_one_that_vanishes_and_comes_back(store, object_store):
         store.put_bytes(b"more")
     assert store.probe() == "is another one"
     data = MARK.model_dump_json().encode()
-    others.put("store.json", data, len(data))
+    client.put("store.json", data, len(data))
     assert store.probe() is None
     assert store.read(store.put_bytes(b"hello")) == b"hello"
 
@@ -380,9 +380,9 @@ def test_another_servers_is_not_written(store):
 
 
 def test_looking_leaves_nothing_behind(store):
-    before = store._bucket.list_keys()
+    keys = store._bucket.list_keys()
     assert store.probe() is None
-    assert store._bucket.list_keys() == before
+    assert store._bucket.list_keys() == keys
 
 
 def test_the_same_bytes_are_sent_once_by_one_server(proxy, faulty):
@@ -390,11 +390,11 @@ def test_the_same_bytes_are_sent_once_by_one_server(proxy, faulty):
     proxy.seen.clear()
     faulty.put_bytes(b"more")
     write(faulty, b"more")
-    assert not [one for one in proxy.seen if one.startswith(("PUT", "POST"))]
+    assert not [line for line in proxy.seen if line.startswith(("PUT", "POST"))]
 
 
 def test_a_url_that_the_library_does_not_take(monkeypatch):
-    """Those of other schemes find out when they are asked."""
+    """Stores of other schemes find out when they are asked."""
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(Unavailable, match="az://bucket/prefix cannot be opened as an object store"):
         Bucket("az://bucket/prefix", seconds=1.0)
@@ -416,7 +416,7 @@ class TestLargeObjects:
     DATA = os.urandom(110_000)
 
     @pytest.fixture(autouse=True)
-    def parts(self, monkeypatch):
+    def small_parts(self, monkeypatch):
         monkeypatch.setattr(bucket, "CHUNK_BYTES", 50_000)
         monkeypatch.setattr(bucket, "LARGE_BYTES", 10_000)
         monkeypatch.setattr(bucket, "SLOWEST_LINK", 1_000_000)
@@ -432,19 +432,19 @@ class TestLargeObjects:
         proxy.seen.clear()
         proxy.fault = lambda request: "partNumber=2" in request.path and request.proxy.closed.wait(0.7)
         digest = store.put_bytes(self.DATA)
-        assert sum("partNumber=2" in one for one in proxy.seen) == 1
+        assert sum("partNumber=2" in line for line in proxy.seen) == 1
         assert not store.is_failing
         proxy.fault = None
         assert hidden(store).read(digest) == self.DATA
 
     def test_they_are_sent_and_read_in_parts(self, proxy, faulty):
         digest = faulty.put_bytes(self.DATA)
-        assert sum("partNumber=" in one for one in proxy.seen) == 3
+        assert sum("partNumber=" in line for line in proxy.seen) == 3
         proxy.seen.clear()
         with hidden(faulty).open(digest) as file:
             file.seek(70_000)
             assert file.read(100) == self.DATA[70_000:70_100]
-        assert sum(one.startswith("GET") and digest[7:] in one for one in proxy.seen) == 3
+        assert sum(line.startswith("GET") and digest[7:] in line for line in proxy.seen) == 3
 
     @pytest.mark.parametrize(("step", "fault"), [*zip(cycle(["uploads", "partNumber=2", "POST"]), PASSING)])
     def test_a_step_that_fails_once_is_made_up_for(self, proxy, faulty, step, fault):
@@ -471,12 +471,12 @@ class TestLargeObjects:
 
 def test_of_many_that_want_a_blob_one_fetches_it(proxy, faulty):
     assert together(8, lambda _: faulty.read(HELLO)) == [b"hello"] * 8
-    assert len([one for one in proxy.seen if one.startswith("GET") and HELLO[7:] in one]) == 1
+    assert len([line for line in proxy.seen if line.startswith("GET") and HELLO[7:] in line]) == 1
 
 
 def test_to_ask_for_a_size_fetches_nothing(proxy, faulty):
     assert faulty.size_unverified(HELLO) == 5
-    assert [one.split()[0] for one in proxy.seen] == ["HEAD"]
+    assert [line.split()[0] for line in proxy.seen] == ["HEAD"]
     assert cached(faulty) == []
 
 
@@ -484,10 +484,10 @@ def test_to_forget_many_is_as_many_requests_as_to_forget_one(proxy, faulty):
     digests = [faulty.put_bytes(bytes([number])) for number in range(5)]
     proxy.seen.clear()
     faulty.delete(digests[0])
-    one = len(proxy.seen)
+    request_count = len(proxy.seen)
     proxy.seen.clear()
     faulty.delete_all(digests[1:])
-    assert len(proxy.seen) == one == 3
+    assert len(proxy.seen) == request_count == 3
     assert list(faulty.digests()) == [HELLO]
 
 
@@ -501,7 +501,7 @@ def test_whoever_holds_others_up_asks_once_and_not_for_long(proxy, url, tmp_path
             proxy.fault = once(fault, 100, of=of)
             with pytest.raises(Unavailable, match="does not answer"):
                 store.delete_all(digests)
-            assert sum(one.startswith(of) for one in proxy.seen) == 1
+            assert sum(line.startswith(of) for line in proxy.seen) == 1
     proxy.fault = None
     assert not store.is_failing, "that it was slow once says nothing"
     assert sorted(store.digests()) == sorted(digests)
