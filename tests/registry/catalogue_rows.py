@@ -1,4 +1,4 @@
-"""What the tests of the catalogue are made of: an empty database, and rows without a story."""
+"""An empty database, and rows without a story, for the tests of the catalogue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def undone(database: Database) -> Iterator[Catalogue]:
 
 @contextmanager
 def statements(database: Database) -> Iterator[list[str]]:
-    """What reaches the database meanwhile."""
+    """Collect the statements that reach the database meanwhile."""
     texts: list[str] = []
 
     def listen(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:

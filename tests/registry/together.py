@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 def together(number: int, work: Callable[[int], Result]) -> list[Result]:
-    """What `work(0)` to `work(number - 1)` return, each in a thread of its own; the first error is raised here."""
+    """The results of `work(0)` to `work(number - 1)`, each in a thread of its own; the first error is raised here."""
     start = threading.Barrier(number)
 
     def run(index: int) -> Result:

@@ -1,4 +1,4 @@
-"""What of a schema a version that was made for it needs, and what another schema has taken away of that."""
+"""The needs of a version from the schema that it was made for, and the changes in another schema that break it."""
 
 from __future__ import annotations
 
@@ -15,119 +15,125 @@ GOES_ALONG = ("CASCADE", "SET NULL")
 
 def schema_of(engine: Engine) -> Schema:
     """Tables with their columns, keys and constraints."""
-    found = inspect(engine)
+    inspector = inspect(engine)
     return {
         table: {
-            "columns": {column["name"]: column for column in found.get_columns(table)},
-            "primary": found.get_pk_constraint(table)["constrained_columns"],
-            "unique": {tuple(one["column_names"]) for one in found.get_unique_constraints(table)}
-            | {tuple(one["column_names"]) for one in found.get_indexes(table) if one["unique"]},
-            "checks": {one["sqltext"] for one in found.get_check_constraints(table)},
+            "columns": {column["name"]: column for column in inspector.get_columns(table)},
+            "primary": inspector.get_pk_constraint(table)["constrained_columns"],
+            "unique": {tuple(constraint["column_names"]) for constraint in inspector.get_unique_constraints(table)}
+            | {tuple(index["column_names"]) for index in inspector.get_indexes(table) if index["unique"]},
+            "checks": {check["sqltext"] for check in inspector.get_check_constraints(table)},
             "foreign": {
-                (tuple(one["constrained_columns"]), one["referred_table"], tuple(one["referred_columns"])): str(
-                    one["options"].get("ondelete", "NO ACTION")
+                (tuple(key["constrained_columns"]), key["referred_table"], tuple(key["referred_columns"])): str(
+                    key["options"].get("ondelete", "NO ACTION")
                 ).upper()
-                for one in found.get_foreign_keys(table)
+                for key in inspector.get_foreign_keys(table)
             },
         }
-        for table in found.get_table_names()
+        for table in inspector.get_table_names()
         if not table.endswith("_version") and not table.startswith("adapter_words_index")
     }
 
 
-def taken_away(before: Schema, after: Schema) -> list[str]:
-    """What breaks a version made for the schema before, in sentences; none where there is only more."""
-    found = [f"{table} is gone" for table in before if table not in after]
-    for table in sorted(set(before) & set(after)):
-        found += _of_columns(table, before[table]["columns"], after[table]["columns"])
-        found += _of_constraints(table, before[table], after[table])
-    for table in sorted(after):
-        found += _of_references(table, before, after)
-    return found
+def taken_away(older: Schema, newer: Schema) -> list[str]:
+    """Sentences on the changes that break a version made for the older schema; none where there is only more."""
+    breaks = [f"{table} is gone" for table in older if table not in newer]
+    for table in sorted(set(older) & set(newer)):
+        breaks += _of_columns(table, older[table]["columns"], newer[table]["columns"])
+        breaks += _of_constraints(table, older[table], newer[table])
+    for table in sorted(newer):
+        breaks += _of_references(table, older, newer)
+    return breaks
 
 
-def _of_columns(table: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    found = []
-    for name, old in before.items():
-        new = after.get(name)
+def _of_columns(table: str, older: dict[str, Any], newer: dict[str, Any]) -> list[str]:
+    breaks = []
+    for name, old in older.items():
+        new = newer.get(name)
         if new is None:
-            found.append(f"{table}.{name} is gone")
+            breaks.append(f"{table}.{name} is gone")
             continue
         if str(new["type"]) != str(old["type"]):
-            found.append(f"{table}.{name} was {old['type']} and is {new['type']}")
+            breaks.append(f"{table}.{name} was {old['type']} and is {new['type']}")
         if old["nullable"] and not new["nullable"]:
-            found.append(f"{table}.{name} takes no NULL any more")
+            breaks.append(f"{table}.{name} takes no NULL any more")
         if new["default"] != old["default"] and (old["nullable"] or old["default"] is not None):
-            found.append(f"{table}.{name} had the default {old['default']} and has {new['default']}")
-    for name in after.keys() - before.keys():
-        if not after[name]["nullable"] and after[name]["default"] is None:
-            found.append(f"{table}.{name} is new and has to be given")
-    return found
+            breaks.append(f"{table}.{name} had the default {old['default']} and has {new['default']}")
+    for name in newer.keys() - older.keys():
+        if not newer[name]["nullable"] and newer[name]["default"] is None:
+            breaks.append(f"{table}.{name} is new and has to be given")
+    return breaks
 
 
-def _of_constraints(table: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    found = [f"{table} has another primary key"] if before["primary"] != after["primary"] else []
-    found += [f"{table} has a new unique {', '.join(one)}" for one in sorted(after["unique"] - before["unique"])]
-    found += [f"{table} has no unique {', '.join(one)} any more" for one in sorted(before["unique"] - after["unique"])]
-    return found + [f"{table} has a new check: {one}" for one in sorted(after["checks"] - before["checks"])]
+def _of_constraints(table: str, older: dict[str, Any], newer: dict[str, Any]) -> list[str]:
+    breaks = [f"{table} has another primary key"] if older["primary"] != newer["primary"] else []
+    breaks += [
+        f"{table} has a new unique {', '.join(columns)}" for columns in sorted(newer["unique"] - older["unique"])
+    ]
+    breaks += [
+        f"{table} has no unique {', '.join(columns)} any more" for columns in sorted(older["unique"] - newer["unique"])
+    ]
+    return breaks + [f"{table} has a new check: {check}" for check in sorted(newer["checks"] - older["checks"])]
 
 
-def _of_references(table: str, before: Schema, after: Schema) -> list[str]:
+def _of_references(table: str, older: Schema, newer: Schema) -> list[str]:
     """Rows of which an older version knows nothing must not keep it from writing, nor from deleting others.
 
     What it relies on is there still: that the row a row refers to exists, and what happens where that is deleted.
     """
-    old, new = before.get(table, {"foreign": {}})["foreign"], after[table]["foreign"]
-    found = [f"{table}.{_key(one)} is no foreign key any more" for one in old if one not in new]
-    found += [
-        f"{table}.{_key(one)} said {rule} on delete and says {new[one]}"
-        for one, rule in old.items()
-        if one in new and new[one] != rule
+    old, new = older.get(table, {"foreign": {}})["foreign"], newer[table]["foreign"]
+    breaks = [f"{table}.{_key(reference)} is no foreign key any more" for reference in old if reference not in new]
+    breaks += [
+        f"{table}.{_key(reference)} said {rule} on delete and says {new[reference]}"
+        for reference, rule in old.items()
+        if reference in new and new[reference] != rule
     ]
-    added = {one: rule for one, rule in new.items() if one not in old}
-    found += [f"{table} has a new foreign key to {other}" for _, other, _ in added if table in before]
-    kept = [other for (_, other, _), rule in added.items() if other in before and rule not in GOES_ALONG]
-    return found + [f"rows of {table} keep those of {other} from being deleted" for other in kept if other != table]
+    added = {reference: rule for reference, rule in new.items() if reference not in old}
+    breaks += [f"{table} has a new foreign key to {target}" for _, target, _ in added if table in older]
+    blocking = [target for (_, target, _), rule in added.items() if target in older and rule not in GOES_ALONG]
+    return breaks + [
+        f"rows of {table} keep those of {target} from being deleted" for target in blocking if target != table
+    ]
 
 
 def _key(reference: tuple[tuple[str, ...], str, tuple[str, ...]]) -> str:
-    columns, other, theirs = reference
-    return f"{', '.join(columns)} to {other}.{', '.join(theirs)}"
+    columns, target, theirs = reference
+    return f"{', '.join(columns)} to {target}.{', '.join(theirs)}"
 
 
 def rows_of(engine: Engine, schema: Schema) -> Rows:
     """Every row, with the columns of a schema."""
-    found = {}
+    rows = {}
     with engine.connect() as connection:
-        for table, parts in schema.items():
-            columns = ", ".join(f'"{name}"' for name in sorted(parts["columns"]))
-            order = ", ".join(f'"{name}"' for name in parts["primary"])
+        for table, layout in schema.items():
+            columns = ", ".join(f'"{name}"' for name in sorted(layout["columns"]))
+            order = ", ".join(f'"{name}"' for name in layout["primary"])
             query = text(f'SELECT {columns} FROM "{table}" ORDER BY {order}')
-            found[table] = [dict(row) for row in connection.execute(query).mappings()]
-    return found
+            rows[table] = [dict(row) for row in connection.execute(query).mappings()]
+    return rows
 
 
 def copy_rows(source: Engine, target: Engine) -> None:
     """Fill a database with what another one holds, as far as its tables and columns have a place for it."""
     schema = schema_of(target)
-    found = MetaData()
-    found.reflect(target, only=list(schema))
+    metadata = MetaData()
+    metadata.reflect(target, only=list(schema))
     there = schema_of(source)
     shared = {
-        table: {"columns": parts["columns"].keys() & there[table]["columns"].keys(), "primary": parts["primary"]}
-        for table, parts in schema.items()
+        table: {"columns": layout["columns"].keys() & there[table]["columns"].keys(), "primary": layout["primary"]}
+        for table, layout in schema.items()
         if table in there
     }
     rows = rows_of(source, shared)
     with target.begin() as connection:
-        for table in found.sorted_tables:
+        for table in metadata.sorted_tables:
             for row in rows.get(table.name, []):
                 names = sorted(row)
-                columns, values = ", ".join(f'"{one}"' for one in names), ", ".join(f":{one}" for one in names)
+                columns, values = ", ".join(f'"{name}"' for name in names), ", ".join(f":{name}" for name in names)
                 statement = text(f'INSERT INTO "{table.name}" ({columns}) VALUES ({values})')
                 connection.execute(statement, {name: _as_sent(value) for name, value in row.items()})
 
 
 def _as_sent(value: object) -> object:
-    """What a driver gave for a value, as it takes it: PostgreSQL's reads JSON and wants it written."""
+    """A value from a driver in the form that it takes: PostgreSQL's reads JSON and wants it written."""
     return json.dumps(value) if isinstance(value, (dict, list)) else value

@@ -44,11 +44,11 @@ def test_all_namespaces_are_not_none(catalogue):
 
 
 def test_revoking_is_once_and_for_one(catalogue):
-    row, other = new_key(catalogue), new_key(catalogue, "t")
+    row, another = new_key(catalogue), new_key(catalogue, "t")
     revoked = catalogue.keys.revoke(row.id)
     assert revoked.revoked_at is not None
     assert catalogue.keys.revoke(row.id) == revoked
-    assert catalogue.keys.list() == [revoked, other]
+    assert catalogue.keys.list() == [revoked, another]
     with pytest.raises(NotFound):
         catalogue.keys.revoke("key-unknown")
 
@@ -74,8 +74,8 @@ def test_who_uploaded_it_sees_it_and_who_sees_everything(catalogue):
     assert not is_visible(("acme",), BLOB)
     for _ in range(2):
         catalogue.blobs.grant("acme", BLOB)
-    seen = [scope for scope in (None, ("acme",), ("other", "acme"), ("other",), ()) if is_visible(scope, BLOB)]
-    assert seen == [None, ("acme",), ("other", "acme")]
+    scopes = [scope for scope in (None, ("acme",), ("other", "acme"), ("other",), ()) if is_visible(scope, BLOB)]
+    assert scopes == [None, ("acme",), ("other", "acme")]
 
 
 def test_the_owner_of_an_adapter_sees_its_weights_and_its_sample(catalogue):
@@ -88,17 +88,17 @@ def test_the_owner_of_an_adapter_sees_its_weights_and_its_sample(catalogue):
 
 def test_a_sample_whose_every_adapter_is_retired_is_seen_by_nobody_through_them(catalogue):
     """The weights stay: soups that name them are rebuilt. Who uploaded the sample has it anyway."""
-    one, two = (
+    first, second = (
         add(catalogue, f"acme/{name}", sample=sample_of("law"), sample_state="ready") for name in ("law", "courts")
     )
-    catalogue.adapters.retire(one.id)
-    assert catalogue.blobs.is_visible(("acme",), one.sample.digest)
-    catalogue.adapters.retire(two.id)
-    assert not catalogue.blobs.is_visible(("acme",), one.sample.digest)
-    assert catalogue.blobs.is_visible(("acme",), one.weights_blob)
-    catalogue.blobs.record(one.sample.digest, 5)
-    catalogue.blobs.grant("acme", one.sample.digest)
-    assert catalogue.blobs.is_visible(("acme",), one.sample.digest)
+    catalogue.adapters.retire(first.id)
+    assert catalogue.blobs.is_visible(("acme",), first.sample.digest)
+    catalogue.adapters.retire(second.id)
+    assert not catalogue.blobs.is_visible(("acme",), first.sample.digest)
+    assert catalogue.blobs.is_visible(("acme",), first.weights_blob)
+    catalogue.blobs.record(first.sample.digest, 5)
+    catalogue.blobs.grant("acme", first.sample.digest)
+    assert catalogue.blobs.is_visible(("acme",), first.sample.digest)
 
 
 def test_a_row_that_has_only_the_digest_of_a_sample_does_not_open_its_text(catalogue):
@@ -142,9 +142,9 @@ def test_with_an_etag_only_if_it_is_still_what_was_read(catalogue, first):
 def test_what_changed_after_it_was_read_is_not_overwritten(catalogue, monkeypatch):
     catalogue.namespaces.set("acme", {"tuning": "allow"})
     read = catalogue.namespaces.get("acme")
-    other = catalogue.namespaces.set("acme", {"tuning": "forbid"})
+    changed = catalogue.namespaces.set("acme", {"tuning": "forbid"})
     answers, real = [read], NamespaceSettings.get
     monkeypatch.setattr(NamespaceSettings, "get", lambda self, ns: answers.pop() if answers else real(self, ns))
     with pytest.raises(PreconditionFailed, match="now at etag forbid-2"):
         catalogue.namespaces.set("acme", {"tuning": "default"})
-    assert catalogue.namespaces.get("acme") == other
+    assert catalogue.namespaces.get("acme") == changed

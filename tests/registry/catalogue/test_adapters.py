@@ -40,11 +40,11 @@ def test_what_is_added_comes_back(catalogue):
         parameters=2**40,
     )
     catalogue.blobs.record(new.weights_blob, 40)
-    before = datetime.now(UTC)
+    began = datetime.now(UTC)
     row = catalogue.adapters.add(new)
     assert {field: getattr(row, field) for field in vars(new)} == vars(new)
     assert (row.version, row.retired_at, row.ref) == (1, None, "acme/law@1")
-    assert before <= row.created_at <= datetime.now(UTC)
+    assert began <= row.created_at <= datetime.now(UTC)
     assert row.created_at.utcoffset() == timedelta(0)
     assert catalogue.adapters.get(row.id) == row
 
@@ -135,21 +135,21 @@ def test_an_alias_moves_by_compare_and_set(catalogue):
     row = catalogue.aliases.put("acme", "law", "stable", 1)
     with pytest.raises(PreconditionFailed, match="does not exist"):
         catalogue.aliases.put("acme", "law", "beta", 1, if_match=row.etag)
-    again = catalogue.aliases.put("acme", "law", "stable", 1, if_match=row.etag)
-    assert again.etag != row.etag, "a change to the same version is a change"
+    moved = catalogue.aliases.put("acme", "law", "stable", 1, if_match=row.etag)
+    assert moved.etag != row.etag, "a change to the same version is a change"
     for change in (
         lambda: catalogue.aliases.put("acme", "law", "stable", 2, if_match=row.etag),
         lambda: catalogue.aliases.delete("acme", "law", "stable", if_match=row.etag),
     ):
-        with pytest.raises(PreconditionFailed, match=again.etag):
+        with pytest.raises(PreconditionFailed, match=moved.etag):
             change()
-    catalogue.aliases.delete("acme", "law", "stable", if_match=again.etag)
+    catalogue.aliases.delete("acme", "law", "stable", if_match=moved.etag)
 
 
 def test_a_change_between_reading_and_writing_is_not_lost(catalogue, monkeypatch):
     catalogue.aliases.put("acme", "law", "stable", 1)
     read = catalogue.aliases.get("acme", "law", "stable")
-    other = catalogue.aliases.put("acme", "law", "stable", 2)
+    moved = catalogue.aliases.put("acme", "law", "stable", 2)
     aliases, real = type(catalogue.aliases), type(catalogue.aliases).get
     answers = []
     monkeypatch.setattr(aliases, "get", lambda self, *key: answers.pop() if answers else real(self, *key))
@@ -158,18 +158,18 @@ def test_a_change_between_reading_and_writing_is_not_lost(catalogue, monkeypatch
         lambda: catalogue.aliases.delete("acme", "law", "stable"),
     ):
         answers.append(read)  # what this one read before the other wrote
-        with pytest.raises(PreconditionFailed, match=other.etag):
+        with pytest.raises(PreconditionFailed, match=moved.etag):
             change()
-    assert catalogue.aliases.get("acme", "law", "stable") == other
+    assert catalogue.aliases.get("acme", "law", "stable") == moved
 
 
 # --- cards ----------------------------------------------------------------------------------------
 
 
 def test_a_card_changes_if_it_is_what_was_read(catalogue):
-    row, other = add(catalogue), add(catalogue)
+    row, another = add(catalogue), add(catalogue)
     changed = catalogue.adapters.update_card(row.id, domain="a", if_match=row.etag)
-    for wrong in (row.etag, other.etag, "", "*", "x-1", changed.etag + "0"):
+    for wrong in (row.etag, another.etag, "", "*", "x-1", changed.etag + "0"):
         with pytest.raises(PreconditionFailed, match=changed.etag):
             catalogue.adapters.update_card(row.id, domain="b", if_match=wrong)
     assert catalogue.adapters.get(row.id) == changed
@@ -218,7 +218,7 @@ def test_every_filter_filters(catalogue):
     add(catalogue, "acme/a", tags=("x",), domain="law")
     add(catalogue, "acme/b", kind="soup", domain="law")
     add(catalogue, "other/c", base_model="big", tags=("x", "y"))
-    for filters, found in (
+    for filters, expected in (
         ({"kind": "soup"}, "b"),
         ({"kind": "adapter"}, "ca"),
         ({"domain": "law"}, "ba"),
@@ -231,7 +231,7 @@ def test_every_filter_filters(catalogue):
         ({"tags": ["x"], "base_model": "tiny", "domain": "c"}, ""),
     ):
         rows = all_rows(lambda filters=filters, **page: catalogue.adapters.list(None, **filters, **page), 2)
-        assert "".join(row.name for row in rows) == found, filters
+        assert "".join(row.name for row in rows) == expected, filters
     add(catalogue, "acme/a", digest="newer")
     assert names(catalogue.adapters.list(None, newest=True, **EVERYTHING)) == ["acme/a@2", "other/c@1", "acme/b@1"]
 
@@ -310,7 +310,7 @@ def test_a_later_version_has_the_owner_of_its_name_unless_it_brings_another(cata
 
 def test_all_versions_change_and_no_etag_does(catalogue):
     first, second = add(catalogue), add(catalogue, digest="two")
-    other = add(catalogue, "acme/lay", owner="legal")
+    neighbour = add(catalogue, "acme/lay", owner="legal")
     changed = catalogue.adapters.set_owner(second, "legal")
     assert changed.owner == catalogue.adapters.get(first.id).owner == "legal"
     assert changed.etag == second.etag
@@ -319,7 +319,7 @@ def test_all_versions_change_and_no_etag_does(catalogue):
     assert catalogue.adapters.set_owner(changed, "court").owner == catalogue.adapters.restore(first.id).owner == "court"
     assert catalogue.adapters.set_owner(changed, None).owner is None
     assert owners(catalogue) == {"acme/law@1": None, "acme/law@2": None, "acme/lay@1": "legal"}
-    assert catalogue.adapters.get(other.id) == other
+    assert catalogue.adapters.get(neighbour.id) == neighbour
 
 
 def test_lists_are_filtered_by_the_owner_letter_for_letter(catalogue):

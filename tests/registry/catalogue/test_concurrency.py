@@ -141,10 +141,10 @@ def start(script: str, folder: Path, name: str, url: str) -> subprocess.Popen[st
 def test_processes_that_open_migrate_and_write_one_new_database_at_once(databases, tmp_path):
     with databases.url(tmp_path, empty=True) as url:
         children = [start(OPEN_AND_PUSH, tmp_path, f"p{number}", url) for number in range(2)]
-        said = [json.loads(line) for child in children for line in child.communicate()[0].splitlines()]
+        pushes = [json.loads(line) for child in children for line in child.communicate()[0].splitlines()]
     assert [child.returncode for child in children] == [0, 0]
-    assert sorted(version for version, _ in said) == list(range(1, 21))
-    claimed = [job for _, job in said if job is not None]
+    assert sorted(version for version, _ in pushes) == list(range(1, 21))
+    claimed = [job for _, job in pushes if job is not None]
     assert len(claimed) == len(set(claimed)) == 19  # all but the first found the job of the push before
 
 

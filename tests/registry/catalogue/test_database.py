@@ -35,7 +35,7 @@ def test_a_write_is_there_when_it_ends(database):
     with database.write() as catalogue:
         row = add(catalogue)
         assert count(database) == 0, "nobody else sees it before"
-        assert [one.ref for one in catalogue.adapters.list(None, limit=9).rows] == [row.ref]
+        assert [listed.ref for listed in catalogue.adapters.list(None, limit=9).rows] == [row.ref]
     with database.read() as catalogue:
         assert catalogue.adapters.get(row.id) == row
 
@@ -74,8 +74,8 @@ def test_a_glance_finds_what_is_stored_and_cannot_write(database):
 def test_a_read_sees_one_state(database):
     with database.read() as catalogue:
         assert catalogue.adapters.list(None, limit=9).rows == ()
-        with database.write() as other:
-            add(other)
+        with database.write() as writer:
+            add(writer)
         assert catalogue.adapters.list(None, limit=9).rows == ()
     assert count(database) == 1
 
@@ -104,14 +104,14 @@ def test_many_transactions_use_no_more_connections_than_there_are(databases, tmp
 
 def test_another_process_that_writes(databases, tmp_path):
     with databases.url(tmp_path) as url:
-        database, other = Database(url, busy_seconds=0.01), Database(url)
-        with other.write():
+        database, writer = Database(url, busy_seconds=0.01), Database(url)
+        with writer.write():
             with pytest.raises(Busy, match="try again") as busy, database.write():
                 pass
             assert busy.value.retry_after >= 1
             assert count(database) == 0, "readers are not kept waiting"
         add_to(database)
-        other.close()
+        writer.close()
         database.close()
 
 
@@ -143,8 +143,8 @@ def test_a_file_that_cannot_be_opened_is_not_busy(tmp_path):
 
 def test_whoever_starts_on_a_broken_file_hears_of_the_file(sqlite, tmp_path):
     (tmp_path / "soup.db").write_bytes(b"this is no database, and long enough to be sure of it")
-    told = pytest.raises(Unavailable, match=r"soup\.db cannot be used \(.*\): check SOUP_DATA .* put back a copy")
-    with told, sqlite.translate_startup_errors(), sqlite.engine.connect():
+    refusal = pytest.raises(Unavailable, match=r"soup\.db cannot be used \(.*\): check SOUP_DATA .* put back a copy")
+    with refusal, sqlite.translate_startup_errors(), sqlite.engine.connect():
         pass
 
 
@@ -170,7 +170,7 @@ def test_a_full_disk_is_unavailable_and_leaves_nothing(sqlite):
 
 
 def test_a_disk_that_fails_is_unavailable_and_leaves_nothing(sqlite, tmp_path):
-    """As by a file system that lets files grow no further: SQLite hears of an input/output error."""
+    """A file system lets files grow no further: SQLite hears of an input/output error."""
     most = max(path.stat().st_size for path in tmp_path.iterdir()) + 4096
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with pytest.raises(Unavailable, match=r"cannot be used \(disk I/O error\): look at its disk"):

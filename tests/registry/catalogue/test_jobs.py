@@ -87,10 +87,10 @@ def test_who_waits_brings_a_debounced_job_forward_and_nobody_puts_it_off(catalog
 def test_who_queues_much_keeps_nobody_waiting_for_more_than_one_job(catalogue):
     greedy = [enqueue(catalogue, namespace="greedy") for _ in range(4)]
     claim(catalogue, at=soon(1))
-    small, other = enqueue(catalogue, namespace="small"), enqueue(catalogue, namespace="other")
+    small, another = enqueue(catalogue, namespace="small"), enqueue(catalogue, namespace="other")
     second = enqueue(catalogue, namespace="small")
     order = [claim(catalogue, at=soon(2 + number)).id for number in range(6)]
-    assert order == [small.id, other.id, greedy[1].id, second.id, greedy[2].id, greedy[3].id]
+    assert order == [small.id, another.id, greedy[1].id, second.id, greedy[2].id, greedy[3].id]
 
 
 def test_turns_are_of_one_lane(catalogue):
@@ -174,7 +174,7 @@ def test_another_key_that_asks_for_the_same_is_remembered_and_takes_over(catalog
     now = catalogue.jobs.hand_over(row, heir)
     assert (now.created_by, now.owner, now.state) == (third, "third", "queued")
     assert now.arguments == {"scope": ["acme"], "request_id": f"of {third}", "pool": "p"}
-    assert [one.id for one in catalogue.jobs.active_of_key(third)] == [row.id]
+    assert [job.id for job in catalogue.jobs.active_of_key(third)] == [row.id]
     assert catalogue.jobs.active_of_key(first) == []
     assert catalogue.jobs.next_requester(now) is None, "who had it before is not asked again"
 
@@ -263,8 +263,8 @@ def test_a_retry_waits_and_its_success_forgets_the_failure(catalogue):
     row = enqueue(catalogue)
     claim(catalogue)
     catalogue.jobs.fail(row.id, {"code": "busy"}, 100.0)
-    again = catalogue.jobs.get(None, row.id)
-    assert (again.state, again.error, claim(catalogue)) == ("queued", {"code": "busy"}, None)
+    requeued = catalogue.jobs.get(None, row.id)
+    assert (requeued.state, requeued.error, claim(catalogue)) == ("queued", {"code": "busy"}, None)
     assert claim(catalogue, at=soon(101)).attempts == 2
     catalogue.jobs.succeed(row.id, {})
     assert catalogue.jobs.get(None, row.id).error is None
@@ -305,7 +305,7 @@ def test_a_worker_back_from_the_dead_touches_nothing(catalogue):
 
 def test_what_was_its_own_fault_and_what_its_process_did(catalogue):
     row = enqueue(catalogue)
-    counts = lambda: (lambda one: (one.attempts, one.failures, one.crashes, one.reached))(  # noqa: E731
+    counts = lambda: (lambda job: (job.attempts, job.failures, job.crashes, job.reached))(  # noqa: E731
         catalogue.jobs.get(None, row.id)
     )
     claim(catalogue)
@@ -374,11 +374,11 @@ class QueueIsSound(RuleBasedStateMachine):
             self.state[row.id], self.holder[row.id] = "running", worker
 
     @precondition(lambda self: self.state)
-    @rule(data=st.data(), worker=workers, how=st.sampled_from(["succeed", "fail", "retry", "cancel", "beat"]))
-    def end(self, data, worker: str, how: str) -> None:
+    @rule(data=st.data(), worker=workers, outcome=st.sampled_from(["succeed", "fail", "retry", "cancel", "beat"]))
+    def end(self, data, worker: str, outcome: str) -> None:
         id = data.draw(st.sampled_from(sorted(self.state)))
         mine = self.state[id] == "running" and self.holder[id] == worker
-        if how == "cancel":
+        if outcome == "cancel":
             self.jobs.cancel(id)
             if self.state[id] in ("queued", "running"):
                 self.state[id] = "cancelled"
@@ -388,10 +388,10 @@ class QueueIsSound(RuleBasedStateMachine):
             "fail": lambda: self.jobs.fail(id, {}, None, worker=worker),
             "retry": lambda: self.jobs.fail(id, {}, 0.0, worker=worker),
             "beat": lambda: self.jobs.heartbeat(id, worker, LEASE, self.moment),
-        }[how]()
+        }[outcome]()
         assert done is mine
-        if mine and how != "beat":
-            self.state[id] = {"succeed": "succeeded", "fail": "failed", "retry": "queued"}[how]
+        if mine and outcome != "beat":
+            self.state[id] = {"succeed": "succeeded", "fail": "failed", "retry": "queued"}[outcome]
 
     @rule()
     def everybody_dies(self) -> None:

@@ -48,20 +48,20 @@ def empty(databases, tmp_path):
 
 def schema(database: Database) -> dict[str, Any]:
     """Columns, keys, constraints and indexes of each table, without their order."""
-    found, numbered_once = inspect(database.engine), numbered_once_by(database)
+    inspector, numbered_once = inspect(database.engine), numbered_once_by(database)
     return {
         table: {
             "columns": {
-                (c["name"], str(c["type"]), c["nullable"], str(c["default"])) for c in found.get_columns(table)
+                (c["name"], str(c["type"]), c["nullable"], str(c["default"])) for c in inspector.get_columns(table)
             },
-            "primary": found.get_pk_constraint(table),
-            "foreign": sorted(map(str, found.get_foreign_keys(table))),
-            "unique": sorted(map(str, found.get_unique_constraints(table))),
-            "checks": sorted(map(str, found.get_check_constraints(table))),
-            "indexes": sorted(map(index_text, found.get_indexes(table))),
+            "primary": inspector.get_pk_constraint(table),
+            "foreign": sorted(map(str, inspector.get_foreign_keys(table))),
+            "unique": sorted(map(str, inspector.get_unique_constraints(table))),
+            "checks": sorted(map(str, inspector.get_check_constraints(table))),
+            "indexes": sorted(map(index_text, inspector.get_indexes(table))),
             "gives each id once": table in numbered_once,
         }
-        for table in found.get_table_names()
+        for table in inspector.get_table_names()
         if not table.endswith("_version")  # those are of the migrations, not of a revision
     }
 
@@ -77,7 +77,7 @@ def numbered_once_by(database: Database) -> set[str]:
 
 def index_text(index: Any) -> str:
     """An index with the words of its options, which are objects that print their address."""
-    return str({**index, "dialect_options": {name: str(one) for name, one in index["dialect_options"].items()}})
+    return str({**index, "dialect_options": {name: str(option) for name, option in index["dialect_options"].items()}})
 
 
 def fill(database: Database) -> list[str]:
@@ -136,21 +136,23 @@ def test_a_database_of_a_later_version_is_refused_and_left_alone(database):
 
 def test_a_table_that_others_refer_to_is_rebuilt_with_its_data(database, later):
     """SQLite alters by copying; with foreign keys on, dropping the old table would be refused or delete its tags."""
-    before = fill(database)
+    original_refs = fill(database)
     later(ADD_STARS, DROP_STARS)
     migrations.upgrade(database.engine)
     assert migrations.current(database.engine) == "next0"
-    assert refs(database) == before
+    assert refs(database) == original_refs
     with database.engine.connect() as connection:
         assert connection.exec_driver_sql("SELECT stars FROM adapters").scalars().all() == [3, 3, 3]
     with pytest.raises(IntegrityError), database.write() as catalogue:  # foreign keys are checked again
         catalogue.adapters.add(new_adapter("acme/blobless"))
     with database.write() as catalogue:  # what keeps the index of words is still there
         row = add_ready(catalogue, "acme/d", tags=("x",))
-        assert [one.ref for one in catalogue.adapters.list(None, q="acme d", tags=["x"], limit=9).rows] == [row.ref]
+        assert [listed.ref for listed in catalogue.adapters.list(None, q="acme d", tags=["x"], limit=9).rows] == [
+            row.ref
+        ]
         catalogue.removals.purge(row)
     migrations.downgrade(database.engine, HEAD)
-    assert refs(database) == before
+    assert refs(database) == original_refs
     assert add_to(database, "acme/a").version == 2
 
 
@@ -201,12 +203,12 @@ def test_a_migration_that_fails_leaves_everything_as_it_was(database, later, upg
 
 
 def test_what_reads_meanwhile_is_not_disturbed(sqlite, later):
-    before = fill(sqlite)
+    original_refs = fill(sqlite)
     later(ADD_STARS)
     with sqlite.read() as catalogue, ThreadPoolExecutor(1) as pool:
         first = len(catalogue.adapters.list(None, limit=9).rows)
         pool.submit(migrations.upgrade, sqlite.engine).result()
-        assert len(catalogue.adapters.list(None, limit=9).rows) == first == len(before)
+        assert len(catalogue.adapters.list(None, limit=9).rows) == first == len(original_refs)
     assert migrations.current(sqlite.engine) == "next0"
 
 
@@ -272,19 +274,19 @@ def test_they_take_nothing_away_that_the_last_release_uses(
         catalogue.keys.add("lasts", "b" * 64, namespaces=None, scopes={"read"}, prefix="p")
     with databases.new(tmp_path / "released", empty=True) as released:
         migrations.upgrade(released.engine, last_release.REVISION)
-        before = schema_of(released.engine)
+        last_schema = schema_of(released.engine)
         copy_rows(database.engine, released.engine)
-        rows = rows_of(released.engine, before)
+        rows = rows_of(released.engine, last_schema)
         migrations.upgrade(released.engine)
-        found = set(taken_away(before, schema_of(released.engine)))
-        assert found - CONTRACTED.keys() == set(), "two releases share a schema: take it away one release later"
-        assert CONTRACTED.keys() - found == set(), "it is not taken away"
+        breaks = set(taken_away(last_schema, schema_of(released.engine)))
+        assert breaks - CONTRACTED.keys() == set(), "two releases share a schema: take it away one release later"
+        assert CONTRACTED.keys() - breaks == set(), "it is not taken away"
         assert len(rows["adapters"]) == 3
-        assert rows_of(released.engine, before) == rows
+        assert rows_of(released.engine, last_schema) == rows
 
 
 def test_ours_begin_with_those_of_the_last_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it shipped is what ours make up to its revision: else another schema is compared than it runs on."""
+    """Ours make, up to its revision, the schema that it shipped: else another one is compared than it runs on."""
     ours, theirs = (Database(f"sqlite:///{tmp_path / name}.db") for name in ("ours", "theirs"))
     migrations.upgrade(ours.engine, last_release.REVISION)
     monkeypatch.setattr(migrations, "SCRIPTS", history.last_release(tmp_path / "code") / "migrations")
@@ -317,17 +319,17 @@ def test_this_version_serves_a_database_of_the_next_one(sqlite: Database, later:
 def test_migrating_with_the_older_version_leaves_a_database_that_serves_it(
     database: Database, later: Later, tmp_path: Path
 ) -> None:
-    """What starts servers runs `soup migrate` first, also on the way back. A SQLite file goes back by its copy."""
+    """Servers are started after `soup migrate`, also on the way back. A SQLite file goes back by its copy."""
     patch = later(ADD_COLUMN.format(1))
     migrations.upgrade(database.engine)
     patch.undo()
-    before = schema(database)
+    original = schema(database)
     if database.engine.dialect.name == "sqlite":
         with pytest.raises(Unavailable, match=r"'next0'.*start the version that wrote it"):
             migrate(database, backups=tmp_path)
     else:
         assert migrate(database, backups=tmp_path) == Migrated("next0", "next0", is_later=True)
-    assert schema(database) == before
+    assert schema(database) == original
     assert migrations.oldest(database.engine) == last_release.REVISION
 
 

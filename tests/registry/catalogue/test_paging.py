@@ -64,28 +64,29 @@ def pages(read: Callable[..., Page[Any]], size: int) -> Iterator[Page[Any]]:
 
 def all_rows(read: Callable[..., Page[Any]], size: int) -> list[Any]:
     """Every row, page by page; only the last page may be short, and none is empty unless there is nothing."""
-    found = list(pages(read, size))
-    assert all(len(page.rows) == size for page in found[:-1])
-    assert len(found) == 1 or found[-1].rows
-    return [row for page in found for row in page.rows]
+    visited = list(pages(read, size))
+    assert all(len(page.rows) == size for page in visited[:-1])
+    assert len(visited) == 1 or visited[-1].rows
+    return [row for page in visited for row in page.rows]
 
 
-def matches(row: AdapterRow, scope: tuple[str, ...] | None, wanted: dict[str, Any]) -> bool:
+def matches(row: AdapterRow, scope: tuple[str, ...] | None, conditions: dict[str, Any]) -> bool:
     """The filters once more, in plain Python."""
     text = " ".join((row.namespace, row.name, row.domain, *row.card.tags, row.card.description)).lower()
     words = re.findall("[a-z0-9]+", text)
     return (
         row.retired_at is None
         and (scope is None or row.namespace in scope)
-        and wanted.get("kind", row.kind) == row.kind
-        and wanted.get("domain", row.domain) == row.domain
-        and wanted.get("namespace", row.namespace) == row.namespace
-        and wanted.get("name", row.name) in (row.name, f"{row.namespace}/{row.name}")
-        and wanted.get("base_model", "tiny") == "tiny"
-        and wanted.get("method", "bottleneck") == "bottleneck"
-        and set(wanted.get("tags", ())) <= set(row.card.tags)
+        and conditions.get("kind", row.kind) == row.kind
+        and conditions.get("domain", row.domain) == row.domain
+        and conditions.get("namespace", row.namespace) == row.namespace
+        and conditions.get("name", row.name) in (row.name, f"{row.namespace}/{row.name}")
+        and conditions.get("base_model", "tiny") == "tiny"
+        and conditions.get("method", "bottleneck") == "bottleneck"
+        and set(conditions.get("tags", ())) <= set(row.card.tags)
         and all(
-            any(word.startswith(asked) for word in words) for asked in wanted.get("q", "").lower().strip("%").split()
+            any(word.startswith(prefix) for word in words)
+            for prefix in conditions.get("q", "").lower().strip("%").split()
         )
     )
 
@@ -94,58 +95,58 @@ def as_listed(row: AdapterRow) -> ListedRow:
     return ListedRow(**{field.name: getattr(row, field.name) for field in fields(ListedRow)})
 
 
-@given(made=adapters, scope=scopes, wanted=filters, size=page_sizes)
-def test_adapters_are_visited_once_newest_first(empty_database, made, scope, wanted, size):
+@given(pushes=adapters, scope=scopes, conditions=filters, size=page_sizes)
+def test_adapters_are_visited_once_newest_first(empty_database, pushes, scope, conditions, size):
     with undone(empty_database) as catalogue:
         rows = []
-        for fields in made:
+        for fields in pushes:
             retired = fields.pop("retired")
             row = add(catalogue, digest=str(len(rows)), **fields)
             rows.append(catalogue.adapters.retire(row.id) if retired else row)
         newest = {row.ref.partition("@")[0]: row for row in rows if row.retired_at is None}
-        kept = [row for row in reversed(rows) if not wanted.get("newest") or row in newest.values()]
-        expected = [as_listed(row) for row in kept if matches(row, scope, wanted)]
-        assert all_rows(lambda **page: catalogue.adapters.list(scope, **wanted, **page), size) == expected
+        candidates = [row for row in reversed(rows) if not conditions.get("newest") or row in newest.values()]
+        expected = [as_listed(row) for row in candidates if matches(row, scope, conditions)]
+        assert all_rows(lambda **page: catalogue.adapters.list(scope, **conditions, **page), size) == expected
 
 
-@given(before=st.integers(1, 12), size=page_sizes, data=st.data())
-def test_rows_that_come_and_go_between_pages_shift_nothing(empty_database, before, size, data):
-    """What was there all the time is seen exactly once; what came later is not seen; nothing is seen twice."""
+@given(initial_count=st.integers(1, 12), size=page_sizes, data=st.data())
+def test_rows_that_come_and_go_between_pages_shift_nothing(empty_database, initial_count, size, data):
+    """Rows that were there all the time are seen exactly once; later ones are not seen; nothing is seen twice."""
     with undone(empty_database) as catalogue:
-        there = {add(catalogue, digest=str(number)).id for number in range(before)}
+        there = {add(catalogue, digest=str(number)).id for number in range(initial_count)}
         gone: set[int] = set()
-        seen: list[int] = []
+        ids: list[int] = []
         for page in pages(lambda **where: catalogue.adapters.list(None, **where), size):
-            seen += [row.id for row in page.rows]
+            ids += [row.id for row in page.rows]
             if data.draw(st.booleans()):
                 add(catalogue)
             if data.draw(st.booleans()):
                 gone.add(data.draw(st.sampled_from(sorted(there))))
                 catalogue.adapters.retire(max(gone))
-        assert len(seen) == len(set(seen))
-        assert there - gone <= set(seen) <= there
+        assert len(ids) == len(set(ids))
+        assert there - gone <= set(ids) <= there
 
 
-@given(made=st.lists(st.sampled_from(["acme", "other", "third"]), max_size=12), scope=scopes, size=page_sizes)
-def test_jobs_and_audit_entries_are_visited_once(empty_database, made, scope, size):
+@given(namespaces=st.lists(st.sampled_from(["acme", "other", "third"]), max_size=12), scope=scopes, size=page_sizes)
+def test_jobs_and_audit_entries_are_visited_once(empty_database, namespaces, scope, size):
     with undone(empty_database) as catalogue:
-        for number, namespace in enumerate(made):
+        for number, namespace in enumerate(namespaces):
             catalogue.jobs.enqueue("embed", {"number": number}, namespace=namespace, created_by="key-1")
             subject = f"{namespace}/name" if number % 3 else "key-1"
             catalogue.audit.record("push", subject, key_id=None, request_id=None, detail={"number": number})
-        visible = [n for n, namespace in enumerate(made) if scope is None or namespace in scope][::-1]
+        visible = [n for n, namespace in enumerate(namespaces) if scope is None or namespace in scope][::-1]
         jobs = all_rows(lambda **page: catalogue.jobs.list(scope, **page), size)
         assert [row.arguments["number"] for row in jobs] == visible
         entries = all_rows(lambda **page: catalogue.audit.list(scope, **page), size)
         assert [row.detail["number"] for row in entries] == [n for n in visible if scope is None or n % 3]
 
 
-@given(made=st.lists(scopes, max_size=12), scope=scopes, size=page_sizes)
-def test_selectors_are_visited_once_and_only_with_their_whole_pool(empty_database, made, scope, size):
+@given(pools=st.lists(scopes, max_size=12), scope=scopes, size=page_sizes)
+def test_selectors_are_visited_once_and_only_with_their_whole_pool(empty_database, pools, scope, size):
     with undone(empty_database) as catalogue:
         member = member_of(add(catalogue))
         blob = sha256_digest(b"weights of acme/law")
-        for number, namespaces in enumerate(made):
+        for number, namespaces in enumerate(pools):
             pool = pool_of().model_copy(update={"namespaces": namespaces})
             row = SelectorRow(
                 id=f"sel-{number}",
@@ -162,11 +163,11 @@ def test_selectors_are_visited_once_and_only_with_their_whole_pool(empty_databas
             catalogue.selectors.add(row)
         visible = [
             f"sel-{number}"
-            for number, pool in enumerate(made)
+            for number, pool in enumerate(pools)
             if scope is None or (pool is not None and set(pool) <= set(scope))
         ]
-        found = all_rows(lambda **page: catalogue.selectors.list(scope, **page), size)
-        assert [row.id for row in found] == visible[::-1]
+        listed = all_rows(lambda **page: catalogue.selectors.list(scope, **page), size)
+        assert [row.id for row in listed] == visible[::-1]
 
 
 def lists(catalogue) -> list[Callable[..., Page[Any]]]:
@@ -219,18 +220,18 @@ def test_a_cursor_that_is_not_ours_and_a_page_without_rows_are_refused(catalogue
 
 def test_a_cursor_beyond_everything_is_an_empty_or_a_full_page(catalogue):
     add(catalogue)
-    for cursor, found in ((cursor_of("after:0"), 0), (cursor_of("after:" + "9" * 18), 1)):
+    for cursor, count in ((cursor_of("after:0"), 0), (cursor_of("after:" + "9" * 18), 1)):
         page = catalogue.adapters.list(None, limit=10, cursor=cursor)
-        assert (len(page.rows), page.next_cursor) == (found, None)
+        assert (len(page.rows), page.next_cursor) == (count, None)
 
 
 @given(
-    made=st.lists(st.sampled_from([None, ("acme",), ("other",), ("acme", "other"), ()]), max_size=12),
+    key_namespaces=st.lists(st.sampled_from([None, ("acme",), ("other",), ("acme", "other"), ()]), max_size=12),
     scope=scopes,
     size=page_sizes,
     moments=st.integers(1, 3),
 )
-def test_keys_that_one_may_manage_are_visited_once_oldest_first(empty_database, made, scope, size, moments):
+def test_keys_that_one_may_manage_are_visited_once_oldest_first(empty_database, key_namespaces, scope, size, moments):
     """Also where several were made at one moment, and where those in between are not one's own."""
 
     def manages(namespaces: tuple[str, ...] | None) -> bool:
@@ -238,7 +239,7 @@ def test_keys_that_one_may_manage_are_visited_once_oldest_first(empty_database, 
 
     with undone(empty_database) as catalogue, pytest.MonkeyPatch.context() as monkey:
         monkey.setattr("registry.catalogue.keys.BATCH", 2)
-        for number, namespaces in enumerate(made):
+        for number, namespaces in enumerate(key_namespaces):
             at = datetime(2030, 1, 1, 0, 0, number % moments, tzinfo=UTC)
             monkey.setattr("registry.catalogue.keys.now", lambda at=at: at)
             catalogue.keys.add("k", str(number), namespaces=namespaces, scopes={"read"}, prefix="sk")

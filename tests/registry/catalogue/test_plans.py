@@ -39,7 +39,7 @@ def full(databases, tmp_path_factory) -> Iterator[Database]:
     """A database in which it pays to use an index."""
     with databases.new(tmp_path_factory.mktemp("plans")) as database:
         blob = add_to(database, "acme/first").weights_blob
-        made = [
+        new_rows = [
             new_adapter(
                 f"team{n % 150}/a{n}",
                 domain=f"d{n % 100}",
@@ -55,15 +55,17 @@ def full(databases, tmp_path_factory) -> Iterator[Database]:
         with database.engine.begin() as connection:
             rows = [
                 {**columns_of(new), "version": 1, "method": "lora" if rare(n) else "bottleneck"}
-                for n, new in enumerate(made)
+                for n, new in enumerate(new_rows)
             ]
             connection.execute(insert(adapters), rows)
             ids = dict(connection.execute(adapters.select().with_only_columns(adapters.c.name, adapters.c.id)).all())
-            connection.execute(insert(adapter_words), [{"adapter_id": ids[n.name], "words": indexed(n)} for n in made])
-            tags = [{"adapter_id": ids[new.name], "tag": tag} for new in made for tag in new.card.tags]
+            connection.execute(
+                insert(adapter_words), [{"adapter_id": ids[n.name], "words": indexed(n)} for n in new_rows]
+            )
+            tags = [{"adapter_id": ids[new.name], "tag": tag} for new in new_rows for tag in new.card.tags]
             connection.execute(insert(adapter_tags), tags)
-            named = [{"namespace": new.namespace, "name": new.name, "alias": "prod", "version": 1} for new in made]
-            connection.execute(insert(aliases), [{**one, "revision": 1} for one in named])
+            named = [{"namespace": new.namespace, "name": new.name, "alias": "prod", "version": 1} for new in new_rows]
+            connection.execute(insert(aliases), [{**alias, "revision": 1} for alias in named])
             connection.execute(insert(keys), list(map(key, range(KEYS))))
             connection.execute(insert(jobs), list(map(job, range(ROWS))))
             connection.execute(
@@ -123,11 +125,11 @@ def used(number: int) -> dict[str, Any]:
 
 def plans(database: Database, asks: Asks) -> list[tuple[str, str]]:
     """All statements of a transaction, which is taken back, each with its plan."""
-    seen: list[tuple[str, Any]] = []
+    statements: list[tuple[str, Any]] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         if statement.startswith(("SELECT", "DELETE", "UPDATE")):
-            seen.append((statement, parameters))
+            statements.append((statement, parameters))
 
     connection = database.engine.connect().execution_options(soup_mode="write")
     with connection, connection.begin() as everything:
@@ -136,13 +138,13 @@ def plans(database: Database, asks: Asks) -> list[tuple[str, str]]:
             asks(Catalogue(connection))
         finally:
             event.remove(database.engine, "before_cursor_execute", note)
-        how = "EXPLAIN QUERY PLAN " if database.engine.dialect.name == "sqlite" else "EXPLAIN "
-        found = [
-            (statement, "\n".join(str(row[-1]) for row in connection.exec_driver_sql(how + statement, parameters)))
-            for statement, parameters in seen
+        explain = "EXPLAIN QUERY PLAN " if database.engine.dialect.name == "sqlite" else "EXPLAIN "
+        explained = [
+            (statement, "\n".join(str(row[-1]) for row in connection.exec_driver_sql(explain + statement, parameters)))
+            for statement, parameters in statements
         ]
         everything.rollback()
-    return found
+    return explained
 
 
 def name(**fields: Any) -> NameRef:
@@ -165,10 +167,10 @@ def name(**fields: Any) -> NameRef:
     ids=["name", "version", "alias", "digest", "keys", "keys of a namespace", "old jobs", "old usage", "old audit"],
 )
 def test_rows_are_found_by_an_index_and_read_in_its_order(full: Database, asks: Asks, index: str) -> None:
-    found = [plan for _, plan in plans(full, asks)]
-    assert found
-    assert any(one in found[0] for one in index.split("|")), found
-    for plan in found:
+    plan_texts = [plan for _, plan in plans(full, asks)]
+    assert plan_texts
+    assert any(index_name in plan_texts[0] for index_name in index.split("|")), plan_texts
+    for plan in plan_texts:
         assert "Seq Scan" not in plan, plan
         assert "SCAN" not in plan.replace("SCAN keys USING INDEX", "").replace("Index Scan", ""), plan
 

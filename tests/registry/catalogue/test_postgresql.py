@@ -1,4 +1,4 @@
-"""What is PostgreSQL's alone: turns across processes, writers that freeze, connections that break, and what is said."""
+"""Behaviour of PostgreSQL alone: turns across processes, writers that freeze, connections that break, messages."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ def test_a_glance_begins_no_transaction(database: Database) -> None:
 def test_a_writer_that_freezes_loses_its_turn(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its machine sleeps in mid-transaction: the others wait for a while, not for ever; nothing of it is stored."""
     monkeypatch.setattr(postgresql, "IDLE_SECONDS", 0.1)
-    frozen, other = Database(postgres_url), Database(postgres_url)
+    frozen, second = Database(postgres_url), Database(postgres_url)
     with pytest.raises(Unavailable, match="does not answer"), frozen.write() as catalogue:
         add(catalogue, "acme/frozen")
-        with other.write() as theirs:
+        with second.write() as theirs:
             add(theirs, "acme/other")
         add(catalogue, "acme/again")
     with frozen.read() as catalogue:
         assert [row.name for row in catalogue.adapters.list(None, limit=9).rows] == ["other"]
-    for database in (frozen, other):
+    for database in (frozen, second):
         database.close()
 
 
@@ -74,8 +74,8 @@ def test_two_schemas_of_one_database_do_not_wait_for_each_other(postgres: Postgr
     elsewhere = Database(f"{postgres_url}&options=-csearch_path%3Dother", busy_seconds=0.01)
     with database.write(), elsewhere.write():
         pass
-    for one in (database, elsewhere):
-        one.close()
+    for opened in (database, elsewhere):
+        opened.close()
 
 
 def test_every_connection_was_cut_while_nobody_looked(postgres: Postgres, database: Database) -> None:

@@ -13,7 +13,7 @@ from registry.spec import Card
 from tests.registry.catalogue_rows import add, new_adapter
 
 
-def found(catalogue: Catalogue, visible: tuple[str, ...] | None = None, **filters: Any) -> list[str]:
+def matches(catalogue: Catalogue, visible: tuple[str, ...] | None = None, **filters: Any) -> list[str]:
     return [row.ref for row in catalogue.adapters.list(visible, limit=100, **filters).rows]
 
 
@@ -91,73 +91,73 @@ def test_q_finds_words_and_their_beginnings_in_all_that_is_said(catalogue: Catal
             metadata={"trained_by": "Ana", "seed": 1},
         ),
     )
-    assert bool(found(catalogue, q=q)) is yes
-    assert bool(found(catalogue, ("acme",), q=q, tags=["v2"])) is yes
+    assert bool(matches(catalogue, q=q)) is yes
+    assert bool(matches(catalogue, ("acme",), q=q, tags=["v2"])) is yes
 
 
 @pytest.mark.parametrize("q", ["", "%", "_", " ", "'", '"', "*", "\0"])
 def test_a_q_without_words_is_refused(catalogue: Catalogue, q: str) -> None:
     with pytest.raises(InvalidParameter, match="no letter or digit"):
-        found(catalogue, q=q)
+        matches(catalogue, q=q)
 
 
 def test_a_q_is_bounded_and_the_longest_is_answered(catalogue: Catalogue) -> None:
     row = add(catalogue, description=" ".join(map(chr, range(97, 123))))
     with pytest.raises(InvalidParameter, match="200 characters"):
-        found(catalogue, q="x" * 201)
+        matches(catalogue, q="x" * 201)
     longest = " ".join(chr(97 + n % 26) for n in range(100))
     many = tuple(f"team{n}" for n in range(300))
-    assert found(catalogue, (*many, "acme"), q=longest) == [row.ref]
-    assert found(catalogue, many, q=longest) == []
-    assert found(catalogue, (), q="law") == []
+    assert matches(catalogue, (*many, "acme"), q=longest) == [row.ref]
+    assert matches(catalogue, many, q=longest) == []
+    assert matches(catalogue, (), q="law") == []
 
 
 def test_tags_hold_all_together(catalogue: Catalogue) -> None:
     add(catalogue, "acme/a", tags=("x", "y"))
     add(catalogue, "acme/b", tags=("x",))
     add(catalogue, "other/c", tags=("y", "x", "z.1"))
-    assert found(catalogue, tags=["x"]) == ["other/c@1", "acme/b@1", "acme/a@1"]
-    assert found(catalogue, tags=["x", "y", "x"]) == ["other/c@1", "acme/a@1"]
-    assert found(catalogue, ("acme",), tags=["y", "x"]) == ["acme/a@1"]
-    assert found(catalogue, tags=["x", "z.1"], q="c") == ["other/c@1"]
-    assert found(catalogue, tags=["x", "none"]) == []
+    assert matches(catalogue, tags=["x"]) == ["other/c@1", "acme/b@1", "acme/a@1"]
+    assert matches(catalogue, tags=["x", "y", "x"]) == ["other/c@1", "acme/a@1"]
+    assert matches(catalogue, ("acme",), tags=["y", "x"]) == ["acme/a@1"]
+    assert matches(catalogue, tags=["x", "z.1"], q="c") == ["other/c@1"]
+    assert matches(catalogue, tags=["x", "none"]) == []
     with pytest.raises(InvalidParameter, match="9 tags"):
-        found(catalogue, tags=[f"t{n}" for n in range(9)])
+        matches(catalogue, tags=[f"t{n}" for n in range(9)])
     with pytest.raises(InvalidName, match="tag"):
-        found(catalogue, tags=['x" OR "y'])
+        matches(catalogue, tags=['x" OR "y'])
 
 
 def test_names_are_exact_and_of_a_namespace_where_one_is_said(catalogue: Catalogue) -> None:
     for name in ("acme/law", "acme/law", "acme/law-2", "other/law"):
         add(catalogue, name)
-    assert found(catalogue, name="law") == ["other/law@1", "acme/law@2", "acme/law@1"]
-    assert found(catalogue, name="acme/law") == ["acme/law@2", "acme/law@1"]
-    assert found(catalogue, namespace="acme", name="law") == found(catalogue, name="acme/law", q="law")
-    assert found(catalogue, namespace="acme", name="other/law") == []
-    assert found(catalogue, ("acme",), name="other/law") == []
-    assert found(catalogue, ("acme",), namespace="other") == []
+    assert matches(catalogue, name="law") == ["other/law@1", "acme/law@2", "acme/law@1"]
+    assert matches(catalogue, name="acme/law") == ["acme/law@2", "acme/law@1"]
+    assert matches(catalogue, namespace="acme", name="law") == matches(catalogue, name="acme/law", q="law")
+    assert matches(catalogue, namespace="acme", name="other/law") == []
+    assert matches(catalogue, ("acme",), name="other/law") == []
+    assert matches(catalogue, ("acme",), namespace="other") == []
     for wrong in ("acme/", "/law", "a/b/c", "law@2", "Law", ""):
         with pytest.raises(InvalidName):
-            found(catalogue, name=wrong)
+            matches(catalogue, name=wrong)
 
 
 def test_values_that_nothing_has_find_nothing(catalogue: Catalogue) -> None:
     add(catalogue, tags=("x",))
     for wrong in ({"kind": '" OR "'}, {"method": "')"}, {"namespace": 'a" b'}, {"base_model": ""}, {"domain": '"'}):
-        assert found(catalogue, q="law", **wrong) == []
-        assert found(catalogue, tags=["x"], **wrong) == []
+        assert matches(catalogue, q="law", **wrong) == []
+        assert matches(catalogue, tags=["x"], **wrong) == []
 
 
 def test_what_is_said_later_is_found_and_what_is_no_longer_said_is_not(catalogue: Catalogue) -> None:
     row = add(catalogue, "acme/law", tags=("old",), description="before")
     catalogue.adapters.update_card(row.id, card=Card(description="after", tags=("new",)), domain="courts")
     for q, yes in (("before", False), ("old", False), ("after", True), ("new", True), ("courts", True), ("law", True)):
-        assert bool(found(catalogue, q=q)) is yes, q
-    assert (found(catalogue, tags=["old"]), found(catalogue, tags=["new"])) == ([], [row.ref])
+        assert bool(matches(catalogue, q=q)) is yes, q
+    assert (matches(catalogue, tags=["old"]), matches(catalogue, tags=["new"])) == ([], [row.ref])
     retired = catalogue.adapters.retire(row.id)
-    assert found(catalogue, q="law") == []
+    assert matches(catalogue, q="law") == []
     catalogue.adapters.restore(row.id)
-    assert found(catalogue, q="law") == [row.ref]
+    assert matches(catalogue, q="law") == [row.ref]
     catalogue.removals.purge(retired)
-    assert found(catalogue, q="law") == []
-    assert add(catalogue, "acme/tax").ref == found(catalogue, q="tax")[0]
+    assert matches(catalogue, q="law") == []
+    assert add(catalogue, "acme/tax").ref == matches(catalogue, q="tax")[0]

@@ -21,8 +21,8 @@ REPORT = MixReport(
 
 
 def recipe_of(*digests: str, **fields) -> Recipe:
-    parts = tuple(RecipeIngredient(digest=digest, weight="0.5") for digest in sorted(digests))
-    return Recipe(base_fingerprint=BASE, ingredients=parts, **fields)
+    ingredients = tuple(RecipeIngredient(digest=digest, weight="0.5") for digest in sorted(digests))
+    return Recipe(base_fingerprint=BASE, ingredients=ingredients, **fields)
 
 
 def cook(catalogue, name: str, recipe: Recipe, *, replaces: str | None = None):
@@ -48,8 +48,8 @@ def test_what_a_key_does_not_see_has_a_digest_and_no_name(catalogue):
     mine, theirs = add(catalogue, "acme/a"), add(catalogue, "other/b")
     recipe = recipe_of(mine.digest, theirs.digest)
     soup = cook(catalogue, "acme/s", recipe)
-    seen = {digest: row for digest, _, row in catalogue.soups.parents(recipe.digest, ("acme",))}
-    assert seen == {mine.digest: mine, theirs.digest: None}
+    parents = {digest: row for digest, _, row in catalogue.soups.parents(recipe.digest, ("acme",))}
+    assert parents == {mine.digest: mine, theirs.digest: None}
     assert catalogue.soups.children(theirs.digest, ("other",)) == []
     assert catalogue.soups.children(theirs.digest, ("acme",)) == [soup]
 
@@ -68,8 +68,8 @@ def test_domains_of_ingredients_are_by_weight_and_none_for_those_that_are_not_se
     light, heavy = add(catalogue, "acme/a", domain="light"), add(catalogue, "acme/b", domain="heavy")
     theirs = add(catalogue, "other/c", domain="theirs")
     weights = {light.digest: "0.1", heavy.digest: "0.6", theirs.digest: "0.3"}
-    parts = tuple(RecipeIngredient(digest=digest, weight=weights[digest]) for digest in sorted(weights))
-    recipe = Recipe(base_fingerprint=BASE, ingredients=parts)
+    ingredients = tuple(RecipeIngredient(digest=digest, weight=weights[digest]) for digest in sorted(weights))
+    recipe = Recipe(base_fingerprint=BASE, ingredients=ingredients)
     cook(catalogue, "acme/s", recipe)
     domains = catalogue.soups.ingredient_domains
     assert domains({recipe.digest}, ("acme",)) == {recipe.digest: ["heavy", None, "light"]}
@@ -86,14 +86,14 @@ def test_retired_soups_are_no_children(catalogue):
 
 def test_verifications_are_the_newest_of_each_soup(catalogue):
     recipe = recipe_of(add(catalogue, "acme/a").digest)
-    soup, other, bare = (cook(catalogue, f"acme/{name}", recipe) for name in "stu")
-    for row, number in [(other, 9), *((soup, number) for number in range(5))]:
+    soup, second, bare = (cook(catalogue, f"acme/{name}", recipe) for name in "stu")
+    for row, number in [(second, 9), *((soup, number) for number in range(5))]:
         catalogue.soups.add_evidence(row.id, recipe.digest, {"verification": {"difference": number}, "more": "x"})
     catalogue.soups.add_evidence(soup.id, recipe.digest, {"verification": None})
     catalogue.soups.add_evidence(bare.id, recipe.digest, {"selector": "sel-x"})
-    names = [(row.namespace, row.name, row.version) for row in (soup, other, bare)]
-    found = catalogue.soups.verifications(names, most=3)
-    assert found == {
+    names = [(row.namespace, row.name, row.version) for row in (soup, second, bare)]
+    verifications = catalogue.soups.verifications(names, most=3)
+    assert verifications == {
         names[0]: [{"difference": 3}, {"difference": 4}],  # the newest evidence was not verified
         names[1]: [{"difference": 9}],
     }
@@ -123,13 +123,13 @@ def test_past_trials_are_the_newest_of_each_effort_that_a_caller_sees(catalogue)
 
 def test_evidence_gathers_in_order(catalogue):
     recipe = recipe_of(add(catalogue, "acme/a").digest)
-    soup, other = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", recipe)
+    soup, second = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", recipe)
     for number in range(3):
         catalogue.soups.add_evidence(soup.id, recipe.digest, {"selector": f"sel-{number}"})
-    catalogue.soups.add_evidence(other.id, recipe.digest, {"selector": "sel-x"})
-    found = catalogue.soups.evidence(soup.id)
-    assert [one["selector"] for one in found] == ["sel-0", "sel-1", "sel-2"]
-    assert all(one["created_at"].endswith("+00:00") for one in found)
+    catalogue.soups.add_evidence(second.id, recipe.digest, {"selector": "sel-x"})
+    evidence = catalogue.soups.evidence(soup.id)
+    assert [entry["selector"] for entry in evidence] == ["sel-0", "sel-1", "sel-2"]
+    assert all(entry["created_at"].endswith("+00:00") for entry in evidence)
     with pytest.raises(IntegrityError):
         catalogue.soups.add_evidence(soup.id, sha256_digest(b"?"), {})
 
@@ -137,17 +137,17 @@ def test_evidence_gathers_in_order(catalogue):
 def test_evidence_is_that_of_the_first_and_the_newest_cooks(catalogue):
     recipe = recipe_of(add(catalogue, "acme/a").digest)
     same = recipe_of(add(catalogue, "acme/b").digest)  # another recipe that gives the same soup
-    soup, other = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", same)
-    for row in (soup, other):
+    soup, second = cook(catalogue, "acme/s", recipe), cook(catalogue, "acme/t", same)
+    for row in (soup, second):
         catalogue.soups.add_evidence(row.id, same.digest, {"selector": "sel-same"})
     for number in range(MAX_EVIDENCE + 3):
         catalogue.soups.add_evidence(soup.id, recipe.digest, {"selector": f"sel-{number}"})
-    selectors = [one["selector"] for one in catalogue.soups.evidence(soup.id)]
+    selectors = [entry["selector"] for entry in catalogue.soups.evidence(soup.id)]
     assert selectors == ["sel-0", *(f"sel-{number}" for number in range(4, MAX_EVIDENCE + 3))]
-    assert [one["selector"] for one in catalogue.soups.evidence(soup.id, most=1)] == selectors[-1:]
-    assert [one["selector"] for one in catalogue.soups.evidence(other.id)] == ["sel-same"]
-    catalogue.adapters.retire(other.id)
-    for row in (other, soup):  # each recipe has evidence of the soup until its purge, which finds recipes by it
+    assert [entry["selector"] for entry in catalogue.soups.evidence(soup.id, most=1)] == selectors[-1:]
+    assert [entry["selector"] for entry in catalogue.soups.evidence(second.id)] == ["sel-same"]
+    catalogue.adapters.retire(second.id)
+    for row in (second, soup):  # each recipe has evidence of the soup until its purge, which finds recipes by it
         catalogue.removals.purge(catalogue.adapters.get(row.id))
     assert catalogue.soups.recipe(same.digest) is None
 
@@ -163,13 +163,16 @@ def test_one_embedding_for_each_sample_and_encoder(catalogue):
         dimensions=384,
         truncated=3,
     )
-    other = replace(row, encoder_digest=sha256_digest(b"e2"), encoder_name="base", unit="passage")
+    second = replace(row, encoder_digest=sha256_digest(b"e2"), encoder_name="base", unit="passage")
     catalogue.blobs.record(row.blob_digest, 9)
-    for one in (row, other, replace(row, count=1)):
-        catalogue.samples.add_embedding(one)
+    for embedding in (row, second, replace(row, count=1)):
+        catalogue.samples.add_embedding(embedding)
     assert catalogue.samples.embedding(row.sample_digest, row.encoder_digest) == row
     assert catalogue.samples.embedding(row.sample_digest, sha256_digest(b"e3")) is None
-    assert {one.encoder_name for one in catalogue.samples.embeddings(row.sample_digest)} == {"sbert", "base"}
+    assert {embedding.encoder_name for embedding in catalogue.samples.embeddings(row.sample_digest)} == {
+        "sbert",
+        "base",
+    }
     assert catalogue.samples.embeddings(sha256_digest(b"?")) == []
 
 
@@ -225,9 +228,9 @@ def test_each_pool_and_spec_is_served_by_what_was_fitted_last(catalogue):
 
 def test_a_pool_that_returns_to_old_members_is_served_by_their_selector_again(catalogue):
     """Otherwise a selector with a member that is gone would serve for ever, and each refit change nothing."""
-    before = fitted(catalogue, "sel-before")
+    first = fitted(catalogue, "sel-before")
     fitted(catalogue, "sel-with-one-more")
-    assert fitted(catalogue, "sel-before") == before
+    assert fitted(catalogue, "sel-before") == first
     assert latest(catalogue) == "sel-before"
 
 
@@ -236,17 +239,17 @@ def test_what_serves_remembers_when_it_was_asked_for(catalogue):
     began = datetime.now(UTC)
     first = fitted(catalogue, "sel-1")
     assert catalogue.selectors.asked_at(["sel-1", "sel-?"])["sel-1"] >= began
-    asked = began - timedelta(days=3)
-    catalogue.selectors.record_request(first.pool_id, first.spec_digest, asked)
+    requested_at = began - timedelta(days=3)
+    catalogue.selectors.record_request(first.pool_id, first.spec_digest, requested_at)
     fitted(catalogue, "sel-2", report={})
-    assert catalogue.selectors.asked_at(["sel-1", "sel-2"]) == {"sel-2": asked}
-    for since, count in ((asked, 1), (asked + timedelta(microseconds=1), 0), (None, 1)):
+    assert catalogue.selectors.asked_at(["sel-1", "sel-2"]) == {"sel-2": requested_at}
+    for since, count in ((requested_at, 1), (requested_at + timedelta(microseconds=1), 0), (None, 1)):
         assert len(catalogue.selectors.targets(BASE, requested_since=since)) == count
     assert catalogue.selectors.asked_at([]) == {}
 
 
 @pytest.mark.parametrize(
-    ("pool", "scope", "seen"),
+    ("pool", "scope", "visible"),
     [
         (("acme",), None, True),
         (("acme",), ("acme",), True),
@@ -263,10 +266,10 @@ def test_what_serves_remembers_when_it_was_asked_for(catalogue):
         (None, ("*",), True),  # no key can have this namespace
     ],
 )
-def test_a_selector_is_visible_with_its_whole_pool(catalogue, pool, scope, seen):
+def test_a_selector_is_visible_with_its_whole_pool(catalogue, pool, scope, visible):
     row = fitted(catalogue, "sel-1", pool=pool_of().model_copy(update={"namespaces": pool}))
-    assert bool(catalogue.selectors.list(scope, limit=9).rows) is seen
-    if seen:
+    assert bool(catalogue.selectors.list(scope, limit=9).rows) is visible
+    if visible:
         assert catalogue.selectors.get(scope, "sel-1") == row
     else:
         with pytest.raises(NotFound):
@@ -279,13 +282,13 @@ def test_unknown(catalogue):
 
 
 def test_the_targets_of_a_base_are_each_pool_and_spec_once(catalogue):
-    other = PoolSpec(base_fingerprint=sha256_digest(b"other base"))
+    foreign_pool = PoolSpec(base_fingerprint=sha256_digest(b"other base"))
     for id, pool, spec in (
         ("sel-1", pool_of("acme"), GmmSpec()),
         ("sel-2", pool_of("acme"), UniformSpec()),
         ("sel-3", pool_of(), GmmSpec()),
         ("sel-4", pool_of("acme"), GmmSpec()),
-        ("sel-5", other, GmmSpec()),
+        ("sel-5", foreign_pool, GmmSpec()),
     ):
         fitted(catalogue, id, pool=pool, spec=spec)
     assert catalogue.selectors.targets(BASE) == [
@@ -293,25 +296,27 @@ def test_the_targets_of_a_base_are_each_pool_and_spec_once(catalogue):
         (pool_of(), GmmSpec()),
         (pool_of("acme"), GmmSpec()),
     ]
-    assert catalogue.selectors.targets(other.base_fingerprint) == [(other, GmmSpec())]
-    assert catalogue.selectors.targets(other.base_fingerprint, requested_since=datetime.now(UTC)) == []
+    assert catalogue.selectors.targets(foreign_pool.base_fingerprint) == [(foreign_pool, GmmSpec())]
+    assert catalogue.selectors.targets(foreign_pool.base_fingerprint, requested_since=datetime.now(UTC)) == []
     assert catalogue.selectors.targets(sha256_digest(b"?")) == []
 
 
 def test_those_that_serve_are_listed_by_kind_without_their_members(catalogue):
-    other = pool_of("other")
+    second_pool = pool_of("other")
     for id, pool, spec in (
         ("sel-1", pool_of("acme"), GmmSpec()),
         ("sel-2", pool_of("acme"), GmmSpec()),  # takes its place
-        ("sel-3", other, GmmSpec()),
+        ("sel-3", second_pool, GmmSpec()),
         ("sel-4", pool_of("acme"), UniformSpec()),
     ):
         fitted(catalogue, id, pool=pool, spec=spec, report={"domains": 7})
     fitted(catalogue, "sel-1", report={"domains": 7})  # serves again
-    assert [(one.id, one.pool, one.domains) for one in catalogue.selectors.serving(None, "gmm")] == [
-        ("sel-3", other, 7),
+    assert [
+        (selector.id, selector.pool, selector.domains) for selector in catalogue.selectors.serving(None, "gmm")
+    ] == [
+        ("sel-3", second_pool, 7),
         ("sel-1", pool_of("acme"), 7),
     ]
-    assert [one.id for one in catalogue.selectors.serving(("acme",), "gmm")] == ["sel-1"]
-    assert [one.id for one in catalogue.selectors.serving(("acme",), "uniform")] == ["sel-4"]
+    assert [selector.id for selector in catalogue.selectors.serving(("acme",), "gmm")] == ["sel-1"]
+    assert [selector.id for selector in catalogue.selectors.serving(("acme",), "uniform")] == ["sel-4"]
     assert catalogue.selectors.serving((), "gmm") == []

@@ -28,12 +28,12 @@ def limit(database: Database, kind: str, subject: str, **numbers: int) -> None:
 def test_what_is_set_is_read_and_the_rest_is_the_servers(database: Database) -> None:
     limit(database, "key", "key-1", adapters=10**15, jobs=0)
     with database.read() as catalogue:
-        found = catalogue.limits.get("key", "key-1")
-        assert found == UseLimits(adapters=10**15, jobs=0)
+        limits = catalogue.limits.get("key", "key-1")
+        assert limits == UseLimits(adapters=10**15, jobs=0)
         assert catalogue.limits.get("namespace", "key-1") == UseLimits()
         both = catalogue.limits.of_subjects([("namespace", "key-1"), ("key", "key-1")])
         assert both == {("key", "key-1"): UseLimits(adapters=10**15, jobs=0)}
-    assert found.over(UseLimits(jobs=5, stored_bytes=7)) == UseLimits(adapters=10**15, jobs=0, stored_bytes=7)
+    assert limits.over(UseLimits(jobs=5, stored_bytes=7)) == UseLimits(adapters=10**15, jobs=0, stored_bytes=7)
     limit(database, "key", "key-1", jobs=3)
     with database.read() as catalogue:
         assert catalogue.limits.get("key", "key-1") == UseLimits(jobs=3)
@@ -63,9 +63,9 @@ def test_text_that_a_soup_has_only_the_digest_of_is_charged_to_those_who_keep_it
         catalogue.blobs.record(sample.digest, 1000)
         without = sample_of("law", has_text=False)
         add(catalogue, "beta/soup", digest="soup", sample=without, sample_state="ready", created_by="key-2")
-        for kind, keeper, other in (("key", "key-1", "key-2"), ("namespace", "acme", "beta")):
+        for kind, keeper, outsider in (("key", "key-1", "key-2"), ("namespace", "acme", "beta")):
             assert catalogue.limits.stored_bytes(kind, keeper) >= 1000
-            assert catalogue.limits.stored_bytes(kind, other) < 1000
+            assert catalogue.limits.stored_bytes(kind, outsider) < 1000
 
 
 @pytest.mark.parametrize(("kind", "subject"), [("key", "key-1"), ("namespace", "acme")])
@@ -124,8 +124,8 @@ def test_usage_is_summed_by_what_is_asked_and_seen_by_whom_it_concerns(database:
         since, until = date(2026, 1, 2), date(2026, 1, 3)
         (day,) = usage.list(UsageFilter("x", None, since=since, until=until), by=("day",), limit=9).rows
         assert (day.day, day.key_id, day.model, day.requests, day.tokens_in) == ("2026-01-02", None, None, 8, 160)
-        wanted = UsageFilter("x", None, values={"namespace": "one", "key_id": None, "model": "one/m@1"})
-        assert usage.total(wanted) == UsageSum(12, 240, 24)
+        usage_filter = UsageFilter("x", None, values={"namespace": "one", "key_id": None, "model": "one/m@1"})
+        assert usage.total(usage_filter) == UsageSum(12, 240, 24)
 
 
 def test_pages_of_usage_are_the_whole(database: Database) -> None:
@@ -148,15 +148,15 @@ NAMES = [("Key 'a'", "tokens"), ("Key 'a'", "requests"), ("Namespace 'b'", "toke
 
 def test_a_new_bucket_is_empty_and_holds_what_is_put_into_it(database: Database) -> None:
     with database.write_unlocked() as catalogue:
-        held = catalogue.rate_buckets.lock(NAMES)
-        assert {name: one.used for name, one in held.items()} == dict.fromkeys(NAMES, 0.0)
-        catalogue.rate_buckets.put({NAMES[0]: 2.5, NAMES[2]: 7.0}, held)
+        buckets = catalogue.rate_buckets.lock(NAMES)
+        assert {name: bucket.used for name, bucket in buckets.items()} == dict.fromkeys(NAMES, 0.0)
+        catalogue.rate_buckets.put({NAMES[0]: 2.5, NAMES[2]: 7.0}, buckets)
     with database.write_unlocked() as catalogue:
-        again = catalogue.rate_buckets.lock(NAMES[:2])
-        assert [again[name].used for name in NAMES[:2]] == [2.5, 0.0]
-        assert 0 <= again[NAMES[0]].seconds < 600
-        assert again[NAMES[0]].moment >= held[NAMES[0]].moment
-        assert again[NAMES[1]].seconds > 1e9, "since 1970"
+        reread = catalogue.rate_buckets.lock(NAMES[:2])
+        assert [reread[name].used for name in NAMES[:2]] == [2.5, 0.0]
+        assert 0 <= reread[NAMES[0]].seconds < 600
+        assert reread[NAMES[0]].moment >= buckets[NAMES[0]].moment
+        assert reread[NAMES[1]].seconds > 1e9, "since 1970"
 
 
 def test_what_is_rolled_back_was_never_used(database: Database) -> None:
@@ -164,20 +164,20 @@ def test_what_is_rolled_back_was_never_used(database: Database) -> None:
         catalogue.rate_buckets.put(dict.fromkeys(NAMES, 5.0), catalogue.rate_buckets.lock(NAMES))
         raise ZeroDivisionError
     with database.write_unlocked() as catalogue:
-        assert {one.used for one in catalogue.rate_buckets.lock(NAMES).values()} == {0.0}
+        assert {bucket.used for bucket in catalogue.rate_buckets.lock(NAMES).values()} == {0.0}
 
 
 def test_a_clock_that_was_ahead_takes_nothing_back(database: Database) -> None:
     """The moment of a row in the future (whoever waited for the row read the clock before): nothing has worn off."""
     with database.write_unlocked() as catalogue:
-        held = catalogue.rate_buckets.lock(NAMES[:1])
-        catalogue.rate_buckets.put({NAMES[0]: 3.0}, held)
+        buckets = catalogue.rate_buckets.lock(NAMES[:1])
+        catalogue.rate_buckets.put({NAMES[0]: 3.0}, buckets)
     with database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE rate_buckets SET at = at + 1000000000000")
     with database.write_unlocked() as catalogue:
         ahead = catalogue.rate_buckets.lock(NAMES[:1])[NAMES[0]]
         assert (ahead.used, ahead.seconds) == (3.0, 0.0)
-        assert ahead.moment == held[NAMES[0]].moment + 10**12
+        assert ahead.moment == buckets[NAMES[0]].moment + 10**12
 
 
 def test_new_buckets_are_made_before_any_is_held(database: Database) -> None:
@@ -199,5 +199,5 @@ def test_buckets_of_which_nobody_takes_for_a_day_go(database: Database) -> None:
         assert catalogue.pruning.rate_buckets(10) == 1
         assert catalogue.pruning.rate_buckets(10) == 0
     with database.write_unlocked() as catalogue:
-        held = catalogue.rate_buckets.lock(NAMES)
-        assert [held[name].used for name in NAMES] == [0.0, 1.0, 0.0]
+        buckets = catalogue.rate_buckets.lock(NAMES)
+        assert [buckets[name].used for name in NAMES] == [0.0, 1.0, 0.0]
