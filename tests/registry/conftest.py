@@ -47,17 +47,17 @@ def model(gpt2: LoadedBase) -> PreTrainedModel:
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names, in order, of everything that is synced or renamed."""
-    seen: list[str] = []
+    events: list[str] = []
     real_sync, real_replace = os.fsync, Path.replace
 
     def sync(descriptor: int) -> None:
-        seen.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        events.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
         real_sync(descriptor)
 
     def replace(self: Path, target: Path) -> Path:
-        seen.append(f"rename {self.name} {target.name}")
+        events.append(f"rename {self.name} {target.name}")
         return real_replace(self, target)
 
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr(Path, "replace", replace)
-    return seen
+    return events

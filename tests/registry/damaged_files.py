@@ -15,8 +15,8 @@ def overwrite(path: Path, data: bytes) -> None:
 
 def flip(path: Path, *, at: int = -1) -> bytes:
     """Change one bit of a file in its place; returns what it held."""
-    before = path.read_bytes()
-    changed = bytearray(before)
+    original = path.read_bytes()
+    changed = bytearray(original)
     changed[at] ^= 1
     overwrite(path, bytes(changed))
-    return before
+    return original

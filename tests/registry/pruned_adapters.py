@@ -21,23 +21,25 @@ def sparse(
 ) -> tuple[AdapterConfig, Tensors]:
     """Configuration and tensors of an adapter of `config`, whose entries are pruned at random."""
     config = config.dense()
-    found = dict(tensors_of(config, seed) if tensors is None else tensors)
+    pruned_tensors = dict(tensors_of(config, seed) if tensors is None else tensors)
     draw = np.random.default_rng(10_000 + seed)
     pruned = {}
-    for prefix, names in projections(config, found).items():
-        total = sum(found[name].numel() for name in names)
+    for prefix, names in projections(config, pruned_tensors).items():
+        total = sum(pruned_tensors[name].numel() for name in names)
         masked = round(sparsity * total)
         keep = np.ones(total, dtype=bool)
         keep[draw.permutation(total)[:masked]] = False
         start = 0
         for name in names:
-            own = torch.from_numpy(keep[start : start + found[name].numel()].copy()).reshape(found[name].shape)
-            start += found[name].numel()
-            found[name] = found[name].masked_fill(~own, 0.0)
-            found[mask_name(name)] = pack(own)
+            mask = torch.from_numpy(keep[start : start + pruned_tensors[name].numel()].copy()).reshape(
+                pruned_tensors[name].shape
+            )
+            start += pruned_tensors[name].numel()
+            pruned_tensors[name] = pruned_tensors[name].masked_fill(~mask, 0.0)
+            pruned_tensors[mask_name(name)] = pack(mask)
         pruned[prefix] = Pruned(score="random", sparsity=sparsity, masked=masked, seed=seed)
     assert set(pruned) == set(config.prunable())
-    return config.with_pruned(pruned), found
+    return config.with_pruned(pruned), pruned_tensors
 
 
 def sparse_part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupIngredient:

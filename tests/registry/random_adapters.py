@@ -121,52 +121,56 @@ def weighted(configs: Sequence[AdapterConfig], weights: Sequence[float], **chang
     return [part(n, c, w, **changes) for n, (c, w) in enumerate(zip(configs, canonical_weights(weights), strict=True))]
 
 
-def known(one: SoupIngredient, kind: str) -> SoupIngredient:
-    """The part with a statistic of this kind, drawn by its number: squares, or moments of twice as many vectors."""
-    draw = np.random.default_rng(500 + one.adapter_id)
-    sizes = expected_tensors(one.config, SHAPE)
+def known(ingredient: SoupIngredient, kind: str) -> SoupIngredient:
+    """The ingredient with a statistic of this kind, by its number: squares, or moments of twice as many vectors."""
+    draw = np.random.default_rng(500 + ingredient.adapter_id)
+    sizes = expected_tensors(ingredient.config, SHAPE)
     if kind == "fisher":
-        found = {name: torch.from_numpy(draw.normal(size=size) ** 2).float() for name, size in sizes.items()}
+        entries = {name: torch.from_numpy(draw.normal(size=size) ** 2).float() for name, size in sizes.items()}
     else:
         read = {
-            name: draw.normal(size=(2 * sizes[name][1], sizes[name][1])) for name in measured_weights(one.config, sizes)
+            name: draw.normal(size=(2 * sizes[name][1], sizes[name][1]))
+            for name in measured_weights(ingredient.config, sizes)
         }
-        found = {name: packed(torch.from_numpy(values.T @ values / len(values))) for name, values in read.items()}
-    return replace(one, statistic=Statistic(BASE, lambda: found))
+        entries = {name: packed(torch.from_numpy(values.T @ values / len(values))) for name, values in read.items()}
+    return replace(ingredient, statistic=Statistic(BASE, lambda: entries))
 
 
 def updates(config: AdapterConfig, tensors: dict[str, torch.Tensor], probes: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What a bottleneck adapter adds to probes (n, hidden) at every site, by the modules that serve."""
+    """The additions of a bottleneck adapter to probes (n, hidden) at every site, by the modules that serve."""
     module = from_tensors(config, SHAPE, tensors)
     sites = {name: site for name, site in module.named_modules() if isinstance(site, Bottleneck)}
     with torch.no_grad():
         return {name: site(probes, torch.zeros_like(probes)) for name, site in sites.items()}
 
 
-def residual(parts: Sequence[SoupIngredient], mixing: Mixing) -> float:
+def residual(ingredients: Sequence[SoupIngredient], mixing: Mixing) -> float:
     """How far the mixture is from the exact one, as a share of it."""
     method = MIXINGS[mixing.method]
-    config = method.result(parts, mixing)
+    config = method.result(ingredients, mixing)
     exact = ExactMixture(config, SHAPE, mixing)
-    return exact.mixture.residual(config, method.mix([exact.watched(one) for one in parts], mixing)) or 0.0
+    return (
+        exact.mixture.residual(config, method.mix([exact.watched(ingredient) for ingredient in ingredients], mixing))
+        or 0.0
+    )
 
 
-def reported(parts: Sequence[SoupIngredient], mixing: Mixing) -> tuple[dict[str, torch.Tensor], MixReport]:
+def reported(soup_ingredients: Sequence[SoupIngredient], mixing: Mixing) -> tuple[dict[str, torch.Tensor], MixReport]:
     """The soup and its report, as `cook` makes them."""
-    ordered = by_digest(parts)
+    ordered = by_digest(soup_ingredients)
     method = MIXINGS[mixing.method]
     config = method.result(ordered, mixing)
     exact = ExactMixture(config, SHAPE, mixing)
-    tensors = method.mix([exact.watched(one) for one in ordered], mixing)
-    ingredients = tuple(RecipeIngredient(digest=one.digest, weight=one.weight) for one in ordered)
+    tensors = method.mix([exact.watched(ingredient) for ingredient in ordered], mixing)
+    ingredients = tuple(RecipeIngredient(digest=ingredient.digest, weight=ingredient.weight) for ingredient in ordered)
     recipe = Recipe(base_fingerprint=BASE, ingredients=ingredients, mixing=mixing)
     return tensors, report_of(ordered, recipe, config, tensors, shape=SHAPE, exact=exact)
 
 
 def deltas(config: AdapterConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """s B A of every linear module of the base in double precision, zero where the LoRA has none."""
-    found = {path: torch.zeros(outputs, inputs, dtype=torch.float64) for path, (inputs, outputs) in LINEARS.items()}
+    matrices = {path: torch.zeros(outputs, inputs, dtype=torch.float64) for path, (inputs, outputs) in LINEARS.items()}
     for path, module in config.modules().items():
         a, b = tensors[PREFIX + path + LORA_A].double(), tensors[PREFIX + path + LORA_B].double()
-        found[path] = config.scaling(module) * (b @ a)
-    return found
+        matrices[path] = config.scaling(module) * (b @ a)
+    return matrices

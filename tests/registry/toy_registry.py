@@ -109,8 +109,8 @@ def direction(word: str, size: int) -> np.ndarray:
 
 def vector(text: str, size: int = SHAPE.hidden_size) -> np.ndarray:
     """Near the direction of the text's first word."""
-    found = 10 * direction(text.split()[0], size) + direction(text, size)
-    return (found / np.linalg.norm(found)).astype(np.float32)
+    unscaled = 10 * direction(text.split()[0], size) + direction(text, size)
+    return (unscaled / np.linalg.norm(unscaled)).astype(np.float32)
 
 
 def embed_texts(texts: Sequence[str], **_options: Any) -> list[EmbeddedText]:
@@ -141,7 +141,7 @@ def weights(seed: int, config: AdapterConfig = CONFIG, dtype: torch.dtype = torc
     init: Init = "linear" if config.prefix_length else "near_identity"  # no base is at hand to start a prefix from
     tensors = create(config, SHAPE, seed=0, init=init).state_dict()
     return save_tensors(
-        {name: (one + torch.randn(one.shape, generator=generator)).to(dtype) for name, one in tensors.items()}
+        {name: (tensor + torch.randn(tensor.shape, generator=generator)).to(dtype) for name, tensor in tensors.items()}
     )
 
 
@@ -163,13 +163,13 @@ class FakeBase:
 
     def __init__(self, encoders: Mapping[str, Encoder], base_id: str = "tiny", source: str = "tiny") -> None:
         self.entry = BaseEntry(id=base_id, source=source)
-        self.known = encoders
+        self.known_encoders = encoders
         self.gains: dict[str, Callable[[str], float]] = {}
         self.anything_helps = 0.0
         self.scored: list[str | None] = []
 
     def encoders(self) -> Mapping[str, Encoder]:
-        return self.known
+        return self.known_encoders
 
     def score(self, texts: Sequence[str], adapter: LoadableAdapter | None, *, progress: Progress) -> list[PassageScore]:
         self.scored.append(None if adapter is None else adapter.digest)
@@ -287,19 +287,19 @@ class ToyRegistry:
         """Candidates whose weights `helpful` names are kept, in its order, with coefficients that fall by site."""
         assert base_id == "tiny"
         self.weighings.append(request)
-        scores = [self.helpful.get(one.blob, -0.1) for one in request.candidates]
+        scores = [self.helpful.get(candidate.blob, -0.1) for candidate in request.candidates]
         best = sorted(range(len(scores)), key=lambda at: -scores[at])
-        kept = request.most_that_fit([at for at in best if scores[at] > 0])
-        sites = [sorted(sites_of(request.candidates[at].config, SHAPE)) for at in kept]
+        chosen = request.most_that_fit([at for at in best if scores[at] > 0])
+        sites = [sorted(sites_of(request.candidates[at].config, SHAPE)) for at in chosen]
         return Weighing(
             screened=tuple(
-                None if one.blob in self.overflowing else Screened(score=score, standard_error=0.01)
-                for one, score in zip(request.candidates, scores, strict=True)
+                None if candidate.blob in self.overflowing else Screened(score=score, standard_error=0.01)
+                for candidate, score in zip(request.candidates, scores, strict=True)
             ),
-            chosen=kept,
+            chosen=chosen,
             coefficients=tuple(
-                {site: scores[at] / (1 + number) for number, site in enumerate(own)}
-                for at, own in zip(kept, sites, strict=True)
+                {site: scores[at] / (1 + number) for number, site in enumerate(names)}
+                for at, names in zip(chosen, sites, strict=True)
             ),
             losses=(3.0,),
             screen_tokens=10,
@@ -322,8 +322,10 @@ class ToyRegistry:
         """Noise takes `noise_helps` off, give or take."""
         scores = self.tiny.score(texts, None, progress=self.progress)
         return Unseen(
-            nll=tuple(one.nll - (self.noise_helps + 0.01 * (at % 2)) * one.tokens for at, one in enumerate(scores)),
-            tokens=tuple(one.tokens for one in scores),
+            nll=tuple(
+                score.nll - (self.noise_helps + 0.01 * (at % 2)) * score.tokens for at, score in enumerate(scores)
+            ),
+            tokens=tuple(score.tokens for score in scores),
         )
 
     def named(self, name: str) -> AdapterRow:
@@ -331,7 +333,7 @@ class ToyRegistry:
             return catalogue.adapters.resolve(None, parse_ref(name))
 
     def audit(self, action: str | None = None) -> list[AuditRow]:
-        """What the audit has, or has of an action, oldest first."""
+        """Audit entries, all or those of an action, oldest first."""
         with self.database.read() as catalogue:
             return list(reversed(catalogue.audit.list(None, action=action, limit=100).rows))
 
@@ -348,20 +350,21 @@ class ToyRegistry:
         """Each pass takes `learns` nats per token off every held-out passage; weights are moved by a tenth a pass."""
         assert base_id == "tiny"
         self.tunings.append(request)
-        held = tuple(number for fold in request.folds for number in fold)
+        held_out = tuple(number for fold in request.folds for number in fold)
         nll = tuple(
-            tuple(10.0 * (self.starts - self.learns * reached) for _ in held) for reached in range(request.passes + 1)
+            tuple(10.0 * (self.starts - self.learns * reached) for _ in held_out)
+            for reached in range(request.passes + 1)
         )
-        kept = min(range(len(nll)), key=lambda reached: (sum(nll[reached]), reached))
+        best_pass = min(range(len(nll)), key=lambda reached: (sum(nll[reached]), reached))
         started = load_tensors(self.blobs.read(request.start.blob))
-        moved = {name: tensor.float() + 0.1 * kept for name, tensor in started.items()}
+        moved = {name: tensor.float() + 0.1 * best_pass for name, tensor in started.items()}
         return Tuned(
-            held_out=held,
-            tokens=(10,) * len(held),
-            base_nll=tuple(30.0 + number % 3 for number in held),
+            held_out=held_out,
+            tokens=(10,) * len(held_out),
+            base_nll=tuple(30.0 + number % 3 for number in held_out),
             nll=nll,
-            best_pass=kept,
-            blob=self.blobs.put_bytes(save_unique(moved)) if kept else None,
+            best_pass=best_pass,
+            blob=self.blobs.put_bytes(save_unique(moved)) if best_pass else None,
             trained_tokens=100,
         )
 
@@ -372,12 +375,14 @@ class ToyRegistry:
         draw = np.random.default_rng(int(sha256_digest((request.adapter.blob + request.texts[0]).encode())[7:15], 16))
         tensors = load_tensors(self.blobs.read(request.adapter.blob))
         if request.kind == "fisher":
-            found = {name: torch.from_numpy(draw.random(one.shape)).float() for name, one in tensors.items()}
+            statistic = {name: torch.from_numpy(draw.random(tensor.shape)).float() for name, tensor in tensors.items()}
         else:
             read = {name: tensors[name].shape[1] for name in measured_weights(request.adapter.config, tensors)}
             drawn = {name: torch.from_numpy(draw.normal(size=(2 * size, size))) for name, size in read.items()}
-            found = {name: packed(one.T @ one / len(one)) for name, one in drawn.items()}
-        return MeasuredStatistic(blob=self.blobs.put_bytes(save_tensors(found)), passages=len(request.texts), tokens=99)
+            statistic = {name: packed(vectors.T @ vectors / len(vectors)) for name, vectors in drawn.items()}
+        return MeasuredStatistic(
+            blob=self.blobs.put_bytes(save_tensors(statistic)), passages=len(request.texts), tokens=99
+        )
 
 
 def purging(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch, where: object, name: str) -> None:
@@ -407,8 +412,8 @@ def assert_rebuilt(verbs: ToyRegistry, cooked: Cooked, **request: Any) -> None:
     blob = verbs.row(cooked.soup_id).weights_blob
     data = verbs.blobs.read(blob)
     verbs.blobs.delete(blob)
-    again = verbs.cook(**request)
-    assert not again.cached
-    assert (again.soup_id, again.digest, again.report) == (cooked.soup_id, cooked.digest, cooked.report)
-    assert again.recipe_digest == cooked.recipe_digest
+    rebuilt = verbs.cook(**request)
+    assert not rebuilt.cached
+    assert (rebuilt.soup_id, rebuilt.digest, rebuilt.report) == (cooked.soup_id, cooked.digest, cooked.report)
+    assert rebuilt.recipe_digest == cooked.recipe_digest
     assert verbs.blobs.read(blob) == data

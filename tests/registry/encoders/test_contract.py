@@ -63,10 +63,10 @@ class TestEveryEncoder:
         assert np.isfinite(embedded.vectors).all()
 
     def test_a_seed_draws_the_same_units_in_their_order(self, encoder: Encoder) -> None:
-        first, again = encoder.encode(TEXTS, seed=3, max_units=5), encoder.encode(TEXTS, seed=3, max_units=5)
+        first, repeated = encoder.encode(TEXTS, seed=3, max_units=5), encoder.encode(TEXTS, seed=3, max_units=5)
         assert len(first.vectors) == 5
-        assert np.array_equal(first.source, again.source)
-        assert np.array_equal(first.vectors, again.vectors)
+        assert np.array_equal(first.source, repeated.source)
+        assert np.array_equal(first.vectors, repeated.vectors)
         assert (np.diff(first.source) >= 0).all()
         assert len({tuple(encoder.encode(TEXTS, seed=seed, max_units=5).source) for seed in range(4)}) > 1
 
@@ -75,11 +75,11 @@ class TestEveryEncoder:
             encoder.encode([])
 
     def test_progress_counts_up_to_all(self, encoder: Encoder) -> None:
-        seen: list[tuple[int, int]] = []
-        embedded = encoder.encode(TEXTS * 6, progress=lambda done, total, message: seen.append((done, total)))
-        assert seen == sorted(seen)
-        assert seen[0][0] == 0
-        assert seen[-1] == (len(embedded.vectors), len(embedded.vectors))
+        reports: list[tuple[int, int]] = []
+        embedded = encoder.encode(TEXTS * 6, progress=lambda done, total, message: reports.append((done, total)))
+        assert reports == sorted(reports)
+        assert reports[0][0] == 0
+        assert reports[-1] == (len(embedded.vectors), len(embedded.vectors))
 
     def test_raising_from_progress_cancels(self, encoder: Encoder) -> None:
         def cancel(done: int, total: int, message: str) -> None:
@@ -103,10 +103,10 @@ def test_losses_come_with_the_vectors() -> None:
 
 
 def test_the_digest_is_the_bases() -> None:
-    other = "sha256:" + "b" * 64
-    one, two = (BaseModelEncoder(fingerprint, 4, fake_embed) for fingerprint in (FINGERPRINT, other))
-    assert one.digest != two.digest
-    assert one.digest == BaseModelEncoder(FINGERPRINT, 4, fake_embed).digest
+    second_fingerprint = "sha256:" + "b" * 64
+    first, second = (BaseModelEncoder(fingerprint, 4, fake_embed) for fingerprint in (FINGERPRINT, second_fingerprint))
+    assert first.digest != second.digest
+    assert first.digest == BaseModelEncoder(FINGERPRINT, 4, fake_embed).digest
 
 
 def test_only_drawn_passages_are_run() -> None:
@@ -140,14 +140,14 @@ def test_it_hears_that_it_is_to_end_also_inside_of_a_chunk() -> None:
 
 @pytest.mark.parametrize("scored", [False, True])
 def test_whoever_runs_it_is_told_whether_losses_are_wanted(scored: bool) -> None:
-    asked: list[object] = []
+    scored_options: list[object] = []
 
     def embed(texts: Sequence[str], **options: Any) -> list[EmbeddedText]:
-        asked.append(options["scored"])
+        scored_options.append(options["scored"])
         return fake_embed(texts)
 
     BaseModelEncoder(FINGERPRINT, 4, embed).encode(TEXTS, scored=scored)
-    assert asked == [scored]
+    assert scored_options == [scored]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_vectors_are_those_that_stored_pools_hold(sbert: SentenceBertEncoder) ->
         "word " * 252,
         "The court held that the contract was valid.",
     ]
-    before = [
+    expected = [
         [-0.0572194, 0.115884, 0.0265188, 0.0041358],
         [-0.05559, -0.020035, 0.0281825, 0.0426348],
         [-0.0168552, -0.0078279, -0.0452961, 0.0238019],
@@ -183,7 +183,7 @@ def test_vectors_are_those_that_stored_pools_hold(sbert: SentenceBertEncoder) ->
         [-0.1202686, 0.1064418, -0.0140307, -0.0567963],
     ]
     vectors = sbert.encode(texts).vectors
-    assert vectors[:, :4] == pytest.approx(np.array(before), abs=1e-5)
+    assert vectors[:, :4] == pytest.approx(np.array(expected), abs=1e-5)
     assert vectors @ vectors[0] == pytest.approx([1, -0.0231581, -0.0193811, 0.0658694, 0.7688588], abs=1e-5)
 
 
@@ -212,8 +212,11 @@ def test_truncation_is_counted_at_the_limit(sbert: SentenceBertEncoder) -> None:
 def test_threads_share_one_model(sbert: SentenceBertEncoder) -> None:
     expected = [sbert.encode([text]).vectors for text in TEXTS[:4]]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda text: sbert.encode([text]).vectors, TEXTS[:4]))
-    assert all(np.allclose(one, other, atol=1e-6) for one, other in zip(found, expected, strict=True))
+        computed = list(pool.map(lambda text: sbert.encode([text]).vectors, TEXTS[:4]))
+    assert all(
+        np.allclose(vectors, expected_vectors, atol=1e-6)
+        for vectors, expected_vectors in zip(computed, expected, strict=True)
+    )
 
 
 def test_the_digest_is_that_of_the_files(tmp_path: Path) -> None:
@@ -221,12 +224,12 @@ def test_the_digest_is_that_of_the_files(tmp_path: Path) -> None:
     for name in ("modules.json", "config.json", "1_Pooling/config.json", "README.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(source / name, tmp_path / name)
-    before = SentenceBertEncoder(tmp_path).digest
+    original = SentenceBertEncoder(tmp_path).digest
     (tmp_path / "README.md").write_text("other words")
-    assert SentenceBertEncoder(tmp_path).digest == before
+    assert SentenceBertEncoder(tmp_path).digest == original
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 0.5}))
-    assert SentenceBertEncoder(tmp_path).digest != before
+    assert SentenceBertEncoder(tmp_path).digest != original
     assert SentenceBertEncoder(tmp_path).dimensions == 384
 
 
@@ -271,17 +274,17 @@ def test_a_huge_sentence_is_not_tokenised_whole(sbert: SentenceBertEncoder, monk
         lengths.extend(map(len, sentences))
         return model.encode(sentences, **options)
 
-    shown = SimpleNamespace(tokenizer=tokenizer, encode=encode, max_seq_length=model.max_seq_length)
-    monkeypatch.setattr(sbert, "_model", shown)
+    watched_model = SimpleNamespace(tokenizer=tokenizer, encode=encode, max_seq_length=model.max_seq_length)
+    monkeypatch.setattr(sbert, "_model", watched_model)
     assert sbert.encode(["word " * 200_000]).truncated == 1
     assert 0 < max(lengths) <= 2 * CHARACTERS * 256
 
 
 def test_the_vector_of_a_beginning_is_that_of_the_whole(sbert: SentenceBertEncoder) -> None:
     sentences = ["word " * 3000, "supercalifragilistic " * 1000, "x" * 12_000 + " and more" * 500, "short one"]
-    found = sbert.encode(sentences)
-    assert found.truncated == 3
-    np.testing.assert_allclose(found.vectors, sbert._model.encode(sentences, normalize_embeddings=True), atol=1e-6)
+    embedded = sbert.encode(sentences)
+    assert embedded.truncated == 3
+    np.testing.assert_allclose(embedded.vectors, sbert._model.encode(sentences, normalize_embeddings=True), atol=1e-6)
 
 
 def words(text: str) -> int:
@@ -300,9 +303,9 @@ def test_what_is_short_is_read_whole_without_a_count(text: str) -> None:
 
 
 def test_of_what_is_long_a_start_with_twice_the_tokens() -> None:
-    found = beginning("word " * 1000, words, tokens=10)
-    assert found == ("word " * 1000)[: CHARACTERS * 10]
-    assert words(found) >= 20
+    start = beginning("word " * 1000, words, tokens=10)
+    assert start == ("word " * 1000)[: CHARACTERS * 10]
+    assert words(start) >= 20
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000, " " * 9_000 + "word " * 40])
@@ -319,10 +322,10 @@ class Counting:
     name, digest, unit, dimensions = "base", "sha256:" + "5" * 64, "passage", 2
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
 
     def encode(self, texts, *, seed=0, max_units=None, scored=True, progress=None):
-        self.asked += 1
+        self.calls += 1
         if not texts:
             raise InvalidSample("nothing to embed")
         vectors = np.full((len(texts), 2), seed, np.float32)
@@ -334,25 +337,25 @@ def test_the_same_question_is_asked_once_and_any_other_again():
     encoder = CachedEncoder(inner, Recent(16))
     first = encoder.encode(["a", "b"])
     assert encoder.encode(("a", "b")) is first
-    assert inner.asked == 1
-    for other in (
+    assert inner.calls == 1
+    for request in (
         {"texts": ["ab"]},
         {"texts": ["b", "a"]},
         {"texts": ["a", "b"], "seed": 1},
         {"texts": ["a", "b"], "max_units": 1},
         {"texts": ["a", "b"], "scored": False},
     ):
-        encoder.encode(**other)
-    assert inner.asked == 6
+        encoder.encode(**request)
+    assert inner.calls == 6
     assert (encoder.name, encoder.digest, encoder.unit, encoder.dimensions) == ("base", inner.digest, "passage", 2)
 
 
 def test_encoders_that_share_a_memory_do_not_share_answers():
-    one, other, memory = Counting(), Counting(), Recent(16)
-    other.digest = "sha256:" + "6" * 64
-    CachedEncoder(one, memory).encode(["a"])
-    CachedEncoder(other, memory).encode(["a"])
-    assert (one.asked, other.asked) == (1, 1)
+    first, second, memory = Counting(), Counting(), Recent(16)
+    second.digest = "sha256:" + "6" * 64
+    CachedEncoder(first, memory).encode(["a"])
+    CachedEncoder(second, memory).encode(["a"])
+    assert (first.calls, second.calls) == (1, 1)
 
 
 def test_the_least_recent_result_is_dropped_and_an_error_is_not_cached():
@@ -360,13 +363,13 @@ def test_the_least_recent_result_is_dropped_and_an_error_is_not_cached():
     encoder = CachedEncoder(inner, Recent(2))
     for text in ("a", "b", "a", "c", "a"):
         encoder.encode([text])
-    assert inner.asked == 3
+    assert inner.calls == 3
     encoder.encode(["b"])
-    assert inner.asked == 4
+    assert inner.calls == 4
     for _ in range(2):
         with pytest.raises(InvalidSample):
             encoder.encode([])
-    assert inner.asked == 6
+    assert inner.calls == 6
 
 
 # --- sentences ------------------------------------------------------------------------------------

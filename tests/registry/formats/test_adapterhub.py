@@ -148,9 +148,9 @@ def test_what_it_is_and_that_it_computes_what_the_library_did(bases: dict[str, A
     )
     adapter = from_tensors(checkpoint.config, shape_of(family), checkpoint.tensors)
     with attached(bases[family], adapter), torch.no_grad():
-        found = bases[family](torch.tensor(recorded(family)["tokens"]))[0]
+        logits = bases[family](torch.tensor(recorded(family)["tokens"]))[0]
     expected = torch.tensor(recorded(family)["logits"][kind])
-    torch.testing.assert_close(found, expected, atol=ROUNDING, rtol=0)
+    torch.testing.assert_close(logits, expected, atol=ROUNDING, rtol=0)
     assert (expected - torch.tensor(recorded(family)["logits"]["base"])).abs().max() > 0.01
 
 
@@ -165,7 +165,7 @@ def test_a_model_saved_without_its_head_has_no_prefix(tmp_path: Path) -> None:
 
 
 def test_names_with_the_prefix_of_a_head_model_are_read(tmp_path: Path) -> None:
-    """What is saved from BertForSequenceClassification has `bert.` in front."""
+    """Names in checkpoints of BertForSequenceClassification have `bert.` in front."""
     source = FIXTURES / "bert" / "double_seq_bn"
     tensors = library_tensors(source)
     headed = weighted(tmp_path, {f"bert.{name}": t for name, t in tensors.items()}, "double_seq_bn", "bert")
@@ -184,8 +184,8 @@ def test_safetensors_come_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_stays(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = {name: t.to(dtype) for name, t in library_tensors(FIXTURES / "gpt2/scaled_par_bn").items()}
-    found = read_checkpoint(weighted(tmp_path, tensors, "scaled_par_bn")).tensors
-    assert {t.dtype for t in found.values()} == {dtype}
+    read_tensors = read_checkpoint(weighted(tmp_path, tensors, "scaled_par_bn")).tensors
+    assert {t.dtype for t in read_tensors.values()} == {dtype}
 
 
 def test_files_of_the_years_before_zip_archives(tmp_path: Path) -> None:
@@ -295,8 +295,8 @@ def test_options_without_counterpart_are_refused_of_encoders_too(
 def test_options_without_counterpart_are_told_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(UnknownMethod, match="3 more problems") as caught:
         read_checkpoint(configured(tmp_path, ln_after=True, use_gating=True, non_linearity="tanh", another=1))
-    said = " ".join(caught.value.problems)
-    assert all(name in said for name in ("'ln_after'", "'use_gating'", "'tanh'", "'another'"))
+    problems = " ".join(caught.value.problems)
+    assert all(name in problems for name in ("'ln_after'", "'use_gating'", "'tanh'", "'another'"))
 
 
 @pytest.mark.parametrize("family", ["electra", "xlm-roberta", "t5", "../../x"])
@@ -603,9 +603,9 @@ def test_what_was_read_is_written_as_the_library_wrote_it(
     theirs, ours = library_tensors(source), library_tensors(folder)
     assert set(ours) == set(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    table, before = (json.loads((f / "adapter_config.json").read_text()) for f in (folder, source))
-    options, library_options = table.pop("config"), before.pop("config")
-    assert table == before
+    table, library_table = (json.loads((f / "adapter_config.json").read_text()) for f in (folder, source))
+    options, library_options = table.pop("config"), library_table.pop("config")
+    assert table == library_table
     if kind == "adapter_plus":  # two ways to say the same
         library_options |= {"original_ln_after": True, "residual_before_ln": True}
     assert options == {name: library_options[name] for name in options}
@@ -650,11 +650,11 @@ def test_there_and_back_is_the_same(
         name: torch.randn(s, generator=generator).to(dtype) for name, s in expected_tensors(config, shape).items()
     }
     files = checkpoint_files(config, tensors, name="x", model_type=family, safetensors=safetensors)
-    found = read_checkpoint(written(tmp_path_factory.mktemp("law") / "c", files))
-    assert found.config == config
-    assert set(found.tensors) == set(tensors)
+    reread = read_checkpoint(written(tmp_path_factory.mktemp("law") / "c", files))
+    assert reread.config == config
+    assert set(reread.tensors) == set(tensors)
     assert all(
-        torch.equal(found.tensors[name], t) and found.tensors[name].dtype == dtype for name, t in tensors.items()
+        torch.equal(reread.tensors[name], t) and reread.tensors[name].dtype == dtype for name, t in tensors.items()
     )
 
 

@@ -64,9 +64,9 @@ def test_everything_comes_back(tmp_path: Path) -> None:
         texts=["one", "zwei \u2028 drei"],
         card=card,
     )
-    folder, again = (write_directory(tmp_path / name, contents) for name in ("law", "again"))
+    folder, second = (write_directory(tmp_path / name, contents) for name in ("law", "again"))
     assert [file.read_bytes() for file in sorted(folder.path.iterdir())] == [
-        file.read_bytes() for file in sorted(again.path.iterdir())
+        file.read_bytes() for file in sorted(second.path.iterdir())
     ]
     assert folder == read_directory(tmp_path / "law")
     assert (folder.config, folder.provenance, folder.card) == (CONFIG, provenance, card)
@@ -105,7 +105,7 @@ def test_files_and_names_are_durable_before_the_place_of_the_old_one_is_gone(tmp
     written(tmp_path / "law", weights=b"old")
     synced.clear()
     written(tmp_path / "law", replace=True)
-    files, folders = [one.removeprefix("sync ") for one in synced[:-2]], synced[-2:]
+    files, folders = [event.removeprefix("sync ") for event in synced[:-2]], synced[-2:]
     assert sorted(files) == sorted(path.name for path in (tmp_path / "law").iterdir())
     assert folders[0].startswith("sync .law.")
     assert folders[1] == f"sync {tmp_path.name}"
@@ -300,9 +300,9 @@ def test_round_trip(card: Card) -> None:
     CARDS,
     st.sampled_from(["", f"{USE}\n", f"\n{USE}\n## Use\nof another\n", f"{USE_END}\n", f"\n{USE}\nx\n{USE_END}\n"]),
 )
-def test_what_a_registry_says_of_the_use_comes_and_goes(card: Card, before: str) -> None:
+def test_what_a_registry_says_of_the_use_comes_and_goes(card: Card, prefix: str) -> None:
     """Whatever stands in the description, and were it what a registry says."""
-    card = card.model_copy(update={"description": before + card.description})
+    card = card.model_copy(update={"description": prefix + card.description})
     written = format_card(card, base_model="tiny", usage=Usage(library="peft", text="Load it."))
     assert written.endswith(f"Load it.\n{USE_END}\n")
     assert 'library_name: "peft"' in written

@@ -66,7 +66,7 @@ def logits_of(model: Any) -> Tensor:
 
 
 def trained(base: LoadedBase, folder: Path, *, dtype: torch.dtype = torch.float32, **options: Any) -> Trained:
-    """What `peft` writes for a LoRA whose B is not zero."""
+    """The folder that `peft` writes for a LoRA whose B is not zero, and the logits with it."""
     model_type = base.shape.model_type
     options = {"target_modules": SHORT.get(model_type, ["q_proj", "down_proj"]), "r": 3, "lora_alpha": 5, **options}
     config = peft.LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=model_type == "gpt2", **options)
@@ -117,8 +117,8 @@ def options_of(base: LoadedBase) -> dict[str, dict[str, Any]]:
     }
 
 
-def same(found: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)  # PEFT adds W x and s B A x in another order
+def same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-5)  # PEFT adds W x and s B A x in another order
 
 
 pytestmark = pytest.mark.filterwarnings(
@@ -145,7 +145,7 @@ def test_the_logits_are_pefts_there_and_back(
     assert (written.logits - logits_of(base.model)).abs().max() > 1e-3
     same(ours(base, folder), written.logits)
 
-    again = write_directory(
+    rewritten = write_directory(
         tmp_path / "ours",
         AdapterContents(
             config=folder.config,
@@ -156,8 +156,8 @@ def test_the_logits_are_pefts_there_and_back(
             shape=base.shape,
         ),
     )
-    assert digest(base, again) == digest(base, folder)
-    same(of_peft(base, again.path), written.logits)
+    assert digest(base, rewritten) == digest(base, folder)
+    same(of_peft(base, rewritten.path), written.logits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -236,16 +236,16 @@ def test_embeddings_need_soup_json(folder: Path) -> None:
 
 def test_what_peft_writes_for_what_we_cannot_compute(gpt2: LoadedBase, tmp_path: Path) -> None:
     dora = trained(gpt2, tmp_path / "dora", use_dora=True, bias="lora_only")
-    with pytest.raises(UnknownMethod) as found:
+    with pytest.raises(UnknownMethod) as caught:
         read_directory(dora.folder)
     for word in ("use_dora", "bias 'lora_only'", "lora_magnitude_vector"):
-        assert any(word in problem for problem in found.value.problems), found.value.problems
+        assert any(word in problem for problem in caught.value.problems), caught.value.problems
 
 
 def test_writing_keeps_what_is_known(folder: Path, tmp_path: Path) -> None:
     read = read_directory(folder)
     provenance = Provenance(init_hash=HEX, init_source="declared", training={"lr": 0.1})
-    again = write_directory(
+    rewritten = write_directory(
         tmp_path / "again",
         AdapterContents(
             config=read.config,
@@ -257,10 +257,10 @@ def test_writing_keeps_what_is_known(folder: Path, tmp_path: Path) -> None:
             card=Card(description="Words", tags=("a",)),
         ),
     )
-    assert (again.config, again.provenance, again.domain) == (read.config, provenance, "law")
-    assert (again.card.description, again.card.tags) == ("Words", ("a",))
-    assert json.loads((again.path / CONFIG_FILE).read_text())["base_model_name_or_path"] == "small"
-    assert "config" not in json.loads((again.path / SOUP_FILE).read_text())
+    assert (rewritten.config, rewritten.provenance, rewritten.domain) == (read.config, provenance, "law")
+    assert (rewritten.card.description, rewritten.card.tags) == ("Words", ("a",))
+    assert json.loads((rewritten.path / CONFIG_FILE).read_text())["base_model_name_or_path"] == "small"
+    assert "config" not in json.loads((rewritten.path / SOUP_FILE).read_text())
 
 
 # --- prefixes ---------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ PREFIX = PrefixConfig(length=4)
 
 
 def trained_prefix(base: LoadedBase, folder: Path, **options: Any) -> Tensor:
-    """What `peft` writes into `folder`, and the logits it has with it."""
+    """Have `peft` write a prefix into `folder`; returns the logits it has with it."""
     torch.manual_seed(0)
     config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=PREFIX.length, **options)
     model = peft.get_peft_model(fresh(base), config).eval()
@@ -280,19 +280,19 @@ def trained_prefix(base: LoadedBase, folder: Path, **options: Any) -> Tensor:
 @pytest.mark.parametrize("projection", [False, True], ids=["plain", "projection"])
 def test_the_logits_of_a_prefix_are_pefts_there_and_back(base: LoadedBase, tmp_path: Path, projection: bool) -> None:
     options = {"prefix_projection": True, "encoder_hidden_size": 7} if projection else {}
-    wanted = trained_prefix(base, tmp_path / "peft", **options)
+    expected = trained_prefix(base, tmp_path / "peft", **options)
     folder = read_directory(tmp_path / "peft")
     assert folder.config == PREFIX
     weights = folder.weights.read_bytes()
     check_weights(weights, folder.config, base.shape, max_bytes=10**7)
     with attached(base.model, from_tensors(folder.config, base.shape, load_tensors(weights))):
-        same(logits_of(base.model), wanted)
+        same(logits_of(base.model), expected)
     for name, shape in (("short", None), ("whole", base.shape)):
-        again = write_directory(
+        rewritten = write_directory(
             tmp_path / name, AdapterContents(config=folder.config, domain=None, weights=weights, shape=shape)
         )
-        assert again.config == folder.config
-        same(of_peft(base, again.path), wanted)
+        assert rewritten.config == folder.config
+        same(of_peft(base, rewritten.path), expected)
 
 
 def test_the_files_are_those_peft_writes(base: LoadedBase, tmp_path: Path) -> None:
@@ -364,6 +364,6 @@ def test_what_is_not_supported_or_wrong_is_named(
 
 
 def test_everything_wrong_with_a_prefix_is_told_at_once() -> None:
-    with pytest.raises(UnknownMethod, match="2 more problems") as found:
+    with pytest.raises(UnknownMethod, match="2 more problems") as caught:
         prefix_config(SAID | {"task_type": "QA", "num_virtual_tokens": 9}, TENSORS | {"x": (1,)})
-    assert len(found.value.problems) == 3
+    assert len(caught.value.problems) == 3

@@ -26,11 +26,11 @@ PATHS = [LAYER.format(i, x) for i in (0, 1, 10) for x in ("q_proj", "v_proj")]
 
 
 def tensors(ranks: dict[str, int], *, sizes: tuple[int, int] = (8, 12)) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for path, rank in ranks.items():
-        found[f"base_model.model.{path}.lora_A.weight"] = (rank, sizes[0])
-        found[f"base_model.model.{path}.lora_B.weight"] = (sizes[1], rank)
-    return found
+        shapes[f"base_model.model.{path}.lora_A.weight"] = (rank, sizes[0])
+        shapes[f"base_model.model.{path}.lora_B.weight"] = (sizes[1], rank)
+    return shapes
 
 
 def base(linears: Collection[str], *, model_type: str = "llama", kind: BaseKind = "causal") -> BaseShape:
@@ -46,17 +46,17 @@ def base(linears: Collection[str], *, model_type: str = "llama", kind: BaseKind 
     )
 
 
-def said(**fields: Any) -> dict[str, Any]:
+def peft_fields(**fields: Any) -> dict[str, Any]:
     return {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], **fields}
 
 
 def refused(
     peft: dict[str, Any], shapes: dict[str, tuple[int, ...]], *words: str, error: type[Exception] = InvalidManifest
 ) -> None:
-    with pytest.raises(error) as found:
+    with pytest.raises(error) as caught:
         lora_config(peft, shapes)
-    problems = getattr(found.value, "problems", ())
-    assert type(found.value) is error
+    problems = getattr(caught.value, "problems", ())
+    assert type(caught.value) is error
     for word in words:
         assert any(word in problem for problem in problems), (word, problems)
 
@@ -69,7 +69,7 @@ ALL_FOUR = tensors(dict.fromkeys(PATHS, 4))
 
 def test_rank_alpha_and_modules() -> None:
     assert lora_config(
-        said(use_rslora=True, lora_dropout=0.1, fan_in_fan_out=True, peft_version="0.21"), ALL_FOUR
+        peft_fields(use_rslora=True, lora_dropout=0.1, fan_in_fan_out=True, peft_version="0.21"), ALL_FOUR
     ) == LoraConfig.of(dict.fromkeys(PATHS, LoraModule(4, 8.0)), rslora=True)
 
 
@@ -99,7 +99,7 @@ def test_patterns_are_pefts(pattern: dict[str, int]) -> None:
         return pattern.get(get_pattern_key(list(pattern), path), default)
 
     shapes = tensors({path: of_peft(path, 4) for path in PATHS})
-    config = lora_config(said(rank_pattern=pattern, alpha_pattern=pattern), shapes)
+    config = lora_config(peft_fields(rank_pattern=pattern, alpha_pattern=pattern), shapes)
     assert config.modules() == {p: LoraModule(of_peft(p, 4), of_peft(p, 8)) for p in sorted(PATHS)}
 
 
@@ -127,9 +127,9 @@ def test_patterns_are_pefts(pattern: dict[str, int]) -> None:
 )
 def test_tensors_that_the_configuration_does_not_target(fields: dict[str, Any], fits: bool) -> None:
     if fits:
-        assert set(lora_config(said(**fields), ALL_FOUR).modules()) == set(PATHS)
+        assert set(lora_config(peft_fields(**fields), ALL_FOUR).modules()) == set(PATHS)
     else:
-        refused(said(**fields), ALL_FOUR, "does not target")
+        refused(peft_fields(**fields), ALL_FOUR, "does not target")
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_tensors_that_the_configuration_does_not_target(fields: dict[str, Any], 
     ids=str,
 )
 def test_options_are_refused_by_name(fields: dict[str, Any]) -> None:
-    refused(said(**fields), ALL_FOUR, [field for field in fields if fields[field]][-1], error=UnknownMethod)
+    refused(peft_fields(**fields), ALL_FOUR, [field for field in fields if fields[field]][-1], error=UnknownMethod)
 
 
 def test_other_methods_are_refused_by_name() -> None:
@@ -182,12 +182,12 @@ def test_empty_fields_of_other_versions_do_not_matter() -> None:
         "new_four": {},
         "eva_config": {"rho": 2.0},
     }
-    assert lora_config(said(**nothing, init_lora_weights="eva"), ALL_FOUR)
+    assert lora_config(peft_fields(**nothing, init_lora_weights="eva"), ALL_FOUR)
 
 
 def test_everything_refused_is_told_at_once() -> None:
     shapes = {**tensors({PATHS[0]: 6}), f"base_model.model.{PATHS[1]}.lora_A.weight": (4, 8)}
-    peft = said(use_dora=True, bias="all", rank_pattern={"(?=x)": 2})
+    peft = peft_fields(use_dora=True, bias="all", rank_pattern={"(?=x)": 2})
     ranks = "rank 6 in the weights and 4 in the configuration"
     refused(peft, shapes, "use_dora", "bias 'all'", "(?=x)", ranks, "lora_A and no lora_B", error=UnknownMethod)
 
@@ -208,11 +208,11 @@ def test_everything_refused_is_told_at_once() -> None:
     ],
 )
 def test_tensors_are_refused_by_name(name: str, shape: tuple[int, ...], word: str) -> None:
-    refused(said(), {**ALL_FOUR, name: shape}, word)
+    refused(peft_fields(), {**ALL_FOUR, name: shape}, word)
 
 
 def test_weights_without_a_tensor_are_refused() -> None:
-    refused(said(), {}, "no tensor")
+    refused(peft_fields(), {}, "no tensor")
 
 
 @pytest.mark.parametrize(
@@ -236,13 +236,13 @@ def test_weights_without_a_tensor_are_refused() -> None:
     ids=str,
 )
 def test_values_of_another_kind_are_refused(field: str, value: Any) -> None:
-    refused(said(**{field: value}), ALL_FOUR, field)
+    refused(peft_fields(**{field: value}), ALL_FOUR, field)
 
 
 def test_a_long_list_of_problems_is_cut() -> None:
-    with pytest.raises(InvalidManifest, match=r"\(299 more problems\)") as found:
-        lora_config(said(), {f"x{n}": (1,) for n in range(300)})
-    assert len(found.value.problems) == 101
+    with pytest.raises(InvalidManifest, match=r"\(299 more problems\)") as caught:
+        lora_config(peft_fields(), {f"x{n}": (1,) for n in range(300)})
+    assert len(caught.value.problems) == 101
 
 
 JSON = st.recursive(
@@ -263,7 +263,7 @@ SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 @given(st.dictionaries(FIELDS, JSON, max_size=4))
 def test_any_configuration_is_read_or_refused(fields: dict[str, Any]) -> None:
     with contextlib.suppress(UnknownMethod, InvalidManifest):
-        assert set(lora_config(said(**fields), ALL_FOUR).modules()) == set(PATHS)
+        assert set(lora_config(peft_fields(**fields), ALL_FOUR).modules()) == set(PATHS)
 
 
 @given(st.dictionaries(st.sampled_from(list(ALL_FOUR)) | st.text(max_size=30), SHAPES, max_size=6))
@@ -280,7 +280,7 @@ def test_names_have_no_line_break_that_a_dollar_could_match_before() -> None:
     name = f"{PATHS[0]}\n"
     assert get_pattern_key(["q_proj$"], name) == "q_proj$"
     assert not Pattern("q_proj$", after_dot=True).matches(name)
-    refused(said(rank_pattern={"q_proj$": 4}), tensors({name: 4}), "are named base_model.model")
+    refused(peft_fields(rank_pattern={"q_proj$": 4}), tensors({name: 4}), "are named base_model.model")
 
 
 def test_the_sentence_names_what_is_not_read() -> None:
@@ -289,31 +289,33 @@ def test_the_sentence_names_what_is_not_read() -> None:
         r"(x)\1": r"which is not read here: it has '\\1'; name the modules.",
         "x**": "'x**', which is not read here: bad repetition operator: **; name the modules.",
     }.items():
-        refused(said(rank_pattern={source: 2}), ALL_FOUR, words)
+        refused(peft_fields(rank_pattern={source: 2}), ALL_FOUR, words)
 
 
 def test_names_are_looked_up_and_expressions_have_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "MAX_STEPS", 300_000)
     shapes = tensors({f"model.layers.{i}.m{j}": 4 for i in range(40) for j in range(50)})
     names = {f"layers.{i}.m{j}": 4 for i in range(40) for j in range(50)}
-    assert len(lora_config(said(target_modules=None, rank_pattern=names), shapes).modules()) == 2000
+    assert len(lora_config(peft_fields(target_modules=None, rank_pattern=names), shapes).modules()) == 2000
     costly = "(.?.?.?.?){64}"
-    refused(said(target_modules=None, rank_pattern={f"{costly}z{n}": 4 for n in range(60)}), shapes, "take too long")
-    refused(said(target_modules=f"{costly}z|.*"), shapes, "take too long on 2000 modules")
+    refused(
+        peft_fields(target_modules=None, rank_pattern={f"{costly}z{n}": 4 for n in range(60)}), shapes, "take too long"
+    )
+    refused(peft_fields(target_modules=f"{costly}z|.*"), shapes, "take too long on 2000 modules")
 
 
 def test_what_large_adapters_have_is_within_the_bound() -> None:
     shapes = tensors({f"model.layers.{i}.mlp.experts.{j}.down_proj": 4 for i in range(40) for j in range(50)})
     ranks = {rf"layers\.(0|1{n})\..*experts\.\d+\.(up|down)_proj": 4 for n in range(20)}
     target = r".*(?:self_attn|mlp).*?(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
-    config = lora_config(said(target_modules=target, rank_pattern=ranks, alpha_pattern=ranks), shapes)
+    config = lora_config(peft_fields(target_modules=target, rank_pattern=ranks, alpha_pattern=ranks), shapes)
     assert len(config.modules()) == 2000
 
 
 def test_reading_expressions_is_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "MAX_STEPS", 200_000)
     many = {f"[{n:03}a]": 4 for n in range(1000)}
-    refused(said(rank_pattern=many), tensors(dict.fromkeys(PATHS, 4)), "it takes too long")
+    refused(peft_fields(rank_pattern=many), tensors(dict.fromkeys(PATHS, 4)), "it takes too long")
 
 
 PART = st.sampled_from(["a", "b", "c_attn", "x_b"])
@@ -382,7 +384,7 @@ EXPRESSIONS = st.recursive(
     ATOMS,
     lambda inner: st.one_of(
         st.lists(inner, min_size=1, max_size=3).map("".join),
-        st.lists(inner, min_size=1, max_size=3).map(lambda parts: f"({'|'.join(parts)})"),
+        st.lists(inner, min_size=1, max_size=3).map(lambda branches: f"({'|'.join(branches)})"),
         st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{0,}", "*?"])).map(
             lambda t: f"(?:{t[0]}){t[1]}"
         ),

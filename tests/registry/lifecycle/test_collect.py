@@ -109,9 +109,9 @@ def test_nothing_is_removed_that_anything_is_made_of(verbs: ToyRegistry) -> None
     fitted(verbs)
     retire(verbs, old)
     with verbs.database.read() as catalogue:
-        before = catalogue.blobs.digests()
+        digests = catalogue.blobs.digests()
     assert collected(verbs, 1000, keep=1) == Collected()
-    assert all(map(verbs.blobs.is_whole, before))
+    assert all(map(verbs.blobs.is_whole, digests))
 
 
 def test_what_a_job_reads_stays(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +153,9 @@ def test_one_that_nobody_uses_is_retired_then_removed_and_can_be_cooked_again(ve
     with verbs.database.read() as catalogue:
         assert catalogue.adapters.get_or_none(row.id) is None
         assert catalogue.soups.recipe(row.recipe_digest) is None
-    assert [one.action for one in verbs.audit()[-3:]] == ["adapter.expire", "adapter.collect", "blob.collect"]
-    again = soup(verbs)
-    assert (again.digest, again.version) == (row.digest, 2)
+    assert [entry.action for entry in verbs.audit()[-3:]] == ["adapter.expire", "adapter.collect", "blob.collect"]
+    recooked = soup(verbs)
+    assert (recooked.digest, recooked.version) == (row.digest, 2)
 
 
 def test_one_that_was_only_compared_goes_as_they_do(verbs: ToyRegistry) -> None:
@@ -192,7 +192,7 @@ def test_one_that_was_asked_for_again_stays(verbs: ToyRegistry) -> None:
     row = soup(verbs)
     verbs.cook(recipe=RECIPE)
     with verbs.database.read() as catalogue:
-        cooked = [datetime.fromisoformat(one["created_at"]) for one in catalogue.soups.evidence(row.id)]
+        cooked = [datetime.fromisoformat(entry["created_at"]) for entry in catalogue.soups.evidence(row.id)]
         assert len(cooked) == 2
         assert catalogue.removals.unused_soups("acme", max(cooked), limit=9) == []
         assert catalogue.removals.unused_soups("acme", after(1), limit=9) == [row.id]
@@ -213,11 +213,11 @@ def test_a_retired_one_that_another_soup_is_made_of_stays(verbs: ToyRegistry) ->
     assert collected(verbs, 1000).soups == 0
 
 
-@pytest.mark.parametrize(("own", "retired"), [(None, 1), (0, 0), (5, 1), (2000, 0)])
-def test_a_namespace_may_say_how_long(verbs: ToyRegistry, own: int | None, retired: int) -> None:
+@pytest.mark.parametrize(("namespace_days", "retired"), [(None, 1), (0, 0), (5, 1), (2000, 0)])
+def test_a_namespace_may_say_how_long(verbs: ToyRegistry, namespace_days: int | None, retired: int) -> None:
     soup(verbs)
     with verbs.database.write() as catalogue:
-        catalogue.namespaces.set("acme", {"unnamed_soup_days": own})
+        catalogue.namespaces.set("acme", {"unnamed_soup_days": namespace_days})
     assert collected(verbs, 1000, keep=30).retired == retired
 
 
@@ -255,9 +255,9 @@ def test_one_that_nobody_asks_for_goes_once_its_pool_is_another(verbs: ToyRegist
     assert collect(idle, after(29), used=lambda _: set()).selectors == 0
     assert collect(idle, after(31), used=lambda _: set()).selectors == 1
     assert latest_selector(verbs.database, RequestedSelector(verbs.tiny, POOL, CosineSpec())) is None
-    again = fitted(verbs)
-    assert [member.ref for member in again.members] == ["acme/law@1"]
-    assert again.state_blob != row.state_blob
+    refitted = fitted(verbs)
+    assert [member.ref for member in refitted.members] == ["acme/law@1"]
+    assert refitted.state_blob != row.state_blob
 
 
 def test_one_whose_pool_is_empty_goes_unless_it_is_asked_for_at_that_moment(
@@ -336,7 +336,7 @@ def rows(verbs: ToyRegistry) -> dict[str, int]:
 
 
 @pytest.fixture
-def kept(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> ToyRegistry:
+def prunable(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> ToyRegistry:
     """Five ended jobs, one of which two asked for, and one queued; five days of usage, five audit entries."""
     monkeypatch.setattr(module, "PRUNE_BATCH", 2)
     with verbs.database.write() as catalogue:
@@ -358,54 +358,54 @@ def kept(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> ToyRegistry:
 def prune(verbs: ToyRegistry, days: float, **settings: int) -> Collected:
     registry = replace(verbs.registry, retention=Retention(None, **settings))
     trial = would_collect(registry, after(days), used=lambda _: set())
-    found = collect(registry, after(days), used=lambda _: set())
-    assert trial == found
-    return found
+    outcome = collect(registry, after(days), used=lambda _: set())
+    assert trial == outcome
+    return outcome
 
 
-def test_nothing_goes_that_no_setting_takes_away(kept: ToyRegistry) -> None:
-    kept.upload(UPLOADED)
-    before = rows(kept)
-    assert prune(kept, 100_000) == Collected()
-    assert rows(kept) == before
+def test_nothing_goes_that_no_setting_takes_away(prunable: ToyRegistry) -> None:
+    prunable.upload(UPLOADED)
+    row_counts = rows(prunable)
+    assert prune(prunable, 100_000) == Collected()
+    assert rows(prunable) == row_counts
 
 
-def test_ended_jobs_go_after_their_days_and_others_stay(kept: ToyRegistry) -> None:
-    before = rows(kept)
-    assert prune(kept, 29, job_days=30) == Collected()
-    assert prune(kept, 31, job_days=30) == Collected(jobs=5)
-    with kept.database.read() as catalogue:
+def test_ended_jobs_go_after_their_days_and_others_stay(prunable: ToyRegistry) -> None:
+    row_counts = rows(prunable)
+    assert prune(prunable, 29, job_days=30) == Collected()
+    assert prune(prunable, 31, job_days=30) == Collected(jobs=5)
+    with prunable.database.read() as catalogue:
         assert [job.state for job in catalogue.jobs.list(None, limit=9).rows] == ["queued"]
-    entries = kept.audit("job.prune")
+    entries = prunable.audit("job.prune")
     assert [entry.subject for entry in entries] == ["2 rows", "2 rows", "1 rows"]
     assert entries[0].detail == {"by": "collection", "days": 30, "before": after(1).isoformat()}
-    assert rows(kept) == {**before, "jobs": 1, "audit": before["audit"] + 3}
+    assert rows(prunable) == {**row_counts, "jobs": 1, "audit": row_counts["audit"] + 3}
 
 
-def test_usage_goes_by_its_day(kept: ToyRegistry) -> None:
-    assert prune(kept, 0, usage_days=2) == Collected(usage=2)
-    with kept.database.read() as catalogue:
+def test_usage_goes_by_its_day(prunable: ToyRegistry) -> None:
+    assert prune(prunable, 0, usage_days=2) == Collected(usage=2)
+    with prunable.database.read() as catalogue:
         days = [row.day for row in catalogue.usage.list(UsageFilter("key-1", None), limit=9).rows]
     assert days == [after(-number).date().isoformat() for number in range(3)]
 
 
-@pytest.mark.parametrize("own", [None, 4])
-def test_usage_that_says_whether_a_soup_is_in_use_stays(kept: ToyRegistry, own: int | None) -> None:
-    """As long as the server, or the namespace of a soup, keeps soups without use."""
-    soup(kept)
-    with kept.database.write() as catalogue:
-        catalogue.namespaces.set("acme", {"unnamed_soup_days": own})
-    assert prune(kept, 0, usage_days=1, unnamed_soup_days=0 if own else 4) == Collected()
-    assert prune(kept, 1, usage_days=1, unnamed_soup_days=0 if own else 4) == Collected(usage=1)
+@pytest.mark.parametrize("namespace_days", [None, 4])
+def test_usage_that_says_whether_a_soup_is_in_use_stays(prunable: ToyRegistry, namespace_days: int | None) -> None:
+    """Usage stays as long as the server, or the namespace of a soup, keeps soups without use."""
+    soup(prunable)
+    with prunable.database.write() as catalogue:
+        catalogue.namespaces.set("acme", {"unnamed_soup_days": namespace_days})
+    assert prune(prunable, 0, usage_days=1, unnamed_soup_days=0 if namespace_days else 4) == Collected()
+    assert prune(prunable, 1, usage_days=1, unnamed_soup_days=0 if namespace_days else 4) == Collected(usage=1)
 
 
-def test_the_audit_goes_where_a_setting_says_so_and_says_that_it_did(kept: ToyRegistry) -> None:
-    with kept.database.write() as catalogue, pytest.MonkeyPatch.context() as monkey:
+def test_the_audit_goes_where_a_setting_says_so_and_says_that_it_did(prunable: ToyRegistry) -> None:
+    with prunable.database.write() as catalogue, pytest.MonkeyPatch.context() as monkey:
         for days in range(28, 33):
             monkey.setattr("registry.catalogue.audit.now", lambda days=days: after(-days))
             catalogue.audit.record("old", f"{days}", key_id=None, request_id=None, detail={})
-    before = rows(kept)["audit"]
-    assert prune(kept, 0.1, audit_days=30) == Collected(audit=3)
-    assert [entry.subject for entry in kept.audit("old")] == ["28", "29"]
-    assert [entry.subject for entry in kept.audit("audit.prune")] == ["2 rows", "1 rows"]
-    assert rows(kept)["audit"] == before - 3 + 2
+    audit_rows = rows(prunable)["audit"]
+    assert prune(prunable, 0.1, audit_days=30) == Collected(audit=3)
+    assert [entry.subject for entry in prunable.audit("old")] == ["28", "29"]
+    assert [entry.subject for entry in prunable.audit("audit.prune")] == ["2 rows", "1 rows"]
+    assert rows(prunable)["audit"] == audit_rows - 3 + 2

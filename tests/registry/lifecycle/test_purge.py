@@ -28,7 +28,7 @@ def purged(verbs: ToyRegistry, row: AdapterRow) -> Purged:
 def blobs_of(verbs: ToyRegistry, row: AdapterRow) -> set[str]:
     """Weights, sample and embeddings of a version."""
     with verbs.database.read() as catalogue:
-        embedded = {one.blob_digest for one in catalogue.samples.embeddings(row.sample.digest)}
+        embedded = {embedding.blob_digest for embedding in catalogue.samples.embeddings(row.sample.digest)}
     return {row.weights_blob, row.sample.digest, *embedded}
 
 
@@ -48,9 +48,9 @@ def test_nothing_of_it_is_left(verbs: ToyRegistry) -> None:
                 catalogue.adapters.resolve(None, parse_ref(ref))
             with pytest.raises(NotFound, match="There is no adapter"):
                 catalogue.adapters.resolve(("other",), parse_ref(ref))
-        left = catalogue.blobs.digests()
+        remaining = catalogue.blobs.digests()
     (entry,) = verbs.audit("adapter.purge")
-    assert left == blobs_of(verbs, tax)
+    assert remaining == blobs_of(verbs, tax)
     assert (entry.subject, entry.namespace, entry.detail["sample"]) == ("acme/law@1", "acme", law.sample.digest)
     with pytest.raises(Retired, match="purged meanwhile"):  # of two at the same time one hears that it is gone
         purged(verbs, law)
@@ -58,9 +58,9 @@ def test_nothing_of_it_is_left(verbs: ToyRegistry) -> None:
 
 def test_its_number_is_not_given_again(verbs: ToyRegistry) -> None:
     purged(verbs, verbs.push("acme/law").row)
-    again = verbs.push("acme/law").row
-    assert again.ref == "acme/law@2"
-    assert verbs.blobs.is_whole(again.weights_blob)
+    repushed = verbs.push("acme/law").row
+    assert repushed.ref == "acme/law@2"
+    assert verbs.blobs.is_whole(repushed.weights_blob)
     with verbs.database.read() as catalogue:
         for ref in ("acme/law@prod", "acme/law@7"):  # unknown and not purged
             with pytest.raises(NotFound):
@@ -69,7 +69,7 @@ def test_its_number_is_not_given_again(verbs: ToyRegistry) -> None:
 
 
 def test_what_others_need_stays_for_them(verbs: ToyRegistry) -> None:
-    """The same bytes and sample in another namespace are that namespace's own."""
+    """Equal bytes and an equal sample in another namespace are that namespace's own."""
     law = verbs.ready("acme/law")
     twin = verbs.ready("beta/law", text="law")
     assert purged(verbs, law).blobs == 0
@@ -117,9 +117,9 @@ def test_who_has_learnt_from_its_sample_is_named(verbs: ToyRegistry) -> None:
     owner = verbs.push("acme/novel", seed=9, sample={"texts": texts}).row
     assert owner.sample.digest == row.tuned_on
     mixed = verbs.cook(recipe={"ingredients": [{"ref": row.ref}, {"ref": "acme/law"}]}, mixing={"method": "concat"})
-    again = verbs.cook(recipe={"ingredients": [{"ref": mixed.digest}]}, mixing=HALF)
+    remixed = verbs.cook(recipe={"ingredients": [{"ref": mixed.digest}]}, mixing=HALF)
     purged(verbs, row)  # what was made of it has learnt from the sample all the same
-    assert [one.id for one in purged(verbs, owner).tuned] == [again.soup_id, mixed.soup_id]
+    assert [tuned_soup.id for tuned_soup in purged(verbs, owner).tuned] == [remixed.soup_id, mixed.soup_id]
     assert verbs.row(law.id).ref == "acme/law@1"
 
 
@@ -151,8 +151,8 @@ def test_a_pool_is_fitted_anew_without_it(verbs: ToyRegistry) -> None:
     with verbs.database.read() as catalogue:
         assert [job.kind for job in catalogue.jobs.active("fit")] == ["fit"]
     second = verbs.fit(POOL, CosineSpec(), verbs.sentences.digest)
-    assert [one.ref for one in first.members] == ["acme/law@1", "acme/tax@1"]
-    assert [one.ref for one in second.members] == ["acme/tax@1"]
+    assert [member.ref for member in first.members] == ["acme/law@1", "acme/tax@1"]
+    assert [member.ref for member in second.members] == ["acme/tax@1"]
 
 
 def test_the_next_push_has_an_embedding_job_of_its_own(verbs: ToyRegistry) -> None:
@@ -201,13 +201,13 @@ def test_a_push_of_the_same_bytes_beside_it_loses_nothing(verbs: ToyRegistry, mo
         return digest
 
     monkeypatch.setattr(verbs.registry.blobs, "put_bytes", interrupted)
-    again = verbs.push("acme/law").row
-    assert stored == [again.weights_blob]
-    assert verbs.blobs.is_whole(again.weights_blob)
+    repushed = verbs.push("acme/law").row
+    assert stored == [repushed.weights_blob]
+    assert verbs.blobs.is_whole(repushed.weights_blob)
 
 
 def test_files_that_could_not_go_are_removed_later(verbs: ToyRegistry, monkeypatch) -> None:
-    """As after a process that was killed between its two transactions, or in the second."""
+    """Files are left after a process was killed between its two transactions, or in the second."""
     law = verbs.push("acme/law").row
     with monkeypatch.context() as patch:
         patch.setattr(verbs.registry.blobs, "delete_all", Mock(side_effect=Unavailable("The folder is gone.")))

@@ -48,10 +48,10 @@ class Toy:
 
     @property
     def base(self) -> BaseProbe:
-        other = Toy(self.seed + 20_000).logits(0)
+        without_bos = Toy(self.seed + 20_000).logits(0)
         texts = tuple(map(str, range(PROBE_TEXTS)))
         stored = readings(self.logits(0))
-        return BaseProbe(texts=texts, readings=stored, without_bos=readings(other)[:SCALED_TEXTS])
+        return BaseProbe(texts=texts, readings=stored, without_bos=readings(without_bos)[:SCALED_TEXTS])
 
     @property
     def probe(self) -> AdapterProbe:
@@ -85,8 +85,8 @@ class Stored:
         return self.probe
 
 
-def diagnosed(toy: Toy, model: np.ndarray, base: np.ndarray | None, **others: AdapterProbe) -> Diagnosis:
-    return diagnose(answer(model, base), toy.base, toy.probe, Stored(toy.probe, others))
+def diagnosed(toy: Toy, model: np.ndarray, base: np.ndarray | None, **candidates: AdapterProbe) -> Diagnosis:
+    return diagnose(answer(model, base), toy.base, toy.probe, Stored(toy.probe, candidates))
 
 
 @given(SEEDS)
@@ -128,17 +128,17 @@ def test_noise_on_both_models_is_another_dtype_and_no_fault(seed: int, spread: f
 @given(SEEDS)
 @settings(max_examples=20, deadline=None)
 def test_another_adapter_is_named_by_its_ref(seed: int) -> None:
-    toy, other = Toy(seed), Toy(seed + 10_000)
-    assert diagnosed(toy, other.logits(), toy.logits(0), other=other.probe).served == "other"
-    assert diagnosed(toy, other.logits(), toy.logits(0)).verdict == "broken"
+    toy, neighbour = Toy(seed), Toy(seed + 10_000)
+    assert diagnosed(toy, neighbour.logits(), toy.logits(0), other=neighbour.probe).served == "other"
+    assert diagnosed(toy, neighbour.logits(), toy.logits(0)).verdict == "broken"
 
 
 @given(SEEDS, st.floats(0.3, 0.7))
 @settings(max_examples=20, deadline=None)
 def test_part_of_an_update_is_broken_and_no_scale(seed: int, share: float) -> None:
     toy = Toy(seed)
-    kept = np.random.default_rng(seed).random((PROBE_TEXTS, VOCABULARY)) < share
-    assert diagnosed(toy, np.where(kept, toy.logits(), toy.logits(0)), toy.logits(0)).verdict == "broken"
+    mask = np.random.default_rng(seed).random((PROBE_TEXTS, VOCABULARY)) < share
+    assert diagnosed(toy, np.where(mask, toy.logits(), toy.logits(0)), toy.logits(0)).verdict == "broken"
 
 
 def test_a_base_model_without_its_bos_is_named() -> None:
