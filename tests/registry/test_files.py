@@ -126,12 +126,12 @@ def counted(text: bytes, *cuts: int) -> tuple[int, int]:
     return count.values, count.containers
 
 
-def held(value: Any) -> tuple[int, int]:
+def size_of(value: Any) -> tuple[int, int]:
     """Values and containers of a value; an empty container may hold one."""
     if not isinstance(value, (list, dict)):
         return 1, 0
-    inner = [held(one) for one in (value.values() if isinstance(value, dict) else value)]
-    return 1 + max(sum(one for one, _ in inner), 1), 1 + sum(one for _, one in inner)
+    inner = [size_of(child) for child in (value.values() if isinstance(value, dict) else value)]
+    return 1 + max(sum(values for values, _ in inner), 1), 1 + sum(containers for _, containers in inner)
 
 
 @given(
@@ -144,7 +144,7 @@ def held(value: Any) -> tuple[int, int]:
 )
 def test_values_are_counted_exactly_however_the_text_is_cut(value: Any, cuts: list[int]) -> None:
     for ascii_only in (True, False):
-        assert counted(json.dumps(value, ensure_ascii=ascii_only).encode(), *cuts) == held(value)
+        assert counted(json.dumps(value, ensure_ascii=ascii_only).encode(), *cuts) == size_of(value)
 
 
 @given(st.binary(), st.lists(st.integers(0, 1000), max_size=6))

@@ -62,7 +62,7 @@ class Servers:
             add(server, id, DATA[start : min(start + 700, size)], start)
         return server, id
 
-    def parts(self) -> list[str]:
+    def unfinished(self) -> list[str]:
         """The objects of unfinished uploads."""
         return sorted(self.bucket.list_keys("unfinished"))
 
@@ -86,17 +86,17 @@ def remote(verbs: ToyRegistry, object_store: ObjectStore, proxy: FaultProxy, tmp
 
 def add(server: UploadSessions, id: str, data: bytes, start: int) -> int:
     """Have a server take a part; gives the offset that it acknowledges."""
-    with server.open_part(ME, id, start=start, stop=start + len(data)) as part:
-        part.write(data)
-        return part.keep().received
+    with server.open_part(ME, id, start=start, stop=start + len(data)) as writer:
+        writer.write(data)
+        return writer.keep().received
 
 
 def finish(server: UploadSessions, id: str, data: bytes = DATA, *, start: int | None = None, last: bytes = b"") -> int:
     stop = None if start is None else start + len(last)
-    with server.open_part(ME, id, start=start, stop=stop) as part:
+    with server.open_part(ME, id, start=start, stop=stop) as writer:
         if last:
-            part.write(last)
-        return part.commit(ME, sha256_digest(data))
+            writer.write(last)
+        return writer.commit(ME, sha256_digest(data))
 
 
 def cached(server: UploadSessions) -> list[Path]:
@@ -117,44 +117,52 @@ def test_another_server_goes_on_and_a_third_finishes(servers: Servers) -> None:
     assert [row.received for row in third.list(ME, digest=DIGEST)] == [1500]
     assert finish(third, id, start=1500, last=DATA[1500:]) == len(DATA)
     assert blobs_of(first).read(DIGEST) == DATA
-    assert servers.parts() == []
+    assert servers.unfinished() == []
     for server in (first, second, third):
         with pytest.raises(NotFound):
             server.get(ME, id)
 
 
 def test_what_came_here_is_not_fetched_again(remote: Servers, proxy: FaultProxy) -> None:
-    (server, id), other = remote.begin(), remote.start()
-    add(other, id, DATA[700:], 700)
+    (server, id), second = remote.begin(), remote.start()
+    add(second, id, DATA[700:], 700)
     proxy.seen.clear()
     finish(server, id)
-    fetched = [one for one in proxy.seen if one.startswith("GET") and "/unfinished/" in one]
+    fetched = [line for line in proxy.seen if line.startswith("GET") and "/unfinished/" in line]
     assert len(fetched) == 1
     assert fetched[0].endswith(sha256_digest(DATA[700:])[7:])
 
 
-@pytest.mark.parametrize("other", [b"x" * 900, DATA[:700]], ids=["other bytes", "the same bytes"])
-def test_of_two_servers_that_take_a_part_for_one_place_one_does(servers: Servers, other: bytes) -> None:
+@pytest.mark.parametrize("second_data", [b"x" * 900, DATA[:700]], ids=["other bytes", "the same bytes"])
+def test_of_two_servers_that_take_a_part_for_one_place_one_does(servers: Servers, second_data: bytes) -> None:
     (first, id), second = servers.begin(0), servers.start()
-    with first.open_part(ME, id, start=0, stop=700) as one, second.open_part(ME, id, start=0, stop=len(other)) as two:
-        one.write(DATA[:700])
-        two.write(other)
-        assert one.keep().received == 700
+    with (
+        first.open_part(ME, id, start=0, stop=700) as first_writer,
+        second.open_part(ME, id, start=0, stop=len(second_data)) as second_writer,
+    ):
+        first_writer.write(DATA[:700])
+        second_writer.write(second_data)
+        assert first_writer.keep().received == 700
         with pytest.raises(WrongOffset, match="has 700 bytes") as error:
-            two.keep()
+            second_writer.keep()
     assert error.value.offset == 700
-    assert [key[-64:] for key in servers.parts()] == [sha256_digest(DATA[:700])[7:]], "who lost takes its object away"
+    assert [key[-64:] for key in servers.unfinished()] == [sha256_digest(DATA[:700])[7:]], (
+        "who lost takes its object away"
+    )
     assert finish(second, id, start=700, last=DATA[700:]) == len(DATA)
-    assert (blobs_of(first).read(DIGEST), servers.parts()) == (DATA, [])
+    assert (blobs_of(first).read(DIGEST), servers.unfinished()) == (DATA, [])
 
 
 def test_two_that_finish_at_once_store_the_same(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", "soup.blobs")
     (first, id), second = servers.begin(len(DATA)), servers.start()
-    with first.open_part(ME, id, start=None, stop=None) as one, second.open_part(ME, id, start=None, stop=None) as two:
-        assert one.commit(ME, DIGEST) == len(DATA)
+    with (
+        first.open_part(ME, id, start=None, stop=None) as first_writer,
+        second.open_part(ME, id, start=None, stop=None) as second_writer,
+    ):
+        assert first_writer.commit(ME, DIGEST) == len(DATA)
         with pytest.raises(NotFound):  # its parts went with the first one's end
-            two.commit(ME, DIGEST)
+            second_writer.commit(ME, DIGEST)
     assert not caplog.records, "nothing was lost"
     assert blobs_of(servers.start()).read(DIGEST) == DATA
 
@@ -165,10 +173,10 @@ def test_a_part_that_breaks_off_leaves_no_object_and_no_file(servers: Servers) -
     class BrokenOffError(Exception):
         pass
 
-    with pytest.raises(BrokenOffError), server.open_part(ME, id, start=700, stop=900) as part:
-        part.write(DATA[700:800])
+    with pytest.raises(BrokenOffError), server.open_part(ME, id, start=700, stop=900) as writer:
+        writer.write(DATA[700:800])
         raise BrokenOffError
-    assert (server.get(ME, id).received, len(servers.parts())) == (700, 1)
+    assert (server.get(ME, id).received, len(servers.unfinished())) == (700, 1)
     assert list(blobs_of(server).state.incoming.iterdir()) == []
 
 
@@ -184,33 +192,35 @@ def test_a_store_that_is_away_keeps_what_was_acknowledged(remote: Servers, proxy
     assert finish(server, id, start=700, last=DATA[700:]) == len(DATA)
 
 
-@pytest.mark.parametrize("other", [None, b"other"])
-def test_an_upload_whose_part_the_store_lost_ends_and_is_sent_again(servers: Servers, other: bytes | None) -> None:
+@pytest.mark.parametrize("replacement", [None, b"other"])
+def test_an_upload_whose_part_the_store_lost_ends_and_is_sent_again(
+    servers: Servers, replacement: bytes | None
+) -> None:
     """Also one whose part became other bytes."""
     _, id = servers.begin(2000)
-    key = servers.parts()[1]
+    key = servers.unfinished()[1]
     servers.bucket.delete(key)
-    if other is not None:
-        servers.bucket.put(key, other, len(other))
+    if replacement is not None:
+        servers.bucket.put(key, replacement, len(replacement))
     later = servers.start()
     with pytest.raises(NotFound, match="no longer has all the bytes"):
         finish(later, id, start=2000, last=DATA[2000:])
-    assert (later.list(ME), servers.parts(), blobs_of(later).has(DIGEST)) == ([], [], False)
+    assert (later.list(ME), servers.unfinished(), blobs_of(later).has(DIGEST)) == ([], [], False)
 
 
 def test_of_two_of_one_server_the_second_is_refused_before_it_sends(servers: Servers) -> None:
     server, id = servers.begin(0)
-    with server.open_part(ME, id, start=0, stop=700) as one:
-        one.write(DATA[:700])
+    with server.open_part(ME, id, start=0, stop=700) as writer:
+        writer.write(DATA[:700])
         with pytest.raises(WrongOffset, match="Another request is writing"), server.open_part(ME, id, start=0, stop=9):
             raise AssertionError("it is held")
-        one.keep()
+        writer.keep()
     assert finish(server, id, start=700, last=DATA[700:]) == len(DATA)
 
 
 def test_who_lost_gives_back_nothing_of_what_another_reserved(servers: Servers) -> None:
     first, second, third = servers.start(), servers.start(), servers.start()
-    id, other = first.open(ME).id, first.open(ME).id
+    id, second_id = first.open(ME).id, first.open(ME).id
     for server in (first, second, third):
         server.limits = replace(server.limits, reserved_bytes=2000)
     with ExitStack() as stack:
@@ -220,7 +230,7 @@ def test_who_lost_gives_back_nothing_of_what_another_reserved(servers: Servers) 
             stack.enter_context(first.open_part(ME, id, start=700, stop=1900))
             lost.keep()
         with pytest.raises(Busy, match="would have 2900 bytes"):
-            add(third, other, b"y" * 1000, 0)
+            add(third, second_id, b"y" * 1000, 0)
 
 
 def test_other_bytes_than_the_digest_says_end_the_upload(servers: Servers) -> None:
@@ -228,7 +238,7 @@ def test_other_bytes_than_the_digest_says_end_the_upload(servers: Servers) -> No
     add(server, id, b"other", 0)
     with pytest.raises(DigestMismatch):
         finish(server, id)
-    assert (server.list(ME), servers.parts(), blobs_of(server).has(DIGEST)) == ([], [], False)
+    assert (server.list(ME), servers.unfinished(), blobs_of(server).has(DIGEST)) == ([], [], False)
 
 
 def test_an_expired_one_goes_with_its_objects(servers: Servers) -> None:
@@ -238,7 +248,7 @@ def test_an_expired_one_goes_with_its_objects(servers: Servers) -> None:
     young = first.open(ME).id
     add(first, young, DATA[:5], 0)
     assert (second.sweep(), first.sweep()) == (1, 0)
-    assert [key.split("/")[1] for key in servers.parts()] == [young]
+    assert [key.split("/")[1] for key in servers.unfinished()] == [young]
 
 
 def test_one_that_is_deleted_or_expires_leaves_no_part_in_the_cache(servers: Servers) -> None:
@@ -254,7 +264,7 @@ def test_one_that_is_deleted_or_expires_leaves_no_part_in_the_cache(servers: Ser
 
 
 def test_objects_of_no_row_go_once_they_are_old(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a server leaves them that is killed between an object and its row, for an upload that then ended."""
+    """A server leaves them when it is killed between an object and its row, for an upload that then ended."""
     servers.bucket.put("unfinished/upload-of-no-row/000000000000000-" + "0" * 64, b"x", 1)
     server, id = servers.begin(0)
     servers.bucket.put(f"unfinished/{id}/000000000000000-" + "0" * 64, b"x", 1)
@@ -263,16 +273,16 @@ def test_objects_of_no_row_go_once_they_are_old(servers: Servers, monkeypatch: p
     assert server.sweep() == 0  # it has looked a moment ago
     monkeypatch.setattr(object_uploads, "LIST_SECONDS", 0.0)
     assert server.sweep() == 1
-    assert [key.split("/")[1] for key in servers.parts()] == [id]
+    assert [key.split("/")[1] for key in servers.unfinished()] == [id]
 
 
 def test_a_deleted_one_takes_no_part_and_leaves_no_object(servers: Servers) -> None:
     (first, id), second = servers.begin(5), servers.start()
-    with pytest.raises(NotFound), first.open_part(ME, id, start=5, stop=9) as part:
-        part.write(DATA[5:9])
+    with pytest.raises(NotFound), first.open_part(ME, id, start=5, stop=9) as writer:
+        writer.write(DATA[5:9])
         second.delete(ME, id)
-        part.keep()
-    assert servers.parts() == []
+        writer.keep()
+    assert servers.unfinished() == []
 
 
 def test_one_that_is_deleted_before_it_is_held_leaves_no_file(verbs: ToyRegistry, tmp_path: Path) -> None:
@@ -280,9 +290,9 @@ def test_one_that_is_deleted_before_it_is_held_leaves_no_file(verbs: ToyRegistry
     server = UploadSessions(verbs.registry, LocalBlobs(tmp_path / "blobs").uploads(), UploadLimits())
     id, begin = server.open(ME).id, server._begin
 
-    def late(*given: Any) -> Any:
+    def late(*arguments: Any) -> Any:
         server.delete(ME, id)
-        return begin(*given)
+        return begin(*arguments)
 
     server._begin = late  # type: ignore[method-assign]
     with pytest.raises(NotFound), server.open_part(ME, id, start=0, stop=5):
@@ -309,32 +319,34 @@ def upload(database: Database, tmp_path: Path) -> Callable[[list[tuple[int, str,
         folder.mkdir()
         servers = servers_of(verbs, f"file://{folder}/bucket", folder)
         there = [servers.start(), servers.start()]
-        id, held, data = there[0].open(ME).id, b"", DATA
-        for which, what, size in steps:
+        id, received, data = there[0].open(ME).id, b"", DATA
+        for which, action, size in steps:
             server = there[which]
-            assert server.get(ME, id).received == len(held)
-            if what == "add":
-                assert add(server, id, data[len(held) : len(held) + size], len(held)) == len(held) + size
-                held = data[: len(held) + size]
-            elif what == "stale" and held:
+            assert server.get(ME, id).received == len(received)
+            if action == "add":
+                assert (
+                    add(server, id, data[len(received) : len(received) + size], len(received)) == len(received) + size
+                )
+                received = data[: len(received) + size]
+            elif action == "stale" and received:
                 with pytest.raises(WrongOffset):
-                    add(server, id, b"?" * size, len(held) - 1)
-            elif what == "race":  # the other server takes a part while this one does
-                with server.open_part(ME, id, start=len(held), stop=len(held) + size) as slow:
+                    add(server, id, b"?" * size, len(received) - 1)
+            elif action == "race":  # the other server takes a part while this one does
+                with server.open_part(ME, id, start=len(received), stop=len(received) + size) as slow:
                     slow.write(b"?" * size)
-                    add(there[1 - which], id, data[len(held) : len(held) + size], len(held))
+                    add(there[1 - which], id, data[len(received) : len(received) + size], len(received))
                     with pytest.raises(WrongOffset):
                         slow.keep()
-                held = data[: len(held) + size]
-            elif what == "die":  # between the object and its row: with all that only this process knew
-                with server.open_part(ME, id, start=len(held), stop=len(held) + size) as part:
-                    part.write(b"!" * size)
-                    part._file.keep()
+                received = data[: len(received) + size]
+            elif action == "die":  # between the object and its row: with all that only this process knew
+                with server.open_part(ME, id, start=len(received), stop=len(received) + size) as writer:
+                    writer.write(b"!" * size)
+                    writer._file.keep()
                 there[which] = servers.start()
-        assert finish(there[0], id, held + b"end", start=len(held), last=b"end") == len(held) + 3
+        assert finish(there[0], id, received + b"end", start=len(received), last=b"end") == len(received) + 3
         for server in there:
-            assert blobs_of(server).read(sha256_digest(held + b"end")) == held + b"end"
-        assert servers.parts() == []
+            assert blobs_of(server).read(sha256_digest(received + b"end")) == received + b"end"
+        assert servers.unfinished() == []
 
     return run
 

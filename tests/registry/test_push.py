@@ -67,12 +67,12 @@ def test_a_push_repairs_what_is_damaged_and_the_audit_has_it(verbs):
     row = verbs.push(sample=texts).row
     for digest in (row.weights_blob, row.sample.digest):
         verbs.blobs.damage(digest, b"other bytes")
-    again = verbs.push(sample=texts)
-    assert (again.created, again.row.id) == (False, row.id)
+    repushed = verbs.push(sample=texts)
+    assert (repushed.created, repushed.row.id) == (False, row.id)
     assert verbs.blobs.is_whole(row.weights_blob)
     assert verbs.blobs.is_whole(row.sample.digest)
     verbs.push(sample=texts)
-    repairs = [(one.subject, one.key_id) for one in verbs.audit("blob.repair")]
+    repairs = [(entry.subject, entry.key_id) for entry in verbs.audit("blob.repair")]
     assert sorted(repairs) == sorted((digest, "key-1") for digest in (row.weights_blob, row.sample.digest))
 
 
@@ -110,7 +110,7 @@ def test_the_row_its_job_and_its_audit_entry(verbs):
         assert catalogue.blobs.is_visible(("acme",), row.weights_blob)
         assert catalogue.blobs.is_visible(("acme",), row.sample.digest)
         assert not catalogue.blobs.is_visible(("other",), row.weights_blob)
-    assert [(one.action, one.subject) for one in verbs.audit()] == [("adapter.push", "acme/law@1")]
+    assert [(entry.action, entry.subject) for entry in verbs.audit()] == [("adapter.push", "acme/law@1")]
 
 
 def test_half_precision_is_kept_and_the_base_may_be_named_by_its_fingerprint(verbs):
@@ -133,10 +133,10 @@ def test_files_and_samples_may_be_blobs(verbs):
 
 def test_the_same_bytes_are_known(verbs):
     first = verbs.push(sample={"texts": passages("law")})
-    before = counts(verbs)
-    again = verbs.push(sample={"texts": passages("law")})
-    assert (again.created, again.row.id, again.job, again.warnings) == (False, first.row.id, None, ())
-    assert counts(verbs) == before
+    row_counts = counts(verbs)
+    repushed = verbs.push(sample={"texts": passages("law")})
+    assert (repushed.created, repushed.row.id, repushed.job, repushed.warnings) == (False, first.row.id, None, ())
+    assert counts(verbs) == row_counts
     verbs.retire(first.row.id)
     after = verbs.push()
     assert (after.created, after.row.ref) == (True, "acme/law@2")
@@ -144,21 +144,21 @@ def test_the_same_bytes_are_known(verbs):
 
 def test_what_is_said_otherwise_is_warned_about_and_what_is_not_said_is_not(verbs):
     verbs.push(card={"description": "first"}, sample={"texts": passages("law")})
-    said = verbs.push(
+    repushed = verbs.push(
         domain="other", card={"description": "second"}, provenance=OTHER_INIT, sample={"texts": passages("x")}
     )
-    assert not said.created
-    assert "its card, domain, provenance, sample stayed as stored" in said.warnings[0]
-    assert said.row.card.description == "first"
+    assert not repushed.created
+    assert "its card, domain, provenance, sample stayed as stored" in repushed.warnings[0]
+    assert repushed.row.card.description == "first"
     assert verbs.push().warnings == ()
 
 
 def test_the_same_bytes_by_another_torch_are_no_other_provenance(verbs):
-    made, otherwise, longer = (
+    original, otherwise, longer = (
         Provenance(training={"steps": steps, "made_with": [{"torch": torch, "threads": 1}]}).model_dump(mode="json")
         for torch, steps in (("2.1", 7), ("2.2", 7), ("2.2", 8))
     )
-    verbs.push(provenance=made)
+    verbs.push(provenance=original)
     assert verbs.push(provenance=otherwise).warnings == ()
     assert "its provenance stayed as stored" in verbs.push(provenance=longer).warnings[0]
 
@@ -166,19 +166,19 @@ def test_the_same_bytes_by_another_torch_are_no_other_provenance(verbs):
 def test_another_owner_is_that_of_the_name_and_the_audit_has_it(verbs):
     first, second = verbs.push(owner="legal"), verbs.push(seed=2)
     assert (first.row.owner, second.row.owner) == ("legal", "legal")
-    again = verbs.push(owner="contracts")
-    assert (again.created, again.row.owner, again.row.etag, again.warnings) == (
+    repushed = verbs.push(owner="contracts")
+    assert (repushed.created, repushed.row.owner, repushed.row.etag, repushed.warnings) == (
         False,
         "contracts",
         first.row.etag,
         (),
     )
-    assert verbs.push(owner="contracts").row == verbs.push().row == again.row
+    assert verbs.push(owner="contracts").row == verbs.push().row == repushed.row
     brought = verbs.push(owner="court", sample={"texts": passages("law")})
     assert (brought.row.owner, verbs.push(owner="tax", seed=3).created) == ("court", True)
     with verbs.database.read() as catalogue:
         assert {row.owner for row in catalogue.adapters.list(None, limit=9).rows} == {"tax"}
-    assert [(one.action, one.subject, one.detail.get("owner")) for one in verbs.audit()] == [
+    assert [(entry.action, entry.subject, entry.detail.get("owner")) for entry in verbs.audit()] == [
         ("adapter.push", "acme/law@1", "legal"),
         ("adapter.push", "acme/law@2", None),
         ("adapter.change", "acme/law@1", "contracts"),
@@ -203,37 +203,37 @@ def test_a_sample_that_failed_is_tried_again(verbs):
     with verbs.database.write() as catalogue:
         catalogue.jobs.cancel(first.job)
         catalogue.adapters.set_sample_state(first.row.id, "failed")
-    again = verbs.push(sample={"texts": passages("law", 40)})
-    assert (again.row.id, again.row.sample_state, again.row.sample.kept) == (first.row.id, "pending", 40)
-    assert again.job not in (None, first.job)
+    repushed = verbs.push(sample={"texts": passages("law", 40)})
+    assert (repushed.row.id, repushed.row.sample_state, repushed.row.sample.kept) == (first.row.id, "pending", 40)
+    assert repushed.job not in (None, first.job)
 
 
 @pytest.mark.parametrize("kind", ["texts", "vectors"])
 def test_a_sample_that_is_not_taken_is_never_written(verbs, kind):
     verbs.ready("acme/law")
-    before = set(verbs.blobs.digests())
+    digests = set(verbs.blobs.digests())
     texts = passages("secret")
     pushed = verbs.push(sample={"texts": texts} if kind == "texts" else vectors_of(verbs.base, texts))
     assert "its sample stayed as stored" in pushed.warnings[0]
-    assert set(verbs.blobs.digests()) == before
+    assert set(verbs.blobs.digests()) == digests
 
 
 def test_the_text_of_a_sample_that_is_known_by_its_vectors_is_not_taken_and_that_is_said(verbs):
     verbs.ready_all("acme/law", "acme/code")
     texts = {"texts": passages("law") + passages("code")}
     soup = verbs.row(verbs.cook(sample=texts, effort="instant", name="acme/soup").soup_id)
-    before = set(verbs.blobs.digests())
+    digests = set(verbs.blobs.digests())
     files = {WEIGHTS: inline(verbs.blobs.read(soup.weights_blob))}
     pushed = verbs.push("acme/soup", files=files, sample=texts, provenance=soup.provenance)
     assert (pushed.row.id, pushed.row.sample) == (soup.id, soup.sample)
     assert "its sample stayed as stored" in pushed.warnings[0]
-    assert set(verbs.blobs.digests()) == before
+    assert set(verbs.blobs.digests()) == digests
 
 
 def test_known_weights_in_another_file_are_not_stored_twice(verbs):
     row = verbs.push().row
-    again = verbs.push(files={WEIGHTS: inline(other_file(0))})
-    assert (again.created, again.row) == (False, row)
+    repushed = verbs.push(files={WEIGHTS: inline(other_file(0))})
+    assert (repushed.created, repushed.row) == (False, row)
     assert list(verbs.blobs.digests()) == [row.weights_blob]
 
 
@@ -241,14 +241,14 @@ def test_another_file_of_the_weights_takes_the_place_of_a_damaged_one(verbs):
     row = verbs.push().row
     verbs.blobs.damage(row.weights_blob, b"other bytes")
     data = other_file(0)
-    again = verbs.push(files={WEIGHTS: inline(data)})
-    assert (again.created, again.row.id, again.row.weights_blob) == (False, row.id, sha256_digest(data))
-    assert verbs.blobs.is_whole(again.row.weights_blob)
+    repushed = verbs.push(files={WEIGHTS: inline(data)})
+    assert (repushed.created, repushed.row.id, repushed.row.weights_blob) == (False, row.id, sha256_digest(data))
+    assert verbs.blobs.is_whole(repushed.row.weights_blob)
     with verbs.database.read() as catalogue:
-        assert catalogue.blobs.is_visible(("acme",), again.row.weights_blob)
+        assert catalogue.blobs.is_visible(("acme",), repushed.row.weights_blob)
     assert without_row(verbs) == set()
     (entry,) = verbs.audit("adapter.change")
-    assert (entry.subject, entry.detail["weights_blob"]) == (row.ref, again.row.weights_blob)
+    assert (entry.subject, entry.detail["weights_blob"]) == (row.ref, repushed.row.weights_blob)
 
 
 def test_a_file_in_the_place_of_a_damaged_one_is_charged(verbs):
@@ -292,13 +292,13 @@ def test_what_loses_a_race_has_a_row_so_that_it_is_collected(verbs, monkeypatch)
 
 
 def test_a_sample_is_stored_after_all_where_the_known_version_is_purged_meanwhile(verbs, monkeypatch):
-    known = verbs.ready("acme/law")
+    row = verbs.ready("acme/law")
     real = verbs.blobs.put_bytes
 
     def interrupted(data: bytes) -> str:
         digest = real(data)
         monkeypatch.setattr(verbs.blobs, "put_bytes", real)
-        purge(verbs.registry, verbs.caller(), known.id)
+        purge(verbs.registry, verbs.caller(), row.id)
         return digest
 
     monkeypatch.setattr(verbs.blobs, "put_bytes", interrupted)
@@ -311,9 +311,9 @@ def test_a_sample_is_stored_after_all_where_the_known_version_is_purged_meanwhil
 class TestRefusals:
     @pytest.fixture(autouse=True)
     def nothing_is_left(self, verbs):
-        before = counts(verbs)
+        row_counts = counts(verbs)
         yield
-        assert counts(verbs) | {"blobs": 0} == before | {"blobs": 0}
+        assert counts(verbs) | {"blobs": 0} == row_counts | {"blobs": 0}
 
     @pytest.mark.parametrize(
         ("fields", "error", "sentence"),
@@ -417,14 +417,14 @@ def test_pools_that_gain_a_member_are_refitted(verbs):
     ],
 )
 def test_vectors_that_are_refused(verbs, shape, fields, sentence):
-    before = counts(verbs)
+    row_counts = counts(verbs)
     array = np.ones(shape, np.float32)
     if "NaN" in sentence:
         array[3, 3] = np.nan
-    one = {"encoder": verbs.base.digest, "unit": "passage", "file": inline(save_embeddings(array)), **fields}
+    upload = {"encoder": verbs.base.digest, "unit": "passage", "file": inline(save_embeddings(array)), **fields}
     with pytest.raises(InvalidSample, match=sentence):
-        verbs.push(sample={"embeddings": [one]})
-    assert counts(verbs) == before
+        verbs.push(sample={"embeddings": [upload]})
+    assert counts(verbs) == row_counts
 
 
 def test_one_file_for_each_encoder(verbs):
@@ -456,6 +456,6 @@ def test_a_cancelled_embedding_keeps_what_it_has_and_is_taken_up_again(verbs):
         verbs.embed(row)
     assert verbs.row(row.id).sample_state == "pending"
     with verbs.database.read() as catalogue:
-        assert [one.encoder_name for one in catalogue.samples.embeddings(row.sample.digest)] == ["base"]
+        assert [embedding.encoder_name for embedding in catalogue.samples.embeddings(row.sample.digest)] == ["base"]
     del verbs.progress
     assert verbs.embed(row).sample_state == "ready"

@@ -28,9 +28,9 @@ def test_difference_is_the_ratio_of_sums_not_the_mean_of_ratios():
 @pytest.mark.parametrize("passages", [2, 9])
 def test_intervals_are_those_of_student(passages: int):
     values = np.random.default_rng(7).normal(size=passages)
-    found = paired_difference(values, np.zeros(passages), np.ones(passages), resamples=40_000)
+    estimate = paired_difference(values, np.zeros(passages), np.ones(passages), resamples=40_000)
     theirs = stats.t.interval(0.9, df=passages - 1, loc=values.mean(), scale=stats.sem(values))
-    assert found.interval == pytest.approx(theirs, rel=0.03)
+    assert estimate.interval == pytest.approx(theirs, rel=0.03)
 
 
 def test_equal_to_a_bootstrap_written_out():
@@ -47,9 +47,9 @@ def test_pairing_removes_what_both_share():
     tokens = np.full(100, 100)
     hard = rng.normal(size=100) * 80 + 400
     a, b = hard + rng.normal(size=100), hard + 5
-    found = paired_difference(a, b, tokens)
-    assert found.difference == pytest.approx(-0.05, abs=0.005)
-    assert found.standard_error < 0.1 * ratio_standard_error(a, tokens)
+    estimate = paired_difference(a, b, tokens)
+    assert estimate.difference == pytest.approx(-0.05, abs=0.005)
+    assert estimate.standard_error < 0.1 * ratio_standard_error(a, tokens)
 
 
 @given(passages)

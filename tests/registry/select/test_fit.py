@@ -75,7 +75,7 @@ def fitted_refs(verbs: ToyRegistry, spec: SelectorSpec = GmmSpec()) -> list[str]
 
 def embed_otherwise(verbs: ToyRegistry, name: str) -> None:
     """Embed an adapter's sample as another machine would, whose vectors differ."""
-    otherwise = [replace(one, vector=-one.vector) for one in embed_texts(passages("law"))]
+    otherwise = [replace(embedded, vector=-embedded.vector) for embedded in embed_texts(passages("law"))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verbs.base, "_embed", lambda _texts, **_options: otherwise)
         verbs.embed(verbs.named(name))
@@ -107,16 +107,16 @@ def fitted(verbs) -> SelectorRow:
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_selector_whose_state_is_damaged_is_not_used_and_the_next_fit_makes_it_again(verbs, fitted, lost):
-    before = verbs.blobs.read(fitted.state_blob)
+    state = verbs.blobs.read(fitted.state_blob)
     if lost:
         verbs.blobs.delete(fitted.state_blob)
     else:
-        verbs.blobs.damage(fitted.state_blob, before[:-1] + bytes([before[-1] ^ 1]))
+        verbs.blobs.damage(fitted.state_blob, state[:-1] + bytes([state[-1] ^ 1]))
     with pytest.raises(DamagedBlob, match=fitted.state_blob):
         load_selector(verbs.registry, fitted)
     assert current_selector(verbs.registry, RequestedSelector(verbs.tiny, POOL, CosineSpec(encoder="base"))) is None
-    again = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
-    assert (again.id, verbs.blobs.read(again.state_blob)) == (fitted.id, before)
+    refitted = verbs.fit(POOL, CosineSpec(encoder="base"), verbs.base.digest)
+    assert (refitted.id, verbs.blobs.read(refitted.state_blob)) == (fitted.id, state)
 
 
 def test_vectors_that_are_damaged_are_made_again_from_the_text(verbs, fitted):
@@ -152,8 +152,8 @@ def test_where_they_come_out_otherwise_the_new_ones_are_read(verbs, fitted):
     embed_otherwise(verbs, "acme/law")
     assert fitted_refs(verbs) == BOTH
     with verbs.database.read() as catalogue:
-        found = catalogue.samples.embedding(verbs.named("acme/law").sample.digest, verbs.base.digest)
-    assert found.blob_digest != blob
+        embedding = catalogue.samples.embedding(verbs.named("acme/law").sample.digest, verbs.base.digest)
+    assert embedding.blob_digest != blob
 
 
 @pytest.mark.parametrize("text", ["none was sent", "damaged too"])
@@ -242,12 +242,12 @@ def two(verbs) -> None:
     ids=["before its vectors are looked up", "before they are read", "after they were read"],
 )
 def test_a_fit_is_repeated_without_what_is_purged_meanwhile(verbs, two, monkeypatch, where, function):
-    before = set(verbs.blobs.digests())
+    digests = set(verbs.blobs.digests())
     purging(verbs, monkeypatch, where(verbs), function)
     row = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
     assert [member.ref for member in row.members] == ["acme/code@1"]
     remove_files(verbs.registry, datetime.now(UTC))
-    assert set(verbs.blobs.digests()) - before == {row.state_blob}  # not what the first fit computed
+    assert set(verbs.blobs.digests()) - digests == {row.state_blob}  # not what the first fit computed
 
 
 def test_nobody_takes_the_place_of_another_namespaces_adapter(verbs):
@@ -273,11 +273,11 @@ def test_members_are_those_with_vectors_of_the_encoder(verbs):
 
 
 @pytest.mark.parametrize(
-    ("asked", "scope", "namespaces"),
+    ("requested", "scope", "namespaces"),
     [(None, None, None), (None, ("b", "a", "a"), ("a", "b")), (("a",), ("b", "a"), ("a",)), (("a",), None, ("a",))],
 )
-def test_open_namespaces_are_what_the_key_reads(asked, scope, namespaces):
-    assert pool_spec(PoolRequest(namespaces=asked), SHAPE, scope).namespaces == namespaces
+def test_open_namespaces_are_what_the_key_reads(requested, scope, namespaces):
+    assert pool_spec(PoolRequest(namespaces=requested), SHAPE, scope).namespaces == namespaces
 
 
 def test_a_foreign_namespace_is_forbidden():
@@ -324,17 +324,17 @@ def test_the_same_members_give_the_selector_there_is(verbs, spec):
 
 
 def test_retired_and_pushed_again_is_another_selector(verbs):
-    """The same bytes under a new row: the old selector would leave it out for ever."""
+    """Its bytes are under a new row: the old selector would leave it out for ever."""
     first = verbs.ready("acme/law")
     verbs.ready("acme/code", seed=1)
-    before = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
+    earlier = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
     verbs.retire(first.id)
     verbs.ready("acme/law")
     after = verbs.fit(POOL, GmmSpec(), verbs.base.digest)
-    assert after.id != before.id
+    assert after.id != earlier.id
     with verbs.database.read() as catalogue:
         assert gone_members(catalogue, after) == {}
-        assert list(gone_members(catalogue, before)) == [first.digest]
+        assert list(gone_members(catalogue, earlier)) == [first.digest]
 
 
 def test_an_empty_pool_says_what_is_missing(verbs):
@@ -376,7 +376,7 @@ def test_what_came_and_what_went(verbs):
 
 
 def test_pools_it_may_belong_to_are_refitted_once(verbs):
-    one, other = verbs.ready("acme/law"), verbs.ready("other/code", seed=1)
+    law, code = verbs.ready("acme/law"), verbs.ready("other/code", seed=1)
     verbs.ready("acme/lora", config=LORA)
     narrowed = [
         {},
@@ -390,16 +390,16 @@ def test_pools_it_may_belong_to_are_refitted_once(verbs):
     for pool in pools:
         verbs.fit(pool, UniformSpec(), None)
     with verbs.database.write() as catalogue:
-        jobs = enqueue_refits(catalogue, one, created_by="key-1", refits=Refits(delay=5))
-        assert enqueue_refits(catalogue, one, created_by="key-1", refits=Refits(delay=5)) == jobs
+        jobs = enqueue_refits(catalogue, law, created_by="key-1", refits=Refits(delay=5))
+        assert enqueue_refits(catalogue, law, created_by="key-1", refits=Refits(delay=5)) == jobs
         refitted = [PoolSpec.model_validate(catalogue.jobs.get(None, job).arguments["pool"]) for job in jobs]
         assert refitted == pools[:4]
-        assert len(enqueue_refits(catalogue, other, created_by="key-1", refits=Refits(delay=5))) == 4
+        assert len(enqueue_refits(catalogue, code, created_by="key-1", refits=Refits(delay=5))) == 4
 
 
 @pytest.mark.parametrize("tag", [None, "x"])
 def test_what_a_selection_or_a_fit_asks_of_the_database_does_not_grow_with_the_pool(verbs, tag):
-    pool, asked = POOL.model_copy(update={"tag": tag}), {}
+    pool, statement_counts = POOL.model_copy(update={"tag": tag}), {}
     for number in range(9):
         verbs.ready(f"acme/a{number}", seed=number, card=Card(tags=("x",)))
         if number in (1, 2, 8):  # the first one finds no selector to update
@@ -408,8 +408,8 @@ def test_what_a_selection_or_a_fit_asks_of_the_database_does_not_grow_with_the_p
                 assert (gone_members(catalogue, row), missing(catalogue, row)) == ({}, ())
             with statements(verbs.database) as fitting:
                 assert verbs.fit(pool, CosineSpec(encoder="base"), verbs.base.digest).members == row.members
-            asked[number] = len(selecting), len(fitting)
-    assert all(0 < nine <= three for three, nine in zip(asked[2], asked[8], strict=True))
+            statement_counts[number] = len(selecting), len(fitting)
+    assert all(0 < nine <= three for three, nine in zip(statement_counts[2], statement_counts[8], strict=True))
 
 
 # --- idle -----------------------------------------------------------------------------------------
@@ -467,7 +467,7 @@ def test_an_idle_one_whose_pool_changed_is_fitted_first(verbs, row):
     assert answers(verbs) is None
     assert asked_ago(verbs, row) > IDLE_AFTER  # a fit that fails leaves it idle
     after = verbs.fit(POOL, UniformSpec(), None)
-    assert [one.ref for one in after.members] == BOTH
+    assert [member.ref for member in after.members] == BOTH
     assert asked_ago(verbs, after) > IDLE_AFTER
     record_use(verbs.registry, after, "tiny", created_by="key-1")
     assert answers(verbs) == after
@@ -545,13 +545,13 @@ def rows(verbs):
 
 @pytest.mark.parametrize("spec", [CosineSpec(encoder="base"), PosteriorSpec(dimensions=3)])
 def test_a_push_and_a_retirement_update_it(verbs, rows, spec, whole_fits):
-    before = verbs.fit(POOL, spec, verbs.base.digest)
+    earlier = verbs.fit(POOL, spec, verbs.base.digest)
     came = verbs.ready("acme/art", seed=9)
     gone = max(rows, key=lambda row: row.digest)  # not one that it is proved on
     verbs.retire(gone.id)
     after = verbs.fit(POOL, spec, verbs.base.digest)
     assert whole_fits == [1]
-    assert after.id != before.id
+    assert after.id != earlier.id
     names = sorted({row.domain for row in (*rows, came)} - {gone.domain})
     assert [member.domain for member in after.members] == names
     assert after.report["changes_since_whole_fit"] == 2

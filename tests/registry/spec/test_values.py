@@ -110,8 +110,8 @@ REFUSED: dict[Any, list[tuple[Any, str]]] = {
     ],
     Card: [({"description": "a\x00b"}, "NUL"), ({"metadata": {"a": "\x00"}}, "NUL")],
     CookRequest: [
-        ({"sample": {"texts": ["a"]}, **fields}, why)
-        for fields, why in (
+        ({"sample": {"texts": ["a"]}, **fields}, reason)
+        for fields, reason in (
             ({"effort": "tune", "also": ["acme/law"]}, "are for efforts that weigh adapters"),
             ({"effort": "tune", "control": True}, "are for efforts that weigh adapters"),
             ({"effort": "quick", "verify": False}, "'verify' cannot be false"),
@@ -160,48 +160,50 @@ REFUSED: dict[Any, list[tuple[Any, str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "why"), [(kind, value, why) for kind, rows in REFUSED.items() for value, why in rows]
+    ("kind", "value", "reason"), [(kind, value, reason) for kind, rows in REFUSED.items() for value, reason in rows]
 )
-def test_what_no_value_is(kind: Any, value: Any, why: str) -> None:
-    with pytest.raises(ValidationError, match=why):
+def test_what_no_value_is(kind: Any, value: Any, reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
         TypeAdapter(kind).validate_python(value)
 
 
 def test_members_of_a_union_have_one_order_however_they_were_written() -> None:
-    one, other = (
+    first, second = (
         CONFIGS.validate_python(MAM | {"members": members})
         for members in ([PREFIX, PFEIFFER, HEAD], [HEAD, PFEIFFER, PREFIX])
     )
-    assert one == other
-    assert one.identity() == other.identity()
+    assert first == second
+    assert first.identity() == second.identity()
 
 
 def test_the_order_of_labels_is_theirs() -> None:
     """The first output of a head is its first label."""
-    one, other = (
+    first, second = (
         HeadConfig(task="classification", labels=("a", "b")),
         HeadConfig(task="classification", labels=("b", "a")),
     )
-    assert one.identity() != other.identity()
+    assert first.identity() != second.identity()
 
 
 # --- names of members -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("field", "union", "tag", "some"),
+    ("field", "union", "tag", "expected_members"),
     [
         ("config", AdapterConfig, "method", {"bottleneck", "lora"}),
         ("mixing", MixingRequest, "method", {"auto", "average", "concat", "recompress", "align", "ties"}),
         ("selector", SelectorSpec, "kind", {"gmm", "cosine", "uniform"}),
     ],
 )
-def test_the_names_are_those_that_pydantic_expects(field: str, union: Any, tag: str, some: set[str]) -> None:
+def test_the_names_are_those_that_pydantic_expects(
+    field: str, union: Any, tag: str, expected_members: set[str]
+) -> None:
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(union).validate_python({tag: "no such member"})
     (error,) = caught.value.errors()
     assert {name.strip("'") for name in error["ctx"]["expected_tags"].split(", ")} == UNION_MEMBERS[field]
-    assert some <= UNION_MEMBERS[field]
+    assert expected_members <= UNION_MEMBERS[field]
 
 
 @pytest.mark.parametrize(("field", "tag"), [("mixing", "method"), ("selector", "kind")])

@@ -1,4 +1,4 @@
-"""What every pool must do for `run_tasks`, as tests that a class for each kind of pool inherits."""
+"""The contract of every pool for `run_tasks`, as tests that a class for each kind of pool inherits."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class PoolTests:
     """A fixture `build` makes a pool of a size."""
 
     def test_each_task_has_its_own_result_and_is_taken_when_it_is_started(self, build: Build) -> None:
-        taken: list[int] = []
+        started: list[int] = []
 
         def tasks() -> Iterator[Task]:
             for number, shared in ((3, "law"), (1, "law"), (2, None)):
-                taken.append(number)
+                started.append(number)
                 yield Task(number, shared)
 
         pool = build(1)
-        found = [(*outcome, len(taken)) for outcome in run_tasks(pool, work.squared, tasks())]
-        assert found == [(0, (9, "law"), 1), (1, (1, "law"), 2), (2, (4, None), 3)]
+        outcomes = [(*outcome, len(started)) for outcome in run_tasks(pool, work.squared, tasks())]
+        assert outcomes == [(0, (9, "law"), 1), (1, (1, "law"), 2), (2, (4, None), 3)]
         data = b"x" * 2**22
         tasks_again = [Task(n, data) for n in range(7)]
         assert dict(run_tasks(build(2), work.squared, tasks_again)) == {n: (n * n, data) for n in range(7)}
@@ -47,11 +47,11 @@ class PoolTests:
     ) -> None:
         pool, deaths = build(2), {"unlucky": 1, "doomed": 9, "lucky": 0, "last": 0}
         tasks = [Task((tmp_path, name, count)) for name, count in deaths.items()]
-        found = dict(run_tasks(pool, work.dies, tasks))
-        assert found[0] == 2
-        assert isinstance(found[1], TaskLost)
+        results = dict(run_tasks(pool, work.dies, tasks))
+        assert results[0] == 2
+        assert isinstance(results[1], TaskLost)
         assert len((tmp_path / "doomed").read_text().splitlines()) in (2, 3)  # it may be lost before it begins
-        assert {type(found[2]), type(found[3])} == {int}
+        assert {type(results[2]), type(results[3])} == {int}
         assert list(run_tasks(pool, work.squared, [Task(2)])) == [(0, (4, None))]
 
     def test_running_tasks_are_asked_to_stop_and_the_others_are_not_started(self, build: Build, tmp_path: Path) -> None:

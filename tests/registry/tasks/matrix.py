@@ -18,22 +18,24 @@ def stock(folder: Path, base: Path) -> None:
     with Store(folder, base, base_id="tiny", **SETTINGS) as store:
         for seed, domain in enumerate(WORDS):
             weights = adapter_weights(store._runtime, seed=seed)
-            made = folder.parent / f"{folder.name}-{domain}"
-            write_directory(made, AdapterContents(config=CONFIG, domain=domain, weights=weights, base_model="tiny"))
-            store.push(made, name=f"team/{domain}", texts=passages(domain, 30))
+            adapter_folder = folder.parent / f"{folder.name}-{domain}"
+            write_directory(
+                adapter_folder, AdapterContents(config=CONFIG, domain=domain, weights=weights, base_model="tiny")
+            )
+            store.push(adapter_folder, name=f"team/{domain}", texts=passages(domain, 30))
         store.fit("uniform")  # waits until the samples are embedded
 
 
 def known(store: Store) -> dict[tuple[str, str], tuple[Any, ...]]:
-    """What is known, by adapter and sample: all figures, to the last bit."""
+    """Evaluations by adapter and sample: all figures, to the last bit."""
     return {
-        (one.adapter, one.sample_of): (
-            one.mean_nll,
-            one.base_mean_nll,
-            one.difference,
-            one.standard_error,
-            one.tokens,
-            one.passages,
+        (evaluation.adapter, evaluation.sample_of): (
+            evaluation.mean_nll,
+            evaluation.base_mean_nll,
+            evaluation.difference,
+            evaluation.standard_error,
+            evaluation.tokens,
+            evaluation.passages,
         )
-        for one in store.client.evaluations()
+        for evaluation in store.client.evaluations()
     }

@@ -77,12 +77,12 @@ def nodes() -> Iterator[Nodes]:
         patch.setenv("RAY_AUTH_TOKEN", TOKEN)
         patch.setenv("RAY_health_check_period_ms", "500")  # 3000 by default: a dead node is missed after five
         prepare_environment()
-        found = Nodes()
+        cluster = Nodes()
         try:
-            found.add()
-            yield found
+            cluster.add()
+            yield cluster
         finally:
-            found.close()
+            cluster.close()
 
 
 @pytest.fixture(scope="class")
@@ -139,7 +139,7 @@ def command(tmp_path_factory: pytest.TempPathFactory, tiny_base_dir: Path) -> Ca
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """As a task on Ray has by default."""
+    """Have PyTorch use one thread, the default of a task on Ray."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -171,8 +171,8 @@ def test_a_sweep_of_which_a_node_dies_makes_the_same_bytes_and_prints_nothing_bu
                 nodes.kill()
                 (tmp_path / "killed").touch()
 
-        held = work.HeldOnTheWay(function, tmp_path / "killed")
-        return run_tasks(pool, held, tasks, progress=watched, should_stop=should_stop)
+        delayed = work.HeldOnTheWay(function, tmp_path / "killed")
+        return run_tasks(pool, delayed, tasks, progress=watched, should_stop=should_stop)
 
     monkeypatch.setattr(sweep, "run_tasks", killing)
     assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}", "--json")) == 0
@@ -202,13 +202,13 @@ def test_a_base_model_that_is_another_on_every_machine_ends_the_sweep(
     task = partial(sweep.CellTask)
     monkeypatch.setattr(sweep, "CellTask", lambda entry, _, *more: task(entry, "sha256:" + "0" * 64, *more))
     assert soup(command(tmp_path / "out", "--on", f"ray={nodes.address}")) == 1
-    said = capsys.readouterr().err
-    assert f"On {platform.node()}: The base model in {tiny_base_dir} has fingerprint" in said
-    assert "every machine needs the same files." in said
+    errors = capsys.readouterr().err
+    assert f"On {platform.node()}: The base model in {tiny_base_dir} has fingerprint" in errors
+    assert "every machine needs the same files." in errors
 
 
 @pytest.mark.parametrize(
-    ("on", "said"),
+    ("on", "message"),
     [
         (("--on", "spark"), "--on takes ray, or ray=HOST:PORT"),
         (("--on", "ray="), "--on takes ray, or ray=HOST:PORT"),
@@ -220,10 +220,10 @@ def test_what_is_no_pool_is_one_sentence(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     on: tuple[str, ...],
-    said: str,
+    message: str,
 ) -> None:
     assert soup(command(tmp_path / "out", *on)) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
@@ -240,9 +240,9 @@ def test_a_pool_of_adapters_is_evaluated_to_the_figures_of_the_stores_engine(
     stock(tmp_path / "here", tiny_base_dir)
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     with Store(tmp_path / "here", **SETTINGS) as here, Store(tmp_path / "there", **SETTINGS) as there:
-        found = there.evaluate_pool(passages=10, on=f"ray={nodes.address}")
-        assert found == here.evaluate_pool(passages=10)
-        assert (found.computed, found.failed) == (9, {})
+        report = there.evaluate_pool(passages=10, on=f"ray={nodes.address}")
+        assert report == here.evaluate_pool(passages=10)
+        assert (report.computed, report.failed) == (9, {})
         assert known(there) == known(here)
 
 
@@ -251,10 +251,10 @@ def test_a_cluster_without_a_machine_of_so_many_cores_says_so_from_the_start_or_
     nodes: Nodes, tmp_path: Path
 ) -> None:
     nodes.add(cores=2)
-    others = nodes.count - 1
+    node_count = nodes.count - 1
 
     def kill(*_: object) -> None:
-        if nodes.count > others:
+        if nodes.count > node_count:
             nodes.kill()
 
     with ray_connection(nodes.address):

@@ -32,8 +32,8 @@ with ray_connection(None):
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return {**kept, **more}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**variables, **more}
 
 
 @contextmanager
@@ -108,10 +108,10 @@ class Head(grpc.GenericRpcHandler):
         self.token = token
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        said = dict(handler_call_details.invocation_metadata).get("authorization")
+        authorization = dict(handler_call_details.invocation_metadata).get("authorization")
 
         def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
-            if self.token is not None and said != f"Bearer {self.token}":
+            if self.token is not None and authorization != f"Bearer {self.token}":
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")
             return b""
 
@@ -143,9 +143,9 @@ def test_one_that_asks_for_no_token_is_refused_unless_the_operator_wants_that(mo
 
 
 def test_nobody_at_the_address_is_said_at_once() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(Unavailable, match=f"No Ray cluster answers at {address}"):
             check_cluster(address)
 
@@ -176,7 +176,7 @@ def test_without_the_extra_the_sentence_names_it(monkeypatch: pytest.MonkeyPatch
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate of 127.0.0.1, which is its own authority, and its key."""
     folder = tmp_path_factory.mktemp("tls")
-    own, key = folder / "own.pem", folder / "key.pem"
+    certificate, key = folder / "own.pem", folder / "key.pem"
     subprocess.run(
         [
             "openssl",
@@ -194,33 +194,35 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
             "-keyout",
             str(key),
             "-out",
-            str(own),
+            str(certificate),
         ],
         check=True,
         capture_output=True,
     )
-    return own, key
+    return certificate, key
 
 
 @pytest.fixture
 def tls_head(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    own, key = (path.read_bytes() for path in files)
+    certificate, key = (path.read_bytes() for path in files)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with answering(TOKEN, grpc.ssl_server_credentials([(key, own)], own, require_client_auth=True)) as address:
+    with answering(
+        TOKEN, grpc.ssl_server_credentials([(key, certificate)], certificate, require_client_auth=True)
+    ) as address:
         yield address
 
 
 @pytest.mark.slow
 def test_the_question_goes_over_tls(tls_head: str, files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    own, key = map(str, files)
-    for name, value in (("USE_TLS", "1"), ("TLS_SERVER_CERT", own), ("TLS_SERVER_KEY", key)):
+    certificate, key = map(str, files)
+    for name, value in (("USE_TLS", "1"), ("TLS_SERVER_CERT", certificate), ("TLS_SERVER_KEY", key)):
         monkeypatch.setenv(f"RAY_{name}", value)
     with pytest.raises(Unavailable, match="RAY_TLS_CA_CERT names no file"):
         check_cluster(tls_head)
     monkeypatch.setenv("RAY_TLS_CA_CERT", "/nowhere/none")
     with pytest.raises(Unavailable, match="RAY_TLS_SERVER_CERT cannot be read"):
         check_cluster(tls_head)
-    monkeypatch.setenv("RAY_TLS_CA_CERT", own)
+    monkeypatch.setenv("RAY_TLS_CA_CERT", certificate)
     check_cluster(tls_head)
 
 

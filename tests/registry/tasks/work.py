@@ -38,17 +38,17 @@ def full(folder: Path, _watch: Watch) -> int:
     return times
 
 
-def dies(given: tuple[Path, str, int], _watch: Watch) -> int:
+def dies(argument: tuple[Path, str, int], _watch: Watch) -> int:
     """Kills its process the first so many times; then returns how often it was started."""
-    folder, name, deaths = given
+    folder, name, deaths = argument
     if (times := _note(folder, name)) <= deaths:
         os.kill(os.getpid(), signal.SIGKILL)
     return times
 
 
-def waits(given: tuple[Path, str], watch: Watch) -> None:
+def waits(argument: tuple[Path, str], watch: Watch) -> None:
     """Reports progress until it is asked to stop, or interrupted, and notes that it was."""
-    folder, name = given
+    folder, name = argument
     _note(folder, f"{name} {os.getpid()}")
     try:
         while not watch.should_stop():
@@ -59,9 +59,9 @@ def waits(given: tuple[Path, str], watch: Watch) -> None:
     raise Cancelled("It was asked to stop.")
 
 
-def deaf(given: tuple[Path, str], _watch: Watch) -> None:
+def deaf(argument: tuple[Path, str], _watch: Watch) -> None:
     """Never stops by itself."""
-    folder, name = given
+    folder, name = argument
     _note(folder, f"{name} {os.getpid()}")
     while True:
         time.sleep(0.01)
@@ -75,15 +75,15 @@ class HeldOnTheWay:
     until: Path
 
     def __call__(self, argument: Any, watch: Watch) -> Any:
-        """What the function returns."""
+        """Return the function's result; its progress reports wait for the file."""
 
-        def held(done: int, total: int, message: str) -> None:
+        def delayed_progress(done: int, total: int, message: str) -> None:
             watch.progress(done, total, message)
             while done and not self.until.exists():
                 watch.progress(done, total, message)
                 time.sleep(0.01)
 
-        return self.function(argument, replace(watch, progress=held))
+        return self.function(argument, replace(watch, progress=delayed_progress))
 
 
 def _note(folder: Path, name: str) -> int:
