@@ -83,8 +83,8 @@ class Keyed:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope.get("headers", ()))
         scopes = headers.get(b"x-scopes", b"read write infer").decode().split()
-        who = Principal(headers.get(b"x-key", b"one").decode(), None, frozenset(scopes))
-        scope.setdefault("state", {})["principal"] = who
+        principal = Principal(headers.get(b"x-key", b"one").decode(), None, frozenset(scopes))
+        scope.setdefault("state", {})["principal"] = principal
         await self._app(scope, receive, send)
 
 
@@ -95,25 +95,25 @@ def checked_app(**settings: Any) -> FastAPI:
     router = APIRouter(route_class=CheckedRoute)
 
     @router.post("/small")
-    async def small(body: Annotated[Any, Body()], who: Writer) -> Any:
+    async def small(body: Annotated[Any, Body()], principal: Writer) -> Any:
         return body
 
     @router.post("/large")
     @takes(FILES)
-    async def large(body: Annotated[Any, Body()], who: Writer) -> Any:
+    async def large(body: Annotated[Any, Body()], principal: Writer) -> Any:
         return len(str(body))
 
     @router.post("/ids")
     @takes(PROMPTS)
-    async def ids(body: Annotated[Any, Body()], who: ModelUser) -> Any:
+    async def ids(body: Annotated[Any, Body()], principal: ModelUser) -> Any:
         return len(body)
 
     @router.put("/raw")
-    async def raw(request: Request, who: Writer) -> Any:
+    async def raw(request: Request, principal: Writer) -> Any:
         return {"pieces": [len(piece) async for piece in request.stream()]}
 
     @router.get("/look")
-    async def look(who: Reader) -> Any:
+    async def look(principal: Reader) -> Any:
         return {}
 
     app.include_router(router)

@@ -1,4 +1,4 @@
-"""What modules of this folder ask for by name."""
+"""Fixtures of the tests in this folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.service.servers import BASE_ID, Live, with_template
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """What runs tests that are coroutines."""
+    """The event loop that runs coroutine tests."""
     return "asyncio"
 
 

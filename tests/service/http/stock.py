@@ -1,4 +1,4 @@
-"""What tests put on a server: adapters with samples, fitted selectors, soups, and jobs that wait."""
+"""Test data on a server: adapters with samples, fitted selectors, soups, and jobs that wait."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def fit_selector(world: World, kind: str = "posterior", *, namespace: str = "acm
 def cook_soup(world: World, name: str, weights: dict[str, float], *evidence: dict[str, Any]) -> dict[str, Any]:
     """Cook the weighted mean of some adapters; each `evidence` is as if a cook had given this soup as its answer."""
     recipe = {"ingredients": [{"ref": ref, "weight": weight} for ref, weight in weights.items()]}
-    made = answered(world.client.post("/v1/soups", json={"recipe": recipe, "name": name, "wait": 60}), 201)
+    soup = answered(world.client.post("/v1/soups", json={"recipe": recipe, "name": name, "wait": 60}), 201)
     with world.registry.database.write() as catalogue:
         row = catalogue.adapters.resolve(None, parse_ref(name))
         for body in evidence:
             catalogue.soups.add_evidence(row.id, row.recipe_digest, body)
-    return dict(made)
+    return dict(soup)
 
 
 def queue_job(world: World, kind: str = "fit", arguments: dict[str, Any] | None = None) -> str:
