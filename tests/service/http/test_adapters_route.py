@@ -23,7 +23,9 @@ LATE = "precondition_failed"
 
 def vectors(world: World, seed: int = 0) -> dict[str, Any]:
     """A sample that needs no embedding."""
-    encoder = next(one for one in world.runtime.bases[BASE_ID].encoders().values() if one.name == "base")
+    encoder = next(
+        candidate for candidate in world.runtime.bases[BASE_ID].encoders().values() if candidate.name == "base"
+    )
     data = save_embeddings(np.random.default_rng(seed).normal(size=(30, 32)).astype(np.float32))
     file = {"base64": base64.b64encode(data).decode()}
     return {"embeddings": [{"encoder": encoder.digest, "unit": "passage", "file": file}]}
@@ -36,7 +38,7 @@ def fitted(world: World, **pool: Any) -> str:
 
 
 def queued(world: World, kind: str) -> list[str]:
-    return [one["id"] for one in world.client.get(f"/v1/jobs?kind={kind}&state=queued&limit=200").json()["data"]]
+    return [job["id"] for job in world.client.get(f"/v1/jobs?kind={kind}&state=queued&limit=200").json()["data"]]
 
 
 def get(world: World, path: str, **request: Any) -> Any:
@@ -47,14 +49,14 @@ def get(world: World, path: str, **request: Any) -> Any:
 
 
 def test_card_and_domain_change_and_everything_else_stays(world: World) -> None:
-    before = world.push("acme/law", card={"description": "old", "tags": ["eu"]})
+    pushed = world.push("acme/law", card={"description": "old", "tags": ["eu"]})
     changes = {"card": {"description": "new"}, "domain": "statutes"}
-    after = answered(world.client.patch("/v1/adapters/acme/law", json=changes))
-    assert (after["card"]["description"], after["card"]["tags"], after["domain"]) == ("new", [], "statutes")
-    assert after["etag"] != before["etag"]
+    updated = answered(world.client.patch("/v1/adapters/acme/law", json=changes))
+    assert (updated["card"]["description"], updated["card"]["tags"], updated["domain"]) == ("new", [], "statutes")
+    assert updated["etag"] != pushed["etag"]
     same = ("digest", "version", "config", "provenance", "created_at", "weights_blob")
-    assert {name: after[name] for name in same} == {name: before[name] for name in same}
-    assert get(world, "acme/law").json() == {**after, "job": None, "warnings": []}
+    assert {name: updated[name] for name in same} == {name: pushed[name] for name in same}
+    assert get(world, "acme/law").json() == {**updated, "job": None, "warnings": []}
 
 
 def test_lists_leave_the_provenance_to_each_adapter(world: World) -> None:
@@ -63,7 +65,7 @@ def test_lists_leave_the_provenance_to_each_adapter(world: World) -> None:
     world.push("acme/long", provenance=log)
     assert get(world, "acme/long").json()["provenance"]["training"] == log["training"]
     page = world.client.get("/v1/adapters?q=long")
-    assert [one["name"] for one in page.json()["data"]] == ["long"]
+    assert [adapter["name"] for adapter in page.json()["data"]] == ["long"]
     assert "provenance" not in page.json()["data"][0]
     assert len(page.content) < 10_000
     assert "provenance" not in world.client.delete("/v1/adapters/acme/long").json()["data"][0]
@@ -82,23 +84,23 @@ def test_a_domain_that_changes_refits_its_pools_and_only_these(world: World) -> 
     world.push("elsewhere/law", seed=2, sample=vectors(world, 1))
     fitted(world, namespaces=("pools",))
     fitted(world, namespaces=("elsewhere",))
-    before = set(queued(world, "fit"))
+    jobs_before = set(queued(world, "fit"))
     world.client.patch("/v1/adapters/pools/law", json={"domain": "statutes"})
-    (job,) = set(queued(world, "fit")) - before
+    (job,) = set(queued(world, "fit")) - jobs_before
     with world.runtime.database.read() as catalogue:
         assert catalogue.jobs.get(None, job).arguments["pool"]["namespaces"] == ["pools"]
     world.client.patch("/v1/adapters/pools/law", json={"domain": "law again"})
-    assert set(queued(world, "fit")) - before == {job}  # debounced
+    assert set(queued(world, "fit")) - jobs_before == {job}  # debounced
     world.client.delete("/v1/adapters/elsewhere/law")
-    assert len(set(queued(world, "fit")) - before) == 2
+    assert len(set(queued(world, "fit")) - jobs_before) == 2
 
 
 def test_a_new_version_without_a_sample_is_refitted_for_and_until_then_the_old_one_serves(world: World) -> None:
     world.push("leaving/law", seed=1, sample=vectors(world))
     selector = fitted(world, namespaces=("leaving",))
-    before = set(queued(world, "fit"))
+    jobs_before = set(queued(world, "fit"))
     world.push("leaving/law", seed=2)
-    assert len(set(queued(world, "fit")) - before) == 1
+    assert len(set(queued(world, "fit")) - jobs_before) == 1
     answer = answered(
         world.client.post(
             "/v1/select",
@@ -106,7 +108,7 @@ def test_a_new_version_without_a_sample_is_refitted_for_and_until_then_the_old_o
         )
     )
     assert answer["selector"] == selector
-    assert [one["ref"] for one in answer["selection"]["selected"]] == ["leaving/law@1"]
+    assert [adapter["ref"] for adapter in answer["selection"]["selected"]] == ["leaving/law@1"]
 
 
 # --- aliases --------------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ def test_an_alias_moves_by_compare_and_set(world: World) -> None:
     refusal_with_code(world.client.put(path, json={"version": 1}, headers={"if-match": f'"{etag}"'}), 412, LATE)
     assert world.client.request("DELETE", path, headers={"if-match": etag}).status_code == 412
     listed = get(world, "acme/aliased/aliases").json()["data"]
-    assert [(one["alias"], one["version"]) for one in listed] == [("stable", 2)]
+    assert [(alias["alias"], alias["version"]) for alias in listed] == [("stable", 2)]
     assert world.client.delete(path).status_code == 204
     assert world.client.delete(path).status_code == 404
     assert get(world, "acme/aliased@stable").status_code == 404
@@ -153,8 +155,8 @@ def test_bad_aliases(world: World, alias: str, body: Any, status: int) -> None:
 def test_one_version_and_then_all_of_them(world: World) -> None:
     digests = [world.push("acme/old", seed=seed)["digest"] for seed in (51, 52, 53)]
     world.client.put("/v1/adapters/acme/old/aliases/best", json={"version": 2})
-    one = world.client.delete("/v1/adapters/acme/old@3").json()["data"]
-    assert [(row["version"], row["retired_at"] is not None) for row in one] == [(3, True)]
+    retired = world.client.delete("/v1/adapters/acme/old@3").json()["data"]
+    assert [(row["version"], row["retired_at"] is not None) for row in retired] == [(3, True)]
     assert get(world, "acme/old").json()["version"] == 2
     assert get(world, "acme/old@3").status_code == 410
     assert get(world, digests[2]).status_code == 410
@@ -172,10 +174,10 @@ def test_a_retired_version_comes_back_and_its_pools_are_refitted(world: World) -
     world.push("back/law", seed=54, sample=vectors(world))
     newest = world.push("back/law", seed=55, sample=vectors(world))
     fitted(world, namespaces=("back",))
-    before = set(queued(world, "fit"))
+    jobs_before = set(queued(world, "fit"))
     (gone,) = world.client.delete("/v1/adapters/back/law@2").json()["data"]
     with world.runtime.database.write() as catalogue:
-        for job in set(queued(world, "fit")) - before:
+        for job in set(queued(world, "fit")) - jobs_before:
             catalogue.jobs.cancel(job)
     path = "/v1/adapters/back/law@2/restore"
     assert world.client.post(path, headers={"if-match": f'"{newest["etag"]}"'}).status_code == 412
@@ -183,10 +185,10 @@ def test_a_retired_version_comes_back_and_its_pools_are_refitted(world: World) -
     restored = answered(world.client.post(path, headers={"if-match": f'"{gone["etag"]}"'}))
     assert restored["retired_at"] is None
     assert get(world, "back/law").json()["version"] == 2
-    assert len(set(queued(world, "fit")) - before) == 1
+    assert len(set(queued(world, "fit")) - jobs_before) == 1
     assert answered(world.client.post(path))["etag"] == restored["etag"]
     audit = world.client.get("/v1/audit?limit=200").json()["data"]
-    assert [one["action"] for one in audit].count("adapter.restore") == 1
+    assert [entry["action"] for entry in audit].count("adapter.restore") == 1
 
 
 def test_what_cannot_be_restored(world: World) -> None:
@@ -203,17 +205,17 @@ def test_what_cannot_be_restored(world: World) -> None:
 def test_files_with_etag_and_range(world: World) -> None:
     texts = [f"passage {number}" for number in range(30)]
     pushed = world.push("acme/files", seed=7, sample={"texts": texts})
-    files = {one["name"]: one for one in get(world, "acme/files/files").json()["data"]}
+    files = {file["name"]: file for file in get(world, "acme/files/files").json()["data"]}
     assert set(files) == {"adapter_config.json", "README.md", "adapter_model.safetensors", "samples.jsonl"}
-    for name, one in files.items():
+    for name, file in files.items():
         answer = get(world, f"acme/files/files/{name}")
-        assert (len(answer.content), sha256_digest(answer.content)) == (one["size"], one["digest"])
-        assert answer.headers["etag"] == f'"{one["digest"]}"'
+        assert (len(answer.content), sha256_digest(answer.content)) == (file["size"], file["digest"])
+        assert answer.headers["etag"] == f'"{file["digest"]}"'
         assert "no-cache" in answer.headers["cache-control"]  # another version may stand behind the name tomorrow
-        again = get(world, f"acme/files/files/{name}", headers={"if-none-match": answer.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
-        part = get(world, f"acme/files/files/{name}", headers={"range": "bytes=2-9"})
-        assert (part.status_code, part.content) == (206, answer.content[2:10])
+        not_modified = get(world, f"acme/files/files/{name}", headers={"if-none-match": answer.headers["etag"]})
+        assert (not_modified.status_code, not_modified.content) == (304, b"")
+        partial = get(world, f"acme/files/files/{name}", headers={"range": "bytes=2-9"})
+        assert (partial.status_code, partial.content) == (206, answer.content[2:10])
     assert get(world, "acme/files/files/adapter_model.safetensors").content == adapter_weights(world.runtime, seed=7)
     assert json.loads(get(world, "acme/files/files/samples.jsonl").content.splitlines()[0]) == {"text": texts[0]}
     assert get(world, "acme/files/files/adapter_config.json").json()["base_fingerprint"] == pushed["base_fingerprint"]
@@ -263,6 +265,6 @@ def test_selecting_never_names_what_the_key_does_not_read(world: World) -> None:
     fitted(world, namespaces=("ours2",))
     headers = world.headers(world.key(["read"], ["ours2"]))
     body = {"sample": vectors(world, 3), "selector": {"kind": "uniform"}}
-    told = str(answered(world.client.post("/v1/select", json=body, headers=headers)))
-    assert "theirs2" not in told
-    assert "hidden" not in told
+    text = str(answered(world.client.post("/v1/select", json=body, headers=headers)))
+    assert "theirs2" not in text
+    assert "hidden" not in text

@@ -1,4 +1,4 @@
-"""What goes over the wire, byte for byte: the order of keys, what is null and what is absent, floats, other alphabets.
+"""The bytes of answers: the order of keys, null and absent fields, floats, other alphabets.
 
 The engine is replaced by one that gives prepared tokens, so that nothing depends on a model's floats.
 """
@@ -34,9 +34,9 @@ TEMPLATES = {"tiny": "{% for m in messages %}{{ m['content'] }}{% endfor %}"}
 @pytest.fixture
 def ids(world: World) -> tuple[int, int, int]:
     """The two halves of "é", and "q"."""
-    found = world.runtime.bases["tiny"].text.tokenizer.convert_tokens_to_ids(["Ã", "©", "q"])
-    assert None not in found
-    return tuple(found)
+    token_ids = world.runtime.bases["tiny"].text.tokenizer.convert_tokens_to_ids(["Ã", "©", "q"])
+    assert None not in token_ids
+    return tuple(token_ids)
 
 
 @pytest.fixture(autouse=True)
@@ -50,14 +50,14 @@ def prepared(world: World, monkeypatch: pytest.MonkeyPatch, ids: tuple[int, int,
     ]
 
     def generation(request: GenerateRequest) -> Generation:
-        asked = request.params.logprobs is not None
+        with_logprobs = request.params.logprobs is not None
         whole = Completion(
-            token_ids=tuple(one.token_id for one in tokens),
+            token_ids=tuple(token.token_id for token in tokens),
             text="éq",
             finish_reason="length",
-            token_logprobs=tuple(one.logprob or 0.0 for one in tokens) if asked else (),
-            top_logprobs=tuple(one.top for one in tokens) if asked else (),
-            text_offsets=tuple(one.offset for one in tokens),
+            token_logprobs=tuple(token.logprob or 0.0 for token in tokens) if with_logprobs else (),
+            top_logprobs=tuple(token.top for token in tokens) if with_logprobs else (),
+            text_offsets=tuple(token.offset for token in tokens),
         )
         if request.params.max_tokens == 0:
             whole = Completion(token_ids=(), text="", finish_reason="length")
@@ -85,7 +85,7 @@ def prepared(world: World, monkeypatch: pytest.MonkeyPatch, ids: tuple[int, int,
     monkeypatch.setattr(world.runtime.engine, "submit_all", submit_all)
 
 
-def said(world: World, path: str, body: dict[str, Any]) -> list[str]:
+def answer_lines(world: World, path: str, body: dict[str, Any]) -> list[str]:
     """Status and body of an answer, line by line."""
     answer = world.client.post(path, json={"model": "tiny", **body})
     masked = re.sub(r'(cmpl-)[0-9a-f]{32}|("created": ?)\d+|(sha256:)[0-9a-f]{64}', r"\1\2\3#", answer.text)
@@ -96,6 +96,6 @@ def said(world: World, path: str, body: dict[str, Any]) -> list[str]:
     "recorded", RECORDED.read_text("utf-8").strip().split("\n\n"), ids=lambda text: text.split("\n")[0]
 )
 def test_every_byte_is_what_it_was(world: World, recorded: str) -> None:
-    asked, *lines = recorded.splitlines()
-    path, _, body = asked.partition(" ")
-    assert said(world, path, json.loads(body)) == lines
+    request_line, *lines = recorded.splitlines()
+    path, _, body = request_line.partition(" ")
+    assert answer_lines(world, path, json.loads(body)) == lines

@@ -21,12 +21,12 @@ from tests.service.servers import World
 
 
 def as_many_as_there_are(limits: AnswerLimits, key: str, stack: ExitStack) -> int:
-    taken = 0
+    count = 0
     with suppress(Busy):
         while True:
             stack.enter_context(limits.acquire(key))
-            taken += 1
-    return taken
+            count += 1
+    return count
 
 
 def test_whoever_takes_all_it_gets_leaves_places_to_others() -> None:
@@ -111,13 +111,13 @@ async def test_keys_that_wait_take_turns() -> None:
     st.integers(1, 6),
     st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.integers(0, 3)), min_size=1, max_size=40),
 )
-async def test_whoever_does_not_go_away_is_served(most: int, asked: list[tuple[str, bool, int]]) -> None:
+async def test_whoever_does_not_go_away_is_served(most: int, arrivals: list[tuple[str, bool, int]]) -> None:
     """Tasks begin, some are cancelled while they wait, run, or get their turn; no place is lost."""
 
     work = Work(most)
     work.free.set()
     tasks = []
-    for key, leaves, later in asked:
+    for key, leaves, later in arrivals:
         tasks.append((work.begin(key), leaves))
         await rounds(later)
         if leaves:
@@ -148,83 +148,83 @@ class Time:
 
 
 def refusals() -> tuple[Refusals, Time]:
-    """Beside another key that asks."""
+    """Refusals without a real clock, while another key is active."""
     time = Time()
-    found = Refusals(TOO_MUCH, clock=lambda: time.now, sleep=time.sleep)
-    turns(found, "other")
-    return found, time
+    throttle = Refusals(TOO_MUCH, clock=lambda: time.now, sleep=time.sleep)
+    turns(throttle, "other")
+    return throttle, time
 
 
-def turns(found: Refusals, key: str, count: int = 1) -> None:
+def turns(throttle: Refusals, key: str, count: int = 1) -> None:
     async def all_of_them() -> None:
         for _ in range(count):
-            await found.turn(key)
+            await throttle.turn(key)
 
     asyncio.run(all_of_them())
 
 
 @pytest.mark.parametrize("status", [413, 429])
 def test_after_a_refusal_they_begin_one_by_one(status: int) -> None:
-    found, time = refusals()
-    found.record("loud", status)
-    turns(found, "loud", 3)
+    throttle, time = refusals()
+    throttle.record("loud", status)
+    turns(throttle, "loud", 3)
     assert time.slept == [0.0, APART, 2 * APART]
-    turns(found, "calm", 3)
+    turns(throttle, "calm", 3)
     assert len(time.slept) == 3
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 404, 500, 503])
 def test_any_other_answer_holds_nobody(status: int) -> None:
-    found, time = refusals()
-    found.record("key", status)
-    turns(found, "key", 3)
+    throttle, time = refusals()
+    throttle.record("key", status)
+    turns(throttle, "key", 3)
     assert time.slept == []
 
 
 def test_who_waits_as_told_notices_nothing() -> None:
-    found, time = refusals()
-    found.record("key", 429)
+    throttle, time = refusals()
+    throttle.record("key", 429)
     time.now += REMEMBERED
-    turns(found, "key", 5)
+    turns(throttle, "key", 5)
     assert time.slept == []
 
 
 def test_while_no_other_key_asks_nobody_is_held() -> None:
-    found, time = refusals()
+    throttle, time = refusals()
     time.now += OTHERS
-    found.record("key", 429)
-    turns(found, "key", 200)
+    throttle.record("key", 429)
+    turns(throttle, "key", 200)
     assert time.slept == []
-    turns(found, "other")
-    turns(found, "key", 2)
+    turns(throttle, "other")
+    turns(throttle, "key", 2)
     assert time.slept == [0.0, APART]
 
 
 def test_who_goes_on_is_held_as_long_as_that_lasts() -> None:
     """Each request is refused again; those that wait have their turns one after the other, also much later."""
-    found, time = refusals()
+    throttle, time = refusals()
     for _ in range(30):
-        found.record("key", 429)
-        turns(found, "key")
+        throttle.record("key", 429)
+        turns(throttle, "key")
         time.now += APART / 10
     assert time.slept[-1] == pytest.approx(29 * APART - 29 * APART / 10)
 
 
 def test_too_many_that_wait_are_refused_at_once() -> None:
-    found, _ = refusals()
-    found.record("key", 429)
+    throttle, _ = refusals()
+    throttle.record("key", 429)
     with pytest.raises(RateLimitExceeded, match="did not wait") as refused:
-        turns(found, "key", 200)
+        turns(throttle, "key", 200)
     assert refused.value.retry_after == LONGEST
 
 
 def test_a_server_holds_a_key_to_it_and_no_other(world: World, monkeypatch: Any) -> None:
-    held: list[str] = []
+    delayed_keys: list[str] = []
     real = Refusals.turn
 
     async def watched(self: Refusals, key_id: str) -> None:
         if key_id in self._keys:
-            held.append(key_id)
+            delayed_keys.append(key_id)
         await real(self, key_id)
 
     monkeypatch.setattr(Refusals, "turn", watched)
@@ -233,6 +233,6 @@ def test_a_server_holds_a_key_to_it_and_no_other(world: World, monkeypatch: Any)
     headers = {**loud, "content-type": "application/json"}
     assert world.client.post("/v1/adapters", content=body, headers=headers).status_code == 413
     assert world.client.get("/v1/jobs", headers=calm).status_code == 403
-    assert held == []
+    assert delayed_keys == []
     assert world.client.post("/v1/adapters", content=body, headers=headers).status_code == 413
-    assert len(held) == 1
+    assert len(delayed_keys) == 1

@@ -172,14 +172,14 @@ def test_without_keys_everything_else_is_refused(open_house: World, headers: dic
 
 
 def test_pages_of_other_origins_are_let_in_nowhere_unless_a_setting_says_so(world: World) -> None:
-    asked = {"origin": "https://app.example.com", "access-control-request-method": "GET"}
+    headers = {"origin": "https://app.example.com", "access-control-request-method": "GET"}
     for method in ("GET", "OPTIONS"):
-        assert "access-control-allow-origin" not in world.client.request(method, "/v1/models", headers=asked).headers
+        assert "access-control-allow-origin" not in world.client.request(method, "/v1/models", headers=headers).headers
 
 
 def test_no_model_is_chosen_for_a_prompt_if_a_setting_says_so(open_house: World) -> None:
-    asked = {"model": "auto", "prompt": "The court", "max_tokens": 1}
-    refusal_with_code(open_house.client.post("/v1/completions", json=asked), 404, "not_found")
+    body = {"model": "auto", "prompt": "The court", "max_tokens": 1}
+    refusal_with_code(open_house.client.post("/v1/completions", json=body), 404, "not_found")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What is asked for, cancelled and uploaded is in the audit of its namespace, and the audit is exported as CSV."""
+"""Requests, cancellations and uploads in the audit of their namespace, and the export of the audit as CSV."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOB = b"uploaded by a team"
 
 @pytest.fixture(scope="module")
 def team(world: World) -> dict[str, Any]:
-    """A key of a namespace that has uploaded, fitted and cooked, and cancelled what it asked for."""
+    """A key of a namespace that has uploaded, fitted and cooked, and cancelled the cook."""
     headers = world.headers(world.key(["read", "write", "admin"], ["team"]))
     client = world.client
     for seed, domain in enumerate(("kitchen", "court")):
@@ -28,8 +28,8 @@ def team(world: World) -> dict[str, Any]:
     assert client.put(f"/v1/blobs/{sha256_digest(BLOB)}", content=BLOB, headers=headers).status_code == 201
     client.post("/v1/selectors", json={"selector": {"kind": "posterior"}, "wait": 0}, headers=headers)
     sample = {"texts": passages("kitchen", 25, seed=5)}
-    asked = {"sample": sample, "selector": {"kind": "uniform"}, "verify": False, "wait": 0, "name": "team/soup"}
-    cook = client.post("/v1/soups", json=asked, headers=headers).json()
+    body = {"sample": sample, "selector": {"kind": "uniform"}, "verify": False, "wait": 0, "name": "team/soup"}
+    cook = client.post("/v1/soups", json=body, headers=headers).json()
     client.post(f"/v1/jobs/{cook['id']}/cancel", headers=headers)
     return {"headers": headers, "cook": cook["id"]}
 
@@ -39,9 +39,9 @@ def entries(world: World, headers: dict[str, str], **filters: Any) -> list[dict[
 
 
 def test_what_a_namespace_asked_for_is_in_its_audit_and_in_no_others(world: World, team: dict[str, Any]) -> None:
-    seen = entries(world, team["headers"])
-    assert {one["namespace"] for one in seen} == {"team"}
-    by_action = {one["action"]: one for one in seen}
+    audit = entries(world, team["headers"])
+    assert {entry["namespace"] for entry in audit} == {"team"}
+    by_action = {entry["action"]: entry for entry in audit}
     assert by_action["blob.upload"]["subject"] == sha256_digest(BLOB)
     assert by_action["blob.upload"]["detail"] == {"size": len(BLOB)}
     assert by_action["soup.ask"]["subject"] == team["cook"]
@@ -68,8 +68,8 @@ def test_csv_is_all_of_what_json_gives_in_pages(world: World, team: dict[str, An
     rows = list(csv.DictReader(io.StringIO(answer.text)))
     listed = entries(world, {}, namespace="team")
     assert len(listed) > 4
-    assert [row["subject"] for row in rows] == [one["subject"] for one in listed]
-    assert [json.loads(row["detail"]) for row in rows] == [one["detail"] for one in listed]
+    assert [row["subject"] for row in rows] == [entry["subject"] for entry in listed]
+    assert [json.loads(row["detail"]) for row in rows] == [entry["detail"] for entry in listed]
     code, out, _ = soup("audit", "--csv", "--namespace", "team")
     assert (code, list(csv.reader(io.StringIO(out)))[1:]) == (0, [list(row.values()) for row in rows])
     assert soup("audit", "--csv", "--lines")[0] == 2

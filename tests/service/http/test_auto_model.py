@@ -20,7 +20,7 @@ SAMPLES = {
     "law": [f"The court held that contract number {number} was void and struck it out." for number in range(30)],
     "food": [f"Heat the oil, add {number} onions, and stir until they are golden brown." for number in range(30)],
 }
-ASKED = {"model": "auto", "max_tokens": 2, "temperature": 0}
+REQUEST = {"model": "auto", "max_tokens": 2, "temperature": 0}
 TEMPLATES = {BASE_ID: "{% for m in messages %}{{ m['content'] }}{% endfor %}"}
 
 
@@ -40,7 +40,7 @@ def fitted(world: World) -> World:
 
 def ask(world: World, prompt: Any, **fields: Any) -> Any:
     return world.client.post(
-        "/v1/completions", json={**ASKED, "prompt": prompt, **fields}, headers=key_of(world, "acme")
+        "/v1/completions", json={**REQUEST, "prompt": prompt, **fields}, headers=key_of(world, "acme")
     )
 
 
@@ -86,7 +86,7 @@ def test_adapters_that_cannot_be_mixed_leave_the_best_one(fitted: World) -> None
     route = fitted.client.post("/v1/route", json={"texts": prompts}, headers=headers).json()
     best, _second = (adapter["ref"] for adapter in route["adapters"])
     assert route["mixture"] == best
-    answer = fitted.client.post("/v1/completions", json={**ASKED, "prompt": prompts}, headers=headers)
+    answer = fitted.client.post("/v1/completions", json={**REQUEST, "prompt": prompts}, headers=headers)
     assert answer.headers["x-soup-model"] == best
 
 
@@ -103,7 +103,7 @@ def test_of_a_conversation_what_the_user_said_decides(fitted: World) -> None:
         {"role": "user", "content": SAMPLES["law"][7]},
     ]
     answer = fitted.client.post(
-        "/v1/chat/completions", json={**ASKED, "messages": messages}, headers=key_of(fitted, "acme")
+        "/v1/chat/completions", json={**REQUEST, "messages": messages}, headers=key_of(fitted, "acme")
     )
     assert refs(answered(answer)["model"])[0] == "acme/law@1"
 
@@ -128,7 +128,7 @@ def test_where_nothing_was_fitted_it_says_what_to_do(fitted: World) -> None:
     headers = key_of(fitted, "other")
 
     def ask_unfitted() -> Any:
-        return fitted.client.post("/v1/completions", json={**ASKED, "prompt": "x"}, headers=headers)
+        return fitted.client.post("/v1/completions", json={**REQUEST, "prompt": "x"}, headers=headers)
 
     answer = ask_unfitted()
     assert "run `soup fit` once" in refusal(answer, 503)

@@ -41,30 +41,30 @@ def test_up_and_down(world: World) -> None:
     head = world.client.head(f"/v1/blobs/{digest}")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == str(len(data))
-    part = world.client.get(f"/v1/blobs/{digest}", headers={"range": "bytes=100-199"})
-    assert (part.status_code, part.content) == (206, data[100:200])
+    partial = world.client.get(f"/v1/blobs/{digest}", headers={"range": "bytes=100-199"})
+    assert (partial.status_code, partial.content) == (206, data[100:200])
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(live: Live) -> None:
-    before = stored_files(live.world)
+    files_before = stored_files(live.world)
     data = b"x" * 100_000
     digest = sha256_digest(data)
     connection = half_sent(live, "PUT", f"/v1/blobs/{digest}", data[:50_000], of=len(data))
-    until(lambda: len(stored_files(live.world) - before) == 1, "the start of the upload")
+    until(lambda: len(stored_files(live.world) - files_before) == 1, "the start of the upload")
     connection.close()
     assert live.world.client.head(f"/v1/blobs/{digest}").status_code == 404
     # a whole upload afterwards works, and only it is there once the server has seen that the first one is over
     assert live.world.client.put(f"/v1/blobs/{digest}", content=data).status_code == 201
-    until(lambda: len(stored_files(live.world) - before) == 1, "the end of the upload")
+    until(lambda: len(stored_files(live.world) - files_before) == 1, "the end of the upload")
 
 
 def test_beyond_the_limit_is_413_with_and_without_a_length(world: World) -> None:
-    before = stored_files(world)
+    files_before = stored_files(world)
     data = b"x" * (SETTINGS["max_blob_bytes"] + 1)
     path = f"/v1/blobs/{sha256_digest(data)}"
     assert world.client.put(path, content=data).status_code == 413
     assert world.client.put(path, content=iter([data[:500], data[500:]])).status_code == 413
-    assert stored_files(world) == before
+    assert stored_files(world) == files_before
     assert world.client.put(f"/v1/blobs/{sha256_digest(data[:-1])}", content=data[:-1]).status_code == 201
 
 
@@ -110,8 +110,8 @@ def check_damaged(answer: Any, digest: str) -> None:
 
 
 def repairs(world: World) -> list[str]:
-    found = world.client.get("/v1/audit", params={"limit": 100}).json()["data"]
-    return [one["subject"] for one in found if one["action"] == "blob.repair"]
+    entries = world.client.get("/v1/audit", params={"limit": 100}).json()["data"]
+    return [entry["subject"] for entry in entries if entry["action"] == "blob.repair"]
 
 
 @pytest.mark.parametrize("headers", [{}, {"range": "bytes=0-9"}, {"range": "bytes=-1"}])

@@ -1,5 +1,5 @@
-"""What is refused before a route is reached: bodies that no key may send, that are too large, hold too much, or that
-two parsers could read differently."""
+"""Bodies that are refused before a route is reached: sent without permission, too large, with too many values, or such
+that two parsers could read them differently."""
 
 from __future__ import annotations
 
@@ -127,11 +127,11 @@ def test_an_object_of_absurdly_many_keys_is_refused_before_they_are_compared() -
 def test_more_values_than_a_call_takes_are_refused_while_they_come(piece: bytes) -> None:
     """60 MiB of `[],[]` took 38 seconds and gigabytes to parse, before anybody looked at them."""
     pieces = iter([b"[", *([piece * (65536 // len(piece))] * 900)])
-    asked = asyncio.run(Asked(pieces).of(checked_app(max_json_values=VALUES)))
-    assert asked.status == 413
-    assert b"holds more than 1000 " in asked.body
-    assert b"SOUP_MAX_JSON_VALUES" in asked.body
-    assert asked.read < 2 * 65536
+    exchange = asyncio.run(Asked(pieces).of(checked_app(max_json_values=VALUES)))
+    assert exchange.status == 413
+    assert b"holds more than 1000 " in exchange.body
+    assert b"SOUP_MAX_JSON_VALUES" in exchange.body
+    assert exchange.read < 2 * 65536
 
 
 def test_a_call_takes_as_many_values_as_it_is_for_and_no_more(client: TestClient) -> None:
@@ -181,30 +181,30 @@ def test_blobs_pass_untouched(client: TestClient) -> None:
 
 
 def test_bytes_are_held_up_to_the_limit_and_half_of_it_by_one_key() -> None:
-    held = BodyMemory(100)
-    one, two, three, four = (held.account() for _ in range(4))
-    one.take("a", 90)  # a body alone is the affair of its call
+    memory = BodyMemory(100)
+    first, second, third, fourth = (memory.account() for _ in range(4))
+    first.take("a", 90)  # a body alone is the affair of its call
     with pytest.raises(Busy, match="hold 90 bytes of JSON; the maximum is 100"):
-        two.take("b", 20)
-    one.close()
-    one.take("a", 30)
-    two.take("a", 20)
+        second.take("b", 20)
+    first.close()
+    first.take("a", 30)
+    second.take("a", 20)
     with pytest.raises(Busy):
-        two.take("a", 1)
-    three.take("b", 50)
-    for account, key in ((four, "c"), (three, "b")):
+        second.take("a", 1)
+    third.take("b", 50)
+    for account, key in ((fourth, "c"), (third, "b")):
         with pytest.raises(Busy):
             account.take(key, 1)
-    for account in (one, two, three, four):
+    for account in (first, second, third, fourth):
         account.close()
         account.close()
-    assert held.total == 0
+    assert memory.total == 0
 
 
 @pytest.mark.anyio
 async def test_what_a_request_holds_is_given_back_when_its_answer_is_done() -> None:
     app = checked_app(max_json_bytes_held=100_000)
-    held = app.state.bodies.memory
+    memory = app.state.bodies.memory
 
     begun, go_on = asyncio.Event(), asyncio.Event()
 
@@ -217,15 +217,15 @@ async def test_what_a_request_holds_is_given_back_when_its_answer_is_done() -> N
 
     first = asyncio.ensure_future(Slow(iter([b'"' + b"x" * 60_000, b'"']), x_key="one").of(app))
     await begun.wait()
-    assert held.total == 60_001
+    assert memory.total == 60_001
     too_much = await Asked(iter([b'"' + b"x" * 60_000, b'"']), x_key="two").of(app)
     assert (too_much.status, too_much.headers["retry-after"]) == (429, "2")
     assert b"SOUP_MAX_JSON_BYTES_HELD" in too_much.body
     go_on.set()
     assert (await first).status == 200
-    assert held.total == 0
+    assert memory.total == 0
     assert (await Asked(iter([b'"' + b"x" * 60_000, b'"']), x_key="two").of(app)).status == 200
-    assert held.total == 0
+    assert memory.total == 0
 
 
 @pytest.mark.anyio
@@ -237,12 +237,12 @@ async def test_a_body_is_parsed_once_and_a_large_one_not_on_the_event_loop(monke
         loads.append(args)
         return plain(*args, **options)
 
-    def seen(*args: Any, **options: Any) -> Any:
+    def spied_strict(*args: Any, **options: Any) -> Any:
         threads.append(threading.get_ident())
         return strict(*args, **options)
 
     monkeypatch.setattr(json, "loads", spied)
-    monkeypatch.setattr(bodies, "loads_strict", seen)
+    monkeypatch.setattr(bodies, "loads_strict", spied_strict)
 
     assert (await Asked(iter([b'{"a": 1}'])).of(checked_app())).status == 200
     assert (await Asked(iter([b'"' + b"x" * LARGE_BODY + b'"'])).of(checked_app())).status == 200
@@ -259,10 +259,10 @@ def test_slow_but_steady_is_taken_and_nothing_after_the_body_is_timed() -> None:
         loop = asyncio.get_running_loop()
         plain, passed = loop.time, [0.0]
         loop.time = lambda: plain() + passed[0]  # type: ignore[method-assign]
-        left = [True] * 5 + [False]
+        more_body = [True] * 5 + [False]
 
         async def receive() -> Message:
-            if not left:
+            if not more_body:
                 passed[0] += 1000.0
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
@@ -270,7 +270,7 @@ def test_slow_but_steady_is_taken_and_nothing_after_the_body_is_timed() -> None:
             passed[0] += 6.0
             await asyncio.sleep(0)  # a deadline for all of the body would be over by now
             await asyncio.sleep(0)
-            return {"type": "http.request", "body": b"x", "more_body": left.pop(0)}
+            return {"type": "http.request", "body": b"x", "more_body": more_body.pop(0)}
 
         timed = TimedReceive(receive, 10.0)
         for _ in range(6):

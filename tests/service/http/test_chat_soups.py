@@ -63,8 +63,8 @@ def soup(world: World) -> str:
 
 
 def chat(world: World, model: str, **body: Any) -> Any:
-    asked = {"model": model, "messages": HELLO, "temperature": 0, "max_tokens": 12, **body}
-    return answered(world.client.post("/v1/chat/completions", json=asked))
+    request = {"model": model, "messages": HELLO, "temperature": 0, "max_tokens": 12, **body}
+    return answered(world.client.post("/v1/chat/completions", json=request))
 
 
 def complete(world: World, **body: Any) -> Any:
@@ -72,16 +72,16 @@ def complete(world: World, **body: Any) -> Any:
 
 
 def test_a_soup_answers_a_conversation_with_its_own_weights(world: World, soup: str) -> None:
-    """What the template makes goes through the soup: as the same text does, and as through no other model."""
-    own = chat(world, soup, logprobs=True)
-    assert own["model"] == soup
+    """The answer equals that to the prompt written by hand, and no other model gives its probabilities."""
+    soup_answer = chat(world, soup, logprobs=True)
+    assert soup_answer["model"] == soup
     written = complete(world, model=soup, prompt=PROMPT, max_tokens=12, logprobs=0)
-    assert own["system_fingerprint"] == written["system_fingerprint"]
-    assert own["usage"] == written["usage"]
-    assert own["choices"][0]["message"]["content"] == written["choices"][0]["text"]
-    assert probabilities(own) == written["choices"][0]["logprobs"]["token_logprobs"]
-    others = [chat(world, other, logprobs=True) for other in ("tiny", "team/first", "team/second")]
-    assert all(probabilities(other)[0] != probabilities(own)[0] for other in others)
+    assert soup_answer["system_fingerprint"] == written["system_fingerprint"]
+    assert soup_answer["usage"] == written["usage"]
+    assert soup_answer["choices"][0]["message"]["content"] == written["choices"][0]["text"]
+    assert probabilities(soup_answer) == written["choices"][0]["logprobs"]["token_logprobs"]
+    answers = [chat(world, model, logprobs=True) for model in ("tiny", "team/first", "team/second")]
+    assert all(probabilities(answer)[0] != probabilities(soup_answer)[0] for answer in answers)
 
 
 def probabilities(answer: Any) -> list[float]:
@@ -95,7 +95,9 @@ def test_an_answer_ends_with_its_turn(world: World, monkeypatch: pytest.MonkeyPa
     assert (base.turn_id, base.eos_id) == (TURN, 0)
     prompt, drawn = tuple(base.tokenize(PROMPT)), SamplingParams(max_tokens=12, seed=5)
     (free,) = world.runtime.engine.generate(GenerateRequest("tiny", prompt, params=drawn)).choices
-    at, token = next((at, one) for at, one in enumerate(free.token_ids) if at and one not in free.token_ids[:at])
+    at, token = next(
+        (at, token_id) for at, token_id in enumerate(free.token_ids) if at and token_id not in free.token_ids[:at]
+    )
     monkeypatch.setitem(vars(base), "turn_id", token)
     ended = chat(world, "tiny", temperature=1, seed=5)
     assert ended["choices"][0]["finish_reason"] == "stop"

@@ -43,41 +43,41 @@ def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=PATIENT)
 
 
-def answer_of(one: socket.socket) -> tuple[int, bytes]:
+def answer_of(connection: socket.socket) -> tuple[int, bytes]:
     """The status and the body of the next answer, by its length."""
-    head, _, body = read_until(one, b"\r\n\r\n").partition(b"\r\n\r\n")
+    head, _, body = read_until(connection, b"\r\n\r\n").partition(b"\r\n\r\n")
     length = next(
         int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
     )
     while len(body) < length:
-        body += one.recv(65536)
+        body += connection.recv(65536)
     return int(head.split()[1]), body
 
 
 def look(port: int) -> int:
     """The status of a request of its own."""
-    with closing(connect(port)) as one:
-        one.sendall(b"GET /look HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-        return answer_of(one)[0]
+    with closing(connect(port)) as connection:
+        connection.sendall(b"GET /look HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        return answer_of(connection)[0]
 
 
 # --- what never comes -----------------------------------------------------------------------------
 
 
 def test_the_rest_of_a_body_that_was_refused_is_not_waited_for(port: int) -> None:
-    with closing(connect(port)) as one:
-        one.sendall(b"POST /small HTTP/1.1\r\nhost: x\r\nx-scopes: read\r\ncontent-length: 1000\r\n\r\n")
-        assert answer_of(one)[0] == 403
-        assert until_closed(one) == b""
+    with closing(connect(port)) as connection:
+        connection.sendall(b"POST /small HTTP/1.1\r\nhost: x\r\nx-scopes: read\r\ncontent-length: 1000\r\n\r\n")
+        assert answer_of(connection)[0] == 403
+        assert until_closed(connection) == b""
 
 
 def test_connections_are_kept_for_the_next_request(port: int) -> None:
-    with closing(connect(port)) as one:
+    with closing(connect(port)) as connection:
         for _ in range(3):
-            one.sendall(b"GET /look HTTP/1.1\r\nhost: x\r\n\r\n")
-            assert answer_of(one)[0] == 200
-        one.sendall(b"GET /look HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
-        assert answer_of(one)[0] == 200
+            connection.sendall(b"GET /look HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert answer_of(connection)[0] == 200
+        connection.sendall(b"GET /look HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
+        assert answer_of(connection)[0] == 200
 
 
 # --- answers that nobody takes --------------------------------------------------------------------
@@ -109,11 +109,11 @@ def large() -> Iterator[int]:
 
 def slow(port: int) -> socket.socket:
     """A connection that the system keeps little for."""
-    one = socket.socket()
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    one.settimeout(PATIENT)
-    one.connect(("127.0.0.1", port))
-    return one
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(PATIENT)
+    connection.connect(("127.0.0.1", port))
+    return connection
 
 
 @pytest.mark.parametrize("path", ["pieces", "whole"])
@@ -122,21 +122,21 @@ def test_who_takes_nothing_of_an_answer_is_cut_off(
     large: int, path: str, more: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the server has made all of it, and has closed the connection as far as it goes."""
-    lost, tell = threading.Event(), BoundedConnection.connection_lost
+    lost, connection_lost = threading.Event(), BoundedConnection.connection_lost
 
-    def told(one: BoundedConnection, exc: Exception | None) -> None:
-        tell(one, exc)
+    def record_loss(protocol: BoundedConnection, exc: Exception | None) -> None:
+        connection_lost(protocol, exc)
         lost.set()
 
-    monkeypatch.setattr(BoundedConnection, "connection_lost", told)
-    with closing(slow(large)) as one:
-        one.sendall(f"GET /{path} HTTP/1.1\r\nhost: x\r\n{more}\r\n".encode())
+    monkeypatch.setattr(BoundedConnection, "connection_lost", record_loss)
+    with closing(slow(large)) as connection:
+        connection.sendall(f"GET /{path} HTTP/1.1\r\nhost: x\r\n{more}\r\n".encode())
         assert lost.wait(PATIENT)
-        assert len(until_closed(one)) < ANSWER
+        assert len(until_closed(connection)) < ANSWER
 
 
 @pytest.mark.parametrize(
-    ("left", "cut"),
+    ("waiting", "cut"),
     [
         ((50_000, 33_616, 17_232, 848, 0), False),
         ((50_000, 33_617), True),
@@ -146,11 +146,11 @@ def test_who_takes_nothing_of_an_answer_is_cut_off(
     ],
     ids=["slow", "too slow", "all of little", "not all of little", "nothing waits"],
 )
-def test_who_takes_enough_each_time_is_not_cut_off(left: tuple[int, ...], cut: bool) -> None:
+def test_who_takes_enough_each_time_is_not_cut_off(waiting: tuple[int, ...], cut: bool) -> None:
     """Bytes that wait each time the server looks."""
 
     class Sized(asyncio.Transport):
-        sizes = iter([one for size in left for one in (size, size)][1:])
+        sizes = iter([repeated for size in waiting for repeated in (size, size)][1:])
         aborted = False
 
         def get_write_buffer_size(self) -> int:
@@ -166,7 +166,7 @@ def test_who_takes_enough_each_time_is_not_cut_off(left: tuple[int, ...], cut: b
     with closing(Loop()) as loop:
         transport = Sized()
         ReadDeadline(transport, 3600, loop).begin()
-        for _ in range(2 * len(left)):
+        for _ in range(2 * len(waiting)):
             loop.run_until_complete(asyncio.sleep(0))
     assert transport.aborted == cut
 
@@ -192,20 +192,20 @@ def test_a_long_answer_is_not_cut_off(live: Live, monkeypatch: pytest.MonkeyPatc
 def test_streams_of_one_key_leave_connections_to_others(live: Live) -> None:
     """Of sixteen a key has eight; what it asks for beyond them is refused, and another key is answered."""
     job, port = queue_job(live.world), int(live.url.rpartition(":")[2])
-    one, other = (live.world.key(["read"]) for _ in range(2))
+    first_key, second_key = (live.world.key(["read"]) for _ in range(2))
 
     def ask(stack: ExitStack, secret: str) -> socket.socket:
-        found = stack.enter_context(closing(connect(port)))
+        connection = stack.enter_context(closing(connect(port)))
         head = f"GET /v1/jobs/{job}/events HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {secret}\r\n\r\n"
-        found.sendall(head.encode())
-        return found
+        connection.sendall(head.encode())
+        return connection
 
     with ExitStack() as stack:
         for _ in range(FEWEST // 2):
-            read_until(ask(stack, one), b"event: progress")
-        status, body = answer_of(ask(stack, one))
+            read_until(ask(stack, first_key), b"event: progress")
+        status, body = answer_of(ask(stack, first_key))
         assert (status, json.loads(body)["error"]["code"]) == (429, "busy")
-        read_until(ask(stack, other), b"event: progress")
+        read_until(ask(stack, second_key), b"event: progress")
 
 
 # --- how many -------------------------------------------------------------------------------------
@@ -226,11 +226,11 @@ def test_beyond_the_most_connections_those_that_wait_the_longest_give_way(small:
     """Silent ones, half requests, and those that are kept for a next one."""
     with ExitStack() as stack:
         opened = [stack.enter_context(closing(connect(small))) for _ in range(4 * FEWEST)]
-        for one in opened[-FEWEST:]:
-            one.sendall(sent)
+        for connection in opened[-FEWEST:]:
+            connection.sendall(sent)
         assert look(small) == 200
-        for one in opened[: 3 * FEWEST]:
-            assert until_closed(one) == b""
+        for connection in opened[: 3 * FEWEST]:
+            assert until_closed(connection) == b""
         opened[-1].sendall(b"\r\n\r\nGET /look HTTP/1.1\r\nhost: x\r\n\r\n" if b"half" in sent else sent or GET)
         assert answer_of(opened[-1])[0] == 200
 
