@@ -1,4 +1,4 @@
-"""`/v1/evaluations`: what is computed, that it is the perplexity route's, what is kept, and who sees it."""
+"""`/v1/evaluations`: its results equal those of the perplexity route; which are stored, and which keys see them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def headers(stocked: World) -> dict[str, str]:
 
 
 def evaluated(world: World, headers: dict[str, str], **body: Any) -> dict[str, Any]:
-    """What a job did that was asked for."""
+    """The result of a new evaluation job."""
     answer = world.client.post("/v1/evaluations", json=body, headers=headers)
     path = f"/v1/jobs/{answered(answer, 202)['id']}"
     assert answer.headers["location"] == path
@@ -63,54 +63,57 @@ def evaluated(world: World, headers: dict[str, str], **body: Any) -> dict[str, A
     return dict(job["result"])
 
 
-def known(world: World, headers: dict[str, str], **query: str) -> dict[tuple[str, str], dict[str, Any]]:
-    found = world.client.get("/v1/evaluations", params=query, headers=headers).json()["data"]
-    return {(one["adapter"], one["sample_of"]): one for one in found}
+def evaluations(world: World, headers: dict[str, str], **query: str) -> dict[tuple[str, str], dict[str, Any]]:
+    rows = world.client.get("/v1/evaluations", params=query, headers=headers).json()["data"]
+    return {(row["adapter"], row["sample_of"]): row for row in rows}
 
 
 def test_every_adapter_is_evaluated_on_every_sample_as_the_perplexity_route_does_it(
     stocked: World, headers: dict[str, str]
 ) -> None:
-    assert known(stocked, headers) == {}
+    assert evaluations(stocked, headers) == {}
     assert evaluated(stocked, headers, passages=10) == {"pairs": 4, "computed": 4, "known": 0, "failed": {}}
-    found = known(stocked, headers)
-    assert set(found) == set(itertools.product(("acme/law@1", "acme/food@1"), repeat=2))
-    for (adapter, sample_of), one in found.items():
-        asked = {"model": adapter, "baseline": f"base/{BASE_ID}", "texts": TEXTS[one["domain"]][:10]}
-        same = stocked.client.post("/v1/perplexity", json=asked).json()
-        assert one["mean_nll"] == pytest.approx(same["mean_nll"], rel=1e-6), (adapter, sample_of)
-        assert one["base_mean_nll"] == pytest.approx(same["baseline"]["mean_nll"], rel=1e-6)
-        assert one["difference"] == pytest.approx(same["baseline"]["difference"], abs=1e-6)
-        assert one["standard_error"] == pytest.approx(same["baseline"]["standard_error"], rel=1e-4)
-        assert (one["tokens"], one["passages"]) == (same["tokens"], 10)
+    by_pair = evaluations(stocked, headers)
+    assert set(by_pair) == set(itertools.product(("acme/law@1", "acme/food@1"), repeat=2))
+    for (adapter, sample_of), evaluation in by_pair.items():
+        body = {"model": adapter, "baseline": f"base/{BASE_ID}", "texts": TEXTS[evaluation["domain"]][:10]}
+        same = stocked.client.post("/v1/perplexity", json=body).json()
+        assert evaluation["mean_nll"] == pytest.approx(same["mean_nll"], rel=1e-6), (adapter, sample_of)
+        assert evaluation["base_mean_nll"] == pytest.approx(same["baseline"]["mean_nll"], rel=1e-6)
+        assert evaluation["difference"] == pytest.approx(same["baseline"]["difference"], abs=1e-6)
+        assert evaluation["standard_error"] == pytest.approx(same["baseline"]["standard_error"], rel=1e-4)
+        assert (evaluation["tokens"], evaluation["passages"]) == (same["tokens"], 10)
 
 
 def test_what_is_known_is_not_computed_again_and_what_is_new_is(stocked: World, headers: dict[str, str]) -> None:
     evaluated(stocked, headers, passages=10)
-    before = known(stocked, headers)
+    previous = evaluations(stocked, headers)
     assert evaluated(stocked, headers, passages=5) == {"pairs": 4, "computed": 0, "known": 4, "failed": {}}
-    assert known(stocked, headers) == before
+    assert evaluations(stocked, headers) == previous
     more = evaluated(stocked, headers, passages=500)  # as many as there are
-    assert (more["computed"], {one["passages"] for one in known(stocked, headers).values()}) == (4, {25})
+    assert (more["computed"], {evaluation["passages"] for evaluation in evaluations(stocked, headers).values()}) == (
+        4,
+        {25},
+    )
     pushed(stocked, "acme/code", "code", 3)
     assert evaluated(stocked, headers, passages=500) == {"pairs": 9, "computed": 5, "known": 4, "failed": {}}
     digest = stocked.client.get("/v1/adapters/acme/code").json()["digest"]
-    assert {adapter for adapter, _ in known(stocked, headers, adapter=digest)} == {"acme/code@1"}
-    assert len(known(stocked, headers, adapter=digest)) == 3
+    assert {adapter for adapter, _ in evaluations(stocked, headers, adapter=digest)} == {"acme/code@1"}
+    assert len(evaluations(stocked, headers, adapter=digest)) == 3
     sample = stocked.client.get("/v1/adapters/acme/law").json()["sample"]["digest"]
-    assert {of for _, of in known(stocked, headers, sample=sample)} == {"acme/law@1"}
+    assert {of for _, of in evaluations(stocked, headers, sample=sample)} == {"acme/law@1"}
 
 
 def test_lists_are_paged_and_filtered(stocked: World, headers: dict[str, str]) -> None:
     evaluated(stocked, headers)
-    count = len(known(stocked, headers))
+    count = len(evaluations(stocked, headers))
     first = stocked.client.get("/v1/evaluations", params={"limit": 3}, headers=headers).json()
     rest = stocked.client.get(
         "/v1/evaluations", params={"limit": 100, "cursor": first["next_cursor"]}, headers=headers
     ).json()
     assert (len(first["data"]), len(rest["data"]), rest["next_cursor"]) == (3, count - 3, None)
-    assert len(known(stocked, headers, base_model=BASE_ID, namespace="acme")) == count
-    assert known(stocked, headers, namespace="other") == {}
+    assert len(evaluations(stocked, headers, base_model=BASE_ID, namespace="acme")) == count
+    assert evaluations(stocked, headers, namespace="other") == {}
     for query in ({"base_model": "none"}, {"adapter": "x"}, {"q": "x"}):
         assert stocked.client.get("/v1/evaluations", params=query, headers=headers).status_code == 400, query
 
@@ -120,18 +123,18 @@ def test_a_job_that_is_ended_leaves_what_it_had_and_the_next_goes_on(stocked: Wo
     pushed(stocked, "ended/food", "food", 22)
     caller = Caller("somebody", ("ended",), "r")
     base, pool = pool_of(stocked.registry, caller, PoolRequest())
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
 
     def stop(done: int, total: int, _: str) -> None:
-        told.append((done, total))
+        reports.append((done, total))
         if done == 3:
             raise Cancelled("It was cancelled.")
 
     with pytest.raises(Cancelled):
         verb.cross_evaluate(stocked.registry, caller, base, pool, passages=5, progress=stop)
-    assert told[0] == (0, 4)
+    assert reports[0] == (0, 4)
     headers = stocked.headers(stocked.key(["read", "write"], ["ended"]))
-    assert len(known(stocked, headers)) == 3
+    assert len(evaluations(stocked, headers)) == 3
     assert evaluated(stocked, headers, passages=5) == {"pairs": 4, "computed": 1, "known": 3, "failed": {}}
 
 
@@ -140,7 +143,7 @@ def test_text_that_several_adapters_have_is_one_sample(stocked: World) -> None:
         push_embedded(stocked, f"shared/{name}", TEXTS["law"], seed=seed, domain=name)
     headers = stocked.headers(stocked.key(["read", "write"], ["shared"]))
     assert evaluated(stocked, headers, passages=5) == {"pairs": 2, "computed": 2, "known": 0, "failed": {}}
-    assert len(known(stocked, headers)) == 2
+    assert len(evaluations(stocked, headers)) == 2
 
 
 def test_a_request_like_one_that_waits_gives_that_job(stocked: World, headers: dict[str, str]) -> None:
@@ -160,24 +163,24 @@ def test_other_namespaces_see_nothing_of_it_but_of_bytes_and_text_that_they_have
     stocked: World, headers: dict[str, str]
 ) -> None:
     evaluated(stocked, headers)
-    other = stocked.headers(stocked.key(["read", "write"], ["elsewhere"]))
-    assert known(stocked, other) == {}
-    asked = {"pool": {"namespaces": ["acme"]}}
-    assert stocked.client.post("/v1/evaluations", json=asked, headers=other).status_code == 403
-    assert stocked.client.post("/v1/evaluations", json={}, headers=other).status_code == 400  # an empty pool
+    other_headers = stocked.headers(stocked.key(["read", "write"], ["elsewhere"]))
+    assert evaluations(stocked, other_headers) == {}
+    body = {"pool": {"namespaces": ["acme"]}}
+    assert stocked.client.post("/v1/evaluations", json=body, headers=other_headers).status_code == 403
+    assert stocked.client.post("/v1/evaluations", json={}, headers=other_headers).status_code == 400  # an empty pool
     reader = stocked.headers(stocked.key(["read"], ["acme"]))
     assert stocked.client.post("/v1/evaluations", json={}, headers=reader).status_code == 403
     pushed(stocked, "elsewhere/law", "law", 1)  # the bytes and the sample of acme/law
-    assert set(known(stocked, other)) == {("elsewhere/law@1", "elsewhere/law@1")}
+    assert set(evaluations(stocked, other_headers)) == {("elsewhere/law@1", "elsewhere/law@1")}
 
 
 def test_it_goes_with_the_adapter_and_with_the_sample(stocked: World, headers: dict[str, str]) -> None:
     evaluated(stocked, headers)
     food = stocked.client.get("/v1/adapters/acme/food").json()
     stocked.client.delete("/v1/adapters/acme/food@1")
-    assert not [pair for pair in known(stocked, headers) if "acme/food@1" in pair]
+    assert not [pair for pair in evaluations(stocked, headers) if "acme/food@1" in pair]
     stocked.client.post("/v1/adapters/acme/food@1/restore")
-    assert [pair for pair in known(stocked, headers) if "acme/food@1" in pair]  # retired is not removed
+    assert [pair for pair in evaluations(stocked, headers) if "acme/food@1" in pair]  # retired is not removed
     assert stocked.client.post("/v1/adapters/acme/food@1/purge").status_code == 200
     with stocked.runtime.database.engine.begin() as connection:
         rows = connection.exec_driver_sql("SELECT adapter_digest, sample_digest FROM evaluations").all()
@@ -203,15 +206,15 @@ def test_the_command_prints_what_its_pool_has_and_tells_what_failed(stocked: Wor
     pushed(stocked, "left/law", "law", 61, card={"tags": ["left"]})
     pushed(stocked, "right/food", "food", 62)
     both = ("--pool-namespace", "left", "--pool-namespace", "right")
-    code, out, said = soup("matrix", *both, "--passages", "5")
-    assert (code, out.count("left/law@1"), out.count("right/food@1")) == (0, 2, 2), said
+    code, out, err = soup("matrix", *both, "--passages", "5")
+    assert (code, out.count("left/law@1"), out.count("right/food@1")) == (0, 2, 2), err
     assert out.splitlines()[0].split()[:3] == ["DOMAIN", "ADAPTER", "DIFFERENCE"]
     assert soup("matrix", "--show", *both)[1] == out
-    one = soup("matrix", "--show", *both, "--pool-tag", "left")[1]
-    assert (one.count("left/law@1"), one.count("right/food@1")) == (1, 0)
+    tagged = soup("matrix", "--show", *both, "--pool-tag", "left")[1]
+    assert (tagged.count("left/law@1"), tagged.count("right/food@1")) == (1, 0)
     assert "Nothing is evaluated yet." in soup("matrix", "--show", "--pool-namespace", "nobody")[2]
-    code, out, said = soup("matrix", *both, "--passages", "6", "--no-wait")
-    assert (code, out.startswith("job-"), "soup jobs watch" in said) == (0, True, True)
+    code, out, err = soup("matrix", *both, "--passages", "6", "--no-wait")
+    assert (code, out.startswith("job-"), "soup jobs watch" in err) == (0, True, True)
     pushed(stocked, "left/food", "food", 0, files=overflowing(stocked))
-    code, out, said = soup("matrix", "--pool-namespace", "left", "--passages", "5")
-    assert (code, "left/food@1: " in said, "left/law@1" in out) == (1, True, True), said
+    code, out, err = soup("matrix", "--pool-namespace", "left", "--passages", "5")
+    assert (code, "left/food@1: " in err, "left/law@1" in out) == (1, True, True), err

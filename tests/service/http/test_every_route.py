@@ -33,9 +33,9 @@ VALUES = {
 
 def operations(world: World) -> list[tuple[str, str]]:
     """Every (method, path template) of the schema, and the routes that are not in it."""
-    found = [(method.upper(), path) for path, methods in world.app.openapi()["paths"].items() for method in methods]
-    assert len(found) > 30
-    return found
+    pairs = [(method.upper(), path) for path, methods in world.app.openapi()["paths"].items() for method in methods]
+    assert len(pairs) > 30
+    return pairs
 
 
 def filled(path: str) -> str:
@@ -122,7 +122,7 @@ class Stocked:
     keys: dict[str, str]
     """Kind -> the whole Authorization header."""
     there: dict[str, dict[str, str]]
-    """What stands for the parts of a path, by the beginning of its template; the longest counts."""
+    """Values of the placeholders of a path, by the beginning of its template; the longest counts."""
 
     def values(self, path: str) -> dict[str, str]:
         return {**VALUES, **self.there[max((start for start in self.there if path.startswith(start)), key=len)]}
@@ -158,7 +158,7 @@ def stocked(world: World) -> Stocked:
 
 
 def named(path: str, values: dict[str, str]) -> dict[str, Any]:
-    """What a request for `path` has beside it: a body, or a query, that names an object of the namespace."""
+    """The body of a request for `path`, which names an object of the namespace."""
     ref, digest, wait = f"{values['ns']}/{values['name']}", values["digest"], {"wait": 20}
     bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": {"model": ref, "prompt": "a", "max_tokens": 1},
@@ -181,7 +181,7 @@ def sent(stocked: Stocked, kind: str, method: str, path: str, values: dict[str, 
     body = named(path, values) if method == "POST" else {}
     small = {"/aliases/{alias}": {"version": 1}, "/limits": {"jobs": 5}, "/v1/namespaces/{ns}": {"tuning": "forbid"}}
     if method in {"PUT", "PATCH"}:
-        body = next((one for end, one in small.items() if path.endswith(end)), {"card": {}, "name": "x"})
+        body = next((change for end, change in small.items() if path.endswith(end)), {"card": {}, "name": "x"})
         body = body if "keys" not in path or path.endswith("limits") else {"name": "x"}
         body = {"card": {}} if path == "/v1/adapters/{ns}/{name}" else body
     query = {"model": f"{values['ns']}/{values['name']}"} if path == "/tokenizer_info" else {}
@@ -195,34 +195,34 @@ def sent(stocked: Stocked, kind: str, method: str, path: str, values: dict[str, 
 def plain(answer: Any, *named: dict[str, str]) -> tuple[int, str, set[str]]:
     """An answer without the names that were asked for, and without what differs in every answer."""
     text = answer.text
-    parts = {value: part for values in named for part, value in values.items()}
-    for value in sorted(parts, key=lambda value: -len(value)):
-        text = text.replace(value, f"<{parts[value]}>")
+    placeholders = {value: placeholder for values in named for placeholder, value in values.items()}
+    for value in sorted(placeholders, key=lambda value: -len(value)):
+        text = text.replace(value, f"<{placeholders[value]}>")
     text = re.sub(r"(job|upload)-[0-9a-f]+|\d{4}-\d\d-\d\dT[\d:.]+Z", "<new>", text)
     return answer.status_code, text, {name for name in answer.headers if name != "content-length"}
 
 
 def scopes(world: World) -> dict[tuple[str, str], tuple[str, ...]]:
-    """What each route asks for."""
+    """The scopes that each route needs."""
     routes = [route for module in ROUTES for route in module.router.routes if isinstance(route, APIRoute)]
     return {(method, route.path_format): scopes_of(route.dependant) for route in routes for method in route.methods}
 
 
 def test_every_route_with_every_kind_of_key_leaks_nothing(stocked: Stocked) -> None:
-    """Whoever may not is told the same of what is there and of what is not, by status, body and headers."""
+    """A key without permission gets the same status, body and headers whether or not the object exists."""
     leaks, needed = [], scopes(stocked.world)
-    walked = [one for one in operations(stocked.world) if one not in PUBLIC]
+    walked = [operation for operation in operations(stocked.world) if operation not in PUBLIC]
     for kind in stocked.keys:
         for method, path in walked:
             there, unknown = stocked.values(path), {**UNKNOWN, **({"id": DIGEST} if "models" in path else {})}
             here, nowhere = (sent(stocked, kind, method, path, values) for values in (there, unknown))
-            told = {one.status_code for one in (here, nowhere)}
+            statuses = {answer.status_code for answer in (here, nowhere)}
             if kind == "too small a scope":
-                wrong = "read" not in needed[method, path] and (method, path) not in OPEN_TO_KEYS and told != {403}
+                wrong = "read" not in needed[method, path] and (method, path) not in OPEN_TO_KEYS and statuses != {403}
             else:
                 wrong = plain(here, there, unknown) != plain(nowhere, there, unknown)
-                wrong = wrong or ("{" in path and min(told) < 400)  # whoever asks for it by its name is refused
-            wrong = wrong or max(told) >= 500
+                wrong = wrong or ("{" in path and min(statuses) < 400)  # whoever asks for it by its name is refused
+            wrong = wrong or max(statuses) >= 500
             leaks += [
                 (kind, method, path, here.status_code, nowhere.status_code, here.text[:300], nowhere.text[:300])
             ] * wrong
@@ -259,10 +259,10 @@ def test_a_query_parameter_that_a_route_of_ours_does_not_know_is_refused(world: 
         if method == "HEAD":
             assert answer.status_code == 400, path
             continue
-        known = [one["name"] for one in operation.get("parameters", ()) if one["in"] == "query"]
+        names = [parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"]
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_parameter", "tga"), path
-        assert error["message"].endswith(f"known are {', '.join(known)}." if known else "it takes none."), path
+        assert error["message"].endswith(f"known are {', '.join(names)}." if names else "it takes none."), path
         refused += 1
     assert refused > 30
     assert world.client.get("/v1/adapters", params={"tag": ["a", "b"], "limit": 5}).status_code == 200

@@ -39,7 +39,11 @@ def operations(world: World) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def filled(path: str, operation: dict[str, Any]) -> str:
     """The path with the examples of its parameters."""
-    values = {one["name"]: one.get("example") for one in operation.get("parameters", ()) if one["in"] == "path"}
+    values = {
+        parameter["name"]: parameter.get("example")
+        for parameter in operation.get("parameters", ())
+        if parameter["in"] == "path"
+    }
     return re.sub(r"\{(\w+)\}", lambda match: str(values[match.group(1)]), path)
 
 
@@ -54,18 +58,18 @@ def sent(world: World) -> Iterator[tuple[str, str, int, str]]:
 
 
 def test_every_body_is_taken_where_what_it_needs_is_there(world: World) -> None:
-    found = list(sent(world))
-    assert [one for one in found if one[2] == 422] == []
-    assert [one for one in found if one[2] >= 300 and one[0] not in ABSENT] == []
-    assert [one[2] for one in found if one[0] in ABSENT] == [404] * 4
+    answers = list(sent(world))
+    assert [answer for answer in answers if answer[2] == 422] == []
+    assert [answer for answer in answers if answer[2] >= 300 and answer[0] not in ABSENT] == []
+    assert [answer[2] for answer in answers if answer[0] in ABSENT] == [404] * 4
 
 
 def test_every_part_of_a_path_is_filled_in_by_what_the_route_takes(world: World) -> None:
     for method, path, operation in operations(world):
-        for one in operation.get("parameters", ()):
-            assert ("example" in one) is bool(one.get("required")), (method, path, one["name"])
-            if "example" in one:
-                jsonschema.validate(one["example"], one["schema"])
+        for parameter in operation.get("parameters", ()):
+            assert ("example" in parameter) is bool(parameter.get("required")), (method, path, parameter["name"])
+            if "example" in parameter:
+                jsonschema.validate(parameter["example"], parameter["schema"])
         if method in ("get", "head") and "/events" not in path:
             assert world.client.request(method, filled(path, operation)).status_code in (200, 204, 206, 404), path
 
@@ -74,7 +78,7 @@ def test_an_example_that_needs_something_on_the_server_says_so(tiny_base_dir: Pa
     """On a server without adapters, blobs and templates the others work, and only these are refused."""
     bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     for world in open_world(tmp_path / "data", bases, **SETTINGS):
-        said = {
+        summaries = {
             (operation["operationId"], name): example["summary"]
             for _, _, operation in operations(world)
             for name, example in (
@@ -82,4 +86,8 @@ def test_an_example_that_needs_something_on_the_server_says_so(tiny_base_dir: Pa
             ).items()
         }
         refused = {(call, name) for call, name, status, _ in sent(world) if status >= 300}
-    assert refused == set(examples.NEEDS) == {one for one, summary in said.items() if "(needs " in summary}
+    assert (
+        refused
+        == set(examples.NEEDS)
+        == {call_and_name for call_and_name, summary in summaries.items() if "(needs " in summary}
+    )

@@ -27,14 +27,14 @@ def digest(live: Live) -> str:
 @pytest.mark.parametrize("client", ["langchain", "litellm"])
 def test_what_its_users_call_works(live: Live, digest: str, client: str) -> None:
     more = {"ids": [ids_of(live, text) for text in TEXTS]} if client == "litellm" else {}
-    found = ask(client, f"{live.url}/v1", live.world.admin, model=MODEL, **more)
+    answers = ask(client, f"{live.url}/v1", live.world.admin, model=MODEL, **more)
     openai = live.openai()
     chat = openai.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, max_tokens=6)
-    assert found["chat"] == chat.choices[0].message.content
-    assert "".join(found["stream"]) == found["chat"]
-    assert found["digest"] == digest
+    assert answers["chat"] == chat.choices[0].message.content
+    assert "".join(answers["stream"]) == answers["chat"]
+    assert answers["digest"] == digest
     assert (
-        found["usage"].items()
+        answers["usage"].items()
         >= {
             "input_tokens": chat.usage.prompt_tokens,
             "output_tokens": chat.usage.completion_tokens,
@@ -42,16 +42,16 @@ def test_what_its_users_call_works(live: Live, digest: str, client: str) -> None
         }.items()
     )
     plain = openai.completions.create(model=MODEL, prompt=HELLO, temperature=0, max_tokens=6)
-    assert found["completion"] == plain.choices[0].text
-    vectors = [one.embedding for one in openai.embeddings.create(model="base/tiny", input=TEXTS).data]
-    np.testing.assert_allclose(found["embeddings"], vectors, atol=1e-6)
+    assert answers["completion"] == plain.choices[0].text
+    vectors = [entry.embedding for entry in openai.embeddings.create(model="base/tiny", input=TEXTS).data]
+    np.testing.assert_allclose(answers["embeddings"], vectors, atol=1e-6)
     same = {"langchain": vectors[1], "litellm": vectors}[client]
-    np.testing.assert_allclose(found[{"langchain": "query", "litellm": "ids"}[client]], same, atol=1e-6)
-    assert found["form"] in {"soup", "stew"}
+    np.testing.assert_allclose(answers[{"langchain": "query", "litellm": "ids"}[client]], same, atol=1e-6)
+    assert answers["form"] in {"soup", "stew"}
     for case, status, words in (
         ("no model", 404, "team/gone"),
         ("no key", 401, "Authorization"),
         ("too long", 400, "context"),
     ):
-        assert found[case][0] == status, found[case]
-        assert words in found[case][1]
+        assert answers[case][0] == status, answers[case]
+        assert words in answers[case][1]

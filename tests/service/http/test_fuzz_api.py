@@ -1,7 +1,7 @@
 """Answers are what /openapi.json says they are: for every operation, on objects that exist, by example and by fuzzing.
 
 `test_schema_fuzz.py` sends anything at all to a server without objects; here requests reach the inside, so that
-successes are held against the schema too. Each operation has an example that succeeds: a route without one fails.
+successes are compared with the schema too. Each operation has an example that succeeds: a route without one fails.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ def stock(world: World) -> dict[str, str]:
     }
 
 
-def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
+def examples(world: World, ids: dict[str, str]) -> dict[str, dict[str, Any]]:
     """A request for every operation, in an order in which each succeeds."""
     blob = {"path_parameters": {"digest": sha256_digest(BLOB)}}
-    upload = {"path_parameters": {"id": known["upload"]}}
+    upload = {"path_parameters": {"id": ids["upload"]}}
     adapter = {"path_parameters": {"ns": "acme", "name": "code"}}
     alias = {"path_parameters": {"ns": "acme", "name": "code", "alias": "best"}}
-    soup_ns, soup_name = known["soup"].split("/")
+    soup_ns, soup_name = ids["soup"].split("/")
     soup = {"path_parameters": {"ns": soup_ns, "name": soup_name}}
-    job, selector = {"path_parameters": {"id": known["job"]}}, {"path_parameters": {"id": known["selector"]}}
+    job, selector = {"path_parameters": {"id": ids["job"]}}, {"path_parameters": {"id": ids["selector"]}}
     model = {"model": "acme/code"}
     return {
         "GET /healthz": {},
@@ -84,13 +84,13 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
         "GET /v1/blobs/uploads/{id}": upload,
         "PATCH /v1/blobs/uploads/{id}": {**upload, "body": BLOB, "headers": {"content-range": f"0-{len(BLOB) - 1}"}},
         "PUT /v1/blobs/uploads/{id}": {**upload, "query": {"digest": sha256_digest(BLOB)}, "body": b""},
-        "DELETE /v1/blobs/uploads/{id}": {"path_parameters": {"id": known["upload to delete"]}},
+        "DELETE /v1/blobs/uploads/{id}": {"path_parameters": {"id": ids["upload to delete"]}},
         "PUT /v1/blobs/{digest}": {**blob, "body": BLOB},
         "HEAD /v1/blobs/{digest}": blob,
         "GET /v1/blobs/{digest}": blob,
         "POST /v1/adapters": {"body": manifest("acme/new", adapter_weights(world.runtime, seed=11))},
         "GET /v1/adapters": {"query": {"limit": 2, "kind": "adapter"}},
-        "GET /v1/adapters/{digest}": {"path_parameters": {"digest": known["digest"]}},
+        "GET /v1/adapters/{digest}": {"path_parameters": {"digest": ids["digest"]}},
         "GET /v1/adapters/{ns}/{name}": adapter,
         "PATCH /v1/adapters/{ns}/{name}": {**adapter, "body": {"card": {"description": "Changed."}}},
         "GET /v1/adapters/{ns}/{name}/lineage": adapter,
@@ -143,13 +143,13 @@ def examples(world: World, known: dict[str, str]) -> dict[str, dict[str, Any]]:
         "PATCH /v1/namespaces/{ns}": {"path_parameters": {"ns": "acme"}, "body": {"tuning": "allow"}},
         "GET /v1/namespaces/{ns}/limits": {"path_parameters": {"ns": "acme"}},
         "PATCH /v1/namespaces/{ns}/limits": {"path_parameters": {"ns": "limited"}, "body": {"jobs": None}},
-        "GET /v1/keys/{id}/limits": {"path_parameters": {"id": known["key"]}},
-        "PATCH /v1/keys/{id}/limits": {"path_parameters": {"id": known["key"]}, "body": {"requests_per_minute": 60}},
+        "GET /v1/keys/{id}/limits": {"path_parameters": {"id": ids["key"]}},
+        "PATCH /v1/keys/{id}/limits": {"path_parameters": {"id": ids["key"]}, "body": {"requests_per_minute": 60}},
         "GET /v1/usage": {"query": {"limit": 5, "by": ["day", "model"]}},
         "GET /v1/audit": {"query": {"limit": 5}},
-        "PATCH /v1/keys/{id}": {"path_parameters": {"id": known["key"]}, "body": {"name": "changed"}},
-        "POST /v1/keys/{id}/rotate": {"path_parameters": {"id": known["key"]}, "body": {"grace_seconds": 60}},
-        "DELETE /v1/keys/{id}": {"path_parameters": {"id": known["key"]}},
+        "PATCH /v1/keys/{id}": {"path_parameters": {"id": ids["key"]}, "body": {"name": "changed"}},
+        "POST /v1/keys/{id}/rotate": {"path_parameters": {"id": ids["key"]}, "body": {"grace_seconds": 60}},
+        "DELETE /v1/keys/{id}": {"path_parameters": {"id": ids["key"]}},
         "DELETE /v1/adapters/{ns}/{name}": {"path_parameters": {"ns": "acme", "name": "going"}},
         "POST /v1/adapters/{ns}/{name}/restore": {"path_parameters": {"ns": "acme", "name": "going@1"}},
         "POST /v1/adapters/{ns}/{name}/purge": {"path_parameters": {"ns": "acme", "name": "going@1"}},
@@ -162,8 +162,10 @@ SETTINGS = {"training_workers": 0}  # trainings are asked for, not done
 @pytest.fixture(scope="module")
 def operations(world: World) -> dict[str, Any]:
     """`METHOD path` -> operation, without the hub's, which its own clients and `test_hub_api` try."""
-    found = (one.ok() for one in schemathesis.openapi.from_asgi("/openapi.json", world.app).get_all_operations())
-    return {one.label: one for one in found if not one.path.startswith(("/api/", "/{ns}/"))}
+    parsed = (
+        outcome.ok() for outcome in schemathesis.openapi.from_asgi("/openapi.json", world.app).get_all_operations()
+    )
+    return {operation.label: operation for operation in parsed if not operation.path.startswith(("/api/", "/{ns}/"))}
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +175,7 @@ def requests(world: World) -> dict[str, dict[str, Any]]:
 
 
 def call(world: World, case: Case) -> Any:
-    """Send a case and hold its answer against the schema.
+    """Send a case and compare its answer with the schema.
 
     The content of event streams is not: OpenAPI 3.1 has no words for single events, and schemathesis takes the
     schema of the whole text for that of each.
@@ -226,8 +228,8 @@ def attacked(world: World, operation: Any, request: dict[str, Any], mode: Genera
         if "path_parameters" in request:
             case.path_parameters = dict(request["path_parameters"])
         if isinstance(case.body, dict) and isinstance(request.get("body"), dict):
-            kept = {name: request["body"][name] for name in ("model", "wait") if name in request["body"]}
-            case.body = {**case.body, **kept}
+            fixed_fields = {name: request["body"][name] for name in ("model", "wait") if name in request["body"]}
+            case.body = {**case.body, **fixed_fields}
         call(world, case)
         sent += 1
 

@@ -1,4 +1,4 @@
-"""Who goes away stops the engine's work; who comes when the queue is full is told when to come back."""
+"""A client that leaves stops the engine's work; a client that finds the queue full learns when to come back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.service.answers import answered
 from tests.service.servers import Live, World, serving
 
 
-class Held:
+class GatedEngine:
     """An engine whose every pass but those of prompts waits for a permit, and the tickets it was given."""
 
     def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +37,7 @@ class Held:
         self.submitted = threading.Event()
         run, submit_all = Runner.run, engine.submit_all
 
-        def held(runner: Runner, tasks: list[ForwardTask]) -> list[ForwardResult]:
+        def gated_run(runner: Runner, tasks: list[ForwardTask]) -> list[ForwardResult]:
             if self.start_too or any(task.start for task in tasks):
                 assert self._open or self._permits.acquire(timeout=30)
                 if self.error is not None:
@@ -45,12 +45,12 @@ class Held:
             return run(runner, tasks)
 
         def remembered(requests: Any) -> list[Ticket]:
-            found = submit_all(requests)
-            self.tickets += found
+            tickets = submit_all(requests)
+            self.tickets += tickets
             self.submitted.set()
-            return found
+            return tickets
 
-        monkeypatch.setattr(Runner, "run", held)
+        monkeypatch.setattr(Runner, "run", gated_run)
         monkeypatch.setattr(engine, "submit_all", remembered)
 
     def step(self, count: int = 1) -> None:
@@ -66,11 +66,11 @@ SETTINGS = {"engine_queue": 1, "ready_seconds": 0}
 
 
 @pytest.fixture
-def held(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    found = Held(world, monkeypatch)
-    yield found
-    found.open()
-    for ticket in found.tickets:
+def gated_engine(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[GatedEngine]:
+    engine = GatedEngine(world, monkeypatch)
+    yield engine
+    engine.open()
+    for ticket in engine.tickets:
         ended(ticket).wait(30)
     world.runtime.engine.wait_for_admission(30)  # a cancelled ticket has ended before its place is free
 
@@ -97,26 +97,28 @@ def finish(connection: http.client.HTTPConnection) -> None:
     connection.close()
 
 
-def test_tokens_are_sent_as_they_come(live: Live, held: Held) -> None:
+def test_tokens_are_sent_as_they_come(live: Live, gated_engine: GatedEngine) -> None:
     stream = live.openai().completions.create(
         model="tiny", prompt="a b", max_tokens=5, temperature=0, logprobs=0, stream=True
     )
     chunks = iter(stream)
     first = next(chunks)  # the prompt's pass gives it; no further step was allowed
     assert first.choices[0].finish_reason is None
-    assert not held.tickets[0].done()
-    held.step()
+    assert not gated_engine.tickets[0].done()
+    gated_engine.step()
     assert next(chunks).choices[0].finish_reason is None
-    held.open()
+    gated_engine.open()
     assert list(chunks)[-1].choices[0].finish_reason == "length"
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_stops_its_generation(live: Live, held: Held, world: World, stream: bool) -> None:
+def test_a_client_that_leaves_stops_its_generation(
+    live: Live, gated_engine: GatedEngine, world: World, stream: bool
+) -> None:
     """In the middle of a stream, and before its answer."""
     connection = post(live, {"prompt": "a b", "max_tokens": 50, "stream": stream, "logprobs": 0})
-    assert held.submitted.wait(30)
-    (ticket,) = held.tickets
+    assert gated_engine.submitted.wait(30)
+    (ticket,) = gated_engine.tickets
     gone = ended(ticket)
     if stream:
         assert connection.getresponse().readline().startswith(b"data: {")
@@ -124,19 +126,19 @@ def test_a_client_that_leaves_stops_its_generation(live: Live, held: Held, world
     connection.close()
     assert gone.wait(30)
     assert ticket.cancelled()
-    assert memory_after(world, held) == 0
+    assert memory_after(world, gated_engine) == 0
 
 
-def memory_after(world: World, held: Held) -> float:
+def memory_after(world: World, gated_engine: GatedEngine) -> float:
     """Bytes of keys and values once the pass that was running when the client left has ended."""
-    held.step()
+    gated_engine.step()
     world.runtime.engine.wait_for_admission(30)
     return world.runtime.engine.counters()["kv_bytes"]
 
 
-def test_a_full_queue_is_429_with_the_time_to_come_back(live: Live, held: Held) -> None:
+def test_a_full_queue_is_429_with_the_time_to_come_back(live: Live, gated_engine: GatedEngine) -> None:
     waiting = post(live, {"prompt": "a b", "max_tokens": 4})
-    assert held.submitted.wait(30)
+    assert gated_engine.submitted.wait(30)
     for ask in ({"prompt": "a"}, {"prompt": "a", "stream": True}, {"prompt": ["a", "b"]}):
         with pytest.raises(openai.RateLimitError) as caught:
             live.openai().completions.create(model="tiny", max_tokens=1, **ask)  # type: ignore[call-overload]
@@ -144,11 +146,11 @@ def test_a_full_queue_is_429_with_the_time_to_come_back(live: Live, held: Held) 
         assert caught.value.code == "busy"
     for path, body in (("/v1/perplexity", {"texts": ["a b"]}), ("/v1/embeddings", {"input": "a"})):
         assert live.world.client.post(path, json={"model": "tiny", **body}).status_code == 429
-    held.open()
+    gated_engine.open()
     finish(waiting)
 
 
-def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, held: Held) -> None:
+def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, gated_engine: GatedEngine) -> None:
     chunks = iter(
         live.openai().completions.create(
             model="tiny", prompt="a b", max_tokens=9, temperature=0, stream=True, logprobs=0
@@ -156,8 +158,8 @@ def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, held:
     )
     next(chunks)
 
-    held.error = Internal("a secret")
-    held.step()
+    gated_engine.error = Internal("a secret")
+    gated_engine.step()
     with pytest.raises(openai.APIError) as caught:
         list(chunks)
     assert "secret" not in str(caught.value)
@@ -165,7 +167,7 @@ def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, held:
 
 
 def test_a_full_queue_is_ready_while_the_engine_goes_on(
-    live: Live, held: Held, world: World, monkeypatch: pytest.MonkeyPatch
+    live: Live, gated_engine: GatedEngine, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert world.client.get("/readyz").json() == {
         "status": "ready",
@@ -173,9 +175,9 @@ def test_a_full_queue_is_ready_while_the_engine_goes_on(
     }
     waiting = []
     for secret in (world.admin, world.key(["infer"])):  # a second key still gets in, and then nobody
-        held.submitted.clear()
+        gated_engine.submitted.clear()
         waiting.append(post(live, {"prompt": "a b", "max_tokens": 4}, secret=secret))
-        assert held.submitted.wait(30)
+        assert gated_engine.submitted.wait(30)
     assert world.client.get("/healthz").json() == {"status": "ok"}
     assert answered(world.client.get("/readyz")) == {
         "status": "ready",
@@ -189,26 +191,26 @@ def test_a_full_queue_is_ready_while_the_engine_goes_on(
         "checks": {"database": "ok", "blobs": "ok", "base/tiny": "computes no token"},
     }
     monkeypatch.undo()
-    held.open()
+    gated_engine.open()
     for connection in waiting:
         finish(connection)
     assert world.client.get("/readyz").status_code == 200
 
 
-@pytest.mark.parametrize(("since", "said"), [(29.0, "is busy"), (31.0, "computes no token")])
+@pytest.mark.parametrize(("since", "check"), [(29.0, "is busy"), (31.0, "computes no token")])
 def test_a_probe_that_waits_too_long_is_no_fault_where_its_base_model_computes(
-    world: World, monkeypatch: pytest.MonkeyPatch, since: float, said: str
+    world: World, monkeypatch: pytest.MonkeyPatch, since: float, check: str
 ) -> None:
     monkeypatch.setattr(Ticket, "result", Mock(side_effect=TimeoutError))
     monkeypatch.setattr(world.runtime.engine, "seconds_since_pass", lambda base_id: {"tiny": since}[base_id])
-    assert world.client.get("/readyz").json()["checks"]["base/tiny"] == said
+    assert world.client.get("/readyz").json()["checks"]["base/tiny"] == check
 
 
 def test_readiness_is_looked_up_once_in_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     moment = [100.0]
     looks = []
     monkeypatch.setattr(readiness, "_check", lambda *_: looks.append(1) or readiness.Ready(status="ready", checks={}))
-    asked = readiness.Readiness(clock=lambda: moment[0])
+    probe = readiness.Readiness(clock=lambda: moment[0])
 
     class Patient:
         engine = world.runtime.engine
@@ -216,7 +218,7 @@ def test_readiness_is_looked_up_once_in_a_while(world: World, monkeypatch: pytes
 
     for at in (100.0, 105.0, 109.9, 110.1, 115.0):
         moment[0] = at
-        assert asked.of(Patient()).status == "ready"  # type: ignore[arg-type]
+        assert probe.of(Patient()).status == "ready"  # type: ignore[arg-type]
     assert len(looks) == 2
 
 
@@ -225,11 +227,11 @@ def test_an_engine_that_fails_is_not_ready(world: World, monkeypatch: pytest.Mon
     assert world.client.get("/readyz").json()["checks"]["base/tiny"] == "computes no token"
 
 
-def test_a_client_that_reads_nothing_stops_its_generation(world: World, held: Held) -> None:
+def test_a_client_that_reads_nothing_stops_its_generation(world: World, gated_engine: GatedEngine) -> None:
     """Its connection is cut off once the server has waited for it for long, and the engine's rows are free."""
-    with serving(world.app, Settings(answer_seconds=0.3), send_buffer=4096) as port, socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        one.connect(("127.0.0.1", port))
+    with serving(world.app, Settings(answer_seconds=0.3), send_buffer=4096) as port, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", port))
         body = json.dumps(
             {
                 "model": "tiny",
@@ -243,27 +245,27 @@ def test_a_client_that_reads_nothing_stops_its_generation(world: World, held: He
         )
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {world.admin}\r\n"
         length = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        one.sendall((head + length + body).encode())
-        assert held.submitted.wait(30)
-        (ticket,) = held.tickets
+        client.sendall((head + length + body).encode())
+        assert gated_engine.submitted.wait(30)
+        (ticket,) = gated_engine.tickets
         gone = ended(ticket)
-        held.step(30)  # several times what waits for a client
+        gated_engine.step(30)  # several times what waits for a client
         assert gone.wait(30)
         assert ticket.cancelled()
-        memory_after(world, held)
+        memory_after(world, gated_engine)
         assert world.runtime.engine.counters()["generating_rows"] == 0
 
 
 @pytest.mark.parametrize("body", [{"max_tokens": 9}, {"max_tokens": 9, "stream": True, "n": 2}])
 def test_a_request_that_a_stop_cuts_off_is_told_so(
-    world: World, held: Held, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+    world: World, gated_engine: GatedEngine, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
 ) -> None:
     """In the shape of every other error. A stream that has begun is ended by its connection."""
     monkeypatch.setattr(connections, "GRACE_SECONDS", 0)
-    held.start_too = True
+    gated_engine.start_too = True
     with serving(world.app, world.runtime.settings) as port:
         connection = post(Live(world, f"http://127.0.0.1:{port}"), {"prompt": "a b", **body})
-        assert held.submitted.wait(30)
+        assert gated_engine.submitted.wait(30)
     answer = connection.getresponse()
     assert (answer.status, answer.headers["retry-after"]) == (503, "5")
     assert answer.headers["x-request-id"]
