@@ -81,13 +81,13 @@ def row(world: World, ref: str) -> AdapterRow:
         return catalogue.adapters.resolve(None, parse_ref(ref))
 
 
-def told(world: World, repository: str, into: Path) -> tuple[Path, str]:
-    """The files of a repository as a folder beside one of its base model, and the code that its README tells."""
+def downloaded(world: World, repository: str, into: Path) -> tuple[Path, str]:
+    """The files of a repository as a folder beside one of its base model, and the code in its README."""
     folder = into / repository.rpartition("/")[2]
     folder.mkdir()
-    for one in world.client.get(f"/api/models/{repository}").json()["siblings"]:
-        data = world.client.get(f"/{repository}/resolve/main/{one['rfilename']}").content
-        (folder / one["rfilename"]).write_bytes(data)
+    for sibling in world.client.get(f"/api/models/{repository}").json()["siblings"]:
+        data = world.client.get(f"/{repository}/resolve/main/{sibling['rfilename']}").content
+        (folder / sibling["rfilename"]).write_bytes(data)
     (into / "tiny").symlink_to(world.runtime.bases[world.base_id].entry.source)
     return folder, (folder / CARD).read_text().split("```python\n")[1].split("```")[0]
 
@@ -104,19 +104,19 @@ def test_head_says_what_get_gives(acme: World) -> None:
         assert re.fullmatch("[0-9a-f]{40}", head.headers["x-repo-commit"])
         stored = name in (WEIGHTS, "samples.jsonl")
         oid = hashlib.sha1(b"blob %d\0" % len(got.content) + got.content).hexdigest()
-        known = hashlib.sha256(got.content).hexdigest() if stored else oid
-        assert head.headers["etag"] == f'"{known}"'
-        assert head.headers.get("x-linked-etag") == (f'"{known}"' if stored else None)
+        digest = hashlib.sha256(got.content).hexdigest() if stored else oid
+        assert head.headers["etag"] == f'"{digest}"'
+        assert head.headers.get("x-linked-etag") == (f'"{digest}"' if stored else None)
         assert head.headers.get("x-linked-size") == (str(len(got.content)) if stored else None)
 
 
 def test_the_tree_has_the_same_digests(acme: World) -> None:
     tree = acme.client.get("/api/models/acme/law/tree/main?recursive=true&expand=false").json()
-    assert [one["path"] for one in tree] == [CONFIG, "soup.json", CARD, WEIGHTS, "samples.jsonl"]
-    for one in tree:
-        head = resolve(acme, f"main/{one['path']}", "HEAD").headers
-        known = one["lfs"]["oid"] if "lfs" in one else one["oid"]
-        assert (f'"{known}"', str(one["size"])) == (head["etag"], head["content-length"])
+    assert [file["path"] for file in tree] == [CONFIG, "soup.json", CARD, WEIGHTS, "samples.jsonl"]
+    for file in tree:
+        head = resolve(acme, f"main/{file['path']}", "HEAD").headers
+        digest = file["lfs"]["oid"] if "lfs" in file else file["oid"]
+        assert (f'"{digest}"', str(file["size"])) == (head["etag"], head["content-length"])
     assert acme.client.get("/api/models/acme/law/tree/main/").json() == tree
     folder = acme.client.get("/api/models/acme/law/tree/main/onnx")
     assert (folder.status_code, folder.headers["x-error-code"]) == (404, "EntryNotFound")
@@ -168,12 +168,12 @@ def test_odd_revisions_are_not_there(acme: World, live: Live, revision: str) -> 
 
 
 def test_one_version_has_several_names(acme: World) -> None:
-    said = {name: acme.client.get(f"/api/models/acme/law/revision/{name}").json() for name in ("main", "1", "prod")}
-    commits = {one["sha"] for one in said.values()}
+    infos = {name: acme.client.get(f"/api/models/acme/law/revision/{name}").json() for name in ("main", "1", "prod")}
+    commits = {info["sha"] for info in infos.values()}
     assert len(commits) == 1
     commit = commits.pop()
-    assert acme.client.get(f"/api/models/acme/law/revision/{commit}").json() == said["main"]
-    assert acme.client.get("/api/models/acme/law").json() == said["main"]
+    assert acme.client.get(f"/api/models/acme/law/revision/{commit}").json() == infos["main"]
+    assert acme.client.get("/api/models/acme/law").json() == infos["main"]
     forged = "0" * 16 + commit[16:]
     assert acme.client.get(f"/api/models/acme/law/revision/{forged}").status_code == 404
     assert acme.client.get(f"/api/models/acme/pfeiffer/revision/{commit}").status_code == 404
@@ -181,14 +181,14 @@ def test_one_version_has_several_names(acme: World) -> None:
 
 def test_a_commit_whose_card_is_another_has_the_files_that_stay(acme: World) -> None:
     commit = acme.client.get("/api/models/acme/law").json()["sha"]
-    other = commit[:16] + "d" * 16 + commit[32:]
+    other_commit = commit[:16] + "d" * 16 + commit[32:]
     for name in (CONFIG, WEIGHTS, "samples.jsonl"):
-        assert resolve(acme, f"{other}/{name}").content == resolve(acme, f"main/{name}").content
+        assert resolve(acme, f"{other_commit}/{name}").content == resolve(acme, f"main/{name}").content
     for name in (CARD, "soup.json"):
-        gone = resolve(acme, f"{other}/{name}")
+        gone = resolve(acme, f"{other_commit}/{name}")
         assert (gone.status_code, gone.headers["x-error-code"]) == (404, "EntryNotFound")
-    listed = acme.client.get(f"/api/models/acme/law/tree/{other}").json()
-    assert [one["path"] for one in listed] == [CONFIG, WEIGHTS, "samples.jsonl"]
+    listed = acme.client.get(f"/api/models/acme/law/tree/{other_commit}").json()
+    assert [file["path"] for file in listed] == [CONFIG, WEIGHTS, "samples.jsonl"]
 
 
 def test_a_commit_whose_configuration_is_another_is_not_there(acme: World) -> None:
@@ -205,10 +205,10 @@ def test_main_is_what_the_name_means_whatever_an_alias_is_called(acme: World) ->
     push_lora(acme, "acme/two", seed=8)
     acme.client.put("/v1/adapters/acme/two/aliases/main", json={"version": 1}).raise_for_status()
     refs = acme.client.get("/api/models/acme/two/refs").json()
-    assert [one["name"] for one in refs["branches"]] == ["main"]
+    assert [branch["name"] for branch in refs["branches"]] == ["main"]
     assert refs["branches"][0]["targetCommit"] == refs["tags"][0]["targetCommit"]
     acme.client.delete("/v1/adapters/acme/two@2").raise_for_status()
-    assert [one["name"] for one in acme.client.get("/api/models/acme/two/refs").json()["tags"]] == ["1"]
+    assert [tag["name"] for tag in acme.client.get("/api/models/acme/two/refs").json()["tags"]] == ["1"]
     gone = acme.client.get("/api/models/acme/two/revision/2")
     assert (gone.status_code, gone.headers["x-error-code"]) == (410, "RevisionNotFound")
 
@@ -222,10 +222,10 @@ def test_every_branch_leads_somewhere_however_many_versions_there_are(
         acme.client.put(f"/v1/adapters/acme/many/aliases/{alias}", json={"version": 1}).raise_for_status()
     monkeypatch.setattr(hub, "MOST_REFS", 2)
     refs = acme.client.get("/api/models/acme/many/refs").json()
-    assert [one["name"] for one in refs["tags"]] == ["3", "2"]
-    assert [one["name"] for one in refs["branches"]] == ["main", "old"]
-    for one in [*refs["tags"], *refs["branches"]]:
-        assert acme.client.get(f"/api/models/acme/many/revision/{one['name']}").json()["sha"] == one["targetCommit"]
+    assert [tag["name"] for tag in refs["tags"]] == ["3", "2"]
+    assert [branch["name"] for branch in refs["branches"]] == ["main", "old"]
+    for ref in [*refs["tags"], *refs["branches"]]:
+        assert acme.client.get(f"/api/models/acme/many/revision/{ref['name']}").json()["sha"] == ref["targetCommit"]
     assert acme.client.get(f"/api/models/acme/many/revision/{'ab' * 20}").status_code == 404
     acme.client.delete("/v1/adapters/acme/many").raise_for_status()
 
@@ -234,12 +234,12 @@ def test_purged_in_the_middle_of_a_download(acme: World) -> None:
     """Bytes that are on their way come to their end; what is asked for next is gone, and says so."""
     push_lora(acme, "acme/purged", seed=9)
     commit = acme.client.get("/api/models/acme/purged").json()["sha"]
-    found = revision_of(acme.runtime.services, NO_AUTH_PRINCIPAL, "acme", "purged", commit).files[WEIGHTS]
-    with found.open() as file:
+    weights_file = revision_of(acme.runtime.services, NO_AUTH_PRINCIPAL, "acme", "purged", commit).files[WEIGHTS]
+    with weights_file.open() as file:
         assert acme.client.post("/v1/adapters/acme/purged@1/purge").status_code == 200
         assert file.read() == lora_weights(acme, seed=9)
     with pytest.raises(DamagedBlob):
-        found.open()
+        weights_file.open()
     after = acme.client.head(f"/acme/purged/resolve/{commit}/{WEIGHTS}")
     assert (after.status_code, after.headers["x-error-code"]) == (410, "RepoNotFound")
 
@@ -254,12 +254,12 @@ def test_public_folders_are_no_way_in(acme: World) -> None:
 def test_unknown_and_foreign_are_the_same(acme: World) -> None:
     headers = acme.headers(acme.key(["read"], ["acme"]))
     for path in ("/api/models/{}", "/api/models/{}/refs", "/api/models/{}/tree/main", "/{}/resolve/main/README.md"):
-        told = []
+        answers = []
         for name in ("foreign/secret", "acme/nothing", "Acme/Law", "acme/law@1", "v1/adapters", "base/tiny"):
             answer = acme.client.get(path.format(name), headers=headers)
-            told.append((answer.status_code, answer.headers["x-error-code"], answer.text.replace(name, "<name>")))
-        assert len(set(told)) == 1, told
-        assert told[0][:2] == (404, "RepoNotFound")
+            answers.append((answer.status_code, answer.headers["x-error-code"], answer.text.replace(name, "<name>")))
+        assert len(set(answers)) == 1, answers
+        assert answers[0][:2] == (404, "RepoNotFound")
 
 
 def test_a_key_that_may_not_read_is_told_the_scope_that_it_lacks(acme: World) -> None:
@@ -272,14 +272,14 @@ def test_a_key_that_may_not_read_is_told_the_scope_that_it_lacks(acme: World) ->
 
 def test_each_name_once_on_pages_that_link_on(acme: World) -> None:
     push_lora(acme, "acme/law", seed=21)  # a second version, which moves it to the front
-    found, url = [], "/api/models?author=acme&full=true"
+    names, url = [], "/api/models?author=acme&full=true"
     while url:
         answer = acme.client.get(url, headers={"x-forwarded-proto": "https"})
-        found += [one["id"] for one in answer.json()]
+        names += [model["id"] for model in answer.json()]
         url = answer.links.get("next", {}).get("url", "")
         assert not url or url.startswith("https://testserver/api/models?author=acme&full=true&cursor=")
         url = url.replace("https:", "http:")
-    assert found == ["acme/law", "acme/two", "acme/pfeiffer"]
+    assert names == ["acme/law", "acme/two", "acme/pfeiffer"]
     assert len(acme.client.get("/api/models?limit=100000").json()) == 3
     assert acme.client.get("/api/models?cursor=x").status_code == 400
 
@@ -307,30 +307,30 @@ def test_a_folder_of_ours_with_a_readme_that_works(
     acme: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The code of the README is run, over the files as they come."""
-    folder, code = told(acme, "acme/pfeiffer", tmp_path)
+    folder, code = downloaded(acme, "acme/pfeiffer", tmp_path)
     assert (folder / WEIGHTS).read_bytes() == adapter_weights(acme.runtime, seed=4)
     assert read_directory(folder).config.method == "bottleneck"
     assert 'library_name: "adaptersoup"' in (folder / CARD).read_text()
     monkeypatch.chdir(tmp_path)
-    said: dict[str, Any] = {}
-    exec(code, said)
-    plain = said["base"].model(**said["base"].tokenizer("Once upon a time", return_tensors="pt")).logits
-    assert not torch.allclose(said["logits"], plain, atol=0.1)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    plain = namespace["base"].model(**namespace["base"].tokenizer("Once upon a time", return_tensors="pt")).logits
+    assert not torch.allclose(namespace["logits"], plain, atol=0.1)
 
 
 def test_a_folder_of_pefts_with_a_readme_that_works(
     acme: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It loads the folder: `acme/law` may be anybody's on the hub that a reader's client asks."""
-    folder, code = told(acme, "acme/law", tmp_path)
+    folder, code = downloaded(acme, "acme/law", tmp_path)
     assert "acme/law" not in (folder / CARD).read_text()
     monkeypatch.chdir(tmp_path)
-    said: dict[str, Any] = {}
-    exec(code, said)
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
     ids = torch.tensor([[0, 30, 31, 32, 33]])
-    with torch.inference_mode(), said["model"].disable_adapter():
-        plain = said["model"](ids).logits
-    assert not torch.allclose(said["model"](ids).logits, plain, atol=0.01)
+    with torch.inference_mode(), namespace["model"].disable_adapter():
+        plain = namespace["model"](ids).logits
+    assert not torch.allclose(namespace["model"](ids).logits, plain, atol=0.01)
     for path in re.findall(r'from_pretrained\(.*"(.*)"', code):
         with pytest.raises(HFValidationError):  # where the folder is not there, no hub is asked for it
             validate_repo_id(path)

@@ -62,7 +62,7 @@ def hub(
 
 
 @pytest.fixture(scope="module")
-def other(served: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def second_server(served: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Another server, over the same base model."""
     folder = tmp_path_factory.mktemp("other")
     for world in open_world(folder / "data", write_bases(folder / "bases.toml", served)):
@@ -83,7 +83,7 @@ def test_a_snapshot_is_a_folder_that_the_cache_knows(law: World, hub: HubSession
     folder = Path(hub.ask("snapshot_download", repo_id="acme/law", revision="prod"))
     assert folder.parent.parent == hub.home / "hub" / "models--acme--law"
     assert (folder.parent.parent / "refs" / "prod").read_text() == folder.name
-    assert sorted(one.name for one in folder.iterdir()) == [
+    assert sorted(path.name for path in folder.iterdir()) == [
         CARD,
         CONFIG,
         WEIGHTS,
@@ -100,10 +100,10 @@ def test_peft_loads_it_by_its_name(law: World, hub: HubSession) -> None:
     base = law.runtime.bases[law.base_id].entry.source
     without = hub.ask("logits", base=base, adapter=None, ids=IDS)
     for ref, options in (("acme/law", {"revision": "prod"}), ("acme/law", {}), ("acme/both", {})):
-        told = hub.ask("logits", base=base, adapter=ref, ids=IDS, **options)
+        logits = hub.ask("logits", base=base, adapter=ref, ids=IDS, **options)
         version = "@1" if options else ""
-        assert told == pytest.approx(ours(law, ref + version), abs=1e-4), ref
-        assert told != pytest.approx(without, abs=1e-2)
+        assert logits == pytest.approx(ours(law, ref + version), abs=1e-4), ref
+        assert logits != pytest.approx(without, abs=1e-2)
 
 
 def test_what_a_repository_is(hub: HubSession) -> None:
@@ -111,10 +111,12 @@ def test_what_a_repository_is(hub: HubSession) -> None:
     assert (info["id"], info["author"], info["private"], info["library_name"]) == ("acme/law", "acme", True, "peft")
     assert {"peft", "lora", "legal", "safetensors", "license:mit", "base_model:tiny"} <= set(info["tags"])
     assert (info["card_data"]["license"], info["card_data"]["base_model"]) == ("mit", "tiny")
-    weights = next(one for one in info["siblings"] if one["rfilename"] == WEIGHTS)
+    weights = next(sibling for sibling in info["siblings"] if sibling["rfilename"] == WEIGHTS)
     assert weights["lfs"]["size"] == weights["size"]
     assert hub.ask("list_repo_files", repo_id="acme/law") == [CONFIG, "soup.json", CARD, WEIGHTS]
-    assert [one["size"] for one in hub.ask("list_repo_tree", repo_id="acme/law", revision="prod")][3] == weights["size"]
+    assert [file["size"] for file in hub.ask("list_repo_tree", repo_id="acme/law", revision="prod")][3] == weights[
+        "size"
+    ]
     assert hub.ask("file_exists", repo_id="acme/law", filename=CONFIG)
     assert not hub.ask("file_exists", repo_id="acme/law", filename="config.json")
     assert not hub.ask("file_exists", repo_id="acme/law", filename="1_Pooling/config.json")
@@ -125,7 +127,7 @@ def test_what_a_repository_is(hub: HubSession) -> None:
 
 def test_lists_over_pages(hub: HubSession) -> None:
     def names(**query: Any) -> list[str]:
-        return [one["id"] for one in hub.ask("list_models", **query)]
+        return [model["id"] for model in hub.ask("list_models", **query)]
 
     assert names(author="acme") == ["acme/pfeiffer", "acme/both", "acme/news", "acme/law"]
     assert names() == names(author="acme")  # all that this key sees
@@ -138,9 +140,9 @@ def test_lists_over_pages(hub: HubSession) -> None:
 
 
 def test_who_a_key_is(hub: HubSession) -> None:
-    told = hub.ask("whoami")
-    assert [one["name"] for one in told["orgs"]] == ["acme"]
-    assert told["auth"]["accessToken"]["role"] == "read"
+    identity = hub.ask("whoami")
+    assert [org["name"] for org in identity["orgs"]] == ["acme"]
+    assert identity["auth"]["accessToken"]["role"] == "read"
 
 
 def test_a_download_that_broke_off_goes_on(law: World, live: Live, hub: HubSession, tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_a_download_that_broke_off_goes_on(law: World, live: Live, hub: HubSessi
     assert file.read_bytes() == whole
 
 
-SAID = {
+DECLARED_FILES = {
     "weights": (WEIGHTS, 2**30 + 1),
     "config": (CONFIG, 2**24 + 1),
     "samples": ("samples.jsonl", 2**40),
@@ -160,19 +162,19 @@ SAID = {
 """Repositories of a hub: a file, and how large it says that it is."""
 
 
-ASKED: list[str] = []
+REQUESTED_PATHS: list[str] = []
 """The paths that the little hub was asked for."""
 
 
 async def little_hub(scope: Scope, receive: Receive, send: Send) -> None:
-    """A hub that tells of `SAID`."""
-    ASKED.append(scope["path"])
+    """A hub that lists `DECLARED_FILES`."""
+    REQUESTED_PATHS.append(scope["path"])
     name = scope["path"].rpartition("/")[2]
-    file, size = SAID.get(name, (CONFIG, 1))
+    file, size = DECLARED_FILES.get(name, (CONFIG, 1))
     sibling = {"rfilename": file} | ({} if size is None else {"size": size})
     commit = "../" * 20 if name == "odd" else "ab" * 20
-    told = {"id": f"big/{name}", "sha": commit, "siblings": [{"rfilename": "huge.bin", "size": 2**50}, sibling]}
-    await JSONResponse(told)(scope, receive, send)
+    info = {"id": f"big/{name}", "sha": commit, "siblings": [{"rfilename": "huge.bin", "size": 2**50}, sibling]}
+    await JSONResponse(info)(scope, receive, send)
 
 
 # --- our own command line -------------------------------------------------------------------------
@@ -181,34 +183,42 @@ async def little_hub(scope: Scope, receive: Receive, send: Send) -> None:
 # `soup push hub:...` takes an adapter from one server, as from any hub, to another.
 
 
-def push(hub: HubSession, other: Live, *arguments: str) -> tuple[int, str, str]:
-    line = ["push", *arguments, "--url", other.url, "--key", other.world.admin]
+def push(hub: HubSession, second_server: Live, *arguments: str) -> tuple[int, str, str]:
+    line = ["push", *arguments, "--url", second_server.url, "--key", second_server.world.admin]
     code, out, err = hub.ask("soup", arguments=line)
     return code, out, err
 
 
-def test_from_one_server_to_another(law: World, hub: HubSession, other: Live, tmp_path: Path) -> None:
-    code, out, err = push(hub, other, "hub:acme/law@prod", "--namespace", "copied")
+def test_from_one_server_to_another(law: World, hub: HubSession, second_server: Live, tmp_path: Path) -> None:
+    code, out, err = push(hub, second_server, "hub:acme/law@prod", "--namespace", "copied")
     assert (code, out) == (0, "copied/law@1\n"), err
     there = law.client.get("/v1/adapters/acme/law@1").json()
-    here = other.world.client.get("/v1/adapters/copied/law").json()
+    here = second_server.world.client.get("/v1/adapters/copied/law").json()
     for field in ("digest", "config", "card", "domain"):
         assert here[field] == there[field], field
     commit = hub.ask("model_info", repo_id="acme/law", revision="prod")["sha"]
     training = {**there["provenance"]["training"], "imported_from": f"acme/law@{commit}"}
     assert here["provenance"] == {**there["provenance"], "training": training}
     assert here["sample"]["digest"] == there["sample"]["digest"]
-    pulled = ["pull", "copied/law", str(tmp_path / "law"), "--url", other.url, "--key", other.world.admin]
+    pulled = [
+        "pull",
+        "copied/law",
+        str(tmp_path / "law"),
+        "--url",
+        second_server.url,
+        "--key",
+        second_server.world.admin,
+    ]
     assert hub.ask("soup", arguments=pulled)[0] == 0
     assert (tmp_path / "law" / WEIGHTS).read_bytes() == lora_weights(law, seed=1)
-    assert push(hub, other, "hub:acme/law@prod", "--namespace", "copied")[1] == "copied/law@1\n"
+    assert push(hub, second_server, "hub:acme/law@prod", "--namespace", "copied")[1] == "copied/law@1\n"
 
 
-def test_several_beside_a_folder(hub: HubSession, other: Live, tmp_path: Path) -> None:
+def test_several_beside_a_folder(hub: HubSession, second_server: Live, tmp_path: Path) -> None:
     pulled = Path(hub.ask("snapshot_download", repo_id="acme/news", local_dir=str(tmp_path / "local")))
-    code, out, err = push(hub, other, "hub:acme/both", str(pulled), "hub:acme/pfeiffer")
+    code, out, err = push(hub, second_server, "hub:acme/both", str(pulled), "hub:acme/pfeiffer")
     assert (code, out) == (0, "default/both@1\ndefault/local@1\ndefault/pfeiffer@1\n"), err
-    pfeiffer = other.world.client.get("/v1/adapters/default/pfeiffer").json()
+    pfeiffer = second_server.world.client.get("/v1/adapters/default/pfeiffer").json()
     assert pfeiffer["config"]["method"] == "bottleneck"
     assert pfeiffer["provenance"]["training"]["imported_from"].startswith("acme/pfeiffer@")
 
@@ -222,23 +232,25 @@ def test_several_beside_a_folder(hub: HubSession, other: Live, tmp_path: Path) -
         ("hub:../../etc", "names no repository"),
     ],
 )
-def test_pushes_of_a_hubs_repository_that_are_refused(hub: HubSession, other: Live, source: str, says: str) -> None:
-    assert says in " ".join(refused(push(hub, other, source, "--namespace", "refused")).split())
+def test_pushes_of_a_hubs_repository_that_are_refused(
+    hub: HubSession, second_server: Live, source: str, says: str
+) -> None:
+    assert says in " ".join(refused(push(hub, second_server, source, "--namespace", "refused")).split())
 
 
-def test_what_is_too_large_or_not_there_is_not_downloaded(other: Live, tmp_path: Path) -> None:
+def test_what_is_too_large_or_not_there_is_not_downloaded(second_server: Live, tmp_path: Path) -> None:
     """A hub says how large its files are before any of them is asked for."""
     with serving(little_hub, Settings()) as port:
         session = HubSession(f"http://127.0.0.1:{port}", "x", tmp_path)
-        told = [push(session, other, f"hub:big/{name}") for name in SAID]
-        _, _, odd = push(session, other, "hub:big/odd")
-    code, _, err = push(session, other, "hub:acme/law")
+        outcomes = [push(session, second_server, f"hub:big/{name}") for name in DECLARED_FILES]
+        _, _, odd = push(session, second_server, "hub:big/odd")
+    code, _, err = push(session, second_server, "hub:acme/law")
     session.close()
     assert (code, "hub:acme/law could not be downloaded" in err) == (1, True)
-    assert [(code, out) for code, out, _ in told] == [(1, "")] * len(SAID)
-    for (_, _, err), (file, size) in zip(told, SAID.values(), strict=True):
-        said = f"{file} has {'an unknown number of' if size is None else size} bytes, and at most {MOST_BYTES[file]}"
-        assert said in " ".join(err.split())
+    assert [(code, out) for code, out, _ in outcomes] == [(1, "")] * len(DECLARED_FILES)
+    for (_, _, err), (file, size) in zip(outcomes, DECLARED_FILES.values(), strict=True):
+        message = f"{file} has {'an unknown number of' if size is None else size} bytes, and at most {MOST_BYTES[file]}"
+        assert message in " ".join(err.split())
     assert "does not name its commit" in " ".join(odd.split())
-    paths = [path for path in ASKED if "big" in path]
-    assert paths == [f"/api/models/big/{name}" for name in [*SAID, "odd"]]  # and no file, nor a tree
+    paths = [path for path in REQUESTED_PATHS if "big" in path]
+    assert paths == [f"/api/models/big/{name}" for name in [*DECLARED_FILES, "odd"]]  # and no file, nor a tree

@@ -25,20 +25,20 @@ def make(world: World, secret: str | None = None, **body: Any) -> Any:
 
 
 def test_the_secret_is_shown_once(world: World) -> None:
-    made = answered(make(world, namespaces=["team", "team", "other"], scopes=["infer", "read"]), 201)
-    assert made["secret"].startswith(made["prefix"])
-    assert len(made["prefix"]) < 20
-    assert made["namespaces"] == ["team", "other"]
-    assert made["scopes"] == ["infer", "read"]
+    created = answered(make(world, namespaces=["team", "team", "other"], scopes=["infer", "read"]), 201)
+    assert created["secret"].startswith(created["prefix"])
+    assert len(created["prefix"]) < 20
+    assert created["namespaces"] == ["team", "other"]
+    assert created["scopes"] == ["infer", "read"]
     listed = world.client.get("/v1/keys")
-    assert made["secret"] not in listed.text
-    assert made["id"] in [key["id"] for key in listed.json()["data"]]
+    assert created["secret"] not in listed.text
+    assert created["id"] in [key["id"] for key in listed.json()["data"]]
 
 
 def test_keys_have_pages_and_a_client_that_knows_none_gets_all(world: World) -> None:
     """An admin of some namespaces turns pages of its own keys only."""
     mine = make(world, namespaces=["team", "other"], scopes=["admin"]).json()
-    made = [make(world, namespaces=["team"] if number % 2 else None).json()["id"] for number in range(5)]
+    created_ids = [make(world, namespaces=["team"] if number % 2 else None).json()["id"] for number in range(5)]
     for secret in (world.admin, mine["secret"]):
         headers = world.headers(secret)
         everything = world.client.get("/v1/keys", headers=headers).json()
@@ -47,9 +47,9 @@ def test_keys_have_pages_and_a_client_that_knows_none_gets_all(world: World) -> 
         rest = world.client.get("/v1/keys", params={"limit": 90, "cursor": first["next_cursor"]}, headers=headers)
         assert len(first["data"]) == 2
         assert first["data"] + rest.json()["data"] == everything["data"]
-    seen = {one["id"] for one in everything["data"]}
-    assert {mine["id"], *made[1::2]} <= seen
-    assert seen.isdisjoint(made[::2])
+    visible_ids = {key["id"] for key in everything["data"]}
+    assert {mine["id"], *created_ids[1::2]} <= visible_ids
+    assert visible_ids.isdisjoint(created_ids[::2])
     for wrong in ({"cursor": "nonsense"}, {"limit": 10_000}):
         assert world.client.get("/v1/keys", params=wrong).status_code == 400
     assert world.client.get("/v1/audit", params={"cursor": "nonsense"}).status_code == 400
@@ -61,12 +61,12 @@ def ahead(**gap: float) -> str:
 
 def test_the_last_admin_key_of_all_namespaces_that_lasts_is_not_revoked(world: World) -> None:
     lasting = [
-        one["id"]
-        for one in world.client.get("/v1/keys").json()["data"]
-        if one["namespaces"] is None and "admin" in one["scopes"] and not one["revoked_at"] and not one["expires_at"]
+        key["id"]
+        for key in world.client.get("/v1/keys").json()["data"]
+        if key["namespaces"] is None and "admin" in key["scopes"] and not key["revoked_at"] and not key["expires_at"]
     ]
-    for others in ({"expires_at": ahead(days=1)}, {"namespaces": ["team"]}):
-        assert make(world, scopes=["admin"], **others).status_code == 201
+    for restriction in ({"expires_at": ahead(days=1)}, {"namespaces": ["team"]}):
+        assert make(world, scopes=["admin"], **restriction).status_code == 201
     for id in lasting[1:]:
         assert world.client.delete(f"/v1/keys/{id}").status_code == 200
     answer = world.client.delete(f"/v1/keys/{lasting[0]}")
@@ -106,8 +106,8 @@ def test_a_bad_key_is_refused(world: World, body: dict[str, Any]) -> None:
 def test_an_admin_of_some_namespaces_makes_and_revokes_keys_of_them(world: World) -> None:
     admin = world.key(["admin"], ["team"])
     assert make(world, admin, namespaces=["team", "other"]).status_code == 403
-    own = answered(make(world, admin, namespaces=["team"]), 201)
-    assert world.client.delete(f"/v1/keys/{own['id']}", headers=world.headers(admin)).status_code == 200
+    key = answered(make(world, admin, namespaces=["team"]), 201)
+    assert world.client.delete(f"/v1/keys/{key['id']}", headers=world.headers(admin)).status_code == 200
 
 
 # --- the audit ------------------------------------------------------------------------------------
@@ -120,8 +120,8 @@ def subjects(world: World, headers: dict[str, str] | None = None, **filters: str
 
 def test_a_key_that_is_revoked_again_stays_as_it_was(world: World) -> None:
     id = make(world).json()["id"]
-    first, again = (answered(world.client.delete(f"/v1/keys/{id}")) for _ in range(2))
-    assert first == again
+    first, second = (answered(world.client.delete(f"/v1/keys/{id}")) for _ in range(2))
+    assert first == second
     assert subjects(world, subject=id, action="key.revoke") == [id]
 
 
@@ -208,24 +208,24 @@ def test_a_change_to_what_no_key_can_be_is_refused(world: World, body: dict[str,
 
 
 def test_no_admin_gives_more_than_it_has(world: World) -> None:
-    own = make(world, scopes=["admin"], namespaces=["acme"]).json()
+    admin = make(world, scopes=["admin"], namespaces=["acme"]).json()
     ours = make(world, namespaces=["acme"]).json()
-    assert change(world, ours["id"], own["secret"], scopes=["write"]).status_code == 200
+    assert change(world, ours["id"], admin["secret"], scopes=["write"]).status_code == 200
     for wider in (None, ["acme", "beta"]):
-        assert change(world, ours["id"], own["secret"], namespaces=wider).status_code == 403
-        assert change(world, own["id"], own["secret"], namespaces=wider).status_code == 403
+        assert change(world, ours["id"], admin["secret"], namespaces=wider).status_code == 403
+        assert change(world, admin["id"], admin["secret"], namespaces=wider).status_code == 403
 
 
 def test_a_key_that_expires_changes_none_that_outlives_it(world: World) -> None:
     """Else it would live on in the other: as an admin, or by knowing that one's new secret."""
     end = ahead(days=1)
     guest = make(world, scopes=["admin"], expires_at=end).json()
-    lasting, other = make(world).json(), make(world, expires_at=end).json()
+    lasting, expiring = make(world).json(), make(world, expires_at=end).json()
     assert change(world, lasting["id"], guest["secret"], scopes=["admin"]).status_code == 403
     assert rotate(world, lasting["id"], guest["secret"]).status_code == 403
     assert change(world, guest["id"], guest["secret"], expires_at=None).status_code == 403
-    assert change(world, other["id"], guest["secret"], scopes=["infer"]).status_code == 200
-    assert rotate(world, other["id"], guest["secret"]).status_code == 200
+    assert change(world, expiring["id"], guest["secret"], scopes=["infer"]).status_code == 200
+    assert rotate(world, expiring["id"], guest["secret"]).status_code == 200
     assert rotate(world, guest["id"], guest["secret"]).status_code == 200
 
 
@@ -254,8 +254,8 @@ def test_a_rotation_ends_the_old_secret_and_the_key_stays(world: World) -> None:
 
 
 def test_every_key_may_rotate_itself(world: World) -> None:
-    key, other = (make(world, scopes=[scope], namespaces=["acme"]).json() for scope in ("infer", "write"))
-    assert rotate(world, other["id"], key["secret"]).status_code == 403
+    key, second_key = (make(world, scopes=[scope], namespaces=["acme"]).json() for scope in ("infer", "write"))
+    assert rotate(world, second_key["id"], key["secret"]).status_code == 403
     new = rotate(world, key["id"], key["secret"]).json()
     assert rotate(world, key["id"], key["secret"]).status_code == 401
     assert rotate(world, key["id"], new["secret"]).status_code == 200
@@ -283,25 +283,25 @@ class TestPostgreSQL:
         keep = {k["id"] for k in world.client.get("/v1/keys").json()["data"] if k["revoked_at"] is None}
         start = threading.Barrier(2)
 
-        def take(key: dict[str, Any], how: str) -> int:
+        def take(key: dict[str, Any], action: str) -> int:
             start.wait()
-            if how == "revoke":
+            if action == "revoke":
                 return status(world, key["secret"], f"/v1/keys/{key['id']}", "DELETE")
-            return int(change(world, key["id"], key["secret"], **{how: changes[how]}).status_code)
+            return int(change(world, key["id"], key["secret"], **{action: changes[action]}).status_code)
 
-        for hows in (("scopes", "revoke"), ("namespaces", "expires_at"), ("revoke", "revoke")):
+        for actions in (("scopes", "revoke"), ("namespaces", "expires_at"), ("revoke", "revoke")):
             pair = [make(world, scopes=["admin"]).json() for _ in range(2)]
             with world.registry.database.read() as catalogue:
-                others = {one.id for one in catalogue.keys.admins()} - {one["id"] for one in pair}
-            for id in others:
+                other_ids = {row.id for row in catalogue.keys.admins()} - {key["id"] for key in pair}
+            for id in other_ids:
                 assert change(world, id, pair[0]["secret"], scopes=["read"]).status_code == 200
             with ThreadPoolExecutor(2) as pool:
-                assert sorted(pool.map(take, pair, hows)) == [200, 409], hows
+                assert sorted(pool.map(take, pair, actions)) == [200, 409], actions
             with world.registry.database.read() as catalogue:
                 (admin,) = catalogue.keys.admins()
-            (left,) = [one for one in pair if one["id"] == admin.id]
+            (remaining,) = [key for key in pair if key["id"] == admin.id]
             for id in keep:
-                change(world, id, left["secret"], scopes=["admin"], namespaces=None, expires_at=None)
+                change(world, id, remaining["secret"], scopes=["admin"], namespaces=None, expires_at=None)
 
 
 # --- settings of namespaces -----------------------------------------------------------------------
@@ -378,14 +378,14 @@ def test_what_can_be_no_namespace_is_refused(world: World, ns: str) -> None:
 def test_where_tuning_is_forbidden_no_job_is_made(world: World, name: str | None) -> None:
     assert change_namespace(world, "strict", "forbid").status_code == 200
     writer = world.headers(world.key(["read", "write"], ["strict"]))
-    before = set(world.registry.blobs.digests())
+    digests_before = set(world.registry.blobs.digests())
     body = {"sample": SAMPLE, "effort": "tune", **({} if name is None else {"name": name})}
     world.push("strict/one", seed=3)
     answer = world.client.post("/v1/soups", json=body, headers=writer)
     assert "'strict' forbids" in refusal_with_code(answer, 403, "forbidden")
     assert answer.json()["error"]["param"] == "effort"
     assert world.client.get("/v1/jobs?kind=cook", headers=writer).json()["data"] == []
-    assert len(set(world.registry.blobs.digests()) - before) <= 1, "the adapter's, and no request's"
+    assert len(set(world.registry.blobs.digests()) - digests_before) <= 1, "the adapter's, and no request's"
 
 
 def test_a_digest_that_is_none_is_refused_as_a_filter(world: World) -> None:
@@ -408,8 +408,8 @@ def writer(world: World) -> dict[str, str]:
 
 def test_a_writer_moves_other_aliases_only(world: World, writer: dict[str, str]) -> None:
     assert world.client.put(f"{ALIASES}/free", json={"version": 1}, headers=writer).status_code == 200
-    made = world.client.put(f"{ALIASES}/prod", json={"version": 1}, headers=writer)  # nor before it is there
-    assert "'prod' is protected in namespace 'guarded'" in refusal(made, 403)
+    answer = world.client.put(f"{ALIASES}/prod", json={"version": 1}, headers=writer)  # nor before it is there
+    assert "'prod' is protected in namespace 'guarded'" in refusal(answer, 403)
 
     admin = world.headers(world.key(["admin"], ["guarded"]))
     assert world.client.put(f"{ALIASES}/prod", json={"version": 1}, headers=admin).status_code == 200

@@ -27,16 +27,16 @@ CALLS = {
 
 @pytest.mark.parametrize("path", CALLS)
 def test_a_request_carries_its_key(world: World, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = world.client.post("/v1/keys", json={"name": "one", "scopes": ["infer"], "namespaces": None}).json()
-    submit, seen = world.runtime.engine.submit_all, []
+    key = world.client.post("/v1/keys", json={"name": "one", "scopes": ["infer"], "namespaces": None}).json()
+    submit, submitted = world.runtime.engine.submit_all, []
 
     def noted(requests: Any) -> Any:
-        seen.extend(requests)
+        submitted.extend(requests)
         return submit(requests)
 
     monkeypatch.setattr(world.runtime.engine, "submit_all", noted)
-    answered(world.client.post(path, json={"model": "tiny", **CALLS[path]}, headers=world.headers(made["secret"])))
-    assert {request.owner for request in seen} == {made["id"]}
+    answered(world.client.post(path, json={"model": "tiny", **CALLS[path]}, headers=world.headers(key["secret"])))
+    assert {request.owner for request in submitted} == {key["id"]}
 
 
 def test_a_key_whose_requests_take_long_leaves_threads_to_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,12 +51,12 @@ def test_a_key_whose_requests_take_long_leaves_threads_to_others(world: World, m
     monkeypatch.setattr(adapters, "adapter_named", slow)
     headers = world.headers(world.key(["read"]))
     with ThreadPoolExecutor(16) as pool:
-        asked = [pool.submit(world.client.get, "/v1/adapters/acme/slow", headers=headers) for _ in range(16)]
+        futures = [pool.submit(world.client.get, "/v1/adapters/acme/slow", headers=headers) for _ in range(16)]
         assert all(entered.acquire(timeout=30) for _ in range(9))
         assert world.client.get("/v1/adapters").status_code == 200
         assert not entered.acquire(blocking=False)
         free.set()
-        assert {one.result().status_code for one in asked} == {429}
+        assert {future.result().status_code for future in futures} == {429}
 
 
 @pytest.fixture
@@ -66,17 +66,17 @@ def prompt(request: pytest.FixtureRequest) -> list[int]:
 
 
 def cached(world: World, prompt: Sequence[int], secret: str, **body: Any) -> int:
-    asked = {"model": "tiny", "prompt": prompt, "max_tokens": 3, "temperature": 0, **body}
-    usage = answered(world.client.post("/v1/completions", json=asked, headers=world.headers(secret)))["usage"]
+    request = {"model": "tiny", "prompt": prompt, "max_tokens": 3, "temperature": 0, **body}
+    usage = answered(world.client.post("/v1/completions", json=request, headers=world.headers(secret)))["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
 
 
 def test_keys_of_the_same_namespaces_share_and_others_do_not(world: World, prompt: list[int]) -> None:
-    one, same, more, other = (
+    key, same, wider, narrower = (
         world.key(["infer"], namespaces) for namespaces in (["a", "b"], ["b", "a"], ["a", "b", "c"], ["a"])
     )
-    asked = [cached(world, prompt, secret) for secret in (one, same, more, other, world.admin, other)]
-    assert asked == [0, 39, 0, 0, 0, 39]
+    counts = [cached(world, prompt, secret) for secret in (key, same, wider, narrower, world.admin, narrower)]
+    assert counts == [0, 39, 0, 0, 0, 39]
 
 
 def test_several_prompts_are_counted_together(world: World, prompt: list[int]) -> None:
@@ -95,7 +95,7 @@ def test_a_stream_says_it_with_its_usage(world: World, prompt: list[int]) -> Non
 def test_the_metrics_tell_what_is_kept(world: World, prompt: list[int]) -> None:
     cached(world, prompt, world.admin)
     cached(world, prompt, world.admin)
-    found = dict(line.rsplit(" ", 1) for line in world.client.get("/metrics").text.splitlines() if line[0] != "#")
-    assert float(found["soup_engine_prompt_tokens_reused_total"]) >= 39
-    assert float(found["soup_engine_kept_texts"]) >= 1
-    assert 0 < float(found["soup_engine_kept_bytes"]) <= float(found["soup_engine_kv_bytes"])
+    metrics = dict(line.rsplit(" ", 1) for line in world.client.get("/metrics").text.splitlines() if line[0] != "#")
+    assert float(metrics["soup_engine_prompt_tokens_reused_total"]) >= 39
+    assert float(metrics["soup_engine_kept_texts"]) >= 1
+    assert 0 < float(metrics["soup_engine_kept_bytes"]) <= float(metrics["soup_engine_kv_bytes"])
