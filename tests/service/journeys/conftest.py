@@ -1,4 +1,4 @@
-"""What servers of journeys are started with."""
+"""Fixtures of the servers of journeys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people bring, one structure each: adapters as directories on disk, and what their mixture is by hand."""
+"""Adapters that people bring, one structure each: as directories on disk, and their mixture computed by hand."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write_pruned(folder: Path, base: LoadedBase, domain: str, seed: int) -> None
 
 
 def write_lora(folder: Path, base: LoadedBase, domain: str, seed: int) -> None:
-    """As somebody trains it: by `peft`, from a seed that nobody wrote down."""
+    """Write an adapter as somebody trains it, by `peft`, from a seed that nobody wrote down."""
     torch.manual_seed(seed)
     config = peft.LoraConfig(fan_in_fan_out=True, task_type="CAUSAL_LM", **LORAS[domain])
     model: Any = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base.entry.source), config)
@@ -98,8 +98,8 @@ def write_bank(kind: str) -> Callable[[Path, LoadedBase, str, int], None]:
 
 def logits_of(base: LoadedBase, config: AdapterConfig, tensors: Tensors, ids: Tensor) -> Tensor:
     with torch.no_grad(), attached(base.model, from_tensors(config, base.shape, tensors)):
-        found: Tensor = base.model(ids).logits[0]
-    return found
+        logits: Tensor = base.model(ids).logits[0]
+    return logits
 
 
 def read(folder: Path) -> Tensors:
@@ -108,33 +108,36 @@ def read(folder: Path) -> Tensors:
 
 def averaged(base: LoadedBase, folders: Sequence[Path], shares: Sequence[float], ids: Tensor) -> Tensor:
     """The weighted mean of each tensor; what is pruned is zero."""
-    parts = [read(folder) for folder in folders]
-    mean = {name: sum(share * part[name] for share, part in zip(shares, parts, strict=True)) for name in parts[0]}
+    adapters = [read(folder) for folder in folders]
+    mean = {
+        name: sum(share * adapter[name] for share, adapter in zip(shares, adapters, strict=True))
+        for name in adapters[0]
+    }
     return logits_of(base, CONFIG, mean, ids)  # type: ignore[arg-type]
 
 
 def side_by_side(base: LoadedBase, folders: Sequence[Path], shares: Sequence[float], ids: Tensor) -> Tensor:
     """One adapter as wide as all: down-projections below each other, weighted up-projections beside each other."""
-    parts = [read(folder) for folder in folders]
+    adapters = [read(folder) for folder in folders]
     wide: Tensors = {}
-    for name in parts[0]:
+    for name in adapters[0]:
         if ".down." in name:
-            wide[name] = torch.cat([part[name] for part in parts])
+            wide[name] = torch.cat([adapter[name] for adapter in adapters])
         else:
-            weighted = [share * part[name] for share, part in zip(shares, parts, strict=True)]
+            weighted = [share * adapter[name] for share, adapter in zip(shares, adapters, strict=True)]
             wide[name] = torch.cat(weighted, dim=1) if name.endswith("weight") else sum(weighted)  # type: ignore[assignment]
-    return logits_of(base, CONFIG.model_copy(update={"bottleneck": len(parts) * CONFIG.bottleneck}), wide, ids)
+    return logits_of(base, CONFIG.model_copy(update={"bottleneck": len(adapters) * CONFIG.bottleneck}), wide, ids)
 
 
 def updated(base: LoadedBase, folders: Sequence[Path], shares: Sequence[float], ids: Tensor) -> Tensor:
     """The base with the weighted updates in its weights, each merged by `peft`."""
     model = AutoModelForCausalLM.from_pretrained(base.entry.source)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    total = dict(before)
+    base_weights = {name: value.clone() for name, value in model.state_dict().items()}
+    total = dict(base_weights)
     for folder, share in zip(folders, shares, strict=True):
         fresh = AutoModelForCausalLM.from_pretrained(base.entry.source)
         alone: Any = peft.PeftModel.from_pretrained(fresh, str(folder)).merge_and_unload()
-        total = {name: total[name] + share * (alone.state_dict()[name] - before[name]) for name in total}
+        total = {name: total[name] + share * (alone.state_dict()[name] - base_weights[name]) for name in total}
     model.load_state_dict(total)
     with torch.no_grad():
         return model.eval()(ids).logits[0]
@@ -146,17 +149,17 @@ def of_its_merge(base: LoadedBase, folders: Sequence[Path], _shares: Sequence[fl
 
 
 def loaded(base: LoadedBase, folder: Path, ids: Tensor) -> Tensor:
-    """What a directory makes of the base here."""
-    found = read_directory(folder)
-    return logits_of(base, found.config, load_tensors(found.weights.read_bytes()), ids)
+    """The logits of the base with the adapter of a directory, attached by this project."""
+    adapter = read_directory(folder)
+    return logits_of(base, adapter.config, load_tensors(adapter.weights.read_bytes()), ids)
 
 
 def loaded_by_peft(base: LoadedBase, folder: Path, ids: Tensor) -> Tensor:
-    """What a directory makes of the base for those who know nothing of us."""
+    """The logits of the base with the adapter of a directory, attached by `peft`, which knows nothing of us."""
     model: Any = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base.entry.source), str(folder))
     with torch.no_grad():
-        found: Tensor = model.eval()(ids).logits[0]
-    return found
+        logits: Tensor = model.eval()(ids).logits[0]
+    return logits
 
 
 # --- the structures --------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def fill(disk: Path) -> None:
 
 
 def whole(world: World, pushed: dict[str, Any], keys: list[str]) -> None:
-    """What was acknowledged is there, is served, and has its bytes."""
+    """Assert that an acknowledged push is there, is served, and has its bytes."""
     for key in keys:
         answer = world.client.get("/v1/adapters/acme/there", headers=world.headers(key))
         assert answer.json()["digest"] == pushed["digest"]
@@ -153,7 +153,7 @@ class TestLockedDatabase:
     ) -> None:
         with served(tmp_path / "data", allowlist, job_workers=1) as world:
             world.push("acme/there")
-            with held(tmp_path / "data" / "soup.db"):
+            with write_turn_taken(tmp_path / "data" / "soup.db"):
                 for answer in (
                     world.client.post("/v1/keys", json=KEY),
                     stored(world, b"new"),
@@ -169,16 +169,16 @@ class TestLockedDatabase:
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
+def write_turn_taken(path: Path) -> Iterator[None]:
     """The turn to write, in another process."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"held\n"
+    ) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
         yield
-        other.stdin.close()
+        holder.stdin.close()
 
 
 class TestDamage:
@@ -189,17 +189,17 @@ class TestDamage:
             for seed, domain in enumerate(("court", "kitchen")):
                 pushed = world.push(f"acme/{domain}", seed=seed, domain=domain, sample={"texts": passages(domain, 25)})
                 assert ended(world.client, pushed["job"])["state"] == "succeeded"
-            before = selected(world, body)
+            first_answer = selected(world, body)
             with world.runtime.database.read() as catalogue:
-                row = catalogue.selectors.get(None, before["selector"])
+                row = catalogue.selectors.get(None, first_answer["selector"])
                 (vectors, *_) = catalogue.adapters.vectors(row.pool.base_fingerprint, row.encoder_digest).values()
             for digest in (row.state_blob, vectors.blob):
                 flip(world.runtime.settings.blobs_dir / digest[7:9] / digest[7:])
             selected(world, body)  # without the one whose vectors are damaged, unless they are there again
-            actions = [one["action"] for one in world.client.get("/v1/audit").json()["data"]]
+            actions = [entry["action"] for entry in world.client.get("/v1/audit").json()["data"]]
             assert "sample.embed_again" in actions
-            until(lambda: selected(world, body)["selector"] == before["selector"])
-            assert selected(world, body)["selection"] == before["selection"]
+            until(lambda: selected(world, body)["selector"] == first_answer["selector"])
+            assert selected(world, body)["selection"] == first_answer["selection"]
             assert all(world.registry.blobs.is_whole(digest) for digest in (row.state_blob, vectors.blob))
 
 

@@ -34,13 +34,13 @@ each = pytest.mark.parametrize("name", STRUCTURES)
 @pytest.fixture(scope="module")
 def folders(base: LoadedBase, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The directories of every structure, by ref."""
-    home, found = tmp_path_factory.mktemp("brought"), {}
+    home, paths = tmp_path_factory.mktemp("brought"), {}
     for number, (name, structure) in enumerate(STRUCTURES.items()):
         for seed, domain in enumerate(structure.shares):
-            folder = found[f"{name}/{domain}"] = home / name / domain
+            folder = paths[f"{name}/{domain}"] = home / name / domain
             folder.parent.mkdir(exist_ok=True)
             structure.write(folder, base, domain, 10 * number + seed)
-    return found
+    return paths
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_pool_of_it_is_cooked_from_a_sample(stocked: Live, name: str) -> None:
     pool = {"namespaces": [name], "method": "lora" if name == "lora" else None}
     sample = {"texts": passages("kitchen", 30, seed=3)}
     soup = cook(stocked, sample=sample, selector={"kind": "uniform"}, pool=pool, name=f"{name}/of-all").json()
-    assert {one["domain"] for one in soup["selection"]["selected"]} == set(STRUCTURES[name].shares)
+    assert {adapter["domain"] for adapter in soup["selection"]["selected"]} == set(STRUCTURES[name].shares)
     assert soup["recipe"]["mixing"] == STRUCTURES[name].mixing
     assert STRUCTURES[name].mixing["method"] in soup["reason"]
 
@@ -120,21 +120,21 @@ def test_a_recipe_is_cooked_once_and_says_what_came_of_it(stocked: Live, name: s
         *structure.widths,
     )
     answer = mixed(stocked, name)
-    again = answer.json()
-    assert (answer.status_code, again["cached"]) == (200, True)
-    assert (again["digest"], again["model"]) == (soup["digest"], soup["model"])
+    second_soup = answer.json()
+    assert (answer.status_code, second_soup["cached"]) == (200, True)
+    assert (second_soup["digest"], second_soup["model"]) == (soup["digest"], soup["model"])
 
 
 @each
 def test_lineage_goes_both_ways(stocked: Live, name: str) -> None:
     soup = mixed(stocked, name).json()["model"]
     lineage = stocked.world.client.get(f"/v1/adapters/{soup}/lineage").json()
-    assert {(one["ref"], one["digest"], one["weight"]) for one in lineage["parents"]} == {
+    assert {(parent["ref"], parent["digest"], parent["weight"]) for parent in lineage["parents"]} == {
         (f"{name}/{domain}@1", row_of(stocked, f"{name}/{domain}")["digest"], f"{share:g}")
         for domain, share in STRUCTURES[name].shares.items()
     }
     children = stocked.world.client.get(f"/v1/adapters/{name}/kitchen/lineage").json()["children"]
-    assert soup in {one["ref"] for one in children}
+    assert soup in {child["ref"] for child in children}
 
 
 @each
@@ -142,18 +142,18 @@ def test_what_is_served_is_the_mixture_by_hand(
     stocked: Live, folders: dict[str, Path], base: LoadedBase, name: str
 ) -> None:
     structure, model = STRUCTURES[name], mixed(stocked, name).json()["model"]
-    parts = [folders[f"{name}/{domain}"] for domain in structure.shares]
+    ingredient_folders = [folders[f"{name}/{domain}"] for domain in structure.shares]
     ids = [base.bos_id, *base.tokenize(TEXT, bos=False)]
-    scores = structure.by_hand(base, parts, list(structure.shares.values()), torch.tensor([ids])).double()
+    scores = structure.by_hand(base, ingredient_folders, list(structure.shares.values()), torch.tensor([ids])).double()
     expected = torch.log_softmax(scores, -1)[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
     assert mean_nll(stocked, model) == pytest.approx(-float(expected.mean()), rel=1e-5)
     assert mean_nll(stocked, model) != pytest.approx(mean_nll(stocked, "base/tiny"), rel=1e-4)
-    told = stocked.openai().completions.create(
+    completion = stocked.openai().completions.create(
         model=model, prompt=ids, max_tokens=1, temperature=0, logprobs=1, echo=True
     )
-    assert (told.model, told.system_fingerprint) == (model, row_of(stocked, model)["digest"])
-    assert told.choices[0].logprobs is not None
-    assert told.choices[0].logprobs.token_logprobs[1 : len(ids)] == pytest.approx(expected.tolist(), abs=1e-4)
+    assert (completion.model, completion.system_fingerprint) == (model, row_of(stocked, model)["digest"])
+    assert completion.choices[0].logprobs is not None
+    assert completion.choices[0].logprobs.token_logprobs[1 : len(ids)] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 @each
@@ -161,12 +161,15 @@ def test_it_is_pulled_as_a_directory_that_does_the_same_and_can_be_pushed(
     stocked: Live, client: SoupClient, folders: dict[str, Path], base: LoadedBase, tmp_path: Path, name: str
 ) -> None:
     structure, soup = STRUCTURES[name], mixed(stocked, name).json()
-    parts, ids = [folders[f"{name}/{domain}"] for domain in structure.shares], torch.tensor([[0, 40, 41, 42, 43, 44]])
+    ingredient_folders, ids = (
+        [folders[f"{name}/{domain}"] for domain in structure.shares],
+        torch.tensor([[0, 40, 41, 42, 43, 44]]),
+    )
     client.pull_directory(soup["model"], tmp_path / "pulled")
-    expected = structure.by_hand(base, parts, list(structure.shares.values()), ids)
+    expected = structure.by_hand(base, ingredient_folders, list(structure.shares.values()), ids)
     assert torch.allclose(structure.pulled(base, tmp_path / "pulled", ids), expected, atol=1e-4)
-    again = client.push_directory(tmp_path / "pulled", name=f"{name}/again", more=Additions(domain="again"))
-    assert again["digest"] == soup["digest"]
+    pushed = client.push_directory(tmp_path / "pulled", name=f"{name}/again", more=Additions(domain="again"))
+    assert pushed["digest"] == soup["digest"]
 
 
 # --- bottlenecks and LoRAs of unknown starts -----------------------------------------------------------
@@ -176,11 +179,11 @@ def test_it_is_pulled_as_a_directory_that_does_the_same_and_can_be_pushed(
 def test_a_selection_of_several_kinds_says_that_no_soup_is_of_them_all(stocked: Live, method: str | None) -> None:
     body = {"sample": {"texts": passages("kitchen", 30, seed=4)}, "selector": {"kind": "uniform"}, "wait": 120}
     pool = {"namespaces": ["lora"], "method": method}
-    said = " ".join(
+    warnings = " ".join(
         answered(stocked.world.client.post("/v1/select", json={**body, "pool": pool}))["selection"]["warnings"]
     )
     kinds = "The chosen are of 2 kinds that are not mixed with each other: lora, pfeiffer."
-    assert (kinds in said, "kinds" in said) == (method is None, method is None), said
+    assert (kinds in warnings, "kinds" in warnings) == (method is None, method is None), warnings
 
 
 # --- banks of experts ----------------------------------------------------------------------------------
@@ -191,23 +194,25 @@ class TestBanks:
     def test_the_command_line_cooks_the_merge_of_what_was_trained_bit_for_bit(
         self, stocked: Live, folders: dict[str, Path], name: str, soup: Soup, tmp_path: Path
     ) -> None:
-        code, out, said = soup("cook", "--recipe", f"{name}/kitchen", "--name", f"{name}/by-hand")
-        assert (code, out) == (0, f"{name}/by-hand@1\n"), said
-        assert "the mean of its 3 experts" in said
+        code, out, err = soup("cook", "--recipe", f"{name}/kitchen", "--name", f"{name}/by-hand")
+        assert (code, out) == (0, f"{name}/by-hand@1\n"), err
+        assert "the mean of its 3 experts" in err
         assert soup("pull", f"{name}/by-hand", tmp_path / "pulled")[0] == 0
         trained = read_directory(folders[f"{name}/kitchen"].with_name("merged"))
         pulled = read_directory(tmp_path / "pulled")
         assert (pulled.config, pulled.domain) == (trained.config, "kitchen")
         assert pulled.provenance.init_hash == trained.provenance.init_hash is not None
-        one, other = (save_tensors(load_tensors(folder.weights.read_bytes())) for folder in (pulled, trained))
-        assert one == other
-        said_so = cook(stocked, {f"{name}/kitchen": 1}, name=f"{name}/by-hand", mixing={"method": "merge"})
-        assert (said_so.status_code, said_so.json()["cached"]) == (200, True)
-        assert said_so.json()["digest"] == mixed(stocked, name).json()["digest"]
-        assert said_so.json()["report"]["relative_cost"] == 1.0
+        pulled_weights, trained_weights = (
+            save_tensors(load_tensors(folder.weights.read_bytes())) for folder in (pulled, trained)
+        )
+        assert pulled_weights == trained_weights
+        explicit = cook(stocked, {f"{name}/kitchen": 1}, name=f"{name}/by-hand", mixing={"method": "merge"})
+        assert (explicit.status_code, explicit.json()["cached"]) == (200, True)
+        assert explicit.json()["digest"] == mixed(stocked, name).json()["digest"]
+        assert explicit.json()["report"]["relative_cost"] == 1.0
 
     @pytest.mark.parametrize(
-        ("args", "code", "said"),
+        ("args", "code", "message"),
         [
             (["--recipe", "bank/kitchen", "--mixing", "average"], 3, "mixing 'merge' of a recipe of it alone"),
             (["--recipe", "bank/kitchen,lora_bank/kitchen"], 3, "2 of them banks"),
@@ -218,8 +223,8 @@ class TestBanks:
         ],
     )
     def test_the_command_line_refuses_in_one_sentence(
-        self, stocked: Live, soup: Soup, args: list[str], code: int, said: str
+        self, stocked: Live, soup: Soup, args: list[str], code: int, message: str
     ) -> None:
-        found, out, err = soup("cook", *args)
-        assert (found, out) == (code, "")
-        assert said in " ".join(err.replace("│", " ").split())
+        exit_code, out, err = soup("cook", *args)
+        assert (exit_code, out) == (code, "")
+        assert message in " ".join(err.replace("│", " ").split())

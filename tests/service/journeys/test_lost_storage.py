@@ -34,7 +34,7 @@ def test_gone_and_back(world: World, caplog: pytest.LogCaptureFixture) -> None:
     """Of an empty folder in its place, as an unmounted disk leaves it; what else may be there the store's tests ask."""
     pushed = world.push("acme/there")
     blob = pushed["weights_blob"]
-    again = manifest("acme/new", blob)
+    new_manifest = manifest("acme/new", blob)
     assert ready(world) == (200, "ok")
     folder = world.runtime.settings.blobs_dir
     folder.rename(folder.with_name("elsewhere"))
@@ -44,7 +44,7 @@ def test_gone_and_back(world: World, caplog: pytest.LogCaptureFixture) -> None:
             for answer in (
                 world.client.put(f"/v1/blobs/{sha256_digest(b'new')}", content=b"new"),
                 world.client.get(f"/v1/blobs/{blob}"),
-                world.client.post("/v1/adapters", json=again),
+                world.client.post("/v1/adapters", json=new_manifest),
                 world.client.get("/v1/adapters/acme/there/files"),
                 world.client.get("/v1/adapters/acme/there/files/adapter_model.safetensors"),
                 world.client.post("/v1/completions", json={"model": "acme/there", "prompt": "a", "max_tokens": 1}),
@@ -61,7 +61,7 @@ def test_gone_and_back(world: World, caplog: pytest.LogCaptureFixture) -> None:
         assert ready(world) == (200, "ok")
     assert [record.levelname for record in caplog.records if record.name == "soup.blobs"] == ["WARNING", "INFO"]
     assert world.client.get(f"/v1/blobs/{blob}").status_code == 200
-    assert world.client.post("/v1/adapters", json=again).status_code == 201
+    assert world.client.post("/v1/adapters", json=new_manifest).status_code == 201
 
 
 def test_a_start_without_it_is_refused_until_it_is_back(allowlist: Path, tmp_path: Path) -> None:
@@ -118,18 +118,18 @@ def test_a_start_without_it_is_refused_and_an_older_copy_sets_aside_what_the_new
     older = file.read_bytes()
     with served(data, allowlist) as world:
         late = world.push("acme/late", seed=1)
-    newer, every = file.read_bytes(), stored(data)
+    newer, all_blobs = file.read_bytes(), stored(data)
     file.unlink()
     for _ in range(2):
         with pytest.raises(Unavailable, match=r"is new and names no blob, but .* holds 2: .*repair-a-server"):
             Runtime(Settings(data=data, bases=allowlist)).start()
-    assert stored(data) == every
+    assert stored(data) == all_blobs
     file.write_bytes(older)
     with served(data, allowlist) as world:
         assert world.client.get("/v1/adapters/acme/late").status_code == 404
-        assert stored(data) < every
+        assert stored(data) < all_blobs
     file.write_bytes(newer)
     with served(data, allowlist) as world:
         assert world.client.get("/v1/adapters/acme/late").json()["digest"] == late["digest"]
         assert world.client.get("/v1/adapters/acme/late/files/adapter_model.safetensors").status_code == 200
-    assert stored(data) == every
+    assert stored(data) == all_blobs

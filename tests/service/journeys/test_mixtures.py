@@ -84,9 +84,9 @@ def test_a_mixture_that_was_evicted_is_mixed_again(stocked: World) -> None:
     planned = resolve_model(stocked.runtime.services, ADMIN, NAME).planned
     assert planned is not None
     adapter = Mixtures().adapter(planned)
-    first, again = adapter.load(), adapter.load()
-    assert first is not again
-    assert planned.digest_of(first) == planned.digest_of(again) == adapter.digest
+    first, second = adapter.load(), adapter.load()
+    assert first is not second
+    assert planned.digest_of(first) == planned.digest_of(second) == adapter.digest
 
 
 def test_nothing_is_mixed_for_who_only_reads_or_is_beyond_a_limit(
@@ -106,9 +106,9 @@ def test_nothing_is_mixed_for_who_only_reads_or_is_beyond_a_limit(
 
 def test_a_mixture_is_mixed_once_however_many_ask_for_it(stocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = resolve_model(stocked.runtime.services, ADMIN, "acme/law*1+acme/plain*3").planned
-    again = resolve_model(stocked.runtime.services, ADMIN, "acme/plain*3+acme/law").planned
+    reordered = resolve_model(stocked.runtime.services, ADMIN, "acme/plain*3+acme/law").planned
     assert planned is not None
-    assert again is not None, "in any order"
+    assert reordered is not None, "in any order"
     mixtures, all_ask, count = Mixtures(), threading.Barrier(4), []
     real = mix.PlannedRecipe.mix_tensors
 
@@ -124,8 +124,8 @@ def test_a_mixture_is_mixed_once_however_many_ask_for_it(stocked: World, monkeyp
     monkeypatch.setattr(mix.PlannedRecipe, "mix_tensors", counted)
     with ThreadPoolExecutor(4) as pool:
         asking = [pool.submit(mixtures.adapter, planned), *(pool.submit(ask_meanwhile) for _ in range(3))]
-    adapters = [one.result() for one in asking]
-    assert mixtures.adapter(again) == adapters[0]
+    adapters = [future.result() for future in asking]
+    assert mixtures.adapter(reordered) == adapters[0]
     assert [adapter.digest for adapter in adapters] == [adapters[0].digest] * 4
     assert len(count) == 1
 
@@ -184,9 +184,9 @@ def test_usage_is_counted_for_each_adapter_in_the_proportions_of_their_weights(s
 
 @pytest.mark.parametrize(("total", "shares"), [(10, [0.5, 0.5]), (7, [0.583, 0.417]), (1, [0.4, 0.3, 0.3]), (0, [1.0])])
 def test_parts_of_a_number_sum_to_it(total: int, shares: list[float]) -> None:
-    parts = split(total, shares)
-    assert sum(parts) == total
-    assert all(abs(part - total * share) <= 1 for part, share in zip(parts, shares, strict=True))
+    portions = split(total, shares)
+    assert sum(portions) == total
+    assert all(abs(portion - total * share) <= 1 for portion, share in zip(portions, shares, strict=True))
 
 
 def test_rights_are_those_of_each_ingredient(stocked: World) -> None:

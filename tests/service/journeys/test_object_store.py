@@ -43,7 +43,7 @@ def url(object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> str:
     return url
 
 
-def said(world: World) -> str:
+def completion_text(world: World) -> str:
     return str(answered(world.client.post("/v1/completions", json=SAID))["choices"][0]["text"])
 
 
@@ -66,7 +66,7 @@ def test_what_was_acknowledged_before_kill_9_another_server_serves_and_finishes_
     """
     url, data = object_store.bucket(), tmp_path / "data"
     settings = {"blobs_url": url, "blobs_seconds": 2.0, "database_url": postgres_url, "job_lease_seconds": 3.0}
-    kept, lost = (weights_for(tiny_base_dir, seed=seed) for seed in (1, 2))
+    durable, lost = (weights_for(tiny_base_dir, seed=seed) for seed in (1, 2))
     texts = {"texts": passages("court", 25)}
     begun = threading.Event()
 
@@ -86,10 +86,10 @@ def test_what_was_acknowledged_before_kill_9_another_server_serves_and_finishes_
         killed = processes.server(data=data)
         killed.wait()
         with client_of(killed.url) as client:
-            pushed = client.post("/v1/adapters", json=manifest("acme/law", kept, sample=texts)).json()
+            pushed = client.post("/v1/adapters", json=manifest("acme/law", durable, sample=texts)).json()
             recipe = {"ingredients": [{"ref": "acme/law"}]}
-            asked = {"recipe": recipe, "sample": texts, "effort": "tune", "tuning": {"passes": 1}, "wait": 0}
-            jobs = [pushed["job"], client.post("/v1/soups", json=asked).json()["id"]]
+            body = {"recipe": recipe, "sample": texts, "effort": "tune", "tuning": {"passes": 1}, "wait": 0}
+            jobs = [pushed["job"], client.post("/v1/soups", json=body).json()["id"]]
             until(lambda: {client.get(f"/v1/jobs/{job}").json()["state"] for job in jobs} == {"running"})
             proxy.fault = hold
             losing = pool.submit(client.post, "/v1/adapters", json=manifest("acme/lost", lost))
@@ -100,8 +100,8 @@ def test_what_was_acknowledged_before_kill_9_another_server_serves_and_finishes_
     shutil.rmtree(data / "cache")
     for world in open_world(data, allowlist, bootstrap_key=KEY, **settings):
         assert list((data / "unfinished" / "incoming").iterdir()) == []
-        assert said(world)
-        assert key_of(kept) in {one.name for one in (data / "cache" / "blobs").iterdir()}
+        assert completion_text(world)
+        assert key_of(durable) in {path.name for path in (data / "cache" / "blobs").iterdir()}
         rows = [ended(world.client, job) for job in jobs]
         assert [(row["state"], row["attempts"]) for row in rows] == [("succeeded", 2)] * 2
         assert world.client.get("/v1/adapters/acme/law").json()["sample_state"] == "ready"
@@ -128,13 +128,13 @@ def test_a_store_that_is_away_is_told_and_what_needs_none_goes_on(
 ) -> None:
     for world in open_world(tmp_path / "data", allowlist, ready_seconds=0, blobs_seconds=1.0):
         world.push("acme/law", seed=1)
-        before = said(world)
+        text_before = completion_text(world)
         proxy.fault = lambda request: request.answer(503, {}, b"") or True
         answer = world.client.put(f"/v1/blobs/{sha256_digest(b'more')}", content=b"more")
         assert temporary_refusal(answer) == f"{url} does not answer, or not whole: try again later."
         ready = world.client.get("/readyz")
         assert (ready.status_code, ready.json()["checks"]["blobs"]) == (503, "does not answer")
-        assert said(world) == before
+        assert completion_text(world) == text_before
         assert world.client.post("/v1/completions", json={**SAID, "model": f"base/{BASE_ID}"}).status_code == 200
         proxy.fault = None
         assert world.client.get("/readyz").json()["checks"]["blobs"] == "ok"
@@ -145,18 +145,18 @@ def test_a_store_that_is_away_is_told_and_what_needs_none_goes_on(
 def test_kill_9_of_the_server_that_takes_a_part_and_another_goes_on(
     object_store: ObjectStore, postgres_url: str, allowlist: Path, tmp_path: Path
 ) -> None:
-    """What the killed one acknowledged is there for the next, what it had not is sent again."""
+    """Acknowledged bytes are there for the next server, the others are sent again."""
     data = bytes(range(256)) * 4000
     settings = {"blobs": None, "blobs_url": object_store.bucket(), "database_url": postgres_url, "bases": allowlist}
-    with cluster(tmp_path / "cluster", **settings, preload=False, job_workers=0) as found:
-        servers = [found.server(), found.server()]
-        for one in servers:
-            one.wait()
-        first, second = (client_of(one.url) for one in servers)
+    with cluster(tmp_path / "cluster", **settings, preload=False, job_workers=0) as processes:
+        servers = [processes.server(), processes.server()]
+        for server in servers:
+            server.wait()
+        first, second = (client_of(server.url) for server in servers)
         path = first.post("/v1/blobs/uploads", json={"digest": sha256_digest(data)}).headers["location"]
         half = len(data) // 2
-        taken = first.patch(path, content=data[:half], headers={"content-range": f"0-{half - 1}"})
-        assert taken.headers["upload-offset"] == str(half)
+        response = first.patch(path, content=data[:half], headers={"content-range": f"0-{half - 1}"})
+        assert response.headers["upload-offset"] == str(half)
         connection = http.client.HTTPConnection(urlsplit(servers[0].url).netloc, timeout=30)
         with closing(connection):
             connection.putrequest("PATCH", path)
@@ -195,7 +195,7 @@ def test_what_no_row_names_is_set_aside_and_comes_back(url: str, allowlist: Path
 def test_check_backup_and_restore(url: str, allowlist: Path, tmp_path: Path, command: Soup) -> None:
     for world in open_world(tmp_path / "data", allowlist):
         law = world.push("acme/law", seed=1)["weights_blob"]
-        before = said(world)
+        text_before = completion_text(world)
     place = ("--data", tmp_path / "data")
     assert command("check", "--all", *place)[0] == 0
     assert command("backup", tmp_path / "backup", "--with-admin-key", *place)[0] == 0
@@ -203,13 +203,13 @@ def test_check_backup_and_restore(url: str, allowlist: Path, tmp_path: Path, com
     bucket = Bucket(url, seconds=5.0)
     bucket.put(key, b"other", 5)
     code, out, _ = command("check", "--all", "--json", *place)
-    assert (code, [one["problem"] for one in json.loads(out)["unsound"]]) == (1, ["damaged"])
+    assert (code, [blob["problem"] for blob in json.loads(out)["unsound"]]) == (1, ["damaged"])
     bucket.delete(key)
     code, out, _ = command("check", "--json", *place)
     assert (code, json.loads(out)["missing"]) == (1, 1)
     assert command("restore", tmp_path / "backup", "--replace", *place)[0] == 0
     for world in open_world(tmp_path / "data", allowlist):
-        assert said(world) == before
+        assert completion_text(world) == text_before
         assert world.registry.blobs.is_whole(law)
 
 
@@ -233,11 +233,11 @@ def test_a_folder_into_a_bucket_while_it_is_served(
     tax = folder.push("acme/tax", seed=2)["weights_blob"]
     code, out, _ = command("blobs", "copy", url, *place)
     assert (code, json.loads(out)["new"], json.loads(out)["removed"]) == (0, 1, 0)
-    before = said(folder)
+    text_before = completion_text(folder)
     folder.runtime.stop()
     shutil.rmtree(tmp_path / "data" / "blobs")
     for world in open_world(tmp_path / "data", allowlist, blobs_url=url):
-        assert said(world) == before
+        assert completion_text(world) == text_before
         assert all(map(world.registry.blobs.is_whole, (law, tax)))
 
 
@@ -247,11 +247,11 @@ def test_one_that_was_cut_off_goes_on(
     url = object_store.bucket()
     for seed in range(3):
         folder.push(f"acme/law{seed}", seed=seed)
-    left = [4]
+    puts_left = [4]
 
     def ends(request: FaultHandler) -> bool:
-        left[0] -= request.command == "PUT"
-        return left[0] < 2 and (request.answer(403, {}, b"") or True)
+        puts_left[0] -= request.command == "PUT"
+        return puts_left[0] < 2 and (request.answer(403, {}, b"") or True)
 
     proxy.fault = ends
     assert f"{url} refuses the server's credentials" in refused(
@@ -270,9 +270,9 @@ def test_what_is_not_whole_is_named_and_the_rest_copied(
     folder.push("acme/tax", seed=2)
     (folder.runtime.settings.blobs_dir / law[7:9] / law[7:]).write_bytes(b"other")
     code, out, _ = command("blobs", "copy", object_store.bucket(), "--data", tmp_path / "data", "--json")
-    found = json.loads(out)
-    assert (code, found["new"], found["unsound"][0]["digest"]) == (1, found["blobs"] - 1, law)
-    assert found["unsound"][0]["named_by"] == ["weights of acme/law@1"]
+    report = json.loads(out)
+    assert (code, report["new"], report["unsound"][0]["digest"]) == (1, report["blobs"] - 1, law)
+    assert report["unsound"][0]["named_by"] == ["weights of acme/law@1"]
 
 
 def test_another_servers_bucket_is_left_alone(
@@ -281,9 +281,9 @@ def test_another_servers_bucket_is_left_alone(
     url = object_store.bucket()
     for _ in open_world(tmp_path / "other", allowlist, blobs_url=url):
         pass
-    before = keys(url)
+    keys_before = keys(url)
     code, _, err = command("blobs", "copy", url, "--data", tmp_path / "data")
-    assert (code, keys(url)) == (1, before)
+    assert (code, keys(url)) == (1, keys_before)
     assert f"{url} holds the blobs of another server" in err
 
 

@@ -29,18 +29,18 @@ PASSWORD = "hunter2-and-more"
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Postgres]:
+def database_server() -> Iterator[Postgres]:
     """A PostgreSQL that only this module stops."""
     with postgres_server() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def world(own: Postgres, tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(database_server: Postgres, tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """A server on it; its URL has a password, which a server that trusts everybody does not look at."""
     folder = tmp_path_factory.mktemp("outage")
     bases = write_bases(folder / "bases.toml", {BASE_ID: tiny_base_dir})
-    url = own.url().replace("postgres:@", f"postgres:{PASSWORD}@")
+    url = database_server.url().replace("postgres:@", f"postgres:{PASSWORD}@")
     assert PASSWORD in url
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jobs_module, "IDLE_SECONDS", 0.05)
@@ -48,12 +48,12 @@ def world(own: Postgres, tiny_base_dir: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture(autouse=True)
-def _back_again(own: Postgres) -> Iterator[None]:
+def _back_again(database_server: Postgres) -> Iterator[None]:
     yield
-    own.start()
+    database_server.start()
 
 
-def said(answer: Any) -> str:
+def unavailable_message(answer: Any) -> str:
     """The sentence of a 503, which does not tell the password."""
     assert PASSWORD not in answer.text
     return temporary_refusal(answer)
@@ -63,16 +63,16 @@ def names(world: World) -> list[str]:
     return [row["name"] for row in world.client.get("/v1/adapters").json()["data"]]
 
 
-def test_every_request_says_so_and_the_next_one_after_it_works(own: Postgres, world: World) -> None:
+def test_every_request_says_so_and_the_next_one_after_it_works(database_server: Postgres, world: World) -> None:
     world.push("acme/there")
-    own.stop()
+    database_server.stop()
     for path in ("/v1/adapters", "/v1/adapters/acme/there", "/v1/jobs", "/v1/keys", "/v1/models"):
-        assert "does not answer" in said(world.client.get(path))
-    said(world.client.post("/v1/completions", json={"model": "acme/there", "prompt": "The"}))
+        assert "does not answer" in unavailable_message(world.client.get(path))
+    unavailable_message(world.client.post("/v1/completions", json={"model": "acme/there", "prompt": "The"}))
     assert world.client.get("/healthz").status_code == 200
     ready = world.client.get("/readyz")
     assert (ready.status_code, ready.json()["checks"]["database"]) == (503, "does not answer")
-    own.start()
+    database_server.start()
     assert names(world) == ["there"]
     assert world.client.get("/readyz").status_code == 200
 
@@ -82,7 +82,7 @@ def is_background_thread() -> bool:
     return threading.current_thread().name.startswith("soup-")
 
 
-def gone_at(own: Postgres, monkeypatch: pytest.MonkeyPatch, world: World, moment: str) -> None:
+def gone_at(database_server: Postgres, monkeypatch: pytest.MonkeyPatch, world: World, moment: str) -> None:
     """Have PostgreSQL go at a moment of the next push."""
     gone = threading.Event()
 
@@ -90,7 +90,7 @@ def gone_at(own: Postgres, monkeypatch: pytest.MonkeyPatch, world: World, moment
         def call(*args: Any, **kwargs: Any) -> Any:
             if not gone.is_set() and not is_background_thread():
                 gone.set()
-                own.stop()
+                database_server.stop()
             return real(*args, **kwargs)
 
         return call
@@ -105,17 +105,17 @@ def gone_at(own: Postgres, monkeypatch: pytest.MonkeyPatch, world: World, moment
 
 @pytest.mark.parametrize("moment", ["as its bytes are stored", "between its rows", "as it is committed"])
 def test_gone_during_a_push_leaves_nothing_half_there(
-    own: Postgres, world: World, monkeypatch: pytest.MonkeyPatch, moment: str
+    database_server: Postgres, world: World, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     name = "acme/" + moment.replace(" ", "-")
     texts = passages("kitchen", 25, seed=len(moment))
     weights = sha256_digest(adapter_weights(world.runtime, seed=len(moment)))
     jobs = len(world.client.get("/v1/jobs").json()["data"])
     with monkeypatch.context() as patch:
-        gone_at(own, patch, world, moment)
+        gone_at(database_server, patch, world, moment)
         with pytest.raises(AssertionError, match="unavailable"):
             world.push(name, seed=len(moment), sample={"texts": texts})
-    own.start()
+    database_server.start()
     assert world.client.get(f"/v1/adapters/{name}").status_code == 404
     assert world.client.head(f"/v1/blobs/{weights}").status_code == 404
     assert len(world.client.get("/v1/jobs").json()["data"]) == jobs
@@ -126,7 +126,7 @@ def test_gone_during_a_push_leaves_nothing_half_there(
 
 
 def test_gone_after_the_commit_and_before_its_answer_is_known_already(
-    own: Postgres, world: World, monkeypatch: pytest.MonkeyPatch
+    database_server: Postgres, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody can tell whether such a push was stored; pushing again is the answer, and stores nothing twice."""
     dialect = world.runtime.database.engine.dialect
@@ -135,27 +135,27 @@ def test_gone_after_the_commit_and_before_its_answer_is_known_already(
     def commit_and_go(connection: Any) -> None:
         commit(connection)
         if not is_background_thread():
-            own.stop()
+            database_server.stop()
             connection.execute("SELECT 1")
 
     with monkeypatch.context() as patch:
         patch.setattr(dialect, "do_commit", commit_and_go)
         with pytest.raises(AssertionError, match="not known whether it stored this"):
             world.push("acme/unsure", seed=12)
-    own.start()
+    database_server.start()
     assert world.push("acme/unsure", seed=12)["version"] == 1
 
 
 def test_the_queue_goes_on_and_the_log_tells_no_password(
-    own: Postgres, world: World, caplog: pytest.LogCaptureFixture
+    database_server: Postgres, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Enqueued, then away, then back: the job ends as if nothing had been."""
     pushed = world.push("acme/later", seed=11, sample={"texts": passages("court", 25)})
     with caplog.at_level(logging.INFO):
-        own.stop()
-        said(world.client.get("/v1/jobs"))
+        database_server.stop()
+        unavailable_message(world.client.get("/v1/jobs"))
         until(lambda: any("claimed" in message or "heartbeat" in message for message in caplog.messages))
-        own.start()
+        database_server.start()
     assert PASSWORD not in caplog.text
     row = ended(world.client, pushed["job"])
     assert row["state"] == "succeeded", row
@@ -163,11 +163,11 @@ def test_the_queue_goes_on_and_the_log_tells_no_password(
     assert world.client.get("/v1/adapters/acme/later").json()["sample_state"] == "ready"
 
 
-def test_a_start_without_it_is_one_sentence_without_the_password(own: Postgres, tmp_path: Path) -> None:
-    url = own.url().replace("postgres:@", f"postgres:{PASSWORD}@")
+def test_a_start_without_it_is_one_sentence_without_the_password(database_server: Postgres, tmp_path: Path) -> None:
+    url = database_server.url().replace("postgres:@", f"postgres:{PASSWORD}@")
     settings = Settings(data=tmp_path / "data", database_url=url)
     assert PASSWORD not in repr(settings)
-    own.stop()
+    database_server.stop()
     runtime = Runtime(settings)
     with pytest.raises(Unavailable, match=r"cannot be used .*: check SOUP_DATABASE_URL") as caught:
         runtime.start()
@@ -194,35 +194,37 @@ def test_a_url_that_is_none_is_not_repeated(tmp_path: Path, url: str) -> None:
 
 
 @contextmanager
-def standby(own: Postgres) -> Iterator[None]:
+def standby(database_server: Postgres) -> Iterator[None]:
     """The database is a standby while open, promoted afterwards: as one is that a failover has put in its place."""
-    own.stop()
-    (own.folder / "standby.signal").touch()
-    starting = threading.Thread(target=own.start)  # it waits for one that takes writes
+    database_server.stop()
+    (database_server.folder / "standby.signal").touch()
+    starting = threading.Thread(target=database_server.start)  # it waits for one that takes writes
     starting.start()
     try:
-        until(lambda: is_standby(own))
+        until(lambda: is_standby(database_server))
         yield
     finally:
-        own.sql("SELECT pg_promote()")
+        database_server.sql("SELECT pg_promote()")
         starting.join()
 
 
-def is_standby(own: Postgres) -> bool:
+def is_standby(database_server: Postgres) -> bool:
     try:
-        return bool(own.sql("SELECT pg_is_in_recovery()")[0][0])
+        return bool(database_server.sql("SELECT pg_is_in_recovery()")[0][0])
     except OperationalError:  # it is not there yet
         return False
 
 
-def test_until_a_standby_is_promoted_reads_go_on_and_writes_are_told_to_come_again(own: Postgres, world: World) -> None:
+def test_until_a_standby_is_promoted_reads_go_on_and_writes_are_told_to_come_again(
+    database_server: Postgres, world: World
+) -> None:
     world.push("acme/kept")
     move = partial(world.client.put, "/v1/adapters/acme/kept/aliases/live", json={"version": 1})
-    with standby(own):
+    with standby(database_server):
         assert "kept" in names(world)
         completed = world.client.post("/v1/completions", json={"model": "acme/kept", "prompt": "The", "max_tokens": 1})
         assert completed.status_code == 200
         for _ in range(3):  # also on a connection that has read before
-            assert "no writes" in said(move())
+            assert "no writes" in unavailable_message(move())
             names(world)
     assert until(lambda: (answer := move()).status_code == 200 and answer)

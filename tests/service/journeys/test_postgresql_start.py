@@ -41,7 +41,7 @@ def settings(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setti
 
 
 def refusal(settings: Settings) -> str:
-    """What a server says that does not start; it leaves nothing behind."""
+    """The message of a server that refuses to start; it leaves nothing behind."""
     runtime = Runtime(settings)
     with pytest.raises(Unavailable) as caught:
         runtime.start()
@@ -52,9 +52,9 @@ def refusal(settings: Settings) -> str:
 
 
 def test_an_empty_database_is_not_filled_by_serving(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refusal(settings)
-    assert "is empty" in said
-    assert "run 'soup migrate'" in said
+    message = refusal(settings)
+    assert "is empty" in message
+    assert "run 'soup migrate'" in message
     assert cli.run(["serve", "--port", "0"]) == 1
     assert "soup migrate" in capsys.readouterr().err
     with closing(Database(settings.database)) as database:
@@ -67,9 +67,9 @@ def test_a_database_in_another_encoding_is_refused(postgres: Postgres, tmp_path:
     url = make_url(postgres.url(empty=True)).set(database="latin").render_as_string(hide_password=False)
     settings = Settings(data=tmp_path / "data", database_url=url)
     try:
-        said = refusal(settings)
-        assert "in LATIN1" in said
-        assert "--encoding=UTF8" in said
+        message = refusal(settings)
+        assert "in LATIN1" in message
+        assert "--encoding=UTF8" in message
     finally:
         postgres.drop(settings.database)
 
@@ -95,9 +95,9 @@ def test_a_database_behind_names_the_command(settings: Settings, monkeypatch: py
     assert cli.run(["migrate"]) == 0
     head = migrations.head()
     monkeypatch.setattr(migrations, "head", lambda: "9999")  # a later version of the code
-    said = refusal(settings)
-    assert f"is at revision '{head}'" in said
-    assert "needs revision '9999': run 'soup migrate'" in said
+    message = refusal(settings)
+    assert f"is at revision '{head}'" in message
+    assert "needs revision '9999': run 'soup migrate'" in message
 
 
 @pytest.fixture
@@ -116,13 +116,13 @@ def test_a_database_ahead_is_left_alone(
 ) -> None:
     with later.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE oldest_version SET revision = '9998'")
-    said = refusal(settings)
-    known = (
+    message = refusal(settings)
+    expected = (
         f"'9999' (it serves versions from revision '9998' on), which this version (revision '{migrations.head()}') "
         "does not know: start the version that wrote it"
     )
-    assert known in said
-    assert "soup migrate" not in said
+    assert expected in message
+    assert "soup migrate" not in message
     assert cli.run(["migrate"]) == 1
     assert "start the version that wrote it" in capsys.readouterr().err
     assert migrations.current(later.engine) == "9999"
@@ -133,9 +133,9 @@ def test_migrate_of_the_version_before_changes_nothing_so_that_its_servers_start
 ) -> None:
     """In containers servers are started once it has ended without an error: also where one goes back a version."""
     assert cli.run(["migrate"]) == 0
-    said = capsys.readouterr()
-    assert said.out.strip() == "9999"
-    assert "is of a later version, beside which this one serves: nothing was changed" in said.err
+    output = capsys.readouterr()
+    assert output.out.strip() == "9999"
+    assert "is of a later version, beside which this one serves: nothing was changed" in output.err
     with running(settings):
         pass
 
@@ -146,8 +146,8 @@ def test_two_commands_at_once_both_succeed_and_one_of_them_migrates(url: str, tm
     both = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)
     ]
-    said = [process.communicate() for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    done = [json.loads(out) for out, _ in said]
-    assert {one["after"] for one in done} == {migrations.head()}
-    assert sorted(str(one["before"]) for one in done) == [migrations.head(), "None"]
+    outputs = [process.communicate() for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    done = [json.loads(out) for out, _ in outputs]
+    assert {report["after"] for report in done} == {migrations.head()}
+    assert sorted(str(report["before"]) for report in done) == [migrations.head(), "None"]

@@ -90,9 +90,9 @@ def test_files_of_prompts_are_read_by_the_command_line(stocked: Live, soup: Soup
     ],
 )
 def test_what_is_no_passage_is_refused_in_a_sentence(stocked: Live, item: Any, sentence: str) -> None:
-    said = refusal(stocked.world.client.post("/v1/perplexity", json={"model": "tiny", "texts": ["a", item]}), 400)
-    assert sentence in said
-    assert "\n" not in said
+    message = refusal(stocked.world.client.post("/v1/perplexity", json={"model": "tiny", "texts": ["a", item]}), 400)
+    assert sentence in message
+    assert "\n" not in message
 
 
 def test_blank_answers_are_empty_passages(stocked: Live) -> None:

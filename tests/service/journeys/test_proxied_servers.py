@@ -28,11 +28,11 @@ ADAPTERS = 12
 THREADS = 4
 
 
-def asked(model: str, **more: Any) -> dict[str, Any]:
+def completion_body(model: str, **more: Any) -> dict[str, Any]:
     return {"model": model, "prompt": "The court held", "temperature": 0, "max_tokens": 6, "logprobs": 0, **more}
 
 
-def said(answer: dict[str, Any]) -> tuple[str, float]:
+def text_and_likelihood(answer: dict[str, Any]) -> tuple[str, float]:
     """The text of an answer and how likely its first token was, which together tell the adapters apart."""
     choice = answer["choices"][0]
     return choice["text"], choice["logprobs"]["token_logprobs"][0]
@@ -46,7 +46,7 @@ class World:
     servers: dict[int, Process]
     """By port."""
     digests: dict[str, str]
-    said: dict[str, tuple[str, float]]
+    completions: dict[str, tuple[str, float]]
 
     def start(self, port: int) -> None:
         """Start a server at a port if none runs there, and wait until it answers."""
@@ -69,8 +69,10 @@ def world(postgres: Postgres, tiny_base_dir: Path, tmp_path_factory: pytest.Temp
                 name = f"acme/canary-{seed}"
                 weights = weights_for(tiny_base_dir, seed=seed)
                 world.digests[name] = answered(client.post("/v1/adapters", json=manifest(name, weights)), 201)["digest"]
-                world.said[name] = said(client.post("/v1/completions", json=asked(name)).json())
-        assert len({(text, round(likely, 3)) for text, likely in world.said.values()}) == ADAPTERS
+                world.completions[name] = text_and_likelihood(
+                    client.post("/v1/completions", json=completion_body(name)).json()
+                )
+        assert len({(text, round(likely, 3)) for text, likely in world.completions.values()}) == ADAPTERS
         yield world
     postgres.drop(url)
 
@@ -100,14 +102,14 @@ class Traffic:
                     self.wrong.append(f"{name}: {error!r}")
 
     def complete(self, client: httpx2.Client, name: str) -> None:
-        answer = client.post("/v1/completions", json=asked(name), headers={"x-soup-model": name})
+        answer = client.post("/v1/completions", json=completion_body(name), headers={"x-soup-model": name})
         assert answer.status_code == 200, (answer.status_code, answer.text, dict(answer.headers))
         assert answer.headers["x-soup-digest"] == self.world.digests[name]
-        assert answer.json()["choices"][0]["text"] == self.world.said[name][0]
+        assert answer.json()["choices"][0]["text"] == self.world.completions[name][0]
 
     def stream(self, client: httpx2.Client, name: str) -> None:
         text = last = ""
-        body = asked(name, stream=True)
+        body = completion_body(name, stream=True)
         try:
             with client.stream("POST", "/v1/completions", json=body, headers={"x-soup-model": name}) as answer:
                 assert answer.status_code == 200, answer.read()
@@ -118,27 +120,27 @@ class Traffic:
         except httpx2.RemoteProtocolError:  # it had begun where the server was killed
             last = ""
         if last == "[DONE]":
-            assert text == self.world.said[name][0]
+            assert text == self.world.completions[name][0]
         else:
-            assert self.world.said[name][0].startswith(text)
+            assert self.world.completions[name][0].startswith(text)
             self.cut.append(name)
 
     def goes_on(self) -> None:
         """Wait until every adapter was asked for some times more."""
-        before = self.answered
-        until(lambda: self.wrong or self.answered > before + 5 * ADAPTERS, "answers")
+        answered_before = self.answered
+        until(lambda: self.wrong or self.answered > answered_before + 5 * ADAPTERS, "answers")
         assert not self.wrong, self.wrong[:5]
 
 
 @contextmanager
 def traffic(world: World, url: str) -> Iterator[Traffic]:
     """Traffic while open."""
-    found, over = Traffic(world, url), Event()
+    load, over = Traffic(world, url), Event()
     with ThreadPoolExecutor(THREADS) as pool:
         for number in range(THREADS):
-            pool.submit(found.ask, number * 3, over)
+            pool.submit(load.ask, number * 3, over)
         try:
-            yield found
+            yield load
         finally:
             over.set()
 
@@ -149,18 +151,18 @@ def test_servers_come_and_go_and_every_answer_is_of_the_right_adapter(name: str,
     """One is killed and comes back, the other is stopped: what had not begun to stream is not lost."""
     first, second = world.servers
     world.start(second)  # which the test before has stopped
-    with proxy(name, [first, second], tmp_path) as url, traffic(world, url) as found:
-        found.goes_on()
+    with proxy(name, [first, second], tmp_path) as url, traffic(world, url) as load:
+        load.goes_on()
         world.servers[first].end(signal.SIGKILL)
-        found.goes_on()
+        load.goes_on()
         world.start(first)
         with client_of(world.servers[first].url) as client:
-            until(lambda: found.wrong or served(client) > 0, "requests of the one that came back")
-        found.goes_on()
+            until(lambda: load.wrong or served(client) > 0, "requests of the one that came back")
+        load.goes_on()
         world.servers[second].end(signal.SIGTERM)
-        found.goes_on()
-    assert not found.wrong, found.wrong[:5]
-    assert len(found.cut) <= 2 * THREADS, "of each thread the one that was under way, twice"
+        load.goes_on()
+    assert not load.wrong, load.wrong[:5]
+    assert len(load.cut) <= 2 * THREADS, "of each thread the one that was under way, twice"
 
 
 def served(client: httpx2.Client) -> float:

@@ -54,13 +54,13 @@ class Fleet:
         return pushed
 
     def done(self, version: str, job: str) -> dict[str, Any]:
-        """What a job has come to, as a server sees it."""
+        """The result of a job that succeeds, as a server sees it."""
         row = ended(self.clients[version], job)
         assert row["state"] == "succeeded", row
         return dict(row["result"])
 
     def says(self, version: str, model: str) -> tuple[str, float]:
-        """What it completes, and how likely its first token was."""
+        """The text that a model completes, and how likely its first token was."""
         body = {"model": model, "prompt": "The court", "temperature": 0, "max_tokens": 5, "logprobs": 0}
         choice = answered(self.clients[version].post("/v1/completions", json=body))["choices"][0]
         return choice["text"], round(choice["logprobs"]["token_logprobs"][0], 3)
@@ -74,21 +74,21 @@ def answered(answer: httpx2.Response) -> dict[str, Any]:
 @contextmanager
 def asking(fleet: Fleet, version: str, model: str) -> Iterator[list[Any]]:
     """Ask a server for completions while open; gives what it said, and each must be what it said first."""
-    over, said = Event(), [fleet.says(version, model)]
+    over, completions = Event(), [fleet.says(version, model)]
 
     def ask() -> None:
         while not over.is_set():
-            said.append(fleet.says(version, model))
+            completions.append(fleet.says(version, model))
             over.wait(0.2)  # all that it is asked for in vain is time of the others
 
     with ThreadPoolExecutor(1) as pool:
-        asked: Future[None] = pool.submit(ask)
+        polling: Future[None] = pool.submit(ask)
         try:
-            yield said
+            yield completions
         finally:
             over.set()
-            asked.result()  # a request that failed is raised here
-    assert set(said) == {said[0]}
+            polling.result()  # a request that failed is raised here
+    assert set(completions) == {completions[0]}
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +116,8 @@ def servers(postgres: Postgres, _without_sentence_bert: None, tiny_base_dir: Pat
         "default_effort": "instant",
         "collect_days": MOMENT_DAYS,
     }
-    with cluster(tmp_path / "processes", **settings) as found:
-        yield found
+    with cluster(tmp_path / "processes", **settings) as processes:
+        yield processes
     postgres.drop(url)
 
 
@@ -137,23 +137,23 @@ def test_two_versions_serve_one_database(code: Path, servers: Cluster, tiny_base
     old.wait()
     with ExitStack() as stack:
         fleet.clients["old"] = stack.enter_context(client_of(old.url))
-        before = fleet.push("old", "acme/before", seed=1)
-        with asking(fleet, "old", "acme/before") as heard:
+        pushed = fleet.push("old", "acme/before", seed=1)
+        with asking(fleet, "old", "acme/before") as completions:
             head = migrated(servers)
             new = servers.server()
             new.wait()
             fleet.clients["new"] = stack.enter_context(client_of(new.url))
             listed = answered(fleet.clients["old"].get("/v1/replicas"))["data"]
-            assert [one["alive"] for one in listed] == [True, True], "the old one reads the new one's row"
-            each_does_what_the_other_sees(fleet, before["digest"])
+            assert [replica["alive"] for replica in listed] == [True, True], "the old one reads the new one's row"
+            each_does_what_the_other_sees(fleet, pushed["digest"])
             bytes_go_beside_pushes_of_them(fleet)
-            count = len(heard)
-            until(lambda: len(heard) > count, "an answer of the old one")
+            count = len(completions)
+            until(lambda: len(completions) > count, "an answer of the old one")
         with asking(fleet, "new", "acme/before"):
             old.end(signal.SIGTERM)
             assert len(seen(stack.enter_context(opened(servers)))) == 1
         fleet.push("new", "acme/after", seed=9)
-        assert fleet.says("new", "acme/before") == heard[0]
+        assert fleet.says("new", "acme/before") == completions[0]
     assert head == migrations.head()
     assert "Traceback" not in servers.logs()
 
@@ -170,7 +170,7 @@ def migrated(servers: Cluster, revision: str = "head") -> str | None:
         return migrations.current(database.engine)
 
 
-def each_does_what_the_other_sees(fleet: Fleet, known: str) -> None:
+def each_does_what_the_other_sees(fleet: Fleet, digest_before: str) -> None:
     """Push, list, complete, move an alias, cook, evaluate and upload: on the one, and read on the other."""
     for seed, (here, there) in enumerate((("old", "new"), ("new", "old")), start=2):
         name = f"acme/by-{here}"
@@ -179,8 +179,8 @@ def each_does_what_the_other_sees(fleet: Fleet, known: str) -> None:
         assert (row["digest"], row["card"]["description"]) == (pushed["digest"], f"by the {here} one")
         assert fleet.says(there, name) == fleet.says(here, name) != fleet.says(here, "acme/before")
 
-        for version, target in enumerate((known, pushed["digest"]), start=1):
-            copy(fleet, here, f"acme/moved-{here}", of="acme/before" if target == known else name)
+        for version, target in enumerate((digest_before, pushed["digest"]), start=1):
+            copy(fleet, here, f"acme/moved-{here}", of="acme/before" if target == digest_before else name)
             answered(fleet.clients[here].put(f"/v1/adapters/acme/moved-{here}/aliases/live", json={"version": version}))
             body = {"model": f"acme/moved-{here}@live", "prompt": "a", "max_tokens": 1}
             assert fleet.clients[there].post("/v1/completions", json=body).headers["x-soup-digest"] == target
@@ -192,16 +192,17 @@ def each_does_what_the_other_sees(fleet: Fleet, known: str) -> None:
 
         job = answered(fleet.clients[here].post("/v1/evaluations", json={"passages": 3}))["id"]
         assert fleet.done(there, job)["failed"] == {}
-        found = {one: answered(fleet.clients[one].get("/v1/evaluations"))["data"] for one in VERSIONS}
-        fields = found["old"][0].keys()  # the new one says more
-        assert found["old"] == [{field: row[field] for field in fields} for row in found["new"]]
+        evaluations = {version: answered(fleet.clients[version].get("/v1/evaluations"))["data"] for version in VERSIONS}
+        fields = evaluations["old"][0].keys()  # the new one says more
+        assert evaluations["old"] == [{field: row[field] for field in fields} for row in evaluations["new"]]
 
         upload(fleet, here, there, f"sent to the {here} one".encode() * 100)
     listed = [
-        sorted(one["id"] for one in answered(fleet.clients[version].get("/v1/models"))["data"]) for version in VERSIONS
+        sorted(model["id"] for model in answered(fleet.clients[version].get("/v1/models"))["data"])
+        for version in VERSIONS
     ]
     assert listed[0] == listed[1]
-    assert {"acme/by-old", "acme/by-new"} <= {one.partition("@")[0] for one in listed[0]}
+    assert {"acme/by-old", "acme/by-new"} <= {ref.partition("@")[0] for ref in listed[0]}
 
 
 def copy(fleet: Fleet, version: str, name: str, *, of: str) -> None:
@@ -214,9 +215,9 @@ def upload(fleet: Fleet, here: str, there: str, data: bytes) -> None:
     """Begin an upload in parts on one server, end it on the other, which shares the folder; read it on the first."""
     path = fleet.clients[here].post("/v1/blobs/uploads").headers["location"]
     half = len(data) // 2
-    for one, start, part in ((here, 0, data[:half]), (there, half, data[half:])):
-        span = {"content-range": f"{start}-{start + len(part) - 1}"}
-        answer = fleet.clients[one].patch(path, content=part, headers=span)
+    for version, start, chunk in ((here, 0, data[:half]), (there, half, data[half:])):
+        span = {"content-range": f"{start}-{start + len(chunk) - 1}"}
+        answer = fleet.clients[version].patch(path, content=chunk, headers=span)
         assert answer.status_code == 202, answer.text
     digest = sha256_digest(data)
     answered(fleet.clients[there].put(path, params={"digest": digest}))
@@ -229,20 +230,27 @@ def bytes_go_beside_pushes_of_them(fleet: Fleet) -> None:
     What a push was answered has its file, whichever version promised it and whichever took it away before.
     """
     data = fleet.weights(seed=50)
-    kept: list[str] = []
+    live_names: list[str] = []
     with ThreadPoolExecutor(4) as pool:
         for turn in range(TURNS):
             pushed = {version: f"acme/{version}-again{turn}" for version in VERSIONS}
-            pushes = [pool.submit(push_bytes, fleet, *one, data) for one in pushed.items()]
-            purges = [pool.submit(purge, fleet, VERSIONS[(turn + place) % 2], name) for place, name in enumerate(kept)]
+            pushes = [pool.submit(push_bytes, fleet, *version_and_name, data) for version_and_name in pushed.items()]
+            purges = [
+                pool.submit(purge, fleet, VERSIONS[(turn + place) % 2], name) for place, name in enumerate(live_names)
+            ]
             for done in (*pushes, *purges, pool.submit(collect, fleet, VERSIONS[turn % 2])):
                 done.result()
-            kept = list(pushed.values())
-            for name in kept:
+            live_names = list(pushed.values())
+            for name in live_names:
                 for version in VERSIONS:
-                    found = fleet.clients[version].get(f"/v1/adapters/{name}/files/{WEIGHTS}")
-                    assert (found.status_code, found.content == data) == (200, True), (turn, name, version, found.text)
-    for name in kept:
+                    response = fleet.clients[version].get(f"/v1/adapters/{name}/files/{WEIGHTS}")
+                    assert (response.status_code, response.content == data) == (200, True), (
+                        turn,
+                        name,
+                        version,
+                        response.text,
+                    )
+    for name in live_names:
         purge(fleet, "new", name)
     digest = sha256_digest(data)
     assert [fleet.clients[version].head(f"/v1/blobs/{digest}").status_code for version in VERSIONS] == [404, 404]

@@ -28,8 +28,8 @@ def stocked(live: Live) -> Live:
         for seed, domain in enumerate(WORDS)
     ]
     live.world.push("acme/control", seed=9, domain="control", provenance=DECLARED)
-    for one in pushed:
-        assert ended(live.world.client, one["job"])["state"] == "succeeded"
+    for adapter in pushed:
+        assert ended(live.world.client, adapter["job"])["state"] == "succeeded"
     return live
 
 
@@ -68,9 +68,9 @@ def sample_of(domain: str) -> dict:
 @pytest.mark.parametrize("domain", ["kitchen", "code"])
 def test_a_sample_is_recognised_by_every_selector(stocked, spec, domain):
     selection = selected(stocked, sample=sample_of(domain), selector=spec, options={"single": True})["selection"]
-    assert [one["domain"] for one in selection["selected"]] == [domain]
-    assert {one["domain"] for one in selection["left_out"]} == set(WORDS) - {domain}
-    assert all(one["reason"] for one in selection["left_out"])
+    assert [adapter["domain"] for adapter in selection["selected"]] == [domain]
+    assert {adapter["domain"] for adapter in selection["left_out"]} == set(WORDS) - {domain}
+    assert all(adapter["reason"] for adapter in selection["left_out"])
     assert "control" not in str(selection)
 
 
@@ -78,7 +78,7 @@ def test_a_sample_is_recognised_by_every_selector(stocked, spec, domain):
 def test_the_best_of_those_left_out_are_listed_and_all_on_request(stocked, monkeypatch):
     monkeypatch.setattr("service.http.routes.selectors.LISTED", 1)
     body = {"sample": sample_of("kitchen"), "options": {"single": True}}
-    short, whole = (selected(stocked, **body, list_all=every)["selection"] for every in (False, True))
+    short, whole = (selected(stocked, **body, list_all=list_all)["selection"] for list_all in (False, True))
     assert short["left_out"] == whole["left_out"][:1]
     assert short["more_left_out"] == {"Only the best match was asked for.": len(WORDS) - 2}
     assert (len(whole["left_out"]), whole["more_left_out"]) == (len(WORDS) - 1, {})
@@ -92,15 +92,18 @@ def nearest(stocked: Live, texts, *, headers=None, **body):
 def test_the_nearest_to_one_pasted_text_are_the_adapters_of_its_domain_first(stocked):
     for domain in ("kitchen", "code"):
         answer = answered(nearest(stocked, sample_of(domain)["texts"][:1]))
-        found = [one["adapter"] for one in answer["data"]]
-        assert found[0]["ref"] == f"acme/{domain}@1"
-        assert {one["domain"] for one in found} == set(WORDS)
-        alike = [one["similarity"] for one in answer["data"]]
+        adapters = [neighbour["adapter"] for neighbour in answer["data"]]
+        assert adapters[0]["ref"] == f"acme/{domain}@1"
+        assert {adapter["domain"] for adapter in adapters} == set(WORDS)
+        alike = [neighbour["similarity"] for neighbour in answer["data"]]
         assert alike == sorted(alike, reverse=True)
         assert -1 <= alike[-1] < alike[0] <= 1
-        assert "provenance" not in found[0]
+        assert "provenance" not in adapters[0]
     nearer = nearest(stocked, sample_of("kitchen")["texts"], limit=1, encoder="sbert").json()
-    assert ([one["adapter"]["domain"] for one in nearer["data"]], nearer["encoder"]) == (["kitchen"], "sbert")
+    assert ([neighbour["adapter"]["domain"] for neighbour in nearer["data"]], nearer["encoder"]) == (
+        ["kitchen"],
+        "sbert",
+    )
     for wrong in ([], [" "], ["x"] * 501):
         assert nearest(stocked, wrong).status_code in (400, 422)
 
@@ -117,9 +120,9 @@ def test_the_nearest_are_those_that_a_key_reads_and_that_are_live(stocked, clien
     )
     assert nearest(stocked, texts, headers=reader).status_code == 403  # a fit comes first
     for headers in (writer, reader):
-        assert [one["adapter"]["ref"] for one in nearest(stocked, texts, headers=headers).json()["data"]] == [
-            "mine/cook@1"
-        ]
+        assert [
+            neighbour["adapter"]["ref"] for neighbour in nearest(stocked, texts, headers=headers).json()["data"]
+        ] == ["mine/cook@1"]
     assert nearest(stocked, texts, headers=reader, pool={"namespaces": ["acme"]}).status_code == 403
     stocked.world.client.delete("/v1/adapters/mine/cook")
     assert nearest(stocked, texts, headers=reader).json()["data"] == []
@@ -129,17 +132,21 @@ def test_the_nearest_are_those_that_a_key_reads_and_that_are_live(stocked, clien
 def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked, http):
     sample = sample_of("kitchen")
     soup = cooked(stocked, sample=sample, effort="quick", verify=True, name="acme/quick")
-    search, held = soup["search"], sample["texts"][4::5]
-    assert {one["domain"] for one in search["candidates"]} == set(WORDS)
+    search, held_out = soup["search"], sample["texts"][4::5]
+    assert {candidate["domain"] for candidate in search["candidates"]} == set(WORDS)
     assert (search["decided_on"], search["held_out"]) == (24, 6)
     assert soup["recipe"]["mixing"]["method"] in ("concat", "recompress")
-    assert all(set(one["layers"]) == {"layers.0.ffn", "layers.1.ffn"} for one in soup["recipe"]["ingredients"])
-    scored = http.post("/v1/perplexity", json={"model": soup["model"], "texts": held, "baseline": "base/tiny"}).json()
+    assert all(
+        set(ingredient["layers"]) == {"layers.0.ffn", "layers.1.ffn"} for ingredient in soup["recipe"]["ingredients"]
+    )
+    scored = http.post(
+        "/v1/perplexity", json={"model": soup["model"], "texts": held_out, "baseline": "base/tiny"}
+    ).json()
     check = soup["verification"]
     assert (check["held_out"], check["helps"], check["passages"]) == (True, True, 6)
     assert scored["baseline"]["difference"] == pytest.approx(check["difference"], abs=1e-4)
-    for one in (check, scored["baseline"]):
-        assert one["interval"][0] < one["difference"] < one["interval"][1]
+    for comparison in (check, scored["baseline"]):
+        assert comparison["interval"][0] < comparison["difference"] < comparison["interval"][1]
     assert any(trial["difference"] == check["difference"] for trial in search["trials"])
 
     check_rebuilt(stocked, soup)
@@ -148,18 +155,22 @@ def test_quick_weighs_adapters_and_proves_the_soup_on_held_out_passages(stocked,
 def check_rebuilt(stocked, soup):
     """The recipe of an answer, posted by hand, is the same soup."""
     ingredients = [
-        {"ref": one["digest"], "weight": float(one["weight"]), **{key: one.get(key) for key in ("layers", "statistic")}}
-        for one in soup["recipe"]["ingredients"]
+        {
+            "ref": ingredient["digest"],
+            "weight": float(ingredient["weight"]),
+            **{key: ingredient.get(key) for key in ("layers", "statistic")},
+        }
+        for ingredient in soup["recipe"]["ingredients"]
     ]
-    again = cook(stocked, recipe={"ingredients": ingredients}, mixing=soup["recipe"]["mixing"], max_width=512).json()
-    assert (again["digest"], again["recipe_digest"]) == (soup["digest"], soup["recipe_digest"])
+    rebuilt = cook(stocked, recipe={"ingredients": ingredients}, mixing=soup["recipe"]["mixing"], max_width=512).json()
+    assert (rebuilt["digest"], rebuilt["recipe_digest"]) == (soup["digest"], soup["recipe_digest"])
 
 
 @pytest.mark.one_database
 def test_a_tuned_soup_says_everywhere_that_it_has_learnt_from_the_sample(stocked, http):
     sample = sample_of("kitchen")
-    asked = {"sample": sample, "effort": "tune", "verify": True, "name": "acme/tuned", "tuning": {"rate": 0.02}}
-    soup = cooked(stocked, **asked)
+    request = {"sample": sample, "effort": "tune", "verify": True, "name": "acme/tuned", "tuning": {"rate": 0.02}}
+    soup = cooked(stocked, **request)
     search, tuning = soup["search"], soup["recipe"]["tuning"]
     assert (search["effort"], search["decided_on"], search["held_out"]) == ("tune", 30, 6)
     assert (tuning["rate"], tuning["sample"]) == ("0.02", soup["sample"]["digest"])
@@ -175,7 +186,7 @@ def test_a_tuned_soup_says_everywhere_that_it_has_learnt_from_the_sample(stocked
         return http.post("/v1/perplexity", json=body)
 
     assert learnt() == [soup["model"]]
-    trials = {one["way"]: one["difference"] for one in search["trials"]}
+    trials = {trial["way"]: trial["difference"] for trial in search["trials"]}
     assert trials["tuned"] < trials["selected"] < 0
     answer = scored(soup["model"])
     assert answer.json()["mean_nll"] < search["tuning"]["losses"][0]
@@ -189,8 +200,8 @@ def test_a_tuned_soup_says_everywhere_that_it_has_learnt_from_the_sample(stocked
     assert scored("acme/of-tuned").headers["x-soup-tuned"] == "true"
     assert learnt() == ["acme/of-tuned@1", soup["model"]]
 
-    again = cooked(stocked, 200, **asked)
-    assert (again["cached"], again["digest"], again["verification"]) == (True, soup["digest"], soup["verification"])
+    cached = cooked(stocked, 200, **request)
+    assert (cached["cached"], cached["digest"], cached["verification"]) == (True, soup["digest"], soup["verification"])
 
 
 @pytest.mark.one_database
@@ -198,10 +209,10 @@ def test_what_a_method_has_to_know_is_computed_once_and_goes_with_its_text(stock
     name, blobs = "acme/fisher-law", stocked.world.registry.blobs
     stocked.world.push(name, seed=3, domain="law", sample={"texts": passages("court", 30, seed=5)}, provenance=DECLARED)
     recipe, mixing = {"ingredients": [{"ref": name, "weight": 2}, {"ref": "acme/kitchen"}]}, {"method": "fisher"}
-    before = newest_search(stocked)
+    previous_search = newest_search(stocked)
     soup = cooked(stocked, recipe=recipe, mixing=mixing, name="acme/fisher")
-    assert newest_search(stocked) != before  # no plain cook waits behind it
-    named = [one["statistic"] for one in soup["recipe"]["ingredients"]]
+    assert newest_search(stocked) != previous_search  # no plain cook waits behind it
+    named = [ingredient["statistic"] for ingredient in soup["recipe"]["ingredients"]]
     assert all(map(blobs.is_whole, named))
     reader = stocked.world.headers(stocked.world.key(["read"], ["acme"]))
     assert http.get(f"/v1/blobs/{named[0]}", headers=reader).status_code == 404
@@ -225,11 +236,11 @@ def newest_search(stocked) -> list[str]:
 @pytest.mark.one_database
 @pytest.mark.parametrize("path", ["/v1/select", "/v1/adapters/search"])
 def test_a_wait_that_is_too_long_is_refused_where_there_is_nothing_to_wait_for(stocked, path):
-    asked = {"texts": sample_of("kitchen")["texts"], "encoder": "base"}
+    body = {"texts": sample_of("kitchen")["texts"], "encoder": "base"}
     if path == "/v1/select":
-        asked = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}}
-    assert stocked.world.client.post(path, json={**asked, "wait": 120}).status_code == 200
-    refused = stocked.world.client.post(path, json={**asked, "wait": 1e6})
+        body = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}}
+    assert stocked.world.client.post(path, json={**body, "wait": 120}).status_code == 200
+    refused = stocked.world.client.post(path, json={**body, "wait": 1e6})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "wait")
 
 
@@ -263,42 +274,44 @@ def nobody_asks_for(stocked, selector: dict) -> None:
 @pytest.mark.one_database
 def test_an_idle_selector_is_refitted_when_it_is_asked_for(stocked, http, client):
     spec = {"kind": "uniform"}
-    before = fitted(stocked, spec)
-    assert (before["idle"], before["asked_at"] >= before["fitted_at"]) == (False, True)
-    nobody_asks_for(stocked, before)
+    selector = fitted(stocked, spec)
+    assert (selector["idle"], selector["asked_at"] >= selector["fitted_at"]) == (False, True)
+    nobody_asks_for(stocked, selector)
     assert push_late(stocked, client, "late", 41)
-    assert before["id"] in {one["id"] for one in http.get("/v1/selectors").json()["data"]}
-    seen = http.get(f"/v1/selectors/{before['id']}").json()
-    assert (seen["idle"], seen["not_yet_included"]) == (True, ["acme/late@1"])
+    assert selector["id"] in {row["id"] for row in http.get("/v1/selectors").json()["data"]}
+    idle_selector = http.get(f"/v1/selectors/{selector['id']}").json()
+    assert (idle_selector["idle"], idle_selector["not_yet_included"]) == (True, ["acme/late@1"])
 
     reader = stocked.world.headers(stocked.world.key(["read"]))  # the pool was fitted before: no right to fit is needed
     body = {"sample": sample_of("kitchen"), "selector": spec}
     assert select(stocked, headers=reader, **body, pool={"namespaces": ["acme"]}).status_code == 403
     answer = selected(stocked, **body, pool={})
-    assert answer["selector"] != before["id"]
+    assert answer["selector"] != selector["id"]
     assert answer["not_yet_included"] == []
     assert "late" in domains_of(answer)
-    after, old = (http.get(f"/v1/selectors/{one}").json() for one in (answer["selector"], before["id"]))
-    assert (after["idle"], seen["asked_at"] < after["asked_at"]) == (False, True)
+    after, old = (
+        http.get(f"/v1/selectors/{selector_id}").json() for selector_id in (answer["selector"], selector["id"])
+    )
+    assert (after["idle"], idle_selector["asked_at"] < after["asked_at"]) == (False, True)
     assert (old["idle"], old["asked_at"]) == (False, None)
 
 
 def domains_of(answer: dict) -> set[str]:
-    return {one["domain"] for one in answer["selection"]["selected"]}
+    return {adapter["domain"] for adapter in answer["selection"]["selected"]}
 
 
 @pytest.mark.one_database
 def test_a_cook_has_an_idle_selector_refitted(stocked, http, client):
     spec = {"kind": "cosine", "encoder": "base", "seed": 77}
-    before = fitted(stocked, spec)
-    nobody_asks_for(stocked, before)
+    selector = fitted(stocked, spec)
+    nobody_asks_for(stocked, selector)
     push_late(stocked, client, "latest", 42)
-    asked = {"sample": sample_of("kitchen"), "selector": spec, "name": "acme/asked", "options": {"when_none": "top"}}
-    soup = cook(stocked, **asked).json()
+    request = {"sample": sample_of("kitchen"), "selector": spec, "name": "acme/asked", "options": {"when_none": "top"}}
+    soup = cook(stocked, **request).json()
     assert soup["not_yet_included"] == []
-    assert soup["selector"] != before["id"]
+    assert soup["selector"] != selector["id"]
     after = http.get(f"/v1/selectors/{soup['selector']}").json()
-    assert (after["idle"], after["asked_at"] > before["asked_at"]) == (False, True)
+    assert (after["idle"], after["asked_at"] > selector["asked_at"]) == (False, True)
 
 
 @pytest.mark.one_database
@@ -312,22 +325,22 @@ def test_a_client_learns_what_to_embed_with_from_the_base_model(stocked, http):
         "key_value_heads": 2,
         "head_size": 16,
     }
-    assert {one["digest"]: (one["name"], one["unit"], one["dimensions"]) for one in card["encoders"]} == {
-        digest: (one.name, one.unit, one.dimensions) for digest, one in base.encoders().items()
-    }
+    assert {
+        encoder["digest"]: (encoder["name"], encoder["unit"], encoder["dimensions"]) for encoder in card["encoders"]
+    } == {digest: (encoder.name, encoder.unit, encoder.dimensions) for digest, encoder in base.encoders().items()}
     assert http.get("/v1/models/acme/kitchen").json()["encoders"] is None
 
 
 @pytest.mark.one_database
 def test_selections_beyond_what_is_embedded_at_once_are_429(stocked):
     body = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}}
-    turns, held = stocked.world.runtime.services.selections, 0
+    turns, acquired = stocked.world.runtime.services.selections, 0
     while turns.acquire(blocking=False):
-        held += 1
+        acquired += 1
     try:
         refused = select(stocked, **body)
     finally:
-        turns.release(held)
+        turns.release(acquired)
     assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
     assert selected(stocked, **body)
 
@@ -335,14 +348,14 @@ def test_selections_beyond_what_is_embedded_at_once_are_429(stocked):
 @pytest.mark.one_database
 def test_a_key_that_only_reads_selects_but_never_starts_a_fit(stocked, http):
     reader = stocked.world.headers(stocked.world.key(["read"]))
-    known = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}}
-    assert selected(stocked, **known)
-    assert selected(stocked, **known, headers=reader)
+    body = {"sample": sample_of("kitchen"), "selector": {"kind": "cosine", "encoder": "base"}}
+    assert selected(stocked, **body)
+    assert selected(stocked, **body, headers=reader)
 
     def fits() -> list[str]:
         return [job["id"] for job in http.get("/v1/jobs?kind=fit").json()["data"]]
 
-    before = fits()
-    refused = select(stocked, headers=reader, **{**known, "selector": {"kind": "gmm", "seed": 12345}})
+    fits_before = fits()
+    refused = select(stocked, headers=reader, **{**body, "selector": {"kind": "gmm", "seed": 12345}})
     assert "has no fit of this selector" in refusal(refused, 403)
-    assert fits() == before
+    assert fits() == fits_before

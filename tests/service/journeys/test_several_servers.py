@@ -60,18 +60,18 @@ def cook(world: World, **body: Any) -> Any:
 
 
 def test_what_one_stores_the_other_serves(servers: tuple[World, World]) -> None:
-    one, two = servers
-    assert one.admin == two.admin == KEY
-    assert [row["name"] for row in one.client.get("/v1/keys").json()["data"]].count("admin") == 1
-    pushed = one.push("acme/court", seed=1)
-    assert two.client.get("/v1/adapters/acme/court").json()["digest"] == pushed["digest"]
-    weights = two.client.get("/v1/adapters/acme/court/files/adapter_model.safetensors").content
-    assert weights == adapter_weights(one.runtime, seed=1)
+    first_server, second_server = servers
+    assert first_server.admin == second_server.admin == KEY
+    assert [row["name"] for row in first_server.client.get("/v1/keys").json()["data"]].count("admin") == 1
+    pushed = first_server.push("acme/court", seed=1)
+    assert second_server.client.get("/v1/adapters/acme/court").json()["digest"] == pushed["digest"]
+    weights = second_server.client.get("/v1/adapters/acme/court/files/adapter_model.safetensors").content
+    assert weights == adapter_weights(first_server.runtime, seed=1)
     body = {"model": "acme/court", "prompt": "The court", "temperature": 0, "max_tokens": 5}
     first, second = (server.client.post("/v1/completions", json=body).json() for server in servers)
     assert first["choices"] == second["choices"]
-    two.client.delete("/v1/adapters/acme/court")
-    assert one.client.post("/v1/completions", json=body).status_code == 410
+    second_server.client.delete("/v1/adapters/acme/court")
+    assert first_server.client.post("/v1/completions", json=body).status_code == 410
 
 
 def test_an_alias_that_one_moves_the_next_request_to_the_other_follows(servers: tuple[World, World]) -> None:
@@ -96,32 +96,32 @@ def test_versions_and_jobs_of_pushes_at_once_are_given_once(servers: tuple[World
 
     with ThreadPoolExecutor(8) as pool:
         pushed = list(pool.map(push, range(8)))
-    assert sorted(one["version"] for one in pushed) == list(range(1, 9))
-    rows = [ended(servers[number % 2].client, one["job"]) for number, one in enumerate(pushed)]
+    assert sorted(adapter["version"] for adapter in pushed) == list(range(1, 9))
+    rows = [ended(servers[number % 2].client, adapter["job"]) for number, adapter in enumerate(pushed)]
     assert {(row["state"], row["attempts"]) for row in rows} == {("succeeded", 1)}
     for version in range(1, 9):
         servers[0].client.delete(f"/v1/adapters/acme/race@{version}")
 
 
 def test_a_pool_is_fitted_once_and_refitted_once(servers: tuple[World, World]) -> None:
-    one, two = servers
+    first_server, second_server = servers
     for seed, domain in enumerate(WORDS):
         server = servers[seed % 2]
         sample = {"texts": passages(domain, 20)}
         job = server.push(f"pool/{domain}", seed=seed, domain=domain, sample=sample, provenance=DECLARED)["job"]
-        ended(two.client, job)
+        ended(second_server.client, job)
     sample = {"texts": passages("kitchen", 25, seed=5)}
     body = {"sample": sample, "selector": {"kind": "uniform"}, "pool": {"namespaces": ["pool"]}}
     with ThreadPoolExecutor(2) as pool:
         soups = list(pool.map(lambda server: cook(server, **body), servers))
     assert {answer.status_code for answer in soups} <= {200, 201}, [answer.text for answer in soups]
     assert len({answer.json()["digest"] for answer in soups}) == 1
-    assert len(one.client.get("/v1/adapters", params={"kind": "soup"}).json()["data"]) == 1
-    newer = two.push(
+    assert len(first_server.client.get("/v1/adapters", params={"kind": "soup"}).json()["data"]) == 1
+    newer = second_server.push(
         "pool/court", seed=50, domain="court", sample={"texts": passages("court", 20, seed=9)}, provenance=DECLARED
     )
-    refits = ended(one.client, newer["job"])["result"]["refits"]
-    assert [ended(one.client, job)["attempts"] for job in refits] == [1] * len(refits) != []
+    refits = ended(first_server.client, newer["job"])["result"]["refits"]
+    assert [ended(first_server.client, job)["attempts"] for job in refits] == [1] * len(refits) != []
 
 
 def test_one_waits_for_what_the_other_does_and_may_cancel_it(
@@ -145,8 +145,8 @@ def test_one_waits_for_what_the_other_does_and_may_cancel_it(
         job = cook(third, recipe=recipe, sample=sample, verify=True, wait=0).json()["id"]
         until(begun.is_set)
         assert third.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
-        held = [path for path in shared["blobs"].rglob("*") if path.is_file()]
-        assert not [path for path in held if path.read_bytes().startswith(b'{"request"')]
+        files = [path for path in shared["blobs"].rglob("*") if path.is_file()]
+        assert not [path for path in files if path.read_bytes().startswith(b'{"request"')]
         go_on.set()
         done = cook(third, recipe=recipe, sample=sample, verify=True, wait=60)
         assert done.status_code in {200, 201}, done.text
@@ -189,30 +189,30 @@ def test_a_server_with_another_state_of_a_base_is_refused_before_it_answers(
     shared: dict[str, Any], servers: tuple[World, World], tmp_path: Path
 ) -> None:
     """One base id in two states: what an adapter says would depend on who answers."""
-    other = build_tiny_base(tmp_path / "other", seed=9)
-    mine = {**shared, "bases": write_bases(tmp_path / "bases.toml", {BASE_ID: other})}
+    changed_base = build_tiny_base(tmp_path / "other", seed=9)
+    mine = {**shared, "bases": write_bases(tmp_path / "bases.toml", {BASE_ID: changed_base})}
     runtime = Runtime(Settings(data=tmp_path / "data", threads=1, **mine))
     with pytest.raises(Incompatible, match=rf"'{BASE_ID}' differs .* from that of server \S+-[0-9a-f]{{12}} "):
         runtime.start()
-    mine["bases"] = write_bases(tmp_path / "bases.toml", {"another": other})
+    mine["bases"] = write_bases(tmp_path / "bases.toml", {"another": changed_base})
     runtime = Runtime(Settings(data=tmp_path / "data", threads=1, **mine))
     runtime.start()
-    own, before = runtime.presence.id, seen(servers[0].runtime.database).keys()
-    assert own not in before
+    replica_id, replicas_before = runtime.presence.id, seen(servers[0].runtime.database).keys()
+    assert replica_id not in replicas_before
     runtime.join()
-    assert seen(servers[0].runtime.database).keys() == before | {own}
+    assert seen(servers[0].runtime.database).keys() == replicas_before | {replica_id}
     runtime.stop()
-    assert seen(servers[0].runtime.database).keys() == before
+    assert seen(servers[0].runtime.database).keys() == replicas_before
 
 
 def test_one_that_stood_still_joins_again(shared: dict[str, Any], servers: tuple[World, World], tmp_path: Path) -> None:
-    """As after an outage of the database: its row is old, or is gone."""
+    """Its row is old, or is gone, after an outage of the database."""
     with opened_world(tmp_path / "third", **{**shared, "replica_beat_seconds": 0.1}) as third:
-        own = third.runtime.presence.id
+        replica_id = third.runtime.presence.id
         for change in ("UPDATE replicas SET seen_at = 1 WHERE id = %s", "DELETE FROM replicas WHERE id = %s"):
             with servers[0].runtime.database.engine.begin() as connection:
-                connection.exec_driver_sql(change, (own,))
-            until(lambda: seen(servers[0].runtime.database).get(own, 1) > 1)
+                connection.exec_driver_sql(change, (replica_id,))
+            until(lambda: seen(servers[0].runtime.database).get(replica_id, 1) > 1)
 
 
 def test_answers_and_jobs_by_servers_of_their_own(postgres_url: str, shared: dict[str, Any], tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_answers_and_jobs_by_servers_of_their_own(postgres_url: str, shared: dic
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         (
             {"role": "worker", "job_workers": 0, "training_workers": 0},
@@ -244,21 +244,23 @@ def test_answers_and_jobs_by_servers_of_their_own(postgres_url: str, shared: dic
         ({"role": "worker"}, "SOUP_ROLE is 'worker', which needs several servers"),
     ],
 )
-def test_a_part_without_work_or_of_one_server_is_refused(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidParameter, match=said):
+def test_a_part_without_work_or_of_one_server_is_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidParameter, match=message):
         Runtime(Settings(data=tmp_path, **settings))
 
 
 def test_a_rate_holds_over_all_servers(servers: tuple[World, World]) -> None:
-    one, two = servers
-    made = one.client.post("/v1/keys", json={"name": "k", "scopes": ["infer"], "namespaces": ["acme"]}).json()
-    one.client.patch(f"/v1/keys/{made['id']}/limits", json={"requests_per_minute": 4})
+    first_server, second_server = servers
+    key = first_server.client.post("/v1/keys", json={"name": "k", "scopes": ["infer"], "namespaces": ["acme"]}).json()
+    first_server.client.patch(f"/v1/keys/{key['id']}/limits", json={"requests_per_minute": 4})
     body = {"model": f"base/{BASE_ID}", "prompt": "a", "max_tokens": 1}
     statuses = [
-        server.client.post("/v1/completions", json=body, headers=one.headers(made["secret"])).status_code
-        for server in (one, two) * 4
+        server.client.post("/v1/completions", json=body, headers=first_server.headers(key["secret"])).status_code
+        for server in (first_server, second_server) * 4
     ]
     assert statuses[:4] == [200] * 4
     assert 429 in statuses[4:6]
-    answer = two.client.post("/v1/completions", json=body, headers=one.headers(made["secret"]))
+    answer = second_server.client.post("/v1/completions", json=body, headers=first_server.headers(key["secret"]))
     assert answer.headers["x-ratelimit-limit-requests"] == "4"

@@ -80,7 +80,7 @@ def test_in_what_is_sent(world: World, text: str) -> None:
 
 
 def test_free_values_come_back_as_they_went(world: World) -> None:
-    """What may hold anything holds it, NUL included where it is no column of its own."""
+    """A field that may hold anything holds it, NUL included where it is no column of its own."""
     training = {"nul": NUL, "salt": "\U0001f9c2", "big": 10**30, "small": 1e-300, "nested": [[None, True]]}
     world.push("acme/free", seed=5, provenance={"training": training})
     assert world.client.get("/v1/adapters/acme/free").json()["provenance"]["training"] == training
@@ -97,9 +97,11 @@ def test_an_overflowing_number_is_no_failure_of_ours(world: World) -> None:
 def test_wildcards_are_searched_for_as_they_are(world: World) -> None:
     world.client.patch("/v1/adapters/acme/law", json={"domain": "50% of_it \\ here"})
 
-    def found(text: str) -> list[str]:
+    def matching_names(text: str) -> list[str]:
         return [row["name"] for row in world.client.get("/v1/adapters", params={"q": text}).json()["data"]]
 
-    assert found("50% OF_it \\ h") == ["law"]
-    assert found("50%of") == found("%it") == ["law"]  # they separate words, as all does that is no letter or digit
-    assert found("5%e") == found("0_ of") == found("h_re") == []
+    assert matching_names("50% OF_it \\ h") == ["law"]
+    assert (
+        matching_names("50%of") == matching_names("%it") == ["law"]
+    )  # they separate words, as all does that is no letter or digit
+    assert matching_names("5%e") == matching_names("0_ of") == matching_names("h_re") == []
