@@ -20,4 +20,4 @@ def test_an_upload_goes_and_what_is_pushed_stays(world: World) -> None:
     since = datetime.now(UTC)
     while (datetime.now(UTC) - since).total_seconds() < 1.2:  # longer than the grace period and its file's day
         assert world.client.get(f"/v1/blobs/{pushed['weights_blob']}").status_code == 200
-    assert [one["action"] for one in world.client.get("/v1/audit?action=blob.collect").json()["data"]]
+    assert [entry["action"] for entry in world.client.get("/v1/audit?action=blob.collect").json()["data"]]

@@ -204,10 +204,10 @@ class TestEnds:
         records = [record for record in caplog.records if row.id in str(vars(record))]
         assert len(records) == 3
         for record in records:
-            said = json.loads(JsonFormatter().format(record))
-            assert (said["level"], said["job"], said["error"], said["errno"]) == ("error", row.id, "OSError", "EIO")
-            assert any(Path(__file__).name in place and place.endswith(" run") for place in said["where"])
-            assert SECRET not in str(said)
+            entry = json.loads(JsonFormatter().format(record))
+            assert (entry["level"], entry["job"], entry["error"], entry["errno"]) == ("error", row.id, "OSError", "EIO")
+            assert any(Path(__file__).name in place and place.endswith(" run") for place in entry["where"])
+            assert SECRET not in str(entry)
 
     def test_one_bad_end_does_not_end_the_worker(self, stage: Stage) -> None:
         def clean(_: Any, row: JobRow) -> None:
@@ -283,7 +283,7 @@ class TestProcesses:
         assert stage.ended(stage.runner(), job).state == "succeeded"
 
     def test_a_job_that_does_not_hear_of_it_is_given_back_all_the_same(self, stage: Stage) -> None:
-        """What its thread comes to afterwards ends nothing, and the next server runs it anew."""
+        """The outcome of its thread afterwards ends nothing, and the next server runs it anew."""
         over = threading.Event()
 
         def deaf(_: JobContext) -> dict[str, Any]:
@@ -306,7 +306,7 @@ class TestProcesses:
 
     def test_who_waits_for_a_job_hears_that_the_server_stops(self, stage: Stage) -> None:
         runner = stage.runner(start=False)
-        job, told = stage.enqueue(), threading.Event()
+        job, is_told = stage.enqueue(), threading.Event()
 
         async def ask() -> JobRow:
             waiting = asyncio.ensure_future(wait_for_job(runner.services, job, 10 * PATIENCE))
@@ -314,9 +314,9 @@ class TestProcesses:
             runner.begin_stop()
             return await asyncio.wait_for(waiting, PATIENCE)
 
-        with runner.services.jobs.watched(job, told.set):
+        with runner.services.jobs.watched(job, is_told.set):
             assert asyncio.run(ask()).state == "queued"
-        assert told.is_set()
+        assert is_told.is_set()
         assert runner.services.jobs.closed
         assert runner.stop() is True
 
@@ -327,12 +327,12 @@ class TestProcesses:
         assert (row.state, row.attempts) == ("succeeded", 2)
 
     def test_others_wait_for_its_lease(self, stage: Stage) -> None:
-        lost, kept = stage.enqueue(), stage.enqueue()
+        lost, leased = stage.enqueue(), stage.enqueue()
         claim(stage.runner(start=False, job_lease_seconds=0.3))
         claim(stage.runner(start=False))
         runner = stage.runner(sole_owner=False, job_lease_seconds=1.0)
         assert stage.ended(runner, lost).attempts == 2
-        assert stage.row(kept).state == "running"
+        assert stage.row(leased).state == "running"
 
     def test_servers_whose_database_was_away_for_longer_than_a_lease_keep_their_jobs(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
@@ -469,12 +469,12 @@ class TestProcesses:
     ) -> None:
         stage.plays(clean=fails(Unavailable("The folder is gone.")))
         runner = stage.runner(start=False)
-        told: list[str] = []
-        monkeypatch.setattr(runner.services.jobs, "tell", told.append)
+        told_jobs: list[str] = []
+        monkeypatch.setattr(runner.services.jobs, "tell", told_jobs.append)
         job = stage.enqueue()
         with pytest.raises(Unavailable):
             runner._run(claim(runner))
-        assert (stage.row(job).state, told) == ("succeeded", [job])
+        assert (stage.row(job).state, told_jobs) == ("succeeded", [job])
 
 
 def test_codes_of_a_newer_server_stay_errors(stage: Stage) -> None:

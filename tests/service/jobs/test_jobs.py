@@ -46,8 +46,8 @@ def _stocked(live: Live) -> None:
         for seed, domain in enumerate(WORDS)
     ]
     live.world.push("theirs/secret", seed=9, domain="hidden", provenance=DECLARED)
-    for one in pushed:
-        ended(live.world.client, one["job"])
+    for adapter in pushed:
+        ended(live.world.client, adapter["job"])
 
 
 def job_of(world: World, job: str) -> dict[str, Any]:
@@ -99,22 +99,22 @@ class TestFollowing:
         job = answered(cook(live.world, sample=sample, recipe=by_hand("acme/kitchen"), verify=True), 202)
         assert (job["object"], job["kind"], job["result"]) == ("job", "cook", None)
         until(lambda: job_of(live.world, job["id"])["state"] == "running")
-        said: list[str] = []
+        messages: list[str] = []
 
         def listen(done: int, total: int, message: str) -> None:
-            said.append(message)
+            messages.append(message)
             held_score.set()
 
         done = client.wait_job(job["id"], progress=listen)
-        assert said
+        assert messages
         assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 1, None)
         assert done["result"]["object"] == "soup"
         assert done["progress"]["done"] == done["progress"]["total"] > 1  # what was stored last may be a step before
         moments = [datetime.fromisoformat(done[name]) for name in ("created_at", "started_at", "finished_at")]
         assert moments == sorted(moments)
-        again = live.world.client.get(f"/v1/jobs/{job['id']}/events")
-        assert again.headers["content-type"].startswith("text/event-stream")
-        name, data = again.text.strip().split("\n")
+        events = live.world.client.get(f"/v1/jobs/{job['id']}/events")
+        assert events.headers["content-type"].startswith("text/event-stream")
+        name, data = events.text.strip().split("\n")
         assert name == "event: done"
         assert json.loads(data.removeprefix("data: "))["result"] == done["result"]
 
@@ -122,8 +122,8 @@ class TestFollowing:
         """The embedding in `acme` is of the admin key, the training in it of a key that sees more than `acme`."""
 
         def owners(secret: str) -> dict[str, Any]:
-            found = world.client.get("/v1/jobs?limit=200", headers=world.headers(secret)).json()["data"]
-            return {one["id"]: (one["created_by"], one["owner"]) for one in found}
+            jobs = world.client.get("/v1/jobs?limit=200", headers=world.headers(secret)).json()["data"]
+            return {job["id"]: (job["created_by"], job["owner"]) for job in jobs}
 
         def cooked(secret: str) -> dict[str, Any]:
             """The job of a cook, which may have ended before it was answered."""
@@ -133,15 +133,17 @@ class TestFollowing:
 
         embed = world.client.get("/v1/jobs?kind=embed&limit=1").json()["data"][0]
         assert embed["owner"] == "admin"
-        both, one, other = (world.key(["read", "write"], spaces) for spaces in (["acme", "theirs"], ["acme"], ["acme"]))
-        wide, near = cooked(both)["id"], cooked(other)
+        both, first_key, second_key = (
+            world.key(["read", "write"], spaces) for spaces in (["acme", "theirs"], ["acme"], ["acme"])
+        )
+        wide, near = cooked(both)["id"], cooked(second_key)
         newest = world.client.get("/v1/keys").json()["data"][-1]
         assert (near["created_by"], near["owner"]) == (newest["id"], newest["name"]) == (newest["id"], "test")
         assert job_of(world, near["id"])["owner"] == "test"
-        seen = owners(one)
-        assert seen[embed["id"]] == (embed["created_by"], None)
-        assert seen[wide] == (None, None)  # it may read what this key does not see
-        assert seen[near["id"]] == (near["created_by"], "test")
+        owners_seen = owners(first_key)
+        assert owners_seen[embed["id"]] == (embed["created_by"], None)
+        assert owners_seen[wide] == (None, None)  # it may read what this key does not see
+        assert owners_seen[near["id"]] == (near["created_by"], "test")
         assert owners(both)[wide][1] == owners(both)[near["id"]][1] == "test"
         assert owners(world.admin)[wide][1] == "test"
 
@@ -151,9 +153,9 @@ class TestCooking:
         body = {"recipe": by_hand("acme/court", "acme/code", weight=2.5), "name": "acme/shared", "wait": 60}
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda _: cook(world, **body), range(4)))
-        assert sorted(one.status_code for one in answers) == [200, 200, 200, 201]
-        assert len({one.json()["digest"] for one in answers}) == 1
-        assert {one.json()["model"] for one in answers} == {"acme/shared@1"}
+        assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201]
+        assert len({answer.json()["digest"] for answer in answers}) == 1
+        assert {answer.json()["model"] for answer in answers} == {"acme/shared@1"}
         lineage = world.client.get("/v1/adapters/acme/shared/lineage").json()
         assert len(lineage["evidence"]) == 4
 
@@ -191,11 +193,11 @@ class TestCooking:
         until(lambda: not held_texts(world))
 
     def test_a_wait_beyond_the_limit_or_a_request_for_nothing_starts_nothing(self, world: World) -> None:
-        before = world.client.get("/v1/jobs?kind=cook").json()["data"]
+        jobs_before = world.client.get("/v1/jobs?kind=cook").json()["data"]
         assert "Give a 'sample'" in cook(world).json()["error"]["message"]
         assert cook(world, recipe=by_hand("acme/court"), wait=1e6).status_code == 400
         assert cook(world, recipe=by_hand("acme/court"), wait=-1).status_code == 400
-        assert world.client.get("/v1/jobs?kind=cook").json()["data"] == before
+        assert world.client.get("/v1/jobs?kind=cook").json()["data"] == jobs_before
 
 
 class TestKinds:
@@ -291,8 +293,8 @@ class TestWeighing:
         job, pid = self.stopped_child(world, 21)
         plain = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), name="acme/meanwhile", wait=60)
         assert plain.status_code in (200, 201), plain.text
-        shown = job_of(world, job)
-        assert (shown["state"], shown["kind"]) == ("running", "search")
+        search = job_of(world, job)
+        assert (search["state"], search["kind"]) == ("running", "search")
         assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
         until(lambda: not alive(pid))
 
@@ -323,12 +325,16 @@ class TestWeighing:
     def test_it_tunes_soups_and_computes_statistics_too(self, world: World, client: SoupClient) -> None:
         computing, blobs = world.runtime.jobs.computing, world.registry.blobs
         tasks, sample = computing._tasks, {"texts": passages("kitchen", 25, seed=35)}
-        asked = cook(world, sample=sample, effort="tune", verify=True, tuning={"passes": 2}).json()["id"]
-        tuned = client.wait_job(asked)["result"]
+        tune_job = cook(world, sample=sample, effort="tune", verify=True, tuning={"passes": 2}).json()["id"]
+        tuned = client.wait_job(tune_job)["result"]
         assert tuned["recipe"]["tuning"]["sample"] == tuned["sample"]["digest"]
         assert computing._tasks == tasks + 1
-        asked = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), mixing={"method": "fisher"}).json()["id"]
-        statistics = [one["statistic"] for one in client.wait_job(asked)["result"]["recipe"]["ingredients"]]
+        statistics_job = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), mixing={"method": "fisher"}).json()[
+            "id"
+        ]
+        statistics = [
+            ingredient["statistic"] for ingredient in client.wait_job(statistics_job)["result"]["recipe"]["ingredients"]
+        ]
         assert len(set(statistics)) == 2
         assert all(map(blobs.is_whole, statistics))
         assert computing._tasks == tasks + 3
@@ -367,16 +373,16 @@ class TestWhose:
         job = cook(world, recipe=recipe, sample=sample, name="acme/given").json()["id"]
         model = client.wait_job(job)["result"]["model"]
         team = world.headers(world.key(["read", "write"], ["acme"]))
-        shown = world.client.get(f"/v1/jobs/{job}", headers=team)
-        assert shown.json()["state"] == "succeeded"
-        assert shown.json()["result"] is None
-        assert shown.json()["owner"] is None
+        answer_to_team = world.client.get(f"/v1/jobs/{job}", headers=team)
+        assert answer_to_team.json()["state"] == "succeeded"
+        assert answer_to_team.json()["result"] is None
+        assert answer_to_team.json()["owner"] is None
         assert world.client.post(f"/v1/jobs/{job}/cancel", headers=team).status_code == 403
         listed = world.client.get("/v1/jobs?limit=200", headers=team)
         events = world.client.get(f"/v1/jobs/{job}/events", headers=team)
         soup = world.client.get(f"/v1/adapters/{model}", headers=team)
         lineage = world.client.get(f"/v1/adapters/{model}/lineage", headers=team)
-        for answer in (shown, listed, events, soup, lineage):
+        for answer in (answer_to_team, listed, events, soup, lineage):
             assert answer.status_code == 200
             assert "theirs" not in answer.text
             assert "hidden" not in answer.text
@@ -403,9 +409,9 @@ class TestWhose:
         lineage = "/v1/adapters/acme/all/lineage"
         (whole,) = world.client.get(lineage).json()["evidence"]
         assert whole["selection"]["selected"]
-        (part,) = world.client.get(lineage, headers=world.headers(world.key(["read"], ["acme"]))).json()["evidence"]
-        assert part["selection"] is None
-        assert part["sample"] == whole["sample"]
+        (visible,) = world.client.get(lineage, headers=world.headers(world.key(["read"], ["acme"]))).json()["evidence"]
+        assert visible["selection"] is None
+        assert visible["sample"] == whole["sample"]
         both = world.headers(world.key(["read"], ["acme", "theirs"]))
         assert world.client.get(lineage, headers=both).json()["evidence"] == [whole]
         world.client.delete("/v1/adapters/theirs/open")
@@ -420,9 +426,9 @@ class TestWhose:
         lineage = "/v1/adapters/acme/weighed/lineage"
         assert secret in world.client.get(lineage).json()["evidence"][-1]["search"]["candidates"]
         only = world.headers(world.key(["read"], ["acme"]))
-        shown = world.client.get(lineage, headers=only).json()["evidence"][-1]
-        assert "theirs" not in json.dumps(shown)
-        assert shown["search"] == {"candidates": [], "left_out": [], "single": None, "trials": [{"way": "weighed"}]}
+        evidence = world.client.get(lineage, headers=only).json()["evidence"][-1]
+        assert "theirs" not in json.dumps(evidence)
+        assert evidence["search"] == {"candidates": [], "left_out": [], "single": None, "trials": [{"way": "weighed"}]}
 
     def test_the_gain_of_past_cooks_is_of_soups_that_a_key_sees(self, world: World) -> None:
         answer = cook(world, recipe=by_hand("acme/court", "theirs/secret"), name="theirs/tried", wait=60).json()

@@ -1,4 +1,4 @@
-"""What one key may have queued, and what becomes of it when the key is revoked."""
+"""Limits on what one key may have queued, and what becomes of it when the key is revoked."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Key:
 
     def __init__(self, world: World, *namespaces: str) -> None:
         body = {"name": "k", "scopes": ["read", "write"], "namespaces": list(namespaces or ("acme",))}
-        made = world.client.post("/v1/keys", json=body).json()
-        self.world, self.id, self.headers = world, made["id"], world.headers(made["secret"])
+        created = world.client.post("/v1/keys", json=body).json()
+        self.world, self.id, self.headers = world, created["id"], world.headers(created["secret"])
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return self.world.client.post(path, json=body, headers=self.headers)
@@ -61,20 +61,20 @@ def state_of(world: World, answer: Any) -> str:
 
 class TestBounds:
     def test_a_key_that_has_its_share_queued_is_told_to_wait_and_another_is_served(self, world: World) -> None:
-        greedy, other = Key(world), Key(world)
+        greedy, patient = Key(world), Key(world)
         assert [greedy.cook().status_code for _ in range(2)] == [202, 202]
-        before = set(world.registry.blobs.digests())
-        said = refusal(greedy.cook(), 429)
-        assert set(world.registry.blobs.digests()) == before, "nothing is left of it"
-        assert "2 waiting or running jobs of kind 'cook'" in said
-        assert "the maximum is 2 (SOUP_JOB_QUEUE_PER_KEY)" in said
-        assert other.cook().status_code == 202
-        assert "3 waiting or running jobs of kind 'cook'" in refusal(other.cook(), 429)
+        digests_before = set(world.registry.blobs.digests())
+        message = refusal(greedy.cook(), 429)
+        assert set(world.registry.blobs.digests()) == digests_before, "nothing is left of it"
+        assert "2 waiting or running jobs of kind 'cook'" in message
+        assert "the maximum is 2 (SOUP_JOB_QUEUE_PER_KEY)" in message
+        assert patient.cook().status_code == 202
+        assert "3 waiting or running jobs of kind 'cook'" in refusal(patient.cook(), 429)
 
     def test_every_kind_that_a_key_asks_for_is_bounded(self, world: World) -> None:
         key = Key(world)
         trainings = [key.train(f"acme/new{n}") for n in range(3)]
-        assert [one.status_code for one in trainings] == [202, 202, 429]
+        assert [answer.status_code for answer in trainings] == [202, 202, 429]
         world.push("acme/one", seed=1, sample={"texts": passages("court", 25)})
         with world.runtime.database.write() as catalogue:
             for _ in range(2):
@@ -119,12 +119,12 @@ class TestRevoked:
             claimed = catalogue.jobs.claim("another server", ["train"], 60, datetime.now(UTC) + timedelta(seconds=1))
         assert claimed is not None
         blob = self.row(world, cook).arguments["request"]
-        with world.runtime.services.jobs.runs(claimed.id) as told:
+        with world.runtime.services.jobs.runs(claimed.id) as cancelled:
             key.revoke()
-            assert told.is_set(), "what runs here is asked to stop"
-        assert [state_of(world, one) for one in (cook, training)] == ["cancelled", "cancelled"]
+            assert cancelled.is_set(), "what runs here is asked to stop"
+        assert [state_of(world, row) for row in (cook, training)] == ["cancelled", "cancelled"]
         assert not world.registry.blobs.has(blob), "the cook's text is gone with it"
-        entry = next(one for one in world.client.get("/v1/audit").json()["data"] if one["action"] == "key.revoke")
+        entry = next(row for row in world.client.get("/v1/audit").json()["data"] if row["action"] == "key.revoke")
         assert (entry["subject"], entry["detail"]["jobs_cancelled"]) == (key.id, 2)
 
     def test_what_another_key_asked_for_too_goes_on_for_that_one(self, world: World) -> None:

@@ -66,7 +66,7 @@ def put(world: World, data: bytes, key: str | None = None) -> str:
     return sha256_digest(data)
 
 
-def asked(world: World, name: str, **changes: Any) -> dict[str, Any]:
+def training_body(world: World, name: str, **changes: Any) -> dict[str, Any]:
     """A request that trains."""
     return {
         "name": name,
@@ -93,8 +93,8 @@ def done(world: World, body: dict[str, Any], state: str = "succeeded") -> dict[s
     return job
 
 
-def made(world: World, body: dict[str, Any]) -> dict[str, Any]:
-    """What a training that succeeds gives."""
+def training_result(world: World, body: dict[str, Any]) -> dict[str, Any]:
+    """The result of a training that succeeds."""
     return dict(done(world, body)["result"])
 
 
@@ -116,14 +116,14 @@ def is_pushed(world: World, name: str) -> bool:
 
 
 def make(spec: dict[str, Any], base: LoadedBase, saving: checkpoint.Saving | None = None) -> Trained:
-    """What a spec gives where it is trained here."""
+    """The adapter and record of a spec that is trained in this process."""
     inputs = inputs_of(TrainingSpec.model_validate(spec), base, Data(TEXTS, VALID))
     return train_adapter(base, inputs, saving=saving)
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(world: World, base: LoadedBase) -> Trained:
-    """What the long training gives where nothing comes between, with as many threads as the server."""
+    """The long training without an interruption, with as many threads as the server."""
     return make(LONG, base)
 
 
@@ -134,25 +134,25 @@ def beside(monkeypatch: pytest.MonkeyPatch, base: LoadedBase) -> InChild:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def child_results(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return listens(monkeypatch)
 
 
 def listens(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What is said of the trainings that end, by children or by what does them here instead."""
-    found: list[dict[str, Any]] = []
+    """The results of the trainings that end, of children or of what does them here instead."""
+    results: list[dict[str, Any]] = []
     real: InChild = vars(training_job)["in_child"]
 
     def listening(*args: Any, **named: Any) -> dict[str, Any]:
-        found.append(real(*args, **named))
-        return found[-1]
+        results.append(real(*args, **named))
+        return results[-1]
 
     monkeypatch.setattr(training_job, "in_child", listening)
-    return found
+    return results
 
 
-def left(world: World) -> list[Path]:
-    """What trainings have left on disk."""
+def training_folders(world: World) -> list[Path]:
+    """The folders that trainings have on disk."""
     folder = world.runtime.settings.trainings_dir
     return list(folder.iterdir()) if folder.exists() else []
 
@@ -161,7 +161,7 @@ def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_and_pushe
     world: World, base: LoadedBase, uninterrupted: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It begins in a child of the server, whose checkpoint serves whoever goes on."""
-    body = asked(world, "acme/long", spec=LONG)
+    body = training_body(world, "acme/long", spec=LONG)
     job = started(world, body)
     assert started(world, body)["id"] == job["id"], "a second client asks for the same while it is at work"
     path = f"/v1/jobs/{job['id']}"
@@ -169,12 +169,12 @@ def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_and_pushe
     assert "loss" in running["progress"]["message"]
     assert running["progress"]["total"] == STEPS
     cancelled(world, job)
-    [place] = left(world)
-    until(lambda: sorted(one.name for one in place.iterdir()) == ["checkpoint", TURN])  # the data are gone
+    [place] = training_folders(world)
+    until(lambda: sorted(file.name for file in place.iterdir()) == ["checkpoint", TURN])  # the data are gone
     trains_here(monkeypatch, base)
-    told = listens(monkeypatch)
-    result = made(world, body)
-    assert [0 < one["resumed_at"] < STEPS for one in told] == [True]
+    outcomes = listens(monkeypatch)
+    result = training_result(world, body)
+    assert [0 < outcome["resumed_at"] < STEPS for outcome in outcomes] == [True]
     assert (result["adapter"], result["created"]) == ("acme/long@1", True)
     assert result["warnings"] == ["60 sequences: about 100 are better."]
     row = adapter(world, "acme/long")
@@ -185,19 +185,19 @@ def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_and_pushe
     assert provenance["training"]["blobs"] == {"train": body["texts"], "valid": body["valid"]}
     audit = world.client.get("/v1/audit").json()["data"]
     assert any(entry["action"] == "adapter.push" and entry["subject"] == "acme/long@1" for entry in audit)
-    of_job = [(one["action"], one["namespace"]) for one in audit if one["subject"] == job["id"]]
+    of_job = [(entry["action"], entry["namespace"]) for entry in audit if entry["subject"] == job["id"]]
     assert of_job == [("job.cancel", "acme"), ("training.ask", "acme"), ("training.ask", "acme")]
-    assert not left(world)
+    assert not training_folders(world)
     place.mkdir()  # as a server leaves it that ends after the push
-    again = made(world, body)
-    assert (again["adapter"], again["created"], again["digest"]) == ("acme/long@1", False, result["digest"])
-    assert len(told) == 1, "no process is started for it"
-    assert not left(world)
+    repeated = training_result(world, body)
+    assert (repeated["adapter"], repeated["created"], repeated["digest"]) == ("acme/long@1", False, result["digest"])
+    assert len(outcomes) == 1, "no process is started for it"
+    assert not training_folders(world)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("how", "attempts"),
+    ("signal_sent", "attempts"),
     [(signal.SIGKILL, 2), (signal.SIGTERM, 1)],  # after SIGTERM it is given back as if never begun
 )
 def test_after_a_signal_the_next_server_goes_on_with_it(
@@ -205,8 +205,8 @@ def test_after_a_signal_the_next_server_goes_on_with_it(
     tmp_path: Path,
     uninterrupted: Trained,
     beside: InChild,
-    told: list[dict[str, Any]],
-    how: signal.Signals,
+    child_results: list[dict[str, Any]],
+    signal_sent: signal.Signals,
     attempts: int,
 ) -> None:
     data, bases = tmp_path / "data", write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
@@ -215,15 +215,15 @@ def test_after_a_signal_the_next_server_goes_on_with_it(
         request = {"name": "acme/long", "domain": "law", "base_model": BASE_ID, "spec": LONG, **blobs}
         job = client.train(TrainingRequest.model_validate(request), wait=False)["id"]
         until(lambda: client.job(job)["progress"]["done"] > 0)
-        first.end(how)
-    assert first.process.returncode == (0 if how is signal.SIGTERM else -how)
+        first.end(signal_sent)
+    assert first.process.returncode == (0 if signal_sent is signal.SIGTERM else -signal_sent)
     for second in open_world(data, bases):
         row = ended(second.client, job)  # the child of the first saves what it has done before the turn is another's
         assert (row["state"], row["attempts"]) == ("succeeded", attempts)
-        assert [0 < one["resumed_at"] < STEPS for one in told] == [True]
+        assert [0 < child_result["resumed_at"] < STEPS for child_result in child_results] == [True]
         training = adapter(second, "acme/long")["provenance"]["training"]
         assert training["train_history"] == uninterrupted.record["train_history"]
-        assert not left(second)
+        assert not training_folders(second)
 
 
 def curve_of(world: World, job: dict[str, Any]) -> dict[str, Any] | None:
@@ -234,7 +234,7 @@ def curve_of(world: World, job: dict[str, Any]) -> dict[str, Any] | None:
 def test_a_loss_that_diverges_is_told_and_of_it_the_losses_are_kept_that_led_there(
     world: World, beside: InChild
 ) -> None:
-    job = done(world, asked(world, "acme/wild", spec=WILD), "failed")
+    job = done(world, training_body(world, "acme/wild", spec=WILD), "failed")
     error = job["error"]
     assert error["code"] == InvalidParameter.code
     assert "diverged at step" in error["message"]
@@ -245,7 +245,7 @@ def test_a_loss_that_diverges_is_told_and_of_it_the_losses_are_kept_that_led_the
     page = world.client.get(f"/trainings/{job['id']}.json", headers=world.headers(world.admin)).json()
     assert page["losses"]["held_out"] == curve["valid_history"]
     assert page["job"]["error"]["message"] == error["message"]
-    assert not left(world)
+    assert not training_folders(world)
     assert not is_pushed(world, "acme/wild")
 
 
@@ -253,17 +253,17 @@ def test_one_that_is_cancelled_keeps_its_losses_and_one_that_succeeds_has_them_i
     world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_curve, "EVERY_SECONDS", 0.0)
-    body = asked(world, "acme/halfway", spec=LONG)
+    body = training_body(world, "acme/halfway", spec=LONG)
     job = started(world, body)
     until(lambda: len((curve_of(world, job) or {}).get("train_history", ())) > 2)  # while it runs
     cancelled(world, job)
     until(lambda: not world.runtime.services.jobs.running())
-    before = curve_of(world, job)
-    assert before is not None
+    curve = curve_of(world, job)
+    assert curve is not None
     assert curve_of(world, done(world, body)) is None
     record = adapter(world, "acme/halfway")["provenance"]["training"]
-    seen = before["train_history"]
-    assert record["train_history"][: len(seen)] == seen  # the same points, to the last bit
+    history = curve["train_history"]
+    assert record["train_history"][: len(history)] == history  # the same points, to the last bit
     with world.registry.database.write() as catalogue:
         catalogue.pruning.jobs(datetime.now(UTC) + timedelta(days=1), 100)
     assert curve_of(world, job) is None
@@ -271,7 +271,7 @@ def test_one_that_is_cancelled_keeps_its_losses_and_one_that_succeeds_has_them_i
 
 def test_a_bank_is_pushed_beside_its_merge(world: World, beside: None) -> None:
     spec = {**SPEC, "adamix": {"experts": 2}}
-    result = made(world, asked(world, "acme/mixed", spec=spec, owner="us"))
+    result = training_result(world, training_body(world, "acme/mixed", spec=spec, owner="us"))
     assert (result["bank"], result["adapter"]) == ("acme/mixed-bank@1", "acme/mixed@1")
     merged, bank = adapter(world, "acme/mixed"), adapter(world, "acme/mixed-bank")
     assert (merged["config"]["method"], merged["digest"]) == ("bottleneck", result["digest"])
@@ -280,8 +280,10 @@ def test_a_bank_is_pushed_beside_its_merge(world: World, beside: None) -> None:
     assert [parent["ref"] for parent in lineage["parents"]] == ["acme/mixed-bank@1"]
     assert (bank["owner"], merged["owner"]) == ("us", "us")
     for owner in (None, "them"):
-        again = made(world, asked(world, "acme/mixed", spec=spec, owner=owner))
-        assert (again["adapter"], again["created"]) == ("acme/mixed@1", False), "the same training, whoever's it is"
+        repeated = training_result(world, training_body(world, "acme/mixed", spec=spec, owner=owner))
+        assert (repeated["adapter"], repeated["created"]) == ("acme/mixed@1", False), (
+            "the same training, whoever's it is"
+        )
         owners = {adapter(world, f"acme/{name}")["owner"] for name in ("mixed", "mixed-bank")}
         assert owners == {owner or "us"}
 
@@ -290,7 +292,7 @@ def test_a_fusion_is_over_adapters_of_the_server(world: World, beside: None) -> 
     for number, name in enumerate(("one", "two")):
         world.push(f"acme/{name}", seed=number)
     spec = {**SPEC, "adapter": {"method": "fusion", "members": ["acme/one", "acme/two@1"]}}
-    made(world, asked(world, "acme/fused", spec=spec))
+    training_result(world, training_body(world, "acme/fused", spec=spec))
     config = adapter(world, "acme/fused")["config"]
     assert (config["method"], config["members"]) == ("fusion", 2)
 
@@ -309,7 +311,7 @@ def test_a_fusion_is_over_adapters_of_the_server(world: World, beside: None) -> 
 def test_every_structure_is_trained_and_pushed(world: World, beside: None, spec: dict[str, Any]) -> None:
     method = spec["adapter"].get("method", "sparse" if "sparsity" in spec.get("pruning", {}) else "bottleneck")
     name = f"every/{method}"
-    made(world, asked(world, name, spec={**spec, "recipe": {**RECIPE, "block": 24}}))
+    training_result(world, training_body(world, name, spec={**spec, "recipe": {**RECIPE, "block": 24}}))
     row = adapter(world, name)
     assert row["provenance"]["init_source"] == "trained_here"
     if "pruning" in spec:
@@ -317,8 +319,8 @@ def test_every_structure_is_trained_and_pushed(world: World, beside: None, spec:
 
 
 def test_without_other_data_a_share_is_held_out_and_said(world: World, beside: None) -> None:
-    body = asked(world, "acme/shared", valid=None, valid_share=0.25, sample=10)
-    result = made(world, body)
+    body = training_body(world, "acme/shared", valid=None, valid_share=0.25, sample=10)
+    result = training_result(world, body)
     assert "without a sample: 10 different passages" in result["warnings"][0]
     training = adapter(world, "acme/shared")["provenance"]["training"]
     assert (training["valid_share"], training["texts"], training["valid_texts"]) == (0.25, 45, 15)
@@ -342,7 +344,7 @@ def test_how_far_it_was_saved_is_read_from_its_checkpoint(world: World, base: Lo
 
 class TestFailures:
     @pytest.mark.parametrize(
-        ("data", "said"),
+        ("data", "message"),
         [
             (b"", "holds 0 texts"),
             (lines(TEXTS[:5]), "holds 5 texts"),
@@ -351,14 +353,14 @@ class TestFailures:
             (b"[1, 2", "texts, line 1, is not JSON"),
         ],
     )
-    def test_data_that_cannot_be_used(self, world: World, beside: None, data: bytes, said: str) -> None:
-        message = failure(world, asked(world, "acme/bad", texts=put(world, data)))
-        assert said in message
-        assert str(world.runtime.settings.data) not in message
+    def test_data_that_cannot_be_used(self, world: World, beside: None, data: bytes, message: str) -> None:
+        refusal = failure(world, training_body(world, "acme/bad", texts=put(world, data)))
+        assert message in refusal
+        assert str(world.runtime.settings.data) not in refusal
 
     def test_snip_of_a_projection_that_starts_at_zero(self, world: World, beside: None) -> None:
         spec = {**SPEC, "adapter": {"structure": "parallel", "bottleneck": 4}, "pruning": {}}
-        assert "zero" in failure(world, asked(world, "acme/zero", spec=spec))
+        assert "zero" in failure(world, training_body(world, "acme/zero", spec=spec))
 
     def test_a_full_disk_is_tried_again_and_then_told_without_a_path(
         self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
@@ -367,11 +369,11 @@ class TestFailures:
         monkeypatch.setattr(jobs_module, "IDLE_SECONDS", 0.02)
         with monkeypatch.context() as patch:
             patch.setattr(checkpoint, "replace_file", Mock(side_effect=OSError(28, "No space left on device")))
-            job = done(world, asked(world, "acme/full"), "failed")
+            job = done(world, training_body(world, "acme/full"), "failed")
         assert "No space left on device" in job["error"]["message"]
         assert str(world.runtime.settings.data) not in job["error"]["message"]
         assert job["attempts"] == 3
-        assert made(world, asked(world, "acme/full"))["adapter"] == "acme/full@1"
+        assert training_result(world, training_body(world, "acme/full"))["adapter"] == "acme/full@1"
 
     @pytest.mark.parametrize("is_torn", [False, True])
     def test_a_checkpoint_of_another_version_is_given_up(
@@ -379,7 +381,7 @@ class TestFailures:
     ) -> None:
         calls, name = [], f"acme/anew-{is_torn}".lower()
 
-        def found(setup: WorkerSetup, request: WorkerRequest, **named: Any) -> dict[str, Any]:
+        def torn_or_foreign(setup: WorkerSetup, request: WorkerRequest, **named: Any) -> dict[str, Any]:
             calls.append(request)
             if len(calls) == 1:
                 assert request.run.checkpoint is not None
@@ -388,8 +390,8 @@ class TestFailures:
                     (request.run.checkpoint / checkpoint.FILE).write_bytes(b"torn")
             return beside(setup, request, **named)
 
-        monkeypatch.setattr(training_job, "in_child", found)
-        assert made(world, asked(world, name))["created"]
+        monkeypatch.setattr(training_job, "in_child", torn_or_foreign)
+        assert training_result(world, training_body(world, name))["created"]
         assert len(calls) == 2
         assert adapter(world, name)["provenance"]["init_hash"] == make(SPEC, base).init_hash
 
@@ -405,13 +407,13 @@ class TestFailures:
             return answer
 
         monkeypatch.setattr(training_job, "in_child", late)
-        job |= started(world, asked(world, "acme/late"))
-        [place] = until(lambda: left(world))
+        job |= started(world, training_body(world, "acme/late"))
+        [place] = until(lambda: training_folders(world))
         until(lambda: (place / "adapter").exists() and not list(place.glob("data-*")))
         assert ended(world.client, job["id"])["state"] == "cancelled"
         assert not is_pushed(world, "acme/late")
         monkeypatch.setattr(training_job, "in_child", beside)
-        assert made(world, asked(world, "acme/late"))["created"], "and the same request does"
+        assert training_result(world, training_body(world, "acme/late"))["created"], "and the same request does"
 
     def test_a_key_that_is_revoked_while_it_trains_pushes_nothing(
         self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
@@ -423,7 +425,7 @@ class TestFailures:
             return beside(*args, **named)
 
         monkeypatch.setattr(training_job, "in_child", revoking)
-        job = started(world, asked(world, "acme/revoked"), key)
+        job = started(world, training_body(world, "acme/revoked"), key)
         assert ended(world.client, job["id"])["state"] == "cancelled"
         assert not is_pushed(world, "acme/revoked")
 
@@ -438,16 +440,16 @@ class TestFailures:
             return beside(*args, **named)
 
         monkeypatch.setattr(training_job, "in_child", revoking)
-        first, second = (started(world, asked(world, "acme/shared-by-two"), key) for key in keys)
+        first, second = (started(world, training_body(world, "acme/shared-by-two"), key) for key in keys)
         go_on.set()
         assert first["id"] == second["id"]
         row = ended(world.client, second["id"])
         assert (row["state"], row["result"]["created"]) == ("succeeded", True)
-        ids = {one["prefix"]: one["id"] for one in world.client.get("/v1/keys").json()["data"]}
-        heir = next(found for prefix, found in ids.items() if keys[1].startswith(prefix))
+        ids = {key["prefix"]: key["id"] for key in world.client.get("/v1/keys").json()["data"]}
+        heir = next(key_id for prefix, key_id in ids.items() if keys[1].startswith(prefix))
         assert row["created_by"] == heir
         audit = world.client.get("/v1/audit").json()["data"]
-        pushed = next(one for one in audit if one["subject"] == "acme/shared-by-two@1")
+        pushed = next(entry for entry in audit if entry["subject"] == "acme/shared-by-two@1")
         assert (pushed["action"], pushed["key_id"]) == ("adapter.push", heir)
 
     def test_a_push_that_a_quota_refuses_succeeds_for_the_same_request_without_another_training(
@@ -459,39 +461,41 @@ class TestFailures:
             return answer
 
         monkeypatch.setattr(training_job, "in_child", fill)
-        assert done(world, asked(world, "full/law"), "failed")["error"]["code"] == "quota_exceeded"
+        assert done(world, training_body(world, "full/law"), "failed")["error"]["code"] == "quota_exceeded"
         monkeypatch.setattr(training_job, "in_child", beside)
         monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
         limit_adapters(world, "full", 1)
-        assert made(world, asked(world, "full/law"))["created"]
-        assert not made(world, asked(world, "full/law"))["created"], "a full quota does not refuse what is pushed"
+        assert training_result(world, training_body(world, "full/law"))["created"]
+        assert not training_result(world, training_body(world, "full/law"))["created"], (
+            "a full quota does not refuse what is pushed"
+        )
 
     def test_one_whose_result_was_stored_before_is_not_trained_again(
         self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A request for another domain gives the same tensors, which keep the domain that they were pushed with."""
         drawn = {"sample": 30, "spec": {**SPEC, "recipe": {**RECIPE, "data_seed": 7}}}
-        first = made(world, asked(world, "acme/alike", **drawn))
+        first = training_result(world, training_body(world, "acme/alike", **drawn))
         sample = encode_lines(draw(TEXTS, 30, seed=7))
         assert adapter(world, "acme/alike")["sample"]["digest"] == sha256_digest(sample), "the seed is the sample's too"
-        second = made(world, asked(world, "acme/alike", domain="tax", **drawn))
+        second = training_result(world, training_body(world, "acme/alike", domain="tax", **drawn))
         assert "domain" in second["warnings"][-1]
         monkeypatch.setattr("training.worker.train", Mock(side_effect=AssertionError("trained again")))
-        third = made(world, asked(world, "acme/alike", domain="tax", **drawn))
+        third = training_result(world, training_body(world, "acme/alike", domain="tax", **drawn))
         assert first["adapter"] == second["adapter"] == third["adapter"]
         assert not third["created"]
 
     def test_another_base_than_asked_for(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """The request sees another base than the thread that trains does, whichever of the two is faster."""
         real = world.runtime.bases.allowed.shape
-        other = real(BASE_ID).model_copy(update={"fingerprint": "sha256:" + "0" * 64})
+        changed_shape = real(BASE_ID).model_copy(update={"fingerprint": "sha256:" + "0" * 64})
 
         def shape(base_id: str) -> BaseShape:
-            return real(base_id) if threading.current_thread().name.startswith("soup-jobs") else other
+            return real(base_id) if threading.current_thread().name.startswith("soup-jobs") else changed_shape
 
         with monkeypatch.context() as patch:
             patch.setattr(world.runtime.bases.allowed, "shape", shape)
-            assert "send the request again" in failure(world, asked(world, "acme/moved"))
+            assert "send the request again" in failure(world, training_body(world, "acme/moved"))
 
 
 def limit_adapters(world: World, namespace: str, most: int | None) -> None:
@@ -508,8 +512,8 @@ def writer(world: World) -> str:
 
 def revoke(world: World, secret: str) -> None:
     keys = world.client.get("/v1/keys").json()["data"]
-    [found] = [key["id"] for key in keys if secret.startswith(key["prefix"])]
-    assert world.client.delete(f"/v1/keys/{found}").status_code == 200
+    [key_id] = [key["id"] for key in keys if secret.startswith(key["prefix"])]
+    assert world.client.delete(f"/v1/keys/{key_id}").status_code == 200
 
 
 @pytest.fixture(scope="module")
@@ -527,10 +531,10 @@ def idle(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 class TestRefusals:
-    """What can be seen without reading the data is refused at once, and nothing is queued."""
+    """Requests that can be seen to be wrong without reading the data are refused at once, and nothing is queued."""
 
     @pytest.mark.parametrize(
-        ("changes", "status", "said"),
+        ("changes", "status", "message"),
         [
             ({"base_model": "other"}, 404, "no base model"),
             ({"name": "law"}, 400, "namespace"),
@@ -593,19 +597,19 @@ class TestRefusals:
             ({"wait": 3}, 400, "'wait' is not known"),
         ],
     )
-    def test_in_one_sentence(self, idle: World, changes: dict[str, Any], status: int, said: str) -> None:
-        body = {**asked(idle, "acme/law"), **changes}
+    def test_in_one_sentence(self, idle: World, changes: dict[str, Any], status: int, message: str) -> None:
+        body = {**training_body(idle, "acme/law"), **changes}
         answer = idle.client.post("/v1/trainings", json={k: v for k, v in body.items() if v is not None})
-        assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
+        assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True), answer.text
         assert idle.client.get("/v1/jobs", params={"kind": "train"}).json()["data"] == []
 
     def test_gzip_and_what_is_too_large(self, idle: World) -> None:
-        for data, status, said in ((gzip.compress(lines(TEXTS)), 400, "gzip"), (lines(TEXTS * 10), 413, "10000")):
-            answer = idle.client.post("/v1/trainings", json=asked(idle, "acme/law", texts=put(idle, data)))
-            assert (answer.status_code, said in answer.json()["error"]["message"]) == (status, True), answer.text
+        for data, status, message in ((gzip.compress(lines(TEXTS)), 400, "gzip"), (lines(TEXTS * 10), 413, "10000")):
+            answer = idle.client.post("/v1/trainings", json=training_body(idle, "acme/law", texts=put(idle, data)))
+            assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True), answer.text
 
     def test_more_adapters_than_the_quota_has_left(self, idle: World) -> None:
-        body = asked(idle, "few/law")
+        body = training_body(idle, "few/law")
         for most, spec in ((0, SPEC), (1, {**SPEC, "adamix": {"experts": 2}})):
             limit_adapters(idle, "few", most)
             answer = idle.client.post("/v1/trainings", json={**body, "spec": spec})
@@ -616,7 +620,7 @@ class TestRefusals:
 
     def test_what_a_key_does_not_see_is_not_there_for_it(self, idle: World) -> None:
         ours = idle.key(["read", "write"], ["ours"])
-        body = asked(idle, "ours/law")  # the blobs are the admin's
+        body = training_body(idle, "ours/law")  # the blobs are the admin's
         assert idle.client.post("/v1/trainings", json=body, headers=idle.headers(ours)).status_code == 404
         put(idle, lines(TEXTS), ours)
         put(idle, lines(VALID), ours)
@@ -633,7 +637,7 @@ class TestRefusals:
     ) -> None:
         monkeypatch.setattr(training_job, "in_child", None)
         key = writer(idle)
-        job = started(idle, asked(idle, "acme/revoked"), key)
+        job = started(idle, training_body(idle, "acme/revoked"), key)
         revoke(idle, key)
         with idle.runtime.database.read() as catalogue:
             row = catalogue.jobs.get(None, job["id"])
@@ -642,22 +646,22 @@ class TestRefusals:
         training = training_job.Training(context, request)
         with pytest.raises(Forbidden, match="revoked"):
             training_job.train(training)
-        assert not left(idle)
+        assert not training_folders(idle)
         cancelled(idle, job)
 
     def test_a_full_queue_is_429_and_like_requests_are_one(self, idle: World) -> None:
-        first, second, third = (asked(idle, f"acme/queued{number}") for number in range(3))
-        one, two = started(idle, first), started(idle, second)
-        assert started(idle, first)["id"] == one["id"] != two["id"]
+        first, second, third = (training_body(idle, f"acme/queued{number}") for number in range(3))
+        first_job, second_job = started(idle, first), started(idle, second)
+        assert started(idle, first)["id"] == first_job["id"] != second_job["id"]
         for owner in ("us", "them"):
-            assert started(idle, {**first, "owner": owner})["id"] == one["id"]
+            assert started(idle, {**first, "owner": owner})["id"] == first_job["id"]
         with idle.runtime.database.read() as catalogue:
-            arguments = catalogue.jobs.get(None, one["id"]).arguments
+            arguments = catalogue.jobs.get(None, first_job["id"]).arguments
         assert (arguments["owner"], "owner" in arguments["request"]) == ("them", False), "the last, beside the request"
         answer = idle.client.post("/v1/trainings", json=third)
         assert answer.status_code == 429
         assert rebuild(answer.json()["error"]["code"], "").code == Busy.code
-        for job in (one, two):
+        for job in (first_job, second_job):
             cancelled(idle, job)
 
 
@@ -666,11 +670,11 @@ def test_what_nobody_goes_on_with_is_removed_in_the_end(tmp_path: Path) -> None:
     for name in ("old", "new", "busy", "changing"):
         (tmp_path / name / "checkpoint").mkdir(parents=True)
         (tmp_path / name / TURN).touch()
-    before = time.time() - 1000
-    for path in (tmp_path / "new", *(found for name in ("old", "busy") for found in (tmp_path / name).rglob("*"))):
-        os.utime(path, (before, before))
+    long_ago = time.time() - 1000
+    for path in (tmp_path / "new", *(nested for name in ("old", "busy") for nested in (tmp_path / name).rglob("*"))):
+        os.utime(path, (long_ago, long_ago))
     for name in ("old", "busy"):
-        os.utime(tmp_path / name, (before, before))
+        os.utime(tmp_path / name, (long_ago, long_ago))
     (tmp_path / "changing" / "checkpoint" / "gone").symlink_to("nowhere")  # a file that is gone when it is looked at
     with (tmp_path / "busy" / TURN).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -687,7 +691,7 @@ def test_the_saved_state_of_an_unfinished_job_is_kept_however_old(tmp_path: Path
 
 
 def test_a_training_that_waits_for_a_worker_keeps_its_saved_state_when_the_server_starts(idle: World) -> None:
-    job = started(idle, asked(idle, "acme/waiting"))
+    job = started(idle, training_body(idle, "acme/waiting"))
     with idle.runtime.database.read() as catalogue:
         key = catalogue.jobs.get(None, job["id"]).arguments["key"]
     settings = idle.runtime.settings.model_copy(update={"keep_training_seconds": 0})
