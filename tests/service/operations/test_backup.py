@@ -94,20 +94,20 @@ def rows(database: Database) -> dict[str, list[Any]]:
 
 
 def restored_rows(database: Database) -> dict[str, list[Any]]:
-    """What a restored database has of another's rows: all but the sessions, one of which may have been ended since."""
-    found = rows(database)
-    assert found["sessions"]
-    return {**found, "sessions": []}
+    """The rows of another's database once restored: all but the sessions, one of which may have been ended since."""
+    rows_by_table = rows(database)
+    assert rows_by_table["sessions"]
+    return {**rows_by_table, "sessions": []}
 
 
 def weights_of(verbs: ToyRegistry, name: str) -> str:
     with verbs.database.read() as catalogue:
-        found = {row.name: row.weights_blob for row in catalogue.adapters.list(None, limit=9).rows}
-    return str(found[name])
+        blobs_by_name = {row.name: row.weights_blob for row in catalogue.adapters.list(None, limit=9).rows}
+    return str(blobs_by_name[name])
 
 
 def started(settings: Settings, *, alone: bool = True) -> Any:
-    """What the start of a server finds and does over a data folder."""
+    """The report of a server's start on the blobs of a data folder."""
     with closing(Database(settings.database)) as database:
         return check_blobs(database, LocalBlobs(settings.blobs_dir), alone=alone, accept=False, today=TODAY)
 
@@ -131,8 +131,8 @@ def test_a_round_trip_into_either_kind_of_database(verbs_of_each, folder, tmp_pa
         assert rows(database) == restored_rows(verbs.database)
         blobs = LocalBlobs(settings.blobs_dir)
         assert all(blobs.is_whole(digest) for digest in named)
-        found = started(settings)
-        assert (found.older, found.moved, found.deleted, found.missing) == (False, 0, 0, 0)
+        report = started(settings)
+        assert (report.older, report.moved, report.deleted, report.missing) == (False, 0, 0, 0)
         ToyRegistry(database, blobs).push("acme/after", seed=2)  # numbered after those that came
         with database.read() as catalogue:
             assert {"law", "code", "after"} == {row.name for row in catalogue.adapters.list(None, limit=9).rows}
@@ -204,14 +204,14 @@ class TestBackup:
         with pytest.raises(NotFound, match=r"no whole backup"):
             restore(Settings(data=tmp_path / "other"), folder, replace=False, progress=silent)
         backed_up(verbs, folder)
-        before = rows(verbs.database)
+        rows_before = rows(verbs.database)
         verbs.push("acme/later", seed=9)
         with pytest.raises(KeyboardInterrupt):
             backed_up(verbs, folder, progress=cut_off("new", after=1))
         settings = Settings(data=tmp_path / "other")
         restore(settings, folder, replace=False, progress=silent)
         with closing(Database(settings.database)) as database:
-            assert rows(database) == before
+            assert rows(database) == rows_before
 
     def test_what_is_not_whole_is_named_and_left_out(self, verbs, folder, tmp_path) -> None:
         law = weights_of(verbs, "law")
@@ -220,11 +220,11 @@ class TestBackup:
         code.rename(tmp_path / "moved")
         code.symlink_to(tmp_path / "moved")
         done = backed_up(verbs, folder)
-        assert {(one.digest, one.problem) for one in done.unsound} == {
+        assert {(blob.digest, blob.problem) for blob in done.unsound} == {
             (law, "damaged"),
             (f"sha256:{code.name}", "unreadable"),
         }
-        assert ("weights of acme/law@1",) in [one.named_by for one in done.unsound]
+        assert ("weights of acme/law@1",) in [blob.named_by for blob in done.unsound]
         settings = Settings(data=tmp_path / "other")
         assert len(restore(settings, folder, replace=False, progress=silent).manifest.lacking) == 2
         assert started(settings).missing == 2
@@ -252,12 +252,12 @@ class TestBackup:
 
     def test_a_full_disk_is_the_one_of_the_backup(self, verbs, folder, monkeypatch) -> None:
         backed_up(verbs, folder)
-        before = files(folder)
+        files_before = files(folder)
         verbs.push("acme/later", seed=9)
         refuse_new_files(monkeypatch, errno.ENOSPC)
         with pytest.raises(Unavailable, match=f"The folder {folder}/blobs of the backup is full"):
             backed_up(verbs, folder)
-        assert read_manifest(folder).database in before
+        assert read_manifest(folder).database in files_before
 
     def test_a_database_that_cannot_be_copied_is_named(self, verbs, tmp_path) -> None:
         with pytest.raises(Unavailable, match=r"soup\.db cannot be copied to .*/missing/copy\.db"):
@@ -275,12 +275,12 @@ class TestBackup:
 
 
 class TestRestore:
-    def refused(self, settings: Settings, folder: Path, error: type[SoupError], says: str, **how: bool) -> None:
+    def refused(self, settings: Settings, folder: Path, error: type[SoupError], says: str, **options: bool) -> None:
         """Refused, with nothing written."""
-        before = files(settings.data)
+        files_before = files(settings.data)
         with pytest.raises(error, match=says):
-            restore(settings, folder, replace=how.get("replace", False), progress=silent)
-        assert {**files(settings.data), "lock": b""} == {**before, "lock": b""}
+            restore(settings, folder, replace=options.get("replace", False), progress=silent)
+        assert {**files(settings.data), "lock": b""} == {**files_before, "lock": b""}
 
     def test_nothing_is_written_of_a_damaged_backup(self, verbs, folder, tmp_path) -> None:
         manifest = backed_up(verbs, folder).manifest
@@ -299,7 +299,7 @@ class TestRestore:
 
     def test_what_is_there_is_replaced_only_when_asked_and_kept(self, verbs, folder, tmp_path) -> None:
         backed_up(verbs, folder)
-        before = rows(verbs.database)
+        rows_before = rows(verbs.database)
         verbs.push("acme/later", seed=9)
         later = weights_of(verbs, "later")
         with verbs.database.write() as catalogue:
@@ -310,24 +310,24 @@ class TestRestore:
         self.refused(settings, folder, Conflict, "--replace")
         done = restore(settings, folder, replace=True, progress=silent)
         assert done.replaced is not None
-        with closing(Database(storage.sqlite_url(done.replaced))) as kept:
-            assert rows(kept) == there
+        with closing(Database(storage.sqlite_url(done.replaced))) as replaced:
+            assert rows(replaced) == there
         with closing(Database(settings.database)) as database:
-            assert rows(database) == before
-        found = started(settings)
-        assert (found.older, found.moved, found.deleted) == (True, 1, 0)
+            assert rows(database) == rows_before
+        report = started(settings)
+        assert (report.older, report.moved, report.deleted) == (True, 1, 0)
         assert [name[-64:] for name in verbs.blobs.set_aside.names()] == [later[7:]]
 
     def test_what_is_there_is_kept_on_another_file_system_too(self, verbs, folder, monkeypatch) -> None:
         backed_up(verbs, folder)
-        before = rows(verbs.database)
+        rows_before = rows(verbs.database)
         settings = Settings(data=verbs.blobs.folder.parent)
         verbs.database.close()
         monkeypatch.setattr(os, "link", failing(errno.EXDEV))
         done = restore(settings, folder, replace=True, progress=silent)
         assert done.replaced is not None
-        with closing(Database(storage.sqlite_url(done.replaced))) as kept:
-            assert rows(kept) == before
+        with closing(Database(storage.sqlite_url(done.replaced))) as replaced:
+            assert rows(replaced) == rows_before
 
     def test_a_database_of_a_later_version_is_refused(self, verbs, folder, tmp_path, postgres) -> None:
         backed_up(verbs, folder)
@@ -359,9 +359,9 @@ class TestRestore:
         assert started(settings).missing == 0
         assert [path.read_bytes() for path in (settings.data / "backups").iterdir()] == [b"half"]
         with closing(Database(settings.database)) as database:
-            found = rows(database)
-        del found["stores"]
-        assert found == {name: value for name, value in rows(verbs.database).items() if name != "stores"}
+            restored = rows(database)
+        del restored["stores"]
+        assert restored == {name: value for name, value in rows(verbs.database).items() if name != "stores"}
 
     def _start_new(self, settings: Settings) -> None:
         with closing(Database(settings.database)) as database:
@@ -373,9 +373,9 @@ class TestRestore:
         settings = Settings(data=tmp_path / "other")
         settings.data.mkdir()
         (settings.data / "soup.db").write_bytes(b"no database at all" * 999)
-        kept = restore(settings, folder, replace=True, progress=silent).replaced
-        assert kept is not None
-        assert kept.read_bytes() == b"no database at all" * 999
+        replaced = restore(settings, folder, replace=True, progress=silent).replaced
+        assert replaced is not None
+        assert replaced.read_bytes() == b"no database at all" * 999
         assert started(settings).missing == 0
 
     def test_a_database_that_is_not_all_in_its_file_is_not_put_in_place(self, tmp_path) -> None:

@@ -1,4 +1,4 @@
-"""What a start does about blobs and their database: nothing that a push was promised is ever deleted by it."""
+"""The check of blobs against their database at a start: it never deletes anything that a push was promised."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ class TestTheirOwn:
         start(database, blobs)
 
     def test_what_no_row_names_is_set_aside_and_what_one_names_stays(self, database, blobs):
-        (kept,) = named(database, blobs, b"named")
+        (named_blob,) = named(database, blobs, b"named")
         orphan = blobs.put_bytes(b"orphan")
         assert start(database, blobs) == BlobReport(older=False, restored=0, moved=1, set_aside=1, deleted=0, missing=0)
-        assert (set(blobs.digests()), aside(blobs)) == ({kept}, {orphan})
+        assert (set(blobs.digests()), aside(blobs)) == ({named_blob}, {orphan})
 
     def test_requests_of_cooks_are_not_kept_unless_the_cook_waits(self, database, blobs):
         ended, _lost, waiting = (blobs.put_bytes(request_bytes({"sample": text})) for text in ("a", "b", "c"))
@@ -175,12 +175,12 @@ def test_a_new_one_is_refused_and_nothing_is_touched(full, blobs, tmp_path, alon
 
 
 def test_another_servers_is_refused(full, blobs, tmp_path):
-    with opened(tmp_path / "new") as other:
+    with opened(tmp_path / "new") as second_database:
         elsewhere = LocalBlobs(tmp_path / "elsewhere")
-        start(other, elsewhere)
-        named(other, elsewhere, b"three")
+        start(second_database, elsewhere)
+        named(second_database, elsewhere, b"three")
         with pytest.raises(Unavailable, match="belong to another database"):
-            start(other, blobs)
+            start(second_database, blobs)
     assert set(blobs.digests()) == set(full)
 
 
@@ -200,10 +200,10 @@ def test_one_that_is_taken_as_it_is_sets_them_aside_and_the_lost_one_has_them_ba
 
 
 def test_one_of_before_there_were_marks_is_refused_where_nothing_here_is_its_own(full, blobs, tmp_path):
-    with opened(tmp_path / "new") as other:
-        named(other, LocalBlobs(tmp_path / "elsewhere"), b"three")
+    with opened(tmp_path / "new") as second_database:
+        named(second_database, LocalBlobs(tmp_path / "elsewhere"), b"three")
         with pytest.raises(Unavailable, match="belong to another database"):
-            start(other, blobs)
+            start(second_database, blobs)
 
 
 def test_an_older_copy_is_told_where_servers_share_too(full, database, blobs, caplog):
@@ -225,11 +225,11 @@ def test_servers_that_start_together_agree(database, blobs, monkeypatch):
     """Each has seen a database without a mark; whoever is second to make one takes the first one's."""
     advance, late = blob_check._advance, []
 
-    def meanwhile(*given):
+    def meanwhile(*arguments):
         if not late:
             late.append(True)
             start(database, blobs, alone=False)
-        advance(*given)
+        advance(*arguments)
 
     monkeypatch.setattr(blob_check, "_advance", meanwhile)
     start(database, blobs, alone=False)
@@ -249,16 +249,18 @@ def test_an_older_copy_loses_nothing(tmp_path, blobs, caplog):
     with opened(tmp_path / "db") as database:
         start(database, blobs)
         old = named(database, blobs, b"old")
-        again = named(database, blobs, b"newer")  # is scheduled for removal in the copy, and stored again after it
+        stored_again = named(
+            database, blobs, b"newer"
+        )  # is scheduled for removal in the copy, and stored again after it
         with database.write() as catalogue:
-            catalogue.removals.forget(again, datetime.now(UTC))
+            catalogue.removals.forget(stored_again, datetime.now(UTC))
         backup = copied(database, tmp_path / "backup" / "soup.db")
         start(database, blobs)
         new = named(database, blobs, b"new", b"newer")
         request = blobs.put_bytes(request_bytes({"sample": "text"}))
         older = Database(f"sqlite:///{backup}")
         with older.read() as catalogue:
-            assert catalogue.removals.pending() == set(again)
+            assert catalogue.removals.pending() == set(stored_again)
         with caplog.at_level(logging.WARNING):
             assert start(older, blobs) == BlobReport(older=True, restored=0, moved=3, set_aside=3, deleted=0, missing=0)
         assert "the database is an older copy than its blobs" in caplog.text
@@ -266,8 +268,8 @@ def test_an_older_copy_loses_nothing(tmp_path, blobs, caplog):
         with older.read() as catalogue:
             assert catalogue.removals.pending() == set()  # else the next collection deletes what is set aside
         older.close()
-        found = start(database, blobs)
-        assert (found.older, found.restored) == (True, 2)  # the other one is ahead of it by now
+        report = start(database, blobs)
+        assert (report.older, report.restored) == (True, 2)  # the other one is ahead of it by now
         assert set(blobs.digests()) == {*old, *new}
         assert aside(blobs) == {request}
         assert start(database, blobs).deleted == 1  # it is its own again: text of a sample is not kept
@@ -284,11 +286,11 @@ def test_set_aside_training_data_that_begins_like_a_request_is_not_deleted(datab
 
 def test_requests_that_ended_go_wherever_they_are(database):
     blobs = MemoryBlobs()
-    ended, waiting, other = (blobs.put_bytes(text) for text in (b"ended", b"waiting", b"other"))
+    ended, waiting, unrelated = (blobs.put_bytes(text) for text in (b"ended", b"waiting", b"other"))
     cook(database, ended, ended=True)
     cook(database, waiting, ended=False)
     assert len(delete_ended_requests(database, blobs, set(blobs.digests()))) == 1
-    assert set(blobs.digests()) == {waiting, other}
+    assert set(blobs.digests()) == {waiting, unrelated}
     assert delete_ended_requests(database, blobs, set(blobs.digests())) == set()
 
 
@@ -313,19 +315,19 @@ def checked(verbs: ToyRegistry, *, whole: bool = True, progress: Progress = sile
     return check_hashes(verbs.database, blobs, whole=whole, pace=Pace(FAST, sleep=lambda _: None), progress=progress)
 
 
-def found(verbs: ToyRegistry, **how) -> dict[str, tuple]:
-    return {one.digest: (one.problem, one.named_by) for one in checked(verbs, **how).unsound}
+def unsound(verbs: ToyRegistry, **options) -> dict[str, tuple]:
+    return {blob.digest: (blob.problem, blob.named_by) for blob in checked(verbs, **options).unsound}
 
 
 def test_nothing_where_all_is_well(verbs):
     row = verbs.ready("acme/law")
-    said: list = []
-    done = checked(verbs, progress=lambda *told: said.append(told))
+    progress_calls: list = []
+    done = checked(verbs, progress=lambda *progress: progress_calls.append(progress))
     stored = list(verbs.blobs.digests())
     assert (done.blobs, done.unsound) == (len(stored), ())
     assert done.bytes == sum(verbs.blobs.size(digest) for digest in stored)
-    assert said[0][:2] == (0, len(stored))
-    assert said[-1] == (len(stored), len(stored), f"0 not whole, {done.bytes} bytes read")
+    assert progress_calls[0][:2] == (0, len(stored))
+    assert progress_calls[-1] == (len(stored), len(stored), f"0 not whole, {done.bytes} bytes read")
     assert row.weights_blob in stored
 
 
@@ -342,14 +344,14 @@ def test_each_is_named_with_all_that_needs_it(verbs):
     flip(verbs.blobs.place(vectors), at=len(verbs.blobs.place(vectors).read_bytes()) // 2)
     overwrite(verbs.blobs.place(selector.state_blob), b"")
     verbs.blobs.place(soup.weights_blob).unlink()
-    assert found(verbs) == {
+    assert unsound(verbs) == {
         row.weights_blob: ("damaged", ("weights of acme/law@1", "weights of acme/twin@1")),
         row.sample.digest: ("damaged", ("sample of acme/law@1",)),
         vectors: ("damaged", ("embeddings of acme/law@1",)),
         selector.state_blob: ("damaged", (f"selector {selector.id}",)),
         soup.weights_blob: ("missing", (f"weights of {soup.ref}", f"recipe {soup.recipe_digest}")),
     }
-    sizes_only = found(verbs, whole=False)
+    sizes_only = unsound(verbs, whole=False)
     assert {digest: problem for digest, (problem, _) in sizes_only.items()} == {
         selector.state_blob: "damaged",
         soup.weights_blob: "missing",
@@ -363,7 +365,7 @@ def test_uploads_that_nothing_is_made_of_and_what_no_row_names(verbs):
         catalogue.blobs.grant("acme", upload)
     for digest in (upload, request):
         flip(verbs.blobs.place(digest))
-    assert found(verbs) == {upload: ("damaged", ("uploaded by namespace acme",)), request: ("damaged", ())}
+    assert unsound(verbs) == {upload: ("damaged", ("uploaded by namespace acme",)), request: ("damaged", ())}
 
 
 def test_what_the_disk_does_not_give(verbs):
@@ -371,7 +373,7 @@ def test_what_the_disk_does_not_give(verbs):
     place = verbs.blobs.place(row.weights_blob)
     place.unlink()
     place.mkdir()
-    assert found(verbs) == {row.weights_blob: ("unreadable", ("weights of acme/law@1",))}
+    assert unsound(verbs) == {row.weights_blob: ("unreadable", ("weights of acme/law@1",))}
 
 
 def test_nothing_is_remembered_from_what_was_read_before(verbs):
@@ -382,7 +384,7 @@ def test_nothing_is_remembered_from_what_was_read_before(verbs):
     changed = bytearray(place.read_bytes())
     changed[-1] ^= 1
     place.write_bytes(changed)
-    assert list(found(verbs)) == [row.weights_blob]
+    assert list(unsound(verbs)) == [row.weights_blob]
 
 
 @pytest.mark.parametrize("mark", [None, StoreMark(store="1" * 32, generation=1)])

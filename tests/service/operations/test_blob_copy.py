@@ -50,14 +50,14 @@ def test_a_store_that_the_server_has_left_removes_nothing_from_its_new_one(verbs
     with verbs.database.write() as catalogue:
         target.set_aside.set_mark(catalogue.stores.advance(STORE, after=0))  # a start over the new store
     target.put_bytes(b"a push whose transaction is still open")
-    before = set(target.digests())
+    digests_before = set(target.digests())
     assert copied(verbs, target).removed == 0
-    assert set(target.digests()) == before
+    assert set(target.digests()) == digests_before
 
 
 def test_files_of_a_store_without_a_mark_stay(verbs, target):
     verbs.ready("acme/law")
-    other = target.put_bytes(b"of something else")
+    foreign = target.put_bytes(b"of something else")
     assert copied(verbs, target).removed == 0
-    assert target.has(other)
+    assert target.has(foreign)
     assert target.set_aside.mark() == StoreMark(store=STORE, generation=1)
