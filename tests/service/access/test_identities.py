@@ -66,13 +66,13 @@ def identities(issuer: LittleIssuer, database: Database, tmp_path: Path, **more:
     return Identities(tokens_of(issuer, Clock()), read_mapping(issuer.mapping(tmp_path)), **named)
 
 
-def part(value: object) -> str:
+def segment(value: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
 
 def forged(header: object, claims: object, sign: Callable[[bytes], bytes] = lambda _: b"") -> str:
     """A token put together by hand."""
-    signed = f"{part(header)}.{part(claims)}"
+    signed = f"{segment(header)}.{segment(claims)}"
     return f"{signed}.{base64.urlsafe_b64encode(sign(signed.encode())).rstrip(b'=').decode()}"
 
 
@@ -106,7 +106,7 @@ def by_a_stranger(issuer: LittleIssuer, **header: Any) -> str:
 def changed(issuer: LittleIssuer) -> str:
     """Another's claims under a good signature."""
     header, _, signature = issuer.token("guests").split(".")
-    return f"{header}.{part(issuer.claims('soup-admins'))}.{signature}"
+    return f"{header}.{segment(issuer.claims('soup-admins'))}.{signature}"
 
 
 def soon(seconds: int) -> int:
@@ -148,7 +148,7 @@ HOSTILE: dict[str, tuple[Callable[[LittleIssuer], str], str]] = {
     "about a name with a NUL": (lambda i: i.token(sub="a\x00b"), "'sub'"),
     "about a long name": (lambda i: i.token(sub="a" * 256), "'sub'"),
     "too long": (lambda i: i.token(padding="x" * 16_384), "characters"),
-    "deep": (lambda i: part({"alg": "RS256"}) + ".." + "A" * 100, "kid|read"),
+    "deep": (lambda i: segment({"alg": "RS256"}) + ".." + "A" * 100, "kid|read"),
     "a header without end": (lambda i: base64.urlsafe_b64encode(b"[" * 9000).decode() + "..", "read"),
     "nothing": (lambda i: "..", "read"),
 }
@@ -156,9 +156,9 @@ HOSTILE: dict[str, tuple[Callable[[LittleIssuer], str], str]] = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_what_is_not_to_be_believed_is_not(lasting: LittleIssuer, tokens: Tokens, kind: str) -> None:
-    made, said = HOSTILE[kind]
-    with pytest.raises(Unauthenticated, match=said):
-        tokens.claims(made(lasting))
+    make_token, message = HOSTILE[kind]
+    with pytest.raises(Unauthenticated, match=message):
+        tokens.claims(make_token(lasting))
     assert tokens.claims(lasting.token())["sub"] == "u-1", "a good token is one still"
 
 
@@ -206,7 +206,7 @@ def test_a_new_key_is_found_and_a_withdrawn_one_is_not_used_for_long(issuer: Lit
     issuer.new_key("next", "RS256")
     clock.now = 61.0
     tokens.claims(issuer.token(kid="next"))
-    issuer.published = [one for one in issuer.published if one["kid"] != "rsa"]
+    issuer.published = [published_key for published_key in issuer.published if published_key["kid"] != "rsa"]
     tokens.claims(old)
     clock.now += REFRESH_AFTER + 1
     with pytest.raises(Unauthenticated, match="kid"):
@@ -297,7 +297,7 @@ def test_grants_never_add_up_to_more_than_one_gives(
 
 
 @pytest.mark.parametrize(
-    ("claims", "given"),
+    ("claims", "granted"),
     [
         ({"https://example.com/roles": ["a"]}, True),
         ({"https://example": {"com/roles": ["a"]}}, True),
@@ -310,17 +310,17 @@ def test_grants_never_add_up_to_more_than_one_gives(
         ({}, False),
     ],
 )
-def test_values_are_found_wherever_an_issuer_has_them(tmp_path: Path, claims: dict[str, Any], given: bool) -> None:
+def test_values_are_found_wherever_an_issuer_has_them(tmp_path: Path, claims: dict[str, Any], granted: bool) -> None:
     grant = '[[grants]]\nvalues = ["a"]\nscopes = ["read"]\nnamespaces = ["law"]\n'
     path = tmp_path / "mapping.toml"
     path.write_text(
         'claim = "https://example.com/roles"\n' + grant + grant.replace('"a"', '"read:soup"') + 'claim = "scope"\n'
     )
-    assert (read_mapping(path).rights(claims) is not None) == given
+    assert (read_mapping(path).rights(claims) is not None) == granted
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("old_text", "new_text", "message"),
     [
         ('"admin"', '"root"', "grants.1.scopes.1: .*'read'"),
         ('namespaces = "all"', 'namespaces = "law"', 'grants.1.namespaces: .*write a list of namespaces, or "all"'),
@@ -333,11 +333,13 @@ def test_values_are_found_wherever_an_issuer_has_them(tmp_path: Path, claims: di
         ("claim =", "claim", "cannot be read"),
     ],
 )
-def test_a_mapping_that_is_wrong_is_refused_with_its_place(tmp_path: Path, before: str, after: str, said: str) -> None:
+def test_a_mapping_that_is_wrong_is_refused_with_its_place(
+    tmp_path: Path, old_text: str, new_text: str, message: str
+) -> None:
     path = tmp_path / "mapping.toml"
-    assert before in MAPPING
-    path.write_text(MAPPING.replace(before, after))
-    with pytest.raises(InvalidParameter, match=said):
+    assert old_text in MAPPING
+    path.write_text(MAPPING.replace(old_text, new_text))
+    with pytest.raises(InvalidParameter, match=message):
         read_mapping(path)
 
 
@@ -348,16 +350,16 @@ def test_a_caller_has_one_row_which_keeps_what_the_last_token_brought(
     lasting: LittleIssuer, database: Database, tmp_path: Path
 ) -> None:
     clock, watch = Clock(), KeyWatch(database)
-    known = identities(lasting, database, tmp_path, watch=watch, clock=clock)
+    issuer_identities = identities(lasting, database, tmp_path, watch=watch, clock=clock)
     end = soon(300)
 
     def asks(token: str) -> Principal:
-        return authenticate(database, f"Bearer {token}", watch=watch, tokens=known)
+        return authenticate(database, f"Bearer {token}", watch=watch, tokens=issuer_identities)
 
-    found = asks(lasting.token("law-team", exp=end))
+    principal = asks(lasting.token("law-team", exp=end))
     id = identity_id(lasting.url, "u-1")
     scopes = frozenset({"read", "write", "infer"})
-    assert found == Principal(id, ("law",), scopes, datetime.fromtimestamp(end, UTC))
+    assert principal == Principal(id, ("law",), scopes, datetime.fromtimestamp(end, UTC))
     assert asks(lasting.token("guests")).scopes == {"infer"}, "the token that asks decides"
     with database.read() as catalogue:
         (row,) = catalogue.keys.list()
@@ -374,7 +376,7 @@ def test_a_caller_has_one_row_which_keeps_what_the_last_token_brought(
         assert row.scopes == scopes
         assert row.name == "Ada [31mL."
         assert row.last_used_at is not None
-        actions = [one.action for one in catalogue.audit.list(None, limit=10).rows]
+        actions = [entry.action for entry in catalogue.audit.list(None, limit=10).rows]
         assert actions == ["key.change", "key.change", "key.create"]
         assert catalogue.keys.counts(datetime.now(UTC))["identity"] == 1
 
@@ -384,13 +386,13 @@ def test_a_known_caller_is_served_while_nothing_can_be_written(
 ) -> None:
     hasty = Database(database.engine.url.render_as_string(hide_password=False), busy_seconds=0)
     try:
-        known = identities(lasting, hasty, tmp_path)
-        before = known.principal(lasting.token("law-team"))
+        issuer_identities = identities(lasting, hasty, tmp_path)
+        first = issuer_identities.principal(lasting.token("law-team"))
         with database.write():
-            found = known.principal(lasting.token("soup-admins"))
-        assert (found.key_id, found.scopes) == (before.key_id, {"admin"})
+            second = issuer_identities.principal(lasting.token("soup-admins"))
+        assert (second.key_id, second.scopes) == (first.key_id, {"admin"})
         with database.read() as catalogue:
-            assert catalogue.keys.get(before.key_id).scopes == before.scopes
+            assert catalogue.keys.get(first.key_id).scopes == first.scopes
     finally:
         hasty.close()
 
@@ -405,20 +407,20 @@ def test_tokens_that_bring_nothing_or_are_refused_make_no_row(
     lasting: LittleIssuer, database: Database, tmp_path: Path
 ) -> None:
     watch = KeyWatch(database)
-    known = identities(lasting, database, tmp_path, watch=watch, max_identities=1)
+    issuer_identities = identities(lasting, database, tmp_path, watch=watch, max_identities=1)
     with pytest.raises(Forbidden, match="has no scope"):
-        known.principal(lasting.token())
+        issuer_identities.principal(lasting.token())
     for _ in range(3):
         with pytest.raises(Unauthenticated):
-            known.principal(lasting.token("law-team", exp=soon(-100)))
+            issuer_identities.principal(lasting.token("law-team", exp=soon(-100)))
     with pytest.raises(Unauthenticated, match="valid time"):
-        known.principal(lasting.token("law-team", exp=10**15))
+        issuer_identities.principal(lasting.token("law-team", exp=10**15))
     with database.read() as catalogue:
         assert catalogue.keys.list() == []
-    known.principal(lasting.token("law-team"))
+    issuer_identities.principal(lasting.token("law-team"))
     with pytest.raises(Forbidden, match="knows 1 callers"):
-        known.principal(lasting.token("law-team", sub="u-2"))
-    known.principal(lasting.token("law-team"))
+        issuer_identities.principal(lasting.token("law-team", sub="u-2"))
+    issuer_identities.principal(lasting.token("law-team"))
     watch.write()
     with database.read() as catalogue:
         refused, created = catalogue.audit.list(None, limit=10).rows
@@ -442,7 +444,7 @@ def test_what_the_settings_ask_for(lasting: LittleIssuer, tmp_path: Path, monkey
     monkeypatch.setenv("SOUP_OIDC_AUDIENCE", "soup, other")
     assert Settings(oidc_issuer=lasting.url).oidc_audience == ("soup", "other")
     monkeypatch.delenv("SOUP_OIDC_AUDIENCE")
-    for wrong, said in (
+    for wrong, message in (
         ({"no_auth": True}, "drop SOUP_OIDC_ISSUER"),
         ({"oidc_audience": ()}, "needs SOUP_OIDC_AUDIENCE"),
         ({"oidc_mapping": None}, "needs SOUP_OIDC_AUDIENCE"),
@@ -452,7 +454,7 @@ def test_what_the_settings_ask_for(lasting: LittleIssuer, tmp_path: Path, monkey
         ({"oidc_issuer": "https://user:word@issuer.example"}, "https://"),
         ({"oidc_issuer": "https://[::1"}, "https://"),
     ):
-        with pytest.raises(InvalidParameter, match=said):
+        with pytest.raises(InvalidParameter, match=message):
             identities_of(Settings(**{**good, **wrong}), watch)
     for missing in ("jwt", "service.access.oidc.tokens"):
         monkeypatch.delitem(sys.modules, "service.access.oidc.tokens", raising=False)

@@ -89,8 +89,8 @@ def test_anything_is_hashed(secret: str, data: bytes) -> None:
 def test_a_key_works_until_it_expires(database: Database) -> None:
     secret, end = new_secret(), datetime(2031, 5, 4, 12, 30, tzinfo=UTC)
     add(database, secret, expires_at=end)
-    before = authenticate(database, f"Bearer {secret}", clock=lambda: end - timedelta(microseconds=1))
-    assert before.expires_at == end
+    principal = authenticate(database, f"Bearer {secret}", clock=lambda: end - timedelta(microseconds=1))
+    assert principal.expires_at == end
     with pytest.raises(Unauthenticated, match="expired on 2031-05-04 at 12:30 UTC"):
         authenticate(database, f"Bearer {secret}", clock=lambda: end)
 
@@ -139,9 +139,9 @@ def test_the_first_start_writes_a_private_file_and_later_ones_keep_it(database: 
     first = path.read_text()
     ensure_admin_key(database, path)
     assert path.read_text() == first
-    found = admin_of(database, path)
-    assert found.namespaces is None
-    assert found.has("admin")
+    admin = admin_of(database, path)
+    assert admin.namespaces is None
+    assert admin.has("admin")
     with database.read() as catalogue:
         assert len(catalogue.keys.list()) == 1
     assert list(path.parent.iterdir()) == [path]
@@ -186,16 +186,16 @@ def test_a_revoked_first_key_does_not_stop_the_start_where_there_is_another(
     database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, *, bootstrap: bool
 ) -> None:
     path, secret = tmp_path / "admin.key", new_secret()
-    given = secret if bootstrap else None
-    ensure_admin_key(database, path, given)
+    bootstrap_key = secret if bootstrap else None
+    ensure_admin_key(database, path, bootstrap_key)
     revoke(database)
     add(database, new_secret(), "admin", namespaces=("acme",))
     add(database, new_secret(), "read")
     advice = "SOUP_BOOTSTRAP_KEY was revoked; set another" if bootstrap else r"admin\.key was revoked; remove that file"
     with pytest.raises(Conflict, match=advice):
-        ensure_admin_key(database, path, given)
+        ensure_admin_key(database, path, bootstrap_key)
     add(database, new_secret(), "admin")
-    assert ensure_admin_key(database, path, given) == path
+    assert ensure_admin_key(database, path, bootstrap_key) == path
     assert "was revoked" in caplog.text
     assert "Other admin keys work." in caplog.text
     assert secret not in caplog.text
@@ -290,7 +290,7 @@ def test_refusals_are_one_entry_a_write_however_many(database: Database) -> None
     revoke(database, key_id)
     watch = KeyWatch(database)
 
-    def told() -> list[Any]:
+    def refusals() -> list[Any]:
         with database.read() as catalogue:
             rows = catalogue.audit.list(None, action="key.refuse", limit=99).rows
         return [(row.subject, row.key_id, row.detail["reason"], row.detail["count"]) for row in reversed(rows)]
@@ -299,11 +299,11 @@ def test_refusals_are_one_entry_a_write_however_many(database: Database) -> None
         with pytest.raises(Unauthenticated):
             authenticate(database, header, watch=watch)
     watch.write()
-    assert sorted(told(), key=str) == [(key_id, key_id, "revoked", 3), ("unknown", None, "unknown", 200)]
+    assert sorted(refusals(), key=str) == [(key_id, key_id, "revoked", 3), ("unknown", None, "unknown", 200)]
     watch.refused("unknown", None)
     watch.write()
-    assert told()[2:] == [("unknown", None, "unknown", 1)]
-    assert secret not in str(told())
+    assert refusals()[2:] == [("unknown", None, "unknown", 1)]
+    assert secret not in str(refusals())
 
 
 def test_what_cannot_be_written_is_kept(database: Database, monkeypatch: Any) -> None:
@@ -363,46 +363,48 @@ def test_what_no_server_gave_is_no_session(sessions, token) -> None:
 
 def test_a_session_is_its_key_and_neither_secret_is_stored(sessions, database, key) -> None:
     secret, key_id = key()
-    token, who = sessions.begin(secret, "request-1")
-    assert sessions.principal(token) == who
-    assert (who.key_id, who.namespaces, who.scopes) == (key_id, ("acme",), frozenset({"read"}))
+    token, principal = sessions.begin(secret, "request-1")
+    assert sessions.principal(token) == principal
+    assert (principal.key_id, principal.namespaces, principal.scopes) == (key_id, ("acme",), frozenset({"read"}))
     with database.read() as catalogue:
         row = catalogue.sessions.find(secret_sha256(token))
         audit = catalogue.audit.list(None, limit=5, cursor=None).rows
     assert row is not None
     assert token not in str(row)
     assert secret not in str(row)
-    assert [(one.action, one.key_id, one.request_id) for one in audit] == [("session.begin", key_id, "request-1")]
+    assert [(entry.action, entry.key_id, entry.request_id) for entry in audit] == [
+        ("session.begin", key_id, "request-1")
+    ]
 
 
 def test_signing_out_ends_one_session_and_no_other(sessions, database, key) -> None:
     secret, _ = key()
-    (one, who), (other, _) = sessions.begin(secret, "r"), sessions.begin(secret, "r")
-    sessions.end(one, who, "r")
-    refused(sessions, one)
-    assert sessions.principal(other) == who
+    (first, principal), (second, _) = sessions.begin(secret, "r"), sessions.begin(secret, "r")
+    sessions.end(first, principal, "r")
+    refused(sessions, first)
+    assert sessions.principal(second) == principal
     with database.read() as catalogue:
         assert catalogue.audit.list(None, limit=1, cursor=None).rows[0].action == "session.end"
 
 
 def test_signing_in_again_ends_the_session_before_and_no_other(sessions, database, key) -> None:
     """Also one of another key; a secret that is none ends nothing."""
-    (secret, key_id), (others, other_id) = key(), key()
-    (one, _), (kept, _) = sessions.begin(secret, "r"), sessions.begin(secret, "r")
+    (secret, key_id), (second_secret, second_key_id) = key(), key()
+    (first, _), (second, _) = sessions.begin(secret, "r"), sessions.begin(secret, "r")
     with pytest.raises(Unauthenticated):
-        sessions.begin(new_secret(), "r", instead_of=one)
-    sessions.principal(one)
-    token, who = sessions.begin(others, "r", instead_of=one)
-    refused(sessions, one)
-    assert sessions.principal(token) == who
-    assert sessions.principal(kept).key_id == key_id
+        sessions.begin(new_secret(), "r", instead_of=first)
+    sessions.principal(first)
+    token, principal = sessions.begin(second_secret, "r", instead_of=first)
+    refused(sessions, first)
+    assert sessions.principal(token) == principal
+    assert sessions.principal(second).key_id == key_id
     with database.read() as catalogue:
-        told = catalogue.audit.list(None, limit=2, cursor=None).rows
-    assert [(row.action, row.key_id, row.subject) for row in told] == [
-        ("session.begin", other_id, other_id),
-        ("session.end", other_id, key_id),
+        entries = catalogue.audit.list(None, limit=2, cursor=None).rows
+    assert [(row.action, row.key_id, row.subject) for row in entries] == [
+        ("session.begin", second_key_id, second_key_id),
+        ("session.end", second_key_id, key_id),
     ]
-    sessions.begin(others, "r", instead_of="x" * 43)
+    sessions.begin(second_secret, "r", instead_of="x" * 43)
 
 
 def test_a_key_that_expires_ends_its_sessions(database, watch, key) -> None:
@@ -416,11 +418,11 @@ def test_a_key_that_expires_ends_its_sessions(database, watch, key) -> None:
 def test_a_secret_that_is_replaced_ends_its_sessions_when_it_ends(sessions, database, key) -> None:
     """With a grace the session goes on for as long as the secret does."""
     secret, key_id = key()
-    token, who = sessions.begin(secret, "r")
+    token, principal = sessions.begin(secret, "r")
     with database.write() as catalogue:
         ends_at = datetime.now(UTC) + timedelta(minutes=5)
         catalogue.keys.rotate(key_id, secret_sha256(new_secret()), prefix="sk", ends_at=ends_at)
-    assert sessions.principal(token) == who
+    assert sessions.principal(token) == principal
     with database.write() as catalogue:
         catalogue.keys.rotate(key_id, secret_sha256(new_secret()), prefix="sk", ends_at=datetime.now(UTC))
     assert "was replaced" in refused(sessions, token)
@@ -437,12 +439,12 @@ def test_a_session_has_an_end_and_goes_with_the_next_one_that_begins(database, w
 
 
 def test_a_key_has_only_so_many_sessions_and_the_oldest_end(sessions, key) -> None:
-    (secret, _), (others, _) = key(), key()
-    theirs, _ = sessions.begin(others, "r")
+    (secret, _), (second_secret, _) = key(), key()
+    second_token, _ = sessions.begin(second_secret, "r")
     tokens = [sessions.begin(secret, "r")[0] for _ in range(MOST_OF_A_KEY + 2)]
     for token in tokens[:2]:
         refused(sessions, token)
-    for token in (*tokens[2:], theirs):
+    for token in (*tokens[2:], second_token):
         sessions.principal(token)
 
 
