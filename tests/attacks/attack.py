@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Said:
-    """A refusal: its status, code and sentence, and all that stands in the answer."""
+class Outcome:
+    """The outcome of an attack: status, code and sentence of a refusal, and all that stands in the answer."""
 
     status: int
     code: str
@@ -26,20 +26,20 @@ class Said:
     text: str
 
     @classmethod
-    def of(cls, status: int, body: bytes | str) -> Said:
+    def of(cls, status: int, body: bytes | str) -> Outcome:
         """An answer over HTTP; one that is no refusal has no code."""
         text = body.decode() if isinstance(body, bytes) else body
         error = json.loads(text)["error"] if text.startswith('{"error"') else {"code": "", "message": ""}
         return cls(status, error["code"], error["message"], text)
 
     @classmethod
-    def by(cls, call: Callable[[], Any]) -> Said:
-        """What `call` is refused with; an attack that gets through has the status 200."""
+    def by(cls, call: Callable[[], Any]) -> Outcome:
+        """The refusal of `call`; an attack that gets through has the status 200."""
         try:
-            found = call()
+            returned = call()
         except SoupError as error:
             return cls(status_of(error), error.code, error.message, "\n".join((error.message, *error.problems)))
-        return cls(200, "", "", repr(found))
+        return cls(200, "", "", repr(returned))
 
 
 def nothing(_: Target) -> None:
@@ -55,7 +55,7 @@ class Attack:
     status: int
     code: str
     says: str
-    strike: Callable[[Target], Said]
+    strike: Callable[[Target], Outcome]
     prepare: Callable[[Target], object] = nothing
     """What is there before the attack, made without it: `strike` finds it as `target.prepared`."""
 

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Table, select
 
 from registry.catalogue.tables import metadata
-from tests.attacks.attack import Attack, Said
+from tests.attacks.attack import Attack, Outcome
 from tests.attacks.watched import watched
 from tests.service.cluster import until
 from tests.service.servers import BASE_ID, CONFIG, Live, World, adapter_weights
@@ -36,21 +36,21 @@ def digest_of(data: bytes) -> str:
 def limited(world: World) -> str:
     """The secret of a key that has 1,000 tokens a minute."""
     body = {"name": "limited", "scopes": ["infer"], "namespaces": ["mallory"]}
-    made = world.client.post("/v1/keys", json=body).json()
-    limits = world.client.patch(f"/v1/keys/{made['id']}/limits", json={"tokens_per_minute": 1000})
+    key = world.client.post("/v1/keys", json=body).json()
+    limits = world.client.patch(f"/v1/keys/{key['id']}/limits", json={"tokens_per_minute": 1000})
     assert limits.status_code == 200, limits.text
-    return str(made["secret"])
+    return str(key["secret"])
 
 
 def ended(world: World, *, revoke: bool) -> str:
     """The secret of a key that works no more: revoked, or expired."""
-    made = world.client.post("/v1/keys", json={"name": "ended", "scopes": ["admin"], "namespaces": None}).json()
+    key = world.client.post("/v1/keys", json={"name": "ended", "scopes": ["admin"], "namespaces": None}).json()
     if revoke:
-        assert world.client.delete(f"/v1/keys/{made['id']}").status_code == 200
+        assert world.client.delete(f"/v1/keys/{key['id']}").status_code == 200
     else:
         with world.runtime.database.engine.begin() as connection:
-            connection.exec_driver_sql("UPDATE keys SET expires_at = 1 WHERE id = ?", (made["id"],))
-    return str(made["secret"])
+            connection.exec_driver_sql("UPDATE keys SET expires_at = 1 WHERE id = ?", (key["id"],))
+    return str(key["secret"])
 
 
 @dataclass
@@ -84,15 +84,15 @@ class Target:
 
     # --- ways to attack ---------------------------------------------------------------------------
 
-    def ask(self, method: str, path: str, *, key: str | None = None, **request: Any) -> Said:
+    def ask(self, method: str, path: str, *, key: str | None = None, **request: Any) -> Outcome:
         """A request with the secret of one of `keys`, by default the admin's."""
         headers = dict(request.pop("headers", {}))
         if key is not None:
             headers |= self.world.headers(self.keys[key])
         answer = self.world.client.request(method, path, headers=headers, **request)
-        return Said.of(answer.status_code, answer.content)
+        return Outcome.of(answer.status_code, answer.content)
 
-    def post(self, path: str, body: Any, *, key: str | None = None) -> Said:
+    def post(self, path: str, body: Any, *, key: str | None = None) -> Outcome:
         """A JSON body; bytes are sent as they are."""
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.ask("POST", path, key=key, content=raw, headers={"content-type": "application/json"})
@@ -109,26 +109,26 @@ class Target:
             **fields,
         }
 
-    def push(self, *, key: str | None = None, **fields: Any) -> Said:
+    def push(self, *, key: str | None = None, **fields: Any) -> Outcome:
         """A push that would be taken but for `fields`."""
         return self.post("/v1/adapters", self.manifest(**fields), key=key)
 
-    def push_weights(self, data: bytes) -> Said:
+    def push_weights(self, data: bytes) -> Outcome:
         """A push of these weights."""
         return self.push(files={WEIGHTS: {"base64": base64.b64encode(data).decode()}})
 
     def upload(self, data: bytes, *, key: str | None = None) -> str:
         """The digest of a blob that is uploaded."""
         digest = digest_of(data)
-        said = self.ask("PUT", f"/v1/blobs/{digest}", key=key, content=data)
-        assert said.status in {200, 201}, said.text
+        outcome = self.ask("PUT", f"/v1/blobs/{digest}", key=key, content=data)
+        assert outcome.status in {200, 201}, outcome.text
         return digest
 
     def raw(self, data: bytes) -> bytes:
         """All that comes back on a connection of its own after these bytes, until the server closes it."""
-        with closing(socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)) as one:
-            one.sendall(data)
-            return until_closed(one)
+        with closing(socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)) as connection:
+            connection.sendall(data)
+            return until_closed(connection)
 
     # --- what may not change ----------------------------------------------------------------------
 
@@ -142,26 +142,26 @@ class Target:
                 for table in metadata.sorted_tables
                 if table.name not in self.uncounted
             }
-        kept = {path: size for path, size in files.items() if not Path(path).name.startswith("soup.db")}
-        return {**rows, "files": kept, "held": self.world.app.state.bodies.memory.total}
+        files_at_rest = {path: size for path, size in files.items() if not Path(path).name.startswith("soup.db")}
+        return {**rows, "files": files_at_rest, "held": self.world.app.state.bodies.memory.total}
 
     def withstands(self, attack: Attack) -> None:
         """Raises AssertionError unless the attack is refused as it says, and nothing is lost, opened or left behind."""
         self.prepared = attack.prepare(self)
-        before = self.state()
+        state_before = self.state()
         with watched() as done:
-            said = attack.strike(self)
-        assert (said.status, said.code) == (attack.status, attack.code), said.text[:1000]
-        if said.code:
-            assert said.message.endswith((".", ".)")), said.message
-            assert "\n" not in said.message
-            assert len(said.message) <= LONGEST_SENTENCE
-        assert attack.says in said.text, said.text[:1000]
-        assert "Traceback" not in said.text
+            outcome = attack.strike(self)
+        assert (outcome.status, outcome.code) == (attack.status, attack.code), outcome.text[:1000]
+        if outcome.code:
+            assert outcome.message.endswith((".", ".)")), outcome.message
+            assert "\n" not in outcome.message
+            assert len(outcome.message) <= LONGEST_SENTENCE
+        assert attack.says in outcome.text, outcome.text[:1000]
+        assert "Traceback" not in outcome.text
         assert done == []
         with suppress(AssertionError):  # compared below, where the difference is shown
-            until(lambda: self.state() == before)  # a job deletes its request just after its answer
-        assert self.state() == before
+            until(lambda: self.state() == state_before)  # a job deletes its request just after its answer
+        assert self.state() == state_before
         whole = self.world.client.get(f"/v1/adapters/acme/law/files/{WEIGHTS}").content
         assert digest_of(whole) == self.victim["weights_blob"]
 
@@ -171,5 +171,5 @@ REMEMBERED = frozenset({("keys", "last_used_at"), ("blobs", "seen_at"), ("upload
 
 
 def columns(table: Table) -> list[Any]:
-    """Those of a table that no refusal changes."""
+    """The columns of a table that no refusal changes."""
     return [column for column in table.columns if (table.name, column.name) not in REMEMBERED]

@@ -13,7 +13,7 @@ from registry.progress import silent
 from service.operations.backup import back_up
 from service.operations.restore import restore
 from service.settings import Settings
-from tests.attacks.attack import Attack, Said, each
+from tests.attacks.attack import Attack, Outcome, each
 from tests.attacks.target import Target
 
 MANIFEST = "backup.json"
@@ -31,12 +31,12 @@ def backup(name: str, tries: str, change: Change, *, status: int, code: str, say
         change(folder, target.canary)
         return folder
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         settings = Settings(data=target.prepared.with_name("restored"))
-        said = Said.by(lambda: restore(settings, target.prepared, replace=False, progress=silent))
+        outcome = Outcome.by(lambda: restore(settings, target.prepared, replace=False, progress=silent))
         assert not (settings.data / "soup.db").exists()
         assert not settings.blobs_dir.exists()
-        return said
+        return outcome
 
     return Attack(name, tries, status, code, says, strike, prepare)
 
@@ -46,11 +46,11 @@ def manifest(**fields: Any) -> Change:
 
     def change(folder: Path, canary: Path) -> None:
         path = folder / MANIFEST
-        shown = {
+        resolved = {
             key: value.replace("CANARY", str(canary)) if isinstance(value, str) else value
             for key, value in fields.items()
         }
-        path.write_text(json.dumps({**json.loads(path.read_text()), **shown}))
+        path.write_text(json.dumps({**json.loads(path.read_text()), **resolved}))
 
     return change
 
@@ -73,7 +73,7 @@ def linked(find: Callable[[Path], Path]) -> Change:
 
 def blob(folder: Path) -> Path:
     """The largest blob of a backup."""
-    return max((one for one in (folder / "blobs").rglob("*") if one.is_file()), key=lambda one: one.stat().st_size)
+    return max((path for path in (folder / "blobs").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 
 def flipped(find: Callable[[Path], Path]) -> Change:

@@ -6,7 +6,7 @@ from registry.base_model import load_text
 from registry.base_model.chat_template import render
 from registry.formats import parse_card
 from registry.spec import BaseEntry
-from tests.attacks.attack import Attack, Said, each
+from tests.attacks.attack import Attack, Outcome, each
 from tests.attacks.target import Target
 
 PEFT = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["c_attn"]}
@@ -23,13 +23,13 @@ def pattern(name: str, tries: str, source: str, says: str = "cannot be read") ->
 def templated(name: str, tries: str, **message: str) -> Attack:
     """A message with a template in it, which is text and nothing else: it comes out as it went in."""
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         tokenizer = load_text(target.world.runtime.bases["tiny"].entry).tokenizer
         text = str(render(tokenizer, [{"role": "user", "content": "Hi", **message}]))
         body = {"model": "base/tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi", **message}]}
         answer = target.post("/v1/chat/completions", body)
         assert answer.status == 200, answer.text
-        return Said(answer.status, "", "", text)
+        return Outcome(answer.status, "", "", text)
 
     return Attack(name, tries, 200, "", message["content"], strike)
 
@@ -37,10 +37,10 @@ def templated(name: str, tries: str, **message: str) -> Attack:
 def operators(name: str, tries: str, source: str) -> Attack:
     """A template that came with a base model, tried before anybody chats with it."""
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         folder = str(target.world.runtime.bases["tiny"].entry.source)
         entry = BaseEntry(id="tiny", source=folder, chat_template=source.replace("CANARY", str(target.canary)))
-        return Said.by(lambda: load_text(entry))
+        return Outcome.by(lambda: load_text(entry))
 
     return Attack(name, tries, 503, "unavailable", "its chat_template", strike)
 
@@ -53,7 +53,7 @@ def card(name: str, tries: str, matter: str) -> Attack:
         400,
         "invalid_manifest",
         "README.md",
-        lambda _: Said.by(lambda: parse_card(f"---\n{matter}\n---\ntext")),
+        lambda _: Outcome.by(lambda: parse_card(f"---\n{matter}\n---\ntext")),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 
 from service.http.security.auth import check_local
-from tests.attacks.attack import Attack, Said, each
+from tests.attacks.attack import Attack, Outcome, each
 from tests.attacks.target import WEIGHTS, Target
 
 PATH = "/v1/adapters/acme/law"
@@ -14,10 +14,10 @@ BODY = b'{"model":"acme/law","prompt":"a","max_tokens":1}'
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-def parsed(answer: bytes) -> Said:
+def parsed(answer: bytes) -> Outcome:
     """The first of the answers on a connection; one that is not ours has no code."""
     status, _, rest = answer.partition(b"\r\n")
-    return Said.of(int(status.split()[1]), rest.partition(b"\r\n\r\n")[2].partition(b"HTTP/1.1")[0])
+    return Outcome.of(int(status.split()[1]), rest.partition(b"\r\n\r\n")[2].partition(b"HTTP/1.1")[0])
 
 
 def raw(
@@ -33,7 +33,7 @@ def raw(
 ) -> Attack:
     """Bytes on a connection; what is answered to anything behind the first request is refused too, or not read."""
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         head = f"{first}\r\nhost: x\r\nauthorization: Bearer {target.world.admin}\r\n{lines}\r\n"
         answer = target.raw(head.encode("latin-1") + body)
         assert b'"ref":"acme/law@1"' not in answer, "the request that was smuggled in was answered"
@@ -51,11 +51,11 @@ def without_key(name: str, tries: str, first: str, status: int = 401, code: str 
 def ranged(name: str, tries: str, span: str, *, status: int = 416) -> Attack:
     """A download of a range; one that is not understood is answered with all of the file, and no more than once."""
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         answer = target.world.client.get(FILE, headers={"range": span})
         assert len(answer.content) <= len(target.good)
         text = "all of it" if answer.status_code == 200 and answer.content[:8] == target.good[:8] else ""
-        return Said(answer.status_code, "", "", text)
+        return Outcome(answer.status_code, "", "", text)
 
     return Attack(name, tries, status, "", "all of it" if status == 200 else "", strike)
 
@@ -64,7 +64,7 @@ def local(name: str, tries: str, says: str, **headers: str) -> Attack:
     """A request to a server without keys, which answers to this machine only."""
     sent = {name.replace("_", "-"): value for name, value in {"host": "localhost:8000", **headers}.items()}
     return Attack(
-        name, tries, 403, "forbidden", says, lambda _: Said.by(lambda: check_local(Headers(sent), allowed=LOCAL))
+        name, tries, 403, "forbidden", says, lambda _: Outcome.by(lambda: check_local(Headers(sent), allowed=LOCAL))
     )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tests.attacks.attack import Attack, Said, each
+from tests.attacks.attack import Attack, Outcome, each
 from tests.attacks.target import PASSAGES, Target
 from tests.service.servers import CONFIG
 
@@ -25,9 +25,9 @@ def body(
 ) -> Attack:
     """A body that is sent as it is, or made from that of a good push."""
 
-    def strike(target: Target) -> Said:
-        made = raw if isinstance(raw, bytes) else raw(json.dumps(target.manifest()).encode())
-        return target.post(path, made)
+    def strike(target: Target) -> Outcome:
+        payload = raw if isinstance(raw, bytes) else raw(json.dumps(target.manifest()).encode())
+        return target.post(path, payload)
 
     return Attack(name, tries, status, code, says, strike)
 
@@ -47,9 +47,9 @@ def with_training(value: bytes) -> Callable[[bytes], bytes]:
 def typed(name: str, tries: str, kind: str, data: bytes) -> Attack:
     """A good push under another media type."""
 
-    def strike(target: Target) -> Said:
-        made = data or json.dumps(target.manifest()).encode()
-        return target.ask("POST", PUSH, content=made, headers={"content-type": kind})
+    def strike(target: Target) -> Outcome:
+        payload = data or json.dumps(target.manifest()).encode()
+        return target.ask("POST", PUSH, content=payload, headers={"content-type": kind})
 
     return Attack(name, tries, 400, "invalid_parameter", "application/json", strike)
 

@@ -8,7 +8,7 @@ import pytest
 
 from registry.catalogue import keys as catalogue_keys
 from service.access.keys import secret_sha256
-from tests.attacks.attack import Attack, Said, each
+from tests.attacks.attack import Attack, Outcome, each
 from tests.attacks.target import Target
 
 PATH = "/v1/adapters/acme/law"
@@ -17,7 +17,7 @@ PATH = "/v1/adapters/acme/law"
 def headed(name: str, tries: str, header: str | bytes, says: str = "Bearer sk-soup-...") -> Attack:
     """An Authorization header that is none."""
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         written = header.format(admin=target.world.admin) if isinstance(header, str) else header
         return target.ask("GET", PATH, headers={"authorization": written})
 
@@ -45,7 +45,7 @@ def by_admin(
         body = {"name": "theirs", "scopes": ["read"], "namespaces": ["acme"]}
         return scoped_admin(target), str(target.world.client.post("/v1/keys", json=body).json()["id"])
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         header, key = target.prepared
         return target.ask(method, path.format(key=key), headers={"authorization": header}, **request)
 
@@ -55,10 +55,10 @@ def by_admin(
 def raw_key(name: str, tries: str, lines: str) -> Attack:
     """A request over a socket, whose header lines no client would write."""
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         head = f"GET {PATH} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{lines.format(admin=target.world.admin)}\r\n"
         status, _, rest = target.raw(head.encode()).partition(b"\r\n")
-        return Said.of(int(status.split()[1]), rest.partition(b"\r\n\r\n")[2])
+        return Outcome.of(int(status.split()[1]), rest.partition(b"\r\n\r\n")[2])
 
     return Attack(name, tries, 401, "unauthenticated", "Bearer sk-soup-...", strike)
 
@@ -356,7 +356,7 @@ ATTACKS = (
         "",
         lambda target: target.ask("DELETE", f"/v1/keys/{target.prepared}"),
         lambda target: next(
-            one["id"] for one in target.world.client.get("/v1/keys").json()["data"] if one["name"] == "admin"
+            key["id"] for key in target.world.client.get("/v1/keys").json()["data"] if key["name"] == "admin"
         ),
     ),
 )
@@ -371,14 +371,14 @@ def test_a_secret_is_looked_up_by_its_hash_and_compared_with_nothing(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How long the lookup of a guess takes depends on the guess's hash, which tells nothing about any secret."""
-    asked: list[str] = []
+    hashes: list[str] = []
     real = catalogue_keys.Keys.by_secret
 
-    def heard(self: Any, hashed: str) -> Any:
-        asked.append(hashed)
+    def recorded_lookup(self: Any, hashed: str) -> Any:
+        hashes.append(hashed)
         return real(self, hashed)
 
-    monkeypatch.setattr(catalogue_keys.Keys, "by_secret", heard)
+    monkeypatch.setattr(catalogue_keys.Keys, "by_secret", recorded_lookup)
     guess = target.world.admin[:-1] + ("A" if target.world.admin[-1] != "A" else "B")
     assert target.ask("GET", PATH, headers={"authorization": f"Bearer {guess}"}).status == 401
-    assert asked == [secret_sha256(guess)]
+    assert hashes == [secret_sha256(guess)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from tests.attacks.attack import Attack, Said, each
+from tests.attacks.attack import Attack, Outcome, each
 from tests.attacks.target import Target, digest_of
 from tests.attacks.watched import CANARY
 
@@ -18,7 +18,7 @@ def pushed(name: str, tries: str, ref: str, says: str = "not valid", code: str =
     return Attack(name, tries, 400, code, says, lambda target: target.push(name=ref))
 
 
-def asked(
+def path_request(
     name: str, tries: str, path: str, *, status: int, code: str, says: str, method: str = "GET", **request: Any
 ) -> Attack:
     """A request for a path as it stands."""
@@ -28,7 +28,7 @@ def asked(
 def model(name: str, tries: str, ref: str, *, says: str, status: int = 400, code: str = "invalid_name") -> Attack:
     """A completion by a model that is none."""
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         return target.post("/v1/completions", {"model": ref.format(canary=target.canary), "prompt": "a"})
 
     return Attack(name, tries, status, code, says, strike)
@@ -80,7 +80,7 @@ ATTACKS = (
         )
         for reserved in ("base", "v1", "api", "docs", "static", "ui", "models", "adapters")
     ),
-    asked(
+    path_request(
         "path that climbs",
         "Asks for a file above the one that is served.",
         "/v1/adapters/acme/law/files/..%2f..%2fadmin.key",
@@ -88,7 +88,7 @@ ATTACKS = (
         code="not_found",
         says="",
     ),
-    asked(
+    path_request(
         "file that is not one",
         "Asks for the admin's key as a file of an adapter.",
         "/v1/adapters/acme/law/files/admin.key",
@@ -96,7 +96,7 @@ ATTACKS = (
         code="not_found",
         says="",
     ),
-    asked(
+    path_request(
         "page that climbs",
         "Asks for a file beside those of the documentation.",
         "/static/..%2f..%2fkeys.py",
@@ -104,7 +104,7 @@ ATTACKS = (
         code="not_found",
         says="",
     ),
-    asked(
+    path_request(
         "page by an absolute path",
         "Asks for a file of the system as one of the documentation.",
         "/static/%2fetc%2fpasswd",
@@ -112,7 +112,7 @@ ATTACKS = (
         code="not_found",
         says="",
     ),
-    asked(
+    path_request(
         "alias of digits",
         "Names an alias as if it were a version.",
         "/v1/adapters/acme/law/aliases/12",
@@ -122,7 +122,7 @@ ATTACKS = (
         method="PUT",
         json={"version": 1},
     ),
-    asked(
+    path_request(
         "alias that climbs",
         "Names an alias with a path.",
         "/v1/adapters/acme/law/aliases/" + quote("../x", safe=""),
@@ -132,7 +132,7 @@ ATTACKS = (
         method="PUT",
         json={"version": 1},
     ),
-    asked(
+    path_request(
         "version 2^63",
         "Asks for a version that no database has room for.",
         f"/v1/adapters/acme/law@{2**63}",
@@ -140,7 +140,7 @@ ATTACKS = (
         code="invalid_name",
         says="",
     ),
-    asked(
+    path_request(
         "version 0",
         "Asks for the version before the first.",
         "/v1/adapters/acme/law@0",
@@ -148,7 +148,7 @@ ATTACKS = (
         code="invalid_name",
         says="",
     ),
-    asked(
+    path_request(
         "wildcard",
         "Asks for whatever matches.",
         "/v1/adapters/acme/%25",
@@ -156,7 +156,7 @@ ATTACKS = (
         code="invalid_name",
         says="not valid",
     ),
-    asked(
+    path_request(
         "statement",
         "Has a statement of SQL run by a filter.",
         "/v1/adapters?cursor=" + quote("1; DROP TABLE adapters"),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.attacks.attack import Attack, Said, each
+from tests.attacks.attack import Attack, Outcome, each
 from tests.attacks.target import PASSAGES, UNCOUNTED, Target
 from tests.attacks.target_server import attacked
 
@@ -30,7 +30,7 @@ def recipe(
 ) -> Attack:
     """A recipe that is refused before there is a job; bytes are the list as it stands in the body."""
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         if isinstance(ingredients, bytes):
             return target.post(SOUPS, b'{"recipe":{"ingredients":' + ingredients + b'},"wait":0}')
         return target.post(SOUPS, {"recipe": {"ingredients": ingredients, **(within or {})}, "wait": 0, **(more or {})})
@@ -51,7 +51,7 @@ def cooked(
 ) -> Attack:
     """A cook that its job refuses."""
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         body = {"recipe": {"ingredients": ingredients}, "verify": False, "wait": 60, **(more or {})}
         return target.post(SOUPS, {key: value for key, value in body.items() if value is not None}, key=key)
 

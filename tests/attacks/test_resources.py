@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.attacks.attack import Attack, Said, each
+from tests.attacks.attack import Attack, Outcome, each
 from tests.attacks.target import PASSAGES, Target
 from tests.service.http.asked import Asked
 
@@ -43,12 +43,12 @@ def streamed(
 ) -> Attack:
     """A body of 64 MiB, of which at most so many bytes are read before it is refused."""
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         secret = target.world.admin if key is None else target.keys[key]
-        asked = Asked(body_of(piece), path=path, authorization=f"Bearer {secret}", **headers)
-        asyncio.run(asked.of(target.world.app))
-        assert asked.read <= most, asked.read
-        return Said.of(asked.status, asked.body)
+        request = Asked(body_of(piece), path=path, authorization=f"Bearer {secret}", **headers)
+        asyncio.run(request.of(target.world.app))
+        assert request.read <= most, request.read
+        return Outcome.of(request.status, request.body)
 
     return Attack(name, tries, status, code, says, strike)
 
@@ -77,7 +77,7 @@ def flood(name: str, tries: str, path: str, body: Callable[[int], dict[str, Any]
 
 
 def fits(target: Target) -> None:
-    """As many fits of every key as it may have waiting; the pool's samples are still to be embedded."""
+    """Queue as many fits of every key as it may have waiting; the pool's samples are still to be embedded."""
     with target.world.runtime.database.write() as catalogue:
         for key in catalogue.keys.list():
             for _ in range(3):

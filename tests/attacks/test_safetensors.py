@@ -28,7 +28,7 @@ Make = Callable[[bytes], bytes]
 
 
 class Boom:
-    """What a pickle would call."""
+    """An object whose pickle calls a function."""
 
     def __reduce__(self) -> Any:
         return (pytest.fail, ("the pickle was opened",))
@@ -88,15 +88,19 @@ def edited(**tensors: torch.Tensor | None) -> Make:
     """Other tensors in the place of some; None leaves one out. A name's dots are written as underscores twice."""
 
     def make(good: bytes) -> bytes:
-        found = dict(load_tensors(good)) | {name.replace("__", "."): one for name, one in tensors.items()}
-        return save_tensors({name: one for name, one in found.items() if one is not None})
+        tensors_by_name = dict(load_tensors(good)) | {
+            name.replace("__", "."): tensor for name, tensor in tensors.items()
+        }
+        return save_tensors({name: tensor for name, tensor in tensors_by_name.items() if tensor is not None})
 
     return make
 
 
 def as_dtype(good: bytes) -> bytes:
     tensors = load_tensors(good)
-    return write((name, "F64", tuple(one.shape), one.double().numpy().tobytes()) for name, one in tensors.items())
+    return write(
+        (name, "F64", tuple(tensor.shape), tensor.double().numpy().tobytes()) for name, tensor in tensors.items()
+    )
 
 
 def two_dtypes(good: bytes) -> bytes:

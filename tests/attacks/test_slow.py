@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.attacks.attack import Attack, Said, each
+from tests.attacks.attack import Attack, Outcome, each
 from tests.attacks.target import PATIENCE, Target, digest_of
 from tests.service.servers import serving
 from tests.service.sockets import until_closed
@@ -24,7 +24,7 @@ Send = Callable[[socket.socket], None]
 
 @pytest.fixture(scope="module")
 def hasty(target: Target) -> Iterator[Target]:
-    """The same server on another port, where headers and bodies have the shortest time."""
+    """The target on another port, where headers and bodies have the shortest time."""
     settings = target.world.runtime.settings.model_copy(update={"header_seconds": 0.3, "body_seconds": 0.3})
     with pytest.MonkeyPatch.context() as patch, serving(target.world.app, settings) as port:
         patch.setattr(target.world.app.state.bodies, "settings", settings)
@@ -32,32 +32,32 @@ def hasty(target: Target) -> Iterator[Target]:
 
 
 def slow(name: str, tries: str, sent: bytes, status: int, says: str, then: Send | None = None) -> Attack:
-    """What is sent, without an end, with the admin's key where it is named; 0 is a connection closed without a word."""
+    """Bytes that go on without an end, with the admin's key where it is named; 0 is a close without a word."""
 
-    def strike(target: Target) -> Said:
-        with closing(socket.create_connection(("127.0.0.1", target.port), timeout=PATIENCE)) as one:
-            one.sendall(sent.replace(b"KEY", target.world.admin.encode()))
+    def strike(target: Target) -> Outcome:
+        with closing(socket.create_connection(("127.0.0.1", target.port), timeout=PATIENCE)) as connection:
+            connection.sendall(sent.replace(b"KEY", target.world.admin.encode()))
             if then is not None:
-                then(one)
-            found = until_closed(one)
-        if not found:
-            return Said(0, "", "", "")
-        last = found[found.rindex(b"HTTP/1.1 ") :]
-        return Said.of(int(last.split()[1]), last.partition(b"\r\n\r\n")[2])
+                then(connection)
+            reply = until_closed(connection)
+        if not reply:
+            return Outcome(0, "", "", "")
+        last = reply[reply.rindex(b"HTTP/1.1 ") :]
+        return Outcome.of(int(last.split()[1]), last.partition(b"\r\n\r\n")[2])
 
     return Attack(name, tries, status, "too_slow" if status else "", says, strike)
 
 
-def drip(one: socket.socket) -> None:
+def drip(connection: socket.socket) -> None:
     """A byte at a time, until there is an answer."""
-    while not select.select([one], [], [], 0.02)[0]:
-        one.sendall(b"x")
+    while not select.select([connection], [], [], 0.02)[0]:
+        connection.sendall(b"x")
 
 
-def half_a_second_request(one: socket.socket) -> None:
+def half_a_second_request(connection: socket.socket) -> None:
     """Wait for the answer to the first, and begin another."""
-    assert one.recv(65536)
-    one.sendall(b"GET /healthz HT")
+    assert connection.recv(65536)
+    connection.sendall(b"GET /healthz HT")
 
 
 PUT = f"PUT /v1/blobs/{digest_of(DATA)} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer KEY\r\n".encode()

@@ -1,4 +1,4 @@
-"""What a registry, or somebody in it, says to the terminal of whoever asks: shown as text, and as one line.
+"""Text that a registry, or somebody in it, sends to the terminal of whoever asks: shown as text, and as one line.
 
 Every answer of these servers is hostile; whatever command shows it, no control character reaches the terminal.
 """
@@ -74,7 +74,7 @@ class Display:
     code: int = 0
 
 
-def shown(name: str, tries: str, shows: str, *, code: int = 0, **changes: Any) -> Display:
+def adapter_display(name: str, tries: str, shows: str, *, code: int = 0, **changes: Any) -> Display:
     """An adapter with other fields, at `soup show`."""
     row = {**ADAPTER, **changes}
     lineage = {"parents": [], "children": []}
@@ -90,7 +90,7 @@ def shown(name: str, tries: str, shows: str, *, code: int = 0, **changes: Any) -
     return Display(name, tries, ("show", "team/law"), server, shows, code)
 
 
-def said(name: str, tries: str, command: tuple[str, ...], path: str, value: Any, shows: str) -> Display:
+def answer_display(name: str, tries: str, command: tuple[str, ...], path: str, value: Any, shows: str) -> Display:
     """An answer to one request."""
     return Display(name, tries, command, lambda: Server().on(path, ok(value)), shows)
 
@@ -108,40 +108,48 @@ def card(**fields: Any) -> dict[str, Any]:
 
 LIST, JOBS, KEYS, AUDIT = "GET /v1/adapters", "GET /v1/jobs", "GET /v1/keys", "GET /v1/audit"
 ATTACKS = (
-    shown("colours in a description", "Colours the terminal red.", "x?[31mred", card=card(description=f"x{RED}red")),
-    shown("cleared screen", "Clears what was on the screen before.", "gone", card=card(description=f"{CLEAR}gone")),
-    shown("title of the window", "Renames the window.", "t", card=card(description=f"{TITLE}t")),
-    shown("clipboard", "Puts a command into the clipboard.", "c", card=card(description=f"{COPY}c")),
-    shown("text from right to left", "Shows a name backwards.", "?txt", card=card(description=f"{BIDI}txt")),
-    shown(
+    adapter_display(
+        "colours in a description", "Colours the terminal red.", "x?[31mred", card=card(description=f"x{RED}red")
+    ),
+    adapter_display(
+        "cleared screen", "Clears what was on the screen before.", "gone", card=card(description=f"{CLEAR}gone")
+    ),
+    adapter_display("title of the window", "Renames the window.", "t", card=card(description=f"{TITLE}t")),
+    adapter_display("clipboard", "Puts a command into the clipboard.", "c", card=card(description=f"{COPY}c")),
+    adapter_display("text from right to left", "Shows a name backwards.", "?txt", card=card(description=f"{BIDI}txt")),
+    adapter_display(
         "key of metadata",
         "Hides a sequence in the name of a field.",
         "forged",
         card=card(metadata={f"{CLEAR}forged": 1}),
     ),
-    shown(
+    adapter_display(
         "forged line of metadata",
         "Adds a line that looks like the command's own.",
         "license",
         card=card(metadata={f"a{LINE}": "license"}),
     ),
-    shown("value of metadata", "Hides a sequence in a value.", "v", card=card(metadata={"k": f"{EIGHT_BIT}v"})),
-    shown("overwritten line", "Goes back to the beginning of the line and writes over it.", "d", domain=f"d{RETURN}"),
-    shown("letters taken back", "Writes over what it wrote.", "safe", domain=BACK),
-    shown(
+    adapter_display(
+        "value of metadata", "Hides a sequence in a value.", "v", card=card(metadata={"k": f"{EIGHT_BIT}v"})
+    ),
+    adapter_display(
+        "overwritten line", "Goes back to the beginning of the line and writes over it.", "d", domain=f"d{RETURN}"
+    ),
+    adapter_display("letters taken back", "Writes over what it wrote.", "safe", domain=BACK),
+    adapter_display(
         "ref of an answer",
         "Hides a sequence in a name, which no server of ours would send.",
         "is not valid",
         code=1,
         ref=f"team/{RED}law@1",
     ),
-    shown(
+    adapter_display(
         "note of a sample",
         "Hides a sequence in a note.",
         "20",
         sample={"kept": 20, "received": 21, "notes": [f"{CLEAR}few"]},
     ),
-    shown(
+    adapter_display(
         "target of a LoRA",
         "Hides a sequence in the name of a module.",
         "rank",
@@ -151,7 +159,7 @@ ATTACKS = (
             "groups": [{"targets": [f"a{RED}"], "rank": 1, "alpha": 1, "layers": None}],
         },
     ),
-    said(
+    answer_display(
         "names in a list",
         "Hides a sequence in a list of adapters.",
         ("ls",),
@@ -159,7 +167,7 @@ ATTACKS = (
         {"data": [{**ADAPTER, "domain": f"{CLEAR}{BIDI}law"}]},
         "law",
     ),
-    said(
+    answer_display(
         "names alone",
         "Hides a sequence where a list has names and nothing else.",
         ("ls", "--quiet"),
@@ -167,7 +175,7 @@ ATTACKS = (
         {"data": [{**ADAPTER, "ref": f"team/{RED}law{LINE}"}]},
         "law",
     ),
-    said(
+    answer_display(
         "message of a job",
         "Hides a sequence in what a job says.",
         ("jobs", "ls"),
@@ -185,7 +193,7 @@ ATTACKS = (
         },
         "cook",
     ),
-    said(
+    answer_display(
         "name of a key",
         "Hides a sequence in the name of a key.",
         ("keys", "ls"),
@@ -193,7 +201,7 @@ ATTACKS = (
         {"data": [{**KEY, "name": f"{RED}ci{LINE}"}]},
         "ci",
     ),
-    said(
+    answer_display(
         "subject of the audit",
         "Forges a line of the audit.",
         ("audit",),
@@ -201,7 +209,7 @@ ATTACKS = (
         {"data": [{**ENTRY, "subject": f"k1{LINE}"}]},
         "k1",
     ),
-    said(
+    answer_display(
         "detail of the audit",
         "Hides a sequence in what was changed.",
         ("audit",),
@@ -209,7 +217,7 @@ ATTACKS = (
         {"data": [{**ENTRY, "detail": {f"{RED}name": f"{CLEAR}x"}}]},
         "name",
     ),
-    said(
+    answer_display(
         "text that an adapter writes",
         "Has an adapter that was trained for it write sequences.",
         ("generate", "team/law", "hi"),
@@ -217,7 +225,7 @@ ATTACKS = (
         {"choices": [{"text": f"a{TITLE}b\n\tc"}]},
         "b\n\tc",
     ),
-    said(
+    answer_display(
         "JSON for a program",
         "Hides sequences in what `--json` prints.",
         ("ls", "--json"),
@@ -243,8 +251,8 @@ def test_it_is_shown_as_text(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     server = attack.answer()
     code = cli.run(list(attack.command), connect=lambda url, key: server.client())
-    said = capsys.readouterr()
-    out = said.out + said.err
+    captured = capsys.readouterr()
+    out = captured.out + captured.err
     assert code == attack.code, out
     assert attack.shows in out
     assert [c for c in out if not c.isprintable() and c not in "\n\t"] == []

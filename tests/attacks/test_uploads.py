@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.attacks.attack import Attack, Said, each
+from tests.attacks.attack import Attack, Outcome, each
 from tests.attacks.target import Target, digest_of
 
 UPLOADS = "/v1/blobs/uploads"
@@ -14,8 +14,8 @@ DATA = b"0123456789"
 
 def opened(target: Target, **body: Any) -> str:
     """The path of an upload of the admin's that holds ten bytes."""
-    for one in target.world.client.get(UPLOADS).json()["data"]:  # of the attacks before
-        target.world.client.delete(f"{UPLOADS}/{one['id']}")
+    for upload_row in target.world.client.get(UPLOADS).json()["data"]:  # of the attacks before
+        target.world.client.delete(f"{UPLOADS}/{upload_row['id']}")
     answer = target.world.client.post(UPLOADS, json=body or None)
     assert answer.status_code == 202, answer.text
     path = str(answer.headers["location"])
@@ -37,13 +37,13 @@ def upload(
 ) -> Attack:
     """A request for an upload of the admin's that is under way."""
 
-    def strike(target: Target) -> Said:
+    def strike(target: Target) -> Outcome:
         return target.ask(method, target.prepared, key=key, **request)
 
     return Attack(name, tries, status, code, says, strike, lambda target: opened(target, **(says_at_first or {})))
 
 
-def part(name: str, tries: str, span: str, data: bytes = b"x", **expected: Any) -> Attack:
+def part_upload(name: str, tries: str, span: str, data: bytes = b"x", **expected: Any) -> Attack:
     """A part with a range."""
     expected = {"status": 400, "code": "invalid_parameter", "says": "", **expected}
     return upload(name, tries, "PATCH", content=data, headers={"content-range": span}, **expected)
@@ -76,8 +76,8 @@ SAID = {"digest": digest_of(DATA + b"!"), "size": 11}
 ATTACKS = (
     *(
         upload(
-            f"another key's upload, {what}",
-            f"Reaches an upload of another key, to {what} it.",
+            f"another key's upload, {verb}",
+            f"Reaches an upload of another key, to {verb} it.",
             method,
             status=404,
             code="not_found",
@@ -85,7 +85,7 @@ ATTACKS = (
             key="stranger",
             **request,
         )
-        for what, method, request in (
+        for verb, method, request in (
             ("ask for", "GET", {}),
             ("add to", "PATCH", {"content": b"x", "headers": {"content-range": "10-10"}}),
             ("finish", "PUT", {"params": {"digest": digest_of(DATA)}}),
@@ -103,17 +103,17 @@ ATTACKS = (
         content=b"x",
         headers={"content-range": "10-10"},
     ),
-    part("part that begins before the end", "Overwrites what was acknowledged.", "0-0", **WRONG),
-    part("part behind a gap", "Leaves a hole in a blob.", "11-11", **WRONG),
-    part("part far behind", "Has a file of megabytes made by one byte.", f"{2**22}-{2**22}", **WRONG),
-    part("part that is shorter than it says", "Has bytes counted that never came.", "10-19"),
-    part("part that is longer than it says", "Slips bytes in that no range names.", "10-10", b"xyz"),
-    part("part that ends before it begins", "Turns a range around.", "10-5"),
-    part("negative part", "Begins before the first byte.", "-1-0"),
-    part("part of 10^18 bytes", "Names an offset that overflows.", "10-" + "9" * 18),
-    part("two parts in one range", "Writes two places at once.", "10-10,20-20", b"xy"),
-    part("range of a download", "Sends the range of another header.", "bytes=10-10"),
-    part("range with a digit of another script", "Has a digit of another script read.", "10-1\u0660".encode()),
+    part_upload("part that begins before the end", "Overwrites what was acknowledged.", "0-0", **WRONG),
+    part_upload("part behind a gap", "Leaves a hole in a blob.", "11-11", **WRONG),
+    part_upload("part far behind", "Has a file of megabytes made by one byte.", f"{2**22}-{2**22}", **WRONG),
+    part_upload("part that is shorter than it says", "Has bytes counted that never came.", "10-19"),
+    part_upload("part that is longer than it says", "Slips bytes in that no range names.", "10-10", b"xyz"),
+    part_upload("part that ends before it begins", "Turns a range around.", "10-5"),
+    part_upload("negative part", "Begins before the first byte.", "-1-0"),
+    part_upload("part of 10^18 bytes", "Names an offset that overflows.", "10-" + "9" * 18),
+    part_upload("two parts in one range", "Writes two places at once.", "10-10,20-20", b"xy"),
+    part_upload("range of a download", "Sends the range of another header.", "bytes=10-10"),
+    part_upload("range with a digit of another script", "Has a digit of another script read.", "10-1\u0660".encode()),
     upload(
         "part without a range",
         "Has the server guess where a part goes.",
@@ -133,7 +133,7 @@ ATTACKS = (
         content=b"x",
         headers={"content-range": f"10-{9 * 2**20}", "content-length": str(9 * 2**20 - 9)},
     ),
-    part(
+    part_upload(
         "part beyond what was said",
         "Adds more than was said when the upload was opened.",
         "10-12",

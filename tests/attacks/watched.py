@@ -1,4 +1,4 @@
-"""What a process does while an attack is under way, by the interpreter's own audit events.
+"""Record of what a process does while an attack is under way, by the interpreter's own audit events.
 
 The server under attack runs in this process, so that whatever it opens, unpickles, starts or connects to raises an
 event here. Nothing is replaced by a double: what an attack reaches would be noticed after it was really reached.
@@ -36,29 +36,29 @@ _installed = False
 
 @contextmanager
 def watched() -> Iterator[list[str]]:
-    """What was done that no attack may bring about, as text; the list fills while the block runs."""
+    """Events that no attack may bring about, as text; the list fills while the block runs."""
     global _installed
     if not _installed:  # a hook stays as long as the process does
-        sys.addaudithook(_heard)
+        sys.addaudithook(_audit_hook)
         _installed = True
-    found: list[str] = []
-    _watchers.append(found)
+    events: list[str] = []
+    _watchers.append(events)
     try:
-        yield found
+        yield events
     finally:
-        _watchers.remove(found)
+        _watchers.remove(events)
 
 
-def _heard(event: str, arguments: tuple[Any, ...]) -> None:
-    if _watchers and (said := _forbidden(event, arguments)):
-        for found in _watchers:
-            found.append(said)
+def _audit_hook(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watchers and (event_text := _forbidden(event, arguments)):
+        for events in _watchers:
+            events.append(event_text)
 
 
 def _forbidden(event: str, arguments: tuple[Any, ...]) -> str | None:
     if event in NEVER:
         return event
-    if event in ON_PATHS and any(CANARY in str(one) for one in arguments):
+    if event in ON_PATHS and any(CANARY in str(argument) for argument in arguments):
         return f"{event} {arguments[0]}"
     if event == "socket.getaddrinfo" and arguments[0] not in (*LOOPBACK, None):
         return f"{event} {arguments[0]}"
