@@ -53,7 +53,7 @@ def chromium() -> str | None:
 
 
 class BrowserError(Exception):
-    """What the browser answers to a command that it could not do."""
+    """A command that the browser could not do, with what it answers."""
 
 
 class Browser:
@@ -70,13 +70,13 @@ class Browser:
         self._process = os.posix_spawn(program, arguments, environment, file_actions=[*ends, quiet], setpgroup=0)
         os.close(theirs_in)
         os.close(theirs_out)
-        self._held = b""
+        self._buffer = b""
         self._number = 0
         self._answers: dict[int, dict[str, Any]] = {}
         self.pages: dict[str, Page] = {}
 
     def call(self, method: str, session: str | None = None, **params: Any) -> Any:
-        """What the browser answers to a command; raises BrowserError."""
+        """The browser's answer to a command; raises BrowserError."""
         self._number += 1
         number = self._number
         command = {"id": number, "method": method, "params": params} | ({"sessionId": session} if session else {})
@@ -97,13 +97,13 @@ class Browser:
         piece = os.read(self._in, 1 << 20)
         if not piece:
             raise BrowserError("the browser has ended")
-        *whole, self._held = (self._held + piece).split(b"\0")
-        for one in whole:
-            said = json.loads(one)
-            if "id" in said:
-                self._answers[said["id"]] = said
-            elif said.get("sessionId") in self.pages:
-                self.pages[said["sessionId"]].heard(said["method"], said["params"])
+        *whole, self._buffer = (self._buffer + piece).split(b"\0")
+        for encoded in whole:
+            message = json.loads(encoded)
+            if "id" in message:
+                self._answers[message["id"]] = message
+            elif message.get("sessionId") in self.pages:
+                self.pages[message["sessionId"]].on_event(message["method"], message["params"])
 
     def listen(self, seconds: float) -> None:
         """Take what the browser says within so many seconds."""
@@ -146,28 +146,30 @@ class Page:
         self._origin = origin
         self.said: list[str] = []
         """Messages of the console, errors of scripts, violations of the policy."""
-        self.asked: list[str] = []
+        self.requested_urls: list[str] = []
         """Addresses that were asked for."""
 
     def call(self, method: str, **params: Any) -> Any:
-        """What the page answers to a command."""
+        """The page's answer to a command."""
         return self._browser.call(method, self._session, **params)
 
-    def heard(self, method: str, params: dict[str, Any]) -> None:
+    def on_event(self, method: str, params: dict[str, Any]) -> None:
         """Something happened on the page."""
         if method == "Runtime.consoleAPICalled":
-            self.said.append(" ".join(str(one.get("value", one.get("description"))) for one in params["args"]))
+            self.said.append(
+                " ".join(str(argument.get("value", argument.get("description"))) for argument in params["args"])
+            )
         elif method == "Runtime.exceptionThrown":
             self.said.append(str(params["exceptionDetails"]))
         elif method == "Log.entryAdded":
             self.said.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
         elif method == "Network.requestWillBeSent":
-            self.asked.append(params["request"]["url"])
+            self.requested_urls.append(params["request"]["url"])
 
     @property
     def foreign(self) -> list[str]:
-        """What was asked for elsewhere."""
-        return [url for url in self.asked if not url.startswith((f"{self._origin}/", "about:", "data:"))]
+        """Addresses asked for that are not of the page's origin."""
+        return [url for url in self.requested_urls if not url.startswith((f"{self._origin}/", "about:", "data:"))]
 
     def look(self, *, width: int = 1280, dark: bool = False) -> None:
         """Be so wide, and dark or light."""
@@ -177,10 +179,10 @@ class Page:
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression, awaited where it is a promise."""
-        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        if "exceptionDetails" in found:
-            raise BrowserError(str(found["exceptionDetails"]))
-        return found["result"].get("value")
+        answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in answer:
+            raise BrowserError(str(answer["exceptionDetails"]))
+        return answer["result"].get("value")
 
     def until(self, condition: str) -> None:
         """Wait until an expression is true, on whatever page there is by then; where it throws, it is not true yet."""
@@ -211,7 +213,7 @@ class Page:
         return str(self.evaluate("location.pathname + location.search"))
 
     def text(self, selector: str = "body") -> str:
-        """What is to be read there."""
+        """The text to be read there."""
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''"))
 
     def fill(self, selector: str, text: str) -> None:
@@ -236,9 +238,9 @@ class Page:
 
     def click(self, selector: str) -> None:
         """Press the mouse in the middle of something, and let go."""
-        found = f"const one = document.querySelector({json.dumps(selector)}); one.scrollIntoView({{block: 'center'}});"
+        lookup = f"const one = document.querySelector({json.dumps(selector)}); one.scrollIntoView({{block: 'center'}});"
         middle = "const box = one.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]"
-        x, y = self.evaluate(f"(() => {{ {found} {middle} }})()")
+        x, y = self.evaluate(f"(() => {{ {lookup} {middle} }})()")
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
@@ -253,8 +255,8 @@ class Page:
 
     def choose(self, selector: str, *paths: Path) -> None:
         """Choose files, or a folder, in a field for them."""
-        found = self.call("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")
-        self.call("DOM.setFileInputFiles", files=[*map(str, paths)], objectId=found["result"]["objectId"])
+        element = self.call("Runtime.evaluate", expression=f"document.querySelector({json.dumps(selector)})")
+        self.call("DOM.setFileInputFiles", files=[*map(str, paths)], objectId=element["result"]["objectId"])
 
     def picture(self, path: Path, *, top: str | None = None, high: int | None = None) -> None:
         """The page as a PNG: the whole of it, or from an element on, so many pixels of it."""

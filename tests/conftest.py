@@ -85,17 +85,17 @@ def bases(base_entry: Callable[[str], BaseEntry]) -> Callable[[str], LoadedBase]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """What uses `databases` runs on every kind, and what uses `base` on the tiny GPT-2.
+    """Run what uses `databases` on every kind, and what uses `base` on the tiny GPT-2.
 
     A module that says `ON_DATABASES = (...)` or `ON_BASES = (...)` has it run on these: on one kind of database what
     asks it nothing that other tests do not ask of each. Where the environment sets EVERY_DATABASE, `ON_DATABASES` is
     passed over.
     """
-    for said, fixture, scope, otherwise in (
+    for variable, fixture, scope, otherwise in (
         ("ON_BASES", "base", "module", ()),
         ("ON_DATABASES", "databases", "session", KINDS),
     ):
-        names = otherwise if EVERY and said == "ON_DATABASES" else getattr(metafunc.module, said, otherwise)
+        names = otherwise if EVERY and variable == "ON_DATABASES" else getattr(metafunc.module, variable, otherwise)
         if names and fixture in metafunc.fixturenames:
             metafunc.parametrize(fixture, names, scope=scope, indirect=True)
 
@@ -152,8 +152,8 @@ def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """Chromium, whose pages have cookies and a cache of their own. Without it the test is skipped, and fails in CI."""
     program = chromium()
     if program is None:
-        why = "There is no chromium, which looks at the pages: `make browser` installs it where that is possible."
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(why)
+        reason = "There is no chromium, which looks at the pages: `make browser` installs it where that is possible."
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
     browser = Browser(program, tmp_path_factory.mktemp("chromium"))
     yield browser
     browser.close()
@@ -179,8 +179,8 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
     def run(*args: object, **options: Any) -> tuple[int, str, str]:
         capsys.readouterr()
         code = cli.run([str(arg) for arg in args], **options)
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
 
     return run
 

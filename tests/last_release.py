@@ -26,11 +26,11 @@ def last_release(folder: Path) -> Path:
         pytest.skip("this is no checkout, so that the code of the last release is not here")
     done = _git("archive", COMMIT, *PACKAGES)
     if done.returncode:
-        why = f"the history here does not have the last release, {COMMIT[:12]}: {done.stderr.decode().strip()}"
+        reason = f"the history here does not have the last release, {COMMIT[:12]}: {done.stderr.decode().strip()}"
         whole = _git("rev-parse", "--is-shallow-repository").stdout.strip() == b"false"
-        (pytest.fail if os.environ.get("CI") and whole else pytest.skip)(why)
-    with tarfile.open(fileobj=BytesIO(done.stdout)) as found:
-        found.extractall(folder, filter="data")
+        (pytest.fail if os.environ.get("CI") and whole else pytest.skip)(reason)
+    with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
+        archive.extractall(folder, filter="data")
     return folder
 
 

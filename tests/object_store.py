@@ -73,7 +73,7 @@ def object_blobs(url: str, folder: Path, *, seconds: float = 5.0, most: int = 2*
 
 
 def hidden(store: ObjectBlobs) -> ObjectBlobs:
-    """The same store as another server sees it, that has fetched nothing yet."""
+    """A second view of the store, as another server sees it that has fetched nothing yet."""
     return object_blobs(store.location, store.folder.parent / f"other-{next(NUMBERS)}")
 
 
@@ -110,14 +110,14 @@ class FaultHandler(BaseHTTPRequestHandler):
     do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = handle_any
 
     def forwarded(self) -> tuple[int, dict[str, str], bytes]:
-        """What the server answers."""
+        """The server's answer to the request."""
         connection = http.client.HTTPConnection(self.proxy.target)
         try:
             connection.request(self.command, self.path, self.body, dict(self.headers.items()))
-            found = connection.getresponse()
-            data = found.read()
-            headers = {k: v for k, v in found.getheaders() if k.lower() not in ("transfer-encoding", "connection")}
-            return found.status, headers, data
+            response = connection.getresponse()
+            data = response.read()
+            headers = {k: v for k, v in response.getheaders() if k.lower() not in ("transfer-encoding", "connection")}
+            return response.status, headers, data
         finally:
             connection.close()
 

@@ -18,7 +18,7 @@ print(getattr(importlib.import_module(module), name)())
 
 
 def elsewhere(function: Callable[[], str], environment: Mapping[str, str]) -> str:
-    """What `function`, which a module defines by its own name, answers under these variables."""
+    """The output of `function`, which a module defines by its own name, under these variables."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SCRIPT, str(REPOSITORY), function.__module__, function.__name__],
         env={**os.environ, **environment},

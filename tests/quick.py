@@ -1,4 +1,4 @@
-"""What `make quick` leaves out: tests that need a server, PostgreSQL or another process, or that take long.
+"""Tests that `make quick` leaves out: they need a server, PostgreSQL or another process, or take long.
 
 A test that uses the fixtures of those, or runs on PostgreSQL or an object store, is marked `slow` by itself, others
 say so. In a run without slow tests nothing can start a process or listen: a test that should have said so fails with
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-FIXTURES = frozenset({"world", "target", "postgres", "own", "object_store"})
+FIXTURES = frozenset({"world", "target", "postgres", "database_server", "object_store"})
 KINDS = frozenset({"postgresql", "objects"})
 """Parameters of tests that run on one of several things, of which these are servers."""
 REFUSED = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "socket.bind"})
@@ -24,7 +24,7 @@ def mark(items: list[pytest.Item]) -> None:
     """Mark as `slow` what needs a server or PostgreSQL by what it uses."""
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
-        kinds = {one for one in parameters if isinstance(one, str)}
+        kinds = {parameter for parameter in parameters if isinstance(parameter, str)}
         if FIXTURES & set(getattr(item, "fixturenames", ())) or KINDS & kinds:
             item.add_marker(pytest.mark.slow)
 

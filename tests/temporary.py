@@ -19,11 +19,11 @@ ROOM = 6 * 2**30
 def keep_in_memory(folder: Path = MEMORY) -> None:
     """Have folders of tests made in `folder`, unless it is missing, small or runs no programs, or another is named."""
     try:
-        found = os.statvfs(folder)
+        filesystem = os.statvfs(folder)
     except OSError:
         return
-    room = found.f_bavail * found.f_frsize
-    if room >= ROOM and not found.f_flag & os.ST_NOEXEC and os.access(folder, os.W_OK):
+    room = filesystem.f_bavail * filesystem.f_frsize
+    if room >= ROOM and not filesystem.f_flag & os.ST_NOEXEC and os.access(folder, os.W_OK):
         os.environ.setdefault(ROOT, str(folder))
 
 

@@ -137,11 +137,11 @@ def soup(*, abstained: bool = False) -> Plot:
 
 
 def test_a_soup_shows_weights_held_out_differences_and_candidates() -> None:
-    shown = texts(soup())
+    drawn = texts(soup())
     for text in ("team/mixed@1", "The best of two.", "0.750", "The weighed soup", "-0.2000 ± 0.0900", "team/zoo@1"):
-        assert text in shown
-    assert any("on 11 held-out passages" in text for text in shown)
-    assert "-0.1000 ± 0.0720" in shown, "as many standard errors as the verification's interval"
+        assert text in drawn
+    assert any("on 11 held-out passages" in text for text in drawn)
+    assert "-0.1000 ± 0.0720" in drawn, "as many standard errors as the verification's interval"
     abstained = texts(soup(abstained=True))
     assert "Abstained: team/mixed@1" in abstained
     assert "Ingredients by weight" not in abstained
@@ -168,15 +168,15 @@ def test_a_selection_shows_the_chosen_first_and_counts_all_candidates() -> None:
             "more_left_out": {"below": 7},
         }
     )
-    shown = texts(selection_plot(selection))
-    assert {"1 chosen of 10", "Score; filled: chosen (share of at least 0.25)", "0.900, weight 1.00"} <= set(shown)
-    assert [text for text in shown if text.startswith("a/")] == ["a/x@1", "a/y@1"], "no bar without a score"
+    drawn = texts(selection_plot(selection))
+    assert {"1 chosen of 10", "Score; filled: chosen (share of at least 0.25)", "0.900, weight 1.00"} <= set(drawn)
+    assert [text for text in drawn if text.startswith("a/")] == ["a/x@1", "a/y@1"], "no bar without a score"
 
 
 def test_perplexity_shows_both_models_their_difference_and_every_text_once() -> None:
-    shown = texts(perplexity_plot("a/x@1", SCORES, against="base/small"))
-    assert {"a/x@1 on 4 texts, 40 tokens", "-0.2000 ± 0.2000", "base/small", "9.00"} <= set(shown)
-    assert {"1.00 to 2.00", "2.00 to 3.00"} <= set(shown)
+    drawn = texts(perplexity_plot("a/x@1", SCORES, against="base/small"))
+    assert {"a/x@1 on 4 texts, 40 tokens", "-0.2000 ± 0.2000", "base/small", "9.00"} <= set(drawn)
+    assert {"1.00 to 2.00", "2.00 to 3.00"} <= set(drawn)
     alone = texts(perplexity_plot("m", SCORES.model_copy(update={"baseline": None}), against=None))
     assert not any("against" in text for text in alone)
 
@@ -198,9 +198,9 @@ def test_fits_evaluations_and_trainings_show_their_figures() -> None:
         "clusters": [{"cluster": 0, "domains": [], "units": 12}],
         "warnings": ["Few units."],
     }
-    shown = set(texts(fit_plot("cosine", 3, fit)))
-    assert {"cosine over 3 domains", "Few units.", "95.0%", "0: no domain", "12"} <= shown
-    assert "Mean score of a domain's own text (threshold 0.500)" in shown
+    drawn = set(texts(fit_plot("cosine", 3, fit)))
+    assert {"cosine over 3 domains", "Few units.", "95.0%", "0: no domain", "12"} <= drawn
+    assert "Mean score of a domain's own text (threshold 0.500)" in drawn
     assert texts(fit_plot("uniform", 3, {"held_out_accuracy": None, "warnings": []})) == ["uniform over 3 domains"]
     figures = {
         "perplexity": 5.0,
@@ -221,8 +221,8 @@ def test_fits_evaluations_and_trainings_show_their_figures() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_takes_names_literally_in_both_themes_and_is_deterministic(kind: str) -> None:
     name = "<b>&$x^2$ ]]> 法\x07"
-    light, again, dark = (to_svg(KINDS[kind](name, theme)) for theme in (LIGHT, LIGHT, DARK))
-    assert light == again
+    light, repeat, dark = (to_svg(KINDS[kind](name, theme)) for theme in (LIGHT, LIGHT, DARK))
+    assert light == repeat
     for svg, theme in ((light, LIGHT), (dark, DARK)):
         assert any("<b>&$x^2$ ]]> 法?" in text for text in texts_in(svg)), texts_in(svg)
         assert theme.ground in svg
@@ -238,9 +238,9 @@ def test_any_text_and_any_size_gives_one_whole_file(name: str, value: float, hal
 
 def test_rows_beyond_the_most_are_counted_and_long_names_keep_both_ends() -> None:
     rows = [Bar(f"team/{'long' * 30}@{n}", n, "") for n in range(MAX_ROWS + 3)]
-    shown = texts(panels("", [], [Panel("c", rows)]))
-    assert "c (3 more rows are not shown)" in shown
-    labels = [text for text in shown if text.startswith("team/long")]
+    drawn = texts(panels("", [], [Panel("c", rows)]))
+    assert "c (3 more rows are not shown)" in drawn
+    labels = [text for text in drawn if text.startswith("team/long")]
     assert len(labels) == MAX_ROWS
     assert all(label.endswith(f"@{n}") and len(label) < 40 for n, label in enumerate(labels))
 
@@ -248,9 +248,9 @@ def test_rows_beyond_the_most_are_counted_and_long_names_keep_both_ends() -> Non
 def test_a_map_has_one_scale_and_names_what_has_room() -> None:
     places = {f"domain-{n}": (9 * math.sin(n), 2 * math.cos(3 * n)) for n in range(40)}
     plot = domain_map(places, (0.0, 0.0))
-    shown = texts(plot)
-    assert "your text" in shown
-    assert 5 < len(shown) <= 41
+    drawn = texts(plot)
+    assert "your text" in drawn
+    assert 5 < len(drawn) <= 41
     (axes,) = plot.axes
     origin, right, up = axes.transData.transform([(0, 0), (1, 0), (0, 1)])
     assert right[0] - origin[0] == pytest.approx(up[1] - origin[1])
@@ -270,5 +270,5 @@ def test_plots_are_drawn_in_several_threads_at_once() -> None:
 def test_a_heat_map_has_a_number_in_every_cell_that_has_a_value() -> None:
     values = {("0", "b"): 0.5, ("1", "b"): -0.25}
     rows, columns = CategoryAxis("y", ["0", "1"]), CategoryAxis("x", ["a", "b"])
-    shown = texts(heat_map("t", values, rows=rows, columns=columns))
-    assert [text for text in shown if "." in text] == ["+0.500", "-0.250"]
+    drawn = texts(heat_map("t", values, rows=rows, columns=columns))
+    assert [text for text in drawn if "." in text] == ["+0.500", "-0.250"]

@@ -122,9 +122,9 @@ class TestRevoked:
         with world.runtime.services.jobs.runs(claimed.id) as cancelled:
             key.revoke()
             assert cancelled.is_set(), "what runs here is asked to stop"
-        assert [state_of(world, row) for row in (cook, training)] == ["cancelled", "cancelled"]
+        assert [state_of(world, answer) for answer in (cook, training)] == ["cancelled", "cancelled"]
         assert not world.registry.blobs.has(blob), "the cook's text is gone with it"
-        entry = next(row for row in world.client.get("/v1/audit").json()["data"] if row["action"] == "key.revoke")
+        entry = next(entry for entry in world.client.get("/v1/audit").json()["data"] if entry["action"] == "key.revoke")
         assert (entry["subject"], entry["detail"]["jobs_cancelled"]) == (key.id, 2)
 
     def test_what_another_key_asked_for_too_goes_on_for_that_one(self, world: World) -> None:
