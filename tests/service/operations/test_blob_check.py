@@ -249,18 +249,16 @@ def test_an_older_copy_loses_nothing(tmp_path, blobs, caplog):
     with opened(tmp_path / "db") as database:
         start(database, blobs)
         old = named(database, blobs, b"old")
-        stored_again = named(
-            database, blobs, b"newer"
-        )  # is scheduled for removal in the copy, and stored again after it
+        newer = named(database, blobs, b"newer")  # is scheduled for removal in the copy, and stored again after it
         with database.write() as catalogue:
-            catalogue.removals.forget(stored_again, datetime.now(UTC))
+            catalogue.removals.forget(newer, datetime.now(UTC))
         backup = copied(database, tmp_path / "backup" / "soup.db")
         start(database, blobs)
         new = named(database, blobs, b"new", b"newer")
         request = blobs.put_bytes(request_bytes({"sample": "text"}))
         older = Database(f"sqlite:///{backup}")
         with older.read() as catalogue:
-            assert catalogue.removals.pending() == set(stored_again)
+            assert catalogue.removals.pending() == set(newer)
         with caplog.at_level(logging.WARNING):
             assert start(older, blobs) == BlobReport(older=True, restored=0, moved=3, set_aside=3, deleted=0, missing=0)
         assert "the database is an older copy than its blobs" in caplog.text
