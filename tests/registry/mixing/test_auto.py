@@ -1,4 +1,4 @@
-"""What `auto` makes of a request, what a pool leaves out for it, and what cannot be mixed, with every reason."""
+"""The mixing that `auto` chooses, the members a pool leaves out for it, and every reason against a mixture."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ AUTO, AVERAGE, EXACT = AutoMixing(), AverageMixing(), ConcatMixing()
 PFEIFFER, WIDE = bottleneck("pfeiffer"), bottleneck("pfeiffer", 300)
 
 
-def chosen(*parts, request=AUTO, max_width=512):
-    return choose_mixing(parts, request, max_width=max_width)
+def chosen(*ingredients, request=AUTO, max_width=512):
+    return choose_mixing(ingredients, request, max_width=max_width)
 
 
 # --- auto -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "because"),
+    ("first_fields", "second_fields", "because"),
     [
         ({}, {}, "The initialisation of acme/a0@1, acme/a1@1 is unknown"),
         ({"provenance": INIT}, {"provenance": OTHER_INIT}, "The initialisations differ"),
@@ -73,8 +73,8 @@ def chosen(*parts, request=AUTO, max_width=512):
         ({"provenance": INIT}, {"provenance": INIT, "config": bottleneck("pfeiffer", scale=2.0)}, "'scale' differ"),
     ],
 )
-def test_one_structure_alone_is_concatenated(one, other, because):
-    choice = chosen(part(0, **{"config": PFEIFFER, **one}), part(1, **{"config": PFEIFFER, **other}))
+def test_one_structure_alone_is_concatenated(first_fields, second_fields, because):
+    choice = chosen(part(0, **{"config": PFEIFFER, **first_fields}), part(1, **{"config": PFEIFFER, **second_fields}))
     assert choice.mixing == EXACT
     assert choice.reason.startswith("exact, and averaging was not possible: ")
     assert because in choice.reason
@@ -107,29 +107,30 @@ def test_one_adapter_is_as_wide_as_it_is():
 # --- pools ----------------------------------------------------------------------------------------
 
 
-def left(best, others, request=AUTO, *, ranked=True) -> dict[str, str]:
-    refs = {one.digest: one.ref.partition("/")[2] for one in others}
+def excluded(best, candidates, request=AUTO, *, ranked=True) -> dict[str, str]:
+    refs = {candidate.digest: candidate.ref.partition("/")[2] for candidate in candidates}
     return {
-        refs[digest]: why for digest, why in exclusion_reasons(best, [best, *others], request, ranked=ranked).items()
+        refs[digest]: reason
+        for digest, reason in exclusion_reasons(best, [best, *candidates], request, ranked=ranked).items()
     }
 
 
 def test_who_can_be_averaged_or_concatenated_stays():
     best = part(0, PFEIFFER, provenance=INIT)
-    others = [
+    candidates = [
         part(1, PFEIFFER, provenance=INIT),
         part(2, PFEIFFER),
         part(3, bottleneck("parallel")),
         part(4, lora()),
         part(5, bottleneck("pfeiffer", 9), provenance=OTHER_INIT),
     ]
-    found = left(best, others)
-    assert set(found) == {"a3@1", "a4@1"}
-    assert "'structure' differ" in found["a3@1"]
-    assert "initialisation of acme/a3@1 is unknown" in found["a3@1"]
-    assert found["a4@1"] == "The methods differ: acme/a0@1 has bottleneck; acme/a4@1 has lora."
-    assert set(left(best, others, AVERAGE)) == {"a2@1", "a3@1", "a4@1", "a5@1"}
-    assert set(left(part(9, lora(9)), others)) == {"a1@1", "a2@1", "a3@1", "a5@1"}
+    reasons = excluded(best, candidates)
+    assert set(reasons) == {"a3@1", "a4@1"}
+    assert "'structure' differ" in reasons["a3@1"]
+    assert "initialisation of acme/a3@1 is unknown" in reasons["a3@1"]
+    assert reasons["a4@1"] == "The methods differ: acme/a0@1 has bottleneck; acme/a4@1 has lora."
+    assert set(excluded(best, candidates, AVERAGE)) == {"a2@1", "a3@1", "a4@1", "a5@1"}
+    assert set(excluded(part(9, lora(9)), candidates)) == {"a1@1", "a2@1", "a3@1", "a5@1"}
 
 
 def test_houlsbys_that_only_average_leave_no_place_for_those_that_only_concatenate():
@@ -137,8 +138,8 @@ def test_houlsbys_that_only_average_leave_no_place_for_those_that_only_concatena
     tuned = {name: tensor + 1 for name, tensor in tensors_of(config, 1).items()}
     best = part(0, config, provenance=INIT)
     averages, joins = part(1, config, provenance=INIT, load=lambda: tuned), part(2, config)
-    assert set(left(best, [averages, joins])) == {"a2@1"}
-    assert left(best, [joins]) == {}
+    assert set(excluded(best, [averages, joins])) == {"a2@1"}
+    assert excluded(best, [joins]) == {}
 
 
 def test_where_nothing_is_ranked_the_average_of_many_wins():
@@ -146,8 +147,10 @@ def test_where_nothing_is_ranked_the_average_of_many_wins():
     strangers = [part(n, PFEIFFER) for n in range(3, 8)]
     best = best_unranked([*strangers, *same], AUTO)
     assert best in same
-    assert set(left(best, [*same, *strangers], ranked=False)) == {one.ref.partition("/")[2] for one in strangers}
-    assert left(strangers[0], strangers[1:], ranked=False) == {}
+    assert set(excluded(best, [*same, *strangers], ranked=False)) == {
+        stranger.ref.partition("/")[2] for stranger in strangers
+    }
+    assert excluded(strangers[0], strangers[1:], ranked=False) == {}
     loras = [part(n, lora(n)) for n in range(20, 24)]
     assert best_unranked([*strangers[:2], *loras], AUTO) in loras
     assert best_unranked([*loras[:1], *strangers], AverageMixing(assume_same_init=True)) in strangers
@@ -164,8 +167,10 @@ def test_the_largest_group_is_of_those_that_concatenate_not_of_one_structure():
 
 @pytest.mark.parametrize("kind", sorted(STRUCTURES))
 def test_concat_is_exact_and_average_is_not(kind):
-    parts = weighted([bottleneck(kind)] * 3, [1, 2, 3])
-    (_, exact), (_, averaged) = (reported(parts, one) for one in (EXACT, AverageMixing(assume_same_init=True)))
+    ingredients = weighted([bottleneck(kind)] * 3, [1, 2, 3])
+    (_, exact), (_, averaged) = (
+        reported(ingredients, mixing) for mixing in (EXACT, AverageMixing(assume_same_init=True))
+    )
     assert (exact.width_in, exact.width_out) == ((4, 4, 4), 12)
     assert (averaged.width_in, averaged.width_out, averaged.relative_cost) == ((4, 4, 4), 4, 1.0)
     assert exact.residual < 1e-6 < 0.1 < averaged.residual
@@ -175,37 +180,37 @@ def test_concat_is_exact_and_average_is_not(kind):
 def test_the_residual_is_that_of_the_outputs_of_all_layers():
     """A soup whose second layer is twice too loud, and nothing else wrong."""
     config = bottleneck("pfeiffer")
-    (one,) = weighted([config], [1])
+    (ingredient,) = weighted([config], [1])
     exact = ExactMixture(config, SHAPE, EXACT)
-    exact.watched(one).load()
-    loud = {name: 2 * t if name.startswith("layers.1.ffn.up") else t for name, t in one.load().items()}
+    exact.watched(ingredient).load()
+    loud = {name: 2 * t if name.startswith("layers.1.ffn.up") else t for name, t in ingredient.load().items()}
     probes = torch.randn(4000, 16, generator=torch.Generator().manual_seed(3))
-    sizes = {site: float(u.square().sum()) for site, u in updates(config, one.load(), probes).items()}
-    wanted = (sizes["layers.1.ffn"] / sum(sizes.values())) ** 0.5
-    assert exact.mixture.residual(config, loud) == pytest.approx(wanted, rel=0.1)
+    sizes = {site: float(u.square().sum()) for site, u in updates(config, ingredient.load(), probes).items()}
+    expected = (sizes["layers.1.ffn"] / sum(sizes.values())) ** 0.5
+    assert exact.mixture.residual(config, loud) == pytest.approx(expected, rel=0.1)
 
 
 def test_ingredients_that_cancel_out_have_no_residual():
     config = bottleneck("pfeiffer")
-    one = tensors_of(config, 0)
-    other = {name: -tensor if ".up." in name else tensor for name, tensor in one.items()}
-    parts = [
-        part(0, config, "0.5", load=lambda: one),
-        part(1, config, "0.5", load=lambda: other),
+    tensors = tensors_of(config, 0)
+    opposite = {name: -tensor if ".up." in name else tensor for name, tensor in tensors.items()}
+    ingredients = [
+        part(0, config, "0.5", load=lambda: tensors),
+        part(1, config, "0.5", load=lambda: opposite),
     ]
     exact = ExactMixture(config, SHAPE, EXACT)
-    for each in parts:
-        exact.watched(each).load()
-    assert exact.mixture.residual(config, one) is None
-    _, told = reported(parts, AverageMixing(assume_same_init=True))
-    assert told.residual == 0.0
+    for ingredient in ingredients:
+        exact.watched(ingredient).load()
+    assert exact.mixture.residual(config, tensors) is None
+    _, report = reported(ingredients, AverageMixing(assume_same_init=True))
+    assert report.residual == 0.0
 
 
 def test_a_lora_of_more_rank_than_its_modules_have_sizes():
-    _, found = reported(weighted([lora(40), lora(30)], [1, 1]), EXACT)
-    assert (set(found.width_in), found.width_out) == ({40, 30}, 70)
-    assert found.residual < 1e-6
-    assert found.relative_cost > 1
+    _, report = reported(weighted([lora(40), lora(30)], [1, 1]), EXACT)
+    assert (set(report.width_in), report.width_out) == ({40, 30}, 70)
+    assert report.residual < 1e-6
+    assert report.relative_cost > 1
 
 
 def test_relative_cost_is_that_of_the_methods_paper():
@@ -249,7 +254,7 @@ LAYERS = {"layers.0.ffn": "1"}
 
 
 def two(*configs: AdapterConfig, **fields: Any) -> list[SoupIngredient]:
-    """Two ingredients of one configuration or two, of one start unless told."""
+    """Two ingredients of one configuration or two, of one start unless the fields say otherwise."""
     return [part(n, config, **{**SAMPLED, **fields}) for n, config in enumerate((configs * 2)[:2])]
 
 
@@ -264,19 +269,19 @@ def pruned() -> list[SoupIngredient]:
 
 def houlsbys(**fields: Any) -> list[SoupIngredient]:
     """Two whose trained LayerNorms differ."""
-    other = {name: tensor + 1 for name, tensor in tensors_of(HOULSBY, 1).items()}
-    return [part(0, HOULSBY, **fields), part(1, HOULSBY, load=lambda: other, **fields)]
+    shifted = {name: tensor + 1 for name, tensor in tensors_of(HOULSBY, 1).items()}
+    return [part(0, HOULSBY, **fields), part(1, HOULSBY, load=lambda: shifted, **fields)]
 
 
-def refused(parts: list[SoupIngredient], request: Any, max_width: int = 512) -> Incompatible:
+def refused(ingredients: list[SoupIngredient], request: Any, max_width: int = 512) -> Incompatible:
     with pytest.raises(Incompatible) as caught:
-        choose_mixing(parts, request, max_width=max_width)
+        choose_mixing(ingredients, request, max_width=max_width)
     return caught.value
 
 
-@pytest.mark.parametrize("mixing", BY_TENSORS, ids=lambda one: one.method)
+@pytest.mark.parametrize("mixing", BY_TENSORS, ids=lambda mixing: mixing.method)
 def test_methods_that_mix_tensor_by_tensor_ask_for_one_start_projections_and_no_masks(mixing) -> None:
-    for parts, words in (
+    for ingredients, words in (
         (started(INIT, OTHER_INIT), "initialisations differ"),
         (started(UNKNOWN, UNKNOWN), "is unknown"),
         (pruned(), f"is pruned, and '{mixing.method}' keeps no mask"),
@@ -284,10 +289,10 @@ def test_methods_that_mix_tensor_by_tensor_ask_for_one_start_projections_and_no_
         (two(FUSION), "is a fusion"),
         (two(PFEIFFER, layers=LAYERS), "factors by layer"),
     ):
-        assert words in refused(parts, mixing).message
+        assert words in refused(ingredients, mixing).message
 
 
-@pytest.mark.parametrize("mixing", [AVERAGE, *BY_TENSORS[:5]], ids=lambda one: one.method)
+@pytest.mark.parametrize("mixing", [AVERAGE, *BY_TENSORS[:5]], ids=lambda mixing: mixing.method)
 def test_the_request_may_vouch_for_one_start(mixing) -> None:
     vouched = mixing.model_copy(update={"assume_same_init": True})
     assert choose_mixing(started(UNKNOWN, UNKNOWN), vouched, max_width=512).mixing == vouched
@@ -301,7 +306,7 @@ OF_METHODS = "Mix only adapters of one base model and one method."
 
 
 @pytest.mark.parametrize(
-    ("parts", "mixing", "words"),
+    ("ingredients", "mixing", "words"),
     [
         *[(two(UNION), mixing, "of bottlenecks and LoRAs, and acme/a0@1 is a union") for mixing in BY_TENSORS[3:]],
         *[(NO_SAMPLE, mixing, "acme/a0@1, acme/a1@1 have no sample whose text is") for mixing in BY_TENSORS[3:5]],
@@ -349,14 +354,14 @@ OF_METHODS = "Mix only adapters of one base model and one method."
         ([part(0, BANK)], AutoMixing(scale="0.5"), "A merge has no scale, and 0.5 is asked for"),
     ],
 )
-def test_what_cannot_be_mixed_is_refused_with_the_reason(parts, mixing, words: str) -> None:
-    error = refused(parts, mixing, max_width=4096)
+def test_what_cannot_be_mixed_is_refused_with_the_reason(ingredients, mixing, words: str) -> None:
+    error = refused(ingredients, mixing, max_width=4096)
     assert words in error.message
     assert error.problems
 
 
 @pytest.mark.parametrize(
-    ("parts", "mixing", "problems", "advice"),
+    ("ingredients", "mixing", "problems", "advice"),
     [
         *[(two(PFEIFFER, lora()), mixing, ONE_METHOD, OF_METHODS) for mixing in (AUTO, AVERAGE, EXACT)],
         (
@@ -390,8 +395,8 @@ def test_what_cannot_be_mixed_is_refused_with_the_reason(parts, mixing, words: s
         ],
     ],
 )
-def test_nothing_else_is_said_than_what_is_against_it(parts, mixing, problems: list[str], advice: str) -> None:
-    error = refused(parts, mixing)
+def test_nothing_else_is_said_than_what_is_against_it(ingredients, mixing, problems: list[str], advice: str) -> None:
+    error = refused(ingredients, mixing)
     assert list(error.problems) == problems
     assert error.message.endswith(advice)
 
@@ -412,8 +417,8 @@ def test_all_that_differs_is_told_each_once() -> None:
 
 
 def test_all_that_differs_in_a_union_and_in_a_fusion_is_told_by_its_field() -> None:
-    other = UnionConfig(members=(PrefixConfig(length=5), bottleneck("parallel", 6, scale=2.0)))
-    problems = refused(two(MAM, other), AVERAGE).problems
+    union = UnionConfig(members=(PrefixConfig(length=5), bottleneck("parallel", 6, scale=2.0)))
+    problems = refused(two(MAM, union), AVERAGE).problems
     assert len(problems) == 3
     assert [word for word in ("'bottleneck'", "'scale'", "'length'") if word not in " ".join(problems)] == []
     fusions = two(FUSION, FusionConfig(member=bottleneck("pfeiffer", 7), members=2))
@@ -440,20 +445,23 @@ def test_what_has_no_width_is_not_concatenated(config: AdapterConfig, described:
 
 @pytest.mark.parametrize("mixing", [AUTO, EXACT])
 def test_wider_than_max_width_is_refused_with_the_numbers(mixing) -> None:
-    parts = [part(n, bottleneck("pfeiffer", 300)) for n in range(2)]
-    error = refused(parts, mixing)
+    ingredients = [part(n, bottleneck("pfeiffer", 300)) for n in range(2)]
+    error = refused(ingredients, mixing)
     assert "Concatenated they would be 600 wide (300, 300), and max_width is 512." in error.problems
     assert "raise max_width" in error.message
     assert ("assume_same_init" in error.message) is (mixing is AUTO)
-    assert choose_mixing(parts, mixing, max_width=600).mixing == EXACT
+    assert choose_mixing(ingredients, mixing, max_width=600).mixing == EXACT
 
 
 def test_what_is_recompressed_is_no_wider_than_it_may_be_and_not_made_of_too_many() -> None:
-    parts = [part(n, bottleneck("pfeiffer", 300)) for n in range(4)]
-    assert "Side by side they are 1200 wide, and 'recompress' takes at most 1024" in refused(parts, RECOMPRESS).message
-    assert within_width(parts, RECOMPRESS, max_width=512)[0] == 3
-    assert choose_mixing(parts[:3], RECOMPRESS, max_width=512).mixing == RECOMPRESS
-    wide = refused(parts[:3], RecompressMixing(width=600))
+    ingredients = [part(n, bottleneck("pfeiffer", 300)) for n in range(4)]
+    assert (
+        "Side by side they are 1200 wide, and 'recompress' takes at most 1024"
+        in refused(ingredients, RECOMPRESS).message
+    )
+    assert within_width(ingredients, RECOMPRESS, max_width=512)[0] == 3
+    assert choose_mixing(ingredients[:3], RECOMPRESS, max_width=512).mixing == RECOMPRESS
+    wide = refused(ingredients[:3], RecompressMixing(width=600))
     assert "Recompressed they would be 600 wide, and max_width is 512" in wide.message
 
 

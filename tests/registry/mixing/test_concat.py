@@ -42,11 +42,11 @@ EXACT = ConcatMixing()
 KINDS = sorted(STRUCTURES)
 
 
-def well_formed(parts, mixing=EXACT):
+def well_formed(ingredients, mixing=EXACT):
     """The soup's configuration and tensors, which have to fit each other."""
-    config, tensors = concat.result(parts, mixing), concat.mix(parts, mixing)
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    assert tensor_problems(expected_tensors(config, SHAPE), found) == []
+    config, tensors = concat.result(ingredients, mixing), concat.mix(ingredients, mixing)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert tensor_problems(expected_tensors(config, SHAPE), shapes) == []
     return config, tensors
 
 
@@ -62,25 +62,28 @@ shares = st.lists(st.floats(0.01, 10), min_size=2, max_size=4)
     st.sampled_from(["1", "0.5", "-2"]),
 )
 def test_every_layers_output_is_the_weighted_mean_of_its_ingredients(kind, weights, widths, scale):
-    parts = weighted([bottleneck(kind, widths[n], scale=1.0 + n) for n in range(len(weights))], weights)
-    config, tensors = well_formed(parts, ConcatMixing(scale=scale))
+    ingredients = weighted([bottleneck(kind, widths[n], scale=1.0 + n) for n in range(len(weights))], weights)
+    config, tensors = well_formed(ingredients, ConcatMixing(scale=scale))
     assert config.bottleneck == sum(widths[: len(weights)])
     probes = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
-    members = [updates(one.config, tensors_of(one.config, one.adapter_id), probes) for one in parts]
-    for site, found in updates(config, tensors, probes).items():
-        pairs = zip(parts, members, strict=True)
-        exact = float(scale) * sum(float(one.weight) * member[site].double() for one, member in pairs)
-        assert torch.allclose(found.double(), exact, rtol=0, atol=1e-5 * float(exact.abs().max())), site
+    members = [
+        updates(ingredient.config, tensors_of(ingredient.config, ingredient.adapter_id), probes)
+        for ingredient in ingredients
+    ]
+    for site, update in updates(config, tensors, probes).items():
+        pairs = zip(ingredients, members, strict=True)
+        exact = float(scale) * sum(float(ingredient.weight) * member[site].double() for ingredient, member in pairs)
+        assert torch.allclose(update.double(), exact, rtol=0, atol=1e-5 * float(exact.abs().max())), site
 
 
 @pytest.mark.parametrize("config", [bottleneck("bapna_firat"), lora()])
 def test_a_scaled_ingredient_is_folded(config):
-    (one,) = weighted([config], [1])
-    found, tensors = well_formed([one], ConcatMixing(scale="2"))
-    exact = ExactMixture(found, SHAPE, ConcatMixing(scale="2"))
-    exact.watched(one).load()
-    assert exact.mixture.residual(found, tensors) < 1e-6
-    assert exact.mixture.residual(config, one.load()) == pytest.approx(0.5)
+    (ingredient,) = weighted([config], [1])
+    soup_config, tensors = well_formed([ingredient], ConcatMixing(scale="2"))
+    exact = ExactMixture(soup_config, SHAPE, ConcatMixing(scale="2"))
+    exact.watched(ingredient).load()
+    assert exact.mixture.residual(soup_config, tensors) < 1e-6
+    assert exact.mixture.residual(config, ingredient.load()) == pytest.approx(0.5)
 
 
 def test_houlsbys_trained_norms_are_kept_where_they_are_equal():
@@ -108,27 +111,31 @@ some_loras = st.lists(
 @given(some_loras, st.lists(st.floats(0.01, 10), min_size=4, max_size=4), st.sampled_from(["1", "-0.5"]))
 def test_a_lora_soup_is_the_weighted_sum_of_the_updates(configs, weights, scale):
     """Ranks, alphas, rsLoRA and modules differ; where an ingredient has no module, it adds nothing."""
-    parts = weighted(configs, weights[: len(configs)])
-    config, tensors = well_formed(parts, ConcatMixing(scale=scale))
+    ingredients = weighted(configs, weights[: len(configs)])
+    config, tensors = well_formed(ingredients, ConcatMixing(scale=scale))
     assert not config.rslora
-    assert sum(config.widths().values()) == sum(sum(one.config.widths().values()) for one in parts)
+    assert sum(config.widths().values()) == sum(sum(ingredient.config.widths().values()) for ingredient in ingredients)
     assert all(config.scaling(module) == 1.0 for module in config.modules().values())
-    members = [deltas(one.config, tensors_of(one.config, one.adapter_id)) for one in parts]
-    for path, found in deltas(config, tensors).items():
-        exact = float(scale) * sum(float(one.weight) * d[path] for one, d in zip(parts, members, strict=True))
-        assert torch.allclose(found, exact, rtol=0, atol=1e-6 * max(1.0, float(exact.abs().max()))), path
+    members = [
+        deltas(ingredient.config, tensors_of(ingredient.config, ingredient.adapter_id)) for ingredient in ingredients
+    ]
+    for path, delta in deltas(config, tensors).items():
+        exact = float(scale) * sum(
+            float(ingredient.weight) * d[path] for ingredient, d in zip(ingredients, members, strict=True)
+        )
+        assert torch.allclose(delta, exact, rtol=0, atol=1e-6 * max(1.0, float(exact.abs().max()))), path
 
 
 def test_the_average_of_factors_has_cross_terms_and_the_residual_says_so():
     config, mixing = lora(4), AverageMixing(assume_same_init=True)
-    parts = weighted([config] * 2, [1, 1])
+    ingredients = weighted([config] * 2, [1, 1])
     exact = ExactMixture(config, SHAPE, mixing)
-    tensors = MIXINGS["average"].mix([exact.watched(one) for one in parts], mixing)
-    members = [deltas(config, one.load()) for one in parts]
-    wanted = {path: (members[0][path] + members[1][path]) / 2 for path in LINEARS}
-    found = deltas(config, tensors)
-    by_hand = sum((found[p] - wanted[p]).square().sum() for p in LINEARS) / sum(
-        wanted[p].square().sum() for p in LINEARS
+    tensors = MIXINGS["average"].mix([exact.watched(ingredient) for ingredient in ingredients], mixing)
+    members = [deltas(config, ingredient.load()) for ingredient in ingredients]
+    expected = {path: (members[0][path] + members[1][path]) / 2 for path in LINEARS}
+    soup_deltas = deltas(config, tensors)
+    by_hand = sum((soup_deltas[p] - expected[p]).square().sum() for p in LINEARS) / sum(
+        expected[p].square().sum() for p in LINEARS
     )
     assert exact.mixture.residual(config, tensors) == pytest.approx(float(by_hand) ** 0.5, rel=1e-9)
     assert float(by_hand) > 0.1
@@ -137,8 +144,8 @@ def test_the_average_of_factors_has_cross_terms_and_the_residual_says_so():
 # --- reasons --------------------------------------------------------------------------------------
 
 
-def reasons(*parts) -> str:
-    return " ".join(MIXINGS["concat"].check(parts, EXACT))
+def reasons(*ingredients) -> str:
+    return " ".join(MIXINGS["concat"].check(ingredients, EXACT))
 
 
 def test_width_scale_and_initialisation_may_differ():
@@ -154,16 +161,16 @@ def test_the_epsilon_counts_where_it_is_used():
 
 def test_houlsbys_norms_are_compared_only_where_nothing_else_stands_against_them():
     config = bottleneck("houlsby")
-    other = {name: t + 1 if ".base_norm." in name else t for name, t in tensors_of(config, 1).items()}
+    shifted = {name: t + 1 if ".base_norm." in name else t for name, t in tensors_of(config, 1).items()}
     assert reasons(part(0, config), part(1, config)) == ""
-    text = reasons(part(0, config), part(1, config, load=lambda: other), part(2, config))
+    text = reasons(part(0, config), part(1, config, load=lambda: shifted), part(2, config))
     assert text == "The trained LayerNorms differ: those of acme/a1@1 are not those of acme/a0@1."
 
     def never():
         raise AssertionError("read before anything else was checked")
 
     kinds = [config, bottleneck("houlsby_plain", activation="gelu")]
-    assert "'trained_norms' differ" in reasons(*(part(n, one, load=never) for n, one in enumerate(kinds)))
+    assert "'trained_norms' differ" in reasons(*(part(n, kind, load=never) for n, kind in enumerate(kinds)))
     plain = bottleneck("houlsby_plain")
     assert reasons(part(0, plain, load=never), part(1, plain, load=never)) == ""
 
@@ -190,15 +197,21 @@ def layered(number, config, drawn, weight="1"):
 @settings(max_examples=20)
 @given(st.sampled_from(sorted(STRUCTURES)), factors, factors, st.sampled_from(["1", "-2"]))
 def test_bottlenecks_are_added_with_the_factor_of_each_place(kind, first, second, scale):
-    parts = [layered(0, bottleneck(kind, 3, scale=2.0), first, "0.5"), layered(1, bottleneck(kind, 4), second, "1.5")]
+    ingredients = [
+        layered(0, bottleneck(kind, 3, scale=2.0), first, "0.5"),
+        layered(1, bottleneck(kind, 4), second, "1.5"),
+    ]
     mixing = ConcatMixing(scale=scale)
-    found = updates(concat.result(parts, mixing), concat.mix(parts, mixing), PROBES)
-    members = [updates(one.config, tensors_of(one.config, one.adapter_id), PROBES) for one in parts]
-    assert found.keys() == {site for one in members for site in one}
-    for site, update in found.items():
+    soup_updates = updates(concat.result(ingredients, mixing), concat.mix(ingredients, mixing), PROBES)
+    members = [
+        updates(ingredient.config, tensors_of(ingredient.config, ingredient.adapter_id), PROBES)
+        for ingredient in ingredients
+    ]
+    assert soup_updates.keys() == {site for member in members for site in member}
+    for site, update in soup_updates.items():
         exact = sum(
-            float(scale) * float(one.weight) * float(one.layers[site]) * member[site].double()
-            for one, member in zip(parts, members, strict=True)
+            float(scale) * float(ingredient.weight) * float(ingredient.layers[site]) * member[site].double()
+            for ingredient, member in zip(ingredients, members, strict=True)
         )
         assert torch.allclose(update.double(), exact, rtol=0, atol=1e-5 * max(1e-9, float(exact.abs().max()))), site
 
@@ -206,15 +219,17 @@ def test_bottlenecks_are_added_with_the_factor_of_each_place(kind, first, second
 @settings(max_examples=20)
 @given(factors, factors)
 def test_loras_are_added_with_the_factor_of_each_module(first, second):
-    parts = [
+    ingredients = [
         layered(0, lora(2, 4.0), first, "0.5"),
         layered(1, lora(3, 1.0, rslora=True, leaves=("c_attn", "c_fc")), second, "2"),
     ]
-    members = [deltas(one.config, tensors_of(one.config, one.adapter_id)) for one in parts]
-    for path, delta in deltas(concat.result(parts, EXACT), concat.mix(parts, EXACT)).items():
+    members = [
+        deltas(ingredient.config, tensors_of(ingredient.config, ingredient.adapter_id)) for ingredient in ingredients
+    ]
+    for path, delta in deltas(concat.result(ingredients, EXACT), concat.mix(ingredients, EXACT)).items():
         exact = sum(
-            float(one.weight) * float(one.layers.get(path, 0)) * member[path]
-            for one, member in zip(parts, members, strict=True)
+            float(ingredient.weight) * float(ingredient.layers.get(path, 0)) * member[path]
+            for ingredient, member in zip(ingredients, members, strict=True)
         )
         assert torch.allclose(delta, exact, rtol=0, atol=1e-5 * max(1e-9, float(exact.abs().max()))), path
 
@@ -223,8 +238,8 @@ PROBES = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
 
 
 def test_auto_concatenates_what_an_average_does_not_keep():
-    parts = [replace(layered(n, bottleneck("pfeiffer"), [0.5] * 12), provenance=INIT) for n in range(2)]
-    assert choose_mixing(parts, AutoMixing(), max_width=512).mixing == ConcatMixing()
+    ingredients = [replace(layered(n, bottleneck("pfeiffer"), [0.5] * 12), provenance=INIT) for n in range(2)]
+    assert choose_mixing(ingredients, AutoMixing(), max_width=512).mixing == ConcatMixing()
 
 
 def test_places_are_named_as_tensors_and_modules_are():
@@ -239,4 +254,7 @@ def test_a_recipe_without_layers_has_the_digest_it_always_had():
     assert plain.model_dump() == {"digest": BASE, "weight": "1"}
     with_layers = RecipeIngredient(digest=BASE, weight="1", layers={"layers.0.ffn": 0.50})
     assert with_layers.model_dump()["layers"] == {"layers.0.ffn": "0.5"}
-    assert len({Recipe(base_fingerprint=BASE, ingredients=(one,)).digest for one in (plain, with_layers)}) == 2
+    assert (
+        len({Recipe(base_fingerprint=BASE, ingredients=(ingredient,)).digest for ingredient in (plain, with_layers)})
+        == 2
+    )

@@ -1,4 +1,4 @@
-"""What every mixing method keeps to: a new entry of `MIXINGS` is put through all of it."""
+"""The contract of every mixing method: each new entry of `MIXINGS` is tested against all of it."""
 
 from __future__ import annotations
 
@@ -65,95 +65,95 @@ OF_SEVERAL = sorted(MIXINGS.keys() - {"merge"})
 PROBES = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
 
 
-def some_parts(method: str, config: AdapterConfig = PLAIN, **changes: Any) -> list[SoupIngredient]:
+def ingredients_for(method: str, config: AdapterConfig = PLAIN, **changes: Any) -> list[SoupIngredient]:
     """Ingredients that a method takes: bottlenecks of one start, the heaviest of which are alike, or one bank."""
     if method == "merge":
         return [part(0, BankConfig(expert=bottleneck("bapna_firat", 3), experts=2), provenance=INIT, **changes)]
     weights = ["0.25", "0.75"] if method == "slerp" else ["0.4", "0.2", "0.4"]
     provenance = started(config) if method == "task_arithmetic" else INIT
-    parts = [part(n, config, weight, provenance=provenance, **changes) for n, weight in enumerate(weights)]
+    ingredients = [part(n, config, weight, provenance=provenance, **changes) for n, weight in enumerate(weights)]
     kind = MIXINGS[method].statistic_kind(REQUESTS.validate_python({"method": method}))
-    return parts if kind is None else [known(one, kind) for one in parts]
+    return ingredients if kind is None else [known(ingredient, kind) for ingredient in ingredients]
 
 
-def mixing_of(method: str, parts: Sequence[SoupIngredient] = (), **fields: Any) -> Mixing:
-    """As a recipe has it whose request names the method and these fields."""
-    asked = REQUESTS.validate_python({"method": method, **fields})
-    return MIXINGS[method].resolved(parts or some_parts(method), asked, SHAPE)
+def mixing_of(method: str, ingredients: Sequence[SoupIngredient] = (), **fields: Any) -> Mixing:
+    """The recipe's mixing, of a request that names the method and these fields."""
+    request = REQUESTS.validate_python({"method": method, **fields})
+    return MIXINGS[method].resolved(ingredients or ingredients_for(method), request, SHAPE)
 
 
-def broken(parts: Sequence[SoupIngredient]) -> list[SoupIngredient]:
-    """The same parts, the first with one value that is no number."""
+def broken(ingredients: Sequence[SoupIngredient]) -> list[SoupIngredient]:
+    """These ingredients, with one value of the first that is no number."""
 
     def load() -> dict[str, torch.Tensor]:
-        found = {name: tensor.clone() for name, tensor in parts[0].load().items()}
-        next(iter(found.values())).view(-1)[0] = float("nan")
-        return found
+        tensors = {name: tensor.clone() for name, tensor in ingredients[0].load().items()}
+        next(iter(tensors.values())).view(-1)[0] = float("nan")
+        return tensors
 
-    return [replace(parts[0], load=load), *parts[1:]]
+    return [replace(ingredients[0], load=load), *ingredients[1:]]
 
 
-def soup_updates(parts: Sequence[SoupIngredient], mixing: Mixing) -> dict[str, torch.Tensor]:
+def soup_updates(ingredients: Sequence[SoupIngredient], mixing: Mixing) -> dict[str, torch.Tensor]:
     method = MIXINGS[mixing.method]
-    return updates(method.result(parts, mixing), method.mix(parts, mixing), PROBES)
+    return updates(method.result(ingredients, mixing), method.mix(ingredients, mixing), PROBES)
 
 
 def test_every_method_is_a_member_of_the_union() -> None:
-    assert {one.model_fields["method"].default for one in get_args(get_args(Mixing)[0])} == set(MIXINGS)
+    assert {model.model_fields["method"].default for model in get_args(get_args(Mixing)[0])} == set(MIXINGS)
 
 
 @pytest.mark.parametrize("method", METHODS)
 class TestEveryMixingMethod:
     def test_what_it_makes_fits_its_configuration(self, method: str) -> None:
-        parts, mixing = some_parts(method), mixing_of(method)
-        assert MIXINGS[method].check(parts, mixing) == []
-        config = MIXINGS[method].result(parts, mixing)
-        found = {name: tuple(tensor.shape) for name, tensor in MIXINGS[method].mix(parts, mixing).items()}
-        assert tensor_problems(expected_tensors(config, SHAPE), found) == []
+        ingredients, mixing = ingredients_for(method), mixing_of(method)
+        assert MIXINGS[method].check(ingredients, mixing) == []
+        config = MIXINGS[method].result(ingredients, mixing)
+        shapes = {name: tuple(tensor.shape) for name, tensor in MIXINGS[method].mix(ingredients, mixing).items()}
+        assert tensor_problems(expected_tensors(config, SHAPE), shapes) == []
 
     def test_the_same_bytes_in_any_order(self, method: str) -> None:
-        orders, mixing = [*permutations(some_parts(method))], mixing_of(method)
-        assert len({save_tensors(MIXINGS[method].mix(parts, mixing)) for parts in orders}) == 1
-        assert len({MIXINGS[method].result(parts, mixing) for parts in orders}) == 1
+        orders, mixing = [*permutations(ingredients_for(method))], mixing_of(method)
+        assert len({save_tensors(MIXINGS[method].mix(ingredients, mixing)) for ingredients in orders}) == 1
+        assert len({MIXINGS[method].result(ingredients, mixing) for ingredients in orders}) == 1
 
     def test_every_ingredient_is_read_once_and_none_by_the_check(self, method: str) -> None:
         read: list[int] = []
 
-        def counted(one: SoupIngredient) -> SoupIngredient:
-            return replace(one, load=lambda: read.append(one.adapter_id) or one.load())  # type: ignore[func-returns-value]
+        def counted(ingredient: SoupIngredient) -> SoupIngredient:
+            return replace(ingredient, load=lambda: read.append(ingredient.adapter_id) or ingredient.load())  # type: ignore[func-returns-value]
 
-        parts, mixing = [counted(one) for one in some_parts(method)], mixing_of(method)
-        MIXINGS[method].check(parts, mixing)
-        MIXINGS[method].result(parts, mixing)
+        ingredients, mixing = [counted(ingredient) for ingredient in ingredients_for(method)], mixing_of(method)
+        MIXINGS[method].check(ingredients, mixing)
+        MIXINGS[method].result(ingredients, mixing)
         assert read == []
-        MIXINGS[method].mix(parts, mixing)
-        assert sorted(read) == [one.adapter_id for one in parts]
+        MIXINGS[method].mix(ingredients, mixing)
+        assert sorted(read) == [ingredient.adapter_id for ingredient in ingredients]
 
     def test_numbers_that_are_none_are_refused(self, method: str) -> None:
         with pytest.raises(InvalidRecipe, match="not finite"):
-            MIXINGS[method].mix(broken(some_parts(method)), mixing_of(method))
+            MIXINGS[method].mix(broken(ingredients_for(method)), mixing_of(method))
 
     def test_nothing_is_mixed_over_two_bases(self, method: str) -> None:
-        parts = some_parts(method)
-        other = replace(parts[-1], base_fingerprint="sha256:" + "c" * 64, adapter_id=9, ref="acme/other@1")
-        reasons = MIXINGS[method].check([*parts, other], mixing_of(method))
+        ingredients = ingredients_for(method)
+        foreign = replace(ingredients[-1], base_fingerprint="sha256:" + "c" * 64, adapter_id=9, ref="acme/other@1")
+        reasons = MIXINGS[method].check([*ingredients, foreign], mixing_of(method))
         assert reasons
         assert method == "merge" or "The base models differ" in reasons[0]
 
     def test_its_report_tells_sizes_and_the_residual(self, method: str) -> None:
-        parts, mixing = some_parts(method), mixing_of(method)
-        tensors, report = reported(parts, mixing)
-        assert (report.method, report.members) == (method, len(parts))
+        ingredients, mixing = ingredients_for(method), mixing_of(method)
+        tensors, report = reported(ingredients, mixing)
+        assert (report.method, report.members) == (method, len(ingredients))
         assert report.size_bytes == sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         assert report.residual is not None
         assert (report.residuals is not None) == MIXINGS[method].by_site == ("residuals" in report.model_dump())
         assert MixReport.model_validate(report.model_dump(mode="json")) == report
 
     def test_the_recipe_has_the_digest_of_its_fields_alone(self, method: str) -> None:
-        one = RecipeIngredient(digest=BASE, weight="1")
-        recipe = Recipe(base_fingerprint=BASE, ingredients=(one,), mixing=mixing_of(method))
-        again = Recipe.model_validate_json(recipe.model_dump_json())
-        assert (again, again.digest) == (recipe, recipe.digest)
+        ingredient = RecipeIngredient(digest=BASE, weight="1")
+        recipe = Recipe(base_fingerprint=BASE, ingredients=(ingredient,), mixing=mixing_of(method))
+        parsed = Recipe.model_validate_json(recipe.model_dump_json())
+        assert (parsed, parsed.digest) == (recipe, recipe.digest)
 
     def test_it_is_explained(self, method: str) -> None:
         pages = Path(REPOSITORY) / "docs"
@@ -165,7 +165,7 @@ class TestEveryMixingMethod:
 
 @pytest.mark.parametrize("method", OF_SEVERAL)
 class TestThoseOfSeveralAdapters:
-    @pytest.mark.parametrize("config", [bottleneck("parallel"), lora(rslora=True)], ids=lambda one: one.method)
+    @pytest.mark.parametrize("config", [bottleneck("parallel"), lora(rslora=True)], ids=lambda config: config.method)
     def test_one_ingredient_is_itself_bit_for_bit(self, method: str, config: AdapterConfig) -> None:
         if (method, config.method) in (("align", "lora"), ("task_arithmetic", "bottleneck")):
             return  # which takes no LoRA, and which goes from the start and back
@@ -177,24 +177,24 @@ class TestThoseOfSeveralAdapters:
 
     def test_copies_of_one_are_that_one(self, method: str) -> None:
         same = tensors_of(PLAIN, 0)
-        parts = some_parts(method, load=lambda: same)
+        ingredients = ingredients_for(method, load=lambda: same)
         mixing = mixing_of(method)
         if hasattr(mixing, "density"):  # nothing is left out
             mixing = mixing.model_copy(update={"density": "1"})
         error = 0.02 if method == "recompress" else 1e-5  # that of its ridge
-        found = soup_updates(parts, mixing)
+        soup = soup_updates(ingredients, mixing)
         for site, update in updates(PLAIN, same, PROBES).items():
-            assert (found[site] - update).norm() < error * update.norm(), site
+            assert (soup[site] - update).norm() < error * update.norm(), site
 
     def test_the_scale_is_of_the_output(self, method: str) -> None:
         if method in ("task_arithmetic", "recompress"):
             return  # whose scale is of the distance from the start, and which is fitted to what is scaled
-        parts = some_parts(method)
-        plain, scaled = (soup_updates(parts, mixing_of(method, scale=scale)) for scale in ("1", "-2"))
+        ingredients = ingredients_for(method)
+        plain, scaled = (soup_updates(ingredients, mixing_of(method, scale=scale)) for scale in ("1", "-2"))
         for site, update in plain.items():
             torch.testing.assert_close(scaled[site], -2 * update, rtol=1e-5, atol=1e-5)
 
-    @pytest.mark.parametrize("config", [PLAIN, lora(rank=2)], ids=lambda one: one.method)
+    @pytest.mark.parametrize("config", [PLAIN, lora(rank=2)], ids=lambda config: config.method)
     def test_only_those_that_say_so_make_wider_soups(self, method: str, config: AdapterConfig) -> None:
         mixing = REQUESTS.validate_python({"method": method})
         soup = MIXINGS[method].result([part(n, config, "0.5") for n in range(2)], mixing)
@@ -210,8 +210,8 @@ class TestThoseOfSeveralAdapters:
     ],
 )
 def test_recipes_keep_their_digests(mixing: dict[str, str], digest: str) -> None:
-    one = RecipeIngredient(digest=BASE, weight="1")
-    recipe = Recipe(base_fingerprint=BASE, ingredients=(one,), mixing=REQUESTS.validate_python(mixing))
+    ingredient = RecipeIngredient(digest=BASE, weight="1")
+    recipe = Recipe(base_fingerprint=BASE, ingredients=(ingredient,), mixing=REQUESTS.validate_python(mixing))
     assert recipe.digest == f"sha256:{digest}"
 
 
@@ -230,7 +230,7 @@ def digests_of_some() -> str:
             (two, TiesMixing()),
             (two, DareMixing()),
             (two, SlerpMixing()),
-            ([known(one, "fisher") for one in two], FisherMixing(scale="0.7")),
+            ([known(ingredient, "fisher") for ingredient in two], FisherMixing(scale="0.7")),
         ],
         [
             (weighted([PLAIN] * 5, [0.1, 0.7, 1.3, 2.9, 0.05]), AverageMixing()),
@@ -239,7 +239,9 @@ def digests_of_some() -> str:
         ],
     ]
     return " ".join(
-        hashlib.sha256(b"".join(save_tensors(MIXINGS[one.method].mix(parts, one)) for parts, one in group)).hexdigest()
+        hashlib.sha256(
+            b"".join(save_tensors(MIXINGS[mixing.method].mix(ingredients, mixing)) for ingredients, mixing in group)
+        ).hexdigest()
         for group in groups
     )
 
@@ -247,10 +249,10 @@ def digests_of_some() -> str:
 @pytest.mark.slow
 def test_the_bytes_are_the_same_on_every_processor_and_as_commit_faf82b18_made_them() -> None:
     """`ATEN_CPU_CAPABILITY=default` runs torch's plain kernels."""
-    other = {"ATEN_CPU_CAPABILITY": "default", "NPY_DISABLE_CPU_FEATURES": "AVX512F", "OMP_NUM_THREADS": "3"}
+    environment = {"ATEN_CPU_CAPABILITY": "default", "NPY_DISABLE_CPU_FEATURES": "AVX512F", "OMP_NUM_THREADS": "3"}
     here = digests_of_some()
     assert here.split()[0] == EVERYWHERE
-    assert elsewhere(digests_of_some, other) == here
+    assert elsewhere(digests_of_some, environment) == here
 
 
 # --- soups of before ------------------------------------------------------------------------------
@@ -265,9 +267,9 @@ def stored() -> dict[str, torch.Tensor]:
 def test_soups_of_before_are_made_again_within_the_tolerance(name: str, stored: dict[str, torch.Tensor]) -> None:
     """A LoRA by its updates, since the signs of its factors were open."""
     config, tensors = cooked(name)
-    before = {key.partition(":")[2]: one for key, one in stored.items() if key.startswith(f"{name}:")}
-    assert tensors.keys() == before.keys()
+    old_tensors = {key.partition(":")[2]: tensor for key, tensor in stored.items() if key.startswith(f"{name}:")}
+    assert tensors.keys() == old_tensors.keys()
     if isinstance(config, LoraConfig):
-        tensors, before = deltas(config, tensors), deltas(config, before)
+        tensors, old_tensors = deltas(config, tensors), deltas(config, old_tensors)
     for key, tensor in tensors.items():
-        assert (tensor - before[key]).norm() <= TOLERANCE * before[key].norm(), key
+        assert (tensor - old_tensors[key]).norm() <= TOLERANCE * old_tensors[key].norm(), key

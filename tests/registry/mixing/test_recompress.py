@@ -38,16 +38,16 @@ from tests.registry.random_adapters import (
 NARROW = RecompressMixing()
 
 
-def same_bits(one, other) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def same_bits(first, second) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def well_formed(parts, mixing=NARROW):
+def well_formed(ingredients, mixing=NARROW):
     """The soup's configuration and tensors, which have to fit each other."""
-    assert recompress.check(parts, mixing) == []
-    config, tensors = recompress.result(parts, mixing), recompress.mix(parts, mixing)
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    assert tensor_problems(expected_tensors(config, SHAPE), found) == []
+    assert recompress.check(ingredients, mixing) == []
+    config, tensors = recompress.result(ingredients, mixing), recompress.mix(ingredients, mixing)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    assert tensor_problems(expected_tensors(config, SHAPE), shapes) == []
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
     return config, tensors
 
@@ -65,31 +65,31 @@ def test_a_soup_is_as_wide_as_its_widest_ingredient(kind: str) -> None:
 
 def test_each_module_of_a_lora_has_its_own_rank() -> None:
     ranks = {"transformer.h.0.attn.c_attn": LoraModule(4, 8.0), "transformer.h.1.mlp.c_fc": LoraModule(2, 2.0)}
-    parts = weighted([LoraConfig.of(ranks), lora(3, 6.0)], [1, 1])
-    config, _ = well_formed(parts)
-    assert {path: one.rank for path, one in config.modules().items()} == {
+    ingredients = weighted([LoraConfig.of(ranks), lora(3, 6.0)], [1, 1])
+    config, _ = well_formed(ingredients)
+    assert {path: module.rank for path, module in config.modules().items()} == {
         "transformer.h.0.attn.c_attn": 4,
         "transformer.h.1.attn.c_attn": 3,
         "transformer.h.1.mlp.c_fc": 2,
     }
-    assert set(recompress.result(parts, RecompressMixing(width=3)).widths().values()) == {3, 2}
+    assert set(recompress.result(ingredients, RecompressMixing(width=3)).widths().values()) == {3, 2}
 
 
 @pytest.mark.parametrize("configs", [[bottleneck("bapna_firat", 3)] * 2, [lora(2), lora(3, rslora=True)]])
 def test_where_nothing_is_left_out_it_is_concat_bit_for_bit(configs) -> None:
-    parts = weighted(configs, [1, 3])
+    ingredients = weighted(configs, [1, 3])
     wide = RecompressMixing(width=64)
-    assert recompress.result(parts, wide) == concat.result(parts, ConcatMixing())
-    assert same_bits(recompress.mix(parts, wide), concat.mix(parts, ConcatMixing()))
-    assert residual(parts, wide) < 1e-6
+    assert recompress.result(ingredients, wide) == concat.result(ingredients, ConcatMixing())
+    assert same_bits(recompress.mix(ingredients, wide), concat.mix(ingredients, ConcatMixing()))
+    assert residual(ingredients, wide) < 1e-6
 
 
 @pytest.mark.parametrize("config", [bottleneck("bapna_firat", 6), lora(4, 3.0, rslora=True)])
 def test_one_ingredient_is_made_narrower(config) -> None:
-    one = part(0, config)
-    found, _ = well_formed([one], RecompressMixing(width=2))
-    assert found.width == 2
-    assert residual([one], RecompressMixing(width=2)) < 0.95
+    ingredient = part(0, config)
+    narrow_config, _ = well_formed([ingredient], RecompressMixing(width=2))
+    assert narrow_config.width == 2
+    assert residual([ingredient], RecompressMixing(width=2)) < 0.95
 
 
 # --- how near -------------------------------------------------------------------------------------
@@ -108,12 +108,17 @@ def test_neurons_that_others_repeat_cost_nothing(kind: str, scale: str) -> None:
             second[name] = first[name][order]
         elif name.endswith("up.weight"):
             second[name] = -1.5 * first[name][:, order]
-    parts = weighted([config] * 2, [1, 2])
-    parts = [part(n, config, one.weight, load=lambda n=n: (first, second)[n]) for n, one in enumerate(parts)]
+    ingredients = weighted([config] * 2, [1, 2])
+    ingredients = [
+        part(n, config, ingredient.weight, load=lambda n=n: (first, second)[n])
+        for n, ingredient in enumerate(ingredients)
+    ]
     probes = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
-    found, tensors = well_formed(parts, RecompressMixing(scale=scale))
-    exact = updates(concat.result(parts, ConcatMixing()), concat.mix(parts, ConcatMixing(scale=scale)), probes)
-    for site, update in updates(found, tensors, probes).items():
+    soup_config, tensors = well_formed(ingredients, RecompressMixing(scale=scale))
+    exact = updates(
+        concat.result(ingredients, ConcatMixing()), concat.mix(ingredients, ConcatMixing(scale=scale)), probes
+    )
+    for site, update in updates(soup_config, tensors, probes).items():
         assert (update - exact[site]).norm() / exact[site].norm() < 0.01, site  # the ridge alone
 
 
@@ -123,30 +128,30 @@ NARROW_EXACT = ConcatMixing()
 @settings(max_examples=20)
 @given(st.integers(0, 99), st.sampled_from([1, 2, 5]), st.sampled_from(["1", "-0.5"]))
 def test_of_a_lora_it_is_the_nearest_update_of_that_rank(seed: int, rank: int, scale: str) -> None:
-    parts = [
+    ingredients = [
         part(seed, lora(4, 8.0), "0.25"),
         part(seed + 1, lora(5, 3.0, rslora=True, leaves=("c_attn", "c_fc")), "0.75"),
     ]
-    config, tensors = well_formed(parts, RecompressMixing(width=rank, scale=scale))
-    found = deltas(config, tensors)
-    wanted = deltas(concat.result(parts, NARROW_EXACT), concat.mix(parts, ConcatMixing(scale=scale)))
+    config, tensors = well_formed(ingredients, RecompressMixing(width=rank, scale=scale))
+    soup_deltas = deltas(config, tensors)
+    exact_deltas = deltas(concat.result(ingredients, NARROW_EXACT), concat.mix(ingredients, ConcatMixing(scale=scale)))
     for path in config.modules():
-        left, values, right = torch.linalg.svd(wanted[path], full_matrices=False)
-        best = (left[:, :rank] * values[:rank]) @ right[:rank]
-        assert torch.allclose(found[path], best, rtol=0, atol=2e-6 * float(values[0])), path
+        left_vectors, values, right_vectors = torch.linalg.svd(exact_deltas[path], full_matrices=False)
+        best = (left_vectors[:, :rank] * values[:rank]) @ right_vectors[:rank]
+        assert torch.allclose(soup_deltas[path], best, rtol=0, atol=2e-6 * float(values[0])), path
 
 
 def test_factors_of_layers_count() -> None:
     config = bottleneck("pfeiffer", 3)
     sites = sorted(sites_of(config, SHAPE))
     layers = [dict.fromkeys(sites, "1"), {sites[0]: "0", sites[1]: "1"}]
-    parts = [part(n, config, "0.5", layers=layers[n]) for n in range(2)]
-    _, tensors = well_formed(parts)
-    only = {name: 0.5 * value if ".up." in name else value for name, value in parts[0].load().items()}
+    ingredients = [part(n, config, "0.5", layers=layers[n]) for n in range(2)]
+    _, tensors = well_formed(ingredients)
+    only = {name: 0.5 * value if ".up." in name else value for name, value in ingredients[0].load().items()}
     probes = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
-    found, wanted = updates(config, tensors, probes), updates(config, only, probes)
-    assert (found["layers.0.ffn"] - wanted["layers.0.ffn"]).norm() < 0.01 * wanted["layers.0.ffn"].norm()
-    assert (found["layers.1.ffn"] - wanted["layers.1.ffn"]).norm() > 0.1 * wanted["layers.1.ffn"].norm()
+    soup_updates, expected = updates(config, tensors, probes), updates(config, only, probes)
+    assert (soup_updates["layers.0.ffn"] - expected["layers.0.ffn"]).norm() < 0.01 * expected["layers.0.ffn"].norm()
+    assert (soup_updates["layers.1.ffn"] - expected["layers.1.ffn"]).norm() > 0.1 * expected["layers.1.ffn"].norm()
 
 
 @pytest.mark.parametrize("nothing", ["down", "up", "both"])
@@ -158,17 +163,17 @@ def test_adapters_of_zeros_are_narrowed_to_zeros(nothing: str) -> None:
     }
     _, tensors = well_formed([part(n, config, "0.5", load=lambda: silent) for n in range(2)])
     probes = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
-    for site, found in updates(config, tensors, probes).items():
-        assert torch.allclose(found, updates(config, silent, probes)[site], atol=1e-6), site
+    for site, update in updates(config, tensors, probes).items():
+        assert torch.allclose(update, updates(config, silent, probes)[site], atol=1e-6), site
 
 
 def test_the_seed_is_of_the_probes_and_in_the_recipe() -> None:
-    parts = weighted([bottleneck("pfeiffer", 6)] * 3, [1, 2, 3])
-    assert not same_bits(recompress.mix(parts, NARROW), recompress.mix(parts, RecompressMixing(seed=1)))
-    assert same_bits(recompress.mix(parts, NARROW), recompress.mix(parts, RecompressMixing(seed=0)))
-    one = RecipeIngredient(digest=BASE, weight="1")
+    ingredients = weighted([bottleneck("pfeiffer", 6)] * 3, [1, 2, 3])
+    assert not same_bits(recompress.mix(ingredients, NARROW), recompress.mix(ingredients, RecompressMixing(seed=1)))
+    assert same_bits(recompress.mix(ingredients, NARROW), recompress.mix(ingredients, RecompressMixing(seed=0)))
+    ingredient = RecipeIngredient(digest=BASE, weight="1")
     digests = {
-        Recipe(base_fingerprint=BASE, ingredients=(one,), mixing=mixing).digest
+        Recipe(base_fingerprint=BASE, ingredients=(ingredient,), mixing=mixing).digest
         for mixing in (NARROW, RecompressMixing(seed=1), RecompressMixing(width=4), ConcatMixing())
     }
     assert len(digests) == 4
@@ -177,8 +182,8 @@ def test_the_seed_is_of_the_probes_and_in_the_recipe() -> None:
 def test_sites_that_fit_are_left_as_they_are() -> None:
     config = bottleneck("pfeiffer", 4)
     tensors = tensors_of(config, 0)
-    found = narrow_bottlenecks(config, tensors, {"": 4}, 0)
-    assert all(np.array_equal(value.numpy(), tensors[name].double().numpy()) for name, value in found.items())
+    narrowed = narrow_bottlenecks(config, tensors, {"": 4}, 0)
+    assert all(np.array_equal(value.numpy(), tensors[name].double().numpy()) for name, value in narrowed.items())
 
 
 # --- alignment ------------------------------------------------------------------------------------
@@ -189,9 +194,9 @@ PROBES = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
 
 
 def disguised(tensors, relu: bool, seed: int = 0):
-    """The same adapter with its neurons in another order, and of ReLU's each side scaled against the other."""
+    """An equivalent adapter with its neurons in another order, and of ReLU's each side scaled against the other."""
     draw = np.random.default_rng(seed)
-    found = dict(tensors)
+    permuted = dict(tensors)
     for name in tensors:
         if not name.endswith("up.weight"):
             continue
@@ -199,10 +204,10 @@ def disguised(tensors, relu: bool, seed: int = 0):
         width = tensors[name].shape[1]
         order = torch.from_numpy(draw.permutation(width))
         grown = torch.from_numpy(draw.uniform(0.2, 5.0, width) if relu else np.ones(width)).float()
-        found[site + "up.weight"] = (tensors[name] / grown)[:, order]
-        found[site + "down.weight"] = (tensors[site + "down.weight"] * grown[:, None])[order]
-        found[site + "down.bias"] = (tensors[site + "down.bias"] * grown)[order]
-    return found
+        permuted[site + "up.weight"] = (tensors[name] / grown)[:, order]
+        permuted[site + "down.weight"] = (tensors[site + "down.weight"] * grown[:, None])[order]
+        permuted[site + "down.bias"] = (tensors[site + "down.bias"] * grown)[order]
+    return permuted
 
 
 @pytest.mark.parametrize("kind", sorted(STRUCTURES))
@@ -212,24 +217,24 @@ def test_an_adapter_and_itself_in_disguise_are_that_adapter(kind: str, seed: int
     config = bottleneck(kind, 6)
     plain = tensors_of(config, seed)
     hidden = disguised(plain, STRUCTURES[kind]["activation"] == "relu", seed)
-    parts = [part(0, config, "0.3", load=lambda: plain), part(1, config, "0.7", load=lambda: hidden)]
-    found = updates(align.result(parts, ALIGN), align.mix(parts, ALIGN), PROBES)
+    ingredients = [part(0, config, "0.3", load=lambda: plain), part(1, config, "0.7", load=lambda: hidden)]
+    soup_updates = updates(align.result(ingredients, ALIGN), align.mix(ingredients, ALIGN), PROBES)
     for site, update in updates(config, plain, PROBES).items():
-        assert torch.allclose(found[site], update, rtol=0, atol=1e-5 * float(update.abs().max())), site
-    assert residual(parts, ALIGN) < 1e-6 < 0.2 < residual(parts, AverageMixing(assume_same_init=True))
+        assert torch.allclose(soup_updates[site], update, rtol=0, atol=1e-5 * float(update.abs().max())), site
+    assert residual(ingredients, ALIGN) < 1e-6 < 0.2 < residual(ingredients, AverageMixing(assume_same_init=True))
 
 
 @pytest.mark.parametrize("scale", ["1", "-0.5"])
 def test_scales_count(scale: str) -> None:
-    configs = [bottleneck("pfeiffer_residual", 4, scale=own) for own in (1.0, 3.0)]
+    configs = [bottleneck("pfeiffer_residual", 4, scale=adapter_scale) for adapter_scale in (1.0, 3.0)]
     same = tensors_of(configs[0], 0)
-    parts = [part(n, config, "0.5", load=lambda: same) for n, config in enumerate(configs)]
+    ingredients = [part(n, config, "0.5", load=lambda: same) for n, config in enumerate(configs)]
     mixing = AlignMixing(scale=scale)
-    config = align.result(parts, mixing)
+    config = align.result(ingredients, mixing)
     assert config.scale == 1.0
-    found = updates(config, align.mix(parts, mixing), PROBES)
+    soup_updates = updates(config, align.mix(ingredients, mixing), PROBES)
     for site, update in updates(configs[0], same, PROBES).items():
-        assert torch.allclose(found[site], float(scale) * 2.0 * update, rtol=1e-4, atol=1e-4), site
+        assert torch.allclose(soup_updates[site], float(scale) * 2.0 * update, rtol=1e-4, atol=1e-4), site
 
 
 def test_one_ingredient_scaled_is_folded() -> None:

@@ -43,16 +43,16 @@ def parts_of(config, drawn, *, sparsities=(0.4, 0.25, 0.5, 0.1), **changes):
     ]
 
 
-def mixed(parts, rule=None, **fields):
+def mixed(ingredients, rule=None, **fields):
     mixing = AverageMixing(masks=rule, **fields)
-    assert MIXINGS["average"].check(parts, mixing) == []
-    config, tensors = result(parts, mixing), mix(parts, mixing)
+    assert MIXINGS["average"].check(ingredients, mixing) == []
+    config, tensors = result(ingredients, mixing), mix(ingredients, mixing)
     assert mask_problems(config, tensors) == []
     return config, tensors
 
 
 def keeps(config, tensors):
-    names = [name for some in projections(config, without_masks(tensors)).values() for name in some]
+    names = [name for group in projections(config, without_masks(tensors)).values() for name in group]
     return {
         name: unpack(tensors[mask_name(name)], tensors[name].shape)
         if mask_name(name) in tensors
@@ -67,49 +67,60 @@ def keeps(config, tensors):
 @settings(max_examples=10)
 @given(weights, rules, st.randoms(use_true_random=False))
 def test_the_order_of_ingredients_changes_nothing(drawn, rule, random):
-    parts = parts_of(CONFIG, drawn)
-    config, tensors = mixed(parts, rule)
-    again, same = mixed(random.sample(parts, len(parts)), rule)
-    assert config == again
-    assert save_tensors(tensors) == save_tensors(same)
+    ingredients = parts_of(CONFIG, drawn)
+    config, tensors = mixed(ingredients, rule)
+    shuffled_config, shuffled_tensors = mixed(random.sample(ingredients, len(ingredients)), rule)
+    assert config == shuffled_config
+    assert save_tensors(tensors) == save_tensors(shuffled_tensors)
 
 
 @settings(max_examples=10)
 @given(weights)
 def test_a_union_loses_nothing_of_the_average(drawn):
-    parts = parts_of(CONFIG, drawn)
-    _, tensors = mixed(parts)
-    plain = [replace(one, config=one.config.dense(), load=lambda one=one: without_masks(one.load())) for one in parts]
+    ingredients = parts_of(CONFIG, drawn)
+    _, tensors = mixed(ingredients)
+    plain = [
+        replace(
+            ingredient,
+            config=ingredient.config.dense(),
+            load=lambda ingredient=ingredient: without_masks(ingredient.load()),
+        )
+        for ingredient in ingredients
+    ]
     _, average = mixed(plain)
     assert save_tensors(without_masks(tensors)) == save_tensors(average)
 
 
 @settings(max_examples=10)
-@pytest.mark.parametrize("config", [CONFIG, UNION], ids=lambda one: one.method)
+@pytest.mark.parametrize("config", [CONFIG, UNION], ids=lambda config: config.method)
 @given(drawn=weights)
 def test_masks_are_what_their_names_say(config, drawn):
-    parts = parts_of(config, drawn)
-    own = [keeps(one.config, one.load()) for one in parts]
-    found = {rule: keeps(*mixed(parts, rule)) for rule in RULES}
-    heaviest = max(range(len(parts)), key=lambda i: (float(parts[i].weight), [-ord(c) for c in parts[i].digest]))
-    for name, first in own[heaviest].items():
-        stacked = torch.stack([one[name] for one in own])
-        assert torch.equal(found["union"][name], stacked.any(0))
-        assert torch.equal(found["intersect"][name], stacked.all(0))
-        assert torch.equal(found["first"][name], first)
+    ingredients = parts_of(config, drawn)
+    ingredient_masks = [keeps(ingredient.config, ingredient.load()) for ingredient in ingredients]
+    soup_masks = {rule: keeps(*mixed(ingredients, rule)) for rule in RULES}
+    heaviest = max(
+        range(len(ingredients)), key=lambda i: (float(ingredients[i].weight), [-ord(c) for c in ingredients[i].digest])
+    )
+    for name, first in ingredient_masks[heaviest].items():
+        stacked = torch.stack([masks[name] for masks in ingredient_masks])
+        assert torch.equal(soup_masks["union"][name], stacked.any(0))
+        assert torch.equal(soup_masks["intersect"][name], stacked.all(0))
+        assert torch.equal(soup_masks["first"][name], first)
 
 
 @settings(max_examples=10)
 @given(weights)
 def test_pruning_again_keeps_the_mean_density_and_the_largest(drawn):
-    parts = parts_of(CONFIG, drawn)
-    _, average = mixed(parts)
-    config, tensors = mixed(parts, "reprune")
-    assert config.pruned.masked == round(sum(one.config.pruned.masked for one in parts) / len(parts))
+    ingredients = parts_of(CONFIG, drawn)
+    _, average = mixed(ingredients)
+    config, tensors = mixed(ingredients, "reprune")
+    assert config.pruned.masked == round(
+        sum(ingredient.config.pruned.masked for ingredient in ingredients) / len(ingredients)
+    )
     assert config.pruned.score == "reprune"
-    kept = keeps(config, tensors)
-    sizes = torch.cat([average[name].abs().reshape(-1) for name in kept])
-    flags = torch.cat([one.reshape(-1) for one in kept.values()])
+    masks = keeps(config, tensors)
+    sizes = torch.cat([average[name].abs().reshape(-1) for name in masks])
+    flags = torch.cat([mask.reshape(-1) for mask in masks.values()])
     assert float(sizes[~flags].max()) <= float(sizes[flags].min())
 
 
@@ -136,38 +147,40 @@ def test_a_soup_can_be_pushed_as_any_adapter(config, rule):
 
 
 def test_a_dense_ingredient_keeps_everything():
-    parts = [sparse_part(0, CONFIG, "0.5", provenance=INIT), part(1, CONFIG, "0.5", provenance=INIT)]
-    own = parts[0].config.pruned
-    found = {rule: mixed(parts, rule) for rule in RULES}
-    config, tensors = found["union"]
+    ingredients = [sparse_part(0, CONFIG, "0.5", provenance=INIT), part(1, CONFIG, "0.5", provenance=INIT)]
+    pruned = ingredients[0].config.pruned
+    soups = {rule: mixed(ingredients, rule) for rule in RULES}
+    config, tensors = soups["union"]
     assert config == CONFIG
     assert not any(map(is_mask, tensors))
-    assert found["intersect"][0].pruned.masked == own.masked
-    assert found["reprune"][0].pruned.masked == round(own.masked / 2)
-    assert found["intersect"][0].pruned.score == "intersect"
+    assert soups["intersect"][0].pruned.masked == pruned.masked
+    assert soups["reprune"][0].pruned.masked == round(pruned.masked / 2)
+    assert soups["intersect"][0].pruned.score == "intersect"
 
 
 def test_first_is_the_heaviest_and_of_equals_the_lowest_digest():
     light, heavy = parts_of(CONFIG, [0.3, 0.7])
     assert mixed([light, heavy], "first")[0].pruned.masked == heavy.config.pruned.masked
     equals = parts_of(CONFIG, [0.5, 0.5])
-    lowest = min(equals, key=lambda one: one.digest)
+    lowest = min(equals, key=lambda ingredient: ingredient.digest)
     assert mixed(equals, "first")[0].pruned.masked == lowest.config.pruned.masked
 
 
 def test_layers_are_pruned_again_as_they_were():
     def in_layers(number):
         pruned, tensors = sparse(CONFIG, number)
-        found = dict(tensors)
+        pruned_tensors = dict(tensors)
         masked = 0
         for name in projections(CONFIG, without_masks(tensors))[""]:
             keep = torch.ones(tensors[name].numel(), dtype=torch.bool)
             keep[: keep.numel() // (number + 2)] = False
             masked += int((~keep).sum())
-            found[name] = tensors_of(CONFIG, number)[name] * keep.reshape(tensors[name].shape)
-            found[mask_name(name)] = pack(keep)
+            pruned_tensors[name] = tensors_of(CONFIG, number)[name] * keep.reshape(tensors[name].shape)
+            pruned_tensors[mask_name(name)] = pack(keep)
         about = Pruned(score="snip", sparsity=masked / 256, masked=masked, scope="layer")
-        return part(number, pruned.model_copy(update={"pruned": about}), "0.5", provenance=INIT, load=lambda: found)
+        return part(
+            number, pruned.model_copy(update={"pruned": about}), "0.5", provenance=INIT, load=lambda: pruned_tensors
+        )
 
     config, tensors = mixed([in_layers(0), in_layers(2)], "reprune")
     assert config.pruned.scope == "layer"
@@ -176,27 +189,27 @@ def test_layers_are_pruned_again_as_they_were():
 
 def test_nothing_in_common():
     pruned, tensors = sparse(CONFIG, 5, sparsity=0.5)
-    other = dict(tensors)
+    complement = dict(tensors)
     for name in projections(CONFIG, without_masks(tensors))[""]:
         keep = ~unpack(tensors[mask_name(name)], tensors[name].shape)
-        other[name], other[mask_name(name)] = tensors_of(CONFIG, 6)[name] * keep, pack(keep)
-    parts = [
-        part(n, pruned, "0.5", provenance=INIT, load=lambda found=found: found)
-        for n, found in enumerate([tensors, other])
+        complement[name], complement[mask_name(name)] = tensors_of(CONFIG, 6)[name] * keep, pack(keep)
+    ingredients = [
+        part(n, pruned, "0.5", provenance=INIT, load=lambda loaded=loaded: loaded)
+        for n, loaded in enumerate([tensors, complement])
     ]
     with pytest.raises(Incompatible, match=r"No entry .* is kept by all 2 ingredients: mix with"):
-        result(parts, AverageMixing(masks="intersect"))
-    config, found = mixed(parts)
+        result(ingredients, AverageMixing(masks="intersect"))
+    config, soup = mixed(ingredients)
     assert config == CONFIG  # between them they keep everything
-    assert not any(map(is_mask, found))
+    assert not any(map(is_mask, soup))
 
 
 def test_what_is_pruned_may_differ_and_nothing_else():
-    parts = [sparse_part(0, CONFIG, "0.5"), sparse_part(1, bottleneck("pfeiffer", 5), "0.5", sparsity=0.6)]
-    assert MIXINGS["average"].check(parts, AverageMixing(assume_same_init=True)) == [
+    ingredients = [sparse_part(0, CONFIG, "0.5"), sparse_part(1, bottleneck("pfeiffer", 5), "0.5", sparsity=0.6)]
+    assert MIXINGS["average"].check(ingredients, AverageMixing(assume_same_init=True)) == [
         "The values of 'bottleneck' differ: acme/a0@1 has 4; acme/a1@1 has 5."
     ]
-    assert "initialisation" in MIXINGS["average"].check([*parts[:1], sparse_part(2, CONFIG)], AverageMixing())[0]
+    assert "initialisation" in MIXINGS["average"].check([*ingredients[:1], sparse_part(2, CONFIG)], AverageMixing())[0]
 
 
 def test_dense_and_pruned_are_of_one_kind():
@@ -207,33 +220,36 @@ def test_dense_and_pruned_are_of_one_kind():
 
 def test_concatenated_they_are_dense():
     for config in (CONFIG, lora(rank=3)):
-        parts = parts_of(config, [0.5, 0.5])
+        ingredients = parts_of(config, [0.5, 0.5])
         mixing = ConcatMixing()
-        assert MIXINGS["concat"].check(parts, mixing) == []
-        joined, tensors = MIXINGS["concat"].result(parts, mixing), MIXINGS["concat"].mix(parts, mixing)
+        assert MIXINGS["concat"].check(ingredients, mixing) == []
+        joined, tensors = MIXINGS["concat"].result(ingredients, mixing), MIXINGS["concat"].mix(ingredients, mixing)
         assert joined.pruned is None
         check_weights(save_tensors(tensors), joined, SHAPE, max_bytes=10**7)
         exact = ExactMixture(joined, SHAPE, mixing)
-        MIXINGS["concat"].mix([exact.watched(one) for one in parts], mixing)
+        MIXINGS["concat"].mix([exact.watched(ingredient) for ingredient in ingredients], mixing)
         assert exact.mixture.residual(joined, tensors) == pytest.approx(0, abs=1e-6)
-        assert MIXINGS["concat"].result([replace(parts[0], weight="1")], mixing) == parts[0].config
+        assert MIXINGS["concat"].result([replace(ingredients[0], weight="1")], mixing) == ingredients[0].config
 
 
 # --- the report -----------------------------------------------------------------------------------
 
 
 def test_the_report_says_what_is_pruned():
-    parts = parts_of(CONFIG, [0.5, 0.5])
-    found, config = reported(parts, AverageMixing())[1], result(parts, AverageMixing())
+    ingredients = parts_of(CONFIG, [0.5, 0.5])
+    report, config = reported(ingredients, AverageMixing())[1], result(ingredients, AverageMixing())
     plain = sum(tensor.numel() for tensor in tensors_of(CONFIG, 0).values())
-    assert found.parameters == plain - config.pruned.masked
-    assert found.size_bytes == 4 * plain + 4 * 64 // 8
-    (note,) = found.notes
+    assert report.parameters == plain - config.pruned.masked
+    assert report.size_bytes == 4 * plain + 4 * 64 // 8
+    (note,) = report.notes
     assert note.startswith(f"Pruned are {config.pruned.masked} entries (")
-    shares = " ".join(f"{one.config.pruned.sparsity:.1%}," for one in sorted(parts, key=lambda one: one.digest))
+    shares = " ".join(
+        f"{ingredient.config.pruned.sparsity:.1%},"
+        for ingredient in sorted(ingredients, key=lambda ingredient: ingredient.digest)
+    )
     assert note.endswith(f", by masks 'union' of ingredients pruned by {shares.rstrip(',')}.")
-    assert reported(parts, ConcatMixing())[1].notes[0].endswith("by concat no mask is kept.")
-    mixture = [parts[0], part(1, CONFIG, "0.5", provenance=INIT)]
+    assert reported(ingredients, ConcatMixing())[1].notes[0].endswith("by concat no mask is kept.")
+    mixture = [ingredients[0], part(1, CONFIG, "0.5", provenance=INIT)]
     assert reported(mixture, AverageMixing())[1].notes[0].endswith("by average an ingredient keeps every entry.")
     plainly = [part(n, CONFIG, "0.5", provenance=INIT) for n in range(2)]
     assert reported(plainly, AverageMixing())[1].notes == ()
@@ -246,14 +262,16 @@ def test_the_report_says_what_is_pruned():
 def test_of_many_masks_no_more_is_held_than_of_one(rule):
     """A bit an entry in a file is a byte an entry once it is read: of a thousand ingredients more than there is."""
     config, count = bottleneck("pfeiffer", width=256), 24
-    parts = [sparse_part(n, config, str(1 / count), sparsity=0.05, provenance=INIT) for n in range(count)]
-    entries = sum(parts[0].load()[name].numel() for name in projections(config, without_masks(parts[0].load()))[""])
+    ingredients = [sparse_part(n, config, str(1 / count), sparsity=0.05, provenance=INIT) for n in range(count)]
+    entries = sum(
+        ingredients[0].load()[name].numel() for name in projections(config, without_masks(ingredients[0].load()))[""]
+    )
     tracemalloc.start()
     try:
-        result(parts, AverageMixing(masks=rule))
-        mix(parts, AverageMixing(masks=rule))
+        result(ingredients, AverageMixing(masks=rule))
+        mix(ingredients, AverageMixing(masks=rule))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    again = 16 * entries if rule == "reprune" else 0  # the scores of one average, ranked
-    assert peak < 6 * entries + again + 2**16
+    score_bytes = 16 * entries if rule == "reprune" else 0  # the scores of one average, ranked
+    assert peak < 6 * entries + score_bytes + 2**16

@@ -62,14 +62,16 @@ def parts_of(config: AdapterConfig, count: int = 2, **changes: Any) -> list[Soup
 @pytest.mark.parametrize("name", AVERAGED)
 def test_the_average_is_that_of_every_tensor(name: str) -> None:
     config = AVERAGED[name]
-    parts = parts_of(config)
-    tensors, report = reported(parts, AverageMixing())
+    ingredients = parts_of(config)
+    tensors, report = reported(ingredients, AverageMixing())
     assert list(tensors) == list(expected_tensors(config, SHAPE))
     for key, tensor in tensors.items():
-        wanted = torch.zeros(())
-        for one in by_digest(parts):
-            wanted = wanted + torch.tensor(float(one.weight)) * tensors_of(config, one.adapter_id)[key]
-        assert torch.equal(tensor, wanted), key
+        expected = torch.zeros(())
+        for ingredient in by_digest(ingredients):
+            expected = (
+                expected + torch.tensor(float(ingredient.weight)) * tensors_of(config, ingredient.adapter_id)[key]
+            )
+        assert torch.equal(tensor, expected), key
     assert (report.relative_cost, report.members) == (1.0, 2)
     assert report.parameters == sum(tensor.numel() for tensor in tensors.values())
 
@@ -86,24 +88,24 @@ def test_what_a_prefix_adds_has_no_exact_mixture() -> None:
 def test_heads_are_linear_and_unions_have_their_members_residual() -> None:
     assert reported(parts_of(HEAD), AverageMixing())[1].residual == 0.0
     for config in (TASK, LORA_TASK):
-        member = next(one for one in config.members if one.method != "head")
-        parts = parts_of(config)
-        own = [
+        member = next(candidate for candidate in config.members if candidate.method != "head")
+        ingredients = parts_of(config)
+        member_ingredients = [
             replace(
-                one,
+                ingredient,
                 config=member,
-                load=lambda one=one, member=member, config=config: {
+                load=lambda ingredient=ingredient, member=member, config=config: {
                     key.removeprefix(f"{member.method}."): tensor
-                    for key, tensor in tensors_of(config, one.adapter_id).items()
+                    for key, tensor in tensors_of(config, ingredient.adapter_id).items()
                     if key.startswith(member.method)
                 },
             )
-            for one in parts
+            for ingredient in ingredients
         ]
-        found, alone = reported(parts, AverageMixing())[1], reported(own, AverageMixing())[1]
-        assert found.residual == alone.residual
-        assert found.residual > 0
-        assert found.notes == ()
+        report, alone = reported(ingredients, AverageMixing())[1], reported(member_ingredients, AverageMixing())[1]
+        assert report.residual == alone.residual
+        assert report.residual > 0
+        assert report.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_a_scale_of_a_task_adapter_is_that_of_what_is_inside_of_the_base() -> No
 
 def test_what_cannot_be_mixed_with_the_best_is_left_out_for_the_right_reason() -> None:
     best, same = parts_of(MAM)
-    others = [
+    candidates = [
         same,
         replace(part(2, MAM), provenance=OTHER_INIT),
         replace(part(3, PREFIX), provenance=INIT),
@@ -145,22 +147,24 @@ def test_what_cannot_be_mixed_with_the_best_is_left_out_for_the_right_reason() -
         replace(part(5, bottleneck("parallel")), provenance=INIT),
     ]
     for ranked in (True, False):
-        out = exclusion_reasons(best, [best, *others], AutoMixing(), ranked=ranked)
-        assert set(out) == {one.digest for one in others[1:]}
-        assert "The initialisations differ" in out[others[1].digest]
-        assert "The methods differ" in out[others[2].digest]
+        out = exclusion_reasons(best, [best, *candidates], AutoMixing(), ranked=ranked)
+        assert set(out) == {candidate.digest for candidate in candidates[1:]}
+        assert "The initialisations differ" in out[candidates[1].digest]
+        assert "The methods differ" in out[candidates[2].digest]
 
 
 def test_a_fusion_stands_alone() -> None:
-    fusion, other = part(0, FUSION, provenance=INIT), part(1, FUSION, provenance=INIT)
-    out = exclusion_reasons(fusion, [fusion, other, part(2, PREFIX, provenance=INIT)], AutoMixing(), ranked=True)
-    assert set(out) == {other.digest, part(2, PREFIX).digest}
-    assert "is a fusion" in out[other.digest]
+    fusion, second_fusion = part(0, FUSION, provenance=INIT), part(1, FUSION, provenance=INIT)
+    out = exclusion_reasons(
+        fusion, [fusion, second_fusion, part(2, PREFIX, provenance=INIT)], AutoMixing(), ranked=True
+    )
+    assert set(out) == {second_fusion.digest, part(2, PREFIX).digest}
+    assert "is a fusion" in out[second_fusion.digest]
 
 
 def test_the_largest_group_is_the_best_where_nothing_is_ranked() -> None:
-    mams, one = parts_of(MAM, 4), part(9, FUSION, provenance=INIT)
-    assert best_unranked([one, *mams], AutoMixing()).config == MAM
+    mams, fusion = parts_of(MAM, 4), part(9, FUSION, provenance=INIT)
+    assert best_unranked([fusion, *mams], AutoMixing()).config == MAM
 
 
 @pytest.mark.parametrize("start", [INIT, UNKNOWN])
@@ -173,17 +177,17 @@ def test_fusions_are_no_group(start: Provenance) -> None:
 
 
 def test_what_cannot_be_scaled_is_no_group_where_a_scale_is_asked_for() -> None:
-    prefixes, one = parts_of(PREFIX, 4), part(9, bottleneck("pfeiffer"), provenance=INIT)
-    two = part(8, bottleneck("pfeiffer"), provenance=INIT)
-    assert best_unranked([*prefixes, one, two], AutoMixing()).config == PREFIX
-    assert best_unranked([*prefixes, one, two], AutoMixing(scale="0.5")).config == one.config
+    prefixes, first = parts_of(PREFIX, 4), part(9, bottleneck("pfeiffer"), provenance=INIT)
+    second = part(8, bottleneck("pfeiffer"), provenance=INIT)
+    assert best_unranked([*prefixes, first, second], AutoMixing()).config == PREFIX
+    assert best_unranked([*prefixes, first, second], AutoMixing(scale="0.5")).config == first.config
 
 
 def test_unions_with_a_lora_are_not_averaged_unasked() -> None:
     """One alone is the average of itself; of several nobody else is let in on that account."""
-    best, other = parts_of(LORA_TASK)
-    assert set(exclusion_reasons(best, [best, other], AutoMixing(), ranked=True)) == {other.digest}
-    assert exclusion_reasons(best, [best, other], AverageMixing(), ranked=True) == {}
+    best, second = parts_of(LORA_TASK)
+    assert set(exclusion_reasons(best, [best, second], AutoMixing(), ranked=True)) == {second.digest}
+    assert exclusion_reasons(best, [best, second], AverageMixing(), ranked=True) == {}
 
 
 def test_no_width_is_never_too_wide() -> None:
@@ -207,25 +211,25 @@ def bank(number: int = 1, config: BankConfig | None = None, **changes: Any) -> S
     return part(number, config or config_of(), **changes)
 
 
-def mixed(one: SoupIngredient) -> dict[str, torch.Tensor]:
-    return MIXINGS["merge"].mix([one], MergeMixing())
+def mixed(ingredient: SoupIngredient) -> dict[str, torch.Tensor]:
+    return MIXINGS["merge"].mix([ingredient], MergeMixing())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("share", SHARES)
 def test_a_merge_is_an_adapter_of_the_experts_configuration(kind, share):
     config = config_of(kind, share=share, experts=3)
-    one = bank(2, config)
-    assert MIXINGS["merge"].check([one], MergeMixing()) == []
-    assert MIXINGS["merge"].result([one], MergeMixing()) == config.expert
-    merged, expected = mixed(one), merge_bank(config, tensors_of(config, 2))
+    ingredient = bank(2, config)
+    assert MIXINGS["merge"].check([ingredient], MergeMixing()) == []
+    assert MIXINGS["merge"].result([ingredient], MergeMixing()) == config.expert
+    merged, expected = mixed(ingredient), merge_bank(config, tensors_of(config, 2))
     assert merged.keys() == expected.keys()
     assert all(torch.equal(merged[name], expected[name]) for name in merged)
     from_tensors(config.expert, SHAPE, merged)
 
 
 def test_what_a_bank_weighs_does_not_matter():
-    heavy, light = (mixed(bank(3, weight=one)) for one in ("1", "0.000000001"))
+    heavy, light = (mixed(bank(3, weight=weight)) for weight in ("1", "0.000000001"))
     assert all(torch.equal(heavy[name], light[name]) for name in heavy)
 
 
@@ -233,10 +237,10 @@ def test_what_a_bank_weighs_does_not_matter():
 def test_the_dtype_of_the_bank_is_kept(dtype):
     stored = {"F16": torch.float16, "BF16": torch.bfloat16}[dtype]
     config = config_of()
-    found = mixed(bank(config=config, dtype=dtype, load=lambda: tensors_of(config, 4, stored)))
-    assert {tensor.dtype for tensor in found.values()} == {stored}
+    merged = mixed(bank(config=config, dtype=dtype, load=lambda: tensors_of(config, 4, stored)))
+    assert {tensor.dtype for tensor in merged.values()} == {stored}
     expected = merge_bank(config, tensors_of(config, 4, stored))
-    assert all(torch.equal(found[name], tensor.to(stored)) for name, tensor in expected.items())
+    assert all(torch.equal(merged[name], tensor.to(stored)) for name, tensor in expected.items())
 
 
 def test_values_beyond_the_numbers_are_refused():
@@ -270,27 +274,27 @@ def test_the_residual_is_the_distance_from_the_mean_over_all_routes():
     merged = updates(config.expert, merge_bank(config, tensors), probes)
     difference = size = 0.0
     for site in merged:
-        mean = torch.stack([one[site].double() for one in routes]).mean(0)
+        mean = torch.stack([route[site].double() for route in routes]).mean(0)
         difference += float((merged[site].double() - mean).square().sum())
         size += float(mean.square().sum())
-    _, found = reported([bank(6, config)], MergeMixing())
-    assert found.residual == pytest.approx((difference / size) ** 0.5, rel=0.15)  # of other probes
-    assert found.residual > 0.05
+    _, report = reported([bank(6, config)], MergeMixing())
+    assert report.residual == pytest.approx((difference / size) ** 0.5, rel=0.15)  # of other probes
+    assert report.residual > 0.05
 
 
 @pytest.mark.parametrize(("kind", "share"), [("lora", "up"), ("lora", "none"), ("pfeiffer", "down")])
 def test_a_merge_of_what_is_linear_is_exact(kind, share):
-    _, found = reported([bank(config=config_of(kind, experts=3, share=share))], MergeMixing())
-    assert found.residual < 1e-6
+    _, report = reported([bank(config=config_of(kind, experts=3, share=share))], MergeMixing())
+    assert report.residual < 1e-6
 
 
 @pytest.mark.parametrize("expert", [bottleneck("houlsby"), lora()])
 def test_a_head_is_kept_as_it_is(expert):
     head = HeadConfig(task="classification", labels=("good", "bad", "so so"))
     config = BankConfig(expert=UnionConfig(members=(expert, head)), experts=3, share="none")
-    tensors, found = reported([bank(7, config)], MergeMixing())
+    tensors, report = reported([bank(7, config)], MergeMixing())
     trained = tensors_of(config, 7)
     assert torch.equal(tensors["head.out.weight"], trained["head.out.weight"])
     assert torch.equal(tensors["head.out.bias"], trained["head.out.bias"])
-    assert (found.method, found.relative_cost, found.width_out) == ("merge", 1.0, 4)
+    assert (report.method, report.relative_cost, report.width_out) == ("merge", 1.0, 4)
     from_tensors(config.expert, SHAPE, tensors)
