@@ -26,16 +26,16 @@ def fill(verbs: ToyRegistry, names: tuple[str, ...], one_start: bool) -> None:
 
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
-    """The SQLite file and the blobs of a registry with adapters of these names, made when they are first asked for."""
+    """The SQLite file and the blobs of a registry with adapters of these names, built on first use."""
 
     @cache
-    def made(names: tuple[str, ...], one_start: bool) -> tuple[bytes, MemoryBlobs]:
+    def registry_files(names: tuple[str, ...], one_start: bool) -> tuple[bytes, MemoryBlobs]:
         folder, blobs = tmp_path_factory.mktemp("filled"), MemoryBlobs()
         with Databases("sqlite", None).new(folder) as database:
             fill(ToyRegistry(database, blobs), names, one_start)
         return (folder / "soup.db").read_bytes(), blobs
 
-    return made
+    return registry_files
 
 
 @pytest.fixture

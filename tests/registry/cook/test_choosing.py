@@ -93,11 +93,11 @@ def test_a_pool_is_fitted_once_and_the_old_selector_names_what_it_does_not_know(
     first = choose(stocked, sample("law"))
     stocked.ready("acme/new", seed=5)
     stocked.push("acme/waiting", seed=6, domain="waiting", sample=sample("waiting"))  # and not embedded
-    again = choose(stocked, sample("zoo"))
-    assert (stocked.fits, again.not_yet_included) == (1, ("acme/new@1", "acme/waiting@1"))
-    assert first.selector.id == again.selector.id
+    second = choose(stocked, sample("zoo"))
+    assert (stocked.fits, second.not_yet_included) == (1, ("acme/new@1", "acme/waiting@1"))
+    assert first.selector.id == second.selector.id
     assert [domain.domain for domain in first.selection.selected] == ["law"]
-    assert [domain.domain for domain in again.selection.selected] == ["zoo"]
+    assert [domain.domain for domain in second.selection.selected] == ["zoo"]
 
 
 def test_a_first_fit_names_what_is_still_to_be_embedded(verbs):
@@ -114,10 +114,10 @@ def test_it_says_who_was_superseded_and_by_whom(verbs):
     verbs.ready("acme/twin", domain="zoo", seed=2)
     verbs.ready("acme/zoo", domain="animals", seed=2)
     verbs.ready("evil/copy", domain="anything", seed=1)
-    said = {one.ref: one.reason for one in choose(verbs, sample("law")).selection.left_out}
-    assert said["acme/old@1"] == "acme/new@1 is newer and has the same domain label."
-    assert said["acme/twin@1"] == "acme/zoo@1 is newer and has the same bytes."
-    assert said["evil/copy@1"] == "acme/new@1 has the same bytes and was there before."
+    reasons_by_ref = {entry.ref: entry.reason for entry in choose(verbs, sample("law")).selection.left_out}
+    assert reasons_by_ref["acme/old@1"] == "acme/new@1 is newer and has the same domain label."
+    assert reasons_by_ref["acme/twin@1"] == "acme/zoo@1 is newer and has the same bytes."
+    assert reasons_by_ref["evil/copy@1"] == "acme/new@1 has the same bytes and was there before."
 
 
 def test_a_retired_member_is_dropped_before_thresholds(stocked):
@@ -131,8 +131,8 @@ def test_a_retired_member_is_dropped_before_thresholds(stocked):
     assert sum(chosen.selection.scores.values()) == pytest.approx(1)
     assert set(chosen.selection.scores) == {"code", "zoo"}
     assert len(chosen.selection.selected) == 1
-    left = {domain.ref: domain.reason for domain in chosen.selection.left_out}
-    assert "retired since the fit" in left["acme/law@1"]
+    left_out = {domain.ref: domain.reason for domain in chosen.selection.left_out}
+    assert "retired since the fit" in left_out["acme/law@1"]
     stocked.retire(ids["code"], ids["zoo"])
     none = choose(stocked, sample("law")).selection
     assert (none.abstained, len(none.left_out)) == (True, 3)
@@ -162,14 +162,14 @@ def test_others_than_the_best_leave_before_the_cap_with_their_reasons(stocked):
     options = {"max_ingredients": 3, "min_share": 0.05}
     cooked = stocked.cook(sample={"texts": texts}, options=options, mixing={"method": "average"})
     assert set(domains_of(cooked)) == {"law", "code", "zoo"}
-    assert [one.weight for one in cooked.evidence.selection.selected] == ["0.5", "0.25", "0.25"]
+    assert [entry.weight for entry in cooked.evidence.selection.selected] == ["0.5", "0.25", "0.25"]
     assert cooked.reason == "3 adapters by average."
     assert cooked.evidence.selection.reason.startswith("6 domains pass, 3 can be mixed with acme/law@1")
-    left = reasons(cooked)
-    assert "initialisations differ" in left["otherinit"]
-    assert "initialisation of acme/unknowninit@1 is unknown" in left["unknowninit"]
-    assert "'structure' differ" in left["structure"]
-    assert all("Cannot be mixed with acme/law@1" in left[name] for name in left)
+    left_out = reasons(cooked)
+    assert "initialisations differ" in left_out["otherinit"]
+    assert "initialisation of acme/unknowninit@1 is unknown" in left_out["unknowninit"]
+    assert "'structure' differ" in left_out["structure"]
+    assert all("Cannot be mixed with acme/law@1" in left_out[name] for name in left_out)
     assert sum(cooked.evidence.selection.scores.values()) == pytest.approx(1)
 
 
@@ -234,11 +234,11 @@ def test_a_soup_is_verified(stocked, gain, helps):
     soup = stocked.cook(sample=sample("law", "code"), name="acme/probe").digest
     stocked.gains[soup] = lambda text: gain
     cooked = stocked.cook(sample=sample("law", "code"), effort="instant", verify=True, name="acme/verified")
-    seen = cooked.evidence.verification
-    assert seen.helps is helps
+    verification = cooked.evidence.verification
+    assert verification.helps is helps
     assert cooked.abstained is not helps
-    assert seen.difference == pytest.approx(-gain)
-    assert seen.passages == 60
+    assert verification.difference == pytest.approx(-gain)
+    assert verification.passages == 60
     assert stocked.scored == [soup]  # the base's NLL came with the embedding
     if not helps:
         assert "does not beat the base model by one standard error" in cooked.reason
@@ -250,9 +250,9 @@ def test_a_gain_within_one_standard_error_does_not_help(stocked):
     soup = stocked.cook(sample=sample("law", "code")).digest
     noisy = {text: (2.0 if number % 2 else -1.9) for number, text in enumerate(sample("law", "code")["texts"])}
     stocked.gains[soup] = noisy.__getitem__
-    seen = stocked.cook(sample=sample("law", "code"), effort="instant", verify=True).evidence.verification
-    assert -seen.standard_error < seen.difference < 0
-    assert not seen.helps
+    verification = stocked.cook(sample=sample("law", "code"), effort="instant", verify=True).evidence.verification
+    assert -verification.standard_error < verification.difference < 0
+    assert not verification.helps
 
 
 def test_a_recipe_by_hand_is_verified_where_a_sample_comes_with_it(stocked):
@@ -379,14 +379,17 @@ def test_a_search_and_a_training_begin_again(
     three.cook(sample=TWO_DOMAINS, effort="instant", verify=True)
 
     def weigh(base_id: str, request: WeighingRequest) -> Weighing:
-        for one in request.candidates:  # as the process that weighs does
-            three.blobs.read(one.blob)
+        for candidate in request.candidates:  # as the process that weighs does
+            three.blobs.read(candidate.blob)
         return three.weigh(base_id, request)
 
     processes = SimpleNamespace(weigh=weigh, tune=three.tune)
     purging(three, monkeypatch, processes, "weigh" if effort == "quick" else "tune")
     three.computations = Computations(
-        three.fit, lambda *asked: processes.weigh(*asked), lambda *asked: processes.tune(*asked), three.measure
+        three.fit,
+        lambda *arguments: processes.weigh(*arguments),
+        lambda *arguments: processes.tune(*arguments),
+        three.measure,
     )
     cooked = three.cook(sample=TWO_DOMAINS, effort=effort, verify=True, name="acme/soup")
     assert "purged since the fit" in reasons(cooked)["law"]
@@ -513,18 +516,20 @@ def test_where_the_selector_abstains_weighing_proposes_its_own_and_others_need_i
 
 
 def verified(differences: list[float], *, held_out: bool, ways: int = 1) -> Verification:
-    """Of passages of ten tokens with these differences of mean NLL."""
+    """The verification on passages of ten tokens with these differences of mean NLL."""
     base = np.full(len(differences), 30.0)
     nll = base + 10 * np.array(differences)
     return verification_of(nll, base, np.full(len(base), 10), held_out=held_out, ways=ways)
 
 
 def test_on_the_sample_one_standard_error_is_asked_for_and_on_held_out_passages_two():
-    some = [-0.1, -0.02, 0.02, -0.03, -0.04, 0.04, -0.02, -0.01, 0.03, -0.05]
-    own, other = verified(some, held_out=False), verified(some, held_out=True)
-    assert 1 < -own.difference / own.standard_error < 2
-    assert (own.helps, other.helps) == (True, False)
-    assert "On the 10 held-out passages, the soup does not beat the base model by two standard errors" in why_not(other)
+    differences = [-0.1, -0.02, 0.02, -0.03, -0.04, 0.04, -0.02, -0.01, 0.03, -0.05]
+    on_sample, on_held_out = verified(differences, held_out=False), verified(differences, held_out=True)
+    assert 1 < -on_sample.difference / on_sample.standard_error < 2
+    assert (on_sample.helps, on_held_out.helps) == (True, False)
+    assert "On the 10 held-out passages, the soup does not beat the base model by two standard errors" in why_not(
+        on_held_out
+    )
 
 
 def test_few_held_out_passages_have_to_show_more():
@@ -541,12 +546,12 @@ def test_few_held_out_passages_have_to_show_more():
 
 
 def test_the_best_of_several_has_to_show_more_and_the_sentence_says_so() -> None:
-    some = [-0.1, -0.02, 0.02, -0.03, -0.04, 0.03, -0.05, -0.03, 0.01, -0.06]
-    alone, best = verified(some, held_out=True), verified(some, held_out=True, ways=4)
+    differences = [-0.1, -0.02, 0.02, -0.03, -0.04, 0.03, -0.05, -0.03, 0.01, -0.06]
+    alone, best = verified(differences, held_out=True), verified(differences, held_out=True, ways=4)
     assert (alone.helps, best.helps) == (True, False)
     assert best.margin == pytest.approx(2.685, abs=0.005)  # of 9 degrees of freedom, at a level of .0125
     assert "by 2.69 standard errors, as required of the best of 4 soups on so few passages:" in why_not(best)
-    assert verified(some, held_out=False, ways=1).margin is None
+    assert verified(differences, held_out=False, ways=1).margin is None
 
 
 def test_a_single_passage_says_nothing() -> None:
@@ -567,8 +572,8 @@ NOMINAL, DRAWS = 0.05, 300
 def test_on_few_held_out_passages_what_does_not_help_is_claimed_to_no_more_than_nominally(
     passages: int, seed: int, worse: float, noise: str
 ) -> None:
-    found = Case(passages, worse=worse, noise=noise).claimed(np.random.default_rng(seed), DRAWS)
-    assert found <= NOMINAL + 3.5 * (NOMINAL * (1 - NOMINAL) / DRAWS) ** 0.5
+    claim_rate = Case(passages, worse=worse, noise=noise).claimed(np.random.default_rng(seed), DRAWS)
+    assert claim_rate <= NOMINAL + 3.5 * (NOMINAL * (1 - NOMINAL) / DRAWS) ** 0.5
 
 
 @pytest.mark.parametrize("ways", [2, 4])
@@ -576,5 +581,5 @@ def test_on_few_held_out_passages_what_does_not_help_is_claimed_to_no_more_than_
 def test_the_best_of_several_that_do_not_help_is_claimed_to_no_more_than_nominally(
     ways: int, correlation: float
 ) -> None:
-    found = Case(8, ways=ways, correlation=correlation).claimed(np.random.default_rng(1), DRAWS)
-    assert found <= NOMINAL + 3.5 * (NOMINAL * (1 - NOMINAL) / DRAWS) ** 0.5
+    claim_rate = Case(8, ways=ways, correlation=correlation).claimed(np.random.default_rng(1), DRAWS)
+    assert claim_rate <= NOMINAL + 3.5 * (NOMINAL * (1 - NOMINAL) / DRAWS) ** 0.5

@@ -26,11 +26,11 @@ from tests.registry.toy_registry import (
 
 def test_the_weights_of_a_soup_are_those_of_the_selection(stocked):
     cooked = stocked.cook(sample=sample("law", "code"), selector={"kind": "posterior", "temperature": 0.001})
-    weights = {one.digest: one.weight for one in cooked.evidence.selection.selected}
+    weights = {entry.digest: entry.weight for entry in cooked.evidence.selection.selected}
     assert len(set(weights.values())) > 1
     with stocked.database.read() as catalogue:
         recipe = catalogue.soups.recipe(cooked.recipe_digest).recipe
-    assert {one.digest: one.weight for one in recipe.ingredients} == weights
+    assert {ingredient.digest: ingredient.weight for ingredient in recipe.ingredients} == weights
 
 
 def test_what_is_stored_beside_the_soup(stocked):
@@ -47,25 +47,25 @@ def test_what_is_stored_beside_the_soup(stocked):
             ("acme/law@1", "0.5"),
             ("acme/code@1", "0.5"),
         }
-        assert [one.ref for one in catalogue.soups.children(stocked.named("acme/law").digest, None)] == [row.ref]
+        assert [child.ref for child in catalogue.soups.children(stocked.named("acme/law").digest, None)] == [row.ref]
         (evidence,) = catalogue.soups.evidence(row.id)
-        assert [one["domain"] for one in evidence["selection"]["selected"]] == domains_of(cooked)
+        assert [entry["domain"] for entry in evidence["selection"]["selected"]] == domains_of(cooked)
         assert evidence["selector"] == cooked.evidence.selector
         assert catalogue.audit.list(None, limit=1).rows[0].action == "soup.cook"
-        assert [one.encoder_name for one in catalogue.samples.embeddings(row.sample.digest)] == ["base"]
+        assert [embedding.encoder_name for embedding in catalogue.samples.embeddings(row.sample.digest)] == ["base"]
     assert not any(b"passage 7" in stocked.blobs.read(digest) for digest in stocked.blobs.digests())
 
 
 def test_cooked_again_it_is_the_same_row_with_more_evidence(stocked):
     first = stocked.cook(sample=sample("law", "code"))
-    again = stocked.cook(sample=sample("law", "code"))
-    assert (again.cached, again.created, again.soup_id, again.digest) == (True, False, first.soup_id, first.digest)
+    second = stocked.cook(sample=sample("law", "code"))
+    assert (second.cached, second.created, second.soup_id, second.digest) == (True, False, first.soup_id, first.digest)
     assert first.model.startswith("acme/soup-" + first.digest[7:19])
     with stocked.database.read() as catalogue:
         assert len(catalogue.soups.evidence(first.soup_id)) == 2
-    other = stocked.cook(sample=sample("law", "code"), name="acme/named")  # another row of the same bytes
-    assert (other.cached, other.created, other.digest) == (True, True, first.digest)
-    assert other.soup_id != first.soup_id
+    renamed = stocked.cook(sample=sample("law", "code"), name="acme/named")  # another row of the same bytes
+    assert (renamed.cached, renamed.created, renamed.digest) == (True, True, first.digest)
+    assert renamed.soup_id != first.soup_id
 
 
 def test_the_vectors_of_a_sample_that_a_known_soup_does_not_take_are_not_stored(stocked):
@@ -98,14 +98,14 @@ def test_damaged_vectors_of_a_soup_are_stored_again_with_it(stocked):
 
 def test_an_owner_is_given_to_the_name_new_or_known(stocked):
     recipe = by_hand("acme/law", "acme/code")
-    for number, (said, owner) in enumerate([(None, None), ("us", "us"), (None, "us"), ("them", "them")]):
-        cooked = stocked.cook(recipe=recipe, name="acme/owned", owner=said)
+    for number, (new_owner, owner) in enumerate([(None, None), ("us", "us"), (None, "us"), ("them", "them")]):
+        cooked = stocked.cook(recipe=recipe, name="acme/owned", owner=new_owner)
         assert (cooked.created, stocked.row(cooked.soup_id).owner) == (number == 0, owner)
         with stocked.database.read() as catalogue:
             detail = catalogue.audit.list(None, limit=1).rows[0].detail
-        assert detail.get("owner") == said
-    other = {"ingredients": [{"ref": "acme/law", "weight": 0.1}, {"ref": "acme/code", "weight": 0.9}]}
-    newer = stocked.cook(recipe=other, name="acme/owned", owner="all")
+        assert detail.get("owner") == new_owner
+    changed_recipe = {"ingredients": [{"ref": "acme/law", "weight": 0.1}, {"ref": "acme/code", "weight": 0.9}]}
+    newer = stocked.cook(recipe=changed_recipe, name="acme/owned", owner="all")
     assert newer.created
     assert {stocked.row(id).owner for id in (cooked.soup_id, newer.soup_id)} == {"all"}
 
@@ -116,8 +116,8 @@ def test_damaged_bytes_are_made_again(stocked):
     blob = stocked.row(first.soup_id).weights_blob
     data = stocked.blobs.read(blob)
     stocked.blobs.damage(blob, data[:-1] + bytes([data[-1] ^ 1]))
-    again = stocked.cook(recipe=recipe)
-    assert (again.cached, again.soup_id, stocked.blobs.read(blob)) == (False, first.soup_id, data)
+    rebuilt = stocked.cook(recipe=recipe)
+    assert (rebuilt.cached, rebuilt.soup_id, stocked.blobs.read(blob)) == (False, first.soup_id, data)
 
 
 def test_stored_weights_that_are_not_what_they_were_are_never_mixed(stocked):
@@ -128,22 +128,22 @@ def test_stored_weights_that_are_not_what_they_were_are_never_mixed(stocked):
 
 
 def test_a_scaled_ingredient_is_a_soup_and_a_bare_one_is_itself(stocked):
-    one = {"ingredients": [{"ref": "acme/law", "weight": 7}]}
-    bare = stocked.cook(recipe=one, name="acme/unused", owner="team-law")
+    recipe = {"ingredients": [{"ref": "acme/law", "weight": 7}]}
+    bare = stocked.cook(recipe=recipe, name="acme/unused", owner="team-law")
     assert (bare.model, bare.created, bare.digest) == ("acme/law@1", False, stocked.named("acme/law").digest)
     assert "The name acme/unused was not needed. Its owner does not change." in bare.reason
     assert stocked.named("acme/law").owner is None
-    scaled = stocked.cook(recipe=one, mixing={"scale": 2})
+    scaled = stocked.cook(recipe=recipe, mixing={"scale": 2})
     assert (stocked.row(scaled.soup_id).kind, scaled.recipe.mixing.scale) == ("soup", "2")
     law = load_tensors(weights(0))
-    for name, found in load_tensors(stocked.blobs.read(stocked.row(scaled.soup_id).weights_blob)).items():
-        assert found.equal(law[name] * 2 if ".up." in name else law[name])
+    for name, tensor in load_tensors(stocked.blobs.read(stocked.row(scaled.soup_id).weights_blob)).items():
+        assert tensor.equal(law[name] * 2 if ".up." in name else law[name])
 
 
 def test_an_adapter_named_twice_counts_twice_and_weight_0_not_at_all(stocked):
     refs = ["acme/law", "acme/law@1", stocked.named("acme/law").digest, "acme/code"]
     cooked = stocked.cook(recipe={"ingredients": [*({"ref": ref} for ref in refs), {"ref": "acme/zoo", "weight": 0}]})
-    assert sorted(one.weight for one in cooked.recipe.ingredients) == ["0.25", "0.75"]
+    assert sorted(ingredient.weight for ingredient in cooked.recipe.ingredients) == ["0.25", "0.75"]
 
 
 def test_soups_are_chosen_from_on_request_and_their_pools_refitted(stocked):

@@ -86,16 +86,16 @@ def test_what_was_tuned_before_is_not_handed_out_again_and_mixtures_are_cooked_a
 
 
 def test_what_was_forbidden_while_it_trained_is_not_stored(pool, monkeypatch):
-    before, trained = soups(pool), pool.computations.tune
+    soups_before, trained = soups(pool), pool.computations.tune
 
-    def meanwhile(*asked):
+    def meanwhile(*arguments):
         set_tuning(pool, "forbid")
-        return trained(*asked)
+        return trained(*arguments)
 
     monkeypatch.setattr(pool, "computations", replace(pool.computations, tune=meanwhile))
     with pytest.raises(Forbidden):
         tune(pool)
-    assert (len(pool.tunings), soups(pool)) == (1, before)
+    assert (len(pool.tunings), soups(pool)) == (1, soups_before)
     set_tuning(pool, "allow")
     by_default = left_open(pool)
     assert by_default.evidence.search.effort == "quick"
@@ -243,13 +243,13 @@ def listed(pool: ToyRegistry, digest: str, visible=None) -> list[str]:
 
 
 def test_what_has_learnt_from_a_sample_is_found_by_it_until_it_is_retired(pool):
-    first, kept = tune(pool, name="acme/leases"), tune(pool, name="other/leases", keep="leases")
-    other = pool.cook(sample={"texts": SAMPLE["texts"][:30]}, effort="tune", verify=True)
+    first, second = tune(pool, name="acme/leases"), tune(pool, name="other/leases", keep="leases")
+    shorter = pool.cook(sample={"texts": SAMPLE["texts"][:30]}, effort="tune", verify=True)
     pool.cook(sample=SAMPLE, effort="instant", name="acme/mixture")
     digest = first.recipe.tuning.sample
-    assert listed(pool, digest) == [kept.model, first.model] == ["other/leases@1", "acme/leases@1"]
+    assert listed(pool, digest) == [second.model, first.model] == ["other/leases@1", "acme/leases@1"]
     assert listed(pool, digest, ("acme",)) == ["acme/leases@1"]
-    assert listed(pool, other.recipe.tuning.sample) == [other.model]
+    assert listed(pool, shorter.recipe.tuning.sample) == [shorter.model]
     pool.retire(first.soup_id)
     assert listed(pool, digest) == ["other/leases@1"]
 
@@ -348,14 +348,14 @@ def test_the_gain_of_past_cooks_is_over_the_soup_as_selected(pool):
 
 def test_where_tuning_is_forbidden_it_has_no_price(stocked):
     set_tuning(stocked, "forbid")
-    assert [one.effort for one in stocked.cook(sample=LAW, effort="quick", verify=True).beyond] == ["thorough"]
+    assert [price.effort for price in stocked.cook(sample=LAW, effort="quick", verify=True).beyond] == ["thorough"]
 
 
 # --- budgets ---------------------------------------------------------------------------------------
 
 
 def least_of(depth: Depth, size: Size) -> float:
-    """What the least takes, as the refusal says it."""
+    """The fewest passes that this effort takes, by the message of the refusal."""
     with pytest.raises(InvalidParameter, match=r"this effort takes at least (\S+):") as refused:
         cut_weighing(depth, size, 0.01)
     return float(str(refused.value).partition("at least ")[2].partition(":")[0])
@@ -386,9 +386,11 @@ def test_a_budget_that_is_what_an_effort_takes_leaves_all_of_it(depth, passages)
     assert cut_weighing(depth, size, least_of(depth, size) + 0.1) != whole  # which is told to one decimal
 
 
-@pytest.mark.parametrize(("passages", "passes", "left"), [(100, 10.0, 1), (100, 19.0, 2), (15, 16.0, 1), (15, 47.0, 3)])
-def test_passes_of_training_are_as_many_as_fit(passages, passes, left):
-    assert cut_training(6, passes, passages) == left
+@pytest.mark.parametrize(
+    ("passages", "passes", "expected"), [(100, 10.0, 1), (100, 19.0, 2), (15, 16.0, 1), (15, 47.0, 3)]
+)
+def test_passes_of_training_are_as_many_as_fit(passages, passes, expected):
+    assert cut_training(6, passes, passages) == expected
     assert cut_training(1, 1000.0, passages) == 1
 
 
@@ -405,15 +407,15 @@ def test_a_budget_is_in_passes_tokens_or_seconds():
     assert passes_within(Budget(tokens=160), base, texts, progress=silent) == pytest.approx(2.0)  # 80 tokens a pass
     base = TimedBase(FakeBase({}))
     base.add(100.0, ["two words"] * 20)
-    found = passes_within(Budget(seconds=START_SECONDS + 300.0), base, texts, progress=silent)
-    assert found == pytest.approx(300.0 / (100.0 / 28 * 40), rel=1e-3)  # eight more were timed, in no time
+    passes = passes_within(Budget(seconds=START_SECONDS + 300.0), base, texts, progress=silent)
+    assert passes == pytest.approx(300.0 / (100.0 / 28 * 40), rel=1e-3)  # eight more were timed, in no time
     assert passes_within(Budget(seconds=1.0), base, texts, progress=silent) == 0
 
 
 def test_a_cook_within_a_budget_does_less_and_holds_out_as_much(stocked):
     search = stocked.cook(sample=LAW, effort="quick", verify=True, budget={"passes": 3}).evidence.search
-    (asked,) = stocked.weighings
-    assert asked.steps < 12
+    (weighing,) = stocked.weighings
+    assert weighing.steps < 12
     assert (search.decided_on, search.held_out) == (24, 6)
     cooked = stocked.cook(sample=LAW, effort="tune", verify=True, budget={"passes": 19}, tuning={"passes": 5})
     assert stocked.tunings[-1].passes == 2

@@ -55,15 +55,15 @@ def test_a_bank_alone_becomes_its_adapter(verbs, config, mixing):
         sum(tensor.numel() for tensor in expected.values()),
     )
     assert cooked.recipe.mixing.method == "merge"
-    assert [one.digest for one in cooked.recipe.ingredients] == [bank.digest]
+    assert [ingredient.digest for ingredient in cooked.recipe.ingredients] == [bank.digest]
     with verbs.database.read() as catalogue:
         parents = catalogue.soups.parents(row.recipe_digest, None)
         children = catalogue.soups.children(bank.digest, None)
     assert [(digest, weight) for digest, weight, _ in parents] == [(bank.digest, "1")]
     assert [child.ref for child in children] == ["acme/law@1"]
     assert cooked.reason.startswith("One adapter by merge" + ("" if mixing else ": the mean of its "))
-    again = merge(verbs, name="acme/law", **mixing)
-    assert (again.cached, again.created, again.digest) == (True, False, cooked.digest)
+    second = merge(verbs, name="acme/law", **mixing)
+    assert (second.cached, second.created, second.digest) == (True, False, cooked.digest)
     assert_rebuilt(verbs, cooked, recipe=by_hand("acme/bank"), name="acme/law", **mixing)
     assert row.card.description == f"Merge of acme/bank@1, a bank of {config.experts} experts."
     assert row.card.metadata == {"mixing": "merge"}
@@ -130,9 +130,9 @@ def test_a_sample_that_the_bank_gets_later_is_the_merges_too_once_it_is_merged_a
     bank = verbs.push("acme/bank", config=BANK, domain="law").row
     first = merge(verbs, name="acme/merged")
     verbs.embed(verbs.push("acme/bank", config=BANK, domain="law", sample={"texts": passages("law")}).row)
-    again = merge(verbs, name="acme/merged")
-    row = verbs.row(again.soup_id)
-    assert (again.soup_id, again.created) == (first.soup_id, False)
+    second = merge(verbs, name="acme/merged")
+    row = verbs.row(second.soup_id)
+    assert (second.soup_id, second.created) == (first.soup_id, False)
     assert (row.sample_state, row.sample) == ("ready", verbs.row(bank.id).sample)
     soup = verbs.cook(sample={"texts": passages("law", seed=9)}, selector={"kind": "cosine", "threshold": 0.15})
     assert soup.model == "acme/merged@1"
@@ -141,8 +141,8 @@ def test_a_sample_that_the_bank_gets_later_is_the_merges_too_once_it_is_merged_a
 def test_many_at_once_are_one(world):
     with ThreadPoolExecutor(4) as pool:
         cooked = list(pool.map(lambda _: merge(world, name="acme/merged"), range(6)))
-    assert {one.model for one in cooked} == {"acme/merged@1"}
-    assert sum(one.created for one in cooked) == 1
+    assert {answer.model for answer in cooked} == {"acme/merged@1"}
+    assert sum(answer.created for answer in cooked) == 1
 
 
 def test_the_merge_of_a_bank_that_is_retired_stays(world):

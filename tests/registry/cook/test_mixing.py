@@ -90,11 +90,11 @@ def test_a_concatenation_of_one_known_start_has_an_unknown_one(verbs):
 def test_the_recipe_knows_neither_auto_nor_max_width(strangers):
     recipe = by_hand("acme/law", "acme/code")
     cooked = [
-        strangers.cook(recipe=recipe, **how)
-        for how in ({}, {"mixing": {"method": "concat"}}, {"max_width": 4}, {"mixing": {"scale": 1}})
+        strangers.cook(recipe=recipe, **fields)
+        for fields in ({}, {"mixing": {"method": "concat"}}, {"max_width": 4}, {"mixing": {"scale": 1}})
     ]
-    assert len({one.recipe_digest for one in cooked}) == 1
-    assert [one.cached for one in cooked] == [False, True, True, True]
+    assert len({answer.recipe_digest for answer in cooked}) == 1
+    assert [answer.cached for answer in cooked] == [False, True, True, True]
     assert cooked[0].report == cooked[1].report
     assert "auto" not in cooked[0].recipe.model_dump_json()
 
@@ -105,12 +105,12 @@ def test_a_report_of_an_earlier_version_is_kept_as_it_was(strangers, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(mix, "report_of", lambda *_, **__: old)
         strangers.cook(recipe=by_hand("acme/law", "acme/code"))
-    again = strangers.cook(recipe=by_hand("acme/law", "acme/code"))
-    assert (again.cached, again.report) == (True, old)
+    second = strangers.cook(recipe=by_hand("acme/law", "acme/code"))
+    assert (second.cached, second.report) == (True, old)
 
 
 @pytest.mark.parametrize(
-    ("refs", "how", "sentence"),
+    ("refs", "fields", "sentence"),
     [
         (("law", "code", "zoo"), {"max_width": 5}, r"would be 6 wide \(2, 2, 2\), and max_width is 5.*unknown"),
         (("law", "lora"), {}, r"The methods differ: acme/law@1 has bottleneck; acme/lora@1 has lora\."),
@@ -118,10 +118,10 @@ def test_a_report_of_an_earlier_version_is_kept_as_it_was(strangers, monkeypatch
         (("lora", "lora2"), {"mixing": {"method": "average"}}, "Mix by 'concat', which"),
     ],
 )
-def test_what_cannot_be_mixed_is_refused_with_the_reason(strangers, refs, how, sentence):
+def test_what_cannot_be_mixed_is_refused_with_the_reason(strangers, refs, fields, sentence):
     strangers.push_all("acme/lora", "acme/lora2", config=LORA, provenance=UNKNOWN)
     with pytest.raises(Incompatible) as refused:
-        strangers.cook(recipe=by_hand(*(f"acme/{ref}" for ref in refs)), **how)
+        strangers.cook(recipe=by_hand(*(f"acme/{ref}" for ref in refs)), **fields)
     assert re.search(sentence, " ".join([refused.value.message, *refused.value.problems]))
 
 
@@ -139,35 +139,35 @@ def test_verifying_scores_the_soup_in_its_own_shape(strangers):
 
 
 def test_a_lost_soup_that_lapack_makes_otherwise_becomes_a_new_version(strangers, monkeypatch):
-    how = {"recipe": by_hand("acme/law", "acme/code"), "mixing": {"method": "recompress"}, "name": "acme/narrow"}
-    first = strangers.cook(**how)
+    fields = {"recipe": by_hand("acme/law", "acme/code"), "mixing": {"method": "recompress"}, "name": "acme/narrow"}
+    first = strangers.cook(**fields)
     strangers.blobs.delete(strangers.row(first.soup_id).weights_blob)
     here = MIXINGS["recompress"]
 
-    def elsewhere(parts, mixing):
-        return {name: tensor * (1 + 1e-6) for name, tensor in here.mix(parts, mixing).items()}
+    def elsewhere(ingredients, mixing):
+        return {name: tensor * (1 + 1e-6) for name, tensor in here.mix(ingredients, mixing).items()}
 
     monkeypatch.setitem(MIXINGS, "recompress", replace(here, mix=elsewhere))
-    again = strangers.cook(**how)
-    assert (again.model, again.recipe_digest) == ("acme/narrow@2", first.recipe_digest)
-    third = strangers.cook(**how)
-    assert (third.cached, third.digest, third.report) == (True, again.digest, again.report)
-    assert "depend on the machine" in again.report.notes[0]
+    second = strangers.cook(**fields)
+    assert (second.model, second.recipe_digest) == ("acme/narrow@2", first.recipe_digest)
+    third = strangers.cook(**fields)
+    assert (third.cached, third.digest, third.report) == (True, second.digest, second.report)
+    assert "depend on the machine" in second.report.notes[0]
 
 
 @pytest.mark.parametrize("method", ["average", "recompress"])
 def test_other_bytes_than_before_are_our_mistake(strangers, monkeypatch, method):
-    how = {"method": method, **({"assume_same_init": True} if method == "average" else {})}
+    mixing_request = {"method": method, **({"assume_same_init": True} if method == "average" else {})}
     recipe = by_hand("acme/law", "acme/code")
-    strangers.blobs.delete(strangers.row(strangers.cook(recipe=recipe, mixing=how).soup_id).weights_blob)
+    strangers.blobs.delete(strangers.row(strangers.cook(recipe=recipe, mixing=mixing_request).soup_id).weights_blob)
     right = MIXINGS[method]
 
-    def wrong(parts, mixing):
-        return {name: tensor + 1 for name, tensor in right.mix(parts, mixing).items()}
+    def wrong(ingredients, mixing):
+        return {name: tensor + 1 for name, tensor in right.mix(ingredients, mixing).items()}
 
     monkeypatch.setitem(MIXINGS, method, replace(right, mix=wrong))
     with pytest.raises(Internal, match="before and"):
-        strangers.cook(recipe=recipe, mixing=how)
+        strangers.cook(recipe=recipe, mixing=mixing_request)
 
 
 @pytest.fixture
@@ -212,23 +212,23 @@ def test_of_many_that_cannot_be_mixed_the_best_ranked_are_named(strangers):
     best, selection = cooked.evidence.selection.selected[0], cooked.evidence.selection
     assert (best.domain, len(selection.selected), len(selection.left_out)) == ("zoo", 3, LISTED)
     assert selection.more_left_out == {f"Cannot be mixed with {best.ref}.": 2}
-    assert all(one.reason.startswith(f"Cannot be mixed with {best.ref}: The m") for one in selection.left_out)
-    assert set(selection.scores) == {one.domain for one in (*selection.selected, *selection.left_out)}
+    assert all(entry.reason.startswith(f"Cannot be mixed with {best.ref}: The m") for entry in selection.left_out)
+    assert set(selection.scores) == {entry.domain for entry in (*selection.selected, *selection.left_out)}
 
 
-@pytest.mark.parametrize("how", [{}, {"mixing": {"method": "concat"}}])
-def test_the_lowest_ranked_leave_beyond_max_width_with_the_numbers(strangers, how):
+@pytest.mark.parametrize("fields", [{}, {"mixing": {"method": "concat"}}])
+def test_the_lowest_ranked_leave_beyond_max_width_with_the_numbers(strangers, fields):
     sample = texts(zoo=40, law=30, code=20)
-    cooked = strangers.cook(sample=sample, max_width=5, **how)
+    cooked = strangers.cook(sample=sample, max_width=5, **fields)
     assert domains_of(cooked) == ["zoo", "law"]
-    assert [one.weight for one in cooked.evidence.selection.selected] == ["0.571428571", "0.428571429"]
-    assert [one.stability for one in cooked.evidence.selection.selected] == pytest.approx([1, 0.9], abs=0.09)
+    assert [entry.weight for entry in cooked.evidence.selection.selected] == ["0.571428571", "0.428571429"]
+    assert [entry.stability for entry in cooked.evidence.selection.selected] == pytest.approx([1, 0.9], abs=0.09)
     assert cooked.report.width_out == 4
-    left = reasons(cooked)
-    assert set(left) == {"code"}
-    assert "would be 6 wide (2, 2, 2), and max_width is 5" in left["code"]
+    left_out = reasons(cooked)
+    assert set(left_out) == {"code"}
+    assert "would be 6 wide (2, 2, 2), and max_width is 5" in left_out["code"]
     assert cooked.evidence.selection.reason.endswith("2 fit into max_width 5.")
-    assert strangers.cook(sample=sample, max_width=1, **how).model == "acme/zoo@1"
+    assert strangers.cook(sample=sample, max_width=1, **fields).model == "acme/zoo@1"
 
 
 @pytest.mark.parametrize(
@@ -333,17 +333,17 @@ def recipe(*refs: str, **first: object) -> dict[str, object]:
 def test_a_recipe_is_kept_as_it_was_given_and_gives_the_same_soup_again(strangers):
     first = strangers.cook(recipe=recipe("acme/law", "acme/code"))
     assert first.recipe.mixing == ConcatMixing()
-    assert sorted(one.weight for one in first.recipe.ingredients) == ["0.4", "1.4"]
-    assert {tuple(one.layers.items()) for one in first.recipe.ingredients} == {tuple(SITES.items())}
-    again = strangers.cook(
+    assert sorted(ingredient.weight for ingredient in first.recipe.ingredients) == ["0.4", "1.4"]
+    assert {tuple(ingredient.layers.items()) for ingredient in first.recipe.ingredients} == {tuple(SITES.items())}
+    second = strangers.cook(
         recipe={
             "ingredients": [
-                {"ref": one.digest, "weight": float(one.weight), "layers": one.layers}
-                for one in first.recipe.ingredients
+                {"ref": ingredient.digest, "weight": float(ingredient.weight), "layers": ingredient.layers}
+                for ingredient in first.recipe.ingredients
             ]
         }
     )
-    assert (again.digest, again.recipe_digest, again.cached) == (first.digest, first.recipe_digest, True)
+    assert (second.digest, second.recipe_digest, second.cached) == (first.digest, first.recipe_digest, True)
 
 
 def test_one_adapter_with_layers_is_stored_as_a_soup(strangers):
@@ -351,7 +351,7 @@ def test_one_adapter_with_layers_is_stored_as_a_soup(strangers):
 
 
 @pytest.mark.parametrize(
-    ("first", "said"),
+    ("first", "sentence"),
     [
         ({"layers": {"layers.0.ffn": 1}}, "of acme/law@1 lack layers.1.ffn; it needs a factor for each of its 2"),
         ({"layers": {**SITES, "layers.9.ffn": 1}}, "name layers.9.ffn, where it has nothing"),
@@ -359,6 +359,6 @@ def test_one_adapter_with_layers_is_stored_as_a_soup(strangers):
         ({"ref": "acme/code"}, "acme/code is in the recipe twice"),
     ],
 )
-def test_what_is_wrong_with_them_is_told(strangers, first, said):
-    with pytest.raises(InvalidRecipe, match=re.escape(said)):
+def test_what_is_wrong_with_them_is_told(strangers, first, sentence):
+    with pytest.raises(InvalidRecipe, match=re.escape(sentence)):
         strangers.cook(recipe=recipe("acme/law", "acme/code", **first))

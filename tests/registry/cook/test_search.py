@@ -54,13 +54,15 @@ QUICK, THOROUGH = (
 
 
 def ways_of(pool: ToyRegistry, request: CookRequest, *names: str):
-    """What a weighing of these adapters (of all, by default) leads to, by way."""
+    """The mixtures, by way, that a weighing of these adapters (of all, by default) leads to."""
     rows = [pool.named(f"acme/{name}") for name in names or NAMES]
     adapters = [(row, ingredient_of(row, "1", pool.blobs)) for row in rows]
     depth = {"quick": strategies.QUICK, "thorough": strategies.THOROUGH}[request.effort]
-    asked = weighing.weighing_request(request, depth, adapters, ["text"])
+    weighing_request = weighing.weighing_request(request, depth, adapters, ["text"])
     ingredients = [ingredient for _, ingredient in adapters]
-    return weighing.mixtures(pool.weigh("tiny", asked), asked, ingredients, shape=SHAPE, max_width=request.max_width)
+    return weighing.mixtures(
+        pool.weigh("tiny", weighing_request), weighing_request, ingredients, shape=SHAPE, max_width=request.max_width
+    )
 
 
 def test_the_coefficients_are_the_recipe_and_the_soup_is_accepted_on_held_out_passages(pool):
@@ -87,8 +89,8 @@ def test_the_coefficients_are_the_recipe_and_the_soup_is_accepted_on_held_out_pa
     assert search.single.difference == pytest.approx(-0.07)
     assert search.single.ahead == pytest.approx(-0.03, abs=0.002)
     assert "law" not in {trial.way for trial in search.trials}
-    again = quick(pool)
-    assert (again.digest, again.cached, again.created) == (cooked.digest, True, False)
+    second = quick(pool)
+    assert (second.digest, second.cached, second.created) == (cooked.digest, True, False)
 
 
 def test_held_out_passages_take_no_part_in_weighing_or_ranking(pool):
@@ -153,8 +155,8 @@ def test_a_wide_adapter_leaves_out_only_what_does_not_fit_beside_it(pool):
     )
     helps(pool, code=0.1, law=0.4, news=0.3, wide=0.2, zoo=0.05)
     for width, members in ((9, {"law", "news", "wide"}), (8, {"law", "news", "code", "zoo"})):
-        found = quick(pool, max_width=width).evidence.search
-        assert {one.domain for one in found.candidates if one.coefficient is not None} == members
+        search = quick(pool, max_width=width).evidence.search
+        assert {candidate.domain for candidate in search.candidates if candidate.coefficient is not None} == members
 
 
 def test_only_what_can_be_put_side_by_side_is_weighed_and_the_rest_is_told_why(pool):
@@ -174,18 +176,20 @@ def test_a_ranking_is_gone_through_in_blocks_until_there_are_enough(pool, monkey
     pool.ready("acme/lora", seed=9, config=LORA, provenance=OTHER_INIT, text="law")
     helps(pool, law=0.4)
     monkeypatch.setattr(shortlist, "MOST", most + len(also))
-    found = {}
+    searches = {}
     for size in (256, block):
         monkeypatch.setattr(shortlist, "BLOCK", size)
-        made = quick(pool, "zoo", "law", also=also).evidence.search
-        found[size] = made.candidates, {one.ref: one.reason for one in made.left_out}, made.more_left_out
-    assert found[block] == found[256]
-    candidates, left, more = found[block]
-    named = [one.ref for one in candidates] + list(left)
+        search = quick(pool, "zoo", "law", also=also).evidence.search
+        searches[size] = search.candidates, {entry.ref: entry.reason for entry in search.left_out}, search.more_left_out
+    assert searches[block] == searches[256]
+    candidates, left_out, more = searches[block]
+    named = [candidate.ref for candidate in candidates] + list(left_out)
     assert sorted(named) == [f"acme/{name}@1" for name in ("code", "law", "lora", "news", "zoo")]
     assert len(candidates) == min(most, 4 - len(also)) + len(also)
     assert more == {}
-    assert all(why == f"{most} better-ranked ones are weighed." for ref, why in left.items() if "lora" not in ref)
+    assert all(
+        reason == f"{most} better-ranked ones are weighed." for ref, reason in left_out.items() if "lora" not in ref
+    )
 
 
 @pytest.mark.parametrize("also", [(), ("acme/law",)])
@@ -195,12 +199,12 @@ def test_where_nobody_can_be_put_beside_another_the_block_does_not_matter(verbs,
         verbs.ready(f"acme/{name}", seed=seed, config=PREFIX, provenance=OTHER_INIT)
     if also:
         verbs.push("acme/law", seed=9)
-    found = []
+    left_out = []
     for size in (256, 1, 2):
         monkeypatch.setattr(shortlist, "BLOCK", size)
-        found.append(quick(verbs, "zoo", also=also).evidence.search.left_out)
-    assert found[0] == found[1] == found[2]
-    assert len(found[0]) == 3
+        left_out.append(quick(verbs, "zoo", also=also).evidence.search.left_out)
+    assert left_out[0] == left_out[1] == left_out[2]
+    assert len(left_out[0]) == 3
 
 
 def test_of_many_that_are_not_weighed_the_best_ranked_are_named(pool):
@@ -217,7 +221,7 @@ def test_loras_that_know_different_modules_keep_the_factors_of_their_own(verbs):
         verbs.ready(f"acme/{name}", seed=seed, config=config, provenance={})
     helps(verbs, law=0.4, zoo=0.3)
     verbs.tiny.anything_helps = 0.1
-    assert sorted(len(one.layers) for one in quick(verbs, "law", "zoo").recipe.ingredients) == [2, 6]
+    assert sorted(len(ingredient.layers) for ingredient in quick(verbs, "law", "zoo").recipe.ingredients) == [2, 6]
 
 
 def test_an_adapter_that_overflows_is_left_out_with_a_reason_and_the_others_are_weighed(pool):
@@ -226,14 +230,14 @@ def test_an_adapter_that_overflows_is_left_out_with_a_reason_and_the_others_are_
     pool.helpful.pop(pool.named("acme/law").weights_blob)
     cooked = quick(pool, "law", "zoo")
     search = cooked.evidence.search
-    assert {one.ref: one.reason for one in search.left_out} == {
+    assert {entry.ref: entry.reason for entry in search.left_out} == {
         "acme/law@1": "With it the base model gives values that are not finite numbers."
     }
-    assert {one.domain for one in search.candidates} == {"code", "news", "zoo"}
+    assert {candidate.domain for candidate in search.candidates} == {"code", "news", "zoo"}
     assert [trial.way for trial in search.trials] == ["weighed", "selected"]
-    assert {one.domain for one in cooked.evidence.selection.selected} == {"law", "zoo"}
+    assert {entry.domain for entry in cooked.evidence.selection.selected} == {"law", "zoo"}
     assert [trial.members for trial in search.trials] == [1, 1]
-    assert digests["law"] not in [one.digest for one in cooked.recipe.ingredients]
+    assert digests["law"] not in [ingredient.digest for ingredient in cooked.recipe.ingredients]
 
 
 def test_where_the_only_selected_adapter_overflows_and_no_other_helps_the_answer_says_so(pool):
@@ -323,7 +327,7 @@ def test_of_few_passages_each_is_held_out_of_one_weighing_and_the_first_is_by_al
     helps(pool, law=0.4)
     cooked = few(pool, count)
     texts = sample("law", count=count)["texts"]
-    whole, *folds = [list(one.texts) for one in pool.weighings]
+    whole, *folds = [list(request.texts) for request in pool.weighings]
     assert whole == texts
     assert [sorted(set(texts) - set(fold)) for fold in folds] == [sorted(texts[first::3]) for first in range(3)]
     search = cooked.evidence.search
@@ -339,7 +343,7 @@ def test_two_are_too_few_to_hold_one_out_of_three(pool):
 
 def by_turns(pool: ToyRegistry, *turns: dict[str, float]) -> dict[str, str]:
     """Have adapters pass the screen of one weighing after another; return the digest of each turn's soup."""
-    weigh, left = pool.weigh, list(turns)
+    weigh, remaining = pool.weigh, list(turns)
     soups = {}
     for turn in turns:
         helps(pool, **turn)
@@ -349,7 +353,7 @@ def by_turns(pool: ToyRegistry, *turns: dict[str, float]) -> dict[str, str]:
     pool.weighings.clear()
 
     def in_turn(base_id, request):
-        helps(pool, **left.pop(0))
+        helps(pool, **remaining.pop(0))
         return weigh(base_id, request)
 
     pool.computations = replace(pool.computations, weigh=in_turn)
@@ -374,7 +378,7 @@ def test_a_passage_is_tried_by_the_soup_made_without_it_and_the_answer_is_made_o
 
 def test_what_all_passages_do_not_lead_to_is_not_tried(pool):
     by_turns(pool, {}, {"law": 0.4}, {"law": 0.4}, {"law": 0.4})
-    assert [one.way for one in few(pool).evidence.search.trials] == ["selected"]
+    assert [trial.way for trial in few(pool).evidence.search.trials] == ["selected"]
 
 
 def test_the_selector_does_not_look_at_a_passage_that_is_held_out_either(pool):
@@ -383,7 +387,7 @@ def test_the_selector_does_not_look_at_a_passage_that_is_held_out_either(pool):
     pool.tiny.anything_helps = 0.5
     texts = [f"{'zoo' if number % 3 == 0 else 'law'} passage {number}" for number in range(15)]
     cooked = pool.cook(sample={"texts": texts}, effort="quick", verify=True)
-    assert {one.domain for one in cooked.evidence.selection.selected} == {"law", "zoo"}
+    assert {entry.domain for entry in cooked.evidence.selection.selected} == {"law", "zoo"}
     assert trial(cooked, "selected").difference == pytest.approx((-0.5 * 10 + 0.25 * 5) / 15)
 
 
@@ -395,13 +399,13 @@ def test_rankings_without_a_passage_are_screened_beside_all_candidates_of_any(po
     texts = [f"{('zoo', 'law', 'law')[number % 3]} passage {number}" for number in range(15)]
     texts[2::3] = [f"news passage {number}" for number in range(5)]
     pool.cook(sample={"texts": texts}, effort="quick", verify=True)
-    own = [{one.blob for one in asked.candidates} for asked in pool.weighings]
-    beside = [{one.blob for one in asked.beside} for asked in pool.weighings]
-    every = set().union(*own)
-    assert len(own) == 4
-    assert len(every) == 3
-    assert all(len(some) == 2 for some in own)
-    assert beside == [every if most == 3 else set()] * 4
+    candidates = [{adapter.blob for adapter in request.candidates} for request in pool.weighings]
+    beside = [{adapter.blob for adapter in request.beside} for request in pool.weighings]
+    all_candidates = set().union(*candidates)
+    assert len(candidates) == 4
+    assert len(all_candidates) == 3
+    assert all(len(blobs) == 2 for blobs in candidates)
+    assert beside == [all_candidates if most == 3 else set()] * 4
 
 
 def test_few_passages_are_gone_over_as_often_as_many(pool):
@@ -450,12 +454,14 @@ def test_noise_is_tried_on_every_passage_once(pool):
 def test_a_budget_cuts_all_weighings(pool, effort, passes, count):
     helps(pool, law=0.4)
     few(pool, count, effort=effort)
-    free = [(one.screened, one.steps, one.alone) for one in pool.weighings]
+    free = [(request.screened, request.steps, request.alone) for request in pool.weighings]
     pool.weighings.clear()
     few(pool, count, effort=effort, budget={"passes": passes})
-    cut = [(one.screened, one.steps, one.alone) for one in pool.weighings]
+    cut = [(request.screened, request.steps, request.alone) for request in pool.weighings]
     assert all(
-        less <= more for one, other in zip(cut, free, strict=True) for less, more in zip(one, other, strict=True)
+        less <= more
+        for cut_counts, free_counts in zip(cut, free, strict=True)
+        for less, more in zip(cut_counts, free_counts, strict=True)
     )
     assert sum(steps for _, steps, _ in cut) < sum(steps for _, steps, _ in free)
     assert len({alone for _, _, alone in cut}) == 1
@@ -468,7 +474,7 @@ def test_adapters_by_name_are_weighed_without_being_in_the_pool(pool):
     outside = pool.push("acme/general", seed=9, provenance={}).row
     helps(pool, general=0.4)
     cooked = quick(pool, also=["acme/general", "acme/general@1"])
-    assert [one.digest for one in cooked.recipe.ingredients] == [outside.digest]
+    assert [ingredient.digest for ingredient in cooked.recipe.ingredients] == [outside.digest]
     assert len(pool.weighings[-1].candidates) == 5
     quick(pool, also=["acme/law"])
     assert len(pool.weighings[-1].candidates) == 4

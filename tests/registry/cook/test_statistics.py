@@ -59,8 +59,8 @@ def with_two(verbs: ToyRegistry, **fields: Any) -> ToyRegistry:
 def statistics_of(verbs: ToyRegistry, name: str, kind: str = "fisher") -> str:
     row = verbs.named(name)
     with verbs.database.read() as catalogue:
-        found = catalogue.statistics.find(row.digest, row.sample.digest, kind)  # type: ignore[arg-type]
-    return found.blob_digest
+        statistic = catalogue.statistics.find(row.digest, row.sample.digest, kind)  # type: ignore[arg-type]
+    return statistic.blob_digest
 
 
 @pytest.mark.parametrize("mixing", METHODS.values(), ids=METHODS)
@@ -107,21 +107,21 @@ def test_a_statistic_serves_every_soup_and_every_version_with_that_text(two: Toy
 
 
 def test_a_long_sample_is_looked_at_all_over(verbs: ToyRegistry) -> None:
-    every = passages("law", 150)
-    verbs.push("acme/law", seed=0, sample={"texts": every})
+    all_texts = passages("law", 150)
+    verbs.push("acme/law", seed=0, sample={"texts": all_texts})
     verbs.push("acme/tax", seed=1, sample={"texts": passages("tax")})
     verbs.cook(recipe=RECIPE, mixing=FISHER)
     texts = verbs.measurings[0].texts
     assert len(texts) == len(set(texts)) == MOST_PASSAGES
-    assert np.diff([every.index(text) for text in texts]).max() <= 3
+    assert np.diff([all_texts.index(text) for text in texts]).max() <= 3
 
 
 def as_stored(cooked: Cooked) -> dict[str, Any]:
     """A stored recipe as it is sent to have its soup made again."""
     return {
         "ingredients": [
-            {"ref": one.digest, "weight": float(one.weight), "statistic": one.statistic}
-            for one in cooked.recipe.ingredients
+            {"ref": ingredient.digest, "weight": float(ingredient.weight), "statistic": ingredient.statistic}
+            for ingredient in cooked.recipe.ingredients
         ]
     }
 
@@ -131,10 +131,10 @@ def test_a_stored_recipe_gives_its_soup_whatever_was_pushed_since(two: ToyRegist
     first = two.cook(recipe=RECIPE, mixing=FISHER)
     two.push("beta/copy", seed=0, sample={"texts": passages("other")})
     two.blobs.delete(two.row(first.soup_id).weights_blob)
-    again = two.cook(recipe=as_stored(first), mixing=FISHER)
-    assert (again.cached, again.recipe_digest, again.digest) == (False, first.recipe_digest, first.digest)
+    rebuilt = two.cook(recipe=as_stored(first), mixing=FISHER)
+    assert (rebuilt.cached, rebuilt.recipe_digest, rebuilt.digest) == (False, first.recipe_digest, first.digest)
     assert len(two.measurings) == 2
-    nameless = {"ingredients": [{**one, "statistic": None} for one in as_stored(first)["ingredients"]]}
+    nameless = {"ingredients": [{**ingredient, "statistic": None} for ingredient in as_stored(first)["ingredients"]]}
     assert two.cook(recipe=nameless, mixing=FISHER).recipe_digest != first.recipe_digest
 
 
@@ -197,27 +197,29 @@ def test_it_counts_for_whoever_has_the_adapter(two: ToyRegistry, kind: LimitKind
     """Refused before a pass where its numbers have no room, after it where only the head of its file has none."""
     of = {"key": "key-1", "namespace": "acme"}[kind]
 
-    def held() -> int:
+    def stored_bytes() -> int:
         with two.database.read() as catalogue:
             return catalogue.limits.stored_bytes(kind, of)
 
     def cook_with(room: int) -> None:
         with two.database.write() as catalogue:
-            catalogue.limits.set(kind, of, UseLimits(stored_bytes=held() + room))
+            catalogue.limits.set(kind, of, UseLimits(stored_bytes=stored_bytes() + room))
         two.cook(recipe=RECIPE, mixing=FISHER, name="acme/soup")
 
-    before, files = held(), set(two.blobs.digests())
-    numbers = sum(4 * one.numel() for one in load_tensors(two.blobs.read(two.named("acme/law").weights_blob)).values())
+    bytes_before, files = stored_bytes(), set(two.blobs.digests())
+    numbers = sum(
+        4 * tensor.numel() for tensor in load_tensors(two.blobs.read(two.named("acme/law").weights_blob)).values()
+    )
     with pytest.raises(QuotaExceeded, match="this is more than is left"):
         cook_with(numbers - 1)
     assert two.measurings == []
     with pytest.raises(QuotaExceeded, match="would hold"):
         cook_with(numbers)
     assert len(two.measurings) == 1
-    assert (held(), set(two.blobs.digests())) == (before, files)
+    assert (stored_bytes(), set(two.blobs.digests())) == (bytes_before, files)
     cook_with(10**6)
     size = sum(two.blobs.size(statistics_of(two, name)) for name in ("acme/law", "acme/tax"))
-    assert held() == before + size + two.blobs.size(two.named("acme/soup").weights_blob)
+    assert stored_bytes() == bytes_before + size + two.blobs.size(two.named("acme/soup").weights_blob)
     two.blobs.damage(statistics_of(two, "acme/law"), b"other")
     cook_with(0)  # what is damaged has its room
     assert len(two.measurings) == 4
@@ -251,14 +253,14 @@ def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) 
 
 @pytest.mark.parametrize("same", [True, False])
 def test_of_two_cooks_that_compute_one_the_first_is_named_by_both(two: ToyRegistry, same: bool) -> None:
-    found: list[Cooked] = []
+    cooks: list[Cooked] = []
     computed: list[str] = []
     real = two.computations
 
     def slower(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
         """Another cook begins and ends while this computes, on a machine that rounds as it does or otherwise."""
         two.computations = real
-        found.append(two.cook(recipe=RECIPE, mixing=FISHER))
+        cooks.append(two.cook(recipe=RECIPE, mixing=FISHER))
         texts = request.texts if same else ("rounded otherwise", *request.texts)
         result = two.measure(base_id, request.model_copy(update={"texts": texts}))
         computed.append(result.blob)
@@ -266,7 +268,7 @@ def test_of_two_cooks_that_compute_one_the_first_is_named_by_both(two: ToyRegist
 
     two.computations = replace(real, measure=slower)
     second = two.cook(recipe=RECIPE, mixing=FISHER)
-    assert (second.cached, second.recipe_digest) == (True, found[0].recipe_digest)
+    assert (second.cached, second.recipe_digest) == (True, cooks[0].recipe_digest)
     assert len(two.measurings) == 3
     named = statistics_of(two, "acme/law")
     assert two.blobs.is_whole(named)
@@ -275,16 +277,16 @@ def test_of_two_cooks_that_compute_one_the_first_is_named_by_both(two: ToyRegist
 
 def purged_after(verbs: ToyRegistry, base_id: str, request: StatisticRequest) -> MeasuredStatistic:
     """Its adapter is purged when it is computed, and not recorded yet."""
-    found = verbs.measure(base_id, request)
+    statistic = verbs.measure(base_id, request)
     purge(verbs.registry, verbs.caller(), verbs.named("acme/law").id)
-    return found
+    return statistic
 
 
 def test_what_is_named_while_it_is_forgotten_stays(two: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever names the same bytes comes before the look, or after the file went and stores it again."""
-    two.computations = replace(two.computations, measure=lambda *asked: purged_after(two, *asked))
+    two.computations = replace(two.computations, measure=lambda *arguments: purged_after(two, *arguments))
     named: list[Future[str]] = []
-    before, delete = set(two.blobs.digests()), two.blobs.delete
+    digests_before, delete = set(two.blobs.digests()), two.blobs.delete
 
     def name(blob: str, data: bytes) -> str:
         with two.database.write() as catalogue:
@@ -292,7 +294,7 @@ def test_what_is_named_while_it_is_forgotten_stays(two: ToyRegistry, monkeypatch
         return blob
 
     def meanwhile(blob: str) -> None:
-        if blob not in before:
+        if blob not in digests_before:
             named.append(pool.submit(name, blob, two.blobs.read(blob)))
             wait(named, timeout=0.2)  # longer only changes how surely a mistake is seen
         delete(blob)
@@ -300,7 +302,7 @@ def test_what_is_named_while_it_is_forgotten_stays(two: ToyRegistry, monkeypatch
     monkeypatch.setattr(two.blobs, "delete", meanwhile)
     with ThreadPoolExecutor(1) as pool, pytest.raises(Retired, match="acme/law@1 was purged"):
         two.cook(recipe=RECIPE, mixing=FISHER)
-    (blob,) = [one.result() for one in named]
+    (blob,) = [future.result() for future in named]
     assert two.blobs.is_whole(blob)
 
 
@@ -384,20 +386,20 @@ def test_a_copy_that_is_put_back_before_the_next_cook_repairs_it(two: ToyRegistr
         two.cook(recipe=as_stored(first), mixing=FISHER)
     assert len(two.measurings) == 2
     two.blobs.damage(blob, copy)
-    again = two.cook(recipe=as_stored(first), mixing=FISHER)
-    assert (again.cached, again.digest, len(two.measurings)) == (False, first.digest, 2)
+    rebuilt = two.cook(recipe=as_stored(first), mixing=FISHER)
+    assert (rebuilt.cached, rebuilt.digest, len(two.measurings)) == (False, first.digest, 2)
 
 
 @pytest.mark.parametrize("computed", [False, True])
 def test_a_purge_while_it_is_computed_leaves_no_statistic(
     two: ToyRegistry, monkeypatch: pytest.MonkeyPatch, computed: bool
 ) -> None:
-    before = set(two.blobs.digests())
+    digests_before = set(two.blobs.digests())
     if computed:
-        two.computations = replace(two.computations, measure=lambda *asked: purged_after(two, *asked))
+        two.computations = replace(two.computations, measure=lambda *arguments: purged_after(two, *arguments))
     else:
         purging(two, monkeypatch, two, "measure")
-        two.computations = replace(two.computations, measure=lambda *asked: two.measure(*asked))
+        two.computations = replace(two.computations, measure=lambda *arguments: two.measure(*arguments))
     with pytest.raises(Retired, match="acme/law@1 was purged"):
         two.cook(recipe=RECIPE, mixing=FISHER)
-    assert set(two.blobs.digests()) < before
+    assert set(two.blobs.digests()) < digests_before

@@ -96,7 +96,7 @@ def test_a_tuned_soup_that_is_pushed_again_says_what_it_has_learnt_from(pool):
 
 
 def same_bytes(pool: ToyRegistry, name: str) -> dict:
-    """What pushes the weights of an adapter again."""
+    """Fields of a push that has the configuration and weights of a stored adapter."""
     row = pool.named(name)
     return {"config": row.config, "files": {WEIGHTS: inline(pool.registry.blobs.read(row.weights_blob))}}
 
@@ -114,8 +114,8 @@ def test_every_fifth_passage_of_a_large_sample_is_held_out_also_of_choosing_the_
 
 def test_of_few_passages_each_is_held_out_once_and_the_last_training_is_on_all(pool):
     search = tune(pool, "law", count=7).evidence.search
-    (asked,) = pool.tunings
-    assert sorted(number for fold in asked.folds for number in fold) == list(range(7))
+    (request,) = pool.tunings
+    assert sorted(number for fold in request.folds for number in fold) == list(range(7))
     assert (search.decided_on, search.held_out, search.tuning.trainings) == (7, 7, 4)
 
 
@@ -127,8 +127,8 @@ def test_few_passages_are_trained_on_at_a_lower_rate(pool, count, rate):
 
 def test_what_is_asked_for_is_what_is_done_and_is_in_the_recipe(pool):
     tuning = tune(pool, tuning={"passes": 2, "rate": 0.01, "batch": 8, "max_tokens": 128, "seed": 5}).recipe.tuning
-    (asked,) = pool.tunings
-    for value in (tuning, asked):
+    (request,) = pool.tunings
+    for value in (tuning, request):
         assert (value.passes, value.rate, value.batch, value.max_tokens, value.seed) == (2, "0.01", 8, 128, 5)
     assert tuning.dtype == "float32"
 
@@ -151,17 +151,17 @@ def test_a_soup_of_loras_is_trained_in_all_linear_modules_or_in_those_of_the_poo
 
 
 def test_the_same_request_again_trains_nothing(pool):
-    first, again = tune(pool), tune(pool)
+    first, second = tune(pool), tune(pool)
     assert len(pool.tunings) == 1
-    assert (again.digest, again.cached, again.created) == (first.digest, True, False)
-    assert again.evidence.verification == first.evidence.verification
-    assert again.evidence.search == first.evidence.search
+    assert (second.digest, second.cached, second.created) == (first.digest, True, False)
+    assert second.evidence.verification == first.evidence.verification
+    assert second.evidence.search == first.evidence.search
 
 
 def test_who_does_not_see_the_soup_of_an_equal_request_does_not_learn_that_there_is_one(pool):
     first = tune(pool, name="other/mine", scope=("acme", "other"))
-    again = tune(pool, name="acme/yours", scope=("acme",))
-    assert (len(pool.tunings), again.cached, again.digest) == (2, False, first.digest)
+    second = tune(pool, name="acme/yours", scope=("acme",))
+    assert (len(pool.tunings), second.cached, second.digest) == (2, False, first.digest)
     assert tune(pool, name="acme/again", scope=("acme",)).cached
 
 
@@ -185,12 +185,12 @@ def test_where_training_does_not_help_the_answer_is_the_start_and_nothing_is_kep
 
 
 def test_what_does_not_beat_the_base_is_not_cooked_and_leaves_no_blob(pool):
-    before = set(pool.blobs.digests())
+    digests_before = set(pool.blobs.digests())
     pool.learns, pool.starts = -0.1, 3.2
     cooked = tune(pool)
     assert cooked.abstained
     assert "does not beat the base model by two standard errors" in cooked.reason
-    after = set(pool.blobs.digests()) - before
+    after = set(pool.blobs.digests()) - digests_before
     assert not [digest for digest in after if b"passing" in pool.blobs.read(digest)[:2000]]
 
 
@@ -229,19 +229,19 @@ def test_a_tuned_soup_kept_as_a_domain_goes_back_into_the_pool_and_stays_there(p
     cooked = tune(pool, "law", keep="leases", name="acme/leases")
     row = pool.row(cooked.soup_id)
     assert (row.kind, row.domain, row.sample_state, row.tuned) == ("adapter", "leases", "ready", True)
-    again = tune(pool, "law", name="acme/leases")  # the same request without `keep`
-    assert (again.soup_id, again.created, pool.row(row.id).kind) == (cooked.soup_id, False, "adapter")
-    other = tune(pool, "law", keep="rents", name="acme/leases")
-    assert (pool.row(other.soup_id).domain, other.created, len(pool.tunings)) == ("rents", True, 1)
+    second = tune(pool, "law", name="acme/leases")  # the same request without `keep`
+    assert (second.soup_id, second.created, pool.row(row.id).kind) == (cooked.soup_id, False, "adapter")
+    third = tune(pool, "law", keep="rents", name="acme/leases")
+    assert (pool.row(third.soup_id).domain, third.created, len(pool.tunings)) == ("rents", True, 1)
     fitted = pool.fit(PoolSpec(base_fingerprint=SHAPE.fingerprint), PosteriorSpec(), pool.base.digest)
     assert {"leases", "rents"} & {member.domain for member in fitted.members} == {"rents"}
 
 
 def test_a_tuned_soup_that_is_there_can_be_kept_later(pool):
     first = tune(pool, "law", name="acme/leases")
-    again = tune(pool, "law", name="acme/leases", keep="leases")
-    assert (again.digest, again.created, len(pool.tunings)) == (first.digest, True, 1)
-    assert (pool.row(again.soup_id).kind, pool.row(again.soup_id).version) == ("adapter", 2)
+    second = tune(pool, "law", name="acme/leases", keep="leases")
+    assert (second.digest, second.created, len(pool.tunings)) == (first.digest, True, 1)
+    assert (pool.row(second.soup_id).kind, pool.row(second.soup_id).version) == ("adapter", 2)
 
 
 def test_what_has_no_likelihood_is_refused_without_a_word_of_verify(pool):
@@ -266,10 +266,12 @@ def learnt(pool) -> ToyRegistry:
 def test_what_has_learnt_the_sample_takes_no_part_in_choosing_for_it(learnt, effort):
     learnt.helpful = {row.weights_blob: 0.4 for row in (learnt.named("acme/leases"), learnt.named("acme/law"))}
     cooked = learnt.cook(sample=sample("law"), effort=effort, verify=True)
-    left_out = {one.ref: one.reason for one in cooked.evidence.selection.left_out}
+    left_out = {entry.ref: entry.reason for entry in cooked.evidence.selection.left_out}
     assert left_out["acme/leases@1"] == "has learnt from this sample"
     blob = learnt.named("acme/leases").weights_blob
-    assert all(one.blob != blob for weighed in learnt.weighings for one in (*weighed.candidates, *weighed.beside))
+    assert all(
+        candidate.blob != blob for weighed in learnt.weighings for candidate in (*weighed.candidates, *weighed.beside)
+    )
     assert all(tuning.start.blob != blob for tuning in learnt.tunings)
     assert "leases" not in domains_of(cooked)
 
@@ -278,7 +280,7 @@ def test_a_mixture_with_what_has_learnt_the_sample_takes_no_part_either(learnt):
     mixed = learnt.cook(sample=sample("law", count=29), effort="instant", name="acme/mixed")
     assert learnt.named("acme/leases").digest in [ingredient.digest for ingredient in mixed.recipe.ingredients]
     cooked = learnt.cook(sample=sample("law"), effort="instant", pool={"include_soups": True})
-    left_out = {one.ref: one.reason for one in cooked.evidence.selection.left_out}
+    left_out = {entry.ref: entry.reason for entry in cooked.evidence.selection.left_out}
     assert left_out["acme/mixed@1"] == left_out["acme/leases@1"] == "has learnt from this sample"
 
 
@@ -287,8 +289,8 @@ def test_for_another_sample_it_is_chosen_like_any_other(learnt):
 
 
 def test_the_same_request_again_is_answered_with_its_result_and_does_not_start_from_it(learnt):
-    again = tune(learnt, "law", name="acme/leases", keep="leases")
-    assert (again.digest, again.cached, len(learnt.tunings)) == (learnt.named("acme/leases").digest, True, 1)
+    second = tune(learnt, "law", name="acme/leases", keep="leases")
+    assert (second.digest, second.cached, len(learnt.tunings)) == (learnt.named("acme/leases").digest, True, 1)
 
 
 def test_a_search_for_what_is_like_the_sample_finds_it(learnt):
@@ -310,10 +312,10 @@ def test_what_has_learnt_the_sample_is_not_weighed_on_it_by_name(learnt, effort)
 
 
 def test_what_has_learnt_the_sample_is_not_tuned_on_it_again(learnt):
-    before = len(learnt.tunings)
+    trainings_before = len(learnt.tunings)
     with pytest.raises(InvalidParameter, match=r"^acme/leases@1 has learnt from this sample") as refused:
         tune(learnt, "law", recipe=by_hand("acme/law", "acme/leases"))
-    assert (refused.value.param, len(learnt.tunings)) == ("recipe", before)
+    assert (refused.value.param, len(learnt.tunings)) == ("recipe", trainings_before)
     assert tune(learnt, "law", count=29, recipe=by_hand("acme/leases")).recipe.tuning is not None
 
 
@@ -332,7 +334,7 @@ def test_no_passage_has_a_part_in_choosing_the_state_that_it_is_scored_under(by_
     """Whatever a passage's own losses are, it is scored under the state that the others chose."""
     count = len(by_passage)
     nll = np.array(by_passage).T
-    found = held_out_nll(
+    scored_nll = held_out_nll(
         Tuned(
             held_out=tuple(range(count)),
             tokens=(1,) * count,
@@ -344,5 +346,5 @@ def test_no_passage_has_a_part_in_choosing_the_state_that_it_is_scored_under(by_
         )
     )
     for number in range(count):
-        others = np.delete(nll, number, axis=1).sum(axis=1)
-        assert found[number] in nll[np.isclose(others, others.min(), rtol=1e-12), number]
+        remaining_nll = np.delete(nll, number, axis=1).sum(axis=1)
+        assert scored_nll[number] in nll[np.isclose(remaining_nll, remaining_nll.min(), rtol=1e-12), number]
