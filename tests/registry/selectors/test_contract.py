@@ -63,17 +63,17 @@ def selector(kind: str, spec: Any, fitted: dict[str, Selector]) -> Selector:
 @pytest.mark.parametrize(("kind", "spec"), CASES)
 class TestEverySelector:
     def test_the_state_round_trips_to_the_last_bit(self, kind: str, selector: Selector) -> None:
-        again = restored(selector)
-        assert again.spec == selector.spec
-        assert again.members_ == selector.members_
-        assert again.report_ == selector.report_
-        assert again.rank(SAMPLE).selection() == selector.rank(SAMPLE).selection()
-        assert dump_state(*again.to_state()) == dump_state(*selector.to_state())
+        loaded = restored(selector)
+        assert loaded.spec == selector.spec
+        assert loaded.members_ == selector.members_
+        assert loaded.report_ == selector.report_
+        assert loaded.rank(SAMPLE).selection() == selector.rank(SAMPLE).selection()
+        assert dump_state(*loaded.to_state()) == dump_state(*selector.to_state())
         assert all(array.dtype in (np.float64, np.int64) for array in selector.to_state()[0].values())
 
     def test_the_order_of_the_domains_does_not_matter(self, kind: str, spec: Any, selector: Selector) -> None:
-        other = SELECTORS[kind](spec).fit(DOMAINS[::-1])
-        assert dump_state(*other.to_state()) == dump_state(*selector.to_state())
+        refitted = SELECTORS[kind](spec).fit(DOMAINS[::-1])
+        assert dump_state(*refitted.to_state()) == dump_state(*selector.to_state())
 
     def test_an_answer_accounts_for_every_member_once(self, selector: Selector) -> None:
         selection = selector.rank(SAMPLE).selection()
@@ -110,11 +110,11 @@ class TestEverySelector:
         assert [(entry.domain, entry.weight) for entry in selection.selected] in ([("d0", "1")], [])
 
     def test_progress_reports_and_cancels(self, kind: str, spec: Any) -> None:
-        seen: list[tuple[int, int, str]] = []
-        SELECTORS[kind](spec).fit(DOMAINS, progress=lambda *event: seen.append(event))
-        assert seen[-1][0] == seen[-1][1] > 0
-        assert [event[0] for event in seen] == sorted(event[0] for event in seen)
-        assert all(message for _, _, message in seen)
+        events: list[tuple[int, int, str]] = []
+        SELECTORS[kind](spec).fit(DOMAINS, progress=lambda *event: events.append(event))
+        assert events[-1][0] == events[-1][1] > 0
+        assert [event[0] for event in events] == sorted(event[0] for event in events)
+        assert all(message for _, _, message in events)
 
         with pytest.raises(Cancelled):
             SELECTORS[kind](spec).fit(DOMAINS, progress=Mock(side_effect=Cancelled("enough")))
@@ -164,7 +164,7 @@ class TestThoseThatLookAtText:
             selector.rank(vectors).selection()
 
     @pytest.mark.parametrize(
-        ("vectors", "said"),
+        ("vectors", "words"),
         [
             (np.zeros((3, 12)), "at least 5"),
             (np.zeros((30, 11)), "11"),
@@ -172,8 +172,8 @@ class TestThoseThatLookAtText:
             (np.zeros(12), "shape"),
         ],
     )
-    def test_an_unusable_domain_is_named(self, kind: str, spec: Any, vectors: Any, said: str) -> None:
-        with pytest.raises(InvalidParameter, match="'odd'.*" + said):
+    def test_an_unusable_domain_is_named(self, kind: str, spec: Any, vectors: Any, words: str) -> None:
+        with pytest.raises(InvalidParameter, match="'odd'.*" + words):
             SELECTORS[kind](spec).fit([*DOMAINS, domain("odd", vectors)])
 
     def test_other_seeds_draw_other_units(self, kind: str, spec: Any) -> None:
@@ -193,9 +193,9 @@ class TestThoseThatLookAtText:
             assert not any("is an option of" in warning for warning in warned)
 
     def test_own_text_is_familiar_and_strange_text_is_novel(self, selector: Selector) -> None:
-        own = selector.rank(around(centres(4, 12)[1], 60, seed=5)).selection()
+        familiar = selector.rank(around(centres(4, 12)[1], 60, seed=5)).selection()
         strange = selector.rank(around(-centres(4, 12).sum(axis=0), 60, seed=6)).selection()
-        assert 20 < own.novelty < 80 < 95 < strange.novelty
+        assert 20 < familiar.novelty < 80 < 95 < strange.novelty
 
 
 @pytest.mark.parametrize(
@@ -237,26 +237,26 @@ def test_who_takes_no_part_makes_room() -> None:
     """Cooking leaves out what cannot be mixed: others then move up, in every draw."""
     selector = SELECTORS["cosine"](CosineSpec(threshold=-1.0)).fit(DOMAINS)
     ranking = selector.rank(SAMPLE, options=SelectOptions(max_ingredients=2))
-    before = ranking.stability(2)
-    best = max(before, key=lambda digest: before[digest])
-    after = ranking.stability(2, without={best})
-    assert after[best] == 0
-    assert sum(after.values()) == sum(before.values()) == 2
-    assert all(after[digest] >= before[digest] for digest in before if digest != best)
+    shares_before = ranking.stability(2)
+    best = max(shares_before, key=lambda digest: shares_before[digest])
+    shares_after = ranking.stability(2, without={best})
+    assert shares_after[best] == 0
+    assert sum(shares_after.values()) == sum(shares_before.values()) == 2
+    assert all(shares_after[digest] >= shares_before[digest] for digest in shares_before if digest != best)
 
 
 def test_only_the_best_of_a_large_pool_are_ranked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = SELECTORS["posterior"](PosteriorSpec()).fit(DOMAINS).rank(SAMPLE).selection()
     for module in (posterior, ranking_module):
         monkeypatch.setattr(module, "COMPETITORS", 2)
-    part = SELECTORS["posterior"](PosteriorSpec()).fit(DOMAINS).rank(SAMPLE)
-    assert part.selection() == whole
-    assert list(part.stability(5)) == [one.member.digest for one in part.ranked[:2]]
+    limited = SELECTORS["posterior"](PosteriorSpec()).fit(DOMAINS).rank(SAMPLE)
+    assert limited.selection() == whole
+    assert list(limited.stability(5)) == [candidate.member.digest for candidate in limited.ranked[:2]]
 
 
 @settings(max_examples=15)
 @given(
-    kept=st.sets(st.integers(0, 3)),
+    remaining=st.sets(st.integers(0, 3)),
     options=st.builds(
         SelectOptions,
         max_ingredients=st.integers(1, 5),
@@ -266,9 +266,9 @@ def test_only_the_best_of_a_large_pool_are_ranked_again(monkeypatch: pytest.Monk
     ),
     seed=st.integers(0, 3),
 )
-def test_laws_of_any_selection(kept: set[int], options: SelectOptions, seed: int) -> None:
+def test_laws_of_any_selection(remaining: set[int], options: SelectOptions, seed: int) -> None:
     sample = around(np.zeros(12), 25, seed=seed, spread=6)
-    exclude = {digest_for(f"d{i}"): "Out." for i in range(4) if i not in kept}
+    exclude = {digest_for(f"d{i}"): "Out." for i in range(4) if i not in remaining}
     for selector in LAWFUL:
         selection = selector.rank(sample, options=options, exclude=exclude).selection()
         assert not {entry.digest for entry in selection.selected} & set(exclude)
@@ -278,7 +278,7 @@ def test_laws_of_any_selection(kept: set[int], options: SelectOptions, seed: int
             assert sum(Decimal(entry.weight) for entry in selection.selected) == 1
         if selector.kind != "uniform":
             assert len(selection.selected) <= options.most
-        if selector.kind == "gmm" and kept:
+        if selector.kind == "gmm" and remaining:
             assert sum(selection.counts.values()) == 25
             assert not (options.when_none == "top" and selection.abstained)
         assert selection.novelty is None or 0 <= selection.novelty <= 100
@@ -303,11 +303,14 @@ def test_laws_of_what_is_listed(listed: int, out: set[int], options: SelectOptio
         assert short.left_out == whole.left_out[:listed]
         assert whole.more_left_out == {}
         assert sum(short.more_left_out.values()) == len(whole.left_out) - len(short.left_out)
-        assert short.more_left_out.get("Out.", 0) == sum(one.reason == "Out." for one in whole.left_out[listed:])
-        assert all(why.endswith(".") for why in short.more_left_out)
-        assert whole.scores == {one.member.domain: one.score for one in ranking.ranked}
-        scored = {*(one.domain for one in short.selected), *(one.domain for one in short.left_out if one.score)}
-        assert scored <= set(short.scores) <= {one.domain for one in (*short.selected, *short.left_out)}
+        assert short.more_left_out.get("Out.", 0) == sum(entry.reason == "Out." for entry in whole.left_out[listed:])
+        assert all(reason.endswith(".") for reason in short.more_left_out)
+        assert whole.scores == {candidate.member.domain: candidate.score for candidate in ranking.ranked}
+        scored = {
+            *(entry.domain for entry in short.selected),
+            *(entry.domain for entry in short.left_out if entry.score),
+        }
+        assert scored <= set(short.scores) <= {entry.domain for entry in (*short.selected, *short.left_out)}
         assert short.scores.items() <= whole.scores.items()
         same = {"left_out": (), "more_left_out": {}, "scores": {}}
         assert short.model_copy(update=same) == whole.model_copy(update=same)
@@ -368,25 +371,25 @@ MOST_IN_MEMORY = 2
 
 @dataclass
 class Reader:
-    """Hands out copies of vectors, and counts those that somebody holds."""
+    """Hands out copies of vectors, and counts those still in memory."""
 
-    held: int = 0
+    alive: int = 0
     most: int = 0
     reads: dict[str, int] = field(default_factory=dict)
 
     def domains(self, domains: Sequence[Domain]) -> list[Domain]:
-        return [replace(one, vectors=Read(self, one.digest, one.vectors[:])) for one in domains]
+        return [replace(member, vectors=Read(self, member.digest, member.vectors[:])) for member in domains]
 
     def read(self, digest: str, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         self.reads[digest] = self.reads.get(digest, 0) + 1
         copy = rows.copy()
         weakref.finalize(copy, self.gone)
-        self.held += 1
-        self.most = max(self.most, self.held)
+        self.alive += 1
+        self.most = max(self.most, self.alive)
         return copy
 
     def gone(self) -> None:
-        self.held -= 1
+        self.alive -= 1
 
 
 @dataclass
@@ -423,11 +426,11 @@ def test_a_fit_and_an_update_hold_the_vectors_of_one_domain(
     kind = SELECTORS[spec.kind]
     whole, streamed = kind(spec).fit(in_memory[:10]), kind(spec).fit(read[:10])
     assert state(streamed) == state(whole)
-    assert reader.held == 0
+    assert reader.alive == 0
     assert reader.most <= MOST_IN_MEMORY
     assert max(reader.reads.values()) <= 4  # passes over the domains: of the origin, components, Gaussians, proof
     if large:
-        out = next(one for one in read if one.digest not in streamed.held_out_)  # type: ignore[attr-defined]
+        out = next(member for member in read if member.digest not in streamed.held_out_)  # type: ignore[attr-defined]
         now, then = streamed.updated(read[10:11], [out]), whole.updated(in_memory[10:11], [out])
         assert state(now) == state(then)
         assert reader.most <= MOST_IN_MEMORY
@@ -444,11 +447,16 @@ def slowly(units: UnitScores, allowed: np.ndarray, *, most: int, best_anyway: bo
     ties = np.zeros_like(scores) if units.ties is None else times @ units.ties
     chosen = np.zeros(candidates)
     for draw in range(DRAWS):
-        ranked = sorted(range(candidates), key=lambda one: (-scores[draw, one], -ties[draw, one], units.order[one]))
-        taken = [one for one in ranked[:most] if allowed[one] and scores[draw, one] >= units.least]
-        if best_anyway and not taken and allowed[ranked[0]]:
-            taken = ranked[:1]
-        chosen[taken] += 1
+        ranked = sorted(
+            range(candidates),
+            key=lambda candidate: (-scores[draw, candidate], -ties[draw, candidate], units.order[candidate]),
+        )
+        picked = [
+            candidate for candidate in ranked[:most] if allowed[candidate] and scores[draw, candidate] >= units.least
+        ]
+        if best_anyway and not picked and allowed[ranked[0]]:
+            picked = ranked[:1]
+        chosen[picked] += 1
     return chosen / DRAWS
 
 
@@ -463,5 +471,5 @@ def test_it_is_the_share_of_draws_by_a_full_sort(
     allowed = np.array(data.draw(st.lists(st.booleans(), min_size=candidates, max_size=candidates)))
     for most in (1, 2, candidates + 1):
         for best_anyway in (False, True):
-            found = units.chosen(allowed, most=most, best_anyway=best_anyway)
-            assert np.allclose(found, slowly(units, allowed, most=most, best_anyway=best_anyway))
+            shares = units.chosen(allowed, most=most, best_anyway=best_anyway)
+            assert np.allclose(shares, slowly(units, allowed, most=most, best_anyway=best_anyway))

@@ -65,10 +65,10 @@ def test_the_threshold_is_the_fifth_percentile_of_own_scores(encoder: EncoderNam
     shared = np.full(12, 30.0)  # as mean-pooled states have: cosines near 1 between all domains
     domains = [domain(d.domain, d.vectors + shared) for d in gaussian_domains(6, n=200)]
     selector = CosineSelector(CosineSpec(encoder=encoder)).fit(domains)
-    own = list(selector.report_["own_scores"].values())
-    assert selector.threshold_ == pytest.approx(np.percentile(own, 5))
+    own_scores = list(selector.report_["own_scores"].values())
+    assert selector.threshold_ == pytest.approx(np.percentile(own_scores, 5))
     assert selector.report_["threshold_from"] == "own_scores_5th_percentile"
-    assert min(own) <= selector.threshold_ < np.median(own)
+    assert min(own_scores) <= selector.threshold_ < np.median(own_scores)
     assert selector.threshold_ > 0.9
     assert selector.rank(domains[3].vectors[100:]).selection().selected[0].domain == "d3"
 
@@ -85,9 +85,9 @@ def test_the_threshold_is_the_specs_or_the_requests() -> None:
     domains, sample = axis_domains(3), np.array([[1.0, 0.6, 0.0]] * 5)
     selector = CosineSelector(CosineSpec(encoder="base", threshold=0.4)).fit(domains)
     assert [s.domain for s in selector.rank(sample).selection().selected] == ["d0", "d1"]
-    asked = selector.rank(sample, options=SelectOptions(threshold=0.7)).selection()
-    assert [s.domain for s in asked.selected] == ["d0"]
-    assert asked.thresholds == {"similarity": 0.7}
+    stricter = selector.rank(sample, options=SelectOptions(threshold=0.7)).selection()
+    assert [s.domain for s in stricter.selected] == ["d0"]
+    assert stricter.thresholds == {"similarity": 0.7}
     exact = CosineSelector(PAPER).fit(domains)
     reached = exact.rank(sample).selection().scores["d1"]
     selection = exact.rank(sample, options=SelectOptions(threshold=reached)).selection()
@@ -114,20 +114,20 @@ def test_a_threshold_that_domains_do_not_reach_with_their_own_text_is_warned_abo
     domains = [domain(d.domain, d.vectors[:100]) for d in gaussian_domains(6, apart=2.0, spread=1.5)]
     halves = sorted(CosineSelector(CosineSpec()).fit(domains).rows_.half_scores)
     strict = CosineSelector(CosineSpec(threshold=halves[1] + 1e-9)).fit(domains)
-    (said,) = [w for w in strict.rank(domains[0].vectors).selection().warnings if "strict" in w]
-    assert "2 of 6 domains do not reach it" in said
-    assert f"median {np.median(halves):.4f}" in said
+    (message,) = [w for w in strict.rank(domains[0].vectors).selection().warnings if "strict" in w]
+    assert "2 of 6 domains do not reach it" in message
+    assert f"median {np.median(halves):.4f}" in message
     assert strict.report_["domains_below_with_own_half"] == 2
     loose = CosineSelector(CosineSpec(threshold=halves[1] - 1e-9)).fit(domains)
-    asked = SelectOptions(threshold=halves[3])
+    strict_options = SelectOptions(threshold=halves[3])
     for selector, options, warned in (
         (loose, SelectOptions(), False),
-        (loose, asked, True),
+        (loose, strict_options, True),
         (CosineSelector(CosineSpec()).fit(domains), SelectOptions(), False),  # calibrated: below them by construction
-        (CosineSelector(CosineSpec()).fit(domains), asked, True),
+        (CosineSelector(CosineSpec()).fit(domains), strict_options, True),
     ):
-        found = selector.rank(domains[0].vectors, options=options).selection().warnings
-        assert any("strict" in warning for warning in found) is warned
+        messages = selector.rank(domains[0].vectors, options=options).selection().warnings
+        assert any("strict" in warning for warning in messages) is warned
 
 
 def test_a_half_scores_the_mean_cosine_with_the_other_half() -> None:
@@ -176,49 +176,51 @@ def by_scipy(selector: PosteriorSelector, temperature: float) -> np.ndarray:
 @pytest.mark.parametrize("temperature", [0.1, 0.5, 1.0])
 def test_posteriors_are_those_of_the_densities(temperature: float) -> None:
     selector = PosteriorSelector(PosteriorSpec(dimensions=6, temperature=temperature)).fit(NEAR)
-    found = selector.rank(SAMPLE).selection(listed=None).scores
-    wanted = dict(zip((f"d{n}" for n in range(5)), by_scipy(selector, temperature), strict=True))
-    assert found == pytest.approx(wanted, abs=1e-9)
-    assert sum(found.values()) == pytest.approx(1.0)
+    scores = selector.rank(SAMPLE).selection(listed=None).scores
+    expected = dict(zip((f"d{n}" for n in range(5)), by_scipy(selector, temperature), strict=True))
+    assert scores == pytest.approx(expected, abs=1e-9)
+    assert sum(scores.values()) == pytest.approx(1.0)
 
 
 def test_weights_are_the_posteriors_of_those_that_are_taken() -> None:
     selection = SELECTOR.rank(SAMPLE).selection()
-    scores = [one.score or 0.0 for one in selection.selected]
+    scores = [entry.score or 0.0 for entry in selection.selected]
     assert len(scores) > 2
-    assert [float(one.weight) for one in selection.selected] == pytest.approx([s / sum(scores) for s in scores])
-    assert sum(Decimal(one.weight) for one in selection.selected) == 1
+    assert [float(entry.weight) for entry in selection.selected] == pytest.approx([s / sum(scores) for s in scores])
+    assert sum(Decimal(entry.weight) for entry in selection.selected) == 1
     two = SELECTOR.rank(SAMPLE, options=SelectOptions(max_ingredients=2)).selection().selected
-    assert [one.domain for one in two] == [one.domain for one in selection.selected[:2]]
-    assert [float(one.weight) for one in two] == pytest.approx([s / sum(scores[:2]) for s in scores[:2]])
+    assert [entry.domain for entry in two] == [entry.domain for entry in selection.selected[:2]]
+    assert [float(entry.weight) for entry in two] == pytest.approx([s / sum(scores[:2]) for s in scores[:2]])
     (single,) = SELECTOR.rank(SAMPLE, options=SelectOptions(single=True)).selection().selected
     assert single.weight == "1"
 
 
 @given(out=st.sets(st.integers(0, 4), max_size=4))
 def test_who_is_excluded_shares_in_nothing(out: set[int]) -> None:
-    every = SELECTOR.rank(SAMPLE).selection(listed=None).scores
-    found = SELECTOR.rank(SAMPLE, exclude={digest_for(f"d{n}"): "Retired." for n in out}).selection(listed=None).scores
-    assert found.keys() == {domain for domain in every if int(domain[1:]) not in out}
-    assert sum(found.values()) == pytest.approx(1.0)
+    all_scores = SELECTOR.rank(SAMPLE).selection(listed=None).scores
+    scores = SELECTOR.rank(SAMPLE, exclude={digest_for(f"d{n}"): "Retired." for n in out}).selection(listed=None).scores
+    assert scores.keys() == {domain for domain in all_scores if int(domain[1:]) not in out}
+    assert sum(scores.values()) == pytest.approx(1.0)
 
 
 def test_the_least_share_is_the_specs_or_the_requests() -> None:
     strict = PosteriorSelector(PosteriorSpec(dimensions=6, least=0.2)).fit(NEAR)
-    taken = strict.rank(SAMPLE).selection()
-    assert all((one.score or 0) >= 0.2 for one in taken.selected)
-    assert any("below 0.2." in one.reason for one in taken.left_out)
-    assert taken.thresholds == {"min_share": 0.2}
-    assert len(strict.rank(SAMPLE, options=SelectOptions(min_share=0.01)).selection().selected) > len(taken.selected)
+    selection = strict.rank(SAMPLE).selection()
+    assert all((entry.score or 0) >= 0.2 for entry in selection.selected)
+    assert any("below 0.2." in entry.reason for entry in selection.left_out)
+    assert selection.thresholds == {"min_share": 0.2}
+    assert len(strict.rank(SAMPLE, options=SelectOptions(min_share=0.01)).selection().selected) > len(
+        selection.selected
+    )
     lax = PosteriorSelector(PosteriorSpec(dimensions=6, least=0.0)).fit(NEAR)
     assert lax.rank(SAMPLE, options=SelectOptions(min_share=0.1)).selection().thresholds == {"min_share": 0.1}
     everybody = strict.rank(around(np.full(16, 50.0), 5, seed=0), options=SelectOptions(min_share=0.0)).selection()
-    assert all(Decimal(one.weight) > 0 for one in everybody.selected)
+    assert all(Decimal(entry.weight) > 0 for entry in everybody.selected)
 
 
 def test_it_knows_domains_as_well_as_clusters_do() -> None:
     domains = gaussian_domains(8, n=140, dimensions=24, apart=3.0)
-    own = PosteriorSelector(PosteriorSpec()).fit(domains).report_
-    assert own["held_out_accuracy"] >= SELECTORS["gmm"](GmmSpec()).fit(domains).report_["held_out_accuracy"] > 0.5
-    assert (own["domains"], own["dimensions"], own["held_out_by"]) == (8, 24, "other_units")
-    assert 1 / 8 < own["held_out_posterior"] < own["held_out_accuracy"]
+    report = PosteriorSelector(PosteriorSpec()).fit(domains).report_
+    assert report["held_out_accuracy"] >= SELECTORS["gmm"](GmmSpec()).fit(domains).report_["held_out_accuracy"] > 0.5
+    assert (report["domains"], report["dimensions"], report["held_out_by"]) == (8, 24, "other_units")
+    assert 1 / 8 < report["held_out_posterior"] < report["held_out_accuracy"]

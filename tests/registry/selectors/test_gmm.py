@@ -88,12 +88,12 @@ def test_a_stored_selector_predicts_as_a_rebuilt_mixture_does(covariance: Covari
     theirs = GaussianMixture(4, covariance_type=covariance)
     theirs.weights_, theirs.means_ = arrays["weights"], arrays["means"]
     theirs.precisions_cholesky_ = arrays["precisions_cholesky"]
-    again = GmmSelector.from_state(arrays, json.loads(json.dumps(meta)))
-    sample = again.clusters_.projection(around(np.zeros(12), 80, seed=2, spread=2).astype(np.float64))
-    cluster, posterior = again.clusters_.assign(sample)
+    restored = GmmSelector.from_state(arrays, json.loads(json.dumps(meta)))
+    sample = restored.clusters_.projection(around(np.zeros(12), 80, seed=2, spread=2).astype(np.float64))
+    cluster, posterior = restored.clusters_.assign(sample)
     assert np.array_equal(cluster, theirs.predict(sample))
     assert posterior == pytest.approx(theirs.predict_proba(sample).max(axis=1), abs=1e-9)
-    joint = again.clusters_.mixture.log_joint(sample)
+    joint = restored.clusters_.mixture.log_joint(sample)
     assert np.logaddexp.reduce(joint, axis=1) == pytest.approx(theirs.score_samples(sample), rel=1e-9)
 
 
@@ -221,8 +221,8 @@ def test_order_is_by_count_then_label_and_no_unit_is_too_few_without_a_minimum_t
 
 
 def test_novelty_is_the_percentile_of_the_median_distance_to_the_nearest() -> None:
-    own = np.array([1.0, 2.0, 2.0, 3.0])  # ties count by half
-    assert [percentile(x, own) for x in (0.5, 1, 2, 2.5, 9)] == [0, 12.5, 50, 75, 100]
+    distances = np.array([1.0, 2.0, 2.0, 3.0])  # ties count by half
+    assert [percentile(x, distances) for x in (0.5, 1, 2, 2.5, 9)] == [0, 12.5, 50, 75, 100]
     assert novelty(np.array([[1.0, 9.0], [30.5, 40.0], [80.0, 70.0]]), np.arange(1.0, 101.0)) == 30
 
 
@@ -250,15 +250,15 @@ def test_otherwise_the_draw_is_split() -> None:
     large = gaussian_domains(2, n=250)[0]
     small = domain("small", large.vectors[:105])
     assert has_few_units(small)
-    for one in (small, large):
-        draw = draw_domain(one, seed=0, cross_fit=True)
+    for member in (small, large):
+        draw = draw_domain(member, seed=0, cross_fit=True)
         assert (len(draw.fit), len(draw.proof_fit), len(draw.held_out)) == (100, 80, 20)
         assert np.array_equal(np.concatenate([draw.proof_fit, draw.held_out]), draw.fit)
 
 
 def test_one_domain_of_few_units_splits_the_draws_of_the_whole_pool() -> None:
-    large, other = gaussian_domains(2, n=250)
-    report = GmmSelector(GmmSpec()).fit([domain("small", large.vectors[:105]), other]).report_
+    large, second = gaussian_domains(2, n=250)
+    report = GmmSelector(GmmSpec()).fit([domain("small", large.vectors[:105]), second]).report_
     assert (report["held_out_by"], report["units_held_out"]) == ("cross_fit_80_20", 40)
 
 
@@ -310,8 +310,8 @@ def test_em_that_has_not_settled_is_a_warning_of_the_report() -> None:
 
 
 def test_duplicates_are_a_warning_of_the_report() -> None:
-    one, two = around(np.ones(6), 1, seed=0).repeat(30, axis=0), around(-np.ones(6), 1, seed=1).repeat(30, axis=0)
-    report = GmmSelector(GmmSpec()).fit([domain("a", one), domain("b", one), domain("c", two)]).report_
+    first, second = around(np.ones(6), 1, seed=0).repeat(30, axis=0), around(-np.ones(6), 1, seed=1).repeat(30, axis=0)
+    report = GmmSelector(GmmSpec()).fit([domain("a", first), domain("b", first), domain("c", second)]).report_
     assert any("distinct clusters" in warning for warning in report["warnings"])
     assert report["majority_nowhere"] == ["b"]
 
@@ -352,16 +352,16 @@ def test_scale_does_not_break_it() -> None:
 
 
 def test_em_can_be_cancelled_between_iterations() -> None:
-    seen: list[str] = []
+    messages: list[str] = []
 
     def cancel(done: int, total: int, message: str) -> None:
-        seen.append(message)
+        messages.append(message)
         if "iteration 10 " in message:
             raise Cancelled("enough")
 
     with pytest.raises(Cancelled):
         GmmSelector(GmmSpec(covariance="full")).fit(gaussian_domains(4, apart=1), progress=cancel)
-    assert not any("iteration 20" in message for message in seen)
+    assert not any("iteration 20" in message for message in messages)
 
 
 def test_log_joint_of_one_gaussian_by_hand() -> None:
@@ -387,5 +387,5 @@ def test_other_warnings_go_on_to_whoever_listens(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(GaussianMixture, "fit", loud)
     with pytest.warns(UserWarning, match="something else"):
-        found = fit_mixture(np.eye(4), k=1, covariance="tied", max_iter=150, seed=0, steps=QUIET)
-    assert found.warnings == ()
+        fitted = fit_mixture(np.eye(4), k=1, covariance="tied", max_iter=150, seed=0, steps=QUIET)
+    assert fitted.warnings == ()

@@ -25,46 +25,46 @@ class Stored:
     def __init__(self, size: int = 100) -> None:
         self.size, self.read = size, []
 
-    def get(self, held: LoadedSelectors, number: int):
+    def get(self, cache: LoadedSelectors, number: int):
         def load():
             self.read.append(number)
             return UniformSelector(UniformSpec()), self.size
 
-        return held.get(DIGESTS[number], load)
+        return cache.get(DIGESTS[number], load)
 
 
 def test_what_was_asked_for_longest_ago_goes_first() -> None:
-    held, stored = LoadedSelectors(300), Stored()
+    cache, stored = LoadedSelectors(300), Stored()
     for number in (0, 1, 2, 0, 3):  # 1 has to go
-        stored.get(held, number)
+        stored.get(cache, number)
     for number in (0, 2, 3):
-        stored.get(held, number)
+        stored.get(cache, number)
     assert stored.read == [0, 1, 2, 3]
-    stored.get(held, 1)
+    stored.get(cache, 1)
     assert stored.read == [0, 1, 2, 3, 1]
 
 
 def test_one_that_is_larger_than_all_may_be_is_kept_alone() -> None:
-    held, small, large = LoadedSelectors(300), Stored(), Stored(301)
-    small.get(held, 0)
-    large.get(held, 1)
-    large.get(held, 1)
+    cache, small, large = LoadedSelectors(300), Stored(), Stored(301)
+    small.get(cache, 0)
+    large.get(cache, 1)
+    large.get(cache, 1)
     assert large.read == [1]
-    small.get(held, 0)
+    small.get(cache, 0)
     assert small.read == [0, 0]
 
 
 def test_what_cannot_be_read_is_tried_again() -> None:
-    held, stored = LoadedSelectors(), Stored()
+    cache, stored = LoadedSelectors(), Stored()
 
     with pytest.raises(Internal):
-        held.get(DIGESTS[0], Mock(side_effect=Internal("a bit fell over")))
-    assert stored.get(held, 0) is stored.get(held, 0)
+        cache.get(DIGESTS[0], Mock(side_effect=Internal("a bit fell over")))
+    assert stored.get(cache, 0) is stored.get(cache, 0)
     assert stored.read == [0]
 
 
 def test_of_several_that_ask_at_once_one_reads() -> None:
-    held, begun, go_on, read = LoadedSelectors(), threading.Event(), threading.Event(), []
+    cache, begun, go_on, read = LoadedSelectors(), threading.Event(), threading.Event(), []
 
     def load():
         read.append(0)
@@ -73,11 +73,11 @@ def test_of_several_that_ask_at_once_one_reads() -> None:
         return UniformSelector(UniformSpec()), 100
 
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(held.get, DIGESTS[0], load)
+        first = pool.submit(cache.get, DIGESTS[0], load)
         assert begun.wait(30)
-        others = [pool.submit(held.get, DIGESTS[0], load) for _ in range(3)]
+        waiting = [pool.submit(cache.get, DIGESTS[0], load) for _ in range(3)]
         go_on.set()
-        assert {id(one.result()) for one in (first, *others)} == {id(first.result())}
+        assert {id(future.result()) for future in (first, *waiting)} == {id(first.result())}
     assert read == [0]
 
 
@@ -90,12 +90,12 @@ META = {"kind": "gmm", "spec": {"seed": 3}, "report": {"a": [1.5, None, "ü"]}}
 
 @pytest.mark.parametrize("arrays", [ARRAYS, {}])
 def test_state_comes_back_to_the_last_bit(arrays):
-    found, meta = load_state(dump_state(arrays, META))
+    loaded, meta = load_state(dump_state(arrays, META))
     assert meta == META
-    assert found.keys() == arrays.keys()
+    assert loaded.keys() == arrays.keys()
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        assert found[name].tobytes() == array.tobytes()
+        assert loaded[name].dtype == array.dtype
+        assert loaded[name].tobytes() == array.tobytes()
 
 
 def test_the_same_state_is_the_same_bytes():

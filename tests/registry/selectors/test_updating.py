@@ -24,7 +24,7 @@ from tests.registry.gaussian_domains import around, digest_for, domain, gaussian
 
 LARGE = 3
 MANY = gaussian_domains(12, n=130, dimensions=10, apart=3.0)
-FEW_UNITS = [domain(one.domain, one.vectors[:40]) for one in MANY]
+FEW_UNITS = [domain(member.domain, member.vectors[:40]) for member in MANY]
 SAMPLE = around(np.zeros(10), 40, seed=3, spread=3.0)
 SPECS = [CosineSpec(), CosineSpec(encoder="base", seed=4), PosteriorSpec(dimensions=5), PosteriorSpec(seed=2)]
 
@@ -35,24 +35,25 @@ def small_pools_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def proved_on(domains: Sequence[Domain]) -> set[str]:
-    return set(sorted(one.digest for one in domains)[:LARGE])
+    return set(sorted(member.digest for member in domains)[:LARGE])
 
 
-def refitted(before: Selector[Any], domains: Sequence[Domain]) -> Selector[Any]:
-    """Fit on these domains with the projections of `before`."""
-    if not isinstance(before, PosteriorSelector):
-        return SELECTORS[before.kind](before.spec).fit(domains)
+def refitted(previous: Selector[Any], domains: Sequence[Domain]) -> Selector[Any]:
+    """Fit on these domains with the projections of `previous`."""
+    if not isinstance(previous, PosteriorSelector):
+        return SELECTORS[previous.kind](previous.spec).fit(domains)
     proof, final = (
-        FittedProjection(one.projection, before.explained_) for one in (before.proof_gaussians_, before.gaussians_)
+        FittedProjection(gaussians.projection, previous.explained_)
+        for gaussians in (previous.proof_gaussians_, previous.gaussians_)
     )
-    selector = PosteriorSelector(before.spec)
+    selector = PosteriorSelector(previous.spec)
     selector._projections = lambda _ordered: (proof, final)
     return selector.fit(domains)
 
 
 def without_age(selector: Selector[Any]) -> dict[str, Any]:
-    own = {f"own score of {name}": score for name, score in selector.report_.get("own_scores", {}).items()}
-    return own | {
+    own_scores = {f"own score of {name}": score for name, score in selector.report_.get("own_scores", {}).items()}
+    return own_scores | {
         name: value
         for name, value in selector.report_.items()
         if name not in ("changes_since_whole_fit", "own_scores", "warnings")
@@ -69,26 +70,26 @@ def test_an_update_is_a_fit(data: st.DataObject, spec: Any, pool: list[Domain]) 
     for _ in range(data.draw(st.integers(1, 3))):
         came = data.draw(st.sets(st.integers(0, 11), max_size=3))
         went = data.draw(st.sets(st.integers(0, 11), max_size=3))
-        inside = {one.digest for one in members}
+        inside = {member.digest for member in members}
         added = [pool[number] for number in came if pool[number].digest not in inside]
         free = [pool[number] for number in went if pool[number].digest in inside - proved_on(members)]
         removed = free[: len(members) + len(added) - LARGE - 1]
-        gone = {one.digest for one in removed}
-        members = [one for one in members if one.digest not in gone] + added
+        gone = {member.digest for member in removed}
+        members = [member for member in members if member.digest not in gone] + added
         with pytest.MonkeyPatch.context() as monkey:
             monkey.setattr(updating, "DRIFT", 100.0)
             selector = selector.updated(added, removed)
     whole = refitted(selector, members)
     assert selector.members_ == whole.members_
-    (found, _), (wanted, _) = selector.to_state(), whole.to_state()
-    assert found.keys() == wanted.keys()
-    for name in found.keys() - {"age"}:
-        assert np.allclose(found[name], wanted[name], rtol=1e-6, atol=1e-6), name
+    (arrays, _), (expected, _) = selector.to_state(), whole.to_state()
+    assert arrays.keys() == expected.keys()
+    for name in arrays.keys() - {"age"}:
+        assert np.allclose(arrays[name], expected[name], rtol=1e-6, atol=1e-6), name
     assert without_age(selector) == pytest.approx(without_age(whole), abs=1e-6)
-    one, other = selector.rank(SAMPLE), whole.rank(SAMPLE)
-    scores = [ranking.selection(listed=None).scores for ranking in (one, other)]
+    updated_ranking, whole_ranking = selector.rank(SAMPLE), whole.rank(SAMPLE)
+    scores = [ranking.selection(listed=None).scores for ranking in (updated_ranking, whole_ranking)]
     assert scores[0] == pytest.approx(scores[1], abs=1e-6)
-    assert one.evidence.novelty == pytest.approx(other.evidence.novelty, abs=1e-6)
+    assert updated_ranking.evidence.novelty == pytest.approx(whole_ranking.evidence.novelty, abs=1e-6)
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -99,10 +100,13 @@ class TestWhenAWholeFitIsDue:
     def test_a_small_pool_is_always_fitted_whole(self, spec: Any) -> None:
         assert self.fitted(spec, MANY[:LARGE]).updated(MANY[LARGE : LARGE + 1], []) is None
         pool = MANY[: LARGE + 1]
-        assert self.fitted(spec, pool).updated([], [one for one in pool if one.digest not in proved_on(pool)]) is None
+        assert (
+            self.fitted(spec, pool).updated([], [member for member in pool if member.digest not in proved_on(pool)])
+            is None
+        )
 
     def test_a_domain_that_it_is_proved_on_went(self, spec: Any) -> None:
-        assert self.fitted(spec, MANY).updated([], [min(MANY, key=lambda one: one.digest)]) is None
+        assert self.fitted(spec, MANY).updated([], [min(MANY, key=lambda member: member.digest)]) is None
 
     def test_a_domain_came_that_has_the_pool_proved_in_another_way(self, spec: Any) -> None:
         small = domain("small", around(np.ones(10), 40, seed=9))
@@ -122,15 +126,15 @@ class TestWhenAWholeFitIsDue:
 
     def test_a_restored_selector_goes_on(self, spec: Any) -> None:
         selector = self.fitted(spec, MANY[:8])
-        again = SELECTORS[spec.kind].from_state(*selector.to_state())
-        one, other = selector.updated([MANY[8]], []), again.updated([MANY[8]], [])
-        assert dump_state(*one.to_state()) == dump_state(*other.to_state())
+        restored = SELECTORS[spec.kind].from_state(*selector.to_state())
+        updated, restored_updated = selector.updated([MANY[8]], []), restored.updated([MANY[8]], [])
+        assert dump_state(*updated.to_state()) == dump_state(*restored_updated.to_state())
 
     def test_nothing_of_the_selector_before_is_changed(self, spec: Any) -> None:
         selector = self.fitted(spec, MANY[:8])
-        before = dump_state(*selector.to_state())
+        state_before = dump_state(*selector.to_state())
         assert selector.updated([MANY[8]], []) is not None
-        assert dump_state(*selector.to_state()) == before
+        assert dump_state(*selector.to_state()) == state_before
 
 
 @pytest.mark.parametrize("spec", [GmmSpec(), UniformSpec()])
@@ -139,14 +143,14 @@ def test_clusters_are_always_fitted_whole(spec: Any) -> None:
 
 
 def test_sums_give_the_principal_components_of_scikit_learn() -> None:
-    parts = [one.vectors.astype(np.float64) + 1e3 for one in MANY]
-    spread = Spread(parts[0][0])
-    for part in parts:
-        spread.add(part)
-    found, wanted = spread.projection(dimensions=4), PCA(n_components=4).fit(np.concatenate(parts))
-    assert np.allclose(np.abs(found.projection.components @ wanted.components_.T), np.eye(4), atol=1e-8)
-    assert np.allclose(found.projection.mean, wanted.mean_)
-    assert found.explained == pytest.approx(wanted.explained_variance_ratio_.sum())
+    samples = [member.vectors.astype(np.float64) + 1e3 for member in MANY]
+    spread = Spread(samples[0][0])
+    for sample in samples:
+        spread.add(sample)
+    fitted, expected = spread.projection(dimensions=4), PCA(n_components=4).fit(np.concatenate(samples))
+    assert np.allclose(np.abs(fitted.projection.components @ expected.components_.T), np.eye(4), atol=1e-8)
+    assert np.allclose(fitted.projection.mean, expected.mean_)
+    assert fitted.explained == pytest.approx(expected.explained_variance_ratio_.sum())
     assert len(spread.projection(dimensions=99).projection.components) == 10
 
 
@@ -159,7 +163,7 @@ def test_sums_give_the_shrunk_covariance_of_scikit_learn(n: int, d: int, seed: i
 
 
 def test_a_small_pool_is_proved_on_all_held_out_units() -> None:
-    draws = [draw_domain(one, seed=0, cross_fit=False) for one in MANY[:LARGE]]
+    draws = [draw_domain(member, seed=0, cross_fit=False) for member in MANY[:LARGE]]
     for spec in (CosineSpec(), PosteriorSpec()):
         fitted = SELECTORS[spec.kind](spec).fit(MANY[:LARGE])
         assert fitted.report_["units_held_out"] == sum(len(draw.held_out) for draw in draws)
