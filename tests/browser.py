@@ -144,7 +144,7 @@ class Page:
         self._browser = browser
         self._session = session
         self._origin = origin
-        self.said: list[str] = []
+        self.console_messages: list[str] = []
         """Messages of the console, errors of scripts, violations of the policy."""
         self.requested_urls: list[str] = []
         """Addresses that were asked for."""
@@ -156,13 +156,13 @@ class Page:
     def on_event(self, method: str, params: dict[str, Any]) -> None:
         """Something happened on the page."""
         if method == "Runtime.consoleAPICalled":
-            self.said.append(
+            self.console_messages.append(
                 " ".join(str(argument.get("value", argument.get("description"))) for argument in params["args"])
             )
         elif method == "Runtime.exceptionThrown":
-            self.said.append(str(params["exceptionDetails"]))
+            self.console_messages.append(str(params["exceptionDetails"]))
         elif method == "Log.entryAdded":
-            self.said.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
+            self.console_messages.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
         elif method == "Network.requestWillBeSent":
             self.requested_urls.append(params["request"]["url"])
 

@@ -87,7 +87,7 @@ class FaultProxy:
 
     target: str
     fault: Fault | None = None
-    seen: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     closed: threading.Event = field(default_factory=threading.Event)
     port: int = 0
 
@@ -102,7 +102,7 @@ class FaultHandler(BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         """Hand a request on, unless the fault answers it."""
         self.body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        self.proxy.seen.append(f"{self.command} {self.path}")
+        self.proxy.requests.append(f"{self.command} {self.path}")
         if self.proxy.fault is not None and self.proxy.fault(self):
             return
         self.answer(*self.forwarded())

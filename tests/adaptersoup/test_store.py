@@ -31,7 +31,7 @@ from registry.spec import PoolRequest, Provenance
 from registry.tasks.process_pool import ProcessPool
 from service.engine.score_task import score_samples
 from service.settings import Settings
-from tests.registry.tasks.matrix import SETTINGS, known, stock
+from tests.registry.tasks.matrix import SETTINGS, stock, stored_evaluations
 from tests.service.passages import WORDS, passages
 from tests.service.servers import CONFIG, adapter_weights
 from tests.service.without_processes import FitsHere
@@ -431,9 +431,9 @@ def test_tasks_come_to_the_figures_of_the_stores_engine(
     assert {total for _, total in steps} == {9}
     with Store(shutil.copytree(stocked, tmp_path / "here"), **SETTINGS) as here:
         assert here.evaluate_pool(passages=10) == evaluated
-        assert known(own_store) == known(here)
+        assert stored_evaluations(own_store) == stored_evaluations(here)
     assert elsewhere(own_store, processes) == CrossEvaluated(pairs=9, computed=0, known=9, failed={})
-    assert len(known(own_store)) == 9
+    assert len(stored_evaluations(own_store)) == 9
 
 
 def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(
@@ -449,7 +449,7 @@ def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(
     path.write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     evaluated = elsewhere(own_store, processes)
     assert (evaluated.computed, list(evaluated.failed)) == (6, ["team/code@1"])
-    assert {adapter for adapter, _ in known(own_store)} == {"team/court@1", "team/kitchen@1"}
+    assert {adapter for adapter, _ in stored_evaluations(own_store)} == {"team/court@1", "team/kitchen@1"}
 
 
 def test_it_is_ended_by_its_progress_and_goes_on(own_store: Store, processes: ProcessPool) -> None:
@@ -459,7 +459,7 @@ def test_it_is_ended_by_its_progress_and_goes_on(own_store: Store, processes: Pr
 
     with pytest.raises(Cancelled):
         elsewhere(own_store, processes, stop)
-    known_before = len(known(own_store))
+    known_before = len(stored_evaluations(own_store))
     assert 0 < known_before < 9
     assert own_store.evaluate_pool(passages=10) == CrossEvaluated(
         pairs=9, computed=9 - known_before, known=known_before, failed={}

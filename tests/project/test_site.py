@@ -121,4 +121,4 @@ def test_a_search_shows_sections_and_leads_to_them(chrome: Browser, address: str
         check_looks(page)
         page.click(".results li a")
         page.until("location.hash !== '' && document.readyState === 'complete'")
-        assert not page.said, page.said
+        assert not page.console_messages, page.console_messages

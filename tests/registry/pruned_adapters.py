@@ -11,7 +11,7 @@ import torch
 from registry.adapters.masks import mask_name, pack, projections
 from registry.mixing.compat import SoupIngredient
 from registry.spec import AdapterConfig, Pruned
-from tests.registry.random_adapters import part, tensors_of
+from tests.registry.random_adapters import make_ingredient, tensors_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -42,7 +42,7 @@ def sparse(
     return config.with_pruned(pruned), pruned_tensors
 
 
-def sparse_part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupIngredient:
-    """An ingredient like `random_adapters.part`, pruned."""
+def sparse_ingredient(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupIngredient:
+    """An ingredient like `random_adapters.make_ingredient`, pruned."""
     pruned, tensors = sparse(config, number, sparsity=changes.pop("sparsity", 0.4))
-    return part(number, pruned, weight, **{"load": lambda: tensors, **changes})
+    return make_ingredient(number, pruned, weight, **{"load": lambda: tensors, **changes})

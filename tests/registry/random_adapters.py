@@ -102,7 +102,7 @@ def started(config: AdapterConfig, *, seed: int = 7, init: Init = "linear") -> P
     return Provenance(init_hash=init_hash(first), init_source="trained_here", init_seed=seed)
 
 
-def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupIngredient:
+def make_ingredient(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) -> SoupIngredient:
     fields: dict[str, Any] = {
         "adapter_id": number,
         "ref": f"acme/a{number}@1",
@@ -118,10 +118,13 @@ def part(number: int, config: AdapterConfig, weight: str = "1", **changes: Any) 
 
 
 def weighted(configs: Sequence[AdapterConfig], weights: Sequence[float], **changes: Any) -> list[SoupIngredient]:
-    return [part(n, c, w, **changes) for n, (c, w) in enumerate(zip(configs, canonical_weights(weights), strict=True))]
+    return [
+        make_ingredient(n, c, w, **changes)
+        for n, (c, w) in enumerate(zip(configs, canonical_weights(weights), strict=True))
+    ]
 
 
-def known(ingredient: SoupIngredient, kind: str) -> SoupIngredient:
+def with_statistic(ingredient: SoupIngredient, kind: str) -> SoupIngredient:
     """The ingredient with a statistic of this kind, by its number: squares, or moments of twice as many vectors."""
     draw = np.random.default_rng(500 + ingredient.adapter_id)
     sizes = expected_tensors(ingredient.config, SHAPE)

@@ -126,9 +126,9 @@ def test_another_server_goes_on_and_a_third_finishes(servers: Servers) -> None:
 def test_what_came_here_is_not_fetched_again(remote: Servers, proxy: FaultProxy) -> None:
     (server, id), second = remote.begin(), remote.start()
     add(second, id, DATA[700:], 700)
-    proxy.seen.clear()
+    proxy.requests.clear()
     finish(server, id)
-    fetched = [line for line in proxy.seen if line.startswith("GET") and "/unfinished/" in line]
+    fetched = [line for line in proxy.requests if line.startswith("GET") and "/unfinished/" in line]
     assert len(fetched) == 1
     assert fetched[0].endswith(sha256_digest(DATA[700:])[7:])
 

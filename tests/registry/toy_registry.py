@@ -194,8 +194,8 @@ class ToyRegistry:
     def __init__(self, database: Database, blobs: BlobStore | None = None) -> None:
         self.base = BaseModelEncoder(SHAPE.fingerprint, SHAPE.hidden_size, embed_texts)
         self.sentences = FakeSentences()
-        self.known: Mapping[str, Encoder] = {self.base.digest: self.base, self.sentences.digest: self.sentences}
-        self.tiny = FakeBase(self.known)
+        self.encoders: Mapping[str, Encoder] = {self.base.digest: self.base, self.sentences.digest: self.sentences}
+        self.tiny = FakeBase(self.encoders)
         self.registry = Registry(database, blobs or MemoryBlobs(), {"tiny": self.tiny})
         self.database, self.blobs = self.registry.database, self.registry.blobs
         self.gains, self.scored = self.tiny.gains, self.tiny.scored
@@ -211,7 +211,7 @@ class ToyRegistry:
         """Nats per token that each pass of tuning takes off `starts`, what the start has; the base has about 3.1."""
         self.starts = 3.0
         self.computations = Computations(self.fit, self.weigh, self.tune, self.measure)
-        self.said: list[str] = []
+        self.progress_messages: list[str] = []
 
     def caller(self, scope: tuple[str, ...] | None = None) -> Caller:
         return Caller("key-1", scope, "req-1")
@@ -259,7 +259,7 @@ class ToyRegistry:
         return [self.ready(name, seed=seed) for seed, name in enumerate(names)]
 
     def progress(self, done: int, total: int, message: str) -> None:
-        self.said.append(message)
+        self.progress_messages.append(message)
 
     def fit(self, pool: PoolSpec, spec: SelectorSpec, encoder_digest: str | None) -> SelectorRow:
         self.fits += 1

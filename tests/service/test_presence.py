@@ -9,7 +9,7 @@ import pytest
 from registry.catalogue import Database
 from service.presence import Presence
 from service.settings import Settings
-from tests.registry.catalogue.test_replicas import seen
+from tests.registry.catalogue.test_replicas import last_beats
 from tests.service.cluster import until
 
 pytestmark = pytest.mark.slow
@@ -21,11 +21,11 @@ def test_a_server_beats_while_its_requests_hold_every_connection(postgres_url: s
     presence.join()
     try:
         with ours.read():
-            first = seen(other)
-            until(lambda: seen(other) != first, "a beat")
+            first = last_beats(other)
+            until(lambda: last_beats(other) != first, "a beat")
     finally:
         presence.leave()
-    assert seen(other) == {}
+    assert last_beats(other) == {}
     for one in (ours, other):
         one.close()
 

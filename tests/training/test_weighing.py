@@ -33,7 +33,7 @@ from registry.spec import (
     Weighing,
     WeighingRequest,
 )
-from tests.registry.random_adapters import part
+from tests.registry.random_adapters import make_ingredient
 from tests.tiny_models import TINY_SENTENCES
 from training.by_losses import expectation_maximisation, greedy, token_scores
 from training.coefficients import noise_like, weigh
@@ -105,7 +105,7 @@ def test_coefficients_are_the_weights_of_the_soup_that_they_are_written_into(bas
         bank.coefficients.copy_(values.round(decimals=3))
         bank.apply_coefficients()
     ingredients = [
-        part(
+        make_ingredient(
             number,
             config,
             load=lambda n=number: loaded[n],

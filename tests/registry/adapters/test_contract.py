@@ -46,7 +46,7 @@ from registry.spec import (
 )
 from registry.tensor_file import canonical_order
 from tests.registry.pruned_adapters import sparse
-from tests.registry.random_adapters import INIT, drawn, part
+from tests.registry.random_adapters import INIT, drawn, make_ingredient
 
 PFEIFFER = BottleneckConfig(structure="pfeiffer", bottleneck=4, activation="relu")
 HOULSBY = BottleneckConfig(structure="houlsby", bottleneck=4, activation="gelu")
@@ -265,7 +265,7 @@ def test_its_directory_says_the_same(
 def test_alone_it_is_what_auto_makes_of_it(config_and_tensors: tuple[AdapterConfig, dict[str, Tensor]]) -> None:
     """Itself, bit for bit; of a bank its merge."""
     config, tensors = config_and_tensors
-    ingredients = [part(0, config, provenance=INIT, load=lambda: tensors)]
+    ingredients = [make_ingredient(0, config, provenance=INIT, load=lambda: tensors)]
     mixing = choose_mixing(ingredients, AutoMixing(), max_width=512).mixing
     method = MIXINGS[mixing.method]
     assert (mixing.method == "merge") == (config.method == "adamix")

@@ -48,7 +48,7 @@ def faulty(proxy: FaultProxy, url: str, tmp_path: Path) -> ObjectBlobs:
     first.put_bytes(b"hello")
     store = object_blobs(url, tmp_path / "second", seconds=1.0)
     store.check()
-    proxy.seen.clear()
+    proxy.requests.clear()
     return store
 
 
@@ -301,10 +301,10 @@ def test_nobody_waits_for_a_store_that_is_known_to_be_away(proxy, faulty):
     proxy.fault = answered(503, "SlowDown")
     with pytest.raises(Unavailable):
         faulty.has(HELLO)
-    first = len(proxy.seen)
+    first = len(proxy.requests)
     with pytest.raises(Unavailable):
         faulty.has(HELLO)
-    assert len(proxy.seen) - first == 1 < first
+    assert len(proxy.requests) - first == 1 < first
 
 
 def test_reading_does_not_make_writing_well(proxy, faulty):
@@ -344,9 +344,9 @@ def test_a_damaged_blob_that_this_server_stored_itself_is_sent_again(proxy, faul
     with pytest.raises(DamagedBlob):
         faulty.read(digest)
     assert not faulty.is_whole(digest)
-    proxy.seen.clear()
+    proxy.requests.clear()
     assert faulty.put_bytes(b"mine!") == digest
-    assert any(line.startswith("PUT") and digest[7:] in line for line in proxy.seen)
+    assert any(line.startswith("PUT") and digest[7:] in line for line in proxy.requests)
 
 
 # --- the bucket -----------------------------------------------------------------------------------
@@ -387,10 +387,10 @@ def test_looking_leaves_nothing_behind(store):
 
 def test_the_same_bytes_are_sent_once_by_one_server(proxy, faulty):
     faulty.put_bytes(b"more")
-    proxy.seen.clear()
+    proxy.requests.clear()
     faulty.put_bytes(b"more")
     write(faulty, b"more")
-    assert not [line for line in proxy.seen if line.startswith(("PUT", "POST"))]
+    assert not [line for line in proxy.requests if line.startswith(("PUT", "POST"))]
 
 
 def test_a_url_that_the_library_does_not_take(monkeypatch):
@@ -429,22 +429,22 @@ class TestLargeObjects:
         with pytest.raises(Unavailable):
             store.put_bytes(b"small")
         assert store.is_failing
-        proxy.seen.clear()
+        proxy.requests.clear()
         proxy.fault = lambda request: "partNumber=2" in request.path and request.proxy.closed.wait(0.7)
         digest = store.put_bytes(self.DATA)
-        assert sum("partNumber=2" in line for line in proxy.seen) == 1
+        assert sum("partNumber=2" in line for line in proxy.requests) == 1
         assert not store.is_failing
         proxy.fault = None
         assert hidden(store).read(digest) == self.DATA
 
     def test_they_are_sent_and_read_in_parts(self, proxy, faulty):
         digest = faulty.put_bytes(self.DATA)
-        assert sum("partNumber=" in line for line in proxy.seen) == 3
-        proxy.seen.clear()
+        assert sum("partNumber=" in line for line in proxy.requests) == 3
+        proxy.requests.clear()
         with hidden(faulty).open(digest) as file:
             file.seek(70_000)
             assert file.read(100) == self.DATA[70_000:70_100]
-        assert sum(line.startswith("GET") and digest[7:] in line for line in proxy.seen) == 3
+        assert sum(line.startswith("GET") and digest[7:] in line for line in proxy.requests) == 3
 
     @pytest.mark.parametrize(("step", "fault"), [*zip(cycle(["uploads", "partNumber=2", "POST"]), PASSING)])
     def test_a_step_that_fails_once_is_made_up_for(self, proxy, faulty, step, fault):
@@ -471,23 +471,23 @@ class TestLargeObjects:
 
 def test_of_many_that_want_a_blob_one_fetches_it(proxy, faulty):
     assert together(8, lambda _: faulty.read(HELLO)) == [b"hello"] * 8
-    assert len([line for line in proxy.seen if line.startswith("GET") and HELLO[7:] in line]) == 1
+    assert len([line for line in proxy.requests if line.startswith("GET") and HELLO[7:] in line]) == 1
 
 
 def test_to_ask_for_a_size_fetches_nothing(proxy, faulty):
     assert faulty.size_unverified(HELLO) == 5
-    assert [line.split()[0] for line in proxy.seen] == ["HEAD"]
+    assert [line.split()[0] for line in proxy.requests] == ["HEAD"]
     assert cached(faulty) == []
 
 
 def test_to_forget_many_is_as_many_requests_as_to_forget_one(proxy, faulty):
     digests = [faulty.put_bytes(bytes([number])) for number in range(5)]
-    proxy.seen.clear()
+    proxy.requests.clear()
     faulty.delete(digests[0])
-    request_count = len(proxy.seen)
-    proxy.seen.clear()
+    request_count = len(proxy.requests)
+    proxy.requests.clear()
     faulty.delete_all(digests[1:])
-    assert len(proxy.seen) == request_count == 3
+    assert len(proxy.requests) == request_count == 3
     assert list(faulty.digests()) == [HELLO]
 
 
@@ -497,11 +497,11 @@ def test_whoever_holds_others_up_asks_once_and_not_for_long(proxy, url, tmp_path
     digests = [store.put_bytes(bytes([number])) for number in range(2)]
     for fault in (hanging, answered(503, "SlowDown")):
         for of in ("GET", "POST"):
-            proxy.seen.clear()
+            proxy.requests.clear()
             proxy.fault = once(fault, 100, of=of)
             with pytest.raises(Unavailable, match="does not answer"):
                 store.delete_all(digests)
-            assert sum(line.startswith(of) for line in proxy.seen) == 1
+            assert sum(line.startswith(of) for line in proxy.requests) == 1
     proxy.fault = None
     assert not store.is_failing, "that it was slow once says nothing"
     assert sorted(store.digests()) == sorted(digests)

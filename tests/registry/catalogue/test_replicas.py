@@ -34,7 +34,7 @@ def running(database: Database) -> int:
         return catalogue.replicas.running()
 
 
-def seen(database: Database) -> dict[str, int]:
+def last_beats(database: Database) -> dict[str, int]:
     """The moment of each server's last beat, by its id."""
     with database.engine.connect() as connection:
         return {row.id: row.seen_at for row in connection.execute(select(replicas.c.id, replicas.c.seen_at))}
@@ -49,12 +49,12 @@ def silence(database: Database, id: str, seconds: float) -> None:
 def test_the_clock_is_the_databases_and_goes_on_within_a_transaction(database: Database) -> None:
     """Else a transaction that waited for its turn would beat for the moment at which it began to wait."""
     join(database, "one")
-    first = seen(database)["one"]
+    first = last_beats(database)["one"]
     with database.write() as catalogue:
         catalogue.audit.record("a", "b", key_id=None, request_id=None, detail={})
         threading.Event().wait(0.005)
         assert catalogue.replicas.beat("one")
-    assert seen(database)["one"] >= first + 5000
+    assert last_beats(database)["one"] >= first + 5000
 
 
 def test_two_missed_beats_and_it_is_dead(database: Database) -> None:
@@ -97,11 +97,11 @@ def test_who_leaves_is_gone_and_the_next_to_join_deletes_the_dead(database: Data
     join(database, "two")
     with database.write_unlocked() as catalogue:
         catalogue.replicas.leave("one")
-    assert seen(database).keys() == {"two"}
+    assert last_beats(database).keys() == {"two"}
     silence(database, "two", 151)
     join(database, "one")
     join(database, "one")
-    assert seen(database).keys() == {"one"}
+    assert last_beats(database).keys() == {"one"}
 
 
 def test_a_beat_does_not_wait_for_those_who_write(database: Database, databases: Databases) -> None:

@@ -83,7 +83,7 @@ def choose(verbs: ToyRegistry, texts: dict, spec=None, **options):
     return select_from_pool(
         verbs.registry,
         verbs.caller(),
-        check_sample(verbs.registry, verbs.caller(), source, encoders=verbs.known, bos=None),
+        check_sample(verbs.registry, verbs.caller(), source, encoders=verbs.encoders, bos=None),
         SelectQuery(PoolRequest(), spec or GmmSpec(), SelectOptions(**options)),
         fit=verbs.fit,
     )
@@ -393,7 +393,7 @@ def test_a_search_and_a_training_begin_again(
     )
     cooked = three.cook(sample=TWO_DOMAINS, effort=effort, verify=True, name="acme/soup")
     assert "purged since the fit" in reasons(cooked)["law"]
-    assert "beginning again without what was purged meanwhile" in three.said
+    assert "beginning again without what was purged meanwhile" in three.progress_messages
 
 
 @pytest.mark.parametrize("where", ["read", "put_bytes"])

@@ -245,7 +245,7 @@ def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) 
     with pytest.raises(Cancelled):
         two.cook(recipe=RECIPE, mixing=FISHER)
     assert two.blobs.is_whole(statistics_of(two, "acme/law"))
-    assert "computing the statistics of acme/tax@1" in two.said
+    assert "computing the statistics of acme/tax@1" in two.progress_messages
     two.computations = real
     two.cook(recipe=RECIPE, mixing=FISHER)
     assert len(two.measurings) == 2

@@ -295,7 +295,7 @@ def test_the_same_request_again_is_answered_with_its_result_and_does_not_start_f
 
 def test_a_search_for_what_is_like_the_sample_finds_it(learnt):
     source = SampleSource.model_validate(sample("law"))
-    checked = check_sample(learnt.registry, learnt.caller(), source, encoders=learnt.known, bos=None)
+    checked = check_sample(learnt.registry, learnt.caller(), source, encoders=learnt.encoders, bos=None)
     query = SelectQuery(PoolRequest(), PosteriorSpec(), include_learnt=True)
     chosen = select_from_pool(learnt.registry, learnt.caller(), checked, query, fit=learnt.fit)
     assert "leases" in [candidate.member.domain for candidate in chosen.ranking.ranked]

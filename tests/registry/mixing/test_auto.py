@@ -46,7 +46,7 @@ from tests.registry.random_adapters import (
     UNKNOWN,
     bottleneck,
     lora,
-    part,
+    make_ingredient,
     reported,
     tensors_of,
     updates,
@@ -74,7 +74,10 @@ def chosen(*ingredients, request=AUTO, max_width=512):
     ],
 )
 def test_one_structure_alone_is_concatenated(first_fields, second_fields, because):
-    choice = chosen(part(0, **{"config": PFEIFFER, **first_fields}), part(1, **{"config": PFEIFFER, **second_fields}))
+    choice = chosen(
+        make_ingredient(0, **{"config": PFEIFFER, **first_fields}),
+        make_ingredient(1, **{"config": PFEIFFER, **second_fields}),
+    )
     assert choice.mixing == EXACT
     assert choice.reason.startswith("exact, and averaging was not possible: ")
     assert because in choice.reason
@@ -82,26 +85,37 @@ def test_one_structure_alone_is_concatenated(first_fields, second_fields, becaus
 
 def test_vouching_is_written_into_the_recipe_where_it_is_averaged():
     request = AutoMixing(assume_same_init=True, scale="0.5")
-    choice = chosen(part(0, PFEIFFER), part(1, PFEIFFER), request=request)
+    choice = chosen(make_ingredient(0, PFEIFFER), make_ingredient(1, PFEIFFER), request=request)
     assert choice.mixing == AverageMixing(assume_same_init=True, scale="0.5")
     assert "vouches" in choice.reason
-    assert chosen(part(0, lora()), part(1, lora()), request=request).mixing == ConcatMixing(scale="0.5")
+    assert chosen(make_ingredient(0, lora()), make_ingredient(1, lora()), request=request).mixing == ConcatMixing(
+        scale="0.5"
+    )
 
 
 def test_loras_are_concatenated_even_where_they_could_be_averaged():
-    assert chosen(part(0, lora(), provenance=INIT), part(1, lora(), provenance=INIT)).mixing == EXACT
-    assert chosen(part(0, lora(), provenance=INIT), part(1, lora(), provenance=INIT), request=AVERAGE).reason == ""
+    assert (
+        chosen(make_ingredient(0, lora(), provenance=INIT), make_ingredient(1, lora(), provenance=INIT)).mixing == EXACT
+    )
+    assert (
+        chosen(
+            make_ingredient(0, lora(), provenance=INIT), make_ingredient(1, lora(), provenance=INIT), request=AVERAGE
+        ).reason
+        == ""
+    )
 
 
 def test_ranks_count_module_by_module_against_max_width():
-    assert chosen(part(0, lora(3)), part(1, lora(3, leaves=("c_fc",))), max_width=3).mixing == EXACT
+    assert (
+        chosen(make_ingredient(0, lora(3)), make_ingredient(1, lora(3, leaves=("c_fc",))), max_width=3).mixing == EXACT
+    )
     with pytest.raises(Incompatible, match="be 6 wide"):
-        chosen(part(0, lora(3)), part(1, lora(3)), max_width=5)
+        chosen(make_ingredient(0, lora(3)), make_ingredient(1, lora(3)), max_width=5)
 
 
 def test_one_adapter_is_as_wide_as_it_is():
-    assert chosen(part(0, WIDE), max_width=1).mixing == AVERAGE
-    assert chosen(part(0, lora(40)), max_width=1).mixing == EXACT
+    assert chosen(make_ingredient(0, WIDE), max_width=1).mixing == AVERAGE
+    assert chosen(make_ingredient(0, lora(40)), max_width=1).mixing == EXACT
 
 
 # --- pools ----------------------------------------------------------------------------------------
@@ -116,13 +130,13 @@ def excluded(best, candidates, request=AUTO, *, ranked=True) -> dict[str, str]:
 
 
 def test_who_can_be_averaged_or_concatenated_stays():
-    best = part(0, PFEIFFER, provenance=INIT)
+    best = make_ingredient(0, PFEIFFER, provenance=INIT)
     candidates = [
-        part(1, PFEIFFER, provenance=INIT),
-        part(2, PFEIFFER),
-        part(3, bottleneck("parallel")),
-        part(4, lora()),
-        part(5, bottleneck("pfeiffer", 9), provenance=OTHER_INIT),
+        make_ingredient(1, PFEIFFER, provenance=INIT),
+        make_ingredient(2, PFEIFFER),
+        make_ingredient(3, bottleneck("parallel")),
+        make_ingredient(4, lora()),
+        make_ingredient(5, bottleneck("pfeiffer", 9), provenance=OTHER_INIT),
     ]
     reasons = excluded(best, candidates)
     assert set(reasons) == {"a3@1", "a4@1"}
@@ -130,36 +144,36 @@ def test_who_can_be_averaged_or_concatenated_stays():
     assert "initialisation of acme/a3@1 is unknown" in reasons["a3@1"]
     assert reasons["a4@1"] == "The methods differ: acme/a0@1 has bottleneck; acme/a4@1 has lora."
     assert set(excluded(best, candidates, AVERAGE)) == {"a2@1", "a3@1", "a4@1", "a5@1"}
-    assert set(excluded(part(9, lora(9)), candidates)) == {"a1@1", "a2@1", "a3@1", "a5@1"}
+    assert set(excluded(make_ingredient(9, lora(9)), candidates)) == {"a1@1", "a2@1", "a3@1", "a5@1"}
 
 
 def test_houlsbys_that_only_average_leave_no_place_for_those_that_only_concatenate():
     config = bottleneck("houlsby")
     tuned = {name: tensor + 1 for name, tensor in tensors_of(config, 1).items()}
-    best = part(0, config, provenance=INIT)
-    averages, joins = part(1, config, provenance=INIT, load=lambda: tuned), part(2, config)
+    best = make_ingredient(0, config, provenance=INIT)
+    averages, joins = make_ingredient(1, config, provenance=INIT, load=lambda: tuned), make_ingredient(2, config)
     assert set(excluded(best, [averages, joins])) == {"a2@1"}
     assert excluded(best, [joins]) == {}
 
 
 def test_where_nothing_is_ranked_the_average_of_many_wins():
-    same = [part(n, PFEIFFER, provenance=INIT) for n in range(3)]
-    strangers = [part(n, PFEIFFER) for n in range(3, 8)]
+    same = [make_ingredient(n, PFEIFFER, provenance=INIT) for n in range(3)]
+    strangers = [make_ingredient(n, PFEIFFER) for n in range(3, 8)]
     best = best_unranked([*strangers, *same], AUTO)
     assert best in same
     assert set(excluded(best, [*same, *strangers], ranked=False)) == {
         stranger.ref.partition("/")[2] for stranger in strangers
     }
     assert excluded(strangers[0], strangers[1:], ranked=False) == {}
-    loras = [part(n, lora(n)) for n in range(20, 24)]
+    loras = [make_ingredient(n, lora(n)) for n in range(20, 24)]
     assert best_unranked([*strangers[:2], *loras], AUTO) in loras
     assert best_unranked([*loras[:1], *strangers], AverageMixing(assume_same_init=True)) in strangers
 
 
 def test_the_largest_group_is_of_those_that_concatenate_not_of_one_structure():
-    swish = [part(n, bottleneck("pfeiffer", 4 + n, activation="swish")) for n in range(3)]
-    relu = [part(n, bottleneck("pfeiffer", 4, scale=1.0 + n)) for n in range(3, 7)]
-    assert best_unranked([*swish, part(7, bottleneck("pfeiffer_residual")), *relu], AUTO) in relu
+    swish = [make_ingredient(n, bottleneck("pfeiffer", 4 + n, activation="swish")) for n in range(3)]
+    relu = [make_ingredient(n, bottleneck("pfeiffer", 4, scale=1.0 + n)) for n in range(3, 7)]
+    assert best_unranked([*swish, make_ingredient(7, bottleneck("pfeiffer_residual")), *relu], AUTO) in relu
 
 
 # --- reports --------------------------------------------------------------------------------------
@@ -195,8 +209,8 @@ def test_ingredients_that_cancel_out_have_no_residual():
     tensors = tensors_of(config, 0)
     opposite = {name: -tensor if ".up." in name else tensor for name, tensor in tensors.items()}
     ingredients = [
-        part(0, config, "0.5", load=lambda: tensors),
-        part(1, config, "0.5", load=lambda: opposite),
+        make_ingredient(0, config, "0.5", load=lambda: tensors),
+        make_ingredient(1, config, "0.5", load=lambda: opposite),
     ]
     exact = ExactMixture(config, SHAPE, EXACT)
     for ingredient in ingredients:
@@ -255,11 +269,11 @@ LAYERS = {"layers.0.ffn": "1"}
 
 def two(*configs: AdapterConfig, **fields: Any) -> list[SoupIngredient]:
     """Two ingredients of one configuration or two, of one start unless the fields say otherwise."""
-    return [part(n, config, **{**SAMPLED, **fields}) for n, config in enumerate((configs * 2)[:2])]
+    return [make_ingredient(n, config, **{**SAMPLED, **fields}) for n, config in enumerate((configs * 2)[:2])]
 
 
 def started(*starts: Provenance, config: AdapterConfig = PFEIFFER) -> list[SoupIngredient]:
-    return [part(n, config, provenance=start, sample=INIT.init_hash) for n, start in enumerate(starts)]
+    return [make_ingredient(n, config, provenance=start, sample=INIT.init_hash) for n, start in enumerate(starts)]
 
 
 def pruned() -> list[SoupIngredient]:
@@ -270,7 +284,7 @@ def pruned() -> list[SoupIngredient]:
 def houlsbys(**fields: Any) -> list[SoupIngredient]:
     """Two whose trained LayerNorms differ."""
     shifted = {name: tensor + 1 for name, tensor in tensors_of(HOULSBY, 1).items()}
-    return [part(0, HOULSBY, **fields), part(1, HOULSBY, load=lambda: shifted, **fields)]
+    return [make_ingredient(0, HOULSBY, **fields), make_ingredient(1, HOULSBY, load=lambda: shifted, **fields)]
 
 
 def refused(ingredients: list[SoupIngredient], request: Any, max_width: int = 512) -> Incompatible:
@@ -298,7 +312,7 @@ def test_the_request_may_vouch_for_one_start(mixing) -> None:
     assert choose_mixing(started(UNKNOWN, UNKNOWN), vouched, max_width=512).mixing == vouched
 
 
-NO_SAMPLE = [part(n, PFEIFFER, provenance=INIT) for n in range(2)]
+NO_SAMPLE = [make_ingredient(n, PFEIFFER, provenance=INIT) for n in range(2)]
 UNION = UnionConfig(members=(PrefixConfig(length=2), bottleneck("parallel", 3)))
 ONE_METHOD = ["The methods differ: acme/a0@1 has bottleneck; acme/a1@1 has lora."]
 NOT_SCALED = ["A scale of 0.5 multiplies up-projections, and not all of acme/a0@1 goes through one."]
@@ -319,7 +333,11 @@ OF_METHODS = "Mix only adapters of one base model and one method."
         (started(INIT), TaskArithmeticMixing(), "name 'init_seed'"),
         (two(HOULSBY), TaskArithmeticMixing(), "trained LayerNorms of acme/a0@1 started"),
         (two(PFEIFFER, lora(2)), TaskArithmeticMixing(), "methods differ"),
-        ([*two(PFEIFFER), part(2, PFEIFFER, **SAMPLED)], SlerpMixing(), "between two adapters, and these are 3"),
+        (
+            [*two(PFEIFFER), make_ingredient(2, PFEIFFER, **SAMPLED)],
+            SlerpMixing(),
+            "between two adapters, and these are 3",
+        ),
         (two(PFEIFFER, PARALLEL), AlignMixing(), "cannot be aligned"),
         (two(bottleneck("pfeiffer", 3), PFEIFFER), AlignMixing(), "'bottleneck' differ"),
         (two(PFEIFFER, PARALLEL), AlignMixing(), "'structure' differ"),
@@ -341,17 +359,17 @@ OF_METHODS = "Mix only adapters of one base model and one method."
         (two(LORA_TASK, UnionConfig(members=(lora(rslora=True), HEAD))), AVERAGE, "'rslora'"),
         (two(MAM, PREFIX), AUTO, "acme/a0@1 has bottleneck + prefix; acme/a1@1 has prefix"),
         *[(started(INIT, start, config=MAM), AUTO, "Set mixing.assume_same_init") for start in (OTHER_INIT, UNKNOWN)],
-        ([part(0, BANK), part(1, PFEIFFER)], AUTO, "acme/a1@1 is no bank"),
-        ([part(0, BANK), part(1, PFEIFFER)], AUTO, "these are 2 adapters, 1 of them"),
-        ([part(0, BANK), part(1, PFEIFFER)], AUTO, "Merge each bank by itself"),
+        ([make_ingredient(0, BANK), make_ingredient(1, PFEIFFER)], AUTO, "acme/a1@1 is no bank"),
+        ([make_ingredient(0, BANK), make_ingredient(1, PFEIFFER)], AUTO, "these are 2 adapters, 1 of them"),
+        ([make_ingredient(0, BANK), make_ingredient(1, PFEIFFER)], AUTO, "Merge each bank by itself"),
         (two(BANK), AUTO, "these are 2 adapters, 2 of them"),
         (two(BANK), AverageMixing(assume_same_init=True), "acme/a0@1, acme/a1@1 are banks of experts"),
         (two(BANK), EXACT, "are banks of experts, which only its merge can stand for. Merge each bank"),
-        ([part(0, BANK)], AVERAGE, "acme/a0@1 is a bank of experts, which only its merge"),
-        ([part(0, BANK)], EXACT, "Merge each bank by itself, by mixing 'merge'"),
-        ([part(0, PFEIFFER)], MERGE, "acme/a0@1 is no bank of experts but a bottleneck"),
-        ([part(0, PFEIFFER)], MERGE, "mix adapters by 'auto'"),
-        ([part(0, BANK)], AutoMixing(scale="0.5"), "A merge has no scale, and 0.5 is asked for"),
+        ([make_ingredient(0, BANK)], AVERAGE, "acme/a0@1 is a bank of experts, which only its merge"),
+        ([make_ingredient(0, BANK)], EXACT, "Merge each bank by itself, by mixing 'merge'"),
+        ([make_ingredient(0, PFEIFFER)], MERGE, "acme/a0@1 is no bank of experts but a bottleneck"),
+        ([make_ingredient(0, PFEIFFER)], MERGE, "mix adapters by 'auto'"),
+        ([make_ingredient(0, BANK)], AutoMixing(scale="0.5"), "A merge has no scale, and 0.5 is asked for"),
     ],
 )
 def test_what_cannot_be_mixed_is_refused_with_the_reason(ingredients, mixing, words: str) -> None:
@@ -409,8 +427,8 @@ def test_of_banks_nothing_else_is_compared_however_large_they_are(mixing) -> Non
 
 
 def test_all_that_differs_is_told_each_once() -> None:
-    other_base = part(2, PFEIFFER, base_fingerprint="sha256:" + "c" * 64)
-    error = refused([part(0, PFEIFFER), part(1, PARALLEL, provenance=INIT), other_base], AUTO)
+    other_base = make_ingredient(2, PFEIFFER, base_fingerprint="sha256:" + "c" * 64)
+    error = refused([make_ingredient(0, PFEIFFER), make_ingredient(1, PARALLEL, provenance=INIT), other_base], AUTO)
     words = "base models", "'structure'", "'scale'", "unknown", "cannot be mixed", "one base model and one struct"
     assert [word for word in words if word not in error.message] == []
     assert len(error.problems) == len(set(error.problems)) == 4
@@ -445,7 +463,7 @@ def test_what_has_no_width_is_not_concatenated(config: AdapterConfig, described:
 
 @pytest.mark.parametrize("mixing", [AUTO, EXACT])
 def test_wider_than_max_width_is_refused_with_the_numbers(mixing) -> None:
-    ingredients = [part(n, bottleneck("pfeiffer", 300)) for n in range(2)]
+    ingredients = [make_ingredient(n, bottleneck("pfeiffer", 300)) for n in range(2)]
     error = refused(ingredients, mixing)
     assert "Concatenated they would be 600 wide (300, 300), and max_width is 512." in error.problems
     assert "raise max_width" in error.message
@@ -454,7 +472,7 @@ def test_wider_than_max_width_is_refused_with_the_numbers(mixing) -> None:
 
 
 def test_what_is_recompressed_is_no_wider_than_it_may_be_and_not_made_of_too_many() -> None:
-    ingredients = [part(n, bottleneck("pfeiffer", 300)) for n in range(4)]
+    ingredients = [make_ingredient(n, bottleneck("pfeiffer", 300)) for n in range(4)]
     assert (
         "Side by side they are 1200 wide, and 'recompress' takes at most 1024"
         in refused(ingredients, RECOMPRESS).message

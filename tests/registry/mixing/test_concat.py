@@ -32,7 +32,7 @@ from tests.registry.random_adapters import (
     bottleneck,
     deltas,
     lora,
-    part,
+    make_ingredient,
     tensors_of,
     updates,
     weighted,
@@ -149,30 +149,35 @@ def reasons(*ingredients) -> str:
 
 
 def test_width_scale_and_initialisation_may_differ():
-    assert reasons(part(0, bottleneck("parallel")), part(1, bottleneck("parallel", 7, scale=1.0))) == ""
-    assert reasons(part(0, lora()), part(1, lora(9, 1.0, rslora=True, leaves=("c_fc",)))) == ""
+    assert (
+        reasons(make_ingredient(0, bottleneck("parallel")), make_ingredient(1, bottleneck("parallel", 7, scale=1.0)))
+        == ""
+    )
+    assert reasons(make_ingredient(0, lora()), make_ingredient(1, lora(9, 1.0, rslora=True, leaves=("c_fc",)))) == ""
 
 
 def test_the_epsilon_counts_where_it_is_used():
     for kind, expected in (("bapna_firat", True), ("pfeiffer", False)):
-        text = reasons(part(0, bottleneck(kind)), part(1, bottleneck(kind, layer_norm_eps=1e-6)))
+        text = reasons(make_ingredient(0, bottleneck(kind)), make_ingredient(1, bottleneck(kind, layer_norm_eps=1e-6)))
         assert ("'layer_norm_eps' differ" in text) is expected
 
 
 def test_houlsbys_norms_are_compared_only_where_nothing_else_stands_against_them():
     config = bottleneck("houlsby")
     shifted = {name: t + 1 if ".base_norm." in name else t for name, t in tensors_of(config, 1).items()}
-    assert reasons(part(0, config), part(1, config)) == ""
-    text = reasons(part(0, config), part(1, config, load=lambda: shifted), part(2, config))
+    assert reasons(make_ingredient(0, config), make_ingredient(1, config)) == ""
+    text = reasons(
+        make_ingredient(0, config), make_ingredient(1, config, load=lambda: shifted), make_ingredient(2, config)
+    )
     assert text == "The trained LayerNorms differ: those of acme/a1@1 are not those of acme/a0@1."
 
     def never():
         raise AssertionError("read before anything else was checked")
 
     kinds = [config, bottleneck("houlsby_plain", activation="gelu")]
-    assert "'trained_norms' differ" in reasons(*(part(n, kind, load=never) for n, kind in enumerate(kinds)))
+    assert "'trained_norms' differ" in reasons(*(make_ingredient(n, kind, load=never) for n, kind in enumerate(kinds)))
     plain = bottleneck("houlsby_plain")
-    assert reasons(part(0, plain, load=never), part(1, plain, load=never)) == ""
+    assert reasons(make_ingredient(0, plain, load=never), make_ingredient(1, plain, load=never)) == ""
 
 
 def test_modules_of_more_ranks_than_a_lora_can_have_are_refused():
@@ -180,7 +185,7 @@ def test_modules_of_more_ranks_than_a_lora_can_have_are_refused():
         LoraConfig.of({f"h.{i}.x": LoraModule(1 + i, 1.0) for i in range(start, start + 4000)}) for start in (0, 4000)
     ]
     with pytest.raises(InvalidRecipe, match="too many for one"):
-        MIXINGS["concat"].result([part(n, config) for n, config in enumerate(halves)], ConcatMixing())
+        MIXINGS["concat"].result([make_ingredient(n, config) for n, config in enumerate(halves)], ConcatMixing())
 
 
 # --- weights by layer -----------------------------------------------------------------------------
@@ -191,7 +196,7 @@ factors = st.lists(st.floats(0, 3), min_size=12, max_size=12)
 
 def layered(number, config, drawn, weight="1"):
     sites = sorted(sites_of(config, SHAPE))
-    return part(number, config, weight, layers={site: f"{drawn[at]:.9f}" for at, site in enumerate(sites)})
+    return make_ingredient(number, config, weight, layers={site: f"{drawn[at]:.9f}" for at, site in enumerate(sites)})
 
 
 @settings(max_examples=20)

@@ -47,14 +47,14 @@ from tests.registry.random_adapters import (
     SHAPE,
     bottleneck,
     deltas,
-    known,
     lora,
-    part,
+    make_ingredient,
     reported,
     started,
     tensors_of,
     updates,
     weighted,
+    with_statistic,
 )
 from tests.repository import REPOSITORY
 
@@ -68,12 +68,16 @@ PROBES = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
 def ingredients_for(method: str, config: AdapterConfig = PLAIN, **changes: Any) -> list[SoupIngredient]:
     """Ingredients that a method takes: bottlenecks of one start, the heaviest of which are alike, or one bank."""
     if method == "merge":
-        return [part(0, BankConfig(expert=bottleneck("bapna_firat", 3), experts=2), provenance=INIT, **changes)]
+        return [
+            make_ingredient(0, BankConfig(expert=bottleneck("bapna_firat", 3), experts=2), provenance=INIT, **changes)
+        ]
     weights = ["0.25", "0.75"] if method == "slerp" else ["0.4", "0.2", "0.4"]
     provenance = started(config) if method == "task_arithmetic" else INIT
-    ingredients = [part(n, config, weight, provenance=provenance, **changes) for n, weight in enumerate(weights)]
+    ingredients = [
+        make_ingredient(n, config, weight, provenance=provenance, **changes) for n, weight in enumerate(weights)
+    ]
     kind = MIXINGS[method].statistic_kind(REQUESTS.validate_python({"method": method}))
-    return ingredients if kind is None else [known(ingredient, kind) for ingredient in ingredients]
+    return ingredients if kind is None else [with_statistic(ingredient, kind) for ingredient in ingredients]
 
 
 def mixing_of(method: str, ingredients: Sequence[SoupIngredient] = (), **fields: Any) -> Mixing:
@@ -169,7 +173,9 @@ class TestThoseOfSeveralAdapters:
     def test_one_ingredient_is_itself_bit_for_bit(self, method: str, config: AdapterConfig) -> None:
         if (method, config.method) in (("align", "lora"), ("task_arithmetic", "bottleneck")):
             return  # which takes no LoRA, and which goes from the start and back
-        half = part(0, config, dtype="BF16", provenance=INIT, load=lambda: tensors_of(config, 0, torch.bfloat16))
+        half = make_ingredient(
+            0, config, dtype="BF16", provenance=INIT, load=lambda: tensors_of(config, 0, torch.bfloat16)
+        )
         mixing = mixing_of(method, [half])
         assert MIXINGS[method].check([half], mixing) == []
         assert MIXINGS[method].result([half], mixing) == config
@@ -197,7 +203,7 @@ class TestThoseOfSeveralAdapters:
     @pytest.mark.parametrize("config", [PLAIN, lora(rank=2)], ids=lambda config: config.method)
     def test_only_those_that_say_so_make_wider_soups(self, method: str, config: AdapterConfig) -> None:
         mixing = REQUESTS.validate_python({"method": method})
-        soup = MIXINGS[method].result([part(n, config, "0.5") for n in range(2)], mixing)
+        soup = MIXINGS[method].result([make_ingredient(n, config, "0.5") for n in range(2)], mixing)
         assert soup.width <= config.width or mixing.widens
 
 
@@ -230,7 +236,7 @@ def digests_of_some() -> str:
             (two, TiesMixing()),
             (two, DareMixing()),
             (two, SlerpMixing()),
-            ([known(ingredient, "fisher") for ingredient in two], FisherMixing(scale="0.7")),
+            ([with_statistic(ingredient, "fisher") for ingredient in two], FisherMixing(scale="0.7")),
         ],
         [
             (weighted([PLAIN] * 5, [0.1, 0.7, 1.3, 2.9, 0.05]), AverageMixing()),

@@ -40,12 +40,12 @@ from tests.registry.random_adapters import (
     UNKNOWN,
     bottleneck,
     deltas,
-    known,
     lora,
-    part,
+    make_ingredient,
     started,
     tensors_of,
     weighted,
+    with_statistic,
 )
 
 PLAIN = bottleneck("bapna_firat", 5)
@@ -195,13 +195,18 @@ def test_half_precision_ingredients_are_summed_in_fp32_and_cast_once():
 def test_an_average_that_overflows_is_refused():
     large = {name: torch.full_like(t, 6e4).half() for name, t in tensors_of(PLAIN, 0).items()}
     with pytest.raises(InvalidRecipe, match="leave the range"):
-        average.mix([part(0, PLAIN, dtype="F16", load=lambda: large)], AverageMixing(scale="2"))
+        average.mix([make_ingredient(0, PLAIN, dtype="F16", load=lambda: large)], AverageMixing(scale="2"))
 
 
 def test_a_start_that_is_declared_is_that_which_was_trained_from_and_one_adapter_needs_none():
     trained = Provenance(init_hash=INIT.init_hash, init_source="trained_here")
-    assert average.check([part(0, PLAIN, provenance=INIT), part(1, PLAIN, provenance=trained)], AverageMixing()) == []
-    assert average.check([part(0, PLAIN, provenance=UNKNOWN)], AverageMixing()) == []
+    assert (
+        average.check(
+            [make_ingredient(0, PLAIN, provenance=INIT), make_ingredient(1, PLAIN, provenance=trained)], AverageMixing()
+        )
+        == []
+    )
+    assert average.check([make_ingredient(0, PLAIN, provenance=UNKNOWN)], AverageMixing()) == []
 
 
 # --- task arithmetic ------------------------------------------------------------------------------
@@ -272,7 +277,7 @@ def mixed_by(ingredients: Sequence[SoupIngredient], mixing) -> dict[str, torch.T
 
 
 def measured(configs, weights, kind: str, **changes) -> list[SoupIngredient]:
-    return [known(ingredient, kind) for ingredient in weighted(configs, weights, **changes)]
+    return [with_statistic(ingredient, kind) for ingredient in weighted(configs, weights, **changes)]
 
 
 def moments_of(values: torch.Tensor, size: int) -> np.ndarray:

@@ -28,7 +28,7 @@ from tests.registry.random_adapters import (
     bottleneck,
     deltas,
     lora,
-    part,
+    make_ingredient,
     residual,
     tensors_of,
     updates,
@@ -86,7 +86,7 @@ def test_where_nothing_is_left_out_it_is_concat_bit_for_bit(configs) -> None:
 
 @pytest.mark.parametrize("config", [bottleneck("bapna_firat", 6), lora(4, 3.0, rslora=True)])
 def test_one_ingredient_is_made_narrower(config) -> None:
-    ingredient = part(0, config)
+    ingredient = make_ingredient(0, config)
     narrow_config, _ = well_formed([ingredient], RecompressMixing(width=2))
     assert narrow_config.width == 2
     assert residual([ingredient], RecompressMixing(width=2)) < 0.95
@@ -110,7 +110,7 @@ def test_neurons_that_others_repeat_cost_nothing(kind: str, scale: str) -> None:
             second[name] = -1.5 * first[name][:, order]
     ingredients = weighted([config] * 2, [1, 2])
     ingredients = [
-        part(n, config, ingredient.weight, load=lambda n=n: (first, second)[n])
+        make_ingredient(n, config, ingredient.weight, load=lambda n=n: (first, second)[n])
         for n, ingredient in enumerate(ingredients)
     ]
     probes = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
@@ -129,8 +129,8 @@ NARROW_EXACT = ConcatMixing()
 @given(st.integers(0, 99), st.sampled_from([1, 2, 5]), st.sampled_from(["1", "-0.5"]))
 def test_of_a_lora_it_is_the_nearest_update_of_that_rank(seed: int, rank: int, scale: str) -> None:
     ingredients = [
-        part(seed, lora(4, 8.0), "0.25"),
-        part(seed + 1, lora(5, 3.0, rslora=True, leaves=("c_attn", "c_fc")), "0.75"),
+        make_ingredient(seed, lora(4, 8.0), "0.25"),
+        make_ingredient(seed + 1, lora(5, 3.0, rslora=True, leaves=("c_attn", "c_fc")), "0.75"),
     ]
     config, tensors = well_formed(ingredients, RecompressMixing(width=rank, scale=scale))
     soup_deltas = deltas(config, tensors)
@@ -145,7 +145,7 @@ def test_factors_of_layers_count() -> None:
     config = bottleneck("pfeiffer", 3)
     sites = sorted(sites_of(config, SHAPE))
     layers = [dict.fromkeys(sites, "1"), {sites[0]: "0", sites[1]: "1"}]
-    ingredients = [part(n, config, "0.5", layers=layers[n]) for n in range(2)]
+    ingredients = [make_ingredient(n, config, "0.5", layers=layers[n]) for n in range(2)]
     _, tensors = well_formed(ingredients)
     only = {name: 0.5 * value if ".up." in name else value for name, value in ingredients[0].load().items()}
     probes = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
@@ -161,7 +161,7 @@ def test_adapters_of_zeros_are_narrowed_to_zeros(nothing: str) -> None:
         name: torch.zeros_like(value) if nothing == "both" or f".{nothing}." in name else value
         for name, value in tensors_of(config, 0).items()
     }
-    _, tensors = well_formed([part(n, config, "0.5", load=lambda: silent) for n in range(2)])
+    _, tensors = well_formed([make_ingredient(n, config, "0.5", load=lambda: silent) for n in range(2)])
     probes = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
     for site, update in updates(config, tensors, probes).items():
         assert torch.allclose(update, updates(config, silent, probes)[site], atol=1e-6), site
@@ -217,7 +217,10 @@ def test_an_adapter_and_itself_in_disguise_are_that_adapter(kind: str, seed: int
     config = bottleneck(kind, 6)
     plain = tensors_of(config, seed)
     hidden = disguised(plain, STRUCTURES[kind]["activation"] == "relu", seed)
-    ingredients = [part(0, config, "0.3", load=lambda: plain), part(1, config, "0.7", load=lambda: hidden)]
+    ingredients = [
+        make_ingredient(0, config, "0.3", load=lambda: plain),
+        make_ingredient(1, config, "0.7", load=lambda: hidden),
+    ]
     soup_updates = updates(align.result(ingredients, ALIGN), align.mix(ingredients, ALIGN), PROBES)
     for site, update in updates(config, plain, PROBES).items():
         assert torch.allclose(soup_updates[site], update, rtol=0, atol=1e-5 * float(update.abs().max())), site
@@ -228,7 +231,7 @@ def test_an_adapter_and_itself_in_disguise_are_that_adapter(kind: str, seed: int
 def test_scales_count(scale: str) -> None:
     configs = [bottleneck("pfeiffer_residual", 4, scale=adapter_scale) for adapter_scale in (1.0, 3.0)]
     same = tensors_of(configs[0], 0)
-    ingredients = [part(n, config, "0.5", load=lambda: same) for n, config in enumerate(configs)]
+    ingredients = [make_ingredient(n, config, "0.5", load=lambda: same) for n, config in enumerate(configs)]
     mixing = AlignMixing(scale=scale)
     config = align.result(ingredients, mixing)
     assert config.scale == 1.0
@@ -238,11 +241,13 @@ def test_scales_count(scale: str) -> None:
 
 
 def test_one_ingredient_scaled_is_folded() -> None:
-    assert residual([part(0, bottleneck("bapna_firat", 4))], AlignMixing(scale="2")) < 1e-6
+    assert residual([make_ingredient(0, bottleneck("bapna_firat", 4))], AlignMixing(scale="2")) < 1e-6
 
 
 def test_neurons_that_are_nothing_are_no_trouble() -> None:
     config = bottleneck("pfeiffer", 3)
     silent = {name: torch.zeros_like(value) for name, value in tensors_of(config, 0).items()}
-    tensors = align.mix([part(0, config, "0.5"), part(1, config, "0.5", load=lambda: silent)], ALIGN)
+    tensors = align.mix(
+        [make_ingredient(0, config, "0.5"), make_ingredient(1, config, "0.5", load=lambda: silent)], ALIGN
+    )
     assert all(torch.isfinite(tensor).all() for tensor in tensors.values())

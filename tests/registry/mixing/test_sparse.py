@@ -26,8 +26,8 @@ from registry.spec import (
     UnionConfig,
     canonical_weights,
 )
-from tests.registry.pruned_adapters import sparse, sparse_part
-from tests.registry.random_adapters import INIT, SHAPE, bottleneck, lora, part, reported, tensors_of
+from tests.registry.pruned_adapters import sparse, sparse_ingredient
+from tests.registry.random_adapters import INIT, SHAPE, bottleneck, lora, make_ingredient, reported, tensors_of
 
 CONFIG = bottleneck("pfeiffer")
 UNION = UnionConfig(members=(bottleneck("parallel"), HeadConfig(task="classification", labels=("a", "b"))))
@@ -38,7 +38,7 @@ weights = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=4)
 
 def parts_of(config, drawn, *, sparsities=(0.4, 0.25, 0.5, 0.1), **changes):
     return [
-        sparse_part(number, config, weight, sparsity=sparsities[number], provenance=INIT, **changes)
+        sparse_ingredient(number, config, weight, sparsity=sparsities[number], provenance=INIT, **changes)
         for number, weight in enumerate(canonical_weights(drawn))
     ]
 
@@ -147,7 +147,10 @@ def test_a_soup_can_be_pushed_as_any_adapter(config, rule):
 
 
 def test_a_dense_ingredient_keeps_everything():
-    ingredients = [sparse_part(0, CONFIG, "0.5", provenance=INIT), part(1, CONFIG, "0.5", provenance=INIT)]
+    ingredients = [
+        sparse_ingredient(0, CONFIG, "0.5", provenance=INIT),
+        make_ingredient(1, CONFIG, "0.5", provenance=INIT),
+    ]
     pruned = ingredients[0].config.pruned
     soups = {rule: mixed(ingredients, rule) for rule in RULES}
     config, tensors = soups["union"]
@@ -178,7 +181,7 @@ def test_layers_are_pruned_again_as_they_were():
             pruned_tensors[name] = tensors_of(CONFIG, number)[name] * keep.reshape(tensors[name].shape)
             pruned_tensors[mask_name(name)] = pack(keep)
         about = Pruned(score="snip", sparsity=masked / 256, masked=masked, scope="layer")
-        return part(
+        return make_ingredient(
             number, pruned.model_copy(update={"pruned": about}), "0.5", provenance=INIT, load=lambda: pruned_tensors
         )
 
@@ -194,7 +197,7 @@ def test_nothing_in_common():
         keep = ~unpack(tensors[mask_name(name)], tensors[name].shape)
         complement[name], complement[mask_name(name)] = tensors_of(CONFIG, 6)[name] * keep, pack(keep)
     ingredients = [
-        part(n, pruned, "0.5", provenance=INIT, load=lambda loaded=loaded: loaded)
+        make_ingredient(n, pruned, "0.5", provenance=INIT, load=lambda loaded=loaded: loaded)
         for n, loaded in enumerate([tensors, complement])
     ]
     with pytest.raises(Incompatible, match=r"No entry .* is kept by all 2 ingredients: mix with"):
@@ -205,16 +208,22 @@ def test_nothing_in_common():
 
 
 def test_what_is_pruned_may_differ_and_nothing_else():
-    ingredients = [sparse_part(0, CONFIG, "0.5"), sparse_part(1, bottleneck("pfeiffer", 5), "0.5", sparsity=0.6)]
+    ingredients = [
+        sparse_ingredient(0, CONFIG, "0.5"),
+        sparse_ingredient(1, bottleneck("pfeiffer", 5), "0.5", sparsity=0.6),
+    ]
     assert MIXINGS["average"].check(ingredients, AverageMixing(assume_same_init=True)) == [
         "The values of 'bottleneck' differ: acme/a0@1 has 4; acme/a1@1 has 5."
     ]
-    assert "initialisation" in MIXINGS["average"].check([*ingredients[:1], sparse_part(2, CONFIG)], AverageMixing())[0]
+    assert (
+        "initialisation"
+        in MIXINGS["average"].check([*ingredients[:1], sparse_ingredient(2, CONFIG)], AverageMixing())[0]
+    )
 
 
 def test_dense_and_pruned_are_of_one_kind():
-    alike = [sparse_part(0, CONFIG, provenance=INIT), part(1, CONFIG, provenance=INIT)]
-    assert best_unranked([part(2, bottleneck("parallel"), provenance=INIT), *alike], AutoMixing()) in alike
+    alike = [sparse_ingredient(0, CONFIG, provenance=INIT), make_ingredient(1, CONFIG, provenance=INIT)]
+    assert best_unranked([make_ingredient(2, bottleneck("parallel"), provenance=INIT), *alike], AutoMixing()) in alike
     assert choose_mixing(alike, AutoMixing(), max_width=64).mixing == AverageMixing()
 
 
@@ -249,9 +258,9 @@ def test_the_report_says_what_is_pruned():
     )
     assert note.endswith(f", by masks 'union' of ingredients pruned by {shares.rstrip(',')}.")
     assert reported(ingredients, ConcatMixing())[1].notes[0].endswith("by concat no mask is kept.")
-    mixture = [ingredients[0], part(1, CONFIG, "0.5", provenance=INIT)]
+    mixture = [ingredients[0], make_ingredient(1, CONFIG, "0.5", provenance=INIT)]
     assert reported(mixture, AverageMixing())[1].notes[0].endswith("by average an ingredient keeps every entry.")
-    plainly = [part(n, CONFIG, "0.5", provenance=INIT) for n in range(2)]
+    plainly = [make_ingredient(n, CONFIG, "0.5", provenance=INIT) for n in range(2)]
     assert reported(plainly, AverageMixing())[1].notes == ()
     assert reported(plainly, AverageMixing(masks="intersect"))[1].notes == (
         "None of the ingredients is pruned: masks 'intersect' changed nothing.",
@@ -262,7 +271,7 @@ def test_the_report_says_what_is_pruned():
 def test_of_many_masks_no_more_is_held_than_of_one(rule):
     """A bit an entry in a file is a byte an entry once it is read: of a thousand ingredients more than there is."""
     config, count = bottleneck("pfeiffer", width=256), 24
-    ingredients = [sparse_part(n, config, str(1 / count), sparsity=0.05, provenance=INIT) for n in range(count)]
+    ingredients = [sparse_ingredient(n, config, str(1 / count), sparsity=0.05, provenance=INIT) for n in range(count)]
     entries = sum(
         ingredients[0].load()[name].numel() for name in projections(config, without_masks(ingredients[0].load()))[""]
     )

@@ -36,7 +36,7 @@ from tests.registry.random_adapters import (
     UNKNOWN,
     bottleneck,
     lora,
-    part,
+    make_ingredient,
     reported,
     tensors_of,
     updates,
@@ -53,7 +53,7 @@ AVERAGED = {"prefix": PREFIX, "head": HEAD, "mam": MAM, "task": TASK, "lora task
 
 def parts_of(config: AdapterConfig, count: int = 2, **changes: Any) -> list[SoupIngredient]:
     weights = {1: ["1"], 2: ["0.25", "0.75"], 4: ["0.25"] * 4}[count]
-    return [part(n, config, weights[n], **{"provenance": INIT, **changes}) for n in range(count)]
+    return [make_ingredient(n, config, weights[n], **{"provenance": INIT, **changes}) for n in range(count)]
 
 
 # --- what can be averaged -------------------------------------------------------------------------
@@ -141,10 +141,10 @@ def test_what_cannot_be_mixed_with_the_best_is_left_out_for_the_right_reason() -
     best, same = parts_of(MAM)
     candidates = [
         same,
-        replace(part(2, MAM), provenance=OTHER_INIT),
-        replace(part(3, PREFIX), provenance=INIT),
-        replace(part(4, FUSION), provenance=INIT),
-        replace(part(5, bottleneck("parallel")), provenance=INIT),
+        replace(make_ingredient(2, MAM), provenance=OTHER_INIT),
+        replace(make_ingredient(3, PREFIX), provenance=INIT),
+        replace(make_ingredient(4, FUSION), provenance=INIT),
+        replace(make_ingredient(5, bottleneck("parallel")), provenance=INIT),
     ]
     for ranked in (True, False):
         out = exclusion_reasons(best, [best, *candidates], AutoMixing(), ranked=ranked)
@@ -154,31 +154,31 @@ def test_what_cannot_be_mixed_with_the_best_is_left_out_for_the_right_reason() -
 
 
 def test_a_fusion_stands_alone() -> None:
-    fusion, second_fusion = part(0, FUSION, provenance=INIT), part(1, FUSION, provenance=INIT)
+    fusion, second_fusion = make_ingredient(0, FUSION, provenance=INIT), make_ingredient(1, FUSION, provenance=INIT)
     out = exclusion_reasons(
-        fusion, [fusion, second_fusion, part(2, PREFIX, provenance=INIT)], AutoMixing(), ranked=True
+        fusion, [fusion, second_fusion, make_ingredient(2, PREFIX, provenance=INIT)], AutoMixing(), ranked=True
     )
-    assert set(out) == {second_fusion.digest, part(2, PREFIX).digest}
+    assert set(out) == {second_fusion.digest, make_ingredient(2, PREFIX).digest}
     assert "is a fusion" in out[second_fusion.digest]
 
 
 def test_the_largest_group_is_the_best_where_nothing_is_ranked() -> None:
-    mams, fusion = parts_of(MAM, 4), part(9, FUSION, provenance=INIT)
+    mams, fusion = parts_of(MAM, 4), make_ingredient(9, FUSION, provenance=INIT)
     assert best_unranked([fusion, *mams], AutoMixing()).config == MAM
 
 
 @pytest.mark.parametrize("start", [INIT, UNKNOWN])
 def test_fusions_are_no_group(start: Provenance) -> None:
     """However many there are: of two they leave one out, and bottlenecks do not."""
-    fusions = [part(i, FUSION, provenance=start) for i in range(3)]
-    two = [part(i, bottleneck("pfeiffer"), provenance=start) for i in (8, 9)]
+    fusions = [make_ingredient(i, FUSION, provenance=start) for i in range(3)]
+    two = [make_ingredient(i, bottleneck("pfeiffer"), provenance=start) for i in (8, 9)]
     assert best_unranked([*fusions, *two], AutoMixing()).config == two[0].config
     assert best_unranked([*fusions, *two], ConcatMixing()).config == two[0].config
 
 
 def test_what_cannot_be_scaled_is_no_group_where_a_scale_is_asked_for() -> None:
-    prefixes, first = parts_of(PREFIX, 4), part(9, bottleneck("pfeiffer"), provenance=INIT)
-    second = part(8, bottleneck("pfeiffer"), provenance=INIT)
+    prefixes, first = parts_of(PREFIX, 4), make_ingredient(9, bottleneck("pfeiffer"), provenance=INIT)
+    second = make_ingredient(8, bottleneck("pfeiffer"), provenance=INIT)
     assert best_unranked([*prefixes, first, second], AutoMixing()).config == PREFIX
     assert best_unranked([*prefixes, first, second], AutoMixing(scale="0.5")).config == first.config
 
@@ -208,7 +208,7 @@ def config_of(kind: str = "pfeiffer", **fields: Any) -> BankConfig:
 
 
 def bank(number: int = 1, config: BankConfig | None = None, **changes: Any) -> SoupIngredient:
-    return part(number, config or config_of(), **changes)
+    return make_ingredient(number, config or config_of(), **changes)
 
 
 def mixed(ingredient: SoupIngredient) -> dict[str, torch.Tensor]:

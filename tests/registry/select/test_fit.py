@@ -318,9 +318,9 @@ def test_the_same_members_give_the_selector_there_is(verbs, spec):
     verbs.ready_all("acme/law", "acme/code")
     encoder = None if spec.kind == "uniform" else verbs.base.digest
     first = verbs.fit(POOL, spec, encoder)
-    verbs.said.clear()
+    verbs.progress_messages.clear()
     assert verbs.fit(POOL, spec, encoder) == first
-    assert verbs.said == []
+    assert verbs.progress_messages == []
 
 
 def test_retired_and_pushed_again_is_another_selector(verbs):

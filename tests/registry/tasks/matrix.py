@@ -26,7 +26,7 @@ def stock(folder: Path, base: Path) -> None:
         store.fit("uniform")  # waits until the samples are embedded
 
 
-def known(store: Store) -> dict[tuple[str, str], tuple[Any, ...]]:
+def stored_evaluations(store: Store) -> dict[tuple[str, str], tuple[Any, ...]]:
     """Evaluations by adapter and sample: all figures, to the last bit."""
     return {
         (evaluation.adapter, evaluation.sample_of): (

@@ -29,7 +29,7 @@ from registry.tasks.task import Task
 from tests.killed_node import kill_node
 from tests.registry.tasks import work
 from tests.registry.tasks.conformance import Build, PoolTests, pids_in, wait_for_the_end_of
-from tests.registry.tasks.matrix import SETTINGS, known, stock
+from tests.registry.tasks.matrix import SETTINGS, stock, stored_evaluations
 from tests.service.cluster import until
 from training import sweep
 
@@ -243,7 +243,7 @@ def test_a_pool_of_adapters_is_evaluated_to_the_figures_of_the_stores_engine(
         report = there.evaluate_pool(passages=10, on=f"ray={nodes.address}")
         assert report == here.evaluate_pool(passages=10)
         assert (report.computed, report.failed) == (9, {})
-        assert known(there) == known(here)
+        assert stored_evaluations(there) == stored_evaluations(here)
 
 
 @pytest.mark.long

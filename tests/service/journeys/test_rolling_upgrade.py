@@ -20,7 +20,7 @@ from registry.catalogue import Database
 from registry.names import sha256_digest
 from tests.last_release import last_release
 from tests.postgres import Postgres
-from tests.registry.catalogue.test_replicas import seen
+from tests.registry.catalogue.test_replicas import last_beats
 from tests.service.cluster import Cluster, client_of, cluster, ended, until
 from tests.service.passages import passages
 from tests.service.pushes import WEIGHTS, manifest, weights_for
@@ -151,7 +151,7 @@ def test_two_versions_serve_one_database(code: Path, servers: Cluster, tiny_base
             until(lambda: len(completions) > count, "an answer of the old one")
         with asking(fleet, "new", "acme/before"):
             old.end(signal.SIGTERM)
-            assert len(seen(stack.enter_context(opened(servers)))) == 1
+            assert len(last_beats(stack.enter_context(opened(servers)))) == 1
         fleet.push("new", "acme/after", seed=9)
         assert fleet.says("new", "acme/before") == completions[0]
     assert head == migrations.head()

@@ -16,7 +16,7 @@ from registry.names import sha256_digest
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.postgres import Postgres
-from tests.registry.catalogue.test_replicas import seen
+from tests.registry.catalogue.test_replicas import last_beats
 from tests.service.answers import refusal
 from tests.service.cluster import ended, until
 from tests.service.passages import WORDS, passages
@@ -197,12 +197,12 @@ def test_a_server_with_another_state_of_a_base_is_refused_before_it_answers(
     mine["bases"] = write_bases(tmp_path / "bases.toml", {"another": changed_base})
     runtime = Runtime(Settings(data=tmp_path / "data", threads=1, **mine))
     runtime.start()
-    replica_id, replicas_before = runtime.presence.id, seen(servers[0].runtime.database).keys()
+    replica_id, replicas_before = runtime.presence.id, last_beats(servers[0].runtime.database).keys()
     assert replica_id not in replicas_before
     runtime.join()
-    assert seen(servers[0].runtime.database).keys() == replicas_before | {replica_id}
+    assert last_beats(servers[0].runtime.database).keys() == replicas_before | {replica_id}
     runtime.stop()
-    assert seen(servers[0].runtime.database).keys() == replicas_before
+    assert last_beats(servers[0].runtime.database).keys() == replicas_before
 
 
 def test_one_that_stood_still_joins_again(shared: dict[str, Any], servers: tuple[World, World], tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_one_that_stood_still_joins_again(shared: dict[str, Any], servers: tuple
         for change in ("UPDATE replicas SET seen_at = 1 WHERE id = %s", "DELETE FROM replicas WHERE id = %s"):
             with servers[0].runtime.database.engine.begin() as connection:
                 connection.exec_driver_sql(change, (replica_id,))
-            until(lambda: seen(servers[0].runtime.database).get(replica_id, 1) > 1)
+            until(lambda: last_beats(servers[0].runtime.database).get(replica_id, 1) > 1)
 
 
 def test_answers_and_jobs_by_servers_of_their_own(postgres_url: str, shared: dict[str, Any], tmp_path: Path) -> None:

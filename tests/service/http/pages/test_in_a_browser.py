@@ -48,7 +48,7 @@ def page(chrome: Browser, stocked: Live) -> Iterator[Page]:
 def _quiet(page: Page) -> Iterator[None]:
     """Nothing is said, and nothing asked for elsewhere, in any test."""
     yield
-    assert page.said == []
+    assert page.console_messages == []
     assert page.foreign == []
 
 
@@ -89,8 +89,8 @@ def test_what_is_wrong_is_said_in_the_place_of_the_list_which_comes_back(page: P
     page.evaluate("document.querySelector('#tag').value = ''")
     page.press("Enter")
     page.until("document.querySelector('#found tbody') !== null")
-    assert all("400" in message for message in page.said)
-    page.said.clear()
+    assert all("400" in message for message in page.console_messages)
+    page.console_messages.clear()
 
 
 def test_a_key_that_ends_while_one_types_leads_to_the_form_to_sign_in(chrome: Browser, stocked: Live) -> None:
@@ -101,7 +101,7 @@ def test_a_key_that_ends_while_one_types_leads_to_the_form_to_sign_in(chrome: Br
         page.fill("#q", "law")
         page.until("location.pathname === '/sign-in'")
         assert "next=%2Fmodels%3Fq%3Dlaw" in page.path
-        page.said.clear()  # the browser says so of the request
+        page.console_messages.clear()  # the browser says so of the request
 
 
 # --- the other pages --------------------------------------------------------------------------------
@@ -232,7 +232,8 @@ def test_what_a_model_refuses_stands_in_the_place_of_its_answer(page: Page) -> N
     page.until("!document.querySelector('[data-begin]').disabled")
     assert "acme/nothing" in page.text(".reply .problem:not([hidden])")
     assert "2 tokens" in page.text(".answers")
-    page.said[:] = [line for line in page.said if "404" not in line]  # the browser says so of the request itself
+    # the browser reports the request itself
+    page.console_messages[:] = [line for line in page.console_messages if "404" not in line]
 
 
 def test_an_answer_is_stopped_and_the_next_one_begun(page: Page) -> None:

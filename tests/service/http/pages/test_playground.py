@@ -313,5 +313,5 @@ def test_sliders_write_a_mixture_which_answers_beside_its_adapters(chrome: Brows
         page.evaluate("document.querySelector('[data-mix-button]').click()")
         page.until("!document.querySelector('[data-mix] [data-problem]').hidden")
         assert "acme/nothing" in page.text("[data-mix] [data-problem]")
-        assert all("404" in message for message in page.said)  # the browser says so of the request
-        page.said.clear()
+        assert all("404" in message for message in page.console_messages)  # the browser says so of the request
+        page.console_messages.clear()

@@ -81,7 +81,7 @@ def signed_page(chrome: Browser, live: Live, secret: str) -> Iterator[Page]:
 def page(signed_page: Page) -> Page:
     """The page of pushes, which has asked for nothing yet."""
     signed_page.open("/push")
-    signed_page.asked.clear()
+    signed_page.requested_urls.clear()
     return signed_page
 
 
@@ -103,12 +103,14 @@ def test_a_folder_is_dropped_and_pushed_with_all_that_it_says(page: Page, world:
     assert pushed(page) == "Pushed: acme/my-law@1 25 sequences: about 100 are better."
     check_looks(page)
     size = (ours / "adapter_model.safetensors").stat().st_size
-    assert len([url for url in page.asked if "/push/uploads/" in url and "digest=" not in url]) >= -(-size // 1000)
-    page.asked.clear()
+    assert len([url for url in page.requested_urls if "/push/uploads/" in url and "digest=" not in url]) >= -(
+        -size // 1000
+    )
+    page.requested_urls.clear()
     page.click("[data-begin]")  # all of it is there already
     page.until("document.querySelector('[data-begin]').disabled === false")
     assert pushed(page).startswith("Pushed: acme/my-law@1")
-    assert not [url for url in page.asked if "/push/uploads/" in url]
+    assert not [url for url in page.requested_urls if "/push/uploads/" in url]
     page.press("Enter")  # the link has the focus
     page.until("location.pathname === '/models/acme/my-law@1' && document.readyState === 'complete'")
     row = world.client.get("/v1/adapters/acme/my-law").json()
@@ -124,8 +126,8 @@ def test_a_folder_of_pefts_is_chosen_by_its_field(page: Page, world: World, peft
     press_on(page, "[data-begin]")
     assert "does not name the domain" in pushed(page)
     assert findings(page) == []
-    assert all("400" in message for message in page.said)  # the browser says so of the request
-    page.said.clear()
+    assert all("400" in message for message in page.console_messages)  # the browser says so of the request
+    page.console_messages.clear()
     page.fill("#domain", "law")
     page.press("Enter")
     page.until("document.querySelector('[data-said] a') !== null")
@@ -149,7 +151,9 @@ def test_what_was_sent_before_is_not_sent_again(page: Page, world: World, secret
     drop(page, ours, "acme/gone-on")
     page.click("[data-begin]")
     assert pushed(page).startswith("Pushed: acme/gone-on@1")
-    assert len([url for url in page.asked if url.endswith(f"/push/uploads/{id}")]) == -(-(len(data) - half) // 1000)
+    assert len([url for url in page.requested_urls if url.endswith(f"/push/uploads/{id}")]) == -(
+        -(len(data) - half) // 1000
+    )
 
 
 def test_a_server_that_is_away_for_a_moment_is_asked_again_and_goes_on(
@@ -169,8 +173,8 @@ def test_a_server_that_is_away_for_a_moment_is_asked_again_and_goes_on(
     page.click("[data-begin]")
     assert pushed(page).startswith("Pushed: acme/patient@1")
     assert ranges[1] == ranges[2] == "1000-1999"
-    assert all("503" in message for message in page.said)
-    page.said.clear()
+    assert all("503" in message for message in page.console_messages)
+    page.console_messages.clear()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +191,7 @@ def test_a_folder_that_is_no_adapters_is_told_before_anything_is_sent(
     page.drop("[data-target]", ours)
     page.until("!document.querySelector('[data-problem]').hidden")
     assert message in page.text("[data-problem]")
-    assert not [url for url in page.asked if "/push/" in url]
+    assert not [url for url in page.requested_urls if "/push/" in url]
 
 
 def test_a_key_that_is_revoked_meanwhile_is_told_so(chrome: Browser, live: Live, world: World, ours: Path) -> None:
@@ -198,7 +202,7 @@ def test_a_key_that_is_revoked_meanwhile_is_told_so(chrome: Browser, live: Live,
         world.client.delete(f"/v1/keys/{key['id']}")
         page.click("[data-begin]")
         assert pushed(page) == "Your session has ended: sign in on another page, then push again."
-        page.said.clear()
+        page.console_messages.clear()
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------
