@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.attacks.attack import Attack, Outcome, each
 from tests.attacks.target import PASSAGES, Target
-from tests.service.http.asked import Asked
+from tests.service.http.exchanges import Exchange
 
 PIECE = 64 * 1024
 READ_AT_MOST = 2 * 2**20 + PIECE
@@ -45,7 +45,7 @@ def streamed(
 
     def strike(target: Target) -> Outcome:
         secret = target.world.admin if key is None else target.keys[key]
-        request = Asked(body_of(piece), path=path, authorization=f"Bearer {secret}", **headers)
+        request = Exchange(body_of(piece), path=path, authorization=f"Bearer {secret}", **headers)
         asyncio.run(request.of(target.world.app))
         assert request.read <= most, request.read
         return Outcome.of(request.status, request.body)

@@ -16,7 +16,7 @@ import pytest
 
 from docs import generate, site
 from tests.browser import Browser
-from tests.service.http.pages.looked_at import check_looks
+from tests.service.http.pages.page_checks import check_looks
 
 pytestmark = pytest.mark.slow
 

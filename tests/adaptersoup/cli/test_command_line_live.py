@@ -38,7 +38,7 @@ from service.jobs.kinds import KINDS
 from tests.adaptersoup.cli.outcome import done, refused
 from tests.registry.damaged_files import flip
 from tests.registry.random_adapters import lora
-from tests.service.http.pages.signed import Signed
+from tests.service.http.pages.page_session import PageSession
 from tests.service.passages import passages
 from tests.service.scripted_server import Server, ok, refusal
 from tests.service.servers import Live, Soup, with_template
@@ -738,7 +738,7 @@ class TestLittleVerbs:
         monkeypatch.setattr("webbrowser.open", opened.append)
         address = soup("open", "little/law@1")[1].strip()
         assert address == f"{live.url}/models/little/law@1"
-        browser = Signed(live.world, live.world.admin)
+        browser = PageSession(live.world, live.world.admin)
         assert "little/law" in browser.page(address.removeprefix(live.url))
         assert soup("open")[1] == f"{live.url}/models\n"
         assert "little/law" in browser.page("/models")

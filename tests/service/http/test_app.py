@@ -14,7 +14,7 @@ from registry.errors import InvalidParameter
 from service.http import docs_page
 from service.http.security.auth import check_local
 from tests.service.answers import refusal_with_code
-from tests.service.http.pages.signed import Signed
+from tests.service.http.pages.page_session import PageSession
 from tests.service.servers import BASE_ID, World, open_world, write_bases
 
 
@@ -159,7 +159,7 @@ def test_without_keys_local_requests_may_do_everything(open_house: World) -> Non
 
 
 def test_without_keys_there_is_nothing_to_sign_in_to(open_house: World) -> None:
-    browser = Signed(open_house)
+    browser = PageSession(open_house)
     assert browser.get("/sign-in").headers["location"] == "/"
     assert "Sign out" not in browser.page("/models")
     assert browser.get("/models", headers={"host": "evil.test"}).status_code == 403

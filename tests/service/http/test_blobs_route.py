@@ -16,7 +16,7 @@ from registry.names import sha256_digest
 from tests.registry.damaged_files import flip
 from tests.service.answers import answered, refusal_with_code
 from tests.service.cluster import until
-from tests.service.http.asked import half_sent
+from tests.service.http.exchanges import half_sent
 from tests.service.servers import Live, World, adapter_weights
 
 SETTINGS = {"max_blob_bytes": 2_500_000, "job_workers": 0, "preload": False}

@@ -22,7 +22,7 @@ from service.http.requests.bodies import CheckedRoute, TimedReceive, is_json, pa
 from service.http.requests.body_limits import MAX_KEYS, SMALL, SMALL_BYTES, BodyMemory, limit_of
 from service.http.thread_turns import LARGE_BODY
 from tests.service.answers import refusal, refusal_with_code
-from tests.service.http.asked import Asked, checked_app
+from tests.service.http.exchanges import Exchange, checked_app
 
 LIMIT = 2 * SMALL_BYTES
 VALUES = 1000
@@ -49,7 +49,7 @@ def unread() -> Iterator[bytes]:
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_bodies_that_no_route_reads_are_not_gathered(method: str) -> None:
     """Else whoever has no key could fill the memory through a health check."""
-    answer = asyncio.run(Asked(unread(), method=method, path="/look").of(checked_app()))
+    answer = asyncio.run(Exchange(unread(), method=method, path="/look").of(checked_app()))
     assert answer.status == {"GET": 200, "HEAD": 405}[method]
 
 
@@ -127,7 +127,7 @@ def test_an_object_of_absurdly_many_keys_is_refused_before_they_are_compared() -
 def test_more_values_than_a_call_takes_are_refused_while_they_come(piece: bytes) -> None:
     """60 MiB of `[],[]` took 38 seconds and gigabytes to parse, before anybody looked at them."""
     pieces = iter([b"[", *([piece * (65536 // len(piece))] * 900)])
-    exchange = asyncio.run(Asked(pieces).of(checked_app(max_json_values=VALUES)))
+    exchange = asyncio.run(Exchange(pieces).of(checked_app(max_json_values=VALUES)))
     assert exchange.status == 413
     assert b"holds more than 1000 " in exchange.body
     assert b"SOUP_MAX_JSON_VALUES" in exchange.body
@@ -208,7 +208,7 @@ async def test_what_a_request_holds_is_given_back_when_its_answer_is_done() -> N
 
     begun, go_on = asyncio.Event(), asyncio.Event()
 
-    class Slow(Asked):
+    class Slow(Exchange):
         async def receive(self) -> Message:
             if self.read:
                 begun.set()
@@ -218,13 +218,13 @@ async def test_what_a_request_holds_is_given_back_when_its_answer_is_done() -> N
     first = asyncio.ensure_future(Slow(iter([b'"' + b"x" * 60_000, b'"']), x_key="one").of(app))
     await begun.wait()
     assert memory.total == 60_001
-    too_much = await Asked(iter([b'"' + b"x" * 60_000, b'"']), x_key="two").of(app)
+    too_much = await Exchange(iter([b'"' + b"x" * 60_000, b'"']), x_key="two").of(app)
     assert (too_much.status, too_much.headers["retry-after"]) == (429, "2")
     assert b"SOUP_MAX_JSON_BYTES_HELD" in too_much.body
     go_on.set()
     assert (await first).status == 200
     assert memory.total == 0
-    assert (await Asked(iter([b'"' + b"x" * 60_000, b'"']), x_key="two").of(app)).status == 200
+    assert (await Exchange(iter([b'"' + b"x" * 60_000, b'"']), x_key="two").of(app)).status == 200
     assert memory.total == 0
 
 
@@ -244,8 +244,8 @@ async def test_a_body_is_parsed_once_and_a_large_one_not_on_the_event_loop(monke
     monkeypatch.setattr(json, "loads", spied)
     monkeypatch.setattr(bodies, "loads_strict", spied_strict)
 
-    assert (await Asked(iter([b'{"a": 1}'])).of(checked_app())).status == 200
-    assert (await Asked(iter([b'"' + b"x" * LARGE_BODY + b'"'])).of(checked_app())).status == 200
+    assert (await Exchange(iter([b'{"a": 1}'])).of(checked_app())).status == 200
+    assert (await Exchange(iter([b'"' + b"x" * LARGE_BODY + b'"'])).of(checked_app())).status == 200
     assert len(loads) == 2
     assert threads[0] == threading.get_ident()
     assert threads[1] != threading.get_ident()

@@ -21,7 +21,7 @@ from service.http.connections import BoundedConnection, ReadDeadline
 from service.http.routes import jobs
 from service.http.security.answer_limits import FEWEST, FILES_KEPT, FILES_PER_THREAD, most_connections
 from service.settings import Settings
-from tests.service.http.asked import checked_app
+from tests.service.http.exchanges import checked_app
 from tests.service.http.stock import queue_job
 from tests.service.servers import Live, serving
 from tests.service.sockets import read_until, until_closed

@@ -23,7 +23,7 @@ from tests.registry.damaged_files import overwrite
 from tests.registry.refusing_disk import refuse_new_files
 from tests.service.answers import refusal_with_code
 from tests.service.cluster import until
-from tests.service.http.asked import half_sent
+from tests.service.http.exchanges import half_sent
 from tests.service.servers import BASE_ID, Live, World, open_world, write_bases
 
 DATABASES = KINDS

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.service.http.pages.signed import Signed
+from tests.service.http.pages.page_session import PageSession
 from tests.service.servers import World
 
 
 @pytest.fixture(scope="module")
-def browser(stocked: World) -> Signed:
+def browser(stocked: World) -> PageSession:
     """Somebody who has signed in on what the module calls `stocked`, with a key that may do all of it in `acme`."""
-    return Signed(stocked, stocked.key(["read", "write", "infer"], ["acme"]))
+    return PageSession(stocked, stocked.key(["read", "write", "infer"], ["acme"]))

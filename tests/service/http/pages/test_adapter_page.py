@@ -13,7 +13,7 @@ import pytest
 from adaptersoup.cli.app import run as run_cli
 from registry.names import sha256_digest
 from service.http.pages.adapter import snippets
-from tests.service.http.pages.signed import Signed, check_says, elements, read
+from tests.service.http.pages.page_session import PageSession, check_says, elements, read
 from tests.service.http.stock import cook_soup
 from tests.service.servers import Live, World
 
@@ -39,7 +39,7 @@ def stocked(world: World) -> World:
     return world
 
 
-def test_the_twin_has_what_the_routes_give(stocked: World, browser: Signed) -> None:
+def test_the_twin_has_what_the_routes_give(stocked: World, browser: PageSession) -> None:
     there = browser.get("/models/acme/law@1.json").json()
     api = stocked.client
     assert there["adapter"] == api.get("/v1/adapters/acme/law@1").json()
@@ -51,11 +51,11 @@ def test_the_twin_has_what_the_routes_give(stocked: World, browser: Signed) -> N
 
 
 @pytest.mark.parametrize(("name", "version"), [("law", "@2"), ("law@1", "@1"), ("law@prod", "@1")])
-def test_a_name_an_alias_and_a_version_lead_to_a_page(browser: Signed, name: str, version: str) -> None:
+def test_a_name_an_alias_and_a_version_lead_to_a_page(browser: PageSession, name: str, version: str) -> None:
     assert f'law<span class="at">{version}</span>' in browser.page(f"/models/acme/{name}")
 
 
-def test_the_page_shows_digests_sizes_and_both_ways_of_the_lineage(browser: Signed) -> None:
+def test_the_page_shows_digests_sizes_and_both_ways_of_the_lineage(browser: PageSession) -> None:
     page, there = browser.page("/models/acme/law@1"), browser.get("/models/acme/law@1.json").json()
     for file in there["files"]:
         assert file["digest"] in page
@@ -66,13 +66,13 @@ def test_the_page_shows_digests_sizes_and_both_ways_of_the_lineage(browser: Sign
     assert "0.75" in soup
 
 
-def test_an_ingredient_of_another_namespace_is_its_digest(browser: Signed) -> None:
+def test_an_ingredient_of_another_namespace_is_its_digest(browser: PageSession) -> None:
     soup = browser.page("/models/acme/mix@1")
     assert "other/food" not in soup
     assert "in a namespace that your key cannot see" in read(soup)
 
 
-def test_files_can_be_fetched_and_are_what_their_digest_says(browser: Signed, world: World) -> None:
+def test_files_can_be_fetched_and_are_what_their_digest_says(browser: PageSession, world: World) -> None:
     """A browser keeps none of them; a program may, and asks whether they are still the same."""
     for file in browser.get("/models/acme/law@1.json").json()["files"]:
         place = f"/models/acme/law@1/files/{file['name']}"
@@ -84,35 +84,35 @@ def test_files_can_be_fetched_and_are_what_their_digest_says(browser: Signed, wo
         range_answer = browser.get(place, headers={"range": "bytes=0-9"})
         assert (range_answer.status_code, range_answer.headers["cache-control"]) == (206, "no-store")
         assert answer.headers["cache-control"] == "no-store"
-        program_answer = Signed(world).get(place, headers=world.headers(world.admin))
+        program_answer = PageSession(world).get(place, headers=world.headers(world.admin))
         assert (program_answer.status_code, program_answer.headers["cache-control"]) == (200, "private, no-cache")
     assert browser.get("/models/acme/law@1/files/nothing").status_code == 404
 
 
-def test_what_is_no_name_is_refused(browser: Signed) -> None:
+def test_what_is_no_name_is_refused(browser: PageSession) -> None:
     assert browser.get("/models/acme/NO!").status_code == 400
 
 
-def test_a_retired_version_is_told_as_such(stocked: World, browser: Signed) -> None:
+def test_a_retired_version_is_told_as_such(stocked: World, browser: PageSession) -> None:
     stocked.push("acme/gone", seed=9)
     stocked.client.delete("/v1/adapters/acme/gone")
     check_says(browser.get("/models/acme/gone@1"), 410, "retired")
 
 
-def test_nothing_that_a_person_wrote_runs(browser: Signed) -> None:
+def test_nothing_that_a_person_wrote_runs(browser: PageSession) -> None:
     page = browser.page("/models/acme/law@1")
     assert "<script>alert(1)</script>" in unescape(page)
     assert "{{7*7777}}" in page
 
 
 @pytest.mark.parametrize("host", ["evil.test/x", "a b", "$(id)", '"', "a;b", "x:1:2", "a:999999"])
-def test_a_host_that_is_none_gets_into_no_command(browser: Signed, host: str) -> None:
+def test_a_host_that_is_none_gets_into_no_command(browser: PageSession, host: str) -> None:
     page = unescape(browser.get("/models/acme/law@1", headers={"host": host}).text)
     assert f"{host}/v1" not in page
     assert "http://127.0.0.1:8000/v1/completions" in page
 
 
-def shown_snippets(live: Live, browser: Signed) -> dict[str, str]:
+def shown_snippets(live: Live, browser: PageSession) -> dict[str, str]:
     page = browser.get("/models/acme/law@2", headers={"host": live.url.removeprefix("http://")}).text
     return {
         unescape(title): unescape(text)
@@ -122,7 +122,7 @@ def shown_snippets(live: Live, browser: Signed) -> dict[str, str]:
     }
 
 
-def test_the_commands_that_are_shown_work(live: Live, stocked: World, browser: Signed, tmp_path: Any) -> None:
+def test_the_commands_that_are_shown_work(live: Live, stocked: World, browser: PageSession, tmp_path: Any) -> None:
     commands = shown_snippets(live, browser)
     secret = stocked.key(["read", "infer"], ["acme"])
     environment = {"PATH": "/usr/bin:/bin", "SOUP_KEY": secret}
@@ -145,14 +145,14 @@ def test_what_gives_no_text_is_only_fetched() -> None:
     ]
 
 
-def test_the_lineage_is_drawn_with_weights(browser: Signed) -> None:
+def test_the_lineage_is_drawn_with_weights(browser: PageSession) -> None:
     (texts,) = browser.plots(browser.page("/models/acme/mix"))
     assert {"acme/law@1, 0.75", "acme/mix@1"} <= texts
     assert browser.get("/models/acme/mix/nothing.svg").status_code == 404
     assert browser.get("/models/acme/mix/lineage.svg?theme=blue").status_code == 400
 
 
-def test_every_link_of_the_page_leads_somewhere(browser: Signed) -> None:
+def test_every_link_of_the_page_leads_somewhere(browser: PageSession) -> None:
     links = {at["href"] for tag, at in elements(browser.page("/models/acme/law@1")) if tag == "a" and "href" in at}
     assert len(links) > 6
     for link in links - {"#content", "/docs"}:

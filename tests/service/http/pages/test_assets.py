@@ -12,8 +12,8 @@ import pytest
 
 from service.http import docs_page
 from service.http.pages.assets import FILES, VENDORED
-from tests.service.http.pages.looked_at import AXE
-from tests.service.http.pages.signed import Signed, elements
+from tests.service.http.pages.page_checks import AXE
+from tests.service.http.pages.page_session import PageSession, elements
 from tests.service.servers import World
 
 MOST = 150_000
@@ -29,7 +29,7 @@ def test_what_others_wrote_is_as_it_was_published(folder: Path) -> None:
 
 
 def test_files_are_kept_for_ever_by_their_digest_and_asked_for_again_without(world: World) -> None:
-    browser = Signed(world, world.key(["read", "write"], ["acme"]))
+    browser = PageSession(world, world.key(["read", "write"], ["acme"]))
     places = {at.get("href") or at["src"] for tag, at in elements(browser.page("/push")) if tag in {"link", "script"}}
     assert {re.split(r"[/?]", place)[2] for place in places} == set(FILES)
     for place in places:
@@ -46,11 +46,11 @@ def test_files_are_kept_for_ever_by_their_digest_and_asked_for_again_without(wor
 
 @pytest.mark.parametrize("name", ["nothing", "..%2Fassets.py", "%2e%2e%2f", "VENDORED.json", "soup.css%00"])
 def test_no_other_file_is_one(world: World, name: str) -> None:
-    assert Signed(world).get(f"/assets/{name}").status_code in {401, 404}
+    assert PageSession(world).get(f"/assets/{name}").status_code in {401, 404}
 
 
 def test_the_first_page_is_small(world: World) -> None:
-    page = Signed(world).page("/sign-in")
+    page = PageSession(world).page("/sign-in")
     loaded = {at.get("href") or at.get("src", "") for tag, at in elements(page) if tag in {"link", "script", "img"}}
     names = {re.split(r"[/?]", place)[2] for place in loaded}
     assert names == {"soup.css", "soup.js", "htmx.min.js", "icon.svg"}

@@ -10,8 +10,8 @@ import pytest
 
 from service.http.pages import bulk
 from tests.browser import Browser
-from tests.service.http.pages.looked_at import check_looks, look_at, press_on, signed_in
-from tests.service.http.pages.signed import HOSTILE, Signed, check_says, read
+from tests.service.http.pages.page_checks import check_looks, look_at, press_on, signed_in
+from tests.service.http.pages.page_session import HOSTILE, PageSession, check_says, read
 from tests.service.servers import Live, World
 
 REFS = ("acme/one@1", "acme/two@1", "acme/three@1")
@@ -51,13 +51,13 @@ def rows(page: str) -> dict[str, str]:
     return outcomes
 
 
-def test_what_is_ticked_is_shown_before_anything_is_changed(stocked: World, browser: Signed) -> None:
+def test_what_is_ticked_is_shown_before_anything_is_changed(stocked: World, browser: PageSession) -> None:
     assert "Change 3 versions" in read(browser.page(TICKED))
     assert [row["ref"] for row in browser.get(TICKED.replace("/edit?", "/edit.json?")).json()["data"]] == list(REFS)
     assert tags(stocked, REFS[0]) == ["draft", "t1"]
 
 
-def test_what_a_search_finds_is_counted_and_no_more_than_the_key_sees(browser: Signed) -> None:
+def test_what_a_search_finds_is_counted_and_no_more_than_the_key_sees(browser: PageSession) -> None:
     assert {row["ref"] for row in browser.get("/models/edit.json?tag=draft").json()["data"]} == set(REFS)
     page = browser.page("/models/edit?tag=draft")
     assert "All models with tag draft" in read(page)
@@ -67,7 +67,7 @@ def test_what_a_search_finds_is_counted_and_no_more_than_the_key_sees(browser: S
     assert "No model matches" in browser.page("/models/edit?tag=none")
 
 
-def test_tags_are_changed_and_all_else_of_the_cards_stays(stocked: World, browser: Signed) -> None:
+def test_tags_are_changed_and_all_else_of_the_cards_stays(stocked: World, browser: PageSession) -> None:
     fields = {"refs": " ".join(REFS), "add": "reviewed, v2", "remove": "draft t1", "do": "tags"}
     check_says(browser.send("/models/edit", TICKED, **fields), 200, "3 versions are changed None was refused.")
     for number, ref in enumerate(REFS, 1):
@@ -79,7 +79,7 @@ def test_tags_are_changed_and_all_else_of_the_cards_stays(stocked: World, browse
     assert set(REFS) <= set(done)
 
 
-def test_what_one_is_refused_for_keeps_no_other_from_it(stocked: World, browser: Signed) -> None:
+def test_what_one_is_refused_for_keeps_no_other_from_it(stocked: World, browser: PageSession) -> None:
     """A protected alias points at one, another is in a namespace that the key does not see, a third is gone."""
     refs = " ".join([*REFS, "other/secret@1", "acme/none@1", "acme/one", "sha256:x", HOSTILE.split()[0]])
     outcomes = rows(browser.send("/models/edit", TICKED, refs=refs, do="retire", count="8").text)
@@ -92,7 +92,7 @@ def test_what_one_is_refused_for_keeps_no_other_from_it(stocked: World, browser:
     assert states == [410, 200, 410, 200]
 
 
-def test_where_all_are_refused_the_answer_has_the_status_of_the_first(browser: Signed) -> None:
+def test_where_all_are_refused_the_answer_has_the_status_of_the_first(browser: PageSession) -> None:
     fields = {"refs": "other/secret@1 acme/none@1", "do": "retire", "count": "2"}
     check_says(browser.send("/models/edit", TICKED, **fields), 404, "2 were refused")
 
@@ -107,7 +107,7 @@ def test_where_all_are_refused_the_answer_has_the_status_of_the_first(browser: S
     ],
 )
 def test_what_cannot_be_done_is_said_above_the_form_and_nothing_is_done(
-    stocked: World, browser: Signed, fields: dict[str, str], message: str
+    stocked: World, browser: PageSession, fields: dict[str, str], message: str
 ) -> None:
     answer = browser.send("/models/edit", TICKED, refs=" ".join(REFS), **fields)
     check_says(answer, 400, message)
@@ -115,7 +115,7 @@ def test_what_cannot_be_done_is_said_above_the_form_and_nothing_is_done(
     assert tags(stocked, REFS[0]) == ["draft", "t1"]
 
 
-def test_what_is_wrong_is_said_where_some_that_were_ticked_are_gone(browser: Signed) -> None:
+def test_what_is_wrong_is_said_where_some_that_were_ticked_are_gone(browser: PageSession) -> None:
     many = " ".join(f"acme/none@{number}" for number in range(1, 502))
     for refs, add, message in (
         (f"{REFS[0]} acme/none@1 NOT!", "", "Name a tag"),
@@ -126,20 +126,20 @@ def test_what_is_wrong_is_said_where_some_that_were_ticked_are_gone(browser: Sig
 
 
 @pytest.mark.parametrize("query", ["", "?q=", "?ref=acme/one@1&tag=draft", "?ref=acme/one", "?ref=base/tiny"])
-def test_what_names_nothing_or_not_one_version_is_refused(browser: Signed, query: str) -> None:
+def test_what_names_nothing_or_not_one_version_is_refused(browser: PageSession, query: str) -> None:
     assert browser.get(f"/models/edit{query}").status_code == 400
     assert browser.get(f"/models/edit.json{query}").status_code == 400
 
 
 def test_more_than_can_be_changed_at_once_is_refused_with_the_number(
-    browser: Signed, monkeypatch: pytest.MonkeyPatch
+    browser: PageSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk, "MAX_VERSIONS", 2)
     check_says(browser.get("/models/edit?tag=draft"), 413, "more than 2 versions")
 
 
 def test_a_version_that_somebody_else_changes_meanwhile_is_refused(
-    stocked: World, browser: Signed, monkeypatch: pytest.MonkeyPatch
+    stocked: World, browser: PageSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change = bulk.change_adapter
 
@@ -159,7 +159,7 @@ def test_a_version_that_somebody_else_changes_meanwhile_is_refused(
 
 
 def test_keys_that_do_not_write_have_nothing_to_tick(stocked: World) -> None:
-    assert 'type="checkbox"' not in Signed(stocked, stocked.key(["read"], ["acme"])).page("/models")
+    assert 'type="checkbox"' not in PageSession(stocked, stocked.key(["read"], ["acme"])).page("/models")
 
 
 def test_ticking_and_tagging_by_keyboard(chrome: Browser, live: Live, stocked: World) -> None:
@@ -179,7 +179,7 @@ def test_ticking_and_tagging_by_keyboard(chrome: Browser, live: Live, stocked: W
     assert all("reviewed" in tags(stocked, ref) for ref in REFS[:2])
 
 
-def test_an_owner_is_given_to_many_and_taken_away(stocked: World, browser: Signed) -> None:
+def test_an_owner_is_given_to_many_and_taken_away(stocked: World, browser: PageSession) -> None:
     def owned() -> set[str | None]:
         return {stocked.client.get(f"/v1/adapters/{ref}").json()["owner"] for ref in REFS}
 
@@ -203,7 +203,7 @@ def test_an_owner_is_given_to_many_and_taken_away(stocked: World, browser: Signe
     assert owned() == {None}
 
 
-def test_versions_whose_name_has_another_owner_now_are_said_to_be_changed(stocked: World, browser: Signed) -> None:
+def test_versions_whose_name_has_another_owner_now_are_said_to_be_changed(stocked: World, browser: PageSession) -> None:
     """The first of them brings it to all versions of the name, and the others are not as they were."""
     versions = [stocked.push("acme/several", seed=seed)["ref"] for seed in (11, 12, 13)]
     edit_path = f"/models/edit?ref={'&ref='.join(versions)}"

@@ -15,8 +15,8 @@ import pytest
 from registry.spec import Cooked, Effort, Recipe, RecipeIngredient, Spent
 from service.http.pages.cook import EFFORT_HINTS
 from service.http.routes import jobs
-from tests.service.http.pages.cooked import evidence
-from tests.service.http.pages.signed import Signed, check_says, read
+from tests.service.http.pages.cook_evidence import evidence
+from tests.service.http.pages.page_session import PageSession, check_says, read
 from tests.service.http.stock import queue_job, set_job
 from tests.service.servers import Live, World
 
@@ -32,7 +32,7 @@ def stocked(world: World) -> World:
     return world
 
 
-def cook(browser: Signed, **fields: str) -> Any:
+def cook(browser: PageSession, **fields: str) -> Any:
     return browser.send("/cook", "/cook", **fields)
 
 
@@ -54,7 +54,7 @@ def _of_law(world: World) -> dict[str, Any]:
     return {"model": row.ref, "digest": row.digest, "soup_id": row.id, "recipe": recipe}
 
 
-def test_a_form_asks_for_what_the_api_is_asked_for(stocked: World, browser: Signed) -> None:
+def test_a_form_asks_for_what_the_api_is_asked_for(stocked: World, browser: PageSession) -> None:
     place = cook(browser, sample=TEXT, effort="quick", control="yes", name="acme/contracts").headers["location"]
     job = stocked.client.get(f"/v1{place}").json()
     assert (job["kind"], job["state"]) == ("search", "queued")
@@ -69,7 +69,7 @@ def test_a_form_asks_for_what_the_api_is_asked_for(stocked: World, browser: Sign
 
 
 @pytest.mark.parametrize("abstained", [True, False])
-def test_what_came_of_it_is_a_report(stocked: World, browser: Signed, abstained: bool) -> None:
+def test_what_came_of_it_is_a_report(stocked: World, browser: PageSession, abstained: bool) -> None:
     place = ended(stocked, cook(browser, sample=TEXT, effort="quick").headers["location"], abstained=abstained)
     events = browser.get(f"{place}/events")
     assert events.headers["content-type"].startswith("text/event-stream")
@@ -89,14 +89,16 @@ def test_what_came_of_it_is_a_report(stocked: World, browser: Signed, abstained:
         assert browser.get(f"{place}/{name}.csv").status_code == 200
 
 
-def test_the_form_says_what_can_be_asked_for(browser: Signed) -> None:
+def test_the_form_says_what_can_be_asked_for(browser: PageSession) -> None:
     options = browser.get("/cook.json").json()
     assert options["base_models"] == ["tiny"]
     assert list(options["efforts"]) == list(get_args(Effort)) == list(EFFORT_HINTS)
     assert 'id="effort-tune" value="tune" checked' in browser.page("/cook")
 
 
-def test_the_default_effort_of_the_form_is_queued_where_tuning_is_forbidden(stocked: World, browser: Signed) -> None:
+def test_the_default_effort_of_the_form_is_queued_where_tuning_is_forbidden(
+    stocked: World, browser: PageSession
+) -> None:
     """Its cook takes `quick` instead, and says why."""
     namespace = "/v1/namespaces/acme"
     assert stocked.client.patch(namespace, json={"tuning": "forbid"}).status_code == 200
@@ -121,7 +123,7 @@ def test_the_default_effort_of_the_form_is_queued_where_tuning_is_forbidden(stoc
     ],
 )
 def test_what_cannot_be_cooked_is_said_beside_the_form(
-    browser: Signed, fields: dict[str, str], status: int, message: str
+    browser: PageSession, fields: dict[str, str], status: int, message: str
 ) -> None:
     answer = cook(browser, **{"effort": "instant", **fields})
     check_says(answer, status, message)
@@ -130,12 +132,12 @@ def test_what_cannot_be_cooked_is_said_beside_the_form(
         assert fields["sample"].splitlines()[0] in unescape(answer.text)  # nobody types it twice
 
 
-def test_what_was_typed_comes_back_as_text(browser: Signed) -> None:
+def test_what_was_typed_comes_back_as_text(browser: PageSession) -> None:
     assert HOSTILE in unescape(cook(browser, sample=HOSTILE, name=HOSTILE, effort=HOSTILE).text)
 
 
 @pytest.mark.parametrize("packed", ["\x1f\ufffd\x08", "\x00", "text \ufffd"])
-def test_what_a_browser_makes_of_a_packed_file_is_no_sample(browser: Signed, packed: str) -> None:
+def test_what_a_browser_makes_of_a_packed_file_is_no_sample(browser: PageSession, packed: str) -> None:
     check_says(cook(browser, sample=packed + TEXT), 422, "unpack it first")
 
 
@@ -148,7 +150,7 @@ def waiting(stocked: World) -> str:
     return queue_job(stocked)
 
 
-def test_jobs_are_listed_by_kind_and_state(browser: Signed, waiting: str) -> None:
+def test_jobs_are_listed_by_kind_and_state(browser: PageSession, waiting: str) -> None:
     listed = browser.get("/jobs.json").json()["data"]
     assert re.findall(r'href="/jobs/(job-\w+)"', browser.page("/jobs")) == [job["id"] for job in listed]
     queued = browser.get("/jobs.json?kind=fit&state=queued").json()["data"]
@@ -159,7 +161,7 @@ def test_jobs_are_listed_by_kind_and_state(browser: Signed, waiting: str) -> Non
     assert "No matching jobs" in read(browser.page("/jobs?state=failed&kind=train"))
 
 
-def test_a_job_that_waits_can_be_cancelled_once_and_stays_so(browser: Signed, waiting: str) -> None:
+def test_a_job_that_waits_can_be_cancelled_once_and_stays_so(browser: PageSession, waiting: str) -> None:
     page = browser.page(f"/jobs/{waiting}")
     assert "Waiting in the queue." in read(page)
     assert f'data-follow="/jobs/{waiting}/events"' in page
@@ -172,7 +174,7 @@ def test_a_job_that_waits_can_be_cancelled_once_and_stays_so(browser: Signed, wa
     assert "refresh" not in page
 
 
-ENDS: dict[str, Callable[[World, Signed, dict[str, Any]], Any]] = {
+ENDS: dict[str, Callable[[World, PageSession, dict[str, Any]], Any]] = {
     "signed out": lambda _, browser, key: browser.send("/sign-in/out", "/jobs"),
     "revoked": lambda world, _, key: world.client.delete(f"/v1/keys/{key['id']}"),
     "without the scope": lambda world, _, key: changed(world, key, scopes=["infer"]),
@@ -195,7 +197,7 @@ def test_who_follows_a_job_is_told_nothing_more_once_signed_out_or_revoked(
     monkeypatch.setattr(jobs, "KEEPALIVE_SECONDS", 0.02)
     world, about = live.world, {"name": "k", "scopes": ["read"], "namespaces": ["acme"]}
     key = world.client.post("/v1/keys", json=about).json()
-    browser = Signed(world, key["secret"])
+    browser = PageSession(world, key["secret"])
     session_cookie = f"soup-session={browser.client.cookies['soup-session']}"
     headers = {"cookie": session_cookie} if by == "session" else {"authorization": f"Bearer {key['secret']}"}
     with httpx2.stream("GET", live.url + path.format(waiting), headers=headers, timeout=30) as answer:
@@ -213,17 +215,17 @@ def test_who_follows_a_job_is_told_nothing_more_once_signed_out_or_revoked(
 
 def test_a_job_that_worked_with_wider_rights_shows_no_names(stocked: World) -> None:
     """The result of a cook over more than a key sees is not shown, as over the API."""
-    admin = Signed(stocked, stocked.admin)
+    admin = PageSession(stocked, stocked.admin)
     place = str(cook(admin, sample=TEXT, effort="quick", name="acme/wide").headers["location"])
     ended(stocked, place)
-    narrow = Signed(stocked, stocked.key(["read"], ["acme"]))
+    narrow = PageSession(stocked, stocked.key(["read"], ["acme"]))
     assert "Result" not in narrow.page(place)
     assert narrow.get(f"{place}.json").json()["result"] is None
     assert narrow.get(f"{place}/left-out.csv").status_code == 404
     assert "Result" in admin.page(place)
 
 
-def test_a_job_that_failed_says_why(stocked: World, browser: Signed) -> None:
+def test_a_job_that_failed_says_why(stocked: World, browser: PageSession) -> None:
     id = queue_job(stocked)
     error = {"code": "invalid_sample", "message": "<b>No text</b> was left."}
     set_job(stocked, id, state="failed", error=json.dumps(error))

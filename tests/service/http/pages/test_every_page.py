@@ -13,7 +13,7 @@ from registry.names import RESERVED_NAMESPACES
 from service.http.app import ROUTES
 from service.http.pages.cookies import STALE_FORM
 from service.http.pages.site import PAGES
-from tests.service.http.pages.signed import Signed
+from tests.service.http.pages.page_session import PageSession
 from tests.service.http.stock import cook_soup, fit_selector, push_embedded
 from tests.service.servers import World
 
@@ -61,7 +61,7 @@ def there(world: World) -> dict[str, str]:
     return {**UNKNOWN, "ns": "foreign", "name": "mix@1", "id": world.client.get("/v1/jobs").json()["data"][0]["id"]}
 
 
-def answer_to(browser: Signed, method: str, path: str, fields: dict[str, str] | None = None) -> Any:
+def answer_to(browser: PageSession, method: str, path: str, fields: dict[str, str] | None = None) -> Any:
     sent: dict[str, Any] = {}
     if method == "POST":
         data = {"form": browser.form_token, "sample": "x", **(fields or {})}
@@ -85,7 +85,7 @@ def test_pages_take_no_path_of_the_api() -> None:
 
 
 def test_whoever_is_not_signed_in_sees_nothing(world: World, there: dict[str, str]) -> None:
-    browser = Signed(world)
+    browser = PageSession(world)
     for method, path in operations():
         if (method, path) in OPEN:
             continue
@@ -98,7 +98,7 @@ def test_whoever_is_not_signed_in_sees_nothing(world: World, there: dict[str, st
 
 
 def test_no_form_is_taken_without_the_token_of_this_browser_or_from_another_site(world: World) -> None:
-    browser = Signed(world, world.admin)
+    browser = PageSession(world, world.admin)
     foreign = {"sec-fetch-site": "cross-site"}
     for method, path in operations():
         if method == "GET" or (method, path) in OPEN:
@@ -120,7 +120,7 @@ KEYS: dict[str, tuple[list[str], list[str]]] = {
 @pytest.mark.parametrize("kind", ["of another namespace", "an admin of another namespace"])
 def test_what_a_query_or_a_form_names_leaks_nothing_either(world: World, there: dict[str, str], kind: str) -> None:
     """Models and selectors that are another's, as those that are not."""
-    browser = Signed(world, world.key([*KEYS[kind][0], "read", "infer"], KEYS[kind][1]))
+    browser = PageSession(world, world.key([*KEYS[kind][0], "read", "infer"], KEYS[kind][1]))
     with world.registry.database.read() as catalogue:
         fitted = [row.id for row in catalogue.selectors.list(None, limit=10).rows]
     assert fitted, "there is no selector to ask for"
@@ -152,7 +152,7 @@ def test_what_a_query_or_a_form_names_leaks_nothing_either(world: World, there: 
 @pytest.mark.parametrize("kind", KEYS)
 def test_every_page_with_every_kind_of_key_leaks_nothing(world: World, there: dict[str, str], kind: str) -> None:
     """Pages answer for what is another's as for what does not exist: by status and by text."""
-    browser, leaks = Signed(world, world.key(*KEYS[kind])), []
+    browser, leaks = PageSession(world, world.key(*KEYS[kind])), []
     for method, path in operations():
         if (method, path) in OPEN | ANYBODY:
             continue

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.browser import Browser, Page
-from tests.service.http.pages.cooked import evidence
-from tests.service.http.pages.looked_at import check_looks, findings, look_at, press_on, signed_in
+from tests.service.http.pages.cook_evidence import evidence
+from tests.service.http.pages.page_checks import check_looks, findings, look_at, press_on, signed_in
 from tests.service.http.stock import cook_soup, fit_selector, push_embedded, queue_job
 from tests.service.servers import Live
 

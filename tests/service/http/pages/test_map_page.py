@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from registry.select.domain_map import fit_plane
-from tests.service.http.pages.signed import HOSTILE, Signed, check_says, read
+from tests.service.http.pages.page_session import HOSTILE, PageSession, check_says, read
 from tests.service.http.stock import fit_selector, push_embedded
 from tests.service.servers import World
 
@@ -27,7 +27,7 @@ def stocked(world: World) -> World:
 
 
 def test_nothing_is_drawn_before_something_was_fitted(stocked: World) -> None:
-    browser = Signed(stocked, stocked.key(["read"], ["acme"]))
+    browser = PageSession(stocked, stocked.key(["read"], ["acme"]))
     page = browser.page("/map")
     assert "No posterior selector that this key sees is fitted yet" in read(page)
     assert "plot.svg" not in page
@@ -41,11 +41,11 @@ def fitted(stocked: World) -> World:
 
 
 @pytest.fixture(scope="module")
-def browser(fitted: World) -> Signed:
-    return Signed(fitted, fitted.key(["read"], ["acme"]))
+def browser(fitted: World) -> PageSession:
+    return PageSession(fitted, fitted.key(["read"], ["acme"]))
 
 
-def test_every_domain_has_its_place(browser: Signed) -> None:
+def test_every_domain_has_its_place(browser: PageSession) -> None:
     domain_map = browser.get("/map.json").json()
     assert [place["domain"] for place in domain_map["places"]] == ["code", "food", "law"]
     assert domain_map["text"] is None
@@ -55,7 +55,7 @@ def test_every_domain_has_its_place(browser: Signed) -> None:
     assert [row["Adapter"] for row in rows] == ["acme/code@1", "acme/food@1", "acme/law@1"]
 
 
-def test_a_text_lies_among_them_as_the_selector_says(fitted: World, browser: Signed) -> None:
+def test_a_text_lies_among_them_as_the_selector_says(fitted: World, browser: PageSession) -> None:
     texts = SAMPLES["food"][:12]
     answer = browser.send("/map", "/map", text="\n\n".join(texts), **{"as": "csv"})
     rows = list(csv.DictReader(answer.text.splitlines()))
@@ -71,7 +71,7 @@ def test_a_text_lies_among_them_as_the_selector_says(fitted: World, browser: Sig
 
 
 @pytest.mark.parametrize("plot", ["map/plot.svg?x=1e308&y=0", "compare/plot.svg?model=m&value=0&low=-1e308&high=1e308"])
-def test_numbers_that_no_axis_shows_are_refused(browser: Signed, plot: str) -> None:
+def test_numbers_that_no_axis_shows_are_refused(browser: PageSession, plot: str) -> None:
     assert browser.get(f"/{plot}").status_code == 400
     assert browser.get(f"/{plot.replace('1e308', '1e9')}").status_code == 200
 
@@ -79,16 +79,16 @@ def test_numbers_that_no_axis_shows_are_refused(browser: Signed, plot: str) -> N
 @pytest.mark.parametrize(
     ("text", "status", "message"), [(" ", 422, "Paste some text"), ('{"text": 5}', 422, "The text")]
 )
-def test_what_cannot_be_placed_is_said(browser: Signed, text: str, status: int, message: str) -> None:
+def test_what_cannot_be_placed_is_said(browser: PageSession, text: str, status: int, message: str) -> None:
     check_says(browser.send("/map", "/map", text=text), status, message)
 
 
-def test_hostile_text_is_text(browser: Signed) -> None:
+def test_hostile_text_is_text(browser: PageSession) -> None:
     answer = browser.send("/map", "/map", text=f"{HOSTILE} is a passage of some length, or so one would think.")
     assert answer.status_code == 200
 
 
-def test_selectors_of_other_kinds_do_not_hide_the_one_that_has_a_map(fitted: World, browser: Signed) -> None:
+def test_selectors_of_other_kinds_do_not_hide_the_one_that_has_a_map(fitted: World, browser: PageSession) -> None:
     selector = browser.get("/map.json").json()["selector"]["id"]
     cosine = fit_selector(fitted, "cosine")
     assert browser.get("/map.json").json()["selector"]["id"] == selector
@@ -97,7 +97,7 @@ def test_selectors_of_other_kinds_do_not_hide_the_one_that_has_a_map(fitted: Wor
     assert selector in answer.text  # another can be chosen
 
 
-def test_a_retired_adapter_leaves_the_map(fitted: World, browser: Signed) -> None:
+def test_a_retired_adapter_leaves_the_map(fitted: World, browser: PageSession) -> None:
     fitted.client.delete("/v1/adapters/acme/code@1")
     assert "code" not in [place["domain"] for place in browser.get("/map.json").json()["places"]]
 

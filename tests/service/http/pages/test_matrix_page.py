@@ -9,8 +9,8 @@ import pytest
 from service.http.pages import matrix
 from service.http.pages.matrix import LEVELS, colour_level
 from tests.browser import Browser
-from tests.service.http.pages.looked_at import findings, look_at, press_on, signed_in
-from tests.service.http.pages.signed import HOSTILE, Signed, check_says, elements, read
+from tests.service.http.pages.page_checks import findings, look_at, press_on, signed_in
+from tests.service.http.pages.page_session import HOSTILE, PageSession, check_says, elements, read
 from tests.service.http.stock import push_embedded
 from tests.service.servers import Live, World
 
@@ -27,14 +27,14 @@ def stocked(world: World) -> World:
     return world
 
 
-def evaluated(world: World, browser: Signed) -> None:
+def evaluated(world: World, browser: PageSession) -> None:
     answer = browser.send("/matrix", "/matrix", base_model="tiny", namespace="")
     if answer.status_code == 303:
         assert answer.headers["location"].startswith("/jobs/job-")
         world.client.get(f"/v1{answer.headers['location']}/events")
 
 
-def test_what_is_missing_is_counted_and_evaluated_by_a_button(stocked: World, browser: Signed) -> None:
+def test_what_is_missing_is_counted_and_evaluated_by_a_button(stocked: World, browser: PageSession) -> None:
     summary_before = browser.get("/matrix.json").json()
     assert (summary_before["pairs"], summary_before["missing"]) == (4, 4)
     page = read(browser.page("/matrix"))
@@ -59,31 +59,31 @@ def test_what_is_missing_is_counted_and_evaluated_by_a_button(stocked: World, br
     )
 
 
-def test_other_keys_see_none_of_it(stocked: World, browser: Signed) -> None:
+def test_other_keys_see_none_of_it(stocked: World, browser: PageSession) -> None:
     evaluated(stocked, browser)
-    outsider = Signed(stocked, stocked.key(["read", "write"], ["other"]))
+    outsider = PageSession(stocked, stocked.key(["read", "write"], ["other"]))
     for query in ("", "?namespace=acme"):
         assert outsider.get(f"/matrix.json{query}").json()["evaluations"] == []
         assert "a1@1" not in outsider.page(f"/matrix{query}")
         assert "a1@1" not in outsider.get(f"/matrix/evaluations.csv{query}").text
     fields = {"namespace": "acme", "base_model": "tiny"}
     check_says(outsider.send("/matrix", "/matrix", **fields), 403, "may not read namespace")
-    reader = Signed(stocked, stocked.key(["read"], ["acme"]))
+    reader = PageSession(stocked, stocked.key(["read"], ["acme"]))
     assert '<form method="post" action="/matrix"' not in reader.page("/matrix")
 
 
-def test_a_query_that_finds_nothing_is_a_page(browser: Signed) -> None:
+def test_a_query_that_finds_nothing_is_a_page(browser: PageSession) -> None:
     for query in (f"namespace={HOSTILE}", "namespace=nobody", "base_model="):
         browser.page(f"/matrix?{query}")
 
 
-def test_a_base_model_that_is_not_here_is_told(browser: Signed) -> None:
+def test_a_base_model_that_is_not_here_is_told(browser: PageSession) -> None:
     assert browser.get("/matrix?base_model=none").status_code == 400
     assert browser.get("/matrix.json?base_model=none").status_code == 400
 
 
 def test_what_is_too_large_to_be_drawn_looked_at_or_counted_is_said_and_the_csv_has_all(
-    stocked: World, browser: Signed, monkeypatch: pytest.MonkeyPatch
+    stocked: World, browser: PageSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluated(stocked, browser)
     assert "Based on the newest" not in read(browser.page("/matrix"))
@@ -104,7 +104,7 @@ def test_what_is_too_large_to_be_drawn_looked_at_or_counted_is_said_and_the_csv_
 def test_an_adapter_is_outlined_on_its_own_sample_where_another_has_the_same(stocked: World) -> None:
     for seed, name in enumerate(("a", "b"), 71):
         push_embedded(stocked, f"twins/{name}", TEXTS["food"], seed=seed, domain=name)
-    browser = Signed(stocked, stocked.key(["read", "write"], ["twins"]))
+    browser = PageSession(stocked, stocked.key(["read", "write"], ["twins"]))
     evaluated(stocked, browser)
     cells = [at for tag, at in elements(browser.page("/matrix")) if tag == "td"]
     assert [at["class"].endswith(" own") for at in cells] == [True, True]
@@ -116,7 +116,7 @@ def test_names_that_share_weights_or_a_sample_are_counted(stocked: World) -> Non
         for seed, name in ((81, "a"), (81, "b"), (82, "c"), (82, "c")):
             push_embedded(stocked, f"{space}/{name}", TEXTS["food"], seed=seed, domain=name)
     key = stocked.key(["read", "write"], ["shared"])
-    browser = Signed(stocked, key)
+    browser = PageSession(stocked, key)
     evaluated(stocked, browser)
     summary = browser.get("/matrix.json").json()
     assert summary["names"] == {"shared/b@1": 2}

@@ -18,8 +18,8 @@ from service.http.problems import status_of
 from service.http.schemas.completions import CompletionRequest
 from tests.browser import Browser
 from tests.service.answers import refusal
-from tests.service.http.pages.looked_at import check_looks, press_on, signed_in
-from tests.service.http.pages.signed import HOSTILE, Signed, check_says, elements, read
+from tests.service.http.pages.page_checks import check_looks, press_on, signed_in
+from tests.service.http.pages.page_session import HOSTILE, PageSession, check_says, elements, read
 from tests.service.http.stock import TEMPLATE, cook_soup
 from tests.service.servers import BASE_ID, Live, World
 
@@ -42,7 +42,7 @@ def spans(page: str) -> str:
     return unescape("".join(re.findall(r'<span class="token [^>]*>(.*?)</span>', answer, re.DOTALL)))
 
 
-def test_it_begins_with_the_models_of_its_address(browser: Signed) -> None:
+def test_it_begins_with_the_models_of_its_address(browser: PageSession) -> None:
     playground = Playground.model_validate(browser.get("/playground.json?model=acme/law&model=acme/mix").json())
     assert playground.models == ["acme/law", "acme/mix"]
     assert {"acme/law@1", "acme/food@1", "acme/mix@1"} < set(playground.suggested)
@@ -52,7 +52,7 @@ def test_it_begins_with_the_models_of_its_address(browser: Signed) -> None:
     assert browser.get("/playground?" + "&".join(["model=x"] * 5)).status_code == 400
 
 
-def test_answers_are_those_of_the_api(stocked: World, browser: Signed) -> None:
+def test_answers_are_those_of_the_api(stocked: World, browser: PageSession) -> None:
     fields = {"model-1": "acme/law@1", "model-2": "acme/mix", "kind": "text", "prompt": "The court ", "seed": "7"}
     answer = browser.send("/playground", "/playground", **fields, max_tokens="12", temperature="0.9")
     request = {"prompt": "The court ", "max_tokens": 12, "temperature": 0.9, "seed": 7, "logprobs": 4}
@@ -62,7 +62,7 @@ def test_answers_are_those_of_the_api(stocked: World, browser: Signed) -> None:
     assert f"{100 * math.exp(same['logprobs']['token_logprobs'][0]):.1f} %" in read(answer.text)
 
 
-def test_the_script_reads_the_stream_of_the_api(browser: Signed) -> None:
+def test_the_script_reads_the_stream_of_the_api(browser: PageSession) -> None:
     answer = browser.send(
         "/playground/events", "/playground", **{"model-1": "acme/law"}, kind="text", prompt="x", max_tokens="3"
     )
@@ -85,7 +85,7 @@ def test_the_script_reads_the_stream_of_the_api(browser: Signed) -> None:
         ({"model-1": HOSTILE, "prompt": HOSTILE}, "not valid"),
     ],
 )
-def test_what_cannot_be_asked_is_said_once(browser: Signed, fields: dict[str, str], message: str) -> None:
+def test_what_cannot_be_asked_is_said_once(browser: PageSession, fields: dict[str, str], message: str) -> None:
     page = browser.send("/playground", "/playground", **fields)
     events = browser.send("/playground/events", "/playground", **fields)
     assert message in events.json()["error"]["message"]
@@ -105,14 +105,14 @@ BEFORE = [
 
 
 @pytest.mark.parametrize("history", BEFORE)
-def test_what_was_said_before_is_turns_of_text(browser: Signed, history: str) -> None:
+def test_what_was_said_before_is_turns_of_text(browser: PageSession, history: str) -> None:
     fields = {"model-1": "base/chatty", "kind": "chat", "prompt": "x", "before": history}
     assert refusal(browser.send("/playground/events", "/playground", **fields), 400).startswith("The conversation")
 
 
 @pytest.mark.parametrize("error", [Internal("SECRET"), Busy("Later.", retry_after=7)])
 def test_an_error_is_told_as_the_api_tells_it(
-    browser: Signed, monkeypatch: pytest.MonkeyPatch, error: SoupError
+    browser: PageSession, monkeypatch: pytest.MonkeyPatch, error: SoupError
 ) -> None:
     async def fails(*_: object) -> None:
         raise error
@@ -127,7 +127,7 @@ def test_an_error_is_told_as_the_api_tells_it(
         assert answer.headers.get("retry-after") == ("7" if isinstance(error, Busy) else None)
 
 
-def test_nobody_else_is_asked_once_the_client_has_gone(browser: Signed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_else_is_asked_once_the_client_has_gone(browser: PageSession, monkeypatch: pytest.MonkeyPatch) -> None:
     models = []
 
     async def gone(_: object, body: CompletionRequest, *__: object) -> None:
@@ -139,12 +139,12 @@ def test_nobody_else_is_asked_once_the_client_has_gone(browser: Signed, monkeypa
     assert models == ["acme/law"]
 
 
-def test_a_conversation_of_a_base_without_a_template_is_refused_beside_others(browser: Signed) -> None:
+def test_a_conversation_of_a_base_without_a_template_is_refused_beside_others(browser: PageSession) -> None:
     fields = {"model-1": "acme/law", "kind": "chat", "prompt": "x"}
     assert "has no chat template" in read(browser.send("/playground", "/playground", **fields).text)
 
 
-def test_a_conversation_goes_on_where_it_was(stocked: World, browser: Signed) -> None:
+def test_a_conversation_goes_on_where_it_was(stocked: World, browser: PageSession) -> None:
     assert Playground.model_validate(browser.get("/playground.json").json()).chat == ["chatty"]
     history = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     fields = {"kind": "chat", "system": "Be brief.", "before": json.dumps(history), "prompt": "z", "seed": "3"}
@@ -161,7 +161,7 @@ def test_a_conversation_goes_on_where_it_was(stocked: World, browser: Signed) ->
 BOTH = "model=acme/law&model=acme/mix@1"
 
 
-def test_models_are_told_side_by_side(browser: Signed) -> None:
+def test_models_are_told_side_by_side(browser: PageSession) -> None:
     models = browser.get(f"/compare.json?{BOTH}").json()["models"]
     assert [model["model"] for model in models] == ["acme/law@1", "acme/mix@1"]
     assert models[1]["ingredients"] == {"acme/law@1": "0.75", "acme/food@1": "0.25"}
@@ -171,14 +171,14 @@ def test_models_are_told_side_by_side(browser: Signed) -> None:
     assert sorted(rows[1:]) == [["acme/food@1", "", "0.25"], ["acme/law@1", "", "0.75"]]
 
 
-def test_nothing_is_compared_before_something_is_named(browser: Signed) -> None:
+def test_nothing_is_compared_before_something_is_named(browser: PageSession) -> None:
     assert "Properties" not in browser.page("/compare")
     unknown = browser.get("/compare?model=acme/law&model=other/secret")
     check_says(unknown, 404, "There is no")
     assert "hidden-domain" not in unknown.text
 
 
-def test_a_text_is_measured_as_the_api_measures_it(stocked: World, browser: Signed) -> None:
+def test_a_text_is_measured_as_the_api_measures_it(stocked: World, browser: PageSession) -> None:
     texts = [f"The court held that contract {number} was void." for number in range(4)]
     fields = {"model-1": "acme/law@1", "model-2": "acme/mix@1", "text": "\n\n".join(texts)}
     page = browser.send("/compare", f"/compare?{BOTH}", **fields)
@@ -196,7 +196,7 @@ def test_a_text_is_measured_as_the_api_measures_it(stocked: World, browser: Sign
     assert f"{same['baseline']['difference']:+.4f} ± {reach:.4f}" in texts
 
 
-def test_every_model_is_scored_once(stocked: World, browser: Signed) -> None:
+def test_every_model_is_scored_once(stocked: World, browser: PageSession) -> None:
     def used() -> dict[str, int]:
         rows = stocked.client.get("/v1/usage", params={"by": "model"}).json()["data"]
         return {row["model"]: row["tokens_in"] for row in rows}
@@ -211,22 +211,22 @@ def test_every_model_is_scored_once(stocked: World, browser: Signed) -> None:
     assert rows == 3
 
 
-def test_models_of_other_bases_are_not_scored(browser: Signed) -> None:
+def test_models_of_other_bases_are_not_scored(browser: PageSession) -> None:
     fields = {"model-1": "acme/law", "model-2": "base/chatty", "text": "The court."}
     check_says(browser.send("/compare", f"/compare?{BOTH}", **fields), 400, "different base models")
 
 
-def test_one_model_under_two_names_is_one(browser: Signed) -> None:
+def test_one_model_under_two_names_is_one(browser: PageSession) -> None:
     digest = browser.get("/compare.json?model=acme/law").json()["models"][0]["facts"]["Digest"]
     models = browser.get(f"/compare.json?model=&model=acme/law&model={digest}&model=acme/law@1").json()["models"]
     assert [model["model"] for model in models] == ["acme/law@1"]
 
 
 def test_a_reader_is_offered_models_to_compare(stocked: World) -> None:
-    assert '<option value="acme/law@1">' in Signed(stocked, stocked.key(["read"], ["acme"])).page("/compare")
+    assert '<option value="acme/law@1">' in PageSession(stocked, stocked.key(["read"], ["acme"])).page("/compare")
 
 
-def test_what_cannot_be_measured_keeps_the_text(browser: Signed) -> None:
+def test_what_cannot_be_measured_keeps_the_text(browser: PageSession) -> None:
     for fields, status, message in (
         ({"model-1": "acme/law"}, 400, "Name at least two models"),
         ({"model-1": "acme/law", "model-2": "acme/nothing"}, 404, "There is no"),
@@ -240,7 +240,7 @@ def test_what_cannot_be_measured_keeps_the_text(browser: Signed) -> None:
 
 
 def test_a_mixture_is_asked_beside_its_adapters_and_not_stored(stocked: World) -> None:
-    browser = Signed(stocked, stocked.key(["infer"], ["acme"]))
+    browser = PageSession(stocked, stocked.key(["infer"], ["acme"]))
     fields = {"mix-1": "acme/law@1", "weight-1": "3", "mix-2": " acme/food@1 ", "weight-2": "1", "mix-3": ""}
     answer = browser.send("/playground/mix", "/playground", **fields, **{"weight-3": "0.5"})
     assert answer.status_code == 303
@@ -258,7 +258,7 @@ def test_a_mixture_is_asked_beside_its_adapters_and_not_stored(stocked: World) -
     assert twin["mix"] == [{"ref": "acme/law@1", "weight": 3.0}, {"ref": "acme/food@1", "weight": 1.0}]
 
 
-def test_one_adapter_alone_is_that_adapter(browser: Signed) -> None:
+def test_one_adapter_alone_is_that_adapter(browser: PageSession) -> None:
     fields = {"mix-1": "acme/law@1", "weight-1": "0.2", "mix-2": "acme/food", "weight-2": "0"}
     answer = browser.send("/playground/mix", "/playground", **fields)
     assert parse_qs(urlsplit(answer.headers["location"]).query)["model"] == ["acme/law@1", "acme/food"]
@@ -279,11 +279,11 @@ def test_one_adapter_alone_is_that_adapter(browser: Signed) -> None:
         ({"mix-1": "other/secret", "weight-1": "1"}, 404, "other/secret"),
     ],
 )
-def test_what_cannot_be_mixed_is_said(browser: Signed, fields: dict[str, str], status: int, message: str) -> None:
+def test_what_cannot_be_mixed_is_said(browser: PageSession, fields: dict[str, str], status: int, message: str) -> None:
     check_says(browser.send("/playground/mix", "/playground", **fields), status, message)
 
 
-def test_an_address_with_a_recipe_that_is_none_is_refused(browser: Signed) -> None:
+def test_an_address_with_a_recipe_that_is_none_is_refused(browser: PageSession) -> None:
     for query in ("mix=acme/law", "mix=*1", "mix=acme/law*x", "&".join(["mix=acme/law*1"] * (SLIDERS + 1))):
         assert browser.get(f"/playground?{query}").status_code == 400, query
         assert browser.get(f"/playground.json?{query}").status_code == 400, query

@@ -16,8 +16,8 @@ from registry.names import sha256_digest
 from registry.spec import Card, LoraConfig
 from service.http.pages import push
 from tests.browser import Browser, Page
-from tests.service.http.pages.looked_at import check_looks, findings, press_on, signed_in
-from tests.service.http.pages.signed import HOSTILE, Signed
+from tests.service.http.pages.page_checks import check_looks, findings, press_on, signed_in
+from tests.service.http.pages.page_session import HOSTILE, PageSession
 from tests.service.lora_pushes import CONFIG as LORA
 from tests.service.lora_pushes import lora_weights
 from tests.service.servers import BASE_ID, CONFIG, Live, World, adapter_weights
@@ -212,11 +212,11 @@ CONFIG_TEXT = json.dumps({"domain": "law", "base_model": BASE_ID, "config": CONF
 
 
 @pytest.fixture(scope="module")
-def browser(world: World, secret: str) -> Signed:
-    return Signed(world, secret)
+def browser(world: World, secret: str) -> PageSession:
+    return PageSession(world, secret)
 
 
-def uploaded(browser: Signed, data: bytes) -> str:
+def uploaded(browser: PageSession, data: bytes) -> str:
     """Upload some bytes as the page's script does; their digest."""
     headers = {"soup-form": browser.token("/push")}
     body = {"digest": sha256_digest(data), "size": len(data)}
@@ -227,15 +227,15 @@ def uploaded(browser: Signed, data: bytes) -> str:
     return str(body["digest"])
 
 
-def test_what_the_page_begins_with(browser: Signed, world: World) -> None:
+def test_what_the_page_begins_with(browser: PageSession, world: World) -> None:
     twin = browser.get("/push.json").json()
     assert (twin["namespaces"], twin["base_models"]) == (["acme"], [BASE_ID])
     assert twin["most_bytes"] == world.runtime.settings.max_blob_bytes
 
 
-def test_uploads_and_blobs_of_others_are_not_there(world: World, browser: Signed) -> None:
+def test_uploads_and_blobs_of_others_are_not_there(world: World, browser: PageSession) -> None:
     data = adapter_weights(world.runtime, seed=5)
-    other_browser = Signed(world, world.key(["read", "write"], ["other"]))
+    other_browser = PageSession(world, world.key(["read", "write"], ["other"]))
     digest = uploaded(other_browser, data)
     headers = {"soup-form": other_browser.token("/push")}
     open_one = other_browser.client.post(
@@ -255,7 +255,7 @@ def test_uploads_and_blobs_of_others_are_not_there(world: World, browser: Signed
 
 
 @pytest.fixture(scope="module")
-def weights(world: World, browser: Signed) -> str:
+def weights(world: World, browser: PageSession) -> str:
     """The digest of weights that were uploaded."""
     return uploaded(browser, adapter_weights(world.runtime, seed=6))
 
@@ -278,7 +278,7 @@ def weights(world: World, browser: Signed) -> str:
     ],
 )
 def test_a_folder_that_cannot_be_pushed_is_refused_with_the_reason(
-    world: World, browser: Signed, weights: str, changes: dict[str, str | None], message: str
+    world: World, browser: PageSession, weights: str, changes: dict[str, str | None], message: str
 ) -> None:
     fields = {"name": "acme/x", "adapter_config.json": CONFIG_TEXT, "adapter_model.safetensors": weights, **changes}
     answer = browser.send(
@@ -289,7 +289,7 @@ def test_a_folder_that_cannot_be_pushed_is_refused_with_the_reason(
     assert world.client.get("/v1/adapters/acme/x").status_code == 404
 
 
-def test_a_text_that_is_too_long_is_refused_with_its_length(browser: Signed, weights: str) -> None:
+def test_a_text_that_is_too_long_is_refused_with_its_length(browser: PageSession, weights: str) -> None:
     long = " " * (push.MAX_TEXT_LENGTH + 1)
     fields = {"name": "acme/x", "adapter_config.json": long, "adapter_model.safetensors": weights}
     answer = browser.send("/push/manifest", "/push", **fields)

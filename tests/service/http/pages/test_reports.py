@@ -23,8 +23,8 @@ from service.http.pages.report import (
 )
 from service.http.pages.templates import environment
 from tests.service.answers import refusal_with_code
-from tests.service.http.pages.cooked import DIGESTS, evidence
-from tests.service.http.pages.signed import Signed, active, check_says, read
+from tests.service.http.pages.cook_evidence import DIGESTS, evidence
+from tests.service.http.pages.page_session import PageSession, active, check_says, read
 from tests.service.http.stock import cook_soup
 from tests.service.servers import World
 
@@ -146,7 +146,7 @@ def stocked(world: World) -> World:
     return world
 
 
-def test_a_stored_soup_has_a_report_for_each_time_it_was_the_answer(browser: Signed) -> None:
+def test_a_stored_soup_has_a_report_for_each_time_it_was_the_answer(browser: PageSession) -> None:
     newest = browser.get("/soups/acme/mix@1.json").json()
     assert newest["object"] == "soup_report"
     count = int(re.search(r"on cook \d of (\d)", read(browser.page("/soups/acme/mix@1")))[1])  # type: ignore[index]
@@ -158,13 +158,13 @@ def test_a_stored_soup_has_a_report_for_each_time_it_was_the_answer(browser: Sig
     assert browser.get("/soups/acme/mix@1?evidence=0").status_code == 400
 
 
-def test_names_of_namespaces_that_the_key_does_not_see_are_left_out(stocked: World, browser: Signed) -> None:
+def test_names_of_namespaces_that_the_key_does_not_see_are_left_out(stocked: World, browser: PageSession) -> None:
     assert "other/news" not in browser.page("/soups/acme/mix@1")
     assert "other" not in browser.get("/soups/acme/mix@1.json").text
-    assert "other/news" in Signed(stocked, stocked.admin).page("/soups/acme/mix@1")
+    assert "other/news" in PageSession(stocked, stocked.admin).page("/soups/acme/mix@1")
 
 
-def test_every_table_is_a_csv_and_the_plot_has_a_mark_for_each_row(browser: Signed) -> None:
+def test_every_table_is_a_csv_and_the_plot_has_a_mark_for_each_row(browser: PageSession) -> None:
     page = browser.page("/soups/acme/mix@1?evidence=2")
     names = set(re.findall(r'href="/soups/acme/mix@1/([a-z-]+)\.csv\?evidence=2"', page))
     assert {"weights", "differences", "candidates", "left-out"} <= names
@@ -181,5 +181,5 @@ def test_every_table_is_a_csv_and_the_plot_has_a_mark_for_each_row(browser: Sign
     refusal_with_code(browser.get("/soups/acme/mix@1/nothing.csv"), 404, "not_found")
 
 
-def test_an_adapter_has_no_report(browser: Signed) -> None:
+def test_an_adapter_has_no_report(browser: PageSession) -> None:
     check_says(browser.get("/soups/acme/law"), 404, "acme/law@1 is an adapter and not a soup")

@@ -19,7 +19,7 @@ from registry.base_model import LoadedBase
 from registry.names import sha256_digest
 from tests.browser import Browser, Page
 from tests.repository import REPOSITORY
-from tests.service.http.pages.looked_at import signed_in
+from tests.service.http.pages.page_checks import signed_in
 from tests.service.http.stock import fit_selector
 from tests.service.servers import BASE_ID, Live, World
 from tests.service.without_processes import trains_here

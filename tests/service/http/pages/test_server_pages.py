@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from registry.errors import Busy
-from tests.service.http.pages.signed import HOSTILE, Signed, check_says, read
+from tests.service.http.pages.page_session import HOSTILE, PageSession, check_says, read
 from tests.service.servers import World
 
 
@@ -24,20 +24,20 @@ def stocked(world: World) -> World:
 
 
 @pytest.fixture
-def admin(stocked: World) -> Signed:
-    return Signed(stocked, stocked.admin)
+def admin(stocked: World) -> PageSession:
+    return PageSession(stocked, stocked.admin)
 
 
 @pytest.fixture
-def of_acme(stocked: World) -> Signed:
+def of_acme(stocked: World) -> PageSession:
     """An admin of one namespace."""
-    return Signed(stocked, stocked.key(["admin"], ["acme"]))
+    return PageSession(stocked, stocked.key(["admin"], ["acme"]))
 
 
 # --- usage -----------------------------------------------------------------------------------------------
 
 
-def test_usage_is_what_the_api_counts(stocked: World, admin: Signed) -> None:
+def test_usage_is_what_the_api_counts(stocked: World, admin: PageSession) -> None:
     there = stocked.client.get("/v1/usage", params={"by": "model"}).json()
     assert admin.get("/usage.json?by=model").json()["data"] == there["data"]
     page = admin.page("/usage?by=model")
@@ -49,7 +49,7 @@ def test_usage_is_what_the_api_counts(stocked: World, admin: Signed) -> None:
     assert sum(int(row["tokens_out"]) for row in rows) == there["total"]["tokens_out"]
 
 
-def test_what_a_form_leaves_empty_is_not_asked_for(admin: Signed) -> None:
+def test_what_a_form_leaves_empty_is_not_asked_for(admin: PageSession) -> None:
     assert "By" in read(admin.page("/usage?by=&since=&until="))
     assert "When" in read(admin.page("/audit?action=&subject=&namespace=&key_id=&since=&until="))
 
@@ -62,14 +62,14 @@ def test_what_a_form_leaves_empty_is_not_asked_for(admin: Signed) -> None:
         ("/audit?until=x", "'until'"),
     ],
 )
-def test_what_cannot_be_asked_is_said(admin: Signed, path: str, message: str) -> None:
+def test_what_cannot_be_asked_is_said(admin: PageSession, path: str, message: str) -> None:
     check_says(admin.get(path), 400, message)
 
 
 # --- audit -----------------------------------------------------------------------------------------------
 
 
-def test_the_audit_is_filtered_as_the_api_filters_it(stocked: World, admin: Signed) -> None:
+def test_the_audit_is_filtered_as_the_api_filters_it(stocked: World, admin: PageSession) -> None:
     there = stocked.client.get("/v1/audit", params={"action": "adapter."}).json()["data"]
     assert there
     assert admin.get("/audit.json?action=adapter.").json()["data"] == there
@@ -88,13 +88,13 @@ def secret_of(page: str) -> str:
     return re.findall(r"<code>(sk-soup-[\w-]+)</code>", page)[0]
 
 
-def test_a_key_is_made_changed_and_revoked(stocked: World, admin: Signed) -> None:
+def test_a_key_is_made_changed_and_revoked(stocked: World, admin: PageSession) -> None:
     fields = {"name": HOSTILE, "scope-read": "yes", "scope-infer": "yes", "namespaces": "acme, team"}
     secret = secret_of(admin.send("/keys", "/keys", **fields, expires="2030-01-31").text)
     (key,) = [key for key in stocked.client.get("/v1/keys").json()["data"] if key["name"] == HOSTILE]
     assert (key["scopes"], key["namespaces"]) == (["infer", "read"], ["acme", "team"])
     assert key["expires_at"].startswith("2030-01-31T00:00:00")
-    assert Signed(stocked, secret).get("/models").status_code == 200
+    assert PageSession(stocked, secret).get("/models").status_code == 200
     assert secret not in admin.page("/keys")
     assert secret not in admin.get("/keys.json").text
     new_secret = secret_of(admin.send(f"/keys/{key['id']}/rotate", "/keys", grace="yes").text)
@@ -109,7 +109,7 @@ def test_a_key_is_made_changed_and_revoked(stocked: World, admin: Signed) -> Non
     assert "✕ revoked" in admin.page("/keys")
 
 
-def test_many_keys_are_several_pages(stocked: World, admin: Signed) -> None:
+def test_many_keys_are_several_pages(stocked: World, admin: PageSession) -> None:
     names = [f"paged {number}" for number in range(3)]
     for name in names:
         stocked.client.post("/v1/keys", json={"name": name, "scopes": ["read"], "namespaces": ["acme"]})
@@ -125,7 +125,7 @@ def test_many_keys_are_several_pages(stocked: World, admin: Signed) -> None:
 
 
 def test_a_secret_is_shown_also_where_the_list_cannot_be_read(
-    stocked: World, admin: Signed, monkeypatch: pytest.MonkeyPatch
+    stocked: World, admin: PageSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = admin.token("/keys")
     monkeypatch.setattr("service.http.pages.keys.list_keys", Mock(side_effect=Busy("Later.", retry_after=1)))
@@ -135,7 +135,7 @@ def test_a_secret_is_shown_also_where_the_list_cannot_be_read(
     assert admin.get("/keys").status_code == 429
 
 
-def test_a_key_may_see_a_thousand_namespaces_and_be_called_with_blanks(stocked: World, admin: Signed) -> None:
+def test_a_key_may_see_a_thousand_namespaces_and_be_called_with_blanks(stocked: World, admin: PageSession) -> None:
     names = " ".join(f"team-{number}" for number in range(1000))
     assert admin.send("/keys", "/keys", **{"name": "wide", "scope-read": "yes", "namespaces": names}).status_code == 200
     key = stocked.client.post("/v1/keys", json={"name": " x ", "namespaces": ["acme"], "scopes": ["read"]}).json()
@@ -153,7 +153,7 @@ def test_a_key_may_see_a_thousand_namespaces_and_be_called_with_blanks(stocked: 
         ({"name": "x", "scope-read": "yes", "namespaces": "UP PER"}, "namespaces"),
     ],
 )
-def test_what_cannot_be_made_is_said_above_the_form(admin: Signed, fields: dict[str, str], message: str) -> None:
+def test_what_cannot_be_made_is_said_above_the_form(admin: PageSession, fields: dict[str, str], message: str) -> None:
     count_before = len(admin.get("/keys.json").json()["data"])
     answer = admin.send("/keys", "/keys", **fields)
     check_says(answer, 400, message)
@@ -164,7 +164,9 @@ def test_what_cannot_be_made_is_said_above_the_form(admin: Signed, fields: dict[
 # --- the engine ------------------------------------------------------------------------------------------
 
 
-def test_the_engine_shows_what_it_did_to_those_who_see_the_whole_server(admin: Signed, of_acme: Signed) -> None:
+def test_the_engine_shows_what_it_did_to_those_who_see_the_whole_server(
+    admin: PageSession, of_acme: PageSession
+) -> None:
     by_model = {adapter["model"]: adapter for adapter in admin.get("/engine.json").json()["adapters"]}
     assert by_model["acme/law@1"]["generated_tokens"] == 3
     assert by_model["acme/law@1"]["answer_seconds"] > 0
@@ -177,8 +179,8 @@ def test_the_engine_shows_what_it_did_to_those_who_see_the_whole_server(admin: S
         assert of_acme.get(path).status_code == 403, path
 
 
-def test_the_menu_has_the_pages_that_a_key_may_see(stocked: World, admin: Signed, of_acme: Signed) -> None:
-    reader = Signed(stocked, stocked.key(["read"], ["acme"]))
+def test_the_menu_has_the_pages_that_a_key_may_see(stocked: World, admin: PageSession, of_acme: PageSession) -> None:
+    reader = PageSession(stocked, stocked.key(["read"], ["acme"]))
     for page, places in {
         "/models": ("/push", "/cook", "/playground"),
         "/usage": ("/keys", "/audit", "/engine"),

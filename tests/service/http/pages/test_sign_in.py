@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from service.http.pages.sign_in import path_after_sign_in
-from tests.service.http.pages.signed import TOKEN, Signed, read
+from tests.service.http.pages.page_session import TOKEN, PageSession, read
 from tests.service.servers import World
 
 WRONG = "sk-soup-" + "0" * 43
@@ -20,7 +20,7 @@ def reader(world: World) -> str:
 
 
 def test_whoever_has_not_signed_in_goes_to_where_one_does(world: World) -> None:
-    browser = Signed(world)
+    browser = PageSession(world)
     for path, place in {
         "/": "/sign-in",
         "/models": "/sign-in?next=%2Fmodels",
@@ -40,7 +40,7 @@ LOOKING = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 @pytest.mark.parametrize("path", ["/nothing", "/models/law", "/v1/nothing", "/acme/law/resolve", "/nothing.json"])
 def test_a_browser_is_told_in_a_page_that_there_is_nothing(world: World, reader: str, path: str) -> None:
-    stranger, signed = Signed(world), Signed(world, reader)
+    stranger, signed = PageSession(world), PageSession(world, reader)
     for browser, on, place in ((stranger, "Sign in", "/sign-in"), (signed, "Go to the first page", "/")):
         answer = browser.get(path, headers=LOOKING)
         assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
@@ -52,7 +52,7 @@ def test_a_browser_is_told_in_a_page_that_there_is_nothing(world: World, reader:
 
 
 def test_programs_are_told_as_before_that_there_is_nothing(world: World, reader: str) -> None:
-    browser, key = Signed(world, reader), {"authorization": f"Bearer {reader}"}
+    browser, key = PageSession(world, reader), {"authorization": f"Bearer {reader}"}
     for headers, status, code in (
         ({}, 401, "unauthenticated"),
         (key, 404, "not_found"),
@@ -66,19 +66,19 @@ def test_programs_are_told_as_before_that_there_is_nothing(world: World, reader:
 
 
 def test_signing_in_goes_on_to_where_one_was_going(world: World, reader: str) -> None:
-    browser = Signed(world)
+    browser = PageSession(world)
     answer = browser.sign_in(reader, next="/models?q=law")
     assert (answer.status_code, answer.headers["location"]) == (303, "/models?q=law")
     assert "acme" in read(browser.page("/models"))
     assert browser.get("/").headers["location"] == "/models"
     for scope, place in (("infer", "/playground"), ("write", "/usage"), ("admin", "/models")):
-        scoped = Signed(world, world.key([scope], ["acme"]))
+        scoped = PageSession(world, world.key([scope], ["acme"]))
         assert scoped.get("/").headers["location"] == place
         assert scoped.get(place).status_code == 200
 
 
 def test_the_cookie_is_not_the_key_and_no_script_or_other_site_gets_it(world: World, reader: str) -> None:
-    cookie = Signed(world).sign_in(reader).headers["set-cookie"]
+    cookie = PageSession(world).sign_in(reader).headers["set-cookie"]
     assert re.fullmatch(r"soup-session=([\w-]{43}); HttpOnly; Path=/; SameSite=strict", cookie) is not None, cookie
     assert reader not in cookie
     assert reader[8:20] not in cookie
@@ -106,21 +106,21 @@ def test_cookies_of_others_on_the_host_change_nothing_and_are_not_unquoted(
         return text
 
     monkeypatch.setattr("http.cookies._unquote", unquoted)
-    page = Signed(world).get("/sign-in")
+    page = PageSession(world).get("/sign-in")
     form_cookie, token = page.headers["set-cookie"].partition(";")[0], TOKEN.search(page.text)
     fields, cookies = {"form": token[1], "key": reader}, {"cookie": f"{foreign}; {form_cookie}"}
-    answer = Signed(world).client.post("/sign-in", data=fields, headers=cookies)
+    answer = PageSession(world).client.post("/sign-in", data=fields, headers=cookies)
     assert answer.status_code == 303, read(answer.text)
     session = answer.headers["set-cookie"].partition(";")[0]
     for cookies in (f"{foreign}; {session}", f"{session}; {foreign}"):
-        assert Signed(world).get("/models", headers={"cookie": cookies}).status_code == 200
+        assert PageSession(world).get("/models", headers={"cookie": cookies}).status_code == 200
     for path in ("/healthz", "/v1/jobs"):  # the framework looks at the cookies of every route
         assert world.client.get(path, headers={"cookie": foreign}).status_code == 200
 
 
 @pytest.mark.parametrize("headers", [{"x-forwarded-proto": "https"}, {"x-forwarded-proto": "HTTPS, http"}, {}])
 def test_behind_tls_cookies_go_by_tls_and_are_this_hosts_alone(world: World, reader: str, headers: Any) -> None:
-    secure = Signed(world, base_url="https://soup.test" if not headers else "http://soup.test", headers=headers)
+    secure = PageSession(world, base_url="https://soup.test" if not headers else "http://soup.test", headers=headers)
     page = secure.get("/sign-in")
     assert page.headers["set-cookie"].startswith("__Host-soup-form=")
     assert "; Secure" in page.headers["set-cookie"]
@@ -132,7 +132,7 @@ def test_behind_tls_cookies_go_by_tls_and_are_this_hosts_alone(world: World, rea
 
 
 def test_a_key_that_is_none_is_told_so_and_never_shown_again(world: World) -> None:
-    browser = Signed(world)
+    browser = PageSession(world)
     for secret in (WRONG, "", "hunter2", '"><script>alert(1)</script>', "sk-soup-" + "é" * 43):
         answer = browser.sign_in(secret)
         assert answer.status_code == 401
@@ -145,17 +145,17 @@ def test_a_key_that_is_none_is_told_so_and_never_shown_again(world: World) -> No
 
 
 def test_signing_out_ends_the_session_everywhere(world: World, reader: str) -> None:
-    browser = Signed(world, reader)
+    browser = PageSession(world, reader)
     session = browser.client.cookies["soup-session"]
     answer = browser.send("/sign-in/out", "/models")
     assert (answer.status_code, answer.headers["location"]) == (303, "/sign-in")
     assert 'soup-session=""; HttpOnly; Max-Age=0' in answer.headers["set-cookie"]
-    assert Signed(world).get("/models", headers={"cookie": f"soup-session={session}"}).status_code == 303
+    assert PageSession(world).get("/models", headers={"cookie": f"soup-session={session}"}).status_code == 303
 
 
 def test_a_revoked_key_ends_its_session_with_the_next_request(world: World) -> None:
     key = world.client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
-    browser = Signed(world, key["secret"])
+    browser = PageSession(world, key["secret"])
     browser.page("/models")
     world.client.delete(f"/v1/keys/{key['id']}")
     assert browser.get("/models").headers["location"] == "/sign-in?next=%2Fmodels"
@@ -164,8 +164,8 @@ def test_a_revoked_key_ends_its_session_with_the_next_request(world: World) -> N
 
 
 def test_forms_of_other_sites_are_refused(world: World, reader: str) -> None:
-    browser = Signed(world, reader)
-    token, foreign_token = browser.token("/models"), Signed(world, reader).token("/models")
+    browser = PageSession(world, reader)
+    token, foreign_token = browser.token("/models"), PageSession(world, reader).token("/models")
     wrong = {
         "no token": ({}, {}),
         "an empty one": ({"form": ""}, {}),
@@ -186,8 +186,8 @@ def test_forms_of_other_sites_are_refused(world: World, reader: str) -> None:
 
 def test_a_page_of_another_site_cannot_sign_a_browser_in(world: World, reader: str) -> None:
     """Who looks at the pages of an attacker's key may tell it what is not the attacker's."""
-    elsewhere = Signed(world).token("/sign-in")
-    answer = Signed(world).client.post("/sign-in", data={"form": elsewhere, "key": reader})
+    elsewhere = PageSession(world).token("/sign-in")
+    answer = PageSession(world).client.post("/sign-in", data={"form": elsewhere, "key": reader})
     assert answer.status_code == 403
     assert "soup-session" not in answer.headers.get("set-cookie", "")
 

@@ -13,8 +13,8 @@ from registry.names import sha256_digest
 from service.http.pages.losses import MAX_ROWS, losses_table, training_losses, tuning_losses
 from tests.browser import Browser
 from tests.registry.catalogue_rows import statements
-from tests.service.http.pages.looked_at import look_at, signed_in
-from tests.service.http.pages.signed import HOSTILE, Signed, read
+from tests.service.http.pages.page_checks import look_at, signed_in
+from tests.service.http.pages.page_session import HOSTILE, PageSession, read
 from tests.service.http.stock import cook_soup, fit_selector, push_embedded, queue_job, set_job
 from tests.service.servers import BASE_ID, Live, World
 from tests.service.without_processes import trains_here
@@ -67,7 +67,7 @@ def trained(stocked: World, base: LoadedBase) -> str:
 
 
 def test_a_training_shows_what_came_of_it_and_the_losses_of_its_record(
-    stocked: World, browser: Signed, trained: str
+    stocked: World, browser: PageSession, trained: str
 ) -> None:
     (listed,) = browser.get("/trainings.json?state=succeeded").json()["data"]
     assert (listed["name"], listed["adapter"]) == ("acme/trained", "acme/trained@1")
@@ -90,7 +90,7 @@ def test_a_training_shows_what_came_of_it_and_the_losses_of_its_record(
     ]
 
 
-def test_the_version_that_was_trained_has_the_same_losses(browser: Signed, trained: str) -> None:
+def test_the_version_that_was_trained_has_the_same_losses(browser: PageSession, trained: str) -> None:
     losses = browser.get("/models/acme/trained@1.json").json()["losses"]
     assert losses == browser.get(f"/trainings/{trained}.json").json()["losses"]
     assert "Training curve" in browser.page("/models/acme/trained@1")
@@ -102,7 +102,7 @@ def test_the_version_that_was_trained_has_the_same_losses(browser: Signed, train
     assert "curve" not in browser.page("/models/acme/law@1")
 
 
-def test_a_tuned_soup_has_the_losses_of_its_passes(stocked: World, browser: Signed) -> None:
+def test_a_tuned_soup_has_the_losses_of_its_passes(stocked: World, browser: PageSession) -> None:
     report = {
         "passes": 2,
         "kept": 1,
@@ -130,7 +130,7 @@ def queue_training(world: World, *, name: str = "acme/none", reach: tuple[str, .
     return queue_job(world, "train", arguments)
 
 
-def test_of_a_training_that_failed_there_is_nothing_to_draw(stocked: World, browser: Signed) -> None:
+def test_of_a_training_that_failed_there_is_nothing_to_draw(stocked: World, browser: PageSession) -> None:
     id = queue_training(stocked)
     assert "The plot appears with the first losses" in browser.page(f"/trainings/{id}")
     stocked.client.post(f"/v1/jobs/{id}/cancel")
@@ -141,7 +141,9 @@ def test_of_a_training_that_failed_there_is_nothing_to_draw(stocked: World, brow
     assert browser.get(f"/trainings/{id}.json").json()["asked"] is None
 
 
-def test_of_one_that_came_to_nothing_its_own_losses_are_drawn_with_its_error(stocked: World, browser: Signed) -> None:
+def test_of_one_that_came_to_nothing_its_own_losses_are_drawn_with_its_error(
+    stocked: World, browser: PageSession
+) -> None:
     def failed(reach: tuple[str, ...], error: str) -> str:
         id = queue_training(stocked, reach=reach)
         with stocked.registry.database.write() as catalogue:
@@ -165,9 +167,11 @@ def test_of_one_that_came_to_nothing_its_own_losses_are_drawn_with_its_error(sto
     assert browser.get(f"/trainings/{hidden}/losses.csv").status_code == 404
 
 
-def test_what_is_no_training_and_what_is_anothers_are_not_there(stocked: World, browser: Signed, trained: str) -> None:
+def test_what_is_no_training_and_what_is_anothers_are_not_there(
+    stocked: World, browser: PageSession, trained: str
+) -> None:
     fit = next(job["id"] for job in stocked.client.get("/v1/jobs").json()["data"] if job["kind"] != "train")
-    outsider = Signed(stocked, stocked.key(["read"], ["other"]))
+    outsider = PageSession(stocked, stocked.key(["read"], ["other"]))
     for asks, id in ((browser, fit), (browser, "job-" + "0" * 16), (outsider, trained)):
         for path in ("", ".json", "/losses.csv"):
             assert asks.get(f"/trainings/{id}{path}").status_code == 404, (id, path)
@@ -175,7 +179,7 @@ def test_what_is_no_training_and_what_is_anothers_are_not_there(stocked: World, 
     assert "acme" not in outsider.page("/trainings")
 
 
-def test_a_training_whose_adapter_was_retired_says_so(stocked: World, browser: Signed, trained: str) -> None:
+def test_a_training_whose_adapter_was_retired_says_so(stocked: World, browser: PageSession, trained: str) -> None:
     stocked.client.delete("/v1/adapters/acme/trained")
     assert "which is retired or purged" in read(browser.page(f"/trainings/{trained}"))
     assert browser.get(f"/trainings/{trained}.json").json()["gone"] is True
@@ -183,7 +187,7 @@ def test_a_training_whose_adapter_was_retired_says_so(stocked: World, browser: S
     assert browser.get(f"/trainings/{trained}.json").json()["gone"] is False
 
 
-def test_a_live_adapter_without_a_record_is_not_said_to_be_gone(stocked: World, browser: Signed) -> None:
+def test_a_live_adapter_without_a_record_is_not_said_to_be_gone(stocked: World, browser: PageSession) -> None:
     id = queue_training(stocked, name="acme/law")
     stocked.client.post(f"/v1/jobs/{id}/cancel")
     set_job(stocked, id, result='{"adapter": "acme/law@1"}')
@@ -254,7 +258,7 @@ def fitted(stocked: World) -> str:
 
 
 def test_a_selector_shows_its_pool_its_measurements_and_who_was_chosen_with_it(
-    stocked: World, browser: Signed, fitted: str
+    stocked: World, browser: PageSession, fitted: str
 ) -> None:
     assert fitted in {selector["id"] for selector in browser.get("/selectors.json").json()["data"]}
     body = browser.get(f"/selectors/{fitted}.json").json()
@@ -268,14 +272,14 @@ def test_a_selector_shows_its_pool_its_measurements_and_who_was_chosen_with_it(
     assert [row["Adapter"] for row in rows] == [member["ref"] for member in there["members"]]
 
 
-def test_a_selector_that_measures_nothing_is_listed_too(stocked: World, browser: Signed, fitted: str) -> None:
+def test_a_selector_that_measures_nothing_is_listed_too(stocked: World, browser: PageSession, fitted: str) -> None:
     uniform = fit_selector(stocked, "uniform")
     page = read(browser.page("/selectors"))
     assert uniform in page
     assert fitted in page
 
 
-def test_a_pool_is_read_once_for_all_its_selectors_in_a_list(stocked: World, browser: Signed, fitted: str) -> None:
+def test_a_pool_is_read_once_for_all_its_selectors_in_a_list(stocked: World, browser: PageSession, fitted: str) -> None:
     with statements(stocked.registry.database) as statements_before:
         browser.page("/selectors")
     fit_selector(stocked, seed=1)
@@ -285,7 +289,7 @@ def test_a_pool_is_read_once_for_all_its_selectors_in_a_list(stocked: World, bro
     assert pools[0] == pools[1] > 0
 
 
-def test_what_a_selector_does_not_know_yet_is_named(stocked: World, browser: Signed, fitted: str) -> None:
+def test_what_a_selector_does_not_know_yet_is_named(stocked: World, browser: PageSession, fitted: str) -> None:
     texts = [f"Goals of player {number} in the match." for number in range(25)]
     push_embedded(stocked, "acme/sport", texts, seed=9, domain=HOSTILE)
     page = browser.page(f"/selectors/{fitted}")

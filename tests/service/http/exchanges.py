@@ -22,7 +22,7 @@ from service.settings import Settings
 from tests.service.servers import Live
 
 
-class Asked:
+class Exchange:
     """One request; `headers` are named with underscores."""
 
     def __init__(self, pieces: Iterator[bytes], *, path: str = "/large", method: str = "POST", **headers: str) -> None:
@@ -55,7 +55,7 @@ class Asked:
         else:
             self.body += message.get("body", b"")
 
-    async def of(self, app: FastAPI) -> Asked:
+    async def of(self, app: FastAPI) -> Exchange:
         await app(self.scope, self.receive, self.send)
         return self
 

@@ -18,7 +18,7 @@ HOSTILE = '"><script>alert(1)</script> {{7*7777}}'
 TOKEN = re.compile(r'name="form" value="([0-9a-f]{64})"')
 
 
-class Signed:
+class PageSession:
     """A person at the pages, without running their scripts; redirects are not followed.
 
     Nothing in a page that it gets may run or style something but files of ours, whatever people wrote into it.
