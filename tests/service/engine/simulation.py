@@ -46,17 +46,17 @@ def scheduler_of(
 ) -> Scheduler:
     """`kv` is the number of positions that there is memory for, `pace` the tokens beside streams."""
     space = KVBudget(kv, lambda _base_id: 1)
-    found = Scheduler(
+    scheduler = Scheduler(
         admission=AdmissionControl(max_queue),
         max_step_tokens=tokens,
         max_running=rows,
         prefixes=PrefixCache(space, "namespace"),
     )
     if pace is not None:
-        found.step_times.beside_decodes("b", tokens)
-        found.step_times.record("b", float(pace), decodes=1, prefills=0)
-        found.step_times.record("b", 1.0, decodes=0, prefills=1)
-    return found
+        scheduler.step_times.beside_decodes("b", tokens)
+        scheduler.step_times.record("b", float(pace), decodes=1, prefills=0)
+        scheduler.step_times.record("b", 1.0, decodes=0, prefills=1)
+    return scheduler
 
 
 class Simulation:
@@ -72,9 +72,9 @@ class Simulation:
         self.scheduler = scheduler
         self.adapter_bytes = adapter_bytes
         self.loaded = loaded
-        self.made: dict[Sequence, int] = {}
+        self.generated: dict[Sequence, int] = {}
         self.scored: dict[Sequence, int] = {}
-        self.kept: dict[Sequence, int] = {}
+        self.kept_positions: dict[Sequence, int] = {}
         self.texts: set[CachedPrefix] = set()
         self.reused = 0
         self.ended: list[SequenceGroup] = []
@@ -107,42 +107,42 @@ class Simulation:
     def change(self) -> None:
         """Copy and forget kept texts as the runner does."""
         fresh, gone = self.scheduler.prefixes.take_changes()
-        assert all(self.kept[text.source] >= len(text.ids) for text in fresh if text.source is not None)
+        assert all(self.kept_positions[text.source] >= len(text.ids) for text in fresh if text.source is not None)
         self.texts = (self.texts | set(fresh)) - set(gone)
         assert self.scheduler.prefixes.bytes == sum(text.positions for text in self.texts)
 
     def is_done(self, segment: Segment) -> bool:
-        """What the engine does with a segment: keep, score, or draw a token."""
+        """Do as the engine does with a segment: keep, score, or draw a token; true where that ends its sequence."""
         sequence, end = segment.sequence, segment.start + segment.length
         request = sequence.group.request
         if segment.keeps_kv:
-            self.kept[sequence] = end
+            self.kept_positions[sequence] = end
         if isinstance(request, ScoreRequest):
             self.scored[sequence] = self.scored.get(sequence, 0) * (segment.start > 0) + segment.length
             return end == len(sequence.ids)
         if segment.output != "next":
             return False
         if not request.params.max_tokens:
-            self.made[sequence] = 0
+            self.generated[sequence] = 0
             return True
         sequence.ids.append(1)
-        self.made[sequence] = self.made.get(sequence, 0) + 1
-        return self.made[sequence] >= request.params.max_tokens
+        self.generated[sequence] = self.generated.get(sequence, 0) + 1
+        return self.generated[sequence] >= request.params.max_tokens
 
     def check(self, step: Step) -> None:
         scheduler = self.scheduler
         sequences = [segment.sequence for segment in step.segments]
         assert sequences
         assert len(set(sequences)) == len(sequences)
-        assert {one.group.base_id for one in sequences} == {step.base_id}
-        assert all(one.group.state is State.RUNNING for one in sequences)
+        assert {sequence.group.base_id for sequence in sequences} == {step.base_id}
+        assert all(sequence.group.state is State.RUNNING for sequence in sequences)
         assert scheduler.generating <= scheduler.max_running
-        if len(step.segments) > 1 and not any(one.is_decoding for one in sequences):
+        if len(step.segments) > 1 and not any(sequence.is_decoding for sequence in sequences):
             beside = MIN_TOKENS if scheduler._preempted else 0  # of streams that have given way since
             assert step.tokens <= max(scheduler.max_step_tokens, beside)
         space = scheduler._kv_budget
         assert space.limit is None or space.bytes <= space.limit
-        sizes = {one.group.digest: 1 for one in sequences if one.group.digest}
+        sizes = {sequence.group.digest: 1 for sequence in sequences if sequence.group.digest}
         assert self.adapter_bytes is None or len(sizes) == 1 or sum(sizes.values()) <= self.adapter_bytes
         for segment in step.segments:
             assert segment.length >= 1
@@ -155,10 +155,10 @@ class Simulation:
                 assert segment.copy_from.scope == (group.base_id, group.digest, request.namespace)
                 self.reused += segment.start
             elif segment.copy_from is not None:
-                assert self.kept[segment.copy_from] >= segment.start
+                assert self.kept_positions[segment.copy_from] >= segment.start
                 assert segment.copy_from.group is segment.sequence.group
             elif segment.start:
-                assert self.kept[segment.sequence] == segment.start, "what stands before a segment is kept"
+                assert self.kept_positions[segment.sequence] == segment.start, "what stands before a segment is kept"
 
 
 def simulation_of(

@@ -54,10 +54,10 @@ def answers_of_joining_rows(
     engine: Engine, requests: Iterable[GenerateRequest], draw: np.random.Generator, *, most_steps: int
 ) -> list[tuple[GenerateRequest, Completion]]:
     """Each request with its first choice; between two of them fewer than `most_steps` steps are made, as drawn."""
-    wanted: list[tuple[GenerateRequest, Ticket]] = []
+    submitted: list[tuple[GenerateRequest, Ticket]] = []
     for request in requests:
-        wanted.append((request, engine.submit(request)))
+        submitted.append((request, engine.submit(request)))
         for _ in range(draw.integers(0, most_steps)):
             engine.step()
     run(engine)
-    return [(request, ticket.result(0).choices[0]) for request, ticket in wanted]
+    return [(request, ticket.result(0).choices[0]) for request, ticket in submitted]

@@ -1,4 +1,4 @@
-"""What the engine counts: figures by adapter, and once for every request what it took, however it ends."""
+"""The engine's counters: figures by adapter, and the tokens of each request, counted once however it ends."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def ended_requests(draw: st.DrawFn) -> tuple[Request, RequestTimeline]:
 
 def total(figures: dict[str, AdapterTotals]) -> AdapterTotals:
     """The figures of all labels together."""
-    every = [asdict(one) for one in figures.values()]
-    return AdapterTotals(**{name: sum(one[name] for one in every) for name in every[0]})
+    rows = [asdict(totals) for totals in figures.values()]
+    return AdapterTotals(**{name: sum(row[name] for row in rows) for name in rows[0]})
 
 
 @pytest.mark.parametrize("labels", range(1, 5))
@@ -56,49 +56,49 @@ def test_labels_are_few_and_their_sums_never_fall(script: list[tuple[Request, Re
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(adapter_metrics, "MAX_LABELS", labels)
         metrics = AdapterMetrics()
-        seen = metrics.totals()
+        totals = metrics.totals()
         for ended in script:
             metrics.add(*ended)
             now = metrics.totals()
             assert len(now) <= labels + 2
-            for label, before in seen.items():
-                assert all(value >= asdict(before)[name] for name, value in asdict(now[label]).items()), label
-                assert now[label] is not before, "what was read stays as it was"
-            seen = now
+            for label, previous in totals.items():
+                assert all(value >= asdict(previous)[name] for name, value in asdict(now[label]).items()), label
+                assert now[label] is not previous, "what was read stays as it was"
+            totals = now
     alone = AdapterMetrics()
     for ended in script:
         alone.add(*ended)
-    assert total(seen) == total(alone.totals()), "everything is counted under one label, once"
-    assert seen[BASE] == alone.totals()[BASE]
+    assert total(totals) == total(alone.totals()), "everything is counted under one label, once"
+    assert totals[BASE] == alone.totals()[BASE]
 
 
 def test_the_engine_counts_by_adapter(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr("service.engine.progress.time.monotonic", lambda: float(next(clock)))
     engine = Engine(LoadedBases(base))
-    one, two = handle_of(base, 1), handle_of(base, 2)
+    first, second = handle_of(base, 1), handle_of(base, 2)
     engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(3)))
-    engine.submit(GenerateRequest("tiny", (1, 2), one, greedy(5, n=2)))
-    engine.submit(ScoreRequest("tiny", ((1, 2, 3), (4, 5)), two))
-    gone = engine.submit(GenerateRequest("tiny", (1, 2), two, greedy(9)))
+    engine.submit(GenerateRequest("tiny", (1, 2), first, greedy(5, n=2)))
+    engine.submit(ScoreRequest("tiny", ((1, 2, 3), (4, 5)), second))
+    gone = engine.submit(GenerateRequest("tiny", (1, 2), second, greedy(9)))
     engine.step()
     gone.cancel()
     run(engine)
-    found = engine.adapter_metrics.totals()
+    totals = engine.adapter_metrics.totals()
     counts = {
         label: (figures.generated_tokens, figures.scored_tokens, figures.first_tokens, figures.answers)
-        for label, figures in found.items()
+        for label, figures in totals.items()
     }
     assert counts == {
         "base": (3, 0, 1, 1),
-        one.digest: (10, 0, 1, 1),
-        two.digest: (1, 5, 1, 1),
+        first.digest: (10, 0, 1, 1),
+        second.digest: (1, 5, 1, 1),
         "other": (0, 0, 0, 0),
     }
-    for label in ("base", one.digest):
-        assert 0 < found[label].first_token_seconds < found[label].seconds
+    for label in ("base", first.digest):
+        assert 0 < totals[label].first_token_seconds < totals[label].seconds
     figures = engine.counters()
-    assert figures["generated_tokens_total"] == total(found).generated_tokens
+    assert figures["generated_tokens_total"] == total(totals).generated_tokens
 
 
 def test_hits_loads_and_evictions_tell_whether_the_bank_is_large_enough(base: LoadedBase) -> None:
@@ -130,12 +130,12 @@ def test_hits_loads_and_evictions_tell_whether_the_bank_is_large_enough(base: Lo
 PROMPT = (0, 40, 41, 42)
 
 
-Told = list[tuple[int, ...]]
+TokenCounts = list[tuple[int, ...]]
 """Tokens read and written, of each request that ended."""
 
 
 @pytest.fixture
-def told() -> Told:
+def token_counts() -> TokenCounts:
     return []
 
 
@@ -144,46 +144,48 @@ def engine(base: LoadedBase) -> Engine:
     return Engine(LoadedBases(base), EngineLimits(max_requests=2))
 
 
-def generate(told: Told, tokens: int = 6, **more: object) -> GenerateRequest:
-    return GenerateRequest("tiny", PROMPT, params=greedy(tokens, **more), on_end=lambda *counts: told.append(counts))
+def generate(token_counts: TokenCounts, tokens: int = 6, **more: object) -> GenerateRequest:
+    return GenerateRequest(
+        "tiny", PROMPT, params=greedy(tokens, **more), on_end=lambda *counts: token_counts.append(counts)
+    )
 
 
-def test_what_is_whole_tells_what_its_answer_says(engine: Engine, told: Told) -> None:
-    ticket = engine.submit(generate(told, n=3))
-    ticket.add_done_callback(lambda _: told.append((-1, -1)))
+def test_what_is_whole_tells_what_its_answer_says(engine: Engine, token_counts: TokenCounts) -> None:
+    ticket = engine.submit(generate(token_counts, n=3))
+    ticket.add_done_callback(lambda _: token_counts.append((-1, -1)))
     run(engine)
     written = sum(len(choice.token_ids) for choice in ticket.result(0).choices)
-    assert told == [(len(PROMPT), written), (-1, -1)], "before anybody has the answer"
+    assert token_counts == [(len(PROMPT), written), (-1, -1)], "before anybody has the answer"
 
 
-def test_scored_windows_are_read(engine: Engine, told: Told) -> None:
-    engine.submit(ScoreRequest("tiny", (PROMPT, PROMPT[:2]), on_end=lambda *counts: told.append(counts)))
+def test_scored_windows_are_read(engine: Engine, token_counts: TokenCounts) -> None:
+    engine.submit(ScoreRequest("tiny", (PROMPT, PROMPT[:2]), on_end=lambda *counts: token_counts.append(counts)))
     run(engine)
-    assert told == [(6, 0)]
+    assert token_counts == [(6, 0)]
 
 
-def test_what_is_cancelled_tells_what_was_computed(engine: Engine, told: Told) -> None:
-    ticket = engine.submit(generate(told, 40))
+def test_what_is_cancelled_tells_what_was_computed(engine: Engine, token_counts: TokenCounts) -> None:
+    ticket = engine.submit(generate(token_counts, 40))
     for _ in range(3):
         engine.step()
     ticket.cancel()
     run(engine)
-    assert told == [(len(PROMPT), 3)]
+    assert token_counts == [(len(PROMPT), 3)]
 
 
-def test_what_never_began_took_nothing(engine: Engine, told: Told) -> None:
-    engine.submit(generate(told)).cancel()
+def test_what_never_began_took_nothing(engine: Engine, token_counts: TokenCounts) -> None:
+    engine.submit(generate(token_counts)).cancel()
     run(engine)
-    assert told == [(0, 0)]
+    assert token_counts == [(0, 0)]
 
 
-def test_what_is_refused_took_nothing(engine: Engine, told: Told) -> None:
+def test_what_is_refused_took_nothing(engine: Engine, token_counts: TokenCounts) -> None:
     with pytest.raises(InvalidPrompt):
-        engine.submit_all([generate(told), replace(generate(told), prompt=())])
-    assert told == [(0, 0)] * 2
-    engine.submit_all([generate(told)] * 2)
+        engine.submit_all([generate(token_counts), replace(generate(token_counts), prompt=())])
+    assert token_counts == [(0, 0)] * 2
+    engine.submit_all([generate(token_counts)] * 2)
     with pytest.raises(Busy):
-        engine.submit(generate(told))
-    assert told == [(0, 0)] * 3
+        engine.submit(generate(token_counts))
+    assert token_counts == [(0, 0)] * 3
     engine.stop(drain=0)
-    assert told == [(0, 0)] * 5
+    assert token_counts == [(0, 0)] * 5

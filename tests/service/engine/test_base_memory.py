@@ -124,9 +124,9 @@ def wide_handle_of(source: Source, base_id: str, bottleneck: int) -> LoadableAda
     return LoadableAdapter(f"sha256:{base_id}{bottleneck}", config, lambda: state, size)
 
 
-def answered_beside(engine: Engine, asked: GenerateRequest) -> bool:
+def answered_beside(engine: Engine, generation: GenerateRequest) -> bool:
     """True once a request is answered; others go on."""
-    ticket = engine.submit(asked)
+    ticket = engine.submit(generation)
     while not ticket.done():
         engine.step()
     return bool(ticket.result(0))
@@ -190,7 +190,7 @@ def test_scores_need_no_place_between_their_batches(source: Source) -> None:
     engine = Engine(source, EngineLimits(memory_bytes=10, max_step_tokens=4))
     windows = tuple((0, 1, 2, 3) for _ in range(6))
     scores = answered(engine, *(ScoreRequest(base_id, windows) for base_id in "ab"))
-    assert [len(one.nll) for one in scores] == [6, 6]
+    assert [len(score.nll) for score in scores] == [6, 6]
 
 
 # --- freeing --------------------------------------------------------------------------------------
@@ -206,9 +206,9 @@ def switched(source: Source, engine: Engine) -> int:
 def test_answers_and_drafts_keep_no_model(source: Source) -> None:
     engine = Engine(source, EngineLimits(memory_bytes=10))
     text = engine.base("a")
-    kept = ended(engine, request("a"), ScoreRequest("a", ((0, 1, 2),), pooled=frozenset({0})))
+    tickets = ended(engine, request("a"), ScoreRequest("a", ((0, 1, 2),), pooled=frozenset({0})))
     assert switched(source, engine) == 1
-    assert all(ticket.result(0) for ticket in kept)
+    assert all(ticket.result(0) for ticket in tickets)
     assert text.tokenize("still here")
 
 
@@ -281,11 +281,11 @@ def test_an_idle_base_makes_room_for_an_adapter(source: Source) -> None:
     st.sampled_from([10 + SIZE, 19 + SIZE, 20 + SIZE, 10 + 2 * SIZE]),
 )
 def test_every_request_ends_well_where_each_alone_would(
-    once: LoadedBases, wanted: list[tuple[str, int, int | None, int]], budget: int
+    once: LoadedBases, script: list[tuple[str, int, int | None, int]], budget: int
 ) -> None:
     engine = Engine(once, EngineLimits(memory_bytes=budget, max_running=3))
     tickets = []
-    for base_id, tokens, seed, steps in wanted:
+    for base_id, tokens, seed, steps in script:
         adapter = None if seed is None else handle_of(once, base_id, seed)
         tickets.append(engine.submit(request(base_id, tokens, adapter)))
         for _ in range(steps):
@@ -407,8 +407,8 @@ def test_what_cannot_be_loaded_fails_its_requests_only_and_is_tried_again(source
     assert [ticket.exception(0) is None for ticket in tickets] == [True, False, False, True]
     assert engine.counters()["base_bytes"] == 10, "what a failed load was given is free again"
     source.broken = set()
-    [again] = ended(engine, request("b"))
-    assert again.result(0)
+    [retried] = ended(engine, request("b"))
+    assert retried.result(0)
 
 
 def test_an_error_of_foreign_code_is_told_without_its_details(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,7 +551,7 @@ def test_models_are_built_one_at_a_time(entries: dict[str, BaseEntry]) -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)

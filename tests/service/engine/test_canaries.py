@@ -59,9 +59,11 @@ def canaries(base: LoadedBase) -> list[Canary]:
     scores = words @ (words / words.norm(dim=-1, keepdim=True)).T * base.shape.hidden_size**0.5  # (words, directions)
     best, second = scores.T.topk(2).values.unbind(dim=-1)
     sure = (scores.diagonal() == best) & (best - second > 17)  # of a billion draws 41 are another word
-    own = [token for token in sure.nonzero().flatten().tolist() if token != base.eos_id and token not in base.end_ids]
-    assert len(own) >= ADAPTERS, "tokens whose direction means themselves"
-    return [canary(base, token, words[token], CONFIGS[token % len(CONFIGS)]) for token in own[:ADAPTERS]]
+    tokens = [
+        token for token in sure.nonzero().flatten().tolist() if token != base.eos_id and token not in base.end_ids
+    ]
+    assert len(tokens) >= ADAPTERS, "tokens whose direction means themselves"
+    return [canary(base, token, words[token], CONFIGS[token % len(CONFIGS)]) for token in tokens[:ADAPTERS]]
 
 
 def canary(base: LoadedBase, token: int, direction: torch.Tensor, config: AdapterConfig) -> Canary:
@@ -85,17 +87,17 @@ class Client:
     canaries: list[Canary]
     seed: int
     wrong: list[str] = field(default_factory=list)
-    seen: int = 0
+    checked: int = 0
 
     def send(self, count: int) -> None:
         draw = np.random.default_rng(self.seed)
         for _ in range(0, count, AT_ONCE):
-            for ticket, check in [self.one(draw) for _ in range(AT_ONCE)]:
+            for ticket, check in [self.submit_drawn(draw) for _ in range(AT_ONCE)]:
                 if not ticket.cancelled():
                     check(ticket)
 
-    def one(self, draw: np.random.Generator) -> tuple[Ticket, Callable[[Ticket], None]]:
-        """One request, and what its answer is held against."""
+    def submit_drawn(self, draw: np.random.Generator) -> tuple[Ticket, Callable[[Ticket], None]]:
+        """Submit a drawn request; gives its ticket and the check of its answer."""
         bird = self.canaries[int(draw.integers(len(self.canaries)))]
         prompt = tuple(draw.integers(5, 1000, draw.integers(1, 9)).tolist())
         kind = draw.random()
@@ -129,14 +131,14 @@ class Client:
             set(tokens) == {bird.token} and len(tokens) == params.n * (params.max_tokens or 0), bird, str(tokens)
         )
 
-    def check(self, right: bool, bird: Canary, what: str) -> None:
-        self.seen += 1
+    def check(self, right: bool, bird: Canary, description: str) -> None:
+        self.checked += 1
         if not right:
-            self.wrong.append(f"{bird.token}: {what}")
+            self.wrong.append(f"{bird.token}: {description}")
 
 
 def test_nobody_is_ever_served_with_anothers_adapter(base: LoadedBase, canaries: list[Canary]) -> None:
-    largest = max(one.handle.size_bytes for one in canaries)
+    largest = max(bird.handle.size_bytes for bird in canaries)
     engine = Engine(
         LoadedBases(base),
         EngineLimits(adapter_cache_bytes=HELD * largest, max_running=64, max_requests=4 * CLIENTS * AT_ONCE),
@@ -150,7 +152,7 @@ def test_nobody_is_ever_served_with_anothers_adapter(base: LoadedBase, canaries:
             engine.wait_for_admission(1)
         figures = engine.counters()
     assert [wrong for client in clients for wrong in client.wrong] == []
-    assert sum(client.seen for client in clients) >= REQUESTS
+    assert sum(client.checked for client in clients) >= REQUESTS
     assert figures["adapter_loads_total"] > ADAPTERS, "adapters left the bank and came again"
     assert figures["adapter_bytes"] <= HELD * largest
     assert figures["kv_bytes"] == 0

@@ -104,9 +104,9 @@ def prompts_of(base: LoadedBase) -> list[tuple[int, ...]]:
 def test_a_batch_gives_the_tokens_of_plain_generate(base: LoadedBase) -> None:
     engine = engine_of(base)
     handles = [None, handle_of(base, 1), handle_of(base, 2)]
-    wanted = [(prompt, handle) for prompt in prompts_of(base) for handle in handles]
-    answers = tokens_of(engine, *(GenerateRequest("tiny", p, h, greedy(20)) for p, h in wanted))
-    assert answers == [reference(base, prompt, 20, handle) for prompt, handle in wanted]
+    cases = [(prompt, handle) for prompt in prompts_of(base) for handle in handles]
+    answers = tokens_of(engine, *(GenerateRequest("tiny", p, h, greedy(20)) for p, h in cases))
+    assert answers == [reference(base, prompt, 20, handle) for prompt, handle in cases]
     assert len(set(answers)) > 8, "adapters and prompts matter"
 
 
@@ -141,25 +141,25 @@ def test_a_seed_gives_the_same_tokens_whatever_else_runs(base: LoadedBase) -> No
     request = sampled(prompts_of(base)[0], seed=3, n=2, top_p=0.9)
     [alone] = answered(engine_of(base), request)
     crowd = engine_of(base, max_running=5)
-    others = crowd.submit_all([sampled(other, seed=i) for i, other in enumerate(prompts_of(base))])
+    tickets = crowd.submit_all([sampled(prompt, seed=i) for i, prompt in enumerate(prompts_of(base))])
     crowd.step()
     crowd.step()
     [beside] = answered(crowd, request)
     assert [c.token_ids for c in alone.choices] == [c.token_ids for c in beside.choices]
-    assert all(other.done() for other in others)
+    assert all(ticket.done() for ticket in tickets)
 
 
 def test_choices_differ_and_the_first_is_that_of_a_single_one(base: LoadedBase) -> None:
     prompt = prompts_of(base)[0]
-    many, one = answered(engine_of(base), sampled(prompt, seed=3, n=4), sampled(prompt, seed=3))
+    many, single = answered(engine_of(base), sampled(prompt, seed=3, n=4), sampled(prompt, seed=3))
     choices = [choice.token_ids for choice in many.choices]
     assert len(set(choices)) == 4
-    assert one.choices[0].token_ids == choices[0]
+    assert single.choices[0].token_ids == choices[0]
 
 
 def test_without_a_seed_two_requests_differ(base: LoadedBase) -> None:
-    one, two = tokens_of(engine_of(base), *[sampled(prompts_of(base)[0])] * 2)
-    assert one != two
+    first, second = tokens_of(engine_of(base), *[sampled(prompts_of(base)[0])] * 2)
+    assert first != second
 
 
 # --- log probs ------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ def test_prompts_are_scored_the_same_in_small_pieces(base: LoadedBase, monkeypat
     monkeypatch.setattr("registry.base_model.likelihood._LOGIT_ROWS", 2)
     [pieces] = answered(engine_of(base), request)
     assert whole.prompt.token_logprobs[1:] == pytest.approx(pieces.prompt.token_logprobs[1:], abs=1e-6)
-    best, again = ([top[0][0] for top in one.prompt.top_logprobs[1:]] for one in (whole, pieces))
-    assert best == again
+    best, best_in_pieces = ([top[0][0] for top in answer.prompt.top_logprobs[1:]] for answer in (whole, pieces))
+    assert best == best_in_pieces
 
 
 def test_nothing_is_computed_that_was_not_asked_for(base: LoadedBase) -> None:
@@ -235,10 +235,10 @@ def test_of_a_prompt_with_its_answer_only_the_answer_is_scored(base: LoadedBase)
 
 def test_an_adapter_changes_scores_and_comes_off_again(base: LoadedBase, engine: Engine) -> None:
     handle = handle_of(base, 1)
-    before = engine.score("tiny", TEXTS)
+    without_adapter = engine.score("tiny", TEXTS)
     with_adapter = engine.score("tiny", TEXTS, handle)
-    assert engine.score("tiny", TEXTS) == before
-    assert all(abs(a.nll - b.nll) > 1e-3 for a, b in zip(before, with_adapter, strict=True))
+    assert engine.score("tiny", TEXTS) == without_adapter
+    assert all(abs(a.nll - b.nll) > 1e-3 for a, b in zip(without_adapter, with_adapter, strict=True))
     with attached(base.model, from_tensors(CONFIG, base.shape, handle.load())):
         expected = [direct(base, text)[0] for text in TEXTS]
     assert [score.nll for score in with_adapter] == pytest.approx(expected, rel=1e-5)
@@ -254,13 +254,13 @@ def test_empty_texts_score_nothing_and_cannot_be_embedded(engine: Engine) -> Non
 
 def test_an_embedding_is_the_mean_of_the_first_window_without_bos(base: LoadedBase, engine: Engine) -> None:
     embedded = engine.embed("tiny", TEXTS)
-    for text, found, score in zip(TEXTS, embedded, engine.score("tiny", TEXTS), strict=True):
+    for text, embedding, score in zip(TEXTS, embedded, engine.score("tiny", TEXTS), strict=True):
         ids = torch.tensor([base.tokenize(text)[:64]])
         hidden = base.model.base_model(input_ids=ids).last_hidden_state[0, 1:].mean(dim=0)
-        np.testing.assert_allclose(found.vector, hidden.detach().numpy(), atol=1e-5)
-        assert found.vector.dtype == np.float32
-        assert (found.nll, found.tokens) == (pytest.approx(score.nll, rel=1e-6), score.tokens)
-        assert found.truncated == (score.windows > 1)
+        np.testing.assert_allclose(embedding.vector, hidden.detach().numpy(), atol=1e-5)
+        assert embedding.vector.dtype == np.float32
+        assert (embedding.nll, embedding.tokens) == (pytest.approx(score.nll, rel=1e-6), score.tokens)
+        assert embedding.truncated == (score.windows > 1)
 
 
 def test_for_a_vector_alone_no_more_is_tokenised_and_run_than_its_window(
@@ -277,27 +277,27 @@ def test_for_a_vector_alone_no_more_is_tokenised_and_run_than_its_window(
         return tokenize(self, text, **options)
 
     monkeypatch.setattr(BaseText, "tokenize", counted)
-    told: list[int] = []
-    found = engine.embed("tiny", texts, scored=False, progress=lambda done, total: told.append(total))
+    totals: list[int] = []
+    unscored = engine.embed("tiny", texts, scored=False, progress=lambda done, total: totals.append(total))
     assert max(read) < len(long) / 10
-    assert told[-1] == len(texts), "one window each"
-    assert [one.nll for one in found] == [None] * len(texts)
-    assert [one.truncated for one in found] == [one.truncated for one in whole]
-    for one, other in zip(found, whole, strict=True):
-        np.testing.assert_allclose(one.vector, other.vector, atol=1e-6)
+    assert totals[-1] == len(texts), "one window each"
+    assert [embedding.nll for embedding in unscored] == [None] * len(texts)
+    assert [embedding.truncated for embedding in unscored] == [embedding.truncated for embedding in whole]
+    for embedding, scored_embedding in zip(unscored, whole, strict=True):
+        np.testing.assert_allclose(embedding.vector, scored_embedding.vector, atol=1e-6)
 
 
 def test_embedding_hears_between_two_texts_that_it_is_to_end(engine: Engine) -> None:
-    told: list[int] = []
+    calls: list[int] = []
 
     def refuse(done: int, total: int) -> None:
-        told.append(done)
-        if len(told) == 2:
+        calls.append(done)
+        if len(calls) == 2:
             raise Cancelled("by the operator")
 
     with pytest.raises(Cancelled, match="by the operator"):
         engine.embed("tiny", TEXTS, progress=refuse)
-    assert told == [0, 0]
+    assert calls == [0, 0]
 
 
 def test_a_base_without_bos_scores_all_but_the_first_token(tiny_base_dir: Path) -> None:
@@ -317,10 +317,10 @@ def test_tokenize_puts_bos_in_front(base: LoadedBase, engine: Engine) -> None:
 
 
 def test_progress_is_told_and_may_end_it(base: LoadedBase, engine: Engine) -> None:
-    seen: list[tuple[int, int]] = []
-    engine.score("tiny", TEXTS, progress=lambda done, total: seen.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    engine.score("tiny", TEXTS, progress=lambda done, total: progress.append((done, total)))
     windows = sum(score.windows for score in engine.score("tiny", TEXTS))
-    assert seen[-1] == (windows, windows)
+    assert progress[-1] == (windows, windows)
 
     with pytest.raises(Cancelled, match="by the operator"):
         engine.score("tiny", TEXTS, progress=Mock(side_effect=Cancelled("by the operator")))
@@ -344,9 +344,9 @@ def test_others_go_on_while_an_adapter_is_loaded_and_it_is_loaded_once(base: Loa
     slow = LoadableAdapter("sha256:" + "5" * 64, CONFIG, load)
     waiting = [engine.submit(GenerateRequest("tiny", prompt, slow, greedy(4))) for _ in range(2)]
     gone = engine.submit(GenerateRequest("tiny", prompt, slow, greedy(4)))
-    other = engine.submit(GenerateRequest("tiny", prompt, handle_of(base, 2), greedy(4)))
+    other_ticket = engine.submit(GenerateRequest("tiny", prompt, handle_of(base, 2), greedy(4)))
     with started(engine):
-        assert other.result(30).choices[0].token_ids == reference(base, prompt, 4, handle_of(base, 2))
+        assert other_ticket.result(30).choices[0].token_ids == reference(base, prompt, 4, handle_of(base, 2))
         assert not any(ticket.done() for ticket in waiting)
         gone.cancel()
         gate.set()
@@ -377,7 +377,7 @@ def test_adapters_that_wait_to_start_are_loaded_within_the_bank_and_all_requests
 
 
 def test_an_adapter_larger_than_the_bank_is_refused_with_the_numbers(base: LoadedBase) -> None:
-    """As fp32: as a file it is smaller."""
+    """Its size as fp32 counts, which is larger than its file."""
     adapter = replace(handle_of(base, 0), size_bytes=2000)
     size = sum(4 * tensor.numel() for tensor in adapter.load().values())
     engine = engine_of(base, adapter_cache_bytes=size - 1)
@@ -396,13 +396,15 @@ def test_deltas_join_to_the_answer(base: LoadedBase) -> None:
     request = GenerateRequest("tiny", prompts_of(base)[0], params=params, on_token=deltas.append)
     [answer] = answered(engine_of(base), request)
     for index, choice in enumerate(answer.choices):
-        own = [delta for delta in deltas if delta.index == index]
-        assert "".join(delta.text for delta in own) == choice.text
-        assert tuple(delta.token_id for delta in own) == choice.token_ids
-        assert tuple(delta.logprob for delta in own) == choice.token_logprobs
-        assert tuple(delta.top for delta in own) == choice.top_logprobs
-        assert tuple(min(delta.offset, len(choice.text)) for delta in own) == choice.text_offsets
-        assert [delta.finish_reason for delta in own] == [None] * (len(own) - 1) + [choice.finish_reason]
+        deltas_of_choice = [delta for delta in deltas if delta.index == index]
+        assert "".join(delta.text for delta in deltas_of_choice) == choice.text
+        assert tuple(delta.token_id for delta in deltas_of_choice) == choice.token_ids
+        assert tuple(delta.logprob for delta in deltas_of_choice) == choice.token_logprobs
+        assert tuple(delta.top for delta in deltas_of_choice) == choice.top_logprobs
+        assert tuple(min(delta.offset, len(choice.text)) for delta in deltas_of_choice) == choice.text_offsets
+        assert [delta.finish_reason for delta in deltas_of_choice] == [None] * (len(deltas_of_choice) - 1) + [
+            choice.finish_reason
+        ]
 
 
 @pytest.mark.parametrize("listener", ["on_token", "on_step"])
@@ -410,25 +412,25 @@ def test_a_listener_that_raises_fails_its_requests_alone(base: LoadedBase, liste
     engine, prompts = engine_of(base), prompts_of(base)
 
     to_broken: dict[str, Any] = {listener: Mock(side_effect=RuntimeError("event loop is closed"))}
-    broken_requests = [GenerateRequest("tiny", one, params=greedy(5), **to_broken) for one in prompts[:2]]
+    broken_requests = [GenerateRequest("tiny", prompt, params=greedy(5), **to_broken) for prompt in prompts[:2]]
     *bad, good = ended(engine, *broken_requests, GenerateRequest("tiny", prompts[2], params=greedy(5)))
-    assert all(isinstance(one.exception(0), Internal) for one in bad)
+    assert all(isinstance(ticket.exception(0), Internal) for ticket in bad)
     assert good.result(0).choices[0].token_ids == reference(base, prompts[2], 5, None)
 
 
 def test_who_listens_to_several_requests_is_told_of_a_step_once_behind_its_tokens(base: LoadedBase) -> None:
     engine, prompts = engine_of(base), prompts_of(base)
-    heard: list[object] = []
+    events: list[object] = []
     first = GenerateRequest(
         "tiny",
         prompts[0],
         params=greedy(3),
-        on_token=lambda delta: heard.append(delta.index),
-        on_step=lambda: heard.append("step"),
+        on_token=lambda delta: events.append(delta.index),
+        on_step=lambda: events.append("step"),
     )
     second, alone = replace(first, prompt=prompts[1]), GenerateRequest("tiny", prompts[2], params=greedy(6))
     assert all(answered(engine, first, second, alone))
-    assert heard == [0, 0, "step"] * 3
+    assert events == [0, 0, "step"] * 3
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -437,10 +439,10 @@ def test_who_listens_to_several_requests_is_told_of_a_step_once_behind_its_token
 def test_what_never_has_room_for_its_keys_and_values_is_refused_with_the_numbers(base: LoadedBase) -> None:
     each = 2 * 2 * 4 * 32  # bytes of a position: two layers, keys and values, fp32, 32 wide
     engine = engine_of(base, kv_bytes=64 * each - 1)
-    wanted = GenerateRequest("tiny", (1, 2), params=greedy(3))
+    request = GenerateRequest("tiny", (1, 2), params=greedy(3))
     with pytest.raises(InvalidParameter, match=f"a KV cache of {64 * each} bytes; this server has {64 * each - 1} "):
-        engine.submit(wanted)
-    [tokens] = tokens_of(engine_of(base, kv_bytes=64 * each), wanted)
+        engine.submit(request)
+    [tokens] = tokens_of(engine_of(base, kv_bytes=64 * each), request)
     assert len(tokens) == 3
 
 
@@ -478,18 +480,18 @@ def test_a_cancelled_request_stops_and_the_others_do_not_notice(base: LoadedBase
     engine, prompts = engine_of(base), prompts_of(base)
     deltas: list[Delta] = []
     long = engine.submit(GenerateRequest("tiny", prompts[2], params=greedy(30), on_token=deltas.append))
-    other = engine.submit(GenerateRequest("tiny", prompts[0], params=greedy(12)))
+    other_ticket = engine.submit(GenerateRequest("tiny", prompts[0], params=greedy(12)))
     for _ in range(4):
         engine.step()
-    told = len(deltas)
-    assert 0 < told < 30
+    deltas_before_cancel = len(deltas)
+    assert 0 < deltas_before_cancel < 30
     long.cancel()
-    before = engine.counters()["kv_bytes"]
+    bytes_before = engine.counters()["kv_bytes"]
     engine.step()
-    assert engine.counters()["kv_bytes"] == before / 2, "its memory is free at the next step"
+    assert engine.counters()["kv_bytes"] == bytes_before / 2, "its memory is free at the next step"
     run(engine)
-    assert len(deltas) == told
-    assert other.result(0).choices[0].token_ids == reference(base, prompts[0], 12, None)
+    assert len(deltas) == deltas_before_cancel
+    assert other_ticket.result(0).choices[0].token_ids == reference(base, prompts[0], 12, None)
     with pytest.raises(CancelledError):
         long.result(0)
     assert engine.counters()["requests_cancelled_total"] == 1
@@ -525,8 +527,8 @@ def test_a_failing_load_fails_its_requests_and_never_serves_the_base(base: Loade
         assert "cannot be loaded (OSError)" in error.message
         assert "disk" not in error.message
     assert good.result(0).choices[0].token_ids == reference(base, prompt, 3, None)
-    [again] = ended(engine, generate)
-    assert again.exception(0) is not None
+    [retried] = ended(engine, generate)
+    assert retried.exception(0) is not None
     assert load.call_count == 2, "a failure is not remembered"
 
 
@@ -587,7 +589,7 @@ def test_a_bug_in_scheduling_is_survived(base: LoadedBase, monkeypatch: pytest.M
 def test_a_failure_while_nothing_runs_is_survived_too(
     base: LoadedBase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What ended requests leave is put away when none is left; that allocates."""
+    """The rows of ended requests are put away when none is left; that allocates."""
     engine = engine_of(base)
     real, failed = Runner.retain, threading.Event()
 
@@ -693,8 +695,8 @@ def test_held_adapters_are_frozen(base: LoadedBase) -> None:
 def test_a_name_is_no_key(base: LoadedBase) -> None:
     bank, runner = AdapterCache(2**20), Runner(base)
     first = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: tensors_of(base, 1))
-    again = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: pytest.fail("held already"))
-    assert bank.get(runner, first) is bank.get(runner, again)
+    same_digest = LoadableAdapter("sha256:" + "1" * 64, CONFIG, lambda: pytest.fail("held already"))
+    assert bank.get(runner, first) is bank.get(runner, same_digest)
     assert bank.get(runner, first) is not bank.get(runner, handle_of(base, 2))
 
 

@@ -92,12 +92,12 @@ def test_one_prompt_in_several_choices_and_with_its_own_scores(base: LoadedBase,
     engine, handle = Engine(LoadedBases(base)), handle_of(base, STRUCTURES[structure])
     params = SamplingParams(max_tokens=4, temperature=0.0, n=2, logprobs=1, prompt_logprobs=True)
     prompt = (7, 250, 3, 99)
-    requests = [GenerateRequest("tiny", one, handle, params) for one in (prompt, (0, *prompt, *prompt))]
+    requests = [GenerateRequest("tiny", ids, handle, params) for ids in (prompt, (0, *prompt, *prompt))]
     generation, _ = answered(engine, *requests)
     assert {choice.token_ids for choice in generation.choices} == {reference(base, prompt, 4, handle)}
     with attached(base.model, from_tensors(handle.config, base.shape, handle.load())):
-        [own] = score_windows(base.model, [Window(prompt)], max_tokens=100, pad_id=0)
-    assert sum(generation.prompt.token_logprobs[1:]) == pytest.approx(-own, rel=1e-4)
+        [nll] = score_windows(base.model, [Window(prompt)], max_tokens=100, pad_id=0)
+    assert sum(generation.prompt.token_logprobs[1:]) == pytest.approx(-nll, rel=1e-4)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -105,8 +105,8 @@ def test_texts_of_any_length_are_scored_as_they_are_alone(base: LoadedBase, stru
     handle = handle_of(base, STRUCTURES[structure])
     texts = ["x", "Heat the oil, add the onions. " * 9, PromptAnswer(prompt="A soup is" * 20, answer=" of onions")]
     with started(Engine(LoadedBases(base))) as engine:
-        found = engine.score("tiny", texts, handle)
-    for text, score in zip(texts, found, strict=True):
+        scores = engine.score("tiny", texts, handle)
+    for text, score in zip(texts, scores, strict=True):
         windows = text_windows(base, text, handle.config)
         assert (
             sum(window.scored for window in windows) == score.tokens == len(base.tokenize(scored_text(text), bos=False))
@@ -184,13 +184,13 @@ def test_an_encoder_embeds_and_does_nothing_else(encoder: LoadedBase, reading: E
 
 def test_vectors_of_an_encoder_are_means_between_cls_and_the_end(encoder: LoadedBase, reading: Engine) -> None:
     texts = ["Heat the oil.", "The court held that the contract was void. " * 10]
-    found = reading.embed("bert", texts)
-    assert [one.nll for one in found] == [None, None]
-    assert [one.truncated for one in found] == [False, True]
-    for text, one in zip(texts, found, strict=True):
+    embeddings = reading.embed("bert", texts)
+    assert [embedding.nll for embedding in embeddings] == [None, None]
+    assert [embedding.truncated for embedding in embeddings] == [False, True]
+    for text, embedding in zip(texts, embeddings, strict=True):
         ids = torch.tensor([[0, *encoder.tokenize(text, bos=False)[:62], 2]])
-        own = hidden_states(encoder.model, ids, torch.ones_like(ids))[0, 1:].mean(0)
-        np.testing.assert_allclose(one.vector, own, rtol=1e-4, atol=1e-5)
+        mean = hidden_states(encoder.model, ids, torch.ones_like(ids))[0, 1:].mean(0)
+        np.testing.assert_allclose(embedding.vector, mean, rtol=1e-4, atol=1e-5)
     with pytest.raises(InvalidPrompt, match="is empty"):
         reading.embed("bert", ["a", ""])
 
@@ -199,10 +199,10 @@ def test_an_encoder_whose_states_are_no_numbers_says_so(encoder: LoadedBase) -> 
     engine = Engine(LoadedBases(encoder))
     engine.preload(["bert"])
     weight = encoder.model.get_submodule("encoder.layer.1.output.LayerNorm").weight
-    kept = weight.data.clone()
+    intact = weight.data.clone()
     weight.data[0] = float("nan")
     ticket = engine.submit(ScoreRequest("bert", ((0, 5),), pooled=frozenset({0})))
     run(engine)
-    weight.data.copy_(kept)
+    weight.data.copy_(intact)
     with pytest.raises(Unavailable, match="not finite numbers"):
         ticket.result(0)

@@ -30,7 +30,7 @@ def flooded(*floods: Request) -> Simulation:
 
 
 def rows(scheduler: Scheduler) -> Counter[str | None]:
-    return Counter(one.group.owner for one in scheduler._running if one.is_generation)
+    return Counter(sequence.group.owner for sequence in scheduler._running if sequence.is_generation)
 
 
 def steps_until_done(simulation: Simulation, group: SequenceGroup, most: int = 200) -> int:
@@ -57,9 +57,9 @@ def test_keys_that_wait_come_to_equal_parts_and_stay_there() -> None:
     simulation.add([generate(tokens=2000, owner="other") for _ in range(40)])
     simulation.steps(KEY_PATIENCE_STEPS * ROWS)
     assert rows(simulation.scheduler) == {"flood": 8, "other": 8}
-    before = set(simulation.scheduler._running)
+    running = set(simulation.scheduler._running)
     simulation.steps(100)
-    assert set(simulation.scheduler._running) == before, "nobody is sent away any more"
+    assert set(simulation.scheduler._running) == running, "nobody is sent away any more"
 
 
 def test_a_key_that_wants_less_than_its_part_leaves_the_rest_to_others() -> None:
@@ -77,8 +77,8 @@ def test_texts_of_another_key_do_not_wait_for_all_of_a_flood() -> None:
     assert steps_until_done(simulation, small) <= 2
 
 
-@pytest.mark.parametrize(("others", "step"), [((), 64), (("small",), 40)], ids=["alone", "in company"])
-def test_a_step_of_texts_is_short_where_another_key_asked_lately(others: tuple[str, ...], step: int) -> None:
+@pytest.mark.parametrize(("other_owners", "step"), [((), 64), (("small",), 40)], ids=["alone", "in company"])
+def test_a_step_of_texts_is_short_where_another_key_asked_lately(other_owners: tuple[str, ...], step: int) -> None:
     """A request that comes in the middle of a step waits for its end; eight steps of streams are 40 tokens here."""
     scheduler, seconds = scheduler_of(max_queue=10_000, tokens=64), 100.0
     scheduler.step_times.recent_keys = RecentKeys(lambda: seconds)
@@ -86,7 +86,7 @@ def test_a_step_of_texts_is_short_where_another_key_asked_lately(others: tuple[s
     scheduler.step_times.record("b", 10.0, decodes=0, prefills=10)
     scheduler.add([score(*[4] * 200, owner="flood")])
     simulation = Simulation(scheduler)
-    for owner in others:
+    for owner in other_owners:
         scheduler.add([generate(tokens=1, owner=owner)])
         simulation.step()
     assert simulation.advance().tokens == step
@@ -119,36 +119,36 @@ def test_tokens_that_are_left_are_those_of_all_rows() -> None:
 
 def test_who_floods_the_queue_does_not_shut_others_out() -> None:
     queue = AdmissionControl(10)
-    held = live(*[generate(owner="flood")] * 10)
+    groups = live(*[generate(owner="flood")] * 10)
     with pytest.raises(Busy, match="holds 10 requests, with 70 tokens to compute; its limit is 10 requests"):
-        queue.check(held, "flood", lambda _: 1)
+        queue.check(groups, "flood", lambda _: 1)
     for _ in range(5):
-        queue.check(held, "other", lambda _: 1)
-        held += live(generate(owner="other"))
+        queue.check(groups, "other", lambda _: 1)
+        groups += live(generate(owner="other"))
     with pytest.raises(Busy, match="15 requests, 5 of them of this key"):
-        queue.check(held, "other", lambda _: 1)
-    queue.check(held, "third", lambda _: 1)
+        queue.check(groups, "other", lambda _: 1)
+    queue.check(groups, "third", lambda _: 1)
 
 
 def test_the_queue_has_an_end_for_any_number_of_keys() -> None:
-    queue, held = AdmissionControl(4), live(*[generate(owner="flood")] * 4)
+    queue, groups = AdmissionControl(4), live(*[generate(owner="flood")] * 4)
     for number in range(4):
-        queue.check(held, f"key-{number}", lambda _: 1)
-        held += live(generate(owner=f"key-{number}"))
-    assert len(held) == MAX_OVERLOAD * 4
+        queue.check(groups, f"key-{number}", lambda _: 1)
+        groups += live(generate(owner=f"key-{number}"))
+    assert len(groups) == MAX_OVERLOAD * 4
     with pytest.raises(Busy):
-        queue.check(held, "one-more", lambda _: 1)
+        queue.check(groups, "one-more", lambda _: 1)
 
 
 def test_a_few_large_requests_fill_it_too() -> None:
     queue = AdmissionControl(256, max_tokens=1000)
-    held = live(generate(length=4, n=16, tokens=60, owner="flood"))
-    assert queue.is_full(held)
-    asked: list[int] = []
+    groups = live(generate(length=4, n=16, tokens=60, owner="flood"))
+    assert queue.is_full(groups)
+    token_counts: list[int] = []
     with pytest.raises(Busy, match="1024 tokens to compute; its limit is 256 requests or 1000 tokens"):
-        queue.check(held, "flood", lambda tokens: asked.append(tokens) or 9)
-    assert asked == [1024], "the one there is has to end"
-    queue.check(held, "other", lambda _: 1)
+        queue.check(groups, "flood", lambda tokens: token_counts.append(tokens) or 9)
+    assert token_counts == [1024], "the one there is has to end"
+    queue.check(groups, "other", lambda _: 1)
 
 
 LARGE = {
@@ -161,32 +161,32 @@ LARGE = {
 
 @pytest.mark.parametrize("large", LARGE.values(), ids=LARGE)
 def test_requests_beyond_twice_the_limits_do_not_shut_other_keys_out(large: list[Request]) -> None:
-    queue, held = AdmissionControl(20, max_tokens=1000), live(*large)
+    queue, groups = AdmissionControl(20, max_tokens=1000), live(*large)
     with pytest.raises(Busy):
-        queue.check(held, "large", lambda _: 1)
+        queue.check(groups, "large", lambda _: 1)
     for owner in ("small", None, "third"):
-        queue.check(held, owner, lambda _: 1)
-        held += live(generate(owner=owner))
+        queue.check(groups, owner, lambda _: 1)
+        groups += live(generate(owner=owner))
 
 
 def test_large_requests_of_several_keys_are_not_held_without_end() -> None:
-    queue, held = AdmissionControl(256, max_tokens=1000), []
+    queue, groups = AdmissionControl(256, max_tokens=1000), []
     for number in range(MAX_OVERLOAD):
-        queue.check(held, f"key-{number}", lambda _: 1)
-        held += live(score(5000, owner=f"key-{number}"))
+        queue.check(groups, f"key-{number}", lambda _: 1)
+        groups += live(score(5000, owner=f"key-{number}"))
     with pytest.raises(Busy):
-        queue.check(held, "one-more", lambda _: 1)
+        queue.check(groups, "one-more", lambda _: 1)
 
 
 def test_what_is_left_of_a_request_is_the_sum_of_its_choices_before_and_after_it_begins() -> None:
     simulation = simulation_of(rows=2)
     [group] = simulation.add([generate(n=5, tokens=7)])
     choices = [*group.waiting]
-    assert remaining_tokens(group) == sum(one.prompt_length + 7 - one.computed for one in choices) > 0
+    assert remaining_tokens(group) == sum(choice.prompt_length + 7 - choice.computed for choice in choices) > 0
     simulation.step()
     assert group.running
     assert remaining_tokens(group) == sum(
-        max(1, one.prompt_length + 7 - one.computed) for one in (*group.waiting, *group.running)
+        max(1, choice.prompt_length + 7 - choice.computed) for choice in (*group.waiting, *group.running)
     )
 
 
@@ -226,7 +226,7 @@ def test_a_step_takes_as_long_as_the_gap_or_twice_as_long_as_alone(
 
 
 @pytest.mark.parametrize(
-    "other",
+    "foreign_request",
     [
         generate(1, tokens=99, namespace="l"),
         generate(1, tokens=99, namespace=None),
@@ -236,14 +236,14 @@ def test_a_step_takes_as_long_as_the_gap_or_twice_as_long_as_alone(
     ids=["of another key", "of nobody", "on another base model", "a text to score"],
 )
 @pytest.mark.parametrize("runs", [False, True])
-def test_where_anybody_else_has_work_streams_keep_their_pace(other: Request, runs: bool) -> None:
+def test_where_anybody_else_has_work_streams_keep_their_pace(foreign_request: Request, runs: bool) -> None:
     scheduler, simulation = streaming(1)
     if runs:
-        scheduler.add([other])
+        scheduler.add([foreign_request])
         simulation.step()
     scheduler.add([generate(20, namespace="k") for _ in range(10)])
     if not runs:
-        scheduler.add([other])
+        scheduler.add([foreign_request])
     steps = [simulation.advance() for _ in range(3)]
     assert all(step.tokens <= ALONE / TOKEN + 6 for step in steps), "and six newest ones"
 

@@ -65,15 +65,15 @@ def prompts_of(seed: int) -> list[tuple[int, ...]]:
     return [tuple(int(i) for i in draw.integers(1, 300, size=length)) for length in (7, 1, 30, 19, 3)]
 
 
-def alone(base: LoadedBase, prompt: tuple[int, ...], given: tuple[int, ...]) -> tuple[tuple[int, ...], Tensor]:
-    """What plain transformers, without a cache, would say greedily, and the log-probability (tokens,) of each `given`.
+def alone(base: LoadedBase, prompt: tuple[int, ...], generated: tuple[int, ...]) -> tuple[tuple[int, ...], Tensor]:
+    """The greedy tokens of plain transformers, without a cache, and the log-probability (tokens,) of each `generated`.
 
-    That is what one pass over `given` finds likeliest at each place, as long as the tokens before are the same; it
-    has a token more than was given where that ended too early.
+    They are the likeliest at each place of one pass over `generated`, as long as the tokens before are the same; one
+    token more than was generated where that ended too early.
     """
-    ids = torch.tensor([[*prompt, *given]])
-    own = base.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0].detach()
-    log_probs = torch.log_softmax(own[len(prompt) - 1 :].float(), dim=-1)
+    ids = torch.tensor([[*prompt, *generated]])
+    logits = base.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0].detach()
+    log_probs = torch.log_softmax(logits[len(prompt) - 1 :].float(), dim=-1)
     likeliest = log_probs.argmax(-1).tolist()[:TOKENS]
     end = likeliest.index(END) + 1 if END in likeliest else TOKENS
     return tuple(likeliest[:end]), log_probs[:-1].gather(-1, ids[0, len(prompt) :, None]).squeeze(-1)

@@ -119,8 +119,8 @@ def arrays(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 def objects(draw: st.DrawFn, inner: st.SearchStrategy[Any]) -> dict[str, Any]:
     properties = draw(st.dictionaries(TEXT, inner, max_size=3))
     required = [name for name in properties if draw(st.booleans())]
-    found = {"type": "object", "properties": properties, "required": required, "title": "a thing"}
-    return found | draw(
+    schema = {"type": "object", "properties": properties, "required": required, "title": "a thing"}
+    return schema | draw(
         st.sampled_from([{}, {"additionalProperties": False}, {"additionalProperties": {"type": "null"}}])
     )
 
@@ -208,8 +208,8 @@ def test_an_answer_that_stops_is_json_of_its_schema(
     base: LoadedBase, schema: dict[str, Any], temperature: float
 ) -> None:
     engine = Engine(LoadedBases(base))
-    asked = [ask(base, schema, seed, n=4, temperature=temperature) for seed in range(4)]  # 16 rows
-    choices = [choice for answer in answered(engine, *asked) for choice in answer.choices]
+    requests = [ask(base, schema, seed, n=4, temperature=temperature) for seed in range(4)]  # 16 rows
+    choices = [choice for answer in answered(engine, *requests) for choice in answer.choices]
     ended = [choice for choice in choices if choice.finish_reason == "stop"]
     assert temperature == 0 or len(ended) >= len(choices) / 4
     for choice in ended:
@@ -223,10 +223,10 @@ def test_an_answer_that_stops_is_json_of_its_schema(
 
 def test_a_row_is_independent_of_its_batch_mates(base: LoadedBase) -> None:
     schemas = [None, PERSON, {"type": "object"}, None, {"type": "integer"}, PERSON]
-    asked = [ask(base, schema, seed, temperature=seed % 3 * 20.0) for seed, schema in enumerate(schemas)]
+    requests = [ask(base, schema, seed, temperature=seed % 3 * 20.0) for seed, schema in enumerate(schemas)]
 
-    alone = [tokens_of(Engine(LoadedBases(base)), request)[0] for request in asked]
-    assert tokens_of(Engine(LoadedBases(base)), *asked) == alone
+    alone = [tokens_of(Engine(LoadedBases(base)), request)[0] for request in requests]
+    assert tokens_of(Engine(LoadedBases(base)), *requests) == alone
 
 
 def greedily(base: LoadedBase, schema: dict[str, Any], tokens: int, **params: Any) -> Completion:
@@ -263,8 +263,8 @@ def test_log_probabilities_are_those_of_the_model(base: LoadedBase) -> None:
     assert choice.text == '"ab"'
     with torch.inference_mode():
         logits = base.model(torch.tensor([[5, *choice.token_ids]])).logits[0]
-    wanted = torch.log_softmax(logits, dim=-1)[range(len(choice.token_ids)), list(choice.token_ids)]
-    assert choice.token_logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
+    expected = torch.log_softmax(logits, dim=-1)[range(len(choice.token_ids)), list(choice.token_ids)]
+    assert choice.token_logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_a_schema_that_takes_too_much_work_fails_its_own_request_alone(
@@ -274,11 +274,11 @@ def test_a_schema_that_takes_too_much_work_fails_its_own_request_alone(
     engine = Engine(LoadedBases(base))
     params = SamplingParams(max_tokens=60, temperature=100.0, seed=1)
     hard = engine.submit(GenerateRequest("tiny", (5,), params=params, schema=text_of(HARD)))
-    other = engine.submit(ask(base, PERSON, 3))
+    easy = engine.submit(ask(base, PERSON, 3))
     run(engine)
     with pytest.raises(InvalidParameter, match=r"cannot be followed: after \d+ tokens, .*too many"):
         hard.result(0)
-    check_follows(other.result(0).choices[0].text, PERSON)
+    check_follows(easy.result(0).choices[0].text, PERSON)
     assert engine.counters()["requests"] == 0
 
 
@@ -291,14 +291,14 @@ def test_a_schema_that_takes_too_much_work_fails_its_own_request_alone(
     st.sampled_from([0.0, 0.5]),
 )
 def test_only_what_is_allowed_is_drawn(
-    seed: int, kept: set[int], temperature: float, top_k: int | None, top_p: float, min_p: float
+    seed: int, allowed_tokens: set[int], temperature: float, top_k: int | None, top_p: float, min_p: float
 ) -> None:
     logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(seed)) * 10
     allowed = torch.zeros(40, dtype=torch.bool)
-    allowed[list(kept)] = True
+    allowed[list(allowed_tokens)] = True
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     [token] = sample_tokens(logits, [Draw(params, RandomStream(seed, 0), 0, allowed=allowed)])
-    assert token in kept
+    assert token in allowed_tokens
     everything = torch.ones(40, dtype=torch.bool)
     plain, same = (
         sample_tokens(logits, [Draw(params, RandomStream(seed, 0), 0, allowed=mask)]) for mask in (None, everything)
@@ -456,7 +456,7 @@ def test_no_request_wears_a_schema_out_for_the_next_one(base: LoadedBase, gramma
 
 
 def test_nor_does_one_choice_for_the_next(base: LoadedBase, grammars: Grammars) -> None:
-    """As long strings as may be asked for, written to their ends, each with other characters."""
+    """Strings of the greatest length that a schema may have, written to their ends, each with other characters."""
     names = [f"p{number}" for number in range(5)]
     schema = {
         "type": "object",
@@ -471,17 +471,19 @@ def test_nor_does_one_choice_for_the_next(base: LoadedBase, grammars: Grammars) 
 
 def test_bases_and_ends_have_grammars_of_their_own(base: LoadedBase, tmp_path: Path) -> None:
     grammars, schema = Grammars(), validate_schema({"type": "integer"})
-    other = load_text(BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "other", seed=3, vocab_size=290))))
-    one, two, three = (
+    smaller_base = load_text(
+        BaseEntry(id="tiny", source=str(build_tiny_base(tmp_path / "other", seed=3, vocab_size=290)))
+    )
+    plain, two_ends, smaller = (
         grammars.compile(base, (0,), schema),
         grammars.compile(base, (0, 5), schema),
-        grammars.compile(other, (0,), schema),
+        grammars.compile(smaller_base, (0,), schema),
     )
-    assert (len(one.first), len(three.first)) == (300, 290)
-    walk, ends = GrammarState(two), GrammarState(one)
+    assert (len(plain.first), len(smaller.first)) == (300, 290)
+    walk, ends = GrammarState(two_ends), GrammarState(plain)
     digit = base.tokenize("7", bos=False)[0]
-    for one_walk in (walk, ends):
-        one_walk.advance(digit)
+    for state in (walk, ends):
+        state.advance(digit)
     assert (bool(walk.allowed[5]), bool(ends.allowed[5])) == (True, False)
 
 

@@ -1,4 +1,4 @@
-"""What the engine really holds of keys and values, adapters and their stacked copies stays within its limits."""
+"""The memory of keys and values, adapters and their stacked copies stays within the engine's limits."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def handles(base: LoadedBase) -> list[LoadableAdapter]:
 
 @pytest.fixture(scope="module")
 def expected(base: LoadedBase, handles: list[LoadableAdapter]) -> list[tuple[int, ...]]:
-    """What each adapter says alone."""
-    return [tokens_of(Engine(LoadedBases(base)), asked(adapter))[0] for adapter in handles]
+    """The tokens that each adapter generates alone."""
+    return [tokens_of(Engine(LoadedBases(base)), generation(adapter))[0] for adapter in handles]
 
 
 def runner_of(engine: Engine) -> Runner:
@@ -79,14 +79,14 @@ def test_adapters_and_their_stacks_take_what_bases_leave(
     tickets = []
     stacked = 0
     for number in range(30):
-        tickets.append(engine.submit(asked(handles[number % 6])))
+        tickets.append(engine.submit(generation(handles[number % 6])))
         for _ in range(number % 4):
             engine.step()
             together = runner_of(engine).batched.bytes
             stacked = max(stacked, together)
             assert WEIGHTS + engine.counters()["adapter_bytes"] + together <= budget
     run(engine)
-    assert [one.result(0).choices[0].token_ids for one in tickets] == [expected[n % 6] for n in range(30)]
+    assert [ticket.result(0).choices[0].token_ids for ticket in tickets] == [expected[n % 6] for n in range(30)]
     assert stacked > 0 or adapters < 4
 
 
@@ -94,7 +94,7 @@ def test_stacks_take_at_most_as_much_as_adapters_may(base: LoadedBase, handles: 
     bank = 6 * handles[0].size_bytes
     engine = Engine(LoadedBases(base), EngineLimits(adapter_cache_bytes=bank))
     for number in range(30):
-        engine.submit(asked(handles[number % 6], length=1 + number % 7))
+        engine.submit(generation(handles[number % 6], length=1 + number % 7))
         for _ in range(number % 4):
             engine.step()
             assert runner_of(engine).batched.bytes <= bank
@@ -102,5 +102,5 @@ def test_stacks_take_at_most_as_much_as_adapters_may(base: LoadedBase, handles: 
     assert runner_of(engine).batched.bytes > 0
 
 
-def asked(adapter: LoadableAdapter, length: int = 3) -> GenerateRequest:
+def generation(adapter: LoadableAdapter, length: int = 3) -> GenerateRequest:
     return GenerateRequest("base", tuple(range(1, 1 + length)), adapter, greedy(9))

@@ -42,21 +42,21 @@ def test_states_are_those_of_transformers(base: LoadedBase, fused: bool) -> None
     forward = LlamaForward(base.model, Runner(base).batched)
     packing = Packing([Chunk(start, length) for start, length in zip(starts, LENGTHS, strict=True)])
     states = forward(torch.cat(rows), torch.cat([torch.arange(length) for length in LENGTHS]), packing)
-    for found, own in zip(states.split(LENGTHS), expected, strict=True):
-        assert float((found - own).abs().max()) <= 1e-5 * float(own.abs().max())
+    for row_states, expected_states in zip(states.split(LENGTHS), expected, strict=True):
+        assert float((row_states - expected_states).abs().max()) <= 1e-5 * float(expected_states.abs().max())
 
 
 def test_fused_weights_share_their_memory(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where oneDNN has no layout, as on a GPU: the layers are views of one weight."""
     monkeypatch.setattr("service.engine.onednn_linear.can_reorder", lambda _dtype, _device: False)
-    before = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
+    unfused = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
     size = sum(parameter.nbytes for parameter in base.model.parameters())
     assert prepare_linears(base.model) == 0
     assert sum(parameter.nbytes for parameter in base.model.parameters()) == size
     attention = base.model.base_model.layers[0].self_attn
     assert attention.q_proj.weight.data_ptr() == attention.k_proj.fused.weight.data_ptr()
     for name in ("q_proj", "k_proj", "v_proj"):
-        assert torch.equal(getattr(attention, name).weight, before[f"model.layers.0.self_attn.{name}.weight"])
+        assert torch.equal(getattr(attention, name).weight, unfused[f"model.layers.0.self_attn.{name}.weight"])
 
 
 def operations(runner: Runner) -> int:
@@ -72,6 +72,6 @@ def operations(runner: Runner) -> int:
 def test_it_runs_fewer_operations(bases: Callable[[str], LoadedBase]) -> None:
     base = replace(bases("llama"), model=copy.deepcopy(bases("llama").model))
     prepare_linears(base.model)
-    own, generic = Runner(base), Runner(base)
+    specialised, generic = Runner(base), Runner(base)
     generic._forward = lambda *arguments: packed_states(base.model, *arguments)
-    assert operations(own) < 0.6 * operations(generic)
+    assert operations(specialised) < 0.6 * operations(generic)

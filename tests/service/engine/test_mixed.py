@@ -114,40 +114,42 @@ class Text:
     nll: float = 0.0
     logits: dict[int, Tensor] = field(default_factory=dict)
 
-    def task(self, world: World, length: int, *, kept: bool = True) -> ForwardTask:
+    def task(self, world: World, length: int, *, keeps_kv: bool = True) -> ForwardTask:
         end = self.done + length
         return ForwardTask(
             self.ids[self.done : end],
             self.done,
             adapter=world.ready[self.adapter],
-            sequence=self if kept else None,
+            sequence=self if keeps_kv else None,
             next_id=self.ids[end] if end < len(self.ids) else None,
             needs_logits=True,
             needs_nll=True,
             reserve=end,
         )
 
-    def check(self, world: World, own: Tensor | None = None) -> None:
-        """What was found is what it gets alone: `own` (tokens, vocabulary), computed here where it is not given."""
-        if own is None:
-            (own,) = alone(world.base, world.modules[self.adapter], [self.ids])
-        scale = float(own.abs().max())
-        for place, found in self.logits.items():
-            assert float((found - own[place]).abs().max()) <= TOLERANCE * scale
+    def check(self, world: World, expected_logits: Tensor | None = None) -> None:
+        """Compare with the logits that it gets alone (tokens, vocabulary), computed here where they are not given."""
+        if expected_logits is None:
+            (expected_logits,) = alone(world.base, world.modules[self.adapter], [self.ids])
+        scale = float(expected_logits.abs().max())
+        for place, logits in self.logits.items():
+            assert float((logits - expected_logits[place]).abs().max()) <= TOLERANCE * scale
         if self.done == len(self.ids):
             targets = torch.tensor(self.ids[1:])
-            expected = -torch.log_softmax(own[:-1], dim=-1)[torch.arange(len(targets)), targets].sum().item()
+            expected = (
+                -torch.log_softmax(expected_logits[:-1], dim=-1)[torch.arange(len(targets)), targets].sum().item()
+            )
             assert self.nll == pytest.approx(expected, abs=1e-4 * max(1.0, expected))
 
 
-def step(world: World, taken: Sequence[tuple[Text, int, bool]]) -> None:
+def step(world: World, pieces: Sequence[tuple[Text, int, bool]]) -> None:
     """One pass over so many tokens of each text."""
-    found = world.runner.run([text.task(world, length, kept=kept) for text, length, kept in taken])
-    for (text, length, _), one in zip(taken, found, strict=True):
+    results = world.runner.run([text.task(world, length, keeps_kv=keeps_kv) for text, length, keeps_kv in pieces])
+    for (text, length, _), result in zip(pieces, results, strict=True):
         text.done += length
-        text.nll += one.nll
-        assert one.logits is not None
-        text.logits[text.done - 1] = one.logits
+        text.nll += result.nll
+        assert result.logits is not None
+        text.logits[text.done - 1] = result.logits
 
 
 @settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -160,15 +162,15 @@ def test_texts_that_join_and_leave_get_what_they_get_alone(world: World, seed: i
         while len(texts) < 12 and draw.random() < 0.7:
             ids = draw.integers(1, world.base.shape.vocab_size, size=draw.integers(2, limit)).tolist()
             texts.append(Text(int(draw.integers(len(world.modules))), ids))
-        taken: list[tuple[Text, int, bool]] = []
+        pieces: list[tuple[Text, int, bool]] = []
         for text in texts:
-            left = len(text.ids) - text.done
-            if left and draw.random() < 0.8:
-                length = 1 if draw.random() < 0.7 else int(draw.integers(1, left + 1))
+            remaining = len(text.ids) - text.done
+            if remaining and draw.random() < 0.8:
+                length = 1 if draw.random() < 0.7 else int(draw.integers(1, remaining + 1))
                 whole = text.done == 0 and world.ready[text.adapter] is None and draw.random() < 0.3
-                taken.append((text, left if whole else length, not whole))
-        if taken:
-            step(world, taken)
+                pieces.append((text, remaining if whole else length, not whole))
+        if pieces:
+            step(world, pieces)
         for text in list(texts):
             if text.done == len(text.ids) or draw.random() < 0.05:
                 text.check(world)
@@ -196,9 +198,9 @@ def check_sixty_four(world: World, adapters: Sequence[int]) -> None:
     for _ in range(6):
         step(world, [(text, 1, True) for text in texts])
     for adapter in {text.adapter for text in texts}:
-        own = [text for text in texts if text.adapter == adapter]
-        expected = alone(world.base, world.modules[adapter], [text.ids for text in own])
-        for text, logits in zip(own, expected, strict=True):
+        texts_of_adapter = [text for text in texts if text.adapter == adapter]
+        expected = alone(world.base, world.modules[adapter], [text.ids for text in texts_of_adapter])
+        for text, logits in zip(texts_of_adapter, expected, strict=True):
             text.check(world, logits)
     world.runner.retain(())
 
@@ -209,15 +211,15 @@ def test_a_row_of_nan_stays_alone(world: World) -> None:
     for parameter in broken.parameters():
         parameter.fill_(float("nan"))
     ready = made_ready(world.runner, broken)
-    others = [Text(0, list(range(1, 20))) for _ in range(3)]
+    sound_texts = [Text(0, list(range(1, 20))) for _ in range(3)]
     bad = object()
     for _ in range(2):
         tasks = [ForwardTask([1, 2, 3], 0, adapter=ready, sequence=bad, needs_logits=True, reserve=9)]
         assert not bool(world.runner.run(tasks)[0].logits.isfinite().all())  # type: ignore[union-attr]
-        world.runner.retain(others)
-        step(world, [(text, 4, True) for text in others])
-        step(world, [(text, 1, True) for text in others])
-    for text in others:
+        world.runner.retain(sound_texts)
+        step(world, [(text, 4, True) for text in sound_texts])
+        step(world, [(text, 1, True) for text in sound_texts])
+    for text in sound_texts:
         text.check(world)
     world.runner.retain(())
 
@@ -230,46 +232,50 @@ def made_ready(runner: Runner, module: AdapterModule) -> ReadyAdapter:
 
 
 def with_runner(world: World, *, packed: bool) -> World:
-    """The same adapters, ready in another runner."""
+    """A world of equal base model and adapters, which are ready in another runner."""
     runner = Runner(world.base, packed=packed)
-    ready = [None if one is None else made_ready(runner, one) for one in world.modules]
+    ready = [None if module is None else made_ready(runner, module) for module in world.modules]
     return World(world.base, runner, world.modules, ready)
 
 
 def test_an_unpacked_base_model_computes_the_same(world: World) -> None:
-    other = with_runner(world, packed=False)
-    texts = [Text(number, list(range(1, 14))) for number in range(0, len(other.ready), 2)]
+    unpacked = with_runner(world, packed=False)
+    texts = [Text(number, list(range(1, 14))) for number in range(0, len(unpacked.ready), 2)]
     for length in (5, 1, 1, 1, 5):
-        step(other, [(text, length, True) for text in texts])
+        step(unpacked, [(text, length, True) for text in texts])
     for text in texts:
-        text.check(other)
+        text.check(unpacked)
 
 
 @on_two
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_pass_that_failed_half_way_leaves_nothing_behind(world: World, packed: bool) -> None:
     """The first layer has written its keys and values, the others have not."""
-    other = with_runner(world, packed=packed)
-    prefixed = next(n for n, one in enumerate(other.ready) if one is not None and one.prefix is not None)
+    other_world = with_runner(world, packed=packed)
+    prefixed = next(
+        n for n, adapter in enumerate(other_world.ready) if adapter is not None and adapter.prefix is not None
+    )
     texts = [Text(number, list(range(1, 14))) for number in (0, prefixed)]
-    step(other, [(text, 5, True) for text in texts])
-    layers = max((one for one in world.base.model.modules() if isinstance(one, nn.ModuleList)), key=len)
+    step(other_world, [(text, 5, True) for text in texts])
+    layers = max((module for module in world.base.model.modules() if isinstance(module, nn.ModuleList)), key=len)
     activation = next(module for name, module in layers[0].named_modules() if name in ("mlp.act", "mlp.act_fn"))
     fails = activation.register_forward_pre_hook(lambda *_: [][0])
     for length in (1, 4):
         with pytest.raises(IndexError):
-            step(other, [(text, length, True) for text in texts])
+            step(other_world, [(text, length, True) for text in texts])
     fails.remove()
     for length in (1, 4, 3):
-        step(other, [(text, length, True) for text in texts])
+        step(other_world, [(text, length, True) for text in texts])
     for text in texts:
-        text.check(other)
+        text.check(other_world)
 
 
 @on_two
 def test_a_pass_finds_its_plan_again_behind_adapters_of_the_output_layer(world: World) -> None:
     batched = world.runner.batched
-    editing = [n for n, one in enumerate(world.ready) if one is not None and batched.edits_output_layer(one)]
+    editing = [
+        n for n, adapter in enumerate(world.ready) if adapter is not None and batched.edits_output_layer(adapter)
+    ]
     texts = [Text(number, list(range(1, 20))) for number in (0, 1, *editing)]
     assert len(editing) > 1
     step(world, [(text, 4, True) for text in texts])
@@ -292,15 +298,15 @@ def test_a_pass_finds_its_plan_again_behind_adapters_of_the_output_layer(world: 
 def test_every_slot_holds_its_adapter(world: World, script: list[list[int]]) -> None:
     config = paper_config("bapna_firat", bottleneck=4)
     ready = [made_ready(world.runner, module_of(world.base, config, seed)) for seed in range(10)]
-    for wanted in script:
-        found = world.runner.batched.slot_order([ready[number] for number in wanted], 1)
-        assert sorted(map(id, found)) == sorted(id(ready[number]) for number in wanted)
-        (stack,) = [one for key, one in world.runner.batched._stacks.items() if key == (ready[0].form, 1)]
-        shown: Mapping[str, Tensor] = dict(stack.module.named_parameters())
-        for name, tensor in shown.items():
-            assert len(tensor) == len(wanted)
-            for slot, one in enumerate(found):
-                assert torch.equal(tensor[slot], dict(one.module.named_parameters())[name])
+    for numbers in script:
+        slots = world.runner.batched.slot_order([ready[number] for number in numbers], 1)
+        assert sorted(map(id, slots)) == sorted(id(ready[number]) for number in numbers)
+        (stack,) = [candidate for key, candidate in world.runner.batched._stacks.items() if key == (ready[0].form, 1)]
+        parameters: Mapping[str, Tensor] = dict(stack.module.named_parameters())
+        for name, tensor in parameters.items():
+            assert len(tensor) == len(numbers)
+            for slot, adapter in enumerate(slots):
+                assert torch.equal(tensor[slot], dict(adapter.module.named_parameters())[name])
     world.runner.batched.clear_stacks()
     assert world.runner.batched.bytes == 0
 
@@ -310,27 +316,27 @@ def test_a_stack_is_made_once(world: World, monkeypatch: pytest.MonkeyPatch) -> 
     """Making one copies a whole adapter, which is nothing for every pass."""
     batched = world.runner.batched
     batched.clear_stacks()
-    made: list[Stack] = []
+    stacks: list[Stack] = []
 
     class Counted(Stack):
         def __init__(self, example: AdapterModule) -> None:
             super().__init__(example)
-            made.append(self)
+            stacks.append(self)
 
     monkeypatch.setattr("registry.adapters.batched.Stack", Counted)
-    pair = [one for one in world.ready[1:3] if one is not None]
+    pair = [adapter for adapter in world.ready[1:3] if adapter is not None]
     for _ in range(3):
         batched.slot_order(pair, 1)
         with batched.applied([]):
             pass
-    assert len(made) == 1
+    assert len(stacks) == 1
     batched.clear_stacks()
 
 
 @on_one
 def test_few_stacks_are_kept(world: World) -> None:
     batched = world.runner.batched
-    pair = [one for one in world.ready[1:3] if one is not None]
+    pair = [adapter for adapter in world.ready[1:3] if adapter is not None]
     for count in range(1, FEW):
         batched.slot_order(pair, count)
         with batched.applied([]):
@@ -365,7 +371,7 @@ def fill(memory: KVCache, owner: str, positions: int, factor: float) -> None:
     row.length = positions
 
 
-def held(memory: KVCache, owner: str) -> Tensor:
+def stored_states(memory: KVCache, owner: str) -> Tensor:
     row = memory.reserve(owner, 1)
     return row.read(0, row.length)[:2]
 
@@ -378,7 +384,7 @@ def test_rows_move_to_larger_ones_and_into_gaps_with_what_they_hold() -> None:
     memory.reserve("c", 3 * MIN_ROW_POSITIONS)
     memory.copy("a", "f", 7, reserve=20)
     for owner, length, factor in (("a", 10, 1.0), ("c", 12, 3.0), ("d", 13, 4.0), ("e", 14, 5.0), ("f", 7, 1.0)):
-        assert torch.equal(held(memory, owner), factor * STATES[:, :length])
+        assert torch.equal(stored_states(memory, owner), factor * STATES[:, :length])
     assert memory.reserve("c", 1).slab.capacity == 4 * MIN_ROW_POSITIONS
 
 
@@ -389,6 +395,6 @@ def test_what_is_given_up_is_wiped() -> None:
     slab = memory.reserve("b", 1).slab
     memory.release("a")
     assert bool(slab.layers[0].isfinite().all())
-    assert torch.equal(held(memory, "b"), STATES[:, :5])
+    assert torch.equal(stored_states(memory, "b"), STATES[:, :5])
     memory.release("b")
     assert slab.layers == {}

@@ -36,11 +36,11 @@ def test_it_computes_what_a_linear_layer_computes(
     draw = torch.Generator().manual_seed(seed)
     weight = torch.randn(outputs, inputs, generator=draw)
     added = torch.randn(outputs, generator=draw) if bias else None
-    found = ReorderedLinear(weight, added)
+    reordered = ReorderedLinear(weight, added)
     x = torch.randn(inputs, rows, generator=draw).t() if strided else torch.randn(1, rows, inputs, generator=draw)
-    torch.testing.assert_close(found(x), F.linear(x, weight, added), rtol=1e-5, atol=1e-5)
-    assert torch.equal(found.weight, weight)
-    assert (found.in_features, found.out_features, "bias=" in repr(found)) == (inputs, outputs, True)
+    torch.testing.assert_close(reordered(x), F.linear(x, weight, added), rtol=1e-5, atol=1e-5)
+    assert torch.equal(reordered.weight, weight)
+    assert (reordered.in_features, reordered.out_features, "bias=" in repr(reordered)) == (inputs, outputs, True)
 
 
 def test_a_gradient_goes_through_it() -> None:
@@ -60,13 +60,13 @@ def test_a_base_model_computes_what_it_did(base_entry: Callable[[str], BaseEntry
     plain, linears = computed(base), base.shape.linears
     assert prepare_linears(base.model) == len(linears)
     assert {type(base.model.get_submodule(path)) for path in linears} <= {ReorderedLinear, LinearPart}
-    again = computed(base)
+    optimised = computed(base)
     near = {"float32": 1e-5, "bfloat16": 0.05}[dtype]
-    torch.testing.assert_close(again, plain, rtol=near, atol=near * float(plain.abs().max()))
-    layers = [one for one in base.model.modules() if isinstance(one, ReorderedLinear)]
-    held = sum(one.weight.numel() + (0 if one.bias is None else one.bias.numel()) for one in layers)
-    held += sum(one.numel() for one in base.model.parameters())
-    assert loaded_weight_bytes(entry) == held * base.model.dtype.itemsize
+    torch.testing.assert_close(optimised, plain, rtol=near, atol=near * float(plain.abs().max()))
+    layers = [layer for layer in base.model.modules() if isinstance(layer, ReorderedLinear)]
+    weight_count = sum(layer.weight.numel() + (0 if layer.bias is None else layer.bias.numel()) for layer in layers)
+    weight_count += sum(parameter.numel() for parameter in base.model.parameters())
+    assert loaded_weight_bytes(entry) == weight_count * base.model.dtype.itemsize
 
 
 def computed(base: LoadedBase) -> torch.Tensor:
@@ -84,7 +84,7 @@ def test_a_layer_that_would_compute_something_else_stays(
         onednn_linear, "_product", lambda x, weight, bias, *_: F.linear(x, weight.to_dense(), bias) + 0.01
     )
     assert prepare_linears(model) == 0
-    assert [type(one) for one in model] == [nn.Linear, nn.ReLU, nn.Linear]
+    assert [type(layer) for layer in model] == [nn.Linear, nn.ReLU, nn.Linear]
     assert "the linear layer 2 stays as it is" in caplog.text
 
 

@@ -25,9 +25,9 @@ def test_a_sequence_computes_what_it_computes_alone(base: LoadedBase) -> None:
     positions = torch.cat([torch.arange(length) for length in LENGTHS]) + first_position(base.model)
     usual = base.model.config._attn_implementation
 
-    found = packed_states(base.model, torch.cat(rows), positions, packing)
+    packed = packed_states(base.model, torch.cat(rows), positions, packing)
 
     assert base.model.config._attn_implementation == usual != IMPLEMENTATION
     for row, start in zip(rows, starts, strict=True):
-        own = hidden_states(base.model, row[None], torch.ones_like(row)[None])[0]
-        assert float((found[start : start + len(row)] - own).abs().max()) <= 1e-5 * float(own.abs().max())
+        expected = hidden_states(base.model, row[None], torch.ones_like(row)[None])[0]
+        assert float((packed[start : start + len(row)] - expected).abs().max()) <= 1e-5 * float(expected.abs().max())

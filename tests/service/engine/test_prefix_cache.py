@@ -1,4 +1,4 @@
-"""What is kept of ended sequences: equal tokens of one scope are found and no others, in room that nobody needs."""
+"""The cache of ended sequences: equal tokens of one scope are found and no others, in room that nobody needs."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def sequence(
 ) -> Sequence:
     """A sequence that has computed all its tokens but the newest, or `done` of them."""
     handle = None if adapter is None else LoadableAdapter(adapter, CONFIG, dict)
-    asked = request or GenerateRequest(base, ids, handle, SamplingParams(n=index + 1), namespace=namespace)
-    group = SequenceGroup(asked, Ticket(1))
+    group_request = request or GenerateRequest(base, ids, handle, SamplingParams(n=index + 1), namespace=namespace)
+    group = SequenceGroup(group_request, Ticket(1))
     return Sequence(0, group, index, list(ids), 0, len(ids), computed=len(ids) - 1 if done is None else done)
 
 
-def kept_of(*sequences: Sequence, limit: int | None = 100 * MIN_ROW_POSITIONS) -> PrefixCache:
+def cache_of(*sequences: Sequence, limit: int | None = 100 * MIN_ROW_POSITIONS) -> PrefixCache:
     """A cache to which these were added."""
-    kept = PrefixCache(KVBudget(limit, lambda _base_id: 1), "namespace")
-    for one in sequences:
-        kept.add(one)
-    return kept
+    cache = PrefixCache(KVBudget(limit, lambda _base_id: 1), "namespace")
+    for ended_sequence in sequences:
+        cache.add(ended_sequence)
+    return cache
 
 
 def long(length: int, start: int = 0) -> Ids:
@@ -51,8 +51,8 @@ def long(length: int, start: int = 0) -> Ids:
 
 
 def test_what_begins_alike_is_found_to_the_token() -> None:
-    kept = kept_of(sequence(long(50)))
-    [text], _ = kept.take_changes()
+    cache = cache_of(sequence(long(50)))
+    [text], _ = cache.take_changes()
     assert text.ids == long(49)
     for ids, shared in (
         (long(100), 49),
@@ -60,22 +60,22 @@ def test_what_begins_alike_is_found_to_the_token() -> None:
         ((*long(37), 999, *long(9)), 37),
         (long(BLOCK_SIZE + 1), BLOCK_SIZE),
     ):
-        assert kept.find(sequence(ids)) == (text, shared)
+        assert cache.find(sequence(ids)) == (text, shared)
     for ids in (long(BLOCK_SIZE), (999, *long(60)), (*long(BLOCK_SIZE - 1), 999, *long(30))):
-        assert kept.find(sequence(ids)) == (None, 0)
+        assert cache.find(sequence(ids)) == (None, 0)
 
 
 def test_the_text_that_has_most_is_taken() -> None:
-    kept = kept_of(*(sequence((*long(end), 900 + end, *long(9))) for end in (20, 30, 25)))
-    text, shared = kept.find(sequence(long(60)))
+    cache = cache_of(*(sequence((*long(end), 900 + end, *long(9))) for end in (20, 30, 25)))
+    text, shared = cache.find(sequence(long(60)))
     assert (shared, text and text.ids[30]) == (30, 930)
 
 
 def test_other_scopes_and_requests_that_share_nothing_find_nothing() -> None:
-    kept = kept_of(sequence(long(50), adapter="d"))
-    assert kept.find(sequence(long(50), adapter="d"))[1] == 49
+    cache = cache_of(sequence(long(50), adapter="d"))
+    assert cache.find(sequence(long(50), adapter="d"))[1] == 49
     scored = GenerateRequest("b", long(50), params=SamplingParams(prompt_logprobs=True), namespace="a")
-    for other in (
+    for stranger in (
         sequence(long(50)),
         sequence(long(50), adapter="e"),
         sequence(long(50), adapter="d", namespace="b"),
@@ -84,7 +84,7 @@ def test_other_scopes_and_requests_that_share_nothing_find_nothing() -> None:
         sequence(long(50), request=scored),
         sequence(long(50), request=ScoreRequest("b", (long(50),))),
     ):
-        assert kept.find(other) == (None, 0)
+        assert cache.find(stranger) == (None, 0)
 
 
 def test_tokens_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,22 +92,22 @@ def test_tokens_whose_hashes_are_equal_are_told_apart(monkeypatch: pytest.Monkey
         return iter(range(len(ids) // BLOCK_SIZE))
 
     monkeypatch.setattr(prefix_cache, "block_hashes", equal)
-    kept = kept_of(sequence(long(50)), sequence(long(50), namespace="b"), sequence(long(50, start=100)))
-    text, shared = kept.find(sequence(long(40)))
+    cache = cache_of(sequence(long(50)), sequence(long(50), namespace="b"), sequence(long(50, start=100)))
+    text, shared = cache.find(sequence(long(40)))
     assert text is not None
     assert (text.ids, text.scope, shared) == (long(49), ("b", None, "a"), 39)
-    assert kept.find(sequence(long(50, start=7))) == (None, 0)
-    assert kept.find(sequence(long(50), namespace="c")) == (None, 0)
+    assert cache.find(sequence(long(50, start=7))) == (None, 0)
+    assert cache.find(sequence(long(50), namespace="c")) == (None, 0)
 
 
 def test_a_look_compares_few_texts_however_many_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     alike = (sequence((*long(BLOCK_SIZE), *[1000 + number] * BLOCK_SIZE)) for number in range(100))
-    kept = kept_of(*alike, limit=1000 * MIN_ROW_POSITIONS)
+    cache = cache_of(*alike, limit=1000 * MIN_ROW_POSITIONS)
     compared: list[Ids] = []
     monkeypatch.setattr(
-        prefix_cache, "common_length", lambda one, other: compared.append(one) or common_length(one, other)
+        prefix_cache, "common_length", lambda first, second: compared.append(first) or common_length(first, second)
     )
-    assert kept.find(sequence((*long(BLOCK_SIZE), *[7] * BLOCK_SIZE)))[1] == BLOCK_SIZE
+    assert cache.find(sequence((*long(BLOCK_SIZE), *[7] * BLOCK_SIZE)))[1] == BLOCK_SIZE
     assert len(compared) == MAX_CANDIDATES
 
 
@@ -115,60 +115,60 @@ def test_a_look_compares_few_texts_however_many_begin_alike(monkeypatch: pytest.
 
 
 def test_the_longer_of_two_that_begin_alike_stays() -> None:
-    kept = kept_of(sequence(long(30)), sequence(long(60)), sequence(long(40)))
-    assert len(kept) == 1
-    assert kept.bytes == 59
+    cache = cache_of(sequence(long(30)), sequence(long(60)), sequence(long(40)))
+    assert len(cache) == 1
+    assert cache.bytes == 59
 
 
 def test_what_is_too_short_or_of_a_further_choice_is_not_kept() -> None:
-    kept = kept_of(
+    cache = cache_of(
         sequence(long(50), done=BLOCK_SIZE - 1),
         sequence(long(50), index=1),
         sequence(long(50), request=ScoreRequest("b", (long(50),))),
     )
-    assert (len(kept), kept.take_changes()) == (0, ([], []))
+    assert (len(cache), cache.take_changes()) == (0, ([], []))
 
 
 def test_where_there_is_no_limit_nothing_is_kept() -> None:
-    assert len(kept_of(sequence(long(50)), limit=None)) == 0
+    assert len(cache_of(sequence(long(50)), limit=None)) == 0
 
 
 def test_the_least_recently_used_makes_room_and_what_a_step_takes_over_stays() -> None:
-    kept = kept_of(*(sequence(long(41, start=100 * number)) for number in range(3)))
-    first, second, third = kept.take_changes()[0]
-    assert kept.find(sequence(long(41)))[0] is first
-    assert kept.evict_bytes(1)
-    assert kept.take_changes() == ([], [second])
-    kept.pin(first)
-    assert not kept.evict_bytes(41), "of what is pinned nothing can be had"
-    assert len(kept) == 2
-    assert kept.evict_bytes(40)
-    assert kept.take_changes() == ([], [third])
-    kept.unpin_except(())
-    assert kept.evict_bytes(40)
-    assert (len(kept), kept.bytes, kept._prefixes_by_block) == (0, 0, {})
+    cache = cache_of(*(sequence(long(41, start=100 * number)) for number in range(3)))
+    first, second, third = cache.take_changes()[0]
+    assert cache.find(sequence(long(41)))[0] is first
+    assert cache.evict_bytes(1)
+    assert cache.take_changes() == ([], [second])
+    cache.pin(first)
+    assert not cache.evict_bytes(41), "of what is pinned nothing can be had"
+    assert len(cache) == 2
+    assert cache.evict_bytes(40)
+    assert cache.take_changes() == ([], [third])
+    cache.unpin_except(())
+    assert cache.evict_bytes(40)
+    assert (len(cache), cache.bytes, cache._prefixes_by_block) == (0, 0, {})
 
 
 def test_a_base_model_that_is_dropped_takes_its_texts_along() -> None:
-    kept = kept_of(*(sequence(long(50), base=base) for base in "bc"))
-    kept.take_changes()
-    kept.evict_base("b")
-    assert [text.scope[0] for text in kept.take_changes()[1]] == ["b"]
-    assert kept.find(sequence(long(50), base="b")) == (None, 0)
-    assert kept.find(sequence(long(50), base="c"))[1] == 49
+    cache = cache_of(*(sequence(long(50), base=base) for base in "bc"))
+    cache.take_changes()
+    cache.evict_base("b")
+    assert [text.scope[0] for text in cache.take_changes()[1]] == ["b"]
+    assert cache.find(sequence(long(50), base="b")) == (None, 0)
+    assert cache.find(sequence(long(50), base="c"))[1] == 49
 
 
 def test_what_goes_before_it_was_copied_is_never_told_of() -> None:
-    kept = kept_of(sequence(long(50)))
-    kept.evict_bytes(1)
-    assert kept.take_changes() == ([], [])
+    cache = cache_of(sequence(long(50)))
+    cache.evict_bytes(1)
+    assert cache.take_changes() == ([], [])
 
 
 words = st.lists(st.integers(0, 1), min_size=1, max_size=4).map(
     lambda blocks: tuple(token for block in blocks for token in (block,) * BLOCK_SIZE)
 )
 texts = st.tuples(words, st.lists(st.integers(0, 2), max_size=BLOCK_SIZE).map(tuple)).map(
-    lambda parts: (*parts[0], *parts[1])
+    lambda runs: (*runs[0], *runs[1])
 )
 steps = st.lists(
     st.tuples(
@@ -183,28 +183,28 @@ def test_what_is_found_is_what_was_kept_and_did_not_go(
     script: list[tuple[str, Ids, str, str | None]], limit: int
 ) -> None:
     space = KVBudget(limit, lambda _base_id: 1)
-    kept = PrefixCache(space, "namespace")
+    cache = PrefixCache(space, "namespace")
     there: dict[CachedPrefix, None] = {}
-    for what, ids, namespace, adapter in script:
-        one = sequence(ids, namespace=namespace, adapter=adapter)
-        if what == "keep":
-            kept.add(one)
-        elif what == "room":
-            kept.evict_bytes(len(ids))
+    for action, ids, namespace, adapter in script:
+        drawn_sequence = sequence(ids, namespace=namespace, adapter=adapter)
+        if action == "keep":
+            cache.add(drawn_sequence)
+        elif action == "room":
+            cache.evict_bytes(len(ids))
         else:
-            text, shared = kept.find(one)
-            own = [other for other in there if other.scope == ("b", adapter, namespace)]
-            most = max((common_length(other.ids, ids[:-1]) for other in own), default=0)
+            text, shared = cache.find(drawn_sequence)
+            candidates = [prefix for prefix in there if prefix.scope == ("b", adapter, namespace)]
+            most = max((common_length(prefix.ids, ids[:-1]) for prefix in candidates), default=0)
             if text is None:
                 assert most < BLOCK_SIZE
             else:
-                assert text in own
+                assert text in candidates
                 assert shared == common_length(text.ids, ids[:-1])
                 assert shared // BLOCK_SIZE == most // BLOCK_SIZE
                 assert shared < len(ids)
-        fresh, gone = kept.take_changes()
+        fresh, gone = cache.take_changes()
         there.update(dict.fromkeys(fresh))
         for text in gone:
             del there[text]
-        assert kept.bytes == space.bytes == sum(text.positions for text in there) <= limit
-        assert len(kept) == len(there)
+        assert cache.bytes == space.bytes == sum(text.positions for text in there) <= limit
+        assert len(cache) == len(there)

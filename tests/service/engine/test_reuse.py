@@ -43,10 +43,10 @@ def ask(
     params: SamplingParams | None = None,
     base: str = "tiny",
 ) -> tuple[tuple[int, ...], int]:
-    """What the first choice of a request is answered, and how many tokens of its prompt were taken over."""
+    """The tokens of a request's first choice, and how many of its prompt were taken over."""
     request = GenerateRequest(base, tuple(prompt), adapter, params or greedy(4), namespace=namespace)
-    [found] = answered(engine, request)
-    return found.choices[0].token_ids, found.reused
+    [answer] = answered(engine, request)
+    return answer.choices[0].token_ids, answer.reused
 
 
 @dataclass(eq=False)
@@ -58,10 +58,10 @@ class World:
     alone: Engine
 
     def check(self, request: GenerateRequest, ticket: Ticket) -> None:
-        [own] = answered(self.alone, request)
-        for found, expected in zip(ticket.result(0).choices, own.choices, strict=True):
-            assert found.token_ids == expected.token_ids
-            assert found.token_logprobs == pytest.approx(expected.token_logprobs, abs=TOLERANCE, rel=TOLERANCE)
+        [reference] = answered(self.alone, request)
+        for choice, expected in zip(ticket.result(0).choices, reference.choices, strict=True):
+            assert choice.token_ids == expected.token_ids
+            assert choice.token_logprobs == pytest.approx(expected.token_logprobs, abs=TOLERANCE, rel=TOLERANCE)
 
 
 @pytest.fixture(scope="module", params=BASES)
@@ -120,32 +120,32 @@ def test_what_is_taken_over_changes_nothing_whatever_joins_leaves_and_goes(world
     draw = np.random.default_rng(seed)
     each = world.alone._position_bytes("tiny")
     engine = engine_of(world.base, kv_bytes=rows * row_capacity(1) * each, max_running=3, max_step_tokens=40)
-    asked: list[tuple[GenerateRequest, Ticket]] = []
+    submitted: list[tuple[GenerateRequest, Ticket]] = []
     talk = Conversations(world, draw)
     with pytest.MonkeyPatch.context() as patch:
         watch(engine, patch)
         for _ in range(20):
             request = talk.request()
-            asked.append((request, engine.submit(request)))
+            submitted.append((request, engine.submit(request)))
             if draw.random() < 0.2:
-                asked[draw.integers(len(asked))][1].cancel()
+                submitted[draw.integers(len(submitted))][1].cancel()
             for _ in range(draw.integers(0, 8)):
                 engine.step()
-            ended = [one for one in asked if one[1].done() and not one[1].cancelled()]
+            ended = [pair for pair in submitted if pair[1].done() and not pair[1].cancelled()]
             if ended and draw.random() < 0.5:  # somebody answers
-                before, ticket = ended[-1]
-                talk.texts.append((*before.prompt, *ticket.result(0).choices[0].token_ids)[:44])
+                previous, ticket = ended[-1]
+                talk.texts.append((*previous.prompt, *ticket.result(0).choices[0].token_ids)[:44])
         run(engine)
-    for request, ticket in asked:
+    for request, ticket in submitted:
         if not ticket.cancelled():
             world.check(request, ticket)
-            check_reuse(request, ticket, [other for other, _ in asked])
+            check_reuse(request, ticket, [submitted_request for submitted_request, _ in submitted])
     counters = engine.counters()
     assert counters["kv_bytes"] == counters["kept_bytes"]
-    assert counters["prompt_tokens_reused_total"] >= sum(t.result(0).reused for _, t in asked if not t.cancelled())
+    assert counters["prompt_tokens_reused_total"] >= sum(t.result(0).reused for _, t in submitted if not t.cancelled())
 
 
-def check_reuse(request: GenerateRequest, ticket: Ticket, others: Sequence[GenerateRequest]) -> None:
+def check_reuse(request: GenerateRequest, ticket: Ticket, requests: Sequence[GenerateRequest]) -> None:
     """Nothing was taken over without anybody of the same base model, adapter and namespace who asked alike."""
     reused = ticket.result(0).reused
     assert reused == 0 or BLOCK_SIZE <= reused < len(request.prompt)
@@ -153,11 +153,11 @@ def check_reuse(request: GenerateRequest, ticket: Ticket, others: Sequence[Gener
         assert request.namespace is not None
         assert not request.params.prompt_logprobs
         assert any(
-            other is not request
-            and other.namespace == request.namespace
-            and other.adapter is request.adapter
-            and other.prompt[:BLOCK_SIZE] == request.prompt[:BLOCK_SIZE]
-            for other in others
+            candidate is not request
+            and candidate.namespace == request.namespace
+            and candidate.adapter is request.adapter
+            and candidate.prompt[:BLOCK_SIZE] == request.prompt[:BLOCK_SIZE]
+            for candidate in requests
         )
 
 
@@ -173,9 +173,9 @@ def test_a_second_request_of_every_structure_computes_what_it_does_not_share(wor
         ticket = engine.submit(request)
         run(engine)
         world.check(request, ticket)
-        kept = len(prompt) + len(answer) - 1  # the last token was drawn and not computed
-        total += kept
-        assert ticket.result(0).reused == kept
+        reusable = len(prompt) + len(answer) - 1  # the last token was drawn and not computed
+        total += reusable
+        assert ticket.result(0).reused == reusable
         assert engine.counters()["prompt_tokens_total"] - computed == 40 + 3
     counters = engine.counters()
     assert counters["prompt_tokens_reused_total"] == total

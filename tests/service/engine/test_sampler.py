@@ -88,7 +88,7 @@ def test_rows_together_get_the_tokens_that_each_gets_alone(
     params: list[SamplingParams], seed: int, data: st.DataObject
 ) -> None:
     logits = torch.randn(len(params), 40, generator=torch.Generator().manual_seed(seed)) * 3
-    draws = [Draw(one, RandomStream(seed, n), n, (1, 2, 2, 7), 2) for n, one in enumerate(params)]
+    draws = [Draw(sampling, RandomStream(seed, n), n, (1, 2, 2, 7), 2) for n, sampling in enumerate(params)]
     broken = data.draw(st.sets(st.integers(0, len(params) - 1), max_size=2))
     for number in broken:
         logits[number, 7] = data.draw(st.sampled_from([math.nan, math.inf]))
@@ -105,10 +105,10 @@ def test_temperature_zero_is_the_most_likely_whatever_the_seed() -> None:
 
 
 def test_frequencies_follow_the_distribution() -> None:
-    wanted = torch.tensor([0.5, 0.0, 0.3, 0.2])
-    drawn = Counter(drawn_alone(wanted.log(), SamplingParams(), RandomStream(5, 0), i) for i in range(2000))
+    distribution = torch.tensor([0.5, 0.0, 0.3, 0.2])
+    drawn = Counter(drawn_alone(distribution.log(), SamplingParams(), RandomStream(5, 0), i) for i in range(2000))
     assert drawn[1] == 0
-    for token, probability in enumerate(wanted.tolist()):
+    for token, probability in enumerate(distribution.tolist()):
         assert abs(drawn[token] / 2000 - probability) < 0.03
 
 
@@ -123,12 +123,12 @@ def test_temperature_sharpens_and_flattens() -> None:
     assert share(1e-6) == 1.0, "next to zero does not overflow"
 
 
-@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 1), (0.75, 2), (0.875, 3), (0.9, 4), (1.0, 5)])
-def test_tokens_that_reach_top_p_exactly_are_enough(top_p: float, kept: int) -> None:
+@pytest.mark.parametrize(("top_p", "count"), [(0.25, 1), (0.5, 1), (0.75, 2), (0.875, 3), (0.9, 4), (1.0, 5)])
+def test_tokens_that_reach_top_p_exactly_are_enough(top_p: float, count: int) -> None:
     """Sums of powers of two are exact: one more token than needed would show."""
     probabilities = torch.tensor([0.0625, 0.25, 0.5, 0.0625, 0.125], dtype=torch.float64)
     best = [2, 1, 4, 0, 3]  # of equals the first
-    assert sorted(keep_nucleus(probabilities, top_p).nonzero().flatten().tolist()) == sorted(best[:kept])
+    assert sorted(keep_nucleus(probabilities, top_p).nonzero().flatten().tolist()) == sorted(best[:count])
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.floats(0.01, 1.0), st.sampled_from([1, 2, 300]))
@@ -137,8 +137,8 @@ def test_it_is_the_same_however_many_are_sorted_first(counts: list[int], top_p: 
     probabilities = torch.tensor([1 + n for n in counts], dtype=torch.float64) / sum(1 + n for n in counts)
     values, order = probabilities.sort(descending=True, stable=True)
     expected = torch.zeros_like(probabilities)
-    wanted = order[values.cumsum(0) - values < top_p]
-    expected[wanted] = probabilities[wanted]
+    nucleus = order[values.cumsum(0) - values < top_p]
+    expected[nucleus] = probabilities[nucleus]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("service.engine.sampler.FIRST_SORTED", first)
         assert torch.equal(keep_nucleus(probabilities, top_p), expected)
@@ -150,11 +150,11 @@ def test_a_tiny_change_of_the_logits_leaves_the_draw_or_moves_it_next_door(seed:
     logits = torch.randn(50, generator=generator) * 3
     noisy = logits + torch.randn(50, generator=generator) * 1e-6
     params = SamplingParams(top_p=0.9)
-    one, two = (drawn_alone(x, params, RandomStream(seed, 0), position) for x in (logits, noisy))
+    token, noisy_token = (drawn_alone(x, params, RandomStream(seed, 0), position) for x in (logits, noisy))
     probabilities = torch.softmax(logits.double(), -1)
-    between = probabilities[min(one, two) + 1 : max(one, two)]
-    kept = keep_nucleus(probabilities, 0.9)[min(one, two) + 1 : max(one, two)]
-    assert one == two or float(torch.where(kept > 0, between, 0).sum()) < 1e-4
+    between = probabilities[min(token, noisy_token) + 1 : max(token, noisy_token)]
+    nucleus = keep_nucleus(probabilities, 0.9)[min(token, noisy_token) + 1 : max(token, noisy_token)]
+    assert token == noisy_token or float(torch.where(nucleus > 0, between, 0).sum()) < 1e-4
 
 
 def test_the_end_of_the_range_never_draws_an_impossible_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,21 +179,21 @@ def steered(**params: Any) -> Draw:
 
 
 def test_a_repetition_penalty_is_that_of_transformers() -> None:
-    found = apply_penalties(LOGITS, steered(repetition_penalty=1.7))
-    seen = torch.tensor([BEFORE])
-    assert torch.equal(found, RepetitionPenaltyLogitsProcessor(1.7)(seen, LOGITS[None].clone())[0])
+    penalised = apply_penalties(LOGITS, steered(repetition_penalty=1.7))
+    ids = torch.tensor([BEFORE])
+    assert torch.equal(penalised, RepetitionPenaltyLogitsProcessor(1.7)(ids, LOGITS[None].clone())[0])
 
 
 def test_frequency_and_presence_count_what_was_generated() -> None:
-    taken = LOGITS - apply_penalties(LOGITS, steered(frequency_penalty=0.5, presence_penalty=0.25))
-    assert {int(i): round(float(taken[i]), 5) for i in taken.nonzero()} == {4: 0.75, 9: 1.75}
+    penalties = LOGITS - apply_penalties(LOGITS, steered(frequency_penalty=0.5, presence_penalty=0.25))
+    assert {int(i): round(float(penalties[i]), 5) for i in penalties.nonzero()} == {4: 0.75, 9: 1.75}
 
 
 def test_a_bias_is_added() -> None:
     params = SamplingParams(logit_bias=((5, 100.0), (6, -100.0)), temperature=0)
     assert drawn_alone(LOGITS, params, RandomStream(0, 0), 0) == 5
-    taken = apply_penalties(LOGITS, Draw(params, RandomStream(0, 0), 0)) - LOGITS
-    assert {int(i) for i in taken.nonzero()} == {5, 6}
+    bias = apply_penalties(LOGITS, Draw(params, RandomStream(0, 0), 0)) - LOGITS
+    assert {int(i) for i in bias.nonzero()} == {5, 6}
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,10 @@ def test_a_bias_is_added() -> None:
     ],
 )
 def test_what_may_be_drawn_is_what_transformers_leaves(params: SamplingParams, warper: Any) -> None:
-    left = warper(torch.tensor([[0]]), LOGITS[None].clone())[0].isfinite().nonzero().flatten().tolist()
+    drawable = warper(torch.tensor([[0]]), LOGITS[None].clone())[0].isfinite().nonzero().flatten().tolist()
     drawn = {drawn_alone(LOGITS, params, RandomStream(1, 0), position) for position in range(1000)}
-    assert drawn <= set(left)
-    likely = [i for i in left if torch.softmax(LOGITS, 0)[i] > 0.01]
+    assert drawn <= set(drawable)
+    likely = [i for i in drawable if torch.softmax(LOGITS, 0)[i] > 0.01]
     assert set(likely) <= drawn
 
 
@@ -219,9 +219,9 @@ def test_of_equals_the_first_stay() -> None:
 
 def test_what_changes_nothing_changes_nothing() -> None:
     assert apply_penalties(LOGITS, steered()) is LOGITS
-    before = LOGITS.clone()
+    original = LOGITS.clone()
     apply_penalties(LOGITS, steered(repetition_penalty=2, presence_penalty=1))
-    assert torch.equal(LOGITS, before), "the caller's logits, of which log-probabilities are made, stay"
+    assert torch.equal(LOGITS, original), "the caller's logits, of which log-probabilities are made, stay"
 
 
 def test_log_probs_are_normalised_and_the_best_is_the_very_same_float() -> None:
@@ -249,10 +249,10 @@ def test_joined_pieces_are_the_text_without_half_a_character_at_its_end(first: s
     detokenizer = Detokenizer(lossy)
     pieces = [detokenizer.push(byte) for byte in data]
     whole = lossy(data)
-    shown = "".join(pieces)
-    assert whole.startswith(shown)
-    assert set(whole[len(shown) :]) <= {REPLACEMENT}
-    assert len(whole) - len(shown) <= 3
+    joined = "".join(pieces)
+    assert whole.startswith(joined)
+    assert set(whole[len(joined) :]) <= {REPLACEMENT}
+    assert len(whole) - len(joined) <= 3
 
 
 def test_a_tokenizer_that_drops_the_first_space_keeps_the_others() -> None:
@@ -295,12 +295,12 @@ def test_the_cut_does_not_depend_on_the_pieces(case: tuple[list[str], list[str]]
     pieces, stops = case
     expected = first_stop("".join(pieces), stops)
     cutter = StopChecker(stops)
-    shown = ""
+    emitted = ""
     for piece in pieces:
-        shown += cutter.push(piece)
-        assert expected.startswith(shown), "nothing of a stop string is shown, not even for a moment"
+        emitted += cutter.push(piece)
+        assert expected.startswith(emitted), "nothing of a stop string is shown, not even for a moment"
     assert cutter.stopped == (expected != "".join(pieces))
-    assert shown + cutter.flush() == expected
+    assert emitted + cutter.flush() == expected
 
 
 def test_text_that_cannot_start_a_stop_is_shown_at_once() -> None:

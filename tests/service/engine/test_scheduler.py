@@ -64,23 +64,23 @@ def test_laws_hold_whatever_comes(
     scheduler = scheduler_of(max_queue=max_queue, pace=pace, **limit)
     simulation = Simulation(scheduler, adapter_bytes=adapter_bytes)
     groups: list[SequenceGroup] = []
-    for what, value in script:
-        if what == "add":
+    for action, value in script:
+        if action == "add":
             full, owner = scheduler.depth >= max_queue, value.owner  # type: ignore[attr-defined]
-            held = [group.owner for group in scheduler.groups()]
-            part = max_queue / len({*held, owner})
+            live_owners = [group.owner for group in scheduler.groups()]
+            share = max_queue / len({*live_owners, owner})
             try:
                 groups += scheduler.add([value])  # type: ignore[list-item]
-                assert not full or held.count(owner) < part
+                assert not full or live_owners.count(owner) < share
             except Busy:
                 assert full
-                assert held.count(owner) >= part or len(held) >= MAX_OVERLOAD * max_queue
-        elif what == "step":
+                assert live_owners.count(owner) >= share or len(live_owners) >= MAX_OVERLOAD * max_queue
+        elif action == "step":
             for _ in range(value):  # type: ignore[call-overload]
                 assert simulation.step() is not None or scheduler.depth == 0, "somebody waits, and nobody runs"
         elif groups:
             group = groups[value % len(groups)]  # type: ignore[operator]
-            if what == "cancel":
+            if action == "cancel":
                 group.ticket.cancel()
             else:
                 simulation.ended += scheduler.fail([group, group], Unavailable("gone"))
@@ -101,18 +101,18 @@ def test_laws_hold_whatever_comes(
 
 @given(st.lists(REQUESTS, min_size=1, max_size=10), limits, rooms)
 def test_everything_that_is_asked_for_is_computed_once(
-    wanted: list[Request], limit: dict[str, int], adapter_bytes: int | None
+    requests: list[Request], limit: dict[str, int], adapter_bytes: int | None
 ) -> None:
     simulation = simulation_of(**limit, adapter_bytes=adapter_bytes)
-    groups = simulation.add(wanted)
+    groups = simulation.add(requests)
     drain(simulation)
-    for group, request in zip(groups, wanted, strict=True):
+    for group, request in zip(groups, requests, strict=True):
         assert group.state is State.FINISHED
         if isinstance(request, GenerateRequest):
-            made = sorted(count for one, count in simulation.made.items() if one.group is group)
-            assert made == [request.params.max_tokens or 0] * request.params.n
+            counts = sorted(count for sequence, count in simulation.generated.items() if sequence.group is group)
+            assert counts == [request.params.max_tokens or 0] * request.params.n
         else:
-            scored = sorted(count for one, count in simulation.scored.items() if one.group is group)
+            scored = sorted(count for sequence, count in simulation.scored.items() if sequence.group is group)
             assert scored == sorted(map(len, request.windows))
 
 
@@ -127,23 +127,23 @@ def test_a_long_generation_does_not_hold_up_a_score_nor_the_other_way_round() ->
     simulation.step()
     [corpus] = simulation.add([score(*[8] * 500)])
     [quick] = simulation.add([score(2, adapter="a")])
-    [other] = simulation.add([generate(adapter="b", tokens=2)])
+    [short] = simulation.add([generate(adapter="b", tokens=2)])
     for _ in range(8):
         assert long in simulation.advance().groups
     assert quick.state is State.FINISHED
-    assert other.state is State.FINISHED
+    assert short.state is State.FINISHED
     assert long.state is corpus.state is State.RUNNING
-    assert sum(one.group is corpus for one in simulation.scored) >= 8
+    assert sum(sequence.group is corpus for sequence in simulation.scored) >= 8
 
 
 def test_a_stream_is_in_every_step_of_its_base_model_and_bases_take_turns() -> None:
     simulation = simulation_of()
     [stream] = simulation.add([generate(tokens=30)])
-    [other] = simulation.add([generate(tokens=30, base="c")])
+    [stream_on_c] = simulation.add([generate(tokens=30, base="c")])
     simulation.add([generate(adapter="a", tokens=30), *[score(*[4] * 50, adapter=str(i)) for i in range(9)]])
     for _ in range(20):
         first, second = simulation.advance().groups, simulation.advance().groups
-        assert (stream in first, other in second) == (True, True)
+        assert (stream in first, stream_on_c in second) == (True, True)
 
 
 # --- turns ----------------------------------------------------------------------------------------
@@ -161,9 +161,9 @@ def test_an_adapter_without_room_beside_others_has_its_turn(request_: Request) -
     simulation = simulation_of(adapter_bytes=1, rows=4)
     long = simulation.add([generate(adapter="a", tokens=100) for _ in range(2)])
     simulation.step()
-    [other] = simulation.add([request_])
+    [waiting] = simulation.add([request_])
     simulation.steps(PATIENCE_STEPS + 6)
-    assert other.state is State.FINISHED
+    assert waiting.state is State.FINISHED
     drain(simulation)
     assert all(group.state is State.FINISHED for group in long)
 
@@ -184,9 +184,9 @@ def test_requests_without_an_adapter_do_not_wait_for_the_room_of_an_adapter() ->
     simulation.step()
     simulation.add([generate(adapter="b", owner="x")])
     simulation.steps(PATIENCE_STEPS + 2)
-    [other] = simulation.add([generate(base="c", owner="z")])
+    [bare] = simulation.add([generate(base="c", owner="z")])
     simulation.steps(4)
-    assert other.state is not State.WAITING
+    assert bare.state is not State.WAITING
 
 
 def test_a_text_without_memory_keeps_no_room_for_its_adapter() -> None:
@@ -259,7 +259,7 @@ def test_prompts_and_texts_have_the_first_choice_in_turn() -> None:
     simulation.add([score(*[16] * 50)])
     simulation.add([generate(16, tokens=0) for _ in range(50)])
     kinds = [simulation.advance().groups[0].request for _ in range(8)]
-    assert [isinstance(one, GenerateRequest) for one in kinds] == [True, False] * 4
+    assert [isinstance(kind, GenerateRequest) for kind in kinds] == [True, False] * 4
 
 
 SHORT = st.builds(  # a prompt and its answer fit into the smallest row
@@ -288,15 +288,15 @@ def test_the_first_token_of_an_adapter_waits_a_known_number_of_steps_beside_one_
     simulation = simulation_of(max_queue=10_000, tokens=tokens, rows=rows, kv=kv)
     simulation.add(flood * 5)
     simulation.steps(begun)
-    [other] = simulation.add([generate(prompt, adapter="b", tokens=3)])
+    [group] = simulation.add([generate(prompt, adapter="b", tokens=3)])
     for _ in range(PATIENCE_STEPS + 3 + math.ceil((prompt + 30 * (rows - 1)) / MIN_TOKENS)):
         simulation.add(flood)
         simulation.step()
-    assert any(one.group is other for one in simulation.made)
+    assert any(sequence.group is group for sequence in simulation.generated)
 
 
 def test_an_adapter_takes_no_memory_that_would_not_be_enough() -> None:
-    """Those who gave theirs up would start again for nothing, step after step."""
+    """Streams that gave their memory up would start again for nothing, step after step."""
     simulation = simulation_of(kv=4 * MIN_ROW_POSITIONS, rows=9)
     streams = simulation.add([generate(adapter="a", tokens=60) for _ in range(4)])
     simulation.steps(3)
@@ -320,23 +320,25 @@ def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(
     """
     scheduler = scheduler_of(tokens=2048, rows=4)
     simulation, draw, allowed = Simulation(scheduler), random.Random(length), list[int]()
-    asked = scheduler.step_times._tokens_per_decode_step
-    scheduler.step_times._tokens_per_decode_step = lambda *of: allowed.append(asked(*of)) or allowed[-1]  # type: ignore[method-assign,func-returns-value]
+    real = scheduler.step_times._tokens_per_decode_step
+    scheduler.step_times._tokens_per_decode_step = lambda *of: allowed.append(real(*of)) or allowed[-1]  # type: ignore[method-assign,func-returns-value]
     streams = scheduler.add([generate(adapter=name, tokens=10**6) for name in "abcd"])
     simulation.step()
     windows = ((1,) * length,) * (50_000 // length)
     [job] = scheduler.add([ScoreRequest(base, windows, pooled=frozenset(range(len(windows)) if pooled else ()))])
-    others = []
+    scored_tokens = []
     while job.state is not State.FINISHED:
         step = simulation.advance()
         newest = sum(segment.output == "next" for segment in step.segments)
         assert (step.base_id == "b") == (newest == len(streams)), "streams are in every step of their base model"
-        others.append(step.tokens - newest)
-        assert others[-1] <= (allowed[-1] if others[-1] else 0) <= 2048
-        seconds = bool(newest) + others[-1] * token * draw.uniform(0.8, 1.2)
-        scheduler.step_times.record(step.base_id, seconds, decodes=newest, prefills=others[-1])
-    assert sum(others) == sum(simulation.scored.values()) == 50_000 // length * length
-    assert max(others[16:]) <= max(MIN_TOKENS, 1.3 / token), "once the pace is known, a step takes about twice as long"
+        scored_tokens.append(step.tokens - newest)
+        assert scored_tokens[-1] <= (allowed[-1] if scored_tokens[-1] else 0) <= 2048
+        seconds = bool(newest) + scored_tokens[-1] * token * draw.uniform(0.8, 1.2)
+        scheduler.step_times.record(step.base_id, seconds, decodes=newest, prefills=scored_tokens[-1])
+    assert sum(scored_tokens) == sum(simulation.scored.values()) == 50_000 // length * length
+    assert max(scored_tokens[16:]) <= max(MIN_TOKENS, 1.3 / token), (
+        "once the pace is known, a step takes about twice as long"
+    )
 
 
 # --- pieces ---------------------------------------------------------------------------------------
@@ -344,7 +346,7 @@ def test_a_scoring_job_makes_no_step_larger_than_the_pace_allows(
 
 def test_a_long_prompt_goes_in_pieces() -> None:
     segments = [step.segments[0] for step in steps_of(generate(25, tokens=1), tokens=10)]
-    assert [(one.start, one.length, one.output) for one in segments] == [
+    assert [(segment.start, segment.length, segment.output) for segment in segments] == [
         (0, 10, "nothing"),
         (10, 10, "nothing"),
         (20, 5, "next"),
@@ -357,7 +359,7 @@ def test_a_long_text_goes_in_pieces_beside_streams_and_whole_without() -> None:
     simulation.step()
     simulation.add([score(50)])
     pieces = [segment for _ in range(3) for segment in simulation.advance().segments if segment.output == "score"]
-    assert [(one.start, one.length, one.keeps_kv) for one in pieces] == [
+    assert [(piece.start, piece.length, piece.keeps_kv) for piece in pieces] == [
         (0, 20, True),
         (20, 20, True),
         (40, 10, True),
@@ -371,9 +373,11 @@ def test_texts_of_one_request_take_over_nothing_from_each_other() -> None:
     simulation.add([generate(tokens=9)])
     simulation.step()
     simulation.add([ScoreRequest("b", ((1,) * 50, (2,) * 20), PREFIXED)])
-    first, second = [[one for one in simulation.advance().segments if one.output == "score"] for _ in range(2)]
-    assert [(one.start, one.length) for one in first] == [(0, 40)]
-    assert [(one.start, one.length, one.copy_from) for one in second] == [(40, 10, None), (0, 20, None)]
+    first, second = [
+        [segment for segment in simulation.advance().segments if segment.output == "score"] for _ in range(2)
+    ]
+    assert [(segment.start, segment.length) for segment in first] == [(0, 40)]
+    assert [(segment.start, segment.length, segment.copy_from) for segment in second] == [(40, 10, None), (0, 20, None)]
 
 
 def test_a_base_model_that_needs_whole_texts_gets_them() -> None:
@@ -386,7 +390,7 @@ def test_a_base_model_that_needs_whole_texts_gets_them() -> None:
 
 def test_texts_of_one_length_come_together() -> None:
     steps = steps_of(score(2, 10, 3, 9, 2, 3), tokens=20)
-    assert [[one.length for one in step.segments] for step in steps] == [[10, 9], [3, 3, 2, 2]]
+    assert [[segment.length for segment in step.segments] for step in steps] == [[10, 9], [3, 3, 2, 2]]
 
 
 def test_a_text_behind_a_prefix_has_a_row_that_counts_it() -> None:
@@ -415,7 +419,7 @@ def test_choices_take_over_the_prompt_of_the_first() -> None:
     ids=["base", "adapter", "text"],
 )
 def test_a_large_one_has_its_turn_where_small_ones_of_other_base_models_take_the_memory(request_: Request) -> None:
-    """As many steps as all of them have patience for, twice, for the bases take turns; small ones never end."""
+    """It waits twice the steps that all of them have patience for, as the bases take turns; small ones never end."""
     simulation = simulation_of(max_queue=10_000, rows=99, kv=8 * MIN_ROW_POSITIONS)
     small = [generate(adapter=name, tokens=20 + n, base="c") for n, name in enumerate("-abcdefg")]
     simulation.add(small)
@@ -464,14 +468,14 @@ def test_the_youngest_starts_again_where_memory_is_short() -> None:
 
 def test_what_has_ended_holds_nothing() -> None:
     simulation = simulation_of()
-    kept, gone = simulation.add([generate(tokens=9), generate(tokens=9, n=2)])
+    running, gone = simulation.add([generate(tokens=9), generate(tokens=9, n=2)])
     simulation.step()
     assert simulation.scheduler._kv_budget.bytes == 2 * MIN_ROW_POSITIONS
     assert gone.ticket.cancel()
     assert simulation.scheduler.drop_cancelled() == [gone]
     assert gone.state is State.CANCELLED
     assert simulation.scheduler._kv_budget.bytes == MIN_ROW_POSITIONS
-    assert simulation.advance().groups == [kept]
+    assert simulation.advance().groups == [running]
     assert simulation.scheduler.drop_cancelled() == []
 
 
@@ -490,7 +494,7 @@ def after_one(**limit: int) -> Simulation:
 def test_all_choices_take_over_the_text_at_once() -> None:
     simulation = after_one(kv=99 * MIN_ROW_POSITIONS, rows=9)
     simulation.add([generate(40, n=3, namespace="one")])
-    assert [(one.start, one.length) for one in simulation.advance().segments] == [(39, 1)] * 3
+    assert [(segment.start, segment.length) for segment in simulation.advance().segments] == [(39, 1)] * 3
 
 
 def test_what_is_kept_goes_before_any_sequence_starts_again() -> None:
@@ -503,11 +507,11 @@ def test_what_is_kept_goes_before_any_sequence_starts_again() -> None:
 
 def test_what_a_step_takes_over_makes_no_room_for_others_of_that_step() -> None:
     simulation = after_one(kv=2 * MIN_ROW_POSITIONS)
-    taking, other = simulation.add([generate(40, namespace="one"), generate(9, namespace="two")])
-    assert simulation.advance().groups == [taking]
+    first, second = simulation.add([generate(40, namespace="one"), generate(9, namespace="two")])
+    assert simulation.advance().groups == [first]
     assert simulation.reused == 39
     simulation.steps(2)
-    assert other.state is not State.WAITING
+    assert second.state is not State.WAITING
     assert simulation.texts == set()
 
 
@@ -550,7 +554,7 @@ def test_a_full_queue_takes_none_of_a_list_and_says_when_to_come_back() -> None:
 
 def test_failing_one_request_of_a_step_leaves_the_others() -> None:
     scheduler = scheduler_of()
-    kept, gone = scheduler.add([generate(tokens=9), generate(tokens=9)])
+    running, gone = scheduler.add([generate(tokens=9), generate(tokens=9)])
     step = scheduler.next_step()
     error = Unavailable("no")
     assert scheduler.fail([gone], error) == [gone]
@@ -558,7 +562,9 @@ def test_failing_one_request_of_a_step_leaves_the_others() -> None:
     assert gone.error is error
     assert step is not None
     scheduler.mark_computed(step)
-    assert scheduler.finish([one.sequence for one in step.segments]) == [kept], "those of an ended request are ignored"
+    assert scheduler.finish([segment.sequence for segment in step.segments]) == [running], (
+        "those of an ended request are ignored"
+    )
 
 
 def test_states_never_go_back() -> None:

@@ -66,7 +66,7 @@ def complete(world: World, model: str, tokens: int = 12) -> str:
 
 
 def test_both_are_listed_with_their_own_context_and_state(world: World) -> None:
-    listed = {one["id"]: one for one in world.client.get("/v1/models").json()["data"]}
+    listed = {model["id"]: model for model in world.client.get("/v1/models").json()["data"]}
     assert {f"{base}/{domain}" for base in BASES for domain in DOMAINS} <= set(listed)
     cards = [world.client.get(f"/v1/models/base/{base}").json() for base in BASES]
     assert [listed[base]["kind"] for base in BASES] == ["base", "base"]
@@ -94,13 +94,13 @@ def test_requests_to_both_at_once_are_all_answered(world: World) -> None:
 
 def test_a_probe_loads_nothing_where_memory_is_short(world: World) -> None:
     complete(world, "lima")
-    before = world.runtime.engine.counters()
-    assert (before["bases_held"], before["base_bytes"] <= (world.runtime.settings.memory_bytes or 0)) == (1, True)
+    counters = world.runtime.engine.counters()
+    assert (counters["bases_held"], counters["base_bytes"] <= (world.runtime.settings.memory_bytes or 0)) == (1, True)
     ready = world.client.get("/readyz")
     assert ready.status_code == 200
     checks = {"database": "ok", "blobs": "ok", "base/tiny": "loads at its next use", "base/lima": "ok"}
     assert ready.json()["checks"] == checks
-    assert f"\nsoup_engine_base_loads_total {before['base_loads_total']}" in world.client.get("/metrics").text
+    assert f"\nsoup_engine_base_loads_total {counters['base_loads_total']}" in world.client.get("/metrics").text
 
 
 def test_a_base_beyond_the_budget_is_refused_in_one_sentence(
@@ -114,15 +114,15 @@ def test_a_base_beyond_the_budget_is_refused_in_one_sentence(
         assert post(world, "/tokenize", model="lima", prompt="a").status_code == 200, "text needs no weights"
         ready = world.client.get("/readyz")
         assert (ready.status_code, ready.json()["checks"]["base/lima"]) == (200, "exceeds the memory budget")
-        assert [one for one in caplog.messages if "lima" in one and "can never be loaded" in one]
+        assert [message for message in caplog.messages if "lima" in message and "can never be loaded" in message]
 
 
 def test_a_pool_is_over_one_base(world: World) -> None:
     sample = {"texts": passages("kitchen", 20, seed=3)}
-    how = {"sample": sample, "selector": {"kind": "cosine"}, "options": {"single": True}, "wait": 120}
+    body = {"sample": sample, "selector": {"kind": "cosine"}, "options": {"single": True}, "wait": 120}
     for base_id in BASES:
-        answer = answered(post(world, "/v1/select", **how, pool={"base_model": base_id}))
-        refs = [one["ref"] for one in answer["selection"]["selected"]]
+        answer = answered(post(world, "/v1/select", **body, pool={"base_model": base_id}))
+        refs = [adapter["ref"] for adapter in answer["selection"]["selected"]]
         assert [ref.split("@")[0] for ref in refs] == [f"{base_id}/kitchen"]
         soup = post(
             world,
