@@ -73,8 +73,8 @@ def in_memory(world: World, seed: int) -> LoadableAdapter:
 
 
 @dataclass
-class Heard:
-    """What a request told its listeners."""
+class Recorder:
+    """Listeners of a request that record its deltas and its ends."""
 
     deltas: list[Delta] = field(default_factory=list)
     ends: list[tuple[int, int]] = field(default_factory=list)
@@ -95,16 +95,16 @@ def idle(engine: ProcessEngine) -> bool:
 def test_it_generates_what_an_engine_in_this_process_does(world: World, engine: ProcessEngine) -> None:
     """With a stored adapter, with one that only the server has, and with the base model alone."""
     for adapter in (None, world.loadable("team/a"), in_memory(world, 5), world.loadable("team/b"), in_memory(world, 6)):
-        heard = Heard()
-        asked = GenerateRequest(BASE_ID, (1, 2, 3), adapter, replace(PARAMS, n=2, logprobs=1, prompt_logprobs=True))
-        expected = world.runtime.engine.generate(asked)
-        answer = engine.generate(replace(asked, **heard.listeners()))
+        recorder = Recorder()
+        request = GenerateRequest(BASE_ID, (1, 2, 3), adapter, replace(PARAMS, n=2, logprobs=1, prompt_logprobs=True))
+        expected = world.runtime.engine.generate(request)
+        answer = engine.generate(replace(request, **recorder.listeners()))
         assert replace(answer, reused=expected.reused) == expected
         for number, choice in enumerate(answer.choices):
-            mine = [delta for delta in heard.deltas if delta.index == number]
+            mine = [delta for delta in recorder.deltas if delta.index == number]
             assert tuple(delta.token_id for delta in mine) == choice.token_ids
             assert "".join(delta.text for delta in mine) == choice.text
-        assert heard.ends == [(3, len(heard.deltas))]
+        assert recorder.ends == [(3, len(recorder.deltas))]
 
 
 def test_it_scores_and_embeds_what_an_engine_in_this_process_does(world: World, engine: ProcessEngine) -> None:
@@ -123,11 +123,11 @@ def test_progress_counts_texts(engine: ProcessEngine) -> None:
 
 
 def test_an_answer_follows_its_schema(world: World, engine: ProcessEngine) -> None:
-    asked = GenerateRequest(BASE_ID, (5,), params=replace(PARAMS, max_tokens=30), schema='{"enum":["left","right"]}')
-    [choice] = engine.generate(asked).choices
+    request = GenerateRequest(BASE_ID, (5,), params=replace(PARAMS, max_tokens=30), schema='{"enum":["left","right"]}')
+    [choice] = engine.generate(request).choices
     assert choice.text in ('"left"', '"right"')
     with pytest.raises(InvalidParameter):
-        engine.generate(replace(asked, schema='{"type":"string","pattern":"("}'))
+        engine.generate(replace(request, schema='{"type":"string","pattern":"("}'))
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ def test_an_answer_follows_its_schema(world: World, engine: ProcessEngine) -> No
 def test_a_request_that_cannot_be_is_refused_before_it_is_queued(
     world: World, engine: ProcessEngine, change: dict[str, Any], error: type[Exception]
 ) -> None:
-    heard = Heard()
-    asked = GenerateRequest(BASE_ID, (1, 2), params=PARAMS, **heard.listeners())
+    recorder = Recorder()
+    request = GenerateRequest(BASE_ID, (1, 2), params=PARAMS, **recorder.listeners())
     with pytest.raises(error) as mine:
-        engine.submit_all([asked, replace(asked, **change)])
+        engine.submit_all([request, replace(request, **change)])
     with pytest.raises(error) as expected:
-        world.runtime.engine.submit_all([asked, replace(asked, **change)])
+        world.runtime.engine.submit_all([request, replace(request, **change)])
     assert str(mine.value) == str(expected.value)
-    assert (heard.deltas, heard.ends) == ([], [(0, 0)] * 4)
+    assert (recorder.deltas, recorder.ends) == ([], [(0, 0)] * 4)
 
 
 def test_bytes_of_another_digest_are_an_error(world: World, engine: ProcessEngine) -> None:
@@ -166,20 +166,20 @@ def test_an_adapter_that_cannot_be_loaded_says_why(engine: ProcessEngine) -> Non
 
 
 def test_a_cancelled_request_is_dropped_and_told_of_once(engine: ProcessEngine) -> None:
-    heard, before = Heard(), engine.counters()["requests_cancelled_total"]
-    ticket = engine.submit(GenerateRequest(BASE_ID, (1, 2, 3), params=ENDLESS, **heard.listeners()))
-    assert heard.stepped.wait(60)
+    recorder, cancelled_before = Recorder(), engine.counters()["requests_cancelled_total"]
+    ticket = engine.submit(GenerateRequest(BASE_ID, (1, 2, 3), params=ENDLESS, **recorder.listeners()))
+    assert recorder.stepped.wait(60)
     assert ticket.cancel()
-    until(lambda: heard.ends)
+    until(lambda: recorder.ends)
     assert idle(engine)
-    assert engine.counters()["requests_cancelled_total"] == before + 1
-    assert heard.ends == [(3, len(heard.deltas))]
+    assert engine.counters()["requests_cancelled_total"] == cancelled_before + 1
+    assert recorder.ends == [(3, len(recorder.deltas))]
 
 
 def test_a_request_that_is_queued_too_late_runs_for_nobody(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = engine.counters()["requests_cancelled_total"]
+    cancelled_before = engine.counters()["requests_cancelled_total"]
     assert engine.pid is not None
     with monkeypatch.context() as patch:
         patch.setitem(Peer.call.__kwdefaults__, "seconds", 0.3)
@@ -189,7 +189,7 @@ def test_a_request_that_is_queued_too_late_runs_for_nobody(
                 engine.submit(GenerateRequest(BASE_ID, (1, 2, 3), params=ENDLESS))
         finally:
             os.kill(engine.pid, signal.SIGCONT)
-    until(lambda: engine.counters()["requests_cancelled_total"] == before + 1)
+    until(lambda: engine.counters()["requests_cancelled_total"] == cancelled_before + 1)
     until(lambda: idle(engine))
 
 
@@ -203,9 +203,9 @@ def test_requests_for_a_base_model_are_queued_while_another_one_loads(world: Wor
 
 
 def test_a_score_that_should_stop_is_cancelled(engine: ProcessEngine) -> None:
-    asked = iter([False])
+    stops = iter([False])
     with pytest.raises(Cancelled):
-        engine.score(BASE_ID, ["a soup of law " * 40] * 200, should_stop=lambda: next(asked, True))
+        engine.score(BASE_ID, ["a soup of law " * 40] * 200, should_stop=lambda: next(stops, True))
     until(lambda: idle(engine))
 
 
@@ -256,31 +256,36 @@ def test_requests_of_a_killed_process_end_with_one_error_and_another_process_ser
 ) -> None:
     """Every stream is whole, or a beginning of what this adapter says and the error. Until then nothing is taken."""
     adapters = (world.loadable("team/a"), world.loadable("team/b"), None)
-    asked = [GenerateRequest(BASE_ID, (1, 2, 3), adapter, replace(PARAMS, max_tokens=50)) for adapter in adapters]
-    expected = [world.runtime.engine.generate(one).choices[0] for one in asked]
+    plain_requests = [
+        GenerateRequest(BASE_ID, (1, 2, 3), adapter, replace(PARAMS, max_tokens=50)) for adapter in adapters
+    ]
+    expected = [world.runtime.engine.generate(plain).choices[0] for plain in plain_requests]
     with process_engine(world) as engine:
         for pause in (*[0.01] * (kills - 1), 1000.0):
             monkeypatch.setattr(client, "PAUSE_SECONDS", pause)
-            heard = [Heard() for _ in asked]
-            requests = [replace(one, **told.listeners()) for one, told in zip(asked, heard, strict=True)]
+            recorders = [Recorder() for _ in plain_requests]
+            requests = [
+                replace(plain, **recorder.listeners())
+                for plain, recorder in zip(plain_requests, recorders, strict=True)
+            ]
             endless = GenerateRequest(BASE_ID, (4, 5), params=ENDLESS)
             scoring = ScoreRequest(BASE_ID, ((1, 2, 3),) * 2000)
             *tickets, unfinished, _ = engine.submit_all([*requests, endless, scoring])
-            assert heard[-1].stepped.wait(60)
+            assert recorders[-1].stepped.wait(60)
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGKILL)
             with pytest.raises(Unavailable, match="ended before the answer was complete"):
                 unfinished.result(60)
-            for ticket, told, whole in zip(tickets, heard, expected, strict=True):
+            for ticket, recorder, whole in zip(tickets, recorders, expected, strict=True):
                 error = ticket.exception(60)
-                tokens = tuple(delta.token_id for delta in told.deltas)
+                tokens = tuple(delta.token_id for delta in recorder.deltas)
                 assert tokens == whole.token_ids[: len(tokens)]
                 assert isinstance(error, Unavailable) or (error is None and tokens == whole.token_ids)
-                assert told.ends == [(3 if tokens else 0, len(tokens))]
+                assert recorder.ends == [(3 if tokens else 0, len(tokens))]
             if pause < 1:
                 assert len(engine.embed(BASE_ID, TEXTS, patient=True)) == len(TEXTS)  # a job waits for the next process
                 until(lambda: not engine.preloading)
-                assert [engine.generate(one).choices[0] for one in asked] == expected
+                assert [engine.generate(plain).choices[0] for plain in plain_requests] == expected
         assert_away(engine)
 
 
@@ -288,20 +293,20 @@ def assert_away(engine: ProcessEngine) -> None:
     """It says that its process is started again, and has no figures."""
     until(lambda: engine.pid is None)
     assert engine.preloading
-    heard = Heard()
+    recorder = Recorder()
     for call in (
-        lambda: engine.submit(GenerateRequest(BASE_ID, (1,), **heard.listeners())),
+        lambda: engine.submit(GenerateRequest(BASE_ID, (1,), **recorder.listeners())),
         lambda: engine.check_admission(None),
         engine.counters,
     ):
         with pytest.raises(Unavailable, match="is starting"):
             call()
-    assert heard.ends == [(0, 0)]
+    assert recorder.ends == [(0, 0)]
     assert (engine.loaded_bases(), engine.is_packed(BASE_ID)) == ((), None)
 
 
 def test_a_process_that_no_engine_has_used_is_ended() -> None:
-    """As where the server cannot start."""
+    """A server that cannot start leaves such a process."""
     with engine_child() as child:
         assert child.process.poll() is None
     assert child.process.returncode is not None
@@ -309,15 +314,15 @@ def test_a_process_that_no_engine_has_used_is_ended() -> None:
 
 def test_a_stop_ends_requests_and_the_process(engine: ProcessEngine) -> None:
     """The last test of the module's engine."""
-    pid, heard = engine.pid, Heard()
+    pid, recorder = engine.pid, Recorder()
     assert pid is not None
-    long = GenerateRequest(BASE_ID, (1, 2), params=replace(ENDLESS, n=1024), **heard.listeners())
+    long = GenerateRequest(BASE_ID, (1, 2), params=replace(ENDLESS, n=1024), **recorder.listeners())
     ticket = engine.submit(long)
-    assert heard.stepped.wait(60)
+    assert recorder.stepped.wait(60)
     assert engine.stop(drain=0.0, patience=30.0)
     with pytest.raises(Unavailable, match="shutting down"):
         ticket.result(0)
-    assert heard.ends == [(2, len(heard.deltas))]
+    assert recorder.ends == [(2, len(recorder.deltas))]
     assert not Path(f"/proc/{pid}").exists()
     with pytest.raises(Unavailable, match="shutting down"):
         engine.submit(long)

@@ -39,8 +39,8 @@ class Nodes:
 
 def with_token(**more: str) -> dict[str, str]:
     """The environment of a process that may use the cluster."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return {**kept, "RAY_AUTH_TOKEN": TOKEN, **more}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**environment, "RAY_AUTH_TOKEN": TOKEN, **more}
 
 
 @contextmanager
@@ -83,8 +83,8 @@ def main(count: int) -> None:
     cluster.wait_for_nodes()
     say(cluster.address)
     for line in sys.stdin:
-        what, _, number = line.strip().partition(" ")
-        if what == "add":
+        action, _, number = line.strip().partition(" ")
+        if action == "add":
             nodes.append(cluster.add_node(num_cpus=1, **common))
         else:
             kill_node(cluster, nodes[int(number)])

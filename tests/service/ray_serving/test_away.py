@@ -1,4 +1,4 @@
-"""What a server does with requests that are with replicas, however those behave. Ray's handle is a script here."""
+"""A server's requests that are with replicas, however those behave. Ray's handle is a script here."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ class Handle:
     def __init__(self, *scripts: Script) -> None:
         self._scripts = scripts
         self.answers: list[Answer] = []
-        self.wanted: list[str] = []
+        self.model_ids: list[str] = []
         """The model that each try named."""
 
     def options(self, multiplexed_model_id: str) -> Handle:
-        self.wanted.append(multiplexed_model_id)
+        self.model_ids.append(multiplexed_model_id)
         return self
 
-    def remote(self, asked: SentRequest) -> Answer:
+    def remote(self, request: SentRequest) -> Answer:
         script = self._scripts[min(len(self.answers), len(self._scripts) - 1)]
-        self.answers.append(Answer(script(asked)))
+        self.answers.append(Answer(script(request)))
         return self.answers[-1]
 
 
@@ -73,18 +73,18 @@ def served(base: LoadedBase, *scripts: Script, **limits: Any) -> Iterator[tuple[
     """An engine as after `start`, without a cluster."""
     bases, most = LoadedBases(base), EngineLimits(**limits)
     local = Engine(bases, most)
-    found = RayEngine(bases, local, address="127.0.0.1:1", app="soup", seconds=20.0, limits=most)
+    engine = RayEngine(bases, local, address="127.0.0.1:1", app="soup", seconds=20.0, limits=most)
     handle = Handle(*scripts)
-    found._handle = handle
-    found._ray_thread.start()
+    engine._handle = handle
+    engine._ray_thread.start()
     local.start()
     try:
-        yield found, handle
+        yield engine, handle
     finally:
-        found.stop(drain=0.0, patience=10.0)
+        engine.stop(drain=0.0, patience=10.0)
 
 
-def asked(base: LoadedBase, **more: Any) -> GenerateRequest:
+def request_of(base: LoadedBase, **more: Any) -> GenerateRequest:
     return replace(GenerateRequest(base.entry.id, (1, 2, 3), None, PARAMS), **more)
 
 
@@ -124,15 +124,15 @@ STOPS = pytest.mark.parametrize("error", [asyncio.CancelledError(), STOPPED], id
 
 @STOPS
 @pytest.mark.parametrize(
-    ("before", "tries"),
+    ("messages", "tries"),
     [(([],), 2), (([], [TOKEN], Ended(WHOLE, 3, 1)), 1)],
     ids=["before a token", "at the end"],
 )
 def test_a_replica_that_is_stopped_before_a_token_is_followed_by_another_and_one_that_has_answered_is_not(
-    base: LoadedBase, error: BaseException, before: tuple[ReplicaMessage, ...], tries: int
+    base: LoadedBase, error: BaseException, messages: tuple[ReplicaMessage, ...], tries: int
 ) -> None:
-    with served(base, says(*before, error=error), says([], Ended(WHOLE, 3, 1))) as (engine, handle):
-        assert engine.submit(asked(base)).result(20) == WHOLE
+    with served(base, says(*messages, error=error), says([], Ended(WHOLE, 3, 1))) as (engine, handle):
+        assert engine.submit(request_of(base)).result(20) == WHOLE
         assert len(handle.answers) == tries
 
 
@@ -140,13 +140,13 @@ def test_a_replica_that_is_stopped_before_a_token_is_followed_by_another_and_one
 def test_a_replica_that_is_stopped_after_a_token_is_an_error(base: LoadedBase, error: BaseException) -> None:
     with served(base, says([], [TOKEN], error=error)) as (engine, handle):
         with pytest.raises(Unavailable, match="before the answer was whole"):
-            engine.submit(asked(base)).result(20)
+            engine.submit(request_of(base)).result(20)
         assert len(handle.answers) == 1
 
 
 def until_taken(engine: RayEngine) -> None:
     """Wait until replicas have all requests."""
-    until(lambda: all(told.is_admitted for told in list(engine._remote.values())), "a replica that takes it")
+    until(lambda: all(remote.is_admitted for remote in list(engine._remote.values())), "a replica that takes it")
 
 
 def until_over(engine: RayEngine) -> None:
@@ -159,7 +159,7 @@ def test_what_replicas_have_taken_does_not_fill_the_queue_of_the_server(base: Lo
     with served(base, says([], waits=True), max_requests=1) as (engine, handle):
         for number in range(5):
             engine.check_admission(None)
-            engine.submit(asked(base))
+            engine.submit(request_of(base))
             until_taken(engine)
             assert len(handle.answers) == number + 1
         assert engine.counters()["requests"] == 5
@@ -167,18 +167,18 @@ def test_what_replicas_have_taken_does_not_fill_the_queue_of_the_server(base: Lo
 
 def test_what_no_replica_has_taken_does(base: LoadedBase) -> None:
     with served(base, TAKES_NOTHING, max_requests=1) as (engine, _):
-        engine.submit(asked(base))
+        engine.submit(request_of(base))
         with pytest.raises(Busy, match="limit is 1 requests"):
             engine.check_admission(None)
         ended: list[tuple[int, int]] = []
         with pytest.raises(Busy):
-            engine.submit(asked(base, on_end=lambda *of: ended.append(of)))
+            engine.submit(request_of(base, on_end=lambda *of: ended.append(of)))
         assert ended == [(0, 0)]
 
 
 def test_texts_are_scored_beside_a_full_queue_of_what_is_generated(base: LoadedBase) -> None:
     with served(base, TAKES_NOTHING, max_requests=1) as (engine, _):
-        engine.submit(asked(base))
+        engine.submit(request_of(base))
         engine.check_admission(None, local=True)
         assert engine.score(base.entry.id, ["the cat"], patient=True)[0].tokens > 0
 
@@ -187,22 +187,22 @@ def test_a_full_replica_is_followed_by_another_whichever_knows_the_adapter(base:
     full = Ended(Busy("Full.", retry_after=7))
     adapter = LoadableAdapter("sha256:" + "1" * 64, CONFIG, dict, stored=Stored("b" * 64, "sha256:" + "2" * 64))
     with served(base, says(full), says([], Ended(WHOLE, 3, 1))) as (engine, handle):
-        assert engine.submit(asked(base, adapter=adapter)).result(20) == WHOLE
-        assert handle.wanted == [adapter.digest, ""]
+        assert engine.submit(request_of(base, adapter=adapter)).result(20) == WHOLE
+        assert handle.model_ids == [adapter.digest, ""]
     with served(base, says(full)) as (engine, handle):
         with pytest.raises(Busy, match="Full") as busy:
-            engine.submit(asked(base)).result(20)
+            engine.submit(request_of(base)).result(20)
         assert (busy.value.retry_after, len(handle.answers)) == (7, away.MAX_ATTEMPTS)
 
 
-@pytest.mark.parametrize(("before", "counted"), [([], (3, 0)), ([TOKEN], (3, 1))])
+@pytest.mark.parametrize(("deltas", "counted"), [([], (3, 0)), ([TOKEN], (3, 1))])
 def test_a_client_that_goes_away_has_read_its_prompt_once_it_was_taken(
-    base: LoadedBase, before: list[Delta], counted: tuple[int, int]
+    base: LoadedBase, deltas: list[Delta], counted: tuple[int, int]
 ) -> None:
-    with served(base, says([], before, waits=True)) as (engine, handle):
+    with served(base, says([], deltas, waits=True)) as (engine, handle):
         ended: list[tuple[int, int]] = []
         came = threading.Semaphore(0)
-        ticket = engine.submit(asked(base, on_step=came.release, on_end=lambda *of: ended.append(of)))
+        ticket = engine.submit(request_of(base, on_step=came.release, on_end=lambda *of: ended.append(of)))
         assert came.acquire(timeout=20)
         assert came.acquire(timeout=20)
         assert ticket.cancel()
@@ -215,28 +215,28 @@ def test_a_client_that_goes_away_has_read_its_prompt_once_it_was_taken(
 def test_what_was_never_taken_has_read_nothing(base: LoadedBase) -> None:
     with served(base, TAKES_NOTHING) as (engine, _):
         ended: list[tuple[int, int]] = []
-        assert engine.submit(asked(base, on_end=lambda *of: ended.append(of))).cancel()
+        assert engine.submit(request_of(base, on_end=lambda *of: ended.append(of))).cancel()
         until_over(engine)
         assert ended == [(0, 0)]
 
 
-@pytest.mark.parametrize("before", [([],), ()], ids=["taken", "not taken"])
-def test_a_request_that_replicas_die_of_ends_after_few(base: LoadedBase, before: tuple[ReplicaMessage, ...]) -> None:
-    with served(base, says(*before, error=ConnectionError())) as (engine, handle):
+@pytest.mark.parametrize("messages", [([],), ()], ids=["taken", "not taken"])
+def test_a_request_that_replicas_die_of_ends_after_few(base: LoadedBase, messages: tuple[ReplicaMessage, ...]) -> None:
+    with served(base, says(*messages, error=ConnectionError())) as (engine, handle):
         with pytest.raises(Unavailable, match="were lost"):
-            engine.submit(asked(base)).result(20)
+            engine.submit(request_of(base)).result(20)
         assert len(handle.answers) == away.MAX_ATTEMPTS
 
 
 def test_who_watches_hears_of_what_is_away(base: LoadedBase) -> None:
-    """As of what this process computes: so a trace has a span of the engine for it."""
+    """Timelines come as those of this process's own requests do: so a trace has a span of the engine for each."""
     lives: list[RequestTimeline] = []
     token = timeline_observer.set(lives.append)
     try:
         with served(base, says([], [TOKEN], Ended(WHOLE, 3, 1)), says(error=ConnectionError())) as (engine, _):
-            engine.submit(asked(base)).result(20)
+            engine.submit(request_of(base)).result(20)
             with pytest.raises(Unavailable):
-                engine.submit(asked(base)).result(20)
+                engine.submit(request_of(base)).result(20)
     finally:
         timeline_observer.reset(token)
     finished, failed = lives
@@ -252,7 +252,7 @@ def test_a_stop_does_not_wait_for_ray_for_ever(base: LoadedBase) -> None:
     let_go = threading.Event()
     with served(base, says([], waits=True)) as (engine, _):
         engine._connection.callback(let_go.wait)
-        ticket = engine.submit(asked(base))
+        ticket = engine.submit(request_of(base))
         until_taken(engine)
         assert not engine.stop(drain=0.0, patience=1.0)
         let_go.set()
@@ -264,13 +264,13 @@ def test_a_stop_has_one_time_for_both_engines(base: LoadedBase, monkeypatch: pyt
     """The engine of this process is busy for all of it, so that nothing is left for the replicas."""
     let_go, waited = threading.Event(), []
     with served(base, says([], waits=True)) as (engine, _):
-        ticket = engine.submit(asked(base))
+        ticket = engine.submit(request_of(base))
         busy = threading.Thread(target=let_go.wait)
         busy.start()
 
-        def wait_for(found: Callable[[], object], timeout: float) -> object:
+        def wait_for(predicate: Callable[[], object], timeout: float) -> object:
             waited.append(timeout)
-            return found()
+            return predicate()
 
         with monkeypatch.context() as patch:
             patch.setattr(engine._local, "_thread", busy)
@@ -288,5 +288,5 @@ def test_what_comes_after_a_stop_is_refused_and_told_of_once(base: LoadedBase) -
         assert engine.stop(drain=0.0, patience=10.0)
         ended: list[tuple[int, int]] = []
         with pytest.raises(Unavailable, match="shutting down"):
-            engine.submit(asked(base, on_end=lambda *of: ended.append(of)))
+            engine.submit(request_of(base, on_end=lambda *of: ended.append(of)))
         assert ended == [(0, 0)]

@@ -27,7 +27,7 @@ LONG = 16
 TOKENS = 40
 
 
-def asked(model: str, **more: Any) -> dict[str, Any]:
+def completion_body(model: str, **more: Any) -> dict[str, Any]:
     return {"model": model, "prompt": "the", "max_tokens": TOKENS, "temperature": 0.9, "seed": 7, **more}
 
 
@@ -62,26 +62,26 @@ class Fleet:
 
 def stream(client: Any, model: str, **more: Any) -> list[str]:
     """The texts and reasons of a stream's events, in their order."""
-    body = asked(model, stream=True, n=CHOICES, logprobs=2, **more)
+    body = completion_body(model, stream=True, n=CHOICES, logprobs=2, **more)
     with client.stream("POST", "/v1/completions", json=body) as answer:
         assert answer.status_code == 200, answer.read()
-        return [json.dumps(one["choices"]) for one in events(answer.iter_lines())]
+        return [json.dumps(event["choices"]) for event in events(answer.iter_lines())]
 
 
-def listen(fleet: Fleet, ref: str, heard: Callable[[], object] = lambda: None) -> tuple[list[str], str | None]:
-    """The choices of the events of a stream until its end, and the code of its error; each is `heard`."""
+def listen(fleet: Fleet, ref: str, on_event: Callable[[], object] = lambda: None) -> tuple[list[str], str | None]:
+    """The choices of the events of a stream until its end, and the code of its error; calls `on_event` after each."""
     got: list[str] = []
     with closing(client_of(fleet.url)) as client:
-        body = asked(ref, stream=True, n=CHOICES, logprobs=2)
+        body = completion_body(ref, stream=True, n=CHOICES, logprobs=2)
         with client.stream("POST", "/v1/completions", json=body) as answer:
             if answer.status_code != 200:
                 answer.read()
                 return got, answer.json()["error"]["code"]
-            for one in events(answer.iter_lines()):
-                if "error" in one:
-                    return got, one["error"]["code"]
-                got.append(json.dumps(one["choices"]))
-                heard()
+            for event in events(answer.iter_lines()):
+                if "error" in event:
+                    return got, event["error"]["code"]
+                got.append(json.dumps(event["choices"]))
+                on_event()
     return got, None
 
 
@@ -93,7 +93,7 @@ def assert_whole_or_ended(fleet: Fleet, ref: str, got: list[str], code: str | No
 
 
 def whole(client: Any, model: str) -> dict[str, Any]:
-    answer = client.post("/v1/completions", json=asked(model, n=2, logprobs=1, echo=True))
+    answer = client.post("/v1/completions", json=completion_body(model, n=2, logprobs=1, echo=True))
     assert answer.status_code == 200, answer.text
     return {
         "choices": answer.json()["choices"],
@@ -123,8 +123,8 @@ def fleet(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             SOUP_PORT="0",
             SOUP_RAY_SECONDS="20",
         )
-        found = Fleet("", httpx2.Client(), nodes, variables, refs, direct)
-        deployed = found.soup("ray", "deploy", "--replicas", "2", "--cpus", "0.6", "--json")
+        fleet = Fleet("", httpx2.Client(), nodes, variables, refs, direct)
+        deployed = fleet.soup("ray", "deploy", "--replicas", "2", "--cpus", "0.6", "--json")
         assert deployed.returncode == 0, deployed.stderr
         assert json.loads(deployed.stdout)["replicas"] == {"RUNNING": 2}
         with (folder / "log").open("wb") as log:
@@ -133,10 +133,10 @@ def fleet(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             )
         try:
             assert server.stdout is not None
-            found.url = server.stdout.readline().decode().strip()
-            assert found.url.startswith("http"), (folder / "log").read_text()
-            with closing(client_of(found.url)) as found.client:
-                yield found
+            fleet.url = server.stdout.readline().decode().strip()
+            assert fleet.url.startswith("http"), (folder / "log").read_text()
+            with closing(client_of(fleet.url)) as fleet.client:
+                yield fleet
             server.terminate()
             assert server.wait(60) == 0, (folder / "log").read_text()
         finally:
@@ -157,14 +157,14 @@ def test_readiness_is_a_token_from_a_replica(fleet: Fleet) -> None:
 
 def test_answers_in_json_follow_their_schema(fleet: Fleet) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
-    wanted = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
-    answer = fleet.client.post("/v1/completions", json=asked(fleet.refs[1], response_format=wanted))
+    response_format = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
+    answer = fleet.client.post("/v1/completions", json=completion_body(fleet.refs[1], response_format=response_format))
     assert json.loads(answer.json()["choices"][0]["text"]) in ({"a": 1}, {"a": 2})
 
 
 def test_another_token_is_refused_at_once(fleet: Fleet) -> None:
-    told = fleet.soup("ray", "status", RAY_AUTH_TOKEN="wrong")
-    assert (told.returncode, "refuses this token" in told.stderr) == (1, True)
+    status = fleet.soup("ray", "status", RAY_AUTH_TOKEN="wrong")
+    assert (status.returncode, "refuses this token" in status.stderr) == (1, True)
     server = fleet.soup("serve", RAY_AUTH_TOKEN="wrong", SOUP_DATA=fleet.variables["SOUP_DATA"] + "-2")
     assert (server.returncode, "refuses this token" in server.stderr) == (1, True)
 
@@ -174,10 +174,10 @@ def test_replicas_that_are_taken_away_under_streams_let_nobody_hear_another_adap
     done = threading.Event()
 
     def listening(ref: str) -> list[tuple[list[str], str | None]]:
-        found = []
+        streams = []
         while not done.is_set():
-            found.append(listen(fleet, ref))
-        return found
+            streams.append(listen(fleet, ref))
+        return streams
 
     def replicas() -> dict[str, int]:
         return dict(json.loads(fleet.soup("ray", "status", "--json").stdout)["replicas"])
@@ -190,25 +190,25 @@ def test_replicas_that_are_taken_away_under_streams_let_nobody_hear_another_adap
             until(lambda: replicas() == {"RUNNING": 1}, "one replica")
         finally:
             done.set()
-        answers = [one.result(120) for one in running]
-    for ref, found in zip(fleet.refs, answers, strict=True):
-        for got, code in found:
+        answers = [future.result(120) for future in running]
+    for ref, streams in zip(fleet.refs, answers, strict=True):
+        for got, code in streams:
             assert_whole_or_ended(fleet, ref, got, code)
-        assert sum(code is None for _, code in found) > 0
+        assert sum(code is None for _, code in streams) > 0
     deployed = fleet.soup("ray", "deploy", "--replicas", "2", "--cpus", "0.6", "--json")
     assert deployed.returncode == 0, deployed.stderr
     until(lambda: replicas() == {"RUNNING": 2}, "two replicas")
 
 
 def test_a_node_that_dies_in_the_midst_of_streams_lets_nobody_hear_another_adapter(fleet: Fleet) -> None:
-    """What was streaming there ends with a sentence, what had no token yet is answered by the other node."""
+    """Streams of that node end with a sentence; requests that had no token yet are answered by the other node."""
     refs = fleet.refs * 2
     first = threading.Event()
     with ThreadPoolExecutor(len(refs)) as pool:
         running = [pool.submit(listen, fleet, ref, first.set) for ref in refs]
         assert first.wait(60)
         fleet.nodes.tell("kill 0")
-        answers = [one.result(120) for one in running]
+        answers = [future.result(120) for future in running]
     for ref, (got, code) in zip(refs, answers, strict=True):
         assert_whole_or_ended(fleet, ref, got, code)
     assert sum(code is None for _, code in answers) > 0
@@ -216,16 +216,18 @@ def test_a_node_that_dies_in_the_midst_of_streams_lets_nobody_hear_another_adapt
 
 def test_a_stream_that_has_begun_on_a_node_that_dies_ends_with_a_sentence(fleet: Fleet) -> None:
     """One replica is left: it has the stream whose first token was seen. Another node then takes its place."""
-    body = asked(fleet.refs[1], stream=True, n=LONG)
+    body = completion_body(fleet.refs[1], stream=True, n=LONG)
     with fleet.client.stream("POST", "/v1/completions", json=body) as answer:
-        found = events(answer.iter_lines())
-        assert "choices" in next(found)
+        stream_events = events(answer.iter_lines())
+        assert "choices" in next(stream_events)
         fleet.nodes.tell("kill 1")
-        *tokens, last = found
+        *tokens, last = stream_events
     assert last["error"]["code"] == "unavailable"
     assert len(tokens) < LONG * TOKENS
     fleet.nodes.tell("add")
-    until(lambda: fleet.client.post("/v1/completions", json=asked("tiny")).status_code == 200, "another replica")
+    until(
+        lambda: fleet.client.post("/v1/completions", json=completion_body("tiny")).status_code == 200, "another replica"
+    )
     for ref in fleet.refs:
         assert [*stream(fleet.client, ref), json.dumps(whole(fleet.client, ref))] == fleet.direct[ref]
 
@@ -233,8 +235,8 @@ def test_a_stream_that_has_begun_on_a_node_that_dies_ends_with_a_sentence(fleet:
 def test_without_replicas_a_request_is_told_when_to_come_again(fleet: Fleet) -> None:
     removed = fleet.soup("ray", "remove", "--json")
     assert (removed.returncode, json.loads(removed.stdout)["deleted"]) == (0, True), removed.stderr
-    told = fleet.soup("ray", "status")
-    assert (told.returncode, "soup ray deploy" in told.stderr) == (1, True)
-    answer = fleet.client.post("/v1/completions", json=asked("tiny"))
+    status = fleet.soup("ray", "status")
+    assert (status.returncode, "soup ray deploy" in status.stderr) == (1, True)
+    answer = fleet.client.post("/v1/completions", json=completion_body("tiny"))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
     assert int(answer.headers["retry-after"]) > 0

@@ -58,7 +58,7 @@ def changed(sent: SentRequest, **fields: object) -> SentRequest:
     return replace(sent, request=replace(sent.request, **fields))  # type: ignore[arg-type]
 
 
-def asked(world: World, ref: str | None, **more: object) -> SentRequest:
+def sent_request_of(world: World, ref: str | None, **more: object) -> SentRequest:
     return sent_request(request_of(world, ref, **more), world.runtime.bases["tiny"].shape.fingerprint)
 
 
@@ -69,13 +69,13 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 async def replica(world: World, anyio_backend: str) -> AsyncIterator[Replica]:
-    found = Replica(plan_of(world.runtime.settings))
-    yield found
-    found.stop()
+    replica = Replica(plan_of(world.runtime.settings))
+    yield replica
+    replica.stop()
 
 
-async def said(one: Replica, what: SentRequest) -> tuple[list[Delta], Ended]:
-    *tokens, ended = [piece async for piece in one.generate(what)]
+async def collect(replica: Replica, sent: SentRequest) -> tuple[list[Delta], Ended]:
+    *tokens, ended = [piece async for piece in replica.generate(sent)]
     assert isinstance(ended, Ended)
     return [delta for piece in tokens for delta in piece], ended
 
@@ -91,7 +91,7 @@ async def until(done: Callable[[], bool]) -> None:
 async def test_it_generates_what_the_server_does(world: World, replica: Replica) -> None:
     for ref in (None, "team/a", "team/b", "team/a"):
         expected = world.runtime.engine.generate(request_of(world, ref))
-        tokens, ended = await said(replica, asked(world, ref))
+        tokens, ended = await collect(replica, sent_request_of(world, ref))
         assert isinstance(ended.outcome, Generation)
         assert ended.outcome == replace(expected, reused=ended.outcome.reused)
         assert tuple(delta.token_id for delta in tokens) == expected.choices[0].token_ids
@@ -100,32 +100,32 @@ async def test_it_generates_what_the_server_does(world: World, replica: Replica)
 
 async def test_bytes_of_another_digest_are_refused(world: World, replica: Replica) -> None:
     """The blob that a request names is another adapter's: an error, and no token of that one."""
-    mine = asked(world, "team/a")
+    mine = sent_request_of(world, "team/a")
     mixed = replace(world.loadable("team/a"), stored=world.loadable("team/b").stored)
-    tokens, ended = await said(replica, replace(mine, request=replace(mine.request, adapter=mixed)))
+    tokens, ended = await collect(replica, replace(mine, request=replace(mine.request, adapter=mixed)))
     assert (tokens, ended.generated_tokens) == ([], 0)
     assert isinstance(ended.outcome, Internal)
-    assert isinstance((await said(replica, mine))[1].outcome, Generation)
+    assert isinstance((await collect(replica, mine))[1].outcome, Generation)
 
 
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (lambda one: replace(one, fingerprint="sha256:" + "0" * 64), Incompatible),
-        (lambda one: changed(one, base_id="another"), NotFound),
-        (lambda one: changed(one, prompt=()), InvalidPrompt),
-        (lambda one: changed(one, params=replace(PARAMS, max_tokens=5000)), InvalidParameter),
+        (lambda sent: replace(sent, fingerprint="sha256:" + "0" * 64), Incompatible),
+        (lambda sent: changed(sent, base_id="another"), NotFound),
+        (lambda sent: changed(sent, prompt=()), InvalidPrompt),
+        (lambda sent: changed(sent, params=replace(PARAMS, max_tokens=5000)), InvalidParameter),
     ],
 )
 async def test_what_cannot_be_is_an_error_that_travels(
     world: World, replica: Replica, change: Callable[[SentRequest], SentRequest], error: type[SoupError]
 ) -> None:
-    tokens, ended = await said(replica, change(asked(world, "team/a")))
+    tokens, ended = await collect(replica, change(sent_request_of(world, "team/a")))
     assert (tokens, type(ended.outcome)) == ([], error)
 
 
 async def test_whoever_stops_listening_ends_the_generation(world: World, replica: Replica) -> None:
-    long = asked(world, "team/a", params=replace(PARAMS, max_tokens=40, n=16))
+    long = sent_request_of(world, "team/a", params=replace(PARAMS, max_tokens=40, n=16))
     async with aclosing(replica.generate(long)) as pieces:
         assert await anext(pieces) == []
     await until(lambda: not replica._engine.counters()["requests"])
@@ -145,8 +145,8 @@ async def test_what_is_submitted_for_nobody_is_cancelled(
         return tickets
 
     monkeypatch.setattr(replica._engine, "submit_all", late)
-    long = asked(world, None, params=SamplingParams(max_tokens=60, n=64, temperature=0.5))
-    listening = asyncio.create_task(said(replica, long))
+    long = sent_request_of(world, None, params=SamplingParams(max_tokens=60, n=64, temperature=0.5))
+    listening = asyncio.create_task(collect(replica, long))
     assert await asyncio.to_thread(there.wait, 20)
     listening.cancel()
     with suppress(asyncio.CancelledError):
@@ -158,8 +158,8 @@ async def test_what_is_submitted_for_nobody_is_cancelled(
 
 
 async def test_whoever_listens_slowly_gets_every_token(world: World, replica: Replica) -> None:
-    what = asked(world, "team/a", params=replace(PARAMS, max_tokens=20))
-    async with aclosing(replica.generate(what)) as pieces:
+    sent = sent_request_of(world, "team/a", params=replace(PARAMS, max_tokens=20))
+    async with aclosing(replica.generate(sent)) as pieces:
         assert await anext(pieces) == []
         got = await anext(pieces)
         await until(lambda: not replica._engine.counters()["requests"])
@@ -205,9 +205,9 @@ def test_what_only_this_process_has_stays_here(world: World) -> None:
     "error", [Busy("Full.", retry_after=7), Unavailable("Gone.", retry_after=3), InvalidParameter("No.", param="stop")]
 )
 def test_errors_travel_whole(error: Busy | Unavailable | InvalidParameter) -> None:
-    found = pickle.loads(pickle.dumps(Ended(error))).outcome
-    assert (type(found), found.message, found.param) == (type(error), error.message, error.param)
-    assert getattr(found, "retry_after", None) == getattr(error, "retry_after", None)
+    unpickled = pickle.loads(pickle.dumps(Ended(error))).outcome
+    assert (type(unpickled), unpickled.message, unpickled.param) == (type(error), error.message, error.param)
+    assert getattr(unpickled, "retry_after", None) == getattr(error, "retry_after", None)
 
 
 # --- /readyz of a server whose replicas are lost ---------------------------------------------------
@@ -224,7 +224,7 @@ def test_errors_travel_whole(error: Busy | Unavailable | InvalidParameter) -> No
 def test_a_server_without_replicas_stays_ready_and_one_whose_engine_fails_does_not(
     world: World, error: SoupError, settings: dict[str, str], expected: tuple[str, str]
 ) -> None:
-    parts = world.runtime.services
+    services = world.runtime.services
     engine: Any = SimpleNamespace(submit=Mock(side_effect=error), loaded_bases=lambda: ("tiny",), preloading=False)
-    found = Readiness().of(replace(parts, engine=engine, settings=parts.settings.model_copy(update=settings)))
-    assert (found.status, found.checks["base/tiny"], found.checks["database"]) == (*expected, "ok")
+    readiness = Readiness().of(replace(services, engine=engine, settings=services.settings.model_copy(update=settings)))
+    assert (readiness.status, readiness.checks["base/tiny"], readiness.checks["database"]) == (*expected, "ok")
