@@ -23,18 +23,18 @@ PATIENCE = 60.0
 """Seconds of waiting."""
 
 
-def until(done: Callable[[], Any], what: str = "it") -> Any:
-    """What `done` gives once it is true; asked again and again, ever more seldom, and not for ever.
+def until(done: Callable[[], Any], description: str = "it") -> Any:
+    """The value of `done` once it is true; called again and again, ever more seldom, and not for ever.
 
     An answer costs the server some 5 ms of processor time, which what is waited for may need.
     """
     waited, pause = 0.0, 0.01
     while waited < PATIENCE:
-        if found := done():
-            return found
+        if value := done():
+            return value
         Event().wait(pause)
         waited, pause = waited + pause, min(1.2 * pause, 0.1)
-    raise AssertionError(f"{what} never came about")
+    raise AssertionError(f"{description} never came about")
 
 
 def ended(client: Any, job: str) -> dict[str, Any]:
@@ -45,13 +45,13 @@ def ended(client: Any, job: str) -> dict[str, Any]:
 
 def free_port() -> int:
     """A port of loopback that nobody listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
-def found_in(code: Path | None) -> dict[str, str]:
-    """What has a process find a version's modules in a folder, before those that are installed."""
+def module_environment(code: Path | None) -> dict[str, str]:
+    """The environment in which a process imports the modules of a folder before those that are installed."""
     return {} if code is None else {"PYTHONPATH": str(code)}
 
 
@@ -69,9 +69,9 @@ class Process:
         assert line.startswith("http"), line
         self.url = line.strip()
 
-    def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+    def end(self, signum: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal, and wait until the process is gone."""
-        self.process.send_signal(how)
+        self.process.send_signal(signum)
         self.process.communicate(timeout=60)
 
 
@@ -85,8 +85,8 @@ class Cluster:
 
     def start(self, *words: str, code: Path | None = None, **settings: Any) -> Process:
         """Begin a process; its `wait` returns once it answers. `code` is the folder of another version's."""
-        given = {**self.settings, **settings}
-        variables = {f"SOUP_{name.upper()}": str(value) for name, value in given.items() if value is not None}
+        merged = {**self.settings, **settings}
+        variables = {f"SOUP_{name.upper()}": str(value) for name, value in merged.items() if value is not None}
         log = (self.folder / f"log-{len(self.running)}").open("wb")
         with log:
             cli = "service.cli" if code is not None and (code / "service" / "cli").is_dir() else "adaptersoup.cli"
@@ -95,7 +95,13 @@ class Cluster:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=code,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "SOUP_THREADS": "1", **found_in(code), **variables},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "SOUP_THREADS": "1",
+                    **module_environment(code),
+                    **variables,
+                },
             )
         self.running.append(Process("", process))
         return self.running[-1]
@@ -112,7 +118,7 @@ class Cluster:
         assert process.process.returncode == 0, self.logs()
 
     def logs(self) -> str:
-        """What all processes said."""
+        """The logs of all processes."""
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("log-*")))
 
 
@@ -120,14 +126,14 @@ class Cluster:
 def cluster(folder: Path, **settings: Any) -> Iterator[Cluster]:
     """A cluster without a process yet; all are killed afterwards."""
     folder.mkdir(exist_ok=True)
-    found = Cluster(folder, {"bootstrap_key": KEY, "blobs": folder / "blobs", "pages": False, **settings})
+    processes = Cluster(folder, {"bootstrap_key": KEY, "blobs": folder / "blobs", "pages": False, **settings})
     try:
-        yield found
+        yield processes
     finally:
-        for one in found.running:
-            if one.process.poll() is None:
-                one.process.kill()
-            one.process.communicate()
+        for process in processes.running:
+            if process.process.poll() is None:
+                process.process.kill()
+            process.process.communicate()
 
 
 def client_of(url: str, key: str = KEY) -> httpx2.Client:

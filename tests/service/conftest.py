@@ -38,12 +38,12 @@ HASHED: dict[tuple[Path, int, int], str] = {}
 MODELS: dict[str, SentenceBertEncoder] = {}
 """The encoder of this test process that has loaded Sentence-BERT, by its digest."""
 EMBEDDED: dict[tuple[str, ...], Any] = {}
-"""What it has made of chunks of sentences: samples of one domain begin alike."""
+"""Its vectors of chunks of sentences: samples of one domain begin alike."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _sentences_once() -> Iterator[None]:
-    """The same sentences are embedded once a test process, by one model whose files are hashed once.
+    """Embed equal sentences once a test process, by one model whose files are hashed once.
 
     Each server would load a model of its own for them, and read all its files for its digest.
     """
@@ -67,7 +67,7 @@ def _sentences_once() -> Iterator[None]:
                     EMBEDDED[key] = real(model, chunk, silent)
             chunks.append(EMBEDDED[key])
         progress(len(sentences), len(sentences), DOING)
-        return np.concatenate([made for made, _ in chunks]), sum(truncated for _, truncated in chunks)
+        return np.concatenate([matrix for matrix, _ in chunks]), sum(truncated for _, truncated in chunks)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SentenceBertEncoder, "_vectors", vectors)

@@ -28,7 +28,7 @@ class Dish(BaseModel):
 
 
 def ask(client: str, url: str, key: str, **more: Any) -> dict[str, Any]:
-    """What came of all calls of a client, by what they are called below."""
+    """The results of all calls of a client, by their names below."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(REPOSITORY),
@@ -45,8 +45,8 @@ def ask(client: str, url: str, key: str, **more: Any) -> dict[str, Any]:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return results
 
 
 def failure(call: Callable[[], object]) -> list[Any]:
@@ -67,7 +67,7 @@ def langchain(url: str, key: str, *, model: str) -> dict[str, Any]:
     form = ChatOpenAI(model=model, temperature=2, seed=1, max_tokens=40, **of).with_structured_output(
         Dish, method="json_schema"
     )
-    found: Any = form.invoke(HELLO)
+    dish: Any = form.invoke(HELLO)
     answer = chat.invoke([("system", "Be brief."), ("user", HELLO)])
     return {
         "chat": answer.content,
@@ -77,7 +77,7 @@ def langchain(url: str, key: str, *, model: str) -> dict[str, Any]:
         "completion": OpenAI(model=model, temperature=0, max_tokens=6, **of).invoke(HELLO),
         "embeddings": embeddings.embed_documents(TEXTS),
         "query": embeddings.embed_query(TEXTS[1]),
-        "form": found.name,
+        "form": dish.name,
         "no model": failure(lambda: ChatOpenAI(model="team/gone", **of).invoke(HELLO)),
         "no key": failure(lambda: ChatOpenAI(model=model, **{**of, "api_key": "sk-soup-wrong"}).invoke(HELLO)),
         "too long": failure(lambda: chat.invoke(HELLO * 200)),
@@ -107,8 +107,8 @@ def litellm(url: str, key: str, *, model: str, ids: list[list[int]]) -> dict[str
         "digest": answer.system_fingerprint,
         "stream": [chunk.choices[0].delta.content or "" for chunk in stream],
         "completion": text.choices[0].text,
-        "embeddings": [one["embedding"] for one in litellm.embedding(input=TEXTS, **base).data],
-        "ids": [one["embedding"] for one in litellm.embedding(input=ids, **base).data],
+        "embeddings": [embedding["embedding"] for embedding in litellm.embedding(input=TEXTS, **base).data],
+        "ids": [embedding["embedding"] for embedding in litellm.embedding(input=ids, **base).data],
         "form": json.loads(form.choices[0].message.content)["name"],
         "no model": failure(lambda: litellm.completion(messages=messages, **{**drawn, "model": "openai/team/gone"})),
         "no key": failure(lambda: litellm.completion(messages=messages, **{**drawn, "api_key": "sk-soup-wrong"})),

@@ -45,7 +45,7 @@ class HubSession:
         )
 
     def ask(self, call: str, **arguments: Any) -> Any:
-        """What `huggingface_hub.<call>(**arguments)` gives, or the call below of that name; raises HubError."""
+        """The value of `huggingface_hub.<call>(**arguments)`, or of the call below of that name; raises HubError."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([call, arguments]) + "\n")
@@ -64,7 +64,7 @@ class HubSession:
 
 
 class HubError(Exception):
-    """What the client raised: the name of its class, and its message."""
+    """An error that the client raised: the name of its class, and its message."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -99,8 +99,8 @@ def logits(base: str, adapter: str | None, ids: list[int], **options: Any) -> li
     if adapter is not None:
         model = PeftModel.from_pretrained(model, adapter, **options)
     with torch.inference_mode():
-        found: list[float] = model.eval()(input_ids=torch.tensor([ids])).logits[0, -1].tolist()
-    return found
+        last_logits: list[float] = model.eval()(input_ids=torch.tensor([ids])).logits[0, -1].tolist()
+    return last_logits
 
 
 def soup(arguments: list[str]) -> tuple[int, str, str]:
@@ -119,14 +119,14 @@ OWN = {"versions": versions, "resumed": resumed, "logits": logits, "soup": soup}
 def plain(value: Any) -> Any:
     """A result as JSON can have it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: plain(one) for name, one in vars(value).items()}
+        return {name: plain(field) for name, field in vars(value).items()}
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, str | int | float | None):
         return value
-    return [plain(one) for one in value] if hasattr(value, "__iter__") else str(value)
+    return [plain(element) for element in value] if hasattr(value, "__iter__") else str(value)
 
 
 def main() -> None:

@@ -25,10 +25,10 @@ def kill(*_: Any) -> None:
 
 def at_statement(number: int) -> None:
     """Be killed before this statement."""
-    said = iter(range(number))
+    statements = iter(range(number))
 
     def count(*_: Any) -> None:
-        if next(said, None) is None:
+        if next(statements, None) is None:
             kill()
 
     event.listen(Engine, "before_cursor_execute", count)

@@ -63,11 +63,11 @@ def public_jwk(key: Any, algorithm: str) -> dict[str, Any]:
 
 
 class LittleIssuer:
-    """An issuer at `url`. `asked` counts requests by path; `answers` replaces what is answered to one."""
+    """An issuer at `url`. `request_counts` counts requests by path; `answers` replaces what is answered to one."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.asked: Counter[str] = Counter()
+        self.request_counts: Counter[str] = Counter()
         self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
         self.keys: dict[str, tuple[Any, str]] = {}
         self.published: list[dict[str, Any]] = []
@@ -90,9 +90,9 @@ class LittleIssuer:
         )
 
     def claims(self, *roles: str, **claims: Any) -> dict[str, Any]:
-        """What such a token says."""
+        """The claims of such a token."""
         now = int(time.time())
-        said = {
+        payload = {
             "iss": self.url,
             "aud": AUDIENCE,
             "sub": "u-1",
@@ -103,18 +103,18 @@ class LittleIssuer:
             "realm_access": {"roles": list(roles)},
             **claims,
         }
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in payload.items() if value is not None}
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        """What is answered to a request for `path`."""
-        self.asked[path] += 1
+        """The status, the headers and the body that answer a request for `path`."""
+        self.request_counts[path] += 1
         if path in self.answers:
             return self.answers[path]
-        found = {
+        document = {
             DISCOVERY: {"issuer": self.url, "jwks_uri": f"{self.url}/keys"},
             "/keys": {"keys": self.published},
         }.get(path)
-        return (404, {}, b"") if found is None else (200, {}, json.dumps(found).encode())
+        return (404, {}, b"") if document is None else (200, {}, json.dumps(document).encode())
 
     def mapping(self, folder: Path) -> Path:
         """The mapping above as a file."""

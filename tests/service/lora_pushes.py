@@ -34,7 +34,9 @@ def lora_weights(world: World, *, seed: int, config: dict[str, Any] = CONFIG) ->
     entry = world.runtime.bases[world.base_id].entry
     module = create(LoraConfig.model_validate(config), shape_of(entry, world.runtime.settings.cache), seed=seed)
     drawn = torch.Generator().manual_seed(seed)
-    tensors = {name: one + 0.5 * torch.randn(one.shape, generator=drawn) for name, one in module.state_dict().items()}
+    tensors = {
+        name: tensor + 0.5 * torch.randn(tensor.shape, generator=drawn) for name, tensor in module.state_dict().items()
+    }
     return save_tensors(tensors)
 
 

@@ -14,8 +14,8 @@ WORDS = {
 def passages(domain: str, count: int, *, seed: int = 0) -> list[str]:
     """`count` different passages of a domain."""
     generator = random.Random(f"{domain}-{seed}")
-    found: dict[str, None] = {}
-    while len(found) < count:
+    texts: dict[str, None] = {}
+    while len(texts) < count:
         sentences = [" ".join(generator.choices(WORDS[domain], k=generator.randint(6, 10))) for _ in range(2)]
-        found[". ".join(sentences) + "."] = None
-    return list(found)
+        texts[". ".join(sentences) + "."] = None
+    return list(texts)

@@ -39,17 +39,19 @@ OF_NAMES = " init-addr none resolvers dns resolve-prefer ipv4 hash-key addr-port
 
 def haproxy(text: str, port: int, servers: Sequence[int]) -> str:
     """A file of HAProxy with these addresses."""
-    lines = "".join(f"    server s{one} 127.0.0.1:{one}\n" for one in servers)
+    lines = "".join(f"    server s{server_port} 127.0.0.1:{server_port}\n" for server_port in servers)
     text = re.sub(r"bind :.*", f"bind 127.0.0.1:{port}", text.replace(OF_NAMES, ""))
     return re.sub(r"(    server(-template)? \S+ .*\n)+", lines, text)
 
 
 def nginx(text: str, port: int, servers: Sequence[int], folder: Path) -> str:
     """A site of nginx with these addresses, as a whole file."""
-    lines = "".join(rf"    server 127.0.0.1:{one}\2" for one in servers)
+    lines = "".join(rf"    server 127.0.0.1:{server_port}\2" for server_port in servers)
     text = re.sub(r"(    server \d\S+(.*;\n))+", lines, re.sub(r"listen .*;", f"listen 127.0.0.1:{port};", text))
     text = re.sub(r"ssl_certificate.*;", "", text)
-    places = "".join(f"{one}_temp_path {folder}/{one};" for one in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    places = "".join(
+        f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
     head = f"daemon off; pid {folder}/pid; error_log stderr; events {{}}"
     return f"{head}\nhttp {{\naccess_log off; {places}\n{text}}}\n"
 
@@ -62,7 +64,8 @@ def envoy(text: str, port: int, servers: Sequence[int]) -> str:
     del listener["filter_chains"][0]["transport_socket"]
     endpoints = config["static_resources"]["clusters"][0]["load_assignment"]["endpoints"]  # of both clusters
     endpoints[0]["lb_endpoints"] = [
-        {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": one}}}} for one in servers
+        {"endpoint": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": server_port}}}}
+        for server_port in servers
     ]
     return yaml.safe_dump(config)
 

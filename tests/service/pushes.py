@@ -1,4 +1,4 @@
-"""What is pushed to servers that run as processes of their own: weights, and the body of a push."""
+"""Pushes to servers that run as processes of their own: weights, and the body of a push."""
 
 from __future__ import annotations
 

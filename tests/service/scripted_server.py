@@ -21,8 +21,8 @@ class Server:
         self.requests: list[httpx2.Request] = []
         self.pauses: list[float] = []
 
-    def on(self, what: str, *answers: Answer) -> Server:
-        self.answers[what] = list(answers) if len(answers) > 1 else answers[0]
+    def on(self, route: str, *answers: Answer) -> Server:
+        self.answers[route] = list(answers) if len(answers) > 1 else answers[0]
         return self
 
     def job_ends(self, state: str = "succeeded", **more: Any) -> Server:
@@ -31,18 +31,18 @@ class Server:
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         self.requests.append(request)
-        found = self.answers.get(f"{request.method} {request.url.path}")
-        if found is None:
+        answer = self.answers.get(f"{request.method} {request.url.path}")
+        if answer is None:
             return refusal(404, "not_found", "There is nothing at this path.")
-        if isinstance(found, list):
-            found = found.pop(0)
-        return found(request) if callable(found) else found
+        if isinstance(answer, list):
+            answer = answer.pop(0)
+        return answer(request) if callable(answer) else answer
 
     def client(self, **options: Any) -> SoupClient:
         transport = httpx2.MockTransport(self)
         return SoupClient("http://soup.test", "sk-soup-x", transport=transport, pause=self.pauses.append, **options)
 
-    def said(self) -> list[str]:
+    def routes_called(self) -> list[str]:
         return [f"{request.method} {request.url.path}" for request in self.requests]
 
     def body(self, index: int = -1) -> Any:
@@ -59,8 +59,8 @@ def refusal(status: int, code: str, message: str, **more: Any) -> httpx2.Respons
     return httpx2.Response(status, json={"error": error}, headers=headers)
 
 
-def events(*said: tuple[str, Any], tail: str = "") -> httpx2.Response:
-    text = "".join(f"event: {name}\ndata: {json.dumps(value)}\n\n" for name, value in said) + tail
+def events(*named_values: tuple[str, Any], tail: str = "") -> httpx2.Response:
+    text = "".join(f"event: {name}\ndata: {json.dumps(value)}\n\n" for name, value in named_values) + tail
     return httpx2.Response(200, text=text, headers={"content-type": "text/event-stream"})
 
 

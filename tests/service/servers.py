@@ -69,7 +69,7 @@ def adapter_weights(runtime: Runtime, *, seed: int, base_id: str = BASE_ID) -> b
 
 @cache
 def strange_weights(entry: BaseEntry, seed: int) -> bytes:
-    """The same for a base model that no server has loaded."""
+    """Weights of an adapter that visibly changes what a base model says, which no server has to have loaded."""
     module = create(CONFIG, shape_of(entry), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     tensors = {
@@ -194,7 +194,7 @@ class _Server(BoundedServer):
         self.listening.set()
 
     async def main_loop(self) -> None:
-        """As uvicorn's, which sleeps a tenth of a second at a time, but for `stop`: hundreds are stopped in a run."""
+        """Uvicorn's loop, but its sleeps of a tenth of a second end with `stop`: hundreds are stopped in a run."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stops.wait(), 0.1)
@@ -207,7 +207,7 @@ class _Server(BoundedServer):
 
 @dataclass
 class Live:
-    """The same server on a real port."""
+    """The server of `world` on a real port."""
 
     world: World
     url: str

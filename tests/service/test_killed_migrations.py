@@ -42,8 +42,8 @@ def test_no_half_schema_and_no_row_lost(databases: Databases, tmp_path: Path) ->
             rows,
         )
     for copy in (data / "backups").glob("*.db"):
-        with closing(Database(f"sqlite:///{copy}")) as found, found.engine.connect() as connection:
-            assert migrations.current(found.engine) == BEFORE
+        with closing(Database(f"sqlite:///{copy}")) as backup, backup.engine.connect() as connection:
+            assert migrations.current(backup.engine) == BEFORE
             assert connection.exec_driver_sql("SELECT count(*) FROM adapters").scalar() == len(rows)
     names = [path.name for path in (data / "backups").glob("*")]
     assert all(name.endswith(".db") for name in names), names
@@ -56,7 +56,7 @@ def unchanged(database: Database, old: object) -> None:
 
 
 def killed_at(data: Path, url: str, look: Callable[[], None]) -> list[str]:
-    """What the runs say that were killed; `look` is called after each."""
+    """The lines of the runs that were killed; calls `look` after each."""
     environment = {**os.environ, "SOUP_DATABASE_URL": url}
     kills = []
     command = [sys.executable, "-m", killed_migrations.__name__, str(data), str(STATEMENTS)]

@@ -16,18 +16,18 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_server_beats_while_its_requests_hold_every_connection(postgres_url: str, tmp_path: Path) -> None:
-    ours, other = Database(postgres_url, pool_size=1), Database(postgres_url, pool_size=1)
+    ours, observer = Database(postgres_url, pool_size=1), Database(postgres_url, pool_size=1)
     presence = Presence(ours, Settings(data=tmp_path, database_url=postgres_url, replica_beat_seconds=0.1), bases={})
     presence.join()
     try:
         with ours.read():
-            first = last_beats(other)
-            until(lambda: last_beats(other) != first, "a beat")
+            first = last_beats(observer)
+            until(lambda: last_beats(observer) != first, "a beat")
     finally:
         presence.leave()
-    assert last_beats(other) == {}
-    for one in (ours, other):
-        one.close()
+    assert last_beats(observer) == {}
+    for database in (ours, observer):
+        database.close()
 
 
 @pytest.mark.parametrize(("busy", "lock", "statement"), [(2.0, "2s", "4s"), (30.0, "5s", "10s")])

@@ -31,7 +31,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.mode: Literal["answers", "breaks off", "stops", "streams", "waits"] = "answers"
-        self.seen: list[str] = []
+        self.paths: list[str] = []
         self.begun, self.released, self.gone = Event(), Event(), Event()
         self.connections: list[Any] = []
         Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
@@ -48,9 +48,9 @@ class Server(ThreadingHTTPServer):
         """Close every connection and take no more."""
         self.shutdown()
         self.server_close()
-        for one in self.connections:
+        for connection in self.connections:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        self.server.seen.append(self.path)
+        self.server.paths.append(self.path)
         if self.server.mode == "breaks off":
             self.close_connection = True
         elif self.server.mode == "stops":
@@ -79,12 +79,12 @@ class Handler(BaseHTTPRequestHandler):
             self.do_GET()
 
     def do_PUT(self) -> None:
-        digest, left = hashlib.sha256(), int(self.headers["content-length"])
-        while left:
-            piece = self.rfile.read(min(left, 65536))
+        digest, remaining = hashlib.sha256(), int(self.headers["content-length"])
+        while remaining:
+            piece = self.rfile.read(min(remaining, 65536))
             self.server.begun.set()
             digest.update(piece)
-            left -= len(piece)
+            remaining -= len(piece)
         self.answer(200, {"sha256": digest.hexdigest()})
 
     def answer(self, status: int, value: object) -> None:
@@ -124,7 +124,7 @@ class World:
 
     def __init__(self, stack: ExitStack, name: str, folder: Path) -> None:
         self.servers = [Server() for _ in range(3)]
-        self.url = stack.enter_context(proxy(name, [one.server_port for one in self.servers], folder))
+        self.url = stack.enter_context(proxy(name, [server.server_port for server in self.servers], folder))
         self.client = stack.enter_context(httpx2.Client(base_url=self.url, timeout=30, trust_env=False))
 
     def ask(self, model: str, path: str = "/v1/completions", *, header: bool = True) -> httpx2.Response:
@@ -143,8 +143,8 @@ def opened(name: str, folder: Path) -> Iterator[World]:
     with ExitStack() as stack:
         world = World(stack, name, folder)
         yield world
-    for one in world.servers:
-        one.end()
+    for server in world.servers:
+        server.end()
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def shared(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worl
 
 def test_a_model_stays_on_its_server_and_models_spread(shared: World, name: str) -> None:
     served = shared.served()
-    assert set(served.values()) == {one.server_port for one in shared.servers}
+    assert set(served.values()) == {server.server_port for server in shared.servers}
     assert shared.served() == served
     for path in INFERENCE:
         assert shared.ask(MODELS[0], path).json()["by"] == served[MODELS[0]]
@@ -188,12 +188,12 @@ def test_inference_goes_on_elsewhere_and_a_write_is_not_sent_twice(world: World,
     world.servers[0].mode = mode
     assert world.servers[0].server_port not in world.served().values()
     if mode == "breaks off":
-        for one in world.servers:
-            one.seen.clear()
+        for server in world.servers:
+            server.paths.clear()
         for _ in range(12):
             with suppress(httpx2.RemoteProtocolError):  # or 502: nobody knows what it did
                 world.client.post("/v1/soups", json={})
-        assert sum(len(one.seen) for one in world.servers) == 12
+        assert sum(len(server.paths) for server in world.servers) == 12
     if name != "envoy":
         assert {world.client.get("/v1/models").status_code for _ in range(12)} == {200}
 
@@ -207,21 +207,21 @@ def test_a_refusal_by_all_servers_leaves_them_in_use(world: World) -> None:
 
 
 def test_each_event_passes_when_it_is_there(world: World) -> None:
-    for one in world.servers:
-        one.mode = "streams"
+    for server in world.servers:
+        server.mode = "streams"
     with world.client.stream("POST", "/v1/completions", json={"model": "tiny"}) as answer:
         lines = answer.iter_lines()
         assert next(lines) == "data: 1"
-        for one in world.servers:
-            one.released.set()
+        for server in world.servers:
+            server.released.set()
         assert [line for line in lines if line][-1] == "data: 2"
 
 
 @pytest.mark.parametrize("mode", ["streams", "waits"])
 def test_a_client_that_goes_away_ends_its_request_at_the_server(world: World, mode: Any) -> None:
     gone = Event()
-    for one in world.servers:
-        one.mode, one.gone = mode, gone
+    for server in world.servers:
+        server.mode, server.gone = mode, gone
     with (
         suppress(httpx2.ReadTimeout),
         world.client.stream("POST", "/v1/completions", json={"model": "tiny"}, timeout=0.3) as answer,
@@ -232,8 +232,8 @@ def test_a_client_that_goes_away_ends_its_request_at_the_server(world: World, mo
 
 def test_a_large_upload_passes_as_it_comes(shared: World) -> None:
     begun, digest = Event(), hashlib.sha256()
-    for one in shared.servers:
-        one.begun = begun
+    for server in shared.servers:
+        server.begun = begun
 
     def body() -> Iterator[bytes]:
         for number in range(24):
@@ -249,7 +249,7 @@ def test_a_large_upload_passes_as_it_comes(shared: World) -> None:
 def test_headers_pass_and_figures_do_not(shared: World) -> None:
     sent = {"authorization": "Bearer sk-soup-x", "x-request-id": "mine", "range": "bytes=0-3", "if-match": "a"}
     answer = shared.client.get("/v1/adapters/a/b", headers=sent)
-    seen = answer.json()["headers"]
-    assert {name: seen[name] for name in sent} == sent
+    received = answer.json()["headers"]
+    assert {name: received[name] for name in sent} == sent
     assert answer.headers["x-soup-digest"] == "sha256:1"
     assert {shared.client.get(path).status_code for path in ("/metrics", "/%6Detric%73")} == {403}

@@ -35,9 +35,9 @@ def want(amount: int, limit: int = 60, subject: str = "Key 'a'") -> Want:
 
 
 def remaining(rates: Rates | SharedRates, limit: int = 60) -> int:
-    left = rates.remaining([want(0, limit)], "tokens")
-    assert left is not None
-    return left.remaining
+    remainder = rates.remaining([want(0, limit)], "tokens")
+    assert remainder is not None
+    return remainder.remaining
 
 
 def test_a_whole_limit_may_be_taken_at_once_and_no_more(rates: Rates) -> None:
@@ -106,19 +106,19 @@ def test_full_buckets_are_forgotten_and_others_are_not(
     st.integers(1, 500),
     st.lists(st.tuples(st.floats(0, 40), st.integers(0, 120), st.floats(0, 1)), max_size=40),
 )
-def test_never_more_than_the_limit_and_what_wears_off(limit: int, asked: list[tuple[float, int, float]]) -> None:
+def test_never_more_than_the_limit_and_what_wears_off(limit: int, script: list[tuple[float, int, float]]) -> None:
     clock = Clock(1000.0)
     rates, used, began = Rates(clock), 0, clock.now
-    for pause, amount, share in asked:
+    for pause, amount, share in script:
         clock.now += pause
-        one = want(min(amount, limit), limit)
+        charge = want(min(amount, limit), limit)
         try:
-            rates.take([one])
+            rates.take([charge])
         except RateLimitExceeded as late:
             clock.now += late.retry_after
-            rates.take([one])
-        needed = int(one.amount * share)
-        rates.settle(one, needed)
+            rates.take([charge])
+        needed = int(charge.amount * share)
+        rates.settle(charge, needed)
         used += needed
         assert used <= limit + (clock.now - began) * limit / 60 + 1e-3
 
@@ -156,52 +156,52 @@ def servers(postgres_url: str) -> Iterator[list[SharedRates]]:
 
 @pytest.mark.slow
 def test_what_one_server_took_another_has_not(servers: list[SharedRates]) -> None:
-    one, two = servers
-    one.take([want(40)])
+    first, second = servers
+    first.take([want(40)])
     with pytest.raises(
         RateLimitExceeded, match=r"Key 'a' has 60 tokens a minute; 2\d are left and 50 are needed"
     ) as late:
-        two.take([want(50)])
+        second.take([want(50)])
     assert 20 <= late.value.retry_after <= 30
-    two.take([want(20)])
-    assert remaining(two) <= 5
-    used = one.used([want(0), want(0, subject="Key 'new'")])  # read from the database, and so what the other took
+    second.take([want(20)])
+    assert remaining(second) <= 5
+    used = first.used([want(0), want(0, subject="Key 'new'")])  # read from the database, and so what the other took
     assert 55 <= used[want(0).name] <= 60
     assert used["Key 'new'", "tokens"] == 0
-    two.take([want(60, subject="Key 'b'")])
+    second.take([want(60, subject="Key 'b'")])
 
 
 @pytest.mark.slow
 def test_it_is_all_or_nothing(servers: list[SharedRates]) -> None:
-    one, two = servers
-    one.take([want(55, subject="Namespace 'n'")])
+    first, second = servers
+    first.take([want(55, subject="Namespace 'n'")])
     with pytest.raises(RateLimitExceeded, match="Namespace 'n'"):
-        two.take([want(30), want(30, subject="Namespace 'n'")])
-    one.take([want(60)])
+        second.take([want(30), want(30, subject="Namespace 'n'")])
+    first.take([want(60)])
 
 
 @pytest.mark.slow
 def test_what_was_not_needed_is_there_for_both(servers: list[SharedRates]) -> None:
-    one, two = servers
-    taken = want(60)
-    one.take([taken])
-    one.settle(taken, 10)
-    one.take([want(30)])  # where it ended it counts at once
-    one.settle(want(30), 30)
-    one.write()
-    two.take([want(20)])
+    first, second = servers
+    reservation = want(60)
+    first.take([reservation])
+    first.settle(reservation, 10)
+    first.take([want(30)])  # where it ended it counts at once
+    first.settle(want(30), 30)
+    first.write()
+    second.take([want(20)])
     with pytest.raises(RateLimitExceeded):
-        two.take([want(30)])
+        second.take([want(30)])
 
 
 @pytest.mark.slow
 def test_more_than_was_taken_is_a_debt(servers: list[SharedRates]) -> None:
-    one, two = servers
-    one.take([want(10)])
-    one.settle(want(10), 100)
-    one.write()
+    first, second = servers
+    first.take([want(10)])
+    first.settle(want(10), 100)
+    first.write()
     with pytest.raises(RateLimitExceeded) as late:
-        two.take([want(1)])
+        second.take([want(1)])
     assert late.value.retry_after > 20
 
 
@@ -212,20 +212,20 @@ def test_requests_at_once_take_no_more_than_there_is(servers: list[SharedRates])
 
     def take(number: int) -> int:
         start.wait()
-        taken = 0
+        admitted = 0
         for turn in range(20):
             wants = [want(1, limit), want(1, 10_000, f"Namespace '{turn % 3}'")]
             try:
                 servers[number % 2].take(wants if turn % 2 else wants[::-1])
             except RateLimitExceeded:
                 continue
-            taken += 1
-        return taken
+            admitted += 1
+        return admitted
 
     with ThreadPoolExecutor(8) as pool:
-        taken = sum(pool.map(take, range(8)))
+        admitted = sum(pool.map(take, range(8)))
     worn = (time.monotonic() - began) * limit / 60
-    assert limit <= taken <= limit + worn + 1
+    assert limit <= admitted <= limit + worn + 1
 
 
 @pytest.mark.slow
@@ -234,9 +234,9 @@ def test_while_the_database_is_away_nothing_is_taken_and_nothing_forgotten(
 ) -> None:
     database = Database(postgres_url, pool_size=2)
     rates = SharedRates(database)
-    taken = want(60)
-    rates.take([taken])
-    rates.settle(taken, 0)
+    reservation = want(60)
+    rates.take([reservation])
+    rates.settle(reservation, 0)
     postgres.stop()
     try:
         with pytest.raises(Unavailable):

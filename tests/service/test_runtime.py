@@ -72,9 +72,9 @@ def test_a_folder_that_cannot_be_closed_is_told_of(
     monkeypatch.setattr(Path, "chmod", Mock(side_effect=PermissionError(1, "Operation not permitted")))
     with owned(folder):
         pass
-    [said] = [record.getMessage() for record in caplog.records if record.name == "soup.storage"]
-    assert "open to other users" in said
-    assert "mode 0755" in said
+    [message] = [record.getMessage() for record in caplog.records if record.name == "soup.storage"]
+    assert "open to other users" in message
+    assert "mode 0755" in message
 
 
 def test_a_second_server_on_the_folder_is_refused_in_one_sentence(tmp_path: Path, tiny_base_dir: Path) -> None:
@@ -109,11 +109,11 @@ def test_a_start_that_fails_leaves_nothing_running(
         broken.start()
     broken.stop()
     monkeypatch.undo()
-    with running(settings) as again, pytest.raises(Unavailable, match="in use"):
-        again.start()
-    again.stop()
+    with running(settings) as restarted, pytest.raises(Unavailable, match="in use"):
+        restarted.start()
+    restarted.stop()
     with pytest.raises(Unavailable):
-        again.engine.submit(GenerateRequest("tiny", (1,)))
+        restarted.engine.submit(GenerateRequest("tiny", (1,)))
 
 
 def test_health_is_answered_while_base_models_are_loaded_and_readiness_once_they_are(
@@ -156,10 +156,10 @@ def test_a_bank_that_holds_no_adapter_is_refused_with_the_numbers(
     smallest = min(paths, key=lambda path: sum(paths[path]))
     configs: list[AdapterConfig] = [
         PrefixConfig(length=1),
-        *(paper_config(one, bottleneck=1) for one in ("pfeiffer", "parallel")),
+        *(paper_config(structure, bottleneck=1) for structure in ("pfeiffer", "parallel")),
     ]
     configs += [LoraConfig.of({path: LoraModule(1, 1.0)}) for path in paths]
-    sizes = [ReadyAdapter(create(one, base.shape, seed=0, base=base.model), base.model).bytes for one in configs]
+    sizes = [ReadyAdapter(create(config, base.shape, seed=0, base=base.model), base.model).bytes for config in configs]
     assert min(sizes) == smallest_adapter_bytes(base.shape) == 4 * sum(paths[smallest])
     settings = settings_of(tmp_path, tiny_base_dir, adapter_bank_bytes=min(sizes) - 1)
     words = rf"SOUP_ADAPTER_BANK_BYTES is {min(sizes) - 1}, .* takes {min(sizes)} bytes"
@@ -217,12 +217,12 @@ def test_a_base_is_loaded_once_however_many_ask(
 def test_the_base_encoder_runs_through_the_engine(runtime: Runtime) -> None:
     encoders = runtime.bases["tiny"].encoders()
     assert sorted(encoder.name for encoder in encoders.values()) == ["base", "sbert"]
-    [own] = [encoder for encoder in encoders.values() if encoder.name == "base"]
-    before = runtime.engine.counters()["requests_finished_total"]
-    embedded = own.encode(["a soup", "heat the oil"])
+    [base_encoder] = [encoder for encoder in encoders.values() if encoder.name == "base"]
+    finished_before = runtime.engine.counters()["requests_finished_total"]
+    embedded = base_encoder.encode(["a soup", "heat the oil"])
     assert embedded.vectors.shape == (2, 32)
     assert embedded.nll is not None
-    assert runtime.engine.counters()["requests_finished_total"] == before + 1
+    assert runtime.engine.counters()["requests_finished_total"] == finished_before + 1
     np.testing.assert_allclose(runtime.engine.embed("tiny", ["a soup"])[0].vector, embedded.vectors[0], atol=1e-5)
 
 

@@ -105,12 +105,12 @@ PAGE = REPOSITORY / "docs" / "reference" / "settings.md"
 
 
 def rows(model: type[BaseSettings]) -> list[str]:
-    found = []
+    lines = []
     for name, field in model.model_fields.items():
         default = field.default
-        shown = "" if default is None else ",".join(default) if isinstance(default, tuple) else str(default)
-        found.append(f"| `SOUP_{name.upper()}` | {f'`{shown}`' if shown else ''} | {field.description} |")
-    return found
+        default_text = "" if default is None else ",".join(default) if isinstance(default, tuple) else str(default)
+        lines.append(f"| `SOUP_{name.upper()}` | {f'`{default_text}`' if default_text else ''} | {field.description} |")
+    return lines
 
 
 THREADS = """
@@ -125,23 +125,23 @@ print({one["num_threads"] for one in threadpoolctl.threadpool_info() if one["use
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("own", "found"), [("", "{1}"), ("2", "{2}")])
-def test_numpy_computes_with_one_thread_unless_the_operator_says_otherwise(own: str, found: str) -> None:
+@pytest.mark.parametrize(("threads", "expected"), [("", "{1}"), ("2", "{2}")])
+def test_numpy_computes_with_one_thread_unless_the_operator_says_otherwise(threads: str, expected: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-    if own:
-        environment["OPENBLAS_NUM_THREADS"] = own
+    if threads:
+        environment["OPENBLAS_NUM_THREADS"] = threads
     done = subprocess.run(
         [sys.executable, "-c", THREADS], env=environment, capture_output=True, text=True, check=True, cwd=REPOSITORY
     )
-    assert done.stdout.strip() == found
+    assert done.stdout.strip() == expected
 
 
 def test_the_reference_page_lists_every_setting_as_it_is() -> None:
     lines = PAGE.read_text().splitlines()
-    known = {row for kind in (Settings, ClientSettings, VllmSettings) for row in rows(kind)}
-    for row in known:
+    expected_rows = {row for kind in (Settings, ClientSettings, VllmSettings) for row in rows(kind)}
+    for row in expected_rows:
         assert row in lines, f"docs/reference/settings.md lacks this line:\n{row}"
-    assert sum(line.startswith("| `SOUP_") for line in lines) == len(known)
+    assert sum(line.startswith("| `SOUP_") for line in lines) == len(expected_rows)
 
 
 def test_a_secret_is_not_in_what_settings_print() -> None:

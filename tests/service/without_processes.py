@@ -1,4 +1,4 @@
-"""What servers do in processes beside them, in their own: for tests to which it makes no difference where it is done.
+"""Work of servers done in their own process, not in one beside: for tests to which it makes no difference where.
 
 A process takes as long to start as dozens of such tests, and nearly every server of the tests would have one that
 fits. What the processes are for (cancelled, killed, refused to start, told no password) is tested where servers are
@@ -31,7 +31,7 @@ from training.process import Handle, Json
 from training.worker import WorkerRequest, WorkerSetup, answer
 
 InChild = Callable[..., Json]
-"""What trains for a job."""
+"""A function that trains for a job."""
 
 
 class FitsHere(FitProcess):

@@ -355,7 +355,7 @@ def test_bad_names_and_extras_are_found_here(
     soup: Soup, server: Server, folder: Path, extra: list[str], code: int
 ) -> None:
     assert soup("push", folder, *extra)[0] == code
-    assert "POST /v1/adapters" not in server.said()
+    assert "POST /v1/adapters" not in server.routes_called()
 
 
 def test_a_sample_that_fails_hides_nothing_that_was_pushed(soup: Soup, server: Server, folder: Path) -> None:

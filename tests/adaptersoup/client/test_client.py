@@ -190,7 +190,7 @@ def test_a_server_that_does_not_say_whether_it_has_it_is_sent_nothing() -> None:
     server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(403))
     with pytest.raises(errors.Forbidden):
         server.client().upload(b"data")
-    assert server.said() == [f"HEAD /v1/blobs/{digest}"]
+    assert server.routes_called() == [f"HEAD /v1/blobs/{digest}"]
 
 
 def test_a_file_is_streamed_with_its_length(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_small_adapter_is_one_request(folder: Path) -> None:
     server = Server().on("POST /v1/adapters", ok({"ref": "team/law@1"}, 201))
     server.client().push_directory(folder, name="team/law", more=Additions(tags=["v2"], metadata={"k": 1}))
-    assert server.said() == ["POST /v1/adapters"]
+    assert server.routes_called() == ["POST /v1/adapters"]
     body = server.body()
     assert base64.b64decode(body["files"][WEIGHTS_FILE]["base64"]) == b"w" * 100
     assert body["sample"] == {"texts": ["one", "two"]}
@@ -290,7 +290,7 @@ def test_the_directory_comes_back_as_it_was(tmp_path: Path) -> None:
     folder = server.client().pull_directory("team/law", tmp_path / "deep" / "copy")
     assert {p.name: p.read_bytes() for p in folder.path.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["copy"]
-    assert not any("evil" in request for request in server.said()), "a file that the server makes up"
+    assert not any("evil" in request for request in server.routes_called()), "a file that the server makes up"
 
 
 def test_damage_leaves_nothing(tmp_path: Path) -> None:

@@ -429,7 +429,7 @@ def test_a_call_that_is_cancelled_ends_where_it_is() -> None:
                 await waiting
 
     asyncio.run(given_up())
-    assert server.said() == ["GET /v1/jobs/j/events", "GET /v1/jobs/j"]
+    assert server.routes_called() == ["GET /v1/jobs/j/events", "GET /v1/jobs/j"]
 
 
 def test_every_call_of_the_untyped_client_is_there_with_values() -> None:

@@ -190,13 +190,13 @@ def test_a_short_key_is_not_used(issuer: LittleIssuer, clock: Clock) -> None:
 def test_a_flood_of_unknown_keys_asks_the_issuer_once_a_minute(issuer: LittleIssuer, clock: Clock) -> None:
     tokens = tokens_of(issuer, clock)
     tokens.claims(issuer.token())
-    assert issuer.asked == {DISCOVERY: 1, "/keys": 1}
+    assert issuer.request_counts == {DISCOVERY: 1, "/keys": 1}
     for second in range(0, 121, 10):
         clock.now = float(second)
         with pytest.raises(Unauthenticated, match="kid"):
             tokens.claims(issuer.token(header={"kid": f"k{second}"}))
         tokens.claims(issuer.token())
-    assert issuer.asked["/keys"] == 3  # at the start, after a minute, after two
+    assert issuer.request_counts["/keys"] == 3  # at the start, after a minute, after two
 
 
 def test_a_new_key_is_found_and_a_withdrawn_one_is_not_used_for_long(issuer: LittleIssuer, clock: Clock) -> None:
@@ -249,7 +249,7 @@ def test_what_an_issuer_should_not_answer_is_no_key_set(
     issuer.answers[path] = (*answer[:2], answer[2].replace(b"HERE", issuer.url.encode()))
     with pytest.raises(Unavailable):
         tokens_of(issuer, clock).claims(issuer.token())
-    assert "/other" not in issuer.asked
+    assert "/other" not in issuer.request_counts
     issuer.answers.clear()
     clock.now = 5.0
     tokens_of(issuer, clock).claims(issuer.token())
