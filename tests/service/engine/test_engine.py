@@ -396,13 +396,13 @@ def test_deltas_join_to_the_answer(base: LoadedBase) -> None:
     request = GenerateRequest("tiny", prompts_of(base)[0], params=params, on_token=deltas.append)
     [answer] = answered(engine_of(base), request)
     for index, choice in enumerate(answer.choices):
-        deltas_of_choice = [delta for delta in deltas if delta.index == index]
-        assert "".join(delta.text for delta in deltas_of_choice) == choice.text
-        assert tuple(delta.token_id for delta in deltas_of_choice) == choice.token_ids
-        assert tuple(delta.logprob for delta in deltas_of_choice) == choice.token_logprobs
-        assert tuple(delta.top for delta in deltas_of_choice) == choice.top_logprobs
-        assert tuple(min(delta.offset, len(choice.text)) for delta in deltas_of_choice) == choice.text_offsets
-        assert [delta.finish_reason for delta in deltas_of_choice] == [None] * (len(deltas_of_choice) - 1) + [
+        choice_deltas = [delta for delta in deltas if delta.index == index]
+        assert "".join(delta.text for delta in choice_deltas) == choice.text
+        assert tuple(delta.token_id for delta in choice_deltas) == choice.token_ids
+        assert tuple(delta.logprob for delta in choice_deltas) == choice.token_logprobs
+        assert tuple(delta.top for delta in choice_deltas) == choice.top_logprobs
+        assert tuple(min(delta.offset, len(choice.text)) for delta in choice_deltas) == choice.text_offsets
+        assert [delta.finish_reason for delta in choice_deltas] == [None] * (len(choice_deltas) - 1) + [
             choice.finish_reason
         ]
 
