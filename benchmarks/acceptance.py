@@ -54,8 +54,8 @@ class Case:
 
     def _is_claimed(self, draw: np.random.Generator) -> bool:
         tokens = draw.integers(40, 400, self.passages)
-        common, own = self._noise(draw, 1), self._noise(draw, self.ways)
-        noise = self.correlation**0.5 * common + (1 - self.correlation) ** 0.5 * own
+        common, independent = self._noise(draw, 1), self._noise(draw, self.ways)
+        noise = self.correlation**0.5 * common + (1 - self.correlation) ** 0.5 * independent
         sums = (self.worse + SPREAD * noise) * tokens
         best, base = sums[sums.sum(axis=1).argmin()], 3.5 * tokens
         ways = self.counted or self.ways
@@ -83,7 +83,7 @@ FIGURES: Mapping[str, tuple[list[Case], str]] = {
         for ways in (2, 4)
     },
     "claimed_uncounted": (
-        [Case(0, ways=ways, correlation=one, counted=1) for ways, one in product((2, 4), CORRELATIONS)],
+        [Case(0, ways=ways, correlation=correlation, counted=1) for ways, correlation in product((2, 4), CORRELATIONS)],
         "the best of two and of four, judged as one",
     ),
     "claimed_skewed": ([Case(0, noise="skewed")], "one soup, differences distributed as an exponential"),
@@ -97,15 +97,15 @@ def run(*, draws: int) -> Result:
     for figure, (cases, note) in FIGURES.items():
         rows: list[dict[str, Any]] = []
         for case, passages in product(cases, PASSAGES):
-            its = Case(**{**vars(case), "passages": passages})
+            sized_case = Case(**{**vars(case), "passages": passages})
             rows.append(
                 {
                     "figure": figure,
                     "passages": passages,
-                    "ways": its.ways,
-                    "noise": its.noise,
-                    "correlation": its.correlation,
-                    "claimed": its.claimed(draw, draws),
+                    "ways": sized_case.ways,
+                    "noise": sized_case.noise,
+                    "correlation": sized_case.correlation,
+                    "claimed": sized_case.claimed(draw, draws),
                 }
             )
         goal = None if figure in {"claimed_uncounted", "claimed_skewed"} else LEVEL
@@ -120,8 +120,8 @@ def main() -> None:
     """The command line."""
     parser = options(__doc__)
     parser.add_argument("--draws", type=int, default=DRAWS, help="samples that are drawn of each case")
-    given = parser.parse_args()
-    run(draws=given.draws).finish(given.out)
+    arguments = parser.parse_args()
+    run(draws=arguments.draws).finish(arguments.out)
 
 
 if __name__ == "__main__":

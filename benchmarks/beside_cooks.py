@@ -34,17 +34,17 @@ PROMPT = "The"
 
 def gaps(setting: Setting, going_on: Callable[[int], bool]) -> list[float]:
     """Seconds between tokens of consecutive streams, until `going_on` returns False for their number."""
-    found: list[float] = []
-    while going_on(len(found)):
+    intervals: list[float] = []
+    while going_on(len(intervals)):
         last = None
         for chunk in setting.client.stream(setting.base, PROMPT, max_tokens=TOKENS, temperature=1):
             now = time.perf_counter()
             if chunk["choices"]:
-                found += [] if last is None else [now - last]
+                intervals += [] if last is None else [now - last]
                 last = now
-            if not going_on(len(found)):
+            if not going_on(len(intervals)):
                 break
-    return found
+    return intervals
 
 
 def cook(setting: Setting, effort: str) -> None:
@@ -61,21 +61,21 @@ def beside(setting: Setting, effort: str, repeats: int, result: Result) -> None:
     tails: list[float] = []
     for repeat in range(repeats):
         alone = gaps(setting, lambda so_far: so_far < LEAST_GAPS)
-        with ThreadPoolExecutor(1) as others:
-            cooking = others.submit(cook, setting, effort)
+        with ThreadPoolExecutor(1) as executor:
+            cooking = executor.submit(cook, setting, effort)
             busy = gaps(setting, partial(_goes_on, cooking))
             cooking.result()
         if len(busy) < TOKENS:
             raise Internal(f"The cook was over after {len(busy)} tokens of the stream: too few to say anything.")
-        for way, some in (("alone", alone), (f"beside {effort}", busy)):
+        for way, intervals in (("alone", alone), (f"beside {effort}", busy)):
             result.rows.append(
                 {
                     "way": f"stream, {way}",
                     "repeat": repeat,
-                    "count": len(some),
-                    "median_ms": 1000 * float(np.median(some)),
-                    "p95_ms": 1000 * float(np.quantile(some, 0.95)),
-                    "most_ms": 1000 * max(some),
+                    "count": len(intervals),
+                    "median_ms": 1000 * float(np.median(intervals)),
+                    "p95_ms": 1000 * float(np.quantile(intervals, 0.95)),
+                    "most_ms": 1000 * max(intervals),
                 }
             )
         middles.append(float(np.median(busy) / np.median(alone)))
@@ -94,13 +94,13 @@ def main() -> None:
     parser = bank_options(__doc__, home=Path(".reproduce/beside_cooks"))
     parser.add_argument("--longest", type=int, default=LONGEST, help="characters that passages are cut to")
     parser.add_argument("--largest", type=int, default=LARGEST, help="passages of a sample")
-    given = parser.parse_args()
-    lengths = Lengths(TEST, given.largest, given.longest)
+    arguments = parser.parse_args()
+    lengths = Lengths(TEST, arguments.largest, arguments.longest)
     result = Result()
-    with opened(given.data, given.base, given.adapters, given.home, lengths) as setting:
+    with opened(arguments.data, arguments.base, arguments.adapters, arguments.home, lengths) as setting:
         for effort in EFFORTS:
-            beside(setting, effort, given.repeats, result)
-    result.finish(given.out)
+            beside(setting, effort, arguments.repeats, result)
+    result.finish(arguments.out)
 
 
 if __name__ == "__main__":

@@ -64,8 +64,8 @@ def server_start(base_folder: Path) -> float:
         )
         try:
             assert server.stdout is not None
-            said = json.loads(server.stdout.readline() or '{"url": "http://127.0.0.1:0"}')
-            with urllib.request.urlopen(f"{said['url']}/readyz", timeout=60) as answer:
+            announcement = json.loads(server.stdout.readline() or '{"url": "http://127.0.0.1:0"}')
+            with urllib.request.urlopen(f"{announcement['url']}/readyz", timeout=60) as answer:
                 assert json.load(answer)["status"] == "ready"
         finally:
             os.kill(server.pid, signal.SIGKILL)  # Popen.kill would reap one that has ended, and its figures with it
@@ -78,9 +78,11 @@ def run(repeats: int, *, base_folder: Path) -> Result:
     """Measure every program, and the server's start."""
     result = Result()
     times = interleaved({name: process(arguments) for name, arguments in PROGRAMS.items()}, repeats=repeats)
-    for name, found in times.items():
-        result.figures[f"{name}_s"] = repeated(found, "s", goal=GOAL)
-        result.rows.append({"program": name, "command": " ".join(("python", *PROGRAMS[name])), "wall_s": median(found)})
+    for name, wall_seconds in times.items():
+        result.figures[f"{name}_s"] = repeated(wall_seconds, "s", goal=GOAL)
+        result.rows.append(
+            {"program": name, "command": " ".join(("python", *PROGRAMS[name])), "wall_s": median(wall_seconds)}
+        )
     server_start(base_folder)
     starts = [server_start(base_folder) for _ in range(repeats)]
     result.figures["serve_ready_cpu_s"] = repeated(starts, "CPU s", goal=READY_CPU_GOAL)

@@ -25,12 +25,12 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.peers.files import write_gguf, write_peft
-from benchmarks.peers.process import ENVIRONMENTS, Peer, PeerMissing, Peers, Wanted, peers
+from benchmarks.peers.process import ENVIRONMENTS, Peer, PeerMissing, Peers, PeerSpecs, peers
 from benchmarks.report import Result, interleaved, options, ratios, repeated
 from benchmarks.subjects import (
     BOTTLENECK,
     RANK,
-    Given,
+    CopiedBases,
     about,
     base_options,
     bottleneck_of,
@@ -73,30 +73,30 @@ OPERATIONS_GOAL = 2500
 class Setting:
     """Rows of some adapters each, and many rows more of as many adapters."""
 
-    some: Writing
+    small: Writing
     more: Writing
     loras: Sequence[LoadableAdapter]
     bottlenecks: Sequence[LoadableAdapter]
 
     def redraw(self, repeat: int) -> None:
         """Other prompts."""
-        for one in (self.some, self.more):
-            one.redraw(repeat)
+        for writing in (self.small, self.more):
+            writing.redraw(repeat)
 
     def calls(self, processes: Peers) -> dict[str, Callable[[], Rows]]:
         """All engines that are installed."""
-        some, more, loras = self.some, self.more, self.loras[: self.some.rows]
-        peft, names = peft_of(some.base, loras)
-        found: dict[str, Callable[[], Rows]] = {
-            "base": partial(some.ours, [None] * some.rows),
-            "one_lora": partial(some.ours, [loras[0]] * some.rows),
-            "mixed": partial(some.ours, loras),
-            "mixed_bottlenecks": partial(some.ours, self.bottlenecks),
-            "transformers": partial(some.generate, some.base.model),
-            "peft": partial(some.generate, peft, adapter_names=names),
+        small, more, loras = self.small, self.more, self.loras[: self.small.rows]
+        peft, names = peft_of(small.base, loras)
+        calls: dict[str, Callable[[], Rows]] = {
+            "base": partial(small.ours, [None] * small.rows),
+            "one_lora": partial(small.ours, [loras[0]] * small.rows),
+            "mixed": partial(small.ours, loras),
+            "mixed_bottlenecks": partial(small.ours, self.bottlenecks),
+            "transformers": partial(small.generate, small.base.model),
+            "peft": partial(small.generate, peft, adapter_names=names),
         }
-        found |= {name: partial(some.peer, one) for name, one in processes.items() if isinstance(one, Peer)}
-        return found | {
+        calls |= {name: partial(small.peer, peer) for name, peer in processes.items() if isinstance(peer, Peer)}
+        return calls | {
             "base_more": partial(more.ours, [None] * more.rows),
             "mixed_more": partial(more.ours, self.loras),
             "transformers_more": partial(more.generate, more.base.model),
@@ -104,39 +104,41 @@ class Setting:
 
     def rows_of(self, way: str) -> int:
         """How many rows a way writes."""
-        return self.more.rows if way.endswith("_more") else self.some.rows
+        return self.more.rows if way.endswith("_more") else self.small.rows
 
 
 def prepare(base: LoadedBase, *, rows: int, more: int, tokens: int) -> Setting:
     """An engine that is not started, prompts and adapters."""
     base = silent(base)
-    engine = Engine(Given({base.entry.id: base}), EngineLimits(max_running=max(rows, more), adapter_cache_bytes=2**40))
-    some, many = (Writing(base, engine, count, tokens) for count in (rows, more))
-    return Setting(some, many, drawn(base, lora_of(base.shape), max(rows, more)), drawn(base, bottleneck_of(), rows))
+    engine = Engine(
+        CopiedBases({base.entry.id: base}), EngineLimits(max_running=max(rows, more), adapter_cache_bytes=2**40)
+    )
+    small, many = (Writing(base, engine, count, tokens) for count in (rows, more))
+    return Setting(small, many, drawn(base, lora_of(base.shape), max(rows, more)), drawn(base, bottleneck_of(), rows))
 
 
-def wanted(setting: Setting, folder: Path | None, scratch: Path, modes: Sequence[str] = VLLM_MODES) -> Wanted:
+def peer_specs(setting: Setting, folder: Path | None, scratch: Path, modes: Sequence[str] = VLLM_MODES) -> PeerSpecs:
     """The processes for this base model, and what each starts with; files that they read are written to `scratch`."""
-    base, rows = setting.some.base, setting.some.rows
+    base, rows = setting.small.base, setting.small.rows
     if folder is None:
         folder = scratch / "base"
         base.model.save_pretrained(folder)
-    given: dict[str, Any] = {"folder": str(folder), "dtype": base.entry.dtype, "rows": rows}
+    common: dict[str, Any] = {"folder": str(folder), "dtype": base.entry.dtype, "rows": rows}
     size = sum(tensor.numel() for tensor in setting.bottlenecks[0].load().values())
     form = {"hidden": base.shape.hidden_size, "bottleneck": BOTTLENECK, "parameters": size}
-    found: dict[str, tuple[str, Mapping[str, Any]]] = {"adapters": ("adapters", given | form)}
+    specs: dict[str, tuple[str, Mapping[str, Any]]] = {"adapters": ("adapters", common | form)}
     if base.shape.model_type == "llama":
-        context = PROMPT + setting.some.tokens
-        paths = [str(write_peft(scratch / f"lora{n}", base, one)) for n, one in enumerate(setting.loras[:rows])]
-        vllm = given | {"context": context, "rank": RANK, "loras": [], "modes": list(modes)}
+        context = PROMPT + setting.small.tokens
+        paths = [str(write_peft(scratch / f"lora{n}", base, lora)) for n, lora in enumerate(setting.loras[:rows])]
+        vllm = common | {"context": context, "rank": RANK, "loras": [], "modes": list(modes)}
         file = write_gguf(scratch / "base.gguf", base)
         server = {"file": str(file), "dtype": base.entry.dtype, "rows": rows, "context": context}
-        found |= {
+        specs |= {
             "vllm": ("vllm", vllm),
             "vllm_lora": ("vllm", vllm | {"loras": paths}),
             "llama_cpp": ("llama_cpp", server),
         }
-    return found
+    return specs
 
 
 def run(
@@ -154,15 +156,15 @@ def run(
     """Measure all engines in turn; `ways` are the requested peers, `modes` those of vLLM."""
     setting = prepare(base, rows=rows, more=more, tokens=tokens)
     counts = {
-        "operations": operations(setting.some, [None] * rows),
-        "operations_mixed": operations(setting.some, setting.loras[:rows]),
+        "operations": operations(setting.small, [None] * rows),
+        "operations_mixed": operations(setting.small, setting.loras[:rows]),
     }
     with tempfile.TemporaryDirectory() as scratch:
-        asked = {one: what for one, what in wanted(setting, folder, Path(scratch), modes).items() if one in ways}
-        with peers(asked, environments) as processes:
+        specs = {way: spec for way, spec in peer_specs(setting, folder, Path(scratch), modes).items() if way in ways}
+        with peers(specs, environments) as processes:
             calls = setting.calls(processes)
             check({way: call() for way, call in calls.items()}, exact=base.entry.dtype == "float32")
-            times = interleaved(calls, repeats=repeats, warm=True, before=lambda turn: setting.redraw(turn + 1))
+            times = interleaved(calls, repeats=repeats, warm=True, before_repeat=lambda turn: setting.redraw(turn + 1))
             return _result(setting, times, processes, counts)
 
 
@@ -182,8 +184,8 @@ def check(written: Mapping[str, Rows], *, exact: bool) -> None:
     """Check that the compared engines generate the same tokens, and that adapters change those of the base; raises
     Internal.
     """
-    same = [("base", other) for other in ("transformers", "vllm", "llama_cpp")]
-    same += [("mixed", other) for other in ("peft", "vllm_lora")]
+    same = [("base", engine) for engine in ("transformers", "vllm", "llama_cpp")]
+    same += [("mixed", engine) for engine in ("peft", "vllm_lora")]
     check_same(written, [*same, ("base_more", "transformers_more")], exact=exact)
     check_told_apart(written, "base", ("one_lora", "mixed", "mixed_bottlenecks", "peft", "adapters", "vllm_lora"))
     check_told_apart(written, "base_more", ("mixed_more",))
@@ -193,25 +195,29 @@ def _result(setting: Setting, times: Mapping[str, list[float]], processes: Peers
     result = Result()
     for counted, count in counts.items():
         bound = OPERATIONS_GOAL if counted == "operations" else None
-        note = f"in a decode step of {setting.some.rows} rows"
+        note = f"in a decode step of {setting.small.rows} rows"
         result.figures[counted] = Figure(count, "operations", bound, note=note)
-    what = about(setting.some.base)
-    for way, found in times.items():
-        made = setting.rows_of(way) * setting.some.tokens
-        result.figures[f"{_named(setting, way)}_tokens_per_s"] = repeated([made / one for one in found], "tokens/s")
+    base_fields = about(setting.small.base)
+    for way, wall_seconds in times.items():
+        tokens = setting.rows_of(way) * setting.small.tokens
+        result.figures[f"{_named(setting, way)}_tokens_per_s"] = repeated(
+            [tokens / duration for duration in wall_seconds], "tokens/s"
+        )
         peer = processes.get(way)
-        versions = ", ".join(" ".join(one) for one in peer.versions.items()) if isinstance(peer, Peer) else None
-        row = {"way": _named(setting, way), "rows": setting.rows_of(way), "wall_s": median(found)}
-        result.rows.append({**what, **row, "tokens_per_s": made / median(found), "versions": versions, "missing": None})
+        versions = ", ".join(" ".join(package) for package in peer.versions.items()) if isinstance(peer, Peer) else None
+        row = {"way": _named(setting, way), "rows": setting.rows_of(way), "wall_s": median(wall_seconds)}
+        result.rows.append(
+            {**base_fields, **row, "tokens_per_s": tokens / median(wall_seconds), "versions": versions, "missing": None}
+        )
     for way, peer in processes.items():
         if isinstance(peer, PeerMissing):
-            result.rows.append({**what, "way": way, "rows": setting.rows_of(way), "missing": str(peer)})
+            result.rows.append({**base_fields, "way": way, "rows": setting.rows_of(way), "missing": str(peer)})
     for figure, theirs, ours in _compared(setting):
         if theirs in times:
             goal, stretch = GOALS.get(figure, (None, None))
             note = f"tokens/s; {setting.rows_of(ours)} rows"
-            found = ratios(times[theirs], times[ours])
-            result.figures[figure] = repeated(found, "ratio", goal=goal, stretch=stretch, note=note)
+            speed_ratios = ratios(times[theirs], times[ours])
+            result.figures[figure] = repeated(speed_ratios, "ratio", goal=goal, stretch=stretch, note=note)
     return result
 
 
@@ -230,7 +236,7 @@ def _compared(setting: Setting) -> list[tuple[str, str, str]]:
         ("mixed_vs_base", "base", "mixed"),
         (f"mixed_{more}_vs_base", "base_more", "mixed_more"),
         ("mixed_bottlenecks_vs_base", "base", "mixed_bottlenecks"),
-        (f"mixed_vs_peft_{SHORT[setting.some.base.entry.dtype]}", "peft", "mixed"),
+        (f"mixed_vs_peft_{SHORT[setting.small.base.entry.dtype]}", "peft", "mixed"),
         ("mixed_vs_adapters", "adapters", "mixed_bottlenecks"),
         ("mixed_vs_vllm", "vllm_lora", "mixed"),
         ("base_vs_vllm", "vllm", "base"),
@@ -249,18 +255,18 @@ def main() -> None:
     parser.add_argument(
         "--vllm", nargs="*", choices=("compiled", "processes"), default=VLLM_MODES, help="modes of vLLM"
     )
-    given = parser.parse_args()
-    folder = None if given.base_folder is None else given.base_folder.resolve()
+    arguments = parser.parse_args()
+    folder = None if arguments.base_folder is None else arguments.base_folder.resolve()
     run(
-        chosen_base(folder, given.dtype),
-        rows=given.rows,
-        more=given.more_rows,
-        tokens=given.tokens,
-        repeats=given.repeats,
+        chosen_base(folder, arguments.dtype),
+        rows=arguments.rows,
+        more=arguments.more_rows,
+        tokens=arguments.tokens,
+        repeats=arguments.repeats,
         folder=folder,
-        ways=given.peers,
-        modes=given.vllm,
-    ).finish(given.out)
+        ways=arguments.peers,
+        modes=arguments.vllm,
+    ).finish(arguments.out)
 
 
 if __name__ == "__main__":

@@ -144,9 +144,9 @@ class Registry:
     server: Server
     key: str
 
-    def doctor(self, other: Server, *models: str) -> list[dict[str, Any]]:
+    def doctor(self, server: Server, *models: str) -> list[dict[str, Any]]:
         """The rows of `soup doctor` on another server of ours, or on the registry's own."""
-        return self.doctor_at(other.url, other.key, *models)
+        return self.doctor_at(server.url, server.key, *models)
 
     def doctor_at(self, url: str, server_key: str, *models: str) -> list[dict[str, Any]]:
         """The rows of `soup doctor` on a server: one of each model that is named, else of all that it lists."""
@@ -249,12 +249,12 @@ class Measurement:
         name = "without_queries"
         push(registry.server, with_weights(self.lora, self.home / name, without_queries(weights)), f"faults/{name}")
         self._add(registry.doctor(registry.server, f"faults/{name}=team/lora"), name, None)
-        for name, model, other in (
+        for name, model, served in (
             ("old_version", "team/lora@1", "team/lora@1"),
             ("another_adapter", "team/bbc_news", "team/bbc_news@1"),
         ):
             rows = registry.doctor(registry.server, f"{model}=team/lora")
-            self._add([row for row in rows if row["served"] == other], name, "other_adapter")
+            self._add([row for row in rows if row["served"] == served], name, "other_adapter")
         self._add(registry.doctor(registry.server, f"base/{BASE_ID}=team/lora"), "base_only", "base_only")
 
     def _check_other_bases(self, registry: Registry) -> None:

@@ -46,16 +46,16 @@ def fine_tune(
     data: Data,
     *,
     hyperparameters: Hyperparameters,
-    part: Part = "all",
+    trained_part: Part = "all",
     layers: int = 1,
     task: Task = LANGUAGE_MODELLING,
     seed: int = 0,
 ) -> Tuned:
     """Train a part of a copy of `base` in fp32, keeping its best state on validation data. Nothing of `base` changes.
 
-    `layers` is how many of the last ones `part="top"` trains; embeddings and the final norm are in none of them. A head
-    that the task needs is trained with every part, and starts from `seed`. Raises InvalidParameter for more layers than
-    there are, and as `train_adapter` does; Incompatible for a base whose layers are not known.
+    `layers` is how many of the last ones `trained_part="top"` trains; embeddings and the final norm are in none of
+    them. A head that the task needs is trained with every part, and starts from `seed`. Raises InvalidParameter for
+    more layers than there are, and as `train_adapter` does; Incompatible for a base whose layers are not known.
     """
     block = hyperparameters.block
     if block > base.shape.context:
@@ -66,7 +66,7 @@ def fine_tune(
     config = task.head(data.train)
     train = task.encode(base, data.train, block=block, head=config)
     valid = task.encode(base, data.valid, block=block, purpose="validation", at_least=MIN_VALID_TEXTS, head=config)
-    tuned = replace(base, model=unfrozen(base.model, part, layers=layers))
+    tuned = replace(base, model=unfrozen(base.model, trained_part, layers=layers))
     head = None if config is None else create(config, base.shape, seed=seed)
     state = TrainingState(
         tuned.model if head is None else nn.ModuleList([tuned.model, head]),
@@ -80,18 +80,18 @@ def fine_tune(
     return Tuned(tuned, outcome, head)
 
 
-def unfrozen(model: nn.Module, part: Part, *, layers: int = 1) -> nn.Module:
-    """A copy of a model in fp32 whose parameters of `part`, and no others, ask for gradients."""
-    made = copy.deepcopy(model).float().requires_grad_(False)
-    for module in _modules(made, part, layers):
+def unfrozen(model: nn.Module, trained_part: Part, *, layers: int = 1) -> nn.Module:
+    """A copy of a model in fp32 whose parameters of `trained_part`, and no others, ask for gradients."""
+    model_copy = copy.deepcopy(model).float().requires_grad_(False)
+    for module in _modules(model_copy, trained_part, layers):
         module.requires_grad_(True)
-    return made
+    return model_copy
 
 
-def _modules(model: nn.Module, part: Part, layers: int) -> Iterator[nn.Module]:
-    if part == "all":
+def _modules(model: nn.Module, trained_part: Part, layers: int) -> Iterator[nn.Module]:
+    if trained_part == "all":
         yield model
-    elif part == "norms":  # of any kind: LayerNorm, LlamaRMSNorm and so on
+    elif trained_part == "norms":  # of any kind: LayerNorm, LlamaRMSNorm and so on
         yield from (module for module in model.modules() if type(module).__name__.endswith("Norm"))
     else:
         blocks = [sites.block for sites in layer_sites(model)]

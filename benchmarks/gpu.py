@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig
 
 from benchmarks.report import Result, interleaved, options, ratios, repeated
-from benchmarks.subjects import Given, lora_of, random_base, silent
+from benchmarks.subjects import CopiedBases, lora_of, random_base, silent
 from benchmarks.writing import Rows, Writing, check_same, drawn, peft_of
 from demo.results import Figure
 from registry.adapters import paper_config
@@ -85,7 +85,7 @@ def measure(
     """Add the figures of one shape in bf16 to `result`."""
     base = random_llama(name, "bfloat16", device)
     limits = EngineLimits(max_requests=max(rows), max_running=max(rows), adapter_cache_bytes=2**40)
-    engine = Engine(Given({base.entry.id: base}), limits)
+    engine = Engine(CopiedBases({base.entry.id: base}), limits)
     configs: dict[str, AdapterConfig] = {
         "loras": lora_of(base.shape, rank=RANK),
         "bottlenecks": paper_config("bapna_firat", bottleneck=BOTTLENECK),
@@ -110,8 +110,10 @@ def _calls(
         "transformers": partial(writing.generate, base.model),
         f"peft_{max(distinct)}": partial(writing.generate, peft, adapter_names=_spread(names, count)),
     }
-    for kind, some in adapters.items():
-        calls |= {f"{kind}_{number}": partial(writing.ours, _spread(some[:number], count)) for number in distinct}
+    for kind, kind_adapters in adapters.items():
+        calls |= {
+            f"{kind}_{number}": partial(writing.ours, _spread(kind_adapters[:number], count)) for number in distinct
+        }
     return calls
 
 
@@ -122,12 +124,14 @@ def _spread(values: Sequence[Any], count: int) -> list[Any]:
 
 def _add(result: Result, name: str, writing: Writing, times: dict[str, list[float]]) -> None:
     count, tokens = writing.rows, writing.rows * TOKENS
-    for way, found in times.items():
+    for way, wall_seconds in times.items():
         figure = f"{name}_{way}_rows_{count}"
-        result.figures[f"{figure}_tokens_per_s"] = repeated([tokens / one for one in found], "tokens/s")
+        result.figures[f"{figure}_tokens_per_s"] = repeated(
+            [tokens / duration for duration in wall_seconds], "tokens/s"
+        )
         if way != "base":
-            result.figures[f"{figure}_vs_base"] = repeated(ratios(times["base"], found), "ratio")
-        result.rows.append({"shape": name, "way": way, "rows": count, "wall_s": median(found)})
+            result.figures[f"{figure}_vs_base"] = repeated(ratios(times["base"], wall_seconds), "ratio")
+        result.rows.append({"shape": name, "way": way, "rows": count, "wall_s": median(wall_seconds)})
     weights = sum(parameter.nbytes for parameter in writing.base.model.parameters())
     bound = weights * TOKENS / bandwidth(writing.base.model.device)  # each step reads all weights
     result.figures[f"{name}_base_rows_{count}_vs_bandwidth"] = Figure(bound / median(times["base"]), "ratio")
@@ -159,7 +163,7 @@ def check_tokens(device: str) -> None:
         base = random_llama("small", "float32", "cpu")
         adapters: list[LoadableAdapter | None] = [None, *drawn(base, lora_of(base.shape, rank=RANK), 3)]
         base.model.to(where)
-        engine = Engine(Given({base.entry.id: base}), EngineLimits())
+        engine = Engine(CopiedBases({base.entry.id: base}), EngineLimits())
         written[where] = Writing(base, engine, len(adapters), TOKENS).ours(adapters)
     check_same(written, [("cpu", device)], exact=True)
 
@@ -171,8 +175,8 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=["smollm2", "llama_1b", "llama_8b"])
     parser.add_argument("--rows", nargs="*", type=int, default=ROWS)
     parser.add_argument("--distinct", nargs="*", type=int, default=DISTINCT, help="numbers of adapters in a batch")
-    given = parser.parse_args()
-    run(given.device, given.shapes, given.rows, given.distinct, given.repeats).finish(given.out)
+    arguments = parser.parse_args()
+    run(arguments.device, arguments.shapes, arguments.rows, arguments.distinct, arguments.repeats).finish(arguments.out)
 
 
 def run(device: str, shapes: Sequence[str], rows: Sequence[int], distinct: Sequence[int], repeats: int) -> Result:

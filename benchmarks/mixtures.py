@@ -108,8 +108,8 @@ def main() -> None:
     """The command line."""
     parser = options(__doc__)
     base_options(parser)
-    given = parser.parse_args()
-    run(chosen_base(given.base_folder, given.dtype), repeats=given.repeats).finish(given.out)
+    arguments = parser.parse_args()
+    run(chosen_base(arguments.base_folder, arguments.dtype), repeats=arguments.repeats).finish(arguments.out)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from benchmarks.report import Result, interleaved, options, ratios, repeated, se
 from benchmarks.scoring import check_nats
 from benchmarks.subjects import (
     SMALL_VOCABULARY,
-    Given,
+    CopiedBases,
     Window,
     about,
     base_options,
@@ -85,32 +85,32 @@ class Setting:
         return [streamed(answer) for answer in post_all(self.server, "/v1/completions", bodies)]
 
     def streams_by_engine(self) -> list[str]:
-        """The same from the engine, every token handed over."""
-        return self._from_engine(lambda asked: [self.engine.submit(one) for one in asked])
+        """The text of each stream from the engine, which hands over every token."""
+        return self._from_engine(lambda requests: [self.engine.submit(request) for request in requests])
 
     def streams_at_once(self) -> list[str]:
-        """The same, all requests handed over together."""
+        """The text of each stream from the engine, all requests handed over together."""
         return self._from_engine(self.engine.submit_all)
 
     def _from_engine(self, submit: Callable[[list[GenerateRequest]], list[Ticket]]) -> list[str]:
         params = SamplingParams(max_tokens=TOKENS, temperature=0)
         got: list[list[str]] = [[] for _ in self.prompts]
-        asked = [
+        requests = [
             GenerateRequest(self.base.entry.id, prompt, None, params, handed_to(texts), namespace=NAMESPACE)
             for prompt, texts in zip(self.prompts, got, strict=True)
         ]
-        for ticket in submit(asked):
+        for ticket in submit(requests):
             ticket.result()
-        return ["".join(one) for one in got]
+        return ["".join(texts) for texts in got]
 
     def scores_over_http(self) -> list[float]:
         """NLL of each passage."""
         bodies = [{"model": f"base/{self.base.entry.id}", "texts": [text]} for text in self.texts]
         answers = [json.loads(answer) for answer in post_all(self.server, "/v1/perplexity", bodies)]
-        return [one["mean_nll"] * one["tokens"] for one in answers]
+        return [score["mean_nll"] * score["tokens"] for score in answers]
 
     def scores_by_engine(self) -> list[float]:
-        """The same from the engine, passages tokenised on the way."""
+        """NLL of each passage from the engine, passages tokenised on the way."""
         tickets = self.engine.submit_all(
             [score_request(self.base, text_windows(self.base, text), None) for text in self.texts]
         )
@@ -155,16 +155,16 @@ async def _posted(server: Server, path: str, body: Body) -> bytes:
     finally:
         writer.close()
         await writer.wait_closed()
-    line, _, found = answer.partition(b"\r\n\r\n")
+    line, _, answer_body = answer.partition(b"\r\n\r\n")
     if line.split(maxsplit=2)[1:2] != [b"200"]:
         raise Internal(f"{path} answered {answer[:300].decode(errors='replace')}")
-    return found
+    return answer_body
 
 
 def streamed(answer: bytes) -> str:
     """The text of a stream's chunks."""
     chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith(b"data: {")]
-    return "".join(one["choices"][0]["text"] for one in chunks if one["choices"])
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"])
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def prepare(base: LoadedBase, scratch: Path, *, streams: int, clients: int) -> I
     """Server and engine while open, and the seconds that the server took to start."""
     base = with_folder(base, scratch / "base")
     bases = write_bases(scratch / "bases.toml", base.entry)
-    engine = Engine(Given({base.entry.id: base}), EngineLimits(max_running=streams))
+    engine = Engine(CopiedBases({base.entry.id: base}), EngineLimits(max_running=streams))
     engine.start()
     try:
         began = time.perf_counter()
@@ -212,20 +212,20 @@ def run(base: LoadedBase, *, streams: int, clients: int, repeats: int) -> Result
         results = {way: call() for way, call in calls.items()}
         check_same(results, [("streams_over_http", "streams_by_engine")], exact=dtype == "float32")
         check_nats(results["scores_over_http"], results["scores_by_engine"], dtype)
-        times = interleaved(calls, repeats=repeats, warm=True, before=lambda repeat: setting.redraw(repeat + 1))
+        times = interleaved(calls, repeats=repeats, warm=True, before_repeat=lambda repeat: setting.redraw(repeat + 1))
         result.rows += [
             {
                 **about(setting.base),
                 "way": way,
                 "clients": streams if "streams" in way else clients,
-                "wall_s": median(found),
+                "wall_s": median(wall_seconds),
             }
-            for way, found in times.items()
+            for way, wall_seconds in times.items()
         ]
-    for figure, what, count in (("streams", "streams", streams), ("scoring", "scores", clients)):
-        found = [ratio - 1 for ratio in ratios(times[f"{what}_over_http"], times[f"{what}_by_engine"])]
+    for figure, kind, count in (("streams", "streams", streams), ("scoring", "scores", clients)):
+        overheads = [ratio - 1 for ratio in ratios(times[f"{kind}_over_http"], times[f"{kind}_by_engine"])]
         result.figures[f"http_overhead_{figure}"] = repeated(
-            found, "share", goal=GOAL, stretch=STRETCH, note=f"time; {count} at once"
+            overheads, "share", goal=GOAL, stretch=STRETCH, note=f"time; {count} at once"
         )
     burst = ratios(times["streams_by_engine"], times["streams_at_once"])
     result.figures["one_by_one_vs_at_once"] = repeated(burst, "ratio", note=f"time in the engine; {streams} requests")
@@ -247,10 +247,10 @@ def main() -> None:
     base_options(parser)
     parser.add_argument("--streams", type=int, default=STREAMS, help="streamed completions at once")
     parser.add_argument("--clients", type=int, default=CLIENTS, help="clients that score at once")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     use_cores(1)  # workers that torch keeps for this thread would slow the engine's
-    base = chosen_base(given.base_folder, given.dtype)
-    run(base, streams=given.streams, clients=given.clients, repeats=given.repeats).finish(given.out)
+    base = chosen_base(arguments.base_folder, arguments.dtype)
+    run(base, streams=arguments.streams, clients=arguments.clients, repeats=arguments.repeats).finish(arguments.out)
 
 
 if __name__ == "__main__":

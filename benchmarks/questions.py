@@ -80,9 +80,9 @@ def scores(answers: Sequence[str], items: Sequence[Item]) -> np.ndarray:
 
 def nearest_sentence(item: Item) -> str:
     """The sentence of the context that shares most words with the question: what needs no model."""
-    asked = set(_WORD.findall(item["question"].lower()))
+    question_words = set(_WORD.findall(item["question"].lower()))
     sentences = re.split(r"(?<=[.!?])\s+", item["context"])
-    return max(sentences, key=lambda sentence: len(asked & set(_WORD.findall(sentence.lower()))))
+    return max(sentences, key=lambda sentence: len(question_words & set(_WORD.findall(sentence.lower()))))
 
 
 def train(
@@ -95,14 +95,14 @@ def train(
     passes: int,
 ) -> None:
     """Save PEFT's LoRA that is best on held-out questions over passes and rates, unless `folder` exists."""
-    others = rows_of(base, [passage_of(item) for item in held_out], max_tokens=base.shape.context)
+    held_out_rows = rows_of(base, [passage_of(item) for item in held_out], max_tokens=base.shape.context)
     best = float("inf")
     for rate in () if folder.exists() else rates:
         torch.manual_seed(0)
         wrapped = peft.get_peft_model(base.model, LORA)
         training = train_by_passes(base, [passage_of(item) for item in items], rate, passes=passes)
         for number, _ in enumerate(training, start=1):
-            nll = sum(score_windows(base.model, others, max_tokens=base.shape.context, pad_id=0))
+            nll = sum(score_windows(base.model, held_out_rows, max_tokens=base.shape.context, pad_id=0))
             print(f"{folder.name}: rate {rate:g}, pass {number}, held-out loss {nll:.1f}", flush=True)
             if nll < best:
                 best = nll
@@ -218,11 +218,14 @@ def figures(result: Result, answers: Mapping[str, np.ndarray]) -> None:
         result.figures[way.replace(" ", "_")] = Figure(
             float(overlap.mean()), "F1", note=f"± {standard_error(overlap):.3f}; exact match {exact.mean():.3f}"
         )
-    for name, way, other in (("quick_over_single", "quick", best), ("tune_over_control", "tune", CONTROL)):
-        difference = f1[way] - f1[other]
+    for name, way, reference in (("quick_over_single", "quick", best), ("tune_over_control", "tune", CONTROL)):
+        difference = f1[way] - f1[reference]
         error = standard_error(difference)
         result.figures[name] = Figure(
-            float(difference.mean()), "F1", error, note=f"over {other}, ± {error:.3f}; the goal is one standard error"
+            float(difference.mean()),
+            "F1",
+            error,
+            note=f"over {reference}, ± {error:.3f}; the goal is one standard error",
         )
 
 

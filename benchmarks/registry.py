@@ -44,13 +44,13 @@ def measure_lists(result: Result, *, adapters: int, requests: int) -> None:
     for name in ("postgresql", "sqlite"):
         with database(name) as postgres, temporary_server(postgres) as server:
             lists.stock(server, adapters)
-            found = list(lists.timed(server, adapters, requests=requests))
-        result.rows += [{"adapters": adapters, **one.row(name)} for one in found]
-        for one in found:
-            if one.kind in GOALS:
-                prefix, goal = ("", GOALS[one.kind]) if name == "postgresql" else ("sqlite_", None)
+            timings = list(lists.timed(server, adapters, requests=requests))
+        result.rows += [{"adapters": adapters, **timing.row(name)} for timing in timings]
+        for timing in timings:
+            if timing.kind in GOALS:
+                prefix, goal = ("", GOALS[timing.kind]) if name == "postgresql" else ("sqlite_", None)
                 note = f"{name}, {adapters:,} adapters, {requests} requests"
-                result.figures[f"{prefix}{one.kind}_ms_p95"] = Figure(one.p95, "ms", goal, note=note)
+                result.figures[f"{prefix}{timing.kind}_ms_p95"] = Figure(timing.p95, "ms", goal, note=note)
 
 
 def measure_fits(
@@ -73,13 +73,13 @@ def measure_fits(
                 for name, spec in SPECS.items():
                     added[name].append(fits.fit(pools.MANY, spec).seconds)
     note = f"{adapters:,} adapters, {units} embeddings of {dimensions} dimensions each"
-    for name, one in whole.items():
-        result.figures[f"fit_10k{name}_s"] = Figure(one.seconds, "s", note=f"{note}; once")
-        peak = f"beyond {one.before:.0f} MiB; {note}"
-        result.figures[f"fit_10k{name}_peak_gib"] = Figure(one.beyond / 2**10, "GiB", PEAK_GOAL, note=peak)
+    for name, fitted in whole.items():
+        result.figures[f"fit_10k{name}_s"] = Figure(fitted.seconds, "s", note=f"{note}; once")
+        peak = f"beyond {fitted.before:.0f} MiB; {note}"
+        result.figures[f"fit_10k{name}_peak_gib"] = Figure(fitted.beyond / 2**10, "GiB", PEAK_GOAL, note=peak)
         result.figures[f"add_one{name}_s"] = repeated(added[name], "s", goal=ADD_GOAL, note=f"to {note}")
-        found = vars(one) | {"selector": SPECS[name].kind, "add_one_s": added[name]}
-        result.rows.append({"part": "fits", "adapters": adapters, **found})
+        columns = vars(fitted) | {"selector": SPECS[name].kind, "add_one_s": added[name]}
+        result.rows.append({"part": "fits", "adapters": adapters, **columns})
 
 
 def measure_route(
@@ -107,12 +107,12 @@ def measure_nearest(result: Result, *, adapters: int, requests: int, dimensions:
         file = Path(folder) / "state"
         nearest.stock(file, adapters, dimensions=dimensions)
         numbers = random.Random(6).sample(range(adapters), min(adapters, requests + 1))
-        found = nearest.searched(file, dimensions=dimensions, numbers=numbers)
-    note = f"{adapters:,} adapters of {dimensions} dimensions, a state of {found.state_mib:.0f} MiB"
-    result.figures["nearest_ms_p95"] = Figure(float(np.percentile(found.milliseconds, 95)), "ms", note=note)
-    result.figures["nearest_first_s"] = Figure(found.first_s, "s", note=f"read, and ranked once; {note}")
-    median = float(np.median(found.milliseconds))
-    result.rows.append({"part": "nearest", "adapters": adapters, "median_ms": median, "first_s": found.first_s})
+        measurement = nearest.searched(file, dimensions=dimensions, numbers=numbers)
+    note = f"{adapters:,} adapters of {dimensions} dimensions, a state of {measurement.state_mib:.0f} MiB"
+    result.figures["nearest_ms_p95"] = Figure(float(np.percentile(measurement.milliseconds, 95)), "ms", note=note)
+    result.figures["nearest_first_s"] = Figure(measurement.first_s, "s", note=f"read, and ranked once; {note}")
+    median = float(np.median(measurement.milliseconds))
+    result.rows.append({"part": "nearest", "adapters": adapters, "median_ms": median, "first_s": measurement.first_s})
 
 
 def measure_pushes(result: Result, *, each: int, repeats: int) -> None:
@@ -128,19 +128,21 @@ def measure_pushes(result: Result, *, each: int, repeats: int) -> None:
 def measure_backlog(result: Result, *, in_a_row: int) -> None:
     """Pushes in a row."""
     with temporary_server() as server:
-        found = pushes.backlog(server, pushes=in_a_row)
-    result.rows.append({"part": "backlog", **vars(found)})
-    note = f"after {in_a_row} pushes in {found.seconds:.0f} s, {found.done} done meanwhile"
-    result.figures["refit_backlog"] = Figure(found.to_do, "fits", BACKLOG_GOAL, note=note)
+        backlog = pushes.backlog(server, pushes=in_a_row)
+    result.rows.append({"part": "backlog", **vars(backlog)})
+    note = f"after {in_a_row} pushes in {backlog.seconds:.0f} s, {backlog.done} done meanwhile"
+    result.figures["refit_backlog"] = Figure(backlog.to_do, "fits", BACKLOG_GOAL, note=note)
 
 
 PARTS: Mapping[str, Part] = {
-    "pushes": lambda result, given: measure_pushes(result, each=EACH, repeats=given.repeats),
+    "pushes": lambda result, arguments: measure_pushes(result, each=EACH, repeats=arguments.repeats),
     "backlog": lambda result, _: measure_backlog(result, in_a_row=IN_A_ROW),
-    "fits": lambda result, given: measure_fits(result, adapters=given.pool, repeats=given.repeats),
-    "route": lambda result, given: measure_route(result, adapters=given.pool, requests=given.requests),
-    "nearest": lambda result, given: measure_nearest(result, adapters=given.adapters, requests=given.requests),
-    "lists": lambda result, given: measure_lists(result, adapters=given.adapters, requests=given.requests),
+    "fits": lambda result, arguments: measure_fits(result, adapters=arguments.pool, repeats=arguments.repeats),
+    "route": lambda result, arguments: measure_route(result, adapters=arguments.pool, requests=arguments.requests),
+    "nearest": lambda result, arguments: measure_nearest(
+        result, adapters=arguments.adapters, requests=arguments.requests
+    ),
+    "lists": lambda result, arguments: measure_lists(result, adapters=arguments.adapters, requests=arguments.requests),
 }
 """The parts of the measurement, cheapest first."""
 

@@ -43,16 +43,16 @@ class Result:
         ]
         print(table(rows))
 
-    def finish(self, out: Path | None, *, part: str | None = None) -> None:
+    def finish(self, out: Path | None, *, part_name: str | None = None) -> None:
         """Print, and write to `out` where there is one, whose name is the result's.
 
-        A `part` replaces its own results in a file that exists, and its figures record their date.
+        The results of part `part_name` replace its own in a file that exists, and its figures record their date.
         """
         self.print()
         if out is not None:
             figures = {name: figure.as_json() for name, figure in self.figures.items()}
-            if part is not None and out.exists():
-                update(out, figures=figures, rows=self.rows, part=part)
+            if part_name is not None and out.exists():
+                update(out, figures=figures, rows=self.rows, part_name=part_name)
             else:
                 write(out, name=out.stem, command=command(), figures=figures, rows=self.rows)
             print(f"\nwritten to {out}")
@@ -63,23 +63,23 @@ Part = Callable[[Result, argparse.Namespace], None]
 
 
 def run_parts(
-    parser: argparse.ArgumentParser, parts: Mapping[str, Part], arguments: Sequence[str] | None = None
+    parser: argparse.ArgumentParser, measures: Mapping[str, Part], arguments: Sequence[str] | None = None
 ) -> None:
     """Run all parts, or those that `--only` names, and write the file after each.
 
     Named parts replace their results in it. `arguments` are by default those of this program.
     """
-    parser.add_argument("--only", nargs="+", choices=tuple(parts), help="these parts; the others stay in the file")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--only", nargs="+", choices=tuple(measures), help="these parts; the others stay in the file")
+    parsed = parser.parse_args(arguments)
     result = Result()
-    for name, measure in parts.items():
-        if given.only is None:
-            measure(result, given)
-            result.finish(given.out)
-        elif name in given.only:
+    for name, measure in measures.items():
+        if parsed.only is None:
+            measure(result, parsed)
+            result.finish(parsed.out)
+        elif name in parsed.only:
             alone = Result()
-            measure(alone, given)
-            alone.finish(given.out, part=name)
+            measure(alone, parsed)
+            alone.finish(parsed.out, part_name=name)
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
@@ -110,26 +110,26 @@ def interleaved(
     *,
     repeats: int,
     warm: bool = False,
-    before: Callable[[int], None] = lambda _repeat: None,
+    before_repeat: Callable[[int], None] = lambda _repeat: None,
 ) -> dict[str, list[float]]:
     """Seconds of each call, `repeats` times, in turn, so that what slows the machine slows all of them.
 
-    Each runs once before, unless they are `warm`. `before` is called with the number of each repeat, from 0 on. All
-    compute in this thread: workers that torch keeps for another one would slow them.
+    Each runs once before, unless they are `warm`. `before_repeat` is called with the number of each repeat, from 0 on.
+    All compute in this thread: workers that torch keeps for another one would slow them.
     """
     for call in () if warm else calls.values():
         call()
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats):
-        before(repeat)
+        before_repeat(repeat)
         for name, call in calls.items():
-            found[name].append(seconds(call))
-    return found
+            times[name].append(seconds(call))
+    return times
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     """Repeat by repeat: one over the other."""
-    return [one / other for one, other in zip(above, below, strict=True)]
+    return [numerator / denominator for numerator, denominator in zip(above, below, strict=True)]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.report import Result, interleaved, options, ratios, repeated
-from benchmarks.subjects import CONTEXT, Given, Window, about, base_options, chosen_base, passages, rows_of
+from benchmarks.subjects import CONTEXT, CopiedBases, Window, about, base_options, chosen_base, passages, rows_of
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import padded
 from registry.errors import Internal
@@ -62,28 +62,28 @@ class Setting:
     def forward(self) -> list[Tensor]:
         """Logits of the blocks, batch by batch; nothing of them is kept, so as not to time the allocator."""
         step = max(1, STEP_TOKENS // len(self.blocks[0]))
-        found: list[Tensor] = []
+        last_logits: list[Tensor] = []
         for start in range(0, len(self.blocks), step):
             logits: Tensor = self.base.model(input_ids=torch.tensor(self.blocks[start : start + step])).logits
-            found.append(logits[:, -1].clone())
-        return found
+            last_logits.append(logits[:, -1].clone())
+        return last_logits
 
     @torch.inference_mode()
     def evaluate(self, rows: Sequence[Window]) -> Nats:
         """NLL of each row as the metric computes it."""
-        found: list[float] = []
+        nlls: list[float] = []
         loss = nn.CrossEntropyLoss(reduction="none")
         for start in range(0, len(rows), BATCH):
             ids, mask = padded(rows[start : start + BATCH], pad_id=0)
             logits: Tensor = self.base.model(ids, attention_mask=mask).logits
             shifted, labels = logits[..., :-1, :].contiguous(), ids[..., 1:].contiguous()
-            found += (loss(shifted.transpose(1, 2), labels) * mask[..., 1:]).sum(1).tolist()
-        return found
+            nlls += (loss(shifted.transpose(1, 2), labels) * mask[..., 1:]).sum(1).tolist()
+        return nlls
 
 
 def run(base: LoadedBase, *, rows: int, repeats: int) -> Result:
     """Every way, in turn."""
-    setting = Setting(base, Engine(Given({base.entry.id: base}), EngineLimits(max_step_tokens=STEP_TOKENS)), rows)
+    setting = Setting(base, Engine(CopiedBases({base.entry.id: base}), EngineLimits(max_step_tokens=STEP_TOKENS)), rows)
     setting.redraw(0)
     check(setting)
     calls: dict[str, Callable[[], object]] = {
@@ -98,7 +98,7 @@ def run(base: LoadedBase, *, rows: int, repeats: int) -> Result:
         setting.redraw(repeat + 1)
         tokens.append(sum(map(len, setting.texts)))
 
-    times = interleaved(calls, repeats=repeats, before=redraw)
+    times = interleaved(calls, repeats=repeats, before_repeat=redraw)
     return _result(setting, times, tokens)
 
 
@@ -108,28 +108,30 @@ def check(setting: Setting) -> None:
         check_nats(setting.by_engine(rows), setting.evaluate(rows), setting.base.entry.dtype)
 
 
-def check_nats(rows: Nats, others: Nats, dtype: str) -> None:
+def check_nats(rows: Nats, references: Nats, dtype: str) -> None:
     """Raise Internal if two ways of computing the same NLLs differ."""
-    for nll, other in zip(rows, others, strict=True):
-        if abs(nll - other) > TOLERANCE[dtype] * other:
-            raise Internal(f"a row has {nll} nats by one way and {other} by the other")
+    for nll, reference in zip(rows, references, strict=True):
+        if abs(nll - reference) > TOLERANCE[dtype] * reference:
+            raise Internal(f"a row has {nll} nats by one way and {reference} by the other")
 
 
 def _result(setting: Setting, times: dict[str, list[float]], tokens: Sequence[int]) -> Result:
     result = Result()
     blocks = [sum(map(len, setting.blocks))] * len(tokens)
-    for way, found in times.items():
+    for way, wall_seconds in times.items():
         counts = blocks if way in ("blocks", "forward") else tokens
-        rates = [count / one for count, one in zip(counts, found, strict=True)]
+        rates = [count / duration for count, duration in zip(counts, wall_seconds, strict=True)]
         result.figures[f"{way}_tokens_per_s"] = repeated(rates, "tokens/s")
-        result.rows.append({**about(setting.base), "way": way, "wall_s": median(found), "tokens_per_s": median(rates)})
+        result.rows.append(
+            {**about(setting.base), "way": way, "wall_s": median(wall_seconds), "tokens_per_s": median(rates)}
+        )
     for figure, theirs, ours in (
         ("score_vs_forward", "forward", "blocks"),
         ("score_vs_evaluate", "evaluate", "passages"),
     ):
         goal, stretch = GOALS[figure]
-        found = ratios(times[theirs], times[ours])
-        result.figures[figure] = repeated(found, "ratio", goal=goal, stretch=stretch, note="tokens/s")
+        speed_ratios = ratios(times[theirs], times[ours])
+        result.figures[figure] = repeated(speed_ratios, "ratio", goal=goal, stretch=stretch, note="tokens/s")
     return result
 
 
@@ -138,8 +140,10 @@ def main() -> None:
     parser = options(__doc__)
     base_options(parser)
     parser.add_argument("--rows", type=int, default=64, help="passages to score, and half as many blocks")
-    given = parser.parse_args()
-    run(chosen_base(given.base_folder, given.dtype), rows=given.rows, repeats=given.repeats).finish(given.out)
+    arguments = parser.parse_args()
+    run(chosen_base(arguments.base_folder, arguments.dtype), rows=arguments.rows, repeats=arguments.repeats).finish(
+        arguments.out
+    )
 
 
 if __name__ == "__main__":

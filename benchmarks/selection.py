@@ -46,16 +46,16 @@ def measure(
     result: Result, *, repeats: int, pools: Sequence[int] = POOLS, units: int = UNITS, dimensions: int = DIMENSIONS
 ) -> None:
     """Fits at each size, and at the largest what one more adapter and a selection take."""
-    *every, new = (gaussian_domain(number, units=units, dimensions=dimensions) for number in range(max(pools) + 1))
+    *domains, new = (gaussian_domain(number, units=units, dimensions=dimensions) for number in range(max(pools) + 1))
     for kind, spec in SPECS.items():
         times: dict[int, float] = {}
         for size in sorted(pools):
             selector = SELECTORS[kind](spec)
-            times[size] = seconds(partial(selector.fit, every[:size]))
+            times[size] = seconds(partial(selector.fit, domains[:size]))
             row = {"selector": kind, "adapters": size, "fit_s": times[size]}
             result.rows.append(row | {"held_out_accuracy": selector.report_["held_out_accuracy"]})
         _growth(result, kind, times)
-        _changes(result, kind, selector, new, every, repeats)
+        _changes(result, kind, selector, new, domains, repeats)
 
 
 def _growth(result: Result, kind: str, times: Mapping[int, float]) -> None:
@@ -65,7 +65,7 @@ def _growth(result: Result, kind: str, times: Mapping[int, float]) -> None:
     result.figures[f"fit_growth_{kind}"] = Figure(exponent, "exponent", 1.2, note=note)
 
 
-def _changes(result: Result, kind: str, selector: Any, new: Domain, every: Sequence[Domain], repeats: int) -> None:
+def _changes(result: Result, kind: str, selector: Any, new: Domain, domains: Sequence[Domain], repeats: int) -> None:
     """One more adapter, one selection; raises Internal in a small pool, where a change is a whole fit."""
 
     def add() -> int:
@@ -74,16 +74,16 @@ def _changes(result: Result, kind: str, selector: Any, new: Domain, every: Seque
             raise Internal("the pool was to be updated, and a whole fit is due")
         return len(dump_state(*updated.to_state()))
 
-    sample = np.concatenate([every[0].vectors[:60], every[1].vectors[:40]])
+    sample = np.concatenate([domains[0].vectors[:60], domains[1].vectors[:40]])
     calls: dict[str, Callable[[], object]] = {"add": add, "select": lambda: selector.rank(sample).selection()}
     times = interleaved(calls, repeats=repeats)
     result.figures[f"add_one_{kind}_s"] = repeated(times["add"], "s", goal=1.0, note="the state's bytes included")
-    result.figures[f"select_{kind}_ms"] = repeated([1000 * one for one in times["select"]], "ms", goal=20.0)
+    result.figures[f"select_{kind}_ms"] = repeated([1000 * duration for duration in times["select"]], "ms", goal=20.0)
     result.figures[f"state_{kind}_mib"] = Figure(add() / 2**20, "MiB")
     result.rows.append(
         {
             "selector": kind,
-            "adapters": len(every),
+            "adapters": len(domains),
             "add_one_s": median(times["add"]),
             "select_ms": 1000 * median(times["select"]),
             "domains": [selector.rank(sample).ranked[0].member.domain],
@@ -93,9 +93,9 @@ def _changes(result: Result, kind: str, selector: Any, new: Domain, every: Seque
 
 def main() -> None:
     """The command line."""
-    given, result = options(__doc__).parse_args(), Result()
-    measure(result, repeats=given.repeats)
-    result.finish(given.out)
+    arguments, result = options(__doc__).parse_args(), Result()
+    measure(result, repeats=arguments.repeats)
+    result.finish(arguments.out)
 
 
 if __name__ == "__main__":

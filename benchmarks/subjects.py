@@ -50,7 +50,7 @@ Window = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Given:
+class CopiedBases:
     """The engine's source of base models: copies of these, for the engine brings weights into another order."""
 
     bases: dict[str, LoadedBase]
@@ -133,7 +133,7 @@ def silent(base: LoadedBase) -> LoadedBase:
     return replace(base, eos_id=None, end_ids=(), tokenizer=tokenizer)
 
 
-def _nothing(_ids: Sequence[int], **_how: bool) -> str:
+def _nothing(_ids: Sequence[int], **_options: bool) -> str:
     return ""
 
 

@@ -94,8 +94,8 @@ def measure(
         )
         for _ in range(WARM):
             state.advance()
-        taken = [seconds(state.advance) for _ in range(steps)]
-    step = median(taken)
+        step_seconds = [seconds(state.advance) for _ in range(steps)]
+    step = median(step_seconds)
     return {
         "variant": variant,
         "step_s": step,
@@ -117,19 +117,19 @@ def _adapter(base: LoadedBase, *, lora: bool = False, masked: bool = False) -> P
     adapter = create(config, base.shape, seed=SEED, base=base.model)
     loss = loss_of(base, adapter)
     if masked:
-        how = PruningOptions(score="magnitude", sparsity=SPARSITY)
+        pruning = PruningOptions(score="magnitude", sparsity=SPARSITY)
         rows = np.empty((0, BLOCK), dtype=np.int64)  # this score uses no gradient
-        adapter = prune(adapter, loss, rows, how, batch=BATCH, data_digest="")
+        adapter = prune(adapter, loss, rows, pruning, batch=BATCH, data_digest="")
     return Prepared(adapter, loss, attached(base.model, adapter))
 
 
 def _rank(base: LoadedBase) -> int:
     """Of a LoRA on the attention's projections: that with which it comes nearest to the adapter's parameters."""
-    adapter, one = (
+    adapter, rank_one = (
         sum(value.numel() for value in create(config, base.shape, seed=SEED, base=base.model).parameters())
         for config in (paper_config("bapna_firat", bottleneck=BOTTLENECK), lora_for(base.shape, rank=1, alpha=2.0))
     )
-    return max(1, round(adapter / one))
+    return max(1, round(adapter / rank_one))
 
 
 def _bank(base: LoadedBase, *, consistency: Literal["none", "released"]) -> Prepared:
@@ -190,8 +190,8 @@ def in_a_process(base_folder: Path, variant: str, *, dtype: Dtype, steps: int, b
         str(block),
     ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: Row = json.loads(done.stdout.splitlines()[-1])
-    return found
+    row: Row = json.loads(done.stdout.splitlines()[-1])
+    return row
 
 
 def run(
@@ -203,35 +203,35 @@ def run(
     goals: Mapping[str, float] = GOALS,
 ) -> Result:
     """`repeats` measurements of each variant by `take`, in turn, and the ratios."""
-    taken: dict[str, list[Row]] = {variant: [] for variant in variants}
+    measurements: dict[str, list[Row]] = {variant: [] for variant in variants}
     for _ in range(repeats):
-        for variant, rows in taken.items():
+        for variant, rows in measurements.items():
             rows.append(take(variant))
     result = Result()
-    for rows in taken.values():
+    for rows in measurements.values():
         named = ("step_s", "tokens_per_s", "peak_memory_mib")
         result.rows.append({**rows[0], **{name: median(row[name] for row in rows) for name in named}, "dtype": dtype})
-    result.figures.update(_figures(taken, goals))
+    result.figures.update(_figures(measurements, goals))
     return result
 
 
-def _figures(taken: Mapping[str, list[Row]], goals: Mapping[str, float]) -> dict[str, Figure]:
+def _figures(measurements: Mapping[str, list[Row]], goals: Mapping[str, float]) -> dict[str, Figure]:
     """Ratios and overheads between variants that were both measured, and what each was like."""
-    step = {variant: [row["step_s"] for row in rows] for variant, rows in taken.items()}
-    found: dict[str, Figure] = {}
+    step = {variant: [row["step_s"] for row in rows] for variant, rows in measurements.items()}
+    figures: dict[str, Figure] = {}
     for name in GOALS:
         ours, theirs = name.split("_vs_")
         if {ours, theirs} <= step.keys():
-            found[name] = repeated(ratios(step[theirs], step[ours]), "ratio", goal=goals.get(name))
+            figures[name] = repeated(ratios(step[theirs], step[ours]), "ratio", goal=goals.get(name))
     overheads = {"adamix_overhead": ("adamix_pass", 1), "adamix_step_overhead": ("adamix_step", 2)}
     for name, (variant, passes) in {**overheads, "mask_overhead": ("masked", 1)}.items():
         if {variant, "adapter"} <= step.keys():
             over = [ratio / passes - 1 for ratio in ratios(step[variant], step["adapter"])]
-            found[name] = repeated(over, "fraction", goal=0.1)
-    for variant, rows in taken.items():
-        found[f"peak_memory_{variant}_mib"] = repeated([row["peak_memory_mib"] for row in rows], "MiB")
-        found[f"tokens_per_s_{variant}"] = repeated([row["tokens_per_s"] for row in rows], "tokens/s")
-    return found
+            figures[name] = repeated(over, "fraction", goal=0.1)
+    for variant, rows in measurements.items():
+        figures[f"peak_memory_{variant}_mib"] = repeated([row["peak_memory_mib"] for row in rows], "MiB")
+        figures[f"tokens_per_s_{variant}"] = repeated([row["tokens_per_s"] for row in rows], "tokens/s")
+    return figures
 
 
 def main() -> None:
@@ -244,15 +244,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=9, help="steps of a measurement; their median counts")
     parser.add_argument("--batch", type=int, default=BATCH, help="blocks of a step")
     parser.add_argument("--block", type=int, default=BLOCK, help="tokens of a block")
-    given = parser.parse_args()
-    dtype = best_dtype() if given.dtype == "auto" else given.dtype
-    numbers = {"dtype": dtype, "steps": given.steps, "batch": given.batch, "block": given.block}
-    if given.variant:
-        print(json.dumps(measure(given.base_folder, given.variant, **numbers)))
+    arguments = parser.parse_args()
+    dtype = best_dtype() if arguments.dtype == "auto" else arguments.dtype
+    numbers = {"dtype": dtype, "steps": arguments.steps, "batch": arguments.batch, "block": arguments.block}
+    if arguments.variant:
+        print(json.dumps(measure(arguments.base_folder, arguments.variant, **numbers)))
         return
-    take = partial(in_a_process, given.base_folder, **numbers)
-    goals = GOALS if given.base_folder.resolve() == SHARED_BASE.resolve() else DEEP_GOALS
-    run(take, repeats=given.repeats, dtype=dtype, variants=given.variants, goals=goals).finish(given.out)
+    take = partial(in_a_process, arguments.base_folder, **numbers)
+    goals = GOALS if arguments.base_folder.resolve() == SHARED_BASE.resolve() else DEEP_GOALS
+    run(take, repeats=arguments.repeats, dtype=dtype, variants=arguments.variants, goals=goals).finish(arguments.out)
 
 
 if __name__ == "__main__":

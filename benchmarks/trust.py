@@ -40,34 +40,34 @@ def measure_kills(result: Result, *, each: int) -> None:
         for kind in kills.SERIES:
             with database(name) as postgres:
                 outcomes.append(kills.run_series(kind, postgres, kills=each))
-            one = outcomes[-1]
+            outcome = outcomes[-1]
             result.rows.append(
                 {
                     "part": "kills",
-                    "series": one.series,
-                    "database": one.database,
-                    "kills": one.kills,
-                    "acknowledged": one.acknowledged,
-                    "failures": one.failures[:SHOWN],
-                    "failed": len(one.failures),
+                    "series": outcome.series,
+                    "database": outcome.database,
+                    "kills": outcome.kills,
+                    "acknowledged": outcome.acknowledged,
+                    "failures": outcome.failures[:SHOWN],
+                    "failed": len(outcome.failures),
                 }
             )
-    failed = sum(len(one.failures) for one in outcomes)
-    survived = sum(one.survived for one in outcomes)
-    acknowledged = sum(one.acknowledged for one in outcomes)
+    failed = sum(len(outcome.failures) for outcome in outcomes)
+    survived = sum(outcome.survived for outcome in outcomes)
+    acknowledged = sum(outcome.acknowledged for outcome in outcomes)
     note = f"{acknowledged} pieces of work acknowledged; {failed} lost, not whole or failed"
     result.figures["kills_survived"] = Figure(survived, "kills", KILLS_GOAL, note=note)
 
 
 def measure_faults(result: Result) -> None:
     """Every fault on both databases."""
-    found = [one for name in DATABASES for one in outages.run_faults(name)]
+    outcomes = [outcome for name in DATABASES for outcome in outages.run_faults(name)]
     result.rows += [
-        {"part": "faults", "fault": one.fault, "database": one.database, "failures": one.failures[:SHOWN]}
-        for one in found
+        {"part": "faults", "fault": outcome.fault, "database": outcome.database, "failures": outcome.failures[:SHOWN]}
+        for outcome in outcomes
     ]
-    survived = sum(not one.failures for one in found)
-    result.figures["faults_survived"] = Figure(survived, "faults", note=f"of {len(found)} that were tried")
+    survived = sum(not outcome.failures for outcome in outcomes)
+    result.figures["faults_survived"] = Figure(survived, "faults", note=f"of {len(outcomes)} that were tried")
 
 
 def measure_updates(result: Result, *, writers: int, each: int) -> None:
@@ -80,11 +80,11 @@ def measure_updates(result: Result, *, writers: int, each: int) -> None:
 
 def measure_headers(result: Result, *, amount: int) -> None:
     """Changed headers."""
-    found = headers.run_headers(amount)
-    result.rows.append({"part": "headers", "read": found.read, "refused": found.refused, "crashes": found.crashes})
-    note = f"{found.read} were read, {found.refused} refused"
-    result.figures["mutated_headers"] = Figure(found.read + found.refused, "files", 200_000, note=note)
-    result.figures["header_crashes"] = Figure(len(found.crashes), "files", 0)
+    counts = headers.run_headers(amount)
+    result.rows.append({"part": "headers", "read": counts.read, "refused": counts.refused, "crashes": counts.crashes})
+    note = f"{counts.read} were read, {counts.refused} refused"
+    result.figures["mutated_headers"] = Figure(counts.read + counts.refused, "files", 200_000, note=note)
+    result.figures["header_crashes"] = Figure(len(counts.crashes), "files", 0)
 
 
 def measure_tenants(result: Result, *, requests: int) -> None:
@@ -115,12 +115,12 @@ def measure_schemathesis(result: Result, *, cases: int) -> None:
 
 
 PARTS: Mapping[str, Part] = {
-    "headers": lambda result, given: measure_headers(result, amount=given.headers),
+    "headers": lambda result, arguments: measure_headers(result, amount=arguments.headers),
     "updates": lambda result, _: measure_updates(result, writers=WRITERS, each=UPDATES),
     "tenants": lambda result, _: measure_tenants(result, requests=REQUESTS),
     "faults": lambda result, _: measure_faults(result),
-    "schemathesis": lambda result, given: measure_schemathesis(result, cases=given.cases),
-    "kills": lambda result, given: measure_kills(result, each=given.kills),
+    "schemathesis": lambda result, arguments: measure_schemathesis(result, cases=arguments.cases),
+    "kills": lambda result, arguments: measure_kills(result, each=arguments.kills),
 }
 """The parts of the measurement, cheapest first."""
 

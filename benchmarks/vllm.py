@@ -26,14 +26,14 @@ from adaptersoup.client.additions import Additions
 from adaptersoup.vllm.lora_files import lora_files
 from benchmarks.decoding import VLLM_MODES, prepare
 from benchmarks.peers.files import write_peft
-from benchmarks.peers.process import ENVIRONMENTS, KINDS, Peer, PeerMissing, Wanted, interpreter, peers
+from benchmarks.peers.process import ENVIRONMENTS, KINDS, Peer, PeerMissing, PeerSpecs, interpreter, peers
 from benchmarks.peers.vllm_server import ServedBase, layers_of, plugin_path, serving_vllm, wait_until
 from benchmarks.report import Part, Result, interleaved, options, ratios, repeated, run_parts
 from benchmarks.subjects import (
     BOTTLENECK,
     DTYPES,
     RANK,
-    Given,
+    CopiedBases,
     Window,
     bottleneck_of,
     chosen_base,
@@ -72,9 +72,9 @@ class Written(NamedTuple):
     log_probabilities: Sequence[float]
 
 
-def difference(one: Written, other: Written) -> float:
+def difference(first: Written, second: Written) -> float:
     """The largest difference of log-probabilities up to the first token that differs."""
-    rows = zip(one.tokens, other.tokens, one.log_probabilities, other.log_probabilities, strict=True)
+    rows = zip(first.tokens, second.tokens, first.log_probabilities, second.log_probabilities, strict=True)
     equal = takewhile(lambda row: row[0] == row[1], rows)
     return max((abs(p - q) for _, _, p, q in equal), default=0.0)
 
@@ -109,12 +109,12 @@ def bottlenecks(base: LoadedBase) -> list[LoadableAdapter]:
 
 def by_engine(base: LoadedBase, prompts: Sequence[Window], adapters: Sequence[LoadableAdapter]) -> list[Written]:
     """Rows of our engine: each prompt with every adapter."""
-    engine = Engine(Given({base.entry.id: base}), EngineLimits(max_running=len(prompts) * len(adapters)))
+    engine = Engine(CopiedBases({base.entry.id: base}), EngineLimits(max_running=len(prompts) * len(adapters)))
     params = SamplingParams(max_tokens=TOKENS, temperature=0, logprobs=0)
     engine.start()
     try:
         tickets = engine.submit_all(
-            [GenerateRequest(base.entry.id, prompt, one, params) for prompt in prompts for one in adapters]
+            [GenerateRequest(base.entry.id, prompt, adapter, params) for prompt in prompts for adapter in adapters]
         )
         rows = [ticket.result().choices[0] for ticket in tickets]
     finally:
@@ -132,9 +132,11 @@ def measure_answers(result: Result, folder: Path, environments: Path = ENVIRONME
         adapters = bottlenecks(base)
         ours[dtype] = by_engine(base, prompts, adapters)
         with tempfile.TemporaryDirectory() as scratch:
-            paths = [str(write_lora(Path(scratch) / str(number), base, one)) for number, one in enumerate(adapters)]
+            paths = [
+                str(write_lora(Path(scratch) / str(number), base, adapter)) for number, adapter in enumerate(adapters)
+            ]
             kinds, layers = layers_of([adapter.config for adapter in adapters])
-            wanted: Wanted = {
+            specs: PeerSpecs = {
                 "vllm": (
                     "vllm",
                     {
@@ -151,7 +153,7 @@ def measure_answers(result: Result, folder: Path, environments: Path = ENVIRONME
                     },
                 )
             }
-            with peers(wanted, environments) as processes:
+            with peers(specs, environments) as processes:
                 peer = processes["vllm"]
                 if isinstance(peer, PeerMissing):
                     result.rows.append({"part": "answers", "dtype": dtype, "missing": str(peer)})
@@ -163,7 +165,9 @@ def measure_answers(result: Result, folder: Path, environments: Path = ENVIRONME
         _add_answers(result, "bfloat16", "float32", ours["bfloat16"], ours["float32"])
 
 
-def _add_answers(result: Result, dtype: str, other: str, ours: Sequence[Written], theirs: Sequence[Written]) -> None:
+def _add_answers(
+    result: Result, dtype: str, reference: str, ours: Sequence[Written], theirs: Sequence[Written]
+) -> None:
     """Rows by structure, and the figures of our rows in a dtype beside others."""
     pairs = list(zip(ours, theirs, strict=True))
     for number, structure in enumerate(STRUCTURES):
@@ -173,7 +177,7 @@ def _add_answers(result: Result, dtype: str, other: str, ours: Sequence[Written]
                 "part": "answers",
                 "structure": structure,
                 "dtype": dtype,
-                "beside": other,
+                "beside": reference,
                 "rows": len(rows),
                 "equal": sum(tuple(a.tokens) == tuple(b.tokens) for a, b in rows),
                 "log_probability_difference": max(difference(a, b) for a, b in rows),
@@ -181,9 +185,9 @@ def _add_answers(result: Result, dtype: str, other: str, ours: Sequence[Written]
         )
     equal = sum(tuple(a.tokens) == tuple(b.tokens) for a, b in pairs) / len(pairs)
     note = f"{len(pairs)} rows of {TOKENS} tokens, {dtype}" + (
-        " beside float32, both by our engine" * (other != "vllm")
+        " beside float32, both by our engine" * (reference != "vllm")
     )
-    tokens, log_probabilities = ANSWER_FIGURES[dtype, other]
+    tokens, log_probabilities = ANSWER_FIGURES[dtype, reference]
     result.figures[tokens] = Figure(equal, "share", GOALS.get(tokens), (), note)
     largest = max(difference(a, b) for a, b in pairs)
     result.figures[log_probabilities] = Figure(largest, "nats", GOALS.get(log_probabilities), (), note)
@@ -195,11 +199,13 @@ def _add_answers(result: Result, dtype: str, other: str, ours: Sequence[Written]
 def measure_speed(result: Result, folder: Path, *, dtype: str, repeats: int, environments: Path = ENVIRONMENTS) -> None:
     """Time vLLM's base alone, with a LoRA a row, and with a bottleneck a row, in turn."""
     setting = prepare(chosen_base(folder, dtype), rows=ROWS, more=ROWS, tokens=ROW_TOKENS)
-    base = setting.some.base
+    base = setting.small.base
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(temporary)
-        loras = [str(write_peft(scratch / f"lora{n}", base, one)) for n, one in enumerate(setting.loras)]
-        pairs = [str(write_lora(scratch / f"pair{n}", base, one)) for n, one in enumerate(setting.bottlenecks)]
+        loras = [str(write_peft(scratch / f"lora{n}", base, lora)) for n, lora in enumerate(setting.loras)]
+        pairs = [
+            str(write_lora(scratch / f"pair{n}", base, bottleneck)) for n, bottleneck in enumerate(setting.bottlenecks)
+        ]
         kinds, layers = layers_of([adapter.config for adapter in setting.bottlenecks])
         common = {
             "folder": str(folder),
@@ -209,7 +215,7 @@ def measure_speed(result: Result, folder: Path, *, dtype: str, repeats: int, env
             "modes": list(VLLM_MODES),
         }
         targets = sorted({module.rpartition(".")[2] for module in setting.loras[0].config.modules()})  # type: ignore[attr-defined]
-        wanted: Wanted = {
+        specs: PeerSpecs = {
             "base": ("vllm", {**common, "loras": [], "rank": RANK}),
             "loras": ("vllm", {**common, "loras": loras, "rank": RANK, "modules": targets}),
             "bottlenecks": (
@@ -224,14 +230,16 @@ def measure_speed(result: Result, folder: Path, *, dtype: str, repeats: int, env
                 },
             ),
         }
-        with peers(wanted, environments) as processes:
+        with peers(specs, environments) as processes:
             missing = {way: str(peer) for way, peer in processes.items() if isinstance(peer, PeerMissing)}
-            result.rows += [{"part": "speed", "way": way, "missing": why} for way, why in missing.items()]
+            result.rows += [{"part": "speed", "way": way, "missing": reason} for way, reason in missing.items()]
             if missing:
                 return
-            calls = {way: partial(setting.some.peer, peer) for way, peer in processes.items() if isinstance(peer, Peer)}
+            calls = {
+                way: partial(setting.small.peer, peer) for way, peer in processes.items() if isinstance(peer, Peer)
+            }
             check_told_apart({way: call() for way, call in calls.items()}, "base", ("loras", "bottlenecks"))
-            times = interleaved(calls, repeats=repeats, warm=True, before=lambda turn: setting.redraw(turn + 1))
+            times = interleaved(calls, repeats=repeats, warm=True, before_repeat=lambda turn: setting.redraw(turn + 1))
     for way, seconds in times.items():
         rate = ROWS * ROW_TOKENS / median(seconds)
         result.rows.append({"part": "speed", "way": way, "dtype": dtype, "rows": ROWS, "tokens_per_s": rate})
@@ -288,9 +296,9 @@ def measure_aliases(result: Result, folder: Path, *, moves: int = MOVES, environ
             seconds.append(run.move(version, texts[version][0][0]))
             for number, prompt in enumerate(prompts):
                 _, text = run.ask(f"{NAME}@{ALIAS}", prompt)
-                right, before = texts[version][number][1], texts[3 - version][number][1]
-                stale += text == before != right
-                neither += text not in {right, before}
+                right, previous = texts[version][number][1], texts[3 - version][number][1]
+                stale += text == previous != right
+                neither += text not in {right, previous}
     differ = sum(first[1] != second[1] for first, second in zip(texts[1], texts[2], strict=True))
     tries = moves * len(prompts)
     result.rows.append(
@@ -329,11 +337,13 @@ def alias_run(base: LoadedBase, scratch: Path, prompts: Sequence[Window], enviro
 
 
 PARTS: Mapping[str, Part] = {
-    "answers": lambda result, given: measure_answers(result, given.base_folder.resolve()),
-    "speed": lambda result, given: measure_speed(
-        result, given.base_folder.resolve(), dtype=given.dtype, repeats=given.repeats
+    "answers": lambda result, arguments: measure_answers(result, arguments.base_folder.resolve()),
+    "speed": lambda result, arguments: measure_speed(
+        result, arguments.base_folder.resolve(), dtype=arguments.dtype, repeats=arguments.repeats
     ),
-    "aliases": lambda result, given: measure_aliases(result, given.base_folder.resolve(), moves=given.moves),
+    "aliases": lambda result, arguments: measure_aliases(
+        result, arguments.base_folder.resolve(), moves=arguments.moves
+    ),
 }
 
 

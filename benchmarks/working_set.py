@@ -24,7 +24,7 @@ from statistics import median
 
 from benchmarks.report import Result, options, ratios, repeated, seconds
 from benchmarks.subjects import (
-    Given,
+    CopiedBases,
     Window,
     about,
     base_options,
@@ -60,14 +60,14 @@ class Setting:
 
     base: LoadedBase
     stored: Sequence[LoadableAdapter]
-    held: int
+    capacity: int
     requests: int
 
     def engine(self) -> Engine:
-        """One that holds `held` adapters ready, started."""
+        """One that holds `capacity` adapters ready, started."""
         engine = Engine(
-            Given({self.base.entry.id: self.base}),
-            EngineLimits(max_running=CLIENTS, adapter_cache_bytes=self.held * self.stored[0].size_bytes),
+            CopiedBases({self.base.entry.id: self.base}),
+            EngineLimits(max_running=CLIENTS, adapter_cache_bytes=self.capacity * self.stored[0].size_bytes),
         )
         engine.start()
         return engine
@@ -88,39 +88,39 @@ class Setting:
         return first[0] - began
 
     def traffic(self, engine: Engine, factor: int, draws: Iterator[int]) -> None:
-        """Requests of all clients, each for an adapter of the first `factor` times `held`."""
+        """Requests of all clients, each for an adapter of the first `factor` times `capacity`."""
         draw = random.Random(next(draws))
         prompts = rows_of(self.base, rows=self.requests, length=PROMPT, seed=draw.randrange(2**30))
-        chosen = [self.stored[draw.randrange(factor * self.held)] for _ in prompts]
+        chosen = [self.stored[draw.randrange(factor * self.capacity)] for _ in prompts]
         with ThreadPoolExecutor(CLIENTS) as clients:
             list(clients.map(partial(self.ask, engine, tokens=TOKENS), prompts, chosen))
 
 
-def prepare(base: LoadedBase, folder: Path, *, held: int, factors: Sequence[int], requests: int) -> Setting:
+def prepare(base: LoadedBase, folder: Path, *, capacity: int, factors: Sequence[int], requests: int) -> Setting:
     """Adapters in files of `folder`."""
     config = lora_of(base.shape)
     stored = []
-    for seed in range(held * max(factors)):
+    for seed in range(capacity * max(factors)):
         tensors = drawn_tensors(base, config, seed)
         digest, file = digest_of(base, config, tensors), folder / f"{seed}.safetensors"
         file.write_bytes(save_tensors(tensors))
         size = sum(tensor.nbytes for tensor in tensors.values())
 
         def load(file: Path = file, digest: str = digest) -> Tensors:
-            found = load_tensors(file.read_bytes())
-            if digest_of(base, config, found) != digest:
+            loaded = load_tensors(file.read_bytes())
+            if digest_of(base, config, loaded) != digest:
                 raise Internal(f"{file} holds another adapter")
-            return found
+            return loaded
 
         stored.append(LoadableAdapter(digest, config, load, size))
-    return Setting(silent(base), stored, held, requests)
+    return Setting(silent(base), stored, capacity, requests)
 
 
-def run(base: LoadedBase, *, held: int, factors: Sequence[int], requests: int, repeats: int) -> Result:
+def run(base: LoadedBase, *, capacity: int, factors: Sequence[int], requests: int, repeats: int) -> Result:
     """The curve, and first tokens."""
     result = Result()
     with tempfile.TemporaryDirectory() as folder:
-        setting = prepare(base, Path(folder), held=held, factors=factors, requests=requests)
+        setting = prepare(base, Path(folder), capacity=capacity, factors=factors, requests=requests)
         measure_traffic(result, setting, factors, repeats=repeats)
         measure_first_tokens(result, setting, repeats=repeats)
     return result
@@ -139,33 +139,33 @@ def measure_traffic(result: Result, setting: Setting, factors: Sequence[int], *,
             engine = setting.engine()
             try:
                 setting.traffic(engine, factor, draws)
-                before = engine.counters()["adapter_loads_total"]
+                loads_before = engine.counters()["adapter_loads_total"]
                 times[way].append(seconds(partial(setting.traffic, engine, factor, draws)))
-                loads[way] += int(engine.counters()["adapter_loads_total"] - before)
+                loads[way] += int(engine.counters()["adapter_loads_total"] - loads_before)
             finally:
                 engine.stop()
-    made = setting.requests * TOKENS
-    for way, found in times.items():
-        result.figures[f"{way}_tokens_per_s"] = repeated([made / one for one in found], "tokens/s")
+    tokens = setting.requests * TOKENS
+    for way, wall_seconds in times.items():
+        result.figures[f"{way}_tokens_per_s"] = repeated([tokens / duration for duration in wall_seconds], "tokens/s")
         result.rows.append(
             {
                 **about(setting.base),
                 "working_set": way,
-                "held": setting.held,
+                "held": setting.capacity,
                 "clients": CLIENTS,
                 "requests": setting.requests,
                 "loads_a_request": loads[way] / (setting.requests * repeats),
-                "tokens_per_s": made / median(found),
+                "tokens_per_s": tokens / median(wall_seconds),
             }
         )
         if way != "1x":
             goal, stretch = GOALS.get(f"working_set_{way}", (None, None))
             result.figures[f"working_set_{way}"] = repeated(
-                ratios(times["1x"], found),
+                ratios(times["1x"], wall_seconds),
                 "ratio",
                 goal=goal,
                 stretch=stretch,
-                note=f"tokens/s; {setting.held} adapters held, {CLIENTS} clients",
+                note=f"tokens/s; {setting.capacity} adapters held, {CLIENTS} clients",
             )
 
 
@@ -177,11 +177,13 @@ def measure_first_tokens(result: Result, setting: Setting, *, repeats: int) -> N
 
     def first(adapter: LoadableAdapter, *, loads: int) -> float:
         (prompt,) = rows_of(setting.base, rows=1, length=PROMPT, seed=next(prompts))
-        before = engine.counters()["adapter_loads_total"]
-        found = setting.ask(engine, prompt, adapter, 1)
-        if engine.counters()["adapter_loads_total"] - before != loads:
-            raise Internal(f"a first token took {engine.counters()['adapter_loads_total'] - before} loads, not {loads}")
-        return 1000 * found
+        loads_before = engine.counters()["adapter_loads_total"]
+        duration = setting.ask(engine, prompt, adapter, 1)
+        if engine.counters()["adapter_loads_total"] - loads_before != loads:
+            raise Internal(
+                f"a first token took {engine.counters()['adapter_loads_total'] - loads_before} loads, not {loads}"
+            )
+        return 1000 * duration
 
     warm: list[float] = []
     cold: list[float] = []
@@ -189,14 +191,14 @@ def measure_first_tokens(result: Result, setting: Setting, *, repeats: int) -> N
         first(setting.stored[0], loads=1)
         for _ in range(repeats):
             pairs = [(first(setting.stored[0], loads=0), first(next(cold_ones), loads=1)) for _ in range(PAIRS)]
-            warm.append(median(one for one, _ in pairs))
-            cold.append(median(other for _, other in pairs))
+            warm.append(median(warm_ms for warm_ms, _ in pairs))
+            cold.append(median(cold_ms for _, cold_ms in pairs))
     finally:
         engine.stop()
     goal, stretch = GOALS["cold_first_token_ms"]
     result.figures["warm_first_token_ms"] = repeated(warm, "ms")
     result.figures["cold_first_token_ms"] = repeated(
-        [one - other for one, other in zip(cold, warm, strict=True)],
+        [cold_ms - warm_ms for cold_ms, warm_ms in zip(cold, warm, strict=True)],
         "ms",
         goal=goal,
         stretch=stretch,
@@ -210,15 +212,15 @@ def main() -> None:
     base_options(parser)
     parser.add_argument("--held", type=int, default=HELD, help="adapters that the engine holds ready")
     parser.add_argument("--requests", type=int, default=REQUESTS, help="requests of one measurement")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     use_cores(1)  # workers that torch keeps for this thread would slow the engine's
     run(
-        chosen_base(given.base_folder, given.dtype),
-        held=given.held,
+        chosen_base(arguments.base_folder, arguments.dtype),
+        capacity=arguments.held,
         factors=FACTORS,
-        requests=given.requests,
-        repeats=given.repeats,
-    ).finish(given.out)
+        requests=arguments.requests,
+        repeats=arguments.repeats,
+    ).finish(arguments.out)
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ class Writing:
     def submit(self, adapters: Sequence[LoadableAdapter | None], tokens: int) -> list[Ticket]:
         """Requests to the engine for `tokens` tokens of each row with its adapter."""
         params = SamplingParams(max_tokens=tokens, temperature=0)
-        base_id, asked = self.base.entry.id, zip(self.prompts, adapters, strict=True)
-        return self.engine.submit_all([GenerateRequest(base_id, row, one, params) for row, one in asked])
+        base_id, pairs = self.base.entry.id, zip(self.prompts, adapters, strict=True)
+        return self.engine.submit_all([GenerateRequest(base_id, row, adapter, params) for row, adapter in pairs])
 
     def generate(self, model: Any, **more: Any) -> Rows:
         """The tokens that transformers' `generate` returns."""
@@ -91,7 +91,7 @@ def _drawn(base: LoadedBase, config: AdapterConfig, seed: int) -> LoadableAdapte
 
 
 def peft_of(base: LoadedBase, loras: Sequence[LoadableAdapter]) -> tuple[Any, list[str]]:
-    """The same LoRAs in PEFT's own model, and the name of each."""
+    """PEFT's own model with the LoRAs, and the name of each."""
     from peft import LoraConfig as PeftConfig
     from peft import get_peft_model, set_peft_model_state_dict
 
@@ -115,16 +115,16 @@ def peft_of(base: LoadedBase, loras: Sequence[LoadableAdapter]) -> tuple[Any, li
 
 def check_same(written: Mapping[str, Rows], same: Sequence[tuple[str, str]], *, exact: bool) -> None:
     """Raise Internal if two equal computations generate different tokens in too many rows (`exact`: in fp32)."""
-    for one, other in same:
-        if not (exact and one in written and other in written):
+    for first, second in same:
+        if not (exact and first in written and second in written):
             continue
-        alike = sum(a == b for a, b in zip(written[one], written[other], strict=True))
-        if alike < len(written[one]) * MOSTLY:
-            raise Internal(f"{one} and {other} write the same in {alike} of {len(written[one])} rows")
+        alike = sum(a == b for a, b in zip(written[first], written[second], strict=True))
+        if alike < len(written[first]) * MOSTLY:
+            raise Internal(f"{first} and {second} write the same in {alike} of {len(written[first])} rows")
 
 
-def check_told_apart(written: Mapping[str, Rows], base: str, others: Sequence[str]) -> None:
+def check_told_apart(written: Mapping[str, Rows], base: str, ways: Sequence[str]) -> None:
     """Raise Internal if adapters generate the base model's tokens in all rows."""
-    for other in others:
-        if other in written and written[other] == written[base]:
-            raise Internal(f"the adapters of {other} change nothing")
+    for way in ways:
+        if way in written and written[way] == written[base]:
+            raise Internal(f"the adapters of {way} change nothing")

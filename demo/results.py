@@ -47,8 +47,8 @@ class Figure:
     def as_json(self) -> dict[str, Any]:
         """The figure in the form of the results file."""
         repeats = [rounded(value) for value in self.repeats]
-        found = {"value": rounded(self.value), "goal": self.goal, "unit": self.unit, "repeats": repeats}
-        return found | ({"note": self.note} if self.note else {})
+        figure = {"value": rounded(self.value), "goal": self.goal, "unit": self.unit, "repeats": repeats}
+        return figure | ({"note": self.note} if self.note else {})
 
 
 def rounded(value: float) -> float:
@@ -64,14 +64,14 @@ def write(
     _write(path, {**about, "figures": dict(figures), "rows": list(rows)})
 
 
-def update(path: Path, *, figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], part: str) -> None:
+def update(path: Path, *, figures: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], part_name: str) -> None:
     """Replace the figures and rows of one part of a results file, and keep the others.
 
     Each figure then records its own date and commit.
     """
     value = json.loads(path.read_text(encoding="utf-8"))
     value["figures"] |= {name: {**figure, **_now()} for name, figure in figures.items()}
-    value["rows"] = [row for row in value["rows"] if row.get("part") != part] + list(rows)
+    value["rows"] = [row for row in value["rows"] if row.get("part") != part_name] + list(rows)
     _write(path, value)
 
 

@@ -80,12 +80,12 @@ class Pushes(Series):
         return client.push(adapter(f"kept/a{number}", 100 + number, sample=number % 2 == 0))
 
     def holds(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> bool:  # noqa: D102
-        found = client.adapter(str(acknowledged["ref"]))
+        record = client.adapter(str(acknowledged["ref"]))
         with tempfile.TemporaryDirectory() as folder:
             ref = acknowledged["digest"]
             client.download(ref, WEIGHTS, Path(folder) / WEIGHTS, digest=acknowledged["weights_blob"])
         job = acknowledged["job"]
-        return found["digest"] == acknowledged["digest"] and (job is None or _succeeded(client, job))
+        return record["digest"] == acknowledged["digest"] and (job is None or _succeeded(client, job))
 
 
 class Uploads(Series):
@@ -156,8 +156,8 @@ class Collections(Pushes):
     settings: ClassVar[Mapping[str, str]] = {"SOUP_COLLECT_DAYS": str(1 / 86_400), "SOUP_COLLECT_SECONDS": "0.1"}
 
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
-        for part in range(4):
-            client.upload(b"%d %d" % (number, part))
+        for index in range(4):
+            client.upload(b"%d %d" % (number, index))
         return super().work(client, number)
 
 
@@ -187,8 +187,8 @@ class Cooks(Series):
 
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
         sample = SampleSource(texts=passages(1000 + number))
-        asked = CookRequest(sample=sample, selector=UniformSpec(), pool=PoolRequest(tag="ready"), verify=False)
-        return client.cook(asked.model_copy(update={"name": f"soups/s{number}"}), wait=False)
+        request = CookRequest(sample=sample, selector=UniformSpec(), pool=PoolRequest(tag="ready"), verify=False)
+        return client.cook(request.model_copy(update={"name": f"soups/s{number}"}), wait=False)
 
     def holds(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> bool:  # noqa: D102
         soup = client.result_of(dict(acknowledged)) if acknowledged["object"] == "job" else acknowledged
@@ -203,7 +203,7 @@ class Trainings(Series):
 
     def work(self, client: SoupClient, number: int) -> Mapping[str, Any]:  # noqa: D102
         spec = {"adapter": {"bottleneck": 4}, "init_seed": number, "recipe": {"steps": STEPS, "batch": 2, "block": 32}}
-        asked = TrainingRequest(
+        request = TrainingRequest(
             name=f"trained/t{number}",
             domain="law",
             base_model=BASE,
@@ -211,7 +211,7 @@ class Trainings(Series):
             texts=client.upload(encode_lines(passages(2000, 60))),
             valid=client.upload(encode_lines(passages(2001))),
         )
-        return client.train(asked, wait=False)
+        return client.train(request, wait=False)
 
     def settle(self, client: SoupClient, acknowledged: Mapping[str, Any]) -> None:  # noqa: D102
         client.wait_job(str(acknowledged["id"]), patience=1)
@@ -302,14 +302,14 @@ def _killed(
 
 
 def _missing(series: Series, client: SoupClient, acknowledged: list[Mapping[str, Any]]) -> list[str]:
-    found = []
-    for one in acknowledged:
+    failures = []
+    for acknowledgement in acknowledged:
         try:
-            if not series.holds(client, one):
-                found.append(f"not as it was acknowledged: {one}")
+            if not series.holds(client, acknowledgement):
+                failures.append(f"not as it was acknowledged: {acknowledgement}")
         except SoupError as error:
-            found.append(f"{error.message} (acknowledged: {one})")
-    return found
+            failures.append(f"{error.message} (acknowledged: {acknowledgement})")
+    return failures
 
 
 def _succeeded(client: SoupClient, job: str) -> bool:

@@ -71,7 +71,7 @@ class Fault:
 
     name: str
     harmed: Callable[[Place], AbstractContextManager[None]]
-    asked: Callable[[Place, SoupClient], None]
+    requests: Callable[[Place, SoupClient], None]
     refused: type[SoupError] | None = None
 
 
@@ -127,12 +127,12 @@ def _damaged_vectors(place: Place) -> Iterator[None]:
     """Every selector's state and all vectors, which the server makes again by itself."""
     with closing(Database(_url(place))) as database, database.read() as catalogue:
         rows = catalogue.selectors.list(None, limit=100).rows
-        found = {row.state_blob for row in rows}
+        digests = {row.state_blob for row in rows}
         for row in rows:
             if row.encoder_digest is not None:
                 stored = catalogue.adapters.vectors(row.pool.base_fingerprint, row.encoder_digest)
-                found |= {one.blob for one in stored.values()}
-    for digest in found:
+                digests |= {embedding.blob for embedding in stored.values()}
+    for digest in digests:
         _flip(place.file(digest))
     yield
 
@@ -273,18 +273,18 @@ def _acknowledged(place: Place, client: SoupClient, seed: int) -> None:
 
 
 def _run(fault: Fault, place: Place, seed: int) -> Survived:
-    found = Survived(fault.name, "sqlite" if place.postgres is None else "postgresql")
+    outcome = Survived(fault.name, "sqlite" if place.postgres is None else "postgresql")
     try:
         with fault.harmed(place):
-            found.failures += _meanwhile(fault, place)
+            outcome.failures += _meanwhile(fault, place)
         with place.server.client() as client:
             _acknowledged(place, client, seed)
-            for one in place.acknowledged:
-                found.failures += _missing(client, one)
+            for acknowledgement in place.acknowledged:
+                outcome.failures += _missing(client, acknowledgement)
     except SoupError as error:
-        found.failures.append(f"afterwards: {error.message}")
+        outcome.failures.append(f"afterwards: {error.message}")
         place.restart()
-    return found
+    return outcome
 
 
 def _meanwhile(fault: Fault, place: Place) -> list[str]:
@@ -293,7 +293,7 @@ def _meanwhile(fault: Fault, place: Place) -> list[str]:
         return []
     with place.server.client() as client:
         try:
-            fault.asked(place, client)
+            fault.requests(place, client)
         except SoupError as error:
             wrong = [] if fault.refused is type(error) else [f"refused with {error.code}: {error.message}"]
         else:
@@ -301,15 +301,17 @@ def _meanwhile(fault: Fault, place: Place) -> list[str]:
     return wrong if place.server.process.poll() is None else [*wrong, "the server has ended"]
 
 
-def _missing(client: SoupClient, one: Mapping[str, Any]) -> list[str]:
+def _missing(client: SoupClient, acknowledgement: Mapping[str, Any]) -> list[str]:
     try:
-        _download(client, one)
-        job = client.wait_job(str(one["job"]))
+        _download(client, acknowledgement)
+        job = client.wait_job(str(acknowledgement["job"]))
     except SoupError as error:
-        return [f"{one['ref']}: {error.message}"]
-    return [] if job["state"] == "succeeded" else [f"{one['ref']}: its sample's job is {job['state']}"]
+        return [f"{acknowledgement['ref']}: {error.message}"]
+    return [] if job["state"] == "succeeded" else [f"{acknowledgement['ref']}: its sample's job is {job['state']}"]
 
 
-def _download(client: SoupClient, one: Mapping[str, Any]) -> None:
+def _download(client: SoupClient, acknowledgement: Mapping[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        client.download(str(one["ref"]), WEIGHTS, Path(folder) / WEIGHTS, digest=str(one["weights_blob"]))
+        client.download(
+            str(acknowledgement["ref"]), WEIGHTS, Path(folder) / WEIGHTS, digest=str(acknowledgement["weights_blob"])
+        )

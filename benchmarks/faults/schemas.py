@@ -67,8 +67,8 @@ class Sent:
         self.calls[case.operation.label] += 1
         self.statuses[response.status_code] += 1
         if response.status_code >= 500:
-            asked = f"{case.method} {case.formatted_path} {case.query} {str(case.body)[:500]}"
-            self.failures.append(f"{response.status_code}: {asked}: {response.text[:300]}")
+            request_line = f"{case.method} {case.formatted_path} {case.query} {str(case.body)[:500]}"
+            self.failures.append(f"{response.status_code}: {request_line}: {response.text[:300]}")
 
 
 Push = Callable[[str, int], dict[str, Any]]
@@ -105,9 +105,9 @@ class Caller:
 
 def prepare(case: Case[Any], caller: Caller, bodies: dict[str, Callable[[], Any]], draw: random.Random) -> None:
     """Give some cases a whole body, and none the id of the key that asks."""
-    made = bodies.get(case.operation.label)
-    if made is not None and draw.random() < WHOLE:
-        case.body, case.media_type = made(), "application/json"
+    make_body = bodies.get(case.operation.label)
+    if make_body is not None and draw.random() < WHOLE:
+        case.body, case.media_type = make_body(), "application/json"
     if caller.id in (case.path_parameters or {}).values():
         case.path_parameters["id"] = "key-0123456789abcdef"
 
@@ -116,7 +116,7 @@ def run_each(schema: Any, caller: Caller, push: Push, *, cases: int) -> Sent:
     """Send single requests of every call, valid and invalid ones, including calls that no link leads to."""
     sent, draw = Sent(), random.Random(0)
     bodies = whole(push, draw)
-    for operation in (one.ok() for one in without_keys(schema).get_all_operations()):
+    for operation in (result.ok() for result in without_keys(schema).get_all_operations()):
         for mode in GenerationMode:
 
             @seed(0)

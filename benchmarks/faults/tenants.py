@@ -45,8 +45,8 @@ def _bodies(client: httpx2.Client, _number: int) -> httpx2.Response:
 
 
 def _completions(client: httpx2.Client, _number: int) -> httpx2.Response:
-    asked = {"model": MODEL, "prompt": ["the court held"] * 255, "n": 16, "max_tokens": 300, "temperature": 1}
-    return client.post("/v1/completions", json=asked)
+    body = {"model": MODEL, "prompt": ["the court held"] * 255, "n": 16, "max_tokens": 300, "temperature": 1}
+    return client.post("/v1/completions", json=body)
 
 
 def _perplexity(client: httpx2.Client, number: int) -> httpx2.Response:
@@ -102,13 +102,13 @@ def _hold_open(url: str, key: str) -> None:
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {key}\r\nContent-Length: 9"
     )
-    held: list[socket.socket] = []
+    connections: list[socket.socket] = []
     while True:
         with suppress(OSError):
-            held.append(socket.create_connection((str(address.hostname), int(address.port or 0))))
-            held[-1].sendall(head.encode())
-        if len(held) >= OPEN:
-            held.pop(0).close()
+            connections.append(socket.create_connection((str(address.hostname), int(address.port or 0))))
+            connections[-1].sendall(head.encode())
+        if len(connections) >= OPEN:
+            connections.pop(0).close()
             time.sleep(0.01)
 
 
@@ -154,17 +154,17 @@ def waits(server: Killable, *, requests: int) -> list[dict[str, Any]]:
     with SoupClient(server.url, calm, timeout=600) as client:
         calls = {"completion": lambda: _completion(client), "recipe": lambda: _recipe(client, next(weights))}
         for means in EVERY:
-            alone = {what: median(seconds(call) for _ in range(requests)) for what, call in calls.items()}
+            alone = {kind: median(seconds(call) for _ in range(requests)) for kind, call in calls.items()}
             with flooded(server.url, flooder, means) as answers:
-                beside = {what: median(seconds(call) for _ in range(requests)) for what, call in calls.items()}
-            for what in calls:
+                beside = {kind: median(seconds(call) for _ in range(requests)) for kind, call in calls.items()}
+            for kind in calls:
                 rows.append(
                     {
                         "flood": means,
-                        "request": what,
-                        "alone_s": alone[what],
-                        "beside_s": beside[what],
-                        "ratio": beside[what] / alone[what],
+                        "request": kind,
+                        "alone_s": alone[kind],
+                        "beside_s": beside[kind],
+                        "ratio": beside[kind] / alone[kind],
                         "flood_answers": answers,
                     }
                 )

@@ -80,18 +80,18 @@ def main() -> None:
     parser.add_argument("--task", choices=tasks, nargs="+", help=f"by default all, with --quick {QUICK_TASK}")
     parser.add_argument("--minutes", type=float, default=8 * 60, help="the run ends after so many")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_MINUTES:.0f} minutes, by default into {QUICK}")
-    asked = parser.parse_args()
-    asked.task = asked.task or ([QUICK_TASK] if asked.quick else tasks)
-    out = asked.out or (QUICK if asked.quick else RESULTS / "papers.json")
+    arguments = parser.parse_args()
+    arguments.task = arguments.task or ([QUICK_TASK] if arguments.quick else tasks)
+    out = arguments.out or (QUICK if arguments.quick else RESULTS / "papers.json")
     torch.set_num_threads(1)
     entries = {
         BASE: BaseEntry(id=BASE, source=str(SentenceBertEncoder().folder), kind="encoder"),
-        "smollm2": BaseEntry(id="smollm2", source=str(asked.smollm2.resolve())),
+        "smollm2": BaseEntry(id="smollm2", source=str(arguments.smollm2.resolve())),
     }
-    place = Place(cache(lambda name: load_base(entries[name])), asked.data)
-    end = time.monotonic() + 60 * (QUICK_MINUTES if asked.quick else asked.minutes)
+    place = Place(cache(lambda name: load_base(entries[name])), arguments.data)
+    end = time.monotonic() + 60 * (QUICK_MINUTES if arguments.quick else arguments.minutes)
     rows, made_with = stored(out), commit()
-    while time.monotonic() < end and (key := next_cell(rows, asked.paper, asked.task)) is not None:
+    while time.monotonic() < end and (key := next_cell(rows, arguments.paper, arguments.task)) is not None:
         task, name, rate, seed = key
         cell: Row = {"task": task, "variant": name, "learning_rate": rate, "seed": seed}
         cell |= run_cell(place, task, VARIANTS[name], rate, seed)

@@ -51,8 +51,8 @@ class ByLength(Classification):
     def scored(self, base: LoadedBase, adapter: AdapterModule | None, rows: Tensor) -> Scored:
         """Logits (batch, labels), as without the parts; their order is by length."""
         order = (rows >= 0).sum(1).argsort(stable=True)
-        parts = [super(ByLength, self).scored(base, adapter, rows[part]) for part in torch.split(order, AT_ONCE)]
-        logits, targets = torch.cat([part.states for part in parts]), torch.cat([part.targets for part in parts])
+        chunks = [super(ByLength, self).scored(base, adapter, rows[indices]) for indices in torch.split(order, AT_ONCE)]
+        logits, targets = torch.cat([chunk.states for chunk in chunks]), torch.cat([chunk.targets for chunk in chunks])
         return Scored(logits, targets, torch.full((len(rows),), 1 / len(rows)))
 
 
@@ -95,8 +95,8 @@ class Place:
         test = sorted((dev + unused)[: SETTING["test"]], key=partial(self._tokens, task))
         return Split(task, _kind(task), data, test)
 
-    def _read(self, task: str, part: str) -> list[Any]:
-        values = [value for _, value in read_lines(self._data / PLAN["tasks"][task]["folder"] / f"{part}.jsonl.gz")]
+    def _read(self, task: str, split: str) -> list[Any]:
+        values = [value for _, value in read_lines(self._data / PLAN["tasks"][task]["folder"] / f"{split}.jsonl.gz")]
         make = question_in_a_sentence if _kind(task) is QUESTIONS else _labelled
         items = [make(values[i]) for i in np.random.default_rng(0).permutation(len(values))]
         return [item for item in items if self._tokens(task, item) <= SETTING["longest"]]
@@ -149,18 +149,18 @@ def run_cell(place: Place, task: str, variant: Variant, rate: float, seed: int) 
         "evaluations": min(schedule["epochs"], EVALUATIONS),
         "block": SETTING["longest"],
     }
-    found: dict[str, Any] = {"valid_loss": None, "parameters": None}
+    cell: dict[str, Any] = {"valid_loss": None, "parameters": None}
     try:
-        made = _trained(place.base(task), variant, split, recipe, seed)
+        trained = _trained(place.base(task), variant, split, recipe, seed)
     except InvalidParameter as problem:
         if problem.param != "learning_rate":
             raise
-        found["scores"] = {"score": round(_score_without_training(split), 3)}
+        cell["scores"] = {"score": round(_score_without_training(split), 3)}
     else:
-        found = {"valid_loss": round(made.valid_loss, 5), "parameters": made.parameters}
+        cell = {"valid_loss": round(trained.valid_loss, 5), "parameters": trained.parameters}
         with torch.no_grad():
-            found["scores"] = {name: round(score, 3) for name, score in _scores(made, variant, split, seed)}
-    return {**found, "seconds": round(_cpu_seconds() - began, 1)}
+            cell["scores"] = {name: round(score, 3) for name, score in _scores(trained, variant, split, seed)}
+    return {**cell, "seconds": round(_cpu_seconds() - began, 1)}
 
 
 def _cpu_seconds() -> float:
@@ -169,7 +169,7 @@ def _cpu_seconds() -> float:
 
 
 @dataclass(frozen=True)
-class Made:
+class TrainedModel:
     """A trained model: its encoder, and an adapter with a head or the head alone."""
 
     base: LoadedBase
@@ -180,7 +180,7 @@ class Made:
 
 def _trained(
     base: LoadedBase, variant: Variant, split: Split, recipe: Mapping[str, Any], seed: int
-) -> Made | Reference:
+) -> TrainedModel | Reference:
     fields = {"task": split.kind.key, "init_seed": seed, "recipe": recipe, **variant.spec}
     if "pruning" in fields:
         fields["pruning"] = {**fields["pruning"], "seed": seed}
@@ -192,13 +192,13 @@ def _trained(
             base,
             split.data,
             hyperparameters=inputs.hyperparameters,
-            part=variant.part,
+            trained_part=variant.part,
             layers=variant.layers,
             task=split.kind,
             seed=seed,
         )
         assert tuned.head is not None
-        return Made(tuned.base, tuned.head, tuned.outcome.valid_best, tuned.outcome.trained_parameters)
+        return TrainedModel(tuned.base, tuned.head, tuned.outcome.valid_best, tuned.outcome.trained_parameters)
     if variant.scale != 1.0:
         start = create(inputs.config, base.shape, seed=seed, init=inputs.init, base=base.model).state_dict()
         projections = (".down.weight", ".up.weight")
@@ -207,60 +207,64 @@ def _trained(
         )
     trained = train_adapter(base, inputs)
     adapter = from_tensors(trained.config, base.shape, trained.tensors)
-    return Made(base, adapter, trained.record["valid_loss"], trained.record["parameters"]["trained"])
+    return TrainedModel(base, adapter, trained.record["valid_loss"], trained.record["parameters"]["trained"])
 
 
 # --- scores -----------------------------------------------------------------------------------------
 
 
-def _scores(made: Made | Reference, variant: Variant, split: Split, seed: int) -> Iterator[tuple[str, float]]:
+def _scores(
+    trained: TrainedModel | Reference, variant: Variant, split: Split, seed: int
+) -> Iterator[tuple[str, float]]:
     """The score on the test examples; with `spans` also without layers' adapters, with `routes` of random routes."""
-    if isinstance(made, Reference):
-        yield "score", _score(split, made.logits.argmax(1))
+    if isinstance(trained, Reference):
+        yield "score", _score(split, trained.logits.argmax(1))
         return
     if split.kind is QUESTIONS:
-        found = QUESTIONS.metrics(made.base, made.adapter, split.test, block=SETTING["longest"], batch=4 * AT_ONCE)
-        yield "score", 100 * found["f1"]
+        metrics = QUESTIONS.metrics(
+            trained.base, trained.adapter, split.test, block=SETTING["longest"], batch=4 * AT_ONCE
+        )
+        yield "score", 100 * metrics["f1"]
         return
-    yield "score", _score(split, _logits(made, split).argmax(1))
+    yield "score", _score(split, _logits(trained, split).argmax(1))
     if variant.measures is None or split.task != SETTING["measured_on"]:
         return
     split = replace(split, test=split.test[:: len(split.test) // SETTING["part"]])
-    yield "intact", _score(split, _logits(made, split).argmax(1))
+    yield "intact", _score(split, _logits(trained, split).argmax(1))
     if variant.measures == "spans":
-        layers = range(made.base.shape.num_layers)
+        layers = range(trained.base.shape.num_layers)
         half = len(layers) // 2
         for name, removed in {"all": layers, "lower": layers[:half], "upper": layers[half:]}.items():
-            yield f"without_{name}", _without(made, split, removed)
-        yield "without_one", float(np.mean([_without(made, split, [layer]) for layer in layers]))
-    if isinstance(made.adapter, BankAdapter):
+            yield f"without_{name}", _without(trained, split, removed)
+        yield "without_one", float(np.mean([_without(trained, split, [layer]) for layer in layers]))
+    if isinstance(trained.adapter, BankAdapter):
         torch.manual_seed(seed)
         logits = []
         for _ in range(ROUTES):
-            with made.adapter.routed(made.adapter.draw()):
-                logits.append(_logits(made, split))
-        yield "route", float(np.mean([_score(split, one.argmax(1)) for one in logits]))
+            with trained.adapter.routed(trained.adapter.draw()):
+                logits.append(_logits(trained, split))
+        yield "route", float(np.mean([_score(split, route_logits.argmax(1)) for route_logits in logits]))
         yield "ensemble", _score(split, torch.stack(logits).softmax(2).mean(0).argmax(1))
 
 
-def _without(made: Made, split: Split, removed: Sequence[int]) -> float:
+def _without(trained: TrainedModel, split: Split, removed: Sequence[int]) -> float:
     """The score if the adapters of these layers add nothing; trained norms stay."""
     tensors = {
         name: torch.zeros_like(value) if ".up." in name and any(f"layers.{i}." in name for i in removed) else value
-        for name, value in made.adapter.state_dict().items()
+        for name, value in trained.adapter.state_dict().items()
     }
-    adapter = from_tensors(made.adapter.config, made.base.shape, tensors)
-    return _score(split, _logits(replace(made, adapter=adapter), split).argmax(1))
+    adapter = from_tensors(trained.adapter.config, trained.base.shape, tensors)
+    return _score(split, _logits(replace(trained, adapter=adapter), split).argmax(1))
 
 
-def _logits(made: Made, split: Split) -> Tensor:
+def _logits(trained: TrainedModel, split: Split) -> Tensor:
     """(test examples, labels)."""
-    rows = _rows(made.base, split, made.base.shape.context - made.adapter.config.prefix_length)
-    with under(made.base, made.adapter):
+    rows = _rows(trained.base, split, trained.base.shape.context - trained.adapter.config.prefix_length)
+    with under(trained.base, trained.adapter):
         return torch.cat(
             [
-                Classification.scored(TASK, made.base, made.adapter, part).states
-                for part in torch.split(rows, 4 * AT_ONCE)
+                Classification.scored(TASK, trained.base, trained.adapter, chunk).states
+                for chunk in torch.split(rows, 4 * AT_ONCE)
             ]
         )
 

@@ -215,9 +215,11 @@ def _estimate(claim: Claim, cells: Cells, results: Path) -> Estimate | str:
 
 def combined(strata: Sequence[np.ndarray]) -> Estimate:
     """The mean over tasks of the means of paired differences (seeds,)."""
-    parts = [float(values.var(ddof=1)) / len(values) for values in strata]
-    variance = sum(parts)
-    shares = sum(part**2 / (len(values) - 1) for part, values in zip(parts, strata, strict=True))
+    squared_errors = [float(values.var(ddof=1)) / len(values) for values in strata]
+    variance = sum(squared_errors)
+    shares = sum(
+        squared_error**2 / (len(values) - 1) for squared_error, values in zip(squared_errors, strata, strict=True)
+    )
     freedom = variance**2 / shares if shares else sum(len(values) - 1 for values in strata)
     mean = float(np.mean([values.mean() for values in strata]))
     return Estimate(mean, math.sqrt(variance) / len(strata), freedom)

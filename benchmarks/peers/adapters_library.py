@@ -46,10 +46,12 @@ def start(
     for number, name in enumerate(names):
         torch.manual_seed(number)
         model.add_adapter(name, config=form)
-        found = [tensor for path, tensor in model.named_parameters() if f".{name}." in path]
-        if sum(tensor.numel() for tensor in found) != parameters:
-            raise ValueError(f"an adapter has {sum(one.numel() for one in found)} parameters, ours {parameters}")
-        for tensor in found:
+        tensors = [tensor for path, tensor in model.named_parameters() if f".{name}." in path]
+        if sum(tensor.numel() for tensor in tensors) != parameters:
+            raise ValueError(
+                f"an adapter has {sum(tensor.numel() for tensor in tensors)} parameters, ours {parameters}"
+            )
+        for tensor in tensors:
             if tensor.ndim == 2:
                 torch.nn.init.normal_(tensor, std=0.1)
     model.set_active_adapters(BatchSplit(*names, batch_sizes=[1] * rows))

@@ -26,14 +26,14 @@ def main() -> None:
     spec.loader.exec_module(peer)
     write: Callable[..., list[list[int]]] | None = None
     for line in sys.stdin:
-        asked: dict[str, Any] = json.loads(line)
+        request: dict[str, Any] = json.loads(line)
         answer: dict[str, Any]
         try:
             if write is None:
-                write = peer.start(**asked)
+                write = peer.start(**request)
                 answer = {"versions": peer.versions()}
             else:
-                answer = {"rows": write(**asked)}
+                answer = {"rows": write(**request)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers, flush=True)

@@ -82,9 +82,9 @@ def _tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
     if not config.tie_word_embeddings:
         yield "output.weight", state["lm_head.weight"]
     for layer in range(config.num_hidden_layers):
-        for theirs, its in TENSORS.items():
+        for theirs, gguf_name in TENSORS.items():
             tensor = state[f"model.layers.{layer}.{theirs}.weight"]
-            yield f"blk.{layer}.{its}.weight", _interleaved(tensor, heads[theirs]) if theirs in heads else tensor
+            yield f"blk.{layer}.{gguf_name}.weight", _interleaved(tensor, heads[theirs]) if theirs in heads else tensor
 
 
 def _interleaved(tensor: Tensor, heads: int) -> Tensor:
@@ -95,13 +95,13 @@ def _interleaved(tensor: Tensor, heads: int) -> Tensor:
 def _add_tokenizer(writer: Any, saved: Mapping[str, Any], config: Any) -> None:
     """A byte-level BPE; the server loads no model without one, and texts come as ids."""
     tokens = {number: text for text, number in saved["model"]["vocab"].items()}
-    special = {one["id"]: one["content"] for one in saved["added_tokens"]}
+    special = {token["id"]: token["content"] for token in saved["added_tokens"]}
     numbers = range(config.vocab_size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list([special.get(n, tokens.get(n, f"[unused{n}]")) for n in numbers])
     writer.add_token_types([CONTROL if n in special or n not in tokens else NORMAL for n in numbers])
     merges = saved["model"]["merges"]
-    writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in merges])
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     writer.add_bos_token_id(config.bos_token_id)
     writer.add_eos_token_id(config.eos_token_id)

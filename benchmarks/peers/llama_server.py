@@ -31,7 +31,7 @@ def versions() -> dict[str, str]:
 def start(*, file: str, dtype: str, rows: int, context: int) -> Callable[..., list[list[int]]]:
     """Start the server over a GGUF file with `rows` slots of `context` tokens; raises OSError where it ends."""
     port, threads = free_port(), os.environ["OMP_NUM_THREADS"]
-    kept = {"float32": "f32", "bfloat16": "bf16"}[dtype]
+    cache_type = {"float32": "f32", "bfloat16": "bf16"}[dtype]
     server = subprocess.Popen(
         [
             Path(sys.prefix) / "bin" / "llama-server",
@@ -50,9 +50,9 @@ def start(*, file: str, dtype: str, rows: int, context: int) -> Callable[..., li
             "--threads-http",
             str(rows),
             "--cache-type-k",
-            kept,
+            cache_type,
             "--cache-type-v",
-            kept,
+            cache_type,
             "--no-warmup",
             "--offline",
         ],
@@ -80,15 +80,15 @@ def _completion(url: str, prompt: Sequence[int], *, tokens: int) -> list[int]:
         "cache_prompt": False,
         "return_tokens": True,
     }
-    found: list[int] = _call(f"{url}/completion", json.dumps(body).encode())["tokens"]
-    return found
+    token_ids: list[int] = _call(f"{url}/completion", json.dumps(body).encode())["tokens"]
+    return token_ids
 
 
 def _call(url: str, body: bytes | None = None) -> dict[str, Any]:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
+        content: dict[str, Any] = json.load(answer)
+        return content
 
 
 def _wait(server: subprocess.Popen[bytes], url: str) -> None:
@@ -105,7 +105,7 @@ def _wait(server: subprocess.Popen[bytes], url: str) -> None:
 
 def free_port() -> int:
     """A free port of loopback."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port

@@ -83,8 +83,8 @@ class Peer:
     def score(self, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[list[int], list[float]]]:
         """The tokens that it generates for each row, with their log-probabilities; raises PeerFailed."""
         self._signal(signal.SIGCONT)
-        asked = {"prompts": prompts, "tokens": tokens, "log_probabilities": True}
-        return [(row[0], row[1]) for row in self._ask(asked)["rows"]]
+        request = {"prompts": prompts, "tokens": tokens, "log_probabilities": True}
+        return [(row[0], row[1]) for row in self._ask(request)["rows"]]
 
     def close(self) -> None:
         """End the process and all that it started."""
@@ -95,23 +95,23 @@ class Peer:
         self._process.wait()
         self._log.close()
 
-    def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one line; the process is stopped after it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise PeerFailed(f"it ended; the end of what it said: {self._said()}")
+            raise PeerFailed(f"it ended; the end of what it said: {self._log_end()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise PeerFailed(answer["error"])
         self._signal(signal.SIGSTOP)
         return answer
 
-    def _said(self) -> str:
+    def _log_end(self) -> str:
         self._log.seek(0)
         return " | ".join(self._log.read().decode(errors="replace").splitlines()[-3:])
 
@@ -125,7 +125,7 @@ class PeerFailed(Exception):
     """A peer said that a call failed, or ended."""
 
 
-Wanted = Mapping[str, tuple[str, Mapping[str, Any]]]
+PeerSpecs = Mapping[str, tuple[str, Mapping[str, Any]]]
 """Of each peer by its name: a name of KINDS, and what it starts with."""
 
 Peers = Mapping[str, Peer | PeerMissing]
@@ -133,16 +133,16 @@ Peers = Mapping[str, Peer | PeerMissing]
 
 
 @contextmanager
-def peers(wanted: Wanted, environments: Path = ENVIRONMENTS) -> Iterator[Peers]:
+def peers(specs: PeerSpecs, environments: Path = ENVIRONMENTS) -> Iterator[Peers]:
     """All of these while open, one process each."""
     with ExitStack() as stack:
-        found: dict[str, Peer | PeerMissing] = {}
-        for name, (kind, start) in wanted.items():
+        processes: dict[str, Peer | PeerMissing] = {}
+        for name, (kind, start) in specs.items():
             try:
-                found[name] = stack.enter_context(closing(Peer(KINDS[kind], environments=environments, **start)))
+                processes[name] = stack.enter_context(closing(Peer(KINDS[kind], environments=environments, **start)))
             except PeerMissing as missing:
-                found[name] = missing
-        yield found
+                processes[name] = missing
+        yield processes
 
 
 def interpreter(kind: PeerKind, environments: Path = ENVIRONMENTS) -> tuple[Path, dict[str, str]]:
@@ -167,5 +167,5 @@ def _environment(folder: Path, preload: Sequence[str]) -> dict[str, str]:
         libraries.append(str(files[0]))
     threads = {name: str(torch.get_num_threads()) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1"}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_PRELOAD"))}
-    return {**kept, **threads, **offline, **({"LD_PRELOAD": ":".join(libraries)} if libraries else {})}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LD_PRELOAD"))}
+    return {**inherited, **threads, **offline, **({"LD_PRELOAD": ":".join(libraries)} if libraries else {})}

@@ -39,8 +39,8 @@ def adapted(library: str, base: str, start: str) -> nn.Module:
 
         adapters.init(model)
         model.train_adapter(model.load_adapter(start, use_safetensors=True))
-    found: nn.Module = model.eval()
-    return found
+    module: nn.Module = model.eval()
+    return module
 
 
 class Classifier(nn.Module):
@@ -60,8 +60,8 @@ class Classifier(nn.Module):
 
     @torch.no_grad()
     def logits(self, rows: Tensor) -> Tensor:
-        """The same in parts, without gradients."""
-        return torch.cat([self(part) for part in torch.split(rows, AT_ONCE)])
+        """Logits of rows, chunk by chunk and without gradients."""
+        return torch.cat([self(chunk) for chunk in torch.split(rows, AT_ONCE)])
 
 
 def main(library: str, base: str, folder: Path) -> None:

@@ -61,7 +61,7 @@ def start(
         **lora,
         **({"lora_target_modules": list(modules)} if modules else {}),
     )
-    asked = [LoRARequest(f"adapter{numbers[lora]}", numbers[lora], lora) for lora in loras] or None
+    lora_requests = [LoRARequest(f"adapter{numbers[lora]}", numbers[lora], lora) for lora in loras] or None
 
     def write(prompts: Sequence[Sequence[int]], tokens: int, log_probabilities: bool = False) -> list[Any]:
         params = SamplingParams(
@@ -72,7 +72,9 @@ def start(
             logprobs=0 if log_probabilities else None,
         )
         texts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        written = [one.outputs[0] for one in model.generate(texts, params, lora_request=asked, use_tqdm=False)]
+        written = [
+            output.outputs[0] for output in model.generate(texts, params, lora_request=lora_requests, use_tqdm=False)
+        ]
         if not log_probabilities:
             return [list(row.token_ids) for row in written]
         return [

@@ -28,7 +28,7 @@ WARM = 20
 ALIAS, ALIASED = "prod", 1_000
 """An alias, and how many adapters have it."""
 Query = Mapping[str, Any]
-Asked = tuple[str, Query]
+Call = tuple[str, Query]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Timed:
 
     kind: str
     milliseconds: Sequence[float]
-    found: int
+    matched: int
 
     @property
     def p95(self) -> float:
@@ -52,7 +52,7 @@ class Timed:
             "database": database,
             "kind": self.kind,
             "requests": len(self.milliseconds),
-            "found": self.found,
+            "found": self.matched,
             "median_ms": half,
             "p95_ms": self.p95,
             "slowest_ms": most,
@@ -83,7 +83,7 @@ def timed(server: Killable, amount: int, *, requests: int) -> Iterator[Timed]:
 
     `nothing` is the time of an empty request: the share of the machine and the transport in the others.
     """
-    asked: dict[str, list[Asked]] = {
+    calls: dict[str, list[Call]] = {
         "nothing": [("/healthz", {})] * requests,
         "list": [(LISTS, {"limit": PAGE})] * requests,
         "filter": [(LISTS, {**query, "limit": PAGE}) for query in _filters(amount, requests)],
@@ -92,24 +92,24 @@ def timed(server: Killable, amount: int, *, requests: int) -> Iterator[Timed]:
     }
     headers = {"authorization": f"Bearer {server.key()}"}
     with httpx2.Client(base_url=server.url, headers=headers, timeout=120) as client:
-        for kind, some in asked.items():
-            yield _timed(kind, client, some, pages=kind == "list")
+        for kind, kind_calls in calls.items():
+            yield _timed(kind, client, kind_calls, pages=kind == "list")
 
 
-def _timed(kind: str, client: httpx2.Client, asked: Sequence[Asked], *, pages: bool) -> Timed:
+def _timed(kind: str, client: httpx2.Client, calls: Sequence[Call], *, pages: bool) -> Timed:
     """The times of these requests; of `pages` each takes the one after the last."""
-    taken, found, cursor = [], 0, None
-    for path, query in [*asked[:WARM], *asked]:
+    milliseconds, matched, cursor = [], 0, None
+    for path, query in [*calls[:WARM], *calls]:
         params = {**query, **({"cursor": cursor} if pages and cursor else {})}
         began = time.perf_counter()
         answer = client.get(path, params=params)
-        taken.append(1000 * (time.perf_counter() - began))
+        milliseconds.append(1000 * (time.perf_counter() - began))
         if answer.status_code != 200:
             raise Internal(f"{path} {params} was answered with {answer.status_code}: {answer.text[:500]}")
         body = answer.json()
-        found += bool(body.get("data") or body.get("digest"))
+        matched += bool(body.get("data") or body.get("digest"))
         cursor = body.get("next_cursor")
-    return Timed(kind, taken[-len(asked) :], found)
+    return Timed(kind, milliseconds[-len(calls) :], matched)
 
 
 def _name(number: int) -> tuple[str, str]:
@@ -130,8 +130,8 @@ def _refs(amount: int, requests: int) -> Iterator[str]:
 def _filters(amount: int, requests: int) -> Iterator[Query]:
     draw, words = random.Random(3), vocabulary()
     for number in range(requests):
-        one = draw.randrange(amount)
-        team, name = _name(one)
+        index = draw.randrange(amount)
+        team, name = _name(index)
         yield (
             {"domain": domain(words, draw.randrange(DOMAINS))},
             {"tag": f"t{draw.randrange(TAGS)}"},

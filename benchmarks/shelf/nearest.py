@@ -41,7 +41,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Found:
+class Measurement:
     """The measurement: MiB of the state, seconds until it is read and has ranked once, then milliseconds per text."""
 
     state_mib: float
@@ -58,9 +58,9 @@ def stock(file: Path, adapters: int, *, dimensions: int) -> None:
     file.write_bytes(dump_state(*CosineSelector(CosineSpec(encoder="base")).fit(domains).to_state()))
 
 
-def searched(file: Path, *, dimensions: int, numbers: Sequence[int]) -> Found:
+def searched(file: Path, *, dimensions: int, numbers: Sequence[int]) -> Measurement:
     """Look for text like that of these adapters; the first is where the state is read."""
-    first, *others = (Drawn(number, dimensions)[:1].copy() for number in numbers)
+    first, *rest = (Drawn(number, dimensions)[:1].copy() for number in numbers)
 
     def search(text: npt.NDArray[np.float32]) -> object:
         return selector.rank(text).ranked[:BEST]
@@ -69,5 +69,5 @@ def searched(file: Path, *, dimensions: int, numbers: Sequence[int]) -> Found:
     selector = CosineSelector.from_state(*load_state(file.read_bytes()))
     search(first)
     first_s = time.perf_counter() - start
-    milliseconds = [1000 * seconds(partial(search, text)) for text in others]
-    return Found(file.stat().st_size / 2**20, first_s, milliseconds)
+    milliseconds = [1000 * seconds(partial(search, text)) for text in rest]
+    return Measurement(file.stat().st_size / 2**20, first_s, milliseconds)

@@ -71,8 +71,8 @@ class Shelf:
         """Add these adapters: a row, a sample and its vectors each, which are the domains of the same numbers."""
         store = LocalBlobs(self.blobs)
         for first in range(numbers.start, numbers.stop, PART):
-            some = range(first, min(numbers.stop, first + PART))
-            stored = [(number, *self._vectors(store, number)) for number in some]
+            chunk = range(first, min(numbers.stop, first + PART))
+            stored = [(number, *self._vectors(store, number)) for number in chunk]
             with self.database.write() as catalogue:
                 self._record(catalogue, namespace, stored)
 
@@ -151,8 +151,8 @@ class Fits:
             raise Internal(f"The process that fits {spec.kind} ended with {self.process.wait()}.")
         return Fitted(**json.loads(line))
 
-    def _say(self, what: dict[str, Any]) -> None:
-        self.asks.write(json.dumps(what) + "\n")
+    def _say(self, request: dict[str, Any]) -> None:
+        self.asks.write(json.dumps(request) + "\n")
         self.asks.flush()
 
 
@@ -172,10 +172,10 @@ def fits(of: Shelf) -> Iterator[Fits]:
 
 def _mib(name: str) -> float:
     """A figure of this process's memory."""
-    found = re.search(rf"^{name}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^{name}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+    if match is None:
         raise Internal(f"{STATUS} has no {name}: this benchmark needs Linux.")
-    return int(found.group(1)) / 2**10
+    return int(match.group(1)) / 2**10
 
 
 def main() -> None:
@@ -185,10 +185,10 @@ def main() -> None:
     for line in sys.stdin:
         request = {**json.loads(line), "encoder_digest": ENCODER}
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
-        before, began = _mib("VmRSS"), time.perf_counter()
+        rss_before, began = _mib("VmRSS"), time.perf_counter()
         selector = handle(request, silent)["selector"]
         seconds = time.perf_counter() - began
-        answer = {"selector": selector, "seconds": seconds, "before": before, "beyond": _mib("VmHWM") - before}
+        answer = {"selector": selector, "seconds": seconds, "before": rss_before, "beyond": _mib("VmHWM") - rss_before}
         print(json.dumps(answer), flush=True)
 
 

@@ -25,7 +25,7 @@ SEEDED = 4
 
 def rate(server: Killable, *, clients: int, each: int, seed: int) -> float:
     """Pushes per second by parallel clients, each with its own adapters, without samples."""
-    made = [
+    by_client = [
         [
             adapter(f"rate{clients}/c{number}-{place}", seed + number * each + place, sample=False)
             for place in range(each)
@@ -40,7 +40,7 @@ def rate(server: Killable, *, clients: int, each: int, seed: int) -> float:
 
     began = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        list(pool.map(push, made))
+        list(pool.map(push, by_client))
     return clients * each / (time.perf_counter() - began)
 
 
@@ -57,18 +57,23 @@ class Backlog:
 def backlog(server: Killable, *, pushes: int) -> Backlog:
     """Push into a pool that has a selector, one adapter after the other, and count its fits."""
     with server.client() as client:
-        encoder = next(one for model in client.models() for one in model["encoders"] or () if one["name"] == "base")
+        encoder = next(
+            candidate
+            for model in client.models()
+            for candidate in model["encoders"] or ()
+            if candidate["name"] == "base"
+        )
         for number in range(SEEDED):
             client.push(_embedded(number, encoder))
         client.fit(CosineSpec(encoder="base"))
-        made = [_embedded(number, encoder) for number in range(SEEDED, SEEDED + pushes)]
-        before = _fits(client, "succeeded")
+        manifests = [_embedded(number, encoder) for number in range(SEEDED, SEEDED + pushes)]
+        done_before = _fits(client, "succeeded")
         began = time.perf_counter()
-        for manifest in made:
+        for manifest in manifests:
             client.push(manifest)
         seconds = time.perf_counter() - began
         to_do = _fits(client, "queued") + _fits(client, "running")
-        done = _fits(client, "succeeded") - before
+        done = _fits(client, "succeeded") - done_before
     return Backlog(pushes, to_do, done, seconds)
 
 

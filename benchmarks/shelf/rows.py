@@ -33,14 +33,14 @@ PART = 2_000
 
 def fill(database: Database, pushed: NewAdapter, amount: int) -> None:
     """Add copies of an adapter whose blob is stored."""
-    made = _copies(pushed, amount)
-    while part := list(islice(made, PART)):
+    copies = _copies(pushed, amount)
+    while chunk := list(islice(copies, PART)):
         with database.engine.connect().execution_options(soup_mode="write") as connection, connection.begin():
             keys = connection.execute(
                 insert(adapters).returning(adapters.c.id, sort_by_parameter_order=True),
-                [{**columns_of(new), "version": 1} for new in part],
+                [{**columns_of(new), "version": 1} for new in chunk],
             ).scalars()
-            rows = list(zip(keys, part, strict=True))
+            rows = list(zip(keys, chunk, strict=True))
             tags = [{"adapter_id": id, "tag": tag} for id, new in rows for tag in new.card.tags]
             words = [{"adapter_id": id, "words": indexed(new)} for id, new in rows]
             connection.execute(insert(adapter_tags), tags)

@@ -88,9 +88,9 @@ def _clustering(most: int | None = None) -> Request:
 def _with_two_best(setting: Setting, cell: Cell, _sample: SampleSource) -> CookRequest:
     """The even average of the clustering soup's adapters and of the two others that are best on the test passages."""
     chosen = clustering_members(setting, cell)
-    others = [digest for digest in names_by_digest(setting) if digest not in chosen]
-    others.sort(key=lambda digest: float(scored(setting, cell.domain, digest, digest)[0].sum()))
-    return even_average([*chosen, *others[:2]])
+    unchosen = [digest for digest in names_by_digest(setting) if digest not in chosen]
+    unchosen.sort(key=lambda digest: float(scored(setting, cell.domain, digest, digest)[0].sum()))
+    return even_average([*chosen, *unchosen[:2]])
 
 
 WAYS: Mapping[str, Request] = {

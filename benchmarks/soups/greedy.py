@@ -40,25 +40,25 @@ Averaged = Callable[[Sequence[str]], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Found:
+class BestAverage:
     """The adapters of the best average that was found, and the NLL of the passages under it."""
 
     chosen: tuple[str, ...]
     nll: np.ndarray
 
 
-def greedy(alone: Alone, averaged: Averaged) -> Found:
+def greedy(alone: Alone, averaged: Averaged) -> BestAverage:
     """The best single adapter, joined while that helps by the one that helps most; none is in it twice."""
     chosen = [min(alone, key=lambda name: _sum(alone[name]))]
-    found = alone[chosen[0]]
+    best_nll = alone[chosen[0]]
     while len(chosen) < len(alone):
-        tried = {name: averaged([*chosen, name]) for name in sorted(alone.keys() - set(chosen))}
-        name = min(tried, key=lambda one: _sum(tried[one]))
-        if _sum(tried[name]) >= _sum(found):
+        candidates = {name: averaged([*chosen, name]) for name in sorted(alone.keys() - set(chosen))}
+        name = min(candidates, key=lambda candidate: _sum(candidates[candidate]))
+        if _sum(candidates[name]) >= _sum(best_nll):
             break
         chosen.append(name)
-        found = tried[name]
-    return Found(tuple(chosen), found)
+        best_nll = candidates[name]
+    return BestAverage(tuple(chosen), best_nll)
 
 
 def searched(pool: Pool, setting: Setting, alone: Mapping[str, Alone]) -> dict[str, np.ndarray]:
@@ -66,17 +66,22 @@ def searched(pool: Pool, setting: Setting, alone: Mapping[str, Alone]) -> dict[s
 
     Raises what a search raises, and Conflict as `bank_of`. Domains that were searched before are not searched again.
     """
-    names = sorted({name for own in alone.values() for name in own})
+    names = sorted({name for adapters in alone.values() for name in adapters})
     digests = {name: str(setting.client.adapter(f"{NAMESPACE}/{name}")["digest"]) for name in names}
-    keys = {domain: digest_of(["greedy search", {one: digests[one] for one in own}]) for domain, own in alone.items()}
+    keys = {
+        domain: digest_of(["greedy search", {name: digests[name] for name in adapters}])
+        for domain, adapters in alone.items()
+    }
     todo = [domain for domain in alone if not setting.scores.has(keys[domain], setting.test(domain))]
 
-    found: dict[str, Found] = {}
+    best_averages: dict[str, BestAverage] = {}
 
     def nll_of(domain: str) -> np.ndarray:
         texts = setting.test(domain)
         return np.array(
-            setting.scores.get(keys[domain], texts, lambda: scores_of(setting, domain, found[domain].nll.tolist())).nll
+            setting.scores.get(
+                keys[domain], texts, lambda: scores_of(setting, domain, best_averages[domain].nll.tolist())
+            ).nll
         )
 
     def report(index: int, done: int, total: int, message: str) -> None:
@@ -85,7 +90,7 @@ def searched(pool: Pool, setting: Setting, alone: Mapping[str, Alone]) -> dict[s
     for index, outcome in run_tasks(pool, search, _tasks(pool, setting, alone, todo, digests), progress=report):
         if isinstance(outcome, BaseException):
             raise outcome
-        found[todo[index]] = outcome
+        best_averages[todo[index]] = outcome
         nll_of(todo[index])
         print(f"greedy search: {todo[index]} is done, {', '.join(outcome.chosen)}", file=sys.stderr)
     return {domain: nll_of(domain) for domain in alone}
@@ -122,8 +127,8 @@ class Member:
     dtype: str
     weights: bytes
 
-    def part(self, number: int, weight: str, fingerprint: str) -> SoupIngredient:
-        """It as an ingredient at a weight; `number` is its own among those of a soup."""
+    def ingredient(self, number: int, weight: str, fingerprint: str) -> SoupIngredient:
+        """This adapter as an ingredient at a weight; `number` is its place among the ingredients of a soup."""
         return SoupIngredient(
             digest=self.digest,
             config=self.config,
@@ -150,7 +155,7 @@ class ToSearch:
 
 def bank_of(folder: Path, digests: Mapping[str, str], shape: BaseShape) -> dict[str, Member]:
     """The adapters of a folder by their names, which have these digests on the server; raises Conflict for others."""
-    found = {}
+    members = {}
     for name, digest in digests.items():
         adapter = read_directory(folder / name)
         weights = adapter.weights.read_bytes()
@@ -159,33 +164,35 @@ def bank_of(folder: Path, digests: Mapping[str, str], shape: BaseShape) -> dict[
             raise Conflict(
                 f"{adapter.path} is another adapter than {NAMESPACE}/{name} on the server: choose another --home."
             )
-        found[name] = Member(name, digest, adapter.config, adapter.provenance, dtype_of(tensors), weights)
-    return found
+        members[name] = Member(name, digest, adapter.config, adapter.provenance, dtype_of(tensors), weights)
+    return members
 
 
-def search(given: ToSearch, watch: Watch) -> Found:
+def search(task: ToSearch, watch: Watch) -> BestAverage:
     """Search greedily; the bank (`bank_of`) is shared. Raises as `engine_of`, and Cancelled where it is to stop."""
-    watch.progress(0, len(given.alone), "loading the base model")
-    engine, bank = engine_of(given.entry, given.shape.fingerprint, given.threads), watch.shared
+    watch.progress(0, len(task.alone), "loading the base model")
+    engine, bank = engine_of(task.entry, task.shape.fingerprint, task.threads), watch.shared
 
     def averaged(names: Sequence[str]) -> np.ndarray:
-        watch.progress(len(names), len(given.alone), f"looking for adapter {len(names)} of an average")
-        soup = mixed([bank[name] for name in names], given.shape)
-        scores = engine.score(given.entry.id, given.texts, soup, should_stop=watch.should_stop, patient=True)
-        return np.array([one.nll for one in scores])
+        watch.progress(len(names), len(task.alone), f"looking for adapter {len(names)} of an average")
+        soup = mixed([bank[name] for name in names], task.shape)
+        scores = engine.score(task.entry.id, task.texts, soup, should_stop=watch.should_stop, patient=True)
+        return np.array([score.nll for score in scores])
 
-    return greedy(given.alone, averaged)
+    return greedy(task.alone, averaged)
 
 
 def mixed(members: Sequence[Member], shape: BaseShape) -> LoadableAdapter:
     """The soup that a server cooks of these adapters with equal weights; raises Incompatible as that does."""
-    request = even_average([one.name for one in members])
-    weights = weights_by_digest(Counter(one.digest for one in members))
-    by_digest = {one.digest: one for one in members}
-    parts = [
-        by_digest[digest].part(number, weight, shape.fingerprint)
+    request = even_average([member.name for member in members])
+    weights = weights_by_digest(Counter(member.digest for member in members))
+    by_digest = {member.digest: member for member in members}
+    ingredients = [
+        by_digest[digest].ingredient(number, weight, shape.fingerprint)
         for number, (digest, weight) in enumerate(weights.items())
     ]
-    plan = plan_recipe(parts, choose_mixing(parts, request.mixing, max_width=request.max_width).mixing, shape)
+    plan = plan_recipe(
+        ingredients, choose_mixing(ingredients, request.mixing, max_width=request.max_width).mixing, shape
+    )
     tensors, _ = plan.mix()
     return LoadableAdapter(plan.digest_of(tensors), plan.config, lambda: tensors)

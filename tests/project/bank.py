@@ -10,7 +10,7 @@ import numpy as np
 
 from adaptersoup.client.client import SoupClient
 from benchmarks.soups.cells import even_average, scored
-from benchmarks.soups.greedy import Found, greedy
+from benchmarks.soups.greedy import BestAverage, greedy
 from benchmarks.soups.setting import NAMESPACE, Setting, Texts
 from demo.job import Job
 from demo.scores import Scores
@@ -60,8 +60,8 @@ def alone(setting: Setting) -> dict[str, dict[str, np.ndarray]]:
     }
 
 
-def by_server(setting: Setting, domain: str) -> Found:
-    """What greedy search finds that has each average cooked and scored by the server, one after another."""
+def by_server(setting: Setting, domain: str) -> BestAverage:
+    """The best average of a greedy search whose averages the server cooks and scores, one after another."""
 
     def averaged(names: Sequence[str]) -> np.ndarray:
         cooked = setting.client.cook(even_average([f"{NAMESPACE}/{name}" for name in names]))

@@ -17,23 +17,25 @@ RECIPE = Hyperparameters(steps=4, batch=2, block=16, learning_rate=1e-3, evaluat
 
 
 @pytest.mark.parametrize(
-    ("part", "inside"), [("all", ("",)), ("top", ("transformer.h.1.",)), ("norms", ("ln_1.", "ln_2.", "ln_f."))]
+    ("trained_part", "inside"), [("all", ("",)), ("top", ("transformer.h.1.",)), ("norms", ("ln_1.", "ln_2.", "ln_f."))]
 )
-def test_a_part_is_trained_and_nothing_else_and_the_base_stays(base, part, inside):
-    digest, before = state_hash(base.model), dict(base.model.named_parameters())
-    tuned = fine_tune(base, DATA, hyperparameters=RECIPE, part=part)
+def test_a_part_is_trained_and_nothing_else_and_the_base_stays(base, trained_part, inside):
+    digest, old_parameters = state_hash(base.model), dict(base.model.named_parameters())
+    tuned = fine_tune(base, DATA, hyperparameters=RECIPE, trained_part=trained_part)
     assert state_hash(base.model) == digest
-    changed = {name for name, value in tuned.base.model.named_parameters() if not value.equal(before[name])}
-    assert changed == {name for name in before if any(one in name for one in inside)}
+    changed = {name for name, value in tuned.base.model.named_parameters() if not value.equal(old_parameters[name])}
+    assert changed == {name for name in old_parameters if any(fragment in name for fragment in inside)}
     assert tuned.outcome.valid_best < tuned.outcome.valid_before
     assert not any(value.requires_grad for value in tuned.base.model.parameters())
 
 
-@pytest.mark.parametrize("part", ["top", "norms"])
-def test_a_head_is_trained_with_the_part(base, part):
+@pytest.mark.parametrize("trained_part", ["top", "norms"])
+def test_a_head_is_trained_with_the_part(base, trained_part):
     items = [Labelled(f"film {number} is {'good' if number % 2 else 'bad'}", str(number % 2)) for number in range(24)]
     recipe = RECIPE.model_copy(update={"steps": 30, "batch": 8})
-    tuned = fine_tune(base, Data(items, items[:6]), hyperparameters=recipe, part=part, task=TASKS["classification"])
+    tuned = fine_tune(
+        base, Data(items, items[:6]), hyperparameters=recipe, trained_part=trained_part, task=TASKS["classification"]
+    )
     assert tuned.head is not None
     assert tuned.outcome.valid_best < tuned.outcome.valid_before
     metrics = TASKS["classification"].metrics(tuned.base, tuned.head, items[:6], block=16)
