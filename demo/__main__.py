@@ -17,21 +17,21 @@ calm_threads()
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo; return the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(given)
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(argv)
     if bool(options.data) != bool(options.adapters):
         print("error: --data and --adapters need each other: give both.", file=sys.stderr)
         return 2
     if options.base is None or Path(options.base).exists():
         os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports transformers
     try:
-        return _run(options, given)
+        return _run(options, argv)
     except KeyboardInterrupt:
         print("stopped; what is done is kept, the next run goes on from there.", file=sys.stderr)
         return 130
 
 
-def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
+def _run(options: argparse.Namespace, argv: Sequence[str]) -> int:
     """Run the demo and return its exit code; separate because its imports take seconds."""
     from demo.results import command_line
     from demo.run import run
@@ -39,7 +39,7 @@ def _run(options: argparse.Namespace, given: Sequence[str]) -> int:
     from registry.errors import SoupError
 
     try:
-        run(options, command_line("demo", given))
+        run(options, command_line("demo", argv))
     except (DemoFailed, SoupError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 1

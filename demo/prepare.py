@@ -54,15 +54,17 @@ def _shipped(base: str | None, talk: Talk) -> Job:
 
 def _fitting(base: str, talk: Talk) -> BaseEntry:
     """A base model on this machine that the shipped adapters fit; raises DemoFailed for any other."""
-    what = f"The shipped adapters fit {NAME} as it is in the wheel {WHEEL}, and not {base}"
+    requirement = f"The shipped adapters fit {NAME} as it is in the wheel {WHEEL}, and not {base}"
     if not Path(base).exists():
-        raise DemoFailed(f"{what}, which is no file here: give DATA and ADAPTERS of your own with it, or no BASE.")
-    entry = base_entry(base, talk).model_copy(update={"id": BASE_ID})
-    found = shape_of(entry, MODELS).fingerprint
-    if found != FINGERPRINT:
         raise DemoFailed(
-            f"{what}: its fingerprint is {found[:19]}..., and theirs {FINGERPRINT[:19]}.... Give DATA and ADAPTERS of "
-            "your own with it, or no BASE."
+            f"{requirement}, which is no file here: give DATA and ADAPTERS of your own with it, or no BASE."
+        )
+    entry = base_entry(base, talk).model_copy(update={"id": BASE_ID})
+    fingerprint = shape_of(entry, MODELS).fingerprint
+    if fingerprint != FINGERPRINT:
+        raise DemoFailed(
+            f"{requirement}: its fingerprint is {fingerprint[:19]}..., and theirs {FINGERPRINT[:19]}.... "
+            "Give DATA and ADAPTERS of your own with it, or no BASE."
         )
     return entry
 
@@ -72,10 +74,10 @@ def _fitting(base: str, talk: Talk) -> BaseEntry:
 
 def neutral_domains(folder: Path) -> list[str]:
     """The names of the adapters in a neutral folder; raises NotFound if there are none."""
-    found = sorted(path.parent.name for path in folder.glob("*/adapter.safetensors"))
-    if not found:
+    names = sorted(path.parent.name for path in folder.glob("*/adapter.safetensors"))
+    if not names:
         raise NotFound(f"{folder} holds no <domain>/adapter.safetensors: it is not a folder of neutral adapters.")
-    return found
+    return names
 
 
 def convert_all(job: Job, source: Path, names: Sequence[str], talk: Talk) -> None:

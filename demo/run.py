@@ -76,20 +76,20 @@ def run(options: argparse.Namespace, command: str) -> None:
         kitchen = Kitchen(job, client, Scores(job.home / f"scores-{job.base.dtype}"), fingerprint)
         _push(kitchen, server, talk)
         answers, chosen_s = _cook(kitchen, talk)
-        found = _score(kitchen, answers, talk)
-        _outcome(job, found, seconds=chosen_s)
-        domain, model, whose = _soup_to_show(found, answers)
+        score_table = _score(kitchen, answers, talk)
+        _outcome(job, score_table, seconds=chosen_s)
+        domain, model, whose = _soup_to_show(score_table, answers)
         _continuation(job, server, domain=domain, models=(kitchen.base_ref, model), whose=whose)
         _chat(client, model)
-    _what_next(job, talk.seconds, before="SOUP_DATABASE_URL=... " if options.database_url else "")
+    _what_next(job, talk.seconds, prefix="SOUP_DATABASE_URL=... " if options.database_url else "")
     if options.out is not None:
         note = "at most; installation, download and training not included"
-        kept = kitchen.scores.kept
-        note += f"; of an earlier run that was interrupted, {kept} scores were kept" if kept else ""
+        reused = kitchen.scores.reused
+        note += f"; of an earlier run that was interrupted, {reused} scores were kept" if reused else ""
         wall = Figure(time.monotonic() - began, "s", job.wall_goal, note=note).as_json()
-        figures = {**table.figures(found), "wall_s": wall}
-        write(options.out, name=options.out.stem, command=command, figures=figures, rows=table.rows(found))
-        picture.draw(found, options.out.with_suffix(".svg"))
+        figures = {**table.figures(score_table), "wall_s": wall}
+        write(options.out, name=options.out.stem, command=command, figures=figures, rows=table.rows(score_table))
+        picture.draw(score_table, options.out.with_suffix(".svg"))
         print(f"Figures: {options.out}, and as a picture {options.out.with_suffix('.svg')}")
 
 
@@ -166,9 +166,9 @@ def _score(kitchen: Kitchen, answers: Answers, talk: Talk) -> Table:
                 singles[domain] = alone
             for name, by_domain in answers.items():
                 answer = by_domain[domain]
-                said = answer.reason if answer.abstained else ", ".join(answer.ingredients)
+                description = answer.reason if answer.abstained else ", ".join(answer.ingredients)
                 score = kitchen.score(texts, answer.model, answer.digest)
-                cooked[name][domain] = Entry(score, answer.model, said=said, abstained=answer.abstained)
+                cooked[name][domain] = Entry(score, answer.model, description=description, abstained=answer.abstained)
     rows = [Row("base model", base), *([Row(table.CONTROL, control)] if control else [])]
     chosen = [Row(name, entries) for name, entries in cooked.items()]
     oracle = [table.oracle(singles, {name: kitchen.ref(name) for name in job.training})] if singles else []
@@ -178,11 +178,11 @@ def _score(kitchen: Kitchen, answers: Answers, talk: Talk) -> Table:
 # --- what a person reads at the end ----------------------------------------------------------------------
 
 
-def _outcome(job: Job, found: Table, *, seconds: float) -> None:
+def _outcome(job: Job, score_table: Table, *, seconds: float) -> None:
     """Print the sentence and the table, and draw the plot."""
-    print(f"\n{table.sentence(found, answer=found.rows[-1], seconds=seconds)}\n")
-    print(table.text(found, width=min(100, shutil.get_terminal_size((100, 40)).columns)))
-    tokens = {domain: entry.score.tokens for domain, entry in found.base.entries.items()}
+    print(f"\n{table.sentence(score_table, answer=score_table.rows[-1], seconds=seconds)}\n")
+    print(table.text(score_table, width=min(100, shutil.get_terminal_size((100, 40)).columns)))
+    tokens = {domain: entry.score.tokens for domain, entry in score_table.base.entries.items()}
     print(
         f"\nTest passages and tokens: {', '.join(f'{d} {len(each)} / {sum(each):,}' for d, each in tokens.items())}."
         f"\nBeside each perplexity: its change against the base, ± the paired standard error over passages (a lower"
@@ -191,22 +191,22 @@ def _outcome(job: Job, found: Table, *, seconds: float) -> None:
         flush=True,
     )
     path = job.home / "soups.svg"
-    picture.draw(found, path)
+    picture.draw(score_table, path)
     print(f"Picture: {path}\n", flush=True)
 
 
-def _soup_to_show(found: Table, answers: Answers) -> tuple[str, str, str]:
+def _soup_to_show(score_table: Table, answers: Answers) -> tuple[str, str, str]:
     """(domain, model, words for it): a soup of several adapters, where its difference to the base is best.
 
     The soup is one of the service's default answers if any is a soup, else of another strategy.
     """
-    rows = {row.name: row for row in found.rows}
+    rows = {row.name: row for row in score_table.rows}
     for name in reversed(list(answers)):
-        taken = [d for d, answer in answers[name].items() if not answer.abstained and len(answer.ingredients) > 1]
-        if taken:
-            best = min(taken, key=lambda domain: found.difference(rows[name], domain).difference)
+        soups = [d for d, answer in answers[name].items() if not answer.abstained and len(answer.ingredients) > 1]
+        if soups:
+            best = min(soups, key=lambda domain: score_table.difference(rows[name], domain).difference)
             return best, answers[name][best].model, f'the soup of "{name}"'
-    domain = found.domains[0]
+    domain = score_table.domains[0]
     return domain, answers[SERVICE.name][domain].model, "what the service answers"
 
 
@@ -216,8 +216,8 @@ def _continuation(job: Job, server: Server, *, domain: str, models: Sequence[str
     print(f"A prompt of {domain}, continued by the base and by {whose}:\n  {prompt} ...")
     tokens = str(min(60, shape_of(job.base, job.home / "cache").context // 4))
     for ref in dict.fromkeys(models):
-        said = server.soup("generate", ref, prompt, "--max-tokens", tokens, *CONTINUE).strip()
-        print(f"\n  $ soup generate {ref} ...\n    " + said.replace("\n", "\n    "))
+        continuation = server.soup("generate", ref, prompt, "--max-tokens", tokens, *CONTINUE).strip()
+        print(f"\n  $ soup generate {ref} ...\n    " + continuation.replace("\n", "\n    "))
 
 
 def _chat(client: SoupClient, model: str) -> None:
@@ -232,11 +232,11 @@ def _chat(client: SoupClient, model: str) -> None:
     print("    " + str(answer["choices"][0]["message"]["content"]).strip().replace("\n", "\n    "))
 
 
-def _what_next(job: Job, seconds: float, *, before: str) -> None:
-    """Print the next steps; `before` precedes the command that starts the server."""
+def _what_next(job: Job, seconds: float, *, prefix: str) -> None:
+    """Print the next steps; `prefix` precedes the command that starts the server."""
     print(f"""
 What to do next ({Path(sys.executable).parent} holds the commands)
-  {before}soup serve --bases {job.bases} --data {job.home / "server"}
+  {prefix}soup serve --bases {job.bases} --data {job.home / "server"}
       the same server again, with every adapter and soup in it; it prints its address, and /docs there is the HTTP API
   SOUP_DATA={job.home / "server"} soup ls --url ADDRESS
       what is in it, with the key that the server wrote there; so for all commands below

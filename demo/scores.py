@@ -43,9 +43,9 @@ class Score:
         """Sum of NLL in bits over the bytes of the text."""
         return math.fsum(self.nll) / math.log(2) / self.bytes
 
-    def against(self, other: Score) -> Difference:
-        """Mean NLL per token of this minus the other's, with the paired standard error over passages."""
-        return paired_difference(self.nll, other.nll, self.tokens)
+    def against(self, reference: Score) -> Difference:
+        """Mean NLL per token of this minus the reference's, with the paired standard error over passages."""
+        return paired_difference(self.nll, reference.nll, self.tokens)
 
 
 def computed_once(path: Path, compute: Callable[[], Any]) -> Any:
@@ -62,7 +62,7 @@ class Scores:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._earlier = {path.name for path in folder.iterdir()}
-        self.kept = 0
+        self.reused = 0
         """Number of requested scores that an earlier run had stored."""
 
     def has(self, digest: str, texts: Sequence[str]) -> bool:
@@ -72,7 +72,7 @@ class Scores:
     def get(self, digest: str, texts: Sequence[str], score: Callable[[], dict[str, Any]]) -> Score:
         """The score of a model on texts; if it is not stored, `score` requests it from /v1/perplexity."""
         path = self._path(digest, texts)
-        self.kept += path.name in self._earlier
+        self.reused += path.name in self._earlier
         self._earlier.discard(path.name)
 
         def compute() -> dict[str, Any]:

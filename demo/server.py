@@ -57,15 +57,15 @@ class Server:
             check=False,
         )
         if done.returncode:
-            said = f":\n{done.stderr.strip()}" if done.stderr else "."
-            raise DemoFailed(f"`soup {' '.join(arguments)}` failed with exit code {done.returncode}{said}")
+            details = f":\n{done.stderr.strip()}" if done.stderr else "."
+            raise DemoFailed(f"`soup {' '.join(arguments)}` failed with exit code {done.returncode}{details}")
         return done.stdout
 
 
 def environment(data: Path, **more: str) -> dict[str, str]:
     """This process's environment, offline and without settings of other servers."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SOUP_")}
-    return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "SOUP_DATA": str(data), **more}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SOUP_")}
+    return {**inherited, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "SOUP_DATA": str(data), **more}
 
 
 def write_bases(file: Path, base: BaseEntry) -> Path:
@@ -92,7 +92,7 @@ def running(
         Server("", data, environment(data, **more)).soup("migrate")
     log = data.with_suffix(".log")
     command = [*SOUP, "serve", "--bases", str(bases), "--data", str(data), "--port", "0", "--json"]
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    old_handlers = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
     with log.open("ab") as errors:
         process = subprocess.Popen(
             command, env=environment(data, **more), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
@@ -102,7 +102,7 @@ def running(
         yield Server(url, data, environment(data, SOUP_URL=url))
     finally:
         stop(process)
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)
 
 

@@ -56,8 +56,8 @@ def cook(client: SoupClient, strategy: Strategy, sample: Sequence[str]) -> Answe
     cooked = client.cook(strategy.request(client.sample(sample), PoolRequest(namespaces=(NAMESPACE,))))
     chosen = (cooked.get("selection") or {}).get("selected") or ()
     if (cooked.get("search") or {}).get("candidates"):  # what was weighed is in the soup, not what the selector took
-        weights = {one["digest"] for one in (cooked.get("recipe") or {}).get("ingredients") or ()}
-        chosen = [one for one in cooked["search"]["candidates"] if one["digest"] in weights]
+        weights = {ingredient["digest"] for ingredient in (cooked.get("recipe") or {}).get("ingredients") or ()}
+        chosen = [candidate for candidate in cooked["search"]["candidates"] if candidate["digest"] in weights]
     return Answer(
         model=str(cooked["model"]),
         digest=None if cooked["abstained"] else str(cooked["digest"]),

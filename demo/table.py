@@ -24,17 +24,17 @@ CONTROL = "control"
 
 @dataclass(frozen=True)
 class Entry:
-    """One method on one domain; `said` names the adapters of its answer."""
+    """One method on one domain; `description` names the adapters of its answer."""
 
     score: Score
     model: str
-    said: str = ""
+    description: str = ""
     abstained: bool = False
 
     @property
     def is_adapter(self) -> bool:
         """True if the answer is a pushed adapter by itself; a soup of one adapter was trained."""
-        return self.model.partition("@")[0].rpartition("/")[2] == self.said
+        return self.model.partition("@")[0].rpartition("/")[2] == self.description
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Row:
         """The geometric mean of the domains' perplexities."""
         return math.exp(fmean(entry.score.mean_nll for entry in self.entries.values()))
 
-    def over(self, other: Row) -> float:
-        """The change in percent from the other row's geometric mean to this one's."""
-        return change(math.log(self.geometric() / other.geometric()))
+    def over(self, reference: Row) -> float:
+        """The change in percent from the reference row's geometric mean to this one's."""
+        return change(math.log(self.geometric() / reference.geometric()))
 
 
 @dataclass(frozen=True)
@@ -101,23 +101,25 @@ class Table:
         """The number of single adapters with a lower NLL than `over`, and the number that are lower by two standard
         errors.
         """
-        found = [score.against(over.entries[domain].score) for score in self.singles[domain].values()]
-        return sum(d.difference < 0 for d in found), sum(d.difference < -2 * d.standard_error for d in found)
+        differences = [score.against(over.entries[domain].score) for score in self.singles[domain].values()]
+        return sum(d.difference < 0 for d in differences), sum(
+            d.difference < -2 * d.standard_error for d in differences
+        )
 
     def distinct(self) -> tuple[list[Row], dict[str, str]]:
         """The rows without duplicates of later rows, and the name of the row that each duplicate equals.
 
         The base model, the control and the last row (the service's answer) always remain.
         """
-        kept: list[Row] = []
+        unique: list[Row] = []
         same: dict[str, str] = {}
         for row in reversed(self.rows):
-            twin = next((k for k in kept if _scores(k) == _scores(row)), None)
+            twin = next((k for k in unique if _scores(k) == _scores(row)), None)
             if twin is None or row in (self.base, self.control):
-                kept.insert(0, row)
+                unique.insert(0, row)
             else:
                 same[row.name] = twin.name
-        return kept, same
+        return unique, same
 
 
 def _scores(row: Row) -> dict[str, Score]:
@@ -132,7 +134,7 @@ def change(difference: float) -> float:
 def oracle(singles: Mapping[str, Mapping[str, Score]], refs: Mapping[str, str]) -> Row:
     """The best single adapter of each domain, chosen on the test text."""
     best = {domain: min(scores, key=lambda name: scores[name].mean_nll) for domain, scores in singles.items()}
-    entries = {domain: Entry(singles[domain][name], refs[name], said=name) for domain, name in best.items()}
+    entries = {domain: Entry(singles[domain][name], refs[name], description=name) for domain, name in best.items()}
     return Row("oracle: best single adapter", entries)
 
 
@@ -154,11 +156,11 @@ def _domain(table: Table, rows: Sequence[Row], domain: str, label: int, width: i
     """
     yield domain
     for row in rows:
-        entry, found = row.entries[domain], table.difference(row, domain)
-        error = 100 * math.exp(found.difference) * found.standard_error
-        changed = "" if row is table.base else f"{change(found.difference):+6.1f} ± {error:.1f} %"
-        said = f"the base model ({entry.said})" if entry.abstained else entry.said
-        line = f"  {row.name:<{label}}{entry.score.perplexity:8.2f}  {changed:16}{said}"
+        entry, difference = row.entries[domain], table.difference(row, domain)
+        error = 100 * math.exp(difference.difference) * difference.standard_error
+        changed = "" if row is table.base else f"{change(difference.difference):+6.1f} ± {error:.1f} %"
+        description = f"the base model ({entry.description})" if entry.abstained else entry.description
+        line = f"  {row.name:<{label}}{entry.score.perplexity:8.2f}  {changed:16}{description}"
         yield from textwrap.wrap(line.rstrip(), width, subsequent_indent=" " * 8)
     for name, zero in table.zeros.items() if table.singles else ():
         won, surely = table.winners(domain, zero)
@@ -203,8 +205,8 @@ def answered(answers: Sequence[Entry]) -> str:
     adapters = sum(answer.is_adapter for answer in answers)
     soups = len(answers) - base - adapters
     counts = {"a soup": soups, "one adapter": adapters, "the base model": base}
-    parts = [f"{what} for {count}" for what, count in counts.items() if count]
-    return "the soup" if soups == len(answers) else f"the answer ({', '.join(parts)})"
+    phrases = [f"{kind} for {count}" for kind, count in counts.items() if count]
+    return "the soup" if soups == len(answers) else f"the answer ({', '.join(phrases)})"
 
 
 # --- as JSON ---------------------------------------------------------------------------------------------
@@ -215,33 +217,33 @@ def figures(table: Table) -> dict[str, dict[str, Any]]:
 
     They have no goals: the demo does not promise an order of the methods.
     """
-    found: dict[str, tuple[float, str]] = {}
+    values: dict[str, tuple[float, str]] = {}
     for row in table.rows:
-        found[f"perplexity_geometric_{row.key}"] = row.geometric(), "perplexity"
-        found[f"perplexity_arithmetic_{row.key}"] = row.arithmetic(), "perplexity"
-        found[f"bits_per_byte_{row.key}"] = row.bits_per_byte(), "bits per byte, arithmetic mean"
+        values[f"perplexity_geometric_{row.key}"] = row.geometric(), "perplexity"
+        values[f"perplexity_arithmetic_{row.key}"] = row.arithmetic(), "perplexity"
+        values[f"bits_per_byte_{row.key}"] = row.bits_per_byte(), "bits per byte, arithmetic mean"
         if table.control and row not in (table.base, table.control):
-            found[f"change_to_control_{row.key}"] = row.over(table.control), "%"
+            values[f"change_to_control_{row.key}"] = row.over(table.control), "%"
     for name, over in table.zeros.items() if table.singles else ():
         won, surely = (sum(each) for each in zip(*(table.winners(d, over) for d in table.domains), strict=True))
-        found[f"adapters_beating_{name}"] = won, "adapter x domain pairs"
-        found[f"adapters_beating_{name}_by_two_se"] = surely, "adapter x domain pairs"
+        values[f"adapters_beating_{name}"] = won, "adapter x domain pairs"
+        values[f"adapters_beating_{name}_by_two_se"] = surely, "adapter x domain pairs"
     if table.singles:
-        found["adapters_times_domains"] = sum(map(len, table.singles.values())), "adapter x domain pairs"
-    return {name: Figure(value, unit, repeats=[value]).as_json() for name, (value, unit) in found.items()}
+        values["adapters_times_domains"] = sum(map(len, table.singles.values())), "adapter x domain pairs"
+    return {name: Figure(value, unit, repeats=[value]).as_json() for name, (value, unit) in values.items()}
 
 
 def rows(table: Table) -> list[dict[str, Any]]:
     """One JSON row for each method and domain, then one for each adapter and domain."""
-    found = []
+    json_rows = []
     for row in table.rows:
         for domain, entry in row.entries.items():
-            said = {"method": row.key, "domain": domain, "model": entry.model, "abstained": entry.abstained}
-            found.append({**said, "taken": entry.said, **_numbers(table, entry.score, domain)})
+            columns = {"method": row.key, "domain": domain, "model": entry.model, "abstained": entry.abstained}
+            json_rows.append({**columns, "taken": entry.description, **_numbers(table, entry.score, domain)})
     for domain, scores in table.singles.items():
         for name, score in scores.items():
-            found.append({"method": "adapter", "adapter": name, "domain": domain, **_numbers(table, score, domain)})
-    return found
+            json_rows.append({"method": "adapter", "adapter": name, "domain": domain, **_numbers(table, score, domain)})
+    return json_rows
 
 
 def _numbers(table: Table, score: Score, domain: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Talk:
         self._console.print(f"      {text}")
 
     @contextmanager
-    def bar(self, what: str) -> Iterator[Report]:
+    def bar(self, label: str) -> Iterator[Report]:
         """Show a progress bar while the context is open, updated by the function it yields; none without a terminal."""
-        with bar_on(self._console, f"      {what}") as report:
+        with bar_on(self._console, f"      {label}") as report:
             yield report

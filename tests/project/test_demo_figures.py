@@ -44,7 +44,7 @@ def test_a_score_is_asked_for_once_even_by_the_next_run(tmp_path):
     for one in (scores, again):
         assert one.get("sha256:a", ["x"], lambda: pytest.fail("asked again")) == score(1.0)
     assert again.get("sha256:c", ["x"], lambda: answer(4.0)) == score(4.0)
-    assert again.kept == 1
+    assert again.reused == 1
 
 
 def test_a_score_knows_its_figures():
@@ -69,8 +69,8 @@ def small() -> Table:
     service = Row(
         "the service, verified",
         {
-            "a": Entry(score(19, 19, 19), "demo/one@1", said="one"),
-            "b": Entry(score(30, 30, 30), "base/x", said="it does not help", abstained=True),
+            "a": Entry(score(19, 19, 19), "demo/one@1", description="one"),
+            "b": Entry(score(30, 30, 30), "base/x", description="it does not help", abstained=True),
         },
     )
     return Table([base, table.oracle(singles, {"one": "demo/one@1", "two": "demo/two@1"}), service], singles)
@@ -108,7 +108,9 @@ def test_figures_and_rows_are_json_and_agree(small):
 
 def row(name: str, *nll: float) -> Row:
     """One method on domain `a` and `b`, of so many nats a token in each."""
-    return Row(name, {d: Entry(score(*[10 * x] * 3), f"m/{name}", said="x, y") for d, x in zip("ab", nll, strict=True)})
+    return Row(
+        name, {d: Entry(score(*[10 * x] * 3), f"m/{name}", description="x, y") for d, x in zip("ab", nll, strict=True)}
+    )
 
 
 @pytest.fixture
