@@ -72,8 +72,8 @@ def openapi_json(app: FastAPI) -> str:
 def page(app: FastAPI) -> str:
     """The API as Markdown: calls by noun, then every value."""
     document = app.openapi()
-    parts = [INTRO, *_calls(document, scopes_of(app)), "## Values\n", *_values(document)]
-    return "\n".join(parts).rstrip() + "\n"
+    sections = [INTRO, *_calls(document, scopes_of(app)), "## Values\n", *_values(document)]
+    return "\n".join(sections).rstrip() + "\n"
 
 
 # --- who may call what ----------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def _needed(dependant: Dependant) -> Iterator[str]:
         yield from _needed(inner)
 
 
-def _who(method: str, path: str, scopes: Mapping[tuple[str, str], Sequence[str]]) -> str:
+def _scope_note(method: str, path: str, scopes: Mapping[tuple[str, str], Sequence[str]]) -> str:
     if path in PUBLIC:
         return "Needs no key."
     needed = scopes.get((method, path), ())
@@ -124,13 +124,13 @@ def _calls(document: Json, scopes: Mapping[tuple[str, str], Sequence[str]]) -> I
         for path, operations in document["paths"].items():
             for method in METHODS:
                 if method in operations and tag in operations[method].get("tags", ()):
-                    yield _call(method, path, operations[method], _who(method, path, scopes))
+                    yield _call(method, path, operations[method], _scope_note(method, path, scopes))
 
 
-def _call(method: str, path: str, operation: Json, who: str) -> str:
+def _call(method: str, path: str, operation: Json, scope_note: str) -> str:
     lines = [f"### `{method.upper()} {path}`\n", _paragraph(operation.get("description", "")), ""]
-    if who:
-        lines += [who, ""]
+    if scope_note:
+        lines += [scope_note, ""]
     rows = [
         (f"`{p['name']}`", p["in"], _type(p["schema"]), "yes" if p.get("required") else "", p.get("description", ""))
         for p in operation.get("parameters", ())
@@ -138,14 +138,14 @@ def _call(method: str, path: str, operation: Json, who: str) -> str:
     lines += _table(("parameter", "in", "type", "required", "meaning"), rows)
     if body := operation.get("requestBody", {}).get("content", {}):
         lines += [f"Body: {'; '.join(_content(kind, media) for kind, media in body.items())}.", ""]
-    answers = [f"{code} {_answer(found)}" for code, found in operation["responses"].items() if code != "default"]
+    answers = [f"{code} {_answer(response)}" for code, response in operation["responses"].items() if code != "default"]
     lines += ["Answers: " + "; ".join(answers) + ".", ""]
     return "\n".join(lines)
 
 
 def _content(kind: str, media: Json) -> str:
-    shown = _type(media.get("schema", {}))
-    return shown if kind == "application/json" else f"`{kind}` {shown}"
+    type_text = _type(media.get("schema", {}))
+    return type_text if kind == "application/json" else f"`{kind}` {type_text}"
 
 
 def _answer(response: Json) -> str:
@@ -221,8 +221,8 @@ def _plain_type(schema: Json) -> str:
 def _limits(schema: Json) -> str:
     """Bounds as text."""
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    found = [f"{sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
-    return f" ({', '.join(found)})" if found else ""
+    bounds = [f"{sign} {schema[name]:g}" for name, sign in signs.items() if name in schema]
+    return f" ({', '.join(bounds)})" if bounds else ""
 
 
 # --- Markdown -------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def _paragraph(text: str) -> str:
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """A Markdown table and a blank line; nothing without rows. Empty columns are left out."""
-    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
-    if not kept:
+    columns = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    if not columns:
         return []
-    return [*table([header[i] for i in kept], [[" ".join(row[i].split()) for i in kept] for row in rows]), ""]
+    return [*table([header[i] for i in columns], [[" ".join(row[i].split()) for i in columns] for row in rows]), ""]

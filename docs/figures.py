@@ -27,7 +27,7 @@ Result = Mapping[str, Any]
 
 def fill(text: str, folder: Path) -> str:
     """`text` with every block filled from the results in `folder`."""
-    return MARK.sub(lambda found: found[1] + block(folder, found["name"], found["view"]) + "\n" + found[4], text)
+    return MARK.sub(lambda match: match[1] + block(folder, match["name"], match["view"]) + "\n" + match[4], text)
 
 
 def block(folder: Path, name: str, view: str | None = None) -> str:
@@ -42,8 +42,8 @@ def block(folder: Path, name: str, view: str | None = None) -> str:
         return f"\nNot measured yet: there is no `benchmarks/results/{name}.json`.\n"
     result: Result = json.loads(path.read_text(encoding="utf-8"))
     default = _comparison if _compares(result) else _plain
-    own = {"tales": _tales, "run": _plain}
-    lines = soups.VIEWS[view](result, name) if view in soups.VIEWS else own.get(view or "", default)(result)
+    views = {"tales": _tales, "run": _plain}
+    lines = soups.VIEWS[view](result, name) if view in soups.VIEWS else views.get(view or "", default)(result)
     return "\n" + "\n".join([*lines, "", *summaries.sources({name: result})]) + "\n"
 
 
@@ -60,7 +60,7 @@ def _comparison(result: Result) -> list[str]:
     head = ("method", *means, "better than the base", "worse", "is the base")
     methods = _methods(result)
     control = next((name for name in methods if name.startswith("control")), None)
-    shown = []
+    table_rows = []
     for name, rows in methods.items():
         cells = list(rows.values())
         arithmetic = math.fsum(row["perplexity"] for row in cells) / len(cells)
@@ -72,8 +72,8 @@ def _comparison(result: Result) -> list[str]:
             for sign in (-1, 1)
         )
         counts = (str(count) for count in (better, worse, same))
-        shown.append((_label(cells[0]), f"{_geometric(rows):.2f}", f"{arithmetic:.2f}", gain, *counts))
-    return [*table(head, shown), "", *_comparison_notes(result)]
+        table_rows.append((_label(cells[0]), f"{_geometric(rows):.2f}", f"{arithmetic:.2f}", gain, *counts))
+    return [*table(head, table_rows), "", *_comparison_notes(result)]
 
 
 def _methods(result: Result) -> dict[str, dict[str, Result]]:
@@ -134,12 +134,12 @@ def _plain(result: Result) -> list[str]:
     rows = [
         (
             name.replace("_", " "),
-            number(one["value"]),
-            str(one.get("unit") or ""),
-            number(one.get("goal")),
-            "; ".join(filter(None, (one.get("note"), _measured(one)))),
+            number(figure["value"]),
+            str(figure.get("unit") or ""),
+            number(figure.get("goal")),
+            "; ".join(filter(None, (figure.get("note"), _measured(figure)))),
         )
-        for name, one in result["figures"].items()
+        for name, figure in result["figures"].items()
     ]
     return table(("figure", "value", "unit", "goal", "note"), rows)
 

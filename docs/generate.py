@@ -24,7 +24,7 @@ def expected(root: Path = ROOT) -> dict[Path, str]:
     """Every file that is generated or has generated blocks, with its expected text; paths are relative to `root`."""
     reference = Path("docs") / "reference"
     app = api_page.application()
-    found = {
+    files = {
         reference / "openapi.json": api_page.openapi_json(app),
         reference / "api.md": api_page.page(app),
         reference / "settings.md": tables.settings_page(),
@@ -34,9 +34,9 @@ def expected(root: Path = ROOT) -> dict[Path, str]:
     }
     for path in pages(root):
         text = (root / path).read_text(encoding="utf-8")
-        if path not in found and figures.MARK.search(text):
-            found[path] = figures.fill(text, root / RESULTS)
-    return found | soups.pictures(root / RESULTS) | papers.pictures(root / RESULTS)
+        if path not in files and figures.MARK.search(text):
+            files[path] = figures.fill(text, root / RESULTS)
+    return files | soups.pictures(root / RESULTS) | papers.pictures(root / RESULTS)
 
 
 def pages(root: Path = ROOT) -> list[Path]:

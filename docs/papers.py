@@ -76,9 +76,12 @@ def _claims(claims: list[Judged], paper: str) -> list[str]:
         for number, judged in enumerate(claims, start=1)
     ]
     has_picture = paper in PAPERS and _intervals(claims)
-    shown = [f"![Claims of {PAPERS[paper]} with intervals]({picture})", ""] if has_picture else []
+    picture_lines = [f"![Claims of {PAPERS[paper]} with intervals]({picture})", ""] if has_picture else []
     source = "library" if paper == "parity" else "the paper"
-    return [*shown, *table(("", "claim tested here", source, "ours (95 % interval)", "margin", "verdict"), rows)]
+    return [
+        *picture_lines,
+        *table(("", "claim tested here", source, "ours (95 % interval)", "margin", "verdict"), rows),
+    ]
 
 
 def _on_sst2(cells: Cells) -> list[str]:

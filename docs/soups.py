@@ -31,18 +31,18 @@ WALL_TICKS = (0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 def _rows(result: Result) -> dict[tuple[str, int], list[Row]]:
     """Rows of the novel domains by way and passages, without those that only the page on the papers uses."""
-    found: dict[tuple[str, int], list[Row]] = {}
+    groups: dict[tuple[str, int], list[Row]] = {}
     for row in result["rows"]:
         if not row["hostile"] and row["way"] not in (ALONE, *VARIANTS):
-            found.setdefault((row["way"], row["passages"]), []).append(row)
-    return found
+            groups.setdefault((row["way"], row["passages"]), []).append(row)
+    return groups
 
 
 def _largest(result: Result) -> dict[str, list[Row]]:
     """Rows by way on the largest sample."""
-    found = _rows(result)
-    full = max(size for _, size in found)
-    return {way: rows for (way, size), rows in found.items() if size == full}
+    groups = _rows(result)
+    full = max(size for _, size in groups)
+    return {way: rows for (way, size), rows in groups.items() if size == full}
 
 
 def change(rows: Sequence[Row]) -> float:
@@ -102,9 +102,9 @@ def _abstentions(rows: Sequence[Row]) -> int:
 
 def draw_wall(result: Result) -> str:
     """A plot with a mark for each strategy over its seconds."""
-    found = _largest(result)
-    places = {way: (time, change(rows)) for way, rows in found.items() if (time := seconds(rows))}
-    size = next(iter(found.values()))[0]["passages"]
+    rows_by_way = _largest(result)
+    places = {way: (time, change(rows)) for way, rows in rows_by_way.items() if (time := seconds(rows))}
+    size = next(iter(rows_by_way.values()))[0]["passages"]
     return to_svg(
         points(
             f"Change of perplexity by seconds, {size} passages",
@@ -131,25 +131,25 @@ BRIEF = {
 
 def brief(result: Result, _name: str) -> list[str]:
     """The changes and seconds of the ways that the README shows, on the largest sample."""
-    found = _largest(result)
+    rows_by_way = _largest(result)
     cells = [
-        (label, "" if way == CONTROL else _change(found[way]), _seconds(found[way]))
+        (label, "" if way == CONTROL else _change(rows_by_way[way]), _seconds(rows_by_way[way]))
         for way, label in BRIEF.items()
-        if way in found
+        if way in rows_by_way
     ]
     return table(("model for the new domain", "change of perplexity to the control, %", "seconds"), cells)
 
 
 def sizes(result: Result, _name: str) -> list[str]:
     """Some strategies by the size of the sample."""
-    found = _rows(result)
-    known = sorted({size for way, size in found if way in LINES})
+    groups = _rows(result)
+    sample_sizes = sorted({size for way, size in groups if way in LINES})
     cells = [
-        (way, *(_change(found.get((way, size), ())) for size in known))
+        (way, *(_change(groups.get((way, size), ())) for size in sample_sizes))
         for way in LINES
-        if any((way, size) in found for size in known)
+        if any((way, size) in groups for size in sample_sizes)
     ]
-    return table(("way", *(f"{size} passages" for size in known)), cells)
+    return table(("way", *(f"{size} passages" for size in sample_sizes)), cells)
 
 
 VIEWS: dict[str, Callable[[Result, str], list[str]]] = {"brief": brief, "ways": ways, "sizes": sizes}

@@ -201,12 +201,12 @@ def lines(folder: Path, name: str) -> list[str]:
         label: [_figure(results[file], figures, place) for place, _, file in columns]
         for label, figures in summary.rows.items()
     }
-    every = [figure for figures in rows.values() for figure in figures]
-    goals = any(figure.get("goal") is not None for figure in every)
+    all_figures = [figure for figures in rows.values() for figure in figures]
+    goals = any(figure.get("goal") is not None for figure in all_figures)
     head = (summary.head, *(heading for _, heading, _ in columns), *(["goal"] if goals else []))
     cells = [(label, *map(_value, figures), *([_goal(figures)] if goals else [])) for label, figures in rows.items()]
-    slower = ["", f"† Measured {SLOWER}."] if any(map(_is_slower, every)) else []
-    return [*table(head, cells), *slower, "", *sources(results, every)]
+    slower = ["", f"† Measured {SLOWER}."] if any(map(_is_slower, all_figures)) else []
+    return [*table(head, cells), *slower, "", *sources(results, all_figures)]
 
 
 def _read(path: Path) -> Result:
@@ -250,10 +250,10 @@ def sources(results: Mapping[str, Result], figures: Sequence[Result] = ()) -> li
 def _provenance(result: Result) -> str:
     """The date, commit and machine of a run."""
     machine = result.get("machine") or {}
-    parts = [
+    fields = [
         str(result["date"])[:10],
         f"commit {result['commit'][:12]}" if result.get("commit") else "",
         str(machine.get("processor") or ""),
         f"{machine['cores']} cores" if machine.get("cores") else "",
     ]
-    return ", ".join(filter(None, parts))
+    return ", ".join(filter(None, fields))

@@ -113,8 +113,8 @@ def _settings_table(model: type[BaseSettings], *, without: Container[str] = ()) 
         if name in without:
             continue
         default = field.default
-        shown = "" if default is None else ",".join(default) if isinstance(default, tuple) else str(default)
-        rows.append((f"`SOUP_{name.upper()}`", f"`{shown}`" if shown else "", str(field.description)))
+        default_text = "" if default is None else ",".join(default) if isinstance(default, tuple) else str(default)
+        rows.append((f"`SOUP_{name.upper()}`", f"`{default_text}`" if default_text else "", str(field.description)))
     return "\n".join(table(("variable", "default", "meaning"), rows))
 
 
@@ -131,9 +131,9 @@ def errors_page() -> str:
 
 def cli_page() -> str:
     """The help of `soup` and of each verb."""
-    (_, own), *verbs = help_pages()
-    parts = [f"## soup {title}\n\n```text\n{text}\n```\n" for title, text in verbs]
-    return "\n".join([CLI.format(own=own), *parts])
+    (_, main_help), *verbs = help_pages()
+    sections = [f"## soup {title}\n\n```text\n{text}\n```\n" for title, text in verbs]
+    return "\n".join([CLI.format(own=main_help), *sections])
 
 
 def help_pages(width: int = WIDTH) -> Iterator[tuple[str, str]]:

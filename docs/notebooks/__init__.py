@@ -51,8 +51,8 @@ def run(path: Path, *, instead: Mapping[str, str] = {}) -> list[list[Json]]:
     )
     if done.returncode:
         raise RuntimeError(f"{path.name} fails:\n{done.stderr[-3000:]}")
-    found: list[list[Json]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    outputs: list[list[Json]] = json.loads(done.stdout.splitlines()[-1])
+    return outputs
 
 
 def executed(path: Path) -> str:

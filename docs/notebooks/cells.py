@@ -16,14 +16,14 @@ class Printer:
     """The argument `p` that IPython passes to `_repr_pretty_`."""
 
     def __init__(self) -> None:
-        self.parts: list[str] = []
+        self.chunks: list[str] = []
 
     def text(self, text: str) -> None:
         """Add text."""
-        self.parts.append(text)
+        self.chunks.append(text)
 
 
-def shown(value: Any) -> Json:
+def execute_result(value: Any) -> Json:
     """A value as a notebook shows it: as text and, if possible, as HTML."""
     data: Json = {}
     if hasattr(value, "_repr_html_"):
@@ -31,7 +31,7 @@ def shown(value: Any) -> Json:
     if hasattr(value, "_repr_pretty_"):
         printer = Printer()
         value._repr_pretty_(printer, cycle=False)
-        data["text/plain"] = lines("".join(printer.parts))
+        data["text/plain"] = lines("".join(printer.chunks))
     else:
         data["text/plain"] = lines(repr(value))
     return {"output_type": "execute_result", "metadata": {}, "data": data}
@@ -49,14 +49,14 @@ def run_cell(source: str, names: Json) -> list[Json]:
     if isinstance(last, ast.Expr):
         tree.body.pop()
     value = None
-    with redirect_stdout(io.StringIO()) as said:
+    with redirect_stdout(io.StringIO()) as stdout:
         exec(compile(tree, "<cell>", "exec"), names)  # noqa: S102 - that is what a notebook is
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)  # noqa: S307
     outputs: list[Json] = []
-    if said.getvalue():
-        outputs.append({"output_type": "stream", "name": "stdout", "text": lines(said.getvalue())})
-    return outputs if value is None else [*outputs, shown(value)]
+    if stdout.getvalue():
+        outputs.append({"output_type": "stream", "name": "stdout", "text": lines(stdout.getvalue())})
+    return outputs if value is None else [*outputs, execute_result(value)]
 
 
 def main() -> None:
