@@ -19,20 +19,20 @@ Line = tuple[str, str]
 
 def lines(text: str) -> list[Line]:
     """(instruction, rest) of a Dockerfile, continued lines joined, comments gone."""
-    kept = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    joined = re.sub(r"\\\n\s*", " ", kept)
+    uncommented = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    joined = re.sub(r"\\\n\s*", " ", uncommented)
     return [(name, rest.strip()) for name, _, rest in (line.partition(" ") for line in joined.splitlines()) if name]
 
 
 def stages(text: str) -> list[list[Line]]:
     """The lines of each stage, from its FROM on; what stands before the first is left out."""
-    found: list[list[Line]] = []
+    grouped: list[list[Line]] = []
     for line in lines(text):
         if line[0] == "FROM":
-            found.append([])
-        if found:
-            found[-1].append(line)
-    return found
+            grouped.append([])
+        if grouped:
+            grouped[-1].append(line)
+    return grouped
 
 
 def rests(stage: list[Line], instruction: str) -> list[str]:

@@ -39,11 +39,11 @@ def render(folder: Path) -> list[Resource]:
     for generator in kustomization.get("configMapGenerator", ()):
         data = dict(literal.split("=", 1) for literal in generator.get("literals", ()))
         data |= {name: (folder / name).read_text() for name in generator.get("files", ())}
-        made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": generator["name"]}, "data": data}
+        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": generator["name"]}, "data": data}
         if generator.get("behavior") == "merge":
-            by_key[key_of(made)]["data"] |= data
+            by_key[key_of(config_map)]["data"] |= data
         else:
-            resources.append(made)
+            resources.append(config_map)
     for patch in kustomization.get("patches", ()):
         for change in yaml.safe_load_all((folder / patch["path"]).read_text()):
             _merge(by_key[key_of(change)], change)
@@ -77,7 +77,12 @@ def references(node: Any) -> Iterator[Resource]:
 
 def containers(node: Any) -> Iterator[Resource]:
     """Every container of a resource, init containers included."""
-    return (one for field, found in mappings(node) if field in {"containers", "initContainers"} for one in found)
+    return (
+        container
+        for field, entries in mappings(node)
+        if field in {"containers", "initContainers"}
+        for container in entries
+    )
 
 
 def _merge(target: Resource, change: Resource) -> None:

@@ -98,7 +98,10 @@ def setting(data: Path) -> Setting:
 
 def best_alone(_setting: Setting, alone: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """A search that joins nothing to the best adapter; tests of `benchmarks.soups.greedy` have the real one."""
-    return {domain: min(own.values(), key=lambda nll: float(nll.sum())) for domain, own in alone.items()}
+    return {
+        domain: min(nll_by_adapter.values(), key=lambda nll: float(nll.sum()))
+        for domain, nll_by_adapter in alone.items()
+    }
 
 
 class FakeLadder(Ladder):
@@ -131,7 +134,7 @@ def measured(setting: Setting, home: Path, **plan: Any) -> Result:
 
 
 def test_samples_held_out_and_test_passages_share_nothing_and_small_samples_begin_larger_ones(setting: Setting) -> None:
-    again = Texts(setting.job, test_passages=20)
+    fresh_texts = Texts(setting.job, test_passages=20)
     for domain in (*DOMAINS, *HOSTILE):
         large = setting.sample(domain, size=100, seed=3)
         assert len(large) == len(set(large)) == 100
@@ -141,7 +144,7 @@ def test_samples_held_out_and_test_passages_share_nothing_and_small_samples_begi
         assert not set(setting.held_out(domain, seed=3)) & set(large)
         assert not set(setting.test(domain)) & set(large)
         assert len(setting.test(domain)) == 20
-        assert setting.test(domain) == again.test(domain)
+        assert setting.test(domain) == fresh_texts.test(domain)
 
 
 def test_the_figures_and_what_is_not_asked_again(setting: Setting, tmp_path: Path) -> None:
@@ -169,8 +172,8 @@ def test_the_figures_and_what_is_not_asked_again(setting: Setting, tmp_path: Pat
     assert result.figures["tune_vs_peft_15"].goal == 8
     client: Any = setting.client
     client.cooked.clear()
-    again = measured(setting, tmp_path, draws=2, sizes=(15, 30)).figures
-    assert {name: figure.value for name, figure in again.items()} == values
+    second_figures = measured(setting, tmp_path, draws=2, sizes=(15, 30)).figures
+    assert {name: figure.value for name, figure in second_figures.items()} == values
     assert not client.cooked
 
 
@@ -222,7 +225,7 @@ def test_rows_have_every_cell_and_every_adapter(setting: Setting, tmp_path: Path
     rows = measured(setting, tmp_path, sizes=(15,)).rows
     assert {row["adapter"] for row in rows if row["way"] == ALONE} == {*BANK, "control"}
     hostile = [row for row in rows if row["hostile"]]
-    assert {(row["domain"], row["way"]) for row in hostile} == {(one, way) for one in HOSTILE for way in EFFORTS}
+    assert {(row["domain"], row["way"]) for row in hostile} == {(domain, way) for domain in HOSTILE for way in EFFORTS}
     assert all(row["abstained"] and row["difference"] == 0 for row in hostile)
     [peft, *_] = [row for row in rows if row["way"] == "peft"]
     assert (peft["trained_passes"], peft["rate"], peft["wall_s"]) == (3, 0.003, 15)

@@ -23,7 +23,7 @@ LINES_PER_MODULE = 400
 LONG_FUNCTION = 30
 LONG_FUNCTIONS_SHARE = 0.1
 
-Found = list[str]
+Violations = list[str]
 
 
 def modules(*packages: str, root: Path = REPOSITORY) -> Iterator[tuple[str, ast.Module]]:
@@ -57,7 +57,7 @@ def imports(tree: ast.Module) -> Iterator[str]:
 
 def importers(
     packages: tuple[str, ...], forbidden: tuple[str, ...], root: Path, allowed: tuple[str, ...] = ()
-) -> Found:
+) -> Violations:
     """`path imports name` wherever one of `packages` imports something forbidden, but for allowed path prefixes."""
     return [
         f"{path} imports {name}"
@@ -71,12 +71,12 @@ def importers(
 # --- the rules: each takes the root of a tree and gives what is wrong with it ----------------------
 
 
-def vague_names(root: Path) -> Found:
+def vague_names(root: Path) -> Violations:
     vague = {"utils", "util", "helpers", "helper", "common", "misc", "shared"}
     return [path for path, _ in modules(*OURS, root=root) if vague & set(Path(path).with_suffix("").parts)]
 
 
-def long_modules(root: Path) -> Found:
+def long_modules(root: Path) -> Violations:
     return [
         f"{path.relative_to(root)}: {lines} lines"
         for package in OURS
@@ -85,7 +85,7 @@ def long_modules(root: Path) -> Found:
     ]
 
 
-def unfinished(root: Path) -> Found:
+def unfinished(root: Path) -> Violations:
     marks = ("TO" + "DO", "FIX" + "ME", "X" * 3, "NotImplemented" + "Error")
     return [
         f"{path.relative_to(root)}:{number}"
@@ -96,7 +96,7 @@ def unfinished(root: Path) -> Found:
     ]
 
 
-def coroutines_in_registry(root: Path) -> Found:
+def coroutines_in_registry(root: Path) -> Violations:
     """The library is synchronous, and so is training."""
     waits = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
     return [
@@ -107,14 +107,14 @@ def coroutines_in_registry(root: Path) -> Found:
     ] + importers(("registry", "training"), ("asyncio", "anyio"), root)
 
 
-def http_below_service(root: Path) -> Found:
+def http_below_service(root: Path) -> Violations:
     """The hub's client is a library, but what it raises are its HTTP client's errors: loading has to name them."""
     web = ("fastapi", "starlette", "uvicorn", "httpx2", "requests", "urllib", "http", "typer", "prometheus_client")
-    found = importers(("registry", "training", "migrations"), web, root)
-    return [one for one in found if one != "registry/base_model/loading.py imports httpx2"]
+    violations = importers(("registry", "training", "migrations"), web, root)
+    return [violation for violation in violations if violation != "registry/base_model/loading.py imports httpx2"]
 
 
-def sql_outside_the_catalogue(root: Path) -> Found:
+def sql_outside_the_catalogue(root: Path) -> Violations:
     """SQLite's own copy of a database file is not SQL: `service.operations.storage` takes one before it migrates."""
     statements = importers(
         SHIPPED,
@@ -125,10 +125,10 @@ def sql_outside_the_catalogue(root: Path) -> Found:
     drivers = importers(
         SHIPPED, ("sqlite3", "psycopg"), root, ("registry/catalogue/sqlite.py", "service/operations/storage.py")
     )
-    return [found for found in statements + drivers if " imports sqlalchemy.exc." not in found]
+    return [violation for violation in statements + drivers if " imports sqlalchemy.exc." not in violation]
 
 
-def environment_outside_the_settings(root: Path) -> Found:
+def environment_outside_the_settings(root: Path) -> Violations:
     names = {"environ", "environb", "getenv", "putenv"}
     return [
         f"{path}:{node.lineno}"
@@ -141,7 +141,7 @@ def environment_outside_the_settings(root: Path) -> Found:
     ]
 
 
-def unsafe_loading(root: Path) -> Found:
+def unsafe_loading(root: Path) -> Violations:
     """Weights, selectors and job arguments are tensors and JSON; nothing here can run what a file says."""
     bad = importers(OURS, ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"), root)
     for path, tree in modules(*OURS, root=root):
@@ -157,16 +157,16 @@ def unsafe_loading(root: Path) -> Found:
     return bad
 
 
-def imports_of_what_is_not_shipped(root: Path) -> Found:
+def imports_of_what_is_not_shipped(root: Path) -> Violations:
     return importers(SHIPPED, ("tests", "demo", "benchmarks", "docs"), root)
 
 
-def benchmarks_in_the_demo(root: Path) -> Found:
+def benchmarks_in_the_demo(root: Path) -> Violations:
     """Benchmarks take from the demo what both need (jobs, cells, the form of results), never the other way round."""
     return importers(("demo",), ("benchmarks", "tests", "docs"), root)
 
 
-def long_functions(root: Path) -> Found:
+def long_functions(root: Path) -> Violations:
     """Nine in ten functions stay below 30 lines; migrations list tables and do not count."""
     lengths = [
         (node.end_lineno or 0) - node.lineno + 1
@@ -178,11 +178,11 @@ def long_functions(root: Path) -> Found:
     return [f"{long} of {len(lengths)} functions are long"] if long > LONG_FUNCTIONS_SHARE * len(lengths) else []
 
 
-def modules_that_do_not_say_what_they_are_for(root: Path) -> Found:
+def modules_that_do_not_say_what_they_are_for(root: Path) -> Violations:
     return [path for path, tree in modules(*OURS, root=root) if tree.body and not ast.get_docstring(tree)]
 
 
-def loggers_named_by_their_module(root: Path) -> Found:
+def loggers_named_by_their_module(root: Path) -> Violations:
     """The name is in every line of the log: it must not change when a module moves."""
     return [
         f"{path}:{node.lineno}"
@@ -210,7 +210,7 @@ RULES = (
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_rule(rule: Callable[[Path], Found]) -> None:
+def test_rule(rule: Callable[[Path], Violations]) -> None:
     assert rule(REPOSITORY) == []
 
 

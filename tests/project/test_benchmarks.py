@@ -1,4 +1,4 @@
-"""What all benchmarks share: the form of their results, what is judged by them, and what is published of a run."""
+"""Code that all benchmarks share: the form of results, what is judged by them, and what is published of a run."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def test_a_published_command_shows_no_password_and_no_folder_of_the_machine() ->
     inside, outside = str(results.ROOT / "benchmarks" / "results" / "a.json"), "/home/someone/models/Some-Model"
     url = "postgresql+psycopg://user:secret@host/name"
 
-    said = results.command_line(
+    command = results.command_line(
         "demo", ["--out", inside, "--base", outside, f"--data={outside}", "--database-url", url, "3"]
     )
 
-    assert said == (
+    assert command == (
         "python -m demo --out benchmarks/results/a.json --base Some-Model --data=Some-Model "
         "--database-url postgresql+psycopg://... 3"
     )
@@ -109,17 +109,17 @@ def test_a_published_command_shows_no_password_and_no_folder_of_the_machine() ->
 def test_a_part_is_put_beside_others_or_is_the_first_of_a_file(tmp_path):
     out = tmp_path / "parts.json"
 
-    def part(name: str, value: float) -> report.Part:
-        def measured(result: report.Result, _given: object) -> None:
+    def measure_of(name: str, value: float) -> report.Part:
+        def measured(result: report.Result, _arguments: object) -> None:
             result.figures[name] = Figure(value, "s")
             result.rows.append({"part": name, "value": value})
 
         return measured
 
     for only, value in (("one", 1.0), ("two", 2.0), ("one", 3.0)):
-        parts = {name: part(name, value) for name in ("one", "two")}
-        report.run_parts(report.options("Parts."), parts, ["--only", only, "--out", str(out)])
-    found = json.loads(out.read_text())
-    assert {name: figure["value"] for name, figure in found["figures"].items()} == {"one": 3.0, "two": 2.0}
-    assert sorted(row["value"] for row in found["rows"]) == [2.0, 3.0]
-    assert found["figures"]["one"].keys() - {"value", "goal", "unit", "repeats"} == {"date", "commit"}
+        measures = {name: measure_of(name, value) for name in ("one", "two")}
+        report.run_parts(report.options("Parts."), measures, ["--only", only, "--out", str(out)])
+    written = json.loads(out.read_text())
+    assert {name: figure["value"] for name, figure in written["figures"].items()} == {"one": 3.0, "two": 2.0}
+    assert sorted(row["value"] for row in written["rows"]) == [2.0, 3.0]
+    assert written["figures"]["one"].keys() - {"value", "goal", "unit", "repeats"} == {"date", "commit"}

@@ -60,7 +60,7 @@ def test_what_runs_has_no_root_no_shell_and_no_secret() -> None:
 
 
 def copied() -> list[str]:
-    """What the build copies out of the tree."""
+    """Paths of the tree that the build copies."""
     copies = [rest.split(" ") for stage in stages(DOCKERFILE) for rest in rests(stage, "COPY")]
     return [source for words in copies if not words[0].startswith("--from=") for source in words[:-1]]
 
@@ -73,9 +73,9 @@ def test_the_context_is_what_is_copied() -> None:
 
 
 def test_one_version_of_everything() -> None:
-    (wanted,) = re.findall(r"torch==[\d.]+", DOCKERFILE)
-    assert wanted in (REPOSITORY / "constraints.txt").read_text().splitlines()
-    assert wanted in (REPOSITORY / "Makefile").read_text()
+    (torch_pin,) = re.findall(r"torch==[\d.]+", DOCKERFILE)
+    assert torch_pin in (REPOSITORY / "constraints.txt").read_text().splitlines()
+    assert torch_pin in (REPOSITORY / "Makefile").read_text()
     (python,) = re.findall(r"^ARG PYTHON_IMAGE=python:(\d+\.\d+)\.", DOCKERFILE, re.MULTILINE)
     assert PROJECT["requires-python"] == f">={python}"
     assert set(re.findall(r"adaptersoup:([\w.]+)", DOCKERFILE + COMPOSE)) == {PROJECT["version"]}
@@ -100,14 +100,14 @@ def test_the_image_sets_what_the_server_reads(monkeypatch: pytest.MonkeyPatch) -
 
 def run_line(start: str) -> str:
     """The command of the build that begins like this."""
-    (found,) = [
+    (command,) = [
         call.strip()
         for stage in stages(DOCKERFILE)
         for rest in rests(stage, "RUN")
         for call in rest.split("&&")
         if call.strip().startswith(start)
     ]
-    return found
+    return command
 
 
 @pytest.fixture(scope="module")
@@ -148,10 +148,10 @@ def test_the_dependencies_are_those_of_the_project(
     shell(run_line('python -c "import os, tomllib'), source)
     extras = PROJECT["optional-dependencies"]
     fixed = ("train", "plots", "server", "oidc", "otel")
-    wanted = [*PROJECT["dependencies"], *(requirement for name in fixed for requirement in extras[name])]
-    wanted.remove("adaptersoup[plots,train]")
-    wanted += [requirement for name in more for requirement in extras[name]]
-    assert (source / "src" / "requirements.txt").read_text().splitlines() == wanted
+    expected = [*PROJECT["dependencies"], *(requirement for name in fixed for requirement in extras[name])]
+    expected.remove("adaptersoup[plots,train]")
+    expected += [requirement for name in more for requirement in extras[name]]
+    assert (source / "src" / "requirements.txt").read_text().splitlines() == expected
 
 
 def test_the_wheel_is_built_from_what_is_copied(source: Path) -> None:
@@ -163,7 +163,7 @@ def test_the_wheel_is_built_from_what_is_copied(source: Path) -> None:
 
 
 def healthy(port: int) -> bool:
-    """What the image's health check says of a server on this port."""
+    """True if the image's health check passes for a server on this port."""
     (check,) = rests(stages(DOCKERFILE)[-1], "HEALTHCHECK")
     _, *command = json.loads(check[check.index("CMD ") + 4 :])
     done = subprocess.run(
@@ -180,9 +180,9 @@ def test_the_health_check_passes_on_the_server(tmp_path: Path, tiny_base_dir: Pa
 
 
 def test_the_health_check_fails_where_nothing_or_an_error_answers() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound, and listening to nobody
-        assert not healthy(taken.getsockname()[1])
+    with socket.socket() as bound_socket:
+        bound_socket.bind(("127.0.0.1", 0))  # bound, and listening to nobody
+        assert not healthy(bound_socket.getsockname()[1])
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # it answers 501
         threading.Thread(target=server.serve_forever, daemon=True).start()
         assert not healthy(server.server_port)
@@ -205,13 +205,13 @@ OURS = ("migrate", "soup", *REPLICAS)
 GIVEN = {"POSTGRES_PASSWORD": "p@ss/w#rd $x%", "SOUP_BOOTSTRAP_KEY": "sk-soup-" + "a" * 43, "BASES": "./bases"}
 
 
-def interpolated(text: str, given: dict[str, str]) -> str:
+def interpolated(text: str, variables: dict[str, str]) -> str:
     """Compose's `${NAME:-default}` and `${NAME:?why}`; raises KeyError for one that must be set."""
 
-    def value(found: re.Match[str]) -> str:
-        name, kind, rest = found.groups()
-        if given.get(name):
-            return given[name]
+    def value(match: re.Match[str]) -> str:
+        name, kind, rest = match.groups()
+        if variables.get(name):
+            return variables[name]
         if kind == "?":
             raise KeyError(f"{name}: {rest}")
         return rest
@@ -220,7 +220,7 @@ def interpolated(text: str, given: dict[str, str]) -> str:
     return re.sub(r"\$\{([A-Z_]+):([-?])([^}]*)\}", value, text)
 
 
-def compose(given: dict[str, str] | None = None) -> dict[str, Any]:
+def compose(variables: dict[str, str] | None = None) -> dict[str, Any]:
     """The file with every variable set. Values are put in after parsing, as compose does."""
 
     def walk(node: Any) -> Any:
@@ -228,23 +228,23 @@ def compose(given: dict[str, str] | None = None) -> dict[str, Any]:
             return {name: walk(child) for name, child in node.items()}
         if isinstance(node, list):
             return [walk(child) for child in node]
-        return interpolated(node, GIVEN if given is None else given) if isinstance(node, str) else node
+        return interpolated(node, GIVEN if variables is None else variables) if isinstance(node, str) else node
 
-    found: dict[str, Any] = walk(yaml.safe_load(COMPOSE))
-    return found
+    composed: dict[str, Any] = walk(yaml.safe_load(COMPOSE))
+    return composed
 
 
 @pytest.fixture
 def services() -> dict[str, Any]:
-    found: dict[str, Any] = compose()["services"]
-    return found
+    definitions: dict[str, Any] = compose()["services"]
+    return definitions
 
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_nothing_that_must_be_chosen_has_a_default(name: str) -> None:
-    for given in ({other: value for other, value in GIVEN.items() if other != name}, GIVEN | {name: ""}):
+    for variables in ({key: value for key, value in GIVEN.items() if key != name}, GIVEN | {name: ""}):
         with pytest.raises(KeyError, match=f"{name}: set {name}"):
-            compose(given)
+            compose(variables)
 
 
 def test_no_secret_stands_in_the_file() -> None:
@@ -272,7 +272,7 @@ def test_images_are_pinned_and_postgresql_is_the_one_that_is_tested(services: di
 
 
 def test_each_waits_for_the_one_before(services: dict[str, Any]) -> None:
-    assert {name for name, one in services.items() if "profiles" not in one} == ALWAYS
+    assert {name for name, service in services.items() if "profiles" not in service} == ALWAYS
     assert services["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
     assert services["soup"]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
     assert services["migrate"]["restart"] == "no"
@@ -283,7 +283,7 @@ def test_each_waits_for_the_one_before(services: dict[str, Any]) -> None:
 
 def test_the_proxy_brings_all_of_its_profile_and_not_the_server_over_a_folder(services: dict[str, Any]) -> None:
     """`docker compose up proxy` starts it and what it waits for."""
-    assert {name for name, one in services.items() if one.get("profiles") == ["replicas"]} == {
+    assert {name for name, service in services.items() if service.get("profiles") == ["replicas"]} == {
         "objects",
         "proxy",
         *REPLICAS,
@@ -295,7 +295,7 @@ def test_the_proxy_brings_all_of_its_profile_and_not_the_server_over_a_folder(se
         todo += services[name].get("depends_on", {})
     assert started == {"postgres", "migrate", "objects", "proxy", *REPLICAS}
     for name in REPLICAS:
-        assert {other: one["condition"] for other, one in services[name]["depends_on"].items()} == {
+        assert {dependency: options["condition"] for dependency, options in services[name]["depends_on"].items()} == {
             "postgres": "service_healthy",
             "migrate": "service_completed_successfully",
             "objects": "service_healthy",
@@ -312,8 +312,8 @@ def test_a_replica_is_found_by_the_proxy_and_keeps_its_own_things(
     assert service["networks"]["default"]["aliases"] == [services["proxy"]["environment"]["SOUP_SERVERS"]]
     (config,) = services["proxy"]["volumes"]
     assert f"${{SOUP_SERVERS}}:{settings.port}" in (REPOSITORY / config["source"]).read_text()
-    own, bases = service["volumes"]
-    assert own == f"{name}:/var/lib/soup"
+    own_volume, bases = service["volumes"]
+    assert own_volume == f"{name}:/var/lib/soup"
     assert bases == services["soup"]["volumes"][-1]
     for place in (settings.data, settings.cache, settings.trainings_dir):
         assert place.is_relative_to("/var/lib/soup")
@@ -323,7 +323,9 @@ def test_a_replica_is_found_by_the_proxy_and_keeps_its_own_things(
 def test_the_bucket_is_the_store_s_and_so_are_the_credentials(name: str, services: dict[str, Any]) -> None:
     variables, store = services[name]["environment"], services["objects"]
     assert {f"-bucket={variables['SOUP_BLOBS_URL'].split('/')[2]}"} <= set(store["command"])
-    assert {one: variables[one] for one in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")} == store["environment"]
+    assert {variable: variables[variable] for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")} == store[
+        "environment"
+    ]
     assert variables["AWS_SECRET_ACCESS_KEY"] == GIVEN["POSTGRES_PASSWORD"]
     endpoint = variables["AWS_ENDPOINT_URL"]
     assert endpoint.startswith("http://objects:")
@@ -382,45 +384,45 @@ def test_only_the_server_or_the_proxy_is_reached_and_only_from_this_machine(serv
 
 
 def test_volumes_are_declared() -> None:
-    found = compose()
+    composed = compose()
     named = {
         source
-        for service in found["services"].values()
+        for service in composed["services"].values()
         for source in (entry.split(":")[0] for entry in service.get("volumes", []) if isinstance(entry, str))
     }
-    assert named == set(found["volumes"])
+    assert named == set(composed["volumes"])
 
 
 def test_the_build_passes_on_what_the_dockerfile_takes(services: dict[str, Any]) -> None:
-    taken = {rest.split("=")[0] for name, rest in lines(DOCKERFILE) if name == "ARG"}
+    arguments = {rest.split("=")[0] for name, rest in lines(DOCKERFILE) if name == "ARG"}
     for name in OURS:
-        assert set(services[name]["build"]["args"]) <= taken
+        assert set(services[name]["build"]["args"]) <= arguments
         assert services[name]["build"]["context"] == "."
 
 
 # --- what the page tells people to type ---------------------------------------------------------------
 
 
-def told(what: str) -> str:
+def marked_block(label: str) -> str:
     """A marked block of docs/how-to/run-in-containers.md."""
     page = (REPOSITORY / "docs/how-to/run-in-containers.md").read_text()
-    (code,) = re.findall(rf"<!-- run: {what} -->\n```sh\n(.*?)```", page, re.DOTALL)
+    (code,) = re.findall(rf"<!-- run: {label} -->\n```sh\n(.*?)```", page, re.DOTALL)
     return str(code)
 
 
 def test_the_variables_as_the_page_makes_them_are_taken(tmp_path: Path) -> None:
-    subprocess.run(["bash", "-euc", told("choose")], cwd=tmp_path, check=True)
+    subprocess.run(["bash", "-euc", marked_block("choose")], cwd=tmp_path, check=True)
     assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
-    given = dict(line.split("=", 1) for line in (tmp_path / ".env").read_text().splitlines())
-    assert given.keys() == GIVEN.keys()
-    assert SECRET_PATTERN.fullmatch(given["SOUP_BOOTSTRAP_KEY"])
-    assert re.fullmatch("[0-9a-f]{48}", compose(given)["services"]["postgres"]["environment"]["POSTGRES_PASSWORD"])
+    variables = dict(line.split("=", 1) for line in (tmp_path / ".env").read_text().splitlines())
+    assert variables.keys() == GIVEN.keys()
+    assert SECRET_PATTERN.fullmatch(variables["SOUP_BOOTSTRAP_KEY"])
+    assert re.fullmatch("[0-9a-f]{48}", compose(variables)["services"]["postgres"]["environment"]["POSTGRES_PASSWORD"])
     assert ".env" in (REPOSITORY / ".gitignore").read_text().splitlines()
 
 
 def test_the_folder_of_base_models_as_the_page_makes_it_is_read(tmp_path: Path) -> None:
     build_tiny_base(tmp_path / ".demo/models/SmolLM2-135M-Instruct")
-    subprocess.run(["bash", "-euc", told("bases")], cwd=tmp_path, check=True)
+    subprocess.run(["bash", "-euc", marked_block("bases")], cwd=tmp_path, check=True)
     moved = (tmp_path / "bases").rename(tmp_path / "mounted")  # as a container sees it: at another path
     ((base_id, entry),) = read_allowlist(moved / "bases.toml").items()
     assert (base_id, Path(entry.source).parent) == ("smollm2-135m", moved)

@@ -40,18 +40,18 @@ def test_a_score_is_asked_for_once_even_by_the_next_run(tmp_path):
     assert scores.get("sha256:a", ["x"], lambda: answer(1.0)) == score(1.0)
     assert scores.get("sha256:b", ["x"], lambda: answer(2.0)) == score(2.0)
     assert scores.get("sha256:a", ["y"], lambda: answer(3.0)) == score(3.0)
-    again = Scores(tmp_path / "scores")
-    for one in (scores, again):
-        assert one.get("sha256:a", ["x"], lambda: pytest.fail("asked again")) == score(1.0)
-    assert again.get("sha256:c", ["x"], lambda: answer(4.0)) == score(4.0)
-    assert again.reused == 1
+    reopened = Scores(tmp_path / "scores")
+    for store in (scores, reopened):
+        assert store.get("sha256:a", ["x"], lambda: pytest.fail("asked again")) == score(1.0)
+    assert reopened.get("sha256:c", ["x"], lambda: answer(4.0)) == score(4.0)
+    assert reopened.reused == 1
 
 
 def test_a_score_knows_its_figures():
-    one = Score(nll=(20.0, 40.0), tokens=(10, 20), bytes=120)
-    assert one.perplexity == pytest.approx(math.e**2)
-    assert one.bits_per_byte == pytest.approx(0.5 / math.log(2))
-    against = one.against(Score(nll=(21.0, 42.0), tokens=(10, 20), bytes=120))
+    passages_score = Score(nll=(20.0, 40.0), tokens=(10, 20), bytes=120)
+    assert passages_score.perplexity == pytest.approx(math.e**2)
+    assert passages_score.bits_per_byte == pytest.approx(0.5 / math.log(2))
+    against = passages_score.against(Score(nll=(21.0, 42.0), tokens=(10, 20), bytes=120))
     assert against.difference == pytest.approx(-0.1)
     assert against.standard_error == pytest.approx(0.0, abs=1e-12)
 
@@ -78,13 +78,13 @@ def small() -> Table:
 
 def test_the_text_has_every_row_what_abstained_and_who_beats_the_base(small):
     for width in (60, 200):
-        said = table.text(small, width=width)
-        assert " -9.5 ± 0.0 %" in said
-        assert "the base model (it does not help)" in " ".join(said.split())
-        assert "arithmetic  geometric  bits/byte  to the base" in said
-        assert "a\n" in said
-        assert "  1 of 2 adapters beat the base (1 by two standard errors)" in said  # `one` always by as much
-        assert "  1 of 2 adapters beat the base (0 by two standard errors)" in said  # `two`, but with a large spread
+        text = table.text(small, width=width)
+        assert " -9.5 ± 0.0 %" in text
+        assert "the base model (it does not help)" in " ".join(text.split())
+        assert "arithmetic  geometric  bits/byte  to the base" in text
+        assert "a\n" in text
+        assert "  1 of 2 adapters beat the base (1 by two standard errors)" in text  # `one` always by as much
+        assert "  1 of 2 adapters beat the base (0 by two standard errors)" in text  # `two`, but with a large spread
     assert table.text(small, width=200).count("\n  the service, verified") == 2
 
 
@@ -132,16 +132,16 @@ def test_the_sentence_says_base_control_soup_and_where_it_beats_both(controlled,
     )
     alone = Table([controlled.rows[0], controlled.rows[2]], {})
     assert "better than the base on 2 of 2; 1 s" in table.sentence(alone, answer=alone.rows[1], seconds=1)
-    said = table.sentence(small, answer=small.rows[2], seconds=1)
-    assert ", the answer (one adapter for 1, the base model for 1) " in said
-    assert "soup" not in said
+    sentence = table.sentence(small, answer=small.rows[2], seconds=1)
+    assert ", the answer (one adapter for 1, the base model for 1) " in sentence
+    assert "soup" not in sentence
 
 
 def test_gains_are_over_the_control_and_repeated_rows_stand_once(controlled):
-    said = table.text(controlled)
-    assert "again: in every domain the same as soup, similarity" in said
-    assert said.count("again") == 1
-    (line,) = [line for line in said.splitlines() if line.startswith("the service, verified")]
+    text = table.text(controlled)
+    assert "again: in every domain the same as soup, similarity" in text
+    assert text.count("again") == 1
+    (line,) = [line for line in text.splitlines() if line.startswith("the service, verified")]
     assert line.split()[-4:] == ["-18.1", "%", "-9.5", "%"]
     figures = table.figures(controlled)
     assert figures["change_to_control_the_service_verified"]["value"] == pytest.approx(100 * math.expm1(-0.1), rel=1e-5)
@@ -162,14 +162,14 @@ def test_the_picture_holds_every_domain_and_row_once_and_is_the_same_again(contr
 
 
 @pytest.mark.parametrize(
-    ("search", "taken"),
+    ("search", "ingredients"),
     [
         (None, ("law", "zoo")),
         ({"candidates": []}, ("law", "zoo")),  # effort tune trains what the selector took
         ({"candidates": [{"digest": "a", "domain": "news"}, {"digest": "b", "domain": "law"}]}, ("news",)),
     ],
 )
-def test_an_answer_names_what_went_into_it(search, taken):
+def test_an_answer_names_what_went_into_it(search, ingredients):
     cooked = {
         "model": "demo/soup@1",
         "digest": "d",
@@ -179,7 +179,7 @@ def test_an_answer_names_what_went_into_it(search, taken):
         "recipe": {"ingredients": [{"digest": "a"}]},
     }
     client: Any = SimpleNamespace(cook=lambda _request: cooked, sample=lambda texts: SampleSource(texts=tuple(texts)))
-    assert strategies.cook(client, strategies.SERVICE, ["some text"]).ingredients == taken
+    assert strategies.cook(client, strategies.SERVICE, ["some text"]).ingredients == ingredients
 
 
 # --- which text is cooked from, and which scored --------------------------------------------------
@@ -189,23 +189,23 @@ PASSAGES = 210
 """Of each part: more than any step draws."""
 
 
-def labelled_passages(domain: str, part: str) -> list[str]:
-    return [f"{domain} {part} {number}: the court held that contract {number} was void" for number in range(PASSAGES)]
+def labelled_passages(domain: str, split: str) -> list[str]:
+    return [f"{domain} {split} {number}: the court held that contract {number} was void" for number in range(PASSAGES)]
 
 
-def parts(texts: Any) -> set[str]:
-    """`law valid` for each domain and part that some labelled_passages are of."""
+def domains_and_splits(texts: Any) -> set[str]:
+    """`law valid` for each domain and split that some labelled passages are of."""
     return {" ".join(text.split()[:2]) for text in texts}
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`train/law` and `train/cooking`, `novel/ships` and `novel/cats`, `mixed/control`: all parts_of of each."""
+    """`train/law` and `train/cooking`, `novel/ships` and `novel/cats`, `mixed/control`: all splits of each."""
     folder = tmp_path_factory.mktemp("data")
     for kind, domains in {"train": ("law", "cooking"), "novel": ("ships", "cats"), "mixed": ("control",)}.items():
         for domain in domains:
-            for part in ("train", "valid", "test"):
-                write_texts(folder / kind / domain / f"{part}.jsonl.gz", labelled_passages(domain, part))
+            for split in ("train", "valid", "test"):
+                write_texts(folder / kind / domain / f"{split}.jsonl.gz", labelled_passages(domain, split))
     return folder
 
 
@@ -226,9 +226,11 @@ def test_a_soup_of_the_demo_is_cooked_from_one_part_of_a_novel_domain_and_scored
     demo_run._score(kitchen, answers, Talk(2))
     samples = [call.args[0] for call in server.sample.call_args_list]
     assert {len(sample) for sample in samples} == {NOVEL_SAMPLE}
-    assert [parts(sample) for sample in samples] == [{f"{domain} valid"} for domain in ("ships", "cats") for _ in EVERY]
-    assert {part for call in server.perplexity.call_args_list for part in parts(call.args[1])} == {
+    assert [domains_and_splits(sample) for sample in samples] == [
+        {f"{domain} valid"} for domain in ("ships", "cats") for _ in EVERY
+    ]
+    assert {source for call in server.perplexity.call_args_list for source in domains_and_splits(call.args[1])} == {
         "ships test",
         "cats test",
     }
-    assert parts(job.training_sample("law")) == {"law train"}
+    assert domains_and_splits(job.training_sample("law")) == {"law train"}

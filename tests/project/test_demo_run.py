@@ -51,7 +51,7 @@ def servers() -> list[psutil.Process]:
 
 def test_the_whole_demo(world, capsys):
     assert main([*world, "--out", "results/main_job.json"]) == 0
-    said = capsys.readouterr()
+    output = capsys.readouterr()
     for row in (
         "base model",
         "control",
@@ -63,14 +63,14 @@ def test_the_whole_demo(world, capsys):
         "oracle: best single adapter",
         "the service, verified",
     ):
-        assert f"\n  {row}  " in said.out or f"\n{row}: in every domain the same as " in said.out
-    assert "arithmetic  geometric  bits/byte  to the base  to the control" in said.out
-    assert said.out.splitlines()[1].startswith("1 novel domain: base ")
-    assert "\npoems\n  base model " in said.out
-    assert max(map(len, said.out.split("Test passages")[0].splitlines()[2:])) <= 100
-    assert "$ soup generate base/" in said.out
-    assert "What to do next" in said.out
-    picture = next(line.removeprefix("Picture: ") for line in said.out.splitlines() if line.startswith("Picture: "))
+        assert f"\n  {row}  " in output.out or f"\n{row}: in every domain the same as " in output.out
+    assert "arithmetic  geometric  bits/byte  to the base  to the control" in output.out
+    assert output.out.splitlines()[1].startswith("1 novel domain: base ")
+    assert "\npoems\n  base model " in output.out
+    assert max(map(len, output.out.split("Test passages")[0].splitlines()[2:])) <= 100
+    assert "$ soup generate base/" in output.out
+    assert "What to do next" in output.out
+    picture = next(line.removeprefix("Picture: ") for line in output.out.splitlines() if line.startswith("Picture: "))
     drawn = Path(picture).read_bytes()
     assert b"<svg" in drawn
     assert b">poems</text>" in drawn
@@ -117,12 +117,12 @@ def test_a_failing_command_is_told_and_the_server_is_stopped_when_the_demo_fails
     program = tmp_path / "adaptersoup.cli"
     program.write_text(SOUP)
     monkeypatch.setattr(demo_server, "SOUP", (sys.executable, str(program)))
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(demo_run, "_push", fails)
     assert main(world) == 1
     assert "Something in the middle broke." in capsys.readouterr().err
     assert servers() == []
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(signal.SIGTERM) == handler
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path, monkeypatch):
@@ -136,19 +136,19 @@ def test_a_server_that_cannot_start_says_why(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["--data", "x"], 2, "give both"),
         (["--base", "x", "--adapters", "y"], 2, "give both"),
         (["--data", "none", "--base", "none", "--adapters", "none"], 1, "none holds no <domain>/adapter.safetensors"),
     ],
 )
-def test_what_is_missing_is_told_in_one_sentence(arguments, code, told, tmp_path, monkeypatch, capsys):
+def test_what_is_missing_is_told_in_one_sentence(arguments, code, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
-    assert told in line
+    assert message in line
 
 
 def test_help_needs_no_torch():

@@ -33,7 +33,7 @@ def world(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="module")
-def known(world: World) -> dict[str, set[str]]:
+def labels_by_sample(world: World) -> dict[str, set[str]]:
     """Names of samples with their labels, of a server that has done a little of everything."""
     job = world.push("acme/one", sample={"texts": [f"passage {number} of a domain" for number in range(30)]})["job"]
     assert world.client.get(f"/v1/jobs/{job}/events").status_code == 200  # to its end
@@ -47,15 +47,15 @@ def known(world: World) -> dict[str, set[str]]:
             "/v1/perplexity", json={"model": f"base/{BASE_ID}", "texts": ["a b"]}, headers=world.headers(key["secret"])
         )
     families = text_string_to_metric_families(world.client.get("/metrics").text)
-    found: dict[str, set[str]] = {}
+    labels: dict[str, set[str]] = {}
     for family in families:
         for sample in family.samples:
-            found.setdefault(sample.name, set()).update(sample.labels)
-    return found
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    return labels
 
 
 def expressions() -> dict[str, str]:
-    """What alerts and panels ask for, by their names."""
+    """The expressions of alerts and panels, by their names."""
     rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
     panels = {
         f"{panel['title']} {target['refId']}": target["expr"]
@@ -78,24 +78,28 @@ def test_what_alerts_look_for_is_counted_from_the_start(world: World) -> None:
     }
     assert ("soup_http_errors_total", "code", "damaged_blob") in looked_for
     for name, label, value in looked_for:
-        assert any(one == name and (label, value) in labels for one, labels in there), (name, label, value)
+        assert any(sample_name == name and (label, value) in labels for sample_name, labels in there), (
+            name,
+            label,
+            value,
+        )
 
 
-def test_alerts_and_dashboard_ask_for_what_there_is(known: dict[str, set[str]]) -> None:
-    asked = expressions()
-    assert len(asked) > 30
-    for place, expression in asked.items():
+def test_alerts_and_dashboard_ask_for_what_there_is(labels_by_sample: dict[str, set[str]]) -> None:
+    queries = expressions()
+    assert len(queries) > 30
+    for place, expression in queries.items():
         names = set(NAME.findall(expression))
         assert names or "up{" in expression, place
-        assert names <= set(known), (place, names - set(known))
-        labels = {label for name in names for label in known[name]} | {"instance", "job"}
+        assert names <= set(labels_by_sample), (place, names - set(labels_by_sample))
+        labels = {label for name in names for label in labels_by_sample[name]} | {"instance", "job"}
         assert set(LABEL.findall(expression)) <= labels, place
 
 
-def test_the_page_says_what_every_metric_of_ours_is(known: dict[str, set[str]]) -> None:
+def test_the_page_says_what_every_metric_of_ours_is(labels_by_sample: dict[str, set[str]]) -> None:
     page = Path("docs/how-to/watch-a-server.md").read_text()
     starts = [name.removesuffix("...") for name in re.findall(r"`((?:soup|process)_[a-z_.]+)`", page)]
-    for name in (one for one in known if not one.endswith("_created")):  # when a counter began
+    for name in (sample for sample in labels_by_sample if not sample.endswith("_created")):  # when a counter began
         assert any(name.startswith(start) for start in starts), name
     for alert in (name for name in expressions() if name.startswith("Soup")):
         assert f"`{alert}`" in page
@@ -113,9 +117,9 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     text = (DEPLOY / "systemd" / "adaptersoup.service").read_text()
     unit = tmp_path / "adaptersoup.service"
     unit.write_text(text.replace("/opt/adaptersoup/bin/soup", shutil.which("true") or ""))  # it looks for the program
-    found = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    assert "adaptersoup.service" not in found.stderr, found.stderr
+    completed = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert "adaptersoup.service" not in completed.stderr, completed.stderr
 
 
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")
@@ -124,8 +128,8 @@ def test_nginx_takes_its_file(tmp_path: Path) -> None:
     file = tmp_path / "nginx.conf"
     file.write_text(f"pid {tmp_path}/pid;\nevents {{}}\nhttp {{\n{text}\n}}\n")
     command = ["nginx", "-t", "-p", str(tmp_path), "-e", str(tmp_path / "log"), "-c", str(file)]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_nginx_buffers_at_most_the_largest_json_body() -> None:

@@ -59,31 +59,31 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
         if link.startswith(("http://", "https://")):
             continue
         target, _, anchor = link.partition("#")
-        found = (ROOT / path).parent / target if target else ROOT / path
-        assert found.exists(), f"{path}: {link}"
+        target_path = (ROOT / path).parent / target if target else ROOT / path
+        assert target_path.exists(), f"{path}: {link}"
         if anchor:
-            assert anchor in anchors(found.resolve().relative_to(ROOT)), f"{path}: {link}"
+            assert anchor in anchors(target_path.resolve().relative_to(ROOT)), f"{path}: {link}"
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    seen, todo = set(), [Path("README.md")]
+    visited, todo = set(), [Path("README.md")]
     while todo:
         page = todo.pop()
-        seen.add(page)
+        visited.add(page)
         for link in links(page):
             if link.startswith("http"):
                 continue
             target = ((ROOT / page).parent / link.partition("#")[0]).resolve()
             inside = target.relative_to(ROOT)
-            if target.suffix == ".md" and inside not in seen:
+            if target.suffix == ".md" and inside not in visited:
                 todo.append(inside)
-    assert set(PAGES) - seen == set()
+    assert set(PAGES) - visited == set()
 
 
 def test_decisions_are_numbered_without_gaps_and_listed() -> None:
-    found = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
-    assert [name[:4] for name in found] == [f"{number:04}" for number in range(1, len(found) + 1)]
-    for name in found:
+    names = sorted(path.name for path in (ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    assert [name[:4] for name in names] == [f"{number:04}" for number in range(1, len(names) + 1)]
+    for name in names:
         number, title = re.fullmatch(r"# (\d+)\. (.+)", read(Path("docs/decisions") / name).splitlines()[0]).groups()
         assert int(number) == int(name[:4])
         assert f"{number}. [{title}]({name})" in read(Path("docs/decisions/README.md"))
@@ -95,9 +95,9 @@ def test_decisions_are_numbered_without_gaps_and_listed() -> None:
 def commands(path: Path) -> Iterator[tuple[str, list[str]]]:
     """(verb, options) of every `soup ...` command a page shows, in code blocks and in running text."""
     text = read(path).replace("\\\n", " ")
-    for found in re.finditer(r"(?<![\w/.-])(?:\.venv/bin/)?soup ([a-z]+)((?:[^\n`|;]|\\\n)*)", text):
-        if found[1] in VERBS or found[0].startswith(".venv"):
-            yield found[1], re.findall(r"(?<=\s)--[a-z][a-z-]*", found[2])
+    for match in re.finditer(r"(?<![\w/.-])(?:\.venv/bin/)?soup ([a-z]+)((?:[^\n`|;]|\\\n)*)", text):
+        if match[1] in VERBS or match[0].startswith(".venv"):
+            yield match[1], re.findall(r"(?<=\s)--[a-z][a-z-]*", match[2])
 
 
 def options_of(verb: str) -> set[str]:
@@ -106,10 +106,10 @@ def options_of(verb: str) -> set[str]:
 
 
 def test_commands_shown_exist_with_their_options() -> None:
-    known = {verb: options_of(verb) for verb in VERBS}
-    shown = [(path, verb, option) for path in WRITTEN for verb, options in commands(path) for option in options]
-    assert len(shown) > 30
-    assert [one for one in shown if one[2] not in known[one[1]]] == []
+    options_by_verb = {verb: options_of(verb) for verb in VERBS}
+    usages = [(path, verb, option) for path in WRITTEN for verb, options in commands(path) for option in options]
+    assert len(usages) > 30
+    assert [usage for usage in usages if usage[2] not in options_by_verb[usage[1]]] == []
 
 
 def test_variables_targets_and_calls_named_exist() -> None:
@@ -235,8 +235,8 @@ def test_every_figure_of_a_summary_is_in_its_results(name: str) -> None:
     summary = summaries.SUMMARIES[name]
     files = [json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text()) for _, file in summary.columns]
     for figures_of_row in summary.rows.values():
-        wanted = [figures_of_row] * len(files) if isinstance(figures_of_row, str) else figures_of_row
-        assert any(figure in result["figures"] for figure, result in zip(wanted, files, strict=True)), figures_of_row
+        names = [figures_of_row] * len(files) if isinstance(figures_of_row, str) else figures_of_row
+        assert any(figure in result["figures"] for figure, result in zip(names, files, strict=True)), figures_of_row
 
 
 def test_a_summary_has_goals_newer_commits_and_marks_of_another_machine(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is no
 
 
 def blocks(page: str) -> list[tuple[str | None, str, str]]:
-    """(what, language, code) of every marked block of a page."""
+    """(label, language, code) of every marked block of a page."""
     text = (REPOSITORY / page).read_text(encoding="utf-8")
-    return [(found["what"], found["language"], found["code"]) for found in MARKED.finditer(text)]
+    return [(match["what"], match["language"], match["code"]) for match in MARKED.finditer(text)]
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Home:
         }
 
     def run(self, language: str, code: str) -> str:
-        """What a block prints on stdout; a failing command fails it."""
+        """Return the stdout of a block; a failing command fails the test."""
         code = code.replace(DEFAULT_URL, self.live.url)
         command = [sys.executable, "-c", code] if language == "python" else ["bash", "-euo", "pipefail", "-c", code]
         done = subprocess.run(
@@ -93,16 +93,16 @@ class Home:
 @pytest.fixture(scope="module")
 def home(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     folder = tmp_path_factory.mktemp("home")
-    made, shipped = folder / ".demo" / "smollm2", folder / "demo" / "domains"
-    made.mkdir(parents=True)
-    bases = write_bases(made / "bases.toml", {BASE: tiny_base_dir})
+    demo_home, shipped = folder / ".demo" / "smollm2", folder / "demo" / "domains"
+    demo_home.mkdir(parents=True)
+    bases = write_bases(demo_home / "bases.toml", {BASE: tiny_base_dir})
     write_texts(shipped / "novel" / "fairy_tales" / "valid.jsonl", passages("kitchen", SAMPLE, seed=20))
     write_texts(shipped / "novel" / "fairy_tales" / "test.jsonl", passages("kitchen", 20, seed=40))
     (folder / "bin").mkdir()
     soup = folder / "bin" / "soup"
     soup.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m adaptersoup.cli "$@"\n')
     soup.chmod(0o755)
-    for world in open_world(made / "server", bases):
+    for world in open_world(demo_home / "server", bases):
         _push(world, shipped / "adapters")
         for live in open_live(world):
             yield Home(folder, live)
@@ -137,7 +137,7 @@ def _push(world: World, folder: Path) -> None:
 
 @needs_curl
 def test_the_session_with_curl(home: Home) -> None:
-    (code,) = [code for what, _, code in blocks("README.md") if what == "session"]
+    (code,) = [code for label, _, code in blocks("README.md") if label == "session"]
     decoder, answers, rest = json.JSONDecoder(), [], home.run("sh", code).strip()
     while rest:
         value, end = decoder.raw_decode(rest)
@@ -167,9 +167,9 @@ def test_the_session_with_openai(home: Home) -> None:
 
 @pytest.mark.long
 def test_the_tutorial(home: Home) -> None:
-    parts = blocks("docs/tutorial.md")
-    (prepare,) = [code for _, language, code in parts if language == "python"]
-    shell = "\n".join(code for _, language, code in parts if language == "sh")
+    marked_blocks = blocks("docs/tutorial.md")
+    (prepare,) = [code for _, language, code in marked_blocks if language == "python"]
+    shell = "\n".join(code for _, language, code in marked_blocks if language == "sh")
     for text, less in SMALLER.items():
         assert text in prepare + shell
         prepare, shell = prepare.replace(text, less), shell.replace(text, less)
@@ -193,8 +193,8 @@ def test_embeddings_made_by_the_client_are_those_of_the_server(home: Home, tiny_
 @needs_curl
 def test_a_training_is_asked_for_with_curl(home: Home, base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
     trains_here(monkeypatch, base)
-    ((what, language, code),) = blocks("docs/how-to/train-adapters.md")
-    assert what == "training"
+    ((label, language, code),) = blocks("docs/how-to/train-adapters.md")
+    assert label == "training"
     write_texts(home.folder / "texts" / "law" / "train.jsonl", passages("court", 60))
     code = code.replace('"small"', f'"{BASE}"').replace('"steps": 500', '"steps": 2, "block": 32')
     answers = home.run(language, f"export SOUP_KEY={home.live.world.admin}\n{code}").replace("}{", "}\n{").splitlines()
@@ -231,9 +231,9 @@ def test_the_commands_that_train_adapters(tiny_base_dir, tmp_path, monkeypatch):
             assert soup_command([*arguments, "--steps", "2", "--batch", "2"]) == 0
     finally:
         torch.set_num_threads(threads)
-    made = {path.name: read_directory(path) for path in (tmp_path / "grid").iterdir()}
-    assert len(made) == 18
-    assert "law-lr0.001-seed1" in made  # as the page names one
+    trained = {path.name: read_directory(path) for path in (tmp_path / "grid").iterdir()}
+    assert len(trained) == 18
+    assert "law-lr0.001-seed1" in trained  # as the page names one
     assert {path.name for path in (tmp_path / "adapters").iterdir()} == {"law", "long"}
     assert not (tmp_path / "state" / "long").exists()
     more = {path.name: read_directory(path).config for path in (tmp_path / "more").iterdir()}

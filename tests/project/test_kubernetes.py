@@ -49,26 +49,26 @@ def resources(request: pytest.FixtureRequest) -> list[Resource]:
 
 def of_kind(resources: list[Resource], *kinds: str) -> dict[str, Resource]:
     """By their names."""
-    return {one["metadata"]["name"]: one for one in resources if one["kind"] in kinds}
+    return {resource["metadata"]["name"]: resource for resource in resources if resource["kind"] in kinds}
 
 
 def pods(resources: list[Resource]) -> dict[str, Resource]:
     """The template of every workload's pods, by the workload's name."""
     workloads = of_kind(resources, "Deployment", "Job")
     assert {name.removeprefix("soup-") for name in workloads} == {"api", "worker", "proxy", "migrate"}
-    return {name: one["spec"]["template"] for name, one in workloads.items()}
+    return {name: workload["spec"]["template"] for name, workload in workloads.items()}
 
 
 def containers(resources: list[Resource]) -> dict[str, Resource]:
-    found = {}
+    by_workload = {}
     for name, template in pods(resources).items():
-        (found[name],) = template["spec"]["containers"]
-    return found
+        (by_workload[name],) = template["spec"]["containers"]
+    return by_workload
 
 
 def ours(resources: list[Resource]) -> dict[str, Resource]:
     """The containers of our image."""
-    return {name: one for name, one in containers(resources).items() if name != PROXY}
+    return {name: container for name, container in containers(resources).items() if name != PROXY}
 
 
 def settings_map(resources: list[Resource]) -> dict[str, str]:
@@ -77,13 +77,13 @@ def settings_map(resources: list[Resource]) -> dict[str, str]:
 
 
 def variables(container: Resource, resources: list[Resource]) -> dict[str, str]:
-    """What a container's process sees, with values of our own for those that the cluster fills in."""
-    found = dict(settings_map(resources)) if "envFrom" in container else {}
-    given = {"SOUP_THREADS": "2", "SOUP_BOOTSTRAP_KEY": "sk-soup-" + "a" * 43}
-    for one in container["env"]:
-        value = one.get("value", given.get(one["name"], "given"))
-        found[one["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], value)
-    return found
+    """The environment of a container's process, with values of our own for those that the cluster fills in."""
+    environment = dict(settings_map(resources)) if "envFrom" in container else {}
+    filled_in = {"SOUP_THREADS": "2", "SOUP_BOOTSTRAP_KEY": "sk-soup-" + "a" * 43}
+    for variable in container["env"]:
+        value = variable.get("value", filled_in.get(variable["name"], "given"))
+        environment[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda name: environment[name[1]], value)
+    return environment
 
 
 # --- it is Kubernetes ---------------------------------------------------------------------------------
@@ -94,23 +94,27 @@ def test_everything_has_the_form_that_kubernetes_and_kuberay_say(folder: Path) -
     for resource in render(folder):
         schema = KINDS[f"{resource['apiVersion']} {resource['kind']}"]
         mistakes = Draft202012Validator({**schema, "$defs": SCHEMAS["$defs"]}).iter_errors(resource)
-        assert [f"{key_of(resource)} {one.json_path}: {one.message}" for one in mistakes] == []
+        assert [f"{key_of(resource)} {mistake.json_path}: {mistake.message}" for mistake in mistakes] == []
 
 
 def test_no_two_have_the_same_name_and_all_are_in_the_namespace(resources: list[Resource]) -> None:
-    assert len({key_of(one) for one in resources}) == len(resources)
+    assert len({key_of(resource) for resource in resources}) == len(resources)
     ((namespace, _),) = of_kind(resources, "Namespace").items()
-    assert {one["metadata"]["namespace"] for one in resources if one["kind"] != "Namespace"} == {namespace}
+    assert {resource["metadata"]["namespace"] for resource in resources if resource["kind"] != "Namespace"} == {
+        namespace
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_kubectl_renders_the_same(folder: Path) -> None:
-    told = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
-    theirs = re.sub(r"\b(soup-(?:settings|bases|proxy))-[a-z0-9]{10}\b", r"\1", told)
-    assert theirs != told
-    assert {key_of(one): one for one in yaml.safe_load_all(theirs)} == {key_of(one): one for one in render(folder)}
+    rendered = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, check=True).stdout
+    theirs = re.sub(r"\b(soup-(?:settings|bases|proxy))-[a-z0-9]{10}\b", r"\1", rendered)
+    assert theirs != rendered
+    assert {key_of(resource): resource for resource in yaml.safe_load_all(theirs)} == {
+        key_of(resource): resource for resource in render(folder)
+    }
 
 
 # --- it fits together ---------------------------------------------------------------------------------
@@ -133,16 +137,16 @@ def test_every_selector_finds_the_pods_that_it_is_for(resources: list[Resource])
         for selector in selectors(resource):
             assert any(selects(selector, template) for template in templates.values()), key_of(resource)
     for name, deployment in of_kind(resources, "Deployment").items():
-        (own, *spread) = selectors(deployment)
-        assert [other for other, template in templates.items() if selects(own, template)] == [name]
-        assert spread == [own, own]
+        (own_selector, *spread) = selectors(deployment)
+        assert [workload for workload, template in templates.items() if selects(own_selector, template)] == [name]
+        assert spread == [own_selector, own_selector]
     for kind, expected in (("PodDisruptionBudget", {"soup-api", PROXY}), ("Service", {"soup-api", "soup"})):
-        found = of_kind(resources, kind)
-        assert found.keys() == expected
-        for name, resource in found.items():
+        by_name = of_kind(resources, kind)
+        assert by_name.keys() == expected
+        for name, resource in by_name.items():
             (selector,) = selectors(resource)
-            wanted = PROXY if name == "soup" else name
-            assert [other for other, template in templates.items() if selects(selector, template)] == [wanted]
+            target = PROXY if name == "soup" else name
+            assert [workload for workload, template in templates.items() if selects(selector, template)] == [target]
 
 
 def test_what_is_referred_to_is_there(resources: list[Resource]) -> None:
@@ -150,9 +154,9 @@ def test_what_is_referred_to_is_there(resources: list[Resource]) -> None:
     accounts = {template["spec"]["serviceAccountName"] for template in pods(resources).values()}
     assert accounts == of_kind(resources, "ServiceAccount").keys()
     for template in pods(resources).values():
-        volumes = {one["name"] for one in template["spec"]["volumes"]}
+        volumes = {volume["name"] for volume in template["spec"]["volumes"]}
         (container,) = template["spec"]["containers"]
-        assert {one["name"] for one in container["volumeMounts"]} == volumes
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
 
 
 def test_the_autoscaler_alone_says_how_many_api_pods_there_are(resources: list[Resource]) -> None:
@@ -160,7 +164,10 @@ def test_the_autoscaler_alone_says_how_many_api_pods_there_are(resources: list[R
     assert scaler["spec"]["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "soup-api"}
     deployments = of_kind(resources, "Deployment")
     assert "replicas" not in deployments["soup-api"]["spec"]  # each `apply` would set it back
-    assert {name for name, one in deployments.items() if "replicas" in one["spec"]} == {PROXY, "soup-worker"}
+    assert {name for name, deployment in deployments.items() if "replicas" in deployment["spec"]} == {
+        PROXY,
+        "soup-worker",
+    }
     requests = containers(resources)["soup-api"]["resources"]["requests"]
     assert [metric["resource"]["name"] for metric in scaler["spec"]["metrics"]] == ["cpu"]
     assert "cpu" in requests  # utilisation is of what was asked for
@@ -168,7 +175,7 @@ def test_the_autoscaler_alone_says_how_many_api_pods_there_are(resources: list[R
 
 def test_ports_meet(resources: list[Resource]) -> None:
     for name, container in containers(resources).items():
-        ports = {one["name"]: one["containerPort"] for one in container.get("ports", ())}
+        ports = {port["name"]: port["containerPort"] for port in container.get("ports", ())}
         assert ports == ({} if name == "soup-migrate" else {"http": int(IMAGE["SOUP_PORT"])})
         assert {probe["httpGet"]["port"] for probe in probes(container).values()} <= ports.keys()
     for service in of_kind(resources, "Service").values():
@@ -179,7 +186,7 @@ def test_the_proxy_finds_every_pod_by_the_name_of_their_service(resources: list[
     """HAProxy asks for the addresses; what a name would be balanced to by the cluster knows no models."""
     service = of_kind(resources, "Service")["soup-api"]["spec"]
     assert service["clusterIP"] == "None"
-    variables = {one["name"]: one.get("value") for one in containers(resources)[PROXY]["env"]}
+    variables = {variable["name"]: variable.get("value") for variable in containers(resources)[PROXY]["env"]}
     assert str(variables["SOUP_SERVERS"]).partition(".$(NAMESPACE).svc.")[0] == "soup-api"
     config = of_kind(resources, "ConfigMap")[PROXY]["data"]["haproxy.cfg"]
     ((slots, port),) = set(re.findall(r'server-template server (\d+) "\$\{SOUP_SERVERS\}:(\d+)"', config))
@@ -195,7 +202,7 @@ def test_only_what_is_needed_passes_the_network(resources: list[Resource]) -> No
 
     def reached(name: str) -> list[Any]:
         """From where a pod may be reached."""
-        specs = [one["spec"] for one in policies.values()]
+        specs = [policy["spec"] for policy in policies.values()]
         mine = [spec for spec in specs if selects(spec["podSelector"]["matchLabels"], templates[name])]
         assert any(spec["policyTypes"] == ["Ingress", "Egress"] for spec in mine), name
         return [rule for spec in mine for rule in spec.get("ingress", ())]
@@ -229,15 +236,15 @@ def calls() -> Any:
 
 def test_probes_ask_for_routes_that_need_no_key(resources: list[Resource], calls: Any) -> None:
     for name, container in containers(resources).items():
-        asked = {field: probe["httpGet"]["path"] for field, probe in probes(container).items()}
+        paths = {field: probe["httpGet"]["path"] for field, probe in probes(container).items()}
         if name == "soup-migrate":
-            assert asked == {}
+            assert paths == {}
             continue
-        assert asked["livenessProbe"] == "/healthz"
-        assert asked["readinessProbe"] == "/readyz"
-        assert ("startupProbe" in asked) == (name != PROXY)  # it loads no model
-        assert asked.get("startupProbe", "/healthz") == "/healthz"
-        assert all("security" not in calls[path]["get"] for path in asked.values())
+        assert paths["livenessProbe"] == "/healthz"
+        assert paths["readinessProbe"] == "/readyz"
+        assert ("startupProbe" in paths) == (name != PROXY)  # it loads no model
+        assert paths.get("startupProbe", "/healthz") == "/healthz"
+        assert all("security" not in calls[path]["get"] for path in paths.values())
 
 
 def test_the_limits_of_memory_hold_what_the_page_adds_up(
@@ -264,15 +271,15 @@ def test_the_arguments_are_commands(resources: list[Resource]) -> None:
 
 def test_variables_are_settings_and_make_sense(resources: list[Resource], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, container in ours(resources).items():
-        found = variables(container, resources)
-        named = {one for one in found if one.startswith("SOUP_")}
-        assert found.keys() - named <= OTHERS
-        assert {one.removeprefix("SOUP_").lower() for one in named} <= set(Settings.model_fields)
-        settings = settings_from(found, monkeypatch)
+        environment = variables(container, resources)
+        named = {variable for variable in environment if variable.startswith("SOUP_")}
+        assert environment.keys() - named <= OTHERS
+        assert {variable.removeprefix("SOUP_").lower() for variable in named} <= set(Settings.model_fields)
+        settings = settings_from(environment, monkeypatch)
         assert (settings.host, settings.port) == ("0.0.0.0", 8000)
         url = make_url(settings.database)
         assert (url.drivername, url.password) == ("postgresql+psycopg", None)
-        assert found["PGPASSWORD"] == "given"
+        assert environment["PGPASSWORD"] == "given"
         role = {"soup-api": "api", "soup-worker": "worker"}.get(name, "all")
         assert settings.role == role
         assert (settings.bootstrap_key is not None) == (role != "all")
@@ -281,19 +288,19 @@ def test_variables_are_settings_and_make_sense(resources: list[Resource], monkey
 
 def test_a_variable_is_there_before_another_is_made_of_it(resources: list[Resource]) -> None:
     for container in containers(resources).values():
-        seen: set[str] = set()
-        for one in container["env"]:
-            assert set(re.findall(r"\$\((\w+)\)", one.get("value", ""))) <= seen
-            seen.add(one["name"])
+        defined: set[str] = set()
+        for variable in container["env"]:
+            assert set(re.findall(r"\$\((\w+)\)", variable.get("value", ""))) <= defined
+            defined.add(variable["name"])
 
 
 def test_what_is_written_is_written_into_volumes(resources: list[Resource], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("soup-api", "soup-worker"):
         container, spec = containers(resources)[name], pods(resources)[name]["spec"]
         settings = settings_from(variables(container, resources), monkeypatch)
-        mounts = {one["mountPath"]: one for one in container["volumeMounts"]}
-        volumes = {one["name"]: one for one in spec["volumes"]}
-        writable = {path for path, one in mounts.items() if "emptyDir" in volumes[one["name"]]}
+        mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        writable = {path for path, mount in mounts.items() if "emptyDir" in volumes[mount["name"]]}
         written = [settings.data, settings.cache, settings.trainings_dir, Path(IMAGE["HF_HOME"]), Path("/tmp/x")]
         assert (
             volumes["data"]["emptyDir"]["sizeLimit"] == f"{4 * settings.blobs_cache_bytes // 2**30}Gi"
@@ -335,7 +342,7 @@ def test_pods_may_do_little(resources: list[Resource]) -> None:
             "seccompProfile": {"type": "RuntimeDefault"},
         }
         assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
-        assert all(one.keys() & {"emptyDir", "configMap"} for one in spec["volumes"])
+        assert all(volume.keys() & {"emptyDir", "configMap"} for volume in spec["volumes"])
         (container,) = spec["containers"]
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
@@ -351,15 +358,15 @@ def test_pods_may_do_little(resources: list[Resource]) -> None:
 def test_no_secret_stands_in_a_file(resources: list[Resource]) -> None:
     assert of_kind(resources, "Secret") == {}
     for name, container in containers(resources).items():
-        secret = {one["name"]: one["valueFrom"] for one in container["env"] if SECRET.search(one["name"])}
+        secret = {entry["name"]: entry["valueFrom"] for entry in container["env"] if SECRET.search(entry["name"])}
         for variable, source in secret.items():
             assert source == {"secretKeyRef": {"name": "soup-secrets", "key": variable}}
         expected = set() if name == PROXY else {"PGPASSWORD"}
         if name in {"soup-api", "soup-worker"}:
             expected |= {"SOUP_BOOTSTRAP_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
         assert secret.keys() == expected
-    for one in settings_map(resources):
-        assert not SECRET.search(one)
+    for setting in settings_map(resources):
+        assert not SECRET.search(setting)
     for path in FOLDER.rglob("*"):
         assert path.is_dir() or not re.search(r"://[^/\s]*:[^/\s]*@|sk-soup-", path.read_text())
 
@@ -372,13 +379,13 @@ def test_the_page_makes_the_secret_that_pods_refer_to(resources: list[Resource],
     subprocess.run(["bash", "-euc", code], cwd=tmp_path, check=True)
     (file,) = tmp_path.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    made = dict(line.split("=", 1) for line in file.read_text().splitlines())
+    secrets = dict(line.split("=", 1) for line in file.read_text().splitlines())
     needed = {
-        one["valueFrom"]["secretKeyRef"]["key"]
+        variable["valueFrom"]["secretKeyRef"]["key"]
         for container in containers(resources).values()
-        for one in container["env"]
-        if "secretKeyRef" in one.get("valueFrom", {})
+        for variable in container["env"]
+        if "secretKeyRef" in variable.get("valueFrom", {})
     }
-    assert made.keys() == needed
+    assert secrets.keys() == needed
     assert f"create secret generic soup-secrets --from-env-file={file.name}" in PAGE
     assert file.name in (REPOSITORY / ".gitignore").read_text().splitlines()

@@ -31,12 +31,12 @@ for arguments in json.load(sys.stdin):
 
 @cache
 def resources() -> dict[tuple[str, str], Resource]:
-    return {key_of(one): one for one in render(FOLDER / "ray")}
+    return {key_of(resource): resource for resource in render(FOLDER / "ray")}
 
 
 def cluster() -> Resource:
-    found: Resource = resources()["RayCluster", "soup-ray"]["spec"]
-    return found
+    spec: Resource = resources()["RayCluster", "soup-ray"]["spec"]
+    return spec
 
 
 def templates() -> dict[str, Resource]:
@@ -52,31 +52,31 @@ def templates() -> dict[str, Resource]:
 
 def drivers() -> dict[str, tuple[Resource, Resource, Resource]]:
     """Of each pod that uses the cluster: its template, the container that does, and the node beside it."""
-    found = {}
+    by_name = {}
     for name in ("api", "deploy"):
-        (own,), (node,) = templates()[name]["spec"]["containers"], templates()[name]["spec"]["initContainers"]
-        found[name] = templates()[name], own, node
-    return found
+        (driver,), (node,) = templates()[name]["spec"]["containers"], templates()[name]["spec"]["initContainers"]
+        by_name[name] = templates()[name], driver, node
+    return by_name
 
 
 def start_of(node: Resource) -> list[str]:
     """The options with which a node beside a driver is started."""
     assert node["command"] == ["sh", "-c"]
-    before, _, options = node["args"][0].partition("ray start ")
-    assert before == "umask 0002 && exec "
+    prefix, _, options = node["args"][0].partition("ray start ")
+    assert prefix == "umask 0002 && exec "
     return options.split()
 
 
 def variables(container: Resource) -> dict[str, Any]:
-    return {one["name"]: one.get("value", one.get("valueFrom")) for one in container["env"]}
+    return {variable["name"]: variable.get("value", variable.get("valueFrom")) for variable in container["env"]}
 
 
 # --- it is the example, with Ray -----------------------------------------------------------------------
 
 
 def test_all_but_the_servers_that_answer_is_the_example() -> None:
-    example = {key_of(one): one for one in render(FOLDER / "overlays" / "example")}
-    assert {key for key, one in example.items() if resources()[key] != one} == {("Deployment", "soup-api")}
+    example = {key_of(resource): resource for resource in render(FOLDER / "overlays" / "example")}
+    assert {key for key, resource in example.items() if resources()[key] != resource} == {("Deployment", "soup-api")}
     assert resources().keys() - example.keys() == {
         ("RayCluster", "soup-ray"),
         ("Job", "soup-ray-deploy"),
@@ -95,24 +95,25 @@ def test_the_version_is_the_one_that_is_pinned_and_takes_tokens() -> None:
 
 def test_every_node_is_started_with_options_that_ray_has() -> None:
     groups = [cluster()["headGroupSpec"], *cluster()["workerGroupSpecs"]]
-    told = [[f"--{name}={value}" for name, value in group["rayStartParams"].items()] for group in groups]
+    node_options = [[f"--{name}={value}" for name, value in group["rayStartParams"].items()] for group in groups]
     for _, _, node in drivers().values():
-        told.append(start_of(node))
-    run = subprocess.run([sys.executable, "-c", PARSES], input=json.dumps(told), capture_output=True, text=True)
+        node_options.append(start_of(node))
+    run = subprocess.run([sys.executable, "-c", PARSES], input=json.dumps(node_options), capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 
 
 def test_a_driver_has_a_node_beside_it_that_it_finds() -> None:
     """Ray looks for the node in the list of processes, and speaks to it through files in two folders."""
-    for template, own, node in drivers().values():
+    for template, driver, node in drivers().values():
         assert template["spec"]["shareProcessNamespace"] is True
         assert node["restartPolicy"] == "Always"  # a sidecar: ready before the driver is started
         assert {f"--address={HEAD}", "--num-cpus=0", "--block"} <= set(start_of(node))
-        assert variables(own)["SOUP_RAY_ADDRESS"] == HEAD
-        volumes = {one["name"]: one for one in template["spec"]["volumes"]}
+        assert variables(driver)["SOUP_RAY_ADDRESS"] == HEAD
+        volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
         for folder in ("/tmp", "/dev/shm"):
             (theirs,), (ours,) = (
-                [one["name"] for one in each["volumeMounts"] if one["mountPath"] == folder] for each in (node, own)
+                [mount["name"] for mount in each["volumeMounts"] if mount["mountPath"] == folder]
+                for each in (node, driver)
             )
             assert theirs == ours
             assert "emptyDir" in volumes[ours]
@@ -120,10 +121,10 @@ def test_a_driver_has_a_node_beside_it_that_it_finds() -> None:
 
 def test_the_token_is_asked_for_and_comes_from_the_secret() -> None:
     assert cluster()["authOptions"] == {"mode": "token", "secretName": "soup-ray"}  # of which KubeRay makes variables
-    for _, own, node in drivers().values():
-        for container in (own, node):
-            found = variables(container)
-            assert (found["RAY_AUTH_MODE"], found["RAY_AUTH_TOKEN"]) == ("token", TOKEN)
+    for _, driver, node in drivers().values():
+        for container in (driver, node):
+            environment = variables(container)
+            assert (environment["RAY_AUTH_MODE"], environment["RAY_AUTH_TOKEN"]) == ("token", TOKEN)
     assert "create secret generic soup-ray --from-literal=auth_token=" in PAGE
 
 
@@ -140,7 +141,7 @@ def test_a_replica_fills_a_worker() -> None:
     (group,) = cluster()["workerGroupSpecs"]
     (worker,) = group["template"]["spec"]["containers"]
     _, deploy, _ = drivers()["deploy"]
-    options = dict(one.removeprefix("--").split("=") for one in deploy["args"] if one.startswith("--"))
+    options = dict(option.removeprefix("--").split("=") for option in deploy["args"] if option.startswith("--"))
     cpus = worker["resources"]["requests"]["cpu"]
     assert {options["cpus"], group["rayStartParams"]["num-cpus"], variables(deploy)["SOUP_THREADS"]} == {str(cpus)}
     assert (int(options["replicas"]), int(options["max-replicas"])) == (group["minReplicas"], group["maxReplicas"])
@@ -156,8 +157,8 @@ def test_the_job_says_what_the_command_takes() -> None:
     group: Any = command_of(verb)
     with group.commands[sub].make_context(sub, options):
         pass
-    ours = {one for one in variables(deploy) if one.startswith("SOUP_")}
-    assert {one.removeprefix("SOUP_").lower() for one in ours} <= set(Settings.model_fields)
+    ours = {variable for variable in variables(deploy) if variable.startswith("SOUP_")}
+    assert {variable.removeprefix("SOUP_").lower() for variable in ours} <= set(Settings.model_fields)
     assert settings_map([*resources().values()]).keys() - {"SOUP_BASES"} >= {"SOUP_BLOBS_URL", "AWS_REGION"}
 
 
@@ -172,10 +173,14 @@ def test_nodes_reach_each_other_and_nobody_else_reaches_them() -> None:
     for template in templates().values():
         labels = template["metadata"]["labels"]
         assert labels.items() >= (PART | {"app.kubernetes.io/name": "adaptersoup"}).items()  # the policy soup's too
-    others = [
-        one for one in resources().values() if one["kind"] == "Deployment" and one["metadata"]["name"] != "soup-api"
+    deployments = [
+        resource
+        for resource in resources().values()
+        if resource["kind"] == "Deployment" and resource["metadata"]["name"] != "soup-api"
     ]
-    assert not any(PART.items() <= one["spec"]["template"]["metadata"]["labels"].items() for one in others)
+    assert not any(
+        PART.items() <= deployment["spec"]["template"]["metadata"]["labels"].items() for deployment in deployments
+    )
     head = resources()["NetworkPolicy", "soup-ray-head"]["spec"]
     assert head["podSelector"]["matchLabels"].items() <= templates()["head"]["metadata"]["labels"].items()
     assert (head["policyTypes"], "ingress" in head) == (["Egress"], False)
@@ -183,9 +188,9 @@ def test_nodes_reach_each_other_and_nobody_else_reaches_them() -> None:
 
 def test_no_service_has_a_port_of_ray_but_the_heads_own() -> None:
     """KubeRay's Service of the head has the ports that its container names; with none it would have the dashboard's."""
-    services = [one for one in resources().values() if one["kind"] == "Service"]
-    assert sorted(one["metadata"]["name"] for one in services) == ["soup", "soup-api"]
-    assert not any(PART.items() <= one["spec"]["selector"].items() for one in services)
+    services = [resource for resource in resources().values() if resource["kind"] == "Service"]
+    assert sorted(service["metadata"]["name"] for service in services) == ["soup", "soup-api"]
+    assert not any(PART.items() <= service["spec"]["selector"].items() for service in services)
     head = cluster()["headGroupSpec"]
     assert "serviceType" not in head  # within the cluster
     (container,) = head["template"]["spec"]["containers"]
@@ -203,12 +208,12 @@ def test_pods_may_do_little() -> None:
             assert "serviceAccountName" not in spec
         else:
             assert (spec["serviceAccountName"], spec["automountServiceAccountToken"]) == ("soup", False)
-        volumes = {one["name"] for one in spec["volumes"]}
+        volumes = {volume["name"] for volume in spec["volumes"]}
         for container in containers(spec):
-            other = {"runAsUser": 10002} if container["name"] == "ray" and name in drivers() else {}
-            assert container["securityContext"] == STRICT | other  # the group is the pod's: files are shared by it
+            identity = {"runAsUser": 10002} if container["name"] == "ray" and name in drivers() else {}
+            assert container["securityContext"] == STRICT | identity  # the group is the pod's: files are shared by it
             assert container["resources"]["limits"] == {"memory": container["resources"]["requests"]["memory"]}
-            assert {one["name"] for one in container["volumeMounts"]} <= volumes
+            assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
             assert container["image"] == templates()["api"]["spec"]["containers"][0]["image"]
     assert cluster()["autoscalerOptions"]["securityContext"] == STRICT
 
@@ -218,5 +223,5 @@ def test_config_maps_are_there_and_kubectl_follows_those_that_a_cluster_names() 
     maps = {name for kind, name in resources() if kind == "ConfigMap"}
     assert {holder["name"] for holder in references([*resources().values()])} == maps
     (rule,) = yaml.safe_load((FOLDER / "ray" / "names.yaml").read_text())["nameReference"]
-    naming = {kind for (kind, _), one in resources().items() if list(references(one))}
+    naming = {kind for (kind, _), resource in resources().items() if list(references(resource))}
     assert naming - {"Deployment", "Job"} == {field["kind"] for field in rule["fieldSpecs"]}

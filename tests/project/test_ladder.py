@@ -58,10 +58,10 @@ def test_a_text_without_room_for_a_prompt_is_scored_alone(base: LoadedBase) -> N
 def test_neighbours_help_with_a_text_of_the_sample_and_never_harm_what_they_are_chosen_on(base: LoadedBase) -> None:
     [rung] = nearest_neighbours(base, replace(PASSAGES, held_out=PASSAGES.sample, test=PASSAGES.sample))
     assert sum(rung.nll) < 0.7 * sum(nll_of(base, PASSAGES.sample))
-    [other] = nearest_neighbours(base, PASSAGES)
+    [second_rung] = nearest_neighbours(base, PASSAGES)
     held_out = nll_of(base, PASSAGES.held_out)
     tokens = sum(len(base.tokenize(text, bos=False)) for text in PASSAGES.held_out)
-    assert other.held_out <= sum(held_out) / tokens + 1e-6
+    assert second_rung.held_out <= sum(held_out) / tokens + 1e-6
 
 
 def test_without_a_share_the_base_is_left(base: LoadedBase, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,10 +72,10 @@ def test_without_a_share_the_base_is_left(base: LoadedBase, monkeypatch: pytest.
 
 @pytest.mark.parametrize("trainable", [lora, full])
 def test_a_training_helps_and_leaves_the_base(base: LoadedBase, trainable: Trainable) -> None:
-    before, names = state_hash(base.model), [name for name, _ in base.model.named_parameters()]
+    state_before, names = state_hash(base.model), [name for name, _ in base.model.named_parameters()]
     passages = replace(PASSAGES, held_out=PASSAGES.sample)
     results = rungs(trainable, base, passages, (1e-3, 1e-2, 1e4))
-    assert (state_hash(base.model), [name for name, _ in base.model.named_parameters()]) == (before, names)
+    assert (state_hash(base.model), [name for name, _ in base.model.named_parameters()]) == (state_before, names)
     assert [rung.passes for rung in results] == [0, 1, 2, 3]
     assert results[0] == Rung(nll_of(base, passages.test), 0.0, results[0].held_out)
     assert {rung.rate for rung in results[1:]} <= {1e-3, 1e-2}, "one that diverges is not chosen"
@@ -126,14 +126,14 @@ def setting(tmp_path_factory: pytest.TempPathFactory, tiny_base_dir: Path) -> It
 def test_the_best_joins_while_it_helps() -> None:
     """Of a table: b and c together are better than b, which is the best alone; all three are worse."""
     table = {"abc": 2.0, "ab": 2.5, "bc": 1.0, "a": 4.0, "b": 2.2, "c": 2.4}
-    asked: list[str] = []
+    averages: list[str] = []
 
     def averaged(names: object) -> np.ndarray:
-        asked.append("".join(sorted(names)))  # type: ignore[call-overload]
-        return np.array([table[asked[-1]]])
+        averages.append("".join(sorted(names)))  # type: ignore[call-overload]
+        return np.array([table[averages[-1]]])
 
-    found = greedy({name: np.array([table[name]]) for name in "abc"}, averaged)
-    assert (found.chosen, found.nll.tolist(), asked) == (("b", "c"), [1.0], ["ab", "bc", "abc"])
+    best = greedy({name: np.array([table[name]]) for name in "abc"}, averaged)
+    assert (best.chosen, best.nll.tolist(), averages) == (("b", "c"), [1.0], ["ab", "bc", "abc"])
 
 
 @pytest.mark.slow
@@ -143,18 +143,20 @@ def test_a_search_in_a_process_has_the_servers_figures_and_is_kept(
 ) -> None:
     """To the last bit; what was found is there for a run that has no bank at hand."""
     monkeypatch.setattr(cores, "ALL", 1)  # as many threads as the server has
-    own = replace(setting, scores=Scores(tmp_path / "scores"))
+    own_setting = replace(setting, scores=Scores(tmp_path / "scores"))
     with ProcessPool(1) as place:
-        found = searched(place, own, alone(setting))
-        wanted = {domain: by_server(setting, domain) for domain in DOMAINS}
-        assert {domain: nll.tolist() for domain, nll in found.items()} == {
-            domain: one.nll.tolist() for domain, one in wanted.items()
+        nlls = searched(place, own_setting, alone(setting))
+        expected = {domain: by_server(setting, domain) for domain in DOMAINS}
+        assert {domain: nll.tolist() for domain, nll in nlls.items()} == {
+            domain: average.nll.tolist() for domain, average in expected.items()
         }
-        assert [one.chosen for one in wanted.values()] == [("ale", "dough", "cider"), ("ale",)]
-        later = replace(own, scores=Scores(tmp_path / "scores"), job=replace(own.job, adapters=tmp_path / "gone"))
-        again = searched(place, later, alone(setting))
-    assert {domain: nll.tolist() for domain, nll in again.items()} == {
-        domain: nll.tolist() for domain, nll in found.items()
+        assert [average.chosen for average in expected.values()] == [("ale", "dough", "cider"), ("ale",)]
+        later = replace(
+            own_setting, scores=Scores(tmp_path / "scores"), job=replace(own_setting.job, adapters=tmp_path / "gone")
+        )
+        later_nlls = searched(place, later, alone(setting))
+    assert {domain: nll.tolist() for domain, nll in later_nlls.items()} == {
+        domain: nll.tolist() for domain, nll in nlls.items()
     }
 
 

@@ -17,16 +17,16 @@ STAMPS = (".runtime", ".dev", ".demo")
 def checkout(tmp_path: Path) -> Path:
     """A checkout with an environment of its own, older than what is to be installed; its pip writes down what it is
     asked."""
-    made = tmp_path / "checkout"
-    python = made / ".venv" / "bin" / "python"
+    folder = tmp_path / "checkout"
+    python = folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
     python.chmod(0o755)
     for name in STAMPS:
-        (made / ".venv" / name).touch()
+        (folder / ".venv" / name).touch()
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copyfile(REPOSITORY / name, made / name)
-    return made
+        shutil.copyfile(REPOSITORY / name, folder / name)
+    return folder
 
 
 def make(where: Path, target: str) -> subprocess.CompletedProcess[str]:
@@ -36,22 +36,22 @@ def make(where: Path, target: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def linked(checkout: Path, tmp_path: Path) -> Path:
     """Another checkout, whose environment is a link to that of the first."""
-    made = shutil.copytree(checkout, tmp_path / "linked", ignore=shutil.ignore_patterns(".venv"))
-    (made / ".venv").symlink_to(checkout / ".venv")
-    return made
+    folder = shutil.copytree(checkout, tmp_path / "linked", ignore=shutil.ignore_patterns(".venv"))
+    (folder / ".venv").symlink_to(checkout / ".venv")
+    return folder
 
 
 @pytest.mark.parametrize("target", ["setup", "demo"])
 def test_only_the_checkout_whose_it_is_installs_into_it(
     checkout: Path, linked: Path, tmp_path: Path, target: str
 ) -> None:
-    asked = tmp_path / "asked"
+    pip_log = tmp_path / "asked"
     done = make(linked, target)
     assert done.returncode == 0, done.stderr
-    assert "pip install" not in (asked.read_text() if asked.exists() else "")
+    assert "pip install" not in (pip_log.read_text() if pip_log.exists() else "")
     done = make(checkout, target)
     assert done.returncode == 0, done.stderr
-    assert "-e .[server]" in asked.read_text()
+    assert "-e .[server]" in pip_log.read_text()
 
 
 def test_what_is_not_there_at_all_is_said(checkout: Path, linked: Path, tmp_path: Path) -> None:

@@ -28,22 +28,22 @@ def stored(path: Path) -> list[dict[str, Any]]:
 
 
 def kinds(outputs: list[dict[str, Any]]) -> list[Any]:
-    """What outputs are, whatever their numbers: the kind of each, and of what is shown its forms and its columns."""
-    found: list[Any] = []
+    """Return the kind of each output, its forms, whether it has a picture, and its columns, without its numbers."""
+    summary: list[Any] = []
     for output in outputs:
         html = "".join(output.get("data", {}).get("text/html", ()))
         columns = re.findall(r"<th scope=\"col\">([^<]*)</th>", html)
-        found.append((output["output_type"], sorted(output.get("data", ())), "<img" in html, columns))
-    return found
+        summary.append((output["output_type"], sorted(output.get("data", ())), "<img" in html, columns))
+    return summary
 
 
 @each
 def test_it_is_stored_whole_and_small_and_shows_its_pictures_and_tables(path: Path) -> None:
     cells = stored(path)
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    shown = ["".join(output.get("data", {}).get("text/html", ())) for cell in cells for output in cell["outputs"]]
-    assert any("<table>" in html for html in shown)
-    assert sum("data:image/svg+xml;base64," in html for html in shown) >= 3
+    fragments = ["".join(output.get("data", {}).get("text/html", ())) for cell in cells for output in cell["outputs"]]
+    assert any("<table>" in html for html in fragments)
+    assert sum("data:image/svg+xml;base64," in html for html in fragments) >= 3
     text = path.read_text(encoding="utf-8")
     assert len(text.encode()) < MOST_BYTES
     assert not re.search(r"/(home|root|tmp|work|Users)/", text)
@@ -54,8 +54,8 @@ def test_it_is_stored_whole_and_small_and_shows_its_pictures_and_tables(path: Pa
 @pytest.mark.slow
 @each
 def test_run_again_it_gives_outputs_of_the_same_kinds(path: Path) -> None:
-    again = notebooks.run(path, instead=SMALLER[path.stem])
-    assert [kinds(outputs) for outputs in again] == [kinds(cell["outputs"]) for cell in stored(path)]
+    second_outputs = notebooks.run(path, instead=SMALLER[path.stem])
+    assert [kinds(outputs) for outputs in second_outputs] == [kinds(cell["outputs"]) for cell in stored(path)]
 
 
 def test_names_stay_and_the_last_value_is_shown() -> None:

@@ -93,8 +93,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(REPOSITORY / name, sources)
     folder = tmp_path_factory.mktemp("wheel")
     pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", folder, sources, cwd=folder)
-    (found,) = folder.glob("adaptersoup-*-py3-none-any.whl")
-    return found
+    (built,) = folder.glob("adaptersoup-*-py3-none-any.whl")
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -107,18 +107,18 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_every_module_of_the_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        every = set(archive.namelist())
-        (page,) = (name for name in every if ".data/" in name)
+        members = set(archive.namelist())
+        (page,) = (name for name in members if ".data/" in name)
         assert page.endswith(".data/data/share/man/man1/soup.1")
         assert archive.read(page) == (REPOSITORY / "adaptersoup" / "cli" / "soup.1").read_bytes()
-        (path,) = (name for name in every if name.endswith(".dist-info/METADATA"))
+        (path,) = (name for name in members if name.endswith(".dist-info/METADATA"))
         metadata = archive.read(path).decode()
         assert "soup = adaptersoup.cli.app:main" in archive.read(path.replace("METADATA", "entry_points.txt")).decode()
-    names = {name for name in every if ".dist-info/" not in name} - {page}
+    names = {name for name in members if ".dist-info/" not in name} - {page}
     assert names == shipped_files(SHIPPED)
     assert {"registry/py.typed", "service/py.typed", "training/py.typed", "migrations/script.py.mako"} <= names
     assert any(name.startswith("migrations/versions/0019_") for name in names)
-    assert any(name.endswith("/licenses/LICENSE") for name in every)
+    assert any(name.endswith("/licenses/LICENSE") for name in members)
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
     assert re.search(r"\nRequires-Dist: torch>=.*; extra == \"train\"\n", metadata)
 
@@ -136,14 +136,16 @@ def providers(module: str) -> frozenset[str]:
 
     Of a package that several have parts of (opentelemetry), the one with that part.
     """
-    parts = module.split(".")
-    top = packages().get(parts[0], [parts[0]])
+    segments = module.split(".")
+    top = packages().get(segments[0], [segments[0]])
     if len(set(top)) == 1:
         return frozenset({canonicalize_name(top[0])})
-    for length in range(len(parts), 1, -1):
-        path = "/".join(parts[:length])
-        if found := {canonicalize_name(name) for name in top if files_of(name) & {f"{path}.py", f"{path}/__init__.py"}}:
-            return frozenset(found)
+    for length in range(len(segments), 1, -1):
+        path = "/".join(segments[:length])
+        if owners := {
+            canonicalize_name(name) for name in top if files_of(name) & {f"{path}.py", f"{path}/__init__.py"}
+        }:
+            return frozenset(owners)
     return frozenset()
 
 
@@ -159,18 +161,18 @@ def files_of(name: str) -> frozenset[str]:
 @cache
 def imports_of(path: Path, *, typing: bool = False) -> frozenset[str]:
     """Names of all modules that a module imports, in functions too; those for type checkers only where `typing`."""
-    found = set[str]()
+    names = set[str]()
     todo: list[ast.AST] = [ast.parse(path.read_text())]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.module is not None
-            found.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
+            names.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
         below = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not typing
         todo += node.orelse if below else ast.iter_child_nodes(node)
-    return frozenset(found)
+    return frozenset(names)
 
 
 def imported(*folders: str) -> set[str]:
@@ -178,15 +180,17 @@ def imported(*folders: str) -> set[str]:
     paths = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
     names = {name for path in paths for name in imports_of(path, typing=True)}
     ours = {*SHIPPED, *NOT_SHIPPED, *sys.stdlib_module_names}
-    return {one for name in names if name.split(".")[0] not in ours for one in providers(name)}
+    return {provider for name in names if name.split(".")[0] not in ours for provider in providers(name)}
 
 
 def declared(*extras: str) -> set[str]:
-    """What extras ask for by name, with what a bare install does."""
-    wanted = [Requirement(text) for extra in extras for text in PROJECT["optional-dependencies"][extra]]
-    wanted += map(Requirement, PROJECT["dependencies"])
-    ours = [own for one in wanted if one.name == PROJECT["name"] for own in one.extras]
-    names = {canonicalize_name(one.name) for one in wanted if one.name != PROJECT["name"]}
+    """Names of the distributions that extras require, with those of a bare install."""
+    requirements = [Requirement(text) for extra in extras for text in PROJECT["optional-dependencies"][extra]]
+    requirements += map(Requirement, PROJECT["dependencies"])
+    ours = [
+        extra for requirement in requirements if requirement.name == PROJECT["name"] for extra in requirement.extras
+    ]
+    names = {canonicalize_name(requirement.name) for requirement in requirements if requirement.name != PROJECT["name"]}
     return names | (declared(*ours) if ours else set())
 
 
@@ -203,35 +207,37 @@ def test_what_is_declared_is_pinned() -> None:
     assert declared("dev", "demo") - {canonicalize_name(line.split("==")[0]) for line in lines} == set()
     assert len({canonicalize_name(line.split("==")[0]) for line in lines}) == len(lines)
     encoder = f"{ENCODER}=="  # vectors, and so selections, depend on every byte of its weights
-    (asked,) = [one for one in PROJECT["optional-dependencies"]["server"] if one.startswith(encoder)]
-    assert asked in lines
+    (pin,) = [
+        requirement for requirement in PROJECT["optional-dependencies"]["server"] if requirement.startswith(encoder)
+    ]
+    assert pin in lines
 
 
 @cache
 def source_of(module: str) -> Path | None:
     path = REPOSITORY / Path(*module.split("."))
-    return next((one for one in (path / "__init__.py", path.with_suffix(".py")) if one.is_file()), None)
+    return next((file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None)
 
 
 def imported_on_the_way(starts: Iterable[str]) -> set[str]:
     """Distributions that these modules import, and all of ours that they import on the way, options left out."""
-    found: set[str] = set()
+    distributions: set[str] = set()
     todo = list(starts)
-    seen = ON_ACCESS | {module for modules in OPTIONS.values() for module in modules}.difference(todo)
+    visited = ON_ACCESS | {module for modules in OPTIONS.values() for module in modules}.difference(todo)
     while todo:
         module = todo.pop()
-        top, *_ = parts = module.split(".")
+        top, *_ = segments = module.split(".")
         if top not in SHIPPED:
             if top not in sys.stdlib_module_names:
-                found |= providers(module)
+                distributions |= providers(module)
             continue
-        for length in range(1, len(parts) + 1):
-            part = ".".join(parts[:length])
-            source = source_of(part)
-            if source is not None and part not in seen:
-                seen.add(part)
+        for length in range(1, len(segments) + 1):
+            prefix = ".".join(segments[:length])
+            source = source_of(prefix)
+            if source is not None and prefix not in visited:
+                visited.add(prefix)
                 todo += imports_of(source)
-    return found
+    return distributions
 
 
 @pytest.mark.parametrize("extra", STARTS)
@@ -247,29 +253,31 @@ def test_an_extra_declares_what_its_verbs_import_and_nothing_else(extra: str) ->
 
 def resolved(installed: Path, extra: str) -> set[str]:
     """Names of the installed distributions that pip would take for an extra, as the wheel's own metadata say."""
-    found: set[str] = set()
-    seen: set[tuple[str, frozenset[str]]] = set()
+    names: set[str] = set()
+    visited: set[tuple[str, frozenset[str]]] = set()
     todo = [Requirement(f"{PROJECT['name']}[{extra}]")]
     (metadata,) = installed.glob("adaptersoup-*.dist-info")
     ours = Distribution.at(metadata)
     while todo:
-        wanted = todo.pop()
-        key = (canonicalize_name(wanted.name), frozenset(wanted.extras))
-        if key in seen:
+        requirement = todo.pop()
+        key = (canonicalize_name(requirement.name), frozenset(requirement.extras))
+        if key in visited:
             continue
-        seen.add(key)
+        visited.add(key)
         try:
-            known = ours if wanted.name == PROJECT["name"] else distribution(wanted.name)
+            package = ours if requirement.name == PROJECT["name"] else distribution(requirement.name)
         except PackageNotFoundError:
-            assert wanted.name.startswith("nvidia") or wanted.name == "triton", f"{wanted} is not installed"
+            assert requirement.name.startswith("nvidia") or requirement.name == "triton", (
+                f"{requirement} is not installed"
+            )
             continue
-        found.add(key[0])
-        for text in known.requires or ():
+        names.add(key[0])
+        for text in package.requires or ():
             further = Requirement(text)
-            extras = ({"extra": extra} for extra in ("", *wanted.extras))
+            extras = ({"extra": extra} for extra in ("", *requirement.extras))
             if further.marker is None or any(further.marker.evaluate(extra) for extra in extras):
                 todo.append(further)
-    return found - {PROJECT["name"]}
+    return names - {PROJECT["name"]}
 
 
 Install = Callable[[str], Path]
@@ -280,30 +288,30 @@ def install(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Instal
     """The environment of an extra, as the wheel's own metadata describe it: made once, and nothing is written to it."""
 
     @cache
-    def made(extra: str) -> Path:
+    def environment_of(extra: str) -> Path:
         folder = tmp_path_factory.mktemp(extra)
-        for one in installed.iterdir():
-            (folder / one.name).symlink_to(one)
+        for entry in installed.iterdir():
+            (folder / entry.name).symlink_to(entry)
         for name in resolved(installed, extra):
-            one = distribution(name)
-            for top in {Path(file).parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
+            package = distribution(name)
+            for top in {Path(file).parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
                 if not (folder / top).exists():
-                    (folder / top).symlink_to(Path(str(one.locate_file(top))))
+                    (folder / top).symlink_to(Path(str(package.locate_file(top))))
         return folder
 
-    return made
+    return environment_of
 
 
 def python(environment: Path, *arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
     """Run Python where nothing but this environment is found."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
+    inherited = {name: os.environ[name] for name in ("PATH", "LANG", "LD_LIBRARY_PATH") if name in os.environ}
     return subprocess.run(
         [sys.executable, "-S", *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
         check=False,
-        env={**kept, "HOME": str(cwd), "PYTHONPATH": str(environment), "OMP_NUM_THREADS": "1", **more},
+        env={**inherited, "HOME": str(cwd), "PYTHONPATH": str(environment), "OMP_NUM_THREADS": "1", **more},
     )
 
 
@@ -467,8 +475,8 @@ def test_what_is_installed_migrates_a_database(install: Install, installed: Path
     command, data = str(installed / "bin" / "soup"), str(tmp_path / "data")
     done = python(install("server"), command, "migrate", "--json", cwd=tmp_path, SOUP_DATA=data)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert (said["before"], said["after"]) == (None, migrations.head())
+    report = json.loads(done.stdout)
+    assert (report["before"], report["after"]) == (None, migrations.head())
     (database,) = (tmp_path / "data").glob("*.db")
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("SELECT version_num FROM alembic_version").fetchone()[0] == migrations.head()

@@ -68,7 +68,7 @@ def row(variant: str, rate: float, seed: int, score: float, valid_loss: float | 
     }
 
 
-def tried(family: str, best: int) -> list[dict]:
+def trials(family: str, best: int) -> list[dict]:
     """The cells of a family's rates, of which the one at place `best` has the lowest loss, and one diverged."""
     losses = [0.6, None, 0.7]
     losses[best] = 0.1
@@ -80,9 +80,9 @@ def test_rates_are_tried_first_and_the_lowest_validation_loss_wins():
         (TASK, "houlsby_64", RATES["houlsby"][0], 0),
         (TASK, "full", RATES["full"][0], 0),
     ]
-    found = Cells([*tried("houlsby", 2), *tried("full", 1)])
-    assert found.rate(TASK, "houlsby") == RATES["houlsby"][2]
-    missing = found.missing(CLAIM)
+    stored = Cells([*trials("houlsby", 2), *trials("full", 1)])
+    assert stored.rate(TASK, "houlsby") == RATES["houlsby"][2]
+    missing = stored.missing(CLAIM)
     assert missing[:2] == [(TASK, "houlsby_8", RATES["houlsby"][2], 0), (TASK, "houlsby_8", RATES["houlsby"][2], 1)]
     assert (TASK, "full", RATES["full"][1], 0) not in missing, "the trial at the chosen rate is the first seed"
 
@@ -92,10 +92,10 @@ def test_rates_are_tried_first_and_the_lowest_validation_loss_wins():
 
 def judged(differences: list[float], monkeypatch, *, claims: int = 1, **fields: object) -> verdicts.Judged:
     """The verdict on a claim among some that are not run yet, from its differences by seed."""
-    others = [CLAIM.model_copy(update={"name": f"y{number}", "seeds": 9}) for number in range(claims - 1)]
-    monkeypatch.setattr(verdicts, "CLAIMS", [CLAIM.model_copy(update=fields), *others])
+    unfinished = [CLAIM.model_copy(update={"name": f"y{number}", "seeds": 9}) for number in range(claims - 1)]
+    monkeypatch.setattr(verdicts, "CLAIMS", [CLAIM.model_copy(update=fields), *unfinished])
     rate = RATES["houlsby"][0]
-    rows = [*tried("houlsby", 0), *tried("full", 0)]
+    rows = [*trials("houlsby", 0), *trials("full", 0)]
     for seed, difference in enumerate(differences):
         rows += [row("houlsby_8", rate, seed, 80 + difference + seed), row("full", RATES["full"][0], seed, 80.0 + seed)]
     return judge(rows, Path("nowhere"))[0]
@@ -122,21 +122,21 @@ def judged(differences: list[float], monkeypatch, *, claims: int = 1, **fields: 
     ],
 )
 def test_a_verdict_is_by_students_t_and_the_margin(differences, fields, verdict, note, monkeypatch):
-    found = judged(differences, monkeypatch, **{"kind": "better", **fields})
-    assert (found.verdict, note and found.note) == (verdict, note)
+    judgement = judged(differences, monkeypatch, **{"kind": "better", **fields})
+    assert (judgement.verdict, note and judgement.note) == (verdict, note)
 
 
 def test_an_average_over_a_set_that_is_not_learnt_decides_nothing(monkeypatch):
     monkeypatch.setitem(PLAN["setting"], "not_learnt", [TASK])
-    one = judged([3.0, 3.1, 2.9], monkeypatch)
-    assert (one.verdict, one.note) == ("undecided", "1 of the 1 sets are not learnt")
+    judgement = judged([3.0, 3.1, 2.9], monkeypatch)
+    assert (judgement.verdict, judgement.note) == ("undecided", "1 of the 1 sets are not learnt")
 
 
 def test_an_estimate_is_the_mean_over_tasks_with_the_errors_of_both():
-    one = combined([verdicts.np.array([1.0, 2.0, 3.0])])
-    assert (one.value, one.freedom) == (2.0, pytest.approx(2.0))
-    assert one.error == pytest.approx(1 / 3**0.5)
-    assert one.interval == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-3)
+    estimate = combined([verdicts.np.array([1.0, 2.0, 3.0])])
+    assert (estimate.value, estimate.freedom) == (2.0, pytest.approx(2.0))
+    assert estimate.error == pytest.approx(1 / 3**0.5)
+    assert estimate.interval == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-3)
     two = combined([verdicts.np.array([1.0, 2.0, 3.0]), verdicts.np.array([5.0, 6.0, 7.0])])
     assert (two.value, two.freedom) == (4.0, pytest.approx(4.0))
     assert two.error == pytest.approx(1 / 6**0.5)
@@ -144,7 +144,7 @@ def test_an_estimate_is_the_mean_over_tasks_with_the_errors_of_both():
 
 
 @pytest.mark.parametrize(
-    ("others", "value", "error", "note"),
+    ("reference", "value", "error", "note"),
     [
         ("control", 10.0, 1 / 2**0.5, ""),
         ("base", 20.0, 2 / 2**0.5, ""),
@@ -153,15 +153,15 @@ def test_an_estimate_is_the_mean_over_tasks_with_the_errors_of_both():
         ("similarity", 5.0, 1.0, "similarity chooses no adapter in 2 of 2 domains"),
     ],
 )
-def test_soups_are_judged_by_their_results_file(others, value, error, note, tmp_path, monkeypatch):
-    fields = {"on": ("adaptersoup_x",), "contrast": {"clustering": 1, others: -1}}
+def test_soups_are_judged_by_their_results_file(reference, value, error, note, tmp_path, monkeypatch):
+    fields = {"on": ("adaptersoup_x",), "contrast": {"clustering": 1, reference: -1}}
     monkeypatch.setattr(verdicts, "CLAIMS", [CLAIM.model_copy(update=fields)])
     assert judge([], tmp_path)[0].verdict == "not run yet"
     (tmp_path / "adaptersoup_x.json").write_text(json.dumps({"rows": [*soup_rows("a"), *soup_rows("b")]}))
-    [found] = judge([], tmp_path)
-    assert found.estimate.value == pytest.approx(value)
-    assert found.estimate.error == pytest.approx(error)
-    assert (found.verdict, found.note) == ("undecided" if note else "agrees", note)
+    [judgement] = judge([], tmp_path)
+    assert judgement.estimate.value == pytest.approx(value)
+    assert judgement.estimate.error == pytest.approx(error)
+    assert (judgement.verdict, judgement.note) == ("undecided" if note else "agrees", note)
 
 
 def soup_rows(domain: str) -> list[dict]:
@@ -184,20 +184,20 @@ def soup_rows(domain: str) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory) -> Path:
-    """Words decide the label of every text, which says its part and number; questions are answered with numbers."""
+    """Words decide the label of every text, which says its split and number; questions are answered with numbers."""
     folder = tmp_path_factory.mktemp("corpora")
-    for part, count in (("train", 90), ("dev", 20)):
+    for split, count in (("train", 90), ("dev", 20)):
         texts = [
-            {"text_a": f"{part} {i} is {'good good' if i % 2 else 'bad bad'}", "label": i % 2} for i in range(count)
+            {"text_a": f"{split} {i} is {'good good' if i % 2 else 'bad bad'}", "label": i % 2} for i in range(count)
         ]
-        for name, values in (("glue/sst2", texts), ("squad", [asked(i) for i in range(count)])):
+        for name, values in (("glue/sst2", texts), ("squad", [squad_question(i) for i in range(count)])):
             (folder / name).mkdir(parents=True, exist_ok=True)
             lines = "".join(json.dumps(value) + "\n" for value in values)
-            (folder / name / f"{part}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+            (folder / name / f"{split}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     return folder
 
 
-def asked(number: int) -> dict:
+def squad_question(number: int) -> dict:
     """A question of SQuAD whose answer is in the second of three sentences, and whose second answer is in the third."""
     context = f"It rains! The film has {number} parts. It ends in {number}. "
     starts = [context.index(str(number)), context.rindex(str(number))]
@@ -222,10 +222,10 @@ def place(corpora, encoder, gpt2, monkeypatch) -> cells.Place:
 
 def test_training_choosing_and_scoring_use_disjoint_texts(place):
     split = place.split(TASK, 40)
-    parts = [{item.text for item in items} for items in (split.data.train, split.data.valid, split.test)]
-    assert [len(texts) for texts in parts] == [40, 12, 40]
-    assert len(set.union(*parts)) == 92
-    assert sum(text.startswith("dev") for text in parts[2]) == 20
+    splits = [{item.text for item in items} for items in (split.data.train, split.data.valid, split.test)]
+    assert [len(texts) for texts in splits] == [40, 12, 40]
+    assert len(set.union(*splits)) == 92
+    assert sum(text.startswith("dev") for text in splits[2]) == 20
 
 
 @pytest.mark.parametrize(
@@ -237,29 +237,29 @@ def test_training_choosing_and_scoring_use_disjoint_texts(place):
     ],
 )
 def test_a_cell_is_the_same_again(name, measures, place):
-    found = cells.run_cell(place, TASK, VARIANTS[name], 1e-3, 0)
-    assert set(found["scores"]) == {"score", *measures}
-    assert all(0 <= score <= 100 for score in found["scores"].values())
-    assert {**found, "seconds": 0} == {**cells.run_cell(place, TASK, VARIANTS[name], 1e-3, 0), "seconds": 0}
+    cell = cells.run_cell(place, TASK, VARIANTS[name], 1e-3, 0)
+    assert set(cell["scores"]) == {"score", *measures}
+    assert all(0 <= score <= 100 for score in cell["scores"].values())
+    assert {**cell, "seconds": 0} == {**cells.run_cell(place, TASK, VARIANTS[name], 1e-3, 0), "seconds": 0}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("ours", "theirs"), [("lora_zero", "peft_lora"), ("pfeiffer", "adapters_pfeiffer")])
 def test_a_library_with_our_start_and_order_trains_to_our_loss(ours, theirs, place, monkeypatch):
     monkeypatch.setitem(cells.SETTING, "schedules", {"short": {"rows": 40, "epochs": 8}})
-    found = cells.run_cell(place, TASK, VARIANTS[ours], 3e-2, 0)
+    cell = cells.run_cell(place, TASK, VARIANTS[ours], 3e-2, 0)
     try:
         reference = cells.run_cell(place, TASK, VARIANTS[theirs], 3e-2, 0)
     except PeerMissing as missing:
         pytest.skip(str(missing))
-    assert reference["parameters"] == found["parameters"]
+    assert reference["parameters"] == cell["parameters"]
     assert reference["valid_loss"] < 0.6, "far below the start's, so that equal starts alone do not pass"
     # AdamW's first steps are as large as the rate for gradients of any size, which enlarges differences of rounding
-    assert reference["valid_loss"] == pytest.approx(found["valid_loss"], rel=2e-2)
+    assert reference["valid_loss"] == pytest.approx(cell["valid_loss"], rel=2e-2)
 
 
 def test_a_question_keeps_the_sentence_of_its_first_answer():
-    assert cells.question_in_a_sentence(asked(31)) == cells.Question(
+    assert cells.question_in_a_sentence(squad_question(31)) == cells.Question(
         "How many parts?", "The film has 31 parts. ", (("31", 13),)
     )
 
@@ -268,19 +268,19 @@ def test_a_question_keeps_the_sentence_of_its_first_answer():
     ("task", "name"), [("squad", "houlsby_64"), ("squad", "full"), ("sst2_smollm2", "mam_snip_40")]
 )
 def test_a_cell_of_questions_or_of_another_base_is_scored(task, name, place):
-    found = cells.run_cell(place, task, VARIANTS[name], 1e-3, 0)
-    assert set(found["scores"]) == {"score"}
-    assert 0 <= found["scores"]["score"] <= 100
+    cell = cells.run_cell(place, task, VARIANTS[name], 1e-3, 0)
+    assert set(cell["scores"]) == {"score"}
+    assert 0 <= cell["scores"]["score"] <= 100
 
 
 def test_a_training_that_diverges_answers_with_the_majority(place):
     assert cells.run_cell(place, "squad", VARIANTS["full"], 1e6, 0)["scores"] == {"score": 0.0}
-    found = cells.run_cell(place, TASK, VARIANTS["full"], 1e6, 0)
-    assert found["valid_loss"] is None
+    cell = cells.run_cell(place, TASK, VARIANTS["full"], 1e6, 0)
+    assert cell["valid_loss"] is None
     split = place.split(TASK, 40)
-    ones = sum(item.label == "1" for item in split.data.train)
-    right = [item.label == ("1" if ones > 20 else "0") for item in split.test]
-    assert found["scores"] == {"score": pytest.approx(100 * sum(right) / len(right))}
+    positives = sum(item.label == "1" for item in split.data.train)
+    right = [item.label == ("1" if positives > 20 else "0") for item in split.test]
+    assert cell["scores"] == {"score": pytest.approx(100 * sum(right) / len(right))}
 
 
 def test_a_smaller_part_of_the_batch_changes_no_loss(place):
@@ -341,7 +341,7 @@ def test_the_page_reads_well_before_and_after_the_first_cells(tmp_path):
     assert papers.pictures(tmp_path) == {}
     assert "not run yet" in papers.lines(tmp_path, "houlsby")[2]
     assert papers.lines(tmp_path, "scores")[0] == "No cell has been run yet."
-    program.store(tmp_path / "papers.json", [*tried("houlsby", 0), row("houlsby_8", RATES["houlsby"][0], 1, 90.0)])
-    shown = "\n".join(papers.lines(tmp_path, "scores"))
-    assert "| examples x epochs | SST-2 |" in shown
-    assert "| `houlsby_8` | 1 | 300 x 4 | 90.0 (1) |" in shown
+    program.store(tmp_path / "papers.json", [*trials("houlsby", 0), row("houlsby_8", RATES["houlsby"][0], 1, 90.0)])
+    page = "\n".join(papers.lines(tmp_path, "scores"))
+    assert "| examples x epochs | SST-2 |" in page
+    assert "| `houlsby_8` | 1 | 300 x 4 | 90.0 (1) |" in page

@@ -1,4 +1,4 @@
-"""What others rely on, frozen: a name that appears, changes or goes is seen in a diff and not by a user.
+"""The public surface, frozen: a name that appears, changes or goes is seen in a diff and not by a user.
 
 Names and fields of the shared values, and the methods of the Python clients; what docs/reference holds (routes, error
 codes, settings, verbs and their options) is compared by test_docs.py. To accept a change on purpose, run
@@ -30,12 +30,12 @@ def spec() -> Any:
     """Name -> fields of a value, the kind of thing for others."""
     import registry.spec
 
-    found: dict[str, Any] = {}
+    surface: dict[str, Any] = {}
     for name in registry.spec.__all__:
         value = getattr(registry.spec, name)
         fields = getattr(value, "model_fields", None)
-        found[name] = sorted(fields) if fields is not None else type(value).__name__.removeprefix("_")
-    return found
+        surface[name] = sorted(fields) if fields is not None else type(value).__name__.removeprefix("_")
+    return surface
 
 
 def client() -> Any:
@@ -50,7 +50,7 @@ def client() -> Any:
 
 
 def library() -> Any:
-    """What `adaptersoup` exports, and the parameters of the calls of its clients."""
+    """The exports of `adaptersoup`, and the parameters of the calls of its clients."""
     import adaptersoup
 
     calls = {

@@ -15,10 +15,10 @@ ITEM = {
 }
 
 
-@pytest.mark.parametrize("before", [0, 500, 5000])
-def test_a_long_context_is_cut_around_the_answer(before):
-    context = "x " * before + ITEM["context"] + " y" * 3000
-    item = {**ITEM, "context": context, "answers": [{"text": "ten dollars", "answer_start": 2 * before + 27}]}
+@pytest.mark.parametrize("words_before", [0, 500, 5000])
+def test_a_long_context_is_cut_around_the_answer(words_before):
+    context = "x " * words_before + ITEM["context"] + " y" * 3000
+    item = {**ITEM, "context": context, "answers": [{"text": "ten dollars", "answer_start": 2 * words_before + 27}]}
     prompt = prompt_of(item)
     assert "ten dollars" in prompt
     assert len(prompt) == CONTEXT + len("\nQuestion: \nAnswer:") + len(item["question"])
