@@ -124,8 +124,9 @@ class LoraCache:
         try:
             for name in FILES:
                 self._client.download(pinned, name, partial / name, digest=digests[name])
-            shutil.rmtree(directory, ignore_errors=True)  # damaged, if it exists
-            move_into_place(partial, directory, replace=True)  # another engine may have put it there meanwhile
+            if not _is_intact(directory, digests):  # another engine may have put it there meanwhile, and read it
+                shutil.rmtree(directory, ignore_errors=True)  # damaged, if it exists
+                move_into_place(partial, directory, replace=True)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 

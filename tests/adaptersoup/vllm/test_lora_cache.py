@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import httpx2
@@ -137,6 +138,26 @@ def test_what_is_there_is_not_fetched_again_and_what_is_damaged_is(
     (place / "adapter_config.json").unlink()
     assert directory(cache, "acme/law@1") == place
     assert (place / "adapter_config.json").is_file()
+
+
+def test_a_directory_that_another_engine_has_placed_meanwhile_stays(
+    live: Live, cache: LoraCache, law: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    download = SoupClient.download
+    weights = tmp_path / "cache" / law["acme/law@1"].removeprefix("sha256:") / WEIGHTS
+    inodes: list[int] = []
+    with SoupClient(live.url, live.world.admin) as client:
+        second_cache = LoraCache(client, tmp_path / "cache", base_model=BASE_ID)
+
+        def overtaken(self: SoupClient, ref: str, *arguments: Any, **options: Any) -> Any:
+            if self is not client and not inodes:
+                second_cache.lora(ref)
+                inodes.append(weights.stat().st_ino)
+            return download(self, ref, *arguments, **options)
+
+        monkeypatch.setattr(SoupClient, "download", overtaken)
+        cache.lora("acme/law@1")
+    assert [weights.stat().st_ino] == inodes
 
 
 def test_threads_that_ask_at_once_find_it_whole(live: Live, cache: LoraCache) -> None:
