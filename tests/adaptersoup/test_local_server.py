@@ -35,6 +35,7 @@ def client_of(server: LocalServer) -> httpx2.Client:
     return httpx2.Client(base_url="http://127.0.0.1", transport=server.transport(), timeout=60)
 
 
+@pytest.mark.slow
 def test_many_requests_are_answered_at_once_and_nobody_else_reaches_the_socket() -> None:
     together = threading.Barrier(120)
 
@@ -57,6 +58,7 @@ def test_many_requests_are_answered_at_once_and_nobody_else_reaches_the_socket()
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_an_application_that_cannot_start_is_unavailable() -> None:
     @asynccontextmanager
     async def fails(_: Any) -> AsyncIterator[None]:
@@ -69,6 +71,7 @@ def test_an_application_that_cannot_start_is_unavailable() -> None:
     server.close()
 
 
+@pytest.mark.slow
 def test_an_answer_that_goes_on_is_broken_off_when_the_server_is_closed() -> None:
     server = LocalServer(Starlette(routes=[Route("/", ticks)]))
     server.start()

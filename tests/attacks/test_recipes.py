@@ -226,6 +226,7 @@ def test_it_is_refused(target: Target, attack: Attack) -> None:
     target.withstands(attack)
 
 
+@pytest.mark.slow
 @each(COOKED)
 def test_its_job_refuses_it(kitchen: Target, attack: Attack) -> None:
     kitchen.withstands(attack)

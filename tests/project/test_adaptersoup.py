@@ -147,6 +147,7 @@ def test_samples_held_out_and_test_passages_share_nothing_and_small_samples_begi
         assert setting.test(domain) == fresh_texts.test(domain)
 
 
+@pytest.mark.slow
 def test_the_figures_and_what_is_not_asked_again(setting: Setting, tmp_path: Path) -> None:
     result = measured(setting, tmp_path, draws=2, sizes=(15, 30))
     values = {name: figure.value for name, figure in result.figures.items()}
@@ -177,6 +178,7 @@ def test_the_figures_and_what_is_not_asked_again(setting: Setting, tmp_path: Pat
     assert not client.cooked
 
 
+@pytest.mark.slow
 def test_tune_is_compared_with_what_peft_makes_in_the_same_time(
     setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +189,7 @@ def test_tune_is_compared_with_what_peft_makes_in_the_same_time(
         assert run.result.figures["tune_vs_peft_15"].value == ahead
 
 
+@pytest.mark.slow
 def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path: Path) -> None:
     result = measured(setting, tmp_path, sizes=(5, 60), ways=("quick", "tune"), hostile=(), greedy=0)
     assert {row["way"] for row in result.rows} == {"quick", "tune", "base", "control"}
@@ -195,6 +198,7 @@ def test_a_shorter_run_leaves_out_what_it_is_told_to(setting: Setting, tmp_path:
     assert not any(name.startswith(("peft", "tune_vs_peft", "greedy")) for name in result.figures)
 
 
+@pytest.mark.slow
 def test_the_clustering_soup_in_other_sizes_with_the_two_best_others_and_as_an_ensemble(
     setting: Setting, tmp_path: Path
 ) -> None:
@@ -221,6 +225,7 @@ def test_an_ensemble_takes_the_mean_of_its_members_logits(base: LoadedBase) -> N
     assert ensemble_nll(base, members, [text]) == pytest.approx([float(expected)], rel=1e-5)  # fp32 sums
 
 
+@pytest.mark.slow
 def test_rows_have_every_cell_and_every_adapter(setting: Setting, tmp_path: Path) -> None:
     rows = measured(setting, tmp_path, sizes=(15,)).rows
     assert {row["adapter"] for row in rows if row["way"] == ALONE} == {*BANK, "control"}

@@ -112,6 +112,7 @@ def test_the_environment_file_names_settings(tmp_path: Path) -> None:
     assert {name.removeprefix("SOUP_").lower() for name in names} <= set(Settings.model_fields)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     text = (DEPLOY / "systemd" / "adaptersoup.service").read_text()

@@ -52,8 +52,8 @@ def test_norms_of_another_kind_are_found(bases):
 @pytest.mark.parametrize(
     ("fields", "changes", "match"),
     [
-        ({"part": "top", "layers": 0}, {}, "2 layers, and 0"),
-        ({"part": "top", "layers": 3}, {}, "2 layers, and 3"),
+        ({"trained_part": "top", "layers": 0}, {}, "2 layers, and 0"),
+        ({"trained_part": "top", "layers": 3}, {}, "2 layers, and 3"),
         ({}, {"block": 65}, "context of 64"),
         ({}, {"learning_rate": 1e4}, "diverged"),
     ],

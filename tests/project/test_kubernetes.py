@@ -374,6 +374,7 @@ def test_no_secret_stands_in_a_file(resources: list[Resource]) -> None:
 # --- the page -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_makes_the_secret_that_pods_refer_to(resources: list[Resource], tmp_path: Path) -> None:
     (code,) = re.findall(r"<!-- run: secrets -->\n```sh\n(.*?)```", PAGE, re.DOTALL)
     subprocess.run(["bash", "-euc", code], cwd=tmp_path, check=True)

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
+import pytest
 import yaml
 
 from service.settings import Settings
@@ -93,6 +94,7 @@ def test_the_version_is_the_one_that_is_pinned_and_takes_tokens() -> None:
     assert f"ray=={version('ray')}\n" in (REPOSITORY / "constraints.txt").read_text()
 
 
+@pytest.mark.slow
 def test_every_node_is_started_with_options_that_ray_has() -> None:
     groups = [cluster()["headGroupSpec"], *cluster()["workerGroupSpecs"]]
     node_options = [[f"--{name}={value}" for name, value in group["rayStartParams"].items()] for group in groups]

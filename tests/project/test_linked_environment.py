@@ -54,6 +54,7 @@ def test_only_the_checkout_whose_it_is_installs_into_it(
     assert "-e .[server]" in pip_log.read_text()
 
 
+@pytest.mark.slow
 def test_what_is_not_there_at_all_is_said(checkout: Path, linked: Path, tmp_path: Path) -> None:
     (checkout / ".venv" / ".demo").unlink()
     done = make(linked, "demo")

@@ -72,6 +72,7 @@ def test_surface(surface: Callable[[], Any]) -> None:
     assert json.loads(now) == json.loads(file.read_text()), HOW
 
 
+@pytest.mark.slow
 def test_the_generated_clients_are_up_to_date(tmp_path: Path) -> None:
     for path in sync_clients.generate(tmp_path):
         assert (REPOSITORY / path).read_text() == (tmp_path / path).read_text(), "run `python -m docs.sync_clients`"

@@ -12,6 +12,7 @@ import pytest
 from registry.interpreter import module_command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("imports_from_here", [False, True])
 def test_a_child_imports_from_the_current_folder_only_if_its_parent_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports_from_here: bool

@@ -255,6 +255,7 @@ def test_a_server_that_does_not_answer_is_no_missing_adapter(tmp_path: Path) -> 
         LoraCache(client, tmp_path, base_model=BASE_ID).lora("acme/law")
 
 
+@pytest.mark.slow
 def test_a_bottleneck_is_written_as_a_lora_beside_its_own_files(llama: Live, tmp_path: Path) -> None:
     with SoupClient(llama.url, llama.world.admin) as client:
         cache = bottleneck_cache(client, tmp_path)
@@ -286,6 +287,7 @@ def test_a_lora_of_several_ranks_is_written_with_one_rank_and_one_scale(
     assert (place / WEIGHTS).read_bytes() == save_tensors(expected)
 
 
+@pytest.mark.slow
 def test_the_lora_of_a_bottleneck_is_computed_once(
     llama: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -285,6 +285,7 @@ def test_they_take_nothing_away_that_the_last_release_uses(
         assert rows_of(released.engine, last_schema) == rows
 
 
+@pytest.mark.slow
 def test_ours_begin_with_those_of_the_last_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours make, up to its revision, the schema that it shipped: else another one is compared than it runs on."""
     ours, theirs = (Database(f"sqlite:///{tmp_path / name}.db") for name in ("ours", "theirs"))

@@ -56,6 +56,7 @@ def test_nothing_of_it_is_left(verbs: ToyRegistry) -> None:
         purged(verbs, law)
 
 
+@pytest.mark.slow
 def test_its_number_is_not_given_again(verbs: ToyRegistry) -> None:
     purged(verbs, verbs.push("acme/law").row)
     repushed = verbs.push("acme/law").row

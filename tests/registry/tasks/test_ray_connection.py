@@ -142,6 +142,7 @@ def test_one_that_asks_for_no_token_is_refused_unless_the_operator_wants_that(mo
         check_cluster(address)
 
 
+@pytest.mark.slow
 def test_nobody_at_the_address_is_said_at_once() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))

@@ -103,6 +103,7 @@ def test_a_probe_loads_nothing_where_memory_is_short(world: World) -> None:
     assert f"\nsoup_engine_base_loads_total {counters['base_loads_total']}" in world.client.get("/metrics").text
 
 
+@pytest.mark.slow
 def test_a_base_beyond_the_budget_is_refused_in_one_sentence(
     sources: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -64,6 +64,7 @@ def look(port: int) -> int:
 # --- what never comes -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_body_that_was_refused_is_not_waited_for(port: int) -> None:
     with closing(connect(port)) as connection:
         connection.sendall(b"POST /small HTTP/1.1\r\nhost: x\r\nx-scopes: read\r\ncontent-length: 1000\r\n\r\n")
@@ -71,6 +72,7 @@ def test_the_rest_of_a_body_that_was_refused_is_not_waited_for(port: int) -> Non
         assert until_closed(connection) == b""
 
 
+@pytest.mark.slow
 def test_connections_are_kept_for_the_next_request(port: int) -> None:
     with closing(connect(port)) as connection:
         for _ in range(3):
@@ -116,6 +118,7 @@ def slow(port: int) -> socket.socket:
     return connection
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["pieces", "whole"])
 @pytest.mark.parametrize("more", ["", "connection: close\r\n"], ids=["kept", "closed"])
 def test_who_takes_nothing_of_an_answer_is_cut_off(
@@ -219,6 +222,7 @@ def small() -> Iterator[int]:
         yield port
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent", [b"", b"GET /look HTTP/1.1\r\nhost: x\r\nx-half: ", b"GET /look HTTP/1.1\r\nhost: x\r\n\r\n"]
 )
@@ -238,6 +242,7 @@ def test_beyond_the_most_connections_those_that_wait_the_longest_give_way(small:
 GET = b"GET /look HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
+@pytest.mark.slow
 def test_half_bodies_give_way_where_nobody_else_can(small: int) -> None:
     head = b"PUT /raw HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 1000\r\n\r\n"
     with ExitStack() as stack:

@@ -238,6 +238,7 @@ def test_pushes_of_a_hubs_repository_that_are_refused(
     assert says in " ".join(refused(push(hub, second_server, source, "--namespace", "refused")).split())
 
 
+@pytest.mark.slow
 def test_what_is_too_large_or_not_there_is_not_downloaded(second_server: Live, tmp_path: Path) -> None:
     """A hub says how large its files are before any of them is asked for."""
     with serving(little_hub, Settings()) as port:

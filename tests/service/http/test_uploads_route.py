@@ -284,6 +284,7 @@ def test_a_sweep_leaves_what_is_being_written_and_what_is_young(world: World) ->
 # --- bounds ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_so_many_uploads_are_open_at_once(small: World) -> None:
     paths = [opened(small) for _ in range(3)]
     answer = small.client.post(UPLOADS)
