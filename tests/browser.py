@@ -53,7 +53,7 @@ def chromium() -> str | None:
 
 
 class BrowserError(Exception):
-    """A command that the browser could not do, with what it answers."""
+    """A command that the browser could not do, with its answer."""
 
 
 class Browser:

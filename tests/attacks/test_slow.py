@@ -32,7 +32,7 @@ def hasty(target: Target) -> Iterator[Target]:
 
 
 def slow(name: str, tries: str, sent: bytes, status: int, says: str, then: Send | None = None) -> Attack:
-    """Bytes that go on without an end, with the admin's key where it is named; 0 is a close without a word."""
+    """An attack that sends without an end, the admin's key for KEY; `status` 0 is a close without an answer."""
 
     def strike(target: Target) -> Outcome:
         with closing(socket.create_connection(("127.0.0.1", target.port), timeout=PATIENCE)) as connection:

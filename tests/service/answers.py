@@ -1,4 +1,4 @@
-"""Checks of a server's answers: the JSON of one with the expected status, or the sentence of a refusal."""
+"""Checks of a server's answers: the JSON of an answer with the expected status, or the sentence of a refusal."""
 
 from __future__ import annotations
 

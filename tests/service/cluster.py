@@ -26,7 +26,7 @@ PATIENCE = 60.0
 def until(done: Callable[[], Any], description: str = "it") -> Any:
     """The value of `done` once it is true; called again and again, ever more seldom, and not for ever.
 
-    An answer costs the server some 5 ms of processor time, which what is waited for may need.
+    An answer costs the server some 5 ms of processor time, which the awaited work may need.
     """
     waited, pause = 0.0, 0.01
     while waited < PATIENCE:

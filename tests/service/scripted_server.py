@@ -14,7 +14,7 @@ Answer = httpx2.Response | Callable[[httpx2.Request], httpx2.Response]
 
 
 class Server:
-    """Answers requests from a table of `METHOD path` to a response, or a list of them in turn; keeps what came."""
+    """Answers requests from a table of `METHOD path` to a response, or a list of them in turn; keeps the requests."""
 
     def __init__(self, **answers: Answer | list[Answer]) -> None:
         self.answers: dict[str, Answer | list[Answer]] = dict(answers)

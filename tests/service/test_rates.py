@@ -111,14 +111,14 @@ def test_never_more_than_the_limit_and_what_wears_off(limit: int, script: list[t
     rates, used, began = Rates(clock), 0, clock.now
     for pause, amount, share in script:
         clock.now += pause
-        charge = want(min(amount, limit), limit)
+        reservation = want(min(amount, limit), limit)
         try:
-            rates.take([charge])
+            rates.take([reservation])
         except RateLimitExceeded as late:
             clock.now += late.retry_after
-            rates.take([charge])
-        needed = int(charge.amount * share)
-        rates.settle(charge, needed)
+            rates.take([reservation])
+        needed = int(reservation.amount * share)
+        rates.settle(reservation, needed)
         used += needed
         assert used <= limit + (clock.now - began) * limit / 60 + 1e-3
 

@@ -125,7 +125,7 @@ def wide_handle_of(source: Source, base_id: str, bottleneck: int) -> LoadableAda
 
 
 def answered_beside(engine: Engine, generation: GenerateRequest) -> bool:
-    """True once a request is answered; others go on."""
+    """Step the engine, and other requests with it, until this one is answered; true where it has an answer."""
     ticket = engine.submit(generation)
     while not ticket.done():
         engine.step()

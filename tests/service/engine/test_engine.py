@@ -589,7 +589,7 @@ def test_a_bug_in_scheduling_is_survived(base: LoadedBase, monkeypatch: pytest.M
 def test_a_failure_while_nothing_runs_is_survived_too(
     base: LoadedBase, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The rows of ended requests are put away when none is left; that allocates."""
+    """Once nothing runs, the runner drops the rows of ended requests, which allocates and so may fail."""
     engine = engine_of(base)
     real, failed = Runner.retain, threading.Event()
 

@@ -127,18 +127,16 @@ class Text:
             reserve=end,
         )
 
-    def check(self, world: World, expected_logits: Tensor | None = None) -> None:
-        """Compare with the logits that it gets alone (tokens, vocabulary), computed here where they are not given."""
-        if expected_logits is None:
-            (expected_logits,) = alone(world.base, world.modules[self.adapter], [self.ids])
-        scale = float(expected_logits.abs().max())
+    def check(self, world: World, reference: Tensor | None = None) -> None:
+        """Compare with the logits of the text alone, `reference` (tokens, vocabulary), computed here if not given."""
+        if reference is None:
+            (reference,) = alone(world.base, world.modules[self.adapter], [self.ids])
+        scale = float(reference.abs().max())
         for place, logits in self.logits.items():
-            assert float((logits - expected_logits[place]).abs().max()) <= TOLERANCE * scale
+            assert float((logits - reference[place]).abs().max()) <= TOLERANCE * scale
         if self.done == len(self.ids):
             targets = torch.tensor(self.ids[1:])
-            expected = (
-                -torch.log_softmax(expected_logits[:-1], dim=-1)[torch.arange(len(targets)), targets].sum().item()
-            )
+            expected = -torch.log_softmax(reference[:-1], dim=-1)[torch.arange(len(targets)), targets].sum().item()
             assert self.nll == pytest.approx(expected, abs=1e-4 * max(1.0, expected))
 
 

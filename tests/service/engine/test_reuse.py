@@ -146,7 +146,7 @@ def test_what_is_taken_over_changes_nothing_whatever_joins_leaves_and_goes(world
 
 
 def check_reuse(request: GenerateRequest, ticket: Ticket, requests: Sequence[GenerateRequest]) -> None:
-    """Nothing was taken over without anybody of the same base model, adapter and namespace who asked alike."""
+    """Assert that tokens are reused only from requests of equal beginning, base model, adapter and namespace."""
     reused = ticket.result(0).reused
     assert reused == 0 or BLOCK_SIZE <= reused < len(request.prompt)
     if reused:

@@ -258,8 +258,8 @@ def test_prompts_and_texts_have_the_first_choice_in_turn() -> None:
     simulation = simulation_of(tokens=16, rows=99)
     simulation.add([score(*[16] * 50)])
     simulation.add([generate(16, tokens=0) for _ in range(50)])
-    kinds = [simulation.advance().groups[0].request for _ in range(8)]
-    assert [isinstance(kind, GenerateRequest) for kind in kinds] == [True, False] * 4
+    requests = [simulation.advance().groups[0].request for _ in range(8)]
+    assert [isinstance(request, GenerateRequest) for request in requests] == [True, False] * 4
 
 
 SHORT = st.builds(  # a prompt and its answer fit into the smallest row

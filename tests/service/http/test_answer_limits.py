@@ -20,7 +20,7 @@ from tests.service.servers import World
 # --- answers under way ----------------------------------------------------------------------------
 
 
-def as_many_as_there_are(limits: AnswerLimits, key: str, stack: ExitStack) -> int:
+def acquire_all(limits: AnswerLimits, key: str, stack: ExitStack) -> int:
     count = 0
     with suppress(Busy):
         while True:
@@ -32,10 +32,10 @@ def as_many_as_there_are(limits: AnswerLimits, key: str, stack: ExitStack) -> in
 def test_whoever_takes_all_it_gets_leaves_places_to_others() -> None:
     limits = AnswerLimits(64)
     with ExitStack() as stack:
-        assert [as_many_as_there_are(limits, key, stack) for key in "abcdefg"] == [32, 16, 8, 4, 2, 1, 1]
-        assert as_many_as_there_are(limits, "h", stack) == 1, "a key that has none gets one"
+        assert [acquire_all(limits, key, stack) for key in "abcdefg"] == [32, 16, 8, 4, 2, 1, 1]
+        assert acquire_all(limits, "h", stack) == 1, "a key that has none gets one"
     with ExitStack() as stack:
-        assert as_many_as_there_are(limits, "a", stack) == 32, "all are given back"
+        assert acquire_all(limits, "a", stack) == 32, "all are given back"
 
 
 def test_a_refusal_says_how_many_and_takes_nothing() -> None:

@@ -110,7 +110,7 @@ def large() -> Iterator[int]:
 
 
 def slow(port: int) -> socket.socket:
-    """A connection that the system keeps little for."""
+    """A connection with a small receive buffer."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(PATIENT)
@@ -150,10 +150,10 @@ def test_who_takes_nothing_of_an_answer_is_cut_off(
     ids=["slow", "too slow", "all of little", "not all of little", "nothing waits"],
 )
 def test_who_takes_enough_each_time_is_not_cut_off(waiting: tuple[int, ...], cut: bool) -> None:
-    """Bytes that wait each time the server looks."""
+    """`waiting` has the unsent bytes at each look of the server; who took too few since the last one is cut off."""
 
     class Sized(asyncio.Transport):
-        sizes = iter([repeated for size in waiting for repeated in (size, size)][1:])
+        sizes = iter([buffer_size for size in waiting for buffer_size in (size, size)][1:])
         aborted = False
 
         def get_write_buffer_size(self) -> int:

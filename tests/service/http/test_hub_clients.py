@@ -62,7 +62,7 @@ def hub(
 
 
 @pytest.fixture(scope="module")
-def second_server(served: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+def receiver(served: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """Another server, over the same base model."""
     folder = tmp_path_factory.mktemp("other")
     for world in open_world(folder / "data", write_bases(folder / "bases.toml", served)):
@@ -159,7 +159,7 @@ DECLARED_FILES = {
     "samples": ("samples.jsonl", 2**40),
     "silent": (WEIGHTS, None),
 }
-"""Repositories of a hub: a file, and how large it says that it is."""
+"""The file of each repository of the little hub, and the size that the hub declares for it."""
 
 
 REQUESTED_PATHS: list[str] = []
@@ -183,42 +183,34 @@ async def little_hub(scope: Scope, receive: Receive, send: Send) -> None:
 # `soup push hub:...` takes an adapter from one server, as from any hub, to another.
 
 
-def push(hub: HubSession, second_server: Live, *arguments: str) -> tuple[int, str, str]:
-    line = ["push", *arguments, "--url", second_server.url, "--key", second_server.world.admin]
+def push(hub: HubSession, receiver: Live, *arguments: str) -> tuple[int, str, str]:
+    line = ["push", *arguments, "--url", receiver.url, "--key", receiver.world.admin]
     code, out, err = hub.ask("soup", arguments=line)
     return code, out, err
 
 
-def test_from_one_server_to_another(law: World, hub: HubSession, second_server: Live, tmp_path: Path) -> None:
-    code, out, err = push(hub, second_server, "hub:acme/law@prod", "--namespace", "copied")
+def test_from_one_server_to_another(law: World, hub: HubSession, receiver: Live, tmp_path: Path) -> None:
+    code, out, err = push(hub, receiver, "hub:acme/law@prod", "--namespace", "copied")
     assert (code, out) == (0, "copied/law@1\n"), err
     there = law.client.get("/v1/adapters/acme/law@1").json()
-    here = second_server.world.client.get("/v1/adapters/copied/law").json()
+    here = receiver.world.client.get("/v1/adapters/copied/law").json()
     for field in ("digest", "config", "card", "domain"):
         assert here[field] == there[field], field
     commit = hub.ask("model_info", repo_id="acme/law", revision="prod")["sha"]
     training = {**there["provenance"]["training"], "imported_from": f"acme/law@{commit}"}
     assert here["provenance"] == {**there["provenance"], "training": training}
     assert here["sample"]["digest"] == there["sample"]["digest"]
-    pulled = [
-        "pull",
-        "copied/law",
-        str(tmp_path / "law"),
-        "--url",
-        second_server.url,
-        "--key",
-        second_server.world.admin,
-    ]
+    pulled = ["pull", "copied/law", str(tmp_path / "law"), "--url", receiver.url, "--key", receiver.world.admin]
     assert hub.ask("soup", arguments=pulled)[0] == 0
     assert (tmp_path / "law" / WEIGHTS).read_bytes() == lora_weights(law, seed=1)
-    assert push(hub, second_server, "hub:acme/law@prod", "--namespace", "copied")[1] == "copied/law@1\n"
+    assert push(hub, receiver, "hub:acme/law@prod", "--namespace", "copied")[1] == "copied/law@1\n"
 
 
-def test_several_beside_a_folder(hub: HubSession, second_server: Live, tmp_path: Path) -> None:
+def test_several_beside_a_folder(hub: HubSession, receiver: Live, tmp_path: Path) -> None:
     pulled = Path(hub.ask("snapshot_download", repo_id="acme/news", local_dir=str(tmp_path / "local")))
-    code, out, err = push(hub, second_server, "hub:acme/both", str(pulled), "hub:acme/pfeiffer")
+    code, out, err = push(hub, receiver, "hub:acme/both", str(pulled), "hub:acme/pfeiffer")
     assert (code, out) == (0, "default/both@1\ndefault/local@1\ndefault/pfeiffer@1\n"), err
-    pfeiffer = second_server.world.client.get("/v1/adapters/default/pfeiffer").json()
+    pfeiffer = receiver.world.client.get("/v1/adapters/default/pfeiffer").json()
     assert pfeiffer["config"]["method"] == "bottleneck"
     assert pfeiffer["provenance"]["training"]["imported_from"].startswith("acme/pfeiffer@")
 
@@ -232,20 +224,18 @@ def test_several_beside_a_folder(hub: HubSession, second_server: Live, tmp_path:
         ("hub:../../etc", "names no repository"),
     ],
 )
-def test_pushes_of_a_hubs_repository_that_are_refused(
-    hub: HubSession, second_server: Live, source: str, says: str
-) -> None:
-    assert says in " ".join(refused(push(hub, second_server, source, "--namespace", "refused")).split())
+def test_pushes_of_a_hubs_repository_that_are_refused(hub: HubSession, receiver: Live, source: str, says: str) -> None:
+    assert says in " ".join(refused(push(hub, receiver, source, "--namespace", "refused")).split())
 
 
 @pytest.mark.slow
-def test_what_is_too_large_or_not_there_is_not_downloaded(second_server: Live, tmp_path: Path) -> None:
+def test_what_is_too_large_or_not_there_is_not_downloaded(receiver: Live, tmp_path: Path) -> None:
     """A hub says how large its files are before any of them is asked for."""
     with serving(little_hub, Settings()) as port:
         session = HubSession(f"http://127.0.0.1:{port}", "x", tmp_path)
-        outcomes = [push(session, second_server, f"hub:big/{name}") for name in DECLARED_FILES]
-        _, _, odd = push(session, second_server, "hub:big/odd")
-    code, _, err = push(session, second_server, "hub:acme/law")
+        outcomes = [push(session, receiver, f"hub:big/{name}") for name in DECLARED_FILES]
+        _, _, odd = push(session, receiver, "hub:big/odd")
+    code, _, err = push(session, receiver, "hub:acme/law")
     session.close()
     assert (code, "hub:acme/law could not be downloaded" in err) == (1, True)
     assert [(code, out) for code, out, _ in outcomes] == [(1, "")] * len(DECLARED_FILES)

@@ -166,11 +166,11 @@ def test_a_schema_is_compiled_for_who_was_admitted_and_one_that_cannot_be_costs_
 ) -> None:
     key = someone(world, "team", tokens_per_minute=1000, requests_per_minute=2)
     schema = {"type": "integer", "minimum": 2, "maximum": 1}
-    prompt = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    prompt_fields = {"prompt": "a"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
     body = {
         "model": "tiny",
         "max_tokens": 20,
-        **prompt,
+        **prompt_fields,
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
     }
     for _ in range(2):

@@ -244,7 +244,7 @@ def test_what_is_drawn_can_be_steered(openai_client: Any) -> None:
 
 
 def test_the_best_are_those_with_the_highest_mean_log_probability(openai_client: Any) -> None:
-    """Of each of two prompts."""
+    """The best are chosen for each of two prompts."""
     ask = {"model": "tiny", "prompt": [PROMPT, "Heat the oil"], "seed": 5, "max_tokens": 6, "stop": "e"}
     candidates = openai_client.completions.create(**ask, n=6, logprobs=2)
 
@@ -260,7 +260,7 @@ def test_the_best_are_those_with_the_highest_mean_log_probability(openai_client:
     best = openai_client.completions.create(**ask, n=3, best_of=6, logprobs=2)
     assert [choice.index for choice in best.choices] == list(range(6))
     assert [(choice.text, choice.finish_reason) for choice in best.choices] == [
-        (o.text, o.finish_reason) for o in expected(3)
+        (expected_choice.text, expected_choice.finish_reason) for expected_choice in expected(3)
     ]
     for choice, expected_choice in zip(best.choices, expected(3), strict=True):
         assert choice.logprobs.tokens == expected_choice.logprobs.tokens

@@ -40,10 +40,10 @@ def test_lists_by_owner_have_what_the_key_sees(stocked: World) -> None:
 def test_an_owner_is_changed_and_taken_away_and_all_else_stays(stocked: World) -> None:
     original = stocked.client.get("/v1/adapters/acme/lay").json()
     refits = stocked.client.get("/v1/jobs?kind=fit").json()["data"]
-    after = change(stocked, "acme/lay", owner="food team").json()
-    unchanged = ("card", "domain", "digest", "created_at")
-    assert {name: after[name] for name in unchanged} == {name: original[name] for name in unchanged}
-    assert (after["owner"], after["etag"] != original["etag"]) == ("food team", True)
+    updated = change(stocked, "acme/lay", owner="food team").json()
+    unchanged_fields = ("card", "domain", "digest", "created_at")
+    assert {name: updated[name] for name in unchanged_fields} == {name: original[name] for name in unchanged_fields}
+    assert (updated["owner"], updated["etag"] != original["etag"]) == ("food team", True)
     assert change(stocked, "acme/lay", domain="lay").json()["owner"] == "food team"
     assert change(stocked, "acme/lay", owner=None).json()["owner"] is None
     (newest, _, first) = stocked.client.get("/v1/audit?subject=acme/lay@1&action=adapter.change").json()["data"]
@@ -71,11 +71,11 @@ def test_the_hub_says_it_and_what_a_commit_pins_stays(stocked: World) -> None:
     commit = stocked.client.get("/api/models/acme/law/revision/1").json()["sha"]
     files_before, etag = files(), stocked.client.get("/v1/adapters/acme/law@1").json()["etag"]
     assert "owner" not in files_before["README.md"][1]
-    for name_owner in (
+    for set_owner in (
         lambda: change(stocked, "acme/law@2", owner=HOSTILE),
         lambda: stocked.push("acme/law", seed=5, owner="us"),
     ):
-        name_owner()
+        set_owner()
         hub = stocked.client.get("/api/models/acme/law/revision/1").json()
         assert (hub["sha"], hub["cardData"]["owner"] in (HOSTILE, "us")) == (commit, True)
         assert files() == files_before

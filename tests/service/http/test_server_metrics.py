@@ -102,6 +102,6 @@ def test_without_its_database_a_server_still_has_metrics(world: World, monkeypat
     text = world.app.state.metrics.render().decode()
     assert "soup_disk_bytes" in text
     assert "soup_keys{" not in text
-    for source in ("jobs", "keys"):
-        (count,) = re.findall(rf'soup_metrics_failures_total{{part="{source}"}} (\S+)', text)
+    for part_name in ("jobs", "keys"):
+        (count,) = re.findall(rf'soup_metrics_failures_total{{part="{part_name}"}} (\S+)', text)
         assert float(count) >= 1

@@ -60,12 +60,12 @@ def events_of(body: CompletionRequest | ChatRequest, prompts: Sequence[str] = ("
 
 def parsed(text: str, schema: type[BaseModel]) -> list[Any]:
     """The events of a text, each of which is to the byte what the schema makes of it."""
-    values = []
+    payloads = []
     for frame in text.split("\n\n")[:-1]:
-        value = schema.model_validate(json.loads(frame.removeprefix("data: ")))
-        assert event(value) == frame + "\n\n"
-        values.append(value)
-    return values
+        payload = schema.model_validate(json.loads(frame.removeprefix("data: ")))
+        assert event(payload) == frame + "\n\n"
+        payloads.append(payload)
+    return payloads
 
 
 @st.composite
@@ -87,8 +87,8 @@ def ended(tokens: Sequence[Delta], n: int) -> Generation:
     return Generation(tuple(Completion(token_ids, "", "length") for token_ids in ids), reused=1)
 
 
-def asked_for(model: str, n: int, *, usage: bool) -> dict[str, Any]:
-    """Fields of either request."""
+def fields_for(model: str, n: int, *, usage: bool) -> dict[str, Any]:
+    """The fields that a completion and a chat request share."""
     return {"model": model[:200], "n": n, "stream": True} | (
         {"stream_options": {"include_usage": True}} if usage else {}
     )
@@ -101,7 +101,7 @@ def asked_for(model: str, n: int, *, usage: bool) -> dict[str, Any]:
 def test_events_of_completions(data: st.DataObject, n: int, logprobs: int | None, usage: bool, model: str) -> None:
     echo = logprobs is None and data.draw(st.booleans())
     prompts = data.draw(st.lists(TEXTS, min_size=1, max_size=2))
-    body = CompletionRequest(**asked_for(model, n, usage=usage), prompt="a", echo=echo, logprobs=logprobs)
+    body = CompletionRequest(**fields_for(model, n, usage=usage), prompt="a", echo=echo, logprobs=logprobs)
     events, generated, sent = events_of(body, prompts), [], ""
     sent += events.first()
     for number in range(len(prompts)):
@@ -132,7 +132,7 @@ def test_events_of_completions(data: st.DataObject, n: int, logprobs: int | None
 
 @given(st.data(), st.integers(1, 3), st.sampled_from([None, 0, 2]), st.booleans(), TEXTS.filter(bool))
 def test_events_of_chat(data: st.DataObject, n: int, top: int | None, usage: bool, model: str) -> None:
-    body = ChatRequest(**asked_for(model, n, usage=usage), messages=HELLO, logprobs=top is not None, top_logprobs=top)
+    body = ChatRequest(**fields_for(model, n, usage=usage), messages=HELLO, logprobs=top is not None, top_logprobs=top)
     tokens, events = data.draw(tokens_of(n)), events_of(body)
     sent = events.first() + "".join(events.encode(0, delta) for delta in tokens)
     sent += events.encode(0, ended(tokens, n)) + events.last()

@@ -103,21 +103,26 @@ def test_of_two_models_compared_each_has_its_tokens(world: World) -> None:
 def test_who_sees_what(world: World) -> None:
     world.push("ours/law", seed=3)
     ask = {"prompt": "a b", "max_tokens": 1}
-    ours, header = new_key(world, "ours")
-    theirs, their_header = new_key(world, "theirs")
-    both, wide = new_key(world, "theirs", "ours")
-    for headers, model in ((header, "ours/law"), (their_header, "tiny"), (wide, "ours/law"), (wide, "tiny")):
+    ours, our_headers = new_key(world, "ours")
+    theirs, their_headers = new_key(world, "theirs")
+    both, both_headers = new_key(world, "theirs", "ours")
+    for headers, model in (
+        (our_headers, "ours/law"),
+        (their_headers, "tiny"),
+        (both_headers, "ours/law"),
+        (both_headers, "tiny"),
+    ):
         assert world.client.post("/v1/completions", json={"model": model, **ask}, headers=headers).status_code == 200
 
     def visible(headers: dict[str, str], **params: Any) -> set[tuple[str, str]]:
         return {(row["key_id"], row["namespace"]) for row in usage(world, headers, limit=100, **params)["data"]}
 
-    assert visible(header) == {(ours, "ours")}
-    assert visible(header, key_id=theirs) == visible(header, namespace="theirs") == set()
+    assert visible(our_headers) == {(ours, "ours")}
+    assert visible(our_headers, key_id=theirs) == visible(our_headers, namespace="theirs") == set()
     assert visible(new_key(world, "ours", scopes=("admin",))[1]) == {(ours, "ours"), (both, "ours")}
     assert visible(new_key(world, scopes=("read",))[1]) == set(), "it sees all namespaces, and is no admin"
     assert visible(world.headers(world.admin)) >= {(ours, "ours"), (both, "ours"), (both, "theirs"), (theirs, "theirs")}
-    assert usage(world, header, namespace="theirs")["total"]["requests"] == 0
+    assert usage(world, our_headers, namespace="theirs")["total"]["requests"] == 0
 
 
 def test_sums_by_less_and_days(world: World) -> None:

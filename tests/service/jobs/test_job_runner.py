@@ -283,7 +283,7 @@ class TestProcesses:
         assert stage.ended(stage.runner(), job).state == "succeeded"
 
     def test_a_job_that_does_not_hear_of_it_is_given_back_all_the_same(self, stage: Stage) -> None:
-        """The outcome of its thread afterwards ends nothing, and the next server runs it anew."""
+        """The later outcome of its thread does not end the job, which the next server runs anew."""
         over = threading.Event()
 
         def deaf(_: JobContext) -> dict[str, Any]:

@@ -135,19 +135,19 @@ def beside(monkeypatch: pytest.MonkeyPatch, base: LoadedBase) -> InChild:
 
 @pytest.fixture
 def child_results(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    return listens(monkeypatch)
+    return recorded_results(monkeypatch)
 
 
-def listens(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The results of the trainings that end, of children or of what does them here instead."""
+def recorded_results(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A list that fills with the results of trainings, whether a child or this process trains."""
     results: list[dict[str, Any]] = []
     real: InChild = vars(training_job)["in_child"]
 
-    def listening(*args: Any, **named: Any) -> dict[str, Any]:
+    def recording(*args: Any, **named: Any) -> dict[str, Any]:
         results.append(real(*args, **named))
         return results[-1]
 
-    monkeypatch.setattr(training_job, "in_child", listening)
+    monkeypatch.setattr(training_job, "in_child", recording)
     return results
 
 
@@ -172,7 +172,7 @@ def test_cancelled_it_is_kept_and_the_same_request_goes_on_to_the_same_and_pushe
     [place] = training_folders(world)
     until(lambda: sorted(file.name for file in place.iterdir()) == ["checkpoint", TURN])  # the data are gone
     trains_here(monkeypatch, base)
-    outcomes = listens(monkeypatch)
+    outcomes = recorded_results(monkeypatch)
     result = training_result(world, body)
     assert [0 < outcome["resumed_at"] < STEPS for outcome in outcomes] == [True]
     assert (result["adapter"], result["created"]) == ("acme/long@1", True)

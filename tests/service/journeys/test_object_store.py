@@ -155,8 +155,8 @@ def test_kill_9_of_the_server_that_takes_a_part_and_another_goes_on(
         first, second = (client_of(server.url) for server in servers)
         path = first.post("/v1/blobs/uploads", json={"digest": sha256_digest(data)}).headers["location"]
         half = len(data) // 2
-        response = first.patch(path, content=data[:half], headers={"content-range": f"0-{half - 1}"})
-        assert response.headers["upload-offset"] == str(half)
+        answer = first.patch(path, content=data[:half], headers={"content-range": f"0-{half - 1}"})
+        assert answer.headers["upload-offset"] == str(half)
         connection = http.client.HTTPConnection(urlsplit(servers[0].url).netloc, timeout=30)
         with closing(connection):
             connection.putrequest("PATCH", path)

@@ -73,7 +73,7 @@ def answered(answer: httpx2.Response) -> dict[str, Any]:
 
 @contextmanager
 def asking(fleet: Fleet, version: str, model: str) -> Iterator[list[Any]]:
-    """Ask a server for completions while open; gives what it said, and each must be what it said first."""
+    """Ask a server for completions while open; gives the list of them, which must all equal the first."""
     over, completions = Event(), [fleet.says(version, model)]
 
     def ask() -> None:
@@ -225,9 +225,9 @@ def upload(fleet: Fleet, here: str, there: str, data: bytes) -> None:
 
 
 def bytes_go_beside_pushes_of_them(fleet: Fleet) -> None:
-    """Both push the same bytes while versions of these are purged and what is not named is collected, again and again.
+    """Both push the same bytes while adapters of these bytes are purged and unnamed blobs collected, again and again.
 
-    What a push was answered has its file, whichever version promised it and whichever took it away before.
+    Every acknowledged push has its file, whichever version acknowledged it and whichever removed the bytes before.
     """
     data = fleet.weights(seed=50)
     live_names: list[str] = []
@@ -243,12 +243,12 @@ def bytes_go_beside_pushes_of_them(fleet: Fleet) -> None:
             live_names = list(pushed.values())
             for name in live_names:
                 for version in VERSIONS:
-                    response = fleet.clients[version].get(f"/v1/adapters/{name}/files/{WEIGHTS}")
-                    assert (response.status_code, response.content == data) == (200, True), (
+                    answer = fleet.clients[version].get(f"/v1/adapters/{name}/files/{WEIGHTS}")
+                    assert (answer.status_code, answer.content == data) == (200, True), (
                         turn,
                         name,
                         version,
-                        response.text,
+                        answer.text,
                     )
     for name in live_names:
         purge(fleet, "new", name)

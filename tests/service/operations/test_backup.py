@@ -94,7 +94,7 @@ def rows(database: Database) -> dict[str, list[Any]]:
 
 
 def restored_rows(database: Database) -> dict[str, list[Any]]:
-    """The rows of another's database once restored: all but the sessions, one of which may have been ended since."""
+    """The rows that a restore of this database gives: all but the sessions, one of which may have been ended since."""
     rows_by_table = rows(database)
     assert rows_by_table["sessions"]
     return {**rows_by_table, "sessions": []}

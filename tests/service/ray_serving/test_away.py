@@ -229,9 +229,9 @@ def test_a_request_that_replicas_die_of_ends_after_few(base: LoadedBase, message
 
 
 def test_who_watches_hears_of_what_is_away(base: LoadedBase) -> None:
-    """Timelines come as those of this process's own requests do: so a trace has a span of the engine for each."""
-    lives: list[RequestTimeline] = []
-    token = timeline_observer.set(lives.append)
+    """Timelines come as for requests computed in this process, so that a trace has a span of the engine for each."""
+    timelines: list[RequestTimeline] = []
+    token = timeline_observer.set(timelines.append)
     try:
         with served(base, says([], [TOKEN], Ended(WHOLE, 3, 1)), says(error=ConnectionError())) as (engine, _):
             engine.submit(request_of(base)).result(20)
@@ -239,7 +239,7 @@ def test_who_watches_hears_of_what_is_away(base: LoadedBase) -> None:
                 engine.submit(request_of(base)).result(20)
     finally:
         timeline_observer.reset(token)
-    finished, failed = lives
+    finished, failed = timelines
     assert (finished.base_id, finished.digest, finished.status) == (base.entry.id, None, "finished")
     assert (finished.prompt_tokens, finished.generated_tokens) == (3, 1)
     assert finished.started_at is not None

@@ -86,7 +86,7 @@ def listen(fleet: Fleet, ref: str, on_event: Callable[[], object] = lambda: None
 
 
 def assert_whole_or_ended(fleet: Fleet, ref: str, got: list[str], code: str | None) -> None:
-    """All of a stream of this very adapter, or its beginning and a sentence."""
+    """Assert that a stream is of this very adapter, and whole, or its beginning and an error."""
     expected = fleet.direct[ref][:-1]
     assert got == expected[: len(got)], ref
     assert (code, len(got)) in ((None, len(expected)), ("unavailable", len(got)))
@@ -190,8 +190,8 @@ def test_replicas_that_are_taken_away_under_streams_let_nobody_hear_another_adap
             until(lambda: replicas() == {"RUNNING": 1}, "one replica")
         finally:
             done.set()
-        answers = [future.result(120) for future in running]
-    for ref, streams in zip(fleet.refs, answers, strict=True):
+        all_streams = [future.result(120) for future in running]
+    for ref, streams in zip(fleet.refs, all_streams, strict=True):
         for got, code in streams:
             assert_whole_or_ended(fleet, ref, got, code)
         assert sum(code is None for _, code in streams) > 0
@@ -208,10 +208,10 @@ def test_a_node_that_dies_in_the_midst_of_streams_lets_nobody_hear_another_adapt
         running = [pool.submit(listen, fleet, ref, first.set) for ref in refs]
         assert first.wait(60)
         fleet.nodes.tell("kill 0")
-        answers = [future.result(120) for future in running]
-    for ref, (got, code) in zip(refs, answers, strict=True):
+        streams = [future.result(120) for future in running]
+    for ref, (got, code) in zip(refs, streams, strict=True):
         assert_whole_or_ended(fleet, ref, got, code)
-    assert sum(code is None for _, code in answers) > 0
+    assert sum(code is None for _, code in streams) > 0
 
 
 def test_a_stream_that_has_begun_on_a_node_that_dies_ends_with_a_sentence(fleet: Fleet) -> None:

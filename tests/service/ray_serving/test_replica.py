@@ -75,9 +75,9 @@ async def replica(world: World, anyio_backend: str) -> AsyncIterator[Replica]:
 
 
 async def collect(replica: Replica, sent: SentRequest) -> tuple[list[Delta], Ended]:
-    *tokens, ended = [piece async for piece in replica.generate(sent)]
+    *pieces, ended = [piece async for piece in replica.generate(sent)]
     assert isinstance(ended, Ended)
-    return [delta for piece in tokens for delta in piece], ended
+    return [delta for piece in pieces for delta in piece], ended
 
 
 async def until(done: Callable[[], bool]) -> None:

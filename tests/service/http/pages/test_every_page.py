@@ -151,7 +151,7 @@ def test_what_a_query_or_a_form_names_leaks_nothing_either(world: World, there: 
 
 @pytest.mark.parametrize("kind", KEYS)
 def test_every_page_with_every_kind_of_key_leaks_nothing(world: World, there: dict[str, str], kind: str) -> None:
-    """Pages answer for what is another's as for what does not exist: by status and by text."""
+    """Pages answer alike for what is another's and for what does not exist, in status and in text."""
     browser, leaks = PageSession(world, world.key(*KEYS[kind])), []
     for method, path in operations():
         if (method, path) in OPEN | ANYBODY:

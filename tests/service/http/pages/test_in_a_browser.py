@@ -96,12 +96,12 @@ def test_what_is_wrong_is_said_in_the_place_of_the_list_which_comes_back(page: P
 def test_a_key_that_ends_while_one_types_leads_to_the_form_to_sign_in(chrome: Browser, stocked: Live) -> None:
     client = stocked.world.client
     key = client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
-    with signed_in(chrome, stocked.url, key["secret"]) as page:
+    with signed_in(chrome, stocked.url, key["secret"]) as signed_page:
         client.delete(f"/v1/keys/{key['id']}")
-        page.fill("#q", "law")
-        page.until("location.pathname === '/sign-in'")
-        assert "next=%2Fmodels%3Fq%3Dlaw" in page.path
-        page.console_messages.clear()  # the browser says so of the request
+        signed_page.fill("#q", "law")
+        signed_page.until("location.pathname === '/sign-in'")
+        assert "next=%2Fmodels%3Fq%3Dlaw" in signed_page.path
+        signed_page.console_messages.clear()  # the browser says so of the request
 
 
 # --- the other pages --------------------------------------------------------------------------------

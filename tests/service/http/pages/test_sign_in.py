@@ -99,7 +99,7 @@ FOREIGN = [
 def test_cookies_of_others_on_the_host_change_nothing_and_are_not_unquoted(
     world: World, reader: str, foreign: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unquoting takes the square of the time of what it is given, and one cookie that it cannot read ends it."""
+    """Unquoting takes time quadratic in its input, and one cookie that it cannot read ends it."""
 
     def unquoted(text: str) -> str:
         assert re.fullmatch(r"[\w-]{43}", text), f"{len(text)} bytes of another's cookie were unquoted"

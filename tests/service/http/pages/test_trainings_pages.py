@@ -283,9 +283,9 @@ def test_a_pool_is_read_once_for_all_its_selectors_in_a_list(stocked: World, bro
     with statements(stocked.registry.database) as statements_before:
         browser.page("/selectors")
     fit_selector(stocked, seed=1)
-    with statements(stocked.registry.database) as after:
+    with statements(stocked.registry.database) as statements_after:
         browser.page("/selectors")
-    pools = [sum("FROM adapters" in text for text in texts) for texts in (statements_before, after)]
+    pools = [sum("FROM adapters" in statement for statement in run) for run in (statements_before, statements_after)]
     assert pools[0] == pools[1] > 0
 
 
