@@ -46,7 +46,7 @@ class Result:
     def finish(self, out: Path | None, *, part_name: str | None = None) -> None:
         """Print, and write to `out` where there is one, whose name is the result's.
 
-        The results of part `part_name` replace its own in a file that exists, and its figures record their date.
+        In a file that exists, only the results of the part `part_name` are replaced, and its figures record their date.
         """
         self.print()
         if out is not None:

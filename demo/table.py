@@ -24,7 +24,7 @@ CONTROL = "control"
 
 @dataclass(frozen=True)
 class Entry:
-    """One method on one domain; `description` names the adapters of its answer."""
+    """One method on one domain; `description` names the adapters of its answer, or says why it abstained."""
 
     score: Score
     model: str

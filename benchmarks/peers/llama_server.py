@@ -87,8 +87,8 @@ def _completion(url: str, prompt: Sequence[int], *, tokens: int) -> list[int]:
 def _call(url: str, body: bytes | None = None) -> dict[str, Any]:
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as answer:
-        content: dict[str, Any] = json.load(answer)
-        return content
+        reply: dict[str, Any] = json.load(answer)
+        return reply
 
 
 def _wait(server: subprocess.Popen[bytes], url: str) -> None:

@@ -79,9 +79,9 @@ def containers(node: Any) -> Iterator[Resource]:
     """Every container of a resource, init containers included."""
     return (
         container
-        for field, entries in mappings(node)
+        for field, listed in mappings(node)
         if field in {"containers", "initContainers"}
-        for container in entries
+        for container in listed
     )
 
 

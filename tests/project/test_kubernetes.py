@@ -358,13 +358,15 @@ def test_pods_may_do_little(resources: list[Resource]) -> None:
 def test_no_secret_stands_in_a_file(resources: list[Resource]) -> None:
     assert of_kind(resources, "Secret") == {}
     for name, container in containers(resources).items():
-        secret = {entry["name"]: entry["valueFrom"] for entry in container["env"] if SECRET.search(entry["name"])}
-        for variable, source in secret.items():
-            assert source == {"secretKeyRef": {"name": "soup-secrets", "key": variable}}
+        secrets = {
+            variable["name"]: variable["valueFrom"] for variable in container["env"] if SECRET.search(variable["name"])
+        }
+        for key, source in secrets.items():
+            assert source == {"secretKeyRef": {"name": "soup-secrets", "key": key}}
         expected = set() if name == PROXY else {"PGPASSWORD"}
         if name in {"soup-api", "soup-worker"}:
             expected |= {"SOUP_BOOTSTRAP_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
-        assert secret.keys() == expected
+        assert secrets.keys() == expected
     for setting in settings_map(resources):
         assert not SECRET.search(setting)
     for path in FOLDER.rglob("*"):

@@ -290,8 +290,8 @@ def install(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Instal
     @cache
     def environment_of(extra: str) -> Path:
         folder = tmp_path_factory.mktemp(extra)
-        for entry in installed.iterdir():
-            (folder / entry.name).symlink_to(entry)
+        for path in installed.iterdir():
+            (folder / path.name).symlink_to(path)
         for name in resolved(installed, extra):
             package = distribution(name)
             for top in {Path(file).parts[0] for file in package.files or ()} - {"..", "__pycache__"}:

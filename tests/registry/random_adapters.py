@@ -158,15 +158,17 @@ def residual(ingredients: Sequence[SoupIngredient], mixing: Mixing) -> float:
     )
 
 
-def reported(soup_ingredients: Sequence[SoupIngredient], mixing: Mixing) -> tuple[dict[str, torch.Tensor], MixReport]:
+def reported(ingredients: Sequence[SoupIngredient], mixing: Mixing) -> tuple[dict[str, torch.Tensor], MixReport]:
     """The soup and its report, as `cook` makes them."""
-    ordered = by_digest(soup_ingredients)
+    ordered = by_digest(ingredients)
     method = MIXINGS[mixing.method]
     config = method.result(ordered, mixing)
     exact = ExactMixture(config, SHAPE, mixing)
     tensors = method.mix([exact.watched(ingredient) for ingredient in ordered], mixing)
-    ingredients = tuple(RecipeIngredient(digest=ingredient.digest, weight=ingredient.weight) for ingredient in ordered)
-    recipe = Recipe(base_fingerprint=BASE, ingredients=ingredients, mixing=mixing)
+    recipe_ingredients = tuple(
+        RecipeIngredient(digest=ingredient.digest, weight=ingredient.weight) for ingredient in ordered
+    )
+    recipe = Recipe(base_fingerprint=BASE, ingredients=recipe_ingredients, mixing=mixing)
     return tensors, report_of(ordered, recipe, config, tensors, shape=SHAPE, exact=exact)
 
 

@@ -33,8 +33,8 @@ RECIPE = Hyperparameters(steps=25, batch=8, block=56, learning_rate=1e-2, evalua
 def trained(base, key, folder):
     task, items = TASKS[key], {**ITEMS, "language_modelling": TEXTS}[key]
     config = with_head(paper_config("pfeiffer", bottleneck=8), task.head(items))
-    adapter = train_on(base, config, items, items[:20], hyperparameters=RECIPE, task=task)
-    return adapter.write(folder, base, domain="law")
+    trained_adapter = train_on(base, config, items, items[:20], hyperparameters=RECIPE, task=task)
+    return trained_adapter.write(folder, base, domain="law")
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +124,8 @@ def test_questions_are_left_without_an_answer_by_what_was_trained_to(base, folde
     none = [replace(item, answers=()) for item in QUESTIONS[::2]]
     config = with_head(paper_config("pfeiffer", bottleneck=2), TASKS["question_answering"].head(QUESTIONS))
     task, few = TASKS["question_answering"], RECIPE.model_copy(update={"steps": 1})
-    adapter = train_on(base, config, QUESTIONS + none, QUESTIONS[:20], hyperparameters=few, task=task)
-    either = adapter.write(tmp_path / "squad2", base, domain="law")
+    trained_adapter = train_on(base, config, QUESTIONS + none, QUESTIONS[:20], hyperparameters=few, task=task)
+    either = trained_adapter.write(tmp_path / "squad2", base, domain="law")
     for key in (None, "question_answering"):
         assert task_of(either, key).may_abstain
         assert not task_of(folders["question_answering"], key).may_abstain

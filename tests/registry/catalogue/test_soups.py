@@ -128,8 +128,8 @@ def test_evidence_gathers_in_order(catalogue):
         catalogue.soups.add_evidence(soup.id, recipe.digest, {"selector": f"sel-{number}"})
     catalogue.soups.add_evidence(second.id, recipe.digest, {"selector": "sel-x"})
     evidence = catalogue.soups.evidence(soup.id)
-    assert [entry["selector"] for entry in evidence] == ["sel-0", "sel-1", "sel-2"]
-    assert all(entry["created_at"].endswith("+00:00") for entry in evidence)
+    assert [record["selector"] for record in evidence] == ["sel-0", "sel-1", "sel-2"]
+    assert all(record["created_at"].endswith("+00:00") for record in evidence)
     with pytest.raises(IntegrityError):
         catalogue.soups.add_evidence(soup.id, sha256_digest(b"?"), {})
 
@@ -142,10 +142,10 @@ def test_evidence_is_that_of_the_first_and_the_newest_cooks(catalogue):
         catalogue.soups.add_evidence(row.id, same.digest, {"selector": "sel-same"})
     for number in range(MAX_EVIDENCE + 3):
         catalogue.soups.add_evidence(soup.id, recipe.digest, {"selector": f"sel-{number}"})
-    selectors = [entry["selector"] for entry in catalogue.soups.evidence(soup.id)]
+    selectors = [record["selector"] for record in catalogue.soups.evidence(soup.id)]
     assert selectors == ["sel-0", *(f"sel-{number}" for number in range(4, MAX_EVIDENCE + 3))]
-    assert [entry["selector"] for entry in catalogue.soups.evidence(soup.id, most=1)] == selectors[-1:]
-    assert [entry["selector"] for entry in catalogue.soups.evidence(second.id)] == ["sel-same"]
+    assert [record["selector"] for record in catalogue.soups.evidence(soup.id, most=1)] == selectors[-1:]
+    assert [record["selector"] for record in catalogue.soups.evidence(second.id)] == ["sel-same"]
     catalogue.adapters.retire(second.id)
     for row in (second, soup):  # each recipe has evidence of the soup until its purge, which finds recipes by it
         catalogue.removals.purge(catalogue.adapters.get(row.id))

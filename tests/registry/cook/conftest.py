@@ -29,13 +29,13 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
     """The SQLite file and the blobs of a registry with adapters of these names, built on first use."""
 
     @cache
-    def registry_files(names: tuple[str, ...], one_start: bool) -> tuple[bytes, MemoryBlobs]:
+    def database_and_blobs(names: tuple[str, ...], one_start: bool) -> tuple[bytes, MemoryBlobs]:
         folder, blobs = tmp_path_factory.mktemp("filled"), MemoryBlobs()
         with Databases("sqlite", None).new(folder) as database:
             fill(ToyRegistry(database, blobs), names, one_start)
         return (folder / "soup.db").read_bytes(), blobs
 
-    return registry_files
+    return database_and_blobs
 
 
 @pytest.fixture

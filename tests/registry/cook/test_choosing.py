@@ -131,7 +131,7 @@ def test_a_retired_member_is_dropped_before_thresholds(stocked):
     assert sum(chosen.selection.scores.values()) == pytest.approx(1)
     assert set(chosen.selection.scores) == {"code", "zoo"}
     assert len(chosen.selection.selected) == 1
-    left_out = {domain.ref: domain.reason for domain in chosen.selection.left_out}
+    left_out = {entry.ref: entry.reason for entry in chosen.selection.left_out}
     assert "retired since the fit" in left_out["acme/law@1"]
     stocked.retire(ids["code"], ids["zoo"])
     none = choose(stocked, sample("law")).selection

@@ -192,7 +192,7 @@ def test_one_that_was_asked_for_again_stays(verbs: ToyRegistry) -> None:
     row = soup(verbs)
     verbs.cook(recipe=RECIPE)
     with verbs.database.read() as catalogue:
-        cooked = [datetime.fromisoformat(entry["created_at"]) for entry in catalogue.soups.evidence(row.id)]
+        cooked = [datetime.fromisoformat(record["created_at"]) for record in catalogue.soups.evidence(row.id)]
         assert len(cooked) == 2
         assert catalogue.removals.unused_soups("acme", max(cooked), limit=9) == []
         assert catalogue.removals.unused_soups("acme", after(1), limit=9) == [row.id]

@@ -36,7 +36,7 @@ rules = st.sampled_from(RULES)
 weights = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=4)
 
 
-def parts_of(config, drawn, *, sparsities=(0.4, 0.25, 0.5, 0.1), **changes):
+def ingredients_of(config, drawn, *, sparsities=(0.4, 0.25, 0.5, 0.1), **changes):
     return [
         sparse_ingredient(number, config, weight, sparsity=sparsities[number], provenance=INIT, **changes)
         for number, weight in enumerate(canonical_weights(drawn))
@@ -67,7 +67,7 @@ def keeps(config, tensors):
 @settings(max_examples=10)
 @given(weights, rules, st.randoms(use_true_random=False))
 def test_the_order_of_ingredients_changes_nothing(drawn, rule, random):
-    ingredients = parts_of(CONFIG, drawn)
+    ingredients = ingredients_of(CONFIG, drawn)
     config, tensors = mixed(ingredients, rule)
     shuffled_config, shuffled_tensors = mixed(random.sample(ingredients, len(ingredients)), rule)
     assert config == shuffled_config
@@ -77,7 +77,7 @@ def test_the_order_of_ingredients_changes_nothing(drawn, rule, random):
 @settings(max_examples=10)
 @given(weights)
 def test_a_union_loses_nothing_of_the_average(drawn):
-    ingredients = parts_of(CONFIG, drawn)
+    ingredients = ingredients_of(CONFIG, drawn)
     _, tensors = mixed(ingredients)
     plain = [
         replace(
@@ -95,7 +95,7 @@ def test_a_union_loses_nothing_of_the_average(drawn):
 @pytest.mark.parametrize("config", [CONFIG, UNION], ids=lambda config: config.method)
 @given(drawn=weights)
 def test_masks_are_what_their_names_say(config, drawn):
-    ingredients = parts_of(config, drawn)
+    ingredients = ingredients_of(config, drawn)
     ingredient_masks = [keeps(ingredient.config, ingredient.load()) for ingredient in ingredients]
     soup_masks = {rule: keeps(*mixed(ingredients, rule)) for rule in RULES}
     heaviest = max(
@@ -111,7 +111,7 @@ def test_masks_are_what_their_names_say(config, drawn):
 @settings(max_examples=10)
 @given(weights)
 def test_pruning_again_keeps_the_mean_density_and_the_largest(drawn):
-    ingredients = parts_of(CONFIG, drawn)
+    ingredients = ingredients_of(CONFIG, drawn)
     _, average = mixed(ingredients)
     config, tensors = mixed(ingredients, "reprune")
     assert config.pruned.masked == round(
@@ -136,7 +136,7 @@ def test_pruning_again_keeps_the_mean_density_and_the_largest(drawn):
     ids=["houlsby", "bapna_firat", "lora", "union"],
 )
 def test_a_soup_can_be_pushed_as_any_adapter(config, rule):
-    config, tensors = mixed(parts_of(config, [0.5, 0.3, 0.2]), rule, scale="0.5")
+    config, tensors = mixed(ingredients_of(config, [0.5, 0.3, 0.2]), rule, scale="0.5")
     report = check_weights(save_tensors(tensors), config, SHAPE, max_bytes=10**7)
     masked = sum(pruned.masked for pruned in config.prunings().values())
     assert masked > 0
@@ -162,9 +162,9 @@ def test_a_dense_ingredient_keeps_everything():
 
 
 def test_first_is_the_heaviest_and_of_equals_the_lowest_digest():
-    light, heavy = parts_of(CONFIG, [0.3, 0.7])
+    light, heavy = ingredients_of(CONFIG, [0.3, 0.7])
     assert mixed([light, heavy], "first")[0].pruned.masked == heavy.config.pruned.masked
-    equals = parts_of(CONFIG, [0.5, 0.5])
+    equals = ingredients_of(CONFIG, [0.5, 0.5])
     lowest = min(equals, key=lambda ingredient: ingredient.digest)
     assert mixed(equals, "first")[0].pruned.masked == lowest.config.pruned.masked
 
@@ -229,7 +229,7 @@ def test_dense_and_pruned_are_of_one_kind():
 
 def test_concatenated_they_are_dense():
     for config in (CONFIG, lora(rank=3)):
-        ingredients = parts_of(config, [0.5, 0.5])
+        ingredients = ingredients_of(config, [0.5, 0.5])
         mixing = ConcatMixing()
         assert MIXINGS["concat"].check(ingredients, mixing) == []
         joined, tensors = MIXINGS["concat"].result(ingredients, mixing), MIXINGS["concat"].mix(ingredients, mixing)
@@ -245,7 +245,7 @@ def test_concatenated_they_are_dense():
 
 
 def test_the_report_says_what_is_pruned():
-    ingredients = parts_of(CONFIG, [0.5, 0.5])
+    ingredients = ingredients_of(CONFIG, [0.5, 0.5])
     report, config = reported(ingredients, AverageMixing())[1], result(ingredients, AverageMixing())
     plain = sum(tensor.numel() for tensor in tensors_of(CONFIG, 0).values())
     assert report.parameters == plain - config.pruned.masked

@@ -51,7 +51,7 @@ FUSION = FusionConfig(member=bottleneck("pfeiffer"), members=2)
 AVERAGED = {"prefix": PREFIX, "head": HEAD, "mam": MAM, "task": TASK, "lora task": LORA_TASK}
 
 
-def parts_of(config: AdapterConfig, count: int = 2, **changes: Any) -> list[SoupIngredient]:
+def ingredients_of(config: AdapterConfig, count: int = 2, **changes: Any) -> list[SoupIngredient]:
     weights = {1: ["1"], 2: ["0.25", "0.75"], 4: ["0.25"] * 4}[count]
     return [make_ingredient(n, config, weights[n], **{"provenance": INIT, **changes}) for n in range(count)]
 
@@ -62,7 +62,7 @@ def parts_of(config: AdapterConfig, count: int = 2, **changes: Any) -> list[Soup
 @pytest.mark.parametrize("name", AVERAGED)
 def test_the_average_is_that_of_every_tensor(name: str) -> None:
     config = AVERAGED[name]
-    ingredients = parts_of(config)
+    ingredients = ingredients_of(config)
     tensors, report = reported(ingredients, AverageMixing())
     assert list(tensors) == list(expected_tensors(config, SHAPE))
     for key, tensor in tensors.items():
@@ -78,7 +78,7 @@ def test_the_average_is_that_of_every_tensor(name: str) -> None:
 
 def test_what_a_prefix_adds_has_no_exact_mixture() -> None:
     for config in (PREFIX, MAM):
-        _, report = reported(parts_of(config), AverageMixing())
+        _, report = reported(ingredients_of(config), AverageMixing())
         assert report.residual is None
         assert report.notes == (
             "What a prefix or a fusion adds goes through a softmax: there is no exact mixture, and no residual.",
@@ -86,10 +86,10 @@ def test_what_a_prefix_adds_has_no_exact_mixture() -> None:
 
 
 def test_heads_are_linear_and_unions_have_their_members_residual() -> None:
-    assert reported(parts_of(HEAD), AverageMixing())[1].residual == 0.0
+    assert reported(ingredients_of(HEAD), AverageMixing())[1].residual == 0.0
     for config in (TASK, LORA_TASK):
         member = next(candidate for candidate in config.members if candidate.method != "head")
-        ingredients = parts_of(config)
+        ingredients = ingredients_of(config)
         member_ingredients = [
             replace(
                 ingredient,
@@ -125,8 +125,8 @@ def test_widths(config: AdapterConfig, width: int) -> None:
 
 
 def test_a_scale_of_a_task_adapter_is_that_of_what_is_inside_of_the_base() -> None:
-    whole, _ = reported(parts_of(TASK), AverageMixing())
-    half, _ = reported(parts_of(TASK), AverageMixing(scale="0.5"))
+    whole, _ = reported(ingredients_of(TASK), AverageMixing())
+    half, _ = reported(ingredients_of(TASK), AverageMixing(scale="0.5"))
     for key, tensor in whole.items():
         assert torch.equal(half[key], tensor * 0.5 if ".up." in key else tensor), key
 
@@ -138,7 +138,7 @@ def test_a_scale_of_a_task_adapter_is_that_of_what_is_inside_of_the_base() -> No
 
 
 def test_what_cannot_be_mixed_with_the_best_is_left_out_for_the_right_reason() -> None:
-    best, same = parts_of(MAM)
+    best, same = ingredients_of(MAM)
     candidates = [
         same,
         replace(make_ingredient(2, MAM), provenance=OTHER_INIT),
@@ -163,7 +163,7 @@ def test_a_fusion_stands_alone() -> None:
 
 
 def test_the_largest_group_is_the_best_where_nothing_is_ranked() -> None:
-    mams, fusion = parts_of(MAM, 4), make_ingredient(9, FUSION, provenance=INIT)
+    mams, fusion = ingredients_of(MAM, 4), make_ingredient(9, FUSION, provenance=INIT)
     assert best_unranked([fusion, *mams], AutoMixing()).config == MAM
 
 
@@ -177,7 +177,7 @@ def test_fusions_are_no_group(start: Provenance) -> None:
 
 
 def test_what_cannot_be_scaled_is_no_group_where_a_scale_is_asked_for() -> None:
-    prefixes, first = parts_of(PREFIX, 4), make_ingredient(9, bottleneck("pfeiffer"), provenance=INIT)
+    prefixes, first = ingredients_of(PREFIX, 4), make_ingredient(9, bottleneck("pfeiffer"), provenance=INIT)
     second = make_ingredient(8, bottleneck("pfeiffer"), provenance=INIT)
     assert best_unranked([*prefixes, first, second], AutoMixing()).config == PREFIX
     assert best_unranked([*prefixes, first, second], AutoMixing(scale="0.5")).config == first.config
@@ -185,14 +185,14 @@ def test_what_cannot_be_scaled_is_no_group_where_a_scale_is_asked_for() -> None:
 
 def test_unions_with_a_lora_are_not_averaged_unasked() -> None:
     """One alone is the average of itself; of several nobody else is let in on that account."""
-    best, second = parts_of(LORA_TASK)
+    best, second = ingredients_of(LORA_TASK)
     assert set(exclusion_reasons(best, [best, second], AutoMixing(), ranked=True)) == {second.digest}
     assert exclusion_reasons(best, [best, second], AverageMixing(), ranked=True) == {}
 
 
 def test_no_width_is_never_too_wide() -> None:
     for config in AVERAGED.values():
-        assert within_width(parts_of(config, 4), AutoMixing(), max_width=1) == (4, "")
+        assert within_width(ingredients_of(config, 4), AutoMixing(), max_width=1) == (4, "")
 
 
 # --- banks of experts -----------------------------------------------------------------------------
