@@ -28,7 +28,7 @@ from service.access.key_watch import KeyWatch
 from service.access.keys import NO_AUTH_PRINCIPAL, Principal, Tokens, authenticate
 from service.http import problems
 from service.http.security.answer_limits import AnswerLimits, most_connections
-from service.http.security.refusals import Refusals
+from service.http.security.throttle import KeyThrottle
 from service.http.thread_turns import current_key_id
 from service.settings import Settings
 
@@ -82,7 +82,7 @@ class Gate:
         self._browser_auth = browser_auth
         self._settings = settings
         self._authenticate = partial(authenticate, database, watch=watch, tokens=tokens)
-        self._refusals = Refusals(problems.TOO_MUCH)
+        self._throttle = KeyThrottle(problems.TOO_MUCH)
         self._answers = AnswerLimits(most_connections(settings))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +97,7 @@ class Gate:
         try:
             principal = await self._principal(scope)
             if principal is not None:
-                await self._refusals.turn(principal.key_id)
+                await self._throttle.turn(principal.key_id)
                 send = self._recording(send, principal.key_id)
             answer = self._count_answer(scope, principal)
         except SoupError as error:
@@ -132,7 +132,7 @@ class Gate:
 
         async def record_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._refusals.record(key_id, int(message["status"]))
+                self._throttle.record(key_id, int(message["status"]))
             await send(message)
 
         return record_and_send

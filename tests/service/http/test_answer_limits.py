@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from registry.errors import Busy, RateLimitExceeded
 from service.http.problems import TOO_MUCH
 from service.http.security.answer_limits import AnswerLimits
-from service.http.security.refusals import APART, LONGEST, OTHERS, REMEMBERED, Refusals
+from service.http.security.throttle import APART, LONGEST, OTHERS, REMEMBERED, KeyThrottle
 from service.http.thread_turns import Turn, Turns, current_key_id
 from tests.service.servers import World
 
@@ -133,7 +133,7 @@ async def test_whoever_does_not_go_away_is_served(most: int, arrivals: list[tupl
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pause of a real server, which worlds that other modules opened have set to 0."""
-    monkeypatch.setattr("service.http.security.refusals.APART", APART)
+    monkeypatch.setattr("service.http.security.throttle.APART", APART)
 
 
 class Time:
@@ -147,15 +147,15 @@ class Time:
         self.slept.append(round(seconds, 6))
 
 
-def refusals() -> tuple[Refusals, Time]:
-    """Refusals without a real clock, while another key is active."""
+def refusals() -> tuple[KeyThrottle, Time]:
+    """KeyThrottle without a real clock, while another key is active."""
     time = Time()
-    throttle = Refusals(TOO_MUCH, clock=lambda: time.now, sleep=time.sleep)
+    throttle = KeyThrottle(TOO_MUCH, clock=lambda: time.now, sleep=time.sleep)
     turns(throttle, "other")
     return throttle, time
 
 
-def turns(throttle: Refusals, key: str, count: int = 1) -> None:
+def turns(throttle: KeyThrottle, key: str, count: int = 1) -> None:
     async def all_of_them() -> None:
         for _ in range(count):
             await throttle.turn(key)
@@ -220,14 +220,14 @@ def test_too_many_that_wait_are_refused_at_once() -> None:
 
 def test_a_server_holds_a_key_to_it_and_no_other(world: World, monkeypatch: Any) -> None:
     delayed_keys: list[str] = []
-    real = Refusals.turn
+    real = KeyThrottle.turn
 
-    async def watched(self: Refusals, key_id: str) -> None:
+    async def watched(self: KeyThrottle, key_id: str) -> None:
         if key_id in self._keys:
             delayed_keys.append(key_id)
         await real(self, key_id)
 
-    monkeypatch.setattr(Refusals, "turn", watched)
+    monkeypatch.setattr(KeyThrottle, "turn", watched)
     loud, calm = (world.headers(world.key(["write"], ["acme"])) for _ in range(2))
     body = '{"name": [' + "[]," * 150_000 + "[]]}"
     headers = {**loud, "content-type": "application/json"}

@@ -30,7 +30,7 @@ class _Key:
     next_at: float = 0.0
 
 
-class Refusals:
+class KeyThrottle:
     """The keys that were recently refused with one of the statuses `too_much`. For use in one event loop.
 
     `clock` and `sleep` are replaced in tests.
