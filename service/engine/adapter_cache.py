@@ -76,9 +76,10 @@ class AdapterCache:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def prefetch(self, runner: Runner, handle: LoadableAdapter) -> bool:
-        """Return True if `get` would not wait for a load; if it would, start loading in the background.
+        """Start loading an adapter in the background; return True if `get` can be called now.
 
-        Starts none while those that are loading, or loaded and not used yet, leave no room for it in the capacity.
+        Always True without background loads: `get` then loads. Starts no load while those that are loading, or
+        loaded and not used yet, leave no room for it in the capacity.
         """
         key = (runner.base.entry.id, handle.digest)
         if key in self._cached or self._pool is None:

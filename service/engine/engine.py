@@ -229,7 +229,7 @@ class Engine(EngineCalls):
             try:
                 self._evictor.free_unused({})
             except Exception:  # the next step tries again
-                log.exception("giving up what ended requests leave failed")
+                log.exception("freeing the memory of ended requests failed")
         with self._changed:
             if not self._scheduler.depth:
                 self._changed.wait_for(self._has_requests)
@@ -265,7 +265,7 @@ class Engine(EngineCalls):
             step = self._scheduler.next_step(
                 self._bases.ready,
                 adapter_bytes=self._evictor.adapter_bytes,
-                adapter_is_loaded=self._adapter_is_loaded,
+                prefetch_adapter=self._prefetch_adapter,
             )
             running = self._scheduler.sequences_with_rows()
         if step is None:
@@ -289,8 +289,8 @@ class Engine(EngineCalls):
         self._settle(ended)
         return True
 
-    def _adapter_is_loaded(self, group: SequenceGroup) -> bool:
-        """Return True if a request's adapter is loaded; start loading it if not."""
+    def _prefetch_adapter(self, group: SequenceGroup) -> bool:
+        """Start loading a request's adapter where it is not loaded; return True if it can be used now."""
         adapter = group.request.adapter
         return adapter is None or self._adapters.prefetch(self._bases.peek(group.base_id), adapter)
 

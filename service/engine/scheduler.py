@@ -57,7 +57,7 @@ class Scheduler:
         self._adapter_budget = AdapterBudget(None, ())
         self._step = StepBuilder()
         self._preempted: set[Sequence] = set()  # while the current step is scheduled
-        self._adapter_is_loaded: Callable[[SequenceGroup], bool] = lambda _group: True
+        self._prefetch_adapter: Callable[[SequenceGroup], bool] = lambda _group: True
 
     def add(self, requests: ListLike[Request], retry_after: Callable[[int], int] = lambda _: 1) -> list[SequenceGroup]:
         """Admit all of these requests of one key, or raise Busy and admit none.
@@ -111,22 +111,22 @@ class Scheduler:
         ready: Container[str] | None = None,
         *,
         adapter_bytes: int | None = None,
-        adapter_is_loaded: Callable[[SequenceGroup], bool] = lambda _group: True,
+        prefetch_adapter: Callable[[SequenceGroup], bool] = lambda _group: True,
     ) -> Step | None:
         """Schedule the next step; None if there is nothing to run.
 
         Sequences start on the `ready` base models (None: on any); running ones continue on all. Adapters of running
-        sequences take at most `adapter_bytes` together (None: no limit), except for a single one. A request whose
-        adapter is not loaded waits, and others go on.
+        sequences take at most `adapter_bytes` together (None: no limit), except for a single one. `prefetch_adapter`
+        starts to load the adapter of a request; until it returns True the request waits, and others go on.
         """
-        self._adapter_is_loaded = adapter_is_loaded
+        self._prefetch_adapter = prefetch_adapter
         self._adapter_budget = AdapterBudget(adapter_bytes, self._running)
         self._step = StepBuilder()
         self._preempted.clear()
         self.prefixes.unpin_except(())
         startable = [base_id for base_id in self._base_turns if ready is None or base_id in ready]
         holder = self._reservation.holder
-        if holder is not None and (holder.base_id not in startable or not adapter_is_loaded(holder)):
+        if holder is not None and (holder.base_id not in startable or not prefetch_adapter(holder)):
             self._reservation.suspend()
         self._update_shares()
         if adapter_bytes is not None:
@@ -223,18 +223,18 @@ class Scheduler:
         prompts = [sequence.group for base_id in base_ids for sequence in self._next_sequences(base_id)]
         texts = [group for group in self._scoring.groups() if group.base_id in base_ids]
         starved = filter(self._preemption.is_starved_of_adapter, prompts + texts)
-        return list(filter(self._adapter_is_loaded, starved))
+        return list(filter(self._prefetch_adapter, starved))
 
     def _has_room_for_adapter(self, group: SequenceGroup) -> bool:
         """Return True if a request's adapter is loaded and within the budget."""
-        return self._adapter_is_loaded(group) and self._adapter_budget.fits(group)
+        return self._prefetch_adapter(group) and self._adapter_budget.fits(group)
 
     def _free_slot(self, base_id: str) -> bool:
         """Return True if fewer than `max_running` sequences generate, preempting one for a request that waited long."""
         if self.generating < self.max_running:
             return True
         starved = [s.group for s in self._next_sequences(base_id) if self._waiting.has_waited_long(s.group.queue_key)]
-        group = next(filter(self._adapter_is_loaded, starved), None)
+        group = next(filter(self._prefetch_adapter, starved), None)
         sequence = None if group is None else self._preemption.for_slot(group)
         if sequence is not None:
             self._preempt(sequence)

@@ -116,11 +116,11 @@ class WaitingQueue:
         A queue with running sequences does not wait, unless its key is below its share.
         """
         served = {sequence.group.queue_key for sequence in running}
-        content = {key for key in served if not self.shares.is_below(key[2])}
+        satisfied = {key for key in served if not self.shares.is_below(key[2])}
         waiting = dict.fromkeys([*self._queues, *(group.queue_key for group in scoring)])
-        for key in [key for key in self._waited if key in content or key not in waiting]:
+        for key in [key for key in self._waited if key in satisfied or key not in waiting]:
             del self._waited[key]
-        for key in [key for key in waiting if key[0] == base_id and key not in content]:
+        for key in [key for key in waiting if key[0] == base_id and key not in satisfied]:
             self._waited[key] = self._waited.get(key, 0) + 1
 
 

@@ -82,7 +82,7 @@ class Simulation:
     def step(self) -> Step | None:
         self.ended += self.scheduler.drop_cancelled()
         self.change()
-        step = self.scheduler.next_step(adapter_bytes=self.adapter_bytes, adapter_is_loaded=self.loaded)
+        step = self.scheduler.next_step(adapter_bytes=self.adapter_bytes, prefetch_adapter=self.loaded)
         self.change()
         if step is not None:
             self.check(step)
