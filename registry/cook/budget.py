@@ -13,12 +13,11 @@ from statistics import median
 
 from registry.catalogue.database import Database
 from registry.catalogue.rows import Namespaces
-from registry.cook.ingredients import MOST
 from registry.cook.sample import FEW, Split
 from registry.cook.timed import TimedBase
 from registry.errors import InvalidParameter
 from registry.progress import Progress
-from registry.spec import Budget, Passage, WeighingRequest, characters_of
+from registry.spec import MAX_INGREDIENTS, Budget, Passage, WeighingRequest, characters_of
 
 LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
 """The minimum that a budget leaves of weighing. If fewer than LEAST_ALONE adapters could be scored alone, none are."""
@@ -126,7 +125,9 @@ def _weighing(depth: Depth, size: Size, cut: Cut) -> float:
     """Passes of the base that weighing takes, so far as it is cut."""
     screened = min(cut.screened, size.texts[0])
     stepped = sum(min(cut.steps, depth.steps_over(texts)) * depth.batch(texts) for texts in size.texts)
-    screening, stepping = (GRADIENT + AN_ADAPTER * min(most, size.candidates) for most in (MOST, depth.members))
+    screening, stepping = (
+        GRADIENT + AN_ADAPTER * min(most, size.candidates) for most in (MAX_INGREDIENTS, depth.members)
+    )
     alone = ALONE * scored_by_losses(cut.alone, size.texts)
     return (screening * screened + stepping * stepped + alone) / size.passages
 

@@ -24,6 +24,7 @@ from registry.select.select import HAS_LEARNT, Chosen, SelectQuery, select_from_
 from registry.selectors.ranking import Reason
 from registry.spec import (
     HOLDS_OUT,
+    MAX_INGREDIENTS,
     CookRequest,
     HandRecipe,
     Ingredient,
@@ -35,10 +36,6 @@ from registry.spec import (
     weights_by_digest,
 )
 from registry.stored.adapters import loadable
-
-MOST = 64
-"""Candidates for one soup: the largest allowed `max_ingredients`."""
-
 
 # --- by selection ------------------------------------------------------------------------------------
 
@@ -83,7 +80,7 @@ def compatible(
     """The selection without what cannot be mixed with its best, and the ingredients that are left."""
     if selection.selection.abstained:
         return selection, ()
-    passing = selection.ranking.selection(max_ingredients=MOST).selected
+    passing = selection.ranking.selection(max_ingredients=MAX_INGREDIENTS).selected
     rows = rows_of(registry, selection, [adapter.digest for adapter in passing])
     ingredients = {digest: ingredient_of(row, "1", registry.blobs) for digest, row in rows.items()}
     selection = replace(selection, selection=_compatible_selection(selection, passing, ingredients, request))

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from registry.catalogue.rows import AdapterRow
-from registry.cook.ingredients import MOST, check_not_learnt, ingredient_of, rows_of
+from registry.cook.ingredients import check_not_learnt, ingredient_of, rows_of
 from registry.cook.job import CookJob
 from registry.mixing import concat
 from registry.mixing.auto import exclusion_reasons
@@ -17,7 +17,7 @@ from registry.mixing.compat import SoupIngredient
 from registry.names import parse_ref
 from registry.select.select import Chosen
 from registry.selectors.ranking import Reason, list_excluded
-from registry.spec import ConcatMixing, LeftOut
+from registry.spec import MAX_INGREDIENTS, ConcatMixing, LeftOut
 
 BLOCK = 256
 """Ranked adapters that are read at once; often the first block is enough."""
@@ -48,7 +48,7 @@ def shortlist(job: CookJob, selection: Chosen) -> Shortlist:
     blobs = job.registry.blobs
     by_name = {row.digest: (row, ingredient_of(row, "1", blobs)) for row in _rows_by_name(job)}
     check_not_learnt(job, [ingredient for _, ingredient in by_name.values()], param="also")
-    most = MOST - len(by_name)
+    most = MAX_INGREDIENTS - len(by_name)
     adapters: list[Adapter] = []
     unfit: dict[str, str] = {}
     read = 0

@@ -17,7 +17,7 @@ from registry.catalogue.rows import AdapterRow
 from registry.cook.acceptance import check_verifiable
 from registry.cook.budget import Depth, Size, cut_weighing, passes_within, screening_groups
 from registry.cook.candidate import Candidate, Proposal
-from registry.cook.ingredients import MOST, compatible
+from registry.cook.ingredients import compatible
 from registry.cook.job import CookJob
 from registry.cook.mix import MixPlan
 from registry.cook.sample import FEW, FOLDS, Sample
@@ -27,6 +27,7 @@ from registry.mixing import concat
 from registry.mixing.compat import SoupIngredient
 from registry.select.select import Chosen
 from registry.spec import (
+    MAX_INGREDIENTS,
     BaseShape,
     ConcatMixing,
     CookRequest,
@@ -42,7 +43,7 @@ from registry.spec import (
     canonical_weights,
 )
 
-MOST_TOGETHER = MOST + MOST // 2
+MOST_TOGETHER = MAX_INGREDIENTS + MAX_INGREDIENTS // 2
 """Adapters that are screened together for several rankings of the same passages."""
 OVERFLOWS = "With it the base model gives values that are not finite numbers."
 

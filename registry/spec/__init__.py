@@ -22,9 +22,9 @@ from registry.spec.adapter import (
     Unit,
 )
 from registry.spec.config import AdapterConfig
-from registry.spec.decimals import WEIGHT_PLACES, canonical_decimal, canonical_weights, weights_by_digest
+from registry.spec.decimals import canonical_decimal, canonical_weights, weights_by_digest
 from registry.spec.frozen import Frozen, Words
-from registry.spec.limits import DefaultLimits, LimitKind, UseLimits
+from registry.spec.limits import MAX_INGREDIENTS, DefaultLimits, LimitKind, UseLimits
 from registry.spec.mixing import (
     AlignMixing,
     AutoMixing,
@@ -123,6 +123,7 @@ from registry.spec.weighing import (
 __all__ = [
     "BY_GRADIENTS",
     "HOLDS_OUT",
+    "MAX_INGREDIENTS",
     "MAX_WIDTH",
     "MIXING_REQUESTS",
     "MOST_PASSAGES",
@@ -133,7 +134,6 @@ __all__ = [
     "STORED_TOKENS",
     "UNION_MEMBERS",
     "WEIGHING",
-    "WEIGHT_PLACES",
     "AdapterConfig",
     "AdapterProbe",
     "AlignMixing",

@@ -8,7 +8,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
-WEIGHT_PLACES = Decimal("0.000000001")
+DECIMAL_UNIT = Decimal("0.000000001")
+"""Numbers of recipes are rounded to multiples of it."""
+WEIGHT_UNITS = 10**9
+"""Weights are multiples of one of these, and sum to 1."""
 
 
 def canonical_decimal(value: object) -> str:
@@ -21,7 +24,7 @@ def canonical_decimal(value: object) -> str:
         raise ValueError("must be a number") from None
     if not number.is_finite() or number.copy_abs() > 1000:  # abs() computes, which overflows
         raise ValueError("must be a finite number of at most 1000")
-    plain = format(number.quantize(WEIGHT_PLACES).normalize(), "f")
+    plain = format(number.quantize(DECIMAL_UNIT).normalize(), "f")
     return "0" if plain == "-0" else plain
 
 
@@ -43,19 +46,19 @@ UpToOne = Annotated[
 def canonical_weights(weights: Sequence[float | Decimal]) -> list[str]:
     """Non-negative weights, normalised to nine decimal places that sum to exactly 1.
 
-    Units of 1e-9 are allocated by largest remainder, ties to the earlier entry. Raises ValueError where weights are
+    WEIGHT_UNITS are allocated by largest remainder, ties to the earlier entry. Raises ValueError where weights are
     negative, not finite or all zero.
     """
     exact = [Decimal(repr(w)) if isinstance(w, float) else Decimal(w) for w in weights]
     if not exact or any(not w.is_finite() or w < 0 for w in exact) or sum(exact) <= 0:
         raise ValueError("weights must be finite, not negative, and not all zero")
     total = sum(exact)
-    units = [w / total * 10**9 for w in exact]
+    units = [w / total * WEIGHT_UNITS for w in exact]
     floors = [int(u) for u in units]
     by_remainder = sorted(range(len(units)), key=lambda i: (floors[i] - units[i], i))
-    for i in by_remainder[: 10**9 - sum(floors)]:
+    for i in by_remainder[: WEIGHT_UNITS - sum(floors)]:
         floors[i] += 1
-    return [format((Decimal(n) * WEIGHT_PLACES).normalize(), "f") for n in floors]
+    return [format((Decimal(n) / WEIGHT_UNITS).normalize(), "f") for n in floors]
 
 
 def weights_by_digest(weights: Mapping[str, float]) -> dict[str, str]:

@@ -13,6 +13,8 @@ from pydantic import Field
 
 from registry.spec.frozen import Frozen
 
+MAX_INGREDIENTS = 64
+"""Adapters of one soup or mixture. A server may allow more in a recipe by hand (`SOUP_MAX_INGREDIENTS`)."""
 MOST_OF_A_LIMIT = 10**15
 """The largest limit; JSON represents it exactly."""
 Rate = Annotated[int, Field(strict=True, ge=1, le=MOST_OF_A_LIMIT)]
@@ -56,7 +58,7 @@ class DefaultLimits(Frozen):
 class SampleLimits:
     """Limits of a sample.
 
-    An adapter's sample needs `minimum` sequences, one to cook or choose for the lesser of `minimum` and `novel`. Fewer
+    An adapter's sample needs `minimum` sequences, a sample to cook or select for only min(`minimum`, `novel`). Fewer
     than `good` are noted in its report, from more than `maximum` a draw is taken. `max_chars` are the characters of a
     text, `characters` those of all.
     """
@@ -70,7 +72,7 @@ class SampleLimits:
 
     @property
     def with_single_sequence(self) -> SampleLimits:
-        """These limits for a sample of at least one sequence, which nothing is cooked for."""
+        """These limits for a single prompt: its sample has at least one sequence."""
         return replace(self, novel=1)
 
 

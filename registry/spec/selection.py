@@ -8,6 +8,7 @@ from pydantic import Field
 
 from registry.names import Digest, Part, digest_of
 from registry.spec.frozen import Frozen
+from registry.spec.limits import MAX_INGREDIENTS
 
 EncoderName = Literal["base", "sbert"]
 FIT_VERSION = 2
@@ -115,7 +116,7 @@ class SelectOptions(Frozen):
     """
 
     single: bool = False
-    max_ingredients: int | None = Field(default=None, ge=1, le=64)
+    max_ingredients: int | None = Field(default=None, ge=1, le=MAX_INGREDIENTS)
     min_share: float | None = Field(default=None, ge=0, le=1)
     threshold: float | None = Field(default=None, ge=-1, le=1)
     when_none: Literal["abstain", "top"] = "abstain"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import BaseSettings
 
-from registry.spec.limits import SampleLimits, SizeLimits, UploadLimits
+from registry.spec.limits import MAX_INGREDIENTS, SampleLimits, SizeLimits, UploadLimits
 
 MIB = 1024 * 1024
 
@@ -64,7 +64,9 @@ class SizeSettings(BaseSettings):
     max_logprobs: int = Field(
         20, ge=0, description="Maximum number of alternatives per token (`logprobs`); 400 beyond it."
     )
-    max_ingredients: int = Field(64, ge=1, description="Maximum number of ingredients of a recipe; 400 beyond it.")
+    max_ingredients: int = Field(
+        MAX_INGREDIENTS, ge=1, description="Maximum number of ingredients of a recipe by hand; 400 beyond it."
+    )
     page_size: int = Field(50, ge=1, le=1000, description="Rows on one page of a list if the request sets no `limit`.")
     max_page_size: int = Field(
         200, ge=1, le=1000, description="Maximum `limit` of a request for a list; 400 beyond it."

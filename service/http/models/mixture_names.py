@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pydantic import ValidationError
 
 from registry.errors import InvalidName, InvalidParameter
-from registry.spec import canonical_decimal
-from service.http.schemas.wire import MAX_MIXED_ADAPTERS, MixedAdapter
+from registry.spec import MAX_INGREDIENTS, canonical_decimal
+from service.http.schemas.wire import MixedAdapter
 
 
 def is_mixture(name: str) -> bool:
@@ -22,8 +22,8 @@ def parse_mixture(name: str) -> tuple[MixedAdapter, ...]:
     Raises InvalidName for a weight that is no number from 0 to 1000, and InvalidParameter for too many adapters.
     """
     items = name.split("+")
-    if len(items) > MAX_MIXED_ADAPTERS:
-        message = f"'model' mixes {len(items)} adapters; at most {MAX_MIXED_ADAPTERS} are mixed."
+    if len(items) > MAX_INGREDIENTS:
+        message = f"'model' mixes {len(items)} adapters; at most {MAX_INGREDIENTS} are mixed."
         raise InvalidParameter(message, param="model")
     adapters = []
     for item in items:

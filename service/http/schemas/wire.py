@@ -16,13 +16,11 @@ from pydantic import (
 )
 
 from registry.errors import InvalidParameter
-from registry.spec import Passage
+from registry.spec import MAX_INGREDIENTS, Passage
 from registry.spec.frozen import Frozen, one_of
 
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=2000)]
 """A base id, `base/<id>`, `ns/name[@...]`, an adapter digest, or a mixture (`ns/a*0.7+ns/b*0.3`)."""
-MAX_MIXED_ADAPTERS = 64
-"""Adapters that a request may mix without storing the soup."""
 Texts = Annotated[list[str], Field(fail_fast=True)]
 """Validation stops at the first bad entry: one error for each of millions of entries would cost gigabytes."""
 Passages = Annotated[list[Passage], Field(fail_fast=True)]
@@ -69,7 +67,7 @@ class MixedAdapter(Wire):
     weight: float = Field(default=1.0, ge=0, le=1000)
 
 
-MixedAdapters = Annotated[list[MixedAdapter], Field(min_length=1, max_length=MAX_MIXED_ADAPTERS, fail_fast=True)]
+MixedAdapters = Annotated[list[MixedAdapter], Field(min_length=1, max_length=MAX_INGREDIENTS, fail_fast=True)]
 """Adapters and weights to mix on the base model in `model`."""
 
 
