@@ -159,7 +159,7 @@ def _train(
     blobs, split = job.registry.blobs, sample.split
     start_blob = blobs.put_bytes(save_unique(initial))
     try:
-        options = tuning.model_dump(include={"passes", "rate", "batch", "max_tokens", "seed"})
+        options = tuning.model_dump(include=Tuning.model_fields.keys() & TuningRequest.model_fields.keys())
         stored = StoredAdapter(config=config, blob=start_blob)
         request = TuningRequest(texts=sample.texts, start=stored, folds=split.folds, **options)
         tuned = job.computations.tune(job.base.entry.id, request)
