@@ -69,7 +69,8 @@ class JobContext:
 class JobKind:
     """One kind of job. Jobs wait only for jobs of the same `lane`: a training takes hours, a fit minutes.
 
-    `run` does the work. `ended_without` is called in the transaction that ends a job without a result. `clean` removes
+    `run` does the work. `on_unsuccessful_end` is called in the transaction that ends a job without a
+    result. `clean` removes
     files that only the job needed, and may be called twice. `reach` returns the namespaces it works on (None: all),
     `reached` the progress of its saved state, if it resumes from one. `is_maintenance` is True for a job that maintains
     stored data, and therefore runs even if the key that caused it is revoked.
@@ -77,7 +78,7 @@ class JobKind:
 
     run: Callable[[JobContext], dict[str, Any]]
     reach: Callable[[JobRow], Namespaces]
-    ended_without: Callable[[Catalogue, JobRow], None] = lambda _catalogue, _row: None
+    on_unsuccessful_end: Callable[[Catalogue, JobRow], None] = lambda _catalogue, _row: None
     clean: Callable[[Services, JobRow], None] = lambda _services, _row: None
     lane: Lane = "quick"
     reached: Callable[[Services, JobRow], int] = lambda _services, _row: 0

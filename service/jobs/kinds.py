@@ -72,7 +72,7 @@ KINDS: dict[str, JobKind] = {
     "embed": JobKind(
         run=_embed,
         reach=lambda row: (row.namespace,),
-        ended_without=_not_embedded,
+        on_unsuccessful_end=_not_embedded,
         lane="embed",
         is_maintenance=lambda _row: True,
     ),

@@ -256,7 +256,7 @@ class JobRunner:
             self._took(catalogue.jobs, row)
             is_ours = catalogue.jobs.fail(row.id, as_dict(error), retry_in, worker=self._name)
             if is_ours and retry_in is None:
-                KINDS[row.kind].ended_without(catalogue, row)
+                KINDS[row.kind].on_unsuccessful_end(catalogue, row)
         if not is_ours:
             return self._ended_elsewhere(row)
         self._ended(row.kind, "failed" if retry_in is None else "retried", error.code)
@@ -356,7 +356,7 @@ def cancel(services: Services, caller: Caller, job_id: str) -> JobRow:
 def _cancel_row(catalogue: Catalogue, row: JobRow) -> JobRow:
     row = catalogue.jobs.cancel(row.id)
     if row.kind in KINDS:  # else of a newer release
-        KINDS[row.kind].ended_without(catalogue, row)
+        KINDS[row.kind].on_unsuccessful_end(catalogue, row)
     return row
 
 

@@ -69,7 +69,7 @@ class Stage:
 
         return JobKind(
             run=lambda context: self.run(context),
-            ended_without=lambda catalogue, row: self.without.append(row.id),
+            on_unsuccessful_end=lambda catalogue, row: self.without.append(row.id),
             clean=clean,
             reach=lambda row: (row.namespace,),
         )
