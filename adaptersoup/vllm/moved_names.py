@@ -1,4 +1,4 @@
-"""Names of vLLM follow the server: where one means another adapter now, vLLM gets that adapter for it.
+"""Poll the server for names that now mean another adapter, and load that adapter into vLLM.
 
 vLLM asks a resolver for each name once, and keeps the answer. Run by the plugin in the process of vLLM's API server.
 """
@@ -17,7 +17,7 @@ from registry.names import NameRef, parse_ref
 log = logging.getLogger("soup.client")
 
 PAUSE_SECONDS = 1.0
-"""Between two rounds of questions."""
+"""Seconds between two polls."""
 
 
 class ServedModels(Protocol):
@@ -30,8 +30,8 @@ class ServedModels(Protocol):
         """Ask the resolvers for a name, load the adapter, and add it to `lora_requests`; else return an error."""
 
 
-class NameRounds:
-    """Rounds of questions to the server for every name that can move.
+class NamePoller:
+    """Polls the server for every name that can move.
 
     A name that means another adapter gets it when vLLM has loaded it, with all requests after. A name that means none
     any more, or one that vLLM cannot load, is forgotten: the next request for it says why. A name whose question fails
@@ -44,13 +44,13 @@ class NameRounds:
         self._failing: set[str] = set()
 
     async def follow(self, pause: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Follow the names until cancelled."""
+        """Poll until cancelled."""
         while True:
             await pause(PAUSE_SECONDS)
             await self.follow_once()
 
     async def follow_once(self) -> None:
-        """One round; the first error of a name is logged."""
+        """Poll each name once; the first error of a name is logged."""
         for name, request in dict(self._models.lora_requests).items():
             try:
                 await self._follow(name, request)

@@ -1,8 +1,8 @@
 """vLLM's plugin: bottlenecks beside LoRAs, and unknown models resolved to adapters of a server.
 
 vLLM finds `register` and `NameFollower` by their entry points (`vllm.general_plugins`, `vllm.endpoint_plugins`). With
-`SOUP_VLLM_BOTTLENECKS` models get the layers of `adaptersoup.vllm.models`. With `SOUP_VLLM_BASE`, the id, on the
-server, of the base model that vLLM serves, names are those of the server at `SOUP_URL`.
+`SOUP_VLLM_BOTTLENECKS` models get the layers of `adaptersoup.vllm.models`. With `SOUP_VLLM_BASE`, the server's id of
+the base model that vLLM serves, vLLM resolves names that it does not know at `SOUP_URL`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vllm.model_executor.models import ModelRegistry
 from adaptersoup.client.client import SoupClient
 from adaptersoup.vllm.lora_cache import LoraCache
 from adaptersoup.vllm.lora_files import ARCHITECTURES
-from adaptersoup.vllm.moved_names import NameRounds
+from adaptersoup.vllm.moved_names import NamePoller
 from adaptersoup.vllm.settings import VllmSettings
 from registry.adapters.bottleneck_lora import kinds_named
 from registry.errors import Incompatible
@@ -67,7 +67,7 @@ class NameFollower:
         """Follow the names of vLLM's models while the server runs, if the settings name a base model."""
         cache = cache_of(VllmSettings())
         if cache is not None and hasattr(state, "openai_serving_models"):
-            self._following = asyncio.create_task(NameRounds(state.openai_serving_models, cache).follow())
+            self._following = asyncio.create_task(NamePoller(state.openai_serving_models, cache).follow())
 
 
 def cache_of(settings: VllmSettings) -> LoraCache | None:

@@ -1,4 +1,4 @@
-"""Accept a soup or abstain: it has to beat the base model on the sample, or nothing is cooked.
+"""Accept a soup that beats the base model on the sample; otherwise abstain.
 
 The soup's NLL is compared with the base's, paired by passage; it has to be lower by more than one standard error of the
 difference. On the text that chose the ingredients the figure is optimistic. On passages that were held out two standard

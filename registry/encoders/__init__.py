@@ -1,4 +1,5 @@
-"""Encoders turn texts into vectors: `base` has the engine average the base model's states, `sbert` embeds sentences.
+"""Encoders turn texts into vectors: `base` averages the base model's last hidden states, `sbert` embeds
+sentences.
 
 Importing this package is cheap: sentence-BERT loads its model, and torch with it, at its first use.
 """

@@ -33,11 +33,11 @@ HAS_LEARNT = "has learnt from this sample"
 
 @dataclass(frozen=True)
 class _Ranker:
-    """A selector, and the adapters to exclude: `unfit` by digest, `superseded` if not in the fit."""
+    """A selector, and adapters with reasons against them: `excluded` by digest, `superseded` were not fitted."""
 
     selector: Selector[Any]
     options: SelectOptions
-    unfit: Mapping[str, str]
+    excluded: Mapping[str, str]
     superseded: Sequence[tuple[Member, str]]
 
     def rank(self, vectors: Vectors | None, passages: Sequence[int] | None) -> Ranking:
@@ -46,7 +46,7 @@ class _Ranker:
             array = np.empty((0, 0), np.float32)
         else:
             array = vectors.array if passages is None else vectors.of(passages)
-        ranking = self.selector.rank(array, options=self.options, exclude=self.unfit)
+        ranking = self.selector.rank(array, options=self.options, exclude=self.excluded)
         return replace(ranking, excluded=(*ranking.excluded, *self.superseded))
 
 
@@ -123,8 +123,8 @@ def select_from_pool(
         for adapter, reason in members.superseded
         if adapter.id not in fitted  # one that was fitted serves its domain until the refit
     ]
-    unfit = {adapter.digest: HAS_LEARNT for adapter in learnt} | gone
-    ranker = _Ranker(selector, query.options, unfit, superseded)
+    excluded = {adapter.digest: HAS_LEARNT for adapter in learnt} | gone
+    ranker = _Ranker(selector, query.options, excluded, superseded)
     ranking = ranker.rank(vectors, query.passages)
     return Chosen(ranking.selection(listed=query.listed), ranking, row, missing, vectors, ranker)
 

@@ -1,4 +1,4 @@
-"""Turns ranked candidates into a Selection: the cap, `single`, what to do where none passes, and reasons for the rest.
+"""Turns ranked candidates into a Selection: those that pass, up to the cap, and reasons against the rest; or abstains.
 
 Shared by all selectors, which differ in their scores only.
 """

@@ -1,4 +1,4 @@
-"""Authentication: keys, identities of token issuers, sessions of browsers, and the last use of keys.
+"""Authentication: keys, identities of token issuers, sessions of browsers, counts of uses and refusals.
 
 Nothing here knows HTTP: `service.http.security` reads the headers and calls this folder.
 """

@@ -109,7 +109,7 @@ def edit(
     for row in outdated:
         with failed.of(row["ref"]):
             changed.append(_change(remote.client, row["ref"], changes))
-    note = "" if changed or failed else "Nothing is to be another."
+    note = "" if changed or failed else "No version needs a change."
     remote.answer({"object": "list", "data": changed}, *(str(row["ref"]) for row in changed), note=note)
     failed.end()
 

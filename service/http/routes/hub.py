@@ -251,8 +251,7 @@ def _check_query(request: Request, sort: str | None) -> None:
             )
     if sort is not None and sort not in SORTS:
         raise InvalidParameter(
-            f"Repositories are listed with the newest first ({', '.join(sorted(SORTS))}); '{sort[:40]}' of one is not "
-            "known here.",
+            f"'sort' is {' or '.join(sorted(SORTS))}, with the newest first, and not '{sort[:40]}'.",
             param="sort",
         )
 

@@ -12,7 +12,7 @@ import pytest
 
 from adaptersoup.client.client import SoupClient
 from adaptersoup.vllm.lora_cache import CachedLora, LoraCache
-from adaptersoup.vllm.moved_names import NameRounds
+from adaptersoup.vllm.moved_names import NamePoller
 from registry.errors import Forbidden
 from tests.service.lora_pushes import push_lora
 from tests.service.servers import BASE_ID, Live
@@ -52,7 +52,7 @@ class Models:
                 raise asyncio.CancelledError
 
         with pytest.raises(asyncio.CancelledError):
-            asyncio.run(NameRounds(self, self.cache).follow(pause))
+            asyncio.run(NamePoller(self, self.cache).follow(pause))
 
     def digests(self) -> dict[str, str]:
         return {name: request.lora_name for name, request in self.lora_requests.items()}
