@@ -56,7 +56,7 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
         check_additions(
             catalogue,
             registry.quotas,
-            list(files.values()),
+            {digest: len(data) for digest, data in files.items()},
             adapters=0 if existing is not None else 1,
             key_id=caller.key_id,
             namespace=new.namespace,

@@ -7,12 +7,11 @@ ones, the second sees the rows of the first, and is rolled back.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from registry.catalogue.database import Catalogue
 from registry.errors import QuotaExceeded, RateLimitExceeded
-from registry.names import sha256_digest
 from registry.spec.limits import DefaultLimits, LimitKind, UseLimits
 
 StorageQuota = Literal["stored_bytes", "adapters"]
@@ -24,7 +23,7 @@ MAX_RETRY_SECONDS = 3600
 def effective_limits(
     catalogue: Catalogue, defaults: DefaultLimits, subjects: Collection[tuple[LimitKind, str]]
 ) -> dict[tuple[LimitKind, str], UseLimits]:
-    """The limits of keys and namespaces, with the server's defaults where they have none; reads one statement."""
+    """The limits of keys and namespaces, with the server's defaults where they have none; with one query."""
     limits = catalogue.limits.of_subjects(subjects)
     return {(kind, name): limits.get((kind, name), UseLimits()).over(defaults.of(kind)) for kind, name in subjects}
 
@@ -34,10 +33,8 @@ def check_stored(
 ) -> None:
     """Raise QuotaExceeded where the key or one of the namespaces now exceeds one of these quotas."""
     for kind, subject, limits in _all_limits(catalogue, defaults, key_id, namespaces):
-        if "stored_bytes" in quotas and limits.stored_bytes is not None:
-            stored = catalogue.limits.stored_bytes(kind, subject)
-            if stored > limits.stored_bytes:
-                raise _exceeded(kind, subject, f"would hold {stored} bytes", limits.stored_bytes, "stored_bytes")
+        if "stored_bytes" in quotas:
+            _check_bytes(catalogue, kind, subject, limits, adding={})
         if "adapters" in quotas:
             _check_adapters(catalogue, kind, subject, limits, adding=0)
 
@@ -45,23 +42,33 @@ def check_stored(
 def check_additions(
     catalogue: Catalogue,
     defaults: DefaultLimits,
-    files: Sequence[bytes],
+    files: Mapping[str, int],
     *,
     adapters: int,
     key_id: str,
     namespace: str,
 ) -> None:
-    """Raise QuotaExceeded where these files and this number of adapters would exceed a quota, before they are stored.
+    """Raise QuotaExceeded where these files (sizes by digest) and adapters would exceed a quota once they are stored.
 
     Saves writing files that `check_stored`, which decides, would refuse.
     """
-    if adapters:
-        for kind, subject, limits in _all_limits(catalogue, defaults, key_id, [namespace]):
+    for kind, subject, limits in _all_limits(catalogue, defaults, key_id, [namespace]):
+        if adapters:
             _check_adapters(catalogue, kind, subject, limits, adding=adapters)
-    allowance = byte_allowance(catalogue, defaults, key_id=key_id, namespaces=[namespace])
-    if allowance is not None:
-        new = [data for data in files if not catalogue.blobs.is_visible((namespace,), sha256_digest(data))]
-        allowance.check(sum(map(len, new)))
+        if files:
+            _check_bytes(catalogue, kind, subject, limits, adding=files)
+
+
+def _check_bytes(
+    catalogue: Catalogue, kind: LimitKind, subject: str, limits: UseLimits, *, adding: Mapping[str, int]
+) -> None:
+    if limits.stored_bytes is None:
+        return
+    counted = catalogue.limits.counted_blobs(kind, subject, adding) if adding else ()
+    added = sum(size for digest, size in adding.items() if digest not in counted)
+    stored = catalogue.limits.stored_bytes(kind, subject) + added
+    if stored > limits.stored_bytes:
+        raise _exceeded(kind, subject, f"would hold {stored} bytes", limits.stored_bytes, "stored_bytes")
 
 
 def _check_adapters(catalogue: Catalogue, kind: LimitKind, subject: str, limits: UseLimits, *, adding: int) -> None:

@@ -6,9 +6,9 @@ sees the rows of the previous ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from sqlalchemy import and_, func, or_, select, tuple_, union
+from sqlalchemy import CompoundSelect, and_, func, or_, select, tuple_, union
 
 from registry.catalogue.jobs import ACTIVE
 from registry.catalogue.repository import TableGateway
@@ -53,27 +53,15 @@ class UseLimitRows(TableGateway):
         """Total bytes of the distinct blobs that the subject uploaded, and of its adapters' weights, samples,
         embeddings and statistics.
         """
-        if kind == "key":
-            uploaded = select(blob_uploads.c.digest).where(blob_uploads.c.key_id == subject)
-            is_owned = adapters.c.created_by == subject
-        else:
-            uploaded = select(blob_grants.c.digest).where(blob_grants.c.namespace == subject)
-            is_owned = adapters.c.namespace == subject
-        vectors = select(embeddings.c.blob_digest).join(
-            adapters, adapters.c.sample_digest == embeddings.c.sample_digest
-        )
-        has_statistic = and_(
-            adapters.c.digest == statistics.c.adapter_digest, adapters.c.sample_digest == statistics.c.sample_digest
-        )
-        digests = union(
-            uploaded,
-            select(adapters.c.weights_blob).where(is_owned),
-            select(adapters.c.sample_digest).where(is_owned, HAS_TEXT),
-            vectors.where(is_owned),
-            select(statistics.c.blob_digest).join(adapters, has_statistic).where(is_owned),
-        )
-        query = select(func.coalesce(func.sum(blobs.c.size), 0)).where(blobs.c.digest.in_(digests))
+        query = select(func.coalesce(func.sum(blobs.c.size), 0)).where(blobs.c.digest.in_(_digests_of(kind, subject)))
         return int(self._connection.execute(query).scalar_one())
+
+    def counted_blobs(self, kind: LimitKind, subject: str, digests: Collection[str]) -> set[str]:
+        """Those of `digests` whose bytes are part of the subject's `stored_bytes`."""
+        query = select(blobs.c.digest).where(
+            blobs.c.digest.in_(digests), blobs.c.digest.in_(_digests_of(kind, subject))
+        )
+        return set(self._connection.execute(query).scalars())
 
     def adapters(self, kind: LimitKind, subject: str) -> int:
         """The number of live versions of adapters and soups."""
@@ -85,3 +73,24 @@ class UseLimitRows(TableGateway):
         owner = jobs.c.created_by if kind == "key" else jobs.c.namespace
         is_requested = or_(jobs.c.kind.not_in(("embed", "fit")), jobs.c.arguments["asked"].as_boolean())
         return self._count(jobs, owner == subject, jobs.c.state.in_(ACTIVE), is_requested)
+
+
+def _digests_of(kind: LimitKind, subject: str) -> CompoundSelect[str]:
+    """The blobs that a subject uploaded, and those of its adapters."""
+    if kind == "key":
+        uploaded = select(blob_uploads.c.digest).where(blob_uploads.c.key_id == subject)
+        is_owned = adapters.c.created_by == subject
+    else:
+        uploaded = select(blob_grants.c.digest).where(blob_grants.c.namespace == subject)
+        is_owned = adapters.c.namespace == subject
+    vectors = select(embeddings.c.blob_digest).join(adapters, adapters.c.sample_digest == embeddings.c.sample_digest)
+    has_statistic = and_(
+        adapters.c.digest == statistics.c.adapter_digest, adapters.c.sample_digest == statistics.c.sample_digest
+    )
+    return union(
+        uploaded,
+        select(adapters.c.weights_blob).where(is_owned),
+        select(adapters.c.sample_digest).where(is_owned, HAS_TEXT),
+        vectors.where(is_owned),
+        select(statistics.c.blob_digest).join(adapters, has_statistic).where(is_owned),
+    )

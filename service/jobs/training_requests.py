@@ -167,7 +167,7 @@ def _check_quota(catalogue: Catalogue, services: Services, request: TrainingRequ
     """
     adapters, (namespace, _) = 1 if request.spec.adamix is None else 2, split_name(request.name)
     try:
-        check_additions(catalogue, services.registry.quotas, [], adapters=adapters, key_id=key_id, namespace=namespace)
+        check_additions(catalogue, services.registry.quotas, {}, adapters=adapters, key_id=key_id, namespace=namespace)
     except QuotaExceeded:
         if pushed_adapter(catalogue, request, key=key) is None:
             raise

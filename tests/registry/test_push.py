@@ -262,6 +262,16 @@ def test_a_file_in_the_place_of_a_damaged_one_is_charged(verbs):
     assert verbs.push(files={WEIGHTS: inline(weights(0))}).row == row, "a repair adds nothing"
 
 
+def test_bytes_that_a_key_holds_in_another_namespace_are_not_counted_to_it_again(verbs):
+    row = verbs.push("acme/law").row
+    with verbs.database.write() as catalogue:
+        stored = catalogue.limits.stored_bytes("key", row.created_by)
+        catalogue.limits.set("key", row.created_by, UseLimits(stored_bytes=stored))
+    assert verbs.push("globex/law").created
+    with pytest.raises(QuotaExceeded, match="would hold"):
+        verbs.push("globex/tax", seed=1)
+
+
 def test_what_a_quota_refuses_after_it_was_stored_is_deleted(verbs, monkeypatch):
     """Another push has used up the quota meanwhile."""
     verbs.push(sample={"texts": passages("law")})
