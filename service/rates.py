@@ -93,7 +93,6 @@ class Rates:
             used = used_after(wants, {want.name: self._bucket(want, now).used for want in wants})
             for want in wants:
                 self._bucket(want, now).used = used[want.name]
-            self._forget(now)
 
     def settle(self, want: Want, needed: int) -> None:
         """Correct what an ended request took (`want`) to what it `needed`."""
@@ -121,7 +120,10 @@ class Rates:
 
     def _bucket(self, want: Want, now: float) -> _Bucket:
         """The bucket as of now, with the limit of `want` from now on."""
-        bucket = self._buckets.setdefault(want.name, _Bucket(0.0, now, want.limit))
+        if want.name not in self._buckets:
+            self._forget(now)
+            self._buckets[want.name] = _Bucket(0.0, now, want.limit)
+        bucket = self._buckets[want.name]
         bucket.used, bucket.at, bucket.limit = bucket.used_by(now), now, want.limit
         return bucket
 

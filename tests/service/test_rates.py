@@ -102,6 +102,17 @@ def test_full_buckets_are_forgotten_and_others_are_not(
     assert remaining(rates) == 0
 
 
+def test_buckets_that_only_mirror_a_database_are_forgotten_too(
+    rates: Rates, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates_module, "MAX_BUCKETS", 2)
+    for subject in "abcd":
+        rates.know(want(10, subject=subject), 10)
+    clock.now += 120
+    rates.know(want(1, subject="e"), 1)
+    assert [name for name, _ in rates._buckets] == ["e"]
+
+
 @given(
     st.integers(1, 500),
     st.lists(st.tuples(st.floats(0, 40), st.integers(0, 120), st.floats(0, 1)), max_size=40),
