@@ -43,6 +43,7 @@ class GradientProcess:
         self._child: Child | None = None
         self._setup: Json = {}
         self._tasks = 0
+        self._idle_timer: threading.Timer | None = None
 
     def weigh(self, entry: BaseEntry, request: WeighingRequest, *, progress: Progress) -> Weighing:
         """Weigh adapters; raises what weighing or `progress` raises, or Unavailable for a crash."""
@@ -75,6 +76,7 @@ class GradientProcess:
     def stop(self) -> None:
         """End the process; called after all jobs have ended."""
         with self._lock:
+            self._cancel_timer()
             self._end()
 
     def _run(self, entry: BaseEntry, task: WeighingTask | TuningTask | StatisticTask, progress: Progress) -> Json:
@@ -86,6 +88,7 @@ class GradientProcess:
         while not self._lock.acquire(timeout=TICK_SECONDS):
             progress(0, 1, "waiting for another cook's gradients")
         try:
+            self._cancel_timer()
             if self._child is None or setup != self._setup:
                 self._end()
                 self._setup, self._child = setup, Child("service.jobs.gradient_process", setup, called=NAME)
@@ -93,9 +96,9 @@ class GradientProcess:
                 task.model_dump(mode="json"), progress, waiting=(0, 1, "waiting for the process to start")
             )
             self._tasks += 1
-            ending = threading.Timer(settings.gradients_idle_seconds, self._end_after, args=[self._tasks])
-            ending.daemon = True
-            ending.start()
+            self._idle_timer = threading.Timer(settings.gradients_idle_seconds, self._end_after, args=[self._tasks])
+            self._idle_timer.daemon = True
+            self._idle_timer.start()
         except BaseException:  # never reuse a process after an error
             self._end()
             raise
@@ -103,8 +106,12 @@ class GradientProcess:
             self._lock.release()
         return answer
 
+    def _cancel_timer(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+
     def _end_after(self, task: int) -> None:
-        """End the process if this task was the last one."""
+        """End the process if this task was the last one: the timer may wait for the lock when the next one comes."""
         with self._lock:
             if task == self._tasks:
                 self._end()
