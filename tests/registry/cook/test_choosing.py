@@ -555,7 +555,9 @@ def test_the_best_of_several_has_to_show_more_and_the_sentence_says_so() -> None
 
 
 def test_a_single_passage_says_nothing() -> None:
-    assert not verified([-5.0], held_out=True).helps
+    single = verified([-5.0], held_out=True)
+    assert not single.helps
+    assert why_not(single).startswith("Only one held-out passage has a token that can be scored")
 
 
 def test_without_a_token_nothing_is_said():
