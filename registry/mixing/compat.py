@@ -84,7 +84,7 @@ def differing(
 ) -> list[str]:
     """One sentence if `key` is not the same for all ingredients, with an example of each value; else nothing.
 
-    Values of a `field` of the configuration are shown as that configuration shows them.
+    Values of a `field` of the configuration are shown as that configuration shows them, digests by their beginning.
     """
     examples: dict[object, SoupIngredient] = {}
     for ingredient in ingredients:
@@ -92,10 +92,14 @@ def differing(
     if len(examples) < 2:
         return []
     described = [
-        f"{example.ref} has {value if field is None else example.config.format_field(field)}"
+        f"{example.ref} has {_short(value) if field is None else example.config.format_field(field)}"
         for value, example in list(examples.items())[:4]
     ]
     return [f"{subject} differ: {'; '.join(described)}."]
+
+
+def _short(value: object) -> object:
+    return value[:19] if isinstance(value, str) and value.startswith("sha256:") else value
 
 
 def structure_reasons(ingredients: Sequence[SoupIngredient], *, may_differ: Collection[str] = ()) -> list[str]:
@@ -104,7 +108,7 @@ def structure_reasons(ingredients: Sequence[SoupIngredient], *, may_differ: Coll
     Adapters of several methods have no fields in common, so that the method is then the only reason beside the base.
     Nothing else about a bank is compared.
     """
-    bases = differing(ingredients, "The base models", lambda ingredient: ingredient.base_fingerprint[:19])
+    bases = differing(ingredients, "The base models", attrgetter("base_fingerprint"))
     return bases + (bank_reasons(ingredients) or _config_reasons(ingredients, may_differ))
 
 
@@ -184,6 +188,4 @@ def init_reasons(ingredients: Sequence[SoupIngredient]) -> list[str]:
     unknown = [ingredient.ref for ingredient in ingredients if ingredient.provenance.init_hash is None]
     reasons = [f"The initialisation of {listed(unknown)} is unknown."] if unknown else []
     hashed = [ingredient for ingredient in ingredients if ingredient.provenance.init_hash is not None]
-    return reasons + differing(
-        hashed, "The initialisations", lambda ingredient: (ingredient.provenance.init_hash or "")[:19]
-    )
+    return reasons + differing(hashed, "The initialisations", attrgetter("provenance.init_hash"))
