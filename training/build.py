@@ -196,8 +196,6 @@ def _bottleneck(request: BottleneckRequest, shape: BaseShape) -> BottleneckConfi
     if request.structure == "pfeiffer" and shape.kind == "encoder":
         paper = paper.model_copy(update={"input": "residual"})
     requested = request.model_dump(include={"activation", "scale", "input", "trained_norms"}, exclude_none=True)
-    if request.structure != "houlsby" and request.trained_norms:
-        del requested["trained_norms"]
     return BottleneckConfig.model_validate({**paper.model_dump(), **requested})
 
 

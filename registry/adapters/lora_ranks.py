@@ -54,7 +54,7 @@ def narrow_loras(
 
 
 def _nearest(a: Tensor, b: Tensor, rank: int, moments: Tensor | None) -> tuple[Tensor, Tensor]:
-    """A (rank, inputs) and B (outputs, rank), of equal size, of the update of this rank that is nearest to B A.
+    """A (rank, inputs) and B (outputs, rank), of equal norm, of the update of this rank that is nearest to B A.
 
     With V the leading eigenvectors and s the singular values they are s^-3/2 V^T L^T B^T B A and B L V s^-1/2. The
     largest entry of each column of the new B is positive: eigenvectors leave the sign open.

@@ -104,7 +104,7 @@ class UniformSpec(SelectorSpecBase):
 SelectorSpec = Annotated[GmmSpec | CosineSpec | PosteriorSpec | UniformSpec, Field(discriminator="kind")]
 
 
-PAPERS_MOST = 5
+DEFAULT_MAX_INGREDIENTS = 5
 
 
 class SelectOptions(Frozen):
@@ -124,7 +124,7 @@ class SelectOptions(Frozen):
     @property
     def most(self) -> int:
         """The most ingredients that a selector chooses."""
-        return PAPERS_MOST if self.max_ingredients is None else self.max_ingredients
+        return DEFAULT_MAX_INGREDIENTS if self.max_ingredients is None else self.max_ingredients
 
 
 class PoolSpec(Frozen):
