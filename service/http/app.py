@@ -18,8 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from registry.errors import Unavailable
 from service.http import docs_page, examples, problems
+from service.http.metrics import Metrics, ServerMetrics
 from service.http.models.metering import MEASURES
-from service.http.observe import Metrics, Observe
+from service.http.observe import Observe
 from service.http.pages import site
 from service.http.readiness import Readiness
 from service.http.requests.bodies import Bodies
@@ -49,7 +50,6 @@ from service.http.routes import (
     usage,
 )
 from service.http.security.auth import Gate
-from service.http.server_metrics import ServerMetrics
 
 if TYPE_CHECKING:
     from service.runtime import Runtime

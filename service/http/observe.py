@@ -1,4 +1,4 @@
-"""Prometheus metrics, request ids and one JSON log line per request: the outermost ASGI layer around the app.
+"""Request ids, counts and one JSON log line per request: the outermost ASGI layer around the app.
 
 It logs nothing that clients sent: no path, query, header or body, only the route's template. Of an unexpected error it
 logs the class and the lines of our code, but not the message, which may quote values. New fields and traces follow the
@@ -12,25 +12,21 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from opentelemetry.trace import get_current_span
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
-from prometheus_client.registry import Collector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from registry.errors import Unavailable
-from service.engine.adapter_metrics import AdapterTotals
 from service.http import problems
+from service.http.metrics import Metrics
 from service.observability.logs import request_id_now
 
 log = logging.getLogger("service.request")
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 BASIC_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -38,115 +34,6 @@ BASIC_HEADERS = {
 }
 """Headers of every answer that does not set them itself."""
 STOPPING = "The server stops before it could answer, and it is not known how far it came. Ask again when it is back."
-
-
-# --- metrics --------------------------------------------------------------------------------------
-
-
-class Metrics:
-    """The metrics of one app, in its own registry so that two apps can live in one process."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        labels = ("method", "route")
-        self.requests = Counter(
-            "soup_http_requests", "Requests answered, by route template.", (*labels, "status"), registry=self.registry
-        )
-        self.seconds = Histogram(
-            "soup_http_request_seconds",
-            "Time until the last byte of an answer.",
-            labels,
-            buckets=BUCKETS,
-            registry=self.registry,
-        )
-        self.over_limit = Counter(
-            "soup_limit_refusals",
-            "Requests refused for a limit of their key or namespace.",
-            ("limit",),
-            registry=self.registry,
-        )
-        self.errors = Counter(
-            "soup_http_errors", "Requests answered with an error, by its code.", ("code",), registry=self.registry
-        )
-        for code in problems.CODES:  # from the start: what first appears at 1 has not increased, to Prometheus
-            self.errors.labels(code)
-        self.failures = Counter(
-            "soup_metrics_failures", "Parts of the metrics that were left out.", ("part",), registry=self.registry
-        )
-        ProcessCollector(registry=self.registry)
-        self.in_flight = Gauge("soup_http_in_flight", "Requests being answered.", registry=self.registry)
-
-    def watch(self, group: str, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Call `collect` whenever the metrics are rendered.
-
-        If it fails, the group is omitted, counted and logged, and the other groups are rendered.
-        """
-        self.registry.register(_Group(group, collect, self.failures.labels(group)))
-
-    def watch_engine(
-        self, counters: Callable[[], Mapping[str, float]], by_adapter: Callable[[], Mapping[str, AdapterTotals]]
-    ) -> None:
-        """Read the engine's counters and its totals by adapter whenever the metrics are rendered."""
-        self.watch("engine", lambda: _engine_metrics(counters()))
-        self.watch("adapters", lambda: _adapter_metrics(by_adapter()))
-
-    def render(self) -> bytes:
-        """Return the metrics as Prometheus text."""
-        return generate_latest(self.registry)
-
-
-class _Group(Collector):
-    """A group of metrics that may fail without the others."""
-
-    def __init__(self, name: str, collect: Callable[[], Iterable[Metric]], failures: Counter) -> None:
-        self._name = name
-        self._collect = collect
-        self._failures = failures
-
-    def describe(self) -> Iterable[Metric]:
-        """Return nothing: only `collect` knows the names, and it must not run before the server has started."""
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        """Return the metrics of this group, none if collecting them fails."""
-        try:
-            return list(self._collect())
-        except Exception:
-            self._failures.inc()
-            log.warning("the metrics lack %s", self._name, exc_info=True)
-            return []
-
-
-def _engine_metrics(counters: Mapping[str, float]) -> Iterator[Metric]:
-    """Yield the engine's numbers by name: names ending in `_total` are counters, the others gauges."""
-    for name, value in counters.items():
-        label = f"Engine: {name.replace('_', ' ')}."
-        if name.endswith("_total"):
-            yield CounterMetricFamily(f"soup_engine_{name.removesuffix('_total')}", label, value=value)
-        else:
-            yield GaugeMetricFamily(f"soup_engine_{name}", label, value=value)
-
-
-def _adapter_metrics(totals_by_adapter: Mapping[str, AdapterTotals]) -> Iterator[Metric]:
-    """Yield the engine's totals by adapter: counters of tokens, and summaries of seconds."""
-    name, labels = "soup_engine_adapter", ("adapter",)
-    generated = CounterMetricFamily(f"{name}_generated_tokens", "Tokens generated, by adapter.", labels=labels)
-    scored = CounterMetricFamily(f"{name}_scored_tokens", "Tokens scored or embedded, by adapter.", labels=labels)
-    first = SummaryMetricFamily(
-        f"{name}_first_token_seconds", "Time to the first token of a generation, by adapter.", labels=labels
-    )
-    answers = SummaryMetricFamily(
-        f"{name}_answer_seconds", "Time to the whole answer of a request, by adapter.", labels=labels
-    )
-    for adapter, totals in totals_by_adapter.items():
-        generated.add_metric((adapter,), totals.generated_tokens)
-        scored.add_metric((adapter,), totals.scored_tokens)
-        first.add_metric((adapter,), totals.first_tokens, totals.first_token_seconds)
-        answers.add_metric((adapter,), totals.answers, totals.seconds)
-    yield from (generated, scored, first, answers)
-
-
-# --- the layer ------------------------------------------------------------------------------------
 
 
 def request_id_of(headers: Headers) -> str:

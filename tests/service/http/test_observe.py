@@ -17,7 +17,8 @@ from fastapi.testclient import TestClient
 from registry.errors import Internal
 from service.engine.adapter_metrics import AdapterTotals
 from service.http import problems
-from service.http.observe import Metrics, Observe
+from service.http.metrics import Metrics
+from service.http.observe import Observe
 from service.observability.logs import JsonFormatter, configure_logging, describe
 
 SECRET = "my-private-text"

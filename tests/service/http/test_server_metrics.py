@@ -88,7 +88,7 @@ def test_disk_blobs_keys_process_and_readiness_are_there(world: World) -> None:
 def test_a_part_that_cannot_be_found_out_leaves_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr("service.http.server_metrics.shutil.disk_usage", Mock(side_effect=error))
+    monkeypatch.setattr("service.http.metrics.shutil.disk_usage", Mock(side_effect=error))
     failures_before = value(world, "soup_metrics_failures_total", part="disk") or 0
     metrics = samples(world)
     assert metrics["soup_metrics_failures_total", (("part", "disk"),)] == failures_before + 1
