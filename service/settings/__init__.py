@@ -3,8 +3,8 @@
 `adaptersoup.vllm.settings` adds those of vLLM's plugin, and `registry.tasks.ray_connection` reads Ray's own variables;
 no other module of the installed packages reads the environment. Settings are values: nothing is opened or created here.
 `places` has folders, bucket and Ray, `sizes` the limits of requests, `quotas` those of keys and namespaces, and
-retention. The rest is here. Names in the environment carry the prefix SOUP_ (`SOUP_DATABASE_URL`); sizes are bytes,
-times seconds.
+`retention` when unused objects are removed. The rest is here. Names in the environment carry the prefix SOUP_
+(`SOUP_DATABASE_URL`); sizes are bytes, times seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from registry.errors import InvalidParameter
 from registry.names import LOOPBACK
 from registry.spec import Effort
 from service.settings.places import DEFAULT_DATA, PlaceSettings, RaySettings
-from service.settings.quotas import QuotaSettings, RetentionSettings
+from service.settings.quotas import QuotaSettings
+from service.settings.retention import RetentionSettings
 from service.settings.sizes import MIB, SizeSettings
 
 ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
