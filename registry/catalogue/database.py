@@ -20,9 +20,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from registry.catalogue.adapters import Adapters
 from registry.catalogue.aliases import Aliases
-from registry.catalogue.all_tables import AllTables
 from registry.catalogue.audit import Audit
 from registry.catalogue.blobs import Blobs
+from registry.catalogue.copying import AllTables
 from registry.catalogue.evaluations import Evaluations
 from registry.catalogue.jobs import Curves, Jobs
 from registry.catalogue.keys import Keys, Sessions

@@ -1,4 +1,4 @@
-"""All rows of all tables, to copy one database into another, of the same kind or not."""
+"""Copying of all rows of one database into another, of the same kind or not."""
 
 from __future__ import annotations
 
