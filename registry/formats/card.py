@@ -37,18 +37,20 @@ Relation = Literal["adapter", "merge"]
 
 
 @dataclass(frozen=True)
-class Usage:
+class LoadingText:
     """Instructions to load an adapter: the library and the text."""
 
     library: str
     text: str
 
 
-USE = "<!-- what follows is the registry's, and no part of the card -->"
+LOADING_START = "<!-- what follows is the registry's, and no part of the card -->"
 """The line before a registry's own instructions, which are no part of the card."""
-USE_END = "<!-- here ends what is the registry's -->"
+LOADING_END = "<!-- here ends what is the registry's -->"
 """The line after them; text below is part of the card."""
-USES = re.compile(rf"\r?\n{USE}\r?\n(?:(?!{USE}).)*?\r?\n{USE_END}(?:\r?\n|\Z)", re.DOTALL)
+LOADING_PATTERN = re.compile(
+    rf"\r?\n{LOADING_START}\r?\n(?:(?!{LOADING_START}).)*?\r?\n{LOADING_END}(?:\r?\n|\Z)", re.DOTALL
+)
 """A registry's instructions with these two lines."""
 
 
@@ -58,17 +60,17 @@ def format_card(
     base_model: str | None = None,
     domain: str | None = None,
     relation: Relation = "adapter",
-    usage: Usage | None = None,
+    loading_text: LoadingText | None = None,
 ) -> str:
     """The README.md of a card, the same text for the same values; `relation` is that to its base model.
 
-    `usage` is written below the card.
+    `loading_text` is written below the card.
     """
-    library = None if usage is None else usage.library
+    library = None if loading_text is None else loading_text.library
     fields = card_fields(card, base_model=base_model, domain=domain, relation=relation, library=library)
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
     body = f"\n{card.description}\n" if card.description else ""
-    below = "" if usage is None else f"\n{USE}\n## Use\n\n{usage.text}\n{USE_END}\n"
+    below = "" if loading_text is None else f"\n{LOADING_START}\n## Use\n\n{loading_text.text}\n{LOADING_END}\n"
     return "\n".join(["---", *lines, "---", body + below])
 
 
@@ -105,7 +107,7 @@ def parse_card(text: str, *, foreign: bool = False) -> Card:
     metadata and an unfilled template are dropped. Raises InvalidManifest for values that a card cannot hold, and for a
     field that is no YAML, has aliases, or is too long or too deep.
     """
-    matter, body = _split_front_matter(_without_usage(text))
+    matter, body = _split_front_matter(_without_loading_text(text))
     if len(body) > MOST:
         raise InvalidManifest(
             f"{CARD_FILE} has {len(body)} characters of text; the maximum of a description is {MOST}: shorten it."
@@ -140,15 +142,15 @@ def _check_metadata(metadata: object) -> None:
             )
 
 
-def _without_usage(text: str) -> str:
+def _without_loading_text(text: str) -> str:
     """A README without the last instructions of a registry; unchanged where their end is missing.
 
     Line ends that an editor changed throughout are changed back.
     """
     if "\r\n" in text and text.count("\r\n") == text.count("\n"):
         text = text.replace("\r\n", "\n")
-    usages = list(USES.finditer(text))
-    return text[: usages[-1].start()] + text[usages[-1].end() :] if usages else text
+    matches = list(LOADING_PATTERN.finditer(text))
+    return text[: matches[-1].start()] + text[matches[-1].end() :] if matches else text
 
 
 def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:

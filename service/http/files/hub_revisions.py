@@ -18,8 +18,8 @@ from registry.catalogue.rows import AdapterRow, ListedRow, Namespaces
 from registry.errors import InvalidName, NotFound, Retired, SoupError
 from registry.formats import CONFIG_FILE, SAMPLES_FILE, WEIGHTS_FILE
 from registry.formats.card import card_fields
+from registry.formats.loading_text import library_of
 from registry.formats.peft.writing import is_peft_config
-from registry.formats.usage import library_of
 from registry.names import NameRef, digest_of, parse_ref
 from service.access.keys import Principal
 from service.http.files.version_files import VersionFile, base_name, files_of, relation_of

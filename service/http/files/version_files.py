@@ -19,7 +19,7 @@ from registry.blobs import BlobStore
 from registry.catalogue.rows import AdapterRow, ListedRow
 from registry.formats import CARD_FILE, SAMPLES_FILE, WEIGHTS_FILE, DirectoryNotes, directory_files, format_card
 from registry.formats.card import Relation
-from registry.formats.usage import usage_of
+from registry.formats.loading_text import loading_text_of
 from registry.names import sha256_digest
 from service.http.files.ranges import names_etag
 from service.services import Services
@@ -68,8 +68,8 @@ def generated_files(row: AdapterRow, services: Services) -> dict[str, bytes]:
     base, name = services.bases.get(row.base_model), base_name(row, services)  # None: no longer served
     shape = None if base is None else base.shape
     revision = None if base is None or Path(base.entry.source).is_absolute() else base.entry.revision
-    usage = usage_of(row.config, name=row.name, base=name, revision=revision, shape=shape)
-    card = format_card(row.card, base_model=name, relation=relation_of(row), usage=usage)
+    loading_text = loading_text_of(row.config, name=row.name, base=name, revision=revision, shape=shape)
+    card = format_card(row.card, base_model=name, relation=relation_of(row), loading_text=loading_text)
     return {**directory_files(row.config, notes, shape=shape, base_name=name), CARD_FILE: card.encode()}
 
 

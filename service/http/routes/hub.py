@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from registry.catalogue.rows import ListedRow
 from registry.errors import InvalidParameter, NotFound
-from registry.formats.usage import ADAPTERSOUP, PEFT
+from registry.formats.loading_text import ADAPTERSOUP, PEFT
 from registry.names import is_part
 from registry.spec import UNION_MEMBERS
 from registry.spec.frozen import Frozen

@@ -30,7 +30,7 @@ from registry.formats import (
     read_directory,
     write_directory,
 )
-from registry.formats.card import USE, USE_END, Usage
+from registry.formats.card import LOADING_END, LOADING_START, LoadingText
 from registry.spec import BottleneckConfig, Card, Provenance
 
 CONFIG = BottleneckConfig(structure="bapna_firat", bottleneck=4, activation="relu")
@@ -298,13 +298,21 @@ def test_round_trip(card: Card) -> None:
 
 @given(
     CARDS,
-    st.sampled_from(["", f"{USE}\n", f"\n{USE}\n## Use\nof another\n", f"{USE_END}\n", f"\n{USE}\nx\n{USE_END}\n"]),
+    st.sampled_from(
+        [
+            "",
+            f"{LOADING_START}\n",
+            f"\n{LOADING_START}\n## Use\nof another\n",
+            f"{LOADING_END}\n",
+            f"\n{LOADING_START}\nx\n{LOADING_END}\n",
+        ]
+    ),
 )
 def test_what_a_registry_says_of_the_use_comes_and_goes(card: Card, prefix: str) -> None:
     """Whatever stands in the description, and were it what a registry says."""
     card = card.model_copy(update={"description": prefix + card.description})
-    written = format_card(card, base_model="tiny", usage=Usage(library="peft", text="Load it."))
-    assert written.endswith(f"Load it.\n{USE_END}\n")
+    written = format_card(card, base_model="tiny", loading_text=LoadingText(library="peft", text="Load it."))
+    assert written.endswith(f"Load it.\n{LOADING_END}\n")
     assert 'library_name: "peft"' in written
     assert parse_card(written) == card
 
@@ -312,15 +320,15 @@ def test_what_a_registry_says_of_the_use_comes_and_goes(card: Card, prefix: str)
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 def test_what_people_write_below_is_kept(ends: str) -> None:
     """Also by an editor that ends lines its own way, in all of the text or where it was changed."""
-    card, use = Card(description="Judgements."), Usage(library="peft", text="Load it.\n")
-    written = format_card(card, base_model="tiny", usage=use)
+    card, loading_text = Card(description="Judgements."), LoadingText(library="peft", text="Load it.\n")
+    written = format_card(card, base_model="tiny", loading_text=loading_text)
     assert parse_card(written.replace("\n", ends)) == card
     assert parse_card(written.removesuffix("\n")) == card
-    assert parse_card(written.replace(f"{USE}\n", f"{USE}{ends}")) == card
+    assert parse_card(written.replace(f"{LOADING_START}\n", f"{LOADING_START}{ends}")) == card
     whole = parse_card((written + "\nNot for advice.\n").replace("\n", ends))
     assert whole == Card(description="Judgements.\n\nNot for advice.")
-    assert parse_card(format_card(whole, base_model="tiny", usage=use)) == whole
-    assert "Load it." in parse_card(written.replace(USE_END, "")).description  # nobody can tell where it ends
+    assert parse_card(format_card(whole, base_model="tiny", loading_text=loading_text)) == whole
+    assert "Load it." in parse_card(written.replace(LOADING_END, "")).description  # nobody can tell where it ends
 
 
 @pytest.mark.parametrize(

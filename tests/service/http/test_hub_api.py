@@ -16,7 +16,7 @@ from huggingface_hub.utils._validators import validate_repo_id
 from registry.catalogue.rows import AdapterRow
 from registry.errors import DamagedBlob
 from registry.formats import read_directory
-from registry.formats.usage import usage_of
+from registry.formats.loading_text import loading_text_of
 from registry.names import parse_ref
 from service.access.keys import NO_AUTH_PRINCIPAL
 from service.http.files.hub_revisions import revision_of
@@ -338,6 +338,6 @@ def test_a_folder_of_pefts_with_a_readme_that_works(
 
 def test_a_base_model_of_a_hub_is_loaded_by_its_pinned_revision(acme: World) -> None:
     for ref in ("acme/law", "acme/pfeiffer"):
-        use = usage_of(row(acme, ref).config, name="law", base="org/tiny", revision="ab" * 20)
-        assert f'"org/tiny", revision="{"ab" * 20}")' in use.text
-        assert "./org" not in use.text
+        loading_text = loading_text_of(row(acme, ref).config, name="law", base="org/tiny", revision="ab" * 20)
+        assert f'"org/tiny", revision="{"ab" * 20}")' in loading_text.text
+        assert "./org" not in loading_text.text

@@ -7,7 +7,7 @@ folders begin with `./`, and base models of a hub have a pinned revision.
 
 from __future__ import annotations
 
-from registry.formats.card import Usage
+from registry.formats.card import LoadingText
 from registry.formats.peft.writing import is_peft_config
 from registry.spec import AdapterConfig, BaseShape
 
@@ -49,9 +49,9 @@ def library_of(config: AdapterConfig) -> str:
     return PEFT if is_peft_config(config) else ADAPTERSOUP
 
 
-def usage_of(
+def loading_text_of(
     config: AdapterConfig, *, name: str, base: str, revision: str | None = None, shape: BaseShape | None = None
-) -> Usage:
+) -> LoadingText:
     """Instructions to load an adapter called `name` over the base model that hubs call `base`.
 
     `revision` is the base model's on its hub; without one `base` is a folder.
@@ -60,7 +60,7 @@ def usage_of(
     if not is_peft_config(config):
         source = f'str(Path("{base}").resolve())' if revision is None else f'"{base}", revision="{revision}"'
         text = _WITH_ADAPTERSOUP.format(method=config.method, beside=beside, source=source, folder=name)
-        return Usage(library=ADAPTERSOUP, text=text)
+        return LoadingText(library=ADAPTERSOUP, text=text)
     auto = "AutoModel" if shape is not None and shape.kind == "encoder" else "AutoModelForCausalLM"
     arguments = f'"./{base}"' if revision is None else f'"{base}", revision="{revision}"'
-    return Usage(library=PEFT, text=_WITH_PEFT.format(auto=auto, beside=beside, base=arguments, folder=name))
+    return LoadingText(library=PEFT, text=_WITH_PEFT.format(auto=auto, beside=beside, base=arguments, folder=name))
