@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx2
 
 from registry import errors
-from registry.errors import Busy, Cancelled, Internal, InvalidParameter, SoupError, Unavailable, rebuild
+from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, rebuild
 from registry.names import LOOPBACK
 from registry.progress import Progress
 
@@ -162,26 +162,6 @@ def event_content(event: httpx2.ServerSentEvent) -> tuple[str, Any] | None:
     return event.event, value
 
 
-def model_header(body: Mapping[str, Any] | None) -> dict[str, str]:
-    """The header `x-soup-model` of a request whose body names a model; proxies hash it to choose a server."""
-    model = (body or {}).get("model")
-    return {"x-soup-model": quote(model[:200], safe="/@:", errors="replace")} if isinstance(model, str) else {}
-
-
-def connection_options(base_url: str, api_key: str | None, timeout: float) -> Json:
-    """Arguments of an httpx2 client for a server; raises InvalidParameter if `base_url` is not an HTTP address."""
-    url = _parsed_url(base_url)
-    headers = {"user-agent": "adaptersoup-client"}
-    if api_key:
-        headers["authorization"] = f"Bearer {api_key}"
-    return {
-        "base_url": str(url).rstrip("/"),
-        "headers": headers,
-        "timeout": httpx2.Timeout(timeout, connect=min(10.0, timeout)),
-        "trust_env": url.host not in LOOPBACK,  # a proxy of the environment cannot reach this machine's loopback
-    }
-
-
 def redirect_target(response: httpx2.Response) -> httpx2.URL | None:
     """The URL to which a 307 redirects a download; None if the answer is the download itself.
 
@@ -218,16 +198,6 @@ def check_redirected(response: httpx2.Response) -> None:
             f"The bucket at {origin_of(response.url)} answered a download with status {response.status_code}: "
             "try again, and check the bucket's address and the clock of its server."
         )
-
-
-def _parsed_url(base_url: str) -> httpx2.URL:
-    try:
-        url = httpx2.URL(base_url)
-    except (httpx2.InvalidURL, TypeError):
-        url = httpx2.URL("")
-    if url.scheme not in {"http", "https"} or not url.host:
-        raise InvalidParameter(f"{base_url!r} is not an address: write it as http://host:port.", param="url")
-    return url
 
 
 def report_progress(value: Any, progress: Progress | None) -> None:

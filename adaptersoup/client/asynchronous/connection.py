@@ -19,16 +19,15 @@ from adaptersoup.client.answers import (
     Json,
     check_open,
     check_redirected,
-    connection_options,
     drop_none,
     error_of,
     event_content,
-    model_header,
     object_of,
     origin_of,
     redirect_target,
     translated,
 )
+from adaptersoup.client.request_headers import connection_options, model_header
 from adaptersoup.client.waiting import AsyncPause, async_sleep
 from registry.errors import Busy
 

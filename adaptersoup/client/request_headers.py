@@ -1,0 +1,45 @@
+"""Headers of requests to a server, and the arguments of an HTTP client that sends them.
+
+Used by `adaptersoup.client`. Knows no route, and sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+
+from registry.errors import InvalidParameter
+from registry.names import LOOPBACK
+
+
+def model_header(body: Mapping[str, Any] | None) -> dict[str, str]:
+    """The header `x-soup-model` of a request whose body names a model; proxies hash it to choose a server."""
+    model = (body or {}).get("model")
+    return {"x-soup-model": quote(model[:200], safe="/@:", errors="replace")} if isinstance(model, str) else {}
+
+
+def connection_options(base_url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
+    """Arguments of an httpx2 client for a server; raises InvalidParameter if `base_url` is not an HTTP address."""
+    url = _parsed_url(base_url)
+    headers = {"user-agent": "adaptersoup-client"}
+    if api_key:
+        headers["authorization"] = f"Bearer {api_key}"
+    return {
+        "base_url": str(url).rstrip("/"),
+        "headers": headers,
+        "timeout": httpx2.Timeout(timeout, connect=min(10.0, timeout)),
+        "trust_env": url.host not in LOOPBACK,  # a proxy of the environment cannot reach this machine's loopback
+    }
+
+
+def _parsed_url(base_url: str) -> httpx2.URL:
+    try:
+        url = httpx2.URL(base_url)
+    except (httpx2.InvalidURL, TypeError):
+        url = httpx2.URL("")
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise InvalidParameter(f"{base_url!r} is not an address: write it as http://host:port.", param="url")
+    return url
