@@ -1,7 +1,7 @@
 """Server-sent events of streamed answers: `data: `, a JSON value, an empty line.
 
-Called by `streaming`, `completions` and `chat`. A stream has an event for every token, so chunks are encoded without
-their schema; a test checks every event against it.
+Called by `streaming`, `completions`, `chat` and the route of jobs. A stream has an event for every token, so chunks are
+encoded without their schema; a test checks every event against it.
 """
 
 from __future__ import annotations
@@ -27,3 +27,8 @@ def chunk(head: Mapping[str, Any], choice: Mapping[str, Any], *, usage: bool) ->
     """Return the event of one choice; with `usage` it has that field, which is null until the last event."""
     value = {**head, "choices": [choice], "usage": None} if usage else {**head, "choices": [choice]}
     return f"data: {JSON.encode(value)}\n\n"
+
+
+def event_comment(text: str) -> str:
+    """Return a line of text as a comment, which clients ignore; it keeps a silent connection open."""
+    return f": {text}\n\n"

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
 from registry.errors import NotFound
+from service.http.answers.events import event_comment
 from service.http.answers.jobs import check_reach, visible_job_body
 from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
@@ -66,7 +67,7 @@ async def follow_job(id: str, request: Request, services: AppServices, principal
                     return
                 progress = body.progress.model_dump_json()
                 changed = progress != last_progress
-                yield f"event: progress\ndata: {progress}\n\n" if changed else ": still running\n\n"
+                yield f"event: progress\ndata: {progress}\n\n" if changed else event_comment("still running")
                 last_progress = progress
                 if services.jobs.closed:  # the client follows the job on another server
                     return
