@@ -1,4 +1,7 @@
-"""The pages of trainings: the list, and one training with its request, progress and losses."""
+"""The pages of trainings: the list, and one training with its request, progress and losses.
+
+A training's progress and its cancel button are those of its job (`running.html`, `pages/jobs.py`).
+"""
 
 from __future__ import annotations
 
