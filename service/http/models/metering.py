@@ -96,16 +96,17 @@ class Meter:
         self._main = main
         self._is_counted = False
 
-    def on_end(self, charges: Sequence[Charge], wants: Mapping[Subject, Want], read: int, written: int) -> None:
+    def on_end(self, charges: Sequence[Charge], wants: Mapping[Subject, Want], tokens_in: int, tokens_out: int) -> None:
         """Settle and count the tokens of a request to the engine that has ended. Called in the engine's thread."""
-        used = _amounts(charges, self._principal, read + written)
+        used = _amounts(charges, self._principal, tokens_in + tokens_out)
         for subject, want in wants.items():
             self._services.rates.settle(want, used[subject])
-        if not read:
+        if not tokens_in:
             return
         shares = [charge.share for charge in charges]
-        for charge, tokens_in, tokens_out in zip(charges, split(read, shares), split(written, shares), strict=True):
-            self._count(charge, UsageSum(tokens_in=tokens_in, tokens_out=tokens_out))
+        split_in, split_out = split(tokens_in, shares), split(tokens_out, shares)
+        for charge, charged_in, charged_out in zip(charges, split_in, split_out, strict=True):
+            self._count(charge, UsageSum(tokens_in=charged_in, tokens_out=charged_out))
         if not self._is_counted:
             self._count(self._main, UsageSum(requests=1))
         self._is_counted = True
