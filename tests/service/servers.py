@@ -134,10 +134,10 @@ class World:
 def open_world(data: Path, bases: Path, *, processes: bool = False, **settings: Any) -> Iterator[World]:
     """A world over `data`, closed afterwards; it fits and computes gradients here, or in `processes` beside it.
 
-    A key that was refused for asking too much is not slowed down: `test_refusals.py` tests that it is.
+    A key that was refused for asking too much is not slowed down: `test_answer_limits.py` tests that it is.
     """
     from service.http.app import create_app
-    from service.http.security import refusals
+    from service.http.security import throttle
     from service.jobs import runner
     from service.runtime import Runtime
     from tests.service.without_processes import ComputesHere, FitsHere
@@ -158,7 +158,7 @@ def open_world(data: Path, bases: Path, *, processes: bool = False, **settings: 
         admin = "" if settings.get("no_auth") else runtime.settings.admin_key_path.read_text().strip()
         headers = {"authorization": f"Bearer {admin}"} if admin else {}
         with pytest.MonkeyPatch.context() as patch, TestClient(app, headers=headers) as client:
-            patch.setattr(refusals, "APART", 0.0)
+            patch.setattr(throttle, "APART", 0.0)
             yield World(runtime=runtime, app=app, client=client, admin=admin)
     finally:
         runtime.stop()
