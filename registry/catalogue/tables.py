@@ -1,7 +1,7 @@
 """Most tables; the others are in the modules of their repositories.
 
-The others: `evaluations`, `jobs` (the curves), `rate_buckets`, `replicas`, `uploads` and `words`. Migrations import this
-module and no other of the registry.
+The others: `evaluations`, `jobs` (the curves), `rate_buckets`, `replicas`, `uploads` and `words`. Migrations import
+this module and no other of the registry.
 
 Moments are integers, microseconds since 1970 in UTC, so that both databases order and compare them alike.
 """
