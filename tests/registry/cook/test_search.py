@@ -175,7 +175,7 @@ def test_a_ranking_is_gone_through_in_blocks_until_there_are_enough(pool, monkey
     """Of whatever size the blocks are: the same are weighed, and the same is told of the others."""
     pool.ready("acme/lora", seed=9, config=LORA, provenance=OTHER_INIT, text="law")
     helps(pool, law=0.4)
-    monkeypatch.setattr(shortlist, "MOST", most + len(also))
+    monkeypatch.setattr(shortlist, "MAX_INGREDIENTS", most + len(also))
     searches = {}
     for size in (256, block):
         monkeypatch.setattr(shortlist, "BLOCK", size)
@@ -394,7 +394,7 @@ def test_the_selector_does_not_look_at_a_passage_that_is_held_out_either(pool):
 @pytest.mark.parametrize("most", [3, 2])
 def test_rankings_without_a_passage_are_screened_beside_all_candidates_of_any(pool, monkeypatch, most):
     """So that folds know what the first weighing found, though others are among their best; unless these are many."""
-    monkeypatch.setattr(shortlist, "MOST", 2)
+    monkeypatch.setattr(shortlist, "MAX_INGREDIENTS", 2)
     monkeypatch.setattr(weighing, "MOST_TOGETHER", most)
     texts = [f"{('zoo', 'law', 'law')[number % 3]} passage {number}" for number in range(15)]
     texts[2::3] = [f"news passage {number}" for number in range(5)]
