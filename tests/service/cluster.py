@@ -19,7 +19,7 @@ import httpx2
 KEY = "sk-soup-" + "c" * 43
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Seconds of waiting."""
 
 

@@ -35,7 +35,7 @@ from tests.postgres import Databases
 from tests.registry.memory_blobs import MemoryBlobs
 
 ON_DATABASES = ("sqlite",)  # what the queue's own SQL does on each is asked in `registry/catalogue/test_jobs.py`
-PATIENCE = 20.0
+PATIENCE = 60.0
 LATER = timedelta(days=1)
 Run = Callable[[JobContext], dict[str, Any]]
 SECRET = "secret text of a sample"
