@@ -32,7 +32,7 @@ from registry.base_model.checks import check_loaded
 from registry.base_model.fingerprint import CONFIG, TOKENIZER, check_unchanged, fingerprint, weight_files
 from registry.base_model.likelihood import without_bos
 from registry.errors import InvalidParameter, Unavailable
-from registry.spec import BaseEntry, BaseShape, Passage, full_text
+from registry.spec import BaseEntry, BaseKind, BaseShape, Passage, full_text
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _HUB_FILES = ["*.json", "model*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -217,12 +217,19 @@ def source_folder(entry: BaseEntry) -> Path:
         ) from problem
 
 
+_shapes: dict[tuple[str, BaseKind], BaseShape] = {}
+"""By fingerprint and kind: to read one, its model is built, which takes a second of processor time for 30 layers."""
+
+
 def _shape(folder: Path, entry: BaseEntry, cache_dir: Path | None) -> BaseShape:
     missing = [name for name in (CONFIG, TOKENIZER) if not (folder / name).is_file()]
     if missing:
         raise Unavailable(f"Base model {entry.id!r}: {folder} has no {' and no '.join(missing)}.")
     config = usable_config(folder, entry)
-    return shape_from(config, fingerprint(folder, cache_dir=cache_dir), entry.id, entry.kind)
+    key = fingerprint(folder, cache_dir=cache_dir), entry.kind
+    if key not in _shapes:
+        _shapes[key] = shape_from(config, key[0], entry.id, entry.kind)
+    return _shapes[key]
 
 
 def weight_bytes(entry: BaseEntry, *, untie_output: bool = False) -> int:
