@@ -342,7 +342,7 @@ def _new_entry(allowlist: Path, base: Path | str, base_id: str | None, revision:
     Raises InvalidParameter for an invalid id, and for one that stands for another model in the allowlist.
     """
     local = Path(base).expanduser()
-    source = str(local.absolute()) if local.is_dir() else str(base)
+    source = str(local.resolve()) if local.is_dir() else str(base)
     name = base_id or name_of_folder(Path(source))
     if not is_part(name):
         raise InvalidParameter(f"{name!r} is no name of a base model: lower case, digits and . _ -.", param="base_id")

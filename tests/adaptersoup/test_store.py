@@ -306,8 +306,7 @@ def test_it_is_there_when_it_is_opened_again_and_is_a_servers_folder(
 
 
 def test_a_base_that_is_none_leaves_nothing_behind(tiny_base_dir: Path, tmp_path: Path) -> None:
-    place, odd = tmp_path / "a", tmp_path / "\N{GRINNING FACE}"
-    odd.symlink_to(tiny_base_dir)
+    place, odd = tmp_path / "a", shutil.copytree(tiny_base_dir, tmp_path / "\N{GRINNING FACE}")
     (tmp_path / "empty").mkdir()
     for base, named, error in ((tmp_path, "Not A Name", "no name"), ("no/such/folder", "b", "not a folder")):
         with pytest.raises(InvalidParameter, match=error):
@@ -326,6 +325,15 @@ def test_a_base_that_is_none_leaves_nothing_behind(tiny_base_dir: Path, tmp_path
         _ = store.base
     with Store(place, odd, base_id="odd", **QUICK) as store:
         assert store.base == "base/odd"
+
+
+def test_a_base_behind_a_link_is_opened_twice_by_the_same_call(tiny_base_dir: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tiny_base_dir)
+    for base in (link, link, tmp_path / "a" / ".." / "link"):
+        with Store(tmp_path / "a", base, base_id="linked", **QUICK) as store:
+            assert store.base == "base/linked"
+    assert (tmp_path / "a" / "bases.toml").read_text().count("[bases.") == 1
 
 
 def test_of_two_bases_each_model_is_compared_with_its_own(tiny_base_dir: Path, folders: Path, tmp_path: Path) -> None:
