@@ -49,9 +49,9 @@ class Store(Closing):
 
     `base` is the folder of a base model (a transformers model with its tokenizer), or a repository of the hub with
     `revision`. The store's folder records it under `base_id`, by default the name of the base model's folder. Leave
-    out `base` when you reopen a store. `settings` are those of a server (docs/reference/settings.md), as are the
-    variables SOUP_... Raises InvalidParameter for a new folder without a base model, and Unavailable if another process
-    has the folder open.
+    out `base`, or only `revision`, when you reopen a store. `settings` are those of a server
+    (docs/reference/settings.md), as are the variables SOUP_... Raises InvalidParameter for a new folder without a base
+    model, and Unavailable if another process has the folder open.
 
     An open store limits your own torch code in this process to one core, except under `attach`.
     """
@@ -351,9 +351,15 @@ def _new_entry(allowlist: Path, base: Path | str, base_id: str | None, revision:
         lines = [f"[bases.{_toml_string(name)}]", f"source = {_toml_string(source)}"]
         lines += [f"revision = {_toml_string(revision)}"] if revision else []
         return "\n".join([*lines, ""])
-    if (listed.source, listed.revision) != (source, revision):
+    if listed.source != source:
         raise InvalidParameter(
             f"{name} is {listed.source} in this store: give {source} another base_id.", param="base_id"
+        )
+    if revision is not None and revision != listed.revision:
+        listed_revision = f"at revision {listed.revision}" if listed.revision else "without a revision"
+        raise InvalidParameter(
+            f"{name} is {source} {listed_revision} in this store: give revision {revision} another base_id.",
+            param="base_id",
         )
     return None
 

@@ -336,6 +336,17 @@ def test_a_base_behind_a_link_is_opened_twice_by_the_same_call(tiny_base_dir: Pa
     assert (tmp_path / "a" / "bases.toml").read_text().count("[bases.") == 1
 
 
+def test_a_base_of_the_hub_is_opened_again_without_its_revision(tmp_path: Path) -> None:
+    text = '[bases.big]\nsource = "someone/big"\nrevision = "0123abc"\n'
+    (tmp_path / "bases.toml").write_text(text)
+    for revision in (None, "0123abc"):
+        with pytest.raises(Unavailable, match="not in the local cache"):  # so it is accepted, and loaded
+            Store(tmp_path, "someone/big", base_id="big", revision=revision, **QUICK)
+    with pytest.raises(InvalidParameter, match=r"is someone/big at revision 0123abc .* give revision 4567def another"):
+        Store(tmp_path, "someone/big", base_id="big", revision="4567def", **QUICK)
+    assert (tmp_path / "bases.toml").read_text() == text
+
+
 def test_of_two_bases_each_model_is_compared_with_its_own(tiny_base_dir: Path, folders: Path, tmp_path: Path) -> None:
     with Store(tmp_path / "two", build_tiny_base(tmp_path / "other", seed=1), base_id="other", **QUICK) as store:
         pass
