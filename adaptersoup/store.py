@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -28,12 +27,13 @@ from registry.base_model import read_allowlist
 from registry.catalogue.rows import AdapterRow, JobRow
 from registry.errors import Incompatible, InvalidParameter, SoupError, Unavailable
 from registry.evaluate.matrix import CrossEvaluated
-from registry.files import sync_directory
+from registry.files import replace_file
 from registry.names import is_part, parse_ref
 from registry.progress import Progress, silent
 from registry.stored.adapters import loadable
 from service.http.app import create_app
 from service.http.models.mixture_names import parse_mixture
+from service.operations import storage
 from service.runtime import Runtime
 from service.settings import Settings
 
@@ -69,17 +69,16 @@ class Store(Closing):
         allowlist = self.folder / ALLOWLIST
         if base is None and not allowlist.exists():
             _check_not_new(self.folder, settings)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        entry = None if base is None else _new_entry(allowlist, base, base_id, revision)
-        candidate = allowlist if entry is None else _extended_copy(allowlist, entry)
         with ExitStack() as stack:
+            stack.enter_context(storage.owned(self.folder))  # no other process changes the allowlist meanwhile
+            entry = None if base is None else _new_entry(allowlist, base, base_id, revision)
+            candidate = allowlist if entry is None else _extended_copy(allowlist, entry)
             stack.callback(_remove_candidate, candidate, allowlist)
             self._runtime = Runtime(_settings(settings, self.folder, candidate if candidate.exists() else None))
-            self._runtime.start()
+            self._runtime.start(is_owned=True)
             stack.callback(self._runtime.stop)
-            if entry is not None:  # no other process writes there while this one has the folder open
-                candidate.replace(allowlist)
-                sync_directory(self.folder)
+            if entry is not None:
+                replace_file(allowlist, candidate.read_bytes(), temporary=candidate)
             server = LocalServer(create_app(self._runtime))
             stack.callback(server.close)
             server.start()
@@ -370,9 +369,9 @@ def _toml_string(text: str) -> str:
 
 
 def _extended_copy(allowlist: Path, entry: str) -> Path:
-    """Write a copy of the allowlist with one more entry beside it, and return its path."""
+    """Write a copy of the allowlist with one more entry beside it, and return its path. The folder must be owned."""
     text = allowlist.read_text(encoding="utf-8") if allowlist.exists() else ""
-    candidate = allowlist.with_name(f"{allowlist.name}.{secrets.token_hex(4)}")
+    candidate = allowlist.with_name(f"{allowlist.name}.new")
     candidate.write_text(text + ("\n" if text else "") + entry, encoding="utf-8")
     return candidate
 

@@ -91,16 +91,18 @@ class Runtime:
         """True if no other server uses database and blobs: they are in the data folder, which has one owner."""
         return self.settings.database_url is None and self.settings.blobs is None
 
-    def start(self, *, wait: bool = True) -> None:
+    def start(self, *, wait: bool = True, is_owned: bool = False) -> None:
         """Own the data folder, migrate, write the admin key, start the engine, load base models, start the jobs.
 
-        With `wait` false base models may be loading when it returns: call `wait_for_bases`, which starts the jobs.
+        With `wait` false base models may be loading when it returns: call `wait_for_bases`, which starts the jobs. With
+        `is_owned` the caller owns the data folder until `stop` has returned.
 
         Raises Unavailable if the folder has another owner, the schema is old, or a base model cannot be loaded. Raises
         InvalidParameter if the adapter cache is too small for any adapter. Nothing is left running after an error.
         """
         with ExitStack() as stack:
-            stack.enter_context(storage.owned(self.settings.data))
+            if not is_owned:
+                stack.enter_context(storage.owned(self.settings.data))
             stack.callback(self._stop_tracing)
             stack.callback(self.database.close)
             blobs = self._prepare_data()

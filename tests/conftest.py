@@ -197,3 +197,22 @@ def signal_handlers() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _loopback_only(socket_enabled: None) -> None:
     """Sockets to loopback only (pytest-socket's --allow-hosts in addopts refuses all others)."""
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names, in order, of everything that is synced or renamed."""
+    events: list[str] = []
+    real_sync, real_replace = os.fsync, Path.replace
+
+    def sync(descriptor: int) -> None:
+        events.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real_sync(descriptor)
+
+    def replace(self: Path, target: Path) -> Path:
+        events.append(f"rename {self.name} {target.name}")
+        return real_replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", replace)
+    return events

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from adaptersoup import Store
 from plots.style import to_svg
+from registry.base_model import read_allowlist
 from registry.catalogue.rows import AdapterRow
 from registry.context import Caller, Registry
 from registry.errors import Cancelled, Incompatible, InvalidParameter, NotFound, SoupError, Unavailable
@@ -30,10 +32,11 @@ from registry.select.requested import pool_of
 from registry.spec import PoolRequest, Provenance
 from registry.tasks.process_pool import ProcessPool
 from service.engine.score_task import score_samples
+from service.operations import storage
 from service.settings import Settings
 from tests.registry.tasks.matrix import SETTINGS, stock, stored_evaluations
 from tests.service.passages import WORDS, passages
-from tests.service.servers import CONFIG, adapter_weights
+from tests.service.servers import CONFIG, adapter_weights, write_bases
 from tests.service.without_processes import FitsHere
 from tests.tiny_models import build_tiny_base
 
@@ -281,16 +284,44 @@ def test_a_selection_waits_until_a_fitted_pool_has_them(unembedded: Path, folder
 # --- folder ---------------------------------------------------------------------------------------
 
 
-def test_one_at_a_time_has_it_open_and_another_base_needs_another_id(
-    store: Store, place: Path, tiny_base_dir: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(Unavailable, match="another"):
-        Store(place)
+def test_one_at_a_time_has_it_open(store: Store, place: Path, tmp_path: Path) -> None:
+    for base in (None, tmp_path):
+        with pytest.raises(Unavailable, match="in use by another server"):
+            Store(place, base, base_id="tiny")
+    assert store.adapters()
+
+
+def test_another_base_needs_another_id(tiny_base_dir: Path, tmp_path: Path) -> None:
+    allowlist = write_bases(tmp_path / "bases.toml", {"tiny": tiny_base_dir})
     for base, revision in ((tmp_path, None), (tiny_base_dir, "f" * 40)):
         with pytest.raises(InvalidParameter, match="another base_id"):
-            Store(place, base, base_id="tiny", revision=revision)
-    assert (place / "bases.toml").read_text().count("[bases.") == 1
-    assert store.adapters()
+            Store(tmp_path, base, base_id="tiny", revision=revision)
+    assert allowlist.read_text().count("[bases.") == 1
+
+
+def test_a_base_that_another_process_adds_before_the_folder_is_owned_is_kept(
+    tiny_base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owned = storage.owned
+
+    def owned_after_another(folder: Path) -> AbstractContextManager[None]:
+        write_bases(folder / "bases.toml", {"other": tiny_base_dir})
+        return owned(folder)
+
+    monkeypatch.setattr(storage, "owned", owned_after_another)
+    with Store(tmp_path, tiny_base_dir, base_id="tiny", **QUICK) as store:
+        with pytest.raises(InvalidParameter, match=r"2 base models \(other, tiny\)"):
+            _ = store.base
+        assert list(read_allowlist(tmp_path / "bases.toml")) == ["other", "tiny"]
+
+
+def test_a_new_base_is_on_the_disk_before_its_list_has_the_name(
+    tiny_base_dir: Path, tmp_path: Path, synced: list[str]
+) -> None:
+    with Store(tmp_path / "a", tiny_base_dir, base_id="tiny", **QUICK):
+        rename = synced.index("rename bases.toml.new bases.toml")
+    assert synced[rename - 1 : rename + 2 : 2] == ["sync bases.toml.new", "sync a"]
+    assert not (tmp_path / "a" / "bases.toml.new").exists()
 
 
 def test_it_is_there_when_it_is_opened_again_and_is_a_servers_folder(

@@ -1,11 +1,9 @@
-"""Fixtures of these tests: catalogues, the verbs over an empty registry, and what is written durably."""
+"""Fixtures of these tests: catalogues, and the verbs over an empty registry."""
 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from transformers import PreTrainedModel
@@ -42,22 +40,3 @@ def verbs(databases: Databases, tmp_path) -> Iterator[ToyRegistry]:
 def model(gpt2: LoadedBase) -> PreTrainedModel:
     """The model of the tiny GPT-2, one of the test's own."""
     return copy.deepcopy(gpt2.model)
-
-
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names, in order, of everything that is synced or renamed."""
-    events: list[str] = []
-    real_sync, real_replace = os.fsync, Path.replace
-
-    def sync(descriptor: int) -> None:
-        events.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
-        real_sync(descriptor)
-
-    def replace(self: Path, target: Path) -> Path:
-        events.append(f"rename {self.name} {target.name}")
-        return real_replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr(Path, "replace", replace)
-    return events
