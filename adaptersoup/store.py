@@ -102,15 +102,23 @@ class Store(Closing):
     @property
     def client(self) -> Client:
         """A client of the store's server, for calls that a store has no method for; raises Unavailable once closed."""
+        self._check_open()
+        return self._client
+
+    def _check_open(self) -> None:
+        """Raise Unavailable once the store is closed."""
         if self._closed:
             raise Unavailable("This store is closed.")
-        return self._client
 
     # --- adapters ---------------------------------------------------------------------------------------------
 
     @property
     def base(self) -> str:
-        """The name of the base model, `base/<id>`; raises InvalidParameter unless there is exactly one."""
+        """The name of the base model, `base/<id>`.
+
+        Raises InvalidParameter unless there is exactly one, and Unavailable once the store is closed.
+        """
+        self._check_open()
         ids = list(self._runtime.bases)
         if len(ids) != 1:
             raise InvalidParameter(f"This store has {len(ids)} base models ({', '.join(ids)}): name one, as base/<id>.")
@@ -266,7 +274,8 @@ class Store(Closing):
         """Attach an adapter or soup of this store to a transformers model `to` of the same base, until `with` ends.
 
         The weights of `to` are not changed, and not compared with those of the base. Raises Incompatible if the
-        adapter does not fit the model, and for a base model, which has nothing to attach.
+        adapter does not fit the model, and for a base model, which has nothing to attach. Raises Unavailable once the
+        store is closed.
         """
         row = self._row(model_name(model))
         base = self._runtime.bases[row.base_model]
@@ -281,6 +290,7 @@ class Store(Closing):
         return name if name.startswith("base/") else f"base/{self._row(name).base_model}"
 
     def _row(self, name: str) -> AdapterRow:
+        self._check_open()
         ref = parse_ref(name)
         if name.startswith("base/"):
             raise Incompatible(f"{name} is the base model itself: there is nothing to attach.", param="model")
@@ -306,7 +316,7 @@ class Store(Closing):
 
     def _active_jobs(self, kind: str) -> list[JobRow]:
         """Queued and running jobs; raises Unavailable once the store is closed."""
-        _ = self.client
+        self._check_open()
         with self._runtime.database.read() as catalogue:
             return catalogue.jobs.active(kind)
 

@@ -237,6 +237,10 @@ def test_whoever_waits_when_it_is_closed_hears_of_it(tiny_base_dir: Path, folder
         list(stream)
     with pytest.raises(Unavailable, match="closed"):
         store.adapters()
+    with pytest.raises(Unavailable, match="closed"), store.attach("team/code", torch.nn.Linear(1, 1)):
+        pass
+    with pytest.raises(Unavailable, match="closed"):
+        _ = store.base
 
 
 def test_a_sample_that_could_not_be_embedded_is_told_once(store: Store) -> None:
