@@ -310,7 +310,7 @@ class Store(Closing):
         """Wait as `_wait_embedded`, then until the selectors of changed pools know the new adapters."""
         self._wait_embedded(progress)
         for row in self._active_jobs("fit"):
-            if not row.arguments.get("asked"):
+            if not row.is_requested:
                 with suppress(SoupError):  # the earlier selector answers, and names the adapters that it does not know
                     self.client.wait_job(row.id, progress=progress)
 

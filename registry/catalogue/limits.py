@@ -12,6 +12,7 @@ from sqlalchemy import CompoundSelect, and_, func, or_, select, tuple_, union
 
 from registry.catalogue.jobs import ACTIVE
 from registry.catalogue.repository import TableGateway
+from registry.catalogue.rows import ENQUEUED_BY_PUSHES
 from registry.catalogue.tables import (
     HAS_TEXT,
     adapters,
@@ -71,7 +72,7 @@ class UseLimitRows(TableGateway):
     def jobs(self, kind: LimitKind, subject: str) -> int:
         """The number of queued and running jobs that were requested; pushes enqueue jobs that do not count."""
         owner = jobs.c.created_by if kind == "key" else jobs.c.namespace
-        is_requested = or_(jobs.c.kind.not_in(("embed", "fit")), jobs.c.arguments["asked"].as_boolean())
+        is_requested = or_(jobs.c.kind.not_in(ENQUEUED_BY_PUSHES), jobs.c.arguments["asked"].as_boolean())
         return self._count(jobs, owner == subject, jobs.c.state.in_(ACTIVE), is_requested)
 
 

@@ -28,6 +28,8 @@ Namespaces = tuple[str, ...] | None
 """The visible namespaces; None is all."""
 Kind = Literal["adapter", "soup"]
 SampleState = Literal["none", "pending", "ready", "failed"]
+ENQUEUED_BY_PUSHES = ("embed", "fit")
+"""Kinds of jobs that pushes enqueue to maintain stored data. A caller can also request a fit."""
 Mode = Literal["read", "autocommit", "write", "unlocked", "commit"]
 """Modes of a transaction: `autocommit` reads by single statements, `unlocked` writes without the write lock, `commit`
 is the end of a write."""
@@ -288,6 +290,11 @@ class JobRow:
     finished_at: datetime | None
     traceparent: str | None = None
     """The span that it was enqueued in."""
+
+    @property
+    def is_requested(self) -> bool:
+        """True if a caller requested the job; otherwise it maintains stored data."""
+        return self.kind not in ENQUEUED_BY_PUSHES or bool(self.arguments.get("asked"))
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,7 @@ class JobKind:
     `run` does the work. `on_unsuccessful_end` is called in the transaction that ends a job without a
     result. `clean` removes
     files that only the job needed, and may be called twice. `reach` returns the namespaces it works on (None: all),
-    `reached` the progress of its saved state, if it resumes from one. `is_maintenance` is True for a job that maintains
-    stored data, and therefore runs even if the key that caused it is revoked.
+    `reached` the progress of its saved state, if it resumes from one.
     """
 
     run: Callable[[JobContext], dict[str, Any]]
@@ -82,7 +81,6 @@ class JobKind:
     clean: Callable[[Services, JobRow], None] = lambda _services, _row: None
     lane: Lane = "quick"
     reached: Callable[[Services, JobRow], int] = lambda _services, _row: 0
-    is_maintenance: Callable[[JobRow], bool] = lambda _row: False
 
 
 def workers_of(settings: Settings) -> dict[Lane, int]:

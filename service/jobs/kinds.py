@@ -44,7 +44,7 @@ def _fit(context: JobContext) -> dict[str, Any]:
     pool, spec = PoolSpec.model_validate(arguments["pool"]), SPEC.validate_python(arguments["spec"])
     requested = RequestedSelector(context.services.bases[arguments["base"]], pool, spec)
     row = context.fit(pool, spec, requested.encoder_digest)
-    if arguments.get("asked"):  # by a caller, and not by a push
+    if context.row.is_requested:
         record_use(context.services.registry, row, arguments["base"], created_by=context.row.created_by)
     return {"selector": row.id}
 
@@ -69,14 +69,8 @@ def _of_pool(row: JobRow) -> Namespaces:
 
 
 KINDS: dict[str, JobKind] = {
-    "embed": JobKind(
-        run=_embed,
-        reach=lambda row: (row.namespace,),
-        on_unsuccessful_end=_not_embedded,
-        lane="embed",
-        is_maintenance=lambda _row: True,
-    ),
-    "fit": JobKind(run=_fit, reach=_of_pool, lane="fit", is_maintenance=lambda row: not row.arguments.get("asked")),
+    "embed": JobKind(run=_embed, reach=lambda row: (row.namespace,), on_unsuccessful_end=_not_embedded, lane="embed"),
+    "fit": JobKind(run=_fit, reach=_of_pool, lane="fit"),
     "train": TRAIN,
     "cook": COOK,
     "search": SEARCH,

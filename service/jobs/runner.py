@@ -380,7 +380,7 @@ def withdraw(catalogue: Catalogue, key_id: str) -> list[JobRow]:
         heir = catalogue.jobs.next_requester(row)
         if heir is not None:
             catalogue.jobs.hand_over(row, heir)
-        elif row.kind not in KINDS or not KINDS[row.kind].is_maintenance(row):
+        elif row.is_requested:
             cancelled.append(_cancel_row(catalogue, row))
     return cancelled
 

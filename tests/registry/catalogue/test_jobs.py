@@ -35,6 +35,22 @@ def claim(catalogue, worker: str = "w1", kinds=KINDS, at: datetime | None = None
 # --- the queue ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("kind", "arguments", "is_requested"),
+    [
+        ("embed", {}, False),
+        ("fit", {"asked": False}, False),
+        ("fit", {"asked": True}, True),
+        ("cook", {}, True),
+        ("of a newer release", {}, True),
+    ],
+)
+def test_a_job_that_a_push_enqueues_is_not_requested_and_counts_for_no_quota(catalogue, kind, arguments, is_requested):
+    row = catalogue.jobs.enqueue(kind, arguments, namespace="acme", created_by="key-1")
+    assert row.is_requested is is_requested
+    assert catalogue.limits.jobs("key", "key-1") == is_requested
+
+
 def test_first_come_first_served_by_the_time_they_are_due(catalogue):
     late, far = enqueue(catalogue, delay=50), enqueue(catalogue, delay=1000)
     first, second = enqueue(catalogue), enqueue(catalogue)
