@@ -33,15 +33,15 @@ from registry.errors import Forbidden, InvalidManifest, InvalidName, NotFound, S
 from registry.files import loads_strict
 from registry.formats import CARD_FILE, CONFIG_FILE, EMBEDDINGS_FILE, SAMPLES_FILE, SOUP_FILE, WEIGHTS_FILE
 from registry.formats.directory import MAX_JSON_BYTES, config_json
+from registry.spec.limits import SizeLimits
 
-MIB = 1024 * 1024
 MOST_BYTES = {
     CONFIG_FILE: MAX_JSON_BYTES,
-    WEIGHTS_FILE: 1024 * MIB,
+    WEIGHTS_FILE: SizeLimits.weights_bytes,
     SOUP_FILE: MAX_JSON_BYTES,
     CARD_FILE: MAX_JSON_BYTES,
-    SAMPLES_FILE: 16 * MIB,
-    EMBEDDINGS_FILE: 64 * MIB,
+    SAMPLES_FILE: SizeLimits.sample_bytes,
+    EMBEDDINGS_FILE: SizeLimits.embeddings_bytes,
 }
 """The files of an adapter directory, and the most bytes of each that a server with default settings accepts."""
 FILES = tuple(MOST_BYTES)
