@@ -49,27 +49,33 @@ COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 
 
 @contextmanager
-def directories(sources: Sequence[Path]) -> Iterator[list[Path]]:
+def directories(sources: Sequence[Path]) -> Iterator[tuple[list[Path], dict[Path, SoupError]]]:
     """Local directories for these sources until `with` ends: each `hub:` is downloaded, others are unchanged.
 
-    A downloaded directory has the name of its repository.
+    A downloaded directory has the name of its repository. A directory whose download failed does not exist; the errors
+    are returned by directory. Raises InvalidName for a source that names no repository.
     """
+    local: list[Path] = []
+    errors: dict[Path, SoupError] = {}
     with ExitStack() as stack:
-        local = []
         for source in sources:
-            if is_hub(source):
-                folder = Path(stack.enter_context(TemporaryDirectory(prefix="soup-hub-")))
-                local.append(_downloaded(str(source), folder))
-            else:
+            if not is_hub(source):
                 local.append(source)
-        yield local
+                continue
+            repository, revision = split_hub(str(source))
+            parent = Path(stack.enter_context(TemporaryDirectory(prefix="soup-hub-")))
+            directory = parent / repository.rpartition("/")[2]
+            local.append(directory)
+            try:
+                _download(str(source), repository, revision, directory)
+            except SoupError as error:
+                errors[directory] = error
+        yield local, errors
 
 
-def _downloaded(source: str, parent: Path) -> Path:
-    """Download a repository, and link its files into a new directory below `parent`."""
-    repository, revision = split_hub(source)
+def _download(source: str, repository: str, revision: str | None, directory: Path) -> None:
+    """Download a repository, and link its files into the new `directory`."""
     snapshot = _snapshot(source, repository, revision)
-    directory = parent / repository.rpartition("/")[2]
     directory.mkdir()
     for name in FILES:
         if (snapshot / name).is_file():
@@ -77,7 +83,6 @@ def _downloaded(source: str, parent: Path) -> Path:
     if not any(directory.iterdir()):
         raise NotFound(f"{source} has none of the files of an adapter directory ({', '.join(FILES)}).")
     _record_origin(directory, f"{repository}@{snapshot.name}")
-    return directory
 
 
 def _record_origin(directory: Path, origin: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,15 @@ def test_several_beside_a_folder(hub: HubSession, receiver: Live, tmp_path: Path
     pfeiffer = receiver.world.client.get("/v1/adapters/default/pfeiffer").json()
     assert pfeiffer["config"]["method"] == "bottleneck"
     assert pfeiffer["provenance"]["training"]["imported_from"].startswith("acme/pfeiffer@")
+
+
+def test_a_repository_that_cannot_be_downloaded_does_not_stop_the_others(hub: HubSession, receiver: Live) -> None:
+    code, out, err = push(hub, receiver, "hub:foreign/secret", "hub:acme/news", "--namespace", "partly", "--json")
+    refused_push, pushed = json.loads(out)["pushes"]
+    assert code == 1, err
+    assert (refused_push["name"], refused_push["state"]) == ("partly/secret", "refused")
+    assert refused_push["error"]["message"].startswith("hub:foreign/secret is not there")
+    assert (pushed["ref"], pushed["state"]) == ("partly/news@1", "pushed")
 
 
 @pytest.mark.parametrize(

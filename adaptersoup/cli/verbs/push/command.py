@@ -105,10 +105,10 @@ def push(
     """
     _check(folders or [], name, fields, batch)
     failed = Failures()
-    with local_folders(folders or []) as local:
+    with local_folders(folders or []) as (local, download_errors):
         sources = _sources(local, name, namespace, fields, batch)
         is_batch = len(sources) > 1 or batch.manifest is not None
-        outcomes = [_read(source, is_batch=is_batch) for source in sources]
+        outcomes = [_read(source, download_errors.get(source.path), is_batch=is_batch) for source in sources]
         try:
             send_all(remote.client, outcomes, at_once=batch.parallel, is_batch=is_batch, anew=anew)
             if wait:
@@ -149,9 +149,11 @@ def _sources(
     return [replace(source, samples=samples) for source in sources]
 
 
-def _read(source: Source, *, is_batch: bool) -> Outcome:
+def _read(source: Source, download_error: SoupError | None, *, is_batch: bool) -> Outcome:
     """A source with its directory read; raises its error, or returns it as the outcome in a batch."""
     try:
+        if download_error is not None:
+            raise download_error
         return Outcome(read_source(source, domain_from_folder=is_batch))
     except SoupError as error:
         if not is_batch:

@@ -6,7 +6,7 @@ They come from folders on the command line, or from the rows of a CSV file (`man
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -145,14 +145,15 @@ def read_source(source: Source, *, domain_from_folder: bool) -> Source:
     return replace(source, additions=additions, directory=directory)
 
 
-def local_folders(sources: Sequence[Path]) -> AbstractContextManager[Sequence[Path]]:
+def local_folders(sources: Sequence[Path]) -> AbstractContextManager[tuple[Sequence[Path], Mapping[Path, SoupError]]]:
     """Local directories for the sources until `with` ends: those named `hub:OWNER/NAME[@revision]` are downloaded.
 
-    Raises Unavailable if the hub's client is not installed, and on entry the errors of the downloads.
+    The errors of failed downloads are returned by directory. Raises Unavailable if the hub's client is not installed,
+    and on entry InvalidName for a source that names no repository.
     """
     on_hub = [source for source in sources if is_hub(source)]
     if not on_hub:
-        return nullcontext(sources)
+        return nullcontext((sources, {}))
     try:
         from adaptersoup.client.hub_download import directories
     except ModuleNotFoundError as error:
