@@ -349,6 +349,7 @@ def test_what_is_interrupted_begins_nothing_more(soup: Soup, server: Server, fol
         (["--namespace", "../x"], 1),
         (["--metadata", "novalue"], 2),
         (["--tag", "Not A Tag"], 2),
+        (["--namespace", ""], 1),
     ],
 )
 def test_bad_names_and_extras_are_found_here(
@@ -356,6 +357,22 @@ def test_bad_names_and_extras_are_found_here(
 ) -> None:
     assert soup("push", folder, *extra)[0] == code
     assert "POST /v1/adapters" not in server.routes_called()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--name", "team/law", "--namespace", "other"), "--name includes the namespace"),
+        (("--name", "team/law", "--namespace", "default"), "--name includes the namespace"),
+        (("--sample", "SAMPLE", "--samples", "SAMPLE"), "both name the sample"),
+    ],
+)
+def test_push_options_that_exclude_each_other_are_refused(
+    soup: Soup, server: Server, folder: Path, sample: Path, options: tuple[str, ...], sentence: str
+) -> None:
+    arguments = [sample if option == "SAMPLE" else option for option in options]
+    assert sentence in " ".join(refused(soup("push", folder, *arguments), 2).split())
+    assert server.requests == []
 
 
 def test_a_sample_that_fails_hides_nothing_that_was_pushed(soup: Soup, server: Server, folder: Path) -> None:

@@ -79,8 +79,9 @@ def push(
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name, as namespace/name; only with one folder.")] = None,
     namespace: Annotated[
-        str, typer.Option(help="Namespace of adapters, whose names are those of their folders.")
-    ] = "default",
+        str | None,
+        typer.Option(help="Namespace of adapters, whose names are those of their folders (default: 'default')."),
+    ] = None,
     *,
     fields: AdapterFlags,
     batch: BatchFlags,
@@ -103,10 +104,10 @@ def push(
       soup push many/* --namespace acme --samples corpora/
       soup push --manifest many.csv --namespace acme
     """
-    _check(folders or [], name, fields, batch)
+    _check(folders or [], name, namespace, fields, batch)
     failed = Failures()
     with local_folders(folders or []) as (local, download_errors):
-        sources = _sources(local, name, namespace, fields, batch)
+        sources = _sources(local, name, "default" if namespace is None else namespace, fields, batch)
         is_batch = len(sources) > 1 or batch.manifest is not None
         outcomes = [_read(source, download_errors.get(source.path), is_batch=is_batch) for source in sources]
         try:
@@ -121,7 +122,9 @@ def push(
     failed.end()
 
 
-def _check(folders: Sequence[Path], name: str | None, fields: AdapterFlags, batch: BatchFlags) -> None:
+def _check(
+    folders: Sequence[Path], name: str | None, namespace: str | None, fields: AdapterFlags, batch: BatchFlags
+) -> None:
     """Raise a usage error for arguments that exclude each other."""
     if batch.manifest is None and not folders:
         raise typer.BadParameter("Give at least one FOLDER, or --manifest FILE.csv.")
@@ -132,6 +135,10 @@ def _check(folders: Sequence[Path], name: str | None, fields: AdapterFlags, batc
         )
     if batch.manifest is not None and folders:
         raise typer.BadParameter("--manifest names the folders: drop FOLDER, or the option.")
+    if name is not None and namespace is not None:
+        raise typer.BadParameter("--name includes the namespace, as namespace/name: drop --namespace.")
+    if fields.sample is not None and batch.samples is not None:
+        raise typer.BadParameter("--sample and --samples both name the sample: drop one of them.")
 
 
 def _sources(
