@@ -21,10 +21,9 @@ _FLAGS = {"q": "--matching", "base_model": "--base"}
 
 @dataclass(frozen=True)
 class _Filters:
-    """The filters of lists of adapters that all verbs share; each subclass has its own option for `q`."""
+    """The filters of lists of adapters that all verbs share; each subclass adds its own option `q`."""
 
     SECTION: ClassVar[str] = "Filters"
-    q: str | None = None
     kind: Annotated[Literal["adapter", "soup"] | None, typer.Option("--kind", help="Only adapters, or only soups.")] = (
         None
     )
@@ -109,8 +108,11 @@ class Confirmation:
 
 
 def matching_adapters(client: SoupClient, matching: Matching) -> list[Json]:
-    """The live versions that match the filters."""
-    return list(client.adapters(**(matching.filters() or {})))
+    """The live versions that match the filters; raises ValueError without any, which every adapter would match."""
+    filters = matching.filters()
+    if filters is None:
+        raise ValueError("without a filter, every adapter would match")
+    return list(client.adapters(**filters))
 
 
 def check_names_or_filters(refs: Sequence[str], matching: Matching) -> None:

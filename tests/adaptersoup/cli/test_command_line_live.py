@@ -21,6 +21,7 @@ from unittest.mock import Mock
 import httpx2
 import pytest
 
+from adaptersoup.cli.adapter_filters import Matching, matching_adapters
 from adaptersoup.cli.remote import complete_ref
 from adaptersoup.cli.verbs.compare import report
 from adaptersoup.cli.verbs.push import sending, sources
@@ -684,6 +685,12 @@ def test_a_filter_that_is_empty_does_not_stand_for_everything(
     code, out, err = scripted(*verb, "--kind", "adapter", flag, empty)
     assert (code, out, server.requests) == (2, "", [])
     assert f"{flag} is empty" in " ".join(err.split())
+
+
+def test_without_a_filter_nothing_matches_instead_of_everything(server: Server) -> None:
+    with server.client() as client, pytest.raises(ValueError, match="every adapter would match"):
+        matching_adapters(client, Matching())
+    assert server.requests == []
 
 
 def test_an_empty_search_text_finds_nothing_on_the_server_either(soup: Soup, live: Live) -> None:
