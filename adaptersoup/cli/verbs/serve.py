@@ -15,6 +15,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,9 +24,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adaptersoup.cli.commands import command
+from adaptersoup.cli.failures import FAILED, OK, exit_code, explain
 from adaptersoup.cli.output import as_json, data, talk
 from adaptersoup.cli.setting_flags import settings_of
-from registry.errors import InvalidParameter, NotFound, Unavailable
+from registry.errors import InvalidParameter, NotFound, SoupError, Unavailable
 from service.settings import Settings, calm_threads
 
 if TYPE_CHECKING:
@@ -75,9 +77,8 @@ def serve(
     settings = settings_of(Settings, **asdict(options))
     if settings.bases is not None and not settings.bases.is_file():  # checked here, before torch is loaded
         raise NotFound(f"There is no allowlist of base models at {settings.bases} (--bases or SOUP_BASES).")
-    if settings.no_auth and not is_loopback(
-        settings.host
-    ):  # a Host header is easily forged, so the address has to protect it
+    # without keys only the address protects the server, because a Host header is easily forged
+    if settings.no_auth and not is_loopback(settings.host):
         raise InvalidParameter(
             f"Without keys, the server must not listen on {settings.host}, which other machines can reach: "
             "drop --host (SOUP_HOST), or drop --no-auth (SOUP_NO_AUTH) and use keys.",
@@ -116,16 +117,17 @@ def _run(settings: Settings, listener: socket.socket, child: EngineChild, *, jso
     configure_logging(settings.log_level)
     use_cores(1)  # all are for the engine's process
     runtime = Runtime(settings, engine_child=child)
-    stop_times: list[float] = []
+    stopped_at: float | None = None
 
     def ready() -> None:
         runtime.wait_for_bases()
-        if not stop_times:
+        if stopped_at is None:
             runtime.join()
             _announce(settings, listener, json=json)
 
     def stopping() -> None:
-        stop_times.append(time.monotonic())
+        nonlocal stopped_at
+        stopped_at = time.monotonic()
         runtime.begin_stop()
 
     try:
@@ -133,12 +135,23 @@ def _run(settings: Settings, listener: socket.socket, child: EngineChild, *, jso
         config = server_config(create_app(runtime), settings)
         until_signal(config, listener, ready=ready, stopping=stopping)
     finally:
-        elapsed = time.monotonic() - stop_times[0] if stop_times else 0.0
-        has_ended = runtime.stop(seconds=max(1.0, STOP_SECONDS - elapsed))
-    if not has_ended:  # a computing thread would keep the process alive, or crash it at its end
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(0)
+        elapsed = 0.0 if stopped_at is None else time.monotonic() - stopped_at
+        if not runtime.stop(seconds=max(1.0, STOP_SECONDS - elapsed)):
+            _end_at_once(sys.exception())
+
+
+def _end_at_once(error: BaseException | None) -> None:
+    """End the process, after `error` is printed: a thread that still computes could crash it at its end."""
+    code = OK
+    if isinstance(error, SoupError):
+        talk(explain(error))
+        code = exit_code(error)
+    elif error is not None:
+        traceback.print_exception(error)
+        code = FAILED
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def _announce(settings: Settings, listener: socket.socket, *, json: bool) -> None:

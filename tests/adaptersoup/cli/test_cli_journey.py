@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import signal
 import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from unittest.mock import Mock, call
 from xml.etree import ElementTree
 
 import pytest
@@ -22,6 +24,7 @@ from adaptersoup.cli import app as cli
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.spec import Provenance
 from service.observability import logs
+from service.runtime import Runtime
 from tests.adaptersoup.cli.outcome import done, refused
 from tests.service.servers import CONFIG, Live, Soup, adapter_weights, write_bases
 from tests.texts_file import write_texts
@@ -173,21 +176,38 @@ def test_it_prints_its_address_serves_and_stops_clean(
     assert migrated["backup"] is None
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("signal_handlers")
-def test_a_base_model_that_cannot_be_loaded_ends_it(
-    command: Soup, tiny_base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In this process, whose log stays as it is."""
+@pytest.fixture
+def broken_bases(tiny_base_dir: Path, tmp_path: Path, signal_handlers: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The allowlist of a base model that cannot be loaded, for a server in this process, whose log stays as it is."""
     broken = shutil.copytree(tiny_base_dir, tmp_path / "broken")
     tensors = load_file(broken / "model.safetensors")
     save_file(dict(list(tensors.items())[1:]), broken / "model.safetensors", metadata={"format": "pt"})
-    bases = write_bases(tmp_path / "bases.toml", {"tiny": broken})
     monkeypatch.setattr(logs, "configure_logging", lambda _: None)
-    code, out, err = command("serve", "--bases", bases, "--port", 0, "--data", tmp_path / "d")
+    return write_bases(tmp_path / "bases.toml", {"tiny": broken})
+
+
+MISSING = "  - Tensor transformer.h.0.attn.c_attn.bias is missing.\n"
+
+
+@pytest.mark.slow
+def test_a_base_model_that_cannot_be_loaded_ends_it(command: Soup, broken_bases: Path, tmp_path: Path) -> None:
+    code, out, err = command("serve", "--bases", broken_bases, "--port", 0, "--data", tmp_path / "d")
     assert (code, out) == (1, "")
     assert "\nError: " in err
-    assert err.endswith("  - Tensor transformer.h.0.attn.c_attn.bias is missing.\n")
+    assert err.endswith(MISSING)
+
+
+@pytest.mark.slow
+def test_a_server_that_fails_ends_at_once_if_a_thread_still_computes(
+    command: Soup, broken_bases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = Runtime.stop
+    exit_now = Mock(side_effect=SystemExit(7))
+    monkeypatch.setattr(Runtime, "stop", lambda runtime, *, seconds: stop(runtime, seconds=seconds) and False)
+    monkeypatch.setattr(os, "_exit", exit_now)
+    code, _, err = command("serve", "--bases", broken_bases, "--port", 0, "--data", tmp_path / "d")
+    assert (code, exit_now.mock_calls) == (7, [call(1)])
+    assert err.endswith(MISSING)
 
 
 @pytest.mark.slow
