@@ -37,7 +37,7 @@ from service.services import Services
 router = APIRouter(prefix="/v1/keys", tags=["keys"], route_class=CheckedRoute)
 Anybody = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))]
 NO_GRACE = Rotation()
-LONGEST = timedelta(days=3660)
+MAX_LIFETIME = timedelta(days=3660)
 """Maximum lifetime of a key that expires: ten years."""
 
 
@@ -45,7 +45,7 @@ LONGEST = timedelta(days=3660)
 def create_key(request: Request, body: NewKey, services: AppServices, principal: Admin) -> CreatedKey:
     """Create a key. Only this answer contains its secret."""
     _check_namespaces(body.namespaces, principal)
-    _check_end(body.expires_at, principal)
+    _check_expiry(body.expires_at, principal)
     secret = new_secret()
     namespaces = None if body.namespaces is None else tuple(dict.fromkeys(body.namespaces))
     with services.registry.database.write() as catalogue:
@@ -119,7 +119,7 @@ def change_key(request: Request, id: str, body: KeyPatch, services: AppServices,
         _check_namespaces(changes["namespaces"], principal)
         changes["namespaces"] = None if changes["namespaces"] is None else list(dict.fromkeys(changes["namespaces"]))
     if "expires_at" in changes:
-        _check_end(changes["expires_at"], principal)
+        _check_expiry(changes["expires_at"], principal)
     if "scopes" in changes:
         changes["scopes"] = sorted(set(changes["scopes"]))
     with services.registry.database.write() as catalogue:
@@ -204,11 +204,11 @@ def _check_namespaces(namespaces: list[str] | None, principal: Principal) -> Non
         raise Forbidden("This key can only make keys for namespaces that it sees itself.", param="namespaces")
 
 
-def _check_end(expires_at: datetime | None, principal: Principal) -> None:
+def _check_expiry(expires_at: datetime | None, principal: Principal) -> None:
     """Raise InvalidParameter or Forbidden unless this key may make one that expires then (None: never)."""
-    if expires_at is not None and not present() < expires_at <= present() + LONGEST:
+    if expires_at is not None and not present() < expires_at <= present() + MAX_LIFETIME:
         raise InvalidParameter(
-            f"expires_at must be in the future, at most {LONGEST.days} days ahead; leave it out for a key "
+            f"expires_at must be in the future, at most {MAX_LIFETIME.days} days ahead; leave it out for a key "
             "that does not expire.",
             param="expires_at",
         )
