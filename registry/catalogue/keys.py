@@ -139,7 +139,7 @@ class Keys(Repository[KeyRow]):
         """
         is_permanent = and_(keys.c.revoked_at.is_(None), keys.c.expires_at.is_(None), keys.c.issuer.is_(None))
         rows = self._all(select(keys).where(is_permanent).order_by(*OLDEST))
-        return [row for row in rows if row.namespaces is None and "admin" in row.scopes]
+        return [row for row in rows if row.is_lasting_admin]
 
     def revoke(self, id: str) -> KeyRow:
         """Revoke a key, which has no effect on a revoked one; raises NotFound."""

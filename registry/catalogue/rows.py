@@ -325,6 +325,12 @@ class KeyRow:
     """The issuer of an identity, which is its `subject`; scopes and namespaces are those of its last token."""
     subject: str | None = None
 
+    @property
+    def is_lasting_admin(self) -> bool:
+        """True for a key with scope `admin` and all namespaces that does not end; identities depend on their issuer."""
+        is_permanent = self.revoked_at is None and self.expires_at is None and self.issuer is None
+        return is_permanent and self.namespaces is None and "admin" in self.scopes
+
     def is_expired(self, moment: datetime) -> bool:
         """Return True if the key has expired by `moment`."""
         return self.expires_at is not None and self.expires_at <= moment

@@ -5,8 +5,6 @@ A secret is shown once, when it is created.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -99,8 +97,10 @@ def revoke_key(request: Request, id: str, services: AppServices, principal: Admi
     with services.registry.database.write() as catalogue:
         row = managed_row(catalogue, id, principal)
         if row.revoked_at is None:
-            with _keeping_an_admin(catalogue, id):
-                row = catalogue.keys.revoke(id)
+            was_lasting_admin = row.is_lasting_admin
+            row = catalogue.keys.revoke(id)
+            if was_lasting_admin:
+                _check_admin_left(catalogue, id)
             cancelled = withdraw(catalogue, id)
             detail: dict[str, Any] = {"name": row.name, "jobs_cancelled": len(cancelled)}
             principal.caller(request.state.request_id).audit(catalogue, "key.revoke", id, **detail)
@@ -126,8 +126,9 @@ def change_key(request: Request, id: str, body: KeyPatch, services: AppServices,
         old_row = managed_row(catalogue, id, principal)
         _check_is_changeable(old_row)
         _check_expiry_order(old_row, principal)
-        with _keeping_an_admin(catalogue, id):
-            row = catalogue.keys.change(id, **changes)
+        row = catalogue.keys.change(id, **changes)
+        if old_row.is_lasting_admin:
+            _check_admin_left(catalogue, id)
         old, new = (_key(state).model_dump(mode="json", include=set(changes)) for state in (old_row, row))
         principal.caller(request.state.request_id).audit(catalogue, "key.change", id, **new, before=old)
     return _key(row)
@@ -181,12 +182,9 @@ def _check_expiry_order(row: KeyRow, principal: Principal) -> None:
         )
 
 
-@contextmanager
-def _keeping_an_admin(catalogue: Catalogue, id: str) -> Iterator[None]:
-    """Raise Conflict, which rolls the transaction back, if the change of a key leaves no key that may do everything."""
-    admin_ids = {row.id for row in catalogue.keys.admins()}
-    yield
-    if id in admin_ids and not catalogue.keys.admins():
+def _check_admin_left(catalogue: Catalogue, id: str) -> None:
+    """Raise Conflict, which rolls the transaction back, if the change of a key leaves no lasting admin."""
+    if not catalogue.keys.admins():
         raise Conflict(
             f"Key {id} is the last one with scope 'admin' and all namespaces that does not expire: make another first.",
             param="id",

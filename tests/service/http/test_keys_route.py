@@ -6,9 +6,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from registry.catalogue.keys import Keys
 from tests.postgres import KINDS
 from tests.service.answers import answered, refusal, refusal_with_code
 from tests.service.servers import World
@@ -227,6 +229,20 @@ def test_a_key_that_expires_changes_none_that_outlives_it(world: World) -> None:
     assert change(world, expiring["id"], guest["secret"], scopes=["infer"]).status_code == 200
     assert rotate(world, expiring["id"], guest["secret"]).status_code == 200
     assert rotate(world, guest["id"], guest["secret"]).status_code == 200
+
+
+def test_only_a_change_of_a_lasting_admin_looks_for_the_other_ones(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of all admins would be read under the write lock."""
+    admin, reader = make(world, scopes=["admin"]).json(), make(world, scopes=["read"]).json()
+    listing = Mock(side_effect=Keys.admins)
+    monkeypatch.setattr(Keys, "admins", lambda keys: listing(keys))
+    assert change(world, reader["id"], name="renamed").status_code == 200
+    assert world.client.delete(f"/v1/keys/{reader['id']}").status_code == 200
+    assert listing.call_count == 0
+    assert world.client.delete(f"/v1/keys/{admin['id']}").status_code == 200
+    assert listing.call_count == 1
 
 
 def test_a_key_that_has_ended_is_not_changed(world: World) -> None:
