@@ -43,5 +43,7 @@ class Services:
     """The URL of the store to which a download of a blob is redirected; None if the server sends the blob."""
     tracing: Tracing | None = None
     mixtures: Mixtures = field(default_factory=Mixtures)
+    rotating_keys: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a secret is replaced in the database and in the admin key's file, so that both change in one order."""
     waiting_for_pools: Counter[str] = field(default_factory=Counter)
     """Requests by key that wait until a sample of their pool is embedded. Used in the event loop alone."""

@@ -146,16 +146,17 @@ def rotate_key(
     if principal.key_id != id and not principal.has("admin"):
         raise Forbidden("This key lacks the scope 'admin': it can only replace its own secret.")
     secret = new_secret()
-    with services.registry.database.write() as catalogue:
-        old_row = catalogue.keys.get(id) if principal.key_id == id else managed_row(catalogue, id, principal)
-        _check_is_changeable(old_row)
-        _check_expiry_order(old_row, principal)
-        old_secret = catalogue.keys.secret_of(id)
-        ends_at = present() + timedelta(seconds=body.grace_seconds)
-        row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:VISIBLE_CHARACTERS], ends_at=ends_at)
-        caller = principal.caller(request.state.request_id)
-        caller.audit(catalogue, "key.rotate", id, name=row.name, grace_seconds=body.grace_seconds)
-    replace_admin_secret(services.settings.admin_key_path, old_secret, secret)
+    with services.rotating_keys:
+        with services.registry.database.write() as catalogue:
+            old_row = catalogue.keys.get(id) if principal.key_id == id else managed_row(catalogue, id, principal)
+            _check_is_changeable(old_row)
+            _check_expiry_order(old_row, principal)
+            old_secret = catalogue.keys.secret_of(id)
+            ends_at = present() + timedelta(seconds=body.grace_seconds)
+            row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:VISIBLE_CHARACTERS], ends_at=ends_at)
+            caller = principal.caller(request.state.request_id)
+            caller.audit(catalogue, "key.rotate", id, name=row.name, grace_seconds=body.grace_seconds)
+        replace_admin_secret(services.settings.admin_key_path, old_secret, secret)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
 
 

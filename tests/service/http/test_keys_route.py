@@ -11,6 +11,8 @@ from unittest.mock import Mock
 import pytest
 
 from registry.catalogue.keys import Keys
+from service.access.keys import replace_admin_secret, secret_sha256
+from service.http.routes import keys as keys_module
 from tests.postgres import KINDS
 from tests.service.answers import answered, refusal, refusal_with_code
 from tests.service.servers import World
@@ -288,6 +290,25 @@ def test_the_file_of_this_machine_goes_along(world: World) -> None:
     new = rotate(world, admin["id"], grace_seconds=3600).json()
     assert path.read_text().strip() == new["secret"]
     assert status(world, new["secret"], "/v1/keys") == 200
+
+
+def test_of_two_rotations_at_once_the_file_has_the_later_secret(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = world.runtime.settings.admin_key_path
+    (admin,) = [k for k in world.client.get("/v1/keys").json()["data"] if path.read_text().startswith(k["prefix"])]
+    is_first, has_overtaken = threading.Lock(), threading.Event()
+
+    def write_late(*arguments: Any) -> bool:
+        if is_first.acquire(blocking=False):
+            second = pool.submit(rotate, world, admin["id"], grace_seconds=3600)
+            second.add_done_callback(lambda _: has_overtaken.set())
+            has_overtaken.wait(1)  # as long as the second rotation needs, unless it has to wait for this one
+        return replace_admin_secret(*arguments)
+
+    monkeypatch.setattr(keys_module, "replace_admin_secret", write_late)
+    with ThreadPoolExecutor(1) as pool:
+        assert rotate(world, admin["id"], grace_seconds=3600).status_code == 200
+    with world.registry.database.read() as catalogue:
+        assert catalogue.keys.secret_of(admin["id"]) == secret_sha256(path.read_text().strip())
 
 
 class TestPostgreSQL:
