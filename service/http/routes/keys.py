@@ -37,6 +37,8 @@ Anybody = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))
 NO_GRACE = Rotation()
 MAX_LIFETIME = timedelta(days=3660)
 """Maximum lifetime of a key that expires: ten years."""
+MAX_ROTATIONS = 1000
+"""Maximum number of rotations of a key: each stores the previous secret for good."""
 
 
 @router.post("", status_code=201)
@@ -141,7 +143,7 @@ def rotate_key(
     """Replace the secret of a key; only this answer contains the new one. Admins may do so, and any key for its own
     secret.
 
-    Previous secrets expire immediately or after `grace_seconds`.
+    Previous secrets expire immediately or after `grace_seconds`. A key can be rotated at most 1000 times (409).
     """
     if principal.key_id != id and not principal.has("admin"):
         raise Forbidden("This key lacks the scope 'admin': it can only replace its own secret.")
@@ -151,6 +153,8 @@ def rotate_key(
             old_row = catalogue.keys.get(id) if principal.key_id == id else managed_row(catalogue, id, principal)
             _check_is_changeable(old_row)
             _check_expiry_order(old_row, principal)
+            if catalogue.keys.rotations(id) >= MAX_ROTATIONS:
+                raise Conflict(f"Key {id} was rotated {MAX_ROTATIONS} times, the maximum: make another.", param="id")
             old_secret = catalogue.keys.secret_of(id)
             ends_at = present() + timedelta(seconds=body.grace_seconds)
             row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:VISIBLE_CHARACTERS], ends_at=ends_at)

@@ -292,6 +292,17 @@ def test_the_file_of_this_machine_goes_along(world: World) -> None:
     assert status(world, new["secret"], "/v1/keys") == 200
 
 
+def test_a_key_is_not_rotated_without_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys_module, "MAX_ROTATIONS", 2)
+    key, second_key = make(world, scopes=["infer"]).json(), make(world).json()
+    for _ in range(2):
+        key = answered(rotate(world, key["id"], key["secret"]))
+    for secret in (key["secret"], world.admin):
+        assert "was rotated 2 times, the maximum" in refusal(rotate(world, key["id"], secret), 409)
+    assert status(world, key["secret"], "/v1/models") == 200
+    assert rotate(world, second_key["id"]).status_code == 200
+
+
 def test_of_two_rotations_at_once_the_file_has_the_later_secret(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     path = world.runtime.settings.admin_key_path
     (admin,) = [k for k in world.client.get("/v1/keys").json()["data"] if path.read_text().startswith(k["prefix"])]
