@@ -57,7 +57,7 @@ class UseLimitRows(TableGateway):
         query = select(func.coalesce(func.sum(blobs.c.size), 0)).where(blobs.c.digest.in_(_digests_of(kind, subject)))
         return int(self._connection.execute(query).scalar_one())
 
-    def counted_blobs(self, kind: LimitKind, subject: str, digests: Collection[str]) -> set[str]:
+    def counted_blobs(self, kind: LimitKind, subject: str, digests: Collection[str]) -> Collection[str]:
         """The `digests` whose bytes are part of the subject's `stored_bytes`."""
         query = select(blobs.c.digest).where(
             blobs.c.digest.in_(digests), blobs.c.digest.in_(_digests_of(kind, subject))

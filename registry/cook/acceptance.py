@@ -77,11 +77,11 @@ def margin_of(passages: int, ways: int) -> float | None:
 def why_not(verification: Verification) -> str:
     """The sentence of an abstention for a soup that does not help."""
     where, by = "On the sample", "one standard error"
-    if verification.held_out and verification.margin is None:
-        return "Only one held-out passage has a token that can be scored, which shows nothing: send more passages."
     if verification.held_out:
-        where, by = f"On the {verification.passages} held-out passages", "two standard errors"
         margin = verification.margin
+        if margin is None:
+            return "Only one held-out passage has a token that can be scored, which shows nothing: send more passages."
+        where, by = f"On the {verification.passages} held-out passages", "two standard errors"
         if margin > HELD_OUT_MARGIN:
             best = f" of the best of {verification.ways} soups" if verification.ways > 1 else ""
             by = f"{margin:.2f} standard errors, as required{best} on so few passages"
