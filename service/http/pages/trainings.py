@@ -26,7 +26,7 @@ from service.http.pages.page import PageRoute, render_page
 from service.http.requests.parameters import Cursor, Limit, page_size
 from service.http.requests.waiting import job_row
 from service.http.schemas.jobs import Job
-from service.http.schemas.wire import Wire
+from service.http.schemas.wire import Page, Wire
 from service.http.security.auth import Reader
 from service.jobs.runner import FINAL
 from service.jobs.training_requests import KIND
@@ -47,12 +47,8 @@ class ListedTraining(Wire):
     """The ref of the trained adapter."""
 
 
-class TrainingList(Wire):
+class TrainingList(Page[ListedTraining]):
     """Trainings, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[ListedTraining]
-    next_cursor: str | None
 
 
 class TrainingPage(ListedTraining):

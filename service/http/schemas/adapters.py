@@ -10,7 +10,7 @@ from pydantic import Field
 from registry.names import Digest
 from registry.spec import AdapterConfig, Card, NewCard, Owner, Provenance, Recipe, SampleReport, Words
 from registry.spec.frozen import Frozen
-from service.http.schemas.wire import Wire
+from service.http.schemas.wire import Listing, Page, Wire
 
 if TYPE_CHECKING:
     from registry.catalogue.rows import AdapterRow, ListedRow
@@ -68,12 +68,8 @@ def listed_body(row: ListedRow) -> ListedAdapter:
     return ListedAdapter(**{name: getattr(row, name) for name in ListedAdapter.model_fields if hasattr(row, name)})
 
 
-class AdapterList(Wire):
+class AdapterList(Page[ListedAdapter]):
     """One page of adapters, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[ListedAdapter]
-    next_cursor: str | None = None
 
 
 class AdapterPatch(Frozen):
@@ -103,11 +99,8 @@ class Alias(Wire):
     etag: str
 
 
-class AliasList(Wire):
+class AliasList(Listing[Alias]):
     """All aliases of a name."""
-
-    object: Literal["list"] = "list"
-    data: list[Alias]
 
 
 class Parent(Wire):
@@ -170,8 +163,5 @@ class StoredFile(Wire):
     digest: Digest
 
 
-class FileList(Wire):
+class FileList(Listing[StoredFile]):
     """The files of an adapter."""
-
-    object: Literal["list"] = "list"
-    data: list[StoredFile]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, Literal
 
-from service.http.schemas.wire import Wire
+from service.http.schemas.wire import Page, Wire
 
 
 class AuditEntry(Wire):
@@ -22,9 +22,5 @@ class AuditEntry(Wire):
     detail: dict[str, Any]
 
 
-class AuditList(Wire):
+class AuditList(Page[AuditEntry]):
     """One page of the audit log, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[AuditEntry]
-    next_cursor: str | None = None

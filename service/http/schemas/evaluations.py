@@ -10,7 +10,7 @@ from pydantic import Field
 from registry.names import Digest
 from registry.spec import PoolRequest
 from registry.spec.frozen import Frozen
-from service.http.schemas.wire import Wire
+from service.http.schemas.wire import Page, Wire
 
 if TYPE_CHECKING:
     from registry.catalogue.evaluations import EvaluationRow
@@ -73,9 +73,5 @@ def evaluation_body(row: EvaluationRow) -> Evaluation:
     )
 
 
-class EvaluationList(Wire):
+class EvaluationList(Page[Evaluation]):
     """One page of evaluations, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[Evaluation]
-    next_cursor: str | None = None

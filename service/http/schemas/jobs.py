@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from service.http.schemas.wire import Wire
+from service.http.schemas.wire import Page, Wire
 
 if TYPE_CHECKING:
     from registry.catalogue.rows import JobRow
@@ -59,9 +59,5 @@ def _progress(row: JobRow) -> Progress:
     return Progress(done=stored.get("done", 0), total=total, message=stored.get("message", ""))
 
 
-class JobList(Wire):
+class JobList(Page[Job]):
     """One page of jobs, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[Job]
-    next_cursor: str | None = None

@@ -10,7 +10,7 @@ from pydantic import Field
 from registry.names import KeyScope, Part
 from registry.spec import Words
 from registry.spec.frozen import Frozen
-from service.http.schemas.wire import Moment, Patch, Wire
+from service.http.schemas.wire import Moment, Page, Patch, Wire
 
 
 class NewKey(Wire):
@@ -66,9 +66,5 @@ class CreatedKey(Key):
     secret: str
 
 
-class KeyList(Wire):
+class KeyList(Page[Key]):
     """Keys, oldest first, including revoked ones."""
-
-    object: Literal["list"] = "list"
-    data: list[Key]
-    next_cursor: str | None = None

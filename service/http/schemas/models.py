@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from service.http.schemas.wire import Wire
+from service.http.schemas.wire import Listing, Wire
 
 
 class EncoderCard(Wire):
@@ -60,9 +60,7 @@ class ModelCard(Wire):
     encoders: list[EncoderCard] | None = None
 
 
-class ModelList(Wire):
+class ModelList(Listing[ModelCard]):
     """Base models, then the newest live version of each adapter or soup, newest first."""
 
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
     has_more: bool = False

@@ -23,7 +23,7 @@ from registry.spec import (
 )
 from registry.spec.frozen import Frozen
 from service.http.schemas.adapters import ListedAdapter
-from service.http.schemas.wire import Wait, Wire
+from service.http.schemas.wire import Page, Wait, Wire
 
 if TYPE_CHECKING:
     from registry.catalogue.rows import SelectorRow
@@ -90,12 +90,8 @@ def selector_body(
     )
 
 
-class SelectorList(Wire):
+class SelectorList(Page[Selector]):
     """One page of selectors, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[Selector]
-    next_cursor: str | None = None
 
 
 class SelectRequest(Frozen):

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from registry.names import Digest
-from service.http.schemas.wire import Wire
+from service.http.schemas.wire import Listing, Wire
 
 
 class BlobStored(Wire):
@@ -39,8 +39,5 @@ class Upload(Wire):
     """When the upload expires; every part extends it."""
 
 
-class UploadList(Wire):
+class UploadList(Listing[Upload]):
     """The unfinished uploads of a key, newest first."""
-
-    object: Literal["list"] = "list"
-    data: list[Upload]

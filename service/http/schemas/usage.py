@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from service.http.schemas.wire import Wire
+from service.http.schemas.wire import Listing, Wire
 
 Group = Literal["day", "key_id", "namespace", "model"]
 
@@ -29,11 +29,9 @@ class UsageEntry(UsageTotal):
     """`namespace/name@version`, or `base/<id>`."""
 
 
-class UsageList(Wire):
+class UsageList(Listing[UsageEntry]):
     """One page of usage, last day first."""
 
-    object: Literal["list"] = "list"
-    data: list[UsageEntry]
     total: UsageTotal
     """The total of all pages."""
     next_cursor: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import (
     AwareDatetime,
@@ -58,6 +58,22 @@ class Wire(BaseModel):
     """A body: unknown fields, NaN and values of another type ("16" for 16) are refused."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, use_attribute_docstrings=True)
+
+
+Item = TypeVar("Item")
+
+
+class Listing(Wire, Generic[Item]):
+    """Items of one kind, in the shape of OpenAI's lists."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+
+
+class Page(Listing[Item], Generic[Item]):
+    """One page of a list; `next_cursor` asks for the next one, and the last page has none."""
+
+    next_cursor: str | None = None
 
 
 class MixedAdapter(Wire):
