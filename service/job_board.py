@@ -7,53 +7,28 @@ seconds for /metrics, whose labels are kinds of jobs and error codes.
 
 from __future__ import annotations
 
-import copy
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Literal
+
+from prometheus_client import Counter, Summary
 
 from registry.errors import SoupError
 
 Outcome = Literal["succeeded", "failed", "retried", "cancelled"]
 
 
-@dataclass(frozen=True)
-class JobTotals:
-    """Attempts of jobs: outcomes by kind, error codes, and number and seconds by kind."""
-
-    ends: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
-    errors: Counter[str] = field(default_factory=Counter)
-    tries: Counter[str] = field(default_factory=Counter)
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-
-
 class JobMetrics:
-    """Counts the attempts of one process."""
+    """Counts and seconds of the attempts of one process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._totals = JobTotals()
-
-    def ended(self, kind: str, outcome: Outcome, code: str | None = None) -> None:
-        """Count the outcome of an attempt, with its error code if there is one."""
-        with self._lock:
-            self._totals.ends[kind, outcome] += 1
-            if code is not None:
-                self._totals.errors[code] += 1
-
-    def took(self, kind: str, seconds: float) -> None:
-        """Count the seconds of an attempt, whatever its outcome."""
-        with self._lock:
-            self._totals.tries[kind] += 1
-            self._totals.seconds[kind] += seconds
-
-    def totals(self) -> JobTotals:
-        """Return a copy of the totals so far."""
-        with self._lock:
-            return copy.deepcopy(self._totals)
+        self.ended = Counter(
+            "soup_jobs_ended", "Job attempts on this server, by outcome.", ("kind", "outcome"), registry=None
+        )
+        self.errors = Counter("soup_job_errors", "Errors that tries of jobs ended with here.", ("code",), registry=None)
+        self.seconds = Summary("soup_job_seconds", "Seconds that tries of jobs took here.", ("kind",), registry=None)
 
 
 class Interrupted(SoupError):

@@ -153,19 +153,15 @@ class ServerMetrics:
 
     def _ends(self) -> Iterator[Metric]:
         """Yield all kinds, outcomes and codes, also those at 0: a counter that first appears at 1 has no increase."""
-        ended = CounterMetricFamily(
-            "soup_jobs_ended", "Job attempts on this server, by outcome.", labels=("kind", "outcome")
-        )
-        errors = CounterMetricFamily("soup_job_errors", "Errors that tries of jobs ended with here.", labels=("code",))
-        took = SummaryMetricFamily("soup_job_seconds", "Seconds that tries of jobs took here.", labels=("kind",))
-        totals = self._services().jobs.metrics.totals()
+        metrics = self._services().jobs.metrics
         for kind in KINDS:
+            metrics.seconds.labels(kind)
             for outcome in get_args(Outcome):
-                ended.add_metric((kind, outcome), totals.ends[kind, outcome])
-            took.add_metric((kind,), totals.tries[kind], totals.seconds[kind])
+                metrics.ended.labels(kind, outcome)
         for code in BY_CODE:
-            errors.add_metric((code,), totals.errors[code])
-        yield from (ended, errors, took)
+            metrics.errors.labels(code)
+        for metric in (metrics.ended, metrics.errors, metrics.seconds):
+            yield from metric.collect()
 
     def _ready(self) -> Iterator[Metric]:
         """Yield the last answer of /readyz and its age; rendering metrics computes no token."""

@@ -177,7 +177,7 @@ class JobRunner:
         span = nullcontext() if tracing is None else tracing.job(row.kind, row.id, row.traceparent)
         with self._board.runs(row.id) as cancelled, span:
             ended = self._attempt(row, self._progress(row, cancelled))
-        self._board.metrics.took(row.kind, time.monotonic() - started)
+        self._board.metrics.seconds.labels(row.kind).observe(time.monotonic() - started)
         try:
             if ended:
                 KINDS[row.kind].clean(self.services, row)
@@ -222,7 +222,9 @@ class JobRunner:
 
     def _ended(self, kind: str, outcome: Outcome, code: str | None = None) -> None:
         """Count how an attempt ended, and set it on its span."""
-        self._board.metrics.ended(kind, outcome, code)
+        self._board.metrics.ended.labels(kind, outcome).inc()
+        if code is not None:
+            self._board.metrics.errors.labels(code).inc()
         span = get_current_span()
         span.set_attributes({"soup.job.outcome": outcome} | ({} if code is None else {"error.type": code}))
         if outcome == "failed":
