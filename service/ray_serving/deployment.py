@@ -24,6 +24,9 @@ REPORTED_ADAPTERS = 256
 """Digests that a replica reports as used last: Ray prefers, among free replicas, one that has used a request's."""
 GRACE_SECONDS = 30.0
 """How long a replica that is removed or replaced may go on answering; then its streams end with an error."""
+UPSCALE_SECONDS = 10.0
+DOWNSCALE_SECONDS = 300.0
+"""How long the load has to stay higher or lower until Ray adds or removes replicas."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +42,14 @@ class Scale:
     target_requests: float
     max_requests: int
     max_queued: int
-    up_seconds: float = 10.0
-    down_seconds: float = 300.0
 
 
-@dataclass(frozen=True)
-class Resources:
-    """Processors and GPUs of its node that a replica takes."""
-
-    cpus: float
-    gpus: float = 0.0
-
-
-def deploy(name: str, plan: EnginePlan, scale: Scale, resources: Resources, *, seconds: float) -> None:
+def deploy(name: str, plan: EnginePlan, scale: Scale, *, cpus: float, gpus: float, seconds: float) -> None:
     """Deploy or update replicas on the cluster that this process is connected to.
 
-    Returns once the minimum number of them is running; raises Unavailable, with Ray's message, if that fails or takes
-    longer than `seconds`, and InvalidParameter without base models.
+    Each replica takes `cpus` processors and `gpus` GPUs of its node. Returns once the minimum number of them is
+    running; raises Unavailable, with Ray's message, if that fails or takes longer than `seconds`, and InvalidParameter
+    without base models.
     """
     if not plan.bases:
         raise InvalidParameter(
@@ -70,8 +64,8 @@ def deploy(name: str, plan: EnginePlan, scale: Scale, resources: Resources, *, s
         max_ongoing_requests=scale.max_requests,
         max_queued_requests=scale.max_queued,
         ray_actor_options={
-            "num_cpus": resources.cpus,
-            "num_gpus": resources.gpus,
+            "num_cpus": cpus,
+            "num_gpus": gpus,
             "runtime_env": {"env_vars": calm_variables()},
         },
         autoscaling_config={
@@ -79,8 +73,8 @@ def deploy(name: str, plan: EnginePlan, scale: Scale, resources: Resources, *, s
             "max_replicas": scale.max_replicas,
             "initial_replicas": scale.min_replicas,
             "target_ongoing_requests": scale.target_requests,
-            "upscale_delay_s": scale.up_seconds,
-            "downscale_delay_s": scale.down_seconds,
+            "upscale_delay_s": UPSCALE_SECONDS,
+            "downscale_delay_s": DOWNSCALE_SECONDS,
         },
         graceful_shutdown_timeout_s=GRACE_SECONDS,
         health_check_period_s=5.0,

@@ -147,8 +147,9 @@ def _deploy(settings: Settings, scaling: ScalingFlags) -> None:
         max_requests=max(2 * settings.engine_rows, math.ceil(scaling.target or 0)),
         max_queued=settings.engine_queue,
     )
-    resources = deployment.Resources(scaling.cpus, scaling.gpus)
-    deployment.deploy(settings.ray_app, plan_of(settings), scale, resources, seconds=scaling.seconds)
+    deployment.deploy(
+        settings.ray_app, plan_of(settings), scale, cpus=scaling.cpus, gpus=scaling.gpus, seconds=scaling.seconds
+    )
 
 
 def _state(settings: Settings) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from service.engine.request import Request
 from service.engine_process.plan import EnginePlan, plan_of
 from service.engine_process.wire import Ended, SentRequest, can_generate_elsewhere, sent_request
 from service.http.readiness import AWAY, STUCK, Readiness
-from service.ray_serving.deployment import Resources, Scale, deploy
+from service.ray_serving.deployment import Scale, deploy
 from service.ray_serving.replica import Replica
 from service.settings import Settings
 from tests.service.servers import CONFIG, World
@@ -190,7 +190,7 @@ def test_a_plan_travels_as_json_and_holds_no_secret(world: World) -> None:
 
 def test_replicas_without_a_base_model_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="SOUP_BASES"):
-        deploy("soup", plan_of(Settings()), Scale(1, 1, 1.0, 1, 1), Resources(1.0), seconds=1.0)
+        deploy("soup", plan_of(Settings()), Scale(1, 1, 1.0, 1, 1), cpus=1.0, gpus=0.0, seconds=1.0)
 
 
 def test_what_only_this_process_has_stays_here(world: World) -> None:
