@@ -49,10 +49,13 @@ class Principal:
     namespaces: tuple[str, ...] | None
     scopes: frozenset[str]
     expires_at: datetime | None = None
+    request_id: str = ""
+    """The id of the request, which Gate knows."""
 
-    def caller(self, request_id: str) -> Caller:
+    @property
+    def caller(self) -> Caller:
         """The caller for which the registry's verbs work in this request."""
-        return Caller(self.key_id, self.namespaces, request_id)
+        return Caller(self.key_id, self.namespaces, self.request_id)
 
     def has(self, scope: str) -> bool:
         """Return True if the key has `scope`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from registry.catalogue import Database
@@ -40,12 +41,13 @@ class Sessions:
         if not SECRET_PATTERN.fullmatch(secret):
             raise Unauthenticated("This is no key: one is 'sk-soup-' and 43 letters, digits, '-' and '_'.")
         principal = principal_of(self._database, secret_sha256(secret), watch=self._watch, clock=self._clock)
+        caller = replace(principal, request_id=request_id).caller
         token = secrets.token_urlsafe(32)
         with self._database.write() as catalogue:
             former = None if instead_of is None else catalogue.sessions.find(secret_sha256(instead_of))
             if former is not None:
                 catalogue.sessions.remove(former.token_sha256)
-                principal.caller(request_id).audit(catalogue, "session.end", former.key_id)
+                caller.audit(catalogue, "session.end", former.key_id)
             catalogue.sessions.add(
                 secret_sha256(token),
                 secret_sha256=secret_sha256(secret),
@@ -53,7 +55,7 @@ class Sessions:
                 expires_at=self._clock() + self._duration,
                 most=MOST_OF_A_KEY,
             )
-            principal.caller(request_id).audit(catalogue, "session.begin", principal.key_id)
+            caller.audit(catalogue, "session.begin", principal.key_id)
         return token, principal
 
     def principal(self, token: str) -> Principal:
@@ -64,8 +66,8 @@ class Sessions:
             raise Unauthenticated(ENDED)
         return principal_of(self._database, row.secret_sha256, watch=self._watch, clock=self._clock)
 
-    def end(self, token: str, principal: Principal, request_id: str) -> None:
+    def end(self, token: str, principal: Principal) -> None:
         """Sign out: the token is refused from now on."""
         with self._database.write() as catalogue:
             catalogue.sessions.remove(secret_sha256(token))
-            principal.caller(request_id).audit(catalogue, "session.end", principal.key_id)
+            principal.caller.audit(catalogue, "session.end", principal.key_id)

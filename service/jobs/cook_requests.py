@@ -18,19 +18,19 @@ from service.jobs.queue_limits import job_limits
 from service.services import Services
 
 
-def begin_cook(services: Services, principal: Principal, request: CookRequest, request_id: str) -> JobRow:
+def begin_cook(services: Services, principal: Principal, request: CookRequest) -> JobRow:
     """Queue the job that cooks a request; raises for requests that can be refused at once."""
     if request.name and "/" not in request.name:
         request = request.model_copy(update={"name": f"{principal.home}/{request.name}"})
     namespace = check_cook(services, principal, request)
     settled = with_default_effort(services.registry, request, namespace)
-    kind = kind_of(services.registry, principal.caller(request_id), settled)
+    kind = kind_of(services.registry, principal.caller, settled)
     blob = services.registry.blobs.put_bytes(request_bytes(_stored_fields(request)))
     arguments = {
         "request": blob,
         "namespace": namespace,
         "scope": principal.namespaces,
-        "request_id": request_id,
+        "request_id": principal.request_id,
         "effort": settled.effort,
     }
     try:
@@ -64,9 +64,9 @@ def _enqueue(
     services: Services, principal: Principal, kind: str, arguments: dict[str, Any], *, name: str | None
 ) -> JobRow:
     """Queue the job within the limits of its key and namespace, and audit the request."""
-    namespace, request_id = arguments["namespace"], arguments["request_id"]
+    namespace = arguments["namespace"]
     with services.registry.database.write() as catalogue:
         with job_limits(services, catalogue, kind, key_id=principal.key_id, namespace=namespace):
             job = catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=principal.key_id)
-        principal.caller(request_id).audit(catalogue, "soup.ask", job.id, namespace=namespace, name=name)
+        principal.caller.audit(catalogue, "soup.ask", job.id, namespace=namespace, name=name)
         return job

@@ -38,7 +38,7 @@ SMALLEST_HEAD: dict[TaskKey, HeadConfig] = {
 """The head to estimate sizes with, for tasks that need one: the number of labels is only known from the data."""
 
 
-def submit(services: Services, principal: Principal, request: TrainingRequest, *, request_id: str) -> JobRow:
+def submit(services: Services, principal: Principal, request: TrainingRequest) -> JobRow:
     """Queue a training, or join the unfinished job of an equal request; the latest owner counts.
 
     Raises Forbidden, InvalidName, NotFound (base model, blob, member), InvalidParameter, Incompatible, TooLarge,
@@ -53,7 +53,7 @@ def submit(services: Services, principal: Principal, request: TrainingRequest, *
     _check_size(services, request, members)
     for field, digest in (("texts", request.texts), ("valid", request.valid)):
         if digest is not None:
-            _check_blob(services, principal.caller(request_id), digest, field=field)
+            _check_blob(services, principal.caller, digest, field=field)
     if request.valid == request.texts:
         raise InvalidParameter(
             "'valid' is the same text as 'texts': validate on other text, or leave it out to hold out a part "
@@ -71,15 +71,15 @@ def submit(services: Services, principal: Principal, request: TrainingRequest, *
         "key": key,
         "reach": sorted({namespace, *(member.namespace for member in members)}),
         "scope": principal.namespaces,
-        "request_id": request_id,
+        "request_id": principal.request_id,
         **owner,
     }
-    audit = principal.caller(request_id).audit
+    audit = principal.caller.audit
     with services.registry.database.write() as catalogue:
         dedupe = f"{KIND}:{key}"
         job = catalogue.jobs.find_active(dedupe)
         if job is not None:
-            catalogue.jobs.add_requester(job.id, principal.key_id, request_id=request_id)
+            catalogue.jobs.add_requester(job.id, principal.key_id, request_id=principal.request_id)
             if owner:
                 job = catalogue.jobs.update_arguments(job, owner)
             audit(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owner)

@@ -94,7 +94,7 @@ def choose_for_prompt(services: Services, principal: Principal, texts: Sequence[
     sample = clean_sample(passages, limits, bos=base.bos, novel=True)
     with limit_embeddings(services):
         pool = PoolRequest(base_model=base_id)
-        selection = select_for_prompt(services.registry, principal.caller(""), sample, pool=pool)
+        selection = select_for_prompt(services.registry, principal.caller, sample, pool=pool)
     adapters = tuple(MixedAdapter(ref=ref, weight=round(share, PLACES)) for ref, share in selection.shares.items())
     if base.shape.kind == "encoder":  # neither it nor its adapters answer with text
         adapters = ()

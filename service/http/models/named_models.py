@@ -141,7 +141,7 @@ def _planned_mixture(
     services: Services, principal: Principal, adapters: Sequence[MixedAdapter], *, name: str, base: str | None
 ) -> ResolvedModel:
     recipe = HandRecipe(ingredients=tuple(WeightedRef(ref=item.ref, weight=item.weight) for item in adapters))
-    rows, ingredients = recipe_ingredients(services.registry, principal.caller(""), recipe)
+    rows, ingredients = recipe_ingredients(services.registry, principal.caller, recipe)
     base_id = rows[0].base_model
     if base is not None:
         named = resolve_model(services, principal, base)

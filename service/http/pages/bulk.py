@@ -89,7 +89,7 @@ def change_versions(request: Request, form: Form, services: AppServices, princip
     except SoupError as error:
         remaining = _existing(services, principal, refs[:MAX_VERSIONS])
         return _page(request, Selection(filters=Filters(), data=remaining), form, error=error)
-    editor = Editor(request, services, principal)
+    editor = Editor(services, principal)
     changed: Literal["changed", "owner changed"] = "owner changed" if form.get("do") in OWNER_ACTIONS else "changed"
     outcomes, errors = [], []
     for ref in refs:
@@ -161,7 +161,6 @@ def _split_ref(ref: str) -> tuple[str, str]:
 class Editor:
     """Changes versions with the rights of the principal who sent a request."""
 
-    request: Request
     services: Services
     principal: Principal
 
@@ -174,7 +173,7 @@ class Editor:
         patch = patch_for(row)
         if patch is None:
             return False
-        body = change_adapter(self.request, ns, name, patch, self.services, self.principal, if_match=row.etag)
+        body = change_adapter(ns, name, patch, self.services, self.principal, if_match=row.etag)
         return body.etag != row.etag
 
 
@@ -184,7 +183,7 @@ Change = Callable[[Editor, str, str], bool]
 
 def _retire(editor: Editor, ns: str, name: str) -> bool:
     """Retire one version; return True."""
-    return bool(retire_adapter(editor.request, ns, name, editor.services, editor.principal).data)
+    return bool(retire_adapter(ns, name, editor.services, editor.principal).data)
 
 
 def _owner_change(patch: AdapterPatch) -> Change:

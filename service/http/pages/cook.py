@@ -73,9 +73,9 @@ def cook_page(request: Request, services: AppServices) -> Response:
 def cook(request: Request, form: Form, services: AppServices, principal: Writer) -> Response:
     """Start a cook and redirect to its job; show the form again with the error if it cannot start."""
     try:
-        soup_request, request_id = _parse_request(form, services), request.state.request_id
-        check_pool(services.registry, principal.caller(request_id), soup_request)
-        job = begin_cook(services, principal, soup_request, request_id)
+        soup_request = _parse_request(form, services)
+        check_pool(services.registry, principal.caller, soup_request)
+        job = begin_cook(services, principal, soup_request)
     except SoupError as error:
         return _page(request, services, form, error)
     services.jobs.wake()

@@ -100,9 +100,9 @@ def job_page(request: Request, id: str, services: AppServices, principal: Reader
 
 @pages.post("/jobs/{id}/cancel")
 @takes_form(SMALL)
-def cancel(id: str, request: Request, services: AppServices, principal: Writer) -> Response:
+def cancel(id: str, services: AppServices, principal: Writer) -> Response:
     """Cancel the job."""
-    return redirect_to(f"/jobs/{cancel_job(id, request, services, principal).id}")
+    return redirect_to(f"/jobs/{cancel_job(id, services, principal).id}")
 
 
 def _existing_report(id: str, services: Services, principal: Principal) -> CookReport:

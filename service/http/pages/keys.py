@@ -59,7 +59,7 @@ def keys_page(
 def create(request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
     """Create a key and show its secret; show the form again with the error if that fails."""
     try:
-        created = create_key(request, _parse_key(form), services, principal)
+        created = create_key(_parse_key(form), services, principal)
     except SoupError as error:
         return _page(request, keys(services, principal), form=form, error=error)
     return _secret_page(request, services, principal, created)
@@ -70,7 +70,7 @@ def create(request: Request, form: Form, services: AppServices, principal: Admin
 def rotate(id: str, request: Request, form: Form, services: AppServices, principal: Admin) -> Response:
     """Replace the secret of a key and show the new one."""
     grace = GRACE if form.get("grace") else timedelta()
-    created = rotate_key(request, id, services, principal, Rotation(grace_seconds=int(grace.total_seconds())))
+    created = rotate_key(id, services, principal, Rotation(grace_seconds=int(grace.total_seconds())))
     return _secret_page(request, services, principal, created)
 
 
@@ -83,7 +83,7 @@ def revoke(id: str, request: Request, form: Form, services: AppServices, princip
             raise InvalidParameter(
                 "The name in the field is not that of the key: type it to revoke the key.", param="name"
             )
-        revoke_key(request, id, services, principal)
+        revoke_key(id, services, principal)
     except (Conflict, InvalidParameter) as error:
         return _page(request, keys(services, principal), error=error)
     return redirect_to("/keys")

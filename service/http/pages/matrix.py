@@ -102,7 +102,7 @@ def evaluate(request: Request, form: Form, services: AppServices, principal: Wri
     base_model, namespace = text_or_none(form.get("base_model")), text_or_none(form.get("namespace"))
     try:
         evaluation_request = EvaluationRequest(pool=_pool_request(base_model, namespace))
-        job = begin_evaluation(services, principal, evaluation_request, request.state.request_id)
+        job = begin_evaluation(services, principal, evaluation_request)
     except SoupError as error:
         return _page(request, _load_matrix(services, principal, base_model, namespace), error=error)
     services.jobs.wake()
@@ -213,7 +213,7 @@ def _count_pairs(
     Both are None if there is no pool or it is too large to be read for a page.
     """
     try:
-        _, pool = pool_of(services.registry, principal.caller(""), _pool_request(base, namespace))
+        _, pool = pool_of(services.registry, principal.caller, _pool_request(base, namespace))
         with services.registry.database.read() as catalogue:
             if catalogue.adapters.pool_is_larger(pool, LARGEST_POOL):
                 return None, None

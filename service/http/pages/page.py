@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from registry.errors import SoupError
 from registry.names import KeyScope
-from service.access.keys import NO_AUTH_PRINCIPAL, Principal
+from service.access.keys import Principal
 from service.http import problems
 from service.http.pages import forms
 from service.http.pages.cookies import FORM, form_token, set_cookie
@@ -145,16 +145,17 @@ def render_page(
         values["problem"] = problems.body_of(error).error
         request.state.error_code = values["problem"].code
         status, headers = problems.status_of(error), headers | problems.headers_for(request, error)
+    settings = request.app.state.runtime.settings
     principal: Principal | None = getattr(request.state, "principal", None)
     sections = [] if principal is None else [section.visible_to(principal) for section in NAVIGATION]
     frame = {
         "principal": principal,
-        "signed_in": principal is not None and principal is not NO_AUTH_PRINCIPAL,
+        "signed_in": principal is not None and not settings.no_auth,
         "token": form_token(request),
         "path": request.url.path,
         "navigation": [section for section in sections if section.links],
         "request_id": request.state.request_id,
-        "help_links": _help_links(request.app.state.runtime.settings),
+        "help_links": _help_links(settings),
     }
     html = render_template(template, **{"problem": None, **frame, **values})
     response = HTMLResponse(html, status_code=status, headers=headers)

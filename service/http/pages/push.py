@@ -94,16 +94,16 @@ def file_state(
     try:
         head_blob(request, digest, services, principal)
     except (NotFound, Internal):  # a damaged file is sent again, which repairs it
-        uploads = list_uploads(request, services, principal, digest=digest).data
+        uploads = list_uploads(services, principal, digest=digest).data
         return FileState(there=False, upload=max(uploads, key=lambda upload: upload.offset, default=None))
     return FileState(there=True, upload=None)
 
 
 @pages.post("/push/uploads")
 @takes_token
-def begin(request: Request, body: NewUpload, services: AppServices, principal: Writer) -> Response:
+def begin(body: NewUpload, services: AppServices, principal: Writer) -> Response:
     """Open an upload."""
-    return open_upload(request, services, principal, body)
+    return open_upload(services, principal, body)
 
 
 @pages.patch("/push/uploads/{id}")
@@ -124,7 +124,7 @@ async def finish(request: Request, id: str, services: AppServices, principal: Wr
 
 @pages.post("/push/manifest")
 @takes_form(FOLDER)
-def push(request: Request, response: Response, form: Form, services: AppServices, principal: Writer) -> Adapter:
+def push(response: Response, form: Form, services: AppServices, principal: Writer) -> Adapter:
     """Push the folder whose large files were uploaded: 201, or 200 if the adapter exists already."""
     try:
         directory = UploadedDirectory(
@@ -143,4 +143,4 @@ def push(request: Request, response: Response, form: Form, services: AppServices
             raise InvalidManifest(
                 f"{name} has {len(text)} characters and this page takes {MAX_TEXT_LENGTH}: use `soup push`."
             )
-    return push_adapter(request, response, directory.manifest(), services, principal)
+    return push_adapter(response, directory.manifest(), services, principal)

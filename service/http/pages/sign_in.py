@@ -56,7 +56,7 @@ def sign_out(request: Request, principal: Anybody) -> Response:
     sessions: Sessions = request.app.state.sessions
     token: str | None = getattr(request.state, "session", None)
     if token is not None:
-        sessions.end(token, principal, request.state.request_id)
+        sessions.end(token, principal)
     response = redirect_to("/sign-in")
     set_cookie(response, request, SESSION, "")
     return response

@@ -49,9 +49,7 @@ router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=Checked
 
 @router.post("", status_code=201, responses={200: {"description": "Known already", "model": Adapter}})
 @takes(FILES)
-def push_adapter(
-    request: Request, response: Response, body: Manifest, services: AppServices, principal: Writer
-) -> Adapter:
+def push_adapter(response: Response, body: Manifest, services: AppServices, principal: Writer) -> Adapter:
     """Push an adapter. Returns 201, or 200 if the name has these bytes already. A job embeds the sample.
 
     Warnings name ignored fields, and say if the adapter changes nothing in the base model.
@@ -61,7 +59,7 @@ def push_adapter(
     if body.sample is not None:
         with services.registry.database.read() as catalogue:
             check_queue(catalogue, services.settings, "embed", principal.key_id)
-    pushed = push(services.registry, principal.caller(request.state.request_id), body)
+    pushed = push(services.registry, principal.caller, body)
     services.jobs.wake()
     response.status_code = 201 if pushed.created else 200
     response.headers["location"] = f"/v1/adapters/{pushed.row.ref}"
@@ -119,7 +117,6 @@ def get_adapter(ns: str, name: str, services: AppServices, principal: Reader) ->
 
 @router.patch("/{ns}/{name}")
 def change_adapter(
-    request: Request,
     ns: str,
     name: str,
     body: AdapterPatch,
@@ -133,31 +130,26 @@ def change_adapter(
     """
     row = adapter_named(services, principal, ns, name)
     fields = {field: value for field, value in body if field in body.model_fields_set}
-    caller = principal.caller(request.state.request_id)
-    row = changes.change(services.registry, caller, row.id, fields, if_match=etag_of(if_match))
+    row = changes.change(services.registry, principal.caller, row.id, fields, if_match=etag_of(if_match))
     services.jobs.wake()
     return adapter_body(row)
 
 
 @router.delete("/{ns}/{name}")
-def retire_adapter(request: Request, ns: str, name: str, services: AppServices, principal: Writer) -> AdapterList:
+def retire_adapter(ns: str, name: str, services: AppServices, principal: Writer) -> AdapterList:
     """Retire one version, or every live version of a name without `@`. Soups made from it keep working."""
-    caller = principal.caller(request.state.request_id)
-    rows = changes.retire(services.registry, caller, name_ref(ns, name), is_admin=principal.has("admin"))
+    rows = changes.retire(services.registry, principal.caller, name_ref(ns, name), is_admin=principal.has("admin"))
     services.jobs.wake()
     return AdapterList(data=[listed_body(row) for row in rows])
 
 
 @router.post("/{ns}/{name}/restore")
-def restore_adapter(
-    request: Request, ns: str, name: str, services: AppServices, principal: Writer, if_match: IfMatch = None
-) -> Adapter:
+def restore_adapter(ns: str, name: str, services: AppServices, principal: Writer, if_match: IfMatch = None) -> Adapter:
     """Restore a retired version, `name@version`; a live version does not change. The selectors of its pools are fitted
     again.
     """
     row = _any_version(services, principal, ns, name, verb="restore")
-    caller = principal.caller(request.state.request_id)
-    restored = changes.restore(services.registry, caller, row.id, if_match=etag_of(if_match))
+    restored = changes.restore(services.registry, principal.caller, row.id, if_match=etag_of(if_match))
     services.jobs.wake()
     return adapter_body(restored)
 
@@ -234,7 +226,6 @@ async def alias_path(ns: str, name: str, alias: str) -> AliasPath:
 
 @router.put("/{ns}/{name}/aliases/{alias}")
 def put_alias(
-    request: Request,
     path: Annotated[AliasPath, Depends(alias_path)],
     body: AliasBody,
     services: AppServices,
@@ -246,7 +237,7 @@ def put_alias(
     target = NameRef(namespace=ns, name=name, version=body.version)
     row = changes.put_alias(
         services.registry,
-        principal.caller(request.state.request_id),
+        principal.caller,
         target,
         check_alias(alias),
         if_match=etag_of(if_match),
@@ -257,7 +248,6 @@ def put_alias(
 
 @router.delete("/{ns}/{name}/aliases/{alias}", status_code=204, response_class=Response)
 def delete_alias(
-    request: Request,
     path: Annotated[AliasPath, Depends(alias_path)],
     services: AppServices,
     principal: Writer,
@@ -267,7 +257,7 @@ def delete_alias(
     principal.check_visible(path.ns)
     changes.delete_alias(
         services.registry,
-        principal.caller(request.state.request_id),
+        principal.caller,
         *path,
         if_match=etag_of(if_match),
         is_admin=principal.has("admin"),
@@ -280,14 +270,14 @@ def _alias(row: AliasRow) -> Alias:
 
 
 @router.post("/{ns}/{name}/purge")
-def purge_adapter(request: Request, ns: str, name: str, services: AppServices, principal: Admin) -> Purged:
+def purge_adapter(ns: str, name: str, services: AppServices, principal: Admin) -> Purged:
     """Permanently delete a version, `name@version`: its row, evidence, weights and sample, unless others need them.
 
     This cannot be undone. Soups made from it remain and are served, but cannot be rebuilt. The answer names them, and
     the soups and adapters that have learnt from its sample.
     """
     row = _any_version(services, principal, ns, name, verb="purge")
-    report = purge(services.registry, principal.caller(request.state.request_id), row.id)
+    report = purge(services.registry, principal.caller, row.id)
     services.jobs.wake()
     soups = [row.ref for row in report.not_rebuildable if principal.sees(row.namespace)]
     tuned = [row.ref for row in report.tuned if principal.sees(row.namespace)]

@@ -48,7 +48,7 @@ async def put_blob(request: Request, digest: str, services: AppServices, princip
     length = announced_length(request)
     if length is not None and length > limit:
         raise too_large(limit)
-    caller = principal.caller(request.state.request_id)
+    caller = principal.caller
     visible, damaged, allowance = await in_thread(_upload_state, services, caller, digest)
     if allowance is not None and allowance[0] < (length or 1):
         raise allowance[1]

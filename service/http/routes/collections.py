@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from registry.errors import Forbidden
 from registry.lifecycle.collect import collect, would_collect
@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1/collect", tags=["adapters"], route_class=CheckedR
 
 
 @router.post("")
-def collect_now(request: Request, body: CollectRequest, services: AppServices, principal: Admin) -> Collection:
+def collect_now(body: CollectRequest, services: AppServices, principal: Admin) -> Collection:
     """Remove objects that have expired by the server's settings, as the server does every hour; `dry_run` only counts
     them.
 
@@ -31,7 +31,7 @@ def collect_now(request: Request, body: CollectRequest, services: AppServices, p
     if body.dry_run:
         collected = would_collect(registry, moment, used=blobs_in_use)
     else:
-        caller = principal.caller(request.state.request_id)
+        caller = principal.caller
         collected = collect(registry, moment, used=blobs_in_use, caller=caller)
         with registry.database.write() as catalogue:
             caller.audit(catalogue, "server.collect", "server", **asdict(collected))

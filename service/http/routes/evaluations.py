@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 
 from registry.catalogue.rows import JobRow
 from registry.errors import InvalidParameter
@@ -27,15 +27,13 @@ KIND = "evaluate"
 
 
 @router.post("", status_code=202)
-def evaluate_pool(
-    request: Request, response: Response, body: EvaluationRequest, services: AppServices, principal: Writer
-) -> Job:
+def evaluate_pool(response: Response, body: EvaluationRequest, services: AppServices, principal: Writer) -> Job:
     """Queue a job that computes the missing evaluations of a pool; returns 202 and the job.
 
     Stored evaluations are not computed again. A cancelled or failed job keeps its results so far, and the next job
     continues. A request equal to that of a queued or running job returns that job.
     """
-    row = begin_evaluation(services, principal, body, request.state.request_id)
+    row = begin_evaluation(services, principal, body)
     services.jobs.wake()
     response.headers["location"] = f"/v1/jobs/{row.id}"
     return requested_job_body(row, principal)
@@ -72,9 +70,9 @@ def list_evaluations(
     return EvaluationList(data=[evaluation_body(row) for row in page.rows], next_cursor=page.next_cursor)
 
 
-def begin_evaluation(services: AppServices, principal: Principal, body: EvaluationRequest, request_id: str) -> JobRow:
+def begin_evaluation(services: AppServices, principal: Principal, body: EvaluationRequest) -> JobRow:
     """Queue an evaluation of a pool, or return the unfinished job that equals it; raises as `pairs_of` does."""
-    caller = principal.caller(request_id)
+    caller = principal.caller
     base, pool = pool_of(services.registry, caller, body.pool)
     pairs_of(services.registry, pool, passages=body.passages)
     arguments = {
@@ -82,13 +80,13 @@ def begin_evaluation(services: AppServices, principal: Principal, body: Evaluati
         "pool": pool.model_dump(mode="json"),
         "passages": body.passages,
         "scope": principal.namespaces,
-        "request_id": request_id,
+        "request_id": principal.request_id,
     }
     dedupe = f"{KIND}:{digest_of([pool.digest, body.passages])}:{principal.home}"
     with services.registry.database.write() as catalogue:
         active = catalogue.jobs.find_active(dedupe)
         if active is not None:
-            catalogue.jobs.add_requester(active.id, principal.key_id, request_id=request_id)
+            catalogue.jobs.add_requester(active.id, principal.key_id, request_id=principal.request_id)
             return active
         home, key_id = principal.home, principal.key_id
         with job_limits(services, catalogue, KIND, key_id=key_id, namespace=home):

@@ -81,7 +81,7 @@ async def follow_job(id: str, request: Request, services: AppServices, principal
 
 
 @router.post("/{id}/cancel")
-def cancel_job(id: str, request: Request, services: AppServices, principal: Writer) -> Job:
+def cancel_job(id: str, services: AppServices, principal: Writer) -> Job:
     """Cancel a queued or running job; an ended job does not change."""
     check_reach(job_row(services, principal.namespaces, id), principal.namespaces)
-    return visible_job_body(services, cancel(services, principal.caller(request.state.request_id), id), principal)
+    return visible_job_body(services, cancel(services, principal.caller, id), principal)

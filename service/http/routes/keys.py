@@ -9,7 +9,7 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 
 from registry.catalogue import Catalogue, KeyRow
 from registry.catalogue.rows import JobRow
@@ -42,7 +42,7 @@ MAX_ROTATIONS = 1000
 
 
 @router.post("", status_code=201)
-def create_key(request: Request, body: NewKey, services: AppServices, principal: Admin) -> CreatedKey:
+def create_key(body: NewKey, services: AppServices, principal: Admin) -> CreatedKey:
     """Create a key. Only this answer contains its secret."""
     _check_namespaces(body.namespaces, principal)
     _check_expiry(body.expires_at, principal)
@@ -64,7 +64,7 @@ def create_key(request: Request, body: NewKey, services: AppServices, principal:
             "scopes": sorted(body.scopes),
             "expires_at": expires,
         }
-        principal.caller(request.state.request_id).audit(catalogue, "key.create", row.id, **detail)
+        principal.caller.audit(catalogue, "key.create", row.id, **detail)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
 
 
@@ -88,7 +88,7 @@ def managed_key(services: Services, principal: Principal, id: str) -> Key:
 
 
 @router.delete("/{id}")
-def revoke_key(request: Request, id: str, services: AppServices, principal: Admin) -> Key:
+def revoke_key(id: str, services: AppServices, principal: Admin) -> Key:
     """Revoke a key, from its next request on; a revoked key does not change. The last admin key cannot be revoked
     (409).
 
@@ -105,13 +105,13 @@ def revoke_key(request: Request, id: str, services: AppServices, principal: Admi
                 _check_admin_left(catalogue, id)
             cancelled = withdraw(catalogue, id)
             detail: dict[str, Any] = {"name": row.name, "jobs_cancelled": len(cancelled)}
-            principal.caller(request.state.request_id).audit(catalogue, "key.revoke", id, **detail)
+            principal.caller.audit(catalogue, "key.revoke", id, **detail)
     after_withdrawal(services, cancelled)
     return _key(row)
 
 
 @router.patch("/{id}")
-def change_key(request: Request, id: str, body: KeyPatch, services: AppServices, principal: Admin) -> Key:
+def change_key(id: str, body: KeyPatch, services: AppServices, principal: Admin) -> Key:
     """Change the name, scopes, namespaces or expiry of a key, from its next request on.
 
     Its queued jobs continue. The last admin key must remain one (409).
@@ -132,14 +132,12 @@ def change_key(request: Request, id: str, body: KeyPatch, services: AppServices,
         if old_row.is_lasting_admin:
             _check_admin_left(catalogue, id)
         old, new = (_key(state).model_dump(mode="json", include=set(changes)) for state in (old_row, row))
-        principal.caller(request.state.request_id).audit(catalogue, "key.change", id, **new, before=old)
+        principal.caller.audit(catalogue, "key.change", id, **new, before=old)
     return _key(row)
 
 
 @router.post("/{id}/rotate")
-def rotate_key(
-    request: Request, id: str, services: AppServices, principal: Anybody, body: Rotation = NO_GRACE
-) -> CreatedKey:
+def rotate_key(id: str, services: AppServices, principal: Anybody, body: Rotation = NO_GRACE) -> CreatedKey:
     """Replace the secret of a key; only this answer contains the new one. Admins may do so, and any key for its own
     secret.
 
@@ -158,8 +156,7 @@ def rotate_key(
             old_secret = catalogue.keys.secret_of(id)
             ends_at = present() + timedelta(seconds=body.grace_seconds)
             row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:VISIBLE_CHARACTERS], ends_at=ends_at)
-            caller = principal.caller(request.state.request_id)
-            caller.audit(catalogue, "key.rotate", id, name=row.name, grace_seconds=body.grace_seconds)
+            principal.caller.audit(catalogue, "key.rotate", id, name=row.name, grace_seconds=body.grace_seconds)
         replace_admin_secret(services.settings.admin_key_path, old_secret, secret)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
 

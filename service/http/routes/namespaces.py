@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import NamespaceRow
@@ -36,7 +36,7 @@ def get_namespace(ns: str, services: AppServices, principal: Reader) -> Namespac
 
 @router.patch("/namespaces/{ns}", tags=["namespaces"])
 def change_namespace(
-    request: Request, ns: str, body: NamespacePatch, services: AppServices, principal: Admin, if_match: IfMatch = None
+    ns: str, body: NamespacePatch, services: AppServices, principal: Admin, if_match: IfMatch = None
 ) -> Namespace:
     """Change the settings of a namespace; with If-Match only if they have not changed since the caller read them."""
     _check_namespace(ns, principal)
@@ -46,7 +46,7 @@ def change_namespace(
         old_settings = asdict(catalogue.namespaces.get(ns))
         row = catalogue.namespaces.set(ns, changes, if_match=etag_of(if_match))
         old = {name: old_settings[name] for name in changes}
-        principal.caller(request.state.request_id).audit(catalogue, "namespace.change", f"{ns}/", **changes, before=old)
+        principal.caller.audit(catalogue, "namespace.change", f"{ns}/", **changes, before=old)
     return _body(row)
 
 
@@ -71,11 +71,11 @@ def get_key_limits(id: str, services: AppServices, principal: Admin) -> Limits:
 
 
 @router.patch("/keys/{id}/limits", tags=["keys"])
-def change_key_limits(request: Request, id: str, body: UseLimits, services: AppServices, principal: Admin) -> Limits:
+def change_key_limits(id: str, body: UseLimits, services: AppServices, principal: Admin) -> Limits:
     """Change the limits of a key that the request names; null sets one to the server's default."""
     with services.registry.database.write() as catalogue:
         managed_row(catalogue, id, principal)
-        _change(catalogue, "key", id, body, principal, request.state.request_id)
+        _change(catalogue, "key", id, body, principal)
         limits = _limits(services, catalogue, "key", id)
     return _with_rates(services, limits)
 
@@ -90,9 +90,7 @@ def get_namespace_limits(ns: str, services: AppServices, principal: Reader) -> L
 
 
 @router.patch("/namespaces/{ns}/limits", tags=["keys"])
-def change_namespace_limits(
-    request: Request, ns: str, body: UseLimits, services: AppServices, principal: Admin
-) -> Limits:
+def change_namespace_limits(ns: str, body: UseLimits, services: AppServices, principal: Admin) -> Limits:
     """Change the limits of a namespace that the request names; null sets one to the server's default.
 
     Requires an admin key with all namespaces; a namespace's own admin cannot change its limits.
@@ -101,19 +99,17 @@ def change_namespace_limits(
     if principal.namespaces is not None:
         raise Forbidden("The limits of a namespace are changed by keys that see all namespaces.", param="namespace")
     with services.registry.database.write() as catalogue:
-        _change(catalogue, "namespace", ns, body, principal, request.state.request_id)
+        _change(catalogue, "namespace", ns, body, principal)
         limits = _limits(services, catalogue, "namespace", ns)
     return _with_rates(services, limits)
 
 
-def _change(
-    catalogue: Catalogue, kind: LimitKind, subject: str, body: UseLimits, principal: Principal, request_id: str
-) -> None:
+def _change(catalogue: Catalogue, kind: LimitKind, subject: str, body: UseLimits, principal: Principal) -> None:
     old = catalogue.limits.get(kind, subject)
     changed = old.model_copy(update=body.model_dump(exclude_unset=True))
     catalogue.limits.set(kind, subject, changed)
     audit_subject = f"{subject}/" if kind == "namespace" else subject
-    principal.caller(request_id).audit(
+    principal.caller.audit(
         catalogue, f"{kind}.limits", audit_subject, limits=changed.model_dump(), before=old.model_dump()
     )
 

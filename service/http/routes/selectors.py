@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import JobRow, Namespaces, PooledRow, SelectorRow
@@ -51,10 +51,10 @@ router = APIRouter(prefix="/v1", tags=["selectors"], route_class=CheckedRoute)
 
 @router.post("/selectors", status_code=201, response_model=Selector | Job, responses={202: {"model": Job}})
 async def fit_selector(
-    request: Request, response: Response, body: FitRequest, services: AppServices, principal: Writer
+    response: Response, body: FitRequest, services: AppServices, principal: Writer
 ) -> Selector | Job:
     """Fit a selector over a pool: 201, or 202 and the job if it takes longer than `wait`."""
-    fitted = await _fit(request, response, body, services, principal)
+    fitted = await _fit(response, body, services, principal)
     return fitted if isinstance(fitted, Job) else await in_thread(_selector, services, None, fitted)
 
 
@@ -79,25 +79,25 @@ def get_selector(id: str, services: AppServices, principal: Reader) -> Selector:
 @router.post("/select", response_model=Selected | Job, responses={202: {"model": Job}})
 @takes(FILES)
 async def select_adapters(
-    request: Request, response: Response, body: SelectRequest, services: AppServices, principal: Reader
+    response: Response, body: SelectRequest, services: AppServices, principal: Reader
 ) -> Selected | Job:
     """Select the adapters of a pool that fit a sample.
 
     If the pool has no fitted selector, one is fitted first (202 if that takes longer than `wait`). That requires scope
     write, because pushes refit the selector from then on. An idle selector whose pool has changed is also fitted first.
     """
-    caller = principal.caller(request.state.request_id)
+    caller = principal.caller
 
     def check(base: BaseModel) -> CheckedSample:
         return check_sample(services.registry, caller, body.sample, encoders=base.encoders(), bos=base.bos, novel=True)
 
-    sample = await _sample_for(request, response, body, services, principal, check)
+    sample = await _sample_for(response, body, services, principal, check)
     return sample if isinstance(sample, Job) else await in_thread(_selected, services, caller, sample, body)
 
 
 @router.post("/adapters/search", response_model=Nearest | Job, responses={202: {"model": Job}}, tags=["adapters"])
 async def nearest_adapters(
-    request: Request, response: Response, body: NearestRequest, services: AppServices, principal: Reader
+    response: Response, body: NearestRequest, services: AppServices, principal: Reader
 ) -> Nearest | Job:
     """Rank adapters by the similarity of their samples to a text, with the pool's cosine selector; one text is enough.
 
@@ -109,8 +109,8 @@ async def nearest_adapters(
     def check(base: BaseModel) -> CheckedSample:
         return clean_sample(body.texts, limits, bos=base.bos, novel=True)
 
-    caller = principal.caller(request.state.request_id)
-    sample = await _sample_for(request, response, body, services, principal, check)
+    caller = principal.caller
+    sample = await _sample_for(response, body, services, principal, check)
     return sample if isinstance(sample, Job) else await in_thread(_nearest, services, caller, sample, body)
 
 
@@ -118,7 +118,6 @@ async def nearest_adapters(
 
 
 async def _sample_for(
-    request: Request,
     response: Response,
     body: SelectRequest | NearestRequest,
     services: AppServices,
@@ -127,7 +126,7 @@ async def _sample_for(
 ) -> CheckedSample | Job:
     """Return the checked sample once the pool has a fitted selector, or the job that fits one if that takes long."""
     sample, is_fitted = await in_thread(_prepare, services, principal, body, check)
-    fitted = None if is_fitted else await _fit(request, response, body, services, principal)
+    fitted = None if is_fitted else await _fit(response, body, services, principal)
     return fitted if isinstance(fitted, Job) else sample
 
 
@@ -139,7 +138,7 @@ def _prepare(
 ) -> tuple[CheckedSample, bool]:
     """Check a request before anything is fitted for it; return its sample and True if a fitted selector can answer."""
     wait_seconds(body.wait, services)  # too long a wait is refused even if nothing is waited for
-    requested = requested_selector(services.registry, principal.caller(""), body.pool, body.spec)
+    requested = requested_selector(services.registry, principal.caller, body.pool, body.spec)
     sample = check(requested.base)
     if latest_selector(services.registry.database, requested) is None and not principal.has("write"):
         raise Forbidden("This pool has no fit of this selector, and a fit needs a key with the scope 'write'.")
@@ -147,7 +146,6 @@ def _prepare(
 
 
 async def _fit(
-    request: Request,
     response: Response,
     body: FitRequest | SelectRequest | NearestRequest,
     services: AppServices,
@@ -155,27 +153,26 @@ async def _fit(
 ) -> str | Job:
     """Fit the pool; return the id of its selector, or the job if that takes longer than the request waits."""
     seconds = wait_seconds(body.wait, services)
-    caller = principal.caller(request.state.request_id)
-    requested = await in_thread(requested_selector, services.registry, caller, body.pool, body.spec)
+    requested = await in_thread(requested_selector, services.registry, principal.caller, body.pool, body.spec)
     result = await run_pool_job(
         services,
         principal,
         response,
         kind="fit",
         check_pool=partial(check_selectable, services.registry.database, requested),
-        enqueue=partial(_enqueue_fit, services, principal, caller, requested),
+        enqueue=partial(_enqueue_fit, services, principal, requested),
         seconds=seconds,
     )
     return result if isinstance(result, Job) else str(result["selector"])
 
 
-def _enqueue_fit(services: AppServices, principal: Principal, caller: Caller, requested: RequestedSelector) -> JobRow:
+def _enqueue_fit(services: AppServices, principal: Principal, requested: RequestedSelector) -> JobRow:
     with services.registry.database.write() as catalogue:
         home, key_id = principal.home, principal.key_id
         target = FitTarget(requested.base.entry.id, requested.pool, requested.spec)
         with job_limits(services, catalogue, "fit", key_id=key_id, namespace=home):
             job = enqueue_fit(catalogue, target, namespace=home, created_by=key_id, is_requested=True)
-        caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=requested.spec.kind)
+        principal.caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=requested.spec.kind)
         return job
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
 
 from registry.spec import Cooked
 from service.http.answers.jobs import soup_of
@@ -37,24 +37,21 @@ router = APIRouter(prefix="/v1/soups", tags=["soups"], route_class=CheckedRoute)
     responses={200: {"model": Soup, "description": "Cooked before, or nothing new"}, 202: {"model": Job}},
 )
 @takes(RECIPE)
-async def cook_soup(
-    request: Request, response: Response, body: SoupRequest, services: AppServices, principal: Writer
-) -> Soup | Job:
+async def cook_soup(response: Response, body: SoupRequest, services: AppServices, principal: Writer) -> Soup | Job:
     """Cook a soup.
 
     Returns 201 for a new soup, 200 if nothing new was stored (known soup, base model or one adapter), and 202 with the
     job if cooking takes longer than `wait`.
     """
     seconds = wait_seconds(body.wait, services)
-    caller = principal.caller(request.state.request_id)
     check_cook(services, principal, body)
     result = await run_pool_job(
         services,
         principal,
         response,
         kind="search",  # the job's kind if the pool must be fitted first
-        check_pool=partial(check_pool, services.registry, caller, body),
-        enqueue=partial(begin_cook, services, principal, body, request.state.request_id),
+        check_pool=partial(check_pool, services.registry, principal.caller, body),
+        enqueue=partial(begin_cook, services, principal, body),
         seconds=seconds,
     )
     if isinstance(result, Job):

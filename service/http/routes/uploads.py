@@ -36,31 +36,29 @@ _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})", re.ASCII)
 
 
 @router.post("", response_model=Upload, status_code=202)
-def open_upload(request: Request, services: AppServices, principal: Writer, body: NewUpload | None = None) -> Response:
+def open_upload(services: AppServices, principal: Writer, body: NewUpload | None = None) -> Response:
     """Open an upload in parts. Send the parts to the URL in `Location`; `Upload-UUID` is the upload's id.
 
     Give the digest of the whole to find the upload again in the list of this key's uploads.
     """
     new_upload = body or NewUpload()
-    row = services.uploads.open(
-        principal.caller(request.state.request_id), digest=new_upload.digest, size=new_upload.size
-    )
+    row = services.uploads.open(principal.caller, digest=new_upload.digest, size=new_upload.size)
     return _accepted(row)
 
 
 @router.get("")
 def list_uploads(
-    request: Request, services: AppServices, principal: Writer, digest: Annotated[Digest | None, Query()] = None
+    services: AppServices, principal: Writer, digest: Annotated[Digest | None, Query()] = None
 ) -> UploadList:
     """The unfinished uploads of this key, newest first; with `digest` only those of this blob."""
-    rows = services.uploads.list(principal.caller(request.state.request_id), digest=digest)
+    rows = services.uploads.list(principal.caller, digest=digest)
     return UploadList(data=[_body(row) for row in rows])
 
 
 @router.get("/{id}", response_class=Response, status_code=204)
-def get_upload(request: Request, id: str, services: AppServices, principal: Writer) -> Response:
+def get_upload(id: str, services: AppServices, principal: Writer) -> Response:
     """The number of stored bytes of an upload: `Upload-Offset`, and `Range` if there are any."""
-    row = services.uploads.get(principal.caller(request.state.request_id), id)
+    row = services.uploads.get(principal.caller, id)
     return Response(status_code=204, headers=_headers(row))
 
 
@@ -77,8 +75,8 @@ async def add_part(
         raise InvalidParameter("A part needs 'Content-Range: <first byte>-<last byte>'.", param="content-range")
     start, stop = _span(content_range)
     _check_length(announced_length(request), stop - start)
-    caller = principal.caller(request.state.request_id)
-    async with contextmanager_in_threadpool(services.uploads.open_part(caller, id, start=start, stop=stop)) as writer:
+    opened = services.uploads.open_part(principal.caller, id, start=start, stop=stop)
+    async with contextmanager_in_threadpool(opened) as writer:
         await _receive(request, writer, services.settings.max_blob_bytes)
         row = await in_thread(writer.keep)
     return _accepted(row)
@@ -107,7 +105,7 @@ async def finish_upload(
         _check_length(length if length is not None or chunked else 0, stop - start)
     elif length or chunked:
         start, stop = 0, length
-    caller = principal.caller(request.state.request_id)
+    caller = principal.caller
     async with contextmanager_in_threadpool(services.uploads.open_part(caller, id, start=start, stop=stop)) as writer:
         if start is not None:
             await _receive(request, writer, services.settings.max_blob_bytes)
@@ -118,9 +116,9 @@ async def finish_upload(
 
 
 @router.delete("/{id}", response_class=Response, status_code=204)
-def delete_upload(request: Request, id: str, services: AppServices, principal: Writer) -> Response:
+def delete_upload(id: str, services: AppServices, principal: Writer) -> Response:
     """Abort an upload and delete its bytes."""
-    services.uploads.delete(principal.caller(request.state.request_id), id)
+    services.uploads.delete(principal.caller, id)
     return Response(status_code=204)
 
 

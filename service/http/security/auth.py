@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Protocol
 from urllib.parse import urlsplit
@@ -120,7 +121,7 @@ class Gate:
 
         All forms to sign in count as of one key, whose id is empty.
         """
-        if principal is NO_AUTH_PRINCIPAL or (principal is None and scope["method"] in BODILESS):
+        if self._settings.no_auth or (principal is None and scope["method"] in BODILESS):
             return nullcontext()
         if principal is None:
             return self._answers.acquire("")
@@ -138,6 +139,11 @@ class Gate:
         return record_and_send
 
     async def _principal(self, scope: Scope) -> Principal | None:
+        """The principal of a request; None if it needs no key. Raises Unauthenticated or Forbidden."""
+        principal = await self._authenticated(scope)
+        return None if principal is None else replace(principal, request_id=scope["state"]["request_id"])
+
+    async def _authenticated(self, scope: Scope) -> Principal | None:
         headers = Headers(scope=scope)
         if self._settings.no_auth:
             check_local(headers, allowed=self._settings.allowed_hosts)
