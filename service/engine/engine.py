@@ -134,13 +134,6 @@ class Engine(EngineCalls):
         for error in self._bases.update(dict.fromkeys(base_ids, 0), frozenset(), background=False).values():
             raise error
 
-    def wait_for_admission(self, seconds: float) -> None:
-        """See `EngineCalls`."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._stop_at or not self._admission.is_full(self._scheduler.groups()), seconds
-            )
-
     def counters(self) -> dict[str, float]:
         """See `EngineCalls`; those whose names end in `_total` never fall."""
         with self._changed:

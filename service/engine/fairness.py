@@ -45,10 +45,6 @@ class AdmissionControl:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
 
-    def is_full(self, groups: Collection[SequenceGroup]) -> bool:
-        """Return True if a limit is reached."""
-        return self._load(len(groups), sum(map(remaining_tokens, groups))) >= 1
-
     def check(self, groups: Collection[SequenceGroup], owner: Owner, retry_after: Callable[[int], int]) -> None:
         """Raise Busy if a key has to wait; `retry_after` returns the seconds that a number of tokens takes."""
         requests_by_key: Counter[Owner] = Counter()

@@ -37,11 +37,6 @@ class RemoteEngine(EngineCalls):
         """Tokenizer and shape of a base model, without its weights."""
         return self._source.text(base_id)
 
-    def wait_for_admission(self, seconds: float) -> None:
-        """See `EngineCalls`."""
-        with self._changed:
-            self._changed.wait(seconds)
-
     def _add(self, requests: Sequence[Request]) -> list[RemoteRequest]:
         """Number requests and follow them from now on; under the lock."""
         added = [RemoteRequest(SequenceGroup.of(request, self._ids), next(self._ids)) for request in requests]

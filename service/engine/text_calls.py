@@ -27,7 +27,7 @@ from service.engine.steps import Owner, Ticket
 from service.engine.text_support import text_capacity
 
 POLL_SECONDS = 0.1
-"""How often `should_stop` is called while waiting."""
+"""How often `should_stop` is called, and a request that was not admitted is submitted again, while waiting."""
 RESTART_SECONDS = 60.0
 """How long a job waits for an engine that is starting again."""
 
@@ -111,10 +111,6 @@ class EngineCalls(ABC):
 
         `local` is for requests that replicas on Ray do not compute, such as scores.
         """
-
-    @abstractmethod
-    def wait_for_admission(self, seconds: float) -> None:
-        """Return when another request may be admitted, or after `seconds`."""
 
     @abstractmethod
     def loaded_bases(self) -> tuple[str, ...]:
@@ -234,7 +230,7 @@ class EngineCalls(ABC):
             except Unavailable:
                 if not (patient and self.preloading) or time.monotonic() > give_up_at:
                     raise
-            self.wait_for_admission(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
             if progress is not None:
                 progress(0, 1)
             _check(should_stop)

@@ -22,6 +22,7 @@ from registry.base_model import LoadedBase, load_base
 from registry.spec import AdapterConfig, BaseEntry
 from service.engine import Delta, EngineLimits, GenerateRequest, SamplingParams, ScoreRequest, Ticket
 from service.engine.engine import Engine
+from tests.service.cluster import until
 from tests.service.engine.stepping import started
 from tests.service.loaded_bases import LoadedBases
 from tests.tiny_models import build_tiny_base
@@ -148,8 +149,7 @@ def test_nobody_is_ever_served_with_anothers_adapter(base: LoadedBase, canaries:
         with ThreadPoolExecutor(CLIENTS) as pool:
             for done in [pool.submit(client.send, REQUESTS // CLIENTS) for client in clients]:
                 done.result()
-        while engine.counters()["requests"]:  # those that were cancelled
-            engine.wait_for_admission(1)
+        until(lambda: not engine.counters()["requests"])  # those that were cancelled
         figures = engine.counters()
     assert [wrong for client in clients for wrong in client.wrong] == []
     assert sum(client.checked for client in clients) >= REQUESTS

@@ -143,7 +143,6 @@ def test_the_queue_has_an_end_for_any_number_of_keys() -> None:
 def test_a_few_large_requests_fill_it_too() -> None:
     queue = AdmissionControl(256, max_tokens=1000)
     groups = live(generate(length=4, n=16, tokens=60, owner="flood"))
-    assert queue.is_full(groups)
     token_counts: list[int] = []
     with pytest.raises(Busy, match="1024 tokens to compute; its limit is 256 requests or 1000 tokens"):
         queue.check(groups, "flood", lambda tokens: token_counts.append(tokens) or 9)

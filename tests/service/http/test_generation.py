@@ -20,6 +20,7 @@ from service.engine.runner import ForwardResult, ForwardTask, Runner
 from service.http import connections, readiness
 from service.settings import Settings
 from tests.service.answers import answered
+from tests.service.cluster import until
 from tests.service.servers import Live, World, serving
 
 
@@ -72,7 +73,8 @@ def gated_engine(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate
     engine.open()
     for ticket in engine.tickets:
         ended(ticket).wait(30)
-    world.runtime.engine.wait_for_admission(30)  # a cancelled ticket has ended before its place is free
+    # a cancelled ticket has ended before its place is free
+    until(lambda: not world.runtime.engine.counters()["requests"])
 
 
 def ended(ticket: Ticket) -> threading.Event:
@@ -132,7 +134,7 @@ def test_a_client_that_leaves_stops_its_generation(
 def memory_after(world: World, gated_engine: GatedEngine) -> float:
     """Bytes of keys and values once the pass that was running when the client left has ended."""
     gated_engine.step()
-    world.runtime.engine.wait_for_admission(30)
+    until(lambda: not world.runtime.engine.counters()["requests"])
     return world.runtime.engine.counters()["kv_bytes"]
 
 
