@@ -6,7 +6,7 @@ Built by the runtime over the engine, which alone loads and runs their weights.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from registry.adapters.loadable import LoadableAdapter
@@ -27,10 +27,11 @@ EMBEDDED = 16
 """Results of encoders that are cached: one sample is often embedded several times in a row."""
 
 
-class ServedBaseModels(Mapping[str, "ServedBaseModel"]):
-    """The base models of a server by id; raises NotFound for unknown ids."""
+class ServedBaseModels(dict[str, "ServedBaseModel"]):
+    """The base models of a server by id; indexing raises NotFound for unknown ids."""
 
     def __init__(self, allowed: AllowedBases, engine: EngineCalls, settings: Settings) -> None:
+        super().__init__({base_id: ServedBaseModel(entry, self) for base_id, entry in allowed.entries.items()})
         self.allowed = allowed
         self.engine = engine
         self.memory_bytes = settings.memory_bytes
@@ -44,21 +45,8 @@ class ServedBaseModels(Mapping[str, "ServedBaseModel"]):
             return 1 if self.engine.counters()["requests"] else self._cores
         return self._cores
 
-    def __getitem__(self, base_id: str) -> ServedBaseModel:
-        """Return the base model of this id; raises NotFound."""
-        entry = self.allowed.entries.get(base_id)
-        if entry is None:
-            raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
-        return ServedBaseModel(entry, self)
-
-    def __contains__(self, base_id: object) -> bool:
-        return base_id in self.allowed.entries
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.allowed.entries)
-
-    def __len__(self) -> int:
-        return len(self.allowed.entries)
+    def __missing__(self, base_id: str) -> ServedBaseModel:
+        raise NotFound(f"There is no base model {base_id!r} here.", param="base_model")
 
 
 class ServedBaseModel:

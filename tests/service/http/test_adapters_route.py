@@ -221,6 +221,13 @@ def test_files_with_etag_and_range(world: World) -> None:
     assert get(world, "acme/files/files/adapter_config.json").json()["base_fingerprint"] == pushed["base_fingerprint"]
 
 
+def test_files_on_a_base_model_that_is_no_longer_served(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed = world.push("acme/orphan")
+    monkeypatch.delitem(world.runtime.bases, BASE_ID)
+    config = get(world, "acme/orphan/files/adapter_config.json").json()
+    assert config["base_fingerprint"] == pushed["base_fingerprint"]
+
+
 @pytest.mark.parametrize("name", ["samples.jsonl", "config.json", "..%2f..%2fadmin.key", "%2e%2e"])
 def test_files_that_are_not_there(world: World, name: str) -> None:
     world.push("acme/bare", sample=vectors(world))
