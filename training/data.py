@@ -89,10 +89,6 @@ class Line:
         text = self.fields.get(name)
         if not isinstance(text, str) or not text.strip():
             raise self.lacks(f'has no string "{name}"')
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise self.wrong(f'has a "{name}" that is not valid Unicode') from None
         return text
 
     def wrong(self, problem: str) -> InvalidParameter:

@@ -72,7 +72,7 @@ class Task(ABC):
 
     @abstractmethod
     def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Any]:
-        """Parse (line number, JSON value) pairs; raises InvalidParameter with the line that is wrong."""
+        """Parse the pairs of `read_lines`; raises InvalidParameter with the line that is wrong."""
 
     @abstractmethod
     def text_of(self, item: Any) -> str:

@@ -80,11 +80,7 @@ class Tokens(NamedTuple):
 
 
 def tokens_of(base: BaseText, text: str) -> Tokens:
-    """Tokenize a text without special tokens; raises InvalidParameter for text that is not valid Unicode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as problem:
-        raise InvalidParameter(f"A text is not valid Unicode at character {problem.start}.", param="texts") from None
+    """Tokenize a text without special tokens."""
     encoding = base.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
     return Tokens(list(encoding.ids), list(encoding.offsets))
 
