@@ -224,9 +224,6 @@ class OpenUpload(AbstractContextManager["OpenUpload"], Protocol):
     def chunks(self) -> Iterator[bytes]:
         """All bytes of the upload, with those of this part; raises NotFound if the store has lost some, Unavailable."""
 
-    def withdraw(self, upload_part: UploadPart) -> None:
-        """Remove a kept part, since the database has recorded another one at the same offset."""
-
     def remove(self) -> None:
         """Remove the upload, after its blob was recorded or because it cannot be finished."""
 

@@ -139,9 +139,6 @@ class FileUpload(AbstractContextManager["FileUpload"]):
         with self._blobs.state.writing(), self._path.open("rb") as written:
             yield from chunks_of(written)
 
-    def withdraw(self, upload_part: UploadPart) -> None:
-        """Do nothing: `keep` returns no part."""
-
     def remove(self) -> None:
         """Delete the file."""
         with suppress(OSError):  # a sweep deletes it later

@@ -1,9 +1,9 @@
 """Unfinished uploads as objects of a bucket, one for each part: `unfinished/<id>/<start>-<64 hex>`.
 
 All servers share them, so that any server can continue an upload. An object counts once the database refers to it. If
-two servers receive a part for the same offset, one records its part, and the other removes its object. This needs no
-lock, which a killed server would keep. Within a server one request at a time writes to an upload. Parts are put into
-the server's cache too, so that only those of other servers are downloaded at the end.
+two servers receive a part for the same offset, one records its part, and the object of the other is deleted with the
+upload. This needs no lock, which a killed server would keep. Within a server one request at a time writes to an
+upload. Parts are put into the server's cache too, so that only those of other servers are downloaded at the end.
 """
 
 from __future__ import annotations
@@ -170,12 +170,6 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
             raise NotFound(
                 "The store no longer has all the bytes of this upload. Open another, and send them again.", param="id"
             ) from None
-
-    def withdraw(self, upload_part: UploadPart) -> None:
-        """Delete the object of a part; if the store cannot be used, it is deleted with the upload."""
-        with suppress(Unavailable):
-            self._uploads.bucket.delete(self._key_of(upload_part))
-        self._uploads.cache.remove(upload_part.digest)
 
     def remove(self) -> None:
         """Delete the objects, also those that another server stored; if the store cannot be used, a sweep does."""

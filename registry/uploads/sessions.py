@@ -145,14 +145,6 @@ class UploadSessions:
                 catalogue.uploads.add_part(row.id, upload_part)
             return catalogue.uploads.get(row.key_id, row.id)
 
-    def is_replaced(self, row: UploadRow, upload_part: UploadPart) -> bool:
-        """Return True if other bytes were recorded at the offset of a part."""
-        with self._database.read() as catalogue:
-            recorded = catalogue.uploads.list_parts(row.id)
-        return any(
-            candidate.start == upload_part.start and candidate.digest != upload_part.digest for candidate in recorded
-        )
-
     def check_room(self, caller: Caller, digest: str | None, size: int) -> None:
         """Raise QuotaExceeded if the caller may not store a blob of this size."""
         allowance = room_for_blob(self._registry, caller, digest)
@@ -259,16 +251,10 @@ class PartWriter:
         """Make the received bytes durable and record them, all of the part or its beginning."""
         if self._file.end == self._start:  # nothing to keep, but the reservation is released
             return self._sessions.receive(self._row, self._start)
-        upload_part = None
         try:
-            upload_part = self._file.keep()
-            return self._sessions.receive(self._row, self._file.end, upload_part)
+            return self._sessions.receive(self._row, self._file.end, self._file.keep())
         except NotFound:
             self._file.remove()
-            raise
-        except WrongOffset:
-            if upload_part is not None and self._sessions.is_replaced(self._row, upload_part):
-                self._file.withdraw(upload_part)
             raise
 
     def commit(self, caller: Caller, digest: str) -> int:
