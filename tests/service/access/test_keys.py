@@ -380,7 +380,7 @@ def test_a_session_is_its_key_and_neither_secret_is_stored(sessions, database, k
 def test_signing_out_ends_one_session_and_no_other(sessions, database, key) -> None:
     secret, _ = key()
     (first, principal), (second, _) = sessions.begin(secret, "r"), sessions.begin(secret, "r")
-    sessions.end(first, principal, "r")
+    sessions.end(first, principal)
     refused(sessions, first)
     assert sessions.principal(second) == principal
     with database.read() as catalogue:

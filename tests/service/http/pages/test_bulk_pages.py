@@ -143,10 +143,10 @@ def test_a_version_that_somebody_else_changes_meanwhile_is_refused(
 ) -> None:
     change = bulk.change_adapter
 
-    def late(request: Any, ns: str, name: str, *arguments: Any, **options: Any) -> Any:
+    def late(ns: str, name: str, *arguments: Any, **options: Any) -> Any:
         card = {"tags": ["draft", "of-another"], "description": "of another"}
         stocked.client.patch(f"/v1/adapters/{ns}/{name}", json={"card": card})
-        return change(request, ns, name, *arguments, **options)
+        return change(ns, name, *arguments, **options)
 
     fields = {"refs": REFS[0], "add": "reviewed", "do": "tags"}
     with monkeypatch.context() as patch:
