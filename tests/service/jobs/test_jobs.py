@@ -225,15 +225,6 @@ class TestFitting:
         body = {"selector": {"kind": "cosine", "encoder": "base", "seed": seed}, "wait": wait}
         return world.client.post("/v1/selectors", json=body)
 
-    def stopped_child(self, world: World, seed: int) -> tuple[str, int]:
-        """A fit under way, and its process, made to stand still before it has come to it."""
-        fitting = world.runtime.jobs.fitting
-        fitting.stop()
-        job = self.fit(world, seed, wait=0).json()["id"]
-        pid = until(lambda: fitting._child.pid)
-        os.kill(pid, signal.SIGSTOP)
-        return job, pid
-
     @pytest.mark.usefixtures("_retried_at_once")
     def test_a_process_that_never_starts_is_one_sentence(
         self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
@@ -245,32 +236,6 @@ class TestFitting:
             with pytest.raises(Unavailable, match="process that fits selectors"):
                 client.wait_job(job)
         assert self.fit(world, 2).status_code == 201
-
-    def test_a_process_that_was_killed_between_two_fits_is_not_missed(self, world: World) -> None:
-        assert self.fit(world, 3).status_code == 201
-        child = world.runtime.jobs.fitting._child
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
-        assert self.fit(world, 4).status_code == 201
-
-    def test_a_fit_that_is_cancelled_ends_at_once(self, world: World) -> None:
-        job, pid = self.stopped_child(world, 5)
-        until(lambda: job_of(world, job)["state"] == "running")
-        assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
-        until(lambda: not alive(pid))
-
-    @pytest.mark.usefixtures("_retried_at_once")
-    def test_a_fit_whose_process_is_killed_is_tried_again(self, world: World, client: SoupClient) -> None:
-        job, pid = self.stopped_child(world, 6)
-        os.kill(pid, signal.SIGKILL)
-        done = client.wait_job(job)
-        assert (done["state"], done["attempts"], done["error"]) == ("succeeded", 2, None)
-
-    def test_what_the_fit_refuses_comes_out_as_it_is(self, world: World) -> None:
-        body = {"selector": {"kind": "cosine", "encoder": "base"}, "pool": {"tag": "nobody"}, "wait": 60}
-        answer = world.client.post("/v1/selectors", json=body)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_parameter")
-        assert "push adapters with a sample first" in answer.json()["error"]["message"]
 
 
 class TestWeighing:
@@ -356,14 +321,6 @@ def alive(pid: int) -> bool:
 
 
 class TestWhose:
-    def test_jobs_of_another_namespace_are_unknown(self, world: World) -> None:
-        job = cook(world, recipe=by_hand("acme/court", "acme/kitchen"), name="acme/mine", wait=0).json()["id"]
-        outsider = world.headers(world.key(["read", "write"], ["ours"]))
-        for method, path in (("GET", ""), ("GET", "/events"), ("POST", "/cancel")):
-            answer = world.client.request(method, f"/v1/jobs/{job}{path}", headers=outsider)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-        assert world.client.get("/v1/jobs", headers=outsider).json()["data"] == []
-
     def test_what_was_done_with_wider_rights_is_shown_without_its_contents(
         self, world: World, client: SoupClient
     ) -> None:
