@@ -93,6 +93,7 @@ def test_every_code_comes_back_as_its_class(code: str) -> None:
         (raising(httpx2.ConnectError("refused")), Unavailable, "is the server running.*soup serve"),
         (raising(httpx2.ReadTimeout("slow")), Unavailable, "SOUP_TIMEOUT"),
         (raising(httpx2.RemoteProtocolError("cut")), Unavailable, "broke"),
+        (raising(httpx2.ReadError("")), Unavailable, r"broke \(ReadError\)"),
     ],
 )
 def test_answers_of_proxies_other_and_newer_servers_and_none(answer: Any, kind: type[SoupError], says: str) -> None:
@@ -113,11 +114,6 @@ def test_names_that_are_none_never_leave(ref: str) -> None:
     with pytest.raises(InvalidName):
         server.client().adapter(ref)
     assert server.requests == []
-
-
-def test_a_broken_connection_without_a_reason_is_named_by_its_class() -> None:
-    with pytest.raises(Unavailable, match=r"broke \(ReadError\)"):
-        Server().on("GET /v1/models", raising(httpx2.ReadError(""))).client().models()
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
@@ -387,13 +383,6 @@ def test_a_server_that_stays_away_is_given_up() -> None:
     with pytest.raises(Unavailable, match="Nothing answers"):
         server.client().wait_job("j1", patience=3)
     assert len(server.pauses) == 2
-
-
-def test_a_stream_that_ends_early_is_followed_again() -> None:
-    server = Server().on("GET /v1/jobs/j1/events", events(), events(("done", {})))
-    server.on("GET /v1/jobs/j1", ok(job("running")), ok(job()))
-    server.client().wait_job("j1")
-    assert len(server.requests) == 4
 
 
 @pytest.mark.parametrize(
