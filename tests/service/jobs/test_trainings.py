@@ -358,10 +358,6 @@ class TestFailures:
         assert message in refusal
         assert str(world.runtime.settings.data) not in refusal
 
-    def test_snip_of_a_projection_that_starts_at_zero(self, world: World, beside: None) -> None:
-        spec = {**SPEC, "adapter": {"structure": "parallel", "bottleneck": 4}, "pruning": {}}
-        assert "zero" in failure(world, training_body(world, "acme/zero", spec=spec))
-
     def test_a_full_disk_is_tried_again_and_then_told_without_a_path(
         self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -681,13 +677,6 @@ def test_what_nobody_goes_on_with_is_removed_in_the_end(tmp_path: Path) -> None:
         assert sweep(tmp_path, older_than=500) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["busy", "changing", "new"]
     assert sweep(tmp_path, older_than=500) == 1
-
-
-def test_the_saved_state_of_an_unfinished_job_is_kept_however_old(tmp_path: Path) -> None:
-    for name in ("queued", "ended"):
-        (tmp_path / name).mkdir()
-    assert sweep(tmp_path, older_than=-1, used={"queued"}) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["queued"]
 
 
 def test_a_training_that_waits_for_a_worker_keeps_its_saved_state_when_the_server_starts(idle: World) -> None:
