@@ -101,15 +101,6 @@ def prompts_of(base: LoadedBase) -> list[tuple[int, ...]]:
 # --- greedy ---------------------------------------------------------------------------------------
 
 
-def test_a_batch_gives_the_tokens_of_plain_generate(base: LoadedBase) -> None:
-    engine = engine_of(base)
-    handles = [None, handle_of(base, 1), handle_of(base, 2)]
-    cases = [(prompt, handle) for prompt in prompts_of(base) for handle in handles]
-    answers = tokens_of(engine, *(GenerateRequest("tiny", p, h, greedy(20)) for p, h in cases))
-    assert answers == [reference(base, prompt, 20, handle) for prompt, handle in cases]
-    assert len(set(answers)) > 8, "adapters and prompts matter"
-
-
 def test_the_context_can_be_filled_to_its_end(base: LoadedBase) -> None:
     engine = engine_of(base)
     prompt = tuple(range(5, 65))
@@ -210,14 +201,6 @@ def direct(base: LoadedBase, text: str) -> tuple[float, int]:
     step = base.shape.context - 1
     windows = [Window((0, *ids[start : start + step])) for start in range(0, len(ids), step)]
     return sum(score_windows(base.model, windows, max_tokens=1, pad_id=0)), len(ids)
-
-
-def test_scores_are_those_of_each_text_alone(base: LoadedBase, engine: Engine) -> None:
-    for text, score in zip(TEXTS, engine.score("tiny", TEXTS), strict=True):
-        nll, tokens = direct(base, text)
-        assert score.nll == pytest.approx(nll, rel=1e-5)
-        assert (score.tokens, score.bytes) == (tokens, len(text.encode()))
-    assert engine.score("tiny", TEXTS)[2].windows > 1
 
 
 def test_of_a_prompt_with_its_answer_only_the_answer_is_scored(base: LoadedBase) -> None:

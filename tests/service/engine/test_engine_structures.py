@@ -25,10 +25,10 @@ from registry.spec import (
     UnionConfig,
     scored_text,
 )
-from service.engine import EngineLimits, GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
+from service.engine import GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from service.engine.engine import Engine
 from service.engine.text_calls import text_windows
-from tests.service.engine.stepping import answered, answers_of_joining_rows, greedy, run, started, tokens_of
+from tests.service.engine.stepping import answered, greedy, run, started, tokens_of
 from tests.service.loaded_bases import LoadedBases
 
 PREFIX = PrefixConfig(length=5)
@@ -70,21 +70,6 @@ def reference(
             if ids[-1] == base.eos_id:
                 break
     return tuple(ids[len(prompt) :])
-
-
-@pytest.mark.slow
-def test_rows_that_join_and_leave_at_any_time_get_what_they_get_alone(base: LoadedBase) -> None:
-    engine, draw = Engine(LoadedBases(base), EngineLimits(max_running=3)), np.random.default_rng(0)
-    handles = [None, *(handle_of(base, config, seed) for seed, config in enumerate((*STRUCTURES.values(), PFEIFFER)))]
-
-    def requests() -> Iterator[GenerateRequest]:
-        for number in range(20):
-            prompt = tuple(int(i) for i in draw.integers(1, 300, size=draw.integers(1, 25)))
-            yield GenerateRequest("tiny", prompt, handles[number % 5], greedy(int(draw.integers(1, 20))))
-
-    for request, choice in answers_of_joining_rows(engine, requests(), draw, most_steps=5):
-        expected = reference(base, request.prompt, request.params.max_tokens or 0, request.adapter)
-        assert choice.token_ids == expected
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

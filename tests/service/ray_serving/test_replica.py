@@ -98,16 +98,6 @@ async def test_it_generates_what_the_server_does(world: World, replica: Replica)
         assert (ended.prompt_tokens, ended.generated_tokens) == (3, len(tokens))
 
 
-async def test_bytes_of_another_digest_are_refused(world: World, replica: Replica) -> None:
-    """The blob that a request names is another adapter's: an error, and no token of that one."""
-    mine = sent_request_of(world, "team/a")
-    mixed = replace(world.loadable("team/a"), stored=world.loadable("team/b").stored)
-    tokens, ended = await collect(replica, replace(mine, request=replace(mine.request, adapter=mixed)))
-    assert (tokens, ended.generated_tokens) == ([], 0)
-    assert isinstance(ended.outcome, Internal)
-    assert isinstance((await collect(replica, mine))[1].outcome, Generation)
-
-
 @pytest.mark.parametrize(
     ("change", "error"),
     [
