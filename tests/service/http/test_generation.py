@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from registry.errors import Internal
 from service.engine import Ticket
 from service.engine.runner import ForwardResult, ForwardTask, Runner
 from service.http import connections, readiness
@@ -33,7 +32,6 @@ class GatedEngine:
         self._open = False
         self.start_too = False
         """Whether passes of prompts wait as well."""
-        self.error: Exception | None = None
         self.tickets: list[Ticket] = []
         self.submitted = threading.Event()
         run, submit_all = Runner.run, engine.submit_all
@@ -41,8 +39,6 @@ class GatedEngine:
         def gated_run(runner: Runner, tasks: list[ForwardTask]) -> list[ForwardResult]:
             if self.start_too or any(task.start for task in tasks):
                 assert self._open or self._permits.acquire(timeout=30)
-                if self.error is not None:
-                    raise self.error
             return run(runner, tasks)
 
         def remembered(requests: Any) -> list[Ticket]:
@@ -150,22 +146,6 @@ def test_a_full_queue_is_429_with_the_time_to_come_back(live: Live, gated_engine
         assert live.world.client.post(path, json={"model": "tiny", **body}).status_code == 429
     gated_engine.open()
     finish(waiting)
-
-
-def test_an_error_in_the_middle_of_a_stream_reaches_the_client(live: Live, gated_engine: GatedEngine) -> None:
-    chunks = iter(
-        live.openai().completions.create(
-            model="tiny", prompt="a b", max_tokens=9, temperature=0, stream=True, logprobs=0
-        )
-    )
-    next(chunks)
-
-    gated_engine.error = Internal("a secret")
-    gated_engine.step()
-    with pytest.raises(openai.APIError) as caught:
-        list(chunks)
-    assert "secret" not in str(caught.value)
-    assert caught.value.code == "internal"
 
 
 def test_a_full_queue_is_ready_while_the_engine_goes_on(

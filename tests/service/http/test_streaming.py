@@ -333,6 +333,7 @@ async def test_an_error_is_the_last_event_behind_the_tokens_that_came(
     body = b"".join([chunk async for chunk in chunks])
     assert body.startswith(b'<0a 0b data: {"error": {"message": ')
     assert b"[DONE]" not in body
+    assert b"it broke" not in body, "what an internal error says is for the log"
     assert body.count(b"\n\n") == 1
 
 
