@@ -77,17 +77,6 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("huggingface_hub", "peft", "transformers", "torch")}
 
 
-def resumed(url: str, have: int, path: str, size: int) -> int:
-    """Go on with a download of which so many bytes are in a file; gives the size of the file then."""
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
-
-    with Path(path).open("r+b") as file:
-        file.seek(have)
-        http_get(url, file, resume_size=have, headers=build_hf_headers(), expected_size=size)
-        return file.tell()
-
-
 def logits(base: str, adapter: str | None, ids: list[int], **options: Any) -> list[float]:
     """The last logits of a base model, with an adapter that PEFT loads by its name."""
     import torch
@@ -113,7 +102,7 @@ def soup(arguments: list[str]) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-OWN = {"versions": versions, "resumed": resumed, "logits": logits, "soup": soup}
+OWN = {"versions": versions, "logits": logits, "soup": soup}
 
 
 def plain(value: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from adaptersoup.client.client import SoupClient
 from registry.names import sha256_digest
 from tests.registry.damaged_files import flip
 from tests.service.answers import answered, refusal_with_code
@@ -170,13 +169,3 @@ def test_the_weights_of_an_adapter(world: World) -> None:
     assert repairs(world).count(digest) == 1
     assert world.client.get(f"{files}/adapter_model.safetensors").content == adapter_weights(world.runtime, seed=1)
     answered(world.client.post("/v1/completions", json={"model": "acme/law", "prompt": "a", "max_tokens": 1}))
-
-
-def test_the_client_sends_again_what_is_damaged(live: Live) -> None:
-    """It asks with HEAD what it need not send."""
-    data = b"as it was" * 5000
-    digest = uploaded(live.world, data)
-    flip(place(live.world, digest))
-    with SoupClient(live.url, live.world.admin) as client:
-        assert client.upload(data) == digest
-    assert place(live.world, digest).read_bytes() == data

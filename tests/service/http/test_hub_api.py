@@ -102,6 +102,7 @@ def test_head_says_what_get_gives(acme: World) -> None:
         assert {**head.headers, "x-request-id": ""} == {**got.headers, "x-request-id": ""}
         assert int(head.headers["content-length"]) == len(got.content)
         assert re.fullmatch("[0-9a-f]{40}", head.headers["x-repo-commit"])
+        assert resolve(acme, f"prod/{name}", range="bytes=5-").content == got.content[5:], "a download goes on"
         stored = name in (WEIGHTS, "samples.jsonl")
         oid = hashlib.sha1(b"blob %d\0" % len(got.content) + got.content).hexdigest()
         digest = hashlib.sha256(got.content).hexdigest() if stored else oid

@@ -146,14 +146,6 @@ def test_who_a_key_is(hub: HubSession) -> None:
     assert identity["auth"]["accessToken"]["role"] == "read"
 
 
-def test_a_download_that_broke_off_goes_on(law: World, live: Live, hub: HubSession, tmp_path: Path) -> None:
-    whole, file = lora_weights(law, seed=2), tmp_path / "half"
-    file.write_bytes(whole[:1000])
-    url = f"{live.url}/acme/law/resolve/main/{WEIGHTS}"
-    assert hub.ask("resumed", url=url, have=1000, path=str(file), size=len(whole)) == len(whole)
-    assert file.read_bytes() == whole
-
-
 DECLARED_FILES = {
     "weights": (WEIGHTS, 2**30 + 1),
     "config": (CONFIG, 2**24 + 1),

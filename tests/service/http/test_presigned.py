@@ -13,7 +13,6 @@ import pytest
 
 from adaptersoup.cli.setting_flags import settings_of
 from adaptersoup.client.answers import redirect_target
-from adaptersoup.client.asynchronous.blobs import AsyncBlobs
 from adaptersoup.client.client import SoupClient
 from registry.errors import DigestMismatch, InvalidParameter, Unavailable
 from registry.formats import WEIGHTS_FILE
@@ -138,14 +137,6 @@ def test_a_client_follows_without_its_key_and_checks_what_came(
     with pytest.raises(Unavailable, match=r"answered a download with status 403") as error:
         client.pull_directory("acme/law", tmp_path / "other")
     assert "X-Amz" not in str(error.value)
-
-
-@pytest.mark.anyio
-async def test_so_does_one_that_is_awaited(live: Live, tmp_path: Path) -> None:
-    digest = live.world.client.get("/v1/adapters/acme/law").json()["weights_blob"]
-    async with AsyncBlobs(live.url, live.world.admin) as client:
-        await client.download("acme/law", WEIGHTS_FILE, tmp_path / "weights", digest=digest)
-    assert (tmp_path / "weights").read_bytes() == weights(live)
 
 
 @pytest.mark.interop

@@ -246,15 +246,6 @@ def test_another_key_sees_none_of_it(world: World) -> None:
     assert world.client.get(path, headers=mine).headers["upload-offset"] == "6"
 
 
-def test_the_blob_is_seen_as_one_that_came_in_one_request(world: World) -> None:
-    mine, theirs = (world.headers(world.key(["read", "write"], [name])) for name in ("ours", "theirs"))
-    data = b"of one namespace"
-    path = world.client.post(UPLOADS, headers=mine).headers["location"]
-    world.client.put(path, content=data, params={"digest": sha256_digest(data)}, headers=mine)
-    assert world.client.get(f"/v1/blobs/{sha256_digest(data)}", headers=mine).content == data
-    assert world.client.get(f"/v1/blobs/{sha256_digest(data)}", headers=theirs).status_code == 404
-
-
 def test_an_expired_upload_is_gone_and_swept(world: World) -> None:
     path, later = opened(world, digest=sha256_digest(DATA)), opened(world)
     patch(world, path, DATA, 0)
