@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from registry.catalogue import Database
-from registry.errors import Busy, Conflict, InvalidParameter, NotFound, Unauthenticated
+from registry.errors import Busy, Conflict, InvalidParameter, Unauthenticated
 from service.access.key_watch import KeyWatch
 from service.access.keys import (
     Principal,
@@ -114,11 +114,6 @@ def test_the_secret_is_not_in_the_database(database: Database, tmp_path: Path) -
     database.close()
     for file in tmp_path.glob("soup.db*"):
         assert secret.encode() not in file.read_bytes()
-
-
-def test_a_namespace_that_a_key_does_not_see_is_not_there_for_it() -> None:
-    with pytest.raises(NotFound):
-        Principal("k", ("team",), frozenset({"write"})).check_visible("other")
 
 
 # --- the admin key --------------------------------------------------------------------------------
