@@ -85,24 +85,6 @@ def test_an_alias_that_one_moves_the_next_request_to_the_other_follows(servers: 
         assert there.client.post("/v1/completions", json=body).headers["x-soup-digest"] == digests[turn % 2]
 
 
-def test_versions_and_jobs_of_pushes_at_once_are_given_once(servers: tuple[World, World]) -> None:
-    """Each server pushes its own versions of one name, with samples: 8 versions, 8 jobs, each run once."""
-
-    def push(number: int) -> dict[str, Any]:
-        sample = {"texts": passages("code", 20, seed=number)}
-        return servers[number % 2].push(
-            "acme/race", seed=100 + number, domain="race", sample=sample, provenance=DECLARED
-        )
-
-    with ThreadPoolExecutor(8) as pool:
-        pushed = list(pool.map(push, range(8)))
-    assert sorted(adapter["version"] for adapter in pushed) == list(range(1, 9))
-    rows = [ended(servers[number % 2].client, adapter["job"]) for number, adapter in enumerate(pushed)]
-    assert {(row["state"], row["attempts"]) for row in rows} == {("succeeded", 1)}
-    for version in range(1, 9):
-        servers[0].client.delete(f"/v1/adapters/acme/race@{version}")
-
-
 def test_a_pool_is_fitted_once_and_refitted_once(servers: tuple[World, World]) -> None:
     first_server, second_server = servers
     for seed, domain in enumerate(WORDS):
