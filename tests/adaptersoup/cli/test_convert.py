@@ -184,7 +184,10 @@ def test_there_and_back(command: Soup, tmp_path: Path, family: str, kind: str, o
 
 def ours(folder: Path, config: BottleneckConfig) -> Path:
     """A directory of ours that no checkpoint stands behind."""
-    tensors = {name: torch.ones(shape) for name, shape in expected_tensors(config, _shape(hidden_size=16)).items()}
+    base = BaseShape(
+        fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=16, num_layers=2, context=64, vocab_size=300
+    )
+    tensors = {name: torch.ones(shape) for name, shape in expected_tensors(config, base).items()}
     write_directory(folder, AdapterContents(config=config, domain="law", weights=save_tensors(tensors)))
     return folder
 
@@ -224,19 +227,6 @@ def test_a_peft_folder_is_converted(command: Soup, tmp_path: Path) -> None:
 
 def test_a_checkpoint_to_a_checkpoint(command: Soup, tmp_path: Path) -> None:
     assert "--to soup" in refused(command("convert", FIXTURES / "gpt2/par_bn", tmp_path / "a", "--to", "adapterhub"))
-
-
-def _shape(*, hidden_size: int) -> Any:
-    from registry.spec import BaseShape
-
-    return BaseShape(
-        fingerprint="sha256:" + "0" * 64,
-        model_type="gpt2",
-        hidden_size=hidden_size,
-        num_layers=2,
-        context=64,
-        vocab_size=300,
-    )
 
 
 def test_it_does_not_load_torch_for_usage_errors(

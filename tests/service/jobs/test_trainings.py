@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import gzip
-import json
 import os
 import shutil
 import signal
@@ -55,10 +54,6 @@ LONG: dict[str, Any] = {**SPEC, "recipe": {**RECIPE, "steps": STEPS}}
 WILD: dict[str, Any] = {**SPEC, "recipe": {**RECIPE, "steps": 60, "learning_rate": 1e30}}
 
 
-def lines(texts: list[str]) -> bytes:
-    return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
-
-
 def put(world: World, data: bytes, key: str | None = None) -> str:
     headers = world.headers(key or world.admin)
     answer = world.client.put(f"/v1/blobs/{sha256_digest(data)}", content=data, headers=headers)
@@ -72,8 +67,8 @@ def training_body(world: World, name: str, **changes: Any) -> dict[str, Any]:
         "name": name,
         "domain": "law",
         "base_model": BASE_ID,
-        "texts": put(world, lines(TEXTS)),
-        "valid": put(world, lines(VALID)),
+        "texts": put(world, encode_lines(TEXTS)),
+        "valid": put(world, encode_lines(VALID)),
         "spec": SPEC,
         **changes,
     }
@@ -211,7 +206,7 @@ def test_after_a_signal_the_next_server_goes_on_with_it(
 ) -> None:
     data, bases = tmp_path / "data", write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     with one_server(data, bases) as first, SoupClient(first.url, KEY) as client:
-        blobs = {name: client.upload(lines(texts)) for name, texts in (("texts", TEXTS), ("valid", VALID))}
+        blobs = {name: client.upload(encode_lines(texts)) for name, texts in (("texts", TEXTS), ("valid", VALID))}
         request = {"name": "acme/long", "domain": "law", "base_model": BASE_ID, "spec": LONG, **blobs}
         job = client.train(TrainingRequest.model_validate(request), wait=False)["id"]
         until(lambda: client.job(job)["progress"]["done"] > 0)
@@ -347,7 +342,7 @@ class TestFailures:
         ("data", "message"),
         [
             (b"", "holds 0 texts"),
-            (lines(TEXTS[:5]), "holds 5 texts"),
+            (encode_lines(TEXTS[:5]), "holds 5 texts"),
             (b'{"text": "a"}\n{"txt": "b"}\n', 'texts, line 2, is not JSON with a string "text"'),
             (b"\xff\xfe", "texts is not UTF-8"),
             (b"[1, 2", "texts, line 1, is not JSON"),
@@ -501,7 +496,7 @@ def limit_adapters(world: World, namespace: str, most: int | None) -> None:
 def writer(world: World) -> str:
     """The secret of a key of `acme` that has uploaded what is trained on."""
     key = world.key(["read", "write"], ["acme"])
-    for data in (lines(TEXTS), lines(VALID)):
+    for data in (encode_lines(TEXTS), encode_lines(VALID)):
         put(world, data, key)
     return key
 
@@ -589,7 +584,7 @@ class TestRefusals:
                 400,
                 "fusion",
             ),
-            ({"valid": sha256_digest(lines(TEXTS))}, 400, "hold out a part of 'texts'"),
+            ({"valid": sha256_digest(encode_lines(TEXTS))}, 400, "hold out a part of 'texts'"),
             ({"wait": 3}, 400, "'wait' is not known"),
         ],
     )
@@ -600,7 +595,10 @@ class TestRefusals:
         assert idle.client.get("/v1/jobs", params={"kind": "train"}).json()["data"] == []
 
     def test_gzip_and_what_is_too_large(self, idle: World) -> None:
-        for data, status, message in ((gzip.compress(lines(TEXTS)), 400, "gzip"), (lines(TEXTS * 10), 413, "10000")):
+        for data, status, message in (
+            (gzip.compress(encode_lines(TEXTS)), 400, "gzip"),
+            (encode_lines(TEXTS * 10), 413, "10000"),
+        ):
             answer = idle.client.post("/v1/trainings", json=training_body(idle, "acme/law", texts=put(idle, data)))
             assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True), answer.text
 
@@ -618,8 +616,8 @@ class TestRefusals:
         ours = idle.key(["read", "write"], ["ours"])
         body = training_body(idle, "ours/law")  # the blobs are the admin's
         assert idle.client.post("/v1/trainings", json=body, headers=idle.headers(ours)).status_code == 404
-        put(idle, lines(TEXTS), ours)
-        put(idle, lines(VALID), ours)
+        put(idle, encode_lines(TEXTS), ours)
+        put(idle, encode_lines(VALID), ours)
         foreign = idle.client.post("/v1/trainings", json={**body, "name": "acme/law"}, headers=idle.headers(ours))
         assert foreign.status_code == 403
         spec = {"adapter": {"method": "fusion", "members": ["acme/0", "acme/1"]}}
