@@ -1,11 +1,8 @@
-"""`soup migrate` and the start of a server on PostgreSQL: empty, behind, ahead, and two at once."""
+"""`soup migrate` and the start of a server on PostgreSQL: empty, behind and ahead."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -138,16 +135,3 @@ def test_migrate_of_the_version_before_changes_nothing_so_that_its_servers_start
     assert "is of a later version, beside which this one serves: nothing was changed" in output.err
     with running(settings):
         pass
-
-
-def test_two_commands_at_once_both_succeed_and_one_of_them_migrates(url: str, tmp_path: Path) -> None:
-    environment = {**os.environ, "SOUP_DATABASE_URL": url, "SOUP_DATA": str(tmp_path / "data")}
-    command = [sys.executable, "-m", "adaptersoup.cli", "migrate", "--json"]
-    both = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)
-    ]
-    outputs = [process.communicate() for process in both]
-    assert [process.returncode for process in both] == [0, 0], outputs
-    done = [json.loads(out) for out, _ in outputs]
-    assert {report["after"] for report in done} == {migrations.head()}
-    assert sorted(str(report["before"]) for report in done) == [migrations.head(), "None"]
