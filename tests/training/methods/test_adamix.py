@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import registry.base_model.likelihood as likelihood
-from registry.adapters import attached, create, from_tensors, paper_config
+from registry.adapters import create, from_tensors, paper_config
 from registry.adapters.experts import BankAdapter, merge_bank
 from registry.adapters.weights import init_hash, load_tensors, save_tensors
 from registry.base_model.likelihood import lm_logits
@@ -22,13 +22,12 @@ from registry.formats import read_directory
 from registry.spec import BankConfig, UnionConfig
 from tests.training.conftest import TEXTS, VALID, train_on
 from tests.training.task_items import LABELLED
-from training.data import pack
 from training.hyperparameters import Hyperparameters
 from training.methods.adamix import consistent_loss
 from training.methods.lora_targets import lora_for
 from training.tasks import TASKS
 from training.tasks.contract import Scored, with_head
-from training.trainer import Trained, loss_of
+from training.trainer import Trained
 
 pytestmark = pytest.mark.slow
 
@@ -43,10 +42,6 @@ def expert_of(kind, base):
 def train(base, kind="pfeiffer", *, experts=4, share="up", **changes) -> Trained:
     config = BankConfig(expert=expert_of(kind, base), experts=experts, share=share)
     return train_on(base, config, TEXTS, VALID, **{"hyperparameters": RECIPE, **changes})
-
-
-def valid_blocks(base) -> Tensor:
-    return torch.from_numpy(pack(VALID, base.tokenize, block=32).rows)
 
 
 # --- the loss ---------------------------------------------------------------------------------------
@@ -169,21 +164,6 @@ def test_the_papers_second_route_has_other_experts_and_the_released_one_may_have
 # --- the training -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "mode"), [("houlsby", "paper"), ("lora", "released"), ("lora", "none")])
-def test_a_bank_trains_and_its_merge_is_what_was_validated(base, kind, mode):
-    trained = train(base, kind, consistency=mode)
-    record = trained.record
-    assert record["consistency"] == mode
-    assert record["valid_perplexity"] < record["valid_perplexity_before"]
-    assert record["parameters"]["trained"] == sum(tensor.numel() for tensor in trained.tensors.values())
-    config = trained.config
-    assert isinstance(config, BankConfig)
-    merged = from_tensors(config.expert, base.shape, merge_bank(config, trained.tensors))
-    with attached(base.model, merged), torch.no_grad():
-        perplexity = math.exp(loss_of(base)(valid_blocks(base)))
-    assert perplexity == pytest.approx(record["valid_perplexity"], rel=1e-5)
-
-
 def test_a_bank_starts_as_a_plain_adapter_and_says_so(base):
     plain = init_hash(create(paper_config("pfeiffer", bottleneck=8), base.shape, seed=5).state_dict())
     assert train(base, init_seed=5, experts=3).init_hash == plain
@@ -192,11 +172,9 @@ def test_a_bank_starts_as_a_plain_adapter_and_says_so(base):
 
 
 def test_the_modes_are_different_trainings_and_the_same_seeds_the_same(base):
-    weights = {mode: save_tensors(train(base, consistency=mode).tensors) for mode in MODES}
+    weights = {mode: save_tensors(train(base, "lora", consistency=mode).tensors) for mode in MODES}
     assert len(set(weights.values())) == 3
-    assert save_tensors(train(base).tensors) == weights["released"]  # the default
-    reseeded = RECIPE.model_copy(update={"data_seed": 1})
-    assert save_tensors(train(base, hyperparameters=reseeded).tensors) != weights["released"]
+    assert save_tensors(train(base, "lora").tensors) == weights["released"]  # the default
 
 
 def test_the_adapter_of_a_bank_has_its_start_and_says_of_what_it_was_made(base, tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from registry.adapters import attached, create, expected_tensors, from_tensors, paper_config
+from registry.adapters import attached, create, expected_tensors, paper_config
 from registry.adapters.masks import is_mask, mask_name, mask_problems, projections, unpack, without_masks
 from registry.adapters.weights import check_weights, init_hash, save_tensors
 from registry.errors import InvalidParameter
@@ -170,18 +170,29 @@ def test_snip_and_grasp_by_hand():
         ("erdos_renyi", "lora", "near_identity"),
         ("snip", "lora", "small_b"),
         ("grasp", "lora", "small_b"),
+        ("snip", "mam", "near_identity"),
+        ("magnitude", "fusion", "linear"),
+        ("snip", "fusion", "linear"),
     ],
 )
 def test_every_score_leaves_an_adapter_that_can_be_pushed(base, score, structure, init):
-    lora_config = lora_for(base.shape, rank=3, alpha=6.0)
-    config = lora_config if structure == "lora" else paper_config(structure, bottleneck=5)
+    """Of LoRAs both factors are pruned, of MAM the bottleneck, and of a fusion its attention."""
+    others = {
+        "lora": lora_for(base.shape, rank=3, alpha=6.0),
+        "mam": UnionConfig(members=(PrefixConfig(length=4), paper_config("parallel", bottleneck=4))),
+        "fusion": FusionConfig(member=paper_config("pfeiffer", bottleneck=3), members=2),
+    }
+    config = others.get(structure) or paper_config(structure, bottleneck=5)
     adapter = pruned_one(base, config, init=init, score=score, sparsity=0.4)
     tensors = tensors_of(adapter)
-    names = projections(config, tensors)[""]
+    ((prefix, names),) = projections(config, tensors).items()
+    leaves = {"lora": {"lora_A", "lora_B"}, "fusion": {"query", "key", "value"}}.get(structure, {"down", "up"})
+    assert {name.split(".")[-2] for name in tensors if is_mask(name)} == leaves
     entries = sum(tensors[name].numel() for name in names)
-    pruned = adapter.config.pruned
+    pruned = adapter.config.prunings()[prefix]
     assert (pruned.score, pruned.sparsity, pruned.masked) == (score, 0.4, round(0.4 * entries))
     assert pruned.data == (DATA if score in ("snip", "grasp") else None)
+    assert adapter.config.dense() == config
     assert mask_problems(adapter.config, tensors) == []
     check_weights(save_tensors(tensors), adapter.config, base.shape, max_bytes=10**7)
     for name, tensor in adapter_of(base, config, init).state_dict().items():  # what is kept is as it was
@@ -198,38 +209,6 @@ def test_the_seed_draws_the_batches(base):
         for seed in (0, 0, 1)
     ]
     assert masks[0] == masks[1] != masks[2]
-
-
-# --- structures -----------------------------------------------------------------------------------
-
-
-def test_lora_is_pruned_in_both_factors(base):
-    tensors = tensors_of(pruned_one(base, lora_for(base.shape, rank=3, alpha=6.0), score="random"))
-    assert {name.split(".")[-2] for name in tensors if is_mask(name)} == {"lora_A", "lora_B"}
-
-
-def test_mam_is_pruned_in_its_bottleneck(base):
-    config = UnionConfig(members=(PrefixConfig(length=4), paper_config("parallel", bottleneck=4)))
-    adapter = pruned_one(base, config)
-    tensors = tensors_of(adapter)
-    assert adapter.config.dense() == config
-    assert adapter.config.members[0].pruned == adapter.get_submodule("bottleneck").config.pruned
-    assert {name.split(".")[0] for name in tensors if is_mask(name)} == {"bottleneck"}
-    assert mask_problems(adapter.config, tensors) == []
-    loaded = from_tensors(adapter.config, base.shape, tensors)
-    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in tensors.items())
-
-
-@pytest.mark.parametrize("score", ["magnitude", "snip"])
-def test_a_fusion_is_pruned_in_its_attention(base, score):
-    config = FusionConfig(member=paper_config("pfeiffer", bottleneck=3), members=2)
-    adapter = pruned_one(base, config, init="linear", score=score)
-    tensors = tensors_of(adapter)
-    assert mask_problems(adapter.config, tensors) == []
-    assert {name.split(".")[-2] for name in tensors if is_mask(name)} == {"query", "key", "value"}
-    fresh = adapter_of(base, config, "linear").state_dict()
-    assert all(torch.equal(tensors[name], tensor) for name, tensor in fresh.items() if ".member" in name)
-    check_weights(save_tensors(tensors), adapter.config, base.shape, max_bytes=10**7)
 
 
 # --- zero for good --------------------------------------------------------------------------------
