@@ -94,9 +94,12 @@ def tuned(
 def test_the_likelihoods_are_those_of_base_and_start_and_the_result_has_better_ones(
     base: LoadedBase, structure: str
 ) -> None:
-    config = structures(base)[structure]
+    config, base_hash = structures(base)[structure], state_hash(base.model)
     outcome, stored = tuned(base, config)
     assert outcome.best_pass
+    assert state_hash(base.model) == base_hash
+    assert not base.model._forward_pre_hooks
+    assert all(parameter.grad is None for parameter in base.model.parameters())
     held_out = [TEXTS[number] for number in outcome.held_out]
     block = base.shape.context - config.prefix_length
     alone = passage_scores(base, held_out, block=block)
@@ -110,20 +113,26 @@ def test_the_likelihoods_are_those_of_base_and_start_and_the_result_has_better_o
     assert sum(score.nll for score in result) < sum(outcome.nll[0])
 
 
-def test_a_process_that_tunes_leaves_the_result_to_its_parent_to_store(
-    gpt2: LoadedBase, base_entry: Callable[[str], BaseEntry], tmp_path: Path
+@pytest.mark.parametrize("kind", ["tuning", "statistic"])
+def test_a_process_leaves_its_result_to_its_parent_to_store(
+    gpt2: LoadedBase, base_entry: Callable[[str], BaseEntry], tmp_path: Path, kind: str
 ) -> None:
     """If it is ended before its answer is read, as by a cancellation, it has stored nothing that nobody knows of."""
-    config = structures(gpt2)["lora"]
-    blobs = LocalBlobs(tmp_path / "blobs")
+    config, blobs = structures(gpt2)["lora"], LocalBlobs(tmp_path / "blobs")
     begun = create(config, gpt2.shape, seed=0, base=gpt2.model).state_dict()
     start = StoredAdapter(config=config, blob=blobs.put_bytes(save_tensors(begun)))
     setup = GradientSetup(entry=base_entry("gpt2"), cache=tmp_path / "cache", blobs=BlobPlace(folder=blobs.folder))
     with blobs.scratch() as file:
-        task = TuningTask(request=request_of(config, start=start, passes=1), file=file)
+        if kind == "tuning":
+            task, result = TuningTask(request=request_of(config, start=start, passes=1), file=file), Tuned
+        else:
+            request = StatisticRequest(kind="inputs", adapter=start, texts=PASSAGES)
+            task, result = StatisticTask(request=request, file=file), MeasuredStatistic
         answer = begin(setup.model_dump(mode="json"))(task.model_dump(mode="json"), silent)
         assert list(blobs.digests()) == [start.blob]
-        assert sha256_digest(file.read_bytes()) == Tuned.model_validate(answer).blob
+        assert sha256_digest(file.read_bytes()) == result.model_validate(answer).blob
+        assert load_tensors(file.read_bytes())
+    assert not file.exists()
 
 
 def test_a_held_out_passage_changes_no_training_but_the_last(gpt2: LoadedBase) -> None:
@@ -203,14 +212,6 @@ def test_long_passages_are_scored_on_as_many_tokens_as_are_trained_on(gpt2: Load
     long = tuple(" ".join([text] * 40) for text in TEXTS)
     outcome, _ = tuned(gpt2, structures(gpt2)["lora"], texts=long, passes=1, max_tokens=32)
     assert set(outcome.tokens) == {31}
-
-
-def test_nothing_of_the_base_changes(base: LoadedBase) -> None:
-    base_hash = state_hash(base.model)
-    tuned(base, structures(base)["houlsby"])
-    assert state_hash(base.model) == base_hash
-    assert not base.model._forward_pre_hooks
-    assert all(parameter.grad is None for parameter in base.model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -364,25 +365,6 @@ def test_inputs_are_the_second_moments_of_what_projections_read(base: LoadedBase
         moments = (inputs.T @ inputs / len(inputs)).numpy()
         assert np.allclose(unpacked(stored[name], moments.shape[0]), moments, rtol=1e-4, atol=1e-6), name
     assert measurement.passages == len(PASSAGES)
-
-
-def test_a_process_that_computes_one_leaves_it_to_its_parent_to_store(
-    gpt2: LoadedBase, base_entry: Callable[[str], BaseEntry], tmp_path: Path
-) -> None:
-    """One that is ended after it has computed, and before it is heard, has stored nothing that nobody knows of."""
-    config = configs(gpt2)["lora"]
-    blobs = LocalBlobs(tmp_path / "blobs")
-    adapter = StoredAdapter(config=config, blob=blobs.put_bytes(save_tensors(tensors_of(gpt2, config))))
-    setup = GradientSetup(entry=base_entry("gpt2"), cache=tmp_path / "cache", blobs=BlobPlace(folder=blobs.folder))
-    request = StatisticRequest(kind="inputs", adapter=adapter, texts=PASSAGES)
-    with blobs.scratch() as file:
-        task = StatisticTask(request=request, file=file)
-        answer = begin(setup.model_dump(mode="json"))(task.model_dump(mode="json"), silent)
-        assert list(blobs.digests()) == [adapter.blob]
-        assert sha256_digest(file.read_bytes()) == MeasuredStatistic.model_validate(answer).blob
-        tensors = load_tensors(file.read_bytes())
-    assert list(tensors) == sorted(measured(gpt2, config, "inputs", max_tokens=request.max_tokens)[1])
-    assert not file.exists()
 
 
 @pytest.mark.parametrize("kind", ["fisher", "inputs"])

@@ -551,8 +551,6 @@ def test_a_part_of_the_passages_is_known_and_another_owner_or_noise_knows_nothin
     cached_weighing(alone=4)
     subset = cached_weighing(texts=TEXTS[::2])
     assert (subset.screen_tokens, subset.alone_tokens) == (0, 0)
-    fresh = weighed(gpt2, bank, texts=TEXTS[::2], alone=2, groups=100, screened=100)
-    assert subset.model_dump(exclude=TOOK) == fresh.model_dump(exclude=TOOK)
     for changes in ({"owner": "you"}, {"owner": "me", "noise": True}, {"texts": (*TEXTS, "one more")}):
         assert cached_weighing(**changes).screen_tokens > 0
         assert cached_weighing(**{**changes, "owner": "x"}).alone_tokens > 0
