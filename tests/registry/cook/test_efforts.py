@@ -346,11 +346,6 @@ def test_the_gain_of_past_cooks_is_over_the_soup_as_selected(pool):
     assert past_gains(pool.database, "tiny", ("other",)) == {}
 
 
-def test_where_tuning_is_forbidden_it_has_no_price(stocked):
-    set_tuning(stocked, "forbid")
-    assert [price.effort for price in stocked.cook(sample=LAW, effort="quick", verify=True).beyond] == ["thorough"]
-
-
 # --- budgets ---------------------------------------------------------------------------------------
 
 

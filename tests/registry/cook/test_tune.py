@@ -101,17 +101,6 @@ def same_bytes(pool: ToyRegistry, name: str) -> dict:
     return {"config": row.config, "files": {WEIGHTS: inline(pool.registry.blobs.read(row.weights_blob))}}
 
 
-def test_every_fifth_passage_of_a_large_sample_is_held_out_also_of_choosing_the_start(pool):
-    texts = sample("law")["texts"]
-    texts[4::5] = sample("zoo", count=6)["texts"]
-    evidence = pool.cook(sample={"texts": texts}, effort="tune", verify=True).evidence
-    (request,) = pool.tunings
-    assert request.folds == (tuple(range(4, 30, 5)),)
-    assert (evidence.search.decided_on, evidence.search.held_out, evidence.search.tuning.trainings) == (30, 6, 2)
-    assert evidence.selection.units == 24
-    assert [domain.domain for domain in evidence.selection.selected] == ["law"]
-
-
 def test_of_few_passages_each_is_held_out_once_and_the_last_training_is_on_all(pool):
     search = tune(pool, "law", count=7).evidence.search
     (request,) = pool.tunings
@@ -282,10 +271,6 @@ def test_a_mixture_with_what_has_learnt_the_sample_takes_no_part_either(learnt):
     cooked = learnt.cook(sample=sample("law"), effort="instant", pool={"include_soups": True})
     left_out = {entry.ref: entry.reason for entry in cooked.evidence.selection.left_out}
     assert left_out["acme/mixed@1"] == left_out["acme/leases@1"] == "has learnt from this sample"
-
-
-def test_for_another_sample_it_is_chosen_like_any_other(learnt):
-    assert "leases" in domains_of(learnt.cook(sample=sample("law", count=29), effort="instant"))
 
 
 def test_the_same_request_again_is_answered_with_its_result_and_does_not_start_from_it(learnt):

@@ -156,12 +156,6 @@ def test_a_pool_is_fitted_anew_without_it(verbs: ToyRegistry) -> None:
     assert [member.ref for member in second.members] == ["acme/tax@1"]
 
 
-def test_the_next_push_has_an_embedding_job_of_its_own(verbs: ToyRegistry) -> None:
-    first = verbs.push("acme/law", sample={"texts": passages("law")})
-    purged(verbs, first.row)
-    assert verbs.push("other/tax", seed=1, sample={"texts": passages("tax")}).job != first.job
-
-
 def test_a_selector_knows_that_its_member_is_purged_whatever_is_pushed_since(verbs: ToyRegistry) -> None:
     verbs.ready("acme/tax")
     law = verbs.ready("acme/law", seed=1)
