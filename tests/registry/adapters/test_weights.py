@@ -17,7 +17,7 @@ from registry import tensor_file
 from registry.adapters import create, expected_tensors, paper_config, weights
 from registry.adapters.weights import adapter_digest, check_weights, init_hash, load_tensors, save_tensors, scale_output
 from registry.errors import Incompatible, InvalidWeights, TooLarge
-from registry.spec import AverageMixing, BaseShape, BottleneckConfig, LoraConfig, LoraModule, Recipe, RecipeIngredient
+from registry.spec import BaseShape, BottleneckConfig, LoraConfig, LoraModule
 from registry.tensor_file import MAX_HEADER_BYTES, MAX_PROBLEMS, MAX_TENSORS, canonical_order, parse, write
 
 SHAPE = BaseShape(
@@ -353,16 +353,3 @@ def test_digests_stay_what_they_are(config, digest):
     shape = DEEP.model_copy(update={"linears": LINEARS})
     tensors = {name: torch.full(size, 0.5) for name, size in expected_tensors(config, shape).items()}
     assert adapter_digest(BASE, config, tensors) == f"sha256:{digest}"
-
-
-@pytest.mark.parametrize(
-    ("mixing", "digest"),
-    [
-        (AverageMixing(), "79965408218639eeee3037a13e441675fe20a3194c91759e20371de6b48d77ee"),
-        (AverageMixing(scale="0.5"), "6d0d14b79227023e6900e059ea6f60b191bc8c58aa34eb28f9e5f70c52fab445"),
-        (AverageMixing(assume_same_init=True), "5a7bc59314e62d7e15f0156002e36deaf0e221ed74008a903370e76e14f3ade5"),
-    ],
-)
-def test_recipes_that_were_cooked_are_found_again(mixing, digest):
-    two = tuple(RecipeIngredient(digest="sha256:" + digit * 64, weight="0.5") for digit in "12")
-    assert Recipe(base_fingerprint=BASE, ingredients=two, mixing=mixing).digest == f"sha256:{digest}"

@@ -42,7 +42,6 @@ from tests.registry.random_adapters import (
     INIT,
     OTHER_INIT,
     SHAPE,
-    STRUCTURES,
     UNKNOWN,
     bottleneck,
     lora,
@@ -177,18 +176,6 @@ def test_the_largest_group_is_of_those_that_concatenate_not_of_one_structure():
 
 
 # --- reports --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", sorted(STRUCTURES))
-def test_concat_is_exact_and_average_is_not(kind):
-    ingredients = weighted([bottleneck(kind)] * 3, [1, 2, 3])
-    (_, exact), (_, averaged) = (
-        reported(ingredients, mixing) for mixing in (EXACT, AverageMixing(assume_same_init=True))
-    )
-    assert (exact.width_in, exact.width_out) == ((4, 4, 4), 12)
-    assert (averaged.width_in, averaged.width_out, averaged.relative_cost) == ((4, 4, 4), 4, 1.0)
-    assert exact.residual < 1e-6 < 0.1 < averaged.residual
-    assert exact.relative_cost > 1
 
 
 def test_the_residual_is_that_of_the_outputs_of_all_layers():

@@ -209,16 +209,29 @@ class TestThoseOfSeveralAdapters:
 
 
 @pytest.mark.parametrize(
-    ("mixing", "digest"),
+    ("base", "ingredients", "mixing", "digest"),
     [
-        ({"method": "average"}, "77201b32c9271ee110120643cb8aa53579c260fdc122dbc86a473115ba8404a8"),
-        ({"method": "concat", "scale": "0.5"}, "7e66c6f8fe39ff930037d2403c548da6692df279fa41f7a3283392444460e8ce"),
-        ({"method": "merge"}, "67886c76b40fe735b69e17e7a83e8ed148eec2d9cd1c243b4bd815da8e08d585"),
+        ("b", "b", {"method": "average"}, "77201b32c9271ee110120643cb8aa53579c260fdc122dbc86a473115ba8404a8"),
+        (
+            *("b", "b", {"method": "concat", "scale": "0.5"}),
+            "7e66c6f8fe39ff930037d2403c548da6692df279fa41f7a3283392444460e8ce",
+        ),
+        ("b", "b", {"method": "merge"}, "67886c76b40fe735b69e17e7a83e8ed148eec2d9cd1c243b4bd815da8e08d585"),
+        ("0", "12", {"method": "average"}, "79965408218639eeee3037a13e441675fe20a3194c91759e20371de6b48d77ee"),
+        (
+            *("0", "12", {"method": "average", "scale": "0.5"}),
+            "6d0d14b79227023e6900e059ea6f60b191bc8c58aa34eb28f9e5f70c52fab445",
+        ),
+        (
+            *("0", "12", {"method": "average", "assume_same_init": True}),
+            "5a7bc59314e62d7e15f0156002e36deaf0e221ed74008a903370e76e14f3ade5",
+        ),
     ],
 )
-def test_recipes_keep_their_digests(mixing: dict[str, str], digest: str) -> None:
-    ingredient = RecipeIngredient(digest=BASE, weight="1")
-    recipe = Recipe(base_fingerprint=BASE, ingredients=(ingredient,), mixing=REQUESTS.validate_python(mixing))
+def test_recipes_keep_their_digests(base: str, ingredients: str, mixing: dict[str, Any], digest: str) -> None:
+    weight = "1" if len(ingredients) == 1 else "0.5"
+    parsed = tuple(RecipeIngredient(digest=f"sha256:{digit * 64}", weight=weight) for digit in ingredients)
+    recipe = Recipe(base_fingerprint=f"sha256:{base * 64}", ingredients=parsed, mixing=REQUESTS.validate_python(mixing))
     assert recipe.digest == f"sha256:{digest}"
 
 

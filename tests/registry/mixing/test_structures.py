@@ -32,7 +32,6 @@ from tests.registry.random_adapters import (
     INIT,
     OTHER_INIT,
     SHAPE,
-    STRUCTURES,
     UNKNOWN,
     bottleneck,
     lora,
@@ -131,9 +130,6 @@ def test_a_scale_of_a_task_adapter_is_that_of_what_is_inside_of_the_base() -> No
         assert torch.equal(half[key], tensor * 0.5 if ".up." in key else tensor), key
 
 
-# --- mixed pools ----------------------------------------------------------------------------------
-
-
 # --- pools ----------------------------------------------------------------------------------------
 
 
@@ -160,11 +156,6 @@ def test_a_fusion_stands_alone() -> None:
     )
     assert set(out) == {second_fusion.digest, make_ingredient(2, PREFIX).digest}
     assert "is a fusion" in out[second_fusion.digest]
-
-
-def test_the_largest_group_is_the_best_where_nothing_is_ranked() -> None:
-    mams, fusion = ingredients_of(MAM, 4), make_ingredient(9, FUSION, provenance=INIT)
-    assert best_unranked([fusion, *mams], AutoMixing()).config == MAM
 
 
 @pytest.mark.parametrize("start", [INIT, UNKNOWN])
@@ -198,10 +189,6 @@ def test_no_width_is_never_too_wide() -> None:
 # --- banks of experts -----------------------------------------------------------------------------
 
 
-KINDS = (*STRUCTURES, "lora")
-SHARES = ("up", "down", "none")
-
-
 def config_of(kind: str = "pfeiffer", **fields: Any) -> BankConfig:
     expert = lora(leaves=("c_attn", "c_fc")) if kind == "lora" else bottleneck(kind)
     return BankConfig.model_validate({"expert": expert, **fields})
@@ -213,24 +200,6 @@ def bank(number: int = 1, config: BankConfig | None = None, **changes: Any) -> S
 
 def mixed(ingredient: SoupIngredient) -> dict[str, torch.Tensor]:
     return MIXINGS["merge"].mix([ingredient], MergeMixing())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("share", SHARES)
-def test_a_merge_is_an_adapter_of_the_experts_configuration(kind, share):
-    config = config_of(kind, share=share, experts=3)
-    ingredient = bank(2, config)
-    assert MIXINGS["merge"].check([ingredient], MergeMixing()) == []
-    assert MIXINGS["merge"].result([ingredient], MergeMixing()) == config.expert
-    merged, expected = mixed(ingredient), merge_bank(config, tensors_of(config, 2))
-    assert merged.keys() == expected.keys()
-    assert all(torch.equal(merged[name], expected[name]) for name in merged)
-    from_tensors(config.expert, SHAPE, merged)
-
-
-def test_what_a_bank_weighs_does_not_matter():
-    heavy, light = (mixed(bank(3, weight=weight)) for weight in ("1", "0.000000001"))
-    assert all(torch.equal(heavy[name], light[name]) for name in heavy)
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
