@@ -25,6 +25,7 @@ from registry.errors import Unavailable
 from registry.spec import Card
 from service.operations.storage import Migrated, SchemaWatch, check_schema, check_serves, migrate
 from tests import last_release as history
+from tests.adaptersoup.cli.test_cold_start import loaded
 from tests.postgres import Databases
 from tests.registry.catalogue.conftest import Later
 from tests.registry.catalogue.neighbours import copy_rows, rows_of, schema_of, taken_away
@@ -241,14 +242,7 @@ def test_threads_that_migrate_databases_of_their_own_do_not_meet(databases, tmp_
 @pytest.mark.slow
 def test_migrations_need_nothing_but_the_tables():
     """`soup migrate` must run where models cannot be loaded."""
-    import subprocess
-    import sys
-
-    heavy = "{'torch', 'transformers', 'sklearn'} & set(sys.modules)"
-    script = f"import sys, migrations; migrations.head(); print(sorted({heavy}))"
-    root = Path(migrations.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert loaded("import migrations; migrations.head()", {"torch", "transformers", "sklearn"}) == set()
 
 
 # --- beside the last release ----------------------------------------------------------------------
