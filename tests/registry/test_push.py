@@ -23,7 +23,7 @@ from registry.lifecycle.purge import purge
 from registry.names import sha256_digest
 from registry.push import find_base
 from registry.samples.embeddings_file import save_embeddings
-from registry.spec import BottleneckConfig, GmmSpec, PoolSpec, Provenance, UseLimits
+from registry.spec import GmmSpec, PoolSpec, Provenance, UseLimits
 from registry.spec.limits import SizeLimits
 from registry.spec.passage import encode_lines
 from tests.registry.toy_registry import (
@@ -347,12 +347,6 @@ class TestRefusals:
     def test_one_sentence(self, verbs, fields, error, sentence):
         with pytest.raises(error, match=sentence):
             verbs.push(**fields)
-
-    def test_all_wrong_shapes_at_once(self, verbs):
-        wide = BottleneckConfig(structure="pfeiffer", bottleneck=3, activation="relu")
-        with pytest.raises(Incompatible) as caught:
-            verbs.push(files={WEIGHTS: inline(weights(0, wide))})
-        assert len(caught.value.problems) == 6  # down.weight, down.bias and up.weight of two layers
 
     def test_two_bases_of_one_fingerprint_need_a_name(self, verbs):
         manifest = verbs.manifest(base_model=None, base_fingerprint=SHAPE.fingerprint)

@@ -327,7 +327,6 @@ def test_a_sweep_that_was_stopped_goes_on_to_the_same_adapters(sweep, tmp_path, 
     [
         ((), ("--schedule", "cosine"), "schedule"),
         ((), ("--bottleneck", "8"), "config.bottleneck"),
-        ((), ("--init-seed", "3"), "init_seed"),
         (("--sparsity", "0.5"), (), "pruning"),
         ((), ("--adamix", "2"), "consistency"),
         (("--adamix", "2"), ("--adamix", "2", "--share", "none"), "bank.share"),

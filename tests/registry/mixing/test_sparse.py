@@ -161,14 +161,6 @@ def test_a_dense_ingredient_keeps_everything():
     assert soups["intersect"][0].pruned.score == "intersect"
 
 
-def test_first_is_the_heaviest_and_of_equals_the_lowest_digest():
-    light, heavy = ingredients_of(CONFIG, [0.3, 0.7])
-    assert mixed([light, heavy], "first")[0].pruned.masked == heavy.config.pruned.masked
-    equals = ingredients_of(CONFIG, [0.5, 0.5])
-    lowest = min(equals, key=lambda ingredient: ingredient.digest)
-    assert mixed(equals, "first")[0].pruned.masked == lowest.config.pruned.masked
-
-
 def test_layers_are_pruned_again_as_they_were():
     def in_layers(number):
         pruned, tensors = sparse(CONFIG, number)

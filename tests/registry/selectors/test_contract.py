@@ -141,12 +141,6 @@ class TestThoseThatLookAtText:
         assert [entry.domain for entry in top.selected] == ["d0"]
         assert top.reason.endswith("The best match was taken anyway.")
 
-    def test_the_cap_leaves_the_rest_out_with_a_reason(self, selector: Selector) -> None:
-        options = SelectOptions(max_ingredients=1, min_share=0.1, threshold=-1.0)
-        selection = selector.rank(SAMPLE, options=options).selection()
-        assert len(selection.selected) == 1
-        assert any("taken already" in entry.reason for entry in selection.left_out)
-
     @pytest.mark.parametrize(
         "vectors",
         [np.empty((0, 12)), np.zeros(12), np.zeros((5, 7)), np.full((5, 12), np.nan), np.full((5, 12), np.inf)],
