@@ -286,13 +286,6 @@ def test_a_retry_waits_and_its_success_forgets_the_failure(catalogue):
     assert catalogue.jobs.get(None, row.id).error is None
 
 
-def test_a_queued_job_cannot_end(catalogue):
-    row = enqueue(catalogue)
-    assert not catalogue.jobs.succeed(row.id, {})
-    assert not catalogue.jobs.fail(row.id, {}, None)
-    assert catalogue.jobs.get(None, row.id) == row
-
-
 # --- leases ---------------------------------------------------------------------------------------
 
 

@@ -234,14 +234,6 @@ def test_embeddings_need_soup_json(folder: Path) -> None:
     assert read_directory(folder).embeddings is not None
 
 
-def test_what_peft_writes_for_what_we_cannot_compute(gpt2: LoadedBase, tmp_path: Path) -> None:
-    dora = trained(gpt2, tmp_path / "dora", use_dora=True, bias="lora_only")
-    with pytest.raises(UnknownMethod) as caught:
-        read_directory(dora.folder)
-    for word in ("use_dora", "bias 'lora_only'", "lora_magnitude_vector"):
-        assert any(word in problem for problem in caught.value.problems), caught.value.problems
-
-
 def test_writing_keeps_what_is_known(folder: Path, tmp_path: Path) -> None:
     read = read_directory(folder)
     provenance = Provenance(init_hash=HEX, init_source="declared", training={"lr": 0.1})

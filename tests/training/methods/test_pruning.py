@@ -177,12 +177,12 @@ def test_snip_and_grasp_by_hand():
 )
 def test_every_score_leaves_an_adapter_that_can_be_pushed(base, score, structure, init):
     """Of LoRAs both factors are pruned, of MAM the bottleneck, and of a fusion its attention."""
-    others = {
+    configs = {
         "lora": lora_for(base.shape, rank=3, alpha=6.0),
         "mam": UnionConfig(members=(PrefixConfig(length=4), paper_config("parallel", bottleneck=4))),
         "fusion": FusionConfig(member=paper_config("pfeiffer", bottleneck=3), members=2),
     }
-    config = others.get(structure) or paper_config(structure, bottleneck=5)
+    config = configs.get(structure) or paper_config(structure, bottleneck=5)
     adapter = pruned_one(base, config, init=init, score=score, sparsity=0.4)
     tensors = tensors_of(adapter)
     ((prefix, names),) = projections(config, tensors).items()
