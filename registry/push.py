@@ -56,7 +56,7 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
         check_additions(
             catalogue,
             registry.quotas,
-            {digest: len(data) for digest, data in files.items()},
+            _added_bytes(catalogue, files, existing),
             adapters=0 if existing is not None else 1,
             key_id=caller.key_id,
             namespace=new.namespace,
@@ -309,6 +309,12 @@ def _files_to_store(
     if checked.takes_sample(existing):
         accepted |= files.keys() - weights
     return {digest: data for digest, data in files.items() if digest in accepted}
+
+
+def _added_bytes(catalogue: Catalogue, files: Mapping[str, bytes], existing: AdapterRow | None) -> dict[str, int]:
+    """The sizes by digest of the files that an existing adapter does not have yet."""
+    present = set() if existing is None else {existing.weights_blob} | catalogue.samples.blobs(existing.sample)
+    return {digest: len(data) for digest, data in files.items() if digest not in present}
 
 
 def _put_files(registry: Registry, files: Mapping[str, bytes]) -> list[str]:

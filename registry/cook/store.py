@@ -46,7 +46,7 @@ def store_soup(job: CookJob, soup: Mixed, evidence: Evidence) -> tuple[AdapterRo
         check_additions(
             catalogue,
             registry.quotas,
-            {digest: len(data) for digest, data in files.items()},
+            {digest: len(data) for digest, data in files.items()} if existing is None else {},
             adapters=0 if existing is not None else 1,
             key_id=key_id,
             namespace=new.namespace,

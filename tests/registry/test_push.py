@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -21,7 +23,7 @@ from registry.errors import (
 )
 from registry.lifecycle.purge import purge
 from registry.names import sha256_digest
-from registry.push import find_base
+from registry.push import find_base, push
 from registry.samples.embeddings_file import save_embeddings
 from registry.spec import GmmSpec, PoolSpec, Provenance, UseLimits
 from registry.spec.limits import SizeLimits
@@ -270,6 +272,17 @@ def test_bytes_that_a_key_holds_in_another_namespace_are_not_counted_to_it_again
     assert verbs.push("globex/law").created
     with pytest.raises(QuotaExceeded, match="would hold"):
         verbs.push("globex/tax", seed=1)
+
+
+def test_what_is_stored_already_may_be_pushed_again_beyond_a_quota(verbs):
+    """Also by another key, to which the bytes are not counted: the adapter stays the first one's."""
+    row = verbs.push("acme/law", sample={"texts": passages("law")}).row
+    with verbs.database.write() as catalogue:
+        for kind, subject in (("namespace", "acme"), ("key", row.created_by), ("key", "key-2")):
+            catalogue.limits.set(kind, subject, UseLimits(stored_bytes=1))
+    for key_id in (row.created_by, "key-2"):
+        repushed = push(verbs.registry, replace(verbs.caller(), key_id=key_id), verbs.manifest("acme/law"))
+        assert (repushed.created, repushed.row.id) == (False, row.id)
 
 
 def test_what_a_quota_refuses_after_it_was_stored_is_deleted(verbs, monkeypatch):
