@@ -155,10 +155,6 @@ class Keys(Repository[KeyRow]):
         self.change(id, secret_sha256=secret_sha256, prefix=prefix)
         return self.get(id)
 
-    def rotations(self, id: str) -> int:
-        """The number of times that the secret of a key was replaced."""
-        return self._count(former_secrets, former_secrets.c.key_id == id)
-
     def change(self, id: str, **values: Any) -> KeyRow:
         """Change columns of a key; raises NotFound."""
         self._update(keys, keys.c.id == id, **values)

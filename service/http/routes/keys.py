@@ -5,6 +5,9 @@ A secret is shown once, when it is created.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -12,8 +15,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends
 
 from registry.catalogue import Catalogue, KeyRow
+from registry.catalogue.database import BUSY_SECONDS
 from registry.catalogue.rows import JobRow
-from registry.errors import Conflict, Forbidden, InvalidParameter
+from registry.errors import Busy, Conflict, Forbidden, InvalidParameter
 from registry.names import RESERVED_NAMESPACES
 from service.access.key_watch import present
 from service.access.keys import (
@@ -37,8 +41,6 @@ Anybody = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))
 NO_GRACE = Rotation()
 MAX_LIFETIME = timedelta(days=3660)
 """Maximum lifetime of a key that expires: ten years."""
-MAX_ROTATIONS = 1000
-"""Maximum number of rotations of a key: each stores the previous secret for good."""
 
 
 @router.post("", status_code=201)
@@ -141,24 +143,33 @@ def rotate_key(id: str, services: AppServices, principal: Anybody, body: Rotatio
     """Replace the secret of a key; only this answer contains the new one. Admins may do so, and any key for its own
     secret.
 
-    Previous secrets expire immediately or after `grace_seconds`. A key can be rotated at most 1000 times (409).
+    Previous secrets expire immediately or after `grace_seconds`.
     """
     if principal.key_id != id and not principal.has("admin"):
         raise Forbidden("This key lacks the scope 'admin': it can only replace its own secret.")
     secret = new_secret()
-    with services.rotating_keys:
+    with _turn_to_rotate(services.rotating_keys):
         with services.registry.database.write() as catalogue:
             old_row = catalogue.keys.get(id) if principal.key_id == id else managed_row(catalogue, id, principal)
             _check_is_changeable(old_row)
             _check_expiry_order(old_row, principal)
-            if catalogue.keys.rotations(id) >= MAX_ROTATIONS:
-                raise Conflict(f"Key {id} was rotated {MAX_ROTATIONS} times, the maximum: make another.", param="id")
             old_secret = catalogue.keys.secret_of(id)
             ends_at = present() + timedelta(seconds=body.grace_seconds)
             row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:VISIBLE_CHARACTERS], ends_at=ends_at)
             principal.caller.audit(catalogue, "key.rotate", id, name=row.name, grace_seconds=body.grace_seconds)
         replace_admin_secret(services.settings.admin_key_path, old_secret, secret)
     return CreatedKey(**_key(row).model_dump(), secret=secret)
+
+
+@contextmanager
+def _turn_to_rotate(lock: threading.Lock) -> Iterator[None]:
+    """Hold the lock; raises Busy if others hold it for as long as a write waits for the database."""
+    if not lock.acquire(timeout=BUSY_SECONDS):
+        raise Busy("Other keys are being rotated: try again.", retry_after=1)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _check_is_changeable(row: KeyRow) -> None:
