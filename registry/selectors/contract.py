@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from registry.errors import Internal, InvalidParameter, InvalidSample
 from registry.progress import Progress
@@ -100,12 +100,9 @@ class Selector(ABC, Generic[Spec]):
                 f"Stored state is of selector {meta.get('kind')!r} version {meta.get('version')!r}, "
                 f"not {cls.kind!r} version {STATE_VERSION}: fit it again."
             )
-        try:
-            selector = cls(SPECS.validate_python({"kind": cls.kind, **meta["spec"]}))
-            selector.members_ = tuple(Member(**member) for member in meta["members"])
-            selector.report_ = dict(meta["report"])
-        except (ValidationError, KeyError, TypeError) as error:
-            raise Internal(f"Stored state of selector {cls.kind!r} is of another release: fit it again.") from error
+        selector = cls(SPECS.validate_python({"kind": cls.kind, **meta["spec"]}))
+        selector.members_ = tuple(Member(**member) for member in meta["members"])
+        selector.report_ = dict(meta["report"])
         selector._restore(arrays)
         return selector
 

@@ -109,11 +109,9 @@ class TestEverySelector:
         with pytest.raises(Cancelled):
             SELECTORS[kind](spec).fit(DOMAINS, progress=Mock(side_effect=Cancelled("enough")))
 
-    def test_a_state_of_another_kind_version_or_form_is_refused(self, selector: Selector) -> None:
+    def test_a_state_of_another_kind_or_version_or_with_bent_arrays_is_refused(self, selector: Selector) -> None:
         arrays, meta = selector.to_state()
-        bad = [
-            (arrays, meta | change) for change in ({"kind": "other"}, {"version": 99}, {"spec": {"a_later_field": 1}})
-        ]
+        bad = [(arrays, meta | {"kind": "other"}), (arrays, meta | {"version": 99})]
         for name, array in arrays.items():
             bad += [({key: value for key, value in arrays.items() if key != name}, meta)]
             bad += [(arrays | {name: bent}, meta) for bent in (array[..., None], array.astype(np.float32))]
