@@ -15,7 +15,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from adaptersoup.cli.commands import command
-from adaptersoup.cli.failures import FAILED, OK, exit_code, explain
+from adaptersoup.cli.failures import OK, exit_code, explain
 from adaptersoup.cli.output import as_json, data, talk
 from adaptersoup.cli.setting_flags import settings_of
 from registry.errors import InvalidParameter, NotFound, SoupError, Unavailable
@@ -136,19 +135,17 @@ def _run(settings: Settings, listener: socket.socket, child: EngineChild, *, jso
         until_signal(config, listener, ready=ready, stopping=stopping)
     finally:
         elapsed = 0.0 if stopped_at is None else time.monotonic() - stopped_at
-        if not runtime.stop(seconds=max(1.0, STOP_SECONDS - elapsed)):
-            _end_at_once(sys.exception())
+        has_ended, error = runtime.stop(seconds=max(1.0, STOP_SECONDS - elapsed)), sys.exception()
+        if not has_ended and (error is None or isinstance(error, SoupError)):
+            _end_at_once(error)
 
 
-def _end_at_once(error: BaseException | None) -> None:
+def _end_at_once(error: SoupError | None) -> None:
     """End the process, after `error` is printed: a thread that still computes could crash it at its end."""
     code = OK
-    if isinstance(error, SoupError):
+    if error is not None:
         talk(explain(error))
         code = exit_code(error)
-    elif error is not None:
-        traceback.print_exception(error)
-        code = FAILED
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)
