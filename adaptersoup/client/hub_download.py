@@ -57,12 +57,13 @@ def directories(sources: Sequence[Path]) -> Iterator[tuple[list[Path], dict[Path
     """
     local: list[Path] = []
     errors: dict[Path, SoupError] = {}
+    parsed = [split_hub(str(source)) if is_hub(source) else None for source in sources]  # before any is downloaded
     with ExitStack() as stack:
-        for source in sources:
-            if not is_hub(source):
+        for source, repository_and_revision in zip(sources, parsed, strict=True):
+            if repository_and_revision is None:
                 local.append(source)
                 continue
-            repository, revision = split_hub(str(source))
+            repository, revision = repository_and_revision
             parent = Path(stack.enter_context(TemporaryDirectory(prefix="soup-hub-")))
             directory = parent / repository.rpartition("/")[2]
             local.append(directory)
