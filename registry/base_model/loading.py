@@ -229,7 +229,7 @@ def _shape(folder: Path, entry: BaseEntry, cache_dir: Path | None) -> BaseShape:
     key = fingerprint(folder, cache_dir=cache_dir), entry.kind
     if key not in _shapes:
         _shapes[key] = shape_from(config, key[0], entry.id, entry.kind)
-    return _shapes[key]
+    return _shapes[key].model_copy(deep=True)
 
 
 def weight_bytes(entry: BaseEntry, *, untie_output: bool = False) -> int:
