@@ -27,7 +27,7 @@ from adaptersoup.client.answers import (
     redirect_target,
     translated,
 )
-from adaptersoup.client.request_headers import connection_options, model_header
+from adaptersoup.client.http_options import connection_options, model_header
 from adaptersoup.client.waiting import Pause, sleep
 from registry.errors import Busy
 

@@ -1,4 +1,4 @@
-"""Headers of requests to a server, and the arguments of an HTTP client that sends them.
+"""Options of the HTTP client that sends requests to a server, and a header for proxies.
 
 Used by `adaptersoup.client`. Knows no route, and sends nothing.
 """
