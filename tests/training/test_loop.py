@@ -451,6 +451,13 @@ def test_a_killed_training_goes_on_to_the_same_bits(base, tmp_path):
     assert resumed.provenance == whole.provenance
 
 
+def test_the_checkpoint_of_another_base_is_refused(base, bases, tmp_path):
+    with pytest.raises(Cancelled):
+        adapter(base, Saving(tmp_path / "state"), should_stop=lambda: True)
+    with pytest.raises(Conflict, match=r"base\.fingerprint"):
+        adapter(bases("llama"), Saving(tmp_path / "state"))
+
+
 def test_what_is_no_checkpoint_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(Cancelled):
         noisy(tmp_path, stop_after=3)

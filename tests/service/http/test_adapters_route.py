@@ -71,6 +71,14 @@ def test_lists_leave_the_provenance_to_each_adapter(world: World) -> None:
     assert "provenance" not in world.client.delete("/v1/adapters/acme/long").json()["data"][0]
 
 
+def test_of_two_changes_to_what_was_read_one_is_refused(world: World) -> None:
+    etag = world.push("acme/raced")["etag"]
+    first = {"json": {"domain": "one"}, "headers": {"if-match": f'"{etag}"'}}
+    assert world.client.patch("/v1/adapters/acme/raced", **first).status_code == 200
+    refusal_with_code(world.client.patch("/v1/adapters/acme/raced", **{**first, "json": {"domain": "two"}}), 412, LATE)
+    assert get(world, "acme/raced").json()["domain"] == "one"
+
+
 def test_a_domain_that_changes_refits_its_pools_and_only_these(world: World) -> None:
     world.push("pools/law", seed=1, sample=vectors(world))
     world.push("elsewhere/law", seed=2, sample=vectors(world, 1))

@@ -138,6 +138,14 @@ def test_a_job_that_is_ended_leaves_what_it_had_and_the_next_goes_on(stocked: Wo
     assert evaluated(stocked, headers, passages=5) == {"pairs": 4, "computed": 1, "known": 3, "failed": {}}
 
 
+def test_text_that_several_adapters_have_is_one_sample(stocked: World) -> None:
+    for seed, name in enumerate(("a", "b"), 51):
+        push_embedded(stocked, f"shared/{name}", TEXTS["law"], seed=seed, domain=name)
+    headers = stocked.headers(stocked.key(["read", "write"], ["shared"]))
+    assert evaluated(stocked, headers, passages=5) == {"pairs": 2, "computed": 2, "known": 0, "failed": {}}
+    assert len(evaluations(stocked, headers)) == 2
+
+
 def test_a_request_like_one_that_waits_gives_that_job(stocked: World, headers: dict[str, str]) -> None:
     _, pool = pool_of(stocked.registry, Caller("k", ("acme",), "r"), PoolRequest())
     with stocked.registry.database.write() as catalogue:

@@ -225,6 +225,15 @@ class TestFitting:
         body = {"selector": {"kind": "cosine", "encoder": "base", "seed": seed}, "wait": wait}
         return world.client.post("/v1/selectors", json=body)
 
+    def stopped_child(self, world: World, seed: int) -> tuple[str, int]:
+        """A fit under way, and its process, made to stand still before it has come to it."""
+        fitting = world.runtime.jobs.fitting
+        fitting.stop()
+        job = self.fit(world, seed, wait=0).json()["id"]
+        pid = until(lambda: fitting._child.pid)
+        os.kill(pid, signal.SIGSTOP)
+        return job, pid
+
     @pytest.mark.usefixtures("_retried_at_once")
     def test_a_process_that_never_starts_is_one_sentence(
         self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
@@ -236,6 +245,12 @@ class TestFitting:
             with pytest.raises(Unavailable, match="process that fits selectors"):
                 client.wait_job(job)
         assert self.fit(world, 2).status_code == 201
+
+    def test_a_fit_that_is_cancelled_ends_at_once(self, world: World) -> None:
+        job, pid = self.stopped_child(world, 5)
+        until(lambda: job_of(world, job)["state"] == "running")
+        assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
+        until(lambda: not alive(pid))
 
 
 class TestWeighing:
