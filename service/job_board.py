@@ -27,8 +27,12 @@ class JobMetrics:
         self.ended = Counter(
             "soup_jobs_ended", "Job attempts on this server, by outcome.", ("kind", "outcome"), registry=None
         )
-        self.errors = Counter("soup_job_errors", "Errors that tries of jobs ended with here.", ("code",), registry=None)
-        self.seconds = Summary("soup_job_seconds", "Seconds that tries of jobs took here.", ("kind",), registry=None)
+        self.errors = Counter(
+            "soup_job_errors", "Errors of job attempts on this server, by code.", ("code",), registry=None
+        )
+        self.seconds = Summary(
+            "soup_job_seconds", "Seconds of job attempts on this server, by kind.", ("kind",), registry=None
+        )
 
 
 class Interrupted(SoupError):

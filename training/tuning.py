@@ -96,7 +96,7 @@ def _best_pass(nll_after: Sequence[dict[int, float]]) -> int:
 class _TuningRun:
     """A request on its base model; `rows` are the texts' tokens, `steps` and `trained` count steps and their tokens.
 
-    `by_pass` holds for each pass, over all trainings that reach it, the NLL of their texts and the tokens of these.
+    `by_pass` holds for each pass the NLL and the tokens of the training texts, over all trainings that reach it.
     """
 
     base: LoadedBase

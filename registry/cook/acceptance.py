@@ -80,7 +80,7 @@ def why_not(verification: Verification) -> str:
     if verification.held_out:
         margin = verification.margin
         if margin is None:
-            return "Only one held-out passage has a token that can be scored, which shows nothing: send more passages."
+            return "Only one held-out passage can be scored, too few for a comparison: send more passages."
         where, by = f"On the {verification.passages} held-out passages", "two standard errors"
         if margin > HELD_OUT_MARGIN:
             best = f" of the best of {verification.ways} soups" if verification.ways > 1 else ""

@@ -1,5 +1,4 @@
-"""Encoders turn texts into vectors: `base` averages the base model's last hidden states, `sbert` embeds
-sentences.
+"""Encoders turn texts into vectors: `base` averages last hidden states of the base model, `sbert` embeds sentences.
 
 Importing this package is cheap: sentence-BERT loads its model, and torch with it, at its first use.
 """

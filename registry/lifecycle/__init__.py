@@ -1,4 +1,4 @@
-"""Verbs that change stored adapters and remove what is stored: purge on request, collection of what is unused.
+"""Verbs that change, retire, restore and purge stored adapters, and collect unused data.
 
 Called by routes and by the server's periodic collection. Nothing here chooses, mixes or scores.
 """

@@ -33,7 +33,7 @@ HAS_LEARNT = "has learnt from this sample"
 
 @dataclass(frozen=True)
 class _Ranker:
-    """A selector, and adapters with reasons against them: `excluded` by digest, `superseded` were not fitted."""
+    """A selector. `excluded`: reasons by digest; `superseded`: members that were not fitted, with reasons."""
 
     selector: Selector[Any]
     options: SelectOptions

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 DECIMAL_UNIT = Decimal("0.000000001")
 """Numbers of recipes are rounded to multiples of it."""
 WEIGHT_UNITS = 10**9
-"""Weights are multiples of one of these, and sum to 1."""
+"""Weights are integers divided by this, and sum to 1."""
 
 
 def canonical_decimal(value: object) -> str:
@@ -46,7 +46,7 @@ UpToOne = Annotated[
 def canonical_weights(weights: Sequence[float | Decimal]) -> list[str]:
     """Non-negative weights, normalised to nine decimal places that sum to exactly 1.
 
-    WEIGHT_UNITS are allocated by largest remainder, ties to the earlier entry. Raises ValueError where weights are
+    The units are allocated by largest remainder, ties to the earlier entry. Raises ValueError where weights are
     negative, not finite or all zero.
     """
     exact = [Decimal(repr(w)) if isinstance(w, float) else Decimal(w) for w in weights]

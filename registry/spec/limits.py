@@ -58,9 +58,9 @@ class DefaultLimits(Frozen):
 class SampleLimits:
     """Limits of a sample.
 
-    An adapter's sample needs `minimum` sequences, a sample to cook or select for only min(`minimum`, `novel`). Fewer
-    than `good` are noted in its report, from more than `maximum` a draw is taken. `max_chars` are the characters of a
-    text, `characters` those of all.
+    An adapter's sample needs `minimum` sequences, one to cook or select for min(`minimum`, `novel`). Fewer than `good`
+    are noted in its report, from more than `maximum` a draw is taken. `max_chars` are the characters of a text,
+    `characters` those of all.
     """
 
     minimum: int = 20
@@ -72,7 +72,7 @@ class SampleLimits:
 
     @property
     def with_single_sequence(self) -> SampleLimits:
-        """These limits for a single prompt: its sample has at least one sequence."""
+        """These limits with a minimum of one sequence, for single prompts."""
         return replace(self, novel=1)
 
 

@@ -50,7 +50,7 @@ class Principal:
     scopes: frozenset[str]
     expires_at: datetime | None = None
     request_id: str = ""
-    """The id of the request, which Gate knows."""
+    """The id of the current request; empty outside of one."""
 
     @property
     def caller(self) -> Caller:

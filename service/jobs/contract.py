@@ -69,10 +69,9 @@ class JobContext:
 class JobKind:
     """One kind of job. Jobs wait only for jobs of the same `lane`: a training takes hours, a fit minutes.
 
-    `run` does the work. `on_unsuccessful_end` is called in the transaction that ends a job without a
-    result. `clean` removes
-    files that only the job needed, and may be called twice. `reach` returns the namespaces it works on (None: all),
-    `reached` the progress of its saved state, if it resumes from one.
+    `run` does the work. `on_unsuccessful_end` is called in the transaction that ends a job without a result. `clean`
+    removes files that only the job needed, and may be called twice. `reach` returns the namespaces it works on (None:
+    all), `reached` the progress of its saved state, if it resumes from one.
     """
 
     run: Callable[[JobContext], dict[str, Any]]

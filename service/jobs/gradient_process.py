@@ -111,7 +111,7 @@ class GradientProcess:
             self._idle_timer.cancel()
 
     def _end_after(self, task: int) -> None:
-        """End the process if this task was the last one: the timer may wait for the lock when the next one comes."""
+        """End the process unless another task has run since: the timer may have fired while that held the lock."""
         with self._lock:
             if task == self._tasks:
                 self._end()

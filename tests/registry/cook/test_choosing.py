@@ -551,7 +551,7 @@ def test_the_best_of_several_has_to_show_more_and_the_sentence_says_so() -> None
 def test_a_single_passage_says_nothing() -> None:
     single = verified([-5.0], held_out=True)
     assert not single.helps
-    assert why_not(single).startswith("Only one held-out passage has a token that can be scored")
+    assert why_not(single).startswith("Only one held-out passage can be scored")
 
 
 def test_without_a_token_nothing_is_said():

@@ -147,8 +147,8 @@ class Time:
         self.slept.append(round(seconds, 6))
 
 
-def refusals() -> tuple[KeyThrottle, Time]:
-    """KeyThrottle without a real clock, while another key is active."""
+def throttle_and_time() -> tuple[KeyThrottle, Time]:
+    """A KeyThrottle without a real clock, while another key is active."""
     time = Time()
     throttle = KeyThrottle(TOO_MUCH, clock=lambda: time.now, sleep=time.sleep)
     turns(throttle, "other")
@@ -165,7 +165,7 @@ def turns(throttle: KeyThrottle, key: str, count: int = 1) -> None:
 
 @pytest.mark.parametrize("status", [413, 429])
 def test_after_a_refusal_they_begin_one_by_one(status: int) -> None:
-    throttle, time = refusals()
+    throttle, time = throttle_and_time()
     throttle.record("loud", status)
     turns(throttle, "loud", 3)
     assert time.slept == [0.0, APART, 2 * APART]
@@ -175,14 +175,14 @@ def test_after_a_refusal_they_begin_one_by_one(status: int) -> None:
 
 @pytest.mark.parametrize("status", [200, 400, 401, 404, 500, 503])
 def test_any_other_answer_holds_nobody(status: int) -> None:
-    throttle, time = refusals()
+    throttle, time = throttle_and_time()
     throttle.record("key", status)
     turns(throttle, "key", 3)
     assert time.slept == []
 
 
 def test_who_waits_as_told_notices_nothing() -> None:
-    throttle, time = refusals()
+    throttle, time = throttle_and_time()
     throttle.record("key", 429)
     time.now += REMEMBERED
     turns(throttle, "key", 5)
@@ -190,7 +190,7 @@ def test_who_waits_as_told_notices_nothing() -> None:
 
 
 def test_while_no_other_key_asks_nobody_is_held() -> None:
-    throttle, time = refusals()
+    throttle, time = throttle_and_time()
     time.now += OTHERS
     throttle.record("key", 429)
     turns(throttle, "key", 200)
@@ -202,7 +202,7 @@ def test_while_no_other_key_asks_nobody_is_held() -> None:
 
 def test_who_goes_on_is_held_as_long_as_that_lasts() -> None:
     """Each request is refused again; those that wait have their turns one after the other, also much later."""
-    throttle, time = refusals()
+    throttle, time = throttle_and_time()
     for _ in range(30):
         throttle.record("key", 429)
         turns(throttle, "key")
@@ -211,7 +211,7 @@ def test_who_goes_on_is_held_as_long_as_that_lasts() -> None:
 
 
 def test_too_many_that_wait_are_refused_at_once() -> None:
-    throttle, _ = refusals()
+    throttle, _ = throttle_and_time()
     throttle.record("key", 429)
     with pytest.raises(RateLimitExceeded, match="did not wait") as refused:
         turns(throttle, "key", 200)
