@@ -52,11 +52,14 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
         existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
     damaged = _damaged_weights(registry, new, existing)
     with registry.database.read() as catalogue:
-        files = _files_to_store(catalogue, checked, existing, damaged)
+        present: set[str] = set()
+        if existing is not None:
+            present = {existing.weights_blob} | catalogue.samples.blobs(existing.sample)
+        files = _files_to_store(checked, existing, damaged, present)
         check_additions(
             catalogue,
             registry.quotas,
-            _added_bytes(catalogue, files, existing),
+            {digest: len(data) for digest, data in files.items() if digest not in present},
             adapters=0 if existing is not None else 1,
             key_id=caller.key_id,
             namespace=new.namespace,
@@ -294,27 +297,21 @@ def _damaged_weights(registry: Registry, new: NewAdapter, existing: AdapterRow |
 
 
 def _files_to_store(
-    catalogue: Catalogue, checked: _Checked, existing: AdapterRow | None, damaged: str | None
+    checked: _Checked, existing: AdapterRow | None, damaged: str | None, present: set[str]
 ) -> dict[str, bytes]:
     """The files of a push by digest, without those that an existing adapter does not take.
 
-    Files that it has already are stored again, which repairs damaged ones.
+    Files that it has already (`present`) are stored again, which repairs damaged ones.
     """
     files, weights = checked.files, {checked.new.weights_blob}
     if existing is None:
         return files
-    accepted = {existing.weights_blob} | catalogue.samples.blobs(existing.sample)
+    accepted = set(present)
     if damaged is not None:
         accepted |= weights
     if checked.takes_sample(existing):
         accepted |= files.keys() - weights
     return {digest: data for digest, data in files.items() if digest in accepted}
-
-
-def _added_bytes(catalogue: Catalogue, files: Mapping[str, bytes], existing: AdapterRow | None) -> dict[str, int]:
-    """The sizes by digest of the files that an existing adapter does not have yet."""
-    present = set() if existing is None else {existing.weights_blob} | catalogue.samples.blobs(existing.sample)
-    return {digest: len(data) for digest, data in files.items() if digest not in present}
 
 
 def _put_files(registry: Registry, files: Mapping[str, bytes]) -> list[str]:

@@ -135,7 +135,8 @@ def _run(settings: Settings, listener: socket.socket, child: EngineChild, *, jso
         until_signal(config, listener, ready=ready, stopping=stopping)
     finally:
         elapsed = 0.0 if stopped_at is None else time.monotonic() - stopped_at
-        has_ended, error = runtime.stop(seconds=max(1.0, STOP_SECONDS - elapsed)), sys.exception()
+        has_ended = runtime.stop(seconds=max(1.0, STOP_SECONDS - elapsed))
+        error = sys.exception()
         if not has_ended and (error is None or isinstance(error, SoupError)):
             _end_at_once(error)
 
