@@ -257,6 +257,14 @@ def test_a_key_that_has_ended_is_not_changed(world: World) -> None:
 # --- rotation -------------------------------------------------------------------------------------
 
 
+def test_a_rotation_waits_for_another_only_so_long(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = answered(make(world), 201)
+    monkeypatch.setattr(keys_module, "BUSY_SECONDS", 0.0)
+    with world.runtime.services.rotating_keys:
+        assert "try again" in refusal(rotate(world, key["id"]), 429)
+    answered(rotate(world, key["id"]))
+
+
 def test_a_rotation_ends_the_old_secret_and_the_key_stays(world: World) -> None:
     key = make(world, namespaces=["acme"]).json()
     new = answered(rotate(world, key["id"]))
