@@ -220,6 +220,10 @@ class Sessions(Repository[SessionRow]):
         """Delete a session, if it exists."""
         self._delete(sessions, sessions.c.token_sha256 == token_sha256)
 
+    def remove_of_key(self, key_id: str) -> None:
+        """Delete all sessions of a key."""
+        self._delete(sessions, sessions.c.key_id == key_id)
+
     def remove_all(self) -> None:
         """Delete all sessions."""
         self._delete(sessions)

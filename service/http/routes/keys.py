@@ -156,6 +156,7 @@ def rotate_key(id: str, services: AppServices, principal: Anybody, body: Rotatio
             old_secret = catalogue.keys.secret_of(id)
             ends_at = present() + timedelta(seconds=body.grace_seconds)
             row = catalogue.keys.rotate(id, secret_sha256(secret), prefix=secret[:VISIBLE_CHARACTERS], ends_at=ends_at)
+            catalogue.sessions.remove_of_key(id)
             principal.caller.audit(catalogue, "key.rotate", id, name=row.name, grace_seconds=body.grace_seconds)
         replace_admin_secret(services.settings.admin_key_path, old_secret, secret)
     return CreatedKey(**_key(row).model_dump(), secret=secret)

@@ -163,6 +163,14 @@ def test_a_revoked_key_ends_its_session_with_the_next_request(world: World) -> N
     assert browser.get("/models.json").status_code == 401
 
 
+def test_a_new_secret_ends_the_sessions_although_the_old_one_still_signs_in(world: World) -> None:
+    key = world.client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
+    browser = PageSession(world, key["secret"])
+    assert world.client.post(f"/v1/keys/{key['id']}/rotate", json={"grace_seconds": 3600}).status_code == 200
+    assert browser.get("/models").headers["location"] == "/sign-in?next=%2Fmodels"
+    PageSession(world, key["secret"]).page("/models")
+
+
 def test_forms_of_other_sites_are_refused(world: World, reader: str) -> None:
     browser = PageSession(world, reader)
     token, foreign_token = browser.token("/models"), PageSession(world, reader).token("/models")
