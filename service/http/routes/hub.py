@@ -41,7 +41,7 @@ from service.http.files.version_files import ELSEWHERE, base_name, files_of, sto
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.parameters import Cursor
 from service.http.schemas.hub import HubModel, HubRef, HubRefs, HubUser, TreeFile
-from service.http.security.auth import Reader, came_by_tls
+from service.http.security.auth import Reader
 from service.services import Services
 
 
@@ -119,7 +119,7 @@ def hub_list(
             cursor=query.cursor,
         )
     if page.next_cursor is not None:
-        response.headers["link"] = f'<{_next_url(request, page.next_cursor)}>; rel="next"'
+        response.headers["link"] = f'<{request.url.include_query_params(cursor=page.next_cursor)}>; rel="next"'
     return [listed_body(row, services) for row in page.rows if _has_tags(row, services, filter_tags)]
 
 
@@ -258,9 +258,3 @@ def _check_query(request: Request, sort: str | None) -> None:
 
 def _has_tags(row: ListedRow, services: Services, tags: Sequence[str]) -> bool:
     return not tags or set(tags) <= set(tags_of(row, base_name(row, services)))
-
-
-def _next_url(request: Request, cursor: str) -> str:
-    """Return the URL of the next page, under the host and scheme that the client uses."""
-    url = request.url.include_query_params(cursor=cursor)
-    return str(url.replace(scheme="https") if came_by_tls(request.scope) else url)

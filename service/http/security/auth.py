@@ -94,6 +94,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if came_by_tls(scope):
+            scope["scheme"] = "https"  # in the addresses of redirects and next pages
         self._drop_cookies(scope)
         try:
             principal = await self._principal(scope)

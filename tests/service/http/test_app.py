@@ -147,6 +147,11 @@ def test_metrics_documentation_and_pages_are_open_as_settings_say(tiny_base_dir:
             assert world.client.get(path).status_code == 404
 
 
+def test_a_redirect_leads_to_tls_where_the_request_came_by_it(world: World) -> None:
+    answer = world.client.get("/v1/keys/", headers={"x-forwarded-proto": "https"}, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (307, "https://testserver/v1/keys")
+
+
 # --- without keys ---------------------------------------------------------------------------------
 
 
