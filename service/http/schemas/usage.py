@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from service.http.schemas.wire import Listing, Wire
 
 Group = Literal["day", "key_id", "namespace", "model"]
@@ -32,6 +34,5 @@ class UsageEntry(UsageTotal):
 class UsageList(Listing[UsageEntry]):
     """One page of usage, last day first."""
 
-    total: UsageTotal
-    """The total of all pages."""
+    total: UsageTotal = Field(description="The total of all pages.")
     next_cursor: str | None = None
