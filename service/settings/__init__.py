@@ -24,7 +24,7 @@ from registry.spec import Effort
 from service.settings.places import DEFAULT_DATA, PlaceSettings, RaySettings
 from service.settings.quotas import QuotaSettings
 from service.settings.retention import RetentionSettings
-from service.settings.sizes import MIB, SizeSettings
+from service.settings.sizes import MIB, Seconds, SizeSettings
 
 ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
 """An origin in the form that browsers send: in lower case, without a path."""
@@ -77,11 +77,11 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
         description="Maximum number of open connections, lower if the process can open too few files. One key can use "
         "at most half of them; 429 beyond it.",
     )
-    header_seconds: float = Field(
+    header_seconds: Seconds = Field(
         10.0, gt=0, description="How long a client may take to send the headers of a request; then 408."
     )
-    body_seconds: float = Field(30.0, gt=0, description="Longest pause in a request body; then 408.")
-    answer_seconds: float = Field(
+    body_seconds: Seconds = Field(30.0, gt=0, description="Longest pause in a request body; then 408.")
+    answer_seconds: Seconds = Field(
         30.0,
         gt=0,
         description="If a client reads nothing of a waiting answer for this long, the server closes the connection.",
@@ -205,7 +205,7 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
         description="Load base models at the start, as many as fit into `SOUP_MEMORY_BYTES`. Otherwise each is loaded "
         "at its first use.",
     )
-    ready_seconds: float = Field(
+    ready_seconds: Seconds = Field(
         10.0, ge=0, description="How long `/readyz` repeats its last answer before it checks again."
     )
 
@@ -225,7 +225,7 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
         ge=1,
         description="Maximum number of waiting and running jobs of one kind of all keys together; 429 beyond it.",
     )
-    job_lease_seconds: float = Field(
+    job_lease_seconds: Seconds = Field(
         60.0, gt=0, description="If a running job sends no heartbeat for this long, it returns to the queue."
     )
     job_attempts: int = Field(
@@ -234,7 +234,7 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
         description="Maximum number of attempts of a job that fails for a temporary or unexpected reason, or whose "
         "server ends. A training counts them anew when its checkpoint advances.",
     )
-    refit_delay_seconds: float = Field(
+    refit_delay_seconds: Seconds = Field(
         2.0,
         ge=0,
         description="Delay between a change of a pool and the fit of its selector. Changes within the delay need only "
@@ -247,10 +247,10 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
         description="A selector without requests for this many days is idle: the server fits it again at its next "
         "request, not when its pool changes. 0: no selector is idle.",
     )
-    wait_seconds: float = Field(
+    wait_seconds: Seconds = Field(
         30.0, ge=0, description="How long a request without `wait` waits for its job; then 202."
     )
-    max_wait_seconds: float = Field(300.0, ge=0, description="Maximum `wait` of a request; 400 beyond it.")
+    max_wait_seconds: Seconds = Field(300.0, ge=0, description="Maximum `wait` of a request; 400 beyond it.")
     default_effort: Effort = Field(
         "tune",
         description="Effort of a cook that sets no effort, selector or recipe. A soup of `tune` learns the sample. "
@@ -289,7 +289,7 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
         description="Maximum number of tokens in a pass of a training: `batch` times the length of a block with its "
         "prefix; 413 beyond it.",
     )
-    keep_training_seconds: float = Field(
+    keep_training_seconds: Seconds = Field(
         14 * 86_400.0,
         ge=0,
         description="How long the server keeps the saved state of a stopped training. Within this time, the same "
@@ -300,6 +300,11 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
     @classmethod
     def _split(cls, value: object) -> object:
         return tuple(item.strip() for item in value.split(",") if item.strip()) if isinstance(value, str) else value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _as_hostnames(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(host.lower().strip("[]") for host in value)  # as in a parsed Host header
 
     @field_validator("cors_origins")
     @classmethod
@@ -347,7 +352,7 @@ class ClientSettings(BaseSettings):
         "`admin.key` of the data folder, if it is readable; to other servers none.",
     )
     data: Path = Field(DEFAULT_DATA, description="Data folder of a server on this machine, for its `admin.key`.")
-    timeout: float = Field(600.0, gt=0, description="How many seconds the client waits for an answer.")
+    timeout: Seconds = Field(600.0, gt=0, description="How many seconds the client waits for an answer.")
 
     def secret(self) -> str | None:
         """Return the key to send: the setting, else the admin key for a server on this machine, else None.

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings
 
 from registry.spec.store import BlobPlace
+from service.settings.sizes import Seconds
 
 BUCKET = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._=-]+)*/?|file:///[^?#@]+")
 NO_BUCKET = (
@@ -115,6 +116,6 @@ class RaySettings(BaseSettings):
         pattern=r"^[a-z0-9][a-z0-9-]{0,62}$",
         description="Name of the replicas, as given to `soup ray deploy`.",
     )
-    ray_seconds: float = Field(
+    ray_seconds: Seconds = Field(
         60.0, gt=0, description="How long a request waits until a replica on Ray accepts it; then 503."
     )

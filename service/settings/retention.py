@@ -6,12 +6,13 @@ from pydantic import Field
 from pydantic_settings import BaseSettings
 
 from registry.spec.limits import UploadLimits
+from service.settings.sizes import Seconds
 
 
 class RetentionSettings(BaseSettings):
     """When unused and ended objects are removed."""
 
-    keep_upload_seconds: float = Field(
+    keep_upload_seconds: Seconds = Field(
         UploadLimits.lifetime.total_seconds(),
         gt=0,
         description="How long the server keeps an unfinished upload after its last part.",
@@ -23,7 +24,7 @@ class RetentionSettings(BaseSettings):
         description="Days until the server removes unused data: uploads that nothing uses, selectors that no longer "
         "serve a pool, and retired unnamed soups. 0: never.",
     )
-    collect_seconds: float = Field(
+    collect_seconds: Seconds = Field(
         3600.0, gt=0, description="Interval between two removals of unused and outdated data."
     )
     unnamed_soup_days: int = Field(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 from pydantic_settings import BaseSettings
 
 from registry.spec.limits import MAX_INGREDIENTS, SampleLimits, SizeLimits, UploadLimits
 
 MIB = 1024 * 1024
+Seconds = Annotated[float, Field(le=36_500 * 86_400)]
+"""A duration of at most a hundred years: dates end in the year 9999, and timeouts after 292 years."""
 
 
 class SizeSettings(BaseSettings):

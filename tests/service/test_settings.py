@@ -37,12 +37,21 @@ def test_the_environment_is_read_with_the_prefix(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SOUP_DATA", str(tmp_path))
     monkeypatch.setenv("SOUP_PORT", "9000")
     monkeypatch.setenv("PORT", "1")
-    monkeypatch.setenv("SOUP_ALLOWED_HOSTS", "a.example, b.example,")
+    monkeypatch.setenv("SOUP_ALLOWED_HOSTS", "A.example, [::1],")
     settings = Settings()
     assert settings.port == 9000
-    assert settings.allowed_hosts == ("a.example", "b.example")
+    assert settings.allowed_hosts == ("a.example", "::1")
     assert settings.admin_key_path == tmp_path / "admin.key"
     assert settings.database == f"sqlite:///{tmp_path.as_posix()}/soup.db"
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e12"])
+def test_a_time_that_no_clock_reaches_is_refused(seconds: str) -> None:
+    for model in (Settings, ClientSettings):
+        for name, field in model.model_fields.items():
+            if field.annotation is float:
+                with pytest.raises(ValidationError, match=name):
+                    model(**{name: seconds})
 
 
 def test_an_empty_variable_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
