@@ -9,7 +9,7 @@ from typing import Any
 
 from plots.charts import Bar, CategoryAxis, Interval, Panel, Series, heat_map, lines, panels
 from plots.style import LIGHT, Plot, Theme
-from registry.spec import BaselineReport, PerplexityReport, Recipe, Search, Selection, Verification
+from registry.spec import BaselineReport, PerplexityReport, Recipe, Search, Selection, Verification, relative_change
 from registry.spec.search import WAYS
 
 CONFIDENCE = "90% interval"
@@ -114,7 +114,7 @@ def perplexity_changes(search: Search | None, check: Verification | None, *, abs
 
 def percent(difference: float) -> float:
     """The change of perplexity in percent that a difference of mean NLL is."""
-    return 100 * math.expm1(difference)
+    return 100 * relative_change(difference)
 
 
 def _errors_in_interval(check: Verification | None) -> float:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from registry.spec.frozen import Frozen
+
+MAX_DIFFERENCE = 700.0
+"""In nats per token; the perplexity of a greater difference is no float."""
+
+
+def relative_change(difference: float) -> float:
+    """Return the relative change of perplexity for a difference of mean NLL, that of `MAX_DIFFERENCE` at most."""
+    return math.expm1(min(difference, MAX_DIFFERENCE))
 
 
 class PassageScore(Frozen):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
@@ -11,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from registry.catalogue.rows import Kind
 from registry.names import KeyScope
-from registry.spec import UNION_MEMBERS
+from registry.spec import UNION_MEMBERS, relative_change
 from service.access.keys import Principal
 from service.engine.text_support import why_no_text
 from service.http.app_services import AppServices
@@ -183,7 +182,7 @@ def gains_by_ref(services: Services, rows: Sequence[ListedAdapter]) -> dict[str,
     with services.registry.database.read() as catalogue:
         verifications = catalogue.soups.verifications(soups, most=MAX_GAINS)
     return {
-        f"{namespace}/{name}@{version}": [1 - math.exp(check["difference"]) for check in checks]
+        f"{namespace}/{name}@{version}": [-relative_change(check["difference"]) for check in checks]
         for (namespace, name, version), checks in verifications.items()
     }
 

@@ -6,7 +6,6 @@ does not see.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from datetime import datetime
@@ -27,6 +26,7 @@ from registry.spec import (
     RecipeIngredient,
     Spent,
     WeighedCandidate,
+    relative_change,
 )
 from service.http.pages.downloads import Cell, Column, Drawings, Table
 from service.http.schemas.soups import HigherEffort, Soup
@@ -58,7 +58,7 @@ class CookReport(Wire):
     def perplexity_reduction(self) -> float | None:
         """The share of the base's perplexity that the soup saves; negative if its perplexity is higher."""
         check = self.evidence.verification
-        return None if check is None else -math.expm1(check.difference)
+        return None if check is None else -relative_change(check.difference)
 
     @property
     def reduction_interval(self) -> tuple[float, float] | None:
@@ -66,7 +66,7 @@ class CookReport(Wire):
         check = self.evidence.verification
         if check is None or check.interval is None:
             return None
-        return -math.expm1(check.interval[1]), -math.expm1(check.interval[0])
+        return -relative_change(check.interval[1]), -relative_change(check.interval[0])
 
 
 def report_of_soup(soup: Soup, cooked_at: datetime | None) -> CookReport:
@@ -182,7 +182,7 @@ def _differences_table(report: CookReport) -> Table:
         Column("Perplexity", "change"),
     )
     rows = tuple(
-        (row.label, row.value, row.low, row.high, math.expm1(row.value)) for row in measured_differences(report)
+        (row.label, row.value, row.low, row.high, relative_change(row.value)) for row in measured_differences(report)
     )
     return Table("differences", "Differences from the base model, with 90 % intervals", columns, rows)
 

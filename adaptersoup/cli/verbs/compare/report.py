@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from adaptersoup.cli.output import data_width
 from adaptersoup.tables import columns
+from registry.spec import relative_change
 
 if TYPE_CHECKING:
     from plots.style import Plot
@@ -146,4 +146,4 @@ def _signed(value: float | None) -> str:
 
 def _percent(value: float | None) -> str:
     """A difference of mean NLL as the relative change of perplexity, in percent."""
-    return "-" if value is None else f"{100 * (math.exp(value) - 1):+.1f} %"
+    return "-" if value is None else f"{100 * relative_change(value):+.1f} %"

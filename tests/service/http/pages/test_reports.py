@@ -85,6 +85,10 @@ def test_an_abstention_is_as_readable() -> None:
     assert "Ingredients" not in text
 
 
+def test_a_candidate_that_breaks_the_model_has_a_report() -> None:
+    assert f"{100 * math.expm1(700):.1f} % higher perplexity" in read(drawn(report(difference=800.0, abstained=True)))
+
+
 def test_what_was_taken_is_not_said_to_be_left_out() -> None:
     tables = {table.name: table for table in report_tables(report())}
     assert [row[0] for row in tables["weights"].rows] == ["acme/law@1", "acme/food@1"]
