@@ -21,6 +21,8 @@ MOST_METADATA_VALUE = 1024
 """The most characters of a text in a card's metadata."""
 MOST_PROVENANCE = 64 * 1024
 """The most bytes of a provenance's `training` as JSON."""
+MAX_DEPTH = 64
+"""Its most levels of lists and objects."""
 
 
 class BaseEntry(Frozen):
@@ -159,7 +161,18 @@ class Provenance(Frozen):
         return self.model_copy(update={"training": training})
 
 
+def _depth(value: object) -> int:
+    """Return the number of levels of lists and objects in a JSON value, which may be more than Python can recurse."""
+    level, depth = [value], 0
+    while nested := [item for item in level if isinstance(item, dict | list)]:
+        level = [child for item in nested for child in (item.values() if isinstance(item, dict) else item)]
+        depth += 1
+    return depth
+
+
 def _short_provenance(provenance: Provenance) -> Provenance:
+    if _depth(provenance.training) > MAX_DEPTH:
+        raise ValueError(f"'training' has more than {MAX_DEPTH} levels of lists and objects")
     size = len(canonical_json(provenance.training))
     if size > MOST_PROVENANCE:
         raise ValueError(

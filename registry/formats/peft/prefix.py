@@ -18,6 +18,7 @@ from registry.spec import BaseShape, PrefixConfig
 from registry.spec.wording import describe_error
 
 PREFIX_TUNING = "PREFIX_TUNING"
+MAX_COUNT = 10**6
 _TENSOR = "prompt_embeddings"
 _SUPPORTED = {
     "peft_type",
@@ -67,7 +68,10 @@ def _tensor_problems(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, .
     counts = {name: peft.get(name) for name in ("num_virtual_tokens", "num_layers", "token_dim", "num_attention_heads")}
     wrong = [name for name, value in counts.items() if value is not None and not _is_count(value)]
     if wrong:
-        return [*problems, *(f"{name} is {str(counts[name])[:40]!r}, not a whole number above zero." for name in wrong)]
+        return [
+            *problems,
+            *(f"{name} is {str(counts[name])[:40]!r}, not a whole number from 1 to {MAX_COUNT}." for name in wrong),
+        ]
     tokens, layers, size, heads = counts.values()
     if tokens not in (None, shape[0]):
         problems.append(f"The prefix has {shape[0]} virtual tokens in the weights and {tokens} in the configuration.")
@@ -81,7 +85,7 @@ def _tensor_problems(peft: Mapping[str, Any], tensors: Mapping[str, tuple[int, .
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT
 
 
 def peft_prefix(

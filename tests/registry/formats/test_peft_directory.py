@@ -336,6 +336,7 @@ TENSORS: dict[str, tuple[int, ...]] = {"prompt_embeddings": (4, 128)}
                 ({"token_dim": 32, "num_attention_heads": 5}, "token_dim 32 is no multiple of 5 heads"),
                 ({"num_layers": "two"}, "num_layers is 'two', not a whole number"),
                 ({"num_layers": True}, "num_layers is 'True', not a whole number"),
+                ({"num_layers": 10**3000, "token_dim": 10**3000}, "0', not a whole number from 1 to 1000000"),
                 ({"token_dim": -3}, "token_dim is '-3', not a whole number"),
             )
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ DATABASES = KINDS
 pytestmark = pytest.mark.one_database  # journeys ask each kind the same
 
 LORA: dict[str, Any] = {"method": "lora", "groups": [{"targets": ["a.*"], "rank": 1, "alpha": 1}]}
+DEEP = json.loads("[" * 300 + "]" * 300)
 PASSAGES = [f"passage number {number}" for number in range(700)]
 
 
@@ -103,6 +105,7 @@ def upload(world: World, data: bytes, secret: str | None = None) -> str:
         ({"card": {"tags": ["Not a tag"]}}, 400, "invalid_parameter", "card.tags"),
         ({"provenance": {"init_source": "declared"}}, 400, "invalid_parameter", "init_hash"),
         ({"provenance": {"training": {"log": "x" * 65_536}}}, 400, "invalid_parameter", "the most is 65536"),
+        ({"provenance": {"training": {"log": DEEP}}}, 400, "invalid_parameter", "more than 64 levels"),
         ({"card": {"metadata": {"note": "x" * 1025}}}, 400, "invalid_parameter", "'note' has 1025 characters"),
         ({"card": {"metadata": {"k" * 129: 1}}}, 400, "invalid_parameter", "129 characters; the most is 128"),
         ({"extra": 1}, 400, "invalid_parameter", "'extra' is not known"),
