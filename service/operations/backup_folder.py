@@ -28,10 +28,10 @@ from registry.files import chunks_of, make_directory, open_regular, replace_file
 from registry.names import Digest
 from registry.progress import Progress
 from registry.spec.frozen import Frozen
+from service.operations.blob_hashes import Problem
 
 MANIFEST, LOCK, KEY, BLOBS = "backup.json", "backup.lock", "admin.key", "blobs"
 DATABASE = r"^soup-[0-9a-f]{16}\.db$"
-Problem = Literal["missing", "damaged", "unreadable"]
 
 
 class Manifest(Frozen):

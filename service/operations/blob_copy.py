@@ -15,7 +15,7 @@ from registry.errors import Conflict, Unavailable
 from registry.progress import Progress
 from service.operations import storage
 from service.operations.backup_folder import copy_blobs
-from service.operations.blob_hashes import Unsound, check_same_store
+from service.operations.blob_hashes import Unsound, check_same_store, unsound_blobs
 
 
 @dataclass(frozen=True)
@@ -48,23 +48,18 @@ def copy_store(database: Database, source: ServerBlobs, target: ServerBlobs, *, 
     source_mark, marked = source.set_aside.mark(), target.set_aside.mark()
     if marked is not None and marked.store != mark.store:
         raise Conflict(f"{target.location} holds the blobs of another server: name another place.")
-    named, there = frozenset(sizes), set(target.digests())
-    for digest in {*source.digests()} - named:
+    there = set(target.digests())
+    for digest in {*source.digests()} - set(sizes):
         with suppress(FileNotFoundError):  # it was the request of a cook that has ended since
             sizes[digest] = source.stored_size(digest)
-    new, all_problems = copy_blobs(
+    new, problems = copy_blobs(
         source,
         target,
         sizes,
         lambda digest, size: digest in there and target.stored_size(digest) == size,
         progress,
     )
-    problems = {digest: problem for digest, problem in all_problems.items() if problem != "missing" or digest in named}
     target.set_aside.set_mark(source_mark or mark)
     removed = there - set(sizes) if marked is not None and source_mark == mark else set[str]()
     target.delete_all(sorted(removed))
-    with database.read() as catalogue:
-        unsound = tuple(
-            Unsound(digest, problem, tuple(catalogue.blobs.references(digest))) for digest, problem in problems.items()
-        )
-    return Copied(len(sizes), new, len(removed), unsound)
+    return Copied(len(sizes), new, len(removed), unsound_blobs(database, problems))

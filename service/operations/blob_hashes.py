@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,13 +17,15 @@ from registry.errors import Unavailable
 from registry.progress import Progress
 from registry.spec import StoreMark
 
+Problem = Literal["missing", "damaged", "unreadable"]
+
 
 @dataclass(frozen=True)
 class Unsound:
     """A blob that is missing, damaged (other bytes or another size), or unreadable."""
 
     digest: str
-    problem: Literal["missing", "damaged", "unreadable"]
+    problem: Problem
     named_by: tuple[str, ...]
 
 
@@ -68,15 +70,14 @@ def check_hashes(database: Database, blobs: ServerBlobs, *, whole: bool, pace: P
     if mark is not None:
         check_same_store(mark, blobs)
     digests = sorted({*sizes, *blobs.digests()})
-    problems: dict[str, Literal["missing", "damaged", "unreadable"]] = {}
+    problems: dict[str, Problem] = {}
     read = 0
     for number, digest in enumerate(digests):
         progress(number, len(digests), f"{len(problems)} not whole, {read} bytes read")
         try:
             size, hashed = _look(blobs, digest, pace if whole else None)
         except FileNotFoundError:
-            if digest in sizes:  # else it was the request of a cook that has ended since
-                problems[digest] = "missing"
+            problems[digest] = "missing"
         except OSError:
             problems[digest] = "unreadable"
         else:
@@ -84,12 +85,18 @@ def check_hashes(database: Database, blobs: ServerBlobs, *, whole: bool, pace: P
             if not hashed or size != sizes.get(digest, size):
                 problems[digest] = "damaged"
     progress(len(digests), len(digests), f"{len(problems)} not whole, {read} bytes read")
+    return Checked(len(digests), read, unsound_blobs(database, problems))
+
+
+def unsound_blobs(database: Database, problems: Mapping[str, Problem]) -> tuple[Unsound, ...]:
+    """Return the blobs with problems; missing ones only if the database still names them, since others may go."""
     with database.read() as catalogue:
-        unsound = tuple(
-            Unsound(blob_digest, problem, tuple(catalogue.blobs.references(blob_digest)))
-            for blob_digest, problem in problems.items()
+        named = catalogue.blobs.digests()
+        return tuple(
+            Unsound(digest, problem, tuple(catalogue.blobs.references(digest)))
+            for digest, problem in problems.items()
+            if problem != "missing" or digest in named
         )
-    return Checked(len(digests), read, unsound)
 
 
 def check_same_store(mark: StoreMark, blobs: ServerBlobs) -> None:

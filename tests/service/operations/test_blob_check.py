@@ -15,6 +15,7 @@ from registry.blobs import LocalBlobs
 from registry.catalogue import Database
 from registry.errors import Unavailable
 from registry.files import CHUNK
+from registry.lifecycle.purge import purge
 from registry.progress import Progress, silent
 from registry.spec import CosineSpec, PoolSpec, StoreMark
 from service.jobs.cook import request_bytes
@@ -364,6 +365,17 @@ def test_uploads_that_nothing_is_made_of_and_what_no_row_names(verbs):
     for digest in (upload, request):
         flip(verbs.blobs.place(digest))
     assert unsound(verbs) == {upload: ("damaged", ("uploaded by namespace acme",)), request: ("damaged", ())}
+
+
+def test_what_is_purged_during_the_check_is_not_missing(verbs):
+    law = verbs.ready("acme/law")
+
+    def purge_at_first(number: int, *_: object) -> None:
+        if number == 0:
+            purge(verbs.registry, verbs.caller(), law.id)
+
+    assert checked(verbs, progress=purge_at_first).unsound == ()
+    assert not verbs.blobs.is_whole(law.weights_blob)
 
 
 def test_what_the_disk_does_not_give(verbs):
