@@ -9,7 +9,8 @@ from typing import Any
 
 from plots.charts import Bar, CategoryAxis, Interval, Panel, Series, heat_map, lines, panels
 from plots.style import LIGHT, Plot, Theme
-from registry.spec import BaselineReport, PerplexityReport, Recipe, Search, Selection, Verification, relative_change
+from registry.spec import BaselineReport, PerplexityReport, Recipe, Search, Selection, Verification
+from registry.spec.score import relative_change
 from registry.spec.search import WAYS
 
 CONFIDENCE = "90% interval"

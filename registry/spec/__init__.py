@@ -66,7 +66,7 @@ from registry.spec.recipe import (
     RecipeIngredient,
     WeightedRef,
 )
-from registry.spec.score import BaselineReport, PassageScore, PerplexityReport, Verification, relative_change
+from registry.spec.score import BaselineReport, PassageScore, PerplexityReport, Verification
 from registry.spec.search import (
     BY_GRADIENTS,
     HOLDS_OUT,
@@ -248,7 +248,6 @@ __all__ = [
     "characters_of",
     "full_text",
     "json_of",
-    "relative_change",
     "scored_text",
     "weights_by_digest",
     "widths_together",

@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from registry.catalogue.rows import Kind
 from registry.names import KeyScope
-from registry.spec import UNION_MEMBERS, relative_change
+from registry.spec import UNION_MEMBERS
+from registry.spec.score import relative_change
 from service.access.keys import Principal
 from service.engine.text_support import why_no_text
 from service.http.app_services import AppServices

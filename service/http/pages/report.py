@@ -26,8 +26,8 @@ from registry.spec import (
     RecipeIngredient,
     Spent,
     WeighedCandidate,
-    relative_change,
 )
+from registry.spec.score import relative_change
 from service.http.pages.downloads import Cell, Column, Drawings, Table
 from service.http.schemas.soups import HigherEffort, Soup
 from service.http.schemas.wire import Wire

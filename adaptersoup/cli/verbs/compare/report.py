@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from adaptersoup.cli.output import data_width
 from adaptersoup.tables import columns
-from registry.spec import relative_change
+from registry.spec.score import relative_change
 
 if TYPE_CHECKING:
     from plots.style import Plot
