@@ -198,6 +198,10 @@ class Jobs(Repository[JobRow]):
         query = ROWS.where(jobs.c.kind == kind, jobs.c.state.in_(ACTIVE))
         return self._all(query.order_by(jobs.c.sequence))
 
+    def failed(self, kind: str) -> builtins.list[JobRow]:
+        """Failed jobs of a kind, oldest first."""
+        return self._all(ROWS.where(jobs.c.kind == kind, jobs.c.state == "failed").order_by(jobs.c.sequence))
+
     def active_of_key(self, key_id: str) -> builtins.list[JobRow]:
         """Queued and running jobs of a key, oldest first."""
         query = ROWS.where(jobs.c.created_by == key_id, jobs.c.state.in_(ACTIVE))

@@ -15,7 +15,7 @@ from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import AdapterRow, EmbeddingRow
 from registry.context import Caller, Registry
 from registry.encoders.contract import Encoder
-from registry.errors import Internal, InvalidSample, TooLarge
+from registry.errors import Internal, InvalidSample, TooLarge, Unavailable
 from registry.names import digest_of, sha256_digest
 from registry.progress import Progress
 from registry.samples.draw import draw
@@ -246,17 +246,40 @@ def enqueue_embed(catalogue: Catalogue, row: AdapterRow, *, created_by: str) -> 
     ).id
 
 
+def retry_embeddings(registry: Registry) -> None:
+    """Queue embeddings again that failed because something was unavailable, if their base model is served now."""
+    with registry.database.write() as catalogue:
+        last_failures = {job.arguments["adapter_id"]: job for job in catalogue.jobs.failed("embed")}
+        for adapter_id, job in last_failures.items():
+            row = catalogue.adapters.get_or_none(adapter_id)
+            was_unavailable = job.error is not None and job.error["code"] == Unavailable.code
+            if was_unavailable and row is not None and row.sample_state == "failed" and _is_served(registry, row):
+                catalogue.adapters.set_sample_state(row.id, "pending")
+                enqueue_embed(catalogue, row, created_by=row.created_by)
+
+
+def _is_served(registry: Registry, row: AdapterRow) -> bool:
+    """Return True if the base model of an adapter is served, with the weights that the adapter was pushed for."""
+    bases = registry.bases
+    return row.base_model in bases and bases[row.base_model].shape.fingerprint == row.base_fingerprint
+
+
 def embed(registry: Registry, adapter_id: int, *, progress: Progress) -> AdapterRow:
     """Embed an adapter's sample with all encoders, and return its row; `progress` may raise to cancel.
 
     Embeddings that are already stored are reused, so that an interrupted job resumes. Raises Retired where the adapter
-    was purged.
+    was purged, Unavailable where its base model is not served or was replaced.
     """
     with registry.database.read() as catalogue:
         row = catalogue.adapters.get(adapter_id)
         if row.sample is None:
             raise Internal(f"{row.ref} has no sample to embed")
         stored = {embedding.encoder_digest: embedding for embedding in catalogue.samples.embeddings(row.sample.digest)}
+    if not _is_served(registry, row):
+        raise Unavailable(
+            f"The sample of {row.ref} waits for base model {row.base_model!r}: this server does not serve it with the "
+            "weights that the adapter was pushed for."
+        )
     encoders = registry.bases[row.base_model].encoders()
     progress(0, len(encoders), f"embedding {row.ref}")
     texts = tuple(decode_lines(registry.blobs.read(row.sample.digest)))

@@ -27,6 +27,7 @@ from registry.cores import use_cores
 from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, as_dict
 from registry.lifecycle.collect import collect
 from registry.progress import Progress
+from registry.samples.sample import retry_embeddings
 from service.job_board import Interrupted, Outcome
 from service.jobs.clock_steps import ClockSteps
 from service.jobs.contract import JobContext, Lane, workers_of
@@ -80,9 +81,9 @@ class JobRunner:
         self.computing = GradientProcess(self._settings)
 
     def start(self) -> None:
-        """Requeue the jobs of dead processes of a sole owner, remove old trainings, start workers and heartbeat.
+        """Requeue jobs of dead processes of a sole owner and embeddings that can run now, then start the threads.
 
-        Does nothing once it is stopping.
+        Removes old trainings too. Does nothing once it is stopping.
         """
         if self._stopping.is_set():
             return
@@ -90,6 +91,7 @@ class JobRunner:
         if self._sole_owner:
             with self._database.write() as catalogue:
                 catalogue.jobs.requeue_expired(_now() + timedelta(days=3650))
+        retry_embeddings(self.services.registry)
         remove_old_trainings(self._database, self._settings)
         lanes = [lane for lane, count in workers_of(self._settings).items() for _ in range(count)]
         self._threads = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,11 +21,13 @@ from registry.errors import (
     NotFound,
     QuotaExceeded,
     TooLarge,
+    Unavailable,
 )
 from registry.lifecycle.purge import purge
 from registry.names import sha256_digest
 from registry.push import find_base, push
 from registry.samples.embeddings_file import save_embeddings
+from registry.samples.sample import embed
 from registry.spec import GmmSpec, PoolSpec, Provenance, UseLimits
 from registry.spec.limits import SizeLimits
 from registry.spec.passage import encode_lines
@@ -41,6 +44,7 @@ from tests.registry.toy_registry import (
 
 ON_DATABASES = ("sqlite",)  # their statements are the same on each kind
 POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
+OTHER_SHAPE = SHAPE.model_copy(update={"fingerprint": sha256_digest(b"other weights")})
 
 
 def counts(verbs) -> dict[str, int]:
@@ -459,6 +463,16 @@ def test_each_encoder_embeds_once_and_what_it_cut_is_counted_also_under_another_
     assert row.sample.truncated == {"base": 0, "sbert": 3}
     verbs.embed(row)
     assert (verbs.ready("acme/other", text="law", seed=1).sample, verbs.sentences.calls) == (row.sample, 1)
+
+
+@pytest.mark.parametrize("bases", [{}, {"tiny": SimpleNamespace(shape=OTHER_SHAPE)}], ids=["missing", "replaced"])
+def test_a_sample_is_not_embedded_by_another_base_model(verbs, bases):
+    row = verbs.push(sample={"texts": passages("law")}).row
+    with pytest.raises(Unavailable, match="waits for base model 'tiny'"):
+        embed(replace(verbs.registry, bases=bases), row.id, progress=verbs.progress)
+    with verbs.database.read() as catalogue:
+        assert catalogue.samples.embeddings(row.sample.digest) == []
+    assert verbs.embed(row).sample_state == "ready"
 
 
 def test_a_cancelled_embedding_keeps_what_it_has_and_is_taken_up_again(verbs):

@@ -22,6 +22,7 @@ from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
 from registry.context import Caller, Registry
 from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, SoupError, Unavailable
+from registry.samples.sample import embed
 from service.http.answers.pool_jobs import result_of
 from service.http.requests.waiting import wait_for_job
 from service.job_board import JobBoard
@@ -33,6 +34,7 @@ from service.observability.logs import JsonFormatter
 from service.settings import Settings
 from tests.postgres import Databases
 from tests.registry.memory_blobs import MemoryBlobs
+from tests.registry.toy_registry import ToyRegistry, passages
 
 ON_DATABASES = ("sqlite",)  # what the queue's own SQL does on each is asked in `registry/catalogue/test_jobs.py`
 PATIENCE = 60.0
@@ -496,6 +498,25 @@ def test_a_key_with_a_job_of_a_newer_servers_kind_can_be_revoked(stage: Stage) -
         withdrawn = withdraw(catalogue, "key-1")
     after_withdrawal(runner.services, withdrawn)
     assert [row.id for row in withdrawn] == [job]
+
+
+def test_a_sample_whose_base_model_was_missing_is_embedded_by_the_next_start_that_serves_it(stage: Stage) -> None:
+    verbs = ToyRegistry(stage.database)
+    pushed = verbs.push(sample={"texts": passages("law")}).row
+
+    def run(context: JobContext) -> dict[str, Any]:
+        return {"adapter": embed(context.services.registry, pushed.id, progress=context.progress).ref}
+
+    stage.patch.setattr(module, "KINDS", {"embed": replace(KINDS["embed"], run=run, clean=stage.kind().clean)})
+    for bases, sample_state in (({}, "failed"), ({}, "failed"), (verbs.registry.bases, "ready")):
+        runner = stage.runner(start=False, job_attempts=1)
+        runner.services.registry = replace(verbs.registry, bases=bases)  # type: ignore[misc]
+        runner.start()
+        with stage.database.read() as catalogue:
+            newest = catalogue.jobs.list(None, kind="embed", limit=1).rows[0]
+        stage.ended(runner, newest.id)
+        runner.stop()
+        assert verbs.row(pushed.id).sample_state == sample_state
 
 
 class TestLanes:
