@@ -34,7 +34,7 @@ class MixingMethod:
     - `result` is the soup's configuration.
     - `mix` reads the ingredients and computes the soup's tensors.
     - `too_wide` lists reasons against the number of ingredients or a soup wider than `max_width`; the lowest-ranked
-      ingredients are dropped until it is empty.
+      ingredients are dropped until it is empty. Further ingredients never make it empty.
     - `resolved` is the mixing as the recipe stores it, with defaults filled in.
     - `statistic_kind` is the kind of statistic that `mix` reads of each of several ingredients beside its tensors.
 

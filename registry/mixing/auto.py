@@ -6,6 +6,7 @@ Called by `cook.ingredients`, which drops adapters that cannot be mixed with the
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -182,15 +183,20 @@ def exclusion_reasons(
 
 
 def within_width(ingredients: Sequence[SoupIngredient], request: MixingRequest, *, max_width: int) -> tuple[int, str]:
-    """The number of first ingredients that make a soup within `max_width`, and the reason against one more."""
-    count, reason = len(ingredients), ""
-    while count > 1:
+    """The number of first ingredients that make a soup within `max_width`, and the reason against one more.
+
+    The ingredients can be mixed with each other. More of them are never narrower, so the number is found by bisection.
+    """
+
+    def reasons(count: int) -> list[str]:
         mixing = _narrowest(ingredients[:count], request)
-        reasons = MIXINGS[mixing.method].too_wide(ingredients[:count], mixing, max_width)
-        if not reasons:
-            break
-        count, reason = count - 1, reasons[0]
-    return count, reason
+        return MIXINGS[mixing.method].too_wide(ingredients[:count], mixing, max_width)
+
+    counts = range(2, len(ingredients) + 1)  # one adapter alone is never too wide
+    first_too_wide = bisect_left(counts, True, key=lambda count: bool(reasons(count)))
+    if first_too_wide == len(counts):
+        return len(ingredients), ""
+    return counts[first_too_wide] - 1, reasons(counts[first_too_wide])[0]
 
 
 def _narrowest(ingredients: Sequence[SoupIngredient], request: MixingRequest) -> Mixing:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from registry.errors import Incompatible
+from registry.mixing import MIXINGS, concat
 from registry.mixing.auto import best_unranked, choose_mixing, exclusion_reasons, within_width
 from registry.mixing.compat import SoupIngredient
 from registry.mixing.report import ExactMixture, relative_cost
@@ -468,6 +470,23 @@ def test_what_is_recompressed_is_no_wider_than_it_may_be_and_not_made_of_too_man
     assert choose_mixing(ingredients[:3], RECOMPRESS, max_width=512).mixing == RECOMPRESS
     wide = refused(ingredients[:3], RecompressMixing(width=600))
     assert "Recompressed they would be 600 wide, and max_width is 512" in wide.message
+
+
+def test_many_are_cut_to_what_fits_in_few_steps(monkeypatch) -> None:
+    counts = []
+
+    def too_wide(ingredients, mixing, max_width):
+        counts.append(len(ingredients))
+        return concat.too_wide(ingredients, mixing, max_width)
+
+    monkeypatch.setitem(MIXINGS, "concat", replace(MIXINGS["concat"], too_wide=too_wide))
+    ingredients = [make_ingredient(n, lora(1)) for n in range(100)]
+    for most in (1, 40, 99):
+        count, reason = within_width(ingredients, AUTO, max_width=most)
+        assert count == most
+        assert reason.startswith(f"Concatenated they would be {most + 1} wide")
+    assert within_width(ingredients, AUTO, max_width=100) == (100, "")
+    assert len(counts) < 40  # dropping one at a time takes 99 for the first limit alone
 
 
 def test_trained_norms_that_differ_leave_vouching_to_an_average() -> None:
