@@ -22,7 +22,7 @@ from registry.mixing.compat import SoupIngredient
 from registry.names import split_name
 from registry.progress import Progress
 from registry.select.pools import pool_base
-from registry.spec import Cooked, CookRequest, Effort, Price, Spent
+from registry.spec import Cooked, CookRequest, Effort, Price, Recipe, Spent
 
 
 def cook(
@@ -132,8 +132,19 @@ def _cook_once(job: CookJob) -> Cooked:
         return abstained(job, outcome)
     if outcome.soup.is_single:
         return single_adapter(job, outcome.soup, outcome.evidence)
-    row, created = store_soup(job, outcome.soup, outcome.evidence)
-    return cooked_soup(job, outcome.soup, row, outcome.evidence, created=created)
+    soup = replace(outcome.soup, cached=outcome.soup.cached and _sees_soup(job, outcome.soup.recipe))
+    row, created = store_soup(job, soup, outcome.evidence)
+    return cooked_soup(job, soup, row, outcome.evidence, created=created)
+
+
+def _sees_soup(job: CookJob, recipe: Recipe) -> bool:
+    """Return True if the caller sees a live soup of this recipe.
+
+    Weights are a fingerprint of the sample: an answer that says `cached` to anybody else reveals that another key has
+    cooked the same text.
+    """
+    with job.registry.database.read() as catalogue:
+        return catalogue.adapters.find_by_recipe(job.caller.namespaces, recipe.digest) is not None
 
 
 def _outcome(job: CookJob) -> Outcome:

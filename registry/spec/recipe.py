@@ -224,7 +224,7 @@ class Cooked(Frozen):
     soup_id: int | None
     """The catalogue id of the adapter or soup behind `model`; null when abstaining."""
     cached: bool = False
-    """True when this recipe was cooked before: the stored bytes were taken."""
+    """True if the caller sees a live soup of this recipe from an earlier cook, whose stored bytes were taken."""
     created: bool = False
     """True when this request made a new row."""
     recipe: Recipe | None = None

@@ -46,7 +46,7 @@ class Soup(Wire):
     soup: Adapter | None
     """The version behind `model`; null if the cook abstained, or if the version was purged since."""
     cached: bool
-    """True if this recipe was cooked before, and its stored soup was used."""
+    """True if the key sees a live soup of this recipe from an earlier cook, whose stored bytes were used."""
     created: bool
     """True if this request stored a new version."""
     recipe: Recipe | None

@@ -68,6 +68,19 @@ def test_cooked_again_it_is_the_same_row_with_more_evidence(stocked):
     assert renamed.soup_id != first.soup_id
 
 
+def test_a_soup_that_the_caller_does_not_see_is_not_called_cached(stocked):
+    """Else Bob learns that Alice has cooked the same text, since its weights tell a sample from any other."""
+
+    def cook(namespace):
+        scope, pool = ("acme", namespace), {"namespaces": ["acme"]}
+        return stocked.cook(sample=sample("law", "code"), pool=pool, scope=scope, namespace=namespace)
+
+    alices, bobs, bobs_again = cook("alice"), cook("bob"), cook("bob")
+    assert alices.recipe_digest == bobs.recipe_digest
+    assert [cooked.cached for cooked in (alices, bobs, bobs_again)] == [False, False, True]
+    assert [cooked.created for cooked in (alices, bobs, bobs_again)] == [True, True, False]
+
+
 def test_the_vectors_of_a_sample_that_a_known_soup_does_not_take_are_not_stored(stocked):
     by_recipe = stocked.cook(recipe=by_hand("acme/law", "acme/code"), name="acme/broth")
     cooked = stocked.cook(sample=sample("law", "code"), name="acme/broth")
