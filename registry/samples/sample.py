@@ -53,10 +53,19 @@ class Vectors:
     """The index of the text of each unit; None for vectors that a client sent."""
 
     def of(self, texts: Sequence[int]) -> np.ndarray:
-        """The vectors of these texts, by index; raises InvalidSample for vectors that a client sent."""
+        """The vectors of these texts, by index; raises InvalidSample for vectors that a client sent, or for none.
+
+        An encoder draws from the units of all texts, so a long text can take them all.
+        """
         if self.source is None:
             raise InvalidSample("Vectors without text cannot be assigned to passages.", param="sample")
-        return self.array[np.isin(self.source, texts)]
+        array = self.array[np.isin(self.source, texts)]
+        if not len(array):
+            raise InvalidSample(
+                "Nearly all sentences of the sample are in passages that are held out: split its longest passages.",
+                param="sample",
+            )
+        return array
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from registry.cook.candidate import Proposal
 from registry.cook.cook import read_request
 from registry.cook.ingredients import select_ingredients
 from registry.cook.job import Computations, CookJob
+from registry.cook.sample import Split
 from registry.cook.scoring import judge
 from registry.cook.strategies import STRATEGIES, strategy_of
 from registry.errors import (
@@ -142,6 +143,20 @@ def test_vectors_must_be_of_the_selectors_encoder(stocked):
     assert choose(stocked, vectors_of(stocked.base, passages("law"))).selection.selected[0].domain == "law"
     with pytest.raises(InvalidSample, match="needs vectors of encoder 'sbert'"):
         choose(stocked, vectors_of(stocked.base, passages("law")), CosineSpec())
+
+
+def test_a_sample_whose_sentences_are_all_held_out_is_to_be_split(stocked, monkeypatch):
+    """Encoders draw sentences from the whole sample, and nearly all may be of one long passage."""
+    choose(stocked, sample("law"), CosineSpec())
+    encode = stocked.sentences.encode
+
+    def of_one_passage(texts, **options):
+        (fold,) = Split.of(len(texts)).folds
+        return replace(encode(texts, **options), source=np.full(len(texts), fold[0]))
+
+    monkeypatch.setattr(stocked.sentences, "encode", of_one_passage)
+    with pytest.raises(InvalidSample, match="split its longest passages"):
+        stocked.cook(sample=sample("law"), selector={"kind": "cosine"}, effort="quick", verify=True)
 
 
 def test_an_encoder_that_is_not_installed_is_unavailable(stocked):
