@@ -32,8 +32,8 @@ class TuningOptions(Frozen):
 
     There are at most `passes` over the training passages, by default 3, in steps of `batch` passages. Held-out passages
     decide how many of them are best; the result is trained on all passages for as many, or is the start. `rate` is the
-    learning rate of AdamW: by default 0.005, 0.003 for a sample of fewer than 59 passages and 0.001 for fewer than 29.
-    For LoRAs in all linear modules it is 0.002, and 0.001 for fewer than 29.
+    learning rate of AdamW: by default 0.005, 0.003 for a sample of fewer than 59 passages and 0.001 for fewer than 30.
+    For LoRAs in all linear modules it is 0.002, and 0.001 for fewer than 30.
     """
 
     passes: int | None = Field(default=None, ge=1, le=50)

@@ -108,7 +108,7 @@ def test_of_few_passages_each_is_held_out_once_and_the_last_training_is_on_all(p
     assert (search.decided_on, search.held_out, search.tuning.trainings) == (7, 7, 4)
 
 
-@pytest.mark.parametrize(("count", "rate"), [(60, "0.005"), (58, "0.003"), (30, "0.003"), (28, "0.001"), (5, "0.001")])
+@pytest.mark.parametrize(("count", "rate"), [(60, "0.005"), (58, "0.003"), (30, "0.003"), (29, "0.001"), (5, "0.001")])
 def test_few_passages_are_trained_on_at_a_lower_rate(pool, count, rate):
     tuning = tune(pool, "law", count=count).recipe.tuning
     assert (tuning.passes, tuning.rate, tuning.batch) == (3, rate, 1)
