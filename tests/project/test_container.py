@@ -281,6 +281,11 @@ def test_each_waits_for_the_one_before(services: dict[str, Any]) -> None:
     assert {"migrate", "serve"} <= set(VERBS)
 
 
+def test_trainings_are_saved_in_the_volume(services: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    trainings = settings_from(services["soup"]["environment"], monkeypatch).trainings_dir
+    assert trainings.is_relative_to(services["soup"]["volumes"][0].partition(":")[2])
+
+
 def test_the_proxy_brings_all_of_its_profile_and_not_the_server_over_a_folder(services: dict[str, Any]) -> None:
     """`docker compose up proxy` starts it and what it waits for."""
     assert {name for name, service in services.items() if service.get("profiles") == ["replicas"]} == {
