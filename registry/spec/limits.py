@@ -36,7 +36,7 @@ class UseLimits(Frozen):
     adapters: Quota | None = None
     """Live versions of adapters and soups."""
     jobs: Quota | None = None
-    """Queued and running cooks, fits and trainings."""
+    """Queued and running cooks, fits, evaluations and trainings."""
 
     def over(self, defaults: UseLimits) -> UseLimits:
         """These limits, with those of `defaults` where they are null."""

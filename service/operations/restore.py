@@ -113,8 +113,8 @@ def _check_empty(database: Database, file: Path | None, blobs: ServerBlobs, name
     unnamed = sum(digest not in named for digest in blobs.digests())
     if unnamed:
         raise Conflict(
-            f"{blobs.location} holds {unnamed} blobs that the backup does not name: with --replace the next start sets "
-            "them aside."
+            f"{blobs.location} holds {unnamed} blobs that the backup does not name: --replace leaves them, "
+            "and a server on SQLite sets them aside."
         )
 
 

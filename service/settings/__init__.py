@@ -50,8 +50,8 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
     )
     accept_database: bool = Field(
         False,
-        description="Start although database and blobs do not belong together. The server moves blobs that the "
-        "database does not name to the folder `set-aside`. Set this variable for one start only.",
+        description="Start although database and blobs do not belong together. A server on SQLite without `SOUP_BLOBS` "
+        "moves blobs that the database does not name to the folder `set-aside`. Set this variable for one start only.",
     )
 
     # --- several servers over one database ----------------------------------------------------------

@@ -40,8 +40,8 @@ class QuotaSettings(BaseSettings):
         None,
         ge=0,
         le=10**15,
-        description="Default limit of each key on waiting and running cooks, fits and trainings together; 429 beyond "
-        "it. Unset: no limit.",
+        description="Default limit of each key on waiting and running cooks, fits, evaluations and trainings together; "
+        "429 beyond it. Unset: no limit.",
     )
     namespace_requests_per_minute: int | None = Field(
         None,
@@ -74,8 +74,8 @@ class QuotaSettings(BaseSettings):
         None,
         ge=0,
         le=10**15,
-        description="Default limit of each namespace on waiting and running cooks, fits and trainings together; 429 "
-        "beyond it. Unset: no limit.",
+        description="Default limit of each namespace on waiting and running cooks, fits, evaluations and trainings "
+        "together; 429 beyond it. Unset: no limit.",
     )
     max_uploads: int = Field(
         UploadLimits.uploads,

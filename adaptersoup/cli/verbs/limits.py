@@ -38,7 +38,7 @@ class LimitFlags:
     tokens_per_minute: Annotated[int | None, _limit("Tokens read and written per minute.")] = None
     stored_bytes: Annotated[int | None, _limit("Bytes of blobs, weights, samples, embeddings and statistics.")] = None
     adapters: Annotated[int | None, _limit("Live versions of adapters and soups.")] = None
-    jobs: Annotated[int | None, _limit("Waiting and running cooks, fits and trainings.")] = None
+    jobs: Annotated[int | None, _limit("Waiting and running cooks, fits, evaluations and trainings.")] = None
 
 
 @app.command()
