@@ -27,20 +27,21 @@ class Detokenizer:
         self._decode = decode
         self._window: list[int] = []
         self._complete = 0  # ids of the window whose text is complete
-        self._returned = 0  # characters of the window's text that were returned
+        self._returned = ""  # the part of the window's text that was returned
 
     def push(self, token_id: int) -> str:
         """Add an id; return the text that became certain with it."""
         self._window.append(token_id)
         text = self._decode(self._window)
         tail = min(len(text) - len(text.rstrip(REPLACEMENT)), PARTIAL)
-        certain = text[: len(text) - tail]
-        new = certain[self._returned :]
-        self._returned = max(self._returned, len(certain))
+        if tail and not text.startswith(self._returned):
+            return ""  # with byte tokens, an incomplete character hides the characters before it
+        new = text[len(self._returned) : len(text) - tail]
+        self._returned += new
         if tail == 0:
             self._window = self._window[self._complete :]
             self._complete = len(self._window)
-            self._returned = len(self._decode(self._window))
+            self._returned = self._decode(self._window)
         return new
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from registry.base_model import BaseText, LoadedBase, load_text
@@ -29,6 +29,7 @@ from service.engine.sampler import Draw, RandomStream, sample_tokens
 from service.engine.text_support import stop_token_ids
 from tests.service.engine.stepping import answered, greedy, run, tokens_of
 from tests.service.loaded_bases import LoadedBases
+from tests.service.sentencepiece import sentencepiece_tokenizer
 from tests.tiny_models import build_tiny_base
 
 PERSON = {
@@ -511,20 +512,7 @@ class TestTokenizers:
         return BaseText(entry=base.entry, tokenizer=fast, shape=shape, bos_id=None, eos_id=fast.eos_token_id)
 
     def test_sentencepiece_with_bytes(self, base: LoadedBase) -> None:
-        words = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "ab", "é", '"', '{"', "}"]
-        tokenizer = Tokenizer(
-            models.BPE(
-                {word: n for n, word in enumerate(words)},
-                [("▁", "a"), ("a", "b"), ("{", '"')][:2],
-                byte_fallback=True,
-                unk_token="</s>",
-            )
-        )
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-        tokenizer.decoder = decoders.Sequence(
-            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-        )
-        tokenizer.add_special_tokens(["</s>"])
+        tokenizer = sentencepiece_tokenizer()
         text = self.text_of(base, tokenizer)
         for seed in range(20):
             grammar = compiled(Grammars(), text, PERSON)

@@ -33,6 +33,7 @@ from service.engine.sampler import (
     sample_tokens,
     top_tokens,
 )
+from tests.service.sentencepiece import sentencepiece_tokenizer
 
 SHAPE = BaseShape(
     fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=8, num_layers=1, context=10, vocab_size=300
@@ -259,6 +260,13 @@ def test_a_tokenizer_that_drops_the_first_space_keeps_the_others() -> None:
     words = [" a", " b", "c", " d"]
     detokenizer = Detokenizer(lambda ids: "".join(words[i] for i in ids).lstrip())
     assert [detokenizer.push(i) for i in range(4)] == ["a", " b", "c", " d"]
+
+
+@pytest.mark.parametrize("text", ["日本 a", "\N{GRINNING FACE}" * 3, "a日b é日\N{GRINNING FACE}b"])
+def test_characters_spelled_in_byte_tokens_do_not_hide_each_other(text: str) -> None:
+    tokenizer = sentencepiece_tokenizer()
+    detokenizer = Detokenizer(tokenizer.decode)
+    assert "".join(map(detokenizer.push, tokenizer.encode(text).ids)) == text
 
 
 def test_work_per_token_stays_small() -> None:
