@@ -14,20 +14,24 @@ from service.engine.request import Completion, Delta, FinishReason, SamplingPara
 REPLACEMENT = "\ufffd"
 PARTIAL = 3
 """An incomplete UTF-8 character is at most this many bytes, so at most this many replacement characters."""
+PRECEDING = 8
+"""Last ids of a prompt that are decoded with those that follow."""
 
 
 class Detokenizer:
     """Decodes a growing list of ids incrementally; returned text never changes, incomplete characters are buffered.
 
     `decode` turns ids into text. Only a window of ids is decoded each time. It begins with ids whose text is already
-    complete, because some tokenizers decode a token differently at the start of a text.
+    complete, because some tokenizers decode a token differently at the start of a text: at first the end of the
+    `prompt`, from its first to its last complete character.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._window: list[int] = []
-        self._complete = 0  # ids of the window whose text is complete
-        self._returned = ""  # the part of the window's text that was returned
+        ends = (list(prompt[start:]) for start in range(max(0, len(prompt) - PRECEDING), len(prompt) + 1))
+        self._window = next(ids for ids in ends if REPLACEMENT not in decode(ids))
+        self._complete = len(self._window)  # ids of the window whose text is complete
+        self._returned = decode(self._window)  # the part of the window's text that was returned
 
     def push(self, token_id: int) -> str:
         """Add an id; return the text that became certain with it."""
@@ -96,11 +100,17 @@ class Choice:
     """Choice `index` of a request."""
 
     def __init__(
-        self, index: int, params: SamplingParams, stop: StopCondition, decode: Callable[[Sequence[int]], str]
+        self,
+        index: int,
+        params: SamplingParams,
+        stop: StopCondition,
+        decode: Callable[[Sequence[int]], str],
+        *,
+        prompt: Sequence[int] = (),
     ) -> None:
         self.index = index
         self._stop = stop
-        self._detokenizer = Detokenizer(decode)
+        self._detokenizer = Detokenizer(decode, prompt)
         self._stop_checker = StopChecker(params.stop)
         self._ids: list[int] = []
         self._offsets: list[int] = []

@@ -46,7 +46,7 @@ class GenerationDraft(RequestProgress):
         params = request.params
         seed = secrets.randbits(64) if params.seed is None else params.seed
         self.request = request
-        self.choices = [Choice(index, params, stop, decode) for index in range(params.n)]
+        self.choices = [Choice(index, params, stop, decode, prompt=request.prompt) for index in range(params.n)]
         self.random_streams = [RandomStream(seed, index) for index in range(params.n)]
         self.grammar_states = [None if grammar is None else GrammarState(grammar) for _ in range(params.n)]
         self._reused: int | None = None

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import decoders
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -267,6 +268,20 @@ def test_characters_spelled_in_byte_tokens_do_not_hide_each_other(text: str) -> 
     tokenizer = sentencepiece_tokenizer()
     detokenizer = Detokenizer(tokenizer.decode)
     assert "".join(map(detokenizer.push, tokenizer.encode(text).ids)) == text
+
+
+@pytest.mark.parametrize("decoder", ["SentencePiece", "Metaspace"])
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [("a", " ab"), ("a", "b"), ("日本日本", " a"), ("日本日本", "日"), ("\N{REPLACEMENT CHARACTER}", "b")],
+)
+def test_text_continues_the_prompt_with_its_space(decoder: str, prompt: str, text: str) -> None:
+    tokenizer = sentencepiece_tokenizer()
+    if decoder == "Metaspace":
+        tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    ids = tokenizer.encode(prompt).ids
+    detokenizer = Detokenizer(tokenizer.decode, ids)
+    assert "".join(map(detokenizer.push, tokenizer.encode(prompt + text).ids[len(ids) :])) == text
 
 
 def test_work_per_token_stays_small() -> None:
