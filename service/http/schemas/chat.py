@@ -26,6 +26,13 @@ class ChatMessage(Wire):
         str | Annotated[list[TextPart], Field(fail_fast=True)], one_of("must be a text or a list of text parts")
     ]
     name: str | None = None
+    # of an answer that is sent back: neutral values, and `parsed`, which a client has read in the content
+    parsed: Any = None
+    refusal: Annotated[Any, Neutral()] = None
+    annotations: Annotated[Any, Neutral([])] = None
+    audio: Annotated[Any, Neutral()] = None
+    tool_calls: Annotated[Any, Neutral([])] = None
+    function_call: Annotated[Any, Neutral()] = None
 
     @property
     def text(self) -> str:

@@ -67,6 +67,7 @@ def test_a_base_without_a_template_is_refused(live: Live) -> None:
         ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
         ({"messages": [{"role": "developer", "content": "x"}]}, "chat template does not take"),
         ({"messages": [{"role": "user"}]}, "content"),
+        ({"messages": [{"role": "assistant", "content": "x", "refusal": "No."}]}, "refusal': is not supported"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},
             "text",
@@ -179,6 +180,21 @@ def test_an_answer_is_a_model_of_pydantic(live: Live, bias: dict[str, int]) -> N
         model="chatty", messages=HELLO[1:], response_format=Dish, max_tokens=43, temperature=0, logit_bias=bias
     )
     assert parsed.choices[0].message.parsed.name in {"soup", "stew"}
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # the client's, of its own `parsed`
+@pytest.mark.parametrize(
+    ("method", "form"), [("create", {"max_tokens": 4}), ("parse", {"max_tokens": 43, "response_format": Dish})]
+)
+def test_a_returned_message_can_be_sent_back(
+    openai_client: Any, bias: dict[str, int], method: str, form: dict[str, Any]
+) -> None:
+    chat, user = openai_client.chat.completions, {"role": "user", "content": "a"}
+    ask = {"model": "chatty", "temperature": 0, "logit_bias": bias}
+    message = getattr(chat, method)(messages=[user], **ask, **form).choices[0].message
+    messages = [message, {"role": "assistant", "content": message.content}]
+    answers = [chat.create(messages=[turn], max_tokens=1, **ask) for turn in messages]
+    assert answers[0].choices == answers[1].choices
 
 
 def test_completions_of_several_prompts_follow_a_schema(live: Live) -> None:

@@ -12,7 +12,7 @@ from openai.types import EmbeddingCreateParams, chat, completion_create_params
 from pydantic import BaseModel
 
 from registry.base_model import load_base
-from service.http.schemas.chat import ChatRequest
+from service.http.schemas.chat import ChatMessage, ChatRequest
 from service.http.schemas.completions import CompletionRequest
 from service.http.schemas.embeddings import EmbeddingRequest
 from tests.service.answers import answered
@@ -204,6 +204,8 @@ def test_a_stream_is_refused_as_an_answer_is(live: Live, ask: dict[str, Any], st
         (chat.completion_create_params.CompletionCreateParamsBase, ChatRequest),
         (completion_create_params.CompletionCreateParamsBase, CompletionRequest),
         (EmbeddingCreateParams, EmbeddingRequest),
+        (chat.ChatCompletionMessage, ChatMessage),
+        (chat.ChatCompletionAssistantMessageParam, ChatMessage),
     ],
 )
 def test_every_field_that_openai_has_is_known_by_name(openais: type, ours: type[BaseModel]) -> None:
