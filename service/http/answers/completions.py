@@ -104,8 +104,9 @@ class CompletionAnswers:
     def _top(self, token: int, logprob: float, top: TopTokens) -> dict[str, float]:
         """Return the alternatives, best first, and the token itself with the same float as in `token_logprobs`."""
         logprobs: dict[str, float] = {}
-        for alternative, value in (*top, (token, logprob)):
+        for alternative, value in top:
             logprobs.setdefault(self.words.text(alternative), value)
+        logprobs[self.words.text(token)] = logprob
         return logprobs
 
     def usage(self, generations: Collection[Generation]) -> Usage:

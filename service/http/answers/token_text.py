@@ -38,11 +38,13 @@ class TokenText:
         """Return the character offset of each token, counted from `start`."""
         offsets: list[int] = []
         position = start
-        for token in tokens:
+        for index, token in enumerate(tokens):
             offsets.append(position)
             text, data = self._text_and_bytes(token)
             # continuation bytes (0b10......) begin no character
             position += len(text) if data is None else sum(byte & 0xC0 != 0x80 for byte in data)
+            if index == 0 and REPLACEMENT not in (alone := self.decode([token])):
+                position = start + len(alone)
         return offsets
 
     def _text_and_bytes(self, token: int) -> tuple[str, bytes | None]:
@@ -51,10 +53,11 @@ class TokenText:
         return self._cache[token]
 
     def _read(self, token: int) -> tuple[str, bytes | None]:
-        text = str(self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False))
-        spelled = str(self._tokenizer.convert_ids_to_tokens(token))
-        if REPLACEMENT not in text:
+        alone = self.decode([token])
+        if REPLACEMENT not in alone:
+            text = self.decode([token, token])[len(alone) :]  # with the space that is dropped at the start of a text
             return text, text.encode()
+        spelled = str(self._tokenizer.convert_ids_to_tokens(token))
         table = _byte_letters()
         if all(letter in table for letter in spelled):
             return spelled, bytes(table[letter] for letter in spelled)

@@ -81,4 +81,4 @@ def tokenizer_info(
 
 def _special_token(base: BaseText, token: int | None) -> str | None:
     """Return the text of a special token."""
-    return None if token is None else TokenText(base).text(token)
+    return None if token is None else TokenText(base).decode([token])

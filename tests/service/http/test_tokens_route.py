@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
-from registry.base_model import load_base
+from registry.base_model import BaseText, load_base
 from registry.errors import InvalidPrompt
 from registry.spec import BaseEntry
+from service.http.answers.completions import CompletionAnswers
 from service.http.answers.token_text import TokenText
+from service.http.models.named_models import ResolvedModel
+from service.http.schemas.completions import CompletionRequest
 from tests.service.answers import answered, refusal
 from tests.service.http.stock import push_embedded
 from tests.service.passages import passages
+from tests.service.sentencepiece import sentencepiece_tokenizer
 from tests.service.servers import World
 
 SETTINGS = {"engine_share_prompts": "off"}  # answers to one prompt are compared to the last bit and token
@@ -99,6 +105,32 @@ def test_bytes_of_tokens_join_to_the_text(world: World, tokens: list[int]) -> No
 def test_different_tokens_never_look_the_same(world: World) -> None:
     words = TokenText(world.runtime.bases["tiny"].text)
     assert len({words.text(token) for token in range(300)}) == 300
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(world: World) -> BaseText:
+    """The tiny base with a tokenizer whose tokens carry the space before a word."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=sentencepiece_tokenizer())
+    return replace(world.runtime.bases["tiny"].text, tokenizer=tokenizer)
+
+
+def test_tokens_keep_their_spaces(sentencepiece: BaseText) -> None:
+    words = TokenText(sentencepiece)
+    tokens = sentencepiece.tokenize("a ab a", bos=False)
+    assert [words.text(token) for token in tokens] == [" a", " a", "b", " a"]
+    assert words.offsets(tokens) == [0, 1, 3, 4]
+    spaced, plain = sentencepiece.tokenizer.convert_tokens_to_ids(["▁a", "a"])
+    assert words.text(spaced) != words.text(plain)
+
+
+def test_the_chosen_token_has_its_own_log_probability(sentencepiece: BaseText) -> None:
+    """Also beside a likelier token of the same text: here a byte."""
+    letter, byte = sentencepiece.tokenizer.convert_tokens_to_ids(["a", "<0x61>"])
+    body = CompletionRequest(model="tiny", prompt="a", logprobs=1)
+    answers = CompletionAnswers(body, ResolvedModel("tiny", "tiny", sentencepiece), [])
+    arrays = answers.arrays([(letter, -2.0, ((byte, -1.0),), 0)])
+    assert arrays["top_logprobs"] == [{"a": -2.0}]
+    assert arrays["token_logprobs"] == [-2.0]
 
 
 def test_echoed_ids_and_their_offsets_speak_of_the_same_text(world: World) -> None:
