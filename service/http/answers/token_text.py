@@ -6,6 +6,7 @@ vocabulary spells it, so that different tokens never look the same.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 
@@ -58,6 +59,8 @@ class TokenText:
             text = self.decode([token, token])[len(alone) :]  # with the space that is dropped at the start of a text
             return text, text.encode()
         spelled = str(self._tokenizer.convert_ids_to_tokens(token))
+        if byte := re.fullmatch("<0x([0-9A-F]{2})>", spelled):
+            return spelled, bytes.fromhex(byte[1])
         table = _byte_letters()
         if all(letter in table for letter in spelled):
             return spelled, bytes(table[letter] for letter in spelled)

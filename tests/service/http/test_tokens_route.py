@@ -123,6 +123,14 @@ def test_tokens_keep_their_spaces(sentencepiece: BaseText) -> None:
     assert words.text(spaced) != words.text(plain)
 
 
+def test_byte_tokens_have_their_bytes(sentencepiece: BaseText) -> None:
+    words = TokenText(sentencepiece)
+    tokens = sentencepiece.tokenize("a日b", bos=False)
+    assert [words.text(token) for token in tokens] == [" a", "<0xE6>", "<0x97>", "<0xA5>", "b"]
+    assert [words.data(token) for token in tokens[1:4]] == [[0xE6], [0x97], [0xA5]]
+    assert words.offsets(tokens) == [0, 1, 2, 2, 2]
+
+
 def test_the_chosen_token_has_its_own_log_probability(sentencepiece: BaseText) -> None:
     """Also beside a likelier token of the same text: here a byte."""
     letter, byte = sentencepiece.tokenizer.convert_tokens_to_ids(["a", "<0x61>"])
