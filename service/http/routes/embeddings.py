@@ -105,8 +105,8 @@ def _row(model: ResolvedModel, text: str | list[int], number: int) -> Row:
     else:
         check_ids(text, model, param=f"input.{number}")
         row = Row(tuple(text), has_bos(base) and text[0] == base.bos_id)
-        if len(row.ids) <= row.front:
-            raise InvalidPrompt(f"Text {number} is empty but for the BOS token.", param=f"input.{number}")
+        if row.ids[row.front :] in {(), closing_tokens(base)}:
+            raise InvalidPrompt(f"Text {number} is empty but for special tokens.", param=f"input.{number}")
     if len(row.ids) > context:
         raise InvalidPrompt(
             f"Text {number} has {len(row.ids)} tokens; the context is {context}.", param=f"input.{number}"

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 
 from registry.base_model import BaseText
 from registry.base_model.chat_template import template_of
-from service.engine.text_calls import has_bos
+from service.engine.text_calls import closing_tokens, has_bos
 from service.http.answers.token_text import TokenText
 from service.http.app_services import AppServices
 from service.http.models.inference_limits import check_ids, check_text
@@ -30,15 +30,17 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 @router.post("/tokenize")
 @takes(ONE_TEXT)
 def tokenize(body: TokenizeRequest, services: AppServices, principal: ModelUser) -> TokenizeAnswer:
-    """Token ids of a text, with the base's BOS in front unless `add_special_tokens` is false."""
+    """Token ids of a text, with the base's BOS (an encoder's CLS and SEP) unless `add_special_tokens` is false."""
     check_text(body.prompt, services.settings, param="prompt")
     base = resolve_model(services, principal, body.model or sole_base(services)).base
     tokens = base.tokenize(body.prompt, bos=None if body.add_special_tokens else False)
+    if body.add_special_tokens:
+        tokens += closing_tokens(base)
     strings = [str(base.tokenizer.convert_ids_to_tokens(token)) for token in tokens]
     return TokenizeAnswer(
         count=len(tokens),
         max_model_len=base.shape.context,
-        tokens=list(tokens),
+        tokens=tokens,
         token_strs=strings if body.return_token_strs else None,
     )
 

@@ -6,7 +6,8 @@ from service.http.schemas.wire import ModelName, TokenIds, Wire
 
 
 class TokenizeRequest(Wire):
-    """`POST /tokenize`, as vLLM has it. `add_special_tokens` puts the base model's BOS in front, as completions do."""
+    """`POST /tokenize`, as vLLM has it. `add_special_tokens` puts the base model's BOS in front, as completions do, and
+    an encoder's CLS and SEP around the text, as embeddings do."""
 
     model: ModelName | None = None
     """Optional if the server has one base model."""

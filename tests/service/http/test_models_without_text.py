@@ -150,9 +150,21 @@ def test_an_encoder_is_ready_and_embeds(world: World) -> None:
     answer = answered(post(world, "/v1/embeddings", model="base/bert", input=[TEXT, "x"]))
     assert [len(row["embedding"]) for row in answer["data"]] == [32, 32]
     tokens = [post(world, "/tokenize", model="bert", prompt=text).json()["count"] for text in (TEXT, "x")]
-    assert answer["usage"]["prompt_tokens"] == sum(tokens) + 2, "each text ends with SEP"
+    assert answer["usage"]["prompt_tokens"] == sum(tokens)
     assert "the context is 64" in refusal(post(world, "/v1/embeddings", model="bert", input=TEXT * 20))
     assert "without adapters only" in refusal(post(world, "/v1/embeddings", model="lab/bert", input=TEXT))
+
+
+def test_the_token_ids_of_a_text_have_its_vector(world: World) -> None:
+    ids = answered(post(world, "/tokenize", model="bert", prompt=TEXT))["tokens"]
+    vectors = [
+        answered(post(world, "/v1/embeddings", model="bert", input=[content]))["data"] for content in (TEXT, ids)
+    ]
+    assert vectors[0] == vectors[1]
+    only_special = answered(post(world, "/tokenize", model="bert", prompt=""))["tokens"]
+    assert "but for special tokens" in refusal(post(world, "/v1/embeddings", model="bert", input=[only_special]))
+    bare = answered(post(world, "/tokenize", model="bert", prompt=TEXT, add_special_tokens=False))["tokens"]
+    assert bare == ids[1:-1]
 
 
 # --- pools and soups ------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_token_ids_without_a_bos_get_none(live: Live) -> None:
     [
         ([], "'input' holds no text"),
         ([[]], "Text 0 of 'input' is empty"),
-        ([0], "Text 0 is empty but for the BOS"),
+        ([0], "Text 0 is empty but for special tokens"),
         ([[5, 6], [5, 300]], "'input.1' holds an id outside of the vocabulary (0 to 299)"),
         ([5] * 65, "Text 0 has 65 tokens; the context is 64"),
         ([[5], ["a"]], "'input': must be a text, a list of texts, a list of token ids, or a list of such lists"),
