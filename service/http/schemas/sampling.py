@@ -116,7 +116,7 @@ class Sampling(OpenAIBody):
     top_k: int | None = Field(default=None, ge=-1)
     """An extension, like the next two fields, named as in vLLM and transformers. 0 and -1 mean no limit."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float = Field(default=1.0, gt=0, le=10)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=10)
     response_format: ResponseFormat | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None

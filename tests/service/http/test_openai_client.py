@@ -167,6 +167,7 @@ def test_token_ids_that_cannot_be_embedded_are_refused(live: Live, token_ids: An
         ({"prompt": "a", "extra_body": {"top_k": -2}}, "top_k"),
         ({"prompt": "a", "extra_body": {"min_p": 1.5}}, "min_p"),
         ({"prompt": "a", "extra_body": {"repetition_penalty": 0}}, "repetition_penalty"),
+        ({"prompt": "a", "extra_body": {"repetition_penalty": 1e-38}}, "greater than or equal to 0.01"),
         ({"prompt": "a", "extra_body": {"typical_p": 0.5}}, "'typical_p' is not known"),
         ({"prompt": "a", "echo": True, "logprobs": 1, "stream": True}, "streamed"),
         ({"prompt": "a", "model": "../../etc"}, ""),
