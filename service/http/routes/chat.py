@@ -36,7 +36,10 @@ async def chat_completions(
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
     answers, requests = await in_thread(_prepare, request, services, principal, body)
     events = ChatEvents(answers) if body.stream else None
-    return await respond(request, services.engine, answers, requests, events)
+    try:
+        return await respond(request, services.engine, answers, requests, events)
+    except InvalidPrompt as error:
+        raise InvalidPrompt(error.message, param="messages") from error
 
 
 def _prepare(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from registry.errors import InvalidPrompt
 from service.http.answers.perplexity import NamedModel, admit_texts, perplexity_answers
 from service.http.answers.streaming import finish
 from service.http.app_services import AppServices
@@ -32,7 +33,10 @@ async def perplexity(
     if body.baseline is not None:
         models.append((body.baseline, None))
     inputs, requests = await in_thread(admit_texts, request, services, principal, models, body.texts)
-    scores = await finish(request, services.engine, requests)
+    try:
+        scores = await finish(request, services.engine, requests)
+    except InvalidPrompt as error:
+        raise InvalidPrompt(error.message, param="texts") from error
     response.headers.update(answer_headers(request, inputs[0].model))
     baseline = None if body.baseline is None else 1
     (answer,) = await in_thread(perplexity_answers, body.texts, inputs, scores, baseline=baseline, seed=body.seed)

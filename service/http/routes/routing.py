@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from service.http.app_services import AppServices
 from service.http.models.auto_model import choose_for_prompt
-from service.http.models.named_models import base_named, sole_base
+from service.http.models.named_models import sole_base
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import TEXTS, takes
 from service.http.schemas.routing import Route, RouteRequest
@@ -24,6 +24,5 @@ def route(body: RouteRequest, services: AppServices, principal: ModelUser) -> Ro
     """
     services.engine.check_admission(principal.key_id, local=True)  # what is refused costs nobody else's time
     base_id = body.base_model or sole_base(services, param="base_model")
-    base_named(services, base_id)
     choice = choose_for_prompt(services, principal, body.texts, base_id)
     return Route(model=choice.single, mixture=choice.model.name, adapters=list(choice.adapters), novelty=choice.novelty)

@@ -96,6 +96,14 @@ def test_what_is_wrong_is_refused_in_one_sentence(live: Live, ask: dict[str, Any
     assert words in caught.value.message
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_beyond_the_context_is_an_error_of_the_messages(live: Live, stream: bool) -> None:
+    messages: list[Any] = [{"role": "user", "content": "word " * 300}]
+    with pytest.raises(openai.BadRequestError, match="context") as caught:
+        live.openai().chat.completions.create(model="chatty", messages=messages, stream=stream)
+    assert caught.value.param == "messages"
+
+
 def test_fields_that_ask_for_nothing_are_taken(live: Live) -> None:
     live.openai().chat.completions.create(
         model="chatty",
