@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx2
 
 from registry import errors
-from registry.errors import Busy, Cancelled, Internal, SoupError, Unavailable, rebuild
+from registry.errors import Busy, Cancelled, Internal, InvalidName, SoupError, Unavailable, rebuild
 from registry.names import LOOPBACK
 from registry.progress import Progress
 
@@ -147,7 +147,9 @@ def drop_none(values: Mapping[str, Any]) -> Json:
 
 
 def path_segment(text: str) -> str:
-    """A text quoted as one segment of a URL's path."""
+    """A text quoted as one segment of a URL's path; raises InvalidName for one that leads to another path."""
+    if text in {"", ".", ".."}:
+        raise InvalidName(f"{text!r} is neither a name nor an id.")
     return quote(text, safe="")
 
 

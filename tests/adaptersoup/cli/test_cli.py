@@ -226,6 +226,11 @@ def test_a_setting_that_is_none(command: Soup, monkeypatch: pytest.MonkeyPatch) 
     assert "SOUP_TIMEOUT" in refused(command("ls"))
 
 
+def test_removing_an_alias_that_is_none_retires_no_version(soup: Soup, server: Server) -> None:
+    assert "'..' is neither a name nor an id" in refused(soup("alias", "rm", "team/law", ".."))
+    assert server.requests == []
+
+
 def test_an_argument_that_is_no_utf_8_is_one_sentence(soup: Soup) -> None:
     assert "use UTF-8" in refused(soup("ls", "--owner", "caf\udce9"))
 

@@ -116,6 +116,25 @@ def test_names_that_are_none_never_leave(ref: str) -> None:
     assert server.requests == []
 
 
+@pytest.mark.parametrize("name", ["", ".", ".."])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client, name: client.delete_alias("team/law", name),
+        lambda client, name: client.cancel_job(name),
+        lambda client, name: client.revoke_key(name),
+        lambda client, name: client.change_limits(namespace=name, adapters=1),
+        lambda client, name: client.selector(name),
+    ],
+    ids=["alias", "job", "key", "namespace", "selector"],
+)
+def test_names_that_lead_to_another_path_never_leave(call: Callable[[SoupClient, str], Any], name: str) -> None:
+    server = Server()
+    with pytest.raises(InvalidName, match="neither a name nor an id"):
+        call(server.client(), name)
+    assert server.requests == []
+
+
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_a_redirected_change_has_not_been_made(status: int) -> None:
     sign_in = httpx2.Response(status, headers={"location": "https://login.test/?next=soup"})
