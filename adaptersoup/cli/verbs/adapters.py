@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from adaptersoup.cli.adapter_filters import Filters
+from adaptersoup.cli.flags import usage_error
 from adaptersoup.cli.output import as_json, data, data_width, progress_bar, talk
 from adaptersoup.cli.remote import SAMPLE_FORMS, RefArgument, Remote, verb
 from adaptersoup.client.answers import path_segment
@@ -39,6 +41,7 @@ NEAR = 10
 """Default number of nearest adapters."""
 POOL = ("base_model", "method", "namespace", "tag")
 """Filters that --near supports."""
+_NAMES = {"base_model": "--base", "method": "--method", "namespaces.0": "--namespace", "tag": "--tag"}
 
 
 @verb
@@ -80,14 +83,18 @@ def ls(
 def _nearest(
     remote: Remote, file: Path, encoder: EncoderName | None, filters: dict[str, Any], limit: int, *, quiet: bool
 ) -> None:
-    """List the adapters nearest to the texts of a file; raises a usage error for filters that --near lacks."""
+    """List the adapters nearest to the texts of a file; raises a usage error for filters that --near cannot apply."""
     tags = filters["tag"] or [None]
     if len(tags) > 1 or any(value is not None and name not in POOL for name, value in filters.items()):
         raise typer.BadParameter(
             "--near works with --base, --method, --namespace and one --tag: drop the other filters."
         )
     namespaces = None if filters["namespace"] is None else (filters["namespace"],)
-    pool = PoolRequest(base_model=filters["base_model"], method=filters["method"], tag=tags[0], namespaces=namespaces)
+    base_model, method = filters["base_model"], filters["method"]
+    try:
+        pool = PoolRequest(base_model=base_model, method=method, tag=tags[0], namespaces=namespaces)
+    except ValidationError as error:
+        raise usage_error(error, _NAMES) from None
     texts = read_texts(file)
     with progress_bar("looking") as report:
         answer = remote.client.nearest(texts, limit=limit, encoder=encoder, pool=pool, progress=report)

@@ -191,6 +191,7 @@ def test_a_verb_that_is_none(soup: Soup) -> None:
         ["matrix", "--show", "--no-wait"],
         ["ray", "deploy", "--replicas", "3", "--max-replicas", "1"],
         ["ls", "--encoder", "base"],
+        ["ls", "--near", "SAMPLE", "--namespace", "A B"],
         *(
             ["ls", "--near", "SAMPLE", *flags]
             for flags in (["law"], ["--kind", "soup"], ["--tag", "a", "--tag", "b"], ["--name", "x"])
