@@ -11,6 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 import typer
 
+from adaptersoup.cli.setting_flags import settings_of
 from registry.errors import NotFound
 from registry.spec import BaseEntry
 from service.settings import Settings
@@ -45,7 +46,7 @@ class BaseModelOptions:
             raise typer.BadParameter(
                 "--base-kind describes the model in --base-folder; an allowlist has its own 'kind'."
             )
-        path = self.bases or Settings().bases
+        path = self.bases or settings_of(Settings).bases
         if path is None:
             raise typer.BadParameter("No base model is named: give --base-folder, or --bases (SOUP_BASES) and --base.")
         entries = read_allowlist(path)

@@ -227,6 +227,13 @@ def test_a_setting_that_is_none(command: Soup, monkeypatch: pytest.MonkeyPatch) 
     assert "SOUP_TIMEOUT" in refused(command("ls"))
 
 
+def test_a_setting_that_is_none_where_no_server_is_needed(
+    command: Soup, sample: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOUP_PORT", "many")
+    assert "SOUP_PORT" in refused(command("evaluate", "folder", "--data", sample))
+
+
 def test_removing_an_alias_that_is_none_retires_no_version(soup: Soup, server: Server) -> None:
     assert "'..' is neither a name nor an id" in refused(soup("alias", "rm", "team/law", ".."))
     assert server.requests == []
