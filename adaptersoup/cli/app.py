@@ -7,10 +7,12 @@ The summaries are here for the same reason; a test compares them with the verbs'
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -183,7 +185,10 @@ def run(args: Sequence[str], *, connect: object = None) -> int:
 
 
 def main() -> None:
-    """The entry point `soup`."""
+    """The entry point `soup`; a closed standard stream becomes an empty one."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
     sys.exit(run(sys.argv[1:]))
 
 

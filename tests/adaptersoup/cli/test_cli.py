@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import shutil
+import subprocess
 import sys
 import threading
 from datetime import UTC, datetime, timedelta
@@ -250,6 +251,13 @@ def test_a_proxy_that_cannot_be_used_is_one_sentence(
     monkeypatch.setitem(sys.modules, "socksio", None)
     monkeypatch.setenv("ALL_PROXY", proxy)
     assert "ALL_PROXY" in refused(command("ls", "--url", "http://example.org"))
+
+
+@pytest.mark.parametrize(("args", "closed"), [(("chat", "m"), "<&-"), (("open", "--print"), ">&-")])
+def test_a_standard_stream_may_be_closed(args: tuple[str, ...], closed: str) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "adaptersoup.cli", *args]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_a_disk_that_refuses_is_one_sentence(soup: Soup, server: Server, tmp_path: Path) -> None:
