@@ -89,6 +89,14 @@ def object_of(response: httpx2.Response) -> Json:
     return value
 
 
+def rows_of(page: Json) -> list[Json]:
+    """The rows of a list; raises Unavailable if the object is something else."""
+    rows = page.get("data")
+    if not isinstance(rows, list):
+        raise Unavailable("The answer is no list: is this an AdapterSoup server?")
+    return rows
+
+
 def error_of(response: httpx2.Response) -> SoupError:
     """The error of a refused or redirected request: for a refusal an instance of the class that its code names."""
     if response.is_redirect:
@@ -105,7 +113,7 @@ def error_of(response: httpx2.Response) -> SoupError:
             f"{response.reason_phrase}."
         )
     pause = response.headers.get("retry-after", "")
-    if isinstance(error, Busy | Unavailable) and pause.isascii() and pause.isdigit():
+    if isinstance(error, Busy | Unavailable) and pause.isascii() and pause.isdigit() and len(pause) < 10:
         error.retry_after = int(pause)
     elif isinstance(error, Unavailable):
         error.retry_after = None
@@ -161,6 +169,8 @@ def event_content(event: httpx2.ServerSentEvent) -> tuple[str, Any] | None:
     error = value.get("error") if isinstance(value, dict) and len(value) == 1 else None
     if isinstance(error, dict) and "message" in error:  # a failed job has an error too, beside its other fields
         raise _rebuilt(error, status=500)
+    if not isinstance(value, dict):
+        raise Unavailable("An event of the answer is not a JSON object: is this an AdapterSoup server?")
     return event.event, value
 
 

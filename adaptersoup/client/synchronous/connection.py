@@ -25,6 +25,7 @@ from adaptersoup.client.answers import (
     object_of,
     origin_of,
     redirect_target,
+    rows_of,
     translated,
 )
 from adaptersoup.client.http_options import connection_options, model_header
@@ -138,7 +139,7 @@ class Connection(Closing):
 
     def data(self, method: str, path: str, **request: Any) -> list[Json]:
         """The rows of an answer that is a complete list; arguments are those of `send`."""
-        return list((self.json(method, path, **request))["data"])
+        return rows_of(self.json(method, path, **request))
 
     def rows(
         self,
@@ -151,7 +152,7 @@ class Connection(Closing):
         cursor, count = None, 0
         while limit is None or count < limit:
             page = self.json("GET", path, params={**filters, "cursor": cursor})
-            rows = page["data"] if limit is None else page["data"][: limit - count]
+            rows = rows_of(page)[: None if limit is None else limit - count]
             for row in rows:
                 yield read(row)
             count += len(rows)

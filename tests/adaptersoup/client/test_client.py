@@ -88,6 +88,7 @@ def test_every_code_comes_back_as_its_class(code: str) -> None:
                 (418, SoupError),
             )
         ),
+        (httpx2.Response(429, headers={"retry-after": 5000 * "9"}), Busy, "429"),
         (httpx2.Response(200, text="<html>"), Unavailable, "did not answer with JSON"),
         (refusal(404, "brand_new", "A new sentence."), NotFound, "A new sentence"),
         (raising(httpx2.ConnectError("refused")), Unavailable, "is the server running.*soup serve"),
@@ -106,6 +107,17 @@ def test_answers_of_proxies_other_and_newer_servers_and_none(answer: Any, kind: 
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(InvalidParameter, match="http://host:port"):
         SoupClient(url)
+
+
+def test_an_address_with_a_password_is_refused_and_not_repeated() -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        SoupClient("http://user:hunter2@host:8000", "sk-soup-x")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_answer_without_rows_is_of_another_server() -> None:
+    with pytest.raises(Unavailable, match="is no list"):
+        list(Server().on("GET /v1/adapters", ok({})).client().adapters())
 
 
 @pytest.mark.parametrize("ref", ["law", "team/law@", "a/b/c", "../x/y", "team/law?x=1", "v1/keys", "team/a@b/c"])
@@ -501,8 +513,13 @@ def test_the_model_stands_in_a_header_too(model: str, header: str) -> None:
         ),
         (refusal(400, "invalid_prompt", "Empty."), errors.InvalidPrompt, "Empty"),
         (ok({}), Unavailable, "broke"),
+        (
+            httpx2.Response(200, text="data: <html>\n\n", headers={"content-type": "text/event-stream"}),
+            Unavailable,
+            "is not a JSON object",
+        ),
     ],
-    ids=["an error in it", "a refusal before it", "no stream"],
+    ids=["an error in it", "a refusal before it", "no stream", "no JSON"],
 )
 def test_a_stream_that_fails(answer: httpx2.Response, kind: type[SoupError], says: str) -> None:
     with pytest.raises(kind, match=says):
