@@ -201,8 +201,8 @@ def number_or_default(text: str) -> int:
     """A number for a limit of the server; `default`, as -1, for that of its settings. Raises BadParameter."""
     if text == "default":
         return -1
-    if not (text.isascii() and text.isdecimal()):
-        raise typer.BadParameter(f"'{text}' is neither a number nor 'default'.")
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise typer.BadParameter(f"'{text[:40]}' is neither a number nor 'default'.")
     return int(text)
 
 

@@ -52,7 +52,7 @@ def answer(value: Any, *lines: str, json: bool, note: str = "") -> None:
 
 def harmless(text: str) -> str:
     """Text with control characters other than line ends and tabs replaced by `?`, safe for a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text.replace("\r\n", "\n"))
 
 
 def data_width() -> int | None:

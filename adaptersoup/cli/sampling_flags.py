@@ -13,7 +13,7 @@ class SamplingFlags:
     """The options for drawing tokens."""
 
     SECTION: ClassVar[str] = "Sampling"
-    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 1.0
+    temperature: Annotated[float, typer.Option(min=0, max=100, help="0 always takes the likeliest token.")] = 1.0
     top_p: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="Nucleus sampling: draw from the likeliest tokens of this total probability."),

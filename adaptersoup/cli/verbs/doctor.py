@@ -108,7 +108,7 @@ class Examination:
                     diagnosis = self._diagnosis(model, ref, listed, skip_unknown=not named)
                     diagnoses += [diagnosis] if diagnosis else []
         if not diagnoses and not failures:
-            talk(f"None of the {len(listed)} models of {self.server.root} is named as an adapter here: use --model.")
+            talk(f"None of the {len(listed)} models of the server is named as an adapter here: use --model.")
         return diagnoses
 
     def _listed(self, *, required: bool) -> list[str]:
@@ -138,15 +138,18 @@ class Examination:
         """The readings of the server's base model, asked once; None if it has none whose name is known."""
         fingerprint = probe["base_fingerprint"]
         if fingerprint not in self.bases:
-            ids = (probe["base_model"], f"base/{probe['base_model']}")
-            name = next((name for name in ids if name in listed), None)
-            self.bases[fingerprint] = None
-            if self.base_model is not None:
-                self.bases[fingerprint] = self.server.next_tokens(self.base_model, probe["texts"])
-            elif name is not None:
-                with suppress(Unavailable):  # a diagnosis without it says so
-                    self.bases[fingerprint] = self.server.next_tokens(name, probe["texts"])
+            self.bases[fingerprint] = self._read_base(probe, listed)
         return self.bases[fingerprint]
+
+    def _read_base(self, probe: Json, listed: Sequence[str]) -> Readings | None:
+        if self.base_model is not None:
+            return self.server.next_tokens(self.base_model, probe["texts"])
+        ids = (probe["base_model"], f"base/{probe['base_model']}")
+        name = next((name for name in ids if name in listed), None)
+        if name is not None:
+            with suppress(Unavailable):  # a diagnosis without it says so
+                return self.server.next_tokens(name, probe["texts"])
+        return None
 
 
 def _model_and_ref(text: str) -> tuple[str, str]:

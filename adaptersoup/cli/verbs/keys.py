@@ -37,7 +37,7 @@ def _expiry(text: str) -> datetime:
         return moment(text)
     try:
         return datetime.now(UTC) + timedelta(days=int(text[:-1]))
-    except OverflowError:
+    except (OverflowError, ValueError):  # the latter beyond 4,300 digits
         raise typer.BadParameter(f"'{text}' is beyond the last date.") from None
 
 
@@ -169,7 +169,7 @@ def rotate(
 
 def _seconds(text: str) -> int:
     number, unit = text[:-1], text[-1:]
-    if not (number.isascii() and number.isdecimal() and unit in SECONDS):
+    if not (number.isascii() and number.isdecimal() and len(number) < 10 and unit in SECONDS):
         raise typer.BadParameter(f"'{text}' is not a duration such as 90s, 30m, 12h or 7d.")
     return int(number) * SECONDS[unit]
 

@@ -148,6 +148,7 @@ def folder(tmp_path: Path) -> Path:
 # --- help -----------------------------------------------------------------------------------------
 
 
+MANY_DIGITS = 5000 * "9"  # more than Python reads as a number
 GROUPS = ("train", "alias", "ray", "keys", "namespaces", "limits", "jobs", "blobs")
 
 
@@ -185,6 +186,10 @@ def test_a_verb_that_is_none(soup: Soup) -> None:
         ["keys", "set", "k"],
         ["keys", "set", "k", "--expires", "soon"],
         ["keys", "rotate", "k", "--grace", "long"],
+        ["keys", "set", "k", "--expires", MANY_DIGITS + "d"],
+        ["keys", "rotate", "k", "--grace", MANY_DIGITS + "d"],
+        ["limits", "set", "--of-key", "k", "--jobs", MANY_DIGITS],
+        ["generate", "m", "p", "--temperature", "inf"],
         ["usage", "--csv", "--limit", "5"],
         ["usage", "--csv", "--json"],
         ["audit", "--csv", "--json"],
@@ -1086,6 +1091,12 @@ def test_results_of_several_base_models_are_not_mixed(soup: Soup, server: Server
     server.on("GET /v1/adapters", ok({"data": adapters}))
     server.on("GET /v1/evaluations", ok({"data": [{"digest": base, "sample": "s"} for base in ("big", "small")]}))
     assert "big, small: name one with --base" in refused(soup("matrix", "--show"), 2)
+
+
+def test_lines_of_csv_are_whole_on_a_terminal(soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    server.on("GET /v1/usage", httpx2.Response(200, text="day,requests\r\n2030-01-31,1\r\n"))
+    assert soup("usage", "--csv")[1] == "day,requests\n2030-01-31,1\n"
 
 
 def test_keys_are_changed_and_rotated(soup: Soup, server: Server) -> None:

@@ -165,6 +165,9 @@ def test_the_command_says_what_a_server_serves(live: Live, command: Soup) -> Non
     code, out, err = command("doctor", "--url", live.url, "--model", f"{BASE_ID}=team/law", *options)
     assert code == 3
     assert "base only" in out
+    models = [flag for name in ("team/law", BASE_ID) for flag in ("--model", f"{name}=team/law")]
+    code, out, err = command("doctor", "--url", live.url, *models, "--base-model", "typo", *options)
+    assert (code, out, err.count("'typo'")) == (1, "", 2)
 
 
 def test_the_command_checks_every_listed_adapter_and_sends_no_key_of_the_registry(
