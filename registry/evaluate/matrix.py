@@ -218,12 +218,13 @@ def _evaluate_here(run: _Run, pairs: Iterable[Pair]) -> None:
     sample: str | None = None
     texts: Sequence[Passage] = ()
     base_scores: Sequence[PassageScore] = ()
+    broken: set[str] = set()
     unreadable: set[str] = set()
     for done, pair in enumerate(pairs):
         run.done = done
         run.message = f"{pair.adapter.ref} on {pair.sampled.domain}"
         run.report()
-        if pair.adapter.ref in run.failed or pair.sampled.ref in unreadable:
+        if pair.adapter.ref in broken or pair.sampled.ref in unreadable:
             continue
         try:
             if sample != pair.sample:
@@ -238,6 +239,7 @@ def _evaluate_here(run: _Run, pairs: Iterable[Pair]) -> None:
             run.store(pair, scores, base_scores)
         except RECORDED_ERRORS as error:
             run.failed[pair.adapter.ref] = error.message
+            broken.add(pair.adapter.ref)
 
 
 @dataclass(frozen=True)

@@ -490,20 +490,34 @@ def test_tasks_come_to_the_figures_of_the_stores_engine(
     assert len(stored_evaluations(own_store)) == 9
 
 
-def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(
-    own_store: Store, processes: ProcessPool
-) -> None:
-    weights = own_store._runtime.services.registry.blobs.read(own_store._row("team/code").weights_blob)
+def damage(own_store: Store, digest: str) -> None:
+    """Flip a bit of a stored blob."""
+    data = own_store._runtime.services.registry.blobs.read(digest)
     (path,) = (
         file
         for file in own_store.folder.rglob("*")
-        if file.is_file() and file.stat().st_size == len(weights) and file.read_bytes() == weights
+        if file.is_file() and file.stat().st_size == len(data) and file.read_bytes() == data
     )
     path.chmod(0o600)
-    path.write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(
+    own_store: Store, processes: ProcessPool
+) -> None:
+    damage(own_store, own_store._row("team/code").weights_blob)
     evaluated = elsewhere(own_store, processes)
     assert (evaluated.computed, list(evaluated.failed)) == (6, ["team/code@1"])
     assert {adapter for adapter, _ in stored_evaluations(own_store)} == {"team/court@1", "team/kitchen@1"}
+
+
+def test_an_adapter_whose_sample_is_damaged_is_evaluated_on_the_samples_of_others(own_store: Store) -> None:
+    sample = own_store._row("team/code").sample
+    assert sample is not None
+    damage(own_store, sample.digest)
+    evaluated = own_store.evaluate_pool(passages=10)
+    assert (evaluated.computed, list(evaluated.failed)) == (6, ["team/code@1"])
+    assert ("team/code@1", "team/court@1") in stored_evaluations(own_store)
 
 
 def test_it_is_ended_by_its_progress_and_goes_on(own_store: Store, processes: ProcessPool) -> None:
