@@ -65,7 +65,7 @@ class Store(Closing):
         revision: str | None = None,
         **settings: Any,
     ) -> None:
-        self.folder = Path(folder).expanduser()
+        self.folder = Path(folder).expanduser().absolute()
         allowlist = self.folder / ALLOWLIST
         if base is None and not allowlist.exists():
             _check_not_new(self.folder, settings)

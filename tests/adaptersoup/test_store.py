@@ -340,6 +340,17 @@ def test_it_is_there_when_it_is_opened_again_and_is_a_servers_folder(
     assert (tmp_path / "here" / "admin.key") == Settings(data=tmp_path / "here").admin_key_path
 
 
+def test_its_folder_is_found_when_the_program_has_gone_to_another(
+    tiny_base_dir: Path, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Store("here", tiny_base_dir, base_id="tiny", **QUICK) as store:
+        monkeypatch.chdir(folders)
+        store.push("code", name="team/code")
+        assert store.folder == tmp_path / "here"
+        assert [adapter.ref for adapter in store.adapters()] == ["team/code@1"]
+
+
 def test_a_base_that_is_none_leaves_nothing_behind(tiny_base_dir: Path, tmp_path: Path) -> None:
     place, odd = tmp_path / "a", shutil.copytree(tiny_base_dir, tmp_path / "\N{GRINNING FACE}")
     (tmp_path / "empty").mkdir()
