@@ -76,14 +76,16 @@ class JobRunner:
             Periodic("removal of unfinished uploads", lease / 4, self._sweep_uploads),
         ]
         if self._settings.role != "api":
-            self._periodics.append(Periodic("collection", self._settings.collect_seconds, self._collect))
+            interval = self._settings.collect_seconds
+            self._periodics.append(Periodic("collection", interval, self._collect))
+            self._periodics.append(Periodic("removal of old trainings", interval, self._remove_old_trainings))
         self.fitting = FitProcess(self._database, self._settings.database, self._settings.blob_place)
         self.computing = GradientProcess(self._settings)
 
     def start(self) -> None:
         """Requeue jobs of dead processes of a sole owner and embeddings that can run now, then start the threads.
 
-        Removes old trainings too. Does nothing once it is stopping.
+        Does nothing once it is stopping.
         """
         if self._stopping.is_set():
             return
@@ -92,7 +94,6 @@ class JobRunner:
             with self._database.write() as catalogue:
                 catalogue.jobs.requeue_expired(_now() + timedelta(days=3650))
         retry_embeddings(self.services.registry)
-        remove_old_trainings(self._database, self._settings)
         lanes = [lane for lane, count in workers_of(self._settings).items() for _ in range(count)]
         self._threads = [
             threading.Thread(target=self._work, args=(lane,), name=f"soup-jobs-{number}", daemon=True)
@@ -330,6 +331,10 @@ class JobRunner:
         """Remove expired unfinished uploads."""
         if self._clock.is_steady():
             self.services.uploads.sweep()
+
+    def _remove_old_trainings(self) -> None:
+        if self._clock.is_steady():
+            remove_old_trainings(self._database, self._settings)
 
     def _collect(self) -> None:
         """Collect garbage, until the server stops."""

@@ -31,7 +31,7 @@ from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
 from service.jobs.training_curve import TrainingCurve
 from service.jobs.training_folder import CHECKPOINT, TURN, training_folder
-from service.jobs.training_requests import pushed_adapter, pushed_name, remove_old_trainings
+from service.jobs.training_requests import pushed_adapter, pushed_name
 from service.services import Services
 from training.checkpoint import saved_step
 from training.request import TrainingRequest, TrainingRun, merge_request
@@ -99,7 +99,6 @@ def train(training: Training) -> Pushed:
     Forbidden if the key was revoked meanwhile. Errors that a retry would repeat remove the training's files; after
     QuotaExceeded they stay, so that an equal request under a higher quota only pushes the adapter.
     """
-    settings = training.services.settings
     try:
         _check_key(training)
         row = _already_pushed(training)
@@ -111,7 +110,6 @@ def train(training: Training) -> Pushed:
         raise
     pushed = replace(pushed, row=_with_owner(training, pushed.row))
     shutil.rmtree(training.folder, ignore_errors=True)
-    remove_old_trainings(training.services.registry.database, settings)
     return pushed
 
 

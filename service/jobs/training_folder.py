@@ -1,7 +1,7 @@
 """The folders in which trainings save checkpoints, one for each request, and how old ones are removed.
 
-Used by `training_requests`, for the training job and for the job runner when a server starts. Servers may share the
-folder, and the child of a killed server may still be saving there.
+Used by the training job, and by `training_requests` for the job runner. Servers may share the folder, and the child of
+a killed server may still be saving there.
 """
 
 from __future__ import annotations

@@ -677,7 +677,7 @@ def test_what_nobody_goes_on_with_is_removed_in_the_end(tmp_path: Path) -> None:
     assert sweep(tmp_path, older_than=500) == 1
 
 
-def test_a_training_that_waits_for_a_worker_keeps_its_saved_state_when_the_server_starts(idle: World) -> None:
+def test_a_training_that_waits_for_a_worker_keeps_its_saved_state(idle: World) -> None:
     job = started(idle, training_body(idle, "acme/waiting"))
     with idle.runtime.database.read() as catalogue:
         key = catalogue.jobs.get(None, job["id"]).arguments["key"]
@@ -690,6 +690,24 @@ def test_a_training_that_waits_for_a_worker_keeps_its_saved_state_when_the_serve
     cancelled(idle, job)
     remove_old_trainings(idle.registry.database, settings)
     assert not place.exists()
+
+
+def test_a_saved_state_is_removed_at_its_age_while_the_server_runs_unless_the_clock_was_set(
+    tiny_base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Mock()
+    clock.is_steady.return_value = False
+    monkeypatch.setattr(jobs_module, "ClockSteps", lambda: clock)
+    bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
+    for world in open_world(tmp_path / "data", bases, training_workers=0, collect_seconds=0.02):
+        place = world.runtime.settings.trainings_dir / "stopped"
+        place.mkdir(parents=True)
+        os.utime(place, (0, 0))
+        calls = clock.is_steady.call_count
+        until(lambda calls=calls: clock.is_steady.call_count > calls + 6)
+        assert place.is_dir()
+        clock.is_steady.return_value = True
+        until(lambda place=place: not place.exists())
 
 
 @pytest.mark.slow
