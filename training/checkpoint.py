@@ -111,7 +111,10 @@ def _is_current(handle: int, folder: Path) -> bool:
 
 
 class Checkpoint:
-    """The checkpoint of the training that `identity` (JSON) describes in full. Use it while `locked`."""
+    """The checkpoint of the training that `identity` (JSON) describes in full. Use it while `locked`.
+
+    Before the base model is loaded the identity has no `init_hash`, which is then not compared.
+    """
 
     def __init__(self, saving: Saving, identity: Mapping[str, Any]) -> None:
         self.folder = saving.folder
@@ -145,6 +148,8 @@ class Checkpoint:
         return Saved(tensors, state)
 
     def _refuse_another(self, identity: object) -> None:
+        if isinstance(identity, dict) and "init_hash" not in self._identity:
+            identity.pop("init_hash", None)
         changes = differences(identity, self._identity)
         if changes:
             more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""

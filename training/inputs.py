@@ -90,6 +90,10 @@ class TrainingInputs:
             record["start"] = init_hash(self.start)
         return record
 
+    def identity(self, base: BaseText) -> dict[str, Any]:
+        """All that decides the result, as JSON; only the hash of the start needs the base model's weights."""
+        return {**self.record(base), "config": self.config.identity(), "init_seed": self.init_seed}
+
     def refuse_another(self, folder: AdapterDirectory, base: BaseText, *, advice: str, of_bank: bool = False) -> None:
         """Raise Conflict, naming each difference, if an existing adapter is not the result of these inputs.
 

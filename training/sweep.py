@@ -24,7 +24,7 @@ from registry.tasks.run import run_tasks
 from registry.tasks.task import Pool, Task, TaskLost
 from training.build import read_items
 from training.cell_task import CellTask, Files, members_of, train_elsewhere, train_here
-from training.checkpoint import differences, discard, locked
+from training.checkpoint import Checkpoint, Saving, differences, discard, locked
 from training.data import MIN_TEXTS, MIN_VALID_TEXTS, Data, enough
 from training.request import TrainingRun
 from training.spec import SAMPLE, TrainingSpec
@@ -154,8 +154,8 @@ def sweep(
     """Train the cells one after another on a LoadedBase, or several at once in a pool, and yield a row for each.
 
     The others go on if a cell diverges or its process dies too often. In a pool torch's threads are divided among the
-    cells. Existing results are checked first: raises Conflict for the result of another training. Raises Cancelled
-    when `should_stop` returns True, and otherwise what `training.train.train` does.
+    cells. Existing results and checkpoints are checked first: raises Conflict for those of another training. Raises
+    Cancelled when `should_stop` returns True, and otherwise what `training.train.train` does.
     """
     with locked_checkpoints(grid):
         existing, threads = existing_results(base, grid), torch.get_num_threads()
@@ -290,7 +290,8 @@ def locked_checkpoints(grid: Grid) -> Iterator[None]:
 def existing_results(base: BaseText, grid: Grid) -> dict[str, AdapterDirectory]:
     """The existing adapters by the names of their cells.
 
-    Raises Conflict if one is of another training, or another file has the path of a cell's bank.
+    Raises Conflict if one, or the checkpoint of another cell, is of another training, or if another file has the path
+    of a cell's bank.
     """
     runs = [grid.run_of(cell) for cell in grid.cells]  # first of all, to raise for numbers out of range
     results = {}
@@ -305,6 +306,8 @@ def _existing_result(base: BaseText, run: TrainingRun, data: Data) -> AdapterDir
     inputs = inputs_for(run, base, data)
     if not run.out.exists():
         check_bank(run, base, inputs)
+        if run.checkpoint is not None and run.checkpoint.exists():
+            Checkpoint(Saving(run.checkpoint), inputs.identity(base)).read()
         return None
     folder = read_directory(run.out)
     inputs.refuse_another(folder, base, advice="Choose another folder for the sweep, or remove it.")

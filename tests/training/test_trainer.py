@@ -341,6 +341,18 @@ def test_a_cell_of_another_training_is_refused_before_any_is_trained(sweep, tmp_
     done(sweep(*earlier, grid=("1e-3", "1"), of=1))
 
 
+def test_the_checkpoint_of_another_training_is_refused_before_any_cell_is_trained(sweep, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(interrupts, "stoppable", stop_after(5))
+        sweep(of=1)
+    shutil.rmtree(tmp_path / "out" / "law-lr0.01-seed1")
+    checkpoint = tmp_path / "out" / CHECKPOINTS / "law-lr0.01-seed2"
+    for more in ((), ("--parallel", 2)):  # the second loads no base model here
+        err = refused(sweep("--steps", 4, *more, of=1))
+        assert f"The checkpoint in {checkpoint} is of another training: steps (3 there, 4 here)." in err
+    assert contents(tmp_path / "out") == {}
+
+
 @pytest.mark.parametrize(
     ("more", "grid", "code", "message"),
     [
