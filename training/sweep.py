@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from registry.base_model import BaseText, LoadedBase
 from registry.errors import Cancelled, InvalidParameter, NotFound
 from registry.formats import AdapterDirectory, place_files, read_directory
+from registry.spec.adapter import Domain as DomainName
+from registry.spec.wording import describe_error
 from registry.tasks.run import run_tasks
 from registry.tasks.task import Pool, Task, TaskLost
 from training.build import read_items
@@ -34,6 +37,7 @@ from training.train import check_bank, inputs_for, train
 CHECKPOINTS = ".checkpoints"
 """Folder of the checkpoints beside the adapters, hidden so that `OUT/*` matches adapters only."""
 DIVERGED = "learning_rate"
+DOMAIN_NAME: TypeAdapter[str] = TypeAdapter(DomainName)
 
 
 @dataclass(frozen=True)
@@ -116,14 +120,23 @@ def silent_cells(_cell: Cell, _step: int, _steps: int, _message: str) -> None:
 def read_domain(folder: Path, spec: TrainingSpec = TrainingSpec()) -> Domain:
     """Read the domain in a folder, named like it, with the items of the spec's task.
 
-    Raises NotFound for a missing file, InvalidParameter for a file with too few items, or as `read_items` does.
+    Raises NotFound for a missing file, InvalidParameter for a name that is no valid domain or a file with too few
+    items, or as `read_items` does.
     """
+    name = folder.resolve().name
+    try:
+        DOMAIN_NAME.validate_python(name)
+    except ValidationError as error:
+        raise InvalidParameter(
+            f"The name of the folder {folder} is no valid domain: {describe_error(error.errors()[0])}.",
+            param="domain",
+        ) from None
     train, valid = (_file(folder, split) for split in ("train", "valid"))
     data = Data(read_items(spec, train), read_items(spec, valid))
     # Checked here, before hours of training other domains.
     for path, items, at_least in ((train, data.train, MIN_TEXTS), (valid, data.valid, MIN_VALID_TEXTS)):
         enough(items, at_least, of="items that are not empty", where=str(path))
-    return Domain(folder.resolve().name, train, valid, data)
+    return Domain(name, train, valid, data)
 
 
 def _file(folder: Path, split: str) -> Path:

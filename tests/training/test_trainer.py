@@ -13,6 +13,7 @@ import pytest
 
 from adaptersoup.cli.verbs.train import interrupts
 from adaptersoup.cli.verbs.train.progress import Table
+from registry.errors import InvalidParameter
 from registry.formats import AdapterContents, read_directory, write_directory
 from registry.names import check_part
 from registry.spec import Provenance
@@ -545,6 +546,13 @@ def test_a_domain_with_too_little_is_named_before_anything_is_trained(domains, s
     path = write_texts(domains[1] / filename, SWEPT_TEXTS[: least - 1])
     assert f"{path} holds {least - 1} items that are not empty, and at least {least} are needed." in refused(sweep())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["d" * 201, os.fsdecode(b"law\xff")])
+def test_a_folder_whose_name_cannot_be_a_domain_is_refused(domains, name):
+    folder = domains[0].rename(domains[0].with_name(name))
+    with pytest.raises(InvalidParameter, match="is no valid domain"):
+        read_domain(folder)
 
 
 def test_data_that_are_wrong_later_are_those_of_a_domain(domains, sweep):
