@@ -500,6 +500,23 @@ def test_what_a_grid_made_is_pushed_in_one_go_the_best_of_a_domain_last(sweep):
     assert "Namespace" in refused(sweep("--push", "No Namespace"))
 
 
+@pytest.mark.parametrize(
+    ("domain", "more", "message"),
+    [
+        ("d" * 54, (), f"-lr0.001-seed2 would both be pushed as {'d' * 54}-lr0.001-s: names have"),
+        ("LAW", (), "law-lr0.001-seed1 and LAW-lr0.001-seed1 would both be pushed as law-lr0.001-seed1: names have"),
+        ("d" * 50, ("--adamix", 2), "name of the bank"),
+    ],
+)
+def test_cells_whose_names_cannot_be_pushed_are_refused_before_any_is_trained(
+    sweep, domains, tmp_path, domain, more, message
+):
+    folder = shutil.copytree(domains[1], tmp_path / domain)
+    push = ("--push", "team", folder, *more)
+    assert message in refused(sweep(*push, grid=("1e-3", "1,2"), of=1, connect=lambda url, key: Server().client()))
+    assert not (tmp_path / "out").exists()
+
+
 def test_adapters_that_are_newer_than_the_best_of_their_domain_are_named(sweep):
     """The server has the best from an earlier sweep, and keeps that version."""
     server, pushed = Server(), []

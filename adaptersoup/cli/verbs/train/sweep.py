@@ -27,6 +27,7 @@ from adaptersoup.client.additions import Additions, name_of
 from adaptersoup.client.answers import Json
 from adaptersoup.client.samples import read_texts
 from adaptersoup.tables import columns
+from registry.errors import InvalidParameter
 from registry.formats import AdapterDirectory
 from registry.names import check_part
 from training.request import merge_request
@@ -117,7 +118,11 @@ def sweep(
     if namespace is not None:  # before hours of work
         check_part(namespace, "namespace")
         client = push.address.client(context)
-    rows = _sweep(grid.base.entry(), grid, spec_of(flags), execution)
+    entry = grid.base.entry()
+    cell_grid = _cell_grid(grid, spec_of(flags), execution.sample)
+    if namespace is not None:
+        _check_names(cell_grid)
+    rows = _sweep(entry, cell_grid, execution)
     pushed = {} if namespace is None or client is None else push_rows(client, rows, namespace)
     header = ("adapter", "state", "before", "after", "best step", "steps")
     refs = None if namespace is None else pushed
@@ -139,26 +144,46 @@ def _by_commas(option: str, text: str, kind: type[Number]) -> list[Number]:
         raise typer.BadParameter(f"{option} takes {numbers} separated by commas, not {text!r}.") from None
 
 
-def _sweep(entry: BaseEntry, grid: GridFlags, spec: TrainingSpec, execution: ExecutionFlags) -> list[Row]:
-    """Train every cell, printing each result; returns the results in the order of the grid."""
+def _cell_grid(grid: GridFlags, spec: TrainingSpec, sample: int) -> sweeping.Grid:
+    """Read the domains, and list the cells."""
     from training import sweep as sweeping
 
     axes = grid.axes()  # raises before data are read
     cells = sweeping.cells_of([sweeping.read_domain(folder, spec) for folder in grid.domains], *axes)
-    cell_grid = sweeping.Grid(cells, spec, grid.out, sample=execution.sample, base_id=grid.base.base)
+    return sweeping.Grid(cells, spec, grid.out, sample=sample, base_id=grid.base.base)
+
+
+def _check_names(grid: sweeping.Grid) -> None:
+    """Raise InvalidParameter if two cells would be pushed under one name, InvalidName if that of a bank is too long."""
+    cells: dict[str, str] = {}
+    for cell in grid.cells:
+        name = name_of(grid.out / cell.name)
+        first = cells.setdefault(name, cell.name)
+        if first != cell.name:
+            raise InvalidParameter(
+                f"{first} and {cell.name} would both be pushed as {name}: names have at most 64 of a-z, 0-9, '.', '_' "
+                "and '-'. Rename the folder of a domain, or leave out --push.",
+                param="domains",
+            )
+        if grid.spec.adamix is not None:
+            check_part(name + BANK, "name of the bank")
+
+
+def _sweep(entry: BaseEntry, grid: sweeping.Grid, execution: ExecutionFlags) -> list[Row]:
+    """Train every cell, printing each result; returns the results in the order of the grid."""
     rows: dict[str, Row] = {}
     with (
         interrupts.continue_hint(saved=True),
         interrupts.stoppable() as should_stop,
-        progress_table([cell.name for cell in cells], spec.recipe) as table,
+        progress_table([cell.name for cell in grid.cells], grid.spec.recipe) as table,
     ):
-        for row in _results(entry, cell_grid, execution, table, should_stop):
+        for row in _results(entry, grid, execution, table, should_stop):
             rows[row.cell.name] = row
             table.ended(row.cell.name, row.state)
-            talk(f"{len(rows)} of {len(cells)}: {row.cell.name} {_result_text(row)}")
+            talk(f"{len(rows)} of {len(grid.cells)}: {row.cell.name} {_result_text(row)}")
             if row.note is not None:
                 talk(f"{row.cell.name}: {row.note}")
-    return [rows[cell.name] for cell in cells]
+    return [rows[cell.name] for cell in grid.cells]
 
 
 def _results(
