@@ -32,13 +32,20 @@ class _Server(uvicorn.Server):
 
 
 class LocalServer:
-    """Serves an ASGI application from `start` until `close`."""
+    """Serves an ASGI application from `start` until `close`; raises Unavailable if no socket can be made."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="soup-")  # of this user alone (0700)
         self._path = str(Path(self._folder.name) / "socket")
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(self._path)
+        try:
+            self._socket.bind(self._path)
+        except OSError as error:
+            self._socket.close()
+            self._folder.cleanup()
+            raise Unavailable(
+                f"No socket can be made in {self._folder.name} ({error}): set TMPDIR to a folder with a shorter path."
+            ) from error
         config = uvicorn.Config(
             app,
             loop="asyncio",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import tempfile
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -69,6 +70,17 @@ def test_an_application_that_cannot_start_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="failed at its start"):
         server.start()
     server.close()
+
+
+def test_a_temporary_folder_whose_path_is_too_long_for_a_socket_is_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(Unavailable, match="set TMPDIR"):
+        LocalServer(Starlette())
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.slow
