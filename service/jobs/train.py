@@ -81,10 +81,11 @@ def _run(context: JobContext) -> dict[str, Any]:
     }
     if request.spec.adamix is None:
         return result
+    training = _refreshed(training)
     cooked = cook(
         context.services.registry,
-        _refreshed(training).context.caller,
-        merge_request(pushed.row.ref, name=request.name, owner=_owner(training)),
+        training.context.caller,
+        merge_request(pushed.row.ref, name=request.name, owner=training.arguments.get("owner")),
         namespace=split_name(request.name)[0],
         computations=context.computations,
         progress=context.progress,
@@ -129,7 +130,7 @@ def _train_and_push(training: Training) -> Pushed:
 
 
 def _refreshed(training: Training) -> Training:
-    """The training with its job's current row, whose key is another if the first one was revoked."""
+    """The training with its job's current row: an equal request may set the owner, and replace a revoked key."""
     with training.services.registry.database.read() as catalogue:
         row = catalogue.jobs.get(None, training.context.row.id)
     return replace(training, context=replace(training.context, row=row))
@@ -143,14 +144,10 @@ def _check_key(training: Training) -> None:
         raise Forbidden("The key that asked for the training was revoked: ask again with another.")
 
 
-def _owner(training: Training) -> str | None:
-    """The owner named last, possibly by an equal request during the training."""
-    return _refreshed(training).arguments.get("owner")
-
-
 def _with_owner(training: Training, row: AdapterRow) -> AdapterRow:
-    """Set the requested owner on the pushed version, if it is another."""
-    owner = _owner(training)
+    """Set the owner that was requested last on the pushed version, if it is another."""
+    training = _refreshed(training)
+    owner = training.arguments.get("owner")
     if owner in (None, row.owner):
         return row
     with training.services.registry.database.write() as catalogue:
