@@ -110,6 +110,9 @@ def train(training: Training) -> Pushed:
         shutil.rmtree(training.folder, ignore_errors=True)
         raise
     pushed = replace(pushed, row=_with_owner(training, pushed.row))
+    with training.services.registry.database.write() as catalogue:
+        # from now on the curve is in the adapter's record, and is purged with it
+        catalogue.curves.remove(training.context.row.id)
     shutil.rmtree(training.folder, ignore_errors=True)
     return pushed
 
@@ -290,9 +293,6 @@ def _push(training: Training, answer: dict[str, Any]) -> Pushed:
         provenance=folder.provenance.model_copy(update={"training": _record(training, folder)}),
     )
     pushed = push(services.registry, training.context.caller, manifest)
-    with services.registry.database.write() as catalogue:
-        # from now on the curve is in the adapter's record, and is purged with it
-        catalogue.curves.remove(training.context.row.id)
     services.jobs.wake()
     note = (str(answer["note"]),) if answer.get("note") else ()
     return replace(pushed, warnings=(*note, *warnings, *pushed.warnings))

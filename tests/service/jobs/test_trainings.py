@@ -21,7 +21,7 @@ import pytest
 
 from adaptersoup.client.client import SoupClient
 from registry.base_model import LoadedBase
-from registry.errors import Busy, Forbidden, InvalidParameter, rebuild
+from registry.errors import Busy, Forbidden, InvalidParameter, Unavailable, rebuild
 from registry.names import sha256_digest
 from registry.progress import silent
 from registry.spec import BaseShape
@@ -476,6 +476,21 @@ class TestFailures:
         third = training_result(world, training_body(world, "acme/alike", domain="tax", **drawn))
         assert first["adapter"] == second["adapter"] == third["adapter"]
         assert not third["created"]
+
+    def test_a_crash_after_the_push_leaves_no_losses_with_the_job(
+        self, world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs_module, "RETRY_SECONDS", 0.01)
+        push = vars(training_job)["push"]
+
+        def push_and_crash(*args: Any) -> None:
+            push(*args)
+            raise Unavailable("It crashed.")
+
+        monkeypatch.setattr(training_job, "push", push_and_crash)
+        job = done(world, training_body(world, "acme/crashed"))
+        assert (job["attempts"], job["result"]["created"]) == (2, False)
+        assert curve_of(world, job) is None
 
     def test_another_base_than_asked_for(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         """The request sees another base than the thread that trains does, whichever of the two is faster."""
