@@ -115,6 +115,7 @@ def test_soup_train_on_an_allowlist_names_the_base(train, tiny_base_dir, tmp_pat
         (["--method", "lora", "--targets", "q_proj"], 3, "no linear module 'q_proj'; it has c_attn, c_fc, c_proj"),
         (["--method", "lora", "--structure", "houlsby"], 2, "--structure: not an option of --method lora"),
         (["--checkpoint", "out/state"], 1, "cannot be in"),
+        (["--checkpoint", "out-bank", "--adamix", "2"], 1, "out-bank, because the adapter replaces that folder"),
         (["--checkpoint-steps", "2"], 2, "need --checkpoint"),
         (["--checkpoint-seconds", "2"], 2, "need --checkpoint"),
         (["--bottleneck", "70000"], 1, "--bottleneck"),

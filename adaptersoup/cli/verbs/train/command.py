@@ -174,11 +174,12 @@ def _check_output(run: TrainingRun) -> None:
         check_place(run.bank, replace=True, advice=advice)
     elif run.spec.adamix is not None:
         run.existing_bank(advice=advice)
-    if run.checkpoint is not None and run.checkpoint.resolve().is_relative_to(run.out.resolve()):
-        raise InvalidParameter(
-            f"The checkpoint cannot be in {run.out}, because the adapter replaces that folder: choose another one.",
-            param="checkpoint",
-        )
+    for folder in (run.out, run.bank) if run.spec.adamix is not None else (run.out,):
+        if run.checkpoint is not None and run.checkpoint.resolve().is_relative_to(folder.resolve()):
+            raise InvalidParameter(
+                f"The checkpoint cannot be in {folder}, because the adapter replaces that folder: choose another one.",
+                param="checkpoint",
+            )
     new_directory_beside(run.out).rmdir()
 
 
