@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from registry.base_model.chat_template import is_special
 from registry.base_model.likelihood import hidden_states, lm_logits
 from registry.errors import Unavailable
 from registry.spec import BaseEntry
@@ -20,8 +21,14 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest difference between equal computations, as a share of the largest logit or state."""
 
 
-def check_loaded(model: Any, tokenizer: Any, *, missing: list[str], entry: BaseEntry) -> None:
-    """Raises Unavailable where tensors are `missing`, token ids do not fit, or the forward pass is not as expected."""
+def check_loaded(
+    model: Any, tokenizer: Any, *, needed: tuple[int | None, ...], missing: list[str], entry: BaseEntry
+) -> None:
+    """Raises Unavailable where tensors are `missing`, token ids do not fit, or the forward pass is not as expected.
+
+    Special tokens may lack an embedding, such as the token for images of a Gemma 3 that reads text alone, but not those
+    `needed`.
+    """
     base_id = entry.id
     if missing:
         raise Unavailable(
@@ -29,7 +36,7 @@ def check_loaded(model: Any, tokenizer: Any, *, missing: list[str], entry: BaseE
             problems=[f"Tensor {name} is missing." for name in missing],
         )
     rows = int(model.get_input_embeddings().weight.shape[0])
-    if len(tokenizer) > rows:
+    if any(token in needed or not is_special(tokenizer, token) for token in range(rows, len(tokenizer))):
         raise Unavailable(
             f"Base model {base_id!r}: its tokenizer has {len(tokenizer)} tokens, but its embeddings have {rows} rows."
         )

@@ -69,7 +69,7 @@ class BaseText:
         """Token ids of `text`, with the BOS in front if `bos` is True (default: the allowlist entry's setting).
 
         Text that begins with the BOS token gets no other, and nothing is truncated. Raises InvalidParameter
-        for text that is not valid Unicode (lone surrogates).
+        for text that is not valid Unicode (lone surrogates), and for a special token without an embedding.
         """
         try:
             text.encode()
@@ -83,7 +83,18 @@ class BaseText:
             encoding = backend.encode(text, add_special_tokens=False)
         else:
             [encoding] = backend.encode_batch_fast([text], add_special_tokens=False)
-        return self.with_bos(list(encoding.ids), bos=bos)
+        ids = list(encoding.ids)
+        self.check_embedded(ids)
+        return self.with_bos(ids, bos=bos)
+
+    def check_embedded(self, ids: list[int]) -> None:
+        """Raise InvalidParameter for a token of a text that has no embedding."""
+        highest = max(ids, default=0)
+        if highest >= self.shape.vocab_size:
+            token = self.tokenizer.convert_ids_to_tokens(highest)
+            raise InvalidParameter(
+                f"The text has the special token {token!r}, for which the base model has no embedding.", param="text"
+            )
 
     def tokenize_passage(self, passage: Passage) -> tuple[list[int], int]:
         """Token ids of a passage without a BOS, and how many of them, at the beginning, are those of its prompt.
@@ -162,7 +173,8 @@ def load_base(entry: BaseEntry, *, cache_dir: Path | None = None, text: BaseText
         model.to(torch.device(entry.device)).eval().requires_grad_(False)
     if entry.kind == "causal":
         model.config.pad_token_id = None  # else transformers takes a BOS with this id for padding, and warns
-    check_loaded(model, text.tokenizer, missing=sorted(report["missing_keys"]), entry=entry)
+    needed, missing = (text.bos_id, text.eos_id), sorted(report["missing_keys"])
+    check_loaded(model, text.tokenizer, needed=needed, missing=missing, entry=entry)
     text_fields = {field.name: getattr(text, field.name) for field in fields(BaseText)}
     return LoadedBase(**text_fields, model=model)
 

@@ -80,8 +80,9 @@ class Tokens(NamedTuple):
 
 
 def tokens_of(base: BaseText, text: str) -> Tokens:
-    """Tokenize a text without special tokens."""
+    """Tokenize a text without special tokens; raises InvalidParameter for a token without an embedding."""
     encoding = base.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+    base.check_embedded(encoding.ids)
     return Tokens(list(encoding.ids), list(encoding.offsets))
 
 

@@ -451,6 +451,21 @@ def test_a_tokenizer_beyond_the_embeddings_is_refused(tmp_path):
         load_base(entry(folder))
 
 
+def test_a_special_token_without_an_embedding_is_refused_in_texts_alone(folder):
+    base = load_base(entry(with_special(folder, "<image>")))
+    assert base.tokenize("The <image")[0] == 0
+    for text in ("The <image> fox", "The fox " * 200 + "<image>"):
+        with pytest.raises(InvalidParameter, match="special token '<image>', for which the base model has no"):
+            base.tokenize(text)
+
+
+@pytest.mark.parametrize("name", ["bos_token", "eos_token"])
+def test_a_bos_or_eos_without_an_embedding_is_refused(folder, name):
+    change_config(with_special(folder, "<image>"), "tokenizer_config.json", **{name: "<image>"})
+    with pytest.raises(Unavailable, match="301 tokens, but its embeddings have 300 rows"):
+        load_base(entry(folder))
+
+
 def test_a_tokenizer_without_bos_and_eos(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     base = load_base(entry(folder))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from registry.base_model import BaseText, LoadedBase, load_text
+from registry.base_model import BaseText, LoadedBase, load_base, load_text
 from registry.errors import InvalidParameter, SoupError, TooLarge, Unavailable
 from registry.spec import BaseEntry
 from service.engine import Completion, GenerateRequest, SamplingParams
@@ -30,7 +30,7 @@ from service.engine.text_support import stop_token_ids
 from tests.service.engine.stepping import answered, greedy, run, tokens_of
 from tests.service.loaded_bases import LoadedBases
 from tests.service.sentencepiece import sentencepiece_tokenizer
-from tests.tiny_models import build_tiny_base
+from tests.tiny_models import build_tiny_base, with_special
 
 PERSON = {
     "type": "object",
@@ -220,6 +220,14 @@ def test_an_answer_that_stops_is_json_of_its_schema(
             assert len(choice.token_ids) == 50
             with pytest.raises(ValueError, match=r"delimiter|Unterminated|Expecting"):
                 json.loads(choice.text)
+
+
+def test_a_special_token_without_an_embedding_changes_no_answer(base: LoadedBase, tmp_path: Path) -> None:
+    folder = with_special(build_tiny_base(tmp_path / "base"), "<image>")
+    larger = load_base(BaseEntry(id="tiny", source=str(folder)))
+    choice = greedily(larger, PERSON, 50, logit_bias=ask(larger, None, 0).params.logit_bias)
+    assert choice == greedily(base, PERSON, 50, logit_bias=ask(base, None, 0).params.logit_bias)
+    check_follows(choice.text, PERSON)
 
 
 def test_a_row_is_independent_of_its_batch_mates(base: LoadedBase) -> None:

@@ -294,6 +294,13 @@ def test_text_that_begins_with_the_bos_is_trained_on_with_one(base):
     assert around.wrap([0, *first], second) == around.wrap(first, second)
 
 
+def test_a_token_without_an_embedding_is_refused(base):
+    tokenizer = copy.deepcopy(base.tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    with pytest.raises(InvalidParameter, match="special token '<image>', for which the base model has no embedding"):
+        tokens_of(dataclasses.replace(base, tokenizer=tokenizer), "The <image> fox")
+
+
 def test_a_pass_holds_as_many_tokens_as_the_batch_has_longest_windows(base, monkeypatch):
     passes = []
     read = base.model.base_model.forward
