@@ -31,7 +31,7 @@ from registry.base_model.chat_template import generation_ends, turn_end, use_tem
 from registry.base_model.checks import check_loaded
 from registry.base_model.fingerprint import CONFIG, TOKENIZER, check_unchanged, fingerprint, weight_files
 from registry.base_model.likelihood import without_bos
-from registry.errors import InvalidParameter, Unavailable
+from registry.errors import InvalidParameter, SoupError, Unavailable
 from registry.spec import BaseEntry, BaseKind, BaseShape, Passage, full_text
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -181,10 +181,12 @@ def load_base(entry: BaseEntry, *, cache_dir: Path | None = None, text: BaseText
 
 @contextmanager
 def _loading(entry: BaseEntry) -> Iterator[None]:
-    """Turn the errors of transformers for files it cannot load into an Unavailable that names the base model."""
+    """Turn an error of a library that loads files into an Unavailable that names the base model."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as problem:
+    except SoupError:
+        raise
+    except Exception as problem:  # transformers, tokenizers and torch raise any error for damaged files or no GPU
         raise Unavailable(f"Base model {entry.id!r} cannot be loaded from {entry.source}: {problem}") from problem
 
 

@@ -196,6 +196,10 @@ def test_missing_files_are_named_and_pickled_weights_are_not_loaded(folder, name
         ("model.safetensors", lambda data: data[:-10], "clean safetensors"),
         ("generation_config.json", lambda _: b"{", "cannot be loaded from .*Expecting"),
         ("generation_config.json", lambda _: b"[7]", "cannot be loaded from .*generation_config.json holds a list"),
+        ("tokenizer.json", lambda _: b"[7]", "'tiny' cannot be loaded from .*: 'str' object"),
+        ("tokenizer.json", lambda data: data.replace(b'"BPE"', b'"bpe"'), "'tiny' cannot be loaded from .*: data did"),
+        ("tokenizer_config.json", lambda _: b'{"bos_token": 5}', "'tiny' cannot be loaded from .*: .*bos_token"),
+        ("tokenizer_config.json", lambda _: b"[7]", "'tiny' cannot be loaded from .*: 'list' object"),
     ],
 )
 def test_damaged_files(folder, file, damage, sentence):
@@ -203,6 +207,13 @@ def test_damaged_files(folder, file, damage, sentence):
     path.write_bytes(damage(path.read_bytes() if path.exists() else b""))
     with pytest.raises(Unavailable, match=sentence):
         load_base(entry(folder))
+
+
+def test_a_device_that_does_not_work_is_named(folder, monkeypatch):
+    no_gpu = AssertionError("Torch not compiled with CUDA enabled")
+    monkeypatch.setattr(GPT2LMHeadModel, "to", Mock(side_effect=no_gpu))
+    with pytest.raises(Unavailable, match=r"'tiny' cannot be loaded from .*: Torch not compiled with CUDA enabled"):
+        load_base(entry(folder, device="cuda"))
 
 
 @pytest.mark.parametrize(
