@@ -99,12 +99,24 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = 
         model_type=config.model_type,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
-        context=longest_text(model, config) if kind == "encoder" else config.max_position_embeddings,
+        context=longest_text(model, config) if kind == "encoder" else _context(config),
         vocab_size=config.vocab_size,
         linears=_linears(model),
         kind=kind,
         kv=_kv_of(model, config.num_hidden_layers) if kind == "causal" else None,
     )
+
+
+def _context(config: Any) -> int:
+    """The most tokens of a causal model, with LongRoPE those before its rotary frequencies change.
+
+    Keys that are cached before the change have other frequencies than the model gives them behind it.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    layers = [values for values in (rope, *rope.values()) if isinstance(values, dict)]  # some differ by type of layer
+    ends: list[int] = [config.max_position_embeddings]
+    ends += [values["original_max_position_embeddings"] for values in layers if values.get("rope_type") == "longrope"]
+    return min(ends)
 
 
 def count_parameters(config: Any, base_id: str, kind: BaseKind = "causal", *, untie_output: bool = False) -> int:

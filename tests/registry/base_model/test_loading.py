@@ -394,6 +394,13 @@ def small(tmp_path, model_type, **settings):
     return entry(build_tiny_base(tmp_path / model_type, model_type=model_type, **settings))
 
 
+def test_the_context_ends_where_longrope_changes_the_frequencies(tmp_path):
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, **factors}
+    phi = small(tmp_path, "phi3", original_max_position_embeddings=16, rope_parameters=rope, pad_token_id=0)
+    assert shape_of(phi).context == 16
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("model_type", "settings"),
