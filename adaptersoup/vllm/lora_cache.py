@@ -12,6 +12,7 @@ import logging
 import re
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +37,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class CachedLora:
-    """An adapter's digest, and the directory of the LoRA that an engine loads."""
+    """The directory of the LoRA that an engine loads, and a name for it that no other CachedLora of the cache has.
 
-    digest: str
+    The name is the adapter's digest, followed by `#2`, `#3` and so on if the adapter was requested before.
+    """
+
+    name: str
     directory: Path
 
 
@@ -56,6 +60,7 @@ class LoraCache:
         self._base_model = base_model
         self._kinds = kinds
         self._locks: dict[str, threading.Lock] = {}
+        self._requests: Counter[str] = Counter()
         self._derived: dict[Path, dict[str, str]] = {}
         """Digests of the files in the directories that this process has derived from stored ones."""
 
@@ -85,7 +90,10 @@ class LoraCache:
         with self._locks.setdefault(digest, threading.Lock()):
             if not _is_intact(directory, digests):
                 self._download(pinned, directory, digests)
-            return CachedLora(digest, self._loadable(directory, row["config"]))
+            loadable = self._loadable(directory, row["config"])
+            self._requests[digest] += 1
+            number = self._requests[digest]
+        return CachedLora(digest if number == 1 else f"{digest}#{number}", loadable)
 
     def _check(self, row: Json) -> None:
         if row["base_model"] != self._base_model:

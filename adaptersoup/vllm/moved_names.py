@@ -24,7 +24,7 @@ class ServedModels(Protocol):
     """The interface of vLLM's `OpenAIServingModels` that this uses."""
 
     lora_requests: dict[str, Any]
-    """The adapter of each name that was requested; its `lora_name` is the digest where it is from the server."""
+    """The adapter of each name that was requested; its `lora_name` is a CachedLora's where it is from the server."""
 
     async def resolve_lora(self, lora_name: str) -> Any:
         """Ask the resolvers for a name, load the adapter, and add it to `lora_requests`; else return an error."""
@@ -67,7 +67,7 @@ class NamePoller:
         if not request.lora_name.startswith("sha256:") or not can_move(name):
             return
         digest = await asyncio.to_thread(self._cache.digest, name)
-        if digest == request.lora_name or requests.get(name) is not request:
+        if digest == _digest_of(request) or requests.get(name) is not request:
             return
         moved = None if digest is None else await self._loaded(digest)
         if requests.get(name) is not request:  # unloaded meanwhile
@@ -80,7 +80,7 @@ class NamePoller:
     async def _loaded(self, digest: str) -> Any | None:
         """vLLM's request for the adapter of a digest, None where vLLM does not load it."""
         requests = self._models.lora_requests
-        loaded = next((request for request in requests.values() if request.lora_name == digest), None)
+        loaded = next((request for request in requests.values() if _digest_of(request) == digest), None)
         if loaded is not None:
             return loaded
         try:
@@ -90,6 +90,12 @@ class NamePoller:
         except Exception as error:  # vLLM's, for an adapter that it does not load
             log.warning("%s", error)
         return requests.pop(digest, None)  # it gets the name that has moved
+
+
+def _digest_of(request: Any) -> str:
+    """The digest in the name of vLLM's request for an adapter of the server."""
+    digest: str = request.lora_name.partition("#")[0]
+    return digest
 
 
 def can_move(name: str) -> bool:

@@ -36,9 +36,10 @@ class SoupResolver(LoRAResolver):  # type: ignore[misc]  # vLLM is installed in 
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
         """The request for an adapter, None if the server has none of that name.
 
-        Its name in vLLM is the digest, since vLLM's prefix cache goes by that name. vLLM replaces the request's number,
-        and keeps it under the requested name. Raises VLLMValidationError, which vLLM answers with status 400, for an
-        adapter that this engine does not load, and the other errors of `LoraCache.lora`.
+        Its name in vLLM begins with the digest, since vLLM's prefix cache goes by that name. No other request has the
+        same name, since requests are equal if their names are. vLLM replaces the request's number, and keeps it under
+        the requested name. Raises VLLMValidationError, which vLLM answers with status 400, for an adapter that this
+        engine does not load, and the other errors of `LoraCache.lora`.
         """
         try:
             lora = await asyncio.to_thread(self._cache.lora, lora_name)
@@ -47,7 +48,7 @@ class SoupResolver(LoRAResolver):  # type: ignore[misc]  # vLLM is installed in 
         if lora is None:
             return None
         return LoRARequest(
-            lora_name=lora.digest,
+            lora_name=lora.name,
             lora_int_id=1,
             lora_path=str(lora.directory),
             base_model_name=base_model_name or None,

@@ -24,6 +24,10 @@ class Request:
 
     lora_name: str
 
+    @property
+    def digest(self) -> str:
+        return self.lora_name.partition("#")[0]
+
 
 @dataclass
 class Models:
@@ -39,9 +43,10 @@ class Models:
         lora = await asyncio.to_thread(self.cache.lora, lora_name)
         if lora is None:
             return None
-        if lora.digest in self.broken:
+        request = Request(lora.name)
+        if request.digest in self.broken:
             raise ValueError("The rank is too large.")
-        return self.lora_requests.setdefault(lora_name, Request(lora.digest))
+        return self.lora_requests.setdefault(lora_name, request)
 
     def follow(self, rounds: int = 1) -> None:
         """Run the loop for a number of rounds."""
@@ -55,7 +60,7 @@ class Models:
             asyncio.run(NamePoller(self, self.cache).follow(pause))
 
     def digests(self) -> dict[str, str]:
-        return {name: request.lora_name for name, request in self.lora_requests.items()}
+        return {name: request.digest for name, request in self.lora_requests.items()}
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +78,12 @@ def models(live: Live, digests: list[str], tmp_path: Path) -> Iterator[Models]:
             asyncio.run(models.resolve_lora(name))
         models.requested.clear()
         yield models
+
+
+def test_names_of_one_adapter_have_requests_that_differ(models: Models, digests: list[str]) -> None:
+    """vLLM's requests are equal if their names are: it would load the adapter for one of them only."""
+    names = [request.lora_name for request in models.lora_requests.values()]
+    assert names == [digests[0], f"{digests[0]}#2", f"{digests[0]}#3"]
 
 
 def test_a_moved_alias_gets_the_other_adapter(live: Live, models: Models, digests: list[str]) -> None:
