@@ -110,9 +110,22 @@ _ALTERNATING = {
 }
 CAUSAL = tuple(sorted(TINY_CONFIGS))
 """Every family of causal models."""
+_LONGROPE = {
+    "max_position_embeddings": 2 * TINY_CONTEXT,
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": TINY_CONTEXT,
+        "factor": 2.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+    },
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in CAUSAL},
     "gpt_neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
+    "llama-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama-longrope": ("llama", _LONGROPE),
     "llama-tied": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
     "mistral-window-4": ("mistral", {"sliding_window": 4}),
     "qwen2-alternating": ("qwen2", _ALTERNATING),

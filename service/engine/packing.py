@@ -26,8 +26,6 @@ IMPLEMENTATION = "adaptersoup_packed"
 
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")
 """Arguments of transformers' attention that change the result and are not implemented here."""
-PASS_DEPENDENT_ROPE = ("longrope", "dynamic")
-"""Types of rotary embeddings whose frequencies depend on the longest position of a pass, so on other sequences."""
 
 
 @dataclass(frozen=True)
@@ -162,16 +160,6 @@ def first_position(model: nn.Module) -> int:
     """Position id of a sequence's first token: RoBERTa counts from its padding token's id plus one."""
     config = cast(Any, model.config)
     return int(config.pad_token_id) + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
-
-
-def check_packable(model: nn.Module) -> None:
-    """Raise Internal for a model in which sequences of one pass would change each other."""
-    config = cast(Any, model.config)
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    types = [values.get("rope_type") for values in (rope, *rope.values()) if isinstance(values, dict)]
-    dependent = next((rope_type for rope_type in types if rope_type in PASS_DEPENDENT_ROPE), None)
-    if dependent is not None:
-        raise Internal(f"rotary embeddings of type {dependent!r} depend on the pass")
 
 
 def packed_states(model: nn.Module, ids: Tensor, positions: Tensor, packing: Packing) -> Tensor:

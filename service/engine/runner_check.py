@@ -17,7 +17,6 @@ from registry.base_model import LoadedBase
 from registry.base_model.likelihood import hidden_states
 from registry.errors import Unavailable
 from service.engine.onednn_linear import prepare_linears
-from service.engine.packing import check_packable
 from service.engine.runner import ForwardTask, Runner
 
 log = logging.getLogger("soup.engine")
@@ -46,7 +45,6 @@ def checked_runner(base: LoadedBase) -> Runner:
 
 def _why_not_packed(base: LoadedBase) -> str | None:
     try:
-        check_packable(base.model)
         error = _largest_error(Runner(base))
     except Exception as problem:  # a model's own code may raise anything
         return str(problem)
