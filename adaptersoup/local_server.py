@@ -44,7 +44,7 @@ class LocalServer:
             self._socket.close()
             self._folder.cleanup()
             raise Unavailable(
-                f"No socket can be made in {self._folder.name} ({error}): set TMPDIR to a folder with a shorter path."
+                f"No socket can be made in {self._folder.name} ({error}): set TMPDIR to another, short folder."
             ) from error
         config = uvicorn.Config(
             app,

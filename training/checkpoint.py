@@ -148,9 +148,10 @@ class Checkpoint:
         return Saved(tensors, state)
 
     def _refuse_another(self, identity: object) -> None:
-        if isinstance(identity, dict) and "init_hash" not in self._identity:
-            identity.pop("init_hash", None)
-        changes = differences(identity, self._identity)
+        has_hash = "init_hash" in self._identity
+        changes = [
+            change for change in differences(identity, self._identity) if has_hash or not change.startswith("init_hash")
+        ]
         if changes:
             more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
             raise Conflict(

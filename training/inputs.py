@@ -90,9 +90,9 @@ class TrainingInputs:
             record["start"] = init_hash(self.start)
         return record
 
-    def identity(self, base: BaseText) -> dict[str, Any]:
-        """All that decides the result, as JSON; only the hash of the start needs the base model's weights."""
-        return {**self.record(base), "config": self.config.identity(), "init_seed": self.init_seed}
+    def identity(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """All that decides the result, as JSON, but for the hash of the start; `record` is that of these inputs."""
+        return {**record, "config": self.config.identity(), "init_seed": self.init_seed}
 
     def refuse_another(self, folder: AdapterDirectory, base: BaseText, *, advice: str, of_bank: bool = False) -> None:
         """Raise Conflict, naming each difference, if an existing adapter is not the result of these inputs.

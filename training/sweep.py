@@ -320,7 +320,7 @@ def _existing_result(base: BaseText, run: TrainingRun, data: Data) -> AdapterDir
     if not run.out.exists():
         check_bank(run, base, inputs)
         if run.checkpoint is not None and run.checkpoint.exists():
-            Checkpoint(Saving(run.checkpoint), inputs.identity(base)).read()
+            Checkpoint(Saving(run.checkpoint), inputs.identity(inputs.record(base))).read()
         return None
     folder = read_directory(run.out)
     inputs.refuse_another(folder, base, advice="Choose another folder for the sweep, or remove it.")

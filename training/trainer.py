@@ -127,7 +127,7 @@ def train_adapter(
     record = inputs.record(base)
     adapter = _initial_adapter(base, inputs)
     start_hash = _hash_of_start(adapter)
-    identity = {**inputs.identity(base), "init_hash": start_hash}
+    identity = {**inputs.identity(record), "init_hash": start_hash}
     with _memory_errors(inputs.hyperparameters), attached(base.model, adapter):
         if inputs.pruning is not None:  # deterministic, so it is repeated when a checkpoint is resumed
             prune(

@@ -202,7 +202,7 @@ def number_or_default(text: str) -> int:
     if text == "default":
         return -1
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise typer.BadParameter(f"'{text[:40]}' is neither a number nor 'default'.")
+        raise typer.BadParameter(f"'{text[:40]}' is neither 'default' nor a number of at most 19 digits.")
     return int(text)
 
 

@@ -92,7 +92,7 @@ def object_of(response: httpx2.Response) -> Json:
 def rows_of(page: Json) -> list[Json]:
     """The rows of a list; raises Unavailable if the object is something else."""
     rows = page.get("data")
-    if not isinstance(rows, list):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise Unavailable("The answer is no list: is this an AdapterSoup server?")
     return rows
 

@@ -41,7 +41,8 @@ def _parsed_url(base_url: str) -> httpx2.URL:
     except (httpx2.InvalidURL, TypeError):
         url = httpx2.URL("")
     if url.scheme not in {"http", "https"} or not url.host:
-        raise InvalidParameter(f"{base_url!r} is not an address: write it as http://host:port.", param="url")
+        address = str(base_url).rpartition("@")[2]  # without a user's name and password
+        raise InvalidParameter(f"{address!r} is not an address: write it as http://host:port.", param="url")
     if url.userinfo:  # it would replace the key
         raise InvalidParameter("The address of a server has no user and password: give it a key.", param="url")
     return url

@@ -39,7 +39,7 @@ T = TypeVar("T")
 class CachedLora:
     """The directory of the LoRA that an engine loads, and a name for it that no other CachedLora of the cache has.
 
-    The name is the adapter's digest, followed by `#2`, `#3` and so on if the adapter was requested before.
+    The name is the adapter's digest, followed by `#2`, `#3` and so on if it was requested before, loaded or not.
     """
 
     name: str

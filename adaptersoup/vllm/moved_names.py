@@ -24,7 +24,7 @@ class ServedModels(Protocol):
     """The interface of vLLM's `OpenAIServingModels` that this uses."""
 
     lora_requests: dict[str, Any]
-    """The adapter of each name that was requested; its `lora_name` is a CachedLora's where it is from the server."""
+    """The adapter of each requested name; its `lora_name` is the name of a CachedLora if it is from the server."""
 
     async def resolve_lora(self, lora_name: str) -> Any:
         """Ask the resolvers for a name, load the adapter, and add it to `lora_requests`; else return an error."""

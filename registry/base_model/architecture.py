@@ -108,10 +108,7 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = 
 
 
 def _context(config: Any) -> int:
-    """The most tokens of a causal model, with LongRoPE those before its rotary frequencies change.
-
-    Keys that are cached before the change have other frequencies than the model gives them behind it.
-    """
+    """The context of a causal model. LongRoPE has other frequencies for longer texts, which cached keys do not have."""
     rope = getattr(config, "rope_parameters", None) or {}
     layers = [values for values in (rope, *rope.values()) if isinstance(values, dict)]  # some differ by type of layer
     ends: list[int] = [config.max_position_embeddings]

@@ -93,7 +93,7 @@ class BaseText:
         if highest >= self.shape.vocab_size:
             token = self.tokenizer.convert_ids_to_tokens(highest)
             raise InvalidParameter(
-                f"The text has the special token {token!r}, for which the base model has no embedding.", param="text"
+                f"The text has the special token {token!r}, for which the base model has no embedding."
             )
 
     def tokenize_passage(self, passage: Passage) -> tuple[list[int], int]:

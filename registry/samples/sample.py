@@ -257,12 +257,14 @@ def enqueue_embed(catalogue: Catalogue, row: AdapterRow, *, created_by: str) -> 
 
 def retry_embeddings(registry: Registry) -> None:
     """Queue embeddings again that failed because something was unavailable, if their base model is served now."""
+    with registry.database.read() as catalogue:
+        last_errors = {job.arguments["adapter_id"]: job.error for job in catalogue.jobs.failed("embed")}
+    unavailable = [id for id, error in last_errors.items() if error is not None and error["code"] == Unavailable.code]
+    if not unavailable:
+        return
     with registry.database.write() as catalogue:
-        last_failures = {job.arguments["adapter_id"]: job for job in catalogue.jobs.failed("embed")}
-        for adapter_id, job in last_failures.items():
-            row = catalogue.adapters.get_or_none(adapter_id)
-            was_unavailable = job.error is not None and job.error["code"] == Unavailable.code
-            if was_unavailable and row is not None and row.sample_state == "failed" and _is_served(registry, row):
+        for row in filter(None, map(catalogue.adapters.get_or_none, unavailable)):
+            if row.sample_state == "failed" and _is_served(registry, row):
                 catalogue.adapters.set_sample_state(row.id, "pending")
                 enqueue_embed(catalogue, row, created_by=row.created_by)
 

@@ -21,8 +21,8 @@ MOST_METADATA_VALUE = 1024
 """The most characters of a text in a card's metadata."""
 MOST_PROVENANCE = 64 * 1024
 """The most bytes of a provenance's `training` as JSON."""
-MAX_DEPTH = 64
-"""Its most levels of lists and objects."""
+MOST_PROVENANCE_LEVELS = 64
+"""The most levels of lists and objects in a provenance's `training`."""
 
 
 class BaseEntry(Frozen):
@@ -171,8 +171,8 @@ def _depth(value: object) -> int:
 
 
 def _short_provenance(provenance: Provenance) -> Provenance:
-    if _depth(provenance.training) > MAX_DEPTH:
-        raise ValueError(f"'training' has more than {MAX_DEPTH} levels of lists and objects")
+    if _depth(provenance.training) > MOST_PROVENANCE_LEVELS:
+        raise ValueError(f"'training' has more than {MOST_PROVENANCE_LEVELS} levels of lists and objects")
     size = len(canonical_json(provenance.training))
     if size > MOST_PROVENANCE:
         raise ValueError(

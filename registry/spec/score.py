@@ -6,12 +6,12 @@ import math
 
 from registry.spec.frozen import Frozen
 
-MAX_DIFFERENCE = 700.0
-"""In nats per token; the perplexity of a greater difference is no float."""
+MAX_DIFFERENCE = 20.0
+"""In nats per token. A greater change of perplexity is shown as this one, 5e10 percent, so that it stays readable."""
 
 
 def relative_change(difference: float) -> float:
-    """Return the relative change of perplexity for a difference of mean NLL, that of `MAX_DIFFERENCE` at most."""
+    """Return the relative change of perplexity for a difference of mean NLL, which is capped at MAX_DIFFERENCE."""
     return math.expm1(min(difference, MAX_DIFFERENCE))
 
 

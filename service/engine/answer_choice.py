@@ -38,8 +38,12 @@ class Detokenizer:
         self._window.append(token_id)
         text = self._decode(self._window)
         tail = min(len(text) - len(text.rstrip(REPLACEMENT)), PARTIAL)
-        if tail and not text.startswith(self._returned):
-            return ""  # with byte tokens, an incomplete character hides the characters before it
+        if not text.startswith(self._returned):  # with byte tokens, an incomplete character hides those before it
+            if tail and len(self._window) - self._complete <= PARTIAL:
+                return ""
+            # it is invalid, not incomplete: decode it without them
+            self._window, self._complete, self._returned = self._window[self._complete :], 0, ""
+            text = self._decode(self._window)
         new = text[len(self._returned) : len(text) - tail]
         self._returned += new
         if tail == 0:

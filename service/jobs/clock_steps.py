@@ -7,6 +7,7 @@ the network, within a day.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -29,9 +30,14 @@ class ClockSteps:
         self._wall, self._seconds = wall, seconds
         self._last_wall, self._last_seconds = wall(), seconds()
         self._distrusted_until: float | None = None
+        self._lock = threading.Lock()
 
     def is_steady(self) -> bool:
-        """Return False for a day after the machine's clock was set forward."""
+        """Return False for a day after the machine's clock was set forward. From any thread."""
+        with self._lock:
+            return self._is_trusted()
+
+    def _is_trusted(self) -> bool:
         wall, now = self._wall(), self._seconds()
         step = (wall - self._last_wall) - timedelta(seconds=now - self._last_seconds)
         self._last_wall, self._last_seconds = wall, now

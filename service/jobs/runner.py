@@ -83,7 +83,7 @@ class JobRunner:
         self.computing = GradientProcess(self._settings)
 
     def start(self) -> None:
-        """Requeue jobs of dead processes of a sole owner and embeddings that can run now, then start the threads.
+        """Requeue jobs that dead processes of a sole owner had, and failed embeddings; start the threads.
 
         Does nothing once it is stopping.
         """

@@ -111,7 +111,7 @@ def _check_belongs(
         raise Unavailable(
             f"The database is new and names no blob, but {blobs.location} holds {count}: restore a copy of "
             f"the database ({PAGE}). SOUP_ACCEPT_DATABASE=1 starts with the new database; a server on SQLite "
-            "sets the blobs aside.",
+            "without SOUP_BLOBS sets the blobs aside.",
             param="database_url",
         )
 
@@ -119,8 +119,8 @@ def _check_belongs(
 def _another(blobs: ServerBlobs) -> Unavailable:
     return Unavailable(
         f"The blobs in {blobs.location} belong to another database than this one: check SOUP_DATA, SOUP_BLOBS, "
-        f"SOUP_BLOBS_URL and SOUP_DATABASE_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 accepts it; a server on SQLite sets "
-        "aside blobs that it does not name.",
+        f"SOUP_BLOBS_URL and SOUP_DATABASE_URL ({PAGE}). SOUP_ACCEPT_DATABASE=1 accepts it; a server on SQLite "
+        "without SOUP_BLOBS sets aside blobs that it does not name.",
         param="database_url",
     )
 

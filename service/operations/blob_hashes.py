@@ -89,7 +89,7 @@ def check_hashes(database: Database, blobs: ServerBlobs, *, whole: bool, pace: P
 
 
 def unsound_blobs(database: Database, problems: Mapping[str, Problem]) -> tuple[Unsound, ...]:
-    """Return the blobs with problems; missing ones only if the database still names them, since others may go."""
+    """Return the blobs with problems, without missing ones that the database no longer names."""
     with database.read() as catalogue:
         named = catalogue.blobs.digests()
         return tuple(

@@ -114,7 +114,7 @@ def _check_empty(database: Database, file: Path | None, blobs: ServerBlobs, name
     if unnamed:
         raise Conflict(
             f"{blobs.location} holds {unnamed} blobs that the backup does not name: --replace leaves them, "
-            "and a server on SQLite sets them aside."
+            "and a server on SQLite without SOUP_BLOBS sets them aside."
         )
 
 

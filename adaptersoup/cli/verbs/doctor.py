@@ -94,7 +94,7 @@ class Examination:
     client: SoupClient
     server: OpenAIServer
     base_model: str | None
-    bases: dict[str, Readings | None] = field(default_factory=dict)
+    bases: dict[str, Readings | Unavailable | None] = field(default_factory=dict)
 
     def run(self, named: Sequence[str], failures: Failures) -> list[Json]:
         """The diagnoses of the named models, or of all that are the registry's; errors go to `failures`."""
@@ -138,10 +138,17 @@ class Examination:
         """The readings of the server's base model, asked once; None if it has none whose name is known."""
         fingerprint = probe["base_fingerprint"]
         if fingerprint not in self.bases:
-            self.bases[fingerprint] = self._read_base(probe, listed)
-        return self.bases[fingerprint]
+            try:
+                self.bases[fingerprint] = self._read_base(probe, listed)
+            except Unavailable as error:
+                self.bases[fingerprint] = error
+        readings = self.bases[fingerprint]
+        if isinstance(readings, Unavailable):
+            raise readings
+        return readings
 
     def _read_base(self, probe: Json, listed: Sequence[str]) -> Readings | None:
+        """The readings of `base_model`, or of the base model under a name that the server lists."""
         if self.base_model is not None:
             return self.server.next_tokens(self.base_model, probe["texts"])
         ids = (probe["base_model"], f"base/{probe['base_model']}")

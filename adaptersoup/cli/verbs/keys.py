@@ -38,7 +38,7 @@ def _expiry(text: str) -> datetime:
     try:
         return datetime.now(UTC) + timedelta(days=int(text[:-1]))
     except (OverflowError, ValueError):  # the latter beyond 4,300 digits
-        raise typer.BadParameter(f"'{text}' is beyond the last date.") from None
+        raise typer.BadParameter(f"'{text[:40]}' is beyond the last date.") from None
 
 
 @app.command()
@@ -170,7 +170,7 @@ def rotate(
 def _seconds(text: str) -> int:
     number, unit = text[:-1], text[-1:]
     if not (number.isascii() and number.isdecimal() and len(number) < 10 and unit in SECONDS):
-        raise typer.BadParameter(f"'{text}' is not a duration such as 90s, 30m, 12h or 7d.")
+        raise typer.BadParameter(f"'{text[:40]}' is not a duration of at most 9 digits, such as 90s, 30m, 12h or 7d.")
     return int(number) * SECONDS[unit]
 
 

@@ -7,14 +7,15 @@ cancelled, so that the engine does not work for a client that is gone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from registry.errors import Cancelled, SoupError
+from registry.errors import Cancelled, InvalidPrompt, SoupError
 from service.engine import GenerateRequest, ScoreRequest
 from service.engine.text_calls import EngineCalls
 from service.engine.token_stream import Outbox, TokenStream
@@ -33,6 +34,15 @@ JSON_OR_STREAM: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "JSON, or a stream of it."}
 }
 """`responses` of a route whose answer is streamed on request."""
+
+
+@contextmanager
+def prompt_in(param: str) -> Iterator[None]:
+    """Name this field of the request in an InvalidPrompt of the engine, which knows no fields."""
+    try:
+        yield
+    except InvalidPrompt as error:
+        raise InvalidPrompt(error.message, param=param) from error
 
 
 async def finish(

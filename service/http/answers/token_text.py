@@ -1,7 +1,7 @@
 """Token ids as the strings, bytes and character offsets of log-probabilities in answers.
 
 Called by completions and chat. A token that is only a fragment of a character has no text; it is given as the
-vocabulary spells it, so that different tokens never look the same.
+vocabulary spells it, so that only a letter and the byte token of the same letter look the same.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from registry.errors import InvalidParameter, InvalidPrompt
 from service.access.keys import Principal
 from service.engine import GenerateRequest, SamplingParams
 from service.http.answers.chat import ChatAnswers, ChatEvents
-from service.http.answers.streaming import JSON_OR_STREAM, respond
+from service.http.answers.streaming import JSON_OR_STREAM, prompt_in, respond
 from service.http.app_services import AppServices
 from service.http.models.auto_model import model_for
 from service.http.models.inference_limits import check_sampling, check_text, schema_of
@@ -36,10 +36,8 @@ async def chat_completions(
     """Answer a conversation `n` times. Without a limit an answer may fill the context."""
     answers, requests = await in_thread(_prepare, request, services, principal, body)
     events = ChatEvents(answers) if body.stream else None
-    try:
+    with prompt_in("messages"):
         return await respond(request, services.engine, answers, requests, events)
-    except InvalidPrompt as error:
-        raise InvalidPrompt(error.message, param="messages") from error
 
 
 def _prepare(

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from registry.errors import InvalidPrompt
 from service.http.answers.perplexity import NamedModel, admit_texts, perplexity_answers
-from service.http.answers.streaming import finish
+from service.http.answers.streaming import finish, prompt_in
 from service.http.app_services import AppServices
 from service.http.models.metering import answer_headers
 from service.http.requests.bodies import CheckedRoute
@@ -33,10 +32,8 @@ async def perplexity(
     if body.baseline is not None:
         models.append((body.baseline, None))
     inputs, requests = await in_thread(admit_texts, request, services, principal, models, body.texts)
-    try:
+    with prompt_in("texts"):
         scores = await finish(request, services.engine, requests)
-    except InvalidPrompt as error:
-        raise InvalidPrompt(error.message, param="texts") from error
     response.headers.update(answer_headers(request, inputs[0].model))
     baseline = None if body.baseline is None else 1
     (answer,) = await in_thread(perplexity_answers, body.texts, inputs, scores, baseline=baseline, seed=body.seed)

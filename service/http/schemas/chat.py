@@ -26,7 +26,7 @@ class ChatMessage(Wire):
         str | Annotated[list[TextPart], Field(fail_fast=True)], one_of("must be a text or a list of text parts")
     ]
     name: str | None = None
-    # of an answer that is sent back: neutral values, and `parsed`, which a client has read in the content
+    # Fields of an answer that is sent back. `parsed` is the content as a client has parsed it, and is ignored.
     parsed: Any = None
     refusal: Annotated[Any, Neutral()] = None
     annotations: Annotated[Any, Neutral([])] = None

@@ -258,7 +258,7 @@ def test_a_proxy_that_cannot_be_used_is_one_sentence(
     assert "ALL_PROXY" in refused(command("ls", "--url", "http://example.org"))
 
 
-@pytest.mark.parametrize(("args", "closed"), [(("chat", "m"), "<&-"), (("open", "--print"), ">&-")])
+@pytest.mark.parametrize(("args", "closed"), [(("chat", "m"), "<&-"), (("open", "--print"), ">&- 2>&-")])
 def test_a_standard_stream_may_be_closed(args: tuple[str, ...], closed: str) -> None:
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "adaptersoup.cli", *args]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

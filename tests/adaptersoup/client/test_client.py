@@ -109,9 +109,10 @@ def test_addresses_that_are_none(url: str) -> None:
         SoupClient(url)
 
 
-def test_an_address_with_a_password_is_refused_and_not_repeated() -> None:
+@pytest.mark.parametrize("url", ["http://u:hunter2@host:8000", "http://u:hun/hunter2@host", "u:hunter2@host:8000"])
+def test_an_address_with_a_password_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(InvalidParameter) as caught:
-        SoupClient("http://user:hunter2@host:8000", "sk-soup-x")
+        SoupClient(url, "sk-soup-x")
     assert "hunter2" not in str(caught.value)
 
 

@@ -270,6 +270,15 @@ def test_characters_spelled_in_byte_tokens_do_not_hide_each_other(text: str) -> 
     assert "".join(map(detokenizer.push, tokenizer.encode(text).ids)) == text
 
 
+def test_an_invalid_byte_spoils_neither_the_prompt_nor_the_answer_before_it() -> None:
+    tokenizer = sentencepiece_tokenizer()
+    letter, *character = (tokenizer.token_to_id(word) for word in ("a", "<0xE6>", "<0x97>", "<0xA5>"))
+    invalid = tokenizer.token_to_id("<0xFF>")
+    after_prompt, alone = Detokenizer(tokenizer.decode, character), Detokenizer(tokenizer.decode)
+    assert "".join(map(after_prompt.push, [invalid, letter])) == "\ufffda"
+    assert "".join(map(alone.push, [*character, *[invalid] * 5, letter])) == "日" + 5 * "\ufffd" + "a"
+
+
 @pytest.mark.parametrize("decoder", ["SentencePiece", "Metaspace"])
 @pytest.mark.parametrize(
     ("prompt", "text"),

@@ -711,18 +711,18 @@ def test_a_training_that_waits_for_a_worker_keeps_its_saved_state(idle: World) -
 def test_a_saved_state_is_removed_at_its_age_while_the_server_runs_unless_the_clock_was_set(
     tiny_base_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Mock()
-    clock.is_steady.return_value = False
+    clock, threads = Mock(), []
+    clock.is_steady.side_effect = lambda: threads.append(threading.current_thread().name)
     monkeypatch.setattr(jobs_module, "ClockSteps", lambda: clock)
     bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     for world in open_world(tmp_path / "data", bases, training_workers=0, collect_seconds=0.02):
         place = world.runtime.settings.trainings_dir / "stopped"
         place.mkdir(parents=True)
         os.utime(place, (0, 0))
-        calls = clock.is_steady.call_count
-        until(lambda calls=calls: clock.is_steady.call_count > calls + 6)
+        threads.clear()
+        until(lambda: threads.count("soup-removal of old trainings") > 1)
         assert place.is_dir()
-        clock.is_steady.return_value = True
+        clock.is_steady.side_effect = lambda: True
         until(lambda place=place: not place.exists())
 
 
