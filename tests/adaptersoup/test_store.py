@@ -109,7 +109,6 @@ def test_a_selection_right_after_pushing_has_all_that_was_pushed(store: Store) -
 
 def test_a_soup_is_chosen_verified_and_tells_on_what_evidence(store: Store) -> None:
     soup = store.cook(passages("court", 20, seed=1))
-    assert soup.verification is not None
     assert f"{soup.verification.difference:+.4f} nats a token against the base" in str(soup)
     assert soup.spent is not None
     assert f"on {soup.verification.passages} " in to_svg(soup.plot())
@@ -122,7 +121,6 @@ def test_a_soup_is_cooked_scored_and_says_so(store: Store) -> None:
     assert set(soup.table.rows) == {("team/court@1", 0.25), ("team/code@1", 0.75)}
     assert "team/code@1" in to_svg(soup.plot())
     evaluation = store.evaluate(soup, passages("court", 5, seed=2))
-    assert evaluation.baseline is not None
     assert evaluation.baseline.model == "base/tiny"
     assert f"{evaluation.baseline.difference:+.4f} ±" in to_svg(evaluation.plot())
     assert evaluation.to_frame()["perplexity"].tolist() == [evaluation.perplexity, evaluation.baseline.perplexity]
@@ -152,7 +150,6 @@ def test_strategies_are_compared_on_other_text_and_leave_nothing_behind(store: S
     assert [row.ingredients for row in comparison][::2] == [("court",), ("code",)]
     assert {row.model for row in comparison if row.strategy == "single"} == {"team/court@1", "team/code@1"}
     alone = store.evaluate("team/court@1", passages("court", 6, seed=2)).baseline
-    assert alone is not None
     assert comparison.rows[0].difference == pytest.approx(alone.difference)
     assert {adapter.ref for adapter in store.adapters()} == refs_before, "soups are temporary, and what was there stays"
     assert steps[-1] == 4
@@ -184,7 +181,6 @@ def test_an_attached_model_computes_what_the_store_serves(store: Store, tiny_bas
             loss = model(ids, labels=ids).loss
         assert torch.equal(model(ids, labels=ids).loss, plain)
     served = store.evaluate("team/court", [text])
-    assert served.baseline is not None
     assert float(loss) == pytest.approx(served.mean_nll, abs=1e-5)
     assert float(plain) == pytest.approx(served.baseline.mean_nll, abs=1e-5)
     with pytest.raises(Incompatible, match="nothing to attach"), store.attach(store.base, model):
@@ -404,7 +400,6 @@ def test_of_two_bases_each_model_is_compared_with_its_own(tiny_base_dir: Path, f
         differences = {row.difference for row in compared}
         for model in (adapter, "team/court", "team/court*1+team/court@1*0", "base/other"):
             baseline = store.evaluate(model, texts).baseline
-            assert baseline is not None
             assert baseline.model == ("base/other" if model == "base/other" else "base/tiny")
             differences |= set() if model == "base/other" else {baseline.difference}
         assert len(differences) == 1
@@ -524,7 +519,6 @@ def test_an_adapter_that_is_damaged_is_named_and_keeps_no_other_from_it(
 
 def test_an_adapter_whose_sample_is_damaged_is_evaluated_on_the_samples_of_others(own_store: Store) -> None:
     sample = own_store._row("team/code").sample
-    assert sample is not None
     damage(own_store, sample.digest)
     evaluated = own_store.evaluate_pool(passages=10)
     assert (evaluated.computed, list(evaluated.failed)) == (6, ["team/code@1"])

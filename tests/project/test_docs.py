@@ -151,13 +151,11 @@ def test_pages_and_anchors_named_in_code_exist() -> None:
 def documented_tree() -> set[str]:
     """Paths in the tree of the architecture page; those of folders end with a slash."""
     tree = re.search(r"<!-- tree -->\n```text\n(.*?)```", read(Path("docs/explanation/architecture.md")), re.DOTALL)
-    assert tree is not None
     paths, parents = set(), [""]
     for line in tree[1].splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
         parents = parents[: depth + 1]
         names = re.match(r"\s*((?:[\w.]+(?:\.py|/) ?)+)", line)
-        assert names is not None, line
         for name in names[1].split():
             paths.add(parents[-1] + name)
             if name.endswith("/"):

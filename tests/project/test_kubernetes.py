@@ -307,7 +307,6 @@ def test_what_is_written_is_written_into_volumes(resources: list[Resource], monk
         )  # or it is evicted
         for path in written:
             assert any(path.is_relative_to(place) for place in writable), path
-        assert settings.bases is not None
         bases = mounts[str(settings.bases.parent)]
         assert bases["readOnly"] is True
         files = of_kind(resources, "ConfigMap")[volumes[bases["name"]]["configMap"]["name"]]["data"]

@@ -64,7 +64,6 @@ class Process:
 
     def wait(self) -> None:
         """Return once it answers."""
-        assert self.process.stdout is not None
         line = self.process.stdout.readline().decode()
         assert line.startswith("http"), line
         self.url = line.strip()

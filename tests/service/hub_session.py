@@ -46,8 +46,6 @@ class HubSession:
 
     def ask(self, call: str, **arguments: Any) -> Any:
         """The value of `huggingface_hub.<call>(**arguments)`, or of the call below of that name; raises HubError."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([call, arguments]) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
@@ -56,8 +54,6 @@ class HubSession:
         return answer["value"]
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(60)
         self._process.stdout.close()

@@ -63,8 +63,6 @@ def killed_at(data: Path, url: str, look: Callable[[], None]) -> list[str]:
     with subprocess.Popen(
         command, cwd=REPOSITORY, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         for line in process.stdout:
             if not line.startswith("killed"):
                 continue

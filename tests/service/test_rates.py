@@ -36,7 +36,6 @@ def want(amount: int, limit: int = 60, subject: str = "Key 'a'") -> Want:
 
 def remaining(rates: Rates | SharedRates, limit: int = 60) -> int:
     remainder = rates.remaining([want(0, limit)], "tokens")
-    assert remainder is not None
     return remainder.remaining
 
 

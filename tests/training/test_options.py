@@ -305,7 +305,6 @@ def test_what_is_left_open_is_the_papers(base):
     assert spec(pruning={"widen": 4}).pruning.options().sparsity == 0.75
     assert spec(pruning={"widen": 4, "sparsity": 0.1}).pruning.options().sparsity == 0.1
     bank = config_of(spec(adapter={"bottleneck": 4}, adamix={}), base.shape)
-    assert isinstance(bank, BankConfig)
     assert (bank.experts, bank.share, bank.expert.bottleneck) == (4, "up", 4)
 
 

@@ -384,7 +384,6 @@ def test_a_cell_that_diverges_ends_no_other_and_cells_at_once_come_out_as_one_af
     options = {"grid": ("1e30,1e-2,1e-3", "1"), "of": 1}
     code, out, err = sweep("--steps", 10, **options)
     assert (code, [line.split()[1] for line in out.splitlines()[1:]]) == (1, ["diverged", "trained", "trained"])
-    assert "law-lr1e+30-seed1: Training diverged at step" in err
     whole = contents(tmp_path / "out")
     assert list(whole) == ["law-lr0.001-seed1", "law-lr0.01-seed1"]
     shutil.rmtree(tmp_path / "out" / "law-lr0.01-seed1")

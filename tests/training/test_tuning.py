@@ -408,7 +408,6 @@ def stop_at_once(_done: int, _total: int, _message: str) -> None:
 
 
 def killed(child: Child) -> None:
-    assert child.pid is not None
     os.kill(child.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 

@@ -240,11 +240,6 @@ def test_a_setting_that_is_none_where_no_server_is_needed(
     assert "SOUP_PORT" in refused(command("evaluate", "folder", "--data", sample))
 
 
-def test_removing_an_alias_that_is_none_retires_no_version(soup: Soup, server: Server) -> None:
-    assert "'..' is neither a name nor an id" in refused(soup("alias", "rm", "team/law", ".."))
-    assert server.requests == []
-
-
 def test_an_argument_that_is_no_utf_8_is_one_sentence(soup: Soup) -> None:
     assert "use UTF-8" in refused(soup("ls", "--owner", "caf\udce9"))
 

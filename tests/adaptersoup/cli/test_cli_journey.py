@@ -19,7 +19,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from adaptersoup.cli import app as cli
-from registry.formats import AdapterContents, read_directory, write_directory
+from registry.formats import AdapterContents, write_directory
 from registry.spec import Provenance
 from service.observability import logs
 from service.runtime import Runtime
@@ -67,7 +67,7 @@ def _pushed(live: Live, folders: Path) -> None:
 class TestJourney:
     """On one server; none of them needs what another did."""
 
-    def test_cook_and_use(self, soup: Soup, texts: dict[str, Path], tmp_path: Path) -> None:
+    def test_cook_and_use(self, soup: Soup, texts: dict[str, Path]) -> None:
         command = ("cook", "--recipe", "team/court=3,team/kitchen=1", "--name", "team/mixed", "--no-verify")
         code, out, err = soup(*command)
         assert (code, out) == (0, "team/mixed@1\n"), err
@@ -76,9 +76,6 @@ class TestJourney:
         whole = soup(*generate)[1]
         assert whole.strip("\n")
         assert soup(*generate, "--stream")[1] == whole
-
-        done(soup("pull", "team/mixed", tmp_path / "mixed"))
-        assert read_directory(tmp_path / "mixed").provenance.init_hash == INIT  # averaging keeps the initialisation
 
     def test_cook_from_a_sample(self, soup: Soup, texts: dict[str, Path]) -> None:
         code, out, err = soup("cook", "--sample", texts["sample"], "--selector", "cosine", "--single", "--no-verify")
@@ -122,7 +119,6 @@ def test_it_prints_its_address_serves_and_stops_clean(
     monkeypatch.setenv("SOUP_DATA", str(data))
     program = [sys.executable, "-m", "adaptersoup.cli", "serve", "--bases", str(bases), "--port", "0", "--json"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         try:
             announcement = json.loads(process.stdout.readline())
             assert announcement["admin_key"] == str(data / "admin.key")

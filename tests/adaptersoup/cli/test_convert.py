@@ -61,7 +61,6 @@ def test_a_checkpoint_becomes_ours(command: Soup, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(FIXTURES / "gpt2/seq_bn")
     assert (folder.config, folder.domain, folder.base_model) == (checkpoint.config, "US law", "small")
     assert same(load_tensors(folder.weights.read_bytes()), checkpoint.tensors)
-    assert folder.sample is not None
     assert folder.sample.read_text().count('"text"') == 2
     assert folder.provenance.init_source == "unknown"
     assert folder.provenance.training["adapterhub"] == {

@@ -65,7 +65,6 @@ class Store:
             self.blobs[digest] = self.uploads.pop(id)[1]
             return httpx2.Response(201, json={})
         match = re.fullmatch(r"(\d+)-(\d+)", request.headers["content-range"])
-        assert match is not None
         assert len(request.content) == int(match[2]) + 1 - int(match[1])
         if int(match[1]) != len(received):
             return refusal(416, "wrong_offset")

@@ -27,7 +27,7 @@ from registry.formats import (
     write_directory,
 )
 from registry.spec import Card, Provenance
-from service.http.schemas.jobs import Job, Progress
+from service.http.schemas.jobs import Progress
 from tests.service.passages import WORDS, passages
 from tests.service.scripted_server import Server, events, ok
 from tests.service.servers import CONFIG, Live, adapter_weights
@@ -134,7 +134,6 @@ def test_what_was_pushed_is_listed_and_shown_with_all_that_the_server_says(
 def test_a_folder_comes_back_as_it_was(typed: Client, stocked: str, folders: Path, tmp_path: Path) -> None:
     assert typed.pull(f"{stocked}/court", tmp_path / "court") == tmp_path / "court"
     assert read_directory(tmp_path / "court").config == CONFIG
-    typed.pull(f"{stocked}/court", tmp_path / "court", replace=True)
 
 
 def test_card_aliases_and_life_of_a_version(typed: Client, stocked: str, folders: Path) -> None:
@@ -181,10 +180,8 @@ def test_a_selector_a_selection_and_a_soup_are_values_that_show_themselves(
 def test_a_job_is_watched_and_its_soup_read(typed: Client, stocked: str) -> None:
     recipe = {"ingredients": [{"ref": f"{stocked}/court"}, {"ref": f"{stocked}/code", "weight": 3.0}]}
     begun = typed.begin_cook(recipe=recipe, mixing="average", name=f"{stocked}/mixed")
-    assert isinstance(begun, Job)
     updates = list(typed.watch(begun))
     assert all(isinstance(update, Progress) for update in updates[:-1])
-    assert isinstance(updates[-1], Job)
     assert updates[-1].state == "succeeded"
     assert typed.soup_of(begun).model == f"{stocked}/mixed@1"
     assert typed.job(begun.id).state == typed.cancel_job(begun).state == "succeeded"
@@ -198,7 +195,6 @@ def test_the_soup_of_a_cook_that_fits_its_pool_first_is_read(typed: Client, stoc
     begun = typed.begin_cook(
         passages("court", 20, seed=2), pool={"namespaces": [stocked], "tag": "v1"}, effort="instant"
     )
-    assert isinstance(begun, Job)
     assert begun.kind == "search"
     assert typed.soup_of(begun).object == "soup"
 

@@ -128,7 +128,6 @@ def test_what_is_there_is_not_fetched_again_and_what_is_damaged_is(
     live: Live, cache: LoraCache, law: dict[str, str]
 ) -> None:
     place = directory(cache, "acme/law@1")
-    assert place is not None
     old_stat = (place / WEIGHTS).stat()
     assert directory(cache, "acme/law@1") == place
     assert (place / WEIGHTS).stat().st_ino == old_stat.st_ino
@@ -165,7 +164,6 @@ def test_threads_that_ask_at_once_find_it_whole(live: Live, cache: LoraCache) ->
         places = list(pool.map(partial(directory, cache), ["acme/law@1", "acme/law@2"] * 3))
     assert len(set(places)) == 2
     for place, seed in zip(places[:2], (1, 2), strict=True):
-        assert place is not None
         assert (place / WEIGHTS).read_bytes() == lora_weights(live.world, seed=seed, config=UNIFORM)
 
 

@@ -135,15 +135,11 @@ def test_a_tokenizer_without_cls_and_sep_is_refused(folder):
         load_text(entry(folder))
 
 
-def test_weights_that_lack_a_tensor_and_weights_that_are_no_numbers(folder):
+def test_weights_that_are_no_numbers_are_refused(folder):
     weights = load_file(folder / "model.safetensors")
     name = "bert.encoder.layer.1.output.dense.bias"
     save_file({**weights, name: torch.full_like(weights[name], torch.nan)}, folder / "model.safetensors")
     with pytest.raises(Unavailable, match="not finite in float32"):
-        load_base(entry(folder))
-    del weights[name]
-    save_file(weights, folder / "model.safetensors")
-    with pytest.raises(Unavailable, match=r"lack 1 .*, such as encoder\.layer\.1\.output\.dense\.bias"):
         load_base(entry(folder))
 
 

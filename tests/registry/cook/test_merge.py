@@ -9,7 +9,7 @@ import pytest
 
 from registry.adapters.experts import merge_bank
 from registry.adapters.weights import adapter_digest, load_tensors
-from registry.errors import Incompatible, Retired
+from registry.errors import Retired
 from registry.spec import BankConfig, Provenance
 from tests.registry.toy_registry import (
     CONFIG,
@@ -158,30 +158,6 @@ def test_the_merge_of_a_bank_that_is_retired_stays(world):
         merge(world)
 
 
-# --- what is refused, and verification --------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("recipe", "request_", "sentence"),
-    [
-        ("acme/bank", {"mixing": {"method": "average"}}, "acme/bank@1 is a bank of experts"),
-        ("acme/bank", {"mixing": {"method": "concat"}}, "acme/bank@1 is a bank of experts"),
-        ("acme/bank", {"mixing": {"method": "auto", "scale": 0.5}}, "A merge has no scale"),
-        ("acme/plain", {"mixing": {"method": "merge"}}, "acme/plain@1 is no bank of experts but a bottleneck"),
-    ],
-)
-def test_what_cannot_be_is_refused_and_nothing_is_stored(world, recipe, request_, sentence):
-    world.push("acme/plain", seed=1)
-    with pytest.raises(Incompatible, match=sentence):
-        merge(world, recipe, **request_)
-    with world.database.read() as catalogue:
-        assert {row.ref for row in catalogue.adapters.list(None, limit=9).rows} == {"acme/bank@1", "acme/plain@1"}
-
-
-def test_a_bank_among_others_is_refused_with_what_to_do_and_twice_it_is_one(world):
-    world.push("acme/plain", seed=1)
-    with pytest.raises(Incompatible, match="Merge each bank by itself") as refused:
-        world.cook(recipe=by_hand("acme/bank", "acme/plain"))
-    assert refused.value.problems
+def test_a_bank_twice_is_one(world):
     twice = world.cook(recipe={"ingredients": [{"ref": "acme/bank", "weight": 0.2}, {"ref": "acme/bank@1"}]})
     assert twice.digest == merge(world).digest

@@ -201,7 +201,6 @@ def rotated(database: Database, secret: str, *, grace: timedelta = timedelta()) 
     new = new_secret()
     with database.write() as catalogue:
         row = catalogue.keys.by_secret(secret_sha256(secret))
-        assert row is not None
         catalogue.keys.rotate(row.id, secret_sha256(new), prefix=new[:12], ends_at=datetime.now(UTC) + grace)
     return new
 

@@ -180,7 +180,6 @@ def test_a_request_that_is_queued_too_late_runs_for_nobody(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cancelled_before = engine.counters()["requests_cancelled_total"]
-    assert engine.pid is not None
     with monkeypatch.context() as patch:
         patch.setitem(Peer.call.__kwdefaults__, "seconds", 0.3)
         os.kill(engine.pid, signal.SIGSTOP)
@@ -230,8 +229,6 @@ def test_whoever_observes_requests_gets_the_times_of_the_process(engine: Process
         timeline_observer.reset(token)
     generated, scored = timelines
     assert (generated.status, generated.prompt_tokens, generated.generated_tokens) == ("finished", 3, 6)
-    assert generated.started_at is not None
-    assert generated.first_token_at is not None
     assert generated.arrived_at <= generated.started_at <= generated.first_token_at <= generated.ended_at
     assert (scored.status, scored.first_token_at) == ("finished", None)
     assert scored.started_at is not None
@@ -272,7 +269,6 @@ def test_requests_of_a_killed_process_end_with_one_error_and_another_process_ser
             scoring = ScoreRequest(BASE_ID, ((1, 2, 3),) * 2000)
             *tickets, unfinished, _ = engine.submit_all([*requests, endless, scoring])
             assert recorders[-1].stepped.wait(60)
-            assert engine.pid is not None
             os.kill(engine.pid, signal.SIGKILL)
             with pytest.raises(Unavailable, match="ended before the answer was complete"):
                 unfinished.result(60)

@@ -188,7 +188,7 @@ def test_it_goes_with_the_adapter_and_with_the_sample(stocked: World, headers: d
     assert not [row for row in rows if food["digest"] in row]
     with stocked.registry.database.read() as catalogue:
         shared = catalogue.adapters.find(None, parse_ref("ended/food@1")).sample
-    assert shared is not None  # text that another version has stays, with what was evaluated on it
+    # Text that another version has stays, with what was evaluated on it.
     assert [row for row in rows if row[1] == shared.digest]
 
 

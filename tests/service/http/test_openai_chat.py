@@ -86,7 +86,6 @@ def test_a_base_without_a_template_is_refused(live: Live) -> None:
         ({"logprobs": True, "top_logprobs": 21}, "'top_logprobs' is 21; at most 20 are given"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
         ({"max_tokens": 1000}, "context"),
-        ({"messages": [{"role": "user", "content": "word " * 300}]}, "context"),
         ({"extra_body": {"guided_json": {}}}, "'guided_json' is not known"),
     ],
 )
@@ -243,14 +242,6 @@ def test_a_format_that_cannot_be_followed_is_refused(live: Live, form: Any, word
         assert answer.status_code == 400, error
         assert words in error["message"]
         assert error["param"].startswith("response_format")
-
-
-def test_a_schema_that_is_too_large_is_refused_with_the_numbers(live: Live) -> None:
-    with pytest.raises(openai.APIStatusError, match="at most 65536 are taken") as caught:
-        live.openai().chat.completions.create(
-            model="chatty", messages=HELLO, response_format=schema_format({"enum": ["a" * 70_000]})
-        )
-    assert caught.value.status_code == 413
 
 
 def test_what_stops_in_a_stream_is_its_last_event(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

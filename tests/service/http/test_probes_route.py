@@ -57,7 +57,6 @@ def test_a_diagnosis_that_needs_other_scales_adds_them_to_the_probe(live: Live) 
     def scales() -> tuple[float, ...]:
         with live.world.runtime.database.read() as catalogue:
             stored = catalogue.probes.adapter(digest)
-        assert stored is not None
         return stored.scales
 
     assert diagnosis(live, "team/law")["verdict"] == "same"

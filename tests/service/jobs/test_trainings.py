@@ -235,7 +235,6 @@ def test_a_loss_that_diverges_is_told_and_of_it_the_losses_are_kept_that_led_the
     assert "diverged at step" in error["message"]
     assert "learning rate" in error["message"]
     curve = curve_of(world, job)
-    assert curve is not None
     assert curve["valid_history"][0][0] == 0
     page = world.client.get(f"/trainings/{job['id']}.json", headers=world.headers(world.admin)).json()
     assert page["losses"]["held_out"] == curve["valid_history"]
@@ -254,7 +253,6 @@ def test_one_that_is_cancelled_keeps_its_losses_and_one_that_succeeds_has_them_i
     cancelled(world, job)
     until(lambda: not world.runtime.services.jobs.running())
     curve = curve_of(world, job)
-    assert curve is not None
     assert curve_of(world, done(world, body)) is None
     record = adapter(world, "acme/halfway")["provenance"]["training"]
     history = curve["train_history"]
@@ -375,7 +373,6 @@ class TestFailures:
         def torn_or_foreign(setup: WorkerSetup, request: WorkerRequest, **named: Any) -> dict[str, Any]:
             calls.append(request)
             if len(calls) == 1:
-                assert request.run.checkpoint is not None
                 make({**SPEC, "init_seed": 9}, base, saving=checkpoint.Saving(request.run.checkpoint))
                 if is_torn:
                     (request.run.checkpoint / checkpoint.FILE).write_bytes(b"torn")
@@ -734,8 +731,6 @@ def test_a_process_that_trains_ends_with_its_server_and_is_the_first_where_memor
         "print(Path('/proc/self/oom_score_adj').read_text(), flush=True)\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
         assert process.stdout.readline() == b"1000\n"
         assert process.poll() is None
         process.stdin.close()

@@ -174,8 +174,6 @@ def write_turn_taken(path: Path) -> Iterator[None]:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as holder:
-        assert holder.stdin is not None
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         yield
         holder.stdin.close()

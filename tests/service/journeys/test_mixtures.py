@@ -44,7 +44,6 @@ def complete(world: World, **changes: Any) -> Any:
 def test_a_mixture_is_the_soup_of_its_recipe_with_nothing_stored(stocked: World) -> None:
     rows = len(stocked.client.get("/v1/adapters").json()["data"])
     mixed, named = complete(stocked, adapters=ADAPTERS), complete(stocked, model=NAME)
-    assert mixed.status_code == 200, mixed.text
     assert len(stocked.client.get("/v1/adapters").json()["data"]) == rows
     soup = stocked.client.post("/v1/soups", json={"recipe": {"ingredients": ADAPTERS}, "name": "acme/soup", "wait": 60})
     stored = complete(stocked, model="acme/soup")
@@ -82,7 +81,6 @@ def test_a_mixtures_name_is_read_as_it_was_written(adapters: list[tuple[str, flo
 
 def test_a_mixture_that_was_evicted_is_mixed_again(stocked: World) -> None:
     planned = resolve_model(stocked.runtime.services, ADMIN, NAME).planned
-    assert planned is not None
     adapter = Mixtures().adapter(planned)
     first, second = adapter.load(), adapter.load()
     assert first is not second
@@ -107,8 +105,6 @@ def test_nothing_is_mixed_for_who_only_reads_or_is_beyond_a_limit(
 def test_a_mixture_is_mixed_once_however_many_ask_for_it(stocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
     planned = resolve_model(stocked.runtime.services, ADMIN, "acme/law*1+acme/plain*3").planned
     reordered = resolve_model(stocked.runtime.services, ADMIN, "acme/plain*3+acme/law").planned
-    assert planned is not None
-    assert reordered is not None, "in any order"
     mixtures, all_ask, count = Mixtures(), threading.Barrier(4), []
     real = mix.PlannedRecipe.mix_tensors
 

@@ -30,8 +30,6 @@ class Nodes:
 
     def tell(self, line: str) -> None:
         """Have it do something; returns once that is done."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         assert self.process.stdout.readline().strip() == f"did {line}"
@@ -54,7 +52,6 @@ def ray_nodes(count: int) -> Iterator[Nodes]:
         env=with_token(RAY_prestart_worker_first_driver="0"),  # a replica has variables of its own, and takes none
     )
     try:
-        assert process.stdout is not None
         yield Nodes(process.stdout.readline().strip(), process)
     finally:
         process.communicate(timeout=60)

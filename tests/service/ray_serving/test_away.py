@@ -242,8 +242,6 @@ def test_who_watches_hears_of_what_is_away(base: LoadedBase) -> None:
     finished, failed = timelines
     assert (finished.base_id, finished.digest, finished.status) == (base.entry.id, None, "finished")
     assert (finished.prompt_tokens, finished.generated_tokens) == (3, 1)
-    assert finished.started_at is not None
-    assert finished.first_token_at is not None
     assert finished.arrived_at <= finished.started_at <= finished.first_token_at <= finished.ended_at
     assert (failed.status, failed.started_at, failed.first_token_at) == ("failed", None, None)
 

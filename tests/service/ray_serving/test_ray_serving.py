@@ -132,7 +132,6 @@ def fleet(tiny_base_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
                 [sys.executable, "-m", "adaptersoup.cli", "serve"], stdout=subprocess.PIPE, stderr=log, env=variables
             )
         try:
-            assert server.stdout is not None
             fleet.url = server.stdout.readline().decode().strip()
             assert fleet.url.startswith("http"), (folder / "log").read_text()
             with closing(client_of(fleet.url)) as fleet.client:

@@ -26,7 +26,7 @@ from registry.errors import (
     Unavailable,
 )
 from registry.spec import BottleneckConfig
-from service.engine import Delta, GenerateRequest, Generation, SamplingParams, ScoreRequest, Ticket
+from service.engine import Delta, GenerateRequest, SamplingParams, ScoreRequest, Ticket
 from service.engine.request import Request
 from service.engine_process.plan import EnginePlan, plan_of
 from service.engine_process.wire import Ended, SentRequest, can_generate_elsewhere, sent_request
@@ -76,7 +76,6 @@ async def replica(world: World, anyio_backend: str) -> AsyncIterator[Replica]:
 
 async def collect(replica: Replica, sent: SentRequest) -> tuple[list[Delta], Ended]:
     *pieces, ended = [piece async for piece in replica.generate(sent)]
-    assert isinstance(ended, Ended)
     return [delta for piece in pieces for delta in piece], ended
 
 
@@ -92,7 +91,6 @@ async def test_it_generates_what_the_server_does(world: World, replica: Replica)
     for ref in (None, "team/a", "team/b", "team/a"):
         expected = world.runtime.engine.generate(request_of(world, ref))
         tokens, ended = await collect(replica, sent_request_of(world, ref))
-        assert isinstance(ended.outcome, Generation)
         assert ended.outcome == replace(expected, reused=ended.outcome.reused)
         assert tuple(delta.token_id for delta in tokens) == expected.choices[0].token_ids
         assert (ended.prompt_tokens, ended.generated_tokens) == (3, len(tokens))
@@ -154,9 +152,6 @@ async def test_whoever_listens_slowly_gets_every_token(world: World, replica: Re
         got = await anext(pieces)
         await until(lambda: not replica._engine.counters()["requests"])
         *rest, ended = [piece async for piece in pieces]
-    assert isinstance(got, list)
-    assert isinstance(ended, Ended)
-    assert isinstance(ended.outcome, Generation)
     tokens = [delta.token_id for piece in (got, *rest) if isinstance(piece, list) for delta in piece]
     assert tuple(tokens) == ended.outcome.choices[0].token_ids
 
@@ -173,7 +168,6 @@ def test_a_plan_travels_as_json_and_holds_no_secret(world: World) -> None:
     assert EnginePlan.model_validate_json(text) == plan
     assert "hidden" not in text
     assert "hhh" not in text
-    assert plan.blobs.cache is not None
     assert plan.blobs.folder.is_absolute()
     assert plan.blobs.cache.is_absolute()
 

@@ -15,7 +15,7 @@ from registry.adapters import attached, create, expected_tensors, paper_config
 from registry.adapters.masks import is_mask, mask_name, mask_problems, projections, unpack, without_masks
 from registry.adapters.weights import check_weights, init_hash, save_tensors
 from registry.errors import InvalidParameter
-from registry.spec import BankConfig, BottleneckConfig, FusionConfig, HeadConfig, LoraConfig, PrefixConfig, UnionConfig
+from registry.spec import BankConfig, FusionConfig, HeadConfig, PrefixConfig, UnionConfig
 from tests.registry.random_adapters import SHAPE, lora
 from tests.training.conftest import TEXTS, VALID, train_on
 from training.build import widened
@@ -223,7 +223,6 @@ def test_pruned_entries_stay_zero_and_the_others_train(base):
     config = paper_config("houlsby", bottleneck=5)
     trained = train(base, config)
     start = adapter_of(base, config)
-    assert trained.config.pruned is not None
     assert trained.config.dense() == config
     assert trained.init_hash == train(base, config, pruning=None).init_hash
     assert trained.init_hash != init_hash(without_masks(trained.tensors))
@@ -297,11 +296,9 @@ def test_as_many_entries_stay(config, factor):
 
 def test_nothing_but_the_width_changes():
     wide = widened(NARROW, 3)
-    assert isinstance(wide, BottleneckConfig)
     assert wide == NARROW.model_copy(update={"bottleneck": 18})
     for config in (lora(rank=3, alpha=6.0), lora(rank=4, alpha=7.0, rslora=True)):
         grown = widened(config, 2)
-        assert isinstance(grown, LoraConfig)
         for path, module in config.modules().items():
             wider = grown.modules()[path]
             assert wider.rank == 2 * module.rank
@@ -310,7 +307,6 @@ def test_nothing_but_the_width_changes():
 
 def test_of_a_union_what_has_a_width_is_widened():
     wide = widened(MAM, 2)
-    assert isinstance(wide, UnionConfig)
     assert {member.method: member for member in wide.members} == {
         "bottleneck": paper_config("parallel", bottleneck=10),
         "prefix": PrefixConfig(length=3),
