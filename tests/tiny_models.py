@@ -124,6 +124,7 @@ _LONGROPE = {
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in CAUSAL},
     "gpt_neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
+    "llama-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
     "llama-longrope": ("llama", _LONGROPE),
     "llama-tied": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
     "mistral-window-4": ("mistral", {"sliding_window": 4}),

@@ -42,7 +42,8 @@ def prompt_in(param: str) -> Iterator[None]:
     try:
         yield
     except InvalidPrompt as error:
-        raise InvalidPrompt(error.message, param=param) from error
+        error.param = param
+        raise
 
 
 async def finish(
