@@ -37,6 +37,13 @@ def head() -> str:
     return revision
 
 
+def first() -> str:
+    """The oldest revision that this code migrates: that of the release before the last."""
+    revision = ScriptDirectory.from_config(_config()).get_base()
+    assert revision is not None
+    return revision
+
+
 def knows(revision: str) -> bool:
     """Return True if this version has a revision; a database may be at one of a later version."""
     try:

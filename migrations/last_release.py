@@ -6,7 +6,7 @@ when a release is made, as described in CONTRIBUTING.md.
 
 from __future__ import annotations
 
-COMMIT = "41ff303286c8100e2f9ae6b1753e505ec4800d9b"
+COMMIT = "253bcacbd071972742fa9df3b67cc0e547c40bfb"
 """Its commit, for tests that run its server from the history; there are no tags."""
-REVISION = "0019"
+REVISION = "0024"
 """Its schema revision."""

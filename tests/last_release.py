@@ -13,7 +13,7 @@ import pytest
 from migrations.last_release import COMMIT
 from tests.repository import REPOSITORY
 
-PACKAGES = ("adaptersoup", "registry", "service", "training", "migrations")
+PACKAGES = ("adaptersoup", "registry", "service", "training", "plots", "migrations")
 
 
 def last_release(folder: Path) -> Path:

@@ -13,11 +13,9 @@ from datetime import timedelta
 from sqlalchemy import (
     JSON,
     BigInteger,
-    CheckConstraint,
     Column,
     ColumnElement,
     Connection,
-    Integer,
     String,
     Table,
     inspect,
@@ -36,16 +34,6 @@ replicas = Table(
     Column("bases", JSON, nullable=False),
     Column("beat", BigInteger, nullable=False),  # microseconds
     Column("seen_at", BigInteger, nullable=False),  # microseconds since 1970, by the database's clock
-    # Only the last release reads and writes the rest: dropped one release later (docs/decisions/0008).
-    Column("role", String(16), nullable=False, server_default="all"),
-    Column("url", String(300)),
-    Column("places", Integer, nullable=False, server_default="0"),
-    Column("bank_bytes", BigInteger, nullable=False, server_default="0"),
-    Column("requests", Integer, nullable=False, server_default="0"),
-    Column("adapters", Integer, nullable=False, server_default="0"),
-    Column("adapter_bytes", BigInteger, nullable=False, server_default="0"),
-    Column("started_at", BigInteger, nullable=False, server_default="0"),
-    CheckConstraint("role IN ('all', 'api', 'worker')", name="role"),
 )
 
 

@@ -54,10 +54,8 @@ def check_cook(services: Services, principal: Principal, request: CookRequest) -
 
 
 def _stored_fields(request: CookRequest) -> dict[str, Any]:
-    """The fields of a request that its job reads; a worker of the last release refuses an `owner` it does not know."""
-    no_owner = {"owner"} if request.owner is None else None
-    values = request.model_dump(mode="json", exclude=no_owner)
-    return {name: value for name, value in values.items() if name in CookRequest.model_fields}
+    """The fields that the client set and the job reads; a worker of the last release refuses those it does not know."""
+    return request.model_dump(mode="json", include=request.model_fields_set & CookRequest.model_fields.keys())
 
 
 def _enqueue(

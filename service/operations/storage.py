@@ -21,7 +21,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import migrations
-from migrations.last_release import REVISION as LAST_RELEASE
 from registry.catalogue.database import Database
 from registry.errors import Unavailable
 from registry.files import sync_directory
@@ -165,8 +164,8 @@ def check_known(database: Database, revision: str | None) -> None:
     since = "" if oldest is None else f" (it serves versions from revision {oldest!r} on)"
     raise Unavailable(
         f"The database is at revision {revision!r}{since}, which this version (revision {migrations.head()!r}) does "
-        "not know: start the version that wrote it. If it is older than the last release (revision "
-        f"{LAST_RELEASE!r}), migrate it with that release first.",
+        "not know: start the version that wrote it. If it is older than revision "
+        f"{migrations.first()!r}, migrate it with an earlier release first.",
         param="database_url",
     )
 

@@ -88,9 +88,8 @@ class Cluster:
         variables = {f"SOUP_{name.upper()}": str(value) for name, value in merged.items() if value is not None}
         log = (self.folder / f"log-{len(self.running)}").open("wb")
         with log:
-            cli = "service.cli" if code is not None and (code / "service" / "cli").is_dir() else "adaptersoup.cli"
             process = subprocess.Popen(
-                [sys.executable, "-m", cli, *words],
+                [sys.executable, "-m", "adaptersoup.cli", *words],
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=code,

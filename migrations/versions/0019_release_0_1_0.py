@@ -1,4 +1,4 @@
-"""The whole schema of the last release."""
+"""The whole schema of release 0.1.0."""
 
 from __future__ import annotations
 
