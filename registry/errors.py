@@ -59,7 +59,7 @@ class InvalidSample(Invalid):
 
 
 class InvalidRecipe(Invalid):
-    """The recipe has no ingredient or too many, weights that do not sum to 1, or an unknown mixing method."""
+    """The recipe has no ingredient or too many, no weight above 0, or an unknown mixing method."""
 
 
 class InvalidPrompt(Invalid):

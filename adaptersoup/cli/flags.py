@@ -229,10 +229,14 @@ def _scalar(text: str) -> str | int | float | bool | None:
 
 
 def usage_error(error: ValidationError, names: Mapping[str, str] | None = None) -> typer.BadParameter:
-    """A usage error for the first invalid value, which names its field, or its flag by `names`."""
+    """A usage error for the first invalid value, which names its field, or its flag by `names`.
+
+    An item of a list has the flag of its list.
+    """
     details = error.errors(include_url=False)[0]
-    field = ".".join(str(name) for name in details["loc"] if name not in _MEMBERS)
-    return typer.BadParameter(f"{(names or {}).get(field, field)}: {describe_error(details)}.")
+    path = [name for name in details["loc"] if name not in _MEMBERS]
+    flag = (names or {}).get(".".join(name for name in path if isinstance(name, str)))
+    return typer.BadParameter(f"{flag or '.'.join(map(str, path))}: {describe_error(details)}.")
 
 
 def moment(text: str) -> datetime:

@@ -66,7 +66,7 @@ def selector_of(flags: ParsedFlags) -> SelectorSpec | None:
     try:
         return _SELECTOR.validate_python(values | flags.nested().get("selector", {}))
     except ValidationError as error:
-        raise usage_error(error) from None
+        raise usage_error(error, {name: f"--set {name}" for name in values}) from None
 
 
 def options_of(flags: ParsedFlags) -> SelectOptions:
@@ -79,4 +79,4 @@ def pool_of(flags: ParsedFlags) -> PoolRequest:
     try:
         return PoolRequest.model_validate(flags.nested().get("pool", {}))
     except ValidationError as error:
-        raise usage_error(error) from None
+        raise usage_error(error, {path.removeprefix("pool."): flag for path, flag in SELECTION.by_path.items()}) from None
