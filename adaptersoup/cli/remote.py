@@ -49,7 +49,9 @@ RefArgument = Annotated[
     str,
     typer.Argument(help="namespace/name[@version or alias], or sha256:...", metavar="REF", autocompletion=complete_ref),
 ]
-SAMPLE_FORMS = '.jsonl(.gz) of {"text"} or {"prompt", "answer"}, .txt (a passage a paragraph), a folder of these, or - for stdin.'
+SAMPLE_FORMS = (
+    '.jsonl(.gz) of {"text"} or {"prompt", "answer"}, .txt (a passage a paragraph), a folder of these, or - for stdin.'
+)
 SampleOption = Annotated[Path, typer.Option("--sample", help=SAMPLE_FORMS)]
 
 

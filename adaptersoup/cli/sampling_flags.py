@@ -16,7 +16,9 @@ class SamplingFlags:
     temperature: Annotated[float, typer.Option(min=0, max=100, help="0 always takes the likeliest token.")] = 1.0
     top_p: Annotated[
         float | None,
-        typer.Option(max=1, help="Nucleus sampling: draw from the likeliest tokens of this total probability, above 0."),
+        typer.Option(
+            max=1, help="Nucleus sampling: draw from the likeliest tokens of this total probability, above 0."
+        ),
     ] = None
     stop: Annotated[list[str] | None, typer.Option(help="Text to stop at; repeatable.")] = None
     seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text.")] = None

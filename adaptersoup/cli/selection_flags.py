@@ -79,4 +79,5 @@ def pool_of(flags: ParsedFlags) -> PoolRequest:
     try:
         return PoolRequest.model_validate(flags.nested().get("pool", {}))
     except ValidationError as error:
-        raise usage_error(error, {path.removeprefix("pool."): flag for path, flag in SELECTION.by_path.items()}) from None
+        flags_by_field = {path.removeprefix("pool."): flag for path, flag in SELECTION.by_path.items()}
+        raise usage_error(error, flags_by_field) from None
