@@ -15,7 +15,7 @@ from adaptersoup.client import SoupClient
 from adaptersoup.tables import columns, table_width
 
 Json = dict[str, Any]
-_FLAGS = {"q": "--matching", "base_model": "--base"}
+_FLAGS = {"q": "--matching", "base_model": "--base", "tuned_on": "--tuned-on"}
 """Flags of the filters whose names differ from their flags'."""
 
 
@@ -34,6 +34,12 @@ class _Filters:
     namespace: Annotated[str | None, typer.Option(help="Only this namespace.")] = None
     base_model: Annotated[str | None, typer.Option("--base", callback=base_id, help="Only this base model.")] = None
     method: Annotated[str | None, typer.Option(help="Only this method.")] = None
+    tuned_on: Annotated[
+        str | None,
+        typer.Option(
+            help="Only models that learnt from this sample, also through their ingredients.", metavar="DIGEST"
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -43,12 +49,6 @@ class Filters(_Filters):
     q: Annotated[
         str | None,
         typer.Argument(help="Words, or beginnings of words, in name, domain, tags or card.", metavar="[TEXT]"),
-    ] = None
-    tuned_on: Annotated[
-        str | None,
-        typer.Option(
-            help="Only models that learnt from this sample, also through their ingredients.", metavar="DIGEST"
-        ),
     ] = None
 
 

@@ -678,7 +678,9 @@ class TestChangingMany:
 
 
 @pytest.mark.parametrize(("verb", "empty"), [(("rm",), ""), (("edit", "--add-tag", "x"), " ")], ids=["rm", "edit"])
-@pytest.mark.parametrize("flag", ["--matching", "--domain", "--tag", "--name", "--namespace", "--base", "--method"])
+@pytest.mark.parametrize(
+    "flag", ["--matching", "--domain", "--tag", "--name", "--namespace", "--base", "--method", "--tuned-on"]
+)
 def test_a_filter_that_is_empty_does_not_stand_for_everything(
     scripted: Soup, server: Server, verb: tuple[str, ...], flag: str, empty: str
 ) -> None:
