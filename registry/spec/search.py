@@ -58,9 +58,9 @@ class Trial(Frozen):
 class Budget(Frozen):
     """The approximate maximum cost of weighing or training, estimated beforehand, in one of three units.
 
-    `passes` are passes of the base over the sample; one with gradients counts as more than three. `tokens` are counted
-    in the same way. `seconds` are estimated from a timed pass over some of the sample; the start of a process for
-    gradients counts as five.
+    `passes` are passes of the base over the sample; one with gradients counts as more than three in weighing, and as
+    five in training. `tokens` are counted in the same way. `seconds` are estimated from a timed pass over some of the
+    sample; the start of a process for gradients counts as five.
     """
 
     passes: float | None = Field(default=None, gt=0, le=10_000)

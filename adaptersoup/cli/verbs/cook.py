@@ -37,7 +37,11 @@ COOK = Flags(
         ),
         "budget_seconds": Flag("budget.seconds", "Approximate limit in seconds for weighing or training."),
         "budget_passes": Flag("budget.passes", "Approximate limit in passes of the base model over the sample."),
-        "budget_tokens": Flag("budget.tokens", "Approximate limit in tokens; a token with its gradient counts as 3.5."),
+        "budget_tokens": Flag(
+            "budget.tokens",
+            "Approximate limit in tokens; with its gradient, a token counts as more than 3 in weighing, and as 5 in "
+            "tune.",
+        ),
         "passes": Flag("tuning.passes", "tune: maximum epochs over the sample."),
         "rate": Flag("tuning.rate", "tune: learning rate of AdamW."),
         "target_modules": Flag(
