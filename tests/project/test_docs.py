@@ -237,6 +237,22 @@ def test_every_figure_of_a_summary_is_in_its_results(name: str) -> None:
         assert any(figure in result["figures"] for figure, result in zip(names, files, strict=True)), figures_of_row
 
 
+def test_the_page_of_results_counts_the_missed_goals() -> None:
+    numbers = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    lower_is_better = ("_over_control", "_vs_forward", "worse_than_base")
+    text = read(Path("docs/explanation/results.md"))
+    sections = re.findall(r"figures:(\w+):ways.*?(\w+) of (\w+) goals are missed", text, re.DOTALL)
+    assert len(sections) == text.count(":ways -->")
+    for name, missed, goals in sections:
+        measured = json.loads(read(Path(f"benchmarks/results/{name}.json")))["figures"]
+        misses = [
+            row["value"] > row["goal"] if figure.endswith(lower_is_better) else row["value"] < row["goal"]
+            for figure, row in measured.items()
+            if row["goal"] is not None
+        ]
+        assert (numbers.index(missed.lower()), numbers.index(goals)) == (sum(misses), len(misses)), name
+
+
 def test_a_summary_has_goals_newer_commits_and_marks_of_another_machine(tmp_path: Path) -> None:
     newer = {"value": 5, "goal": 2, "note": "on a machine half as fast", "commit": "b" * 40}
     run = {
