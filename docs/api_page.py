@@ -45,9 +45,9 @@ application/json`) except for blobs. `model` and refs are written
 
     base/<id> | <namespace>/<name>[@<version>|@<alias>] | sha256:<64 hex>
 
-and a bare name is its newest live version. For completions and chats, `model` can also be a
-[mixture](../how-to/choose-by-prompt.md#mix-in-a-request), as in `team/law*0.7+team/style*0.5`, or `auto`, which
-[chooses adapters by the prompt](../how-to/choose-by-prompt.md).
+and a bare name is its newest live version. For completions, chats, perplexity and embeddings, `model` can also be a
+[mixture](../how-to/choose-by-prompt.md#mix-in-a-request), as in `team/law*0.7+team/style*0.5`; for completions and
+chats also `auto`, which [chooses adapters by the prompt](../how-to/choose-by-prompt.md).
 
 Every answer carries `x-request-id`; inference answers carry `x-soup-digest`, the digest of the model that answered.
 Errors have one shape, see [errors.md](errors.md). Lists are read page by page: send `next_cursor` back as `cursor`
