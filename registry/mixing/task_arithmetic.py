@@ -115,9 +115,9 @@ def _start(config: AdapterConfig, shapes: Shapes, mixing: TaskArithmeticMixing) 
 
 
 def _seeds(ingredients: Sequence[SoupIngredient]) -> list[int]:
-    """The seeds in the ingredients' provenance, each once."""
+    """The seeds in the ingredients' provenance, each once, without those out of the range of a recipe's `init_seed`."""
     seeds = [ingredient.provenance.init_seed for ingredient in by_digest(ingredients)]
-    return list(dict.fromkeys(seed for seed in seeds if seed is not None))
+    return list(dict.fromkeys(seed for seed in seeds if seed is not None and 0 <= seed < 2**63))
 
 
 def _are_updates(ingredients: Sequence[SoupIngredient]) -> bool:

@@ -239,8 +239,10 @@ def test_the_start_is_found_by_its_hash_and_stands_in_the_recipe() -> None:
         assert ARITHMETIC.resolved(ingredients, mixing, SHAPE) == mixing
 
 
-def test_a_seed_can_be_named_where_none_was_recorded_and_is_not_believed() -> None:
-    unsaid = started(PLAIN, seed=3).model_copy(update={"init_seed": None})
+@pytest.mark.parametrize("recorded", [None, -1, 2**63])
+def test_a_seed_can_be_named_where_none_was_recorded_and_is_not_believed(recorded: int | None) -> None:
+    """A declared seed that no recipe can hold counts as none."""
+    unsaid = started(PLAIN, seed=3).model_copy(update={"init_seed": recorded})
     ingredients = weighted([PLAIN] * 2, [1, 1], provenance=unsaid)
     assert (
         "came without the seed of the start: name 'init_seed'"
@@ -248,6 +250,9 @@ def test_a_seed_can_be_named_where_none_was_recorded_and_is_not_believed() -> No
     )
     named = ARITHMETIC.resolved(ingredients, TaskArithmeticMixing(init_seed=3), SHAPE)
     assert (named.init, named.init_seed) == ("linear", 3)
+    last = max(ingredients, key=lambda ingredient: ingredient.digest)
+    ingredients[ingredients.index(last)] = replace(last, provenance=started(PLAIN, seed=3))
+    assert ARITHMETIC.resolved(ingredients, TaskArithmeticMixing(), SHAPE) == named
     for wrong in (TaskArithmeticMixing(init_seed=4), TaskArithmeticMixing(init="zero_up", init_seed=3)):
         assert ARITHMETIC.check(ingredients, wrong) == []
         with pytest.raises(Incompatible, match="gives those with hash"):
