@@ -110,12 +110,16 @@ class LanguageModelling(Task):
         }
 
     def outcome(self, *, examples: int, width: int, start_loss: float, best_loss: float) -> dict[str, Any]:
-        """Predicted tokens, and perplexity on the validation blocks."""
-        return {
-            "tokens_trained": examples * (width - 1),
-            "valid_perplexity_before": math.exp(start_loss),
-            "valid_perplexity": math.exp(best_loss),
-        }
+        """Predicted tokens, and perplexity on the validation blocks, or the loss if a perplexity would overflow."""
+        tokens = {"tokens_trained": examples * (width - 1)}
+        try:
+            return {
+                **tokens,
+                "valid_perplexity_before": math.exp(start_loss),
+                "valid_perplexity": math.exp(best_loss),
+            }
+        except OverflowError:  # the adapter is of use if its best loss is low
+            return {**tokens, "valid_loss_before": start_loss, "valid_loss": best_loss}
 
 
 def _figures(perplexity: PerplexityReport) -> dict[str, float]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as peers
 from tokenizers.processors import RobertaProcessing
 
+from adaptersoup.cli.verbs.train.record import validation
 from registry.adapters import create, from_tensors, paper_config
 from registry.errors import Incompatible, InvalidParameter
 from registry.names import digest_of
@@ -63,6 +64,21 @@ def test_a_task_is_learnt_and_frozen_means_frozen(base, key):
         assert figures["loss"] == pytest.approx(record["valid_loss"], rel=1e-4)
     score = {"classification": "accuracy", "question_answering": "exact_match", "summarisation": None}[key]
     assert score is None or figures[score] == 1.0
+
+
+def test_losses_stand_in_the_record_of_a_training_that_starts_beyond_any_perplexity(base):
+    model = copy.deepcopy(base.model)
+    model.get_output_embeddings().weight.data *= 1e4
+    trained = train_on(
+        dataclasses.replace(base, model=model),
+        paper_config("pfeiffer", bottleneck=2),
+        TEXTS[:30],
+        TEXTS[30:],
+        hyperparameters=RECIPE.model_copy(update={"steps": 1, "block": 32}),
+    )
+    initial, final = validation(json.loads(json.dumps(trained.record, allow_nan=False)))
+    assert initial > 709
+    assert final <= initial
 
 
 @pytest.mark.parametrize("key", HEADED)
