@@ -81,20 +81,19 @@ def _batches(rows: np.ndarray, options: PruningOptions, *, batch: int) -> list[T
 
 def masks_of(scores: Scores, options: PruningOptions) -> Masks:
     """Masks without the lowest scores: overall, within each projection, or with Erdos-Renyi densities."""
-    sizes = {name: score.numel() for name, score in scores.items()}
-    total = sum(sizes.values())
-    masked = round(options.sparsity * total)
+    by_layer = options.scope == "layer"
+    total = sum(score.numel() for score in scores.values())
+    counts = {name: round(options.sparsity * score.numel()) for name, score in scores.items()}
+    masked = sum(counts.values()) if by_layer else round(options.sparsity * total)
     if not 0 < masked < total:
         raise InvalidParameter(
-            f"Sparsity {options.sparsity:g} of {total} entries is {masked} entries: it prunes "
-            f"{'none' if masked == 0 else 'all'} of them.",
+            f"Sparsity {options.sparsity:g} of {total} entries{', rounded in each projection,' if by_layer else ''} is "
+            f"{masked} entries: it prunes {'none' if masked == 0 else 'all'} of them.",
             param="sparsity",
         )
     if options.score == "erdos_renyi":
         counts = _erdos_renyi(scores, masked, options)
-    elif options.scope == "layer":
-        counts = {name: round(options.sparsity * size) for name, size in sizes.items()}
-    else:
+    elif not by_layer:
         return keep_highest(scores, masked)
     return {name: keep_highest({name: score}, counts[name])[name] for name, score in scores.items()}
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -93,13 +93,17 @@ def test_exactly_the_share_goes_and_the_lowest_of_it(drawn, sparsity, score):
 
 
 @given(scored, st.floats(0.1, 0.9))
+@example(([(1, 1)] * 4, [0] * 4), 0.3)
+@example(([(1, 1)] * 4, [0] * 4), 0.7)
 def test_a_layer_at_a_time_each_has_the_share(drawn, sparsity):
-    scores = as_scores(drawn)
-    total = sum(tensor.numel() for tensor in scores.values())
-    if not 0 < round(sparsity * total) < total:
+    scores, options = as_scores(drawn), PruningOptions(sparsity=sparsity, scope="layer")
+    counts = {name: round(sparsity * tensor.numel()) for name, tensor in scores.items()}
+    masked = sum(counts.values())
+    if masked in (0, sum(tensor.numel() for tensor in scores.values())):
+        with pytest.raises(InvalidParameter, match="none" if masked == 0 else "all"):
+            masks_of(scores, options)
         return
-    for name, keep in masks_of(scores, PruningOptions(sparsity=sparsity, scope="layer")).items():
-        assert int((~keep).sum()) == round(sparsity * scores[name].numel())
+    assert {name: int((~keep).sum()) for name, keep in masks_of(scores, options).items()} == counts
 
 
 @given(
