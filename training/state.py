@@ -99,9 +99,8 @@ class Guard:
             self._refuse("validation loss", loss, step, start=start, margin=self._objective.margin)
         elif not math.isfinite(loss):
             raise InvalidParameter(
-                f"The validation loss is {loss} before the first step: the base model cannot be trained on this text "
-                f"in {self._hyperparameters.dtype}.",
-                param="dtype",
+                f"The validation loss is {loss} before the first step: the adapter's start (its scale, alpha or "
+                f"members) or the base model gives values that are not finite in {self._hyperparameters.dtype}."
             )
 
     def _refuse(self, name: str, loss: float, step: int, *, start: float, margin: float) -> None:

@@ -124,13 +124,18 @@ def test_a_validation_loss_that_diverges_is_the_last_of_its_losses(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("losses", "message"), [([math.nan], "nan before the first step"), ([1.0, math.nan], "diverged")]
+    ("losses", "message", "param"),
+    [
+        ([math.nan], "nan before the first step: the adapter's start", None),
+        ([1.0, math.nan], "diverged", "learning_rate"),
+    ],
 )
-def test_a_validation_loss_that_is_no_number_is_refused_too(losses, message):
+def test_a_validation_loss_that_is_no_number_is_refused_too(losses, message, param):
     module, valid = Counter(), iter(losses)
     state = started(module, module.mean_nll, valid_loss=lambda _: torch.tensor(next(valid)), steps=4, batch=6, block=4)
-    with pytest.raises(InvalidParameter, match=message):
+    with pytest.raises(InvalidParameter, match=message) as caught:
         optimise(state)
+    assert caught.value.param == param
 
 
 def test_an_easy_first_batch_makes_no_ordinary_one_a_divergence():
