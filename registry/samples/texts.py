@@ -23,4 +23,6 @@ def split_texts(text: str, *, label: str, is_lines: bool | None = None) -> list[
 
 
 def _paragraphs(text: str) -> list[Passage]:
-    return [paragraph.strip() for paragraph in re.split(r"\n[ \t\r]*\n", text) if paragraph.strip()]
+    """The paragraphs of a text, with LF for CRLF."""
+    paragraphs = re.split(r"\n[ \t\r]*\n", text.replace("\r\n", "\n"))
+    return [paragraph.strip() for paragraph in paragraphs if paragraph.strip()]

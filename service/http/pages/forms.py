@@ -115,8 +115,9 @@ def _fields(body: bytearray) -> dict[str, str]:
 
 
 def _decode(body: bytearray, begin: int, end: int) -> str:
-    """The URL-decoded text of `body[begin:end]`; raises ValueError unless it is UTF-8.
+    """The URL-decoded text of `body[begin:end]`, with LF for CRLF; raises ValueError unless it is UTF-8.
 
+    Browsers send every line break of a text field as CRLF.
     Works in chunks, because `unquote_to_bytes` makes an object of each `%E2`: many times the memory of the text.
     """
     decoded = bytearray()
@@ -126,6 +127,7 @@ def _decode(body: bytearray, begin: int, end: int) -> str:
         chunk_end = chunk_end if cut < 0 else cut  # keeps `%E2` in one chunk
         decoded += unquote_to_bytes(bytes(body[begin:chunk_end]).replace(b"+", b" "))
         begin = chunk_end
+    decoded = decoded.replace(b"\r\n", b"\n")
     return decoded.decode()
 
 

@@ -545,7 +545,7 @@ def at(tmp_path: Path) -> Callable[[str, bytes], Path]:
     [
         ("a.jsonl", b'{"text": "x"}\n\n{"text": "y\xe2\x80\xa8z", "id": 1}', ["x", "y\u2028z"]),
         ("a.JSONL", b'{"text": "x"}', ["x"]),
-        ("a.txt", b"one\nstill one\n\n \t\r\ntwo\r\n\r\nthree\n", ["one\nstill one", "two", "three"]),
+        ("a.txt", b"one\r\nstill one\n\n \t\r\ntwo\r\n\r\nthree\n", ["one\nstill one", "two", "three"]),
         ("a.txt", b'{"text": "x"}', ['{"text": "x"}']),
         ("bare", b'{"text": "x"}', ["x"]),
         ("bare", b"plain", ["plain"]),

@@ -21,8 +21,10 @@ from tests.service.http.stock import queue_job, set_job
 from tests.service.servers import Live, World
 
 SETTINGS = {"job_workers": 0, "default_effort": "tune"}  # what is asked for waits, and nothing is computed
-PASSAGES = [f"The court held that contract number {number} was void for want of consideration." for number in range(25)]
-TEXT = "\r\n\r\n".join(PASSAGES)
+PASSAGES = [
+    f"The court held that contract\nnumber {number} was void for want of consideration." for number in range(25)
+]
+TEXT = "\n\n".join(PASSAGES).replace("\n", "\r\n")  # as browsers send a text field
 HOSTILE = "</textarea><script>alert(1)</script>\"'<b>{{7*7777}}"
 
 

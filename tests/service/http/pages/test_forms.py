@@ -36,9 +36,11 @@ KIND = "application/x-www-form-urlencoded"
     ],
 )
 def test_fields_are_read_as_the_library_reads_them(text: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever a text is cut to be decoded."""
+    """Wherever a text is cut to be decoded; only CRLF becomes LF."""
     monkeypatch.setattr(forms, "CHUNK_BYTES", piece)
-    assert forms._fields(bytearray(text.encode())) == dict(parse_qsl(text, keep_blank_values=True))
+    assert forms._fields(bytearray(text.encode())) == dict(
+        parse_qsl(text.replace("%0D%0A", "%0A"), keep_blank_values=True)
+    )
 
 
 @pytest.mark.parametrize("text", [b"a", b"a=1&", b"&a=1", b"a=1&a=2", b"a=1&%61=2", b"\xc3\xa9=1", b"a=%ff", b"%ff=a"])

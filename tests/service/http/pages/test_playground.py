@@ -53,9 +53,9 @@ def test_it_begins_with_the_models_of_its_address(browser: PageSession) -> None:
 
 
 def test_answers_are_those_of_the_api(stocked: World, browser: PageSession) -> None:
-    fields = {"model-1": "acme/law@1", "model-2": "acme/mix", "kind": "text", "prompt": "The court ", "seed": "7"}
+    fields = {"model-1": "acme/law@1", "model-2": "acme/mix", "kind": "text", "prompt": "The\r\ncourt ", "seed": "7"}
     answer = browser.send("/playground", "/playground", **fields, max_tokens="12", temperature="0.9")
-    request = {"prompt": "The court ", "max_tokens": 12, "temperature": 0.9, "seed": 7, "logprobs": 4}
+    request = {"prompt": "The\ncourt ", "max_tokens": 12, "temperature": 0.9, "seed": 7, "logprobs": 4}
     same = stocked.client.post("/v1/completions", json={"model": "acme/law@1", **request}).json()["choices"][0]
     assert spans(answer.text) == same["text"]
     assert answer.text.count('class="reply"') == 3  # and the empty one, for the script
