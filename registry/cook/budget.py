@@ -188,15 +188,18 @@ def cut_weighing(depth: Depth, size: Size, passes: float) -> Cut:
 def cut_training(planned: int, passes: float, passages: int) -> int:
     """The planned passes of training that fit; raises InvalidParameter where not one does."""
     price = _training(passages)
-    if passes < price:
+    fitting = math.floor(passes / price + ROUNDING)
+    if not fitting:
         raise _too_small(passes, price)
-    return min(planned, math.floor(passes / price))
+    return min(planned, fitting)
 
 
 def _too_small(passes: float, least: float) -> InvalidParameter:
+    """The error that names the least budget, rounded up so that it is accepted."""
+    allowed, needed = math.floor(passes * 10) / 10, math.ceil(least * 10 - ROUNDING) / 10
     return InvalidParameter(
-        f"The budget allows {passes:.1f} passes of the base over the sample, and this effort takes at least "
-        f"{least:.1f}: allow more, or choose a smaller effort.",
+        f"The budget allows {allowed:.1f} passes of the base over the sample, and this effort takes at least "
+        f"{needed:.1f}: allow more, or choose a smaller effort.",
         param="budget",
     )
 

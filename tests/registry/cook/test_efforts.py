@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from unittest.mock import Mock
 
 import pytest
@@ -349,10 +351,10 @@ def test_the_gain_of_past_cooks_is_over_the_soup_as_selected(pool):
 # --- budgets ---------------------------------------------------------------------------------------
 
 
-def least_of(depth: Depth, size: Size) -> float:
+def least_of(cut: Callable[[float], object]) -> float:
     """The fewest passes that this effort takes, by the message of the refusal."""
     with pytest.raises(InvalidParameter, match=r"this effort takes at least (\S+):") as refused:
-        cut_weighing(depth, size, 0.01)
+        cut(0.01)
     return float(str(refused.value).partition("at least ")[2].partition(":")[0])
 
 
@@ -360,12 +362,13 @@ def least_of(depth: Depth, size: Size) -> float:
 def test_what_is_left_of_weighing_fits_the_budget_or_nothing_is_done(passages, steps, alone, passes, candidates):
     depth = Depth(members=5, steps=steps, most_texts=8, turns=2, alone=alone, trials=4)
     size = Size.of(Split.of(passages), candidates)
-    if passes < least_of(depth, size) - 0.1:  # which is told to one decimal
+    least = least_of(partial(cut_weighing, depth, size))
+    if passes < least - 0.1:  # it is rounded up to one decimal
         with pytest.raises(InvalidParameter, match="this effort takes at least"):
             cut_weighing(depth, size, passes)
         return
-    cut = cut_weighing(depth, size, max(passes, least_of(depth, size) + 0.1))
-    more = cut_weighing(depth, size, max(passes, least_of(depth, size) + 0.1) * 2)
+    cut = cut_weighing(depth, size, max(passes, least))
+    more = cut_weighing(depth, size, max(passes, least) * 2)
     assert (cut.screened, cut.steps) <= (more.screened, max(more.steps, cut.steps))
     assert 4 <= cut.steps <= max(4, steps)
     assert cut.alone == 0 or cut.alone >= min(3, alone, candidates)
@@ -378,7 +381,7 @@ def test_a_budget_that_is_what_an_effort_takes_leaves_all_of_it(depth, passages)
     size = Size.of(Split.of(passages), 21)
     whole = cut_weighing(depth, size, 1e6)
     assert cut_weighing(depth, size, weighing_passes(depth, passages, 21)) == whole
-    assert cut_weighing(depth, size, least_of(depth, size) + 0.1) != whole  # which is told to one decimal
+    assert cut_weighing(depth, size, least_of(partial(cut_weighing, depth, size))) != whole
 
 
 @pytest.mark.parametrize(
@@ -389,9 +392,12 @@ def test_passes_of_training_are_as_many_as_fit(passages, passes, expected):
     assert cut_training(1, 1000.0, passages) == 1
 
 
-def test_less_than_a_pass_of_training_is_refused_with_the_least():
-    with pytest.raises(InvalidParameter, match=r"allows 2.0 passes .* takes at least 9.0"):
-        cut_training(1, 2.0, 100)
+@pytest.mark.parametrize("passages", [5, 13, 15, 23, 100])
+def test_less_than_a_pass_of_training_is_refused_with_the_least(passages):
+    least = least_of(lambda passes: cut_training(1, passes, passages))
+    assert cut_training(1, least, passages) == 1
+    with pytest.raises(InvalidParameter, match=rf"allows {least - 0.2:.1f} passes .* takes at least {least:.1f}:"):
+        cut_training(1, least - 0.11, passages)  # both are rounded away from each other
 
 
 def test_a_budget_is_in_passes_tokens_or_seconds():
@@ -423,7 +429,7 @@ def test_a_cook_within_a_budget_does_less_and_holds_out_as_much(stocked):
 def test_several_weighings_share_a_budget():
     depth = QUICK
     once, folds = Size((10,), 15, 21), Size((15, 10, 10, 10), 15, 21)
-    assert least_of(depth, folds) > least_of(depth, once)
+    assert least_of(partial(cut_weighing, depth, folds)) > least_of(partial(cut_weighing, depth, once))
     assert cut_weighing(depth, once, 8.0).steps > cut_weighing(depth, folds, 8.0).steps
 
 
