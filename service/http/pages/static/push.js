@@ -12,6 +12,7 @@ for (const form of document.querySelectorAll("[data-push]")) {
   const [partBytes, mostBytes, longest] = [form.dataset.part, form.dataset.most, form.dataset.longest].map(Number);
   const MAX_ATTEMPTS = 4;
   let files = new Map();
+  let proposedName = "";
   let sending = null;
 
   class Refused extends Error {}
@@ -54,7 +55,9 @@ for (const form of document.querySelectorAll("[data-push]")) {
     const reason = reasonAgainst(all);
     if (reason) return fail(reason);
     const name = folder.toLowerCase().replace(/[^a-z0-9._-]+/g, "-").replace(/^[._-]+/, "").slice(0, 64);
-    if (!form.elements.name.value) form.elements.name.value = `${form.dataset.namespace}/${name || "adapter"}`;
+    if (["", proposedName].includes(form.elements.name.value)) {
+      form.elements.name.value = proposedName = `${form.dataset.namespace}/${name || "adapter"}`;
+    }
     try {
       const config = files.get("soup.json") ?? files.get("adapter_config.json");
       form.elements.domain.placeholder = JSON.parse(await config.text()).domain ?? "";

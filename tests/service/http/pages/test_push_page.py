@@ -119,9 +119,10 @@ def test_a_folder_is_dropped_and_pushed_with_all_that_it_says(page: Page, world:
     assert row["sample"]["kept"] == 25
 
 
-def test_a_folder_of_pefts_is_chosen_by_its_field(page: Page, world: World, pefts: Path) -> None:
+def test_a_folder_of_pefts_is_chosen_by_its_field(page: Page, world: World, ours: Path, pefts: Path) -> None:
+    drop(page, ours)
     page.choose("#folder", pefts)
-    page.until("document.querySelector('#name').value !== ''")
+    page.until("document.querySelector('#name').value === 'acme/lora'")  # no name of the folder before
     page.evaluate("document.querySelector('#name').value = 'acme/chosen'")
     press_on(page, "[data-begin]")
     assert "does not name the domain" in pushed(page)
