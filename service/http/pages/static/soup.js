@@ -203,6 +203,7 @@ for (const form of document.querySelectorAll("[data-ask]")) {
         else fail(reply, "The connection broke. Ask again.");
       }
     }));
+    if (running.signal !== signal) return; // another request has replaced this one
     [begin.disabled, stop.hidden] = [false, true];
     if (chat) form.elements.prompt.select();
   });

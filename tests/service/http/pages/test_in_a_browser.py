@@ -240,10 +240,13 @@ def test_an_answer_is_stopped_and_the_next_one_begun(page: Page) -> None:
     page.open("/playground?model=acme/law@1")
     page.fill("#prompt", "The court ")
     page.evaluate("document.querySelector('#max_tokens').value = '40'")
-    page.evaluate(
-        "(() => { const form = document.querySelector('[data-ask]'); form.requestSubmit();"
-        " document.querySelector('[data-stop]').click(); })()"
+    stop_is_hidden = page.evaluate(
+        "(async () => { const [form, stop] = ['ask', 'stop'].map((name) => document.querySelector(`[data-${name}]`));"
+        " form.requestSubmit(); form.requestSubmit();"  # as by 'Mix and ask', which ends the first
+        " for (let turn = 0; turn < 99; turn += 1) await null;"  # all that the first still does, and no answer
+        " const { hidden } = stop; stop.click(); return hidden; })()"
     )
+    assert not stop_is_hidden
     page.until("document.querySelector('.answers').innerText.includes('stopped')")
     page.click("[data-begin]")
     answers = "document.querySelector('.answers').innerText"
