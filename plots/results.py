@@ -79,7 +79,8 @@ def base_differences(search: Search | None, check: Verification | None, *, absta
     if search is not None and search.held_out > 1:
         errors = _errors_in_interval(check)
         for trial in search.trials:
-            chosen = check is not None and trial.difference == check.difference
+            is_first = not any(row.chosen for row in differences)  # training that keeps its start repeats its score
+            chosen = is_first and check is not None and trial.difference == check.difference
             differences.append(
                 Interval.around(WAYS[trial.way], trial.difference, errors * trial.standard_error, chosen=chosen)
             )

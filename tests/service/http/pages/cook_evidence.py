@@ -67,7 +67,7 @@ def evidence(*, difference: float = -0.03, hostile: str = "too far") -> Evidence
                     candidate("food", 0.02, 0.1),
                     candidate("news", -0.01, None),
                 ],
-                "trials": [trial("weighed", difference), trial("selected", -0.001)],
+                "trials": [trial("weighed", difference), trial("tuned", difference), trial("selected", -0.001)],
                 "single": {
                     "ref": "acme/law@1",
                     "digest": DIGESTS["law"],
