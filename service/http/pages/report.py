@@ -18,6 +18,7 @@ from plots.charts import CategoryAxis, Interval, Panel, heat_map, panels
 from plots.results import base_differences, perplexity_changes
 from plots.style import LIGHT, Plot, Theme
 from registry.spec import (
+    WEIGHING,
     Evidence,
     Ingredient,
     LeftOut,
@@ -224,11 +225,11 @@ def _excluded_table(report: CookReport) -> Table:
     included = set() if report.recipe is None else {item.digest for item in report.recipe.ingredients}
     included |= set() if search is None else {candidate.digest for candidate in search.candidates}
     excluded: dict[str, LeftOut] = {}
-    more: dict[str, int] = {}
     for stage in (selection, search):
         if stage is not None:
             excluded |= {adapter.digest: adapter for adapter in stage.left_out if adapter.digest not in included}
-            more |= stage.more_left_out
+    last_stage = search if search is not None and search.effort in WEIGHING else selection  # `tune` weighs nothing
+    more = {} if last_stage is None else last_stage.more_left_out
     rows: list[tuple[Cell, ...]] = [
         (adapter.ref, adapter.domain, adapter.score, adapter.reason) for adapter in excluded.values()
     ]

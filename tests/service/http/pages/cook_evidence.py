@@ -41,7 +41,7 @@ def evidence(*, difference: float = -0.03, hostile: str = "too far") -> Evidence
                 "units": 24,
                 "novelty": 71.0,
                 "warnings": [hostile],
-                "more_left_out": {hostile: 7},
+                "more_left_out": {"2 better-ranked ones are taken.": 9},
             },
             "verification": {
                 "base_nll": 3.0,
@@ -58,6 +58,7 @@ def evidence(*, difference: float = -0.03, hostile: str = "too far") -> Evidence
             },
             "search": {
                 "effort": "quick",
+                "more_left_out": {hostile: 7},
                 "decided_on": 24,
                 "held_out": 6,
                 "tokens": 4000,
