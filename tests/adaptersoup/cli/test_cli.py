@@ -928,6 +928,15 @@ class TestCompare:
             "| soup, gmm | -0.2500 | -0.2500 |",
         ]
 
+    def test_domains_of_one_name_are_called_by_their_paths(self, soup: Soup, sample: Path, tmp_path: Path) -> None:
+        folders = [tmp_path / language / "law" for language in ("en", "de")]
+        for folder in folders:
+            folder.mkdir(parents=True)
+            for name in ("sample.jsonl", "test.jsonl"):
+                (folder / name).write_bytes(sample.read_bytes())
+        out, _ = done(soup("compare", *folders, "--base", "tiny", "--strategy", "soup, gmm", "--markdown"))
+        assert out.startswith(f"| strategy | {folders[0]} | {folders[1]} | all |\n")
+
     def test_nothing_can_be_cooked(self, soup: Soup, server: Server, sample: Path) -> None:
         server.on("POST /v1/soups", refusal(400, "invalid_parameter", "The pool is empty."))
         assert "The pool is empty." in refused(soup("compare", "--sample", sample, "--test", sample))

@@ -36,15 +36,24 @@ class Draw:
 def draws_of(
     folders: Sequence[Path], sample: Path | None, test: Path | None, number: int, size: int | None
 ) -> list[Draw]:
-    """Every draw of every domain, with all files read; raises a usage error, NotFound or InvalidSample."""
+    """Every draw of every domain, with all files read; raises a usage error, NotFound or InvalidSample.
+
+    A domain is called by the name of its folder, or by the path as given if several folders have that name.
+    """
     if (sample is None) != (test is None) or (sample is None) == (not folders):
         raise typer.BadParameter("Give --sample and --test, or folders of domains that hold both.")
     if number > 1 and size is None:
         raise typer.BadParameter("--draws needs --size, the number of passages in each draw.")
     if sample is not None and test is not None:
         return list(_draws(sample.name.partition(".")[0] or "sample", sample, test, number, size))
-    files = [(folder.resolve().name, _file(folder, SAMPLES), _file(folder, TESTS)) for folder in folders]
-    return [draw for domain, sample, test in files for draw in _draws(domain, sample, test, number, size)]
+    names = [folder.resolve().name for folder in folders]
+    domains = [name if names.count(name) == 1 else str(path) for name, path in zip(names, folders, strict=True)]
+    files = [(_file(folder, SAMPLES), _file(folder, TESTS)) for folder in folders]
+    return [
+        draw
+        for domain, (sample, test) in zip(domains, files, strict=True)
+        for draw in _draws(domain, sample, test, number, size)
+    ]
 
 
 def _draws(domain: str, sample: Path, test: Path, number: int, size: int | None) -> Iterator[Draw]:
