@@ -38,7 +38,7 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
     """Train a soup on texts and store the result with `keep`; leaves the base unchanged.
 
     Raises InvalidSample for texts of fewer than 400 tokens to predict, and InvalidParameter for a pruned start or a
-    loss that is not a number. Raises Incompatible for an adapter of another base, and what `load`, `keep` and
+    loss that is not finite. Raises Incompatible for an adapter of another base, and what `load`, `keep` and
     `progress` raise.
     """
     if request.start.config.prunings():
@@ -109,8 +109,12 @@ class _TuningRun:
     by_pass: list[tuple[float, int]] = field(default_factory=list)
 
     def score(self, numbers: Sequence[int]) -> dict[int, float]:
-        """NLL in nats of texts by their numbers, under the base with whatever adapter is attached."""
+        """NLL in nats of texts by their numbers, under the base with whatever adapter is attached.
+
+        Raises InvalidParameter if it is not finite.
+        """
         nlls = score_windows(self.base.model, [self.rows[number] for number in numbers], max_tokens=CELLS, pad_id=0)
+        self._check_finite(sum(nlls))
         return dict(zip(numbers, nlls, strict=True))
 
     def trainings(self) -> list[Iterator[AdapterModule]]:
@@ -139,14 +143,22 @@ class _TuningRun:
                 for batch in batches[number * pass_steps : (number + 1) * pass_steps]:
                     self.progress(self.steps, steps * (len(request.folds) + 1), "tuning the soup on the sample")
                     loss = add_gradients(self.base, batch)
-                    if not math.isfinite(loss):
-                        raise InvalidParameter(f"The loss is {loss} at step {self.steps} of tuning: lower the rate.")
+                    self._check_finite(loss)
                     nn.utils.clip_grad_norm_(trained, CLIP)
                     optimiser.step()
                     schedule.step()
                     optimiser.zero_grad()
                     self._count(number, loss, tokens_of(batch))
             yield adapter
+
+    def _check_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            advice = "lower the rate, or choose" if self.steps else "choose"
+            raise InvalidParameter(
+                f"The loss is {loss} at step {self.steps} of tuning: {advice} effort 'quick', which leaves out "
+                "adapters that overflow.",
+                param="effort",
+            )
 
     def _count(self, number: int, loss: float, tokens: int) -> None:
         """Count a step of pass `number` whose mean NLL per token was `loss`."""

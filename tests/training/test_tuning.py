@@ -242,6 +242,24 @@ def test_a_pruned_start_is_refused(gpt2: LoadedBase) -> None:
         tuned(gpt2, pruned, start={})
 
 
+@pytest.mark.parametrize(
+    ("factor", "batch", "steps", "advice"),
+    [
+        (float("inf"), 4, 0, "choose effort 'quick'"),
+        (1e20, 4, 1, "lower the rate, or choose effort 'quick'"),
+        (1e20, len(TEXTS), 1, "lower the rate, or choose effort 'quick'"),
+    ],
+    ids=["at the start", "of a step", "of held-out passages after a pass"],
+)
+def test_a_loss_that_is_not_finite_is_refused_with_advice(
+    gpt2: LoadedBase, factor: float, batch: int, steps: int, advice: str
+) -> None:
+    config = structures(gpt2)["lora"]
+    start = {name: factor * value for name, value in create(config, gpt2.shape, seed=0).state_dict().items()}
+    with pytest.raises(InvalidParameter, match=f"loss is (nan|inf) at step {steps} of tuning: {advice}"):
+        tuned(gpt2, config, start=start, batch=batch, rate="1")
+
+
 def test_it_can_be_cancelled_between_two_steps(gpt2: LoadedBase) -> None:
     reports: list[tuple[int, int]] = []
 
