@@ -23,11 +23,9 @@ from registry.base_model import LoadedBase
 from registry.base_model.likelihood import score_windows
 from registry.errors import InvalidParameter, InvalidSample
 from registry.progress import Progress, silent
-from registry.spec import StoredAdapter, Tuned, TuningRequest
+from registry.spec import MIN_TUNING_TOKENS, StoredAdapter, Tuned, TuningRequest
 from training.passages import CELLS, Rows, add_gradients, draw_batches, rows_of, tokens_of
 
-MIN_TOKENS = 400
-"""The fewest tokens of a sample that can be trained on."""
 WARMUP, CLIP = 0.1, 1.0
 Load = Callable[[StoredAdapter], Tensors]
 Keep = Callable[[Mapping[str, Tensor]], str]
@@ -45,10 +43,10 @@ def tune(base: LoadedBase, request: TuningRequest, load: Load, keep: Keep, *, pr
         raise InvalidParameter("A pruned adapter cannot be tuned, because its masks would be lost.", param="effort")
     max_tokens = min(request.max_tokens, base.shape.context - request.start.config.prefix_length)
     rows = rows_of(base, request.texts, max_tokens=max_tokens)
-    if tokens_of(rows) < MIN_TOKENS:
+    if tokens_of(rows) < MIN_TUNING_TOKENS:
         raise InvalidSample(
             f"The sample has {tokens_of(rows)} tokens to train on with 'max_tokens' {request.max_tokens}, and tuning "
-            f"needs {MIN_TOKENS}: send more text. Effort 'quick' needs less.",
+            f"needs {MIN_TUNING_TOKENS}: send more text. Effort 'quick' needs less.",
             param="sample",
         )
     if any(not any(row.scored for number, row in enumerate(rows) if number not in fold) for fold in request.folds):

@@ -22,7 +22,7 @@ from registry.mixing.compat import SoupIngredient
 from registry.names import split_name
 from registry.progress import Progress
 from registry.select.pools import pool_base
-from registry.spec import Cooked, CookRequest, Effort, Price, Recipe, Spent
+from registry.spec import MIN_TUNING_TOKENS, Cooked, CookRequest, Effort, Price, Recipe, Spent
 
 
 def cook(
@@ -50,7 +50,7 @@ def cook(
     job = read_request(registry, caller, request, namespace=namespace, computations=computations, progress=progress)
     tunes_by_default = effort_by_default and request.effort == "tune"
     job, cooked = _tune_or_weigh(job, target) if tunes_by_default else (job, _cook_with_retry(job))
-    offers_tuning = not tunes_by_default and may_tune(registry.database, target)
+    offers_tuning = not tunes_by_default and may_tune(registry.database, target) and _is_long_enough(job, cooked)
     spent = job.base.spent(job.texts)
     return cooked.model_copy(update={"spent": spent, "beyond": _prices(job, spent, cooked, tuning=offers_tuning)})
 
@@ -155,6 +155,12 @@ def _outcome(job: CookJob) -> Outcome:
         return Outcome(None, evidence)
     proposed = strategy.propose(job)
     return proposed if isinstance(proposed, Outcome) else judge(job, proposed, evidence)
+
+
+def _is_long_enough(job: CookJob, cooked: Cooked) -> bool:
+    """Return False if the sample has too few tokens for `tune`, estimated from the passages of the verification."""
+    check = cooked.evidence.verification
+    return check is None or check.tokens * len(job.texts) >= MIN_TUNING_TOKENS * check.passages
 
 
 def _prices(job: CookJob, spent: Spent, cooked: Cooked, *, tuning: bool) -> tuple[Price, ...]:

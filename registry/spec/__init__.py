@@ -104,7 +104,15 @@ from registry.spec.structures.prefix import PrefixConfig
 from registry.spec.structures.pruned import SCORING_PASSES, MaskRule, Pruned, PruningScore
 from registry.spec.structures.structure import HeadConfig, widths_together, without_none
 from registry.spec.structures.union import UnionConfig
-from registry.spec.tuning import Tuned, Tuning, TuningOptions, TuningReport, TuningRequest, TuningSetting
+from registry.spec.tuning import (
+    MIN_TUNING_TOKENS,
+    Tuned,
+    Tuning,
+    TuningOptions,
+    TuningReport,
+    TuningRequest,
+    TuningSetting,
+)
 from registry.spec.unions import MIXING_REQUESTS, UNION_MEMBERS
 from registry.spec.weighing import (
     MOST_PASSAGES,
@@ -125,6 +133,7 @@ __all__ = [
     "HOLDS_OUT",
     "MAX_INGREDIENTS",
     "MAX_WIDTH",
+    "MIN_TUNING_TOKENS",
     "MIXING_REQUESTS",
     "MOST_PASSAGES",
     "PROBE_TEXTS",

@@ -17,6 +17,9 @@ from registry.spec.mixing import not_set
 from registry.spec.passage import Passage
 from registry.spec.weighing import StoredAdapter
 
+MIN_TUNING_TOKENS = 400
+"""The fewest tokens of a sample that can be trained on."""
+
 TuningSetting = Literal["forbid", "allow", "default"]
 """The permission to tune soups in a namespace.
 

@@ -204,13 +204,14 @@ def test_what_cannot_be_tuned_is_weighed_and_the_answer_says_why(pool, monkeypat
     ("request_", "tuning_is_beyond"),
     [
         ({"effort": "instant"}, True),
+        ({"effort": "instant", "sample": sample("law", "zoo", count=49)}, False),  # 392 tokens
         ({"verify": False}, False),
         ({"mixing": {"method": "concat"}}, True),
         ({"options": {"single": True}}, True),
     ],
 )
 def test_what_says_how_to_mix_or_not_to_verify_is_instant(pool, request_, tuning_is_beyond):
-    cooked = left_open(pool, **request_)
+    cooked = left_open(pool, **{"sample": sample("law", "zoo", count=50), **request_})
     assert (pool.weighings, cooked.evidence.search) == ([], None)
     assert cooked.evidence.selection.thresholds == {"min_share": 0.02}
     assert ("tune" in [price.effort for price in cooked.beyond]) == tuning_is_beyond
@@ -330,7 +331,7 @@ def test_passes_are_seconds_over_those_of_one_pass():
 
 @pytest.mark.parametrize("effort", ["instant", "quick", "tune"])
 def test_every_answer_says_what_it_took(stocked, effort):
-    cooked = stocked.cook(sample=LAW, effort=effort, verify=True)
+    cooked = stocked.cook(sample=sample("law", count=100), effort=effort, verify=True)
     assert cooked.spent.seconds > 0
     assert (cooked.spent.passes is None) == (effort == "tune")  # whose made-up training takes no time
     assert ("tune" in [price.effort for price in cooked.beyond]) == (effort != "tune")
