@@ -162,11 +162,12 @@ def _kv_of(model: Any, layers: int) -> tuple[int, int] | None:
     that differ, or other states. So the sizes are read from the cache of a pass over the model.
 
     Also returns None if such a pass, or one over the transformer below the head, does not go through the model's
-    decoder exactly once, because a prefix is inserted there. The same holds if the pass depends on values (a mixture of
-    experts). `model` is a causal language model on the meta device; nothing is computed.
+    decoder exactly once, because a prefix is inserted there. The same holds if the pass depends on values (dynamic
+    RoPE). `model` is a causal language model on the meta device; nothing is computed.
     """
     passes: list[Any] = []
     try:
+        model.set_experts_implementation("batched_mm")  # the usual one loops over the experts that the values choose
         handle = model.get_decoder().register_forward_pre_hook(lambda *_: passes.append(None))
         whole, transformer = _sizes(model, layers), _sizes(model.base_model, layers)
     except _NO_PASS:

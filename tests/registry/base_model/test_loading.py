@@ -401,6 +401,13 @@ def test_the_context_ends_where_longrope_changes_the_frequencies(tmp_path):
     assert shape_of(phi).context == 16
 
 
+@pytest.mark.parametrize("model_type", ["gpt_oss", "mixtral"])
+def test_keys_and_values_of_a_mixture_of_experts_are_seen(tmp_path, model_type):
+    text = load_text(small(tmp_path, model_type, num_key_value_heads=2, head_dim=8, num_local_experts=4))
+    assert text.shape.kv == (2, 8)
+    assert text.position_bytes == 2 * 2 * 2 * 8 * 4
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("model_type", "settings"),
