@@ -205,6 +205,7 @@ def _from_pretrained(folder: Path, entry: BaseEntry) -> tuple[Any, dict[str, Any
         local_files_only=True,
         trust_remote_code=False,
         output_loading_info=True,
+        adapter_kwargs={"subfolder": CONFIG},  # a file: no adapter beside the weights is looked for
     )
     return model[0], model[1]
 

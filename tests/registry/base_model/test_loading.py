@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
@@ -15,6 +16,7 @@ import pytest
 import torch
 from huggingface_hub.errors import RevisionNotFoundError
 from huggingface_hub.utils import filter_repo_objects
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 from transformers.utils import logging
@@ -280,6 +282,14 @@ def test_fingerprint_ignores_where_and_by_what_it_was_saved(folder):
     weights = load_file(folder / "model.safetensors")
     save_file(dict(reversed(weights.items())), folder / "model.safetensors", metadata={"format": "pt", "by": "us"})
     assert fingerprint(folder) == original
+
+
+def test_an_adapter_beside_the_weights_is_ignored(folder):
+    bare = load_base(entry(folder)).model
+    config = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
+    get_peft_model(copy.deepcopy(bare), config).save_pretrained(folder)
+    loaded = load_base(entry(folder)).model
+    assert loaded.state_dict().keys() == bare.state_dict().keys()
 
 
 def test_fingerprint_of_a_sharded_model_is_the_same(folder):
