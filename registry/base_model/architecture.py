@@ -68,6 +68,11 @@ def _problems(config: Any, kind: BaseKind) -> list[str]:
     ]
     if getattr(config, "quantization_config", None) is not None:
         problems.append("its weights are quantised, and adapters are put on float32, bfloat16 and float16 ones")
+    if getattr(config, "transformers_weights", None) is not None:
+        problems.append(
+            f"its weights are in {config.transformers_weights!r} (transformers_weights), and only model.safetensors or "
+            "the files of its index are read"
+        )
     if family == "opt" and not config.do_layer_norm_before:
         problems.append("it is an OPT whose norms come after the sub-layers (do_layer_norm_before is false)")
     if family == "opt" and config.word_embed_proj_dim != getattr(config, "hidden_size", None):

@@ -53,8 +53,8 @@ def fingerprint(folder: Path, *, cache_dir: Path | None = None) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of the base model in `folder`; raises Unavailable for a damaged index."""
-    if not (folder / INDEX).is_file():
+    """The safetensors files that transformers loads from `folder`; raises Unavailable for a damaged index."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return [folder / WEIGHTS]
     try:
         names = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))

@@ -312,6 +312,12 @@ def test_fingerprint_of_a_sharded_model_is_the_same(folder):
         fingerprint(folder)
 
 
+def test_an_index_beside_the_whole_weights_is_ignored(folder):
+    original = fingerprint(folder)
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "old.safetensors"}}')
+    assert load_base(entry(folder)).shape.fingerprint == original
+
+
 def test_fingerprint_changes_with_anything_that_matters(folder):
     weights = load_file(folder / "model.safetensors")
     weights["transformer.h.1.mlp.c_fc.bias"][0] += 1e-6
@@ -383,6 +389,7 @@ def written(folder, **config):
         ({"model_type": "opt", "do_layer_norm_before": False}, "norms come after"),
         ({"model_type": "opt", "word_embed_proj_dim": 512}, "embeddings are projected"),
         ({"model_type": "gpt2", "quantization_config": {"quant_method": "bitsandbytes"}}, "quantised"),
+        ({"model_type": "gpt2", "transformers_weights": "a.safetensors"}, "weights are in 'a.safetensors'"),
         ({"model_type": "gpt2", "n_embd": "many"}, "cannot be used"),
         ({"model_type": "gpt2", "n_embd": 33, "n_head": 2}, "no model can be built"),
         ({"model_type": "llama", "num_attention_heads": 0}, "cannot be used|no model can be built"),
