@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from pydantic import ValidationError
 
 from registry.errors import InvalidParameter
@@ -43,6 +44,10 @@ def _entry(base_id: str, fields: object, folder: Path) -> BaseEntry:
     if "quantization" in fields:
         raise ValueError("'quantization' was removed: use dtype = \"bfloat16\", which is faster and rounds less.")
     entry = BaseEntry.model_validate({**fields, "id": base_id})
+    try:
+        torch.device(entry.device)
+    except RuntimeError as problem:
+        raise ValueError(f"device {entry.device!r} is not a device of torch: {problem}.") from None
     if entry.chat_template is not None:
         entry = entry.model_copy(update={"chat_template": _template(entry, entry.chat_template, folder)})
     local = Path(entry.source).expanduser()

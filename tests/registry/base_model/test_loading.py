@@ -107,6 +107,11 @@ def test_sources_are_relative_to_the_file(folder, tmp_path, monkeypatch):
         ("[bases.A]\nsource='base'", "A: id"),
         ("[bases.a]\nsource='base'\ndtype='int8'", "a: dtype"),
         ("[bases.a]\nsource='base'\nkind='decoder'", "a: kind"),
+        (
+            "[bases.a]\nsource='base'\ndevice='gpu'",
+            "a: device 'gpu' is not a device of torch: Expected one of cpu, cuda",
+        ),
+        ("[bases.a]\nsource='base'\ndevice=''", "a: device '' is not a device of torch"),
         ("[bases.a]\nsource='base'\nquantization='int8'", "a: 'quantization' was removed: use dtype = \"bfloat16\""),
         ("[bases.a]\nsource='base'\ntrust_remote_code=true", "a: trust_remote_code"),
         ("[bases.a]\nsource='./nowhere'", "is not a folder"),
