@@ -33,7 +33,7 @@ _FORMAT = 1
 def fingerprint(folder: Path, *, cache_dir: Path | None = None) -> str:
     """The `sha256:...` of the base model in `folder`; cached in `cache_dir` while no file changes size or time.
 
-    Raises Unavailable where files are missing or the weights are not clean safetensors.
+    Raises Unavailable where files are missing or damaged, or the weights are not clean safetensors.
     """
     files = [folder / CONFIG, folder / TOKENIZER, *weight_files(folder)]
     missing = [file.name for file in files if not file.is_file()]
@@ -64,13 +64,16 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _compute(folder: Path, weights: list[Path]) -> str:
-    config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    about = {
-        "kind": "base",
-        "config": {name: value for name, value in config.items() if name not in _NOT_IDENTITY},
-        "tokenizer": sha256_digest((folder / TOKENIZER).read_bytes()),
-    }
-    digest = hashlib.sha256(canonical_json(about) + b"\n")
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"), parse_constant=str)
+        about = {
+            "kind": "base",
+            "config": {name: value for name, value in config.items() if name not in _NOT_IDENTITY},
+            "tokenizer": sha256_digest((folder / TOKENIZER).read_bytes()),
+        }
+        digest = hashlib.sha256(canonical_json(about) + b"\n")
+    except ValueError as problem:
+        raise Unavailable(f"{folder / CONFIG} has no fingerprint: {problem}.") from problem
     try:
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(file, framework="pt")) for file in weights]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -200,6 +201,11 @@ def test_missing_files_are_named_and_pickled_weights_are_not_loaded(folder, name
     [
         ("config.json", lambda _: b"{", None),
         ("config.json", lambda _: b'{"model_type": "no-such-family"}', None),
+        (
+            "config.json",
+            lambda data: data.replace(b"{", rb'{"x": "\ud800",', 1),
+            "config.json has no fingerprint: .*utf-8",
+        ),
         ("model.safetensors", lambda data: data[:-10], "clean safetensors"),
         ("generation_config.json", lambda _: b"{", "cannot be loaded from .*Expecting"),
         ("generation_config.json", lambda _: b"[7]", "cannot be loaded from .*generation_config.json holds a list"),
@@ -331,9 +337,10 @@ def test_fingerprint_changes_with_anything_that_matters(folder):
         lambda: save_file(weights, folder / "model.safetensors", metadata={"format": "pt"}),
         lambda: save_file({n: t.bfloat16() for n, t in weights.items()}, folder / "model.safetensors"),
         lambda: change_config(folder, n_head=4),
+        lambda: change_config(folder, limit=[0.0, math.inf]),
         lambda: (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + "\n"),
     ]
-    assert len({(change(), fingerprint(folder))[1] for change in changes}) == 5
+    assert len({(change(), fingerprint(folder))[1] for change in changes}) == len(changes)
 
 
 def test_cache_is_used_until_size_or_time_of_a_file_changes(folder, tmp_path, monkeypatch):
