@@ -24,6 +24,9 @@ log = logging.getLogger("soup.engine")
 LENGTHS = (7, 2, 4)
 """Tokens of the prompts: the first two start together, the third joins, then the first leaves."""
 
+MASKED_WINDOWS = ("phimoe", "qwen2_moe")
+"""Families that window their attention by the mask alone: beyond LENGTHS a packed pass would see too much."""
+
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.1, torch.bfloat16: 0.2}
 """Largest error relative to the largest logit, by dtype: rounding stays below it (also where it changes the choice of
 an expert), wrong computations exceed it."""
@@ -44,6 +47,9 @@ def checked_runner(base: LoadedBase) -> Runner:
 
 
 def _why_not_packed(base: LoadedBase) -> str | None:
+    config = base.model.config
+    if config.model_type in MASKED_WINDOWS and 0 < (config.sliding_window or 0) < base.shape.context:
+        return "its attention has its window in the mask, and a packed pass has no mask"
     try:
         error = _largest_error(Runner(base))
     except Exception as problem:  # a model's own code may raise anything
