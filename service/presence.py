@@ -1,8 +1,8 @@
 """The registration of a server among those that share its database: it joins, sends heartbeats, and leaves.
 
 Built by the runtime if servers share the database. Two servers with different files for one base model never run
-together, and `soup migrate` refuses to change the schema under running servers. The heartbeat is a thread with its own
-connection: neither requests nor jobs delay it, even if they use all their connections.
+together. The heartbeat is a thread with its own connection: neither requests nor jobs delay it, even if they use all
+their connections.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from sqlalchemy import (
     Connection,
     String,
     Table,
-    inspect,
     or_,
     select,
 )
@@ -81,12 +80,6 @@ class Replicas(TableGateway):
     def leave(self, id: str) -> None:
         """Delete a server's row."""
         self._delete(replicas, replicas.c.id == id)
-
-    def running(self) -> int:
-        """The number of live servers; 0 in a schema older than the table."""
-        if not inspect(self._connection).has_table(replicas.name):
-            return 0
-        return self._count(replicas, self._alive)
 
     def remove_all(self) -> None:
         """Delete every server's row."""
