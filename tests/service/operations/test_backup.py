@@ -289,6 +289,10 @@ class TestRestore:
         settings = Settings(data=tmp_path / "other")
         self.refused(settings, folder, DamagedBlob, f"sha256:{blob.name}")
         flip(blob)
+        (folder / "blobs" / "incoming").rmdir()  # as in a copy by way of git, zip or an object store
+        moved = blob.rename(folder / "elsewhere")
+        self.refused(settings, folder, DamagedBlob, f"sha256:{blob.name}")
+        moved.rename(blob)
         flip(folder / manifest.database)
         self.refused(settings, folder, Unavailable, "is damaged")
         flip(folder / manifest.database)
