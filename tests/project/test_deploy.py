@@ -85,6 +85,12 @@ def test_what_alerts_look_for_is_counted_from_the_start(world: World) -> None:
         )
 
 
+def test_a_server_that_nobody_probes_alerts_beside_one_that_is_probed(world: World) -> None:
+    counted = re.search(r"\((\w+) unless on \(instance, job\) soup_ready\)", expressions()["SoupNotProbed"])
+    assert counted is not None
+    assert f"\n{counted[1]} " in world.app.state.metrics.render().decode()  # of every server, from its start
+
+
 def test_alerts_and_dashboard_ask_for_what_there_is(labels_by_sample: dict[str, set[str]]) -> None:
     queries = expressions()
     assert len(queries) > 30
