@@ -31,9 +31,7 @@ def request_bytes(request: dict[str, Any]) -> bytes:
 def _run(context: JobContext) -> dict[str, Any]:
     registry, arguments = context.services.registry, context.row.arguments
     if not registry.blobs.has(arguments["request"]):
-        raise NotFound(
-            "The text of this request no longer exists, because a restore leaves texts out: send the request again."
-        )
+        raise NotFound("The text of this request is no longer stored (a restore leaves texts out): send it again.")
     stored = json.loads(registry.blobs.read(arguments["request"]))
     cooked = cook(
         registry,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import JobRow
 from registry.cook.default_effort import with_default_effort
-from registry.errors import InvalidRecipe
+from registry.errors import Busy, InvalidRecipe, NotFound, Unavailable
 from registry.names import split_name
 from registry.spec import CookRequest
 from service.access.keys import Principal
@@ -33,11 +34,15 @@ def begin_cook(services: Services, principal: Principal, request: CookRequest) -
         "request_id": principal.request_id,
         "effort": settled.effort,
     }
+    job: JobRow | None = None
     try:
-        return _enqueue(services, principal, kind, arguments, name=request.name)
+        with services.registry.database.write() as catalogue:
+            job = _enqueue(services, principal, catalogue, kind, arguments, name=request.name)
     except BaseException:
-        services.registry.blobs.delete(blob)  # no job will: a sample must not outlive its request
+        if job is None or not _may_be_queued(services, job):
+            services.registry.blobs.delete(blob)  # no job will: a sample must not outlive its request
         raise
+    return job
 
 
 def check_cook(services: Services, principal: Principal, request: CookRequest) -> str:
@@ -59,12 +64,29 @@ def _stored_fields(request: CookRequest) -> dict[str, Any]:
 
 
 def _enqueue(
-    services: Services, principal: Principal, kind: str, arguments: dict[str, Any], *, name: str | None
+    services: Services,
+    principal: Principal,
+    catalogue: Catalogue,
+    kind: str,
+    arguments: dict[str, Any],
+    *,
+    name: str | None,
 ) -> JobRow:
     """Queue the job within the limits of its key and namespace, and audit the request."""
     namespace = arguments["namespace"]
-    with services.registry.database.write() as catalogue:
-        with job_limits(services, catalogue, kind, key_id=principal.key_id, namespace=namespace):
-            job = catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=principal.key_id)
-        principal.caller.audit(catalogue, "soup.ask", job.id, namespace=namespace, name=name)
-        return job
+    with job_limits(services, catalogue, kind, key_id=principal.key_id, namespace=namespace):
+        job = catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=principal.key_id)
+    principal.caller.audit(catalogue, "soup.ask", job.id, namespace=namespace, name=name)
+    return job
+
+
+def _may_be_queued(services: Services, job: JobRow) -> bool:
+    """Return True if a job whose commit failed is stored all the same, or the database cannot tell."""
+    try:
+        with services.registry.database.write() as catalogue:
+            catalogue.jobs.get(None, job.id)
+    except NotFound:
+        return False
+    except (Busy, Unavailable):
+        pass
+    return True

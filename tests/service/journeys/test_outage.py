@@ -125,25 +125,52 @@ def test_gone_during_a_push_leaves_nothing_half_there(
     assert subjects.count(f"{name}@1") == 1
 
 
-def test_gone_after_the_commit_and_before_its_answer_is_known_already(
-    database_server: Postgres, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody can tell whether such a push was stored; pushing again is the answer, and stores nothing twice."""
+@contextmanager
+def lost_commit(database_server: Postgres, world: World, *, is_stored: bool = True) -> Iterator[None]:
+    """The next commit of a request gets no answer: PostgreSQL goes after it until the end, or ends the session before.
+
+    Nobody can tell whether it was stored.
+    """
     dialect = world.runtime.database.engine.dialect
     commit = dialect.do_commit
 
-    def commit_and_go(connection: Any) -> None:
-        commit(connection)
-        if not is_background_thread():
+    def lose(connection: Any) -> None:
+        if is_background_thread():
+            commit(connection)
+            return
+        patch.undo()
+        if is_stored:
+            commit(connection)
             database_server.stop()
-            connection.execute("SELECT 1")
+        connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(dialect, "do_commit", commit_and_go)
-        with pytest.raises(AssertionError, match="not known whether it stored this"):
-            world.push("acme/unsure", seed=12)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dialect, "do_commit", lose)
+        yield
     database_server.start()
+
+
+def test_gone_after_the_commit_and_before_its_answer_is_known_already(database_server: Postgres, world: World) -> None:
+    """Nobody can tell whether such a push was stored; pushing again is the answer, and stores nothing twice."""
+    with lost_commit(database_server, world), pytest.raises(AssertionError, match="not known whether it stored this"):
+        world.push("acme/unsure", seed=12)
     assert world.push("acme/unsure", seed=12)["version"] == 1
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_cook_whose_commit_gets_no_answer_has_its_text_if_it_is_queued(
+    database_server: Postgres, world: World, is_stored: bool
+) -> None:
+    refs = [world.push(f"acme/part-{seed}", seed=seed)["ref"] for seed in (13, 14)]
+    request = {"recipe": {"ingredients": [{"ref": ref} for ref in refs]}}
+    stored = set(world.registry.blobs.digests())
+    with lost_commit(database_server, world, is_stored=is_stored):
+        assert "not known whether it stored this" in unavailable_message(world.client.post("/v1/soups", json=request))
+    jobs = world.client.get("/v1/jobs", params={"kind": "cook"}).json()["data"]
+    if is_stored:
+        assert [ended(world.client, job["id"])["state"] for job in jobs] == ["succeeded"]
+    else:
+        assert (len(jobs), set(world.registry.blobs.digests())) == (0, stored)
 
 
 def test_the_queue_goes_on_and_the_log_tells_no_password(
