@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from registry.errors import NotFound
+from registry.errors import Busy, NotFound, Unavailable
 from service.http.answers.events import event_comment
 from service.http.answers.jobs import check_reach, visible_job_body
 from service.http.app_services import AppServices
@@ -53,29 +53,38 @@ async def follow_job(id: str, request: Request, services: AppServices, principal
     """
     await in_thread(job_row, services, principal.namespaces, id)
 
+    async def current_job() -> Job | None:
+        """The job now; None if the key or session has ended, or no longer sees it."""
+        viewer = await reauthenticated(request, "read")
+        if viewer is None:
+            return None
+        try:
+            row = await in_thread(job_row, services, viewer.namespaces, id)
+        except NotFound:
+            return None
+        return await in_thread(visible_job_body, services, row, viewer)
+
     async def events() -> AsyncIterator[str]:
-        last_progress, current_principal = "", principal
+        last_progress = ""
         with job_watch(services, id) as wait_for_change:
             while not await request.is_disconnected():
                 try:
-                    row = await in_thread(job_row, services, current_principal.namespaces, id)
-                except NotFound:
-                    return
-                body = await in_thread(visible_job_body, services, row, current_principal)
-                if row.state in FINAL:
-                    yield f"event: done\ndata: {body.model_dump_json()}\n\n"
-                    return
-                progress = body.progress.model_dump_json()
-                changed = progress != last_progress
-                yield f"event: progress\ndata: {progress}\n\n" if changed else event_comment("still running")
-                last_progress = progress
+                    job = await current_job()
+                except (Busy, Unavailable):
+                    yield event_comment("the database does not answer")
+                else:
+                    if job is None:
+                        return
+                    if job.state in FINAL:
+                        yield f"event: done\ndata: {job.model_dump_json()}\n\n"
+                        return
+                    progress = job.progress.model_dump_json()
+                    changed = progress != last_progress
+                    yield f"event: progress\ndata: {progress}\n\n" if changed else event_comment("still running")
+                    last_progress = progress
                 if services.jobs.closed:  # the client follows the job on another server
                     return
                 await wait_for_change(KEEPALIVE_SECONDS)
-                authenticated = await reauthenticated(request, "read")
-                if authenticated is None:
-                    return
-                current_principal = authenticated
 
     return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 

@@ -10,20 +10,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from sqlalchemy.exc import OperationalError
 
 from registry.catalogue.adapters import Adapters
 from registry.errors import InvalidParameter, Unavailable
 from registry.names import sha256_digest
+from service.http.routes import jobs as jobs_route
 from service.jobs import runner as jobs_module
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.postgres import Postgres, postgres_server
 from tests.service.answers import temporary_refusal
 from tests.service.cluster import ended, until
+from tests.service.http.stock import queue_job
 from tests.service.passages import passages
-from tests.service.servers import BASE_ID, World, adapter_weights, open_world, write_bases
+from tests.service.servers import BASE_ID, World, adapter_weights, open_world, serving, write_bases
 
 PASSWORD = "hunter2-and-more"
 
@@ -171,6 +174,23 @@ def test_a_cook_whose_commit_gets_no_answer_has_its_text_if_it_is_queued(
         assert [ended(world.client, job["id"])["state"] for job in jobs] == ["succeeded"]
     else:
         assert (len(jobs), set(world.registry.blobs.digests())) == (0, stored)
+
+
+def test_the_events_of_a_job_go_on_when_it_is_back(
+    database_server: Postgres, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs_route, "KEEPALIVE_SECONDS", 0.02)
+    job = queue_job(world)
+    with serving(world.app, world.runtime.settings) as port:
+        url = f"http://127.0.0.1:{port}/v1/jobs/{job}/events"
+        with httpx2.stream("GET", url, headers=world.headers(world.admin), timeout=30) as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == "event: progress"
+            database_server.stop()
+            assert ": the database does not answer" in lines
+            database_server.start()
+            assert world.client.post(f"/v1/jobs/{job}/cancel").status_code == 200
+            assert "event: done" in lines
 
 
 def test_the_queue_goes_on_and_the_log_tells_no_password(

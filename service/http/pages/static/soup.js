@@ -7,25 +7,31 @@ for (const container of document.querySelectorAll("[data-follow]")) {
   const progressBar = container.querySelector("progress");
   const status = container.querySelector("[data-said]");
   let lastData = null;
-  const events = new EventSource(container.dataset.follow);
-  events.addEventListener("progress", (event) => {
-    const { done, total, message } = JSON.parse(event.data);
-    if (lastData !== null && event.data !== lastData && container.dataset.state === "queued") {
+  const follow = () => {
+    const events = new EventSource(container.dataset.follow);
+    events.addEventListener("progress", (event) => {
+      const { done, total, message } = JSON.parse(event.data);
+      if (lastData !== null && event.data !== lastData && container.dataset.state === "queued") {
+        events.close();
+        location.reload(); // the job has started, and the page shows its old state
+        return;
+      }
+      lastData = event.data;
+      if (total > 0) {
+        progressBar.max = total;
+        progressBar.value = done;
+      }
+      if (message) status.textContent = message;
+    });
+    events.addEventListener("done", () => {
       events.close();
-      location.reload(); // the job has started, and the page shows its old state
-      return;
-    }
-    lastData = event.data;
-    if (total > 0) {
-      progressBar.max = total;
-      progressBar.value = done;
-    }
-    if (message) status.textContent = message;
-  });
-  events.addEventListener("done", () => {
-    events.close();
-    location.reload();
-  });
+      location.reload();
+    });
+    events.addEventListener("error", () => {
+      if (events.readyState === EventSource.CLOSED) setTimeout(follow, 5000); // refused, as during an outage
+    });
+  };
+  follow();
 }
 
 // A text field: fill it with a file that is dropped on it or chosen in the file input beside it.
