@@ -40,13 +40,15 @@ def fit(
     """Fit `spec` over the pool's current members and store the selector.
 
     Members that are purged during the fit are dropped, as are those whose vectors are damaged; their samples are queued
-    to be embedded again. Raises InvalidParameter for a pool without members, Unavailable where samples of members are
-    still to be embedded, and DamagedBlob where vectors are damaged and the sample has no text.
+    to be embedded again. If another selector serves the pool meanwhile, the fit begins again. Raises InvalidParameter
+    for a pool without members, Unavailable where samples of members are still to be embedded, and DamagedBlob where
+    vectors are damaged and the sample has no text.
     """
     pool_fit = _PoolFit(registry, pool, spec, encoder_digest, progress)
     has_retried = False
     while True:
-        members, stored = pool_fit.current_members(), pool_fit.stored_selector()
+        serving = pool_fit.serving_selector()  # before the members: another one may have newer members
+        members, stored = pool_fit.current_members(), pool_fit.usable(serving)
         if stored is not None and stored.members == members:
             return stored
         try:
@@ -61,7 +63,7 @@ def fit(
             else:
                 has_retried = True  # another fit may have repaired the vectors after they were read
             continue
-        row = pool_fit.store(selector, members)
+        row = pool_fit.store(selector, members, replacing=serving)
         if row is not None:
             return row
 
@@ -106,10 +108,13 @@ class _PoolFit:
             check_not_empty(catalogue, self.pool, rows)
         return as_members(rows)
 
-    def stored_selector(self) -> SelectorRow | None:
-        """The newest stored selector of the pool and spec; None where it is damaged or of another encoder."""
+    def serving_selector(self) -> SelectorRow | None:
+        """The selector that serves the pool and spec now, None if there is none."""
         with self.registry.database.read() as catalogue:
-            row = catalogue.selectors.latest(self.pool.digest, self.spec.digest)
+            return catalogue.selectors.latest(self.pool.digest, self.spec.digest)
+
+    def usable(self, row: SelectorRow | None) -> SelectorRow | None:
+        """A stored selector; None where it is damaged or of another encoder."""
         if row is None or row.encoder_digest != self.encoder_digest:
             return None
         return row if self.registry.blobs.is_whole(row.state_blob) else None
@@ -166,8 +171,10 @@ class _PoolFit:
             self.registry, members, base_fingerprint=self.pool.base_fingerprint, encoder_digest=self.encoder_digest
         )
 
-    def store(self, selector: Selector[Any], members: tuple[MemberRow, ...]) -> SelectorRow | None:
-        """Store a fitted selector; returns None where a member was purged during the fit.
+    def store(
+        self, selector: Selector[Any], members: tuple[MemberRow, ...], *, replacing: SelectorRow | None
+    ) -> SelectorRow | None:
+        """Store a fitted selector; returns None where a member was purged, or `replacing` replaced, during the fit.
 
         The id is derived from the members and the state, so that the same fit gives the same row.
         """
@@ -189,7 +196,8 @@ class _PoolFit:
         )
         with self.registry.database.write() as catalogue:
             record_bytes(self.registry, catalogue, state_blob, data)
-            if not catalogue.removals.missing_ids([member.adapter_id for member in members]):
+            purged_ids = catalogue.removals.missing_ids([member.adapter_id for member in members])
+            if not purged_ids and catalogue.selectors.latest(pool_id, spec_digest) == replacing:
                 return catalogue.selectors.add(row)
             # nothing that was computed from a purged sample may stay
             catalogue.removals.forget(catalogue.removals.unreferenced([state_blob]), datetime.now(UTC))

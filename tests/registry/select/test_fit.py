@@ -250,6 +250,24 @@ def test_a_fit_is_repeated_without_what_is_purged_meanwhile(verbs, two, monkeypa
     assert set(verbs.blobs.digests()) - digests == {row.state_blob}  # not what the first fit computed
 
 
+def test_a_fit_that_another_one_overtakes_begins_again_with_the_members_of_now(verbs, two, monkeypatch):
+    dump, digests = fit_module.dump_state, set()
+
+    def overtaken(*state):
+        monkeypatch.undo()
+        verbs.ready("acme/zoo", seed=2)
+        digests.update(verbs.blobs.digests())
+        fitted_refs(verbs)
+        return dump(*state)
+
+    monkeypatch.setattr(fit_module, "dump_state", overtaken)
+    assert fitted_refs(verbs) == [*BOTH, "acme/zoo@1"]
+    row = latest_selector(verbs.database, RequestedSelector(verbs.tiny, POOL, GmmSpec()))
+    assert len(row.members) == 3
+    remove_files(verbs.registry, datetime.now(UTC))
+    assert set(verbs.blobs.digests()) - digests == {row.state_blob}
+
+
 def test_nobody_takes_the_place_of_another_namespaces_adapter(verbs):
     """Neither with the label of its domain nor with its own bytes: both would be chosen in its stead."""
     verbs.ready("acme/law", domain="law")
