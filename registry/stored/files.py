@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 from registry.catalogue.database import Catalogue
 from registry.context import Registry
@@ -16,6 +16,8 @@ from registry.errors import Busy, Unavailable
 
 BATCH = 100
 """Files removed in one transaction: a few requests to a bucket, between which others can write."""
+LONGEST_USE = timedelta(days=1)
+"""After this a collection deletes a temporary file: trainings on a sample take minutes, on a slow machine hours."""
 
 
 def record_bytes(registry: Registry, catalogue: Catalogue, digest: str, data: bytes) -> None:
@@ -50,6 +52,22 @@ def delete_unrecorded(registry: Registry, digests: Iterable[str]) -> None:
             digest for digest in digests if digest not in scheduled and catalogue.blobs.seen_at(digest) is None
         ]
         registry.blobs.delete_all(unrecorded, set_aside=False)
+
+
+@contextmanager
+def temporary_file(registry: Registry, digest: str) -> Iterator[None]:
+    """Context around the use of a stored file without a row, which is deleted at the end.
+
+    Its removal is scheduled first, so that a collection deletes it if this process is killed.
+    """
+    try:
+        with registry.database.write() as catalogue:
+            catalogue.removals.forget([digest], datetime.now(UTC) + LONGEST_USE)
+        yield
+    finally:
+        registry.blobs.delete(digest)
+        with suppress(Busy, Unavailable), registry.database.write() as catalogue:
+            catalogue.removals.record_removed([digest])
 
 
 def remove_files(registry: Registry, moment: datetime) -> int:

@@ -48,6 +48,7 @@ from registry.spec import (
     TuningReport,
     TuningRequest,
 )
+from registry.stored.files import temporary_file
 
 RATES = ((48, "0.005"), (24, "0.003"), (0, "0.001"))
 """(least number of training passages, learning rate)."""
@@ -158,19 +159,15 @@ def _train(
     """
     blobs, split = job.registry.blobs, sample.split
     start_blob = blobs.put_bytes(save_unique(initial))
-    try:
+    with temporary_file(job.registry, start_blob):
         options = tuning.model_dump(include=Tuning.model_fields.keys() & TuningRequest.model_fields.keys())
         stored = StoredAdapter(config=config, blob=start_blob)
         request = TuningRequest(texts=sample.texts, start=stored, folds=split.folds, **options)
         tuned = job.computations.tune(job.base.entry.id, request)
-    finally:
-        blobs.delete(start_blob)
     if tuned.blob is None:
         return tuned, None
-    try:
+    with temporary_file(job.registry, tuned.blob):
         return tuned, load_tensors(blobs.read(tuned.blob))
-    finally:
-        blobs.delete(tuned.blob)
 
 
 def _search_of(sample: Sample, tuning: Tuning, tuned: Tuned, seconds: float) -> Search:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.adapters.weights import load_tensors, save_tensors
+from registry.catalogue.removals import Removals
 from registry.cook.strategies.tune import held_out_nll
 from registry.errors import InvalidParameter
 from registry.samples.sample import check_sample
@@ -22,6 +25,7 @@ from registry.spec import (
     Tuned,
     UnionConfig,
 )
+from registry.stored.files import LONGEST_USE, remove_files
 from tests.registry.pruned_adapters import sparse
 from tests.registry.toy_registry import (
     CONFIG,
@@ -71,6 +75,19 @@ def test_the_start_is_the_selectors_soup_and_the_tuned_one_is_stored_and_marked(
     assert cooked.digest != start.digest
     assert "tuning" not in start.recipe.model_dump(mode="json")
     assert (start_row.tuned, start_row.learnt_from) == (False, ())
+
+
+def test_tensors_that_a_killed_process_passed_on_are_removed_by_a_collection(pool, monkeypatch):
+    with monkeypatch.context() as patch:  # killed before it deletes them, or their removals
+        patch.setattr(pool.blobs, "delete", lambda _: None)
+        patch.setattr(Removals, "record_removed", lambda *_: None)
+        tune(pool)
+    (request,) = pool.tunings
+    remove_files(pool.registry, datetime.now(UTC))
+    assert pool.blobs.has(request.start.blob)  # as it may be in use
+    remove_files(pool.registry, datetime.now(UTC) + LONGEST_USE)
+    with pool.database.read() as catalogue:
+        assert set(pool.blobs.digests()) == catalogue.blobs.digests()
 
 
 def test_a_mixture_of_tuned_soups_says_what_they_have_learnt_from(pool):
