@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date
@@ -68,10 +68,13 @@ class BlobStore(Protocol):
     def delete(self, digest: str) -> None:
         """Delete it, if it is stored."""
 
-    def delete_all(self, digests: Sequence[str], *, set_aside: bool = True) -> None:
+    def delete_all(
+        self, digests: Sequence[str], *, set_aside: bool = True, confirm: Callable[[], None] | None = None
+    ) -> None:
         """Delete each of them that is stored, and with `set_aside` copies of them; if it raises, some may be deleted.
 
-        Called while others wait: a store that is slow to answer raises Unavailable after some seconds.
+        `confirm` is called right before the first is deleted; if it raises, none is. Called while others wait: a store
+        that is slow to answer raises Unavailable after some seconds.
         """
 
     def digests(self) -> Iterator[str]:

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader
 from itertools import chain
@@ -162,13 +162,17 @@ class LocalBlobs:
         """Delete it, also if it was set aside; durable when this returns."""
         self.delete_all([digest])
 
-    def delete_all(self, digests: Sequence[str], *, set_aside: bool = True) -> None:
+    def delete_all(
+        self, digests: Sequence[str], *, set_aside: bool = True, confirm: Callable[[], None] | None = None
+    ) -> None:
         """Delete each of them, by default also copies that were set aside; durable when this returns."""
         if not digests:
             return
         self.state.check()
         copies = (self.folder.glob(f"{ASIDE}/*/{hex_of(digest)}") for digest in digests if set_aside)
         paths = [*map(self.place, digests), *chain.from_iterable(copies)]
+        if confirm is not None:
+            confirm()
         with self.state.writing():
             for path in paths:
                 path.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import date
 from pathlib import Path
@@ -156,17 +156,23 @@ class ObjectBlobs:
         """Delete it, also if it was set aside."""
         self._delete([digest])
 
-    def delete_all(self, digests: Sequence[str], *, set_aside: bool = True) -> None:
+    def delete_all(
+        self, digests: Sequence[str], *, set_aside: bool = True, confirm: Callable[[], None] | None = None
+    ) -> None:
         """Delete each of them, by default also copies that were set aside, with a few requests that are tried once."""
         with self._bucket.single_attempt():
-            self._delete(digests, set_aside=set_aside)
+            self._delete(digests, set_aside=set_aside, confirm=confirm)
 
-    def _delete(self, digests: Sequence[str], *, set_aside: bool = True) -> None:
+    def _delete(
+        self, digests: Sequence[str], *, set_aside: bool = True, confirm: Callable[[], None] | None = None
+    ) -> None:
         keys, names = [key_of(digest) for digest in digests], {hex_of(digest) for digest in digests}
         if not keys:
             return
         self.check()
         copies = [f"{ASIDE}/{name}" for name in self.set_aside.names() if name[-64:] in names] if set_aside else []
+        if confirm is not None:
+            confirm()
         self._bucket.delete(*keys, *copies)
         for digest in digests:
             self._cache.remove(digest)

@@ -20,6 +20,7 @@ from sqlalchemy import (
     exists,
     func,
     insert,
+    literal,
     or_,
     select,
 )
@@ -254,6 +255,10 @@ class Removals(TableGateway):
         """Blobs whose files are due for removal by `moment`, at most `limit`."""
         query = select(blob_removals.c.digest).where(blob_removals.c.due_at <= moment)
         return list(self._connection.scalars(query.order_by(blob_removals.c.digest).limit(limit)))
+
+    def check_session(self) -> None:
+        """Raise if the session of this transaction has ended, and its write lock with it."""
+        self._connection.execute(select(literal(1)))
 
     def record_removed(self, digests: Sequence[str]) -> None:
         """Record that the files of these blobs are removed."""

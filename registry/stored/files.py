@@ -51,7 +51,7 @@ def delete_unrecorded(registry: Registry, digests: Iterable[str]) -> None:
         unrecorded = [
             digest for digest in digests if digest not in scheduled and catalogue.blobs.seen_at(digest) is None
         ]
-        registry.blobs.delete_all(unrecorded, set_aside=False)
+        registry.blobs.delete_all(unrecorded, set_aside=False, confirm=catalogue.removals.check_session)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def remove_files(registry: Registry, moment: datetime) -> int:
     while True:
         with registry.database.write() as catalogue:
             due = catalogue.removals.due(moment, limit=BATCH)
-            registry.blobs.delete_all(due)
+            registry.blobs.delete_all(due, confirm=catalogue.removals.check_session)
             catalogue.removals.record_removed(due)
         count += len(due)
         if len(due) < BATCH:

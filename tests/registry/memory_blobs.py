@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from registry.blobs.contract import damaged, hex_of, missing
 from registry.errors import DamagedBlob
@@ -60,8 +60,12 @@ class MemoryBlobs:
         hex_of(digest)
         self._stored.pop(digest, None)
 
-    def delete_all(self, digests: Sequence[str], *, set_aside: bool = True) -> None:
+    def delete_all(
+        self, digests: Sequence[str], *, set_aside: bool = True, confirm: Callable[[], None] | None = None
+    ) -> None:
         """Forget each of them."""
+        if confirm is not None:
+            confirm()
         for digest in digests:
             self.delete(digest)
 

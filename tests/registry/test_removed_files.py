@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
+from registry.catalogue import Database
 from registry.context import Registry
 from registry.errors import Unavailable
 from registry.names import sha256_digest
 from registry.stored import files as stored_files
 from registry.stored.files import record_bytes, remove_files
+from tests.postgres import Databases, Postgres
 from tests.registry.memory_blobs import MemoryBlobs
 from tests.registry.toy_registry import ToyRegistry
 
@@ -34,10 +38,12 @@ class WatchedBlobs(MemoryBlobs):
         self.fails: str | None = None
         self.together: list[int] = []
 
-    def delete_all(self, digests: Sequence[str], *, set_aside: bool = True) -> None:
+    def delete_all(
+        self, digests: Sequence[str], *, set_aside: bool = True, confirm: Callable[[], None] | None = None
+    ) -> None:
         self.together.append(len(digests))
         self.reach("going")
-        super().delete_all(digests)
+        super().delete_all(digests, confirm=confirm)
         self.reach("gone")
 
     def reach(self, moment: str) -> None:
@@ -123,6 +129,28 @@ def test_one_that_ended_in_the_middle_is_done_by_the_next(registry: Registry, bl
     assert not blobs.has(DIGEST)
     with registry.database.read() as catalogue:
         assert catalogue.removals.pending() == set()
+
+
+def test_a_server_whose_session_has_ended_deletes_nothing(
+    postgres: Postgres, tmp_path: Path, blobs: WatchedBlobs
+) -> None:
+    """Its turn has ended too, and another server may have stored the same bytes again."""
+    with Databases("postgresql", postgres).url(tmp_path) as url, ExitStack() as stack:
+        registry, second = (
+            replace(ToyRegistry(stack.enter_context(closing(Database(url)))).registry, blobs=blobs) for _ in range(2)
+        )
+        forget(registry, DATA)
+
+        def push() -> None:
+            sessions = "datname = current_database() AND pid <> pg_backend_pid()"
+            with second.database.engine.begin() as connection:
+                connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {sessions}")
+            name(second)
+
+        blobs.at = {"going": push}
+        with pytest.raises(Unavailable):
+            remove_files(registry, datetime.now(UTC))
+        assert blobs.read(DIGEST) == DATA
 
 
 def test_a_turn_removes_so_many_and_others_write_in_between(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 
@@ -145,6 +146,9 @@ class BlobStoreContract(ABC):
 
     def test_many_are_forgotten_at_once(self, store):
         digests = [store.put_bytes(bytes([number])) for number in range(5)]
+        with pytest.raises(ZeroDivisionError):
+            store.delete_all(digests, confirm=Mock(side_effect=ZeroDivisionError))
+        assert sorted(store.digests()) == sorted(digests)
         store.delete_all([digests[0], sha256_digest(b"never there"), *digests[1:3]])
         assert sorted(store.digests()) == sorted(digests[3:])
         with pytest.raises(DamagedBlob, match="is missing"):
